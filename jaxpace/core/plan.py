@@ -1,0 +1,103 @@
+"""What is static about an instrumented step, known after its first trace.
+
+The pace state holds bare stamps; the plan says what each of them means. The recorder writes it into `run.json`,
+so that a recorded run can be read without the program that made it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+MarkKind = Literal["start", "delay", "phase", "enter", "exit", "end"]
+
+FORWARD, BACKWARD, SYNC, UPDATE, GAP, COMPUTE, DELAY = (
+    "forward", "backward", "sync", "update", "gap", "compute", "delay")
+BUILT_IN_PHASES = (FORWARD, BACKWARD, SYNC, UPDATE, GAP, COMPUTE, DELAY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+  """One stamp of the step. Marks are listed in the order in which they are taken."""
+
+  kind: MarkKind
+  segment: str
+  """Phase that the time since the previous mark belongs to: one of `BUILT_IN_PHASES` or a user's phase.
+
+  The segment of `start` is "gap": it begins at the previous step's `end`.
+  """
+  collective: int | None = None
+  """Slot of the collective, for `enter` and `exit`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """A stamped collective: one slot, one row a step in the `collectives` table.
+
+  Collectives of the program that depend on none of each other form one slot (XLA combines them,
+  and a rank enters them together).
+  """
+
+  slot: int
+  name: str
+  primitives: tuple[str, ...]
+  axis: str
+  bytes: int
+  """Bytes of all operands on one rank."""
+  operands: int
+  dtypes: tuple[str, ...]
+  phase: str
+  """Phase the collective was called from: "forward" (loss, batch norm), "backward", or "update"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unstamped:
+  """A collective over the axis that was seen but can't be stamped, and why."""
+
+  name: str
+  primitive: str
+  bytes: int
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What every stamp of a step means, and what was decided when the step was traced."""
+
+  axis: str
+  ranks: int
+  """Ranks along `axis`."""
+  clock: str
+  marks: tuple[Mark, ...]
+  collectives: tuple[Collective, ...]
+  unstamped: tuple[Unstamped, ...] = ()
+  share: bool = False
+  """Whether the ranks' arrivals ride in an existing all-reduce."""
+  share_reason: str = ""
+  decisions: tuple[str, ...] = ()
+  """Names of the pacer's decision columns, in ring order."""
+  overflow: int = 0
+  """Collectives left without a slot because there were more than slots."""
+  notices: tuple[str, ...] = ()
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars."""
+    return dataclasses.asdict(self)
+
+  @staticmethod
+  def from_json(data: dict[str, Any]) -> Plan:
+    """Inverse of `to_json`.
+
+    Raises:
+      KeyError, TypeError: `data` is not a plan.
+    """
+    known = {field.name for field in dataclasses.fields(Plan)}
+    fields = {key: value for key, value in data.items() if key in known}
+    fields["marks"] = tuple(Mark(**mark) for mark in data["marks"])
+    fields["collectives"] = tuple(
+        Collective(**{**c, "primitives": tuple(c["primitives"]), "dtypes": tuple(c["dtypes"])})
+        for c in data["collectives"])
+    fields["unstamped"] = tuple(Unstamped(**u) for u in data.get("unstamped", ()))
+    fields["decisions"] = tuple(data.get("decisions", ()))
+    fields["notices"] = tuple(data.get("notices", ()))
+    return Plan(**fields)

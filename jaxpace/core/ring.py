@@ -1,0 +1,33 @@
+"""Layout of one row of the ring of stamps inside the pace state.
+
+A row is uint32 throughout: x64 is off in most programs, float32 seconds since an epoch are worthless, so
+times are (high, low) words of nanoseconds and float32 values are stored by their bits.
+
+    column 0      step index
+    column 1      flags, see `VALID`
+    column 2      delay asked, float32 bits, seconds
+    column 3      delay applied, float32 bits, seconds
+    column 4-11   decision columns, float32 bits, named by `Plan.decisions`
+    column 12-    stamps, (high, low) words of nanoseconds, one pair for each `Plan.marks` entry
+"""
+
+from __future__ import annotations
+
+STEP, FLAGS, DELAY_ASKED, DELAY_APPLIED, DECISIONS = 0, 1, 2, 3, 4
+MAX_DECISIONS = 8
+STAMPS = DECISIONS + MAX_DECISIONS
+VALID = 1
+"""Flag of a row that holds a completed step; an untouched row is all zeros."""
+
+MAX_PHASE_MARKS = 16
+"""Marks left for phase boundaries beside the collectives' own."""
+
+
+def max_marks(slots: int) -> int:
+  """Number of stamps a row has room for with `slots` collectives: start, delay, end, phases, enter and exit."""
+  return 3 + MAX_PHASE_MARKS + 2 * slots
+
+
+def row_width(slots: int) -> int:
+  """Number of uint32 columns of a row."""
+  return STAMPS + 2 * max_marks(slots)

@@ -1,0 +1,52 @@
+"""The words every layer shares: what a pacer sees, what it asks for, what a pacer is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+PacerState = Any
+"""Any pytree of arrays with fixed shapes; carried by the user inside the pace state."""
+
+
+class Observation(NamedTuple):
+  """What one rank knows about the last completed step. Durations are float32 seconds.
+
+  `R` is the number of ranks along the data axis, `S` the number of collective slots.
+  A value that is not known is NaN, never 0: a missing arrival is not an early one.
+  """
+
+  step: jax.Array  # [] int32, index of the completed step
+  rank: jax.Array  # [] int32, this rank's index along the data axis
+  arrivals: jax.Array  # [R] undelayed arrival at the step's first collective; others' are NaN unless shared
+  delays: jax.Array  # [R] delay each rank really applied in this step; others' are NaN unless shared
+  waits: jax.Array  # [S] own exit - enter of every collective; NaN in unused slots
+  step_time: jax.Array  # [] own time from the previous step's last exit to this one's
+
+
+class Decision(NamedTuple):
+  """What a pacer asks of its own rank in the next step."""
+
+  delay: jax.Array  # [] float32 s, 0 <= delay; 0 when passive
+  info: dict[str, jax.Array]  # named float32 scalars for the trace; diagnosed, never carried
+
+
+class PacerInit(Protocol):
+  def __call__(self, ranks: int) -> PacerState: ...
+
+
+class PacerUpdate(Protocol):
+  def __call__(self, observation: Observation, state: PacerState) -> tuple[Decision, PacerState]: ...
+
+
+class Pacer(NamedTuple):
+  """A pair of pure functions, after the manner of an optax transformation.
+
+  `init(ranks)` makes the state of one rank in a job of that many ranks. `update(observation, state)` must be
+  jittable, use no clock and no collective, and depend on nothing but its arguments: the same
+  function runs in the live step, in the simulator and in the replay of a recorded run.
+  """
+
+  init: PacerInit
+  update: PacerUpdate

@@ -1,0 +1,78 @@
+"""Tables of a recorded run, long and narrow, so that any SQL engine can query them.
+
+A run directory:
+
+    run.json                                    run id, versions, mesh, axis, clock, pacer, plan, config
+    process/<process>.json                      that process's host, pid, ranks, and what it lost, if anything
+    steps/<run>-<process>.<first>-<last>.parquet         rolling parts, see `PART_NAME`
+    collectives/<run>-<process>.<first>-<last>.parquet
+    hosts/<run>-<process>.<first>-<last>.parquet
+    locality/<process>.json
+
+Times are int64 nanoseconds of that process's monotonic clock: never compare two processes' absolute times.
+A duration that is not known is null.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+PART_NAME = "{run}-p{process:05d}.{first:06d}-{last:06d}.parquet"
+"""Parts `first` to `last`, merged. A part whose range lies inside another's is a leftover of a merge: ignore it."""
+
+_NS = pa.int64()
+
+STEPS = pa.schema([
+    pa.field("step", pa.int64(), nullable=False),
+    pa.field("rank", pa.int32(), nullable=False),
+    pa.field("process", pa.int32(), nullable=False),
+    pa.field("attempt", pa.int32(), nullable=False),  # 0, then 1, 2, ... after restarts
+    pa.field("start_ns", _NS),
+    pa.field("end_ns", _NS),
+    pa.field("forward_ns", _NS),
+    pa.field("backward_ns", _NS),
+    pa.field("compute_ns", _NS),  # compute that can't be told apart into phases
+    pa.field("sync_ns", _NS),
+    pa.field("update_ns", _NS),
+    pa.field("gap_ns", _NS),  # from the previous step's end to this one's start; null after a hole
+    pa.field("delay_ns", _NS),  # asked
+    pa.field("delay_applied_ns", _NS),
+    pa.field("cpu_ns", _NS),
+    pa.field("nivcsw", pa.int64()),  # involuntary context switches
+    pa.field("gc_ns", _NS),
+    pa.field("data_ns", _NS),
+    pa.field("checkpoint_ns", _NS),
+])
+"""One row a rank and step. A user's own phases add `phase_<name>_ns`, a pacer's columns `decision_<name>` (float32)."""
+
+COLLECTIVES = pa.schema([
+    pa.field("step", pa.int64(), nullable=False),
+    pa.field("rank", pa.int32(), nullable=False),
+    pa.field("process", pa.int32(), nullable=False),
+    pa.field("attempt", pa.int32(), nullable=False),
+    pa.field("collective", pa.int32(), nullable=False),  # slot
+    pa.field("name", pa.dictionary(pa.int16(), pa.string())),
+    pa.field("axis", pa.dictionary(pa.int16(), pa.string())),
+    pa.field("bytes", pa.int64()),
+    pa.field("enter_ns", _NS),
+    pa.field("exit_ns", _NS),
+])
+"""One row a rank, step and collective."""
+
+HOSTS = pa.schema([
+    pa.field("time_ns", _NS, nullable=False),
+    pa.field("process", pa.int32(), nullable=False),
+    pa.field("attempt", pa.int32(), nullable=False),
+    pa.field("tcp_busy_ns", _NS),
+    pa.field("retransmits", pa.int64()),
+    pa.field("nic_rx_bytes", pa.int64()),
+    pa.field("nic_tx_bytes", pa.int64()),
+    pa.field("throttled_ns", _NS),
+    pa.field("gpu_clock_mhz", pa.float32()),
+    pa.field("gpu_power_w", pa.float32()),
+])
+"""Sampled counters of one process's host."""
+
+TABLES = {"steps": STEPS, "collectives": COLLECTIVES, "hosts": HOSTS}
