@@ -1,0 +1,107 @@
+"""Clocks that run inside a compiled step, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import jax
+
+from jaxpace.execution import callback, native
+
+
+class Stamp(Protocol):
+  def __call__(self, previous: jax.Array, *after: jax.Array) -> jax.Array: ...
+
+
+class Delay(Protocol):
+  def __call__(
+      self, seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array
+  ) -> tuple[jax.Array, jax.Array]: ...
+
+
+class Clock(NamedTuple):
+  """A clock usable under `jax.jit`, `jax.shard_map` (either `check_vma`) and `jax.pmap`.
+
+  A stamp has no side effect that orders it: it is taken because its result is used, after everything it is given,
+  and two stamps stay distinct and ordered because each is given the one before. What comes *after* a stamp
+  in time must use its result (`jaxpace.execution.gate`).
+
+  Attributes:
+    name: "native" or "callback".
+    stamp: `stamp(previous, *after)` -> uint32 [2], (high, low) words of nanoseconds of this host's monotonic clock,
+      read when `previous` (uint32 [2], the last stamp) and every array of `after` is ready. Arrays of
+      any shape and dtype, PRNG keys included; none is read or copied, but XLA hands a native stamp its
+      operands whole and in row-major layout: give a slice where that would cost a transposition.
+    delay: `delay(seconds, limit_s, previous, *after)` -> the stamps (uint32 [2] each) before and after sleeping
+      min(max(seconds, 0), limit_s): `seconds` float32 [], NaN counts as 0; `limit_s` a Python float. The second
+      stamp is never earlier than the first plus the delay. Nothing sleeps, and the two are equal, where it is 0.
+    notice: why a better clock is not used; empty where there is none better.
+  """
+
+  name: str
+  stamp: Stamp
+  delay: Delay
+  notice: str = ""
+
+
+class _Source(NamedTuple):
+  """A kind of clock: where it runs, and why it can't at the moment."""
+
+  name: str
+  platforms: tuple[str, ...] | None  # None: all
+  unavailable: Callable[[], str]  # empty where it is available; registers what the clock needs
+  stamp: Stamp
+  delay: Delay
+
+
+# Best first. A clock for GPUs goes before the callback, which runs everywhere.
+_SOURCES = (
+    _Source("native", ("cpu",), native.unavailable, native.stamp, native.delay),
+    _Source("callback", None, lambda: "", callback.stamp, callback.delay),
+)
+
+CLOCKS = ("auto", *(source.name for source in _SOURCES))
+"""Names `resolve_clock` knows."""
+
+
+class ClockError(RuntimeError):
+  """The clock asked for can't be used here; the message says why and what to do."""
+
+
+def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
+  """Chooses the clock of a step.
+
+  Args:
+    name: "auto" for the best there is, or the name of one.
+    platform: where the step runs, as in `jax.Device.platform`: "cpu", "gpu", "tpu", ....
+
+  Returns:
+    The clock. Its `notice` says what kept "auto" from a better one.
+
+  Raises:
+    ValueError: there is no clock of that name.
+    ClockError: it is asked for by name and can't be used here.
+  """
+  if name not in CLOCKS:
+    raise ValueError(f"Unknown clock {name!r}. Use one of: {', '.join(CLOCKS)}.")
+  notices = []
+  for source in _SOURCES:
+    if name not in ("auto", source.name):
+      continue
+    if reason := _unusable(source, platform):
+      notices.append(reason)
+    else:
+      return Clock(source.name, source.stamp, source.delay, " ".join(notices))
+  raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
+
+
+def clock_notice(platform: str = "cpu") -> str:
+  """Returns why "auto" does not use the native clock on `platform`; empty where it does."""
+  return resolve_clock("auto", platform).notice
+
+
+def _unusable(source: _Source, platform: str) -> str:
+  if source.platforms is not None and platform not in source.platforms:
+    return f"The {source.name} clock runs on {', '.join(source.platforms)} only, and the step runs on {platform}."
+  return source.unavailable()

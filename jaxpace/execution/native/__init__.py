@@ -1,0 +1,33 @@
+"""The native CPU clock: XLA FFI handlers in C++, under a microsecond a stamp; dispatch stays asynchronous."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.execution import limits, operands
+from jaxpace.execution.native.library import DELAY, STAMP, unavailable
+
+__all__ = ["delay", "stamp", "unavailable"]
+
+_WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+# No `has_side_effect`: with it, dispatch waits for the step.
+
+
+def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
+  """Reads the clock in an XLA FFI handler; see `jaxpace.execution.Clock`."""
+  arguments, axes = operands.prepare((previous, *after))
+  return operands.vary(jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")(*arguments), axes)
+
+
+def delay(
+    seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Sleeps in an XLA FFI handler; see `jaxpace.execution.Clock`."""
+  limit_ns = np.int64(limits.nanoseconds(limit_s))
+  arguments, axes = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
+  call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
+  before, end = call(*arguments, limit_ns=limit_ns)
+  return operands.vary(before, axes), operands.vary(end, axes)

@@ -1,0 +1,90 @@
+// The native CPU clock: XLA FFI handlers that read the monotonic clock and sleep on it.
+//
+// A plain shared library, loaded with ctypes: it needs no Python headers and serves every Python version. Neither
+// handler declares a side effect, which would make dispatch synchronous; they are kept because their results are used.
+
+#include <time.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+
+#include "xla/ffi/api/c_api.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+constexpr int64_t kSecond = 1000000000;
+
+using Words = ffi::BufferR1<ffi::U32>;
+
+int64_t Now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<int64_t>(time.tv_sec) * kSecond + time.tv_nsec;
+}
+
+void Write(int64_t nanoseconds, ffi::Result<Words>& words) {
+  words->typed_data()[0] = static_cast<uint32_t>(static_cast<uint64_t>(nanoseconds) >> 32);
+  words->typed_data()[1] = static_cast<uint32_t>(static_cast<uint64_t>(nanoseconds));
+}
+
+// Sleeps until the clock reads at least `deadline`. An absolute deadline survives interruption by signals.
+void SleepUntil(int64_t deadline) {
+  while (Now() < deadline) {
+#if defined(__linux__)
+    timespec until;
+    until.tv_sec = deadline / kSecond;
+    until.tv_nsec = deadline % kSecond;
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr);
+#else
+    const int64_t left = deadline - Now();
+    if (left <= 0) return;
+    timespec span;
+    span.tv_sec = left / kSecond;
+    span.tv_nsec = left % kSecond;
+    nanosleep(&span, nullptr);
+#endif
+  }
+}
+
+// `previous` and the remaining operands are waited for by XLA; nothing reads them.
+ffi::Error Stamp(Words, ffi::RemainingArgs, ffi::Result<Words> stamp) {
+  Write(Now(), stamp);
+  return ffi::Error::Success();
+}
+
+ffi::Error Delay(Words, ffi::BufferR0<ffi::F32> seconds, ffi::RemainingArgs, ffi::Result<Words> before,
+                 ffi::Result<Words> after, int64_t limit_ns) {
+  const int64_t start = Now();
+  int64_t end = start;
+  const double asked = static_cast<double>(seconds.typed_data()[0]) * 1e9;
+  if (asked > 0.0 && limit_ns > 0) {  // false for NaN
+    const double limit = static_cast<double>(limit_ns);
+    SleepUntil(start + static_cast<int64_t>(std::ceil(asked < limit ? asked : limit)));
+    end = Now();
+  }
+  Write(start, before);
+  Write(end, after);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_stamp, Stamp,
+                              ffi::Ffi::Bind().Arg<Words>().RemainingArgs().Ret<Words>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_delay, Delay,
+                              ffi::Ffi::Bind()
+                                  .Arg<Words>()
+                                  .Arg<ffi::BufferR0<ffi::F32>>()
+                                  .RemainingArgs()
+                                  .Ret<Words>()
+                                  .Ret<Words>()
+                                  .Attr<int64_t>("limit_ns"));
+
+// The version of the headers this was built on: a newer one than the running jaxlib's must not be registered.
+extern "C" int jaxpace_ffi_major() { return XLA_FFI_API_MAJOR; }
+extern "C" int jaxpace_ffi_minor() { return XLA_FFI_API_MINOR; }

@@ -1,0 +1,67 @@
+"""What a timer is made to wait for: the operands of a stamp, and the gate that makes others wait for the stamp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+_NEVER = 0xFFFFFFFF
+"""High word of no real timestamp: 584 years after boot."""
+
+
+def prepare(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], frozenset[str]]:
+  """Makes arrays fit to be operands of one custom call or callback.
+
+  PRNG keys become their key data. Gradients are cut, since timers have no derivative. Under
+  `jax.shard_map(check_vma=True)` all operands of a primitive must vary over the same mesh axes, so each is cast
+  to the union.
+
+  Args:
+    arrays: any shapes and dtypes.
+
+  Returns:
+    The arrays, and the mesh axes they vary over; `vary` gives the results the same.
+  """
+  plain = [jax.lax.stop_gradient(_plain(array)) for array in arrays]
+  axes = frozenset[str]().union(*(varying(array) for array in plain))
+  return [vary(array, axes) for array in plain], axes
+
+
+def varying(array: jax.Array) -> frozenset[str]:
+  """Returns the mesh axes a value is known to vary over: empty outside `jax.shard_map(check_vma=True)`."""
+  aval = jax.typeof(array)
+  manual = getattr(aval, "manual_axis_type", None)
+  return frozenset(manual.varying) if manual is not None else frozenset(getattr(aval, "vma", ()))
+
+
+def vary(array: jax.Array, axes: frozenset[str]) -> jax.Array:
+  """Casts a value to vary over `axes` as well; a no-op where it does already."""
+  missing = tuple(sorted(axes - varying(array)))
+  return jax.lax.pcast(array, missing, to="varying") if missing else array
+
+
+def gate(stamp: jax.Array, operand: jax.Array) -> jax.Array:
+  """Makes `operand` available only once `stamp` has been taken; its value is unchanged, bit for bit.
+
+  Real dataflow: an `optimization_barrier` orders nothing at run time on CPU. Gate one small operand of a
+  collective, never all of them: with every gradient gated, XLA keeps conversions it would elide, and
+  bf16 parameters differ.
+
+  Args:
+    stamp: uint32 [2].
+    operand: any shape and dtype but PRNG keys.
+
+  Returns:
+    `operand`, varying over the stamp's mesh axes too.
+  """
+  axes = varying(stamp) | varying(operand)
+  never = vary(stamp, axes)[0] == jnp.uint32(_NEVER)
+  operand = vary(operand, axes)
+  return jnp.where(never, jnp.zeros_like(operand), operand)
+
+
+def _plain(array: jax.Array) -> jax.Array:
+  array = jnp.asarray(array)
+  return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
