@@ -1,0 +1,106 @@
+"""`jaxpace launch`: arguments and their checks. The work is done in `jaxpace.launch`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from jaxpace.launch import environment
+from jaxpace.launch.supervisor import Job, LaunchError, Supervisor, find_program
+
+EPILOG = """\
+The script finds its place with `jaxpace.distributed.initialize()`, which also works under srun, mpirun, Kubernetes
+and plain python. One process failing ends the job: the others get SIGTERM, and SIGKILL after the grace time. The
+exit status is that of the process that failed first (128 + the signal's number if a signal killed it).
+
+examples:
+  jaxpace launch --nproc 4 -- python train.py --config configs/digits.py
+  jaxpace launch --nproc 2 --devices-per-process 4 --show all -- python train.py
+"""
+
+
+def _at_least(low: int, what: str):
+  def parse(text: str) -> int:
+    try:
+      value = int(text)
+    except ValueError:
+      raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    if value < low:
+      raise argparse.ArgumentTypeError(f"{what} must be at least {low}, not {value}")
+    return value
+  return parse
+
+
+def _seconds(text: str) -> float:
+  try:
+    value = float(text)
+  except ValueError:
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+  if not (math.isfinite(value) and value >= 0):
+    raise argparse.ArgumentTypeError(f"seconds must be finite and not negative, not {text}")
+  return value
+
+
+def _port(text: str) -> int:
+  value = _at_least(0, "the port")(text)
+  if value > 65535:
+    raise argparse.ArgumentTypeError(f"the port must be at most 65535, not {value}")
+  return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace launch`."""
+  parser.usage = "jaxpace launch --nproc N [options] -- COMMAND [ARGUMENT ...]"
+  parser.epilog = EPILOG
+  parser.add_argument("--nproc", "-n", type=_at_least(1, "the number of processes"), required=True, metavar="N",
+                      help="number of processes")
+  parser.add_argument("--devices-per-process", type=_at_least(1, "the number of devices"), metavar="D",
+                      help="devices of each process: simulated ones on CPU, D of the machine's GPUs each otherwise "
+                           "(default: one GPU each where there are enough, else JAX's own choice)")
+  parser.add_argument("--logs", type=Path, metavar="DIR",
+                      help="directory of the logs, process-0.log and so on (default: runs/launch-<time>-<pid>)")
+  parser.add_argument("--show", choices=("first", "all", "none"), default="first",
+                      help="whose output appears live: process 0's, everyone's with the process number before each "
+                           "line, or nobody's (default: first)")
+  parser.add_argument("--grace", type=_seconds, default=10.0, metavar="S",
+                      help="seconds between SIGTERM and SIGKILL (default: 10)")
+  parser.add_argument("--tail", type=_at_least(0, "the number of lines"), default=20, metavar="LINES",
+                      help="lines of the failed process's log to print (default: 20)")
+  parser.add_argument("--threads", type=_at_least(1, "the number of threads"), metavar="T",
+                      help="XLA CPU threads of each process (default: the cores divided among the processes)")
+  parser.add_argument("--port", type=_port, default=0, metavar="P",
+                      help="TCP port of the coordinator on the loopback interface (default: a free one)")
+  parser.add_argument("--as-slurm", action="store_true",
+                      help="set the variables of a SLURM step as well, so that a script which calls "
+                           "jax.distributed.initialize() itself runs unchanged")
+  parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs `jaxpace launch`.
+
+  Returns:
+    The exit status: 0, the failed worker's, 128 + a signal's number, or 2 for a slip in the arguments.
+  """
+  command = args.command[1:] if args.command[:1] == ["--"] else args.command
+  if wrong := find_program(command):
+    return _slip(wrong)
+  logs = args.logs or Path("runs") / f"launch-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+  threads = args.threads or environment.threads_for(
+      args.nproc, args.devices_per_process or 1, environment.available_cores())
+  job = Job(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace, tail_lines=args.tail,
+            devices=args.devices_per_process, threads=threads, port=args.port, as_slurm=args.as_slurm)
+  print(f"jaxpace launch: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
+  try:
+    return Supervisor(job).run()
+  except LaunchError as error:
+    return _slip(str(error))
+
+
+def _slip(sentence: str) -> int:
+  print(f"jaxpace launch: {sentence}", file=sys.stderr)
+  return 2

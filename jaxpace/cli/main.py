@@ -1,0 +1,108 @@
+"""The `jaxpace` command."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, cast
+
+
+class Command(Protocol):
+  """What a subcommand's module offers. It is imported only when its subcommand is called."""
+
+  def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+  def run(self, args: argparse.Namespace) -> int: ...
+
+
+class Entry(NamedTuple):
+  """Where a subcommand lives and what it does, in one line."""
+
+  module: str
+  help: str
+
+
+COMMANDS = {
+    "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
+    "report": Entry("jaxpace.reporting.command", "say where the step time of a recorded run went"),
+}
+
+
+def version() -> str:
+  """Returns the installed version, or "unknown" when run from a bare checkout."""
+  from importlib import metadata
+  try:
+    return metadata.version("jaxpace")
+  except metadata.PackageNotFoundError:
+    return "unknown"
+
+
+def usage() -> str:
+  """Returns the help of `jaxpace` itself."""
+  width = max(map(len, COMMANDS))
+  lines = [f"  {name:<{width}}  {entry.help}" for name, entry in COMMANDS.items()]
+  return "\n".join([
+      "usage: jaxpace [--help] [--version] COMMAND ...", "",
+      "Finds out where the time of a multi-process JAX training step goes, and who is late.", "",
+      "commands:", *lines, "", "`jaxpace COMMAND --help` says more."])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command line.
+
+  Args:
+    argv: arguments without the program's name; None takes `sys.argv`.
+
+  Returns:
+    The exit status: 2 for a slip in the arguments, 141 when the reader of the output has left.
+  """
+  try:
+    status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+    sys.stdout.flush()
+    return status
+  except BrokenPipeError:
+    # the interpreter flushes stdout once more at exit and would complain there
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+  except KeyboardInterrupt:
+    return 130
+
+
+def _dispatch(argv: list[str]) -> int:
+  if not argv or argv[0] in ("-h", "--help", "help"):
+    print(usage())
+    return 0
+  name, rest = argv[0], argv[1:]
+  if name in ("--version", "-V"):
+    print(f"jaxpace {version()}")
+    return 0
+  if name not in COMMANDS:
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    meant = f"did you mean `jaxpace {close[0]}`?" if close else f"there are: {', '.join(COMMANDS)}."
+    kind = "option" if name.startswith("-") else "command"
+    print(f"jaxpace: unknown {kind} {name!r}; {meant}", file=sys.stderr)
+    return 2
+  entry = COMMANDS[name]
+  command = cast(Command, importlib.import_module(entry.module))
+  parser = argparse.ArgumentParser(
+      prog=f"jaxpace {name}", description=entry.help[0].upper() + entry.help[1:] + ".", allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
+  command.add_arguments(parser)
+  try:
+    args = parser.parse_args(rest)
+  except SystemExit as done:  # argparse has printed its sentence
+    return done.code if isinstance(done.code, int) else 2
+  return command.run(args)
+
+
+def entry_point() -> None:
+  """Runs the command line and exits; what setup.py names."""
+  sys.exit(main())
+
+
+if __name__ == "__main__":
+  entry_point()

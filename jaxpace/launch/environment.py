@@ -1,0 +1,143 @@
+"""What a worker is told about its place: environment variables, devices, threads, the coordinator's port."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+from collections.abc import Mapping
+
+from jaxpace._failing import NOTICE
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
+LAUNCH_ID = "JAXPACE_LAUNCH_ID"
+"""Marks every process a launch started, grandchildren included: what is left of a launch is found by it."""
+DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+LOOPBACK = "127.0.0.1"
+
+
+class PortReservation:
+  """Holds a TCP port of the loopback interface for the coordinator of process 0.
+
+  The socket is bound and never listens, with SO_REUSEPORT: gRPC servers bind with it too, so process 0 can listen on
+  the port while nobody else is given it. Where the system has no SO_REUSEPORT the port is let go by `release_early`
+  just before the workers start, and a race of a few milliseconds remains.
+  """
+
+  def __init__(self, port: int = 0):
+    """Binds the port.
+
+    Args:
+      port: TCP port, 0 for any free one.
+
+    Raises:
+      OSError: if the port is taken or not allowed.
+    """
+    self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    self._held = hasattr(socket, "SO_REUSEPORT")
+    try:
+      if port:  # SO_REUSEPORT would share a port that a server of this user listens on: ask without it first
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+          probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+          probe.bind((LOOPBACK, port))
+      if self._held:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+      self._socket.bind((LOOPBACK, port))
+    except OSError:
+      self._socket.close()
+      raise
+    self.port: int = self._socket.getsockname()[1]
+
+  def release_early(self) -> None:
+    """Lets the port go before the workers start, where it cannot be held while process 0 listens on it."""
+    if not self._held:
+      self._socket.close()
+
+  def close(self) -> None:
+    """Lets the port go."""
+    self._socket.close()
+
+
+def with_device_count(xla_flags: str, devices: int) -> str:
+  """Returns XLA_FLAGS in which the number of CPU devices is `devices`, whatever it was before."""
+  kept = [flag for flag in shlex.split(xla_flags) if flag.partition("=")[0] != DEVICE_COUNT_FLAG]
+  return " ".join([*map(shlex.quote, kept), f"{DEVICE_COUNT_FLAG}={devices}"])
+
+
+def count_gpus(env: Mapping[str, str], device_directory: str = "/dev") -> int:
+  """Returns the number of NVIDIA GPUs that this environment may use; no driver is loaded to find out."""
+  visible = env.get("CUDA_VISIBLE_DEVICES")
+  if visible is not None:
+    return len([name for name in visible.split(",") if name.strip() and name.strip() != "-1"])
+  try:
+    return sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in os.listdir(device_directory))
+  except OSError:
+    return 0
+
+
+def uses_cpu_only(env: Mapping[str, str]) -> bool:
+  """Returns whether JAX_PLATFORMS confines the workers to the CPU."""
+  return env.get("JAX_PLATFORMS", "").strip().lower() == "cpu"
+
+
+def threads_for(nproc: int, devices: int, cores: int) -> int | None:
+  """Returns the XLA CPU threads a worker should have, or None where XLA's own choice (one a core) does no harm.
+
+  Every XLA CPU client starts a thread for each core, so N workers start N times too many.
+  """
+  if nproc <= 1:
+    return None
+  return max(1, devices, cores // nproc)
+
+
+def available_cores() -> int:
+  """Returns the number of cores this process may run on."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port: int, launch_id: str,
+                       notice: str, devices: int | None = None, threads: int | None = None,
+                       gpus: int = 0, as_slurm: bool = False) -> dict[str, str]:
+  """Returns the environment of one worker.
+
+  Args:
+    base: environment to start from, usually the launcher's own.
+    index: process index, 0 to nproc - 1.
+    nproc: number of processes.
+    port: TCP port of the coordinator on the loopback interface.
+    launch_id: name of this launch, unique on the machine.
+    notice: path of the file in which the worker may announce its failure.
+    devices: devices a process, or None to leave it to JAX.
+    threads: XLA CPU threads a process, or None to leave it to XLA.
+    gpus: GPUs on this machine that may be shared out; 0 leaves the choice to JAX.
+    as_slurm: whether to set the variables of a SLURM step too, for scripts that call `jax.distributed.initialize()`.
+
+  Returns:
+    The environment, a new dict.
+  """
+  env = dict(base)
+  # Left over from an outer job these would win over ours in JAX's own detection, or move the coordinator.
+  for name in ("JAX_COORDINATOR_PORT", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX"):
+    env.pop(name, None)
+  address = f"{LOOPBACK}:{port}"
+  env.update({ADDRESS: address, BIND_ADDRESS: address, COUNT: str(nproc), INDEX: str(index),
+              LAUNCH_ID: launch_id, NOTICE: notice})
+  env.setdefault("PYTHONUNBUFFERED", "1")  # a log that ends 8 KB before the crash is no log
+  if devices is not None:
+    env["XLA_FLAGS"] = with_device_count(env.get("XLA_FLAGS", ""), devices)
+    env["JAX_NUM_CPU_DEVICES"] = str(devices)  # wins over XLA_FLAGS, also where a script rewrites those
+  per_process = devices or 1
+  if gpus >= nproc * per_process and "JAX_LOCAL_DEVICE_IDS" not in base and not uses_cpu_only(base):
+    first = index * per_process
+    env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(first, first + per_process)))
+  if threads is not None and "NPROC" not in base and "PJRT_NPROC" not in base:
+    env["PJRT_NPROC"] = str(threads)
+  if as_slurm:
+    env.update({"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": LOOPBACK, "SLURM_STEP_NUM_NODES": "1",
+                "SLURM_NTASKS": str(nproc), "SLURM_PROCID": str(index), "SLURM_LOCALID": str(index),
+                "JAX_COORDINATOR_PORT": str(port)})
+  return env

@@ -1,0 +1,307 @@
+"""Runs a job of N local processes from start to end and says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from jaxpace.launch import environment, outcome, processes
+from jaxpace.launch.output import Display, LogView, Screen, tail
+
+TICK_SECONDS = 0.05
+LEFTOVER_GRACE_SECONDS = 2.0
+"""Children that outlive the worker that started them get this long between SIGTERM and SIGKILL, if not less."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What to run and how.
+
+  Attributes:
+    command: program and arguments, the same for every process.
+    nproc: number of processes, at least 1.
+    logs: directory of the logs; made if missing.
+    show: whose output appears on the terminal: process 0's, everyone's with a prefix, or nobody's.
+    grace: seconds between SIGTERM and SIGKILL.
+    tail_lines: lines of the failed process's log to print.
+    devices: devices a process, or None to leave it to JAX.
+    threads: XLA CPU threads a process, or None to leave it to XLA.
+    port: TCP port of the coordinator, 0 for a free one.
+    as_slurm: whether to look like a SLURM step too.
+  """
+
+  command: Sequence[str]
+  nproc: int
+  logs: Path
+  show: Literal["first", "all", "none"] = "first"
+  grace: float = 10.0
+  tail_lines: int = 20
+  devices: int | None = None
+  threads: int | None = None
+  port: int = 0
+  as_slurm: bool = False
+
+
+class LaunchError(Exception):
+  """The job could not be started; the message is one sentence for the user."""
+
+
+class _Signals:
+  """Collects the signals that reach the launcher while the context is open, and wakes its loop."""
+
+  def __init__(self) -> None:
+    self.received: list[int] = []
+    self._read, self._write = os.pipe()
+    for fd in (self._read, self._write):
+      os.set_blocking(fd, False)
+
+  @contextlib.contextmanager
+  def collecting(self) -> Iterator[_Signals]:
+    before = {}
+    wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+    try:
+      for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        # what a parent chose to ignore stays ignored: `nohup` does so with SIGHUP, `sh -c '... &'` with SIGINT
+        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
+          before[number] = signal.signal(number, self._note)
+      yield self
+    finally:
+      for number, handler in before.items():
+        signal.signal(number, handler)
+      signal.set_wakeup_fd(wakeup)
+      os.close(self._read)
+      os.close(self._write)
+
+  def _note(self, number: int, frame: FrameType | None) -> None:
+    del frame
+    if number != signal.SIGCHLD:
+      self.received.append(number)
+
+  def wait(self, seconds: float) -> None:
+    """Sleeps until a signal comes (a child's end is one) or the time is over."""
+    select.select([self._read], [], [], seconds)
+    with contextlib.suppress(BlockingIOError):
+      while os.read(self._read, 512):
+        pass
+
+
+class Supervisor:
+  """Watches over the workers of one job. `run` does everything."""
+
+  def __init__(self, job: Job):
+    """Takes the job; nothing is started yet."""
+    self._job = job
+    self._id = uuid.uuid4().hex
+    self._workers: list[processes.Worker] = []
+    self._notices: Path | None = None
+    self._failures: dict[int, outcome.Failure] = {}
+    self._stop_signal: int | None = None  # the signal that reached the launcher and stopped the job
+    self._plan: list[tuple[float, int]] = []  # (monotonic time, signal) still to be sent
+    self._stopping = False
+    self._killed: set[int] = set()  # workers that ended only by our SIGKILL
+
+  def run(self) -> int:
+    """Runs the job to its end.
+
+    Returns:
+      The exit status for the launcher: 0, the failed worker's, or 128 + the number of the signal that stopped it.
+
+    Raises:
+      LaunchError: if it cannot be started.
+    """
+    self._prepare_logs()
+    job = self._job
+    try:
+      port = environment.PortReservation(job.port)
+    except OSError as error:
+      raise LaunchError(f"the coordinator's port {job.port or ''} cannot be used: {error.strerror}".replace("  ", " "))
+    begun = time.monotonic()
+    watchdog = processes.Watchdog(self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
+    groups: list[int] = []
+    with tempfile.TemporaryDirectory(prefix="jaxpace-launch-") as notices, _Signals().collecting() as signals:
+      self._notices = Path(notices)
+      try:
+        port.release_early()
+        for index in range(job.nproc):
+          self._start(index, port.port)
+          groups.append(self._workers[-1].pid)
+          watchdog.add(groups[-1])
+        display = self._display()
+        self._loop(signals, display)
+        display.finish()
+      finally:
+        processes.clear_away(groups, self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
+        watchdog.dismiss()
+        port.close()
+    return self._conclude(time.monotonic() - begun)
+
+  def log_path(self, index: int) -> Path:
+    """Returns the log of one process."""
+    return self._job.logs / f"process-{index}.log"
+
+  def _prepare_logs(self) -> None:
+    try:
+      self._job.logs.mkdir(parents=True, exist_ok=True)
+      for old in self._job.logs.glob("process-*.log"):  # of a run with more processes, they would mislead
+        old.replace(old.with_name(f"{old.name}.previous"))
+    except OSError as error:
+      raise LaunchError(f"the log directory {self._job.logs} cannot be used: {error.strerror}")
+
+  def _start(self, index: int, port: int) -> None:
+    job = self._job
+    env = environment.worker_environment(
+        os.environ, index=index, nproc=job.nproc, port=port, launch_id=self._id,
+        notice=str(self._notice_path(index)), devices=job.devices, threads=job.threads,
+        gpus=environment.count_gpus(os.environ), as_slurm=job.as_slurm)
+    try:
+      self._workers.append(processes.Worker(index, job.command, env, self.log_path(index)))
+    except OSError as error:
+      raise LaunchError(f"process {index} cannot be started: {job.command[0]}: {error.strerror}")
+
+  def _notice_path(self, index: int) -> Path:
+    assert self._notices is not None
+    return self._notices / f"process-{index}"
+
+  def _display(self) -> Display:
+    show = {"first": self._workers[:1], "all": self._workers, "none": []}[self._job.show]
+    views = [LogView(w.log, f"[{w.index}] " if self._job.show == "all" else None) for w in show]
+    try:
+      return Display(views, Screen(sys.stdout.fileno()))
+    except (AttributeError, OSError, ValueError):  # no stdout at all (`>&-`)
+      return Display(views, Screen(None))
+
+  def _running(self) -> list[processes.Worker]:
+    return [worker for worker in self._workers if worker.status is None]
+
+  def _loop(self, signals: _Signals, display: Display) -> None:
+    while self._running():
+      signals.wait(TICK_SECONDS)
+      display.update()
+      self._reap()
+      if self._failures and not self._stopping:
+        if self._running():
+          self._say(f"{self._describe_first()}; stopping the others.")
+        self._stop([(0.0, signal.SIGTERM), (self._job.grace, signal.SIGKILL)])
+      while signals.received:
+        self._on_signal(signals.received.pop(0))
+      self._send_due()
+
+  def _reap(self) -> None:
+    for worker in self._workers:
+      index = worker.index
+      ended = worker.poll()
+      if self._stopping and not ended:
+        continue
+      announced = outcome.read_announcement(self._notice_path(index), index)
+      if announced and index not in self._failures and not self._stopping:
+        self._failures[index] = announced
+      if ended and worker.status and (index in self._failures or not self._stopping):
+        assert worker.ended_ns is not None
+        when = announced.when_ns if announced else worker.ended_ns
+        self._failures[index] = outcome.Failure(index, when, worker.status, announced.announced if announced else None)
+
+  def _on_signal(self, number: int) -> None:
+    if number == signal.SIGINT and self._stopping:
+      self._say("killing all processes.")
+      self._plan = [(time.monotonic(), signal.SIGKILL)]
+      return
+    if self._stopping:
+      return
+    self._stop_signal = number
+    grace = self._job.grace
+    if number == signal.SIGINT:
+      self._say(f"stopping {len(self._running())} processes; Ctrl-C again kills them at once.")
+      # what Ctrl-C does to a single program, so that `finally` and `with` run; jax swallows SIGTERM
+      self._stop([(0.0, signal.SIGINT), (grace / 2, signal.SIGTERM), (grace, signal.SIGKILL)])
+    else:
+      self._say(f"{outcome.signal_name(number)} received, stopping {len(self._running())} processes.")
+      self._stop([(0.0, signal.SIGTERM), (grace, signal.SIGKILL)])
+
+  def _stop(self, plan: list[tuple[float, int]]) -> None:
+    now = time.monotonic()
+    self._stopping = True
+    self._plan = [(now + after, number) for after, number in plan]
+
+  def _send_due(self) -> None:
+    while self._plan and self._plan[0][0] <= time.monotonic():
+      _, number = self._plan.pop(0)
+      for worker in self._running():
+        worker.send(number)
+        if number == signal.SIGKILL:
+          self._killed.add(worker.index)
+
+  def _conclude(self, seconds: float) -> int:
+    if self._stop_signal is not None:
+      name = outcome.signal_name(self._stop_signal)
+      killed = f"; {len(self._killed)} of {self._job.nproc} processes had to be killed" if self._killed else ""
+      self._say(f"stopped by {name} after {seconds:.1f} s{killed}. Logs: {self._job.logs}")
+      return 128 + self._stop_signal
+    if not self._failures:
+      return 0
+    first = self._first()
+    worker = self._workers[first.index]
+    status = first.status if first.status is not None else worker.status
+    self._say(f"{self._describe_first()} after {seconds:.1f} s, and the job with it.")
+    if status is not None and status < 0 and not first.announced and (hint := outcome.HINTS.get(-status)):
+      self._say(hint)
+    self._say_others(first.index)
+    last = tail(worker.log, self._job.tail_lines)
+    print(f"--- last lines of {worker.log}" + ("" if last else " (empty)"), *last, sep="\n", file=sys.stderr)
+    sys.stderr.flush()
+    if first.announced is not None and worker.index in self._killed:
+      return 1  # it had failed by an exception before our SIGKILL ended its exit
+    return outcome.exit_status(status or 1)
+
+  def _first(self) -> outcome.Failure:
+    failures = [self._failures[index] for index in sorted(self._failures)]
+    words = ["\n".join(tail(self._workers[failure.index].log, 12)) for failure in failures]
+    return outcome.first_cause(failures, words)
+
+  def _describe_first(self) -> str:
+    first = self._first()
+    how = f"failed with {first.announced}" if first.announced else outcome.describe_status(first.status or 0)
+    return f"process {first.index} (pid {self._workers[first.index].pid}) {how}"
+
+  def _say_others(self, first: int) -> None:
+    others = [worker for worker in self._workers if worker.index != first]
+    killed = [str(worker.index) for worker in others if worker.index in self._killed]
+    followed = [str(worker.index) for worker in others if worker.status and worker.index not in self._killed]
+    if followed:
+      self._say(f"it took along: process {', '.join(followed)}.")
+    if killed:
+      self._say(f"killed, as SIGTERM did not end them in {self._job.grace:g} s: process {', '.join(killed)}.")
+
+  @staticmethod
+  def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+      print(f"jaxpace launch: {text}", file=sys.stderr, flush=True)
+
+
+def find_program(command: Sequence[str]) -> str | None:
+  """Returns what is wrong with the command, as one sentence, or None if it can be run."""
+  if not command:
+    return "no command after `--`; for example: jaxpace launch --nproc 2 -- python train.py"
+  program = command[0]
+  if shutil.which(program):
+    return None
+  path = Path(program)
+  if os.sep in program or path.exists():
+    if path.is_dir():
+      return f"{program} is a directory, not a program"
+    if path.exists():
+      how = f"; did you mean `-- python {program}`?" if path.suffix == ".py" else "; see `chmod +x`"
+      return f"{program} is not executable{how}"
+    return f"{program} does not exist"
+  return f"the command {program!r} was not found in PATH"
