@@ -1,0 +1,83 @@
+"""What the host did in each step: CPU time, involuntary switches, garbage collection, data and checkpoints.
+
+Everything is per iteration of the process's loop, from one `sample` to the next. Devices run behind the loop: a
+value belongs to the step that the loop was dispatching, not to what the devices computed meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import resource
+import time
+from collections.abc import Iterator
+
+NAMES = ("cpu_ns", "nivcsw", "gc_ns", "data_ns", "checkpoint_ns")
+"""Columns of a sample, in order."""
+
+Sample = tuple[int, int, int, int | None, int | None]
+"""One value for each of `NAMES`; data and checkpoint are None in a step in which neither was measured."""
+
+
+class HostCauses:
+  """Collects the host's doings between two steps. Belongs to one thread, that of the training loop."""
+
+  def __init__(self) -> None:
+    self._gc_start = 0
+    self._gc_total = 0
+    self._measured: dict[str, int] = {}
+    self._cpu = self._switches = self._gc_seen = 0
+    self._used: set[str] = set()
+
+  def start(self) -> None:
+    """Begins to watch the garbage collector and sets the counters' origin."""
+    gc.callbacks.append(self._on_gc)
+    self._cpu = time.process_time_ns()
+    self._switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    self._gc_seen = self._gc_total
+
+  def stop(self) -> None:
+    """Leaves the garbage collector alone again."""
+    with contextlib.suppress(ValueError):
+      gc.callbacks.remove(self._on_gc)
+
+  def sample(self) -> Sample:
+    """Returns what happened since the last sample, in the order of `NAMES`."""
+    cpu, switches, collected = (
+        time.process_time_ns(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, self._gc_total)
+    result = (cpu - self._cpu, switches - self._switches, collected - self._gc_seen,
+              self._take("data"), self._take("checkpoint"))
+    self._cpu, self._switches, self._gc_seen = cpu, switches, collected
+    return result
+
+  def add(self, cause: str, duration_ns: int) -> None:
+    """Adds time to a cause ("data" or "checkpoint") of the current step.
+
+    Raises:
+      ValueError: any other cause.
+    """
+    if f"{cause}_ns" not in NAMES[3:]:
+      raise ValueError(f'Nothing to measure is called {cause!r}: use "data" or "checkpoint".')
+    self._used.add(cause)
+    self._measured[cause] = self._measured.get(cause, 0) + duration_ns
+
+  @contextlib.contextmanager
+  def measure(self, cause: str) -> Iterator[None]:
+    """Adds the time spent inside to a cause of the current step; see `add`."""
+    self.add(cause, 0)
+    start = time.monotonic_ns()
+    try:
+      yield
+    finally:
+      self.add(cause, time.monotonic_ns() - start)
+
+  def _take(self, cause: str) -> int | None:
+    # 0 once the loop is known to measure it; before that it isn't known.
+    return self._measured.pop(cause, 0) if cause in self._used else None
+
+  def _on_gc(self, phase: str, _info: dict) -> None:
+    if phase == "start":
+      self._gc_start = time.monotonic_ns()
+    elif self._gc_start:
+      self._gc_total += time.monotonic_ns() - self._gc_start
+      self._gc_start = 0

@@ -1,0 +1,362 @@
+"""Records a run beside the training loop, without blocking it."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import itertools
+import logging
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+
+from jaxpace.trace import describe, host, ringcopy, rundir
+from jaxpace.trace.writer import Batch, Writer, explain
+
+_LOG = logging.getLogger("jaxpace")
+_MAX_PENDING = 8
+_SHARE_SECONDS = 120.0
+_CLOSE_SECONDS = 60.0
+_URGENT_SECONDS = 0.1
+_counter = itertools.count()  # Makes the names of successive recorders differ; the same in every process.
+
+
+class _Pending(NamedTuple):
+  copy: ringcopy.RingCopy
+  samples: list[host.Sample]
+  extra: list[dict[str, float]]
+
+
+class Recorder:
+  """Writes the stamps of an instrumented step to a run directory, see `jaxpace.trace.schema`.
+
+      with jaxpace.Recorder("runs/demo", paced) as recorder:
+        for batch in batches:
+          pace, (state, metrics) = step(pace, state, batch)
+          recorder.record(pace)
+
+  `record` only counts. Every few steps it asks the devices for a copy of the ring of stamps; the copy is read at a
+  later call, when it is ready, and written by a thread. If writing fails, recording ends with one warning and
+  training goes on. All processes of a job open and close their recorders together, in the same order.
+
+  Host causes (`cpu_ns`, `nivcsw`, `gc_ns`, `data_ns`, `checkpoint_ns`) are those of one iteration of the
+  loop, from one `record` call to the next. Devices run behind the loop, so they are attributed to the step that the
+  loop was dispatching: the step of the pace state given to `record`. They are null where `record` is not called for
+  every step.
+  """
+
+  def __init__(self, directory: str | os.PathLike[str] | None, paced: Any, *, every_steps: int | None = None,
+               every_seconds: float = 1.0, resume: bool = False, config: Mapping[str, Any] | None = None,
+               grace_seconds: float = 5.0, handle_sigterm: bool = True):
+    """Prepares; nothing is touched before `with` or `open`.
+
+    Args:
+      directory: run directory; made if it is missing. An earlier run in it is moved to `.previous/`. None: off.
+      paced: what `jaxpace.instrument` returned.
+      every_steps: steps between two copies of the ring; by default half of what the ring holds.
+      every_seconds: time between two copies, if that is sooner.
+      resume: whether to go on with the run in `directory`, as its next attempt, instead of setting it aside.
+      config: the program's configuration, kept in `run.json`; a dict or an `ml_collections.ConfigDict`.
+      grace_seconds: after SIGTERM, how long the loop has to reach the next `record` call before the process ends.
+      handle_sigterm: whether to write what is on the host when SIGTERM arrives.
+
+    Raises:
+      TypeError: `paced` is not an instrumented function.
+      ValueError: a period is not positive.
+    """
+    if directory is not None and not hasattr(paced, "plan"):
+      raise TypeError(
+          f"Recorder needs the function that `jaxpace.instrument` returned; got {type(paced).__name__}. "
+          "Pass the instrumented function itself, not the `jax.jit` or `jax.shard_map` around it.")
+    if (every_steps is not None and every_steps < 1) or not every_seconds > 0:
+      raise ValueError(f"every_steps={every_steps} and every_seconds={every_seconds} must be positive.")
+    # Absolute: a program that changes its working directory goes on recording to the same place.
+    self.directory = None if directory is None else pathlib.Path(os.path.abspath(directory))
+    self._paced = paced
+    self._every_steps, self._every_seconds = every_steps, every_seconds
+    self._resume, self._config = resume, config
+    self._grace_seconds, self._handle_sigterm = grace_seconds, handle_sigterm
+    self._causes = host.HostCauses()
+    self._writer: Writer | None = None
+    self._opened = self._closed = self._terminated = False
+    self._every = 1
+    self._copied_at = 0.0
+    self._pace_type: type | None = None
+    self._latest: Any = None
+    self._samples: list[host.Sample] = []
+    self._extra: list[dict[str, float]] = []
+    self._pending: collections.deque[_Pending] = collections.deque()
+    self._newest: int | None = None
+    self._standing = 0
+    self._ranks_known = False
+    self.run: str | None = None
+
+  @property
+  def recording(self) -> bool:
+    """Whether rows are still being recorded."""
+    return self._writer is not None and not self._closed and self._writer.stopped is None
+
+  @property
+  def lost(self) -> dict[str, Any]:
+    """What was lost so far: rows, holes, dropped copies, and why recording stopped, if it did."""
+    if self._writer is None:
+      return {}
+    return {**vars(self._writer.losses), "stopped": self._writer.stopped}
+
+  def __enter__(self) -> Self:
+    self.open()
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    self._close(in_trouble=kind is not None)
+
+  def open(self) -> None:
+    """Starts recording. Process 0 gives the run its id and sets an earlier run aside; the others wait for that.
+
+    After `jax.distributed.initialize`, before the first step. Trouble with the directory is a warning, no error.
+
+    Raises:
+      RuntimeError: the recorder was open before.
+    """
+    if self._opened:
+      raise RuntimeError("A Recorder records once: make a new one for the next run.")
+    self._opened = True
+    if self.directory is None:
+      return
+    process = jax.process_index()
+    identity = self._agree(process)
+    if identity is None:
+      return
+    self.run = identity.run
+    info = describe.process(identity, process)
+    run_info = describe.run(identity, self._paced, self._config, self.directory) if process == 0 else None
+    writer = Writer(self.directory, identity, process, info, run_info, grace_seconds=self._grace_seconds)
+    try:
+      self.directory.mkdir(parents=True, exist_ok=True)
+      if process != 0:
+        rundir.set_aside(self.directory, identity.run, process)
+      writer.start()
+    except Exception as error:  # noqa: BLE001 - a recorder never keeps a job from starting
+      self._not_recording(explain(error, self.directory))
+      return
+    self._writer = writer
+    self._causes.start()
+    if self._handle_sigterm:
+      writer.termination.install()
+    atexit.register(self.close)
+    self._copied_at = time.monotonic()
+
+  def record(self, pace: Any, **host_columns: float) -> None:
+    """Counts a step, and now and then copies the ring. Call it after every step with the pace state it returned.
+
+    Args:
+      pace: the pace state returned by the step. It may be donated to the next step afterwards.
+      **host_columns: numbers of the host to keep with this step, as columns `host_<name>`; `data_ns` and
+        `checkpoint_ns` add to those columns. Not device values: reading them would wait for the step.
+
+    Raises:
+      TypeError: `pace` is not a pace state, is traced, or a host column is not a number.
+      ValueError: `pace` was donated, or the instrumented function has no plan.
+      RuntimeError: the recorder is not open.
+    """
+    writer = self._writer
+    if writer is None or self._closed or writer.stopped is not None:
+      if not self._opened or (self._closed and self.directory is not None):
+        raise RuntimeError("record() outside of the recorder's `with` block: open the recorder around the loop.")
+      return
+    if type(pace) is not self._pace_type:
+      self._begin(pace)
+    self._latest = pace
+    extra = self._host_columns(host_columns) if host_columns else {}
+    self._samples.append(self._causes.sample())
+    self._extra.append(extra)
+    if self._pending:
+      self._collect()
+    if writer.termination.received:
+      self._terminate(writer)
+    elif (len(self._samples) >= self._every or time.monotonic() - self._copied_at >= self._every_seconds):
+      self._copy()
+
+  def measure(self, cause: str) -> AbstractContextManager[None]:
+    """Adds the time spent inside to the current step's `data_ns` or `checkpoint_ns`.
+
+        with recorder.measure("data"):
+          batch = next(batches)
+
+    Args:
+      cause: "data" or "checkpoint".
+
+    Raises:
+      ValueError: any other cause; use `jaxpace.phase` for phases of the compiled step.
+    """
+    return self._causes.measure(cause)
+
+  def close(self) -> None:
+    """Waits for the last copies, writes everything and says what was lost. Further calls do nothing."""
+    self._close(in_trouble=False)
+
+  def _agree(self, process: int) -> rundir.RunIdentity | None:
+    """Learns the run's id; None, with a warning, if it can't be recorded."""
+    assert self.directory is not None
+    text = None
+    if process == 0:
+      try:
+        text = rundir.claim(self.directory, self._resume, time.time_ns()).to_text()
+      except Exception as error:  # noqa: BLE001
+        text = "!" + explain(error, self.directory)
+    text = describe.share(f"jaxpace/recorder/{next(_counter)}", text, _SHARE_SECONDS)
+    if text is None:
+      self._not_recording("process 0 did not say which run this is. Every process must open the recorder.")
+      return None
+    if text.startswith("!"):
+      self._not_recording(text[1:])
+      return None
+    return rundir.RunIdentity.from_text(text)
+
+  def _not_recording(self, reason: str) -> None:
+    _LOG.warning("Not recording, training goes on: %s", reason)
+
+  def _begin(self, pace: Any) -> None:
+    """Checks the pace state the first time, and reads from it what does not change."""
+    ringcopy.check(pace)
+    rows = pace.ring.shape[-2]
+    self._every = max(1, rows // 2)
+    if self._every_steps is not None:
+      self._every = self._every_steps
+      if self._every_steps >= rows:
+        self._every = max(1, rows - 1)
+        _LOG.warning("every_steps=%d is more than the ring's %d rows can bridge: copying every %d steps.",
+                     self._every_steps, rows, self._every)
+    if self._paced.plan is None:
+      raise ValueError(
+          "The recorder's function has not been traced, so these stamps are another function's. Give the Recorder the "
+          "very object that `jaxpace.instrument` returned and the step calls; do not instrument twice.")
+    self._pace_type = type(pace)
+
+  def _host_columns(self, columns: dict[str, float]) -> dict[str, float]:
+    extra = {}
+    for name, value in columns.items():
+      if isinstance(value, jax.Array) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"record({name}=...) takes a number of the host, not {type(value).__name__}: "
+                        "reading a device value here would make the loop wait for the step.")
+      if name in ("data_ns", "checkpoint_ns"):
+        self._causes.add(name.removesuffix("_ns"), int(value))
+      else:
+        extra[name] = float(value)
+    return extra
+
+  def _copy(self) -> None:
+    """Asks the devices for a copy of the latest ring."""
+    if len(self._pending) >= _MAX_PENDING or not self._samples:
+      return  # The devices lag; the ring holds what is not copied now.
+    ringcopy.check_alive(self._latest)
+    try:
+      copy = ringcopy.start(self._latest, with_ranks=not self._ranks_known)
+    except Exception as error:  # noqa: BLE001 - a failed step raises in the loop, not here
+      _LOG.debug("The ring could not be copied", exc_info=error)
+      return
+    self._pending.append(_Pending(copy, self._samples, self._extra))
+    self._samples, self._extra = [], []
+    self._ranks_known = True
+    self._copied_at = time.monotonic()
+
+  def _collect(self) -> None:
+    """Hands finished copies to the writer."""
+    while self._pending and self._pending[0].copy.ready():
+      self._hand_over(self._pending.popleft())
+
+  def _hand_over(self, item: _Pending) -> None:
+    assert self._writer is not None
+    try:
+      rings, ranks = item.copy.read()
+    except Exception as error:  # noqa: BLE001 - the step failed; the loop learns it from its own results
+      _LOG.debug("A copied ring could not be read", exc_info=error)
+      return
+    if ranks is not None:
+      self._writer.set_ranks(ranks)
+    self._watch_progress(rings, len(item.samples))
+    self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra))
+
+  def _watch_progress(self, rings: np.ndarray, calls: int) -> None:
+    """Copies more often if `record` is not called for every step; warns if the steps stand still."""
+    newest = ringcopy.newest(rings)
+    if self._newest is not None:
+      advance = newest - self._newest
+      if advance > calls > 0:
+        rows = rings.shape[-2]
+        self._every = max(1, min(self._every, (rows // 2) * calls // advance))
+      self._standing = self._standing + calls if advance == 0 else 0
+      if self._standing > calls and self._standing >= 2 and calls:
+        _LOG.warning("The pace state given to record() does not advance: give each step the one the step before "
+                     "returned (`pace, out = step(pace, ...)`).")
+        self._standing = -1 << 60  # Once.
+    self._newest = newest
+
+  def _terminate(self, writer: Writer) -> None:
+    """A step boundary after SIGTERM: gets everything to the disk, then lets the process go the way it would have."""
+    if self._terminated:
+      if time.monotonic() - self._copied_at >= _URGENT_SECONDS:
+        self._copy()
+      return
+    self._terminated = True
+    dying = writer.termination.mode == "default"
+    if dying:
+      writer.ended_by = "SIGTERM"
+    self._copy()
+    deadline = time.monotonic() + self._grace_seconds
+    self._drain(deadline)
+    writer.flush(max(deadline - time.monotonic(), 0.1))
+    if dying:
+      writer.termination.die()
+
+  def _drain(self, deadline: float | None) -> None:
+    """Waits for the copies under way, until `deadline` if there is one."""
+    while self._pending:
+      item = self._pending[0]
+      while deadline is not None and not item.copy.ready():
+        if time.monotonic() > deadline:
+          return
+        time.sleep(0.001)
+      self._pending.popleft()
+      self._hand_over(item)  # Waits, if it isn't ready.
+
+  def _close(self, in_trouble: bool) -> None:
+    if self._closed or not self._opened:
+      return
+    self._closed = True
+    writer = self._writer
+    if writer is None:
+      return
+    atexit.unregister(self.close)
+    self._causes.stop()
+    lost_tail = 0
+    if writer.stopped is None:
+      if self._samples and self._latest is not None:
+        if ringcopy.deleted(self._latest):
+          lost_tail = len(self._samples)
+        else:
+          self._copy()
+      # After an error the devices may never finish: a peer is dead, say.
+      self._drain(time.monotonic() + self._grace_seconds if in_trouble else None)
+      lost_tail += sum(len(item.samples) for item in self._pending)
+      if lost_tail:
+        writer.add_lost(lost_tail)
+    self._pending.clear()
+    self._latest = None
+    if not writer.close(_CLOSE_SECONDS):
+      _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory, _CLOSE_SECONDS)
+    terminated = writer.termination.received and writer.termination.mode == "default"
+    writer.termination.restore()
+    if writer.losses.lost_rows and writer.stopped is None:
+      _LOG.warning("Recorded %s with losses: %s.", self.directory, writer.losses)
+    writer.release()
+    if terminated:
+      writer.termination.die()

@@ -1,0 +1,150 @@
+"""The JSON files of a run directory, run ids, and what happens to an earlier run found there."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import re
+import uuid
+from typing import Any, NamedTuple
+
+from jaxpace.trace import schema
+from jaxpace.trace.parts import parse_part_name
+
+RUN_FILE = "run.json"
+PREVIOUS = ".previous"
+_PROCESS_FILE = re.compile(r"^(\d+)\.json$")
+
+
+class ForeignDirectoryError(OSError):
+  """The directory holds a `run.json` of something else."""
+
+
+class RunIdentity(NamedTuple):
+  """What all processes of a run must agree on."""
+
+  run: str
+  attempt: int
+  started_unix_ns: int
+
+  def to_text(self) -> str:
+    return json.dumps(self._asdict())
+
+  @staticmethod
+  def from_text(text: str) -> RunIdentity:
+    return RunIdentity(**json.loads(text))
+
+
+def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -> None:
+  """Replaces a JSON file as a whole: a reader sees the old one or the new one.
+
+  Args:
+    path: file to write; its folder is made if it is missing.
+    value: plain lists, dicts and scalars; anything else is written as its `str`.
+    fsync: whether the data must have reached the disk before the file gets its name.
+
+  Raises:
+    OSError: it can't be written.
+  """
+  path.parent.mkdir(exist_ok=True)
+  temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+  try:
+    with open(temporary, "w", encoding="utf-8") as file:
+      json.dump(value, file, indent=1, default=str)
+      file.write("\n")
+      if fsync:
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      temporary.unlink(missing_ok=True)
+    raise
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any] | None:
+  """Returns a JSON file's dict; None if there is no such file, or it holds something else."""
+  try:
+    value = json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError):
+    return None
+  return value if isinstance(value, dict) else None
+
+
+def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentity:
+  """Makes the directory ready for a run, and gives the run its id. For process 0 only.
+
+  The files of an earlier run are moved to `.previous/<its id>/`, never deleted; foreign files are not touched.
+
+  Args:
+    directory: run directory; made if it is missing.
+    resume: whether to go on with the run that is there, as its next attempt.
+    now_unix_ns: wall-clock time, ns since 1970.
+
+  Raises:
+    ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
+    OSError: the directory can't be made or written.
+  """
+  directory.mkdir(parents=True, exist_ok=True)
+  path = directory / RUN_FILE
+  earlier = read_json(path)
+  if path.exists() and not _is_ours(earlier):
+    raise ForeignDirectoryError(
+        f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of its own.")
+  if earlier is not None and resume:
+    return RunIdentity(earlier["run"], int(earlier.get("attempt", 0)) + 1, now_unix_ns)
+  when = datetime.datetime.fromtimestamp(now_unix_ns / 1e9, datetime.timezone.utc)
+  identity = RunIdentity(f"{when:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}", 0, now_unix_ns)
+  set_aside(directory, identity.run)
+  return identity
+
+
+def set_aside(directory: pathlib.Path, current: str, process: int | None = None) -> int:
+  """Moves the files of every run but `current` to `.previous/<run>/`.
+
+  Args:
+    directory: run directory.
+    current: id of the run that stays.
+    process: move only this process's files (its directory may be on a disk of its own host); None for all.
+
+  Returns:
+    Number of files moved.
+  """
+  moved = 0
+  for table in schema.TABLES:
+    for path in _files(directory / table):
+      part = parse_part_name(path.name)
+      if part and part.run != current and process in (None, part.process):
+        moved += _move(directory, path, part.run)
+  for path in _files(directory / "process"):
+    number = _PROCESS_FILE.match(path.name)
+    if number and process in (None, int(number[1])):
+      info = read_json(path)
+      if _is_ours(info) and info["run"] != current:
+        moved += _move(directory, path, info["run"])
+  # `run.json` and what belongs to it go last: as long as it is there, the earlier run can be read.
+  info = read_json(directory / RUN_FILE)
+  if process is None and _is_ours(info) and info["run"] != current:
+    for path in _files(directory / "locality"):
+      if _PROCESS_FILE.match(path.name):
+        moved += _move(directory, path, info["run"])
+    moved += _move(directory, directory / RUN_FILE, info["run"])
+  return moved
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_ours(info: dict[str, Any] | None) -> bool:
+  return info is not None and isinstance(info.get("run"), str) and "schema_version" in info
+
+
+def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> int:
+  target = directory / PREVIOUS / pathlib.Path(run).name / path.relative_to(directory)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  os.replace(path, target)
+  return 1

@@ -1,0 +1,143 @@
+"""Flushing on SIGTERM without taking it away from anyone else.
+
+The recorder wants the rows on disk before the process dies; the program may want to checkpoint first. So:
+
+  * a wake-up file descriptor (`signal.set_wakeup_fd`) tells the writer thread at once, even while the main thread
+    waits inside a collective and no Python handler can run;
+  * a Python handler that was there before is called as before;
+  * a handler of a C library, such as the preemption notifier `jax.distributed.initialize` installs, is told as
+    well, so that `reached_preemption` and orbax work on: it is called through its pointer;
+  * where nobody handled SIGTERM the process dies of it as before, only later: once the loop has
+    reached a step boundary, or after the grace time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any, Literal
+
+_LOG = logging.getLogger("jaxpace")
+
+Mode = Literal["off", "default", "python", "native", "ignored"]
+"""Who handled SIGTERM before: nobody, a Python function, a C library; or it was ignored. "off": not watching."""
+
+_ACTION_BYTES = 512  # Room for any platform's `struct sigaction`; its first field is the handler's pointer.
+_SA_SIGINFO = 0x40 if sys.platform == "darwin" else 0x4
+_FLAGS_OFFSET = 12 if sys.platform == "darwin" else ctypes.sizeof(ctypes.c_void_p) + 128
+
+
+class Termination:
+  """Watches for SIGTERM. `install` and `restore` belong to the main thread, the rest to any."""
+
+  def __init__(self, wake: socket.socket):
+    """Prepares, installs nothing.
+
+    Args:
+      wake: non-blocking socket; the number of an arriving signal is written to it as one byte.
+    """
+    self._wake = wake
+    self._previous: Any = None
+    self._saved_action: ctypes.Array | None = None
+    self._native: Any = None
+    self._told = False
+    self._had_wakeup = False
+    self.mode: Mode = "off"
+    self.received = False
+
+  def install(self) -> bool:
+    """Begins to watch.
+
+    Call it after `jax.distributed.initialize`, whose notifier would otherwise replace this handler.
+
+    Returns:
+      Whether it watches: only Python's main thread may install signal handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+      _LOG.info("The recorder runs outside the main thread: SIGTERM is not watched, "
+                "the rows of the last seconds may be lost to it.")
+      return False
+    self._previous = signal.getsignal(signal.SIGTERM)
+    if self._previous is None:
+      self._saved_action = _read_action()
+      self._native = _native_handler(self._saved_action)
+      self.mode = "native"
+    elif self._previous == signal.SIG_IGN:
+      self.mode = "ignored"
+    elif self._previous == signal.SIG_DFL:
+      self.mode = "default"
+    else:
+      self.mode = "python"
+    signal.signal(signal.SIGTERM, self._handle)
+    other = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+    self._had_wakeup = other == -1
+    if not self._had_wakeup:
+      signal.set_wakeup_fd(other)
+      _LOG.info("Another part of the program (asyncio, say) uses the signal wake-up descriptor: it keeps it. "
+                "On SIGTERM rows are written once the main thread runs Python again.")
+    return True
+
+  def restore(self) -> None:
+    """Puts back what was there before, unless someone else has taken over since."""
+    if self.mode == "off" or threading.current_thread() is not threading.main_thread():
+      return
+    if self._had_wakeup:
+      current = signal.set_wakeup_fd(-1)
+      if current not in (-1, self._wake.fileno()):
+        signal.set_wakeup_fd(current)
+    if signal.getsignal(signal.SIGTERM) == self._handle:
+      if self._saved_action is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's own table; then the C handler itself.
+        _libc().sigaction(int(signal.SIGTERM), self._saved_action, None)
+      else:
+        signal.signal(signal.SIGTERM, self._previous)
+    self.mode = "off"
+
+  def tell_native(self) -> None:
+    """Passes the signal on to the C handler that was there before, once."""
+    if self._native is not None and not self._told:
+      self._told = True
+      self._native(int(signal.SIGTERM), None, None)
+
+  def die(self) -> None:
+    """Lets the process die of SIGTERM as it would have without the recorder. Works from any thread."""
+    libc = _libc()
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(int(signal.SIGTERM), None)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  def _handle(self, signum: int, frame: Any) -> None:
+    self.received = True
+    with contextlib.suppress(OSError):
+      self._wake.send(bytes([signum]))
+    self.tell_native()
+    if callable(self._previous):
+      self._previous(signum, frame)
+
+
+def _libc() -> ctypes.CDLL:
+  return ctypes.CDLL(None, use_errno=True)
+
+
+def _read_action() -> ctypes.Array:
+  """Reads the installed `struct sigaction` of SIGTERM as bytes."""
+  action = ctypes.create_string_buffer(_ACTION_BYTES)
+  if _libc().sigaction(int(signal.SIGTERM), None, action) != 0:
+    raise OSError(ctypes.get_errno(), "sigaction")
+  return action
+
+
+def _native_handler(action: ctypes.Array) -> Any:
+  """Makes the saved action's handler callable; None where it can't be called with a signal number alone."""
+  pointer = ctypes.cast(action, ctypes.POINTER(ctypes.c_void_p))[0]
+  flags = ctypes.c_int.from_buffer(action, _FLAGS_OFFSET).value
+  if not pointer or pointer == 1 or flags & _SA_SIGINFO:
+    return None
+  return ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(pointer)

@@ -1,0 +1,394 @@
+"""The writer thread: takes copied rings from the training loop, decodes them and writes them as parts.
+
+All file I/O of a running recorder happens here, and nothing here touches a device. Trouble of any kind (a full
+disk, a deleted directory, a quota) ends the recording with one warning; the training loop never sees it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import logging
+import pathlib
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from jaxpace.core.plan import Plan
+from jaxpace.trace import decode, host, rundir
+from jaxpace.trace.parts import PartStore
+from jaxpace.trace.signals import Termination
+
+_LOG = logging.getLogger("jaxpace")
+_HEARTBEAT_SECONDS = 5.0
+_KEEP_ALIGNED = 65536  # host samples kept while nothing is copied
+
+
+@dataclasses.dataclass
+class Batch:
+  """One copy of this process's rings, and what its host did since the copy before."""
+
+  ring: np.ndarray  # [local ranks, rows, width] uint32
+  plan: Plan
+  samples: list[host.Sample]  # one for each `record` call since the last batch, the newest step's last
+  extra: list[dict[str, float]]  # the user's own columns, one dict a sample
+
+
+@dataclasses.dataclass
+class Losses:
+  """What a process did not manage to record."""
+
+  lost_rows: int = 0  # ring rows overwritten before they were copied, or dropped
+  holes: int = 0  # interruptions in the sequence of steps
+  dropped_batches: int = 0  # copies dropped because the disk was too slow
+
+  def __str__(self) -> str:
+    return (f"{self.lost_rows} rows in {self.holes} holes"
+            + (f", {self.dropped_batches} copies dropped because the disk was too slow" if self.dropped_batches else ""))
+
+
+class Writer:
+  """A daemon thread with a bounded queue. Methods without an underscore may be called from any thread."""
+
+  def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int, process_info: dict[str, Any],
+               run_info: dict[str, Any] | None, *, flush_seconds: float = 2.0, flush_rows: int = 65536,
+               queue_bytes: int = 64 << 20, grace_seconds: float = 5.0):
+    """Prepares; `start` starts the thread.
+
+    Args:
+      directory: run directory.
+      identity: run id and attempt.
+      process: this process's index.
+      process_info: contents of `process/<process>.json`, to which the writer adds what it counts.
+      run_info: contents of `run.json`, to which the writer adds the plan; None in all processes but the first.
+      flush_seconds: rows stay in memory at most this long.
+      flush_rows: and at most this many of them.
+      queue_bytes: copies waiting for the thread take at most this much memory; the oldest are dropped beyond it.
+      grace_seconds: time the loop has after SIGTERM to reach a step boundary.
+    """
+    self._directory, self._identity, self._process = directory, identity, process
+    self._process_info, self._run_info = process_info, run_info
+    self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
+    self._queue_bytes, self._grace_seconds = queue_bytes, grace_seconds
+    self._receive, self.wake = socket.socketpair()
+    self.wake.setblocking(False)
+    self.termination = Termination(self.wake)
+    self.losses = Losses()
+    self.stopped: str | None = None  # why recording stopped early
+    self.rows_written = 0
+    self.ended_by: str | None = None  # "SIGTERM"
+    self._lock = threading.Lock()
+    self._queue: collections.deque[Batch] = collections.deque()
+    self._queued_bytes = 0
+    self._closing = False
+    self._flush_asked = self._flushed = 0
+    self._flush_done = threading.Condition(self._lock)
+    self._stores: dict[str, PartStore] = {}
+    self._intake: _Intake | None = None
+    self._ready: list[tuple[decode.Columns, decode.Columns]] = []
+    self._plan: Plan | None = None
+    self._last_flush = self._last_heartbeat = time.monotonic()
+    self._die_at: float | None = None
+    self._thread = threading.Thread(target=self._run, name="jaxpace-writer", daemon=True)
+
+  def start(self) -> None:
+    """Writes the JSON files, opens the parts and starts the thread.
+
+    Raises:
+      OSError: the directory can't be written.
+    """
+    if self._run_info is not None:
+      rundir.write_json(self._directory / rundir.RUN_FILE, self._run_info, fsync=True)
+    self._write_process_file(closed=False)
+    for table in ("steps", "collectives"):
+      self._stores[table] = PartStore(self._directory, table, self._identity.run, self._process)
+    self._thread.start()
+
+  def set_ranks(self, ranks: list[int]) -> None:
+    """Says which ranks the rings of a batch belong to, in their order. Before the first `submit`."""
+    self._intake = _Intake(ranks, self._process, self._identity.attempt, self.losses)
+    self._process_info = {**self._process_info, "ranks": ranks}
+
+  def submit(self, batch: Batch) -> None:
+    """Queues a copy. Never blocks; drops the oldest queued ones if the disk doesn't keep up."""
+    with self._lock:
+      if self.stopped:
+        return
+      while self._queue and self._queued_bytes + batch.ring.nbytes > self._queue_bytes:
+        dropped = self._queue.popleft()
+        self._queued_bytes -= dropped.ring.nbytes
+        self.losses.dropped_batches += 1
+        heir = self._queue[0] if self._queue else batch
+        heir.samples[:0], heir.extra[:0] = dropped.samples, dropped.extra  # They stay aligned to the newest step.
+        del heir.samples[:-_KEEP_ALIGNED], heir.extra[:-_KEEP_ALIGNED]
+      self._queue.append(batch)
+      self._queued_bytes += batch.ring.nbytes
+    self._notify()
+
+  def add_lost(self, steps: int) -> None:
+    """Counts the last steps of a run as lost."""
+    self.losses.lost_rows += steps * len(self._process_info["ranks"])
+    self.losses.holes += 1
+
+  def flush(self, timeout: float) -> bool:
+    """Writes everything submitted so far.
+
+    Args:
+      timeout: longest wait in seconds.
+
+    Returns:
+      Whether it is written; False when time ran out or recording has stopped.
+    """
+    with self._lock:
+      self._flush_asked += 1
+      wanted = self._flush_asked
+    self._notify()
+    with self._lock:
+      self._flush_done.wait_for(lambda: self._flushed >= wanted or self.stopped, timeout)
+      return self._flushed >= wanted
+
+  def close(self, timeout: float) -> bool:
+    """Writes the rest, merges small parts and ends the thread. May be called twice.
+
+    Returns:
+      Whether the thread has ended within `timeout` seconds.
+    """
+    self._closing = True
+    self._notify()
+    self._thread.join(timeout)
+    return not self._thread.is_alive()
+
+  def release(self) -> None:
+    """Closes the sockets; after `close` and after the signal handlers are restored."""
+    if not self._thread.is_alive():
+      self._receive.close()
+      self.wake.close()
+
+  def _notify(self) -> None:
+    with contextlib.suppress(OSError):  # A full buffer wakes the thread just as well.
+      self.wake.send(b"\0")
+
+  def _run(self) -> None:
+    try:
+      while not self._closing:
+        self._wait()
+        self._take_in()
+        asked = self._flush_asked
+        terminating = self.termination.received or self._die_at is not None
+        if asked > self._flushed or terminating or self._due():
+          self._flush(merge=not terminating)
+          self._answer(asked)
+        if self._die_at is not None and time.monotonic() >= self._die_at:
+          self.ended_by = "SIGTERM"
+          self._write_process_file(closed=False)
+          self.termination.die()
+          return
+      self._take_in()
+      self._flush()
+      if not self.termination.received:
+        for store in self._stores.values():
+          store.compact()
+      self._write_process_file(closed=True)
+      self._answer(self._flush_asked)
+    except Exception as error:  # Whatever it is, training goes on.
+      self._stop(error)
+
+  def _wait(self) -> None:
+    """Sleeps until there is something to do: a batch, a signal, a flush that is due, or the end of the grace time."""
+    now = time.monotonic()
+    due = self._last_heartbeat + _HEARTBEAT_SECONDS
+    if self._intake and self._intake.rows:
+      due = min(due, self._last_flush + self._flush_seconds)
+    if self._die_at is not None:
+      due = min(due, self._die_at)
+    self._receive.settimeout(max(due - now, 0.001))
+    try:
+      received = self._receive.recv(4096)
+    except TimeoutError:
+      return
+    if int(signal.SIGTERM) in received and self._die_at is None:
+      self.termination.received = True
+      self.termination.tell_native()
+      if self.termination.mode == "default":
+        self._die_at = time.monotonic() + self._grace_seconds
+
+  def _due(self) -> bool:
+    now = time.monotonic()
+    if self._intake and self._intake.rows and (
+        now - self._last_flush >= self._flush_seconds or self._intake.rows >= self._flush_rows):
+      return True
+    return now - self._last_heartbeat >= _HEARTBEAT_SECONDS
+
+  def _take_in(self) -> None:
+    while True:
+      with self._lock:
+        if not self._queue:
+          return
+        batch = self._queue.popleft()
+        self._queued_bytes -= batch.ring.nbytes
+      assert self._intake is not None, "set_ranks comes before submit"
+      if batch.plan is not self._plan:
+        self._decode()
+        self._plan = batch.plan
+        if self._run_info is not None:
+          self._run_info = {**self._run_info, "clock": batch.plan.clock, "axis": batch.plan.axis,
+                            "ranks": batch.plan.ranks, "plan": batch.plan.to_json()}
+          rundir.write_json(self._directory / rundir.RUN_FILE, self._run_info)
+      if self._intake.goes_back(batch):
+        self._decode()
+        self._intake.next_attempt()
+      self._intake.add(batch)
+      if self._intake.rows >= self._flush_rows:
+        self._flush()
+
+  def _decode(self) -> None:
+    if self._intake and self._intake.rows and self._plan is not None:
+      self._ready.append(self._intake.decode(self._plan))
+
+  def _flush(self, merge: bool = True) -> None:
+    self._decode()
+    if self._ready:
+      for table, parts in zip(("steps", "collectives"), zip(*self._ready, strict=True), strict=True):
+        columns = decode.concatenate(list(parts))
+        self._stores[table].append(columns, merge)
+        self.rows_written += len(columns["step"]) if table == "steps" else 0
+      self._ready = []
+    self._last_flush = time.monotonic()
+    self._write_process_file(closed=False)
+
+  def _answer(self, asked: int) -> None:
+    with self._lock:
+      self._flushed = asked
+      self._flush_done.notify_all()
+
+  def _write_process_file(self, closed: bool) -> None:
+    self._last_heartbeat = time.monotonic()
+    info = {**self._process_info, **dataclasses.asdict(self.losses), "rows_written": self.rows_written,
+            "closed_cleanly": closed, "ended_by": self.ended_by, "stopped": self.stopped,
+            "last_step": self._intake.last_step if self._intake else None,
+            "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+    rundir.write_json(self._directory / "process" / f"{self._process}.json", info)
+
+  def _stop(self, error: Exception) -> None:
+    with self._lock:
+      self.stopped = explain(error, self._directory)
+      self._queue.clear()
+      self._queued_bytes = 0
+      self._flush_done.notify_all()
+    self._ready = []
+    _LOG.warning("Recording stopped, training goes on: %s", self.stopped)
+    _LOG.debug("Recording stopped", exc_info=error)
+    with contextlib.suppress(OSError):
+      self._write_process_file(closed=False)
+    while self._die_at is not None:  # The promise to die of SIGTERM outlives the recording.
+      time.sleep(max(self._die_at - time.monotonic(), 0))
+      self.termination.die()
+      return
+
+
+class _Intake:
+  """Rows on the host that are not written yet, for each of this process's ranks, and what came before them."""
+
+  def __init__(self, ranks: list[int], process: int, attempt: int, losses: Losses):
+    self._ranks, self._process, self._attempt, self._losses = ranks, process, attempt, losses
+    self._seen: list[int] | None = None  # last step seen of each rank
+    self._previous: list[decode.Previous | None] = [None] * len(ranks)
+    self._rows: list[list[np.ndarray]] = [[] for _ in ranks]
+    self._host: list[tuple[int, list[host.Sample], list[dict[str, float]]]] = []
+    self.rows = 0
+
+  @property
+  def last_step(self) -> int | None:
+    """Newest step taken in."""
+    return max(self._seen, default=None) if self._seen else None
+
+  def goes_back(self, batch: Batch) -> bool:
+    """Tells whether the loop went back to an earlier step, by a restored checkpoint or a new pace state."""
+    return self._seen is not None and any(
+        -1 < decode.newest_step(copy) < seen for copy, seen in zip(batch.ring, self._seen, strict=True))
+
+  def next_attempt(self) -> None:
+    """Counts the steps that follow as another attempt. Nothing may be waiting to be decoded."""
+    self._attempt += 1
+    self._seen = None
+    self._previous = [None] * len(self._ranks)
+
+  def add(self, batch: Batch) -> None:
+    """Takes in what is new in a batch."""
+    newest = [decode.newest_step(copy) for copy in batch.ring]
+    calls = len(batch.samples)
+    first = self._seen is None
+    if self._seen is None:
+      # Older rows are not this recorder's: warm-up steps, or a restored pace state with another process's stamps.
+      self._seen = [max(step - calls, -1) for step in newest]
+    if max(newest) - max(self._seen) == calls or first:
+      self._host.append((max(newest), batch.samples, batch.extra))
+    hole = False
+    for i, copy in enumerate(batch.ring):
+      rows, missing = decode.new_rows(copy, self._seen[i])
+      self._losses.lost_rows += missing
+      hole |= missing > 0
+      if len(rows):
+        self._rows[i].append(rows)
+        self.rows += len(rows)
+        self._seen[i] = newest[i]
+    self._losses.holes += hole
+
+  def decode(self, plan: Plan) -> tuple[decode.Columns, decode.Columns]:
+    """Decodes all rows taken in, and forgets them."""
+    steps, collectives = [], []
+    for i, rank in enumerate(self._ranks):
+      if not self._rows[i]:
+        continue
+      columns, waits = decode.decode(np.concatenate(self._rows[i]), plan, rank, self._process, self._attempt,
+                                     self._previous[i])
+      last_end = columns["end_ns"][-1]
+      self._previous[i] = decode.Previous(
+          int(columns["step"][-1]), 0 if last_end is np.ma.masked else int(last_end))
+      steps.append(columns)
+      collectives.append(waits)
+      self._rows[i] = []
+    self.rows = 0
+    joined = decode.join_host(decode.concatenate(steps), _host_columns(self._host))
+    self._host = []
+    return joined, decode.concatenate(collectives)
+
+
+def _host_columns(pieces: list[tuple[int, list[host.Sample], list[dict[str, float]]]]) -> decode.Columns:
+  """Lays the samples out by step: the last sample of a piece belongs to its newest step."""
+  if not pieces:
+    return {"step": np.zeros(0, np.int64)}
+  samples = [sample for _, piece, _ in pieces for sample in piece]
+  extra = [columns for _, _, piece in pieces for columns in piece]
+  steps = np.concatenate([np.arange(newest - len(piece) + 1, newest + 1, dtype=np.int64) for newest, piece, _ in pieces])
+  columns: decode.Columns = {"step": steps}
+  for i, name in enumerate(host.NAMES):
+    values = [sample[i] for sample in samples]
+    unknown = np.array([value is None for value in values], bool)
+    columns[name] = np.ma.masked_array(np.array([value or 0 for value in values], np.int64), unknown)
+  for name in sorted({name for row in extra for name in row}):
+    unknown = np.array([name not in row for row in extra], bool)
+    columns[f"host_{name}"] = np.ma.masked_array(np.array([row.get(name, 0.0) for row in extra], np.float64), unknown)
+  return columns
+
+
+def explain(error: BaseException, directory: pathlib.Path) -> str:
+  """Says in a sentence what kept the recorder from writing, and what to do about it."""
+  number = error.errno if isinstance(error, OSError) else None
+  if isinstance(error, rundir.ForeignDirectoryError):
+    return str(error)
+  if number in (errno.ENOSPC, errno.EDQUOT):
+    return f"no space is left for {directory} (disk or quota full). What was written until now can be read."
+  if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+    return f"{directory} can't be written ({error.strerror}). Choose another directory or change its permissions."
+  if number in (errno.ENOENT, errno.ESTALE):
+    return f"{directory} was moved or deleted while it was being written."
+  if number in (errno.ENOTDIR, errno.EEXIST):
+    return f"{directory} is not a directory. Choose another one."
+  return f"{directory} can't be written ({type(error).__name__}: {error})."
