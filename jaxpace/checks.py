@@ -1,0 +1,153 @@
+"""What can be wrong about a use of `instrument`, said in a sentence that names the likely mistake and the fix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxpace.communication.program import Program, axes_of, bodies
+from jaxpace.core import ring
+from jaxpace.core.pace import PaceState
+from jaxpace.core.types import Decision, Pacer
+from jaxpace.core.varying import manual_axes, varying
+from jaxpace.execution import CLOCKS
+
+
+def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slots: Any, rows: Any,
+             max_delay: Any) -> None:
+  """Checks the arguments of `instrument`."""
+  if not callable(step):
+    raise ValueError(f"jaxpace.instrument takes the train step itself, a function; it was given {step!r}.")
+  names = (axis_name,) if isinstance(axis_name, str) else axis_name
+  if not isinstance(names, (tuple, list)) or not names or not all(isinstance(n, str) and n for n in names):
+    raise ValueError(f"axis_name={axis_name!r} must be the name of the data axis, such as 'data', or several names.")
+  if pacer is not None and not isinstance(pacer, Pacer):
+    raise ValueError(f"pacer={pacer!r} is not a Pacer. Pass what a factory returns, or jaxpace.Pacer(init, update), "
+                     "or None to record only.")
+  if clock not in CLOCKS:
+    raise ValueError(f"clock={clock!r} is not known. Use one of: {', '.join(CLOCKS)}.")
+  if share not in ("auto", True, False, None):
+    raise ValueError(f"share={share!r} must be 'auto', True, False or None.")
+  if not isinstance(slots, int) or not 1 <= slots <= 256:
+    raise ValueError(f"slots={slots!r} must be a whole number from 1 to 256.")
+  if not isinstance(rows, int) or not 4 <= rows <= 65536:
+    raise ValueError(f"rows={rows!r} must be a whole number from 4 to 65536.")
+  if not isinstance(max_delay, (int, float)) or not (math.isfinite(max_delay) and 0 <= max_delay <= 10):
+    raise ValueError(f"max_delay={max_delay!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
+
+
+def known_axes(names: Sequence[str], mesh: Mesh) -> None:
+  """Checks that a mesh has these axes."""
+  if not isinstance(mesh, (Mesh, jax.sharding.AbstractMesh)):
+    raise ValueError(f"A jax.sharding.Mesh is needed here, from jax.make_mesh; this is a {type(mesh).__name__}.")
+  missing = [name for name in names if name not in mesh.axis_names]
+  if missing or not names:
+    raise ValueError(f"The mesh has no axis {', '.join(map(repr, missing))}: its axes are "
+                     f"{', '.join(map(repr, mesh.axis_names))}. Is axis_name the one the step's psum uses?")
+
+
+def some_devices(devices: Sequence[Any]) -> None:
+  """Checks the devices of pmap."""
+  if not devices:
+    raise ValueError("paced.init(devices=...) needs at least one device: jax.local_devices().")
+  away = [d for d in devices if d.process_index != jax.process_index()]
+  if away:
+    raise ValueError(f"paced.init(devices=...) takes this process's own devices, but {away[0]} belongs to process "
+                     f"{away[0].process_index}. Use jax.local_devices(), not jax.devices().")
+
+
+def is_pace(pace: Any) -> None:
+  """Checks that the first argument is a pace state."""
+  if not isinstance(pace, PaceState):
+    raise ValueError(
+        f"The instrumented step takes the pace state first: step(pace, state, batch). Its first argument is a "
+        f"{type(pace).__name__}. Make the state with pace = paced.init(mesh), and put jaxpace.spec(mesh) first in "
+        "in_specs and out_specs.")
+
+
+def whole_mesh_named(pace: PaceState) -> None:
+  """Checks that the pace state is split over every manual axis."""
+  axes = manual_axes()
+  shape = jnp.shape(pace.step)
+  # Under check_vma=True the type tells which axes the state varies over.
+  named = varying(pace.step)
+  absent = [a for a in axes if named and a not in named and jax.lax.axis_size(a) > 1]
+  if len(shape) <= 1 and (not shape or shape[0] == 1) and not absent:
+    return
+  if len(shape) > 1:
+    raise ValueError(f"The pace state's leaves have {len(shape) - 1} axes too many. Was it vmapped, or stacked twice?")
+  left_out = ", ".join(map(repr, absent)) if absent else "some of " + ", ".join(map(repr, axes)) if axes else "the axis"
+  raise ValueError(
+      f"Each device must hold its own part of the pace state, but this one holds {shape[0] if shape else 1}: the "
+      f"partition spec leaves out {left_out}, and their devices would vanish from the record. Use "
+      "spec = jaxpace.spec(mesh) in in_specs and out_specs of jax.shard_map; it names every axis.")
+
+
+def axis_size(axis: Sequence[str]) -> int:
+  """Ranks along the data axis; an error where it isn't bound."""
+  size = 1
+  for name in axis:
+    try:
+      size *= jax.lax.axis_size(name)
+    except NameError:
+      bound = ", ".join(map(repr, manual_axes()))
+      where = f"The axes bound here are {bound}." if bound else (
+          "No axis is bound here: the instrumented step must run inside jax.shard_map or jax.pmap, where the bare "
+          "step did, e.g. jax.jit(jax.shard_map(paced, mesh=mesh, ...)).")
+      raise ValueError(f"The data axis {name!r} is not known where the instrumented step runs. {where}") from None
+  return size
+
+
+def same_ranks(one: PaceState, ranks: int, axis: Sequence[str]) -> None:
+  """Checks that the state was made for this number of ranks."""
+  made = one.arrivals.shape[-1]
+  if made != ranks:
+    raise ValueError(
+        f"The pace state was made for {made} ranks along {','.join(axis)}, but the step runs on {ranks}. After a "
+        "change of the number of ranks make a new one, pace = paced.init(mesh); it holds no training state.")
+
+
+def some_collective(program: Program, axis: Sequence[str], step: Callable[..., Any]) -> None:
+  """Checks that the step has a collective over the data axis."""
+  if program.hidden or any(e.collective for e in program.equations):
+    return
+  name = getattr(step, "__name__", "the step")
+  others: set[str] = set()
+
+  def look(eqns: Any) -> None:
+    for eqn in eqns:
+      others.update(axes_of(eqn.primitive, eqn.params))
+      for body in bodies(eqn.params):
+        look(body.eqns)
+
+  look(program.equations)
+  label = ",".join(axis)
+  if others:
+    raise ValueError(f"{name} has no collective over {label!r}, but over {', '.join(map(repr, sorted(others)))}. "
+                     "Is axis_name of jaxpace.instrument the axis that gradients are summed over?")
+  raise ValueError(
+      f"{name} has no collective over {label!r}: nothing synchronises the ranks there, so there is nothing to time. "
+      f"Likely causes: the gradients are not averaged, e.g. grads = jax.lax.pmean(grads, {label!r}); or the psum is "
+      "outside of the function given to jaxpace.instrument; or the batch isn't split over the axis in in_specs.")
+
+
+def decision(made: Any, after: Any, before: Any) -> tuple[str, ...]:
+  """Checks what a pacer's update returned. Returns the names of its columns, sorted."""
+  if not isinstance(made, Decision):
+    raise ValueError(f"pacer.update must return (Decision, state); the first is a {type(made).__name__}.")
+  if len(made.info) > ring.MAX_DECISIONS:
+    raise ValueError(f"A pacer may record {ring.MAX_DECISIONS} columns a step; this one has {len(made.info)}: "
+                     f"{', '.join(sorted(made.info))}.")
+
+  def describe(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf).name), tree)
+
+  if (jax.tree.structure(after) != jax.tree.structure(before)) or describe(after) != describe(before):
+    raise ValueError("pacer.update must return a state of the same structure, shapes and dtypes as it was given: it is "
+                     f"carried from step to step.\nGiven:    {describe(before)}\nReturned: {describe(after)}")
+  return tuple(sorted(made.info))

@@ -1,0 +1,79 @@
+"""Which phase of training an equation belongs to, told from its name stack.
+
+Differentiation leaves its mark there: `transpose(` is backward, `jvp(` forward. The stack must be joined with those
+of all enclosing calls: an equation's own stack alone misclassifies what a nested `jit` holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import jax
+
+from jaxpace.core.plan import BACKWARD, DELAY, FORWARD, GAP, SYNC
+
+OTHER = "other"
+"""Neither forward nor backward: input preparation or update, told apart by where it stands."""
+
+_SCOPE = "jaxpace.phase."
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_TOKEN = re.compile(re.escape(_SCOPE) + r"([A-Za-z_][A-Za-z0-9_]*)|([a-z_]+)\(|\(|\)")
+_RESERVED = {SYNC, GAP, DELAY, OTHER}
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+  """Marks what is traced inside as a phase of the step.
+
+  The phase gets its own time in the trace, `phase_<name>_ns`. `forward`, `backward` and `update` are known by
+  themselves; marking them by hand overrides that. Marking part of a loss function marks its forward part:
+  the gradient of it stays backward.
+
+  >>> import jaxpace
+  >>> with jaxpace.phase("augment"):
+  ...   pass
+
+  Args:
+    name: letters, digits and underscores, at most 32.
+
+  Raises:
+    ValueError: the name is not of that form, or is measured by itself (sync, gap, delay).
+  """
+  if not isinstance(name, str) or not _NAME.fullmatch(name):
+    raise ValueError(f"jaxpace.phase({name!r}): a phase's name is letters, digits and underscores, at most 32, "
+                     "since it names a column of the trace.")
+  if name in _RESERVED:
+    raise ValueError(f"jaxpace.phase({name!r}): {name} is measured by itself; choose another name.")
+  with jax.named_scope(_SCOPE + name):
+    yield
+
+
+def join(outer: str, inner: str) -> str:
+  """Joins two name stacks, either of which may be empty."""
+  return f"{outer}/{inner}" if outer and inner else outer or inner
+
+
+def classify(stack: str) -> str:
+  """Phase of an equation with this joined name stack: "forward", "backward", a user's phase, or `OTHER`."""
+  named, jvp, transpose = "", False, False
+  opened: list[str] = []
+  for match in _TOKEN.finditer(stack):
+    user, transform = match.groups()
+    if user:
+      # Inside transpose(...) stands the scope of the forward equation that this one is the gradient of.
+      if "transpose" not in opened:
+        named = user
+    elif match.group() == ")":
+      if opened:
+        opened.pop()
+    else:
+      opened.append(transform or "")
+      jvp |= transform == "jvp"
+      transpose |= transform == "transpose"
+  if named:
+    return named
+  if transpose:
+    return BACKWARD
+  return FORWARD if jvp else OTHER

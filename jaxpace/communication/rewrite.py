@@ -1,0 +1,195 @@
+"""Evaluates a script: the step's own equations, with stamps, gates and the shared operand between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpace.communication import sharing
+from jaxpace.communication.program import Literal, Ref, evaluate
+from jaxpace.communication.script import Script, Section
+from jaxpace.core.varying import vary, varying
+from jaxpace.execution import Clock, gate, words
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+  """What a rank brings into a step; see `Taken` for shapes."""
+
+  last_exit: jax.Array  # uint32 [2], the previous step's last exit; all zero before the first
+  delay: jax.Array  # float32 [] s, asked for this step
+  index: jax.Array  # int32 [], this rank's index along the axis
+  ranks: int
+  delay_limit: float | None  # s; None: the step has no delay operation
+  share: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+  """What a step's stamps say."""
+
+  stamps: list[jax.Array]  # uint32 [2] each, in the order of the plan's marks
+  arrival: jax.Array  # float32 [] s, own, undelayed, at the first stamped collective; NaN if unknown
+  delay: jax.Array  # float32 [] s, applied
+  arrivals: jax.Array | None  # float32 [ranks] s, where shared
+  delays: jax.Array | None  # float32 [ranks] s, where shared
+  waits: list[jax.Array]  # float32 [] s each, by slot
+  last_exit: jax.Array  # uint32 [2]
+
+
+class _Evaluator:
+
+  def __init__(self, script: Script, clock: Clock, before: Before, inputs: Sequence[Any]):
+    self.script, self.clock, self.before = script, clock, before
+    self.program = script.program
+    self.env: dict[int, Any] = dict(self.program.constants)
+    self.env.update(zip(self.program.inputs, inputs, strict=True))
+    self.stamps: list[jax.Array] = []
+    self.exits: list[jax.Array] = []
+    self.waits: list[jax.Array] = []
+    self.arrival = jnp.float32(jnp.nan)
+    self.delay = jnp.float32(0)
+    self.shared: tuple[jax.Array, jax.Array] | None = None
+
+  def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
+    if isinstance(ref, Literal):
+      return ref.value
+    return seen[ref] if seen and ref in seen else self.env[ref]
+
+  def stamp(self, *after: Any) -> jax.Array:
+    taken = self.clock.stamp(self.stamps[-1], *after)
+    self.stamps.append(taken)
+    return taken
+
+  def begin(self) -> None:
+    with jax.named_scope("jaxpace"):
+      if self.before.delay_limit is None:
+        self.stamps.append(self.clock.stamp(self.before.last_exit))
+        return
+      early, late = self.clock.delay(self.before.delay, self.before.delay_limit, self.before.last_exit)
+      self.stamps += [early, late]
+      self.delay = words.seconds_between(early, late)
+
+  def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:
+    """Evaluates a run, which sees the values in `gated` only after the last stamp."""
+    waiting = set(gated)
+    seen: dict[int, Any] = {}
+    holder = self.stamps[-1]
+
+    def look(ref: Ref) -> Any:
+      # Gated at first sight: some gated values are made within the run.
+      if isinstance(ref, int) and ref in waiting and ref not in seen:
+        with jax.named_scope("jaxpace"):
+          seen[ref] = gate(holder, self.env[ref])
+      return self.read(ref, seen)
+
+    for index in indices:
+      equation = self.program.equations[index]
+      outputs = evaluate(equation, [look(ref) for ref in equation.inputs])
+      self.env.update(zip(equation.outputs, outputs, strict=True))
+
+  def group(self, section: Section) -> None:
+    equations = [self.program.equations[i] for i in section.group]
+    if section.slot is None:
+      for equation in equations:
+        self.env.update(zip(equation.outputs, evaluate(equation, [self.read(r) for r in equation.inputs]), strict=True))
+      return
+    seen: dict[int, Any] = {}
+    with jax.named_scope("jaxpace"):
+      enter = self.stamp(*(self.witness(self.env[v]) for e in equations for v in e.reads()))
+      if not self.exits:
+        self.note_arrival(enter)
+      ours = self.our_operand(section, enter)
+      if ours is None and section.gate is not None:
+        seen[section.gate] = gate(enter, self.env[section.gate])
+    for equation in equations:
+      outputs = evaluate(equation, [self.read(ref, seen) for ref in equation.inputs])
+      self.env.update(zip(equation.outputs, outputs, strict=True))
+    with jax.named_scope("jaxpace"):
+      results = [self.env[value] for value in section.leaves]
+      if ours is not None and section.extra is not None:
+        total = jax.lax.psum(ours, section.extra.axes)
+        if self.carries(section):
+          self.shared = sharing.unpack(total, self.before.ranks)
+        if varying(total) <= frozenset[str]().union(*map(varying, results)):
+          results.append(total)
+      # Not chained to the entry stamp: what is gated by this one must not vary more than the results do.
+      leave = self.clock.stamp(words.zero(), *(self.witness(result) for result in results))
+      for value in section.held_after:
+        self.env[value] = gate(leave, self.env[value])
+      leave = vary(leave, varying(enter))
+      self.stamps.append(leave)
+      self.exits.append(leave)
+      self.waits.append(words.seconds_between(enter, leave))
+
+  def carries(self, section: Section) -> bool:
+    return self.before.share and section.extra is not None and section.extra == self.script.carrier
+
+  def our_operand(self, section: Section, enter: jax.Array) -> jax.Array | None:
+    """The operand that holds a group back by itself: the ranks' arrivals, or, where no operand
+    of the step's may be held back, a single zero."""
+    if section.extra is None:
+      return None
+    if self.carries(section):
+      payload = sharing.operand(self.arrival, self.delay, self.before.index, self.before.ranks, section.extra.dtype)
+    elif section.gate is None:
+      payload = jnp.zeros((1,), section.extra.dtype)
+    else:
+      return None
+    return gate(enter, payload)
+
+  def note_arrival(self, enter: jax.Array) -> None:
+    busy = words.seconds_between(self.before.last_exit, enter) - self.delay
+    first = jnp.all(self.before.last_exit == jnp.uint32(0))
+    self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
+
+  def witness(self, value: Any) -> Any:
+    """What a stamp is given so that it waits for a value: the value, or one element where a stamp's wish for
+    row-major operands could cost a transposition of a large one."""
+    if self.clock.name != "native" or value.ndim < 2 or value.size == 0:
+      return value
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+      return value
+    return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
+
+  def run(self) -> list[Any]:
+    self.begin()
+    for section in self.script.sections:
+      for segment in section.segments:
+        if segment.boundary:
+          with jax.named_scope("jaxpace"):
+            self.stamp(*(self.witness(self.env[v]) for v in segment.waits_for))
+        self.equations(segment.equations, segment.gated)
+      if section.group:
+        self.group(section)
+    outputs = [self.read(ref) for ref in self.program.outputs]
+    with jax.named_scope("jaxpace"):
+      self.stamp(*(v for v in outputs if isinstance(v, jax.Array) and v.size))
+    return outputs
+
+
+def run(script: Script, clock: Clock, before: Before, inputs: Sequence[Any]) -> tuple[list[Any], Taken]:
+  """Evaluates a scripted step.
+
+  Args:
+    script: from `write_script`.
+    clock: to stamp with.
+    before: what the rank brings along.
+    inputs: the program's inputs, flat.
+
+  Returns:
+    The program's outputs, flat and bit for bit what the bare step gives, and what was measured.
+  """
+  evaluator = _Evaluator(script, clock, before, inputs)
+  outputs = evaluator.run()
+  arrivals, delays = evaluator.shared or (None, None)
+  return outputs, Taken(
+      stamps=evaluator.stamps, arrival=evaluator.arrival, delay=evaluator.delay, arrivals=arrivals, delays=delays,
+      waits=evaluator.waits, last_exit=evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1])
+
+
+__all__ = ["Before", "Taken", "run"]

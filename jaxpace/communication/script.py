@@ -1,0 +1,250 @@
+"""What to do in which order: the step's equations with the stamps between them. Static, decided at trace time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from jaxpace.communication import gates, schedule
+from jaxpace.communication.program import Program, axes_of, size_bytes
+from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Mark, Unstamped
+from jaxpace.core.ring import MAX_PHASE_MARKS
+from jaxpace.core.varying import varying_of_aval
+
+_MOST_WAITED = 8  # values a phase boundary waits for
+_REDUCTIONS = ("psum", "psum_invariant")
+
+
+@dataclasses.dataclass(frozen=True)
+class Carrier:
+  """The all-reduce in which an operand of ours rides."""
+
+  slot: int
+  dtype: str
+  axes: tuple[str, ...]
+
+
+@dataclasses.dataclass
+class Segment:
+  """A run of equations, and the stamp that holds it back and is taken before it."""
+
+  equations: list[int]
+  phase: str
+  waits_for: list[int]
+  """Values that the boundary stamp before this run waits for. Empty for the first run of a stage."""
+  gated: list[int]
+  """Values that this run sees only after the stamp before it."""
+  boundary: bool
+  """Whether there is a stamp of its own before this run."""
+
+
+@dataclasses.dataclass
+class Section:
+  """A stage: its segments, then its group of collectives."""
+
+  segments: list[Segment]
+  group: list[int]
+  slot: int | None
+  gate: int | None
+  """Value, read by the group, that is held back by the entry stamp; None: an operand of our own is."""
+  extra: Carrier | None
+  """An all-reduce of this group that an operand of ours can join."""
+  leaves: list[int] = dataclasses.field(default_factory=list)
+  """Results of the group that the exit stamp waits for."""
+  held_after: list[int] = dataclasses.field(default_factory=list)
+  """Values that everything later sees only after the exit stamp."""
+
+
+@dataclasses.dataclass
+class Script:
+  """The whole step."""
+
+  program: Program
+  sections: list[Section]
+  carrier: Carrier | None
+  marks: tuple[Mark, ...]
+  collectives: tuple[Collective, ...]
+  unstamped: tuple[Unstamped, ...]
+  overflow: int
+  notices: list[str]
+
+
+def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: bool,
+                 tracked: frozenset[str]) -> Script:
+  """Decides where the stamps go.
+
+  Args:
+    program: the flat step.
+    axis: names of the data axes.
+    slots: most collectives (groups) that get stamps; the smallest are left out.
+    delayed: whether a pacer may ask for a delay, so that the step's beginning has a `delay` mark.
+    tracked: manual axes that jax tracks variation over; only values varying over all of them can be gated.
+
+  Returns:
+    The script. Evaluating it gives the outputs of the program, bit for bit.
+  """
+  producers = gates.Producers(program)
+  stages = schedule.stages(program, merge_runs_over=MAX_PHASE_MARKS)
+  weighty = schedule.heavy(program)
+  notices: list[str] = []
+  slot_of = _slots(program, [stage.group for stage in stages if stage.group], slots)
+
+  def allowed(value: int) -> bool:
+    return tracked <= varying_of_aval(program.avals[value])
+
+  sections: list[Section] = []
+  for number, stage in enumerate(stages):
+    segments: list[Segment] = []
+    for run in stage.runs:
+      first = not segments
+      chosen, complete = gates.cover(program, producers, run.equations, weighty, allowed)
+      if first:
+        if number > 0:
+          chosen = []  # the exit stamp holds back the collective's own results
+        elif delayed and not complete:
+          notices.append("Part of the step can start before its delay: no value there can be held back exactly.")
+        segments.append(Segment(list(run.equations), run.phase, [], chosen, boundary=False))
+        continue
+      waits_for = _ends(program, producers, segments[-1].equations, weighty)
+      if complete and waits_for:
+        segments.append(Segment(list(run.equations), run.phase, waits_for, chosen, boundary=True))
+      else:
+        notices.append(f"The boundary between {segments[-1].phase} and {run.phase} can't be held without a risk to "
+                       "the last bits of the results; both are reported as compute.")
+        segments[-1].equations = segments[-1].equations + list(run.equations)
+        segments[-1].phase = COMPUTE
+    slot = slot_of.get(tuple(stage.group))
+    extra = _joinable(program, stage.group, slot) if slot is not None else None
+    gate = _gate(program, stage.group, allowed) if slot is not None else None
+    leaves, held_after = ([], [])
+    if slot is not None:
+      leaves, held_after = _after_exit(program, producers, stage.group, stages[number + 1])
+    sections.append(Section(segments, stage.group, slot, gate, extra, leaves, held_after))
+
+  carrier = max((s.extra for s in sections if s.extra is not None),
+                key=lambda c: _group_bytes_of(sections, program, c), default=None)
+  collectives = tuple(_describe(program, s, axis) for s in sections if s.slot is not None)
+  overflow = sum(1 for s in sections if s.group and s.slot is None)
+  unstamped = [Unstamped(h.name, h.primitive, h.bytes, h.reason) for h in program.hidden]
+  unstamped += [Unstamped(program.equations[i].stack or program.equations[i].primitive.name,
+                          program.equations[i].primitive.name,
+                          schedule.group_bytes(program, [i]), "more collectives than slots")
+                for s in sections if s.group and s.slot is None for i in s.group]
+  return Script(program, sections, carrier, _marks(sections, delayed), collectives, tuple(unstamped), overflow, notices)
+
+
+def _slots(program: Program, groups: list[list[int]], slots: int) -> dict[tuple[int, ...], int]:
+  kept = set(sorted(range(len(groups)), key=lambda g: (-schedule.group_bytes(program, groups[g]), g))[:slots])
+  return {tuple(groups[g]): slot for slot, g in enumerate(sorted(kept))}
+
+
+def _bytes(program: Program, values: Sequence[int]) -> int:
+  return sum(size_bytes(program.avals[v]) for v in values)
+
+
+def _ends(program: Program, producers: gates.Producers, run: Sequence[int], weighty: frozenset[int]) -> list[int]:
+  """Values whose being ready means that a run is over: whole kernels' results that no other weighty equation reads."""
+  made = [(i, o) for i in run if i in weighty for o in program.equations[i].outputs]
+  read = {v for i in run if i in weighty for v in program.equations[i].reads()}
+  ends = [o for _, o in made if o not in read and producers.materialised(o)]
+  if not ends:
+    ends = [o for _, o in made if producers.materialised(o)]
+  return [o for o in ends if size_bytes(program.avals[o])][-_MOST_WAITED:]
+
+
+def _joinable(program: Program, group: Sequence[int], slot: int) -> Carrier | None:
+  """The largest sum-reduction of a group: its dtype and axes are those an operand of ours must have to join it."""
+  sizes: dict[tuple[str, tuple[str, ...]], int] = {}
+  for index in group:
+    equation = program.equations[index]
+    if equation.primitive.name not in _REDUCTIONS or equation.params.get("axis_index_groups") is not None:
+      continue
+    axes = axes_of(equation.primitive, equation.params)
+    if len(axes) != len(equation.params["axes"]):
+      continue  # also sums over an array dimension
+    for value in equation.reads():
+      dtype = str(program.avals[value].dtype)
+      sizes[dtype, axes] = sizes.get((dtype, axes), 0) + size_bytes(program.avals[value])
+  if not sizes:
+    return None
+  dtype, axes = max(sizes, key=lambda key: (sizes[key], key))
+  return Carrier(slot, dtype, axes)
+
+
+def _gate(program: Program, group: Sequence[int], allowed) -> int | None:
+  """The operand that the entry stamp holds back: the smallest float32 or integer one, None if there is none.
+
+  A half-precision operand is never held back: XLA reduces it in float32 and elides the conversion before it.
+  """
+  candidates = []
+  for index in group:
+    for value in program.equations[index].reads():
+      dtype = getattr(program.avals[value], "dtype", None)
+      if dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32) and allowed(value):
+        candidates.append((dtype != jnp.float32, size_bytes(program.avals[value]), value))
+  return min(candidates)[2] if candidates else None
+
+
+def _after_exit(program: Program, producers: gates.Producers, group: Sequence[int],
+                following: schedule.Stage) -> tuple[list[int], list[int]]:
+  """What the exit stamp waits for, and what waits for it.
+
+  The stamp is not chained to earlier ones: those vary over the axis, and whatever is gated by a varying stamp
+  varies too, which parameters must not. It waits for the results that vary least.
+
+  Float32 results are held back. Half-precision ones can't be exactly, so there the other operands of what follows
+  are: inputs of the step (parameters, optimiser state), which are in memory as they are.
+  """
+  results = [o for i in group for o in program.equations[i].outputs]
+  kinds = {v: varying_of_aval(program.avals[v]) for v in results}
+  least = min(kinds.values(), key=lambda axes: (len(axes), sorted(axes)), default=frozenset())
+  leaves = [v for v in results if kinds[v] == least]
+
+  def fits(value: int) -> bool:
+    return producers.exact(value) and least <= varying_of_aval(program.avals[value])
+
+  held = [v for v in results if fits(v)]
+  if len(held) < len(results):
+    read = {v for run in following.runs for i in run.equations for v in program.equations[i].reads()}
+    held += [v for v in program.inputs if v in read and fits(v)]
+  return leaves, held
+
+
+def _group_bytes_of(sections: Sequence[Section], program: Program, carrier: Carrier) -> int:
+  return next(schedule.group_bytes(program, s.group) for s in sections if s.slot == carrier.slot)
+
+
+def _describe(program: Program, section: Section, axis: Sequence[str]) -> Collective:
+  equations = [program.equations[i] for i in section.group]
+  largest = max(equations, key=lambda e: sum(size_bytes(program.avals[v]) for v in e.reads()))
+  operands = [v for e in equations for v in e.reads()]
+  phase = section.segments[-1].phase
+  return Collective(
+      slot=section.slot if section.slot is not None else -1,
+      name=largest.stack or largest.primitive.name,
+      primitives=tuple(sorted({e.primitive.name for e in equations})),
+      axis=",".join(axis),
+      bytes=_bytes(program, operands),
+      operands=len(operands),
+      dtypes=tuple(sorted({str(program.avals[v].dtype) for v in operands})),
+      phase=phase)
+
+
+def _marks(sections: Sequence[Section], delayed: bool) -> tuple[Mark, ...]:
+  """Lists the stamps in order; a mark's segment names the time before it."""
+  marks = [Mark("start", GAP)]
+  if delayed:
+    marks.append(Mark("delay", DELAY))
+  current = COMPUTE
+  for section in sections:
+    for segment in section.segments:
+      if segment.boundary:
+        marks.append(Mark("phase", current))
+      current = segment.phase
+    if section.group and section.slot is not None:
+      marks.append(Mark("enter", current, section.slot))
+      marks.append(Mark("exit", SYNC, section.slot))
+  marks.append(Mark("end", current if sections[-1].segments else UPDATE))
+  return tuple(marks)

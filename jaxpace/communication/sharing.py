@@ -1,0 +1,70 @@
+"""The ranks' arrivals and applied delays, carried inside the all-reduce that is there anyway.
+
+Each rank adds its own numbers at its own place of a vector of zeros; the sum is everyone's. The vector
+is an operand of its own of the gradient all-reduce, with the dtype and axes of the operands it joins: anything else
+would make XLA send a second message or change how gradients are combined.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.communication.script import Carrier
+
+UNKNOWN = -1.0
+"""Stands for an arrival that is not known (a rank's first step); NaN would spread to every rank."""
+
+_PARTS = {"float32": 1, "float64": 1, "bfloat16": 3}
+"""Numbers of a dtype that carry one float32 exactly: 24 bits of mantissa, 8 in each bfloat16."""
+
+
+def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
+  """Why arrivals can't ride in this all-reduce; empty if they can."""
+  if carrier is None:
+    return "no sum over the data axis that an operand could join"
+  if carrier.dtype not in _PARTS:
+    return f"the all-reduce is of {carrier.dtype}, which can't carry times"
+  if set(carrier.axes) != set(axis):
+    return f"the all-reduce is over {', '.join(carrier.axes)}, not over {', '.join(axis)} alone"
+  return ""
+
+
+def operand(arrival: jax.Array, delay: jax.Array, index: jax.Array, ranks: int, dtype: str) -> jax.Array:
+  """Packs one rank's numbers.
+
+  Args:
+    arrival: [] float32 seconds, NaN if unknown.
+    delay: [] float32 seconds applied.
+    index: [] int32, this rank's index along the axis.
+    ranks: ranks along the axis.
+    dtype: of the all-reduce.
+
+  Returns:
+    [parts * 2 * ranks] of `dtype`: zero but at this rank's places.
+  """
+  own = jnp.stack([jnp.where(jnp.isnan(arrival), jnp.float32(UNKNOWN), arrival), delay])
+  mine = jnp.arange(ranks, dtype=jnp.int32) == index
+  values = jnp.where(mine[None, :], own[:, None], jnp.float32(0)).reshape(-1)
+  return jnp.concatenate(_split(values, dtype))
+
+
+def unpack(total: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+  """Reads the sum: arrivals [ranks] float32 s (NaN where unknown) and delays [ranks] float32 s."""
+  parts = total.reshape(-1, 2, ranks).astype(jnp.float32)
+  arrivals, delays = parts.sum(axis=0)
+  return jnp.where(arrivals < jnp.float32(0), jnp.float32(np.nan), arrivals), delays
+
+
+def _split(values: jax.Array, dtype: str) -> list[jax.Array]:
+  if _PARTS[dtype] == 1:
+    return [values.astype(dtype)]
+  parts, rest = [], values
+  for _ in range(_PARTS[dtype]):
+    # Cut bits off instead of converting there and back: XLA may elide such a pair of conversions.
+    bits = jax.lax.bitcast_convert_type(rest, jnp.uint32) & jnp.uint32(0xFFFF0000)
+    part = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    parts.append(part.astype(dtype))
+    rest = rest - part
+  return parts

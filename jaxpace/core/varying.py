@@ -1,0 +1,43 @@
+"""Along which manual mesh axes a value varies, across jax versions.
+
+Under `jax.shard_map(check_vma=True)` a value's type says over which axes the devices' copies differ; operations want their
+operands to agree. Under `check_vma=False`, `pmap` and plain `jit` nothing is tracked and all of this does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+def varying(value: Any) -> frozenset[str]:
+  """Manual axes over which a value's type says it varies; empty where jax doesn't track it."""
+  return varying_of_aval(jax.typeof(value))
+
+
+def varying_of_aval(aval: Any) -> frozenset[str]:
+  """The same, of an abstract value."""
+  kind = getattr(aval, "manual_axis_type", None)  # jax >= 0.10
+  if kind is not None:
+    return frozenset(kind.varying)
+  return frozenset(getattr(aval, "vma", ()))
+
+
+def manual_axes() -> tuple[str, ...]:
+  """Names of the mesh axes that are manual here: those of the enclosing `shard_map` or `pmap`, else ()."""
+  return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
+
+
+def vary(value: jax.Array, axes: frozenset[str] | tuple[str, ...]) -> jax.Array:
+  """Returns `value`, its type varying over `axes` too. No data moves."""
+  missing = tuple(sorted(set(axes) - varying(value)))
+  return jax.lax.pcast(value, missing, to="varying") if missing else value
+
+
+def tracked_axes() -> frozenset[str]:
+  """The manual axes if jax tracks variation here (`check_vma=True`), else none."""
+  axes = manual_axes()
+  if not axes:
+    return frozenset()
+  return varying(jax.lax.pcast(jax.numpy.zeros((), "uint32"), axes, to="varying"))

@@ -1,0 +1,254 @@
+"""Wraps a per-device train step: phases and collectives timed, delays applied, nothing else changed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpace import checks
+from jaxpace.communication import program, rewrite, script, sharing
+from jaxpace.core import pace as pace_state
+from jaxpace.core import ring
+from jaxpace.core.pace import PaceState
+from jaxpace.core.plan import Plan
+from jaxpace.core.types import Decision, Observation, Pacer
+from jaxpace.core.varying import varying, vary
+from jaxpace.execution import Clock, resolve_clock, words
+
+Share = Literal["auto"] | bool | None
+
+
+def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
+  """Returns the partition spec of the pace state: its leading axis over every manual axis of the mesh.
+
+  Naming only some of them would silently drop the other devices' stamps.
+
+  Args:
+    mesh: the mesh given to `jax.shard_map`.
+    axes: the manual axes, where `shard_map` was given `axis_names`; all axes of the mesh by default.
+
+  Raises:
+    ValueError: the mesh has no such axis.
+  """
+  names = tuple(mesh.axis_names if axes is None else axes)
+  checks.known_axes(names, mesh)
+  return PartitionSpec(names[0] if len(names) == 1 else names)
+
+
+def instrument(
+    step: Callable[..., Any],
+    axis_name: str | Sequence[str],
+    pacer: Pacer | None = None,
+    *,
+    clock: str = "auto",
+    share: Share = "auto",
+    slots: int = 16,
+    rows: int = 128,
+    max_delay: float = 0.25,
+) -> Instrumented:
+  """Instruments a per-device train step.
+
+  `(state, batch) -> out` becomes `(pace, state, batch) -> (pace, out)`, to be used where the bare step was: under
+  `jax.shard_map` or `jax.pmap`. The step is traced once and evaluated again equation by equation, with timers at the
+  boundaries of its phases and around its collectives over the data axis. Its results are the same, bit for bit.
+
+  Args:
+    step: the per-device function. It must exchange data over `axis_name`, by the user's hand or by JAX's.
+    axis_name: the data axis, or several that together are the data axis.
+    pacer: what decides on delays; None records only.
+    clock: "auto", or a name from `jaxpace.execution.CLOCKS`.
+    share: whether the ranks' arrivals ride in the gradient all-reduce, so that each rank's pacer sees all of them:
+      True, False or None for not, "auto" by layout and backend. `plan.share_reason` says what was chosen.
+    slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
+    rows: steps the ring of stamps holds; the recorder copies it before it comes round.
+    max_delay: seconds; no delay is longer, whatever a pacer asks.
+
+  Returns:
+    A callable with `init`, and with `plan` once it has been traced.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows, max_delay=max_delay)
+
+
+class Instrumented:
+  """An instrumented step; made by `instrument`."""
+
+  def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None, *, clock: str,
+               share: Share, slots: int, rows: int, max_delay: float):
+    checks.settings(step, axis_name, pacer, clock, share, slots, rows, max_delay)
+    functools.update_wrapper(self, step, updated=())
+    self.step = step
+    self.axis = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    self.pacer = pacer
+    self.clock_wanted = clock
+    self.share_wanted: Share = share
+    self.slots, self.rows, self.max_delay = slots, rows, max_delay
+    self.plan: Plan | None = None
+    self.mesh_shape: dict[str, int] = {}
+    self._platform: str | None = None
+
+  # Making the state.
+
+  def init(self, mesh: Mesh | None = None, *, devices: Sequence[jax.Device] | None = None,
+           axes: Sequence[str] | None = None) -> PaceState:
+    """Makes the pace state. Every process calls it, with the same mesh.
+
+    Args:
+      mesh: the mesh of `jax.shard_map`; the state is laid out over it by `jaxpace.spec(mesh)`.
+      devices: for `jax.pmap` instead: this process's devices, `jax.local_devices()`.
+      axes: manual axes, where `shard_map` was given `axis_names`.
+
+    Returns:
+      The state, before its first step.
+
+    Raises:
+      ValueError: neither or both of mesh and devices given, or the mesh lacks the data axis.
+    """
+    if (mesh is None) == (devices is None):
+      raise ValueError("paced.init needs either the mesh of jax.shard_map, paced.init(mesh), or the devices of "
+                       "jax.pmap, paced.init(devices=jax.local_devices()).")
+    if mesh is not None:
+      return self._init_mesh(mesh, spec(mesh, axes))
+    assert devices is not None
+    checks.some_devices(devices)
+    self._platform = devices[0].platform
+    ranks = len(devices) * jax.process_count()
+    first = jax.process_index() * len(devices)
+    self.mesh_shape = {self.axis[0]: ranks}
+    states = [pace_state.fresh(first + i, ranks, self.rows, self.slots, self.pacer) for i in range(len(devices))]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+  def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
+    checks.known_axes(self.axis, mesh)
+    self._platform = mesh.devices.flat[0].platform
+    self.mesh_shape = {name: int(size) for name, size in mesh.shape.items()}
+    names = partition[0] if isinstance(partition[0], tuple) else (partition[0],)
+    count = int(np.prod([mesh.shape[name] for name in names]))
+    ranks = int(np.prod([mesh.shape[name] for name in self.axis]))
+    one = pace_state.fresh(0, ranks, self.rows, self.slots, self.pacer)
+    sharding = NamedSharding(mesh, partition)
+
+    def lay_out(leaf: np.ndarray) -> jax.Array:
+      shape = (count, *leaf.shape)
+      return jax.make_array_from_callback(
+          shape, sharding, lambda index: np.broadcast_to(leaf, shape)[index])
+
+    state = jax.tree.map(lay_out, one)
+    numbers = jax.make_array_from_callback(
+        (count,), sharding, lambda index: np.arange(count, dtype=np.int32)[index])
+    return state._replace(rank=numbers)
+
+  # The step.
+
+  def __call__(self, pace: PaceState, *args: Any, **kwargs: Any) -> tuple[PaceState, Any]:
+    """Runs one step on one device. Call it where the bare step was called: inside `shard_map` or `pmap`.
+
+    Raises:
+      ValueError: the state isn't one of this step's, or the step has no collective over the axis.
+    """
+    one, stacked = self._one_rank(pace)
+    ranks = checks.axis_size(self.axis)
+    checks.same_ranks(one, ranks, self.axis)
+    clock = resolve_clock(self.clock_wanted, self._platform or jax.default_backend())
+    leaves, tree = jax.tree.flatten((args, kwargs))
+
+    shape: Any = None
+
+    def shaped_step(*leaves: Any) -> list[Any]:
+      nonlocal shape
+      args, kwargs = jax.tree.unflatten(tree, leaves)
+      out, shape = jax.tree.flatten(self.step(*args, **kwargs))
+      return out
+
+    closed = jax.make_jaxpr(shaped_step)(*leaves)
+    flat = program.flatten(closed, self.axis)
+    checks.some_collective(flat, self.axis, self.step)
+    written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
+                                  tracked=varying(one.last_exit))
+    share, reason = self._share(written)
+    index = jax.lax.axis_index(self.axis)
+    before = rewrite.Before(one.last_exit, one.delay, index, ranks,
+                            self.max_delay if self.pacer is not None else None, share)
+    outputs, taken = rewrite.run(written, clock, before, leaves)
+    with jax.named_scope("jaxpace"):
+      state, names = self._after(one, taken, index, ranks)
+    self.plan = Plan(
+        axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
+        unstamped=written.unstamped, share=share, share_reason=reason, decisions=names, overflow=written.overflow,
+        notices=(*written.notices, *((clock.notice,) if clock.notice else ())))
+    axes = varying(one.last_exit)
+    state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
+    return state, jax.tree.unflatten(shape, outputs)
+
+  def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
+    """This rank's state without the axis of ranks, and whether there was one (shard_map) or not (pmap)."""
+    checks.is_pace(pace)
+    stacked = jnp.ndim(pace.step) == 1
+    checks.whole_mesh_named(pace)
+    return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
+
+  def _share(self, written: script.Script) -> tuple[bool, str]:
+    if not self.share_wanted:
+      return False, "not shared: share=None"
+    refusal = sharing.refusal(written.carrier, self.axis)
+    if refusal:
+      return False, f"not shared: {refusal}"
+    processes = jax.process_count()
+    platform = self._platform or jax.default_backend()
+    if self.share_wanted == "auto" and platform == "cpu" and processes > 2:
+      # gloo sends every operand in turn: one more operand is one more round of messages.
+      return False, f"not shared: gloo would send {processes} processes one more message a step (share=True shares)"
+    return True, "shared in the all-reduce of collective " + str(written.carrier.slot if written.carrier else 0)
+
+  def _after(self, one: PaceState, taken: rewrite.Taken, index: jax.Array, ranks: int
+             ) -> tuple[PaceState, tuple[str, ...]]:
+    """The state after the step: its stamps in the ring, and the pacer's decision for the next."""
+    nothing = jnp.float32(np.nan)
+    mine = jnp.arange(ranks, dtype=jnp.int32) == index
+    arrivals, delays = taken.arrivals, taken.delays
+    if arrivals is None or delays is None:
+      arrivals, delays = jnp.where(mine, taken.arrival, nothing), jnp.where(mine, taken.delay, nothing)
+    decision, pacer, names = Decision(jnp.float32(0), {}), one.pacer, ()
+    if self.pacer is not None:
+      waits = [*taken.waits, *([nothing] * (self.slots - len(taken.waits)))]
+      first = jnp.all(one.last_exit == jnp.uint32(0))
+      observation = Observation(
+          step=one.step, rank=index, arrivals=arrivals, delays=delays, waits=jnp.stack(waits[:self.slots]),
+          step_time=jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit)))
+      decision, pacer = self.pacer.update(observation, one.pacer)
+      names = checks.decision(decision, pacer, one.pacer)
+    info = [jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names]
+    info += [jnp.float32(0)] * (ring.MAX_DECISIONS - len(info))
+    row = self._row(one, taken)
+    return PaceState(
+        ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None], one.step % jnp.int32(self.rows), 0),
+        step=one.step + jnp.int32(1), rank=one.rank, last_exit=taken.last_exit,
+        delay=jnp.asarray(decision.delay).astype(jnp.float32).reshape(()), info=jnp.stack(info), arrivals=arrivals,
+        delays=delays, pacer=pacer), names
+
+  def _row(self, one: PaceState, taken: rewrite.Taken) -> jax.Array:
+    bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
+    head = jnp.stack([one.step.astype(jnp.uint32), jnp.uint32(ring.VALID), bits(one.delay), bits(taken.delay)])
+    stamps = jnp.concatenate(taken.stamps)
+    rest = jnp.zeros((ring.row_width(self.slots) - ring.STAMPS - stamps.shape[0],), jnp.uint32)
+    return jnp.concatenate([head, bits(one.info), stamps, rest])
+
+  # What the recorder writes down.
+
+  def settings_json(self) -> dict[str, Any]:
+    """Returns how the step was instrumented, as plain JSON values."""
+    name = None if self.pacer is None else getattr(self.pacer.update, "__qualname__", repr(self.pacer)).split(".")[0]
+    return {"step": getattr(self.step, "__qualname__", repr(self.step)), "axis": list(self.axis),
+            "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots, "rows": self.rows,
+            "max_delay": self.max_delay, "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
+
+
+__all__ = ["Clock", "Instrumented", "instrument", "spec"]
