@@ -27,20 +27,20 @@ class BuildLibrary(build_ext):
     return str(pathlib.Path(*fullname.split(".")).with_suffix(".so"))
 
   def get_export_symbols(self, ext: setuptools.Extension) -> list[str]:
-    return ext.export_symbols
+    return ext.export_symbols  # not PyInit_*: this is no Python module
 
 
 headers = ffi_headers()
+as_system_headers = [argument for folder in headers for argument in ("-isystem", folder)]  # their warnings aren't ours
 if not headers:
   print("jaxpace: no jaxlib to build on, so the native clock is left out; stamps will use host callbacks.")
 
 setuptools.setup(
     name="jaxpace",
     version="0.1.0",
-    description="Shows where the step time of a multi-host JAX job goes, who is late and why, and paces what can be paced.",
+    description="Shows where the step time of a multi-host JAX job goes, who is late and why, and paces it.",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["jaxpace", "jaxpace.*"]),
     package_data={"jaxpace.execution.native": ["clock.cc"], "jaxpace": ["py.typed"]},
@@ -48,14 +48,13 @@ setuptools.setup(
         setuptools.Extension(
             CLOCK,
             sources=["jaxpace/execution/native/clock.cc"],
-            # As system headers: their warnings are not ours.
-            extra_compile_args=["-std=c++17", "-O2", *(arg for folder in headers for arg in ("-isystem", folder))],
+            extra_compile_args=["-std=c++17", "-O2", "-g0", *as_system_headers],
             language="c++",
             optional=True,
         )
     ] if headers else [],
     cmdclass={"build_ext": BuildLibrary},
-    install_requires=["jax>=0.10", "numpy>=1.26", "absl-py>=2.1", "pyarrow>=16", "rich>=13"],
+    install_requires=["jax>=0.10", "numpy>=2.0", "absl-py>=2.1", "pyarrow>=16", "rich>=13"],
     extras_require={
         "examples": [
             "flax>=0.12",
@@ -65,7 +64,7 @@ setuptools.setup(
             "scikit-learn>=1.5",
             "tensorboardX>=2.6.2",
         ],
-        "test": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "chex>=0.1.90", "prometheus_client>=0.20"],
+        "test": ["pytest>=8.2", "hypothesis>=6.100", "chex>=0.1.90"],
         "dev": ["ruff>=0.9", "mypy>=1.15", "import-linter>=2.1"],
     },
     entry_points={"console_scripts": ["jaxpace=jaxpace.cli.main:main"]},

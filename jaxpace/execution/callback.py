@@ -10,15 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from jaxpace.core.varying import vary
 from jaxpace.execution import limits, operands, words
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
+_WHOLE = 64
+"""Arrays of at most this many elements are sent whole."""
 
 
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the clock on the host; see `jaxpace.execution.Clock`."""
-  (previous, *after), axes = operands.prepare((previous, *after))
-  return operands.vary(io_callback(_read, _WORDS, previous, *_witnesses(previous, after)), axes)
+  (previous, *ready), axes = operands.prepare((previous, *after))
+  return vary(io_callback(_read, _WORDS, previous, *_witnesses(previous, ready)), axes)
 
 
 def delay(
@@ -30,35 +33,34 @@ def delay(
   (seconds, before), axes = operands.prepare((jnp.asarray(seconds, jnp.float32), before))
 
   def sleep(seconds, before):
-    return operands.vary(io_callback(functools.partial(_sleep, limit_ns), _WORDS, seconds, before), axes)
+    return vary(io_callback(functools.partial(_sleep, limit_ns), _WORDS, seconds, before), axes)
 
   # A callback that would sleep 0 s still costs milliseconds. NaN > 0 is false.
   return before, jax.lax.cond(seconds > jnp.float32(0.0), sleep, lambda _, before: before, seconds, before)
 
 
 def _witnesses(previous: jax.Array, after: list[jax.Array]) -> list[jax.Array]:
-  """Returns one element of every array, one vector a dtype, that are ready only when the arrays are.
+  """Returns a few elements of every array, one vector a dtype, that are ready only when the arrays are.
 
-  Whole arrays would be copied to the host. A bare slice is not enough: XLA fuses it into what computes
-  the array and computes that element alone, early. The operands of a conditional are whole.
+  Whole arrays would be copied to the host, so large ones send one element. A bare slice is not enough for that:
+  XLA may fuse it into what computes the array and compute that element alone, early. The
+  operands of a conditional are whole.
   """
-  if not after:
-    return []
-  never = previous[0] == jnp.uint32(0xFFFFFFFF)
-  return jax.lax.cond(never, _last_elements, _first_elements, *after)
+  small = [array.reshape(-1) for array in after if array.size <= _WHOLE]
+  large = [array for array in after if array.size > _WHOLE]
+  if large:
+    never = previous[0] == jnp.uint32(0xFFFFFFFF)
+    small += jax.lax.cond(never, _last_elements, _first_elements, *large)
+  dtypes = dict.fromkeys(element.dtype for element in small)
+  return [jnp.concatenate([element for element in small if element.dtype == dtype]) for dtype in dtypes]
 
 
 def _first_elements(*arrays: jax.Array) -> list[jax.Array]:
-  return _by_dtype([array.reshape(-1)[:1] for array in arrays])
+  return [array.reshape(-1)[:1] for array in arrays]
 
 
 def _last_elements(*arrays: jax.Array) -> list[jax.Array]:
-  return _by_dtype([array.reshape(-1)[-1:] for array in arrays])
-
-
-def _by_dtype(elements: list[jax.Array]) -> list[jax.Array]:
-  dtypes = dict.fromkeys(element.dtype for element in elements)
-  return [jnp.concatenate([element for element in elements if element.dtype == dtype]) for dtype in dtypes]
+  return [array.reshape(-1)[-1:] for array in arrays]
 
 
 # Below runs on the host, in a thread of the runtime: numpy only, since a JAX operation here may hang.

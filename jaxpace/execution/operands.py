@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxpace.core.varying import vary, varying
+
 _NEVER = 0xFFFFFFFF
 """High word of no real timestamp: 584 years after boot."""
 
@@ -27,19 +29,6 @@ def prepare(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], frozenset[str
   plain = [jax.lax.stop_gradient(_plain(array)) for array in arrays]
   axes = frozenset[str]().union(*(varying(array) for array in plain))
   return [vary(array, axes) for array in plain], axes
-
-
-def varying(array: jax.Array) -> frozenset[str]:
-  """Returns the mesh axes a value is known to vary over: empty outside `jax.shard_map(check_vma=True)`."""
-  aval = jax.typeof(array)
-  manual = getattr(aval, "manual_axis_type", None)
-  return frozenset(manual.varying) if manual is not None else frozenset(getattr(aval, "vma", ()))
-
-
-def vary(array: jax.Array, axes: frozenset[str]) -> jax.Array:
-  """Casts a value to vary over `axes` as well; a no-op where it does already."""
-  missing = tuple(sorted(axes - varying(array)))
-  return jax.lax.pcast(array, missing, to="varying") if missing else array
 
 
 def gate(stamp: jax.Array, operand: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpace.core.varying import vary
 from jaxpace.execution import limits, operands
 from jaxpace.execution.native.library import DELAY, STAMP, unavailable
 
@@ -19,7 +20,7 @@ _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the clock in an XLA FFI handler; see `jaxpace.execution.Clock`."""
   arguments, axes = operands.prepare((previous, *after))
-  return operands.vary(jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")(*arguments), axes)
+  return vary(jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")(*arguments), axes)
 
 
 def delay(
@@ -30,4 +31,4 @@ def delay(
   arguments, axes = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
   call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
   before, end = call(*arguments, limit_ns=limit_ns)
-  return operands.vary(before, axes), operands.vary(end, axes)
+  return vary(before, axes), vary(end, axes)

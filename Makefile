@@ -1,0 +1,52 @@
+# `make demo` and `make test` need Python 3.11 or newer and pip, nothing else; a C++ compiler is used where there is one.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint types layers doctest clean
+
+help:
+	@echo "make demo     train a small model on 4 processes, one of them late, and report (runs/demo)"
+	@echo "make test     the whole test suite, doctests included"
+	@echo "make lint | types | layers | doctest    one check each"
+	@echo "make clean    remove $(VENV) and build products"
+
+demo: $(READY)
+	$(BIN)/python -m experiments.demo --workdir runs/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+layers: $(READY)
+	$(BIN)/lint-imports
+
+doctest: $(READY)
+	$(BIN)/python -m pytest -p tests.conftest jaxpace
+
+# The lock is for Python 3.11; other versions get what fits them. The environment is made anew when any of these changes.
+$(READY): setup.py pyproject.toml constraints.txt jaxpace/execution/native/clock.cc
+	@test -n "$(PYTHON)" || { echo "jaxpace needs Python 3.11 or newer: none found on PATH. Or: make PYTHON=/path/to/python"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "jaxpace needs Python 3.11 or newer, and $(PYTHON) is older: make PYTHON=/path/to/python3.11"; exit 2; }
+	@echo "Creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv --clear $(VENV) || \
+	  { echo "$(PYTHON) has no working venv module; on Debian and Ubuntu: apt install python3-venv"; exit 2; }
+	@echo "Installing jaxpace and what its tests and examples need"
+	$(BIN)/python -m pip install --disable-pip-version-check \
+	  $$($(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")') \
+	  -e ".[examples,test,dev]"
+	@$(BIN)/python -c 'from jaxpace.execution import clock_notice, resolve_clock; \
+	  print("Clock:", resolve_clock().name + ".", clock_notice())'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -f jaxpace/execution/native/*.so

@@ -1,0 +1,234 @@
+"""What both clocks promise, inside real compiled programs."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxpace.execution import clock_notice, gate, resolve_clock, words
+
+RANKS = 8
+
+
+@pytest.fixture(params=["native", "callback"])
+def clock(request):
+  if request.param == "native" and clock_notice("cpu"):
+    pytest.skip(clock_notice("cpu"))
+  return resolve_clock(request.param)
+
+
+def mesh():
+  return jax.make_mesh((RANKS,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def ns(stamps):
+  return words.to_ns(np.asarray(stamps))
+
+
+def run(function, *arguments):
+  """Runs twice: the first call's compilation must not be timed."""
+  jax.block_until_ready(function(*arguments))
+  return jax.block_until_ready(function(*arguments))
+
+
+def test_stamps_are_those_of_this_process_s_monotonic_clock(clock):
+  step = jax.jit(clock.stamp)
+  step(words.zero()).block_until_ready()
+  before = time.monotonic_ns()
+  stamp = step(words.zero())
+  stamp.block_until_ready()
+  assert before < int(ns(stamp)) < time.monotonic_ns()
+
+
+def test_chained_stamps_are_distinct_and_ordered(clock):
+  @jax.jit
+  def step(stamp):
+    stamps = []
+    for _ in range(50):
+      stamp = clock.stamp(stamp)
+      stamps.append(stamp)
+    return jnp.stack(stamps)
+
+  assert (np.diff(ns(run(step, words.zero()))) > 0).all()
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_a_stamp_comes_after_what_it_is_given(clock, size):
+  @jax.jit
+  def step(x):
+    first = clock.stamp(words.zero())
+    _, slept = clock.delay(jnp.float32(20e-3), 0.1, first, x)
+    late = gate(slept, x)
+    return first, clock.stamp(first, x), clock.stamp(first, x, late)
+
+  first, prompt, second = map(ns, run(step, jnp.ones(size)))
+  assert second - first >= 20e6
+  assert prompt >= first
+
+
+def test_a_stamp_waits_for_the_whole_array_not_one_element(clock):
+  @jax.jit
+  def step(x):
+    first = clock.stamp(words.zero())
+    total = jnp.sum(jnp.sin(gate(first, x)), axis=1)  # one element alone would take a thousandth of the time
+    return total, first, clock.stamp(first, total)
+
+  x = jnp.ones((2000, 2000))
+  run(step, x)
+  start = time.monotonic_ns()
+  _, first, second = jax.block_until_ready(step(x))
+  assert ns(second) - ns(first) > 0.5 * (time.monotonic_ns() - start)
+
+
+def test_operands_of_every_dtype_and_rank(clock):
+  dtypes = [jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64]
+  arrays = [jnp.ones(shape, dtype) for dtype in dtypes for shape in [(), (3,), (2, 3, 100), (0, 4)]]
+  arrays += [jax.random.key(0), jax.random.split(jax.random.key(0), 100)]
+
+  @jax.jit
+  def step(*arrays):
+    first = clock.stamp(words.zero(), *arrays)
+    return first, *clock.delay(jnp.float32(0.001), 0.1, first, *arrays)
+
+  stamps = ns(run(step, *arrays))
+  assert stamps[0] < stamps[1] and stamps[2] - stamps[1] >= 999_999
+
+
+@pytest.mark.parametrize("seconds, lowest_ns, highest_ns", [
+    (0.0, 0, 0), (-1.0, 0, 0), (np.nan, 0, 0), (-np.inf, 0, 0),
+    (5e-3, 4_999_999, 1e9), (20e-3, 19_999_999, 1e9), (np.inf, 50_000_000, 1e9), (1.0, 50_000_000, 0.9e9),
+])
+def test_a_delay_is_between_zero_and_its_limit(clock, seconds, lowest_ns, highest_ns):
+  step = jax.jit(lambda seconds: clock.delay(seconds, 50e-3, words.zero()))
+  before, after = map(ns, run(step, jnp.float32(seconds)))
+  assert lowest_ns <= after - before <= highest_ns
+
+
+def test_a_limit_of_zero_never_sleeps(clock):
+  before, after = run(jax.jit(lambda s: clock.delay(s, 0.0, words.zero())), jnp.float32(10.0))
+  assert ns(after) - ns(before) < 1e9
+
+
+@pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf"), 20e3])
+def test_a_limit_that_is_no_delay_is_refused(clock, limit):
+  with pytest.raises(ValueError, match="20 ms is 20e-3"):
+    clock.delay(jnp.float32(0.0), limit, words.zero())
+
+
+def _exchange(clock, previous, seconds, x):
+  """One rank's step: a delay, its own work, a sum over the ranks with a stamp at either end."""
+  before, after = clock.delay(seconds, 0.5, previous, x)
+  x = gate(after, x)
+  enter = clock.stamp(after, x)
+  total = jax.lax.psum(gate(enter, x), "data")
+  leave = clock.stamp(enter, total)
+  return jnp.stack([before, after, enter, leave]), total
+
+
+def _check_exchange(stamps, total):
+  stamps = ns(stamps)
+  delays = np.arange(RANKS) * 10e6
+  assert (np.diff(stamps, axis=1)[:, 1:] > 0).all()
+  assert (stamps[:, 1] - stamps[:, 0] >= delays - 1).all()
+  assert stamps[:, 3].min() >= stamps[:, 2].max(), "no rank leaves the sum before the last has entered"
+  np.testing.assert_array_equal(total, np.full((4,), RANKS, np.float32))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("manual_step", [True, False], ids=["jit", "eager"])
+def test_under_shard_map_each_of_eight_devices_delays_by_its_own_amount(clock, check_vma, manual_step):
+  P = PartitionSpec
+
+  def step(previous, seconds, x):
+    stamps, total = _exchange(clock, previous[0], seconds[0], x[0])
+    return stamps[None], total
+
+  step = jax.shard_map(
+      step, mesh=mesh(), in_specs=(P("data"), P("data"), P("data")), out_specs=(P("data"), P()), check_vma=check_vma)
+  step = jax.jit(step) if manual_step else step
+  seconds = jnp.arange(RANKS, dtype=jnp.float32) * jnp.float32(10e-3)
+  _check_exchange(*run(step, jnp.zeros((RANKS, 2), jnp.uint32), seconds, jnp.ones((RANKS, 4))))
+
+
+def test_under_pmap_each_of_eight_devices_delays_by_its_own_amount(clock):
+  step = jax.pmap(lambda *arguments: _exchange(clock, *arguments), axis_name="data")
+  seconds = jnp.arange(RANKS, dtype=jnp.float32) * jnp.float32(10e-3)
+  stamps, total = run(step, jnp.zeros((RANKS, 2), jnp.uint32), seconds, jnp.ones((RANKS, 4)))
+  _check_exchange(stamps, total[0])
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_replicated_and_varying_operands_mix(clock, check_vma):
+  P = PartitionSpec
+
+  def step(previous, shared, own):
+    first = clock.stamp(previous, shared)  # nothing here varies over the ranks
+    second = clock.stamp(first, shared, own)
+    return jnp.stack([jax.lax.pcast(first, "data", to="varying") if check_vma else first, second])[None]
+
+  step = jax.jit(jax.shard_map(
+      step, mesh=mesh(), in_specs=(P(), P(), P("data")), out_specs=P("data"), check_vma=check_vma))
+  stamps = ns(run(step, words.zero(), jnp.ones(3), jnp.ones(RANKS)))
+  assert stamps.shape == (RANKS, 2) and (stamps[:, 1] > stamps[:, 0]).all()
+
+
+def test_stamps_inside_a_differentiated_function_leave_the_gradient_bitwise_equal(clock):
+  def loss(w, x):
+    return jnp.sum(jnp.tanh(x @ w) ** jnp.float32(2))
+
+  def stamped(w, x):
+    first = clock.stamp(words.zero(), w, x)
+    hidden = jnp.tanh(x @ w)
+    _, after = clock.delay(jnp.sum(hidden) * jnp.float32(1e-9), 0.01, first, hidden)
+    return jnp.sum(gate(after, hidden) ** jnp.float32(2)), after
+
+  w = jax.random.normal(jax.random.key(0), (7, 5))
+  x = jax.random.normal(jax.random.key(1), (3, 7))
+  plain = jax.jit(jax.grad(loss))(w, x)
+  timed, stamp = jax.jit(jax.grad(stamped, has_aux=True))(w, x)
+  np.testing.assert_array_equal(np.asarray(plain), np.asarray(timed))
+  assert ns(stamp) > 0
+
+
+def test_stamps_leave_donation_as_it_is(clock):
+  def step(state, stamp):
+    stamp = clock.stamp(stamp, state)
+    return gate(stamp, state) + jnp.float32(1), stamp
+
+  step = jax.jit(step, donate_argnums=(0, 1))
+  state, stamp = jnp.zeros(1000), words.zero()
+  for _ in range(5):
+    old = state
+    state, stamp = step(state, stamp)
+  np.testing.assert_array_equal(np.asarray(state), np.full(1000, 5, np.float32))
+  assert old.is_deleted()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64])
+def test_a_gate_changes_no_value(dtype):
+  x = jnp.asarray(np.arange(12).reshape(3, 4) % 5, dtype)
+  np.testing.assert_array_equal(np.asarray(jax.jit(gate)(jnp.array([3, 0xFFFFFFFF], jnp.uint32), x)), np.asarray(x))
+
+
+def test_dispatch_does_not_wait_for_the_native_clock():
+  if clock_notice("cpu"):
+    pytest.skip(clock_notice("cpu"))
+  clock = resolve_clock("native")
+
+  @jax.jit
+  def step(seconds, w):
+    _, after = clock.delay(seconds, 0.5, words.zero())
+    return gate(after, w) @ w  # work enough that XLA does not run the program in the caller's thread
+
+  w = jnp.ones((300, 300))
+  seconds = jnp.float32(0.2)
+  run(step, seconds, w)
+  start = time.monotonic()
+  result = step(seconds, w)
+  dispatched = time.monotonic() - start
+  result.block_until_ready()
+  assert time.monotonic() - start >= 0.2
+  assert dispatched < 0.1

@@ -1,0 +1,119 @@
+"""Which clock is chosen, and what is said when it is not the best one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxpace.execution import CLOCKS, ClockError, clock_notice, resolve_clock
+from jaxpace.execution.native import library
+
+
+@pytest.fixture
+def fresh():
+  """Lets each test find the library anew; handlers already registered stay so."""
+  library.unavailable.cache_clear()
+  yield
+  library.unavailable.cache_clear()
+
+
+@pytest.fixture
+def no_library(fresh, monkeypatch):
+  monkeypatch.setattr(library, "find_library", lambda: None)
+
+
+def test_auto_takes_the_native_clock_where_it_is_built():
+  if library.find_library() is None:
+    pytest.skip("this environment was installed without a C++ compiler")
+  assert resolve_clock("auto", "cpu").name == "native"
+  assert resolve_clock("auto", "cpu").notice == "" == clock_notice("cpu")
+
+
+def test_auto_falls_back_to_callbacks_and_says_why(no_library):
+  clock = resolve_clock("auto", "cpu")
+  assert clock.name == "callback"
+  assert "not part of this installation" in clock.notice and "C++ compiler" in clock.notice
+  assert clock.notice == clock_notice("cpu")
+
+
+def test_asking_for_the_native_clock_where_there_is_none_names_the_fix(no_library):
+  with pytest.raises(ClockError, match=r"Install a C\+\+ compiler .* Or pass clock='auto'"):
+    resolve_clock("native", "cpu")
+
+
+def test_asking_for_callbacks_needs_no_library(no_library):
+  clock = resolve_clock("callback", "cpu")
+  assert (clock.name, clock.notice) == ("callback", "")
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_the_native_clock_is_for_cpus(platform):
+  assert resolve_clock("auto", platform).name == "callback"
+  assert f"the step runs on {platform}" in resolve_clock("auto", platform).notice
+  with pytest.raises(ClockError, match="runs on cpu only"):
+    resolve_clock("native", platform)
+
+
+def test_an_unknown_clock_lists_the_known_ones():
+  assert CLOCKS == ("auto", "native", "callback")
+  with pytest.raises(ValueError, match="Unknown clock 'atomic'. Use one of: auto, native, callback"):
+    resolve_clock("atomic")
+
+
+@pytest.mark.parametrize("built, running, fine", [
+    ((0, 3), (0, 3), True),
+    ((0, 1), (0, 3), True),  # older headers on a newer jaxlib work
+    ((0, 4), (0, 3), False),  # newer ones would break the CPU backend
+    ((1, 0), (0, 3), False),
+    ((0, 3), (1, 3), False),
+    ((0, 3), None, False),
+])
+def test_only_handlers_built_on_headers_no_newer_than_jaxlib_s_are_compatible(built, running, fine):
+  assert (library.incompatibility(built, running) == "") == fine
+
+
+def test_a_library_built_on_newer_headers_is_never_registered(fresh, monkeypatch):
+  if library.find_library() is None:
+    pytest.skip("this environment was installed without a C++ compiler")
+
+  def forbidden(*_, **__):
+    raise AssertionError("registered")
+
+  monkeypatch.setattr(library.jax.ffi, "register_ffi_target", forbidden)
+  monkeypatch.setattr(library, "running_api", lambda: (0, 0))
+  clock = resolve_clock("auto", "cpu")
+  assert clock.name == "callback"
+  assert "was built on XLA FFI 0." in clock.notice and "has 0.0" in clock.notice and "Reinstall" in clock.notice
+
+
+def test_a_library_that_does_not_load_is_a_reason_not_a_crash(fresh, monkeypatch, tmp_path):
+  broken = tmp_path / "clock.so"
+  broken.write_bytes(b"not a library")
+  monkeypatch.setattr(library, "find_library", lambda: broken)
+  assert resolve_clock("auto", "cpu").name == "callback"
+  assert "can't be loaded" in clock_notice("cpu")
+
+
+def test_the_running_version_is_read_from_jaxlib_s_own_headers(tmp_path, monkeypatch):
+  major, minor = library.running_api()
+  assert major == 0 and minor >= 3  # jaxlib 0.10.0 has 0.3
+  header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+  monkeypatch.setattr(library.jax.ffi, "include_dir", lambda: str(tmp_path))
+  assert library.running_api() is None
+  header.parent.mkdir(parents=True)
+  header.write_text("#define XLA_FFI_API_MAJOR 2\n#define XLA_FFI_API_MINOR 71\n")
+  assert library.running_api() == (2, 71)
+  header.write_text("nothing of the kind")
+  assert library.running_api() is None
+
+
+def test_importing_touches_no_device_and_registers_nothing():
+  program = (
+      "import jax\n"
+      "def forbidden(*a, **k): raise AssertionError('at import')\n"
+      "jax.ffi.register_ffi_target = forbidden\n"
+      "jax.devices = forbidden\n"
+      "import jaxpace.execution\n"
+      "from jaxpace.execution.native import library\n"
+      "assert library.unavailable.cache_info().currsize == 0\n")
+  subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
