@@ -1,0 +1,156 @@
+"""Where a step's time goes: exact by construction, on each rank's own clock.
+
+Per rank r and step k, between two exits of r itself:
+
+    step = compute + runtime + pacing + earliness + transfer + spread
+
+With A'_c = enter_c - exit_{c-1} (busy time before collective c, the applied delay included) and w_c = exit_c - enter_c,
+the step is the sum of all A'_c + w_c. A' splits into compute, runtime (the gap) and pacing (the applied delay);
+earliness_c = max over ranks of A'_c - own A'_c; transfer_c = min over ranks of w_c; spread is what is left:
+w_c - earliness_c - transfer_c, 0 where all ranks leave a collective together. See docs/accounting.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.trace.run import MISSING, Run
+
+_CHUNK_CELLS = 1 << 18
+"""Cells of [ranks, steps] worked on at a time: their temporaries stay within the processor's caches."""
+
+
+class Busy(NamedTuple):
+  """How long each rank was busy before each collective of a step, and what it waited there.
+
+  C collectives, R ranks, K steps; seconds; NaN where `valid` is False.
+  """
+
+  valid: np.ndarray  # [R, K] whether the rank's whole step is known
+  step: np.ndarray  # [R, K] own exit to own exit
+  arrival: np.ndarray  # [C, R, K] A', the applied delay included
+  wait: np.ndarray  # [C, R, K] exposed wait
+  compute: np.ndarray  # [R, K] of the first collective's arrival
+  runtime: np.ndarray  # [R, K]
+  pacing: np.ndarray  # [R, K]
+  synchronised: bool = True  # False where no collective is stamped: then nobody waits for anybody that one could see
+
+
+class Account(NamedTuple):
+  """A step's time by what it was spent on, seconds, NaN where the rank's step is not known.
+
+  step = compute + runtime + pacing + waiting (three) + transfer + spread, on every rank and in every step.
+  """
+
+  step: np.ndarray  # [R, K]
+  compute: np.ndarray  # [R, K] own
+  runtime: np.ndarray  # [R, K] own
+  pacing: np.ndarray  # [R, K] own
+  waiting_compute: np.ndarray  # [R, K] earliness because the last rank computed longer
+  waiting_runtime: np.ndarray  # [R, K] earliness because the last rank's gap was longer
+  waiting_pacing: np.ndarray  # [R, K] earliness because the last rank was delayed longer
+  transfer: np.ndarray  # [C, K] the collective's own time: floor + contention
+  spread: np.ndarray  # [R, K]
+
+
+def chunks(run: Run) -> Iterator[slice]:
+  """Slices of the step axis of a size that is quick to work on."""
+  width = max(1, _CHUNK_CELLS // max(1, run.ranks))
+  for begin in range(0, len(run.steps), width):
+    yield slice(begin, min(begin + width, len(run.steps)))
+
+
+def busy(run: Run, part: slice) -> Busy:
+  """Measures arrivals and waits of the steps in `part`.
+
+  A rank's step is known if the rank's row of that step and of the step before belong to the same, newest attempt and
+  all times are there. Where collectives overlap, only the exposed part counts: entries and exits never
+  run backwards on a rank. A gap or delay that is not known counts as 0 (then it is compute).
+
+  Args:
+    run: the recorded run.
+    part: slice of the step axis.
+  """
+  size = part.stop - part.start
+  before = slice(max(part.start - 1, 0), part.stop)
+  lead = part.start - before.start  # 0 for the first chunk: its first step has no step before
+  newest = run.attempt[:, before].max(axis=0)
+  current = (run.attempt[:, before] == newest) & (newest >= 0)
+  stamps = _stamps(run, before)
+  for enter, leave, attempt in stamps:
+    current &= (enter != MISSING) & (leave != MISSING) & (attempt == newest)
+  last_exit = stamps[0][1]
+  for _, leave, _ in stamps[1:]:
+    last_exit = np.maximum(last_exit, leave)
+  valid = np.zeros((run.ranks, size), bool)
+  adjacent = np.diff(run.steps[before]) == 1
+  adjacent &= newest[1:] == newest[:-1]
+  valid[:, 1 - lead:] = current[:, 1:] & current[:, :-1] & adjacent
+
+  first = np.zeros((run.ranks, size), np.int64)
+  first[:, 1 - lead:] = last_exit[:, :-1]
+  previous = first
+  arrivals, waits = [], []
+  for enter, leave, _ in stamps:
+    begin = np.maximum(enter[:, lead:], previous)
+    end = np.maximum(leave[:, lead:], begin)
+    arrivals.append(_seconds(begin, previous, valid))
+    waits.append(_seconds(end, begin, valid))
+    previous = end
+  arrival = np.stack(arrivals)
+  pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
+  runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
+  return Busy(valid, _seconds(previous, first, valid), arrival, np.stack(waits), arrival[0] - pacing - runtime, runtime,
+              pacing, bool(run.collectives))
+
+
+def account(work: Busy) -> Account:
+  """Splits every rank's step by what it was spent on. Waiting is charged to what made the last rank last.
+
+  Earliness is split by the positive differences (last rank - this rank) in compute, runtime and pacing, scaled
+  to its sum. Ahead of the second and later collectives of a step there is only compute.
+  """
+  waiting = [np.where(work.valid, 0.0, np.nan) for _ in range(3)]
+  earliness = np.where(work.valid, 0.0, np.nan)
+  for c, arrival in enumerate(work.arrival if work.synchronised else ()):
+    reach = np.where(work.valid, arrival, -np.inf)
+    last = reach.argmax(axis=0)[None]
+    early = np.take_along_axis(arrival, last, axis=0) - arrival
+    earliness += early
+    if c:
+      waiting[0] += early
+      continue
+    excess = [np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0)
+              for x in (work.compute, work.runtime, work.pacing)]
+    total = excess[0] + excess[1] + excess[2]
+    scale = np.divide(early, total, out=np.zeros_like(early), where=total > 0)
+    for charged, x in zip(waiting, excess, strict=True):
+      charged += x * scale
+  transfer = np.where(work.valid, work.wait, np.inf).min(axis=1)
+  transfer = np.where(work.valid.any(axis=0), transfer, np.nan)
+  compute = work.compute + work.arrival[1:].sum(axis=0)
+  spread = work.wait.sum(axis=0) - earliness - transfer.sum(axis=0)
+  return Account(work.step, compute, work.runtime, work.pacing, *waiting, transfer, spread)
+
+
+def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  """Entry, exit and attempt of each collective; a step without any ends where the program does."""
+  if run.collectives:
+    return [(c.enter_ns[:, part], c.exit_ns[:, part], c.attempt[:, part]) for c in run.collectives]
+  if run.end_ns is None:
+    raise ValueError("The run holds neither collectives nor step ends: there is nothing to account for.")
+  return [(run.end_ns[:, part], run.end_ns[:, part], run.attempt[:, part])]
+
+
+def _seconds(end: np.ndarray, begin: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  return np.where(valid, (end - begin) * 1e-9, np.nan)
+
+
+def _known(run: Run, name: str, part: slice, valid: np.ndarray) -> np.ndarray:
+  """Seconds of a column, 0 where it is null, NaN where the step is not known."""
+  if name not in run.durations:
+    return np.where(valid, 0.0, np.nan)
+  return np.where(valid, np.nan_to_num(run.durations[name][:, part].astype(np.float64), nan=0.0), np.nan)

@@ -1,0 +1,89 @@
+"""Which steps count: those in the window whose times are known, without the warm-up."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.trace.run import MISSING, Run
+
+WARMUP_STEPS = 20
+WARMUP_FACTOR = 3.0
+MAX_BLOCKS = 32
+MIN_STEPS = 20
+"""Fewer counted steps than these carry no finding."""
+
+
+class Counted(NamedTuple):
+  """The steps statistics are made of."""
+
+  mask: np.ndarray  # [K] bool
+  warmup: np.ndarray  # step numbers left out as warm-up
+  block: np.ndarray  # [K] int32, block of neighbouring counted steps, -1 for a step that doesn't count
+  blocks: int
+
+  @property
+  def size(self) -> int:
+    return int(self.mask.sum())
+
+
+def step_times(run: Run) -> np.ndarray:
+  """[K] mean over ranks of the time from exit to exit, seconds; NaN where no rank's is known."""
+  if run.collectives:
+    attempt = run.collectives[0].attempt
+    last = run.collectives[0].exit_ns
+    for collective in run.collectives[1:]:
+      last = np.maximum(last, collective.exit_ns)
+  else:
+    attempt, last = run.attempt, run.end_ns
+  times = np.full(len(run.steps), np.nan)
+  if last is None or len(run.steps) < 2:
+    return times
+  width = 1 << 14
+  adjacent = np.diff(run.steps) == 1
+  for begin in range(1, len(run.steps), width):
+    now, then = slice(begin, begin + width), slice(begin - 1, min(begin - 1 + width, len(run.steps) - 1))
+    newest = attempt[:, now].max(axis=0)
+    known = ((last[:, now] != MISSING) & (last[:, then] != MISSING) & (attempt[:, now] == attempt[:, then])
+             & (attempt[:, now] == newest) & adjacent[then])
+    count = known.sum(axis=0)
+    total = np.where(known, last[:, now] - last[:, then], 0).sum(axis=0)
+    times[now] = np.divide(total * 1e-9, count, out=np.full(len(count), np.nan), where=count > 0)
+  return times
+
+
+def count_steps(run: Run) -> Counted:
+  """Chooses the steps that count.
+
+  The first step of an attempt never does: its arrival has no exit to start from. Nor does the warm-up, when programs
+  compile and caches fill: of the first 20 steps of each attempt (a fifth of a shorter run), those up to
+  the last one that took more than 3 times the median step.
+  """
+  times = step_times(run)
+  mask = np.isfinite(times)
+  first, stop = run.window
+  if first is not None:
+    mask &= run.steps >= first
+  if stop is not None:
+    mask &= run.steps < stop
+  warmup = np.zeros_like(mask)
+  if mask.any():
+    slow = mask & (np.nan_to_num(times) > WARMUP_FACTOR * np.median(times[mask]))
+    newest = run.attempt.max(axis=0)
+    length = min(WARMUP_STEPS, int(mask.sum()) // 5)
+    for begin in np.flatnonzero(np.diff(newest, prepend=-2) != 0):
+      if newest[begin] < 0:
+        continue
+      # A window that opens in the middle of the run has no warm-up.
+      if run.window[0] is not None and begin <= 1 and run.steps[begin] > 0 and run.steps[begin] == run.window[0] - 1:
+        continue
+      late = np.flatnonzero(slow[begin:begin + length])
+      if late.size:
+        warmup[begin:begin + late[-1] + 1] = True
+  left_out = run.steps[mask & warmup]
+  mask &= ~warmup
+  blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
+  block = np.full(len(mask), -1, np.int32)
+  block[mask] = np.arange(int(mask.sum())) * blocks // max(1, int(mask.sum()))
+  return Counted(mask, left_out, block, blocks)

@@ -1,0 +1,121 @@
+"""Adds the account of every step up: per step over ranks, per rank over steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxpace.diagnosis.accounting import Busy, account, busy, chunks
+from jaxpace.diagnosis.counted import Counted
+from jaxpace.trace.run import Run
+
+PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime", "waiting_pacing", "spread")
+
+
+@dataclasses.dataclass
+class Totals:
+  """Sums over counted steps. C collectives, R ranks, K steps, B blocks of neighbouring steps; seconds."""
+
+  per_step: dict[str, np.ndarray]  # [K] mean over the ranks present, by name in `PARTS`
+  per_rank: dict[str, np.ndarray]  # [R] sum over steps, by name in `PARTS`
+  transfer: np.ndarray  # [C, K]
+  present: np.ndarray  # [R] counted steps in which the rank's whole step is known
+  earliness: np.ndarray  # [C, K] mean over ranks of undelayed earliness: max A - mean A
+  lateness: np.ndarray  # [C, R, B] sum of A - mean over ranks of A, undelayed
+  lateness_compute: np.ndarray  # [R] sum of own compute - mean over ranks
+  lateness_runtime: np.ndarray  # [R] the same of the gap
+  block_steps: np.ndarray  # [R, B] steps in which the rank is present, by block
+  blame: np.ndarray  # [R] sum of the job's mean earliness in the steps and collectives this rank was last at
+  last: np.ndarray  # [R] steps in which the job waited for this rank
+  last_rank: np.ndarray  # [K] the rank the job waited for longest in that step, -1 for none
+  without: np.ndarray  # [R] sum of what the step would be shorter if this rank were as quick as the others' last
+  delayed: int  # rank-steps with an applied delay
+
+
+def undelayed(work: Busy) -> np.ndarray:
+  """[C, R, K] arrivals with the rank's own delay taken out."""
+  arrival = work.arrival.copy()
+  arrival[0] -= work.pacing
+  return arrival
+
+
+def add_up(run: Run, counted: Counted, progress: Callable[[int, int], None] | None = None) -> Totals:
+  """Goes through the run once, a chunk of steps at a time."""
+  size, ranks, slots = len(run.steps), run.ranks, max(1, len(run.collectives))
+  totals = Totals(
+      per_step={name: np.full(size, np.nan) for name in PARTS}, per_rank={name: np.zeros(ranks) for name in PARTS},
+      transfer=np.full((slots, size), np.nan), present=np.zeros(ranks, np.int64),
+      earliness=np.full((slots, size), np.nan), lateness=np.zeros((slots, ranks, counted.blocks)),
+      lateness_compute=np.zeros(ranks), lateness_runtime=np.zeros(ranks),
+      block_steps=np.zeros((ranks, counted.blocks), np.int64), blame=np.zeros(ranks), last=np.zeros(ranks, np.int64),
+      last_rank=np.full(size, -1, np.int64), without=np.zeros(ranks), delayed=0)
+  for part in chunks(run):
+    if counted.mask[part].any():
+      _add_chunk(totals, run, counted, part)
+    if progress:
+      progress(part.stop, size)
+  return totals
+
+
+def _add_chunk(totals: Totals, run: Run, counted: Counted, part: slice) -> None:
+  work = busy(run, part)
+  valid = work.valid & counted.mask[part]
+  work = work._replace(valid=valid)
+  split = account(work)
+  number = valid.sum(axis=0)
+  for name in PARTS:
+    values = np.where(valid, getattr(split, name), 0.0)
+    totals.per_rank[name] += values.sum(axis=1)
+    totals.per_step[name][part] = _mean(values, number)
+  totals.transfer[:, part] = split.transfer
+  totals.present += valid.sum(axis=1)
+  totals.delayed += int(np.count_nonzero(valid & (work.pacing > 0)))
+  edges = np.flatnonzero(np.diff(counted.block[part], prepend=-2))
+  for begin, end in zip(edges, [*edges[1:], valid.shape[1]], strict=True):
+    block = counted.block[part][begin]
+    if block >= 0:
+      totals.block_steps[:, block] += valid[:, begin:end].sum(axis=1)
+  for own, total in ((split.compute, totals.lateness_compute), (split.runtime, totals.lateness_runtime)):
+    total += _relative(own, valid, number).sum(axis=1)
+  if work.synchronised:
+    _add_lateness(totals, counted, part, work, number, edges)
+
+
+def _add_lateness(totals: Totals, counted: Counted, part: slice, work: Busy, number: np.ndarray,
+                  edges: np.ndarray) -> None:
+  """Adds who was late and what it cost, by undelayed arrival."""
+  some = np.flatnonzero(number > 0)
+  worst = np.zeros(len(number))
+  worst_rank = np.zeros(len(number), np.int64)
+  for c, arrival in enumerate(undelayed(work)):
+    relative = _relative(arrival, work.valid, number)
+    for begin, end in zip(edges, [*edges[1:], len(number)], strict=True):
+      block = counted.block[part][begin]
+      if block >= 0:
+        totals.lateness[c, :, block] += relative[:, begin:end].sum(axis=1)
+    reach = np.where(work.valid, relative, -np.inf)
+    last = reach.argmax(axis=0)
+    highest = np.where(number > 0, reach.max(axis=0), np.nan)
+    totals.earliness[c, part] = highest
+    np.add.at(totals.blame, last[some], highest[some])
+    more = np.nan_to_num(highest) > worst
+    worst[more], worst_rank[more] = highest[more], last[more]
+    reach[last, np.arange(len(last))] = -np.inf
+    others = reach.max(axis=0)
+    shorter = np.where(np.isfinite(others) & (number > 1), highest - others, 0.0)
+    np.add.at(totals.without, last[some], shorter[some])
+  waited = worst > 0
+  totals.last_rank[part] = np.where(waited, worst_rank, -1)
+  totals.last += np.bincount(worst_rank[waited], minlength=len(totals.last))
+
+
+def _mean(values: np.ndarray, number: np.ndarray) -> np.ndarray:
+  return np.divide(values.sum(axis=0), number, out=np.full(len(number), np.nan), where=number > 0)
+
+
+def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.ndarray:
+  """Values less their mean over the ranks present; 0 where a rank is not."""
+  mean = _mean(np.where(valid, values, 0.0), number)
+  return np.where(valid, values - mean, 0.0)

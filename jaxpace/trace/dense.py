@@ -1,0 +1,259 @@
+"""Lays the rows of the tables out as dense arrays of [ranks, steps]."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jaxpace.trace.run import MISSING, RunError
+from jaxpace.trace.table_reader import TableFiles
+
+_SPARSE = 4
+"""Step numbers are laid out as they are unless that takes this many times as many cells as there are rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepAxis:
+  """The step numbers of the dense arrays' second axis."""
+
+  steps: np.ndarray  # [K] int64, rising
+  contiguous: bool
+
+  @property
+  def size(self) -> int:
+    return len(self.steps)
+
+  @staticmethod
+  def over(ranges: Sequence[tuple[int, int]], window: tuple[int | None, int | None],
+           distinct: Callable[[], list[np.ndarray]], rows: int) -> StepAxis:
+    """Makes the axis over the tables' step ranges, cut to the window and the step before it.
+
+    Args:
+      ranges: lowest and highest step of each table.
+      window: first step and one past the last, None where open.
+      distinct: reads all distinct step numbers; called only if the numbers are far apart.
+      rows: rows of the largest table.
+    """
+    low, high = min(r[0] for r in ranges), max(r[1] for r in ranges)
+    first, stop = window
+    if first is not None:
+      low = max(low, first - 1)
+    if stop is not None:
+      high = min(high, stop - 1)
+    if high < low or (first is not None and high < first):
+      return StepAxis(np.empty(0, np.int64), True)
+    if high - low < _SPARSE * rows + 1000:
+      return StepAxis(np.arange(low, high + 1, dtype=np.int64), True)
+    steps = np.unique(np.concatenate(distinct()))
+    return StepAxis(steps[(steps >= low) & (steps <= high)].astype(np.int64), False)
+
+  def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Positions of step numbers, and which of them lie on the axis; None if all do."""
+    if self.contiguous:
+      at = steps - self.steps[0]
+      if at.size and at.min() >= 0 and at.max() < self.size:
+        return at, None
+      return at, (at >= 0) & (at < self.size)
+    at = np.minimum(np.searchsorted(self.steps, steps), self.size - 1)
+    return at, self.steps[at] == steps
+
+
+class Counter:
+  """Counts rows for the progress display; used by several threads."""
+
+  def __init__(self, report: Callable[[int, int], None] | None, total: int):
+    self._report, self._total, self._done = report, total, 0
+    self._lock = threading.Lock()
+
+  def add(self, rows: int) -> None:
+    with self._lock:
+      self._done += rows
+      if self._report:
+        self._report(self._done, self._total)
+
+
+@dataclasses.dataclass
+class StepRows:
+  """The `steps` table."""
+
+  attempt: np.ndarray  # [R, K] int16, -1 where there is no row
+  process_of_rank: np.ndarray  # [R] int32, -1 where unknown
+  durations: dict[str, np.ndarray]  # [R, K] float32 seconds, NaN where null
+  times: dict[str, np.ndarray]  # [R, K] int64 ns, `MISSING` where null
+  duplicates: int = 0
+  found: int = 0
+
+
+@dataclasses.dataclass
+class SlotTimes:
+  """One slot of the `collectives` table."""
+
+  enter_ns: np.ndarray  # [R, K] int64
+  exit_ns: np.ndarray  # [R, K] int64
+  attempt: np.ndarray  # [R, K] int16
+
+
+@dataclasses.dataclass
+class CollectiveRows:
+  """The `collectives` table."""
+
+  slots: dict[int, SlotTimes]
+  names: dict[int, tuple[str, int | None]]  # name and bytes by slot
+  process_of_rank: np.ndarray
+  duplicates: int = 0
+  found: int = 0
+
+
+def check_size(path: pathlib.Path, ranks: int, axis: StepAxis, rows: int) -> None:
+  """Refuses rank numbers that can't be right before memory is asked for.
+
+  Raises:
+    RunError: the dense arrays would be hundreds of times larger than the rows they hold.
+  """
+  if ranks * axis.size > 200 * rows + 50_000_000:
+    raise RunError(f"{path} names {ranks:,} ranks over {axis.size:,} steps but holds only {rows:,} rows: its rank or "
+                   "step numbers are damaged. Give a window with --steps, or remove the damaged part.")
+
+
+def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequence[str], times: Sequence[str],
+               count: Counter) -> StepRows:
+  """Reads the named columns of the `steps` table."""
+  shape = ranks, axis.size
+  rows = StepRows(np.full(shape, -1, np.int16), np.full(ranks, -1, np.int32),
+                  {name.removesuffix("_ns"): np.full(shape, np.nan, np.float32) for name in durations},
+                  {name: np.full(shape, MISSING, np.int64) for name in times if table.rows})
+  for data in table.read(["step", "rank", "attempt", "process", *durations, *times], _keep(axis)):
+    placed = _place(data, axis, rows.attempt)
+    rows.duplicates += placed.duplicates
+    rows.found += placed.found
+    _note_process(data, placed, rows.process_of_rank)
+    for name in durations:
+      if name in data.column_names:
+        placed.put(rows.durations[name.removesuffix("_ns")], _seconds(data.column(name)))
+    for name in rows.times:
+      if name in data.column_names:
+        placed.put(rows.times[name], _integers(data.column(name)))
+    count.add(data.num_rows)
+  return rows
+
+
+def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Counter) -> CollectiveRows:
+  """Reads entries and exits of the `collectives` table, one pair of arrays a slot."""
+  rows = CollectiveRows({}, {}, np.full(ranks, -1, np.int32))
+  columns = ["step", "rank", "attempt", "process", "enter_ns", "exit_ns"]
+  several = table.highest_slot > 0
+  if several:
+    columns.append("collective")
+  for data in table.read(columns, _keep(axis)):
+    for slot, part in _by_slot(data, several):
+      if slot not in rows.slots:
+        shape = ranks, axis.size
+        rows.slots[slot] = SlotTimes(np.full(shape, MISSING, np.int64), np.full(shape, MISSING, np.int64),
+                                     np.full(shape, -1, np.int16))
+      times = rows.slots[slot]
+      placed = _place(part, axis, times.attempt)
+      rows.duplicates += placed.duplicates
+      rows.found += placed.found
+      _note_process(part, placed, rows.process_of_rank)
+      placed.put(times.enter_ns, _integers(part.column("enter_ns")))
+      placed.put(times.exit_ns, _integers(part.column("exit_ns")))
+    count.add(data.num_rows)
+  rows.names = _names(table, set(rows.slots))
+  return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+  """Where the rows of one batch go."""
+
+  rows: np.ndarray | slice  # rows of the batch that count
+  at: np.ndarray  # flat positions in [R, K]
+  duplicates: int
+
+  @property
+  def found(self) -> int:
+    return len(self.at)
+
+  def put(self, target: np.ndarray, values: np.ndarray) -> None:
+    target.reshape(-1)[self.at] = values[self.rows]
+
+
+def _place(data: pa.Table, axis: StepAxis, attempt: np.ndarray) -> _Placed:
+  """Finds the cells of a batch's rows, drops rows of older attempts, and enters the attempts."""
+  steps = _integers(data.column("step"))
+  ranks = _integers(data.column("rank"))
+  attempts = (_integers(data.column("attempt")) if "attempt" in data.column_names else np.zeros(len(steps))
+              ).astype(np.int16)
+  at, inside = axis.index(steps)
+  inside_ranks = (ranks >= 0) & (ranks < attempt.shape[0])
+  keep: np.ndarray | slice = slice(None)
+  if inside is not None or not inside_ranks.all():
+    keep = np.flatnonzero(inside_ranks if inside is None else inside & inside_ranks)
+  at = ranks[keep].astype(np.int64) * axis.size + at[keep]
+  attempts = attempts[keep]
+  flat = attempt.reshape(-1)
+  known = flat[at]
+  if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):
+    # Later attempts win; of one attempt the row read last. Writes to one cell happen in order.
+    order = np.argsort(attempts, kind="stable")
+    order = order[attempts[order] >= known[order]]
+    keep = np.arange(len(steps))[keep][order]
+    duplicates = len(at) - len(np.unique(at[known < 0]))
+    at, attempts = at[order], attempts[order]
+  else:
+    duplicates = 0
+  flat[at] = attempts
+  return _Placed(keep, at, duplicates)
+
+
+def _by_slot(data: pa.Table, several: bool) -> list[tuple[int, pa.Table]]:
+  if not several:
+    return [(0, data)]
+  slots = _integers(data.column("collective"))
+  return [(int(slot), data.filter(pa.array(slots == slot))) for slot in np.unique(slots) if slot >= 0]
+
+
+def _note_process(data: pa.Table, placed: _Placed, process_of_rank: np.ndarray) -> None:
+  if "process" in data.column_names and placed.found:
+    ranks = _integers(data.column("rank"))[placed.rows]
+    process_of_rank[ranks] = _integers(data.column("process"))[placed.rows]
+
+
+def _names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
+  """Name and bytes of each slot, from the first rows that have them."""
+  names: dict[int, tuple[str, int | None]] = {}
+  for data in table.read(["collective", "name", "bytes"]):
+    if not {"collective", "name"} <= set(data.column_names):
+      break
+    slots = _integers(data.column("collective"))
+    for slot in wanted - set(names):
+      hits = np.flatnonzero(slots == slot)
+      if hits.size:
+        size = data.column("bytes")[int(hits[0])].as_py() if "bytes" in data.column_names else None
+        names[slot] = str(data.column("name")[int(hits[0])].as_py() or ""), size
+    if not wanted - set(names):
+      break
+  return names
+
+
+def _keep(axis: StepAxis) -> tuple[int, int]:
+  return int(axis.steps[0]), int(axis.steps[-1])
+
+
+def _integers(column: pa.ChunkedArray) -> np.ndarray:
+  """Whole numbers; `MISSING` for null."""
+  if column.null_count:
+    column = pc.fill_null(column.cast(pa.int64()), MISSING)
+  return column.to_numpy()
+
+
+def _seconds(column: pa.ChunkedArray) -> np.ndarray:
+  """float32 seconds; NaN for null."""
+  values = np.multiply(column.to_numpy(), 1e-9, dtype=np.float64)
+  return values.astype(np.float32)

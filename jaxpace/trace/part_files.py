@@ -1,0 +1,72 @@
+"""Finds the Parquet parts of a recorded run, and says which files are none."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+_PART = re.compile(r"^(?P<run>.+)-p(?P<process>\d{5,})\.(?P<first>\d{6,})-(?P<last>\d{6,})\.parquet$")
+
+
+class PartFile(NamedTuple):
+  """One part of a table. `inside` are parts whose rows it already holds: what a merge left behind."""
+
+  path: pathlib.Path
+  run: str
+  process: int
+  first: int
+  last: int
+  inside: tuple[PartFile, ...] = ()
+
+
+class Folder(NamedTuple):
+  """What lies in the folder of one table."""
+
+  parts: list[PartFile]
+  temporary: int
+  foreign: int  # parts of other runs
+  unknown: int  # files that are no part at all
+
+
+def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
+  """Lists the parts of `run` in the folder of one table; leftovers of a merge hang on the part that holds them.
+
+  Args:
+    folder: the table's folder; it may be missing.
+    run: run id; None takes the parts of every run.
+
+  Raises:
+    PermissionError: the folder can't be listed.
+  """
+  parts: list[PartFile] = []
+  temporary = foreign = unknown = 0
+  try:
+    names = sorted(os.listdir(folder))
+  except (FileNotFoundError, NotADirectoryError):
+    names = []
+  for name in names:
+    match = _PART.match(name)
+    if name.startswith(".") or name.endswith((".tmp", "~")):
+      temporary += 1
+    elif not match or int(match["first"]) > int(match["last"]):
+      unknown += 1
+    elif run is not None and match["run"] != run:
+      foreign += 1
+    else:
+      parts.append(PartFile(folder / name, match["run"], int(match["process"]), int(match["first"]),
+                            int(match["last"])))
+  return Folder(_nest(parts), temporary, foreign, unknown)
+
+
+def _nest(parts: list[PartFile]) -> list[PartFile]:
+  """Hangs every part whose range lies inside another's on that one."""
+  nested: list[PartFile] = []
+  for part in sorted(parts, key=lambda p: (p.run, p.process, p.first, -p.last)):
+    outer = nested[-1] if nested else None
+    if outer and (outer.run, outer.process) == (part.run, part.process) and part.last <= outer.last:
+      nested[-1] = outer._replace(inside=(*outer.inside, part))
+    else:
+      nested.append(part)
+  return nested

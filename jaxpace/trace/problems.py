@@ -1,0 +1,90 @@
+"""Sentences on what a recorded run lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxpace.trace.run import Process, Run
+
+
+def describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
+  """Says what is missing, what was recorded twice and what the processes report themselves.
+
+  Args:
+    run: the run.
+    step_rows: rows of the table `steps` on disk.
+    collective_rows: rows of the table `collectives` on disk.
+  """
+  problems = []
+  if not step_rows:
+    problems.append("The table 'steps' is missing or empty: no phases, gaps and delays; all busy time counts as "
+                    "compute.")
+  if not collective_rows:
+    problems.append("The table 'collectives' is missing or empty: waiting can't be told from computing.")
+  if run.duplicates:
+    problems.append(f"{plural(run.duplicates, 'row')} repeat a step of the same rank, as after a restart: the last "
+                    "attempt counts.")
+  problems += _missing_ranks(run)
+  for process in run.processes:
+    problems += _losses(process)
+  open_ones = [p.process for p in run.processes if p.info.get("closed_cleanly") is False]
+  if open_ones and len(open_ones) == len(run.processes):
+    problems.append("No process has closed its recording: the job still runs, or was killed.")
+  elif open_ones:
+    problems.append(f"{plural(len(open_ones), 'process', 'processes')} did not close the recording, as if killed: "
+                    f"{list_ranks(open_ones)}.")
+  return problems
+
+
+def _missing_ranks(run: Run) -> list[str]:
+  problems = []
+  present = run.attempt >= 0
+  silent = np.flatnonzero(~present.any(axis=1))
+  if silent.size:
+    problems.append(f"{plural(silent.size, 'rank')} of {run.ranks} recorded nothing: {list_ranks(silent)}.")
+  last = np.where(present.any(axis=1), present.shape[1] - 1 - np.argmax(present[:, ::-1], axis=1), -1)
+  early = np.flatnonzero((last >= 0) & (int(last.max()) - last > max(2, 0.02 * len(run.steps))))
+  if early.size:
+    problems.append(f"{plural(early.size, 'rank')} stopped recording before the others, after step "
+                    f"{int(run.steps[last[early].min()])}: {list_ranks(early)}. Did a process die?")
+  return problems
+
+
+def _losses(process: Process) -> list[str]:
+  name = f"Process {process.process}" + (f" ({process.host})" if process.host else "")
+  info, said = process.info, []
+  if info.get("lost_rows"):
+    dropped = info.get("dropped_batches")
+    said.append(f"{name} lost {plural(info['lost_rows'], 'row')} in {plural(info.get('holes') or 1, 'hole')}"
+                + (f", {plural(dropped, 'copy', 'copies')} dropped because the disk was too slow." if dropped else "."))
+  if info.get("stopped"):
+    said.append(f"{name} stopped recording: {str(info['stopped']).rstrip('.')}.")
+  return said
+
+
+def plural(number: int, noun: str, many: str = "") -> str:
+  """
+  >>> plural(1, "row"), plural(2500, "row"), plural(2, "copy", "copies")
+  ('1 row', '2,500 rows', '2 copies')
+  """
+  return f"{number:,} {noun if number == 1 else many or noun + 's'}"
+
+
+def list_ranks(ranks: Iterable[int], most: int = 12) -> str:
+  """Names ranks briefly.
+
+  >>> list_ranks([9, 0, 1, 2, 5])
+  '0-2, 5, 9'
+  """
+  runs: list[list[int]] = []
+  for rank in sorted(int(r) for r in ranks):
+    if runs and rank == runs[-1][-1] + 1:
+      runs[-1].append(rank)
+    else:
+      runs.append([rank])
+  words = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
+  if len(words) <= most:
+    return ", ".join(words)
+  return ", ".join(words[:most]) + f" and {sum(len(r) for r in runs[most:])} more"

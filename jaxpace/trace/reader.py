@@ -1,0 +1,264 @@
+"""Reads a recorded run, whatever state it is in, into dense arrays.
+
+A run is read as a user finds it: killed processes, torn files, restarts, ranks that never wrote. What can't be
+used is left out and named in `Run.problems`; only a directory with nothing to report on is an error.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxpace.trace import dense, part_files
+from jaxpace.trace.problems import describe, plural
+from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
+from jaxpace.trace.table_reader import TableFiles, open_table
+
+SCHEMA_VERSION = 1
+PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
+_DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_applied_ns")
+
+Progress = Callable[[int, int], None]
+"""Called from reading threads with the rows read so far and the rows in all."""
+
+
+def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] = (None, None),
+             progress: Progress | None = None) -> Run:
+  """Reads a run directory.
+
+  Args:
+    path: run directory, the one that holds `run.json`.
+    window: first step and one past the last step wanted; None leaves that side open. The step before the window is
+      read as well, since the first step's arrival is measured from its exit.
+    progress: called now and then with rows read and rows in all.
+
+  Returns:
+    The run; what was left out or looks wrong is in its `problems`.
+
+  Raises:
+    RunError: there is nothing to report on: no such directory, no run in it, no readable row, or a newer schema.
+  """
+  path = pathlib.Path(path)
+  try:
+    run = _read(path, window, progress)
+    for _ in range(2):
+      if not run.skipped.get("vanished"):
+        break
+      run = _read(path, window, progress)  # a job that still runs merged parts while they were read
+    return run
+  except PermissionError as error:
+    raise RunError(f"No permission to read {error.filename or path}. Ask its owner, or copy the run to where you "
+                   "may read it.") from error
+
+
+def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: Progress | None) -> Run:
+  _check_directory(path)
+  problems: list[str] = []
+  info = _read_info(path, problems)
+  run_id = _run_id(path, info, problems)
+  processes = _read_processes(path, run_id, problems)
+  skipped: Counter[str] = Counter()
+  tables = {name: _open(path, name, run_id, skipped, problems) for name in ("steps", "collectives")}
+  steps_table, collectives_table = tables["steps"], tables["collectives"]
+  if not steps_table.rows and not collectives_table.rows:
+    raise RunError(_nothing_read(path, run_id, skipped))
+
+  axis = dense.StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
+                             lambda: [s for t in tables.values() for s in t.distinct_steps()],
+                             max(t.rows for t in tables.values()))
+  if axis.size == 0:
+    low, high = _span(tables.values())
+    raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
+  ranks = max(_declared_ranks(info), *(t.highest_rank + 1 for t in tables.values()))
+  dense.check_size(path, ranks, axis, sum(t.rows for t in tables.values()))
+
+  count = dense.Counter(progress, sum(t.rows for t in tables.values()))
+  names = steps_table.columns_like(_DURATIONS, prefix="phase_")
+  times = () if collectives_table.rows else ("end_ns",)
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    steps_job = pool.submit(dense.read_steps, steps_table, ranks, axis, names, times, count)
+    collectives_job = pool.submit(dense.read_collectives, collectives_table, ranks, axis, count)
+    steps_rows, collective_rows = steps_job.result(), collectives_job.result()
+  for table in tables.values():
+    skipped["torn"] += table.torn
+    skipped["vanished"] += table.vanished
+    problems.extend(table.problems)
+  if not steps_rows.found and not collective_rows.found:
+    if skipped["torn"]:
+      raise RunError(_nothing_read(path, run_id, skipped))
+    low, high = _span(tables.values())
+    raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
+
+  collectives = _name_collectives(info, collective_rows)
+  attempt = steps_rows.attempt
+  for collective in collectives:
+    np.maximum(attempt, collective.attempt, out=attempt)
+  process_of_rank = np.maximum(steps_rows.process_of_rank, collective_rows.process_of_rank)
+  for process in processes:
+    for rank in process.ranks:
+      if 0 <= rank < ranks and process_of_rank[rank] < 0:
+        process_of_rank[rank] = process.process
+  run = Run(path=path, id=run_id or path.name, info=info, processes=processes, steps=axis.steps, attempt=attempt,
+            end_ns=steps_rows.times.get("end_ns"), durations=steps_rows.durations, collectives=collectives,
+            process_of_rank=process_of_rank,
+            skipped=dict(skipped), duplicates=max(steps_rows.duplicates, collective_rows.duplicates),
+            problems=(), window=window)
+  problems.extend(describe(run, steps_table.rows, collectives_table.rows))
+  return Run(**{**vars(run), "problems": tuple(problems)})
+
+
+def _check_directory(path: pathlib.Path) -> None:
+  if not path.exists():
+    raise RunError(f"There is no run at {path}: no such directory. Give the directory a Recorder wrote to.")
+  if not path.is_dir():
+    if path.name == "run.json" or path.suffix == ".parquet":
+      folder = path.parent if path.name == "run.json" else path.parent.parent
+      raise RunError(f"{path} is a file of a run, not the run. Give its directory: {folder}")
+    raise RunError(f"{path} is a file; a run is a directory. Give the directory a Recorder wrote to.")
+  if _looks_like_run(path):
+    return
+  children = list(path.iterdir())
+  below = sorted(child for child in children if not child.name.startswith(".") and child.is_dir()
+                 and _looks_like_run(child))
+  if below:
+    shown = ", ".join(str(p) for p in below[:5]) + (f" and {len(below) - 5} more" if len(below) > 5 else "")
+    raise RunError(f"{path} is no run itself but holds {'one' if len(below) == 1 else 'several'}: give {shown}")
+  if path.name in ("steps", "collectives", "hosts", "process", "locality") and _looks_like_run(path.parent):
+    raise RunError(f"{path} is a part of a run. Give its directory: {path.parent}")
+  if not children:
+    raise RunError(f"{path} is empty: nothing was recorded there. A Recorder writes its first rows a few seconds "
+                   "after the first step.")
+  raise RunError(f"{path} holds no recorded run: it has neither run.json nor a folder 'steps'. Give the directory a "
+                 "Recorder wrote to.")
+
+
+def _looks_like_run(path: pathlib.Path) -> bool:
+  return (path / "run.json").is_file() or any(
+      (path / table).is_dir() and any((path / table).glob("*.parquet")) for table in ("steps", "collectives"))
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
+  """Returns the object in `path`; None where it is no JSON object."""
+  try:
+    data = json.loads(path.read_text(encoding="utf-8"))
+  except PermissionError:
+    raise
+  except (OSError, ValueError):
+    return None
+  return data if isinstance(data, dict) else None
+
+
+def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
+  file = path / "run.json"
+  if not file.exists():
+    problems.append("run.json is missing: run id, ranks and clock are taken from the rows themselves.")
+    return {}
+  info = _read_json(file)
+  if info is None:
+    problems.append("run.json can't be read (torn or not JSON): run id, ranks and clock are taken from the rows "
+                    "themselves.")
+    return {}
+  version = info.get("schema_version", SCHEMA_VERSION)
+  if isinstance(version, int) and version > SCHEMA_VERSION:
+    raise RunError(f"{path} was recorded with schema {version}, this jaxpace reads up to {SCHEMA_VERSION}. "
+                   "Upgrade jaxpace where you read it.")
+  return info
+
+
+def _read_processes(path: pathlib.Path, run_id: str | None, problems: list[str]) -> tuple[Process, ...]:
+  processes = []
+  folder = path / "process"
+  for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    info = _read_json(file)
+    number = info.get("process", file.stem) if info is not None else None
+    if info is None or not str(number).lstrip("p").isdigit():
+      problems.append(f"process/{file.name} can't be read (torn or not JSON): its host name is unknown.")
+      continue
+    if info.get("run", run_id) != run_id:
+      problems.append(f"process/{file.name} belongs to another run: left out.")
+      continue
+    ranks = info.get("ranks")
+    ranks = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
+    processes.append(Process(int(str(number).lstrip("p")), str(info.get("hostname") or info.get("host") or ""),
+                             ranks, info))
+  return tuple(processes)
+
+
+def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> str | None:
+  """The id in `run.json`, else that of most parts; None if there are no parts either."""
+  named = info.get("run")
+  if isinstance(named, str) and named:
+    return named
+  ids = Counter(part.run for table in ("steps", "collectives")
+                for part in part_files.list_parts(path / table, None).parts)
+  if len(ids) > 1:
+    problems.append(f"Parts of {len(ids)} runs lie here and no run.json says which one counts: "
+                    f"the one with most parts, {ids.most_common(1)[0][0]}, was read.")
+  return ids.most_common(1)[0][0] if ids else None
+
+
+def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[str],
+          problems: list[str]) -> TableFiles:
+  folder = part_files.list_parts(path / table, run_id)
+  skipped["temporary"] += folder.temporary
+  skipped["foreign"] += folder.foreign
+  skipped["unknown"] += folder.unknown
+  skipped["leftover"] += sum(len(part.inside) for part in folder.parts)
+  if folder.foreign:
+    problems.append(f"{plural(folder.foreign, 'part')} of other runs in '{table}' left out.")
+  if folder.unknown:
+    problems.append(f"{plural(folder.unknown, 'file')} in '{table}' left out: not parts of a recorded run.")
+  return open_table(table, folder.parts)
+
+
+def _nothing_read(path: pathlib.Path, run_id: str | None, skipped: Counter[str]) -> str:
+  if skipped["torn"]:
+    return (f"No row of {path} can be read: {plural(skipped['torn'], 'part')} torn or corrupt. "
+            "Was it copied completely?")
+  if skipped["foreign"]:
+    return (f"{path} has no rows of its own run {run_id}, only {plural(skipped['foreign'], 'part')} of other runs. "
+            "Was run.json overwritten, or the directory used twice?")
+  return (f"{path} holds a run without a single recorded step yet. Rows are written every few seconds: has the job "
+          "finished its first step, and is `recorder.record(pace)` called in the loop?")
+
+
+def _declared_ranks(info: dict[str, Any]) -> int:
+  plan = info.get("plan")
+  candidates = [info.get("ranks"), plan.get("ranks") if isinstance(plan, dict) else None]
+  return max((c for c in candidates if isinstance(c, int) and 0 < c < 1 << 24), default=0)
+
+
+def _span(tables: Any) -> tuple[int, int]:
+  ranges = [t.step_range for t in tables if t.rows]
+  return min(r[0] for r in ranges), max(r[1] for r in ranges)
+
+
+def _name_collectives(info: dict[str, Any], rows: dense.CollectiveRows) -> tuple[CollectiveTimes, ...]:
+  """Collectives in the order in which a step goes through them."""
+  plan = info.get("plan")
+  planned = {}
+  for entry in plan.get("collectives") or () if isinstance(plan, dict) else ():
+    if isinstance(entry, dict):
+      planned[entry.get("slot")] = entry
+  result = []
+  for slot, times in rows.slots.items():
+    entry = planned.get(slot, {})
+    name, size = rows.names.get(slot, ("", None))
+    result.append(CollectiveTimes(slot, str(entry.get("name") or name or f"collective {slot}"),
+                                  entry.get("bytes", size), times.enter_ns, times.exit_ns, times.attempt))
+  if len(result) < 2:
+    return tuple(result)
+  first = result[0]
+
+  def median_offset(collective: CollectiveTimes) -> float:
+    known = (collective.enter_ns != MISSING) & (first.enter_ns != MISSING) & (collective.attempt == first.attempt)
+    offsets = (collective.enter_ns - first.enter_ns)[known]
+    return float(np.median(offsets[:100_000])) if offsets.size else 0.0
+
+  return tuple(sorted(result, key=lambda c: (median_offset(c), c.slot)))

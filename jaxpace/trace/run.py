@@ -1,0 +1,86 @@
+"""A recorded run in memory: dense arrays of [ranks, steps]."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+
+MISSING = np.iinfo(np.int64).min
+"""Stands for a time that was not recorded. No clock reads it."""
+
+
+class RunError(Exception):
+  """The run directory can't be read: a sentence that says what is wrong and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+  """What one process said of itself; `lost` is whatever it reports not to have recorded."""
+
+  process: int
+  host: str
+  ranks: tuple[int, ...]
+  info: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveTimes:
+  """Entry and exit of one stamped collective, on each rank's own clock."""
+
+  slot: int
+  name: str
+  bytes: int | None
+  enter_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
+  exit_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
+  attempt: np.ndarray  # [R, K] int16, attempt the two belong to; -1 where there is no row
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Everything the report needs of a recorded run.
+
+  R is the number of ranks, K the number of step numbers between the first and the last one recorded.
+  Times of two ranks are comparable only if they belong to the same process; nothing here compares them.
+  """
+
+  path: pathlib.Path
+  id: str
+  info: dict[str, Any]
+  """`run.json` as it was read; empty if there was none."""
+  processes: tuple[Process, ...]
+  steps: np.ndarray  # [K] int64, step numbers, rising
+  attempt: np.ndarray  # [R, K] int16, newest attempt of each rank and step; -1 where nothing is recorded
+  end_ns: np.ndarray | None  # [R, K] int64, `MISSING` where unknown; read only where no collective is stamped
+  durations: dict[str, np.ndarray]
+  """[R, K] float32 seconds by column name without `_ns` ("forward", "gap", "delay_applied", ...); NaN where null."""
+  collectives: tuple[CollectiveTimes, ...]
+  process_of_rank: np.ndarray  # [R] int32, -1 where no row says
+  skipped: dict[str, int]
+  """Files left out, by reason: "temporary", "foreign", "leftover", "torn"."""
+  duplicates: int
+  """Rows that recorded the same rank and step again; the last attempt's row counts."""
+  problems: tuple[str, ...]
+  """Everything noteworthy, in sentences."""
+  window: tuple[int | None, int | None] = (None, None)
+  """Steps asked for, first to one past the last; None where open."""
+
+  @property
+  def ranks(self) -> int:
+    return self.attempt.shape[0]
+
+  @property
+  def plan(self) -> dict[str, Any]:
+    """The plan of the step as plain data; empty if it was not recorded."""
+    plan = self.info.get("plan")
+    return plan if isinstance(plan, dict) else {}
+
+  def host_of_rank(self, rank: int) -> str:
+    """Host that owns `rank`; empty if no process said."""
+    process = int(self.process_of_rank[rank])
+    for p in self.processes:
+      if p.process == process or (process < 0 and rank in p.ranks):
+        return p.host
+    return ""
