@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxpace.launch import environment
@@ -23,12 +24,12 @@ examples:
 """
 
 
-def _at_least(low: int, what: str):
+def _at_least(low: int, what: str) -> Callable[[str], int]:
   def parse(text: str) -> int:
     try:
       value = int(text)
     except ValueError:
-      raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+      raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < low:
       raise argparse.ArgumentTypeError(f"{what} must be at least {low}, not {value}")
     return value
@@ -39,7 +40,7 @@ def _seconds(text: str) -> float:
   try:
     value = float(text)
   except ValueError:
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
   if not (math.isfinite(value) and value >= 0):
     raise argparse.ArgumentTypeError(f"seconds must be finite and not negative, not {text}")
   return value

@@ -8,12 +8,12 @@ import shlex
 import socket
 from collections.abc import Mapping
 
-from jaxpace._failing import NOTICE
-
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 LAUNCH_ID = "JAXPACE_LAUNCH_ID"
 """Marks every process a launch started, grandchildren included: what is left of a launch is found by it."""
+NOTICE = "JAXPACE_FAILURE_NOTICE"
+"""File in which a worker says that an exception is ending it; `jaxpace.distributed.failing` writes it."""
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 LOOPBACK = "127.0.0.1"
 

@@ -54,15 +54,32 @@ class Worker:
     with log.open("wb") as out:
       self._process = subprocess.Popen(
           list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-          start_new_session=True, preexec_fn=_die_with(os.getpid()))
+          start_new_session=True, preexec_fn=_die_with(os.getpid()))  # the launcher has no threads
     self.pid = self._process.pid
 
   def poll(self) -> bool:
-    """Returns whether the process ended since the last call; `status` and `ended_ns` are set then."""
-    if self.status is not None or self._process.poll() is None:
+    """Returns whether the process ended since the last call; `status` and `ended_ns` are set then.
+
+    It stays a zombie until `release`: as long as it is one, the kernel gives its number, which is that of its group,
+    to nobody else, and signals to the group cannot reach a stranger.
+    """
+    if self.status is not None:
       return False
-    self.status, self.ended_ns = self._process.returncode, time.monotonic_ns()
+    if hasattr(os, "waitid"):
+      ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+      if ended is None:
+        return False
+      self.status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    elif self._process.poll() is None:
+      return False
+    else:
+      self.status = self._process.returncode
+    self.ended_ns = time.monotonic_ns()
     return True
+
+  def release(self) -> None:
+    """Lets go of the process; call it when nothing more is sent to its group."""
+    self._process.wait()
 
   def send(self, number: int) -> None:
     """Sends a signal to the process and to all others of its group."""

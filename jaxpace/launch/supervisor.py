@@ -126,7 +126,7 @@ class Supervisor:
     try:
       port = environment.PortReservation(job.port)
     except OSError as error:
-      raise LaunchError(f"the coordinator's port {job.port or ''} cannot be used: {error.strerror}".replace("  ", " "))
+      raise LaunchError(f"the coordinator's port {job.port or '(any)'} cannot be used: {error.strerror}") from error
     begun = time.monotonic()
     watchdog = processes.Watchdog(self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
     groups: list[int] = []
@@ -143,6 +143,8 @@ class Supervisor:
         display.finish()
       finally:
         processes.clear_away(groups, self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
+        for worker in self._workers:
+          worker.release()
         watchdog.dismiss()
         port.close()
     return self._conclude(time.monotonic() - begun)
@@ -157,7 +159,7 @@ class Supervisor:
       for old in self._job.logs.glob("process-*.log"):  # of a run with more processes, they would mislead
         old.replace(old.with_name(f"{old.name}.previous"))
     except OSError as error:
-      raise LaunchError(f"the log directory {self._job.logs} cannot be used: {error.strerror}")
+      raise LaunchError(f"the log directory {self._job.logs} cannot be used: {error.strerror}") from error
 
   def _start(self, index: int, port: int) -> None:
     job = self._job
@@ -168,7 +170,7 @@ class Supervisor:
     try:
       self._workers.append(processes.Worker(index, job.command, env, self.log_path(index)))
     except OSError as error:
-      raise LaunchError(f"process {index} cannot be started: {job.command[0]}: {error.strerror}")
+      raise LaunchError(f"process {index} cannot be started: {job.command[0]}: {error.strerror}") from error
 
   def _notice_path(self, index: int) -> Path:
     assert self._notices is not None
@@ -189,13 +191,13 @@ class Supervisor:
     while self._running():
       signals.wait(TICK_SECONDS)
       display.update()
+      while signals.received:
+        self._on_signal(signals.received.pop(0))
       self._reap()
       if self._failures and not self._stopping:
         if self._running():
           self._say(f"{self._describe_first()}; stopping the others.")
         self._stop([(0.0, signal.SIGTERM), (self._job.grace, signal.SIGKILL)])
-      while signals.received:
-        self._on_signal(signals.received.pop(0))
       self._send_due()
 
   def _reap(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import sys
 import time
 from types import TracebackType
 
-NOTICE = "JAXPACE_FAILURE_NOTICE"
+from jaxpace.launch.environment import NOTICE
 
 
 def announce(path: str, exception: str) -> None:
@@ -33,7 +34,8 @@ def install() -> None:
   """Installs the hook for uncaught exceptions and what follows it at exit.
 
   JAX's own exit waits, for minutes, until all processes have come to theirs, and they wait in a collective for this
-  one. Exit functions run last in, first out: those registered after this call run before `end`, which replaces the rest.
+  one. Exit functions run last in, first out: those registered after this call run before `end`, which replaces the
+  rest.
   """
   before = sys.excepthook
   owner = os.getpid()
@@ -52,10 +54,8 @@ def install() -> None:
       return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-      try:
+      with contextlib.suppress(AttributeError, OSError, ValueError):
         stream.flush()
-      except (AttributeError, OSError, ValueError):
-        pass
     os._exit(1)
 
   sys.excepthook = hook

@@ -1,0 +1,12 @@
+"""The job's processes: joining them, and the few words they exchange outside the training step.
+
+`initialize()` lets one script run unchanged under plain `python`, `jaxpace launch`, `srun`, `mpirun` and Kubernetes.
+"""
+
+from jaxpace.distributed.client import process_count, process_index
+from jaxpace.distributed.joining import initialize
+from jaxpace.distributed.place import Place, place_from_environment
+from jaxpace.distributed.store import barrier, key_value_delete, key_value_get, key_value_set, share_string
+
+__all__ = ["Place", "barrier", "initialize", "key_value_delete", "key_value_get", "key_value_set",
+           "place_from_environment", "process_count", "process_index", "share_string"]
