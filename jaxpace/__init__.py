@@ -1,7 +1,58 @@
 """jaxpace: where the step time of a distributed JAX training run goes, who is late, and why."""
 
-from jaxpace.communication.phases import phase
-from jaxpace.core.types import Decision, Observation, Pacer
-from jaxpace.instrument import instrument, spec
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING
 
-__all__ = ["Decision", "Observation", "Pacer", "instrument", "phase", "spec"]
+if TYPE_CHECKING:
+  from jaxpace.communication.phases import phase
+  from jaxpace.core.pace import PaceState
+  from jaxpace.core.plan import Plan
+  from jaxpace.core.types import Decision, Observation, Pacer
+  from jaxpace.instrument import instrument, spec
+  from jaxpace.pieces import delay, pmean, psum
+
+__all__ = [
+    "Decision", "Observation", "PaceState", "Pacer", "Plan", "delay", "instrument", "phase", "pmean", "psum", "spec"]
+
+_HOMES = {
+    "Decision": "jaxpace.core.types",
+    "Observation": "jaxpace.core.types",
+    "PaceState": "jaxpace.core.pace",
+    "Pacer": "jaxpace.core.types",
+    "Plan": "jaxpace.core.plan",
+    "delay": "jaxpace.pieces",
+    "instrument": "jaxpace.instrument",
+    "phase": "jaxpace.communication.phases",
+    "pmean": "jaxpace.pieces",
+    "psum": "jaxpace.pieces",
+    "spec": "jaxpace.instrument",
+}
+"""Where each name lives. It is imported when first used: the `jaxpace` command must not wait for JAX."""
+
+_MODULES = ("distributed", "flags")
+"""Modules that are used by their own name after `import jaxpace`."""
+
+
+class _Package(types.ModuleType):
+  """The package itself; `jaxpace.instrument` is the function, also after its module of the same name was imported."""
+
+  def __getattr__(self, name: str) -> object:
+    if name in _MODULES:
+      return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+      raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    setattr(self, name, value)
+    return value
+
+  def __setattr__(self, name: str, value: object) -> None:
+    if not (name in _HOMES and isinstance(value, types.ModuleType)):  # the import system binds submodules so
+      super().__setattr__(name, value)
+
+  def __dir__(self) -> list[str]:
+    return sorted({*super().__dir__(), *__all__, *_MODULES})
+
+
+sys.modules[__name__].__class__ = _Package

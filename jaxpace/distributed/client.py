@@ -12,7 +12,7 @@ import jax
 
 
 def _state() -> Any:
-  from jax._src import distributed  # noqa: TID251
+  from jax._src import distributed
   return distributed.global_state
 
 
@@ -44,8 +44,8 @@ def bind_gloo_to(address: str) -> None:
   Raises:
     AttributeError, ImportError, TypeError: if this JAX has no such thing any more.
   """
-  from jax._src import xla_bridge  # noqa: TID251
-  from jax._src.lib import _jax  # noqa: TID251
+  from jax._src import xla_bridge
+  from jax._src.lib import _jax
   from jax.extend.backend import register_backend_factory
 
   make_client, make_gloo, joined = xla_bridge.make_cpu_client, _jax.make_gloo_tcp_collectives, client()

@@ -1,0 +1,280 @@
+"""The launcher with real processes that know nothing of JAX: how each kind of end is seen, told and cleaned up."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROC = pathlib.Path("/proc")
+needs_proc = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="needs /proc to look for orphans")
+
+
+def start(tmp_path, script, *options, nproc=3, **kwargs):
+  """Starts `jaxpace launch` on a Python script given as text."""
+  file = tmp_path / "worker.py"
+  file.write_text("import os, signal, subprocess, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n" + script)
+  command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(nproc), "--logs", str(tmp_path / "logs"),
+             *options, "--", sys.executable, str(file)]
+  return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+
+
+def run(tmp_path, script, *options, nproc=3):
+  """Runs the launcher to its end: exit status, stdout, stderr, seconds."""
+  begun = time.monotonic()
+  process = start(tmp_path, script, *options, nproc=nproc)
+  try:
+    out, err = process.communicate(timeout=30)
+  finally:
+    process.kill()
+  assert "Traceback" not in err.partition("--- last lines")[0]
+  return process.returncode, out, err, time.monotonic() - begun
+
+
+def alive(pid):
+  """Whether a process runs; a zombie does not."""
+  try:
+    return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+  except OSError:
+    return False
+
+
+def wait_until(condition, seconds=10.0):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, "it did not happen in time"
+    time.sleep(0.02)
+
+
+def wait_for_files(paths):
+  wait_until(lambda: all(path.exists() and path.read_text().strip() for path in paths))
+  return [int(path.read_text()) for path in paths]
+
+
+def test_success_has_a_log_each_and_shows_process_0_only(tmp_path):
+  status, out, err, _ = run(tmp_path, "print('out', i); print('err', i, file=sys.stderr)\n")
+  assert status == 0
+  assert out == "out 0\nerr 0\n"
+  assert [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(3)] == [
+      f"out {i}\nerr {i}\n" for i in range(3)]
+  assert str(tmp_path / "logs") in err
+
+
+def test_show_all_puts_the_process_before_each_line_and_none_shows_nothing(tmp_path):
+  script = "print('a'); print('b', end='')\n"
+  _, out, _, _ = run(tmp_path, script, "--show", "all", nproc=2)
+  assert sorted(out.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
+  _, out, _, _ = run(tmp_path, script, "--show", "none", nproc=2)
+  assert out == ""
+
+
+def test_output_appears_while_the_job_runs(tmp_path):
+  process = start(tmp_path, f"""
+if i == 0: print('now', flush=True)
+while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(.01)
+""", nproc=2)
+  assert process.stdout.readline() == "now\n"
+  (tmp_path / "go").touch()
+  process.communicate(timeout=20)
+  assert process.returncode == 0
+
+
+def test_exit_status_stops_the_others_and_shows_the_end_of_the_log(tmp_path):
+  status, _, err, seconds = run(tmp_path, """
+if i == 1:
+  for k in range(100): print('line', k)
+  sys.exit(3)
+time.sleep(60)
+""", "--tail", "4")
+  assert status == 3 and seconds < 15
+  assert "process 1 (pid" in err and "ended with exit status 3" in err
+  assert err.splitlines()[-4:] == [f"line {k}" for k in range(96, 100)]
+  assert "it took along: process 0, 2" in err
+
+
+def test_a_signal_names_it_and_gives_128_plus_its_number(tmp_path):
+  status, _, err, _ = run(tmp_path, "if i == 2: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n")
+  assert status == 128 + signal.SIGKILL
+  assert "process 2 (pid" in err and "was killed by SIGKILL (signal 9)" in err
+  assert "memory" in err  # the usual reason
+
+
+def test_the_cause_is_named_and_not_those_that_lost_their_peer(tmp_path):
+  # the followers end a moment after the cause, with the words of a lost peer and a status of their own
+  status, _, err, _ = run(tmp_path, f"""
+mark = {str(tmp_path / 'mark')!r}
+if i == 2:
+  open(mark, 'w').close()
+  os._exit(7)
+while not os.path.exists(mark): pass
+sys.exit('Gloo all-reduce failed: Connection closed by peer')
+""")
+  assert status == 7
+  assert "process 2 (pid" in err and "ended with exit status 7" in err
+  assert "jaxpace launch: process 0" not in err and "jaxpace launch: process 1" not in err
+
+
+def test_sigkill_after_the_grace_time_for_those_that_ignore_sigterm(tmp_path):
+  status, _, err, seconds = run(tmp_path, f"""
+if i == 0:
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  open({str(tmp_path / 'deaf')!r}, 'w').close()
+if i == 1:
+  while not os.path.exists({str(tmp_path / 'deaf')!r}): time.sleep(.01)
+  sys.exit(4)
+time.sleep(60)
+""", "--grace", "0.7")
+  assert status == 4 and 0.7 <= seconds < 15
+  assert "killed, as SIGTERM did not end them in 0.7 s: process 0" in err
+
+
+def test_old_logs_are_put_aside(tmp_path):
+  run(tmp_path, "print('first', i)\n", nproc=2)
+  run(tmp_path, "print('second', i)\n", nproc=1)
+  assert {p.name: p.read_text() for p in (tmp_path / "logs").iterdir()} == {
+      "process-0.log": "second 0\n", "process-0.log.previous": "first 0\n", "process-1.log.previous": "first 1\n"}
+
+
+def test_huge_output_reaches_log_and_terminal_whole(tmp_path):
+  status, out, _, _ = run(tmp_path, "for k in range(200_000): print('0123456789 abcdefghij', k)\n", nproc=1)
+  assert status == 0
+  assert out == (tmp_path / "logs" / "process-0.log").read_text()
+  assert out.endswith("199999\n") and len(out) > 5_000_000
+
+
+def test_a_reader_that_leaves_or_stands_still_stops_nothing(tmp_path):
+  process = start(tmp_path, "for k in range(50_000): print('x' * 40)\nif i == 1: sys.exit(5)\n", nproc=2)
+  time.sleep(0.3)  # nobody reads, so the pipe is full
+  process.stdout.close()
+  err = process.stderr.read()
+  process.stderr.close()
+  assert process.wait(timeout=20) == 5
+  assert "BrokenPipe" not in err
+
+
+def test_a_full_terminal_does_not_keep_a_death_from_being_seen(tmp_path):
+  process = start(tmp_path, f"""
+if i == 0:
+  for k in range(50_000): print('x' * 40)
+  open({str(tmp_path / 'full')!r}, 'w').close()
+  time.sleep(60)
+while not os.path.exists({str(tmp_path / 'full')!r}): time.sleep(.01)
+sys.exit(6)
+""", nproc=2)
+  first = process.stderr.readline() + process.stderr.readline()
+  assert "ended with exit status 6" in first  # and stdout has not been read at all
+  process.communicate(timeout=20)
+  assert process.returncode == 6
+
+
+CHILDREN = """
+deaf = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)'
+child = subprocess.Popen([sys.executable, '-c', deaf], start_new_session=i == 1)
+open({directory!r} + f'/child-{{i}}.tmp', 'w').write(str(child.pid))
+os.rename({directory!r} + f'/child-{{i}}.tmp', {directory!r} + f'/child-{{i}}')
+open({directory!r} + f'/worker-{{i}}', 'w').write(str(os.getpid()))
+"""
+
+
+def family(tmp_path, nproc=2):
+  return [tmp_path / f"{kind}-{i}" for kind in ("child", "worker") for i in range(nproc)]
+
+
+@needs_proc
+@pytest.mark.parametrize("ending", ["success", "failure"])
+def test_grandchildren_go_too_even_in_a_session_of_their_own(tmp_path, ending):
+  script = CHILDREN.format(directory=str(tmp_path)) + ("sys.exit(0)" if ending == "success" else "sys.exit(9)")
+  status, _, _, _ = run(tmp_path, script, "--grace", "0.3", nproc=2)
+  assert status == (0 if ending == "success" else 9)
+  written = [int(p.read_text()) for p in family(tmp_path) if p.exists()]
+  assert written and not any(alive(pid) for pid in written)
+
+
+@needs_proc
+def test_no_orphan_when_the_launcher_itself_is_killed(tmp_path):
+  process = start(tmp_path, CHILDREN.format(directory=str(tmp_path)) + "time.sleep(60)", "--grace", "0.3", nproc=2)
+  pids = wait_for_files(family(tmp_path))
+  assert all(alive(pid) for pid in pids)
+  process.kill()
+  assert process.communicate(timeout=10)[0] == ""  # nothing of the launch holds the pipe open
+  wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+@needs_proc
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_the_job_in_order(tmp_path, number):
+  process = start(tmp_path, CHILDREN.format(directory=str(tmp_path)) + """
+try:
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit('told to stop'))
+  time.sleep(60)
+except KeyboardInterrupt:
+  print('interrupted')
+finally:
+  print('cleaned up', i)
+""", "--grace", "5", "--show", "none", nproc=2)
+  pids = wait_for_files(family(tmp_path))
+  time.sleep(0.2)
+  begun = time.monotonic()
+  process.send_signal(number)
+  _, err = process.communicate(timeout=20)
+  assert process.returncode == 128 + number
+  assert time.monotonic() - begun < 4.5  # not by SIGKILL to the workers
+  assert f"stopped by {number.name}" in err and "Traceback" not in err
+  log = (tmp_path / "logs" / "process-1.log").read_text()
+  assert "cleaned up 1" in log and ("interrupted" in log) == (number == signal.SIGINT)
+  assert not any(alive(pid) for pid in pids)
+
+
+@needs_proc
+def test_a_second_interrupt_kills_at_once(tmp_path):
+  process = start(tmp_path, """
+signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('deaf', flush=True)
+time.sleep(60)
+""", "--grace", "30", "--show", "first", nproc=1)
+  assert process.stdout.readline() == "deaf\n"
+  process.send_signal(signal.SIGINT)
+  assert "Ctrl-C again" in process.stderr.readline() + process.stderr.readline()
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=10)
+  assert process.returncode == 130 and "1 of 1 processes had to be killed" in err
+
+
+def test_an_interrupt_a_parent_chose_to_ignore_stays_ignored(tmp_path):
+  process = start(tmp_path, "print('up', flush=True); time.sleep(.5)", nproc=1,
+                  preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+  assert process.stdout.readline() == "up\n"
+  process.send_signal(signal.SIGINT)
+  process.communicate(timeout=20)
+  assert process.returncode == 0
+
+
+def test_two_launches_at_once_do_not_share_a_port(tmp_path):
+  script = "print(os.environ['JAX_COORDINATOR_ADDRESS'], flush=True); time.sleep(.5)"
+  found = []
+  for k in range(3):
+    (tmp_path / str(k)).mkdir()
+    found.append(start(tmp_path / str(k), script, nproc=1))
+  addresses = [process.communicate(timeout=20)[0].strip() for process in found]
+  assert len(set(addresses)) == 3 and all(a.startswith("127.0.0.1:") for a in addresses)
+
+
+def test_environment_of_the_workers(tmp_path):
+  process = start(tmp_path, """
+for name in ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'XLA_FLAGS', 'JAX_NUM_CPU_DEVICES', 'SLURM_PROCID', 'SLURM_NTASKS'):
+  print(name, os.environ.get(name))
+print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
+""", "--devices-per-process", "4", "--show", "none", "--as-slurm", nproc=2,
+                  env={**os.environ, "XLA_FLAGS":
+                       "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=false"})
+  process.communicate(timeout=20)
+  assert (tmp_path / "logs" / "process-1.log").read_text().splitlines() == [
+      "JAX_NUM_PROCESSES 2", "JAX_PROCESS_ID 1",
+      "XLA_FLAGS --xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=4",
+      "JAX_NUM_CPU_DEVICES 4", "SLURM_PROCID 1", "SLURM_NTASKS 2", "True True"]
