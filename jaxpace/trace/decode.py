@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.core import ring
-from jaxpace.core.plan import COMPUTE, DELAY, GAP, Plan
-from jaxpace.core.plan import BACKWARD, FORWARD, SYNC, UPDATE
+from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Plan
 
 Columns = dict[str, np.ndarray]
 """Columns of one table, all of one length. A masked entry of a masked array, or an absent column, is null."""

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
+from jaxpace import distributed
 from jaxpace.trace import rundir, schema
 
 _PACKAGES = ("jaxpace", "jax", "jaxlib", "flax", "numpy", "pyarrow")
-_TEXT_BYTES = 4096
 
 
 def process(identity: rundir.RunIdentity, index: int) -> dict[str, Any]:
@@ -76,22 +75,10 @@ def share(name: str, text: str | None, timeout: float) -> str | None:
   Returns:
     The text; None if it did not come in time.
   """
-  if jax.process_count() == 1:
-    return text
   try:
-    from jaxpace import distributed
-  except ImportError:
-    return _broadcast(text)
-  return distributed.share_string(name, text, timeout)
-
-
-def _broadcast(text: str | None) -> str:
-  """Sends the text through a collective of JAX's own."""
-  from jax.experimental import multihost_utils
-  buffer = np.zeros(_TEXT_BYTES, np.uint8)
-  data = (text or "").encode()[:_TEXT_BYTES]
-  buffer[:len(data)] = np.frombuffer(data, np.uint8)
-  return bytes(np.asarray(multihost_utils.broadcast_one_to_all(buffer))).rstrip(b"\0").decode(errors="replace")
+    return distributed.share_string(name, text, timeout)
+  except (TimeoutError, ConnectionError):
+    return None
 
 
 def _versions() -> dict[str, str]:

@@ -55,8 +55,8 @@ def to_arrow(columns: Columns, table: str) -> pa.Table:
   arrays = [_array(columns[f.name], f.type) if f.name in columns else pa.nulls(length, f.type) for f in fields]
   extra = sorted(set(columns) - set(fields.names))
   arrays += [_array(columns[name], None) for name in extra]
-  all_fields = list(fields) + [pa.field(name, array.type) for name, array in zip(extra, arrays[len(fields):], strict=True)]
-  return pa.Table.from_arrays(arrays, schema=pa.schema(all_fields))
+  others = [pa.field(name, array.type) for name, array in zip(extra, arrays[len(fields):], strict=True)]
+  return pa.Table.from_arrays(arrays, schema=pa.schema([*fields, *others]))
 
 
 def _array(values: np.ndarray, kind: pa.DataType | None) -> pa.Array:

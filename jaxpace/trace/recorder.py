@@ -144,7 +144,7 @@ class Recorder:
       if process != 0:
         rundir.set_aside(self.directory, identity.run, process)
       writer.start()
-    except Exception as error:  # noqa: BLE001 - a recorder never keeps a job from starting
+    except Exception as error:
       self._not_recording(explain(error, self.directory))
       return
     self._writer = writer
@@ -152,7 +152,6 @@ class Recorder:
     if self._handle_sigterm:
       writer.termination.install()
     atexit.register(self.close)
-    self._copied_at = time.monotonic()
 
   def record(self, pace: Any, **host_columns: float) -> None:
     """Counts a step, and now and then copies the ring. Call it after every step with the pace state it returned.
@@ -174,6 +173,8 @@ class Recorder:
       return
     if type(pace) is not self._pace_type:
       self._begin(pace)
+    if pace.ring.is_deleted():
+      ringcopy.check_alive(pace)
     self._latest = pace
     extra = self._host_columns(host_columns) if host_columns else {}
     self._samples.append(self._causes.sample())
@@ -210,7 +211,7 @@ class Recorder:
     if process == 0:
       try:
         text = rundir.claim(self.directory, self._resume, time.time_ns()).to_text()
-      except Exception as error:  # noqa: BLE001
+      except Exception as error:
         text = "!" + explain(error, self.directory)
     text = describe.share(f"jaxpace/recorder/{next(_counter)}", text, _SHARE_SECONDS)
     if text is None:
@@ -257,10 +258,9 @@ class Recorder:
     """Asks the devices for a copy of the latest ring."""
     if len(self._pending) >= _MAX_PENDING or not self._samples:
       return  # The devices lag; the ring holds what is not copied now.
-    ringcopy.check_alive(self._latest)
     try:
       copy = ringcopy.start(self._latest, with_ranks=not self._ranks_known)
-    except Exception as error:  # noqa: BLE001 - a failed step raises in the loop, not here
+    except Exception as error:
       _LOG.debug("The ring could not be copied", exc_info=error)
       return
     self._pending.append(_Pending(copy, self._samples, self._extra))
@@ -277,7 +277,7 @@ class Recorder:
     assert self._writer is not None
     try:
       rings, ranks = item.copy.read()
-    except Exception as error:  # noqa: BLE001 - the step failed; the loop learns it from its own results
+    except Exception as error:
       _LOG.debug("A copied ring could not be read", exc_info=error)
       return
     if ranks is not None:
@@ -310,12 +310,19 @@ class Recorder:
     dying = writer.termination.mode == "default"
     if dying:
       writer.ended_by = "SIGTERM"
-    self._copy()
     deadline = time.monotonic() + self._grace_seconds
-    self._drain(deadline)
+    self._finish_copies(deadline)
     writer.flush(max(deadline - time.monotonic(), 0.1))
     if dying:
       writer.termination.die()
+
+  def _finish_copies(self, deadline: float | None) -> None:
+    """Gets the copies under way and one of the latest ring, waiting until `deadline` if there is one."""
+    if len(self._pending) >= _MAX_PENDING:
+      self._drain(deadline)
+    if self._latest is not None and not ringcopy.deleted(self._latest):
+      self._copy()
+    self._drain(deadline)
 
   def _drain(self, deadline: float | None) -> None:
     """Waits for the copies under way, until `deadline` if there is one."""
@@ -340,12 +347,9 @@ class Recorder:
     lost_tail = 0
     if writer.stopped is None:
       if self._samples and self._latest is not None:
-        if ringcopy.deleted(self._latest):
-          lost_tail = len(self._samples)
-        else:
-          self._copy()
+        lost_tail = len(self._samples) if ringcopy.deleted(self._latest) else 0
       # After an error the devices may never finish: a peer is dead, say.
-      self._drain(time.monotonic() + self._grace_seconds if in_trouble else None)
+      self._finish_copies(time.monotonic() + self._grace_seconds if in_trouble else None)
       lost_tail += sum(len(item.samples) for item in self._pending)
       if lost_tail:
         writer.add_lost(lost_tail)

@@ -31,7 +31,7 @@ def check(pace: Any) -> None:
       raise TypeError(f"record() got everything the step returned; pass the pace state alone: {_EXAMPLE}.")
     raise TypeError(f"record() takes the pace state, the first thing the step returns: {_EXAMPLE}. "
                     f"Got {type(pace).__name__}; is it the train state?")
-  if isinstance(ring, jax.core.Tracer):
+  if isinstance(ring, jax.Array) and not hasattr(ring, "is_ready"):  # A tracer has no buffers.
     raise TypeError("record() was called inside a function that JAX is tracing (jit, scan, shard_map, ...). "
                     "Call it in the Python loop, after the step has returned.")
   if not isinstance(ring, jax.Array) or ring.ndim < 2 or ring.dtype != jnp.uint32:
@@ -48,7 +48,8 @@ def deleted(pace: Any) -> bool:
 def check_alive(pace: Any) -> None:
   """Raises ValueError if the pace state was donated before it was recorded."""
   if deleted(pace):
-    raise ValueError(f"record() got a pace state that was donated to a step: record the one the step returned: {_EXAMPLE}.")
+    raise ValueError("record() got a pace state that was donated to a step: "
+                     f"record the one the step returned: {_EXAMPLE}.")
 
 
 def newest(rings: np.ndarray) -> int:

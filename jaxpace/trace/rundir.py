@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import uuid
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from jaxpace.trace import schema
 from jaxpace.trace.parts import parse_part_name
@@ -96,7 +96,7 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
         f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of its own.")
   if earlier is not None and resume:
     return RunIdentity(earlier["run"], int(earlier.get("attempt", 0)) + 1, now_unix_ns)
-  when = datetime.datetime.fromtimestamp(now_unix_ns / 1e9, datetime.timezone.utc)
+  when = datetime.datetime.fromtimestamp(now_unix_ns / 1e9, datetime.UTC)
   identity = RunIdentity(f"{when:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}", 0, now_unix_ns)
   set_aside(directory, identity.run)
   return identity
@@ -139,7 +139,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _is_ours(info: dict[str, Any] | None) -> bool:
+def _is_ours(info: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
   return info is not None and isinstance(info.get("run"), str) and "schema_version" in info
 
 

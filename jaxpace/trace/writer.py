@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import os
 import pathlib
 import signal
 import socket
@@ -49,8 +50,8 @@ class Losses:
   dropped_batches: int = 0  # copies dropped because the disk was too slow
 
   def __str__(self) -> str:
-    return (f"{self.lost_rows} rows in {self.holes} holes"
-            + (f", {self.dropped_batches} copies dropped because the disk was too slow" if self.dropped_batches else ""))
+    dropped = f", {self.dropped_batches} copies dropped because the disk was too slow" if self.dropped_batches else ""
+    return f"{self.lost_rows} rows in {self.holes} holes{dropped}"
 
 
 class Writer:
@@ -366,7 +367,8 @@ def _host_columns(pieces: list[tuple[int, list[host.Sample], list[dict[str, floa
     return {"step": np.zeros(0, np.int64)}
   samples = [sample for _, piece, _ in pieces for sample in piece]
   extra = [columns for _, _, piece in pieces for columns in piece]
-  steps = np.concatenate([np.arange(newest - len(piece) + 1, newest + 1, dtype=np.int64) for newest, piece, _ in pieces])
+  steps = np.concatenate([
+      np.arange(newest - len(piece) + 1, newest + 1, dtype=np.int64) for newest, piece, _ in pieces])
   columns: decode.Columns = {"step": steps}
   for i, name in enumerate(host.NAMES):
     values = [sample[i] for sample in samples]
@@ -386,7 +388,7 @@ def explain(error: BaseException, directory: pathlib.Path) -> str:
   if number in (errno.ENOSPC, errno.EDQUOT):
     return f"no space is left for {directory} (disk or quota full). What was written until now can be read."
   if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-    return f"{directory} can't be written ({error.strerror}). Choose another directory or change its permissions."
+    return f"{directory} can't be written ({os.strerror(number)}). Choose another directory or change its permissions."
   if number in (errno.ENOENT, errno.ESTALE):
     return f"{directory} was moved or deleted while it was being written."
   if number in (errno.ENOTDIR, errno.EEXIST):
