@@ -1,0 +1,32 @@
+"""Trains the digits CNN: `python -m experiments.digits.main --workdir=runs/digits`.
+
+In several processes: `jaxpace launch --nproc 4 -- python -m experiments.digits.main --workdir=runs/digits`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from experiments import late, start
+from experiments.digits import train, train_jaxpace
+
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/digits.py", "Hyperparameters.", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for metrics and, with jaxpace, the recorded run.",
+                               required=True)
+_JAXPACE = flags.DEFINE_bool("jaxpace", True, "Run train_jaxpace.py; --nojaxpace runs the plain train.py.")
+_LATE_RANK = flags.DEFINE_integer("late_rank", 0, "Rank to make late on purpose.", lower_bound=0)
+_LATE_MS = flags.DEFINE_float("late_ms", 0.0, "By how many milliseconds a step; 0 for not at all.", lower_bound=0)
+
+
+def main(_: list[str]) -> None:
+  """Trains with the flags' settings."""
+  script = train_jaxpace if _JAXPACE.value else train
+  step = late.make_late(script.train_step, "data", _LATE_RANK.value, 1e-3 * _LATE_MS.value)
+  start.run(functools.partial(script.train_and_evaluate, _CONFIG.value, _WORKDIR.value, step))
+
+
+if __name__ == "__main__":
+  app.run(main)
