@@ -21,7 +21,7 @@ from jaxpace.trace import describe, host, ringcopy, rundir
 from jaxpace.trace.writer import Batch, Writer, explain
 
 _LOG = logging.getLogger("jaxpace")
-_MAX_PENDING = 8
+_PENDING_BYTES = 32 << 20  # on the devices, for copies under way
 _SHARE_SECONDS = 120.0
 _CLOSE_SECONDS = 60.0
 _URGENT_SECONDS = 0.1
@@ -86,7 +86,7 @@ class Recorder:
     self._causes = host.HostCauses()
     self._writer: Writer | None = None
     self._opened = self._closed = self._terminated = False
-    self._every = 1
+    self._every = self._max_pending = 1
     self._copied_at = 0.0
     self._pace_type: type | None = None
     self._latest: Any = None
@@ -173,8 +173,7 @@ class Recorder:
       return
     if type(pace) is not self._pace_type:
       self._begin(pace)
-    if pace.ring.is_deleted():
-      ringcopy.check_alive(pace)
+    ringcopy.check_alive(pace)
     self._latest = pace
     extra = self._host_columns(host_columns) if host_columns else {}
     self._samples.append(self._causes.sample())
@@ -228,8 +227,10 @@ class Recorder:
   def _begin(self, pace: Any) -> None:
     """Checks the pace state the first time, and reads from it what does not change."""
     ringcopy.check(pace)
+    ringcopy.check_alive(pace)
     rows = pace.ring.shape[-2]
     self._every = max(1, rows // 2)
+    self._max_pending = max(4, _PENDING_BYTES // ringcopy.local_bytes(pace))
     if self._every_steps is not None:
       self._every = self._every_steps
       if self._every_steps >= rows:
@@ -256,7 +257,7 @@ class Recorder:
 
   def _copy(self) -> None:
     """Asks the devices for a copy of the latest ring."""
-    if len(self._pending) >= _MAX_PENDING or not self._samples:
+    if len(self._pending) >= self._max_pending or not self._samples:
       return  # The devices lag; the ring holds what is not copied now.
     try:
       copy = ringcopy.start(self._latest, with_ranks=not self._ranks_known)
@@ -318,7 +319,7 @@ class Recorder:
 
   def _finish_copies(self, deadline: float | None) -> None:
     """Gets the copies under way and one of the latest ring, waiting until `deadline` if there is one."""
-    if len(self._pending) >= _MAX_PENDING:
+    if len(self._pending) >= self._max_pending:
       self._drain(deadline)
     if self._latest is not None and not ringcopy.deleted(self._latest):
       self._copy()

@@ -52,6 +52,11 @@ def check_alive(pace: Any) -> None:
                      f"record the one the step returned: {_EXAMPLE}.")
 
 
+def local_bytes(pace: Any) -> int:
+  """Returns the size of this process's rings."""
+  return sum(shard.data.nbytes for shard in pace.ring.addressable_shards)
+
+
 def newest(rings: np.ndarray) -> int:
   """Returns the newest completed step of [local, rows, width] rings' first rank, -1 for none."""
   ring = rings[0]

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from jaxpace.trace import parts, writer
+from jaxpace.trace import parts, ringcopy, writer
+from jaxpace.trace import recorder as recorder_module
 from jaxpace.trace.recorder import Recorder
 from tests.trace import fake_step as fake
 
@@ -332,7 +333,7 @@ def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypat
     jax.block_until_ready(pace)
     assert len(recorder._writer._queue) <= 3
     assert recorder._writer._queued_bytes <= 3 * ring_bytes
-    assert len(recorder._pending) <= 8
+    assert len(recorder._pending) <= recorder._max_pending
     gate.set()
   steps = {r["step"] for r in table(tmp_path)}
   assert recorder.lost["dropped_batches"] > 20
@@ -345,11 +346,11 @@ def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypat
 
 def test_devices_that_lag_do_not_hold_the_loop_up(tmp_path, monkeypatch):
   """Copies that never get ready: `record` returns at once, and keeps a bounded number of them."""
-  from jaxpace.trace import ringcopy
   monkeypatch.setattr(ringcopy.RingCopy, "ready", lambda self: False)
+  monkeypatch.setattr(recorder_module, "_PENDING_BYTES", 6 * 8 * 8 * fake.WIDTH * 4)
   with Recorder(tmp_path, fake.FakePaced(), every_steps=2) as recorder:
     train(recorder, 100, rows=8)
-    assert len(recorder._pending) == 8
+    assert len(recorder._pending) == 6
     assert not table(tmp_path)
   steps = {r["step"] for r in table(tmp_path)}
   assert set(range(92, 100)) <= steps
