@@ -29,6 +29,7 @@ class Lateness(NamedTuple):
   confidence: np.ndarray  # [R] that the rank is later than the typical one at all, all ranks tested together
   persistence: np.ndarray  # [R] share of the blocks in which it was later
   late: np.ndarray  # ranks that are late for good, latest first
+  typical: np.ndarray  # the ranks the others are compared with
   persistent: np.ndarray  # [C] max over ranks of mean A, less mean A
   random: np.ndarray  # [C] mean over steps of max A, less max over ranks of mean A
   random_confidence: float  # that `random` is not the work of a few blocks
@@ -64,7 +65,7 @@ def find_late(totals: Totals, counted: Counted, step_time: float) -> Lateness:
   if len(order) < 2:
     nothing = np.full(ranks, np.nan)
     mean = np.where(eligible, 0.0, np.nan)
-    return Lateness(mean, nothing, nothing, np.empty(0, int), persistent, earliness - persistent, 0.0)
+    return Lateness(mean, nothing, nothing, np.empty(0, int), order, persistent, earliness - persistent, 0.0)
   with np.errstate(invalid="ignore", divide="ignore"):
     by_block = totals.lateness.sum(axis=0) / np.where(totals.block_steps > 0, totals.block_steps, np.nan)  # [R, B]
   known = np.isfinite(by_block[typical])
@@ -81,7 +82,7 @@ def find_late(totals: Totals, counted: Counted, step_time: float) -> Lateness:
 
   turns = _block_means(totals, counted) - sum(
       _ratio(totals.lateness[c, worst[c]], totals.block_steps[worst[c]]) for c in range(len(worst)))
-  return Lateness(mean, confidence, persistence, late, persistent, earliness - persistent, _confidence(turns, 1))
+  return Lateness(mean, confidence, persistence, late, typical, persistent, earliness - persistent, _confidence(turns, 1))
 
 
 def _block_means(totals: Totals, counted: Counted) -> np.ndarray:

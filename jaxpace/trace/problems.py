@@ -55,13 +55,17 @@ def _missing_ranks(run: Run) -> list[str]:
 def _losses(process: Process) -> list[str]:
   name = f"Process {process.process}" + (f" ({process.host})" if process.host else "")
   info, said = process.info, []
-  if info.get("lost_rows"):
-    dropped = info.get("dropped_batches")
-    said.append(f"{name} lost {plural(info['lost_rows'], 'row')} in {plural(info.get('holes') or 1, 'hole')}"
+  lost, holes, dropped = (_whole(info.get(key)) for key in ("lost_rows", "holes", "dropped_batches"))
+  if lost:
+    said.append(f"{name} lost {plural(lost, 'row')}" + (f" in {plural(holes, 'hole')}" if holes else "")
                 + (f", {plural(dropped, 'copy', 'copies')} dropped because the disk was too slow." if dropped else "."))
   if info.get("stopped"):
     said.append(f"{name} stopped recording: {str(info['stopped']).rstrip('.')}.")
   return said
+
+
+def _whole(value: object) -> int:
+  return value if isinstance(value, int) else 0
 
 
 def plural(number: int, noun: str, many: str = "") -> str:

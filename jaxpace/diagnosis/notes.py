@@ -1,0 +1,66 @@
+"""What a reader of the report must know to read it rightly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxpace.diagnosis.findings import milliseconds, name_rank
+from jaxpace.trace.problems import list_ranks, plural
+
+if TYPE_CHECKING:
+  from jaxpace.diagnosis.diagnose import Diagnosis
+
+_ONE_OFF = 0.01
+"""A single step whose waiting takes this share of the whole window is told apart."""
+
+
+def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
+  """Sentences on how the numbers came about; the reader's own problems are the run's."""
+  run, notes = diagnosis.run, []
+  if diagnosis.counted.warmup.size:
+    notes.append(f"Warm-up left out: {plural(diagnosis.counted.warmup.size, 'step')} "
+                 f"({list_ranks(diagnosis.counted.warmup)}) until the last of the first 20 that took over 3 times "
+                 "the median.")
+  uncounted = diagnosis.recorded - diagnosis.counted.size - diagnosis.counted.warmup.size
+  if diagnosis.step_time and uncounted > 1:
+    notes.append(f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, which is not "
+                 "recorded.")
+  if diagnosis.step_time:
+    notes += _measured(diagnosis)
+  plan = run.plan
+  for entry in _dicts(plan.get("unstamped")):
+    notes.append(f"Not stamped: {entry.get('primitive') or entry.get('name')} ({entry.get('reason', 'no reason given')}); "
+                 "its waiting counts as compute.")
+  if isinstance(plan.get("overflow"), int) and plan["overflow"] > 0:
+    notes.append(f"{plural(plan['overflow'], 'collective')} had no slot left and count as compute: give `instrument` "
+                 "more slots.")
+  notes += [str(notice) for notice in plan.get("notices") or () if isinstance(notice, str)]
+  return tuple(notes)
+
+
+def _measured(diagnosis: Diagnosis) -> list[str]:
+  run, totals, notes = diagnosis.run, diagnosis.totals, []
+  assert diagnosis.step_time is not None
+  if run.collectives:
+    notes.append("Contention is a lower bound: the floor of a transfer is the lowest running median of "
+                 f"{diagnosis.floor.width} steps of this run ({diagnosis.floor.source}), not that of a quiet fabric.")
+  whole = totals.earliness.sum(axis=0)
+  if np.isfinite(whole).any() and diagnosis.counted.size >= 100:
+    worst = int(np.nanargmax(whole))
+    share = float(whole[worst]) / (diagnosis.step_time.mean * diagnosis.counted.size)
+    if share > _ONE_OFF:
+      notes.append(f"One-off: step {run.steps[worst]} alone waited {milliseconds(float(whole[worst]))} for "
+                   f"{name_rank(run, int(totals.last_rank[worst])).replace('Rank', 'rank', 1)}, "
+                   f"{100 * share:.1f} % of all the time recorded.")
+  if abs(diagnosis.spread) > 0.02 * diagnosis.step_time.mean:
+    notes.append(f"Ranks leave the collectives {milliseconds(abs(diagnosis.spread))} apart from each other on average; "
+                 "that is part of transfer.")
+  if totals.delayed:
+    notes.append("Pacing was active: lateness, blame and what-if are by arrivals with each rank's own delay taken out.")
+  return notes
+
+
+def _dicts(value: object) -> list[dict]:
+  return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -1,0 +1,202 @@
+"""The report as a person reads it in a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from jaxpace.diagnosis.diagnose import SHARES, Diagnosis
+from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.reporting import bars
+from jaxpace.trace.problems import plural
+
+_MEANING = {
+    "compute": "forward, backward, update",
+    "skew": "waiting for ranks that compute more",
+    "transfer": "the collectives themselves",
+    "contention": "collectives slower than their best",
+    "runtime": "gaps between steps, waiting for them",
+    "pacing": "delays, and waiting for them",
+}
+_COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta", "runtime": "yellow",
+           "pacing": "cyan"}
+
+
+def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10) -> None:
+  """Prints the report.
+
+  Args:
+    diagnosis: what to show.
+    console: where; its width, colour and encoding are respected.
+    ranks: rows of the table of ranks; None for all.
+  """
+  console.print(_header(diagnosis))
+  healthy = not diagnosis.findings
+  console.print(Panel(Text(diagnosis.verdict), title="Verdict", title_align="left",
+                      border_style="green" if healthy else "red"))
+  sections: list[tuple[str, RenderableType | None]] = [
+      ("Where the step goes", _shares(diagnosis, console)),
+      ("Findings", _findings(diagnosis)),
+      ("Who is late", _ranks(diagnosis, ranks)),
+      ("Phases", _phases(diagnosis)),
+      ("What it would be worth", _what_if(diagnosis)),
+      ("Notes", _notes(diagnosis)),
+  ]
+  for title, body in sections:
+    if body is not None:
+      console.print()
+      console.print(Text(title, style="bold"))
+      console.print(Padding(body, (0, 0, 0, 2), expand=False))
+
+
+def _header(diagnosis: Diagnosis) -> Text:
+  run = diagnosis.run
+  hosts = {h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h}
+  processes = len(set(run.process_of_rank[run.process_of_rank >= 0].tolist()))
+  facts = [plural(run.ranks, "rank"), plural(processes, "process", "processes")]
+  if hosts:
+    facts.append(plural(len(hosts), "host"))
+  steps = plural(diagnosis.recorded, "step")
+  if diagnosis.counted.size != diagnosis.recorded:
+    steps += f" ({diagnosis.counted.size:,} counted)"
+  facts.append(steps)
+  clock = run.info.get("clock") or run.plan.get("clock")
+  if isinstance(clock, str):
+    facts.append(f"{clock} clock")
+  text = Text(f"{run.path}", style="bold")
+  text.append(f"  run {run.id}\n", style="dim")
+  text.append(", ".join(facts))
+  return text
+
+
+def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
+  step, shares = diagnosis.step_time, diagnosis.shares
+  if step is None or shares is None:
+    return None
+  line = Text.assemble((milliseconds(step.mean), "bold"), " a step on average; ",
+                       f"median {milliseconds(step.median)}, 99th percentile {milliseconds(step.p99)}, "
+                       f"variation {100 * step.cv:.1f} %")
+  width = max(8, min(40, console.width - 76))
+  table = _grid()
+  for justify in ("left", "left", "right", "right"):
+    table.add_column(justify=justify, no_wrap=True)
+  table.add_column(no_wrap=False)
+  for name in SHARES:
+    share = shares[name]
+    quiet = "dim" if abs(share) < 5e-4 else ""
+    table.add_row(Text(name, style=quiet), Text(bars.bar(share, width, console.encoding), style=_COLOUR[name]),
+                  Text(milliseconds(share * step.mean), style=quiet), Text(f"{100 * share:.1f} %", style=quiet),
+                  Text(_MEANING[name], style="dim"))
+  return Group(line, table)
+
+
+def _findings(diagnosis: Diagnosis) -> RenderableType | None:
+  if not diagnosis.findings:
+    return None
+  parts: list[RenderableType] = []
+  for finding in diagnosis.findings:
+    title = Text(finding.mode.replace("_", " "), style="bold red")
+    title.append(f"  {100 * finding.share:.1f} % of the step, confidence {_confidence(finding.confidence)}", style="default")
+    parts.append(title)
+    parts.append(_bullets([*finding.evidence, finding.advice], last="Do:"))
+  return Group(*parts)
+
+
+def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
+  run, totals, lateness = diagnosis.run, diagnosis.totals, diagnosis.lateness
+  if not run.collectives or diagnosis.step_time is None or run.ranks < 2:
+    return None
+  mean = np.nan_to_num(lateness.mean, nan=-np.inf)
+  order = np.argsort(-mean, kind="stable")
+  shown = order if most is None else order[:most]
+  elapsed = float(np.nansum(totals.per_step["step"]))
+  late = set(diagnosis.without_rank)
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("rank", justify="right", no_wrap=True)
+  table.add_column("host", overflow="ellipsis", no_wrap=True, max_width=24)
+  for header in ("process", "lateness", "last", "cost", "compute", "gap"):
+    table.add_column(header, justify="right", no_wrap=True)
+  for rank in shown:
+    number = int(totals.present[rank])
+    process = int(run.process_of_rank[rank])
+    cells = [str(rank), run.host_of_rank(int(rank)) or "?", str(process) if process >= 0 else "?"]
+    if number:
+      cells += [_signed(lateness.mean[rank]), f"{100 * totals.last[rank] / number:.0f} %",
+                f"{100 * totals.blame[rank] / elapsed:.1f} %", milliseconds(totals.per_rank["compute"][rank] / number),
+                milliseconds(totals.per_rank["runtime"][rank] / number)]
+    else:
+      cells += ["nothing recorded"]
+    table.add_row(*cells, style="bold red" if int(rank) in late else "" if number else "dim")
+  parts: list[RenderableType] = [table]
+  if len(shown) < run.ranks:
+    parts.append(Text(f"{run.ranks - len(shown)} more ranks, all less late: --ranks all shows them.", style="dim"))
+  parts.append(Text("lateness: mean arrival after the typical rank; last: steps in which the job waited for this rank; "
+                    "cost: share of the step the ranks waited for it.", style="dim"))
+  return Group(*parts)
+
+
+def _phases(diagnosis: Diagnosis) -> RenderableType | None:
+  if not diagnosis.phases:
+    return None
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("phase", no_wrap=True)
+  for header in ("median", "quickest rank", "slowest rank"):
+    table.add_column(header, justify="right", no_wrap=True)
+  for name, medians in diagnosis.phases.items():
+    slow, quick = int(np.nanargmax(medians)), int(np.nanargmin(medians))
+    table.add_row(name, milliseconds(float(np.nanmedian(medians))), f"{milliseconds(medians[quick])} (rank {quick})",
+                  f"{milliseconds(medians[slow])} (rank {slow})")
+  return table
+
+
+def _what_if(diagnosis: Diagnosis) -> RenderableType | None:
+  if diagnosis.no_skew is None or not diagnosis.run.collectives:
+    return None
+  rows = []
+  if diagnosis.without_late:
+    rows.append(("no late rank at all", diagnosis.without_late))
+  rows += [(f"rank {rank} as quick as the others", a) for rank, a in list(diagnosis.without_rank.items())[:5]]
+  rows.append(("all ranks arrive at the step's mean arrival", diagnosis.no_skew))
+  if diagnosis.no_contention and diagnosis.no_contention.speedup > 1.0005:
+    rows.append(("no contention", diagnosis.no_contention))
+  table = _grid()
+  for justify in ("left", "right", "right"):
+    table.add_column(justify=justify, no_wrap=True)
+  for name, a in rows:
+    table.add_row(name, milliseconds(a.step_time) + " a step", f"{a.speedup:.2f} times as fast")
+  return table
+
+
+def _notes(diagnosis: Diagnosis) -> RenderableType | None:
+  sentences = [*diagnosis.run.problems, *diagnosis.notes]
+  return _bullets(sentences) if sentences else None
+
+
+def _bullets(sentences: list[str], last: str = "") -> Table:
+  table = Table.grid(padding=(0, 1))
+  table.add_column(no_wrap=True)
+  table.add_column(overflow="fold")
+  for i, sentence in enumerate(sentences):
+    final = bool(last) and i == len(sentences) - 1
+    table.add_row(last if final else "-", Text(sentence, style="bold" if final else ""))
+  return table
+
+
+def _grid() -> Table:
+  return Table.grid(padding=(0, 2, 0, 0))
+
+
+def _signed(seconds: float) -> str:
+  if not np.isfinite(seconds):
+    return "?"
+  text = milliseconds(abs(seconds))
+  return text if float(text.split()[0].replace(",", "")) == 0 else ("+" if seconds > 0 else "-") + text
+
+
+def _confidence(value: float) -> str:
+  return "over 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
