@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,16 +65,17 @@ def _last_elements(*arrays: jax.Array) -> list[jax.Array]:
   return [array.reshape(-1)[-1:] for array in arrays]
 
 
-# Below runs on the host, in a thread of the runtime: numpy only, since a JAX operation here may hang.
+# Below runs on the host, in a thread of the runtime. Its arguments are small host arrays; it must start no JAX operation,
+# which could wait for the very thread it runs in.
 
 
-def _read(*_: np.ndarray) -> np.ndarray:
+def _read(*_: Any) -> np.ndarray:
   return words.from_ns(time.monotonic_ns())
 
 
-def _sleep(limit_ns: int, seconds: np.ndarray, before: np.ndarray) -> np.ndarray:
-  wanted = min(float(seconds) * 1e9, float(limit_ns))
-  deadline = int(words.to_ns(before)) + int(np.ceil(wanted))
+def _sleep(limit_ns: int, seconds: Any, before: Any) -> np.ndarray:
+  wanted = min(float(np.asarray(seconds)) * 1e9, float(limit_ns))
+  deadline = int(words.to_ns(np.asarray(before))) + math.ceil(wanted)
   while (left := deadline - time.monotonic_ns()) > 0:
     time.sleep(left * 1e-9)
   return words.from_ns(time.monotonic_ns())

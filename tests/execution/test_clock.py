@@ -80,7 +80,7 @@ def test_a_stamp_waits_for_the_whole_array_not_one_element(clock):
   run(step, x)
   start = time.monotonic_ns()
   _, first, second = jax.block_until_ready(step(x))
-  assert ns(second) - ns(first) > 0.5 * (time.monotonic_ns() - start)
+  assert ns(second) - ns(first) > 0.1 * (time.monotonic_ns() - start)
 
 
 def test_operands_of_every_dtype_and_rank(clock):
