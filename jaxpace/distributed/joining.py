@@ -12,8 +12,10 @@ from os import environ
 import jax
 
 from jaxpace.distributed import failing, gloo
-from jaxpace.distributed.client import process_count, process_index
-from jaxpace.distributed.place import ADDRESS, COUNT, INDEX, Place, place_from_environment, refuse_to_split
+from jaxpace.distributed.client import coordinator_address, process_count, process_index
+from jaxpace.distributed.place import ADDRESS, COUNT, INDEX, Place, in_a_cluster, place_from_environment, refuse_to_split
+
+_TOO_LATE = "must be called before"  # in the message of jax.distributed.initialize
 
 
 def initialize(timeout: float = 300.0) -> Place:
@@ -33,12 +35,14 @@ def initialize(timeout: float = 300.0) -> Place:
   Returns:
     The place of this process.
 
+  A process that leaves early by `sys.exit` does wait for its peers: let it raise instead.
+
   Raises:
     RuntimeError: if a device has been used already, or the job's variables contradict each other.
     TimeoutError: if process 0 cannot be reached.
   """
   if jax.distributed.is_initialized():
-    return Place(process_index(), process_count(), "joined")
+    return Place(process_index(), process_count(), "joined", coordinator_address())
   place = place_from_environment(environ)
   with _explained():
     if jax.config.jax_cpu_collectives_implementation is None:
@@ -52,7 +56,7 @@ def initialize(timeout: float = 300.0) -> Place:
           # else SLURM_LOCALID and the like of an outer job choose the GPUs; JAX_LOCAL_DEVICE_IDS still may
           cluster_detection_method="deactivate")
     elif _joined_by_detection(timeout):
-      place = Place(process_index(), process_count(), "cluster")
+      place = Place(process_index(), process_count(), "cluster", coordinator_address())
     else:
       refuse_to_split(environ)
       return Place(0, 1, "alone")
@@ -71,6 +75,10 @@ def _joined_by_detection(timeout: float) -> bool:
         raise RuntimeError(f"{ADDRESS} is set, but nothing says how many processes there are or which one this is. "
                            f"Set {COUNT} and {INDEX} as well.") from error
       return False
+    raise
+  except RuntimeError as error:
+    if _TOO_LATE in str(error) and not in_a_cluster(environ) and jax.default_backend() != "tpu":
+      return False  # nothing to join, so nothing is lost: a notebook, or a second call
     raise
   return True
 
@@ -100,7 +108,7 @@ def _explained() -> Iterator[None]:
   try:
     yield
   except RuntimeError as error:
-    if "must be called before" not in str(error):
+    if _TOO_LATE not in str(error):
       raise
     raise RuntimeError(
         "jaxpace.distributed.initialize() comes too late: a device has been used already, so this process cannot join "

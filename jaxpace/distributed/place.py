@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 
 from jaxpace.launch.environment import ADDRESS, COUNT, INDEX
 
+_log = logging.getLogger("jaxpace")
 POD_INDEX = "JOB_COMPLETION_INDEX"  # an indexed Kubernetes Job sets it in every pod
 _MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI 5
@@ -88,8 +90,20 @@ def _port_of_job(env: Mapping[str, str]) -> int:
   return 61440 + sum((position + 1) * ord(letter) for position, letter in enumerate(name)) % 4096
 
 
+def in_a_cluster(env: Mapping[str, str]) -> bool:
+  """Returns whether variables say that this process is one of a job that JAX detects by itself."""
+  return any(name in env for name in ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", POD_INDEX))
+
+
 def refuse_to_split(env: Mapping[str, str]) -> None:
-  """Raises where one job would silently become many jobs of one process."""
+  """Raises, or warns, where one job would silently become many jobs of one process.
+
+  Raises:
+    RuntimeError: in a pod of an indexed Job that says nothing of the others.
+  """
+  if int(env.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_NODELIST" not in env:
+    _log.warning("SLURM gave this job %s tasks, but this process was not started by srun and runs alone. "
+                 "Start it with: srun python ...", env["SLURM_NTASKS"])
   if "KUBERNETES_SERVICE_HOST" in env and POD_INDEX in env:
     raise RuntimeError(
         f"This is a pod of an indexed Kubernetes Job, but neither {ADDRESS} and {COUNT} are set nor is the "
