@@ -5,6 +5,7 @@ This is a fault for demonstrations and tests. The library itself never makes a r
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,7 @@ def make_late(train_step: Callable[..., Any], axis_name: str, rank: int, seconds
     time.sleep(seconds)
     return np.uint32(0)
 
+  @functools.wraps(train_step)
   def late_step(state: Any, batch: Any) -> Any:
     leaves, tree = jax.tree.flatten(batch)
     first = leaves[0]

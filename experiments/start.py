@@ -22,7 +22,7 @@ def run(train: Callable[[], object]) -> None:
   Raises:
     SystemExit: with status 2 and a sentence, if `train` raises `UserError`.
   """
-  logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)  # which platforms are absent is no news
+  logging.getLogger("jax").setLevel(logging.WARNING)  # absl's default, INFO, tells how the coordinator starts
   try:
     jaxpace.distributed.initialize()
     train()
