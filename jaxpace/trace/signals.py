@@ -29,6 +29,7 @@ Mode = Literal["off", "default", "python", "native", "ignored"]
 """Who handled SIGTERM before: nobody, a Python function, a C library; or it was ignored. "off": not watching."""
 
 _ACTION_BYTES = 512  # Room for any platform's `struct sigaction`; its first field is the handler's pointer.
+_IGNORE = 1  # SIG_IGN
 _SA_SIGINFO = 0x40 if sys.platform == "darwin" else 0x4
 _FLAGS_OFFSET = 12 if sys.platform == "darwin" else ctypes.sizeof(ctypes.c_void_p) + 128
 
@@ -63,18 +64,19 @@ class Termination:
       _LOG.info("The recorder runs outside the main thread: SIGTERM is not watched, "
                 "the rows of the last seconds may be lost to it.")
       return False
-    self._previous = signal.getsignal(signal.SIGTERM)
-    if self._previous is None:
-      self._saved_action = _read_action()
-      self._native = _native_handler(self._saved_action)
-      self.mode = "native"
-    elif self._previous == signal.SIG_IGN:
-      self.mode = "ignored"
-    elif self._previous == signal.SIG_DFL:
+    # Python's own table knows nothing of a handler that a C library has laid over it: look at the real one.
+    saved = _read_action()
+    self._previous = signal.signal(signal.SIGTERM, self._handle)
+    pointer = _handler_pointer(saved)
+    if not pointer:
       self.mode = "default"
-    else:
+    elif pointer == _IGNORE:
+      self.mode = "ignored"
+    elif pointer == _handler_pointer(_read_action()):
       self.mode = "python"
-    signal.signal(signal.SIGTERM, self._handle)
+    else:
+      self.mode = "native"
+      self._saved_action, self._native = saved, _native_handler(saved)
     other = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
     self._had_wakeup = other == -1
     if not self._had_wakeup:
@@ -92,11 +94,9 @@ class Termination:
       if current not in (-1, self._wake.fileno()):
         signal.set_wakeup_fd(current)
     if signal.getsignal(signal.SIGTERM) == self._handle:
-      if self._saved_action is not None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's own table; then the C handler itself.
+      signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
+      if self._saved_action is not None:  # Python's own table is as it was; now the C handler over it.
         _libc().sigaction(int(signal.SIGTERM), self._saved_action, None)
-      else:
-        signal.signal(signal.SIGTERM, self._previous)
     self.mode = "off"
 
   def tell_native(self) -> None:
@@ -118,7 +118,7 @@ class Termination:
     with contextlib.suppress(OSError):
       self._wake.send(bytes([signum]))
     self.tell_native()
-    if callable(self._previous):
+    if self.mode == "python" and callable(self._previous):
       self._previous(signum, frame)
 
 
@@ -134,10 +134,14 @@ def _read_action() -> ctypes.Array:
   return action
 
 
+def _handler_pointer(action: ctypes.Array) -> int | None:
+  return ctypes.cast(action, ctypes.POINTER(ctypes.c_void_p))[0]
+
+
 def _native_handler(action: ctypes.Array) -> Any:
   """Makes the saved action's handler callable; None where it can't be called with a signal number alone."""
-  pointer = ctypes.cast(action, ctypes.POINTER(ctypes.c_void_p))[0]
   flags = ctypes.c_int.from_buffer(action, _FLAGS_OFFSET).value
-  if not pointer or pointer == 1 or flags & _SA_SIGINFO:
+  if flags & _SA_SIGINFO:
     return None
+  pointer = _handler_pointer(action)
   return ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(pointer)
