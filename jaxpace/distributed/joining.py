@@ -13,7 +13,15 @@ import jax
 
 from jaxpace.distributed import failing, gloo
 from jaxpace.distributed.client import coordinator_address, process_count, process_index
-from jaxpace.distributed.place import ADDRESS, COUNT, INDEX, Place, in_a_cluster, place_from_environment, refuse_to_split
+from jaxpace.distributed.place import (
+  ADDRESS,
+  COUNT,
+  INDEX,
+  Place,
+  in_a_cluster,
+  place_from_environment,
+  refuse_to_split,
+)
 
 _TOO_LATE = "must be called before"  # in the message of jax.distributed.initialize
 
@@ -27,15 +35,14 @@ def initialize(timeout: float = 300.0) -> Place:
 
   CPU collectives across processes go through gloo unless `jax_cpu_collectives_implementation` says otherwise. An
   uncaught exception ends a joined process without the wait for its peers that JAX does at exit (they wait for this one:
-  that would take minutes); what was registered with `atexit` after this call still runs.
+  that would take minutes); what was registered with `atexit` after this call still runs. A process that leaves
+  early by `sys.exit` does wait for its peers: let it raise instead.
 
   Args:
     timeout: seconds to wait for the other processes.
 
   Returns:
     The place of this process.
-
-  A process that leaves early by `sys.exit` does wait for its peers: let it raise instead.
 
   Raises:
     RuntimeError: if a device has been used already, or the job's variables contradict each other.

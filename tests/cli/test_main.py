@@ -1,0 +1,123 @@
+"""The `jaxpace` command: help, version, slips, and what it does not import."""
+
+import io
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from jaxpace.cli import main as cli
+from tests.multiprocess.jobs import ROOT
+
+
+def run(*arguments, **kwargs):
+  return subprocess.run([sys.executable, "-m", "jaxpace.cli", *arguments], cwd=ROOT, capture_output=True, text=True,
+                        check=False, **kwargs)
+
+
+def test_no_arguments_and_help_print_the_commands(capsys):
+  assert cli.main([]) == 0
+  bare = capsys.readouterr().out
+  assert cli.main(["--help"]) == 0
+  assert capsys.readouterr().out == bare
+  assert "launch" in bare and "report" in bare and "usage: jaxpace" in bare
+
+
+def test_version(capsys):
+  assert cli.main(["--version"]) == 0
+  name, version = capsys.readouterr().out.split()
+  assert name == "jaxpace" and version == cli.version()
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["lanch"], "unknown command 'lanch'; did you mean `jaxpace launch`?"),
+    (["frobnicate"], "unknown command 'frobnicate'; there are: launch, report"),
+    (["--frobnicate"], "unknown option '--frobnicate'")])
+def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, words):
+  assert cli.main(arguments) == 2
+  captured = capsys.readouterr()
+  assert captured.out == "" and words in captured.err and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], "--nproc"), (["--nproc", "0", "--", "true"], "must be at least 1, not 0"),
+    (["--nproc", "two", "--", "true"], "'two' is not a whole number"),
+    (["--nproc", "2"], "no command after `--`"), (["--nproc", "2", "--"], "no command after `--`"),
+    (["--nproc", "2", "--", "no-such-program"], "'no-such-program' was not found in PATH"),
+    (["--nproc", "2", "--", "./no/such.py"], "./no/such.py does not exist"),
+    (["--nproc", "2", "--", "{tmp}/plain.py"], "is not executable; did you mean `-- python"),
+    (["--nproc", "2", "--", "{tmp}"], "is a directory"),
+    (["--nproc", "2", "--", "{tmp}/noformat"], "Exec format error"),
+    (["--nproc", "2", "--grace", "-1", "--", "true"], "not negative"),
+    (["--nproc", "2", "--grace", "nan", "--", "true"], "finite"),
+    (["--nproc", "2", "--devices-per-process", "0", "--", "true"], "at least 1"),
+    (["--nproc", "2", "--port", "70000", "--", "true"], "at most 65535"),
+    (["--nproc", "2", "--logs", "{tmp}/plain.py", "--", "true"], "cannot be used")])
+def test_slips_of_launch_are_one_sentence_and_status_2(tmp_path, arguments, words):
+  (tmp_path / "plain.py").touch()
+  (tmp_path / "noformat").write_bytes(b"\x00\x01")
+  (tmp_path / "noformat").chmod(0o755)
+  arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+  logs = [] if "--logs" in arguments else ["--logs", str(tmp_path / "logs")]
+  done = run("launch", *logs, *arguments)
+  assert done.returncode == 2 and done.stdout == ""
+  assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_a_sentence(tmp_path):
+  import socket
+  with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    done = run("launch", "--nproc", "1", "--port", str(port), "--logs", str(tmp_path), "--", "true")
+  assert done.returncode == 2 and f"port {port} cannot be used" in done.stderr
+
+
+def test_options_of_the_script_are_the_scripts(tmp_path):
+  done = run("launch", "--nproc", "1", "--logs", str(tmp_path), "--", "echo", "--nproc", "7", "--", "--help")
+  assert done.stdout == "--nproc 7 -- --help\n"
+  done = run("launch", "--nproc", "1", "--logs", str(tmp_path), "echo", "no dashes", "--", "-h")
+  assert done.stdout == "no dashes -- -h\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"]])
+def test_help_does_not_wait_for_jax(arguments):
+  code = f"""
+import sys
+from jaxpace.cli.main import main
+assert main({arguments!r}) == 0
+slow = {{'jax', 'numpy', 'pyarrow', 'rich'}} & set(sys.modules)
+assert not slow, slow
+"""
+  subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_subcommand_gets_its_arguments_and_gives_the_status(monkeypatch, capsys):
+  seen = []
+  module = types.ModuleType("jaxpace_test_command")
+  module.add_arguments = lambda parser: parser.add_argument("run")
+  module.run = lambda args: seen.append(args.run) or 5
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  monkeypatch.setitem(cli.COMMANDS, "try", cli.Entry(module.__name__, "try it"))
+  assert cli.main(["try", "runs/a"]) == 5 and seen == ["runs/a"]
+  assert cli.main(["try"]) == 2 and "usage: jaxpace try" in capsys.readouterr().err
+  assert cli.main(["try", "--help"]) == 0
+  assert cli.main(["--help"]) == 0 and "try it" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+  read, write = os.pipe()
+  os.close(read)
+  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "--help"], cwd=ROOT, stdout=write, stderr=subprocess.PIPE,
+                        text=True, check=False)
+  os.close(write)
+  assert done.returncode == 141 and done.stderr == ""
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch):
+  monkeypatch.setattr(cli, "_dispatch", lambda argv: (_ for _ in ()).throw(KeyboardInterrupt))
+  monkeypatch.setattr(sys, "stdout", io.StringIO())
+  assert cli.main(["launch"]) == 130
