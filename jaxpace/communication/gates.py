@@ -1,10 +1,9 @@
-"""Where a stamp can hold back what comes after it, and what it can wait for, without changing a bit of the results.
+"""Which values a stamp may hold back, and what it can wait for, without changing a bit of the results.
 
-On CPU nothing but dataflow orders the compiled step, so a stamp gates (`jaxpace.execution.gate`): some value of what
-follows becomes available only after it. Which value matters. A multiplication whose result feeds an addition
-becomes a fused multiply-add if both end in one kernel, and a conversion to bfloat16 and back is elided; a gate
-in between would undo that and change the last bits. So only values are gated at which no such thing can happen:
-integers, inputs of the step, and results of operations that end a kernel.
+On CPU nothing but dataflow orders the compiled step, so a stamp holds something back (`jaxpace.execution.hold`). Which
+value matters: holding one in the middle of a fused kernel would cut that kernel in two, and products and
+sums that were contracted into fused multiply-adds no longer are, or conversions to bfloat16 and back that were
+elided are made. So only values are held that are in memory whatever XLA does, or at which nothing is rounded.
 """
 
 from __future__ import annotations
@@ -14,22 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxpace.communication.program import Equation, Program, bodies, size_bytes
+from jaxpace.communication.program import Program, size_bytes
 
-# Results that are in memory anyway, or that are no product (of a fused multiply-add the sum is the end, not the
-# product): exact to gate in float32.
-_NO_PRODUCT = frozenset({
-    "dot_general", "conv_general_dilated", "reduce_max", "reduce_min", "max", "min", "select_n", "gather", "neg", "abs",
-    "add", "sub", "add_any", "reduce_sum", "argmax", "argmin", "sort", "cumsum", "dynamic_slice", "concatenate", "pad", "psum", "psum_invariant",
-    "all_gather", "scatter-add", "scatter", "scan", "while", "cond", "custom_call", "ffi_call", "pure_callback",
-    "io_callback"})
-# Same values in another shape or type of varying: safe if what they come from is.
-_TRANSPARENT = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose",
-                          "slice", "rev", "stop_gradient", "copy", "device_put"})
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"})
+# Same values in another shape or type of varying: as good as what they come from.
+_TRANSPARENT = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "stop_gradient", "copy"})
 # Whole kernels by themselves: an element of their result can't be computed without computing all of it.
-_MATERIALISED = frozenset({"dot_general", "conv_general_dilated", "psum", "psum_invariant", "all_gather", "scan",
-                           "while", "cond", "sort", "pure_callback", "io_callback", "ffi_call", "custom_call"})
+_MATERIALISED = frozenset({
+    "dot_general", "conv_general_dilated", "psum", "psum_invariant", "all_gather", "scan", "while", "cond", "sort",
+    "pure_callback", "io_callback", "ffi_call", "custom_call"})
+_COPIED_FREELY = 1 << 16
+"""Bytes. To hold back an input of the step XLA may have to copy it; up to this size nobody notices."""
 
 
 class Producers:
@@ -47,22 +40,27 @@ class Producers:
     return None if index is None else self.program.equations[index].primitive.name
 
   def exact(self, value: int) -> bool:
-    """Whether gating this value can change no result."""
-    aval = self.program.avals[value]
-    dtype = getattr(aval, "dtype", None)
+    """Whether holding this value back can change no result."""
+    dtype = getattr(self.program.avals[value], "dtype", None)
     if dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
       return False
     name = self.primitive(value)
     if name is None:
-      return True  # an input of the step: already in memory, already rounded
-    if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
-      return True
-    if dtype != jnp.float32:
-      return False  # half precision: a conversion back to float32 may be elided
+      return True  # an input of the step: in memory, rounded
     if name in _TRANSPARENT:
       source = next(iter(self.program.equations[self._maker[value]].reads()), None)
       return source is not None and self.exact(source)
-    return _no_product(self.program.equations[self._maker[value]], value)
+    if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
+      return True
+    # Half precision: a conversion back to float32 may be elided.
+    return dtype in (jnp.float32, jnp.float64) and name in _MATERIALISED
+
+  def cost(self, value: int) -> tuple[int, int, int]:
+    """What to hold back first: small inputs and integers, then collectives' results, then kernels', then large ones."""
+    size = size_bytes(self.program.avals[value])
+    name = self.primitive(value)
+    kernel = name in ("dot_general", "conv_general_dilated")  # XLA may fuse what follows into it
+    return (int(size > _COPIED_FREELY), int(kernel), size)
 
   def materialised(self, value: int) -> bool:
     """Whether the value is in memory as a whole, so that waiting for one element of it waits for all of it."""
@@ -73,25 +71,6 @@ class Producers:
       source = next(iter(self.program.equations[self._maker[value]].reads()), None)
       return source is not None and self.materialised(source)
     return False
-
-
-def _no_product(equation: Equation, value: int) -> bool:
-  """Whether a float32 result can't be one factor's product; looks into calls (`relu` is a call that ends in `max`)."""
-  name = equation.primitive.name
-  if name not in _CALLS:
-    return name in _NO_PRODUCT
-  place = equation.outputs.index(value)
-  body = next(bodies(equation.params), None)
-  while body is not None and len(body.outvars) > place:
-    result = body.outvars[place]
-    maker = next((eqn for eqn in body.eqns if any(out is result for out in eqn.outvars)), None)
-    if maker is None:
-      return False  # handed through, or a constant
-    if maker.primitive.name not in _CALLS:
-      return maker.primitive.name in _NO_PRODUCT
-    place = next(i for i, out in enumerate(maker.outvars) if out is result)
-    body = next(bodies(maker.params), None)
-  return False
 
 
 def cover(program: Program, producers: Producers, run: Sequence[int], weighty: Iterable[int],
@@ -124,7 +103,7 @@ def cover(program: Program, producers: Producers, run: Sequence[int], weighty: I
     if index in heavy and not reads & held:
       exact = [v for v in sources if producers.exact(v) and allowed(v)]
       if exact:
-        best = min(exact, key=lambda v: (size_bytes(program.avals[v]), v))
+        best = min(exact, key=lambda v: (producers.cost(v), v))
         chosen.append(best)
         held |= _descendants(program, run, index, best)
       else:

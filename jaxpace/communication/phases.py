@@ -18,6 +18,7 @@ OTHER = "other"
 """Neither forward nor backward: input preparation or update, told apart by where it stands."""
 
 _SCOPE = "jaxpace.phase."
+_COLLECTIVE = "jaxpace.collective."
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _TOKEN = re.compile(re.escape(_SCOPE) + r"([A-Za-z_][A-Za-z0-9_]*)|([a-z_]+)\(|\(|\)")
 _RESERVED = {SYNC, GAP, DELAY, OTHER}
@@ -48,6 +49,29 @@ def phase(name: str) -> Iterator[None]:
     raise ValueError(f"jaxpace.phase({name!r}): {name} is measured by itself; choose another name.")
   with jax.named_scope(_SCOPE + name):
     yield
+
+
+@contextlib.contextmanager
+def collective_scope(name: str) -> Iterator[None]:
+  """Names the collectives called inside.
+
+  Raises:
+    ValueError: the name is not letters, digits and underscores, at most 32.
+  """
+  if not isinstance(name, str) or not _NAME.fullmatch(name):
+    raise ValueError(f"A collective's name is letters, digits and underscores, at most 32; this is {name!r}.")
+  with jax.named_scope(_COLLECTIVE + name):
+    yield
+
+
+def collective_name(stack: str) -> str:
+  """Name of a collective with this joined stack: the one given to it, else the module it stands in, else ""."""
+  given = re.findall(re.escape(_COLLECTIVE) + r"([A-Za-z_][A-Za-z0-9_]*)", stack)
+  if given:
+    return given[-1]
+  # transpose(jvp(Net))/Dense_0 -> Net/Dense_0
+  bare = re.sub(r"[a-z_]+\(|[()]", "", stack)
+  return "/".join(part for part in bare.split("/") if part and not part.startswith(_SCOPE))
 
 
 def join(outer: str, inner: str) -> str:

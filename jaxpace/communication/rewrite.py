@@ -13,7 +13,7 @@ from jaxpace.communication import sharing
 from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.script import Script, Section
 from jaxpace.core.varying import vary, varying
-from jaxpace.execution import Clock, gate, words
+from jaxpace.execution import Clock, hold, words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Evaluator:
       # Gated at first sight: some gated values are made within the run.
       if isinstance(ref, int) and ref in waiting and ref not in seen:
         with jax.named_scope("jaxpace"):
-          seen[ref] = gate(holder, self.env[ref])
+          (seen[ref],) = hold(self.clock, holder, [self.env[ref]])
       return self.read(ref, seen)
 
     for index in indices:
@@ -105,7 +105,7 @@ class _Evaluator:
         self.note_arrival(enter)
       ours = self.our_operand(section, enter)
       if ours is None and section.gate is not None:
-        seen[section.gate] = gate(enter, self.env[section.gate])
+        (seen[section.gate],) = hold(self.clock, enter, [self.env[section.gate]])
     for equation in equations:
       outputs = evaluate(equation, [self.read(ref, seen) for ref in equation.inputs])
       self.env.update(zip(equation.outputs, outputs, strict=True))
@@ -119,8 +119,8 @@ class _Evaluator:
           results.append(total)
       # Not chained to the entry stamp: what is gated by this one must not vary more than the results do.
       leave = self.clock.stamp(words.zero(), *(self.witness(result) for result in results))
-      for value in section.held_after:
-        self.env[value] = gate(leave, self.env[value])
+      held = hold(self.clock, leave, [self.env[value] for value in section.held_after])
+      self.env.update(zip(section.held_after, held, strict=True))
       leave = vary(leave, varying(enter))
       self.stamps.append(leave)
       self.exits.append(leave)
@@ -140,7 +140,8 @@ class _Evaluator:
       payload = jnp.zeros((1,), section.extra.dtype)
     else:
       return None
-    return gate(enter, payload)
+    (held,) = hold(self.clock, enter, [payload])
+    return held
 
   def note_arrival(self, enter: jax.Array) -> None:
     busy = words.seconds_between(self.before.last_exit, enter) - self.delay

@@ -21,6 +21,11 @@ _OPAQUE = frozenset({
     "pure_callback", "io_callback", "debug_callback", "xla_call", "run_state", "core_call"})
 
 
+# Another shape or type of the same data.
+_WEIGHTLESS = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "stop_gradient", "bitcast_convert_type",
+                         "random_wrap", "random_unwrap"})
+
+
 @dataclasses.dataclass
 class Run:
   """Equations of one stage that belong to one phase, in program order."""
@@ -42,6 +47,8 @@ def work(equation: Equation, program: Program) -> float:
   name = equation.primitive.name
   if name in _OPAQUE:
     return math.inf
+  if name in _WEIGHTLESS:
+    return 0.0
   outputs = sum(_elements(program.avals[o]) for o in equation.outputs)
   inputs = sum(_elements(program.avals[i]) for i in equation.reads())
   if name == "dot_general":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from jaxpace.communication import gates, schedule
+from jaxpace.communication import gates, phases, schedule
 from jaxpace.communication.program import Program, axes_of, size_bytes
 from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Mark, Unstamped
 from jaxpace.core.ring import MAX_PHASE_MARKS
@@ -223,7 +223,7 @@ def _describe(program: Program, section: Section, axis: Sequence[str]) -> Collec
   phase = section.segments[-1].phase
   return Collective(
       slot=section.slot if section.slot is not None else -1,
-      name=largest.stack or largest.primitive.name,
+      name=phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant"),
       primitives=tuple(sorted({e.primitive.name for e in equations})),
       axis=",".join(axis),
       bytes=_bytes(program, operands),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from jaxpace.core.varying import vary
+from jaxpace.core.varying import vary, varying
 from jaxpace.execution import limits, operands, words
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
@@ -39,6 +39,20 @@ def delay(
 
   # A callback that would sleep 0 s still costs milliseconds. NaN > 0 is false.
   return before, jax.lax.cond(seconds > jnp.float32(0.0), sleep, lambda _, before: before, seconds, before)
+
+
+def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+  """Hands values through a loop that never turns, after the stamp; see `jaxpace.execution.hold`.
+
+  No callback: that would copy the values to the host and back. XLA can't tell that the loop never turns.
+  """
+  never = stamp[0] == jnp.uint32(0xFFFFFFFF)
+
+  def turn(carry):
+    turning, values = carry
+    return jnp.logical_not(turning), [vary(jnp.zeros_like(value), varying(stamp)) for value in values]
+
+  return jax.lax.while_loop(lambda carry: carry[0], turn, (never, values))[1]
 
 
 def _witnesses(previous: jax.Array, after: list[jax.Array]) -> list[jax.Array]:

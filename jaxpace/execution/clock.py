@@ -20,12 +20,16 @@ class Delay(Protocol):
   ) -> tuple[jax.Array, jax.Array]: ...
 
 
+class Hold(Protocol):
+  def __call__(self, stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]: ...
+
+
 class Clock(NamedTuple):
   """A clock usable under `jax.jit`, `jax.shard_map` (either `check_vma`) and `jax.pmap`.
 
   A stamp has no side effect that orders it: it is taken because its result is used, after everything it is given,
   and two stamps stay distinct and ordered because each is given the one before. What comes *after* a stamp
-  in time must use its result (`jaxpace.execution.gate`).
+  in time must use its result (`jaxpace.execution.hold`).
 
   Attributes:
     name: "native" or "callback".
@@ -36,12 +40,15 @@ class Clock(NamedTuple):
     delay: `delay(seconds, limit_s, previous, *after)` -> the stamps (uint32 [2] each) before and after sleeping
       min(max(seconds, 0), limit_s): `seconds` float32 [], NaN counts as 0; `limit_s` a Python float. The second
       stamp is never earlier than the first plus the delay. Nothing sleeps, and the two are equal, where it is 0.
+    hold: `hold(stamp, values)` -> the values, once the stamp is there; all varying over the same mesh axes. Use
+      `jaxpace.execution.hold`, which sees to that.
     notice: why a better clock is not used; empty where there is none better.
   """
 
   name: str
   stamp: Stamp
   delay: Delay
+  hold: Hold
   notice: str = ""
 
 
@@ -53,12 +60,13 @@ class _Source(NamedTuple):
   unavailable: Callable[[], str]  # empty where it is available; registers what the clock needs
   stamp: Stamp
   delay: Delay
+  hold: Hold
 
 
 # Best first. A clock for GPUs goes before the callback, which runs everywhere.
 _SOURCES = (
-    _Source("native", ("cpu",), native.unavailable, native.stamp, native.delay),
-    _Source("callback", None, lambda: "", callback.stamp, callback.delay),
+    _Source("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold),
+    _Source("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold),
 )
 
 CLOCKS = ("auto", *(source.name for source in _SOURCES))
@@ -92,7 +100,7 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
     if reason := _unusable(source, platform):
       notices.append(reason)
     else:
-      return Clock(source.name, source.stamp, source.delay, " ".join(notices))
+      return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices))
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
 
 

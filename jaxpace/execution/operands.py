@@ -1,4 +1,4 @@
-"""What a timer is made to wait for: the operands of a stamp, and the gate that makes others wait for the stamp."""
+"""What a timer is made to wait for: the operands of a stamp."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxpace.core.varying import vary, varying
-
-_NEVER = 0xFFFFFFFF
-"""High word of no real timestamp: 584 years after boot."""
-
 
 def prepare(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], frozenset[str]]:
   """Makes arrays fit to be operands of one custom call or callback.
@@ -29,26 +25,6 @@ def prepare(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], frozenset[str
   plain = [jax.lax.stop_gradient(_plain(array)) for array in arrays]
   axes = frozenset[str]().union(*(varying(array) for array in plain))
   return [vary(array, axes) for array in plain], axes
-
-
-def gate(stamp: jax.Array, operand: jax.Array) -> jax.Array:
-  """Makes `operand` available only once `stamp` has been taken; its value is unchanged, bit for bit.
-
-  Real dataflow: an `optimization_barrier` orders nothing at run time on CPU. Gate one small operand of a
-  collective, never all of them: with every gradient gated, XLA keeps conversions it would elide, and
-  bf16 parameters differ.
-
-  Args:
-    stamp: uint32 [2].
-    operand: any shape and dtype but PRNG keys.
-
-  Returns:
-    `operand`, varying over the stamp's mesh axes too.
-  """
-  axes = varying(stamp) | varying(operand)
-  never = vary(stamp, axes)[0] == jnp.uint32(_NEVER)
-  operand = vary(operand, axes)
-  return jnp.where(never, jnp.zeros_like(operand), operand)
 
 
 def _plain(array: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxpace.execution import clock_notice, gate, resolve_clock, words
+from jaxpace.execution import clock_notice, hold, resolve_clock, words
 
 RANKS = 8
 
@@ -61,7 +61,7 @@ def test_a_stamp_comes_after_what_it_is_given(clock, size):
   def step(x):
     first = clock.stamp(words.zero())
     _, slept = clock.delay(jnp.float32(20e-3), 0.1, first, x)
-    late = gate(slept, x)
+    late = hold(clock, slept, [x])[0]
     return first, clock.stamp(first, x), clock.stamp(first, x, late)
 
   first, prompt, second = map(ns, run(step, jnp.ones(size)))
@@ -73,7 +73,7 @@ def test_a_stamp_waits_for_the_whole_array_not_one_element(clock):
   @jax.jit
   def step(x):
     first = clock.stamp(words.zero())
-    total = jnp.sum(jnp.sin(gate(first, x)), axis=1)  # one element alone would take a thousandth of the time
+    total = jnp.sum(jnp.sin(hold(clock, first, [x])[0]), axis=1)  # one element alone would take a thousandth of the time
     return total, first, clock.stamp(first, total)
 
   x = jnp.ones((2000, 2000))
@@ -121,9 +121,9 @@ def test_a_limit_that_is_no_delay_is_refused(clock, limit):
 def _exchange(clock, previous, seconds, x):
   """One rank's step: a delay, its own work, a sum over the ranks with a stamp at either end."""
   before, after = clock.delay(seconds, 0.5, previous, x)
-  x = gate(after, x)
+  x = hold(clock, after, [x])[0]
   enter = clock.stamp(after, x)
-  total = jax.lax.psum(gate(enter, x), "data")
+  total = jax.lax.psum(hold(clock, enter, [x])[0], "data")
   leave = clock.stamp(enter, total)
   return jnp.stack([before, after, enter, leave]), total
 
@@ -183,7 +183,7 @@ def test_stamps_inside_a_differentiated_function_leave_the_gradient_bitwise_equa
     first = clock.stamp(words.zero(), w, x)
     hidden = jnp.tanh(x @ w)
     _, after = clock.delay(jnp.sum(hidden) * jnp.float32(1e-9), 0.01, first, hidden)
-    return jnp.sum(gate(after, hidden) ** jnp.float32(2)), after
+    return jnp.sum(hold(clock, after, [hidden])[0] ** jnp.float32(2)), after
 
   w = jax.random.normal(jax.random.key(0), (7, 5))
   x = jax.random.normal(jax.random.key(1), (3, 7))
@@ -196,7 +196,7 @@ def test_stamps_inside_a_differentiated_function_leave_the_gradient_bitwise_equa
 def test_stamps_leave_donation_as_it_is(clock):
   def step(state, stamp):
     stamp = clock.stamp(stamp, state)
-    return gate(stamp, state) + jnp.float32(1), stamp
+    return hold(clock, stamp, [state])[0] + jnp.float32(1), stamp
 
   step = jax.jit(step, donate_argnums=(0, 1))
   state, stamp = jnp.zeros(1000), words.zero()
@@ -208,9 +208,28 @@ def test_stamps_leave_donation_as_it_is(clock):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64])
-def test_a_gate_changes_no_value(dtype):
+def test_holding_back_changes_no_value(clock, dtype):
   x = jnp.asarray(np.arange(12).reshape(3, 4) % 5, dtype)
-  np.testing.assert_array_equal(np.asarray(jax.jit(gate)(jnp.array([3, 0xFFFFFFFF], jnp.uint32), x)), np.asarray(x))
+  held = jax.jit(lambda stamp: hold(clock, stamp, [x])[0])(jnp.array([3, 0xFFFFFFFF], jnp.uint32))
+  np.testing.assert_array_equal(np.asarray(held), np.asarray(x))
+
+
+def test_keys_can_be_held_back(clock):
+  key = jax.random.key(7)
+  held = jax.jit(lambda stamp, key: hold(clock, stamp, [key])[0])(words.zero(), key)
+  np.testing.assert_array_equal(np.asarray(jax.random.key_data(held)), np.asarray(jax.random.key_data(key)))
+
+
+def test_what_is_held_back_is_opaque_to_the_compiler(clock):
+  """Else it would be fused with what stands around it, and results would differ in their last bits."""
+  def step(stamp, x):
+    (held,) = hold(clock, stamp, [x * x])
+    return held + x
+
+  text = jax.jit(step).lower(words.zero(), jnp.ones(100)).compile().as_text()
+  kernels = text.split("\n\n")
+  assert any(" multiply(" in kernel for kernel in kernels) and any(" add(" in kernel for kernel in kernels)
+  assert not any(" multiply(" in kernel and " add(" in kernel for kernel in kernels)
 
 
 def test_dispatch_does_not_wait_for_the_native_clock():
@@ -221,7 +240,7 @@ def test_dispatch_does_not_wait_for_the_native_clock():
   @jax.jit
   def step(seconds, w):
     _, after = clock.delay(seconds, 0.5, words.zero())
-    return gate(after, w) @ w  # work enough that XLA does not run the program in the caller's thread
+    return hold(clock, after, [w])[0] @ w  # work enough that XLA does not run the program in the caller's thread
 
   w = jnp.ones((300, 300))
   seconds = jnp.float32(0.2)

@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxpace.core.varying import vary
 from jaxpace.execution import limits, operands
-from jaxpace.execution.native.library import DELAY, STAMP, unavailable
+from jaxpace.execution.native.library import DELAY, HOLD, STAMP, unavailable
 
-__all__ = ["delay", "stamp", "unavailable"]
+__all__ = ["delay", "hold", "stamp", "unavailable"]
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
@@ -32,3 +32,11 @@ def delay(
   call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
   before, end = call(*arguments, limit_ns=limit_ns)
   return vary(before, axes), vary(end, axes)
+
+
+def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+  """Hands values through in their own memory, after the stamp; see `jaxpace.execution.hold`."""
+  call = jax.ffi.ffi_call(
+      HOLD, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values], vmap_method="sequential",
+      input_output_aliases={i + 1: i for i in range(len(values))})
+  return list(call(stamp, *values))

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "xla/ffi/api/c_api.h"
 #include "xla/ffi/api/ffi.h"
@@ -71,6 +72,20 @@ ffi::Error Delay(Words, ffi::BufferR0<ffi::F32> seconds, ffi::RemainingArgs, ffi
   return ffi::Error::Success();
 }
 
+// Hands its operands through, once the stamp is there. Operands and results share their memory; where XLA made a
+// copy all the same, it is filled.
+ffi::Error Hold(Words, ffi::RemainingArgs values, ffi::RemainingRets held) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    auto from = values.get<ffi::AnyBuffer>(i);
+    auto to = held.get<ffi::AnyBuffer>(i);
+    if (!from.has_value() || !to.has_value()) return ffi::Error::Internal("jaxpace_hold: operand without result");
+    if ((*to)->untyped_data() != from->untyped_data()) {
+      std::memcpy((*to)->untyped_data(), from->untyped_data(), from->size_bytes());
+    }
+  }
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_stamp, Stamp,
@@ -84,6 +99,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_delay, Delay,
                                   .Ret<Words>()
                                   .Ret<Words>()
                                   .Attr<int64_t>("limit_ns"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_hold, Hold,
+                              ffi::Ffi::Bind().Arg<Words>().RemainingArgs().RemainingRets());
 
 // The version of the headers this was built on: a newer one than the running jaxlib's must not be registered.
 extern "C" int jaxpace_ffi_major() { return XLA_FFI_API_MAJOR; }

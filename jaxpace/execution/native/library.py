@@ -10,7 +10,7 @@ import sys
 
 import jax
 
-STAMP, DELAY = "jaxpace_stamp", "jaxpace_delay"
+STAMP, DELAY, HOLD = "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold"
 """Names under which the handlers are known to XLA, and in the library."""
 
 _REINSTALL = (
@@ -37,7 +37,7 @@ def unavailable() -> str:
     return f"The native clock's library can't be loaded: {error}. {_REINSTALL}"
   if reason := incompatibility(built, running_api()):
     return reason
-  for name in (STAMP, DELAY):
+  for name in (STAMP, DELAY, HOLD):
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
   return ""
 
