@@ -17,6 +17,8 @@ from jaxpace.trace.run import Run
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
 AMPLIFIED = 0.05
 """Waiting for ranks that change from step to step is a finding from this share of the step on."""
+_RARE = 0.5
+"""Waiting of which the worst tenth of the steps holds this much comes from pauses; even exponential jitter has a third."""
 
 Phases = dict[str, np.ndarray]
 
@@ -74,7 +76,7 @@ def _persistent(run: Run, counted: Counted, totals: Totals, lateness: Lateness, 
         f"waited for it in {_percent(totals.last[rank] / max(1, totals.present[rank]))} of its steps.")
     evidence.extend(_where(rank, totals, lateness, phases))
   if len(late) > 4:
-    evidence.append(f"Late as well: {list_ranks(late[4:])}.")
+    evidence.append(f"Late as well, and less: {list_ranks(late[4:])}.")
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(run, h, set(late.tolist()))]
   if whole:
@@ -122,7 +124,7 @@ def _advice(run: Run, late: np.ndarray, totals: Totals, lateness: Lateness) -> s
     return (f"See what the process of {subject} does between steps: data loading, logging, checkpoints, garbage "
             "collection, other load on its host's processors.")
   return (f"Compare {subject} with the others: clocks and throttling, other load on the host, a slower device; or more "
-          "work than the others get (longer sequences, uneven shards). Replace it, or balance its work.")
+          "work than the others get (longer sequences, uneven shards). Replace or relieve what is slow.")
 
 
 def _amplification(run: Run, counted: Counted, totals: Totals, lateness: Lateness, share: float) -> Finding:
@@ -133,12 +135,12 @@ def _amplification(run: Run, counted: Counted, totals: Totals, lateness: Latenes
   chance = 1 / max(1, int((totals.present > 0).sum()))
   whole = totals.earliness.sum(axis=0)
   whole = np.sort(whole[np.isfinite(whole)])
-  worst = float(whole[-max(1, len(whole) // 100):].sum() / max(whole.sum(), 1e-12))
+  worst = float(whole[-max(1, len(whole) // 10):].sum() / max(whole.sum(), 1e-12))
   evidence = [
       f"The last rank changes: {plural(int((totals.last > 0).sum()), 'rank')} of {run.ranks} were last; the most "
       f"frequent, {int(often.argmax())}, in {_percent(often.max())} of the steps ({_percent(chance)} by chance).",
-      f"The worst 1 % of the steps hold {_percent(worst)} of the waiting: "
-      + ("rare long pauses rather than everyday jitter." if worst > 0.2 else "everyday jitter rather than rare pauses.")]
+      f"The worst tenth of the steps holds {_percent(worst)} of the waiting: "
+      + ("rare long pauses rather than everyday jitter." if worst > _RARE else "everyday jitter rather than rare pauses.")]
   causes = {name: float(totals.per_rank[f"waiting_{name}"].sum()) for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
   evidence.append("Waiting is caused by compute to "
@@ -155,7 +157,7 @@ def _amplification(run: Run, counted: Counted, totals: Totals, lateness: Latenes
   if causes["runtime"] > causes["compute"]:
     advice = ("Steady what processes do between steps: prefetch data, move logging and checkpoints off the loop, collect "
               "garbage in the same step everywhere.")
-  elif worst > 0.2:
+  elif worst > _RARE:
     advice = ("Look for what stops ranks now and then for long: host interrupts, garbage collection, checkpoints, "
               "recompilation; let all ranks do it in the same step.")
   else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxpace.diagnosis.counted import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.findings import milliseconds, name_rank
 from jaxpace.trace.problems import list_ranks, plural
 
@@ -20,9 +21,9 @@ def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
   """Sentences on how the numbers came about; the reader's own problems are the run's."""
   run, notes = diagnosis.run, []
   if diagnosis.counted.warmup.size:
-    notes.append(f"Warm-up left out: {plural(diagnosis.counted.warmup.size, 'step')} "
-                 f"({list_ranks(diagnosis.counted.warmup)}) until the last of the first 20 that took over 3 times "
-                 "the median.")
+    steps = diagnosis.counted.warmup
+    notes.append(f"Warm-up left out: step{'s' if steps.size > 1 else ''} {list_ranks(steps)}. Of the first "
+                 f"{WARMUP_STEPS} steps, those up to the last that took over {WARMUP_FACTOR:g} times the median are.")
   uncounted = diagnosis.recorded - diagnosis.counted.size - diagnosis.counted.warmup.size
   if diagnosis.step_time and uncounted > 1:
     notes.append(f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, which is not "

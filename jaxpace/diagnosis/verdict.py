@@ -37,7 +37,7 @@ def verdict_on(diagnosis: Diagnosis) -> str:
   if diagnosis.counted.size < MIN_STEPS:
     return (f"Too few steps to judge: {diagnosis.counted.size} count, {MIN_STEPS} are needed. So far waiting for late "
             f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
-  return (f"Healthy: no rank is late for good, and waiting for late ranks takes "
+  return (f"Healthy: no rank is persistently late, and waiting for late ranks takes "
           f"{100 * diagnosis.earliness / step_time.mean:.1f} % of the step. {_largest(diagnosis)}")
 
 
@@ -54,7 +54,7 @@ def _persistent(diagnosis: Diagnosis) -> str:
   several = len(ranks) > 1
   assert diagnosis.step_time is not None
   return (f"Look at rank{'s' if several else ''} {list_ranks(ranks)}{where}: {'they arrive' if several else 'it arrives'} "
-          f"{amount} late for good, and without that a step would take {milliseconds(after.step_time)} instead of "
+          f"{amount} late throughout, and without that a step would take {milliseconds(after.step_time)} instead of "
           f"{milliseconds(diagnosis.step_time.mean)} ({after.speedup:.2f} times as fast).")
 
 

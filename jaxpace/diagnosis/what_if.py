@@ -50,6 +50,6 @@ def saved_without(run: Run, counted: Counted, ranks: Sequence[int]) -> float:
     valid = work.valid & counted.mask[part]
     both = valid[others].any(axis=0) & valid.any(axis=0)
     for arrival in undelayed(work):
-      reach = np.where(valid, arrival, -np.inf)
-      total += float((reach.max(axis=0) - reach[others].max(axis=0))[both].sum())
+      reach = np.where(valid, arrival, -np.inf)[:, both]
+      total += float((reach.max(axis=0) - reach[others].max(axis=0)).sum())
   return total / max(1, counted.size)

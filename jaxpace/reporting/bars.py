@@ -14,7 +14,7 @@ def bar(share: float, width: int, encoding: str = "utf-8") -> str:
     encoding: of the terminal; without Unicode, `#` is used.
 
   >>> bar(0.5, 4), bar(0.3, 4), bar(0.3, 10, "ascii")
-  ('██  ', '█▏  ', '###       ')
+  ('██  ', '█▎  ', '###       ')
   """
   share = min(max(share, 0.0), 1.0)
   if not encoding.lower().startswith("utf"):

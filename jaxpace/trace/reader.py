@@ -66,6 +66,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
   skipped: Counter[str] = Counter()
   tables = {name: _open(path, name, run_id, skipped, problems) for name in ("steps", "collectives")}
   steps_table, collectives_table = tables["steps"], tables["collectives"]
+  skipped["torn"] = sum(t.torn for t in tables.values())
   if not steps_table.rows and not collectives_table.rows:
     raise RunError(_nothing_read(path, run_id, skipped))
 
@@ -85,9 +86,9 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
     steps_job = pool.submit(dense.read_steps, steps_table, ranks, axis, names, times, count)
     collectives_job = pool.submit(dense.read_collectives, collectives_table, ranks, axis, count)
     steps_rows, collective_rows = steps_job.result(), collectives_job.result()
+  skipped["torn"] = sum(t.torn for t in tables.values())  # reading finds more than opening did
+  skipped["vanished"] = sum(t.vanished for t in tables.values())
   for table in tables.values():
-    skipped["torn"] += table.torn
-    skipped["vanished"] += table.vanished
     problems.extend(table.problems)
   if not steps_rows.found and not collective_rows.found:
     if skipped["torn"]:

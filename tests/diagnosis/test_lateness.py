@@ -1,0 +1,178 @@
+"""Who is named late, who is not, and what it is said to cost."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.findings import AMPLIFICATION, PERSISTENT
+from jaxpace.diagnosis.lateness import student_cdf
+from tests.diagnosis.traces import barrier, make_run
+
+MS = 1_000_000
+
+
+def diagnose_busy(busy, transfer=2 * MS, offset=0, **kwargs):
+  return diagnose(make_run(*barrier(busy, transfer, offset), **kwargs))
+
+
+def noise(ranks, steps, mean=20.0, deviation=0.4, seed=0):
+  return np.random.default_rng(seed).normal(mean * MS, deviation * MS, (ranks, steps)).clip(MS).astype(np.int64)
+
+
+def modes(diagnosis):
+  return [f.mode for f in diagnosis.findings]
+
+
+@pytest.mark.parametrize(("ranks", "late"), [(2, 0), (3, 2), (4, 1), (16, 15), (64, 17)])
+def test_one_late_rank_is_named_with_its_lateness(ranks, late):
+  busy = noise(ranks, 300)
+  busy[late] += 5 * MS
+  diagnosis = diagnose_busy(busy)
+  finding = diagnosis.findings[0]
+  assert (finding.mode, finding.ranks, finding.hosts) == (PERSISTENT, (late,), (f"host{late}",))
+  assert diagnosis.lateness.mean[late] == pytest.approx(5e-3, abs=0.2e-3)
+  assert finding.confidence > 0.99
+  assert f"rank {late} " in diagnosis.verdict
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_two_late_ranks_are_both_named_and_worth_more_together(ranks):
+  busy = noise(ranks, 300)
+  busy[[1, 2]] += 5 * MS
+  diagnosis = diagnose_busy(busy)
+  assert set(diagnosis.findings[0].ranks) == {1, 2}
+  healthy = (np.delete(busy, [1, 2], axis=0).max(axis=0)[1:].mean() + 2 * MS) * 1e-9
+  assert diagnosis.without_late.step_time == pytest.approx(healthy, abs=1e-9)
+  assert diagnosis.without_late.step_time < min(a.step_time for a in diagnosis.without_rank.values()) - 3e-3
+
+
+def test_what_if_is_the_job_played_without_the_rank():
+  busy = noise(6, 200, deviation=2.0)
+  busy[4] += 6 * MS
+  diagnosis = diagnose_busy(busy)
+  others = np.delete(busy, 4, axis=0)[:, 1:]
+  assert diagnosis.without_rank[4].step_time == pytest.approx((others.max(axis=0).mean() + 2 * MS) * 1e-9, abs=1e-12)
+  mean = (busy[:, 1:].mean() + 2 * MS) * 1e-9
+  assert diagnosis.no_skew.step_time == pytest.approx(mean, abs=1e-12)
+  whole = (busy[:, 1:].max(axis=0).mean() + 2 * MS) * 1e-9
+  assert diagnosis.step_time.mean == pytest.approx(whole, abs=1e-12)
+  assert diagnosis.no_skew.speedup == pytest.approx(whole / mean)
+  assert diagnosis.no_skew.speedup == pytest.approx(1 / (1 - diagnosis.shares["skew"]))
+
+
+def test_shares_of_the_findings_are_the_two_parts_of_earliness():
+  busy = noise(8, 400, deviation=5.0)
+  busy[3] += 4 * MS
+  diagnosis = diagnose_busy(busy)
+  share = {f.mode: f.share for f in diagnosis.findings}
+  arrivals, step = busy[:, 1:] * 1e-9, diagnosis.step_time.mean
+  persistent = arrivals.mean(axis=1).max() - arrivals.mean()
+  assert share[PERSISTENT] == pytest.approx(persistent / step)
+  assert share[AMPLIFICATION] == pytest.approx((arrivals.max(axis=0).mean() - arrivals.mean(axis=1).max()) / step)
+
+
+def test_downstream_victim_is_not_blamed():
+  """Rank 2 leaves every collective 14 ms after the others, so it enters the next one last: rank 1 is the slow one."""
+  busy = noise(4, 300)
+  busy[1] += 6 * MS
+  run = make_run(*barrier(busy, 2 * MS, offset=np.array([0, 0, 14 * MS, 0])))
+  entry = run.collectives[0].enter_ns
+  assert (entry.argmax(axis=0) == 2).mean() > 0.9  # what entry against a common exit would blame
+  diagnosis = diagnose(run)
+  assert diagnosis.findings[0].ranks == (1,)
+  assert abs(diagnosis.lateness.mean[2]) < 0.2e-3
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_healthy_jobs_are_healthy(ranks, seed):
+  diagnosis = diagnose_busy(noise(ranks, 100, deviation=0.3, seed=seed))
+  assert diagnosis.findings == ()
+  assert diagnosis.verdict.startswith("Healthy")
+  assert diagnosis.without_rank == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_strong_noise_alone_names_no_rank(seed):
+  diagnosis = diagnose_busy(noise(32, 200, deviation=3.0, seed=seed))
+  assert modes(diagnosis) == [AMPLIFICATION]
+
+
+def test_wandering_noise_names_no_rank():
+  """Autocorrelated over 20 steps: a test that took steps for independent would name somebody."""
+  random = np.random.default_rng(3)
+  walk = np.zeros((16, 600))
+  for k in range(1, 600):
+    walk[:, k] = 0.95 * walk[:, k - 1] + random.normal(0, 0.5, 16)
+  diagnosis = diagnose_busy(((20 + walk).clip(1) * MS).astype(np.int64))
+  assert PERSISTENT not in modes(diagnosis)
+
+
+def test_one_long_pause_is_a_one_off_not_a_straggler():
+  busy = noise(4, 400, deviation=0.1)
+  busy[2, 250] += 3000 * MS
+  diagnosis = diagnose_busy(busy)
+  assert diagnosis.findings == ()
+  assert any("step 250" in note and "rank 2" in note for note in diagnosis.notes)
+
+
+def test_late_for_a_part_of_the_run_only_is_not_persistent():
+  busy = noise(4, 400, deviation=0.1)
+  busy[2, 100:140] += 10 * MS
+  assert PERSISTENT not in modes(diagnose_busy(busy))
+
+
+def test_lateness_below_the_effect_is_no_finding():
+  busy = np.full((4, 400), 20 * MS)
+  busy[1] += 44 * MS // 100 - MS // 50
+  assert diagnose_busy(busy).findings == ()
+  busy[1] += MS // 10
+  assert modes(diagnose_busy(busy)) == [PERSISTENT]
+
+
+def test_lateness_is_by_undelayed_arrival():
+  """Pacing holds the early ranks back until just before the late one: it is still the late one."""
+  busy, delay = np.full((4, 100), 20 * MS), np.zeros((4, 100))
+  busy[3] += 10 * MS
+  busy[:3] += 9 * MS
+  delay[:3] = 9 * MS
+  diagnosis = diagnose_busy(busy, delay=delay)
+  assert diagnosis.findings[0].ranks == (3,)
+  assert diagnosis.lateness.mean[3] == pytest.approx(10e-3, abs=1e-8)
+  assert diagnosis.shares["skew"] == pytest.approx(0.75 * 1 / 32, abs=1e-6)
+  assert diagnosis.shares["pacing"] == pytest.approx(0.75 * 9 / 32, abs=1e-6)
+  assert diagnosis.without_rank[3].step_time == pytest.approx(22e-3, abs=1e-8)
+
+
+def test_the_gap_is_told_from_compute():
+  busy, gap = noise(4, 200), np.full((4, 200), 1.0 * MS)
+  busy[0] += 8 * MS
+  gap[0] += 8 * MS
+  diagnosis = diagnose_busy(busy, gap=gap)
+  assert diagnosis.findings[0].ranks == (0,)
+  assert "between steps" in diagnosis.findings[0].advice
+  assert diagnosis.shares["runtime"] > 0.25 > 0.05 > diagnosis.shares["skew"]
+
+
+def test_a_whole_late_host_is_named():
+  busy = noise(8, 200)
+  busy[[2, 3]] += 5 * MS
+  diagnosis = diagnose_busy(busy, processes=[0, 0, 1, 1, 2, 2, 3, 3], hosts=["a", "b", "c", "d"])
+  finding = diagnosis.findings[0]
+  assert finding.hosts == ("b",)
+  assert any("All ranks of b are late" in sentence for sentence in finding.evidence)
+
+
+def test_too_few_steps_carry_no_finding():
+  busy = np.full((4, 15), 20 * MS)
+  busy[1] += 20 * MS
+  diagnosis = diagnose_busy(busy)
+  assert diagnosis.findings == ()
+  assert "Too few steps" in diagnosis.verdict
+
+
+def test_students_t():
+  for n in range(1, 32):
+    for t in (-4.0, -0.3, 0.0, 1.5, 6.0):
+      assert student_cdf(t, n) == pytest.approx(stats.t.cdf(t, n), abs=1e-12)
