@@ -1,6 +1,8 @@
 """`python -m jaxpace.cli`, for where the `jaxpace` script is not on PATH."""
 
-from jaxpace.cli.main import entry_point
+import sys
+
+from jaxpace.cli.main import main
 
 if __name__ == "__main__":
-  entry_point()
+  sys.exit(main())

@@ -97,12 +97,3 @@ def _dispatch(argv: list[str]) -> int:
   except SystemExit as done:  # argparse has printed its sentence
     return done.code if isinstance(done.code, int) else 2
   return command.run(args)
-
-
-def entry_point() -> None:
-  """Runs the command line and exits; what setup.py names."""
-  sys.exit(main())
-
-
-if __name__ == "__main__":
-  entry_point()

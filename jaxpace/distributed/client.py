@@ -6,6 +6,7 @@ moves them, this file is what to change.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jax
@@ -45,10 +46,10 @@ def bind_gloo_to(address: str) -> None:
     AttributeError, ImportError, TypeError: if this JAX has no such thing any more.
   """
   from jax._src import xla_bridge
-  from jax._src.lib import _jax
   from jax.extend.backend import register_backend_factory
 
-  make_client, make_gloo, joined = xla_bridge.make_cpu_client, _jax.make_gloo_tcp_collectives, client()
+  make_client, joined = xla_bridge.make_cpu_client, client()
+  make_gloo = importlib.import_module("jaxlib._jax").make_gloo_tcp_collectives
 
   def start_cpu() -> Any:
     return make_client(collectives=make_gloo(distributed_client=joined, hostname=address))

@@ -52,7 +52,7 @@ def initialize(timeout: float = 300.0) -> Place:
     return Place(process_index(), process_count(), "joined", coordinator_address())
   place = place_from_environment(environ)
   with _explained():
-    if jax.config.jax_cpu_collectives_implementation is None:
+    if _cpu_collectives() is None:
       jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if place is not None:
       assert place.coordinator is not None
@@ -67,10 +67,14 @@ def initialize(timeout: float = 300.0) -> Place:
     else:
       refuse_to_split(environ)
       return Place(0, 1, "alone")
-  if jax.config.jax_cpu_collectives_implementation == "gloo":
+  if _cpu_collectives() == "gloo":
     gloo.choose_address()
   failing.install()
   return place
+
+
+def _cpu_collectives() -> str | None:
+  return getattr(jax.config, "jax_cpu_collectives_implementation", None)
 
 
 def _joined_by_detection(timeout: float) -> bool:

@@ -76,8 +76,8 @@ def test_a_batch_script_without_srun_is_warned_of(caplog):
 
 def test_missing_processes_are_read_from_the_barriers_message():
   message = ("DEADLINE_EXCEEDED: Barrier timed out. Id: b1::0. This usually happens because a task triggered the "
-             "barrier too early.\n# of tasks that reached the barrier: 2/12.\nThe first task at the barrier: 0. Some timed out "
-             "task names:\n1\n11\n\n\nRPC: /xla.coordination.CoordinationService/Barrier [error='']")
+             "barrier too early.\n# of tasks that reached the barrier: 2/12.\nThe first task at the barrier: 0. "
+             "Some timed out task names:\n1\n11\n\n\nRPC: /xla.coordination.CoordinationService/Barrier [error='']")
   assert missing_at_barrier(message) == [1, 11]
   assert missing_at_barrier("DEADLINE_EXCEEDED: something else 3") == []
 
