@@ -168,7 +168,7 @@ def _what_if(diagnosis: Diagnosis) -> RenderableType | None:
   for justify in ("left", "right", "right"):
     table.add_column(justify=justify, no_wrap=True)
   for name, a in rows:
-    table.add_row(name, milliseconds(a.step_time) + " a step", f"{a.speedup:.2f} times as fast")
+    table.add_row(name, milliseconds(a.step_time) + " a step", f"{a.speedup:.2f}x")
   return table
 
 

@@ -1,0 +1,99 @@
+"""Measures `jaxpace report` on a large synthetic run: wall time and peak memory, interpreter start included.
+
+    python -m experiments.report_speed
+
+writes the run, times the command in a process of its own, and writes the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from absl import app, flags
+
+from jaxpace.trace import synthetic
+
+_RANKS = flags.DEFINE_integer("ranks", 64, "Ranks of the synthetic run.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 100_000, "Steps of the synthetic run.", lower_bound=2)
+_PROCESSES = flags.DEFINE_integer("processes", 8, "Processes of the synthetic run.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Times the report is made.", lower_bound=1)
+_CORES = flags.DEFINE_integer("cores", 2, "Cores the report may use.", lower_bound=1)
+_KEEP = flags.DEFINE_string("keep", None, "Write the run here and keep it; default is a temporary directory.")
+_OUTPUT = flags.DEFINE_string("output", "docs/measurements/report_speed.json", "Where the numbers go.")
+_TARGET = {"seconds": 10.0, "gibibytes": 2.0}
+
+
+def measure(run: pathlib.Path, cores: int) -> dict[str, Any]:
+  """Makes one report in a new process.
+
+  Returns:
+    Wall and processor seconds, peak resident GiB, and the report itself.
+  """
+  output = run / "report.json"
+  command = [sys.executable, "-m", "jaxpace.cli", "report", str(run), "--json", str(output)]
+  allowed = sorted(os.sched_getaffinity(0))[:cores]
+  begin = time.perf_counter()
+  process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=pathlib.Path(__file__).parents[1],
+                             preexec_fn=lambda: os.sched_setaffinity(0, allowed))
+  _, status, usage = os.wait4(process.pid, 0)
+  wall = time.perf_counter() - begin
+  process.returncode = os.waitstatus_to_exitcode(status)
+  if process.returncode:
+    raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}")
+  # Linux counts ru_maxrss in KiB, macOS in bytes.
+  unit = 1 if sys.platform == "darwin" else 1024
+  return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_gib": usage.ru_maxrss * unit / 2**30,
+          "report": json.loads(output.read_text())}
+
+
+def main(argv: list[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+  directory = pathlib.Path(_KEEP.value or tempfile.mkdtemp(prefix="report-speed-"))
+  late = min(17, _RANKS.value - 1)
+  try:
+    job = synthetic.Job(ranks=_RANKS.value, steps=_STEPS.value, processes=_PROCESSES.value, hosts=_PROCESSES.value,
+                        noise=0.05, late={late: 5e-3})
+    print(f"Writing {job.ranks} ranks x {job.steps:,} steps to {directory} ...", flush=True)
+    synthetic.write(directory, job, progress=lambda done, total: print(f"  process {done} of {total}", flush=True))
+    size = sum(f.stat().st_size for f in directory.rglob("*.parquet")) / 2**20
+    runs = []
+    for i in range(_REPEATS.value):
+      runs.append(measure(directory, _CORES.value))
+      print(f"  report {i + 1}: {runs[-1]['wall_s']:.2f} s wall, {runs[-1]['cpu_s']:.2f} s processor, "
+            f"{runs[-1]['peak_gib']:.2f} GiB", flush=True)
+    report = runs[0]["report"]
+    wrong = late not in [r for f in report["findings"] for r in f["ranks"]]
+    result = {
+        "command": "python -m experiments.report_speed " + " ".join(
+            f"--{f.name}={f.value}" for f in (_RANKS, _STEPS, _PROCESSES, _REPEATS, _CORES)),
+        "measured": "jaxpace report RUN --json FILE in a new process, interpreter start included",
+        "rows": {"steps": job.ranks * job.steps, "collectives": job.ranks * job.steps * job.collectives},
+        "run_mib": round(size, 1), "cores": _CORES.value, "machine": platform.machine(),
+        "python": platform.python_version(), "target": _TARGET,
+        **{name: {"median": round(statistics.median(r[name] for r in runs), 3),
+                  "worst": round(max(r[name] for r in runs), 3)} for name in ("wall_s", "cpu_s", "peak_gib")},
+        "late_rank_named": not wrong, "share_sum": sum(report["shares"].values())}
+    result["within_target"] = (result["wall_s"]["worst"] <= _TARGET["seconds"]
+                               and result["peak_gib"]["worst"] <= _TARGET["gibibytes"])
+    path = pathlib.Path(_OUTPUT.value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+  finally:
+    if not _KEEP.value:
+      shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+  app.run(main)
