@@ -79,8 +79,8 @@ def _last_elements(*arrays: jax.Array) -> list[jax.Array]:
   return [array.reshape(-1)[-1:] for array in arrays]
 
 
-# Below runs on the host, in a thread of the runtime. Its arguments are small host arrays; it must start no JAX operation,
-# which could wait for the very thread it runs in.
+# Below runs on the host, in a thread of the runtime. Its arguments are small host arrays; it must start no
+# JAX operation, which could wait for the very thread it runs in.
 
 
 def _read(*_: Any) -> np.ndarray:

@@ -97,6 +97,34 @@ def test_operands_of_every_dtype_and_rank(clock):
   assert stamps[0] < stamps[1] and stamps[2] - stamps[1] >= 999_999
 
 
+def test_a_stamp_comes_after_the_previous_one_alone(clock):
+  @jax.jit
+  def step(seconds):
+    before, after = clock.delay(seconds, 0.1, words.zero())
+    return before, clock.stamp(after)
+
+  before, chained = map(ns, run(step, jnp.float32(20e-3)))
+  assert chained - before >= 20e6 - 1
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_a_delay_begins_after_what_it_is_given(clock, size):
+  @jax.jit
+  def step(x):
+    first, slept = clock.delay(jnp.float32(20e-3), 0.1, words.zero(), x)
+    before, after = clock.delay(jnp.float32(0), 0.1, words.zero(), *hold(clock, slept, [x]))
+    return first, before, after
+
+  first, before, after = map(ns, run(step, jnp.ones(size)))
+  assert before - first >= 20e6 - 1 and after == before
+
+
+def test_a_delay_is_as_long_as_asked_not_as_its_limit(clock):
+  step = jax.jit(lambda seconds: clock.delay(seconds, 2.0, words.zero()))
+  before, after = map(ns, run(step, jnp.float32(5e-3)))
+  assert after - before < 1.5e9
+
+
 @pytest.mark.parametrize("seconds, lowest_ns, highest_ns", [
     (0.0, 0, 0), (-1.0, 0, 0), (np.nan, 0, 0), (-np.inf, 0, 0),
     (5e-3, 4_999_999, 1e9), (20e-3, 19_999_999, 1e9), (np.inf, 50_000_000, 1e9), (1.0, 50_000_000, 0.9e9),
