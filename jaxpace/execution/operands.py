@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxpace.core.varying import vary, varying
 
+
 def prepare(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], frozenset[str]]:
   """Makes arrays fit to be operands of one custom call or callback.
 

@@ -73,7 +73,8 @@ def test_a_stamp_waits_for_the_whole_array_not_one_element(clock):
   @jax.jit
   def step(x):
     first = clock.stamp(words.zero())
-    total = jnp.sum(jnp.sin(hold(clock, first, [x])[0]), axis=1)  # one element alone would take a thousandth of the time
+    held, = hold(clock, first, [x])
+    total = jnp.sum(jnp.sin(held), axis=1)  # one element alone would take a thousandth of the time
     return total, first, clock.stamp(first, total)
 
   x = jnp.ones((2000, 2000))

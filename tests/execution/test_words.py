@@ -35,7 +35,8 @@ def test_compare_orders_like_the_integers(a, b):
   assert int(words.compare(jnp.asarray(pair(a)), jnp.asarray(pair(b)))) == (a > b) - (a < b)
 
 
-@given(TIMES, st.one_of(st.sampled_from([0, 1, -1, 2**32, -(2**32)]), st.integers(-(10**12), 10**12), st.integers(-(2**62), 2**62)))
+@given(TIMES, st.one_of(
+    st.sampled_from([0, 1, -1, 2**32, -(2**32)]), st.integers(-(10**12), 10**12), st.integers(-(2**62), 2**62)))
 def test_seconds_between_is_exact_to_two_units_in_the_last_place(start, difference):
   end = max(0, min(start + difference, 2**63 - 1))
   seconds = words.seconds_between(jnp.asarray(pair(start)), jnp.asarray(pair(end)))

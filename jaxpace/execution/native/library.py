@@ -33,12 +33,13 @@ def unavailable() -> str:
   try:
     library = ctypes.CDLL(str(path))
     built = library.jaxpace_ffi_major(), library.jaxpace_ffi_minor()
+    handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in (STAMP, DELAY, HOLD)}
   except (OSError, AttributeError) as error:
     return f"The native clock's library can't be loaded: {error}. {_REINSTALL}"
   if reason := incompatibility(built, running_api()):
     return reason
-  for name in (STAMP, DELAY, HOLD):
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+  for name, handler in handlers.items():
+    jax.ffi.register_ffi_target(name, handler, platform="cpu")
   return ""
 
 
