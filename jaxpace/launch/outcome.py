@@ -44,12 +44,24 @@ def lost_its_peer(text: str) -> bool:
   return _LOST_PEER.search(text) is not None
 
 
+def is_follower(failure: Failure, last_words: str) -> bool:
+  """Returns whether a worker failed because another one had.
+
+  Args:
+    failure: its end.
+    last_words: the end of its log; not asked where the worker announced its exception.
+  """
+  if failure.status is not None and failure.status < 0 and -failure.status != signal.SIGABRT:
+    return False  # it was cut short: its log says nothing of why. JAX aborts when process 0 is gone, and says so.
+  return lost_its_peer(failure.announced or last_words)
+
+
 def first_cause(failures: Sequence[Failure], last_words: Sequence[str], together_ns: int = 50_000_000) -> Failure:
   """Returns the failure that the others follow from.
 
-  A dead process is noticed at once, while its peers need a while to find their connection closed, raise and exit, so
-  the earliest is the cause. Only among those seen `together_ns` apart or less (the launcher may have been kept from
-  running) the last words decide: one that complains of a lost peer is a follower; then a signal's victim comes first.
+  Followers, by what they say, come after all others: the kernel closes a dying process's connections before it reports
+  the death, so peers of a killed process may well fail earlier than the launcher sees the kill. Of those that remain
+  the earliest is the cause; a signal's victim among those seen `together_ns` apart or less.
 
   Args:
     failures: at least one failure.
@@ -59,17 +71,11 @@ def first_cause(failures: Sequence[Failure], last_words: Sequence[str], together
   Returns:
     One of `failures`.
   """
-  earliest = min(failure.when_ns for failure in failures)
-  candidates = [(failure, text) for failure, text in zip(failures, last_words, strict=True)
-                if failure.when_ns - earliest <= together_ns]
-
-  def order(candidate: tuple[Failure, str]) -> tuple[bool, bool, int, int]:
-    failure, text = candidate
-    killed = failure.status is not None and failure.status < 0
-    return (lost_its_peer(f"{failure.announced or ''}\n{text}") and not killed, not killed,
-            failure.when_ns, failure.index)
-
-  return min(candidates, key=order)[0]
+  causes = [failure for failure, words in zip(failures, last_words, strict=True) if not is_follower(failure, words)]
+  causes = causes or list(failures)
+  earliest = min(failure.when_ns for failure in causes)
+  near = [failure for failure in causes if failure.when_ns - earliest <= together_ns]
+  return min(near, key=lambda failure: (failure.status is None or failure.status >= 0, failure.when_ns, failure.index))
 
 
 def signal_name(number: int) -> str:

@@ -21,6 +21,8 @@ from jaxpace.launch import environment, outcome, processes
 from jaxpace.launch.output import Display, LogView, Screen, tail
 
 TICK_SECONDS = 0.05
+SETTLE_SECONDS = 1.0
+"""So long a process that complains of a lost peer is not taken for the cause: the lost peer's own end is waited for."""
 LEFTOVER_GRACE_SECONDS = 2.0
 """Children that outlive the worker that started them get this long between SIGTERM and SIGKILL, if not less."""
 
@@ -110,6 +112,7 @@ class Supervisor:
     self._stop_signal: int | None = None  # the signal that reached the launcher and stopped the job
     self._plan: list[tuple[float, int]] = []  # (monotonic time, signal) still to be sent
     self._stopping = False
+    self._sent: set[int] = set()
     self._killed: set[int] = set()  # workers that ended only by our SIGKILL
 
   def run(self) -> int:
@@ -194,25 +197,37 @@ class Supervisor:
       while signals.received:
         self._on_signal(signals.received.pop(0))
       self._reap()
-      if self._failures and not self._stopping:
+      if self._failures and not self._stopping and not self._cause_may_come():
         if self._running():
           self._say(f"{self._describe_first()}; stopping the others.")
         self._stop([(0.0, signal.SIGTERM), (self._job.grace, signal.SIGKILL)])
       self._send_due()
 
   def _reap(self) -> None:
+    """Notes which workers ended, and which announced that they will."""
     for worker in self._workers:
       index = worker.index
       ended = worker.poll()
       if self._stopping and not ended:
         continue
       announced = outcome.read_announcement(self._notice_path(index), index)
-      if announced and index not in self._failures and not self._stopping:
-        self._failures[index] = announced
-      if ended and worker.status and (index in self._failures or not self._stopping):
+      if announced and not self._stopping:
+        self._failures.setdefault(index, announced)
+      if not ended or not worker.status:
+        continue
+      # once the job is being stopped only what we cannot have done ourselves still counts
+      own_death = worker.status < 0 and -worker.status not in self._sent
+      if index in self._failures or not self._stopping or own_death:
         assert worker.ended_ns is not None
-        when = announced.when_ns if announced else worker.ended_ns
-        self._failures[index] = outcome.Failure(index, when, worker.status, announced.announced if announced else None)
+        self._failures[index] = (
+            outcome.Failure(index, announced.when_ns, worker.status, announced.announced) if announced
+            else outcome.Failure(index, worker.ended_ns, worker.status))
+
+  def _cause_may_come(self) -> bool:
+    """Returns whether only followers have failed so far, a moment ago: then what they follow is still to be seen."""
+    failures, words = self._evidence()
+    age = time.monotonic_ns() - min(failure.when_ns for failure in failures)
+    return bool(self._running()) and age < SETTLE_SECONDS * 1e9 and all(map(outcome.is_follower, failures, words))
 
   def _on_signal(self, number: int) -> None:
     if number == signal.SIGINT and self._stopping:
@@ -239,6 +254,7 @@ class Supervisor:
   def _send_due(self) -> None:
     while self._plan and self._plan[0][0] <= time.monotonic():
       _, number = self._plan.pop(0)
+      self._sent.add(number)
       for worker in self._running():
         worker.send(number)
         if number == signal.SIGKILL:
@@ -266,10 +282,12 @@ class Supervisor:
       return 1  # it had failed by an exception before our SIGKILL ended its exit
     return outcome.exit_status(status or 1)
 
-  def _first(self) -> outcome.Failure:
+  def _evidence(self) -> tuple[list[outcome.Failure], list[str]]:
     failures = [self._failures[index] for index in sorted(self._failures)]
-    words = ["\n".join(tail(self._workers[failure.index].log, 12)) for failure in failures]
-    return outcome.first_cause(failures, words)
+    return failures, ["\n".join(tail(self._workers[failure.index].log, 12)) for failure in failures]
+
+  def _first(self) -> outcome.Failure:
+    return outcome.first_cause(*self._evidence())
 
   def _describe_first(self) -> str:
     first = self._first()

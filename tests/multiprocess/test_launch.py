@@ -120,6 +120,27 @@ sys.exit('Gloo all-reduce failed: Connection closed by peer')
   assert "jaxpace launch: process 0" not in err and "jaxpace launch: process 1" not in err
 
 
+def test_the_cause_is_named_though_the_launcher_saw_the_followers_first(tmp_path):
+  status, _, err, _ = run(tmp_path, f"""
+mark = {str(tmp_path / 'mark')!r}
+if i == 0: open(mark, 'w').close()
+if i == 2:  # killed, but slow to die: its connections close first
+  while not os.path.exists(mark): time.sleep(.01)
+  time.sleep(.4)
+  os.kill(os.getpid(), signal.SIGKILL)
+sys.exit('Gloo all-reduce failed: Connection closed by peer')
+""")
+  assert status == 128 + signal.SIGKILL and "process 2 (pid" in err and "jaxpace launch: process 0" not in err
+
+
+def test_a_follower_alone_still_ends_the_job(tmp_path):
+  status, _, err, seconds = run(tmp_path, """
+if i == 0: sys.exit('Gloo all-reduce failed: Connection closed by peer')
+time.sleep(60)
+""", nproc=2)
+  assert status == 1 and seconds < 15 and "process 0 (pid" in err
+
+
 def test_sigkill_after_the_grace_time_for_those_that_ignore_sigterm(tmp_path):
   status, _, err, seconds = run(tmp_path, f"""
 if i == 0:
