@@ -25,6 +25,7 @@ _PENDING_BYTES = 32 << 20  # on the devices, for copies under way
 _SHARE_SECONDS = 120.0
 _CLOSE_SECONDS = 60.0
 _URGENT_SECONDS = 0.1
+_NOTICE_SECONDS = 5.0
 _counter = itertools.count()  # Makes the names of successive recorders differ; the same in every process.
 
 
@@ -88,6 +89,7 @@ class Recorder:
     self._opened = self._closed = self._terminated = False
     self._every = self._max_pending = 1
     self._copied_at = 0.0
+    self._pid = 0
     self._pace_type: type | None = None
     self._latest: Any = None
     self._samples: list[host.Sample] = []
@@ -151,7 +153,8 @@ class Recorder:
     self._causes.start()
     if self._handle_sigterm:
       writer.termination.install()
-    atexit.register(self.close)
+    atexit.register(self._at_exit)
+    self._pid = os.getpid()
 
   def record(self, pace: Any, **host_columns: float) -> None:
     """Counts a step, and now and then copies the ring. Call it after every step with the pace state it returned.
@@ -308,14 +311,14 @@ class Recorder:
         self._copy()
       return
     self._terminated = True
-    dying = writer.termination.mode == "default"
+    dying = writer.termination.raises_again
     if dying:
       writer.ended_by = "SIGTERM"
     deadline = time.monotonic() + self._grace_seconds
     self._finish_copies(deadline)
     writer.flush(max(deadline - time.monotonic(), 0.1))
     if dying:
-      writer.termination.die()
+      writer.termination.raise_again()
 
   def _finish_copies(self, deadline: float | None) -> None:
     """Gets the copies under way and one of the latest ring, waiting until `deadline` if there is one."""
@@ -327,41 +330,51 @@ class Recorder:
 
   def _drain(self, deadline: float | None) -> None:
     """Waits for the copies under way, until `deadline` if there is one."""
+    notice_at = time.monotonic() + _NOTICE_SECONDS
     while self._pending:
       item = self._pending[0]
-      while deadline is not None and not item.copy.ready():
-        if time.monotonic() > deadline:
+      while not item.copy.ready():
+        now = time.monotonic()
+        if deadline is not None and now > deadline:
           return
+        if now > notice_at:
+          notice_at = float("inf")
+          _LOG.info("Waiting for the devices to finish the last steps, to record them.")
         time.sleep(0.001)
-      self._pending.popleft()
-      self._hand_over(item)  # Waits, if it isn't ready.
+      self._hand_over(self._pending.popleft())
+
+  def _at_exit(self) -> None:
+    self._close(in_trouble=True)
 
   def _close(self, in_trouble: bool) -> None:
     if self._closed or not self._opened:
       return
     self._closed = True
     writer = self._writer
-    if writer is None:
+    if writer is None or os.getpid() != self._pid:  # A forked child has no part in its parent's recording.
       return
-    atexit.unregister(self.close)
+    atexit.unregister(self._at_exit)
     self._causes.stop()
-    lost_tail = 0
-    if writer.stopped is None:
-      if self._samples and self._latest is not None:
-        lost_tail = len(self._samples) if ringcopy.deleted(self._latest) else 0
-      # After an error the devices may never finish: a peer is dead, say.
-      self._finish_copies(time.monotonic() + self._grace_seconds if in_trouble else None)
-      lost_tail += sum(len(item.samples) for item in self._pending)
-      if lost_tail:
-        writer.add_lost(lost_tail)
+    try:
+      if writer.stopped is None:
+        lost = len(self._samples) if self._latest is not None and ringcopy.deleted(self._latest) else 0
+        # After an error the devices may never finish: a peer is dead, say.
+        self._finish_copies(time.monotonic() + self._grace_seconds if in_trouble else None)
+        lost += sum(len(item.samples) for item in self._pending)
+        if lost:
+          writer.add_lost(lost)
+    finally:  # Ctrl-C while waiting, say: what has come is written all the same.
+      self._finish(writer)
+
+  def _finish(self, writer: Writer) -> None:
     self._pending.clear()
     self._latest = None
     if not writer.close(_CLOSE_SECONDS):
       _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory, _CLOSE_SECONDS)
-    terminated = writer.termination.received and writer.termination.mode == "default"
-    writer.termination.restore()
+    unfinished = writer.termination.received and writer.termination.raises_again
     if writer.losses.lost_rows and writer.stopped is None:
       _LOG.warning("Recorded %s with losses: %s.", self.directory, writer.losses)
+    if unfinished:
+      writer.termination.raise_again()
+    writer.termination.restore()
     writer.release()
-    if terminated:
-      writer.termination.die()

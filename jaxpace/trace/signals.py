@@ -8,19 +8,22 @@ The recorder wants the rows on disk before the process dies; the program may wan
   * a handler of a C library, such as the preemption notifier `jax.distributed.initialize` installs, is told as
     well, so that `reached_preemption` and orbax work on: it is called through its pointer;
   * where nobody handled SIGTERM the process dies of it as before, only later: once the loop has
-    reached a step boundary, or after the grace time.
+    reached a step boundary, or after the grace time. So it is with a C handler that can't be called by hand;
+  * forked children (data loaders) get back what was there before: their SIGTERM is not this process's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+import weakref
 from typing import Any, Literal
 
 _LOG = logging.getLogger("jaxpace")
@@ -78,6 +81,7 @@ class Termination:
       self.mode = "native"
       self._saved_action, self._native = saved, _native_handler(saved)
     other = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=functools.partial(_forget, weakref.ref(self)))
     self._had_wakeup = other == -1
     if not self._had_wakeup:
       signal.set_wakeup_fd(other)
@@ -105,12 +109,20 @@ class Termination:
       self._told = True
       self._native(int(signal.SIGTERM), None, None)
 
-  def die(self) -> None:
-    """Lets the process die of SIGTERM as it would have without the recorder. Works from any thread."""
+  @property
+  def raises_again(self) -> bool:
+    """Whether the signal still has to take its course (`raise_again`) once the rows are written."""
+    return self.mode == "default" or (self.mode == "native" and self._native is None)
+
+  def raise_again(self) -> None:
+    """Lets SIGTERM do what it would have done without the recorder. Works from any thread."""
     libc = _libc()
-    libc.signal.restype = ctypes.c_void_p
-    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    libc.signal(int(signal.SIGTERM), None)
+    if self._saved_action is not None:
+      libc.sigaction(int(signal.SIGTERM), self._saved_action, None)
+    else:
+      libc.signal.restype = ctypes.c_void_p
+      libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+      libc.signal(int(signal.SIGTERM), None)
     os.kill(os.getpid(), signal.SIGTERM)
 
   def _handle(self, signum: int, frame: Any) -> None:
@@ -120,6 +132,13 @@ class Termination:
     self.tell_native()
     if self.mode == "python" and callable(self._previous):
       self._previous(signum, frame)
+
+
+def _forget(reference: weakref.ref[Termination]) -> None:
+  """In a forked child: stops watching."""
+  termination = reference()
+  if termination is not None:
+    termination.restore()
 
 
 def _libc() -> ctypes.CDLL:

@@ -188,7 +188,7 @@ class Writer:
         if self._die_at is not None and time.monotonic() >= self._die_at:
           self.ended_by = "SIGTERM"
           self._write_process_file(closed=False)
-          self.termination.die()
+          self.termination.raise_again()
           return
       self._take_in()
       self._flush()
@@ -216,7 +216,7 @@ class Writer:
     if int(signal.SIGTERM) in received and self._die_at is None:
       self.termination.received = True
       self.termination.tell_native()
-      if self.termination.mode == "default":
+      if self.termination.raises_again:
         self._die_at = time.monotonic() + self._grace_seconds
 
   def _due(self) -> bool:
@@ -289,7 +289,7 @@ class Writer:
       self._write_process_file(closed=False)
     while self._die_at is not None:  # The promise to die of SIGTERM outlives the recording.
       time.sleep(max(self._die_at - time.monotonic(), 0))
-      self.termination.die()
+      self.termination.raise_again()
       return
 
 

@@ -346,12 +346,14 @@ def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypat
 
 def test_devices_that_lag_do_not_hold_the_loop_up(tmp_path, monkeypatch):
   """Copies that never get ready: `record` returns at once, and keeps a bounded number of them."""
-  monkeypatch.setattr(ringcopy.RingCopy, "ready", lambda self: False)
+  monkeypatch.setattr(ringcopy.RingCopy, "ready", lambda self: recorder.closing)
   monkeypatch.setattr(recorder_module, "_PENDING_BYTES", 6 * 8 * 8 * fake.WIDTH * 4)
   with Recorder(tmp_path, fake.FakePaced(), every_steps=2) as recorder:
+    recorder.closing = False
     train(recorder, 100, rows=8)
     assert len(recorder._pending) == 6
     assert not table(tmp_path)
+    recorder.closing = True
   steps = {r["step"] for r in table(tmp_path)}
   assert set(range(92, 100)) <= steps
   assert recorder.lost["lost_rows"] == 8 * (100 - len(steps))

@@ -66,6 +66,7 @@ def test_shard_map(tmp_path, donate):
     for _ in range(50):
       pace, params = step(pace, params, batch)
       recorder.record(pace)
+      jax.block_until_ready(params)  # Many steps in flight can deadlock XLA's in-process collectives on few cores.
   assert recorder.lost == {"lost_rows": 0, "holes": 0, "dropped_batches": 0, "stopped": None}
   check(tmp_path, paced.plan, jax.device_count(), 50)
 
@@ -81,6 +82,7 @@ def test_pmap(tmp_path):
     for _ in range(40):
       pace, (params, _) = step(pace, params, batch)
       recorder.record(pace)
+      jax.block_until_ready(params)
   check(tmp_path, paced.plan, len(devices), 40)
 
 
@@ -95,4 +97,5 @@ def test_data_and_model_axes(tmp_path):
     for _ in range(20):
       pace, params = step(pace, params, batch)
       recorder.record(pace)
+      jax.block_until_ready(params)  # Many steps in flight can deadlock XLA's in-process collectives on few cores.
   check(tmp_path, paced.plan, 8, 20)
