@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
   shutil.rmtree(workdir / "tensorboard", ignore_errors=True)
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-  fault = f"rank {_LATE_RANK.value} is made {_LATE_MS.value:g} ms late in every step" if late else "no rank is made late"
+  fault = f"rank {_LATE_RANK.value} is made {_LATE_MS.value:g} ms late in every step" if late else "nobody is made late"
   print(f"demo: {_NPROC.value} processes train a CNN on the digits images; {fault}.", flush=True)
   status = jaxpace_command(
       ["launch", "--nproc", str(_NPROC.value), "--logs", str(workdir / "logs"), "--", *worker_command(workdir)])

@@ -6,6 +6,7 @@ This is a fault for demonstrations and tests. The library itself never makes a r
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
+
+from experiments.start import UserError
 
 _ASLEEP = np.uint32(0xFFFFFFFF)
 """A value the callback never returns; the compiler does not know that, so it has to wait for it."""
@@ -35,10 +38,10 @@ def make_late(train_step: Callable[..., Any], axis_name: str, rank: int, seconds
     `train_step` with the lateness put in.
 
   Raises:
-    ValueError: `seconds` is negative.
+    UserError: `seconds` is negative or not finite, or, when the step is traced, there is no such rank.
   """
-  if seconds < 0:
-    raise ValueError(f"A rank cannot be made late by {seconds} s: give zero or more.")
+  if not (math.isfinite(seconds) and seconds >= 0):
+    raise UserError(f"A rank cannot be made late by {seconds} s: give a number of zero or more.")
   if seconds == 0:
     return train_step
 
@@ -48,6 +51,10 @@ def make_late(train_step: Callable[..., Any], axis_name: str, rank: int, seconds
 
   @functools.wraps(train_step)
   def late_step(state: Any, batch: Any) -> Any:
+    ranks = jax.lax.axis_size(axis_name)
+    if rank >= ranks:
+      raise UserError(f"Rank {rank} cannot be made late: there are {ranks}, numbered from 0. Choose --late_rank below "
+                      f"{ranks}, or start more processes.")
     leaves, tree = jax.tree.flatten(batch)
     first = leaves[0]
     here = first.ravel()[0] != _never(first.dtype)  # always true, and known only when the batch is there

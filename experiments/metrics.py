@@ -7,11 +7,9 @@ import json
 import pathlib
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import jax
-
 
 IN_FLIGHT = 8
 """Steps a process may run ahead of its devices. More gain nothing, and where several devices share the threads of one
@@ -82,7 +80,7 @@ class Writer:
   def __enter__(self) -> Writer:
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+  def __exit__(self, *_: object) -> None:
     if self._tensorboard is not None:
       self._tensorboard.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 import sys
 from collections.abc import Callable
 
@@ -27,5 +28,5 @@ def run(train: Callable[[], object]) -> None:
     jaxpace.distributed.initialize()
     train()
   except UserError as error:
-    print(f"{sys.argv[0]}: {error}", file=sys.stderr)
+    print(f"{pathlib.Path(sys.argv[0]).name}: {error}", file=sys.stderr)
     sys.exit(2)

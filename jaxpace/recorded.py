@@ -36,7 +36,8 @@ class Recorded:
     self.recorder.open()
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
     self.recorder.__exit__(kind, error, trace)
 
 

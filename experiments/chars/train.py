@@ -22,7 +22,8 @@ def loss_fn(model: Transformer, rows: jax.Array) -> jax.Array:
   return optax.softmax_cross_entropy_with_integer_labels(model(rows[:, :-1]), rows[:, 1:]).mean()
 
 
-def train_step(graphdef: nnx.GraphDef[Any], state: nnx.State, rows: jax.Array) -> tuple[nnx.State, dict[str, jax.Array]]:
+def train_step(
+    graphdef: nnx.GraphDef[Any], state: nnx.State, rows: jax.Array) -> tuple[nnx.State, dict[str, jax.Array]]:
   """Takes one step on one device. The loss is averaged over "data"; JAX's autodiff sums the gradients itself."""
   model, optimizer = nnx.merge(graphdef, state)
   loss, grads = nnx.value_and_grad(lambda model: jax.lax.pmean(loss_fn(model, rows), "data"))(model)

@@ -5,8 +5,6 @@ In several processes: `jaxpace launch --nproc 4 -- python -m experiments.digits.
 
 from __future__ import annotations
 
-import functools
-
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -24,8 +22,12 @@ _LATE_MS = flags.DEFINE_float("late_ms", 0.0, "By how many milliseconds a step; 
 def main(_: list[str]) -> None:
   """Trains with the flags' settings."""
   script = train_jaxpace if _JAXPACE.value else train
-  step = late.make_late(script.train_step, "data", _LATE_RANK.value, 1e-3 * _LATE_MS.value)
-  start.run(functools.partial(script.train_and_evaluate, _CONFIG.value, _WORKDIR.value, step))
+
+  def train_digits() -> None:
+    step = late.make_late(script.train_step, "data", _LATE_RANK.value, 1e-3 * _LATE_MS.value)
+    script.train_and_evaluate(_CONFIG.value, _WORKDIR.value, step)
+
+  start.run(train_digits)
 
 
 if __name__ == "__main__":

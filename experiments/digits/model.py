@@ -7,7 +7,7 @@ import jax
 
 
 class CNN(nn.Module):
-  """One convolution, one pooling, one dense layer: two small leaves, so that a gradient is two messages of a few kilobytes."""
+  """One convolution, one pooling, one dense layer: two small leaves, so a gradient is two messages of kilobytes."""
 
   features: int = 8
   classes: int = 10

@@ -1,0 +1,40 @@
+"""Each example before and after jaxpace: few lines differ, and the documentation shows those very lines."""
+
+from __future__ import annotations
+
+import difflib
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+MOST_LINES = 5
+
+
+def difference(example: str) -> list[str]:
+  """Returns the lines of a unified diff without its header."""
+  folder = ROOT / "experiments" / example
+  before, after = ((folder / name).read_text().splitlines() for name in ("train.py", "train_jaxpace.py"))
+  return list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
+
+
+@pytest.mark.parametrize("example", ["digits", "chars"])
+def test_at_most_five_lines_change(example: str) -> None:
+  lines = difference(example)
+  added = [line for line in lines if line.startswith("+")]
+  removed = [line for line in lines if line.startswith("-")]
+  assert 0 < len(added) <= MOST_LINES
+  assert len(removed) <= len(added)
+  assert not any(";" in line for line in added), "five lines, not five times two"
+
+
+@pytest.mark.parametrize("example", ["digits", "chars"])
+def test_the_plain_script_knows_nothing_of_jaxpace(example: str) -> None:
+  assert "jaxpace" not in (ROOT / "experiments" / example / "train.py").read_text()
+
+
+@pytest.mark.parametrize("example", ["digits", "chars"])
+def test_the_documentation_shows_the_diff(example: str) -> None:
+  shown = (ROOT / "docs" / "examples.md").read_text()
+  changed = "\n".join(line for line in difference(example) if not line.startswith("@@"))
+  assert changed in shown, f"docs/examples.md is out of date; the diff of {example} is:\n{changed}"

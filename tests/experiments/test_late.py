@@ -1,0 +1,78 @@
+"""The fault of the demo: late by what it says, on the rank it says, and without a change to any value."""
+
+from __future__ import annotations
+
+import time
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from experiments import late
+from experiments.start import UserError
+
+
+def step_of(check_vma: bool, seconds: float, rank: int = 1, dtype=jnp.float32):
+  """A compiled step on two devices: mean of the batch, and each device's time through it."""
+  mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+
+  def train_step(state, batch):
+    return state + jax.lax.pmean(batch["x"].astype(jnp.float32).sum(), "data"), batch["x"]
+
+  wrapped = late.make_late(train_step, "data", rank, seconds)
+  step = jax.jit(jax.shard_map(wrapped, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P("data")),
+                               check_vma=check_vma))
+  sharded, replicated = jax.NamedSharding(mesh, P("data")), jax.NamedSharding(mesh, P())
+  batch = {"x": jax.device_put(np.arange(8).astype(dtype), sharded)}
+  return step, jax.device_put(jnp.zeros(()), replicated), batch
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.uint8, jnp.bfloat16])
+def test_values_do_not_change(check_vma: bool, dtype) -> None:
+  (plain, state, batch), (slow, _, _) = step_of(check_vma, 0, dtype=dtype), step_of(check_vma, 1e-3, dtype=dtype)
+  for expected, got in zip(plain(state, batch), slow(state, batch), strict=True):
+    np.testing.assert_array_equal(np.asarray(expected), np.asarray(got))
+
+
+def test_the_step_takes_longer_by_the_sleep() -> None:
+  step, state, batch = step_of(True, 30e-3)
+  jax.block_until_ready(step(state, batch))
+  times = []
+  for _ in range(5):
+    began = time.monotonic()
+    jax.block_until_ready(step(state, batch))
+    times.append(time.monotonic() - began)
+  assert min(times) >= 30e-3
+  assert np.median(times) < 80e-3  # one sleep, not one a device
+
+
+def test_only_the_chosen_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+  slept: list[float] = []
+  monkeypatch.setattr(late, "time", types.SimpleNamespace(sleep=slept.append))
+  step, state, batch = step_of(True, 12e-3, rank=0)
+  for _ in range(3):
+    jax.block_until_ready(step(state, batch))
+  assert slept == [12e-3] * 3
+
+
+def test_nothing_is_put_in_for_zero() -> None:
+  def train_step(state, batch):
+    return state, batch
+
+  assert late.make_late(train_step, "data", 5, 0.0) is train_step
+
+
+@pytest.mark.parametrize("seconds", [-1e-3, float("nan"), float("inf")])
+def test_impossible_times_are_refused(seconds: float) -> None:
+  with pytest.raises(UserError, match="zero or more"):
+    late.make_late(lambda state, batch: (state, batch), "data", 0, seconds)
+
+
+def test_a_rank_that_is_not_there_is_refused() -> None:
+  step, state, batch = step_of(True, 1e-3, rank=2)
+  with pytest.raises(UserError, match="Rank 2 cannot be made late: there are 2"):
+    step(state, batch)
