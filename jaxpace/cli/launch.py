@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxpace.launch import environment
-from jaxpace.launch.supervisor import Job, LaunchError, Supervisor, find_program
+from jaxpace.launch.job import Job, LaunchError, find_program
+from jaxpace.launch.supervisor import Supervisor
 
 EPILOG = """\
 The script finds its place with `jaxpace.distributed.initialize()`, which also works under srun, mpirun, Kubernetes

@@ -1,6 +1,6 @@
 """The one place that touches what JAX keeps private: its distributed client, and the address gloo binds to.
 
-Barriers and the key-value store have no public name in JAX (0.10 to 0.12), nor has gloo's address. If a version of JAX
+Barriers and the key-value store have no public name in JAX (0.10), nor has gloo's address. If a version of JAX
 moves them, this file is what to change.
 """
 

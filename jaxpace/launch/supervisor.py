@@ -3,100 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import select
-import shutil
 import signal
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Literal
 
 from jaxpace.launch import environment, outcome, processes
+from jaxpace.launch.job import Job, LaunchError
 from jaxpace.launch.output import Display, LogView, Screen, tail
+from jaxpace.launch.signals import Signals
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0
 """So long a process that complains of a lost peer is not taken for the cause: the lost peer's own end is waited for."""
 LEFTOVER_GRACE_SECONDS = 2.0
 """Children that outlive the worker that started them get this long between SIGTERM and SIGKILL, if not less."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """What to run and how.
-
-  Attributes:
-    command: program and arguments, the same for every process.
-    nproc: number of processes, at least 1.
-    logs: directory of the logs; made if missing.
-    show: whose output appears on the terminal: process 0's, everyone's with a prefix, or nobody's.
-    grace: seconds between SIGTERM and SIGKILL.
-    tail_lines: lines of the failed process's log to print.
-    devices: devices a process, or None to leave it to JAX.
-    threads: XLA CPU threads a process, or None to leave it to XLA.
-    port: TCP port of the coordinator, 0 for a free one.
-    as_slurm: whether to look like a SLURM step too.
-  """
-
-  command: Sequence[str]
-  nproc: int
-  logs: Path
-  show: Literal["first", "all", "none"] = "first"
-  grace: float = 10.0
-  tail_lines: int = 20
-  devices: int | None = None
-  threads: int | None = None
-  port: int = 0
-  as_slurm: bool = False
-
-
-class LaunchError(Exception):
-  """The job could not be started; the message is one sentence for the user."""
-
-
-class _Signals:
-  """Collects the signals that reach the launcher while the context is open, and wakes its loop."""
-
-  def __init__(self) -> None:
-    self.received: list[int] = []
-    self._read, self._write = os.pipe()
-    for fd in (self._read, self._write):
-      os.set_blocking(fd, False)
-
-  @contextlib.contextmanager
-  def collecting(self) -> Iterator[_Signals]:
-    before = {}
-    wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-    try:
-      for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        # what a parent chose to ignore stays ignored: `nohup` does so with SIGHUP, `sh -c '... &'` with SIGINT
-        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
-          before[number] = signal.signal(number, self._note)
-      yield self
-    finally:
-      for number, handler in before.items():
-        signal.signal(number, handler)
-      signal.set_wakeup_fd(wakeup)
-      os.close(self._read)
-      os.close(self._write)
-
-  def _note(self, number: int, frame: FrameType | None) -> None:
-    del frame
-    if number != signal.SIGCHLD:
-      self.received.append(number)
-
-  def wait(self, seconds: float) -> None:
-    """Sleeps until a signal comes (a child's end is one) or the time is over."""
-    select.select([self._read], [], [], seconds)
-    with contextlib.suppress(BlockingIOError):
-      while os.read(self._read, 512):
-        pass
 
 
 class Supervisor:
@@ -133,7 +57,7 @@ class Supervisor:
     begun = time.monotonic()
     watchdog = processes.Watchdog(self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
     groups: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="jaxpace-launch-") as notices, _Signals().collecting() as signals:
+    with tempfile.TemporaryDirectory(prefix="jaxpace-launch-") as notices, Signals().collecting() as signals:
       self._notices = Path(notices)
       try:
         port.release_early()
@@ -190,7 +114,7 @@ class Supervisor:
   def _running(self) -> list[processes.Worker]:
     return [worker for worker in self._workers if worker.status is None]
 
-  def _loop(self, signals: _Signals, display: Display) -> None:
+  def _loop(self, signals: Signals, display: Display) -> None:
     while self._running():
       signals.wait(TICK_SECONDS)
       display.update()
@@ -307,21 +231,3 @@ class Supervisor:
   def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
       print(f"jaxpace launch: {text}", file=sys.stderr, flush=True)
-
-
-def find_program(command: Sequence[str]) -> str | None:
-  """Returns what is wrong with the command, as one sentence, or None if it can be run."""
-  if not command:
-    return "no command after `--`; for example: jaxpace launch --nproc 2 -- python train.py"
-  program = command[0]
-  if shutil.which(program):
-    return None
-  path = Path(program)
-  if os.sep in program or path.exists():
-    if path.is_dir():
-      return f"{program} is a directory, not a program"
-    if path.exists():
-      how = f"; did you mean `-- python {program}`?" if path.suffix == ".py" else "; see `chmod +x`"
-      return f"{program} is not executable{how}"
-    return f"{program} does not exist"
-  return f"the command {program!r} was not found in PATH"
