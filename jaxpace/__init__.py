@@ -12,9 +12,12 @@ if TYPE_CHECKING:
   from jaxpace.core.types import Decision, Observation, Pacer
   from jaxpace.instrument import instrument, spec
   from jaxpace.pieces import delay, pmean, psum
+  from jaxpace.recorded import recorded
+  from jaxpace.trace.recorder import Recorder
 
 __all__ = [
-    "Decision", "Observation", "PaceState", "Pacer", "Plan", "delay", "instrument", "phase", "pmean", "psum", "spec"]
+    "Decision", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "delay", "instrument", "phase", "pmean", "psum",
+    "recorded", "spec"]
 
 _HOMES = {
     "Decision": "jaxpace.core.types",
@@ -22,11 +25,13 @@ _HOMES = {
     "PaceState": "jaxpace.core.pace",
     "Pacer": "jaxpace.core.types",
     "Plan": "jaxpace.core.plan",
+    "Recorder": "jaxpace.trace.recorder",
     "delay": "jaxpace.pieces",
     "instrument": "jaxpace.instrument",
     "phase": "jaxpace.communication.phases",
     "pmean": "jaxpace.pieces",
     "psum": "jaxpace.pieces",
+    "recorded": "jaxpace.recorded",
     "spec": "jaxpace.instrument",
 }
 """Where each name lives. It is imported when first used: the `jaxpace` command must not wait for JAX."""

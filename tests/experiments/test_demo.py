@@ -10,7 +10,7 @@ from experiments import demo
 def report(late: dict[int, float], mode: str = demo.STRAGGLER) -> dict[str, Any]:
   rows = [{"rank": rank, "lateness": late.get(rank, 1e-4 * rank)} for rank in range(4)]
   findings = [{"mode": mode, "ranks": sorted(late)}] if late else []
-  return {"findings": findings, "per_rank": rows}
+  return {"findings": findings, "per_rank": rows, "step_time": {"mean": 0.030}}
 
 
 def test_the_late_rank_named_is_right() -> None:
@@ -38,7 +38,9 @@ def test_other_findings_name_nobody() -> None:
 def test_a_healthy_job_must_be_called_healthy() -> None:
   line, wrong = demo.judge(report({}), 0.97, None, 0.0, 0.95)
   assert line == "late: injected: nobody; found: nobody" and not wrong
-  assert demo.judge(report({3: 0.01}), 0.97, None, 0.0, 0.95)[1]
+  assert "finds rank 3 late by 33%" in demo.judge(report({3: 0.01}), 0.97, None, 0.0, 0.95)[1][0]
+  line, wrong = demo.judge(report({3: 0.002}), 0.97, None, 0.0, 0.95)
+  assert line.endswith("found: rank 3, 2.0 ms") and not wrong, "told, but no alarm: processes take turns at the cores"
 
 
 def test_training_must_reach_the_accuracy() -> None:

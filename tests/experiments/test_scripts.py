@@ -29,7 +29,8 @@ def test_results_with_jaxpace_are_those_without_it(tmp_path: pathlib.Path, examp
     workdir = tmp_path / switch
     done = start(example, f"--workdir={workdir}", f"--{switch}", "--config.log_every=1", *flags)
     assert done.returncode == 0, done.stdout
-    losses = [line.split()[line.split().index("loss") + 1] for line in done.stdout.splitlines() if line.startswith("step ")]
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("step ")]
+    losses = [words[words.index("loss") + 1] for words in lines]
     assert len(losses) >= 3, done.stdout
     results.append((json.loads((workdir / "result.json").read_text()), losses))
   assert results[0] == results[1]
