@@ -49,8 +49,9 @@ def main() -> None:
     pace = fake.advance(pace)
     if args.mode != "gloo":
       return pace
-    # Adds 0, but only once all processes are there.
-    return pace._replace(step=pace.step + jax.lax.psum(pace.step, "data") * jnp.uint32(0))
+    # Adds 0 (which XLA can't know), but only once all processes are there.
+    surplus = jax.lax.psum(pace.step, "data") - jnp.uint32(mesh.devices.size) * pace.step
+    return pace._replace(step=pace.step + surplus)
 
   step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(spec,), out_specs=spec), donate_argnums=0)
   pace = fake.init(mesh, rows=64)
@@ -60,7 +61,6 @@ def main() -> None:
       if args.mode == "stuck" and i == 30:
         jax.block_until_ready(pace)
         print("stuck", flush=True)
-        ctypes.PyDLL(None).poll  # noqa: B018 - loads
         libc = ctypes.CDLL(None)
         end = time.monotonic() + 60
         while time.monotonic() < end:  # usleep is interrupted by signals; Python runs none meanwhile.
@@ -70,6 +70,8 @@ def main() -> None:
       if args.mode == "sync" and jax.experimental.multihost_utils.reached_preemption_sync_point(i):
         print(f"preempted at {i}", flush=True)
         break
+      if args.mode == "gloo" and i % 5 == 4:
+        jax.block_until_ready(pace)  # As a program does that looks at its loss: raises if a peer is gone.
       time.sleep(args.pause)
   print("closed", recorder.lost, flush=True)
 
