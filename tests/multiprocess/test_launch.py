@@ -227,6 +227,22 @@ def test_no_orphan_when_the_launcher_itself_is_killed(tmp_path):
   wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux kills children with their parent")
+def test_no_worker_outlives_launcher_and_watchdog_together(tmp_path):
+  process = start(tmp_path, f"""
+open({str(tmp_path / 'worker-')!r} + str(i), 'w').write(str(os.getpid()))
+time.sleep(60)
+""", nproc=2)
+  pids = wait_for_files([tmp_path / "worker-0", tmp_path / "worker-1"])
+  children = set(map(int, (PROC / str(process.pid) / "task" / str(process.pid) / "children").read_text().split()))
+  assert len(children) == 3 and set(pids) < children  # the third is the watchdog
+  process.send_signal(signal.SIGSTOP)  # or it would see the watchdog go
+  os.kill(*(children - set(pids)), signal.SIGKILL)
+  process.kill()
+  process.communicate(timeout=10)
+  wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
 @needs_proc
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_the_job_in_order(tmp_path, number):
