@@ -1,0 +1,107 @@
+"""The order of re-evaluation is a valid one, and puts what no collective feeds before it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpace.communication import schedule
+from tests.communication.traced import flat, layered
+
+
+def in_order(stages):
+  for stage in stages:
+    yield from (i for run in stage.runs for i in run.equations)
+    yield from stage.group
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.sampled_from([1, 16]))
+def test_every_equation_once_and_after_what_it_reads(seed, merge):
+  step, arguments = layered(seed)
+  program = flat(step, *arguments)
+  order = list(in_order(schedule.stages(program, merge_runs_over=merge)))
+  assert sorted(order) == list(range(len(program.equations)))
+  known = {*program.inputs, *program.constants}
+  for index in order:
+    equation = program.equations[index]
+    assert known.issuperset(equation.reads()), f"{equation.primitive.name} comes before its inputs"
+    known.update(equation.outputs)
+  assert known.issuperset(ref for ref in program.outputs if isinstance(ref, int))
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6))
+def test_groups_hold_all_collectives_and_none_feeds_another_of_its_group(seed):
+  step, arguments = layered(seed)
+  program = flat(step, *arguments)
+  groups = schedule.groups(program)
+  assert sorted(i for group in groups for i in group) == [
+      i for i, equation in enumerate(program.equations) if equation.collective]
+  feeds = {}  # value -> collectives it depends on
+  for i, equation in enumerate(program.equations):
+    above = set().union(*(feeds.get(v, set()) for v in equation.reads())) if equation.inputs else set()
+    for group in groups:
+      if i in group:
+        assert not above & set(group)
+    for output in equation.outputs:
+      feeds[output] = above | ({i} if equation.collective else set())
+
+
+def test_what_a_collective_does_not_feed_comes_before_it():
+  def step(w, x):
+    total = jax.lax.psum(x, "data")
+    return total + 1.0, jnp.sin(w), jnp.cos(x)
+
+  program = flat(step, jnp.ones(3), jnp.ones(3))
+  first, last = schedule.stages(program, merge_runs_over=16)
+  names = lambda stage: [program.equations[i].primitive.name for run in stage.runs for i in run.equations]  # noqa: E731
+  assert {"sin", "cos"} <= set(names(first))
+  assert names(last) == ["add"]
+
+
+def test_gradients_of_all_layers_form_one_group_the_norms_one_each():
+  def step(w, x):
+    def loss(w):
+      h = jnp.tanh(x @ w[0])
+      h = h - jax.lax.pmean(jnp.mean(h, axis=0), "data")
+      return jnp.sum(jnp.square(h @ w[1]))
+
+    grads = jax.grad(loss)(w)
+    return [jax.lax.psum(g, "data") for g in grads]
+
+  program = flat(step, [jnp.ones((8, 8))] * 2, jnp.ones((4, 8)))
+  groups = schedule.groups(program)
+  assert len(groups[-1]) == 2
+  assert all(len(group) == 1 for group in groups[:-1]) and len(groups) >= 2
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_forward_and_backward_in_one_scan_are_compute(scan):
+  def step(w, x):
+    gradient = jax.grad(lambda w, x: jnp.sum(jnp.square(jnp.tanh(x @ w))))
+    if scan:
+      grads, _ = jax.lax.scan(lambda total, x: (total + gradient(w, x), None), jnp.zeros_like(w), x)
+    else:
+      grads = gradient(w, x[0])
+    return jax.lax.psum(grads, "data")
+
+  program = flat(step, jnp.ones((8, 8)), jnp.ones((2, 4, 8)))
+  phases = [run.phase for run in schedule.stages(program, merge_runs_over=16)[0].runs]
+  # Picking x[0] is preparation of the input.
+  assert phases == (["compute"] if scan else ["compute", "forward", "backward"])
+
+
+def test_too_many_runs_are_merged():
+  def step(w, x):
+    total = jnp.zeros_like(w)
+    for _ in range(12):
+      total = total + jax.grad(lambda w: jnp.sum(jnp.square(jnp.tanh(x @ w))))(w + total)
+    return jax.lax.psum(total, "data")
+
+  program = flat(step, jnp.ones((8, 8)), jnp.ones((4, 8)))
+  separate = [run.phase for run in schedule.stages(program, merge_runs_over=100)[0].runs]
+  assert separate.count("forward") == separate.count("backward") == 12
+  merged = schedule.stages(program, merge_runs_over=16)[0].runs
+  assert [run.phase for run in merged] == ["compute"]

@@ -1,0 +1,52 @@
+"""Arrivals and delays survive the sum over ranks exactly, in every dtype that can carry them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpace.communication import sharing
+from jaxpace.communication.script import Carrier
+
+# Half a nanosecond to an hour; below that lie the subnormal numbers a bfloat16 part may not have.
+seconds = st.one_of(st.just(0.0), st.floats(2.0**-31, 3600.0, width=32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@settings(max_examples=25)
+@given(ranks=st.sampled_from([1, 2, 7]), data=st.data())
+def test_the_sum_of_all_ranks_operands_gives_everyone_s_numbers(dtype, ranks, data):
+  known = [data.draw(st.one_of(seconds, st.just(float("nan")))) for _ in range(ranks)]
+  delays = [data.draw(seconds) for _ in range(ranks)]
+  parts = [np.asarray(sharing.operand(jnp.float32(a), jnp.float32(d), jnp.int32(r), ranks, dtype))
+           for r, (a, d) in enumerate(zip(known, delays, strict=True))]
+  assert {str(part.dtype) for part in parts} == {dtype}
+  # The order of addition is the network's.
+  total = sum(data.draw(st.permutations(parts)), np.zeros_like(parts[0]))
+  arrivals, applied = sharing.unpack(jnp.asarray(total), ranks)
+  np.testing.assert_array_equal(np.asarray(arrivals), np.asarray(known, np.float32))
+  np.testing.assert_array_equal(np.asarray(applied), np.asarray(delays, np.float32))
+
+
+def test_an_operand_is_small_and_silent_at_other_ranks_places():
+  packed = np.asarray(sharing.operand(jnp.float32(0.25), jnp.float32(0.5), jnp.int32(3), 8, "float32"))
+  assert packed.size == 16 and np.count_nonzero(packed) == 2
+  assert np.asarray(sharing.operand(jnp.float32(0.25), jnp.float32(0.5), jnp.int32(3), 8, "bfloat16")).size == 48
+
+
+@pytest.mark.parametrize("carrier, words", [
+    (None, "no sum"),
+    (Carrier(0, "float16", ("data",)), "float16"),
+    (Carrier(0, "int32", ("data",)), "int32"),
+    (Carrier(0, "float32", ("model",)), "model"),
+    (Carrier(0, "float32", ("data", "model")), "not over data alone"),
+])
+def test_refusals_say_why(carrier, words):
+  assert words in sharing.refusal(carrier, ("data",))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("axes", [("data",), ("host", "device")])
+def test_no_refusal(dtype, axes):
+  assert sharing.refusal(Carrier(0, dtype, axes), axes[::-1]) == ""
