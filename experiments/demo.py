@@ -29,8 +29,8 @@ _MIN_ACCURACY = flags.DEFINE_float("min_accuracy", 0.95, "Held-out accuracy belo
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "digits.py"
 STRAGGLER = "persistent_straggler"
 TURNS = 0.1
-"""Lateness, as a share of the mean step, that four processes on two cores really have: they take turns at the cores, and
-one that is always woken last is a little late in every step. More than that in a healthy job is a false alarm."""
+"""Lateness, as a share of the mean step, that four processes on two cores really have: they take turns at the cores,
+and one that is always woken last is a little late in every step. More than that in a healthy job is a false alarm."""
 
 
 def worker_command(workdir: pathlib.Path) -> list[str]:
@@ -69,8 +69,8 @@ def judge(report: dict[str, Any], accuracy: float, late_rank: int | None, late_s
     wrong.append(f"the held-out accuracy is {accuracy:.1%}, below {min_accuracy:.0%}")
   worst = max(found.values(), default=0.0) / report["step_time"]["mean"]
   if late_rank is None and worst > TURNS:
-    wrong.append(f"nobody was made late, yet the report finds rank {next(iter(found))} late by {worst:.0%} of the step: "
-                 "is there other load on this machine?")
+    wrong.append(f"nobody was made late, yet the report finds rank {next(iter(found))} late by {worst:.0%} of the "
+                 "step: is there other load on this machine?")
   if late_rank is not None and next(iter(found), None) != late_rank:
     wrong.append(f"rank {late_rank} was made late, but the report does not name it as the latest")
   return f"late: injected: {injected}; found: {named}", wrong

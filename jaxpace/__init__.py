@@ -16,8 +16,8 @@ if TYPE_CHECKING:
   from jaxpace.trace.recorder import Recorder
 
 __all__ = [
-    "Decision", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "delay", "instrument", "phase", "pmean", "psum",
-    "recorded", "spec"]
+    "Decision", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "delay", "instrument", "phase", "pmean",
+    "psum", "recorded", "spec"]
 
 _HOMES = {
     "Decision": "jaxpace.core.types",

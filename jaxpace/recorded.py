@@ -74,5 +74,8 @@ def recorded(
     TypeError: `paced` is not an instrumented function.
     ValueError: neither or both of mesh and devices given.
   """
+  if not isinstance(paced, Instrumented):
+    raise TypeError(f"jaxpace.recorded takes the function that jaxpace.instrument returned, then the compiled function "
+                    f"around it: recorded(directory, paced, step, mesh); its second argument is {type(paced).__name__}.")
   recorder = Recorder(directory, paced, **options)
   return Recorded(step, recorder, paced.init(mesh, devices=devices))
