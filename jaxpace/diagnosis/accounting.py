@@ -133,7 +133,7 @@ def account(work: Busy) -> Account:
   transfer = np.where(work.valid.any(axis=0), transfer, np.nan)
   compute = work.compute + work.arrival[1:].sum(axis=0)
   spread = work.wait.sum(axis=0) - earliness - transfer.sum(axis=0)
-  return Account(work.step, compute, work.runtime, work.pacing, *waiting, transfer, spread)
+  return Account(work.step, compute, work.runtime, work.pacing, waiting[0], waiting[1], waiting[2], transfer, spread)
 
 
 def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

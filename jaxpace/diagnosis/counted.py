@@ -30,6 +30,7 @@ class Counted(NamedTuple):
 
 def step_times(run: Run) -> np.ndarray:
   """[K] mean over ranks of the time from exit to exit, seconds; NaN where no rank's is known."""
+  last: np.ndarray | None
   if run.collectives:
     attempt = run.collectives[0].attempt
     last = run.collectives[0].exit_ns

@@ -107,8 +107,8 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
   rows = []
   for rank in range(run.ranks):
     number = int(totals.present[rank])
-    mean = {name: float(values[rank]) / number if number else None for name, values in totals.per_rank.items()}
-    waiting = [mean[f"waiting_{cause}"] for cause in ("compute", "runtime", "pacing")]
+    mean = {name: float(values[rank]) / number if number else float("nan") for name, values in totals.per_rank.items()}
+    waiting = mean["waiting_compute"] + mean["waiting_runtime"] + mean["waiting_pacing"]
     rows.append({
         "rank": rank, "host": run.host_of_rank(rank) or None,
         "process": int(run.process_of_rank[rank]) if run.process_of_rank[rank] >= 0 else None,
@@ -116,7 +116,7 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         "late": rank in late, "last_share": float(totals.last[rank]) / number if number else None,
         "cost_share": float(totals.blame[rank]) / elapsed if elapsed else None,
         "step_time": mean["step"], "compute": mean["compute"], "runtime": mean["runtime"], "pacing": mean["pacing"],
-        "waiting": sum(waiting) if number else None})
+        "waiting": waiting})
   return rows
 
 

@@ -18,7 +18,7 @@ PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplificati
 AMPLIFIED = 0.05
 """Waiting for ranks that change from step to step is a finding from this share of the step on."""
 _RARE = 0.5
-"""Waiting of which the worst tenth of the steps holds this much comes from pauses; even exponential jitter has a third."""
+"""Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential jitter has a third."""
 
 Phases = dict[str, np.ndarray]
 
@@ -41,7 +41,7 @@ class Finding:
 
 def find(run: Run, counted: Counted, totals: Totals, lateness: Lateness, phases: Phases,
          step_time: float) -> tuple[Finding, ...]:
-  """Looks for ranks late for good, and for late ranks that change from step to step.
+  """Looks for ranks that are persistently late, and for late ranks that change from step to step.
 
   Args:
     run: the recorded run.
@@ -59,9 +59,13 @@ def find(run: Run, counted: Counted, totals: Totals, lateness: Lateness, phases:
   findings = []
   if lateness.late.size:
     findings.append(_persistent(run, counted, totals, lateness, phases, step_time))
-  share = float(lateness.random.sum()) / step_time
-  if share >= AMPLIFIED and lateness.random_confidence >= CONFIDENCE:
-    findings.append(_amplification(run, counted, totals, lateness, share))
+  share, confidence = float(lateness.random.sum()) / step_time, lateness.random_confidence
+  if not lateness.late.size:
+    # Nobody is persistently late: the highest of the means is nobody's fault either.
+    share += float(lateness.persistent.sum()) / step_time
+    confidence = lateness.waiting_confidence
+  if share >= AMPLIFIED and confidence >= CONFIDENCE:
+    findings.append(_amplification(run, totals, share, confidence))
   return tuple(sorted(findings, key=lambda f: -f.share))
 
 
@@ -69,14 +73,17 @@ def _persistent(run: Run, counted: Counted, totals: Totals, lateness: Lateness, 
                 step_time: float) -> Finding:
   late = lateness.late
   evidence = []
-  for rank in late[:4]:
+  for rank in late[:4].tolist():
+    often = int(totals.last[rank]) / max(1, int(totals.present[rank]))
     evidence.append(
-        f"{name_rank(run, rank)} reaches the collectives {milliseconds(lateness.mean[rank])} after the typical rank, "
-        f"later in {_percent(lateness.persistence[rank])} of {counted.blocks} stretches of the run; the job "
-        f"waited for it in {_percent(totals.last[rank] / max(1, totals.present[rank]))} of its steps.")
+        f"{name_rank(run, rank)} reaches the collectives {milliseconds(float(lateness.mean[rank]))} after the typical "
+        f"rank, late in {_percent(float(lateness.persistence[rank]))} of {counted.blocks} stretches of the run; the "
+        f"job waited for it in {_percent(often)} of its steps.")
     evidence.extend(_where(rank, totals, lateness, phases))
   if len(late) > 4:
     evidence.append(f"Late as well, and less: {list_ranks(late[4:])}.")
+  if lateness.hidden.size:
+    evidence.append(f"Also late, by less than a quarter of that: {list_ranks(lateness.hidden)}.")
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(run, h, set(late.tolist()))]
   if whole:
@@ -93,7 +100,7 @@ def _persistent(run: Run, counted: Counted, totals: Totals, lateness: Lateness, 
 def _where(rank: int, totals: Totals, lateness: Lateness, phases: Phases) -> list[str]:
   """Which part of the step makes a rank late."""
   compute, gap = _excess(rank, totals, lateness)
-  said = f"Of that, {milliseconds(compute)} are compute and {milliseconds(gap)} the gap between steps."
+  said = f"Against the typical rank, its compute is {_more(compute)} and its gap between steps {_more(gap)}."
   longer = []
   for name, medians in phases.items():
     typical = medians[lateness.typical]
@@ -111,8 +118,9 @@ def _where(rank: int, totals: Totals, lateness: Lateness, phases: Phases) -> lis
 def _excess(rank: int, totals: Totals, lateness: Lateness) -> tuple[float, float]:
   """Seconds by which a rank's compute and gap are longer than the typical rank's."""
   number = np.maximum(totals.present, 1)
-  return tuple(float(x[rank] / number[rank] - (x / number)[lateness.typical].mean())
-               for x in (totals.lateness_compute, totals.lateness_runtime))
+  compute, gap = (float(x[rank] / number[rank] - (x / number)[lateness.typical].mean())
+                  for x in (totals.lateness_compute, totals.lateness_runtime))
+  return compute, gap
 
 
 def _advice(run: Run, late: np.ndarray, totals: Totals, lateness: Lateness) -> str:
@@ -127,7 +135,7 @@ def _advice(run: Run, late: np.ndarray, totals: Totals, lateness: Lateness) -> s
           "work than the others get (longer sequences, uneven shards). Replace or relieve what is slow.")
 
 
-def _amplification(run: Run, counted: Counted, totals: Totals, lateness: Lateness, share: float) -> Finding:
+def _amplification(run: Run, totals: Totals, share: float, confidence: float) -> Finding:
   waited = max(1, int(totals.last.sum()))
   often = totals.last / waited
   order = np.argsort(-totals.blame, kind="stable")
@@ -140,12 +148,12 @@ def _amplification(run: Run, counted: Counted, totals: Totals, lateness: Latenes
       f"The last rank changes: {plural(int((totals.last > 0).sum()), 'rank')} of {run.ranks} were last; the most "
       f"frequent, {int(often.argmax())}, in {_percent(often.max())} of the steps ({_percent(chance)} by chance).",
       f"The worst tenth of the steps holds {_percent(worst)} of the waiting: "
-      + ("rare long pauses rather than everyday jitter." if worst > _RARE else "everyday jitter rather than rare pauses.")]
+      + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses.")]
   causes = {name: float(totals.per_rank[f"waiting_{name}"].sum()) for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
-  evidence.append("Waiting is caused by compute to "
-                  f"{_percent(causes['compute'] / total)}, by gaps between steps to {_percent(causes['runtime'] / total)}"
-                  + (f", by pacing to {_percent(causes['pacing'] / total)}." if causes["pacing"] > 0 else "."))
+  of_all = {name: _percent(seconds / total) for name, seconds in causes.items()}
+  evidence.append(f"Of the waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for longer gaps "
+                  "between steps" + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else "."))
   by_host = _blame_by_host(run, totals)
   hosts: tuple[str, ...] = ()
   if len(by_host) > 1:
@@ -155,15 +163,15 @@ def _amplification(run: Run, counted: Counted, totals: Totals, lateness: Latenes
       evidence.append(f"{_percent(part)} of the waiting is for {host}, which has {_percent(expected)} of the ranks.")
   ranks = (top,) if totals.blame[top] > max(0.2, 3 * chance) * totals.blame.sum() else ()
   if causes["runtime"] > causes["compute"]:
-    advice = ("Steady what processes do between steps: prefetch data, move logging and checkpoints off the loop, collect "
-              "garbage in the same step everywhere.")
+    advice = ("Steady what processes do between steps: prefetch data, move logging and checkpoints off the loop, "
+              "collect garbage in the same step everywhere.")
   elif worst > _RARE:
     advice = ("Look for what stops ranks now and then for long: host interrupts, garbage collection, checkpoints, "
               "recompilation; let all ranks do it in the same step.")
   else:
-    advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the hosts (pinned processors, "
-              "no other load); fewer synchronisations a step mean fewer chances to wait.")
-  return Finding(AMPLIFICATION, share, lateness.random_confidence, ranks, hosts, tuple(evidence), advice)
+    advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the hosts (pinned "
+              "processors, no other load); fewer synchronisations a step mean fewer chances to wait.")
+  return Finding(AMPLIFICATION, share, confidence, ranks, hosts, tuple(evidence), advice)
 
 
 def _blame_by_host(run: Run, totals: Totals) -> list[tuple[str, float, float]]:
@@ -199,6 +207,10 @@ def milliseconds(seconds: float) -> str:
   value = seconds * 1e3
   digits = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
   return f"{value:,.{digits}f} ms"
+
+
+def _more(seconds: float) -> str:
+  return f"{milliseconds(abs(seconds))} {'longer' if seconds >= 0 else 'shorter'}"
 
 
 def _percent(share: float) -> str:

@@ -24,7 +24,7 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   """Takes as floor the lowest running median of the transfer over the run.
 
   A bare minimum hangs on one freak reading: two exits stamped out of turn give a transfer of 0, and every
-  other step would then count as contended. The median of 5 neighbouring steps, up to 33 in long runs,
+  other step would then count as contended. The median of 5 to 33 neighbouring steps, a twentieth of the run's,
   asks that the fabric be quiet for some steps before it is believed. A fabric that is never quiet in the run
   keeps its contention inside the floor: contention is a lower bound.
 
@@ -32,7 +32,7 @@ def running_minimum(transfer: np.ndarray) -> Floor:
     transfer: [C, K] seconds, NaN where not known.
   """
   known = int(np.isfinite(transfer).sum(axis=1).max(initial=0))
-  width = int(np.clip(known // 50, _SHORTEST, _LONGEST)) | 1
+  width = int(np.clip(known // 20, _SHORTEST, _LONGEST)) | 1
   floor = np.array([_lowest_median(row[np.isfinite(row)], width) for row in transfer])
   quiet = np.minimum(transfer, floor[:, None])
   return Floor(floor, quiet, transfer - quiet, RUNNING_MINIMUM, width)

@@ -1,4 +1,4 @@
-"""Who is late, for good or by turns, and how sure that is.
+"""Who is late, persistently or by turns, and how sure that is.
 
 Lateness is told by undelayed arrival: how long a rank was busy since it left the last collective itself. Entry
 against a common exit would blame the neighbour that a slow host lets out late.
@@ -18,8 +18,12 @@ EFFECT = 0.02
 """A rank is late if it arrives at least this share of the mean step after the typical rank ..."""
 CONFIDENCE = 0.99
 """... with at least this confidence, all ranks tested together ..."""
-PERSISTENCE = 0.8
-"""... in at least this share of the blocks of neighbouring steps."""
+PERSISTENCE = 0.5
+"""... and by half that share at least in this many of the blocks of neighbouring steps."""
+
+
+HIDDEN = 0.25
+"""A rank whose lateness is less than this part of the latest one's hides behind it: it is not named beside it."""
 
 
 class Lateness(NamedTuple):
@@ -27,12 +31,14 @@ class Lateness(NamedTuple):
 
   mean: np.ndarray  # [R] mean arrival less the typical rank's
   confidence: np.ndarray  # [R] that the rank is later than the typical one at all, all ranks tested together
-  persistence: np.ndarray  # [R] share of the blocks in which it was later
-  late: np.ndarray  # ranks that are late for good, latest first
+  persistence: np.ndarray  # [R] share of the blocks in which it was late by half of `EFFECT` or more
+  late: np.ndarray  # ranks that are persistently late, latest first
+  hidden: np.ndarray  # ranks that are persistently late as well, but by much less than the latest
   typical: np.ndarray  # the ranks the others are compared with
   persistent: np.ndarray  # [C] max over ranks of mean A, less mean A
   random: np.ndarray  # [C] mean over steps of max A, less max over ranks of mean A
   random_confidence: float  # that `random` is not the work of a few blocks
+  waiting_confidence: float  # the same of `persistent` + `random`
 
 
 def find_late(totals: Totals, counted: Counted, step_time: float) -> Lateness:
@@ -40,7 +46,7 @@ def find_late(totals: Totals, counted: Counted, step_time: float) -> Lateness:
 
   The typical rank is the mean of the ranks between the lower quartile and the lower median of mean arrival: half
   the ranks may be late without shifting it. Blocks carry the noise, autocorrelated or not: one pause, however
-  long, makes one block late, which is no lateness for good.
+  long, makes one block late, which is nothing persistent.
 
   Args:
     totals: the run, added up.
@@ -65,7 +71,8 @@ def find_late(totals: Totals, counted: Counted, step_time: float) -> Lateness:
   if len(order) < 2:
     nothing = np.full(ranks, np.nan)
     mean = np.where(eligible, 0.0, np.nan)
-    return Lateness(mean, nothing, nothing, np.empty(0, int), order, persistent, earliness - persistent, 0.0)
+    nobody = np.empty(0, np.int64)
+    return Lateness(mean, nothing, nothing, nobody, nobody, order, persistent, earliness - persistent, 0.0, 0.0)
   with np.errstate(invalid="ignore", divide="ignore"):
     by_block = totals.lateness.sum(axis=0) / np.where(totals.block_steps > 0, totals.block_steps, np.nan)  # [R, B]
   known = np.isfinite(by_block[typical])
@@ -75,14 +82,17 @@ def find_late(totals: Totals, counted: Counted, step_time: float) -> Lateness:
   differences = by_block - level
   confidence = np.array([_confidence(row, ranks) for row in differences])
   number_known = np.maximum(np.isfinite(differences).sum(axis=1), 1)
-  persistence = (differences > 0).sum(axis=1) / number_known
+  persistence = (differences >= EFFECT / 2 * step_time).sum(axis=1) / number_known
   late = np.flatnonzero(eligible & (np.nan_to_num(mean) >= EFFECT * step_time) & (confidence >= CONFIDENCE)
                         & (persistence >= PERSISTENCE))
   late = late[np.argsort(-mean[late], kind="stable")]
+  named = mean[late] >= HIDDEN * mean[late].max(initial=0.0)
 
-  turns = _block_means(totals, counted) - sum(
+  waiting = _block_means(totals, counted)
+  turns = waiting - sum(
       _ratio(totals.lateness[c, worst[c]], totals.block_steps[worst[c]]) for c in range(len(worst)))
-  return Lateness(mean, confidence, persistence, late, typical, persistent, earliness - persistent, _confidence(turns, 1))
+  return Lateness(mean, confidence, persistence, late[named], late[~named], typical, persistent, earliness - persistent,
+                  _confidence(turns, 1), _confidence(waiting, 1))
 
 
 def _block_means(totals: Totals, counted: Counted) -> np.ndarray:

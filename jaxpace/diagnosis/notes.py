@@ -22,8 +22,8 @@ def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
   run, notes = diagnosis.run, []
   if diagnosis.counted.warmup.size:
     steps = diagnosis.counted.warmup
-    notes.append(f"Warm-up left out: step{'s' if steps.size > 1 else ''} {list_ranks(steps)}. Of the first "
-                 f"{WARMUP_STEPS} steps, those up to the last that took over {WARMUP_FACTOR:g} times the median are.")
+    notes.append(f"Warm-up left out: step{'s' if steps.size > 1 else ''} {list_ranks(steps)} (of the first "
+                 f"{WARMUP_STEPS} steps, all up to the last that took over {WARMUP_FACTOR:g} times the median).")
   uncounted = diagnosis.recorded - diagnosis.counted.size - diagnosis.counted.warmup.size
   if diagnosis.step_time and uncounted > 1:
     notes.append(f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, which is not "
@@ -32,8 +32,8 @@ def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
     notes += _measured(diagnosis)
   plan = run.plan
   for entry in _dicts(plan.get("unstamped")):
-    notes.append(f"Not stamped: {entry.get('primitive') or entry.get('name')} ({entry.get('reason', 'no reason given')}); "
-                 "its waiting counts as compute.")
+    name, reason = entry.get("primitive") or entry.get("name"), entry.get("reason", "no reason given")
+    notes.append(f"Not stamped: {name} ({reason}); its waiting counts as compute.")
   if isinstance(plan.get("overflow"), int) and plan["overflow"] > 0:
     notes.append(f"{plural(plan['overflow'], 'collective')} had no slot left and count as compute: give `instrument` "
                  "more slots.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxpace.diagnosis.counted import MIN_STEPS
-from jaxpace.diagnosis.findings import PERSISTENT, hosts_of, milliseconds
+from jaxpace.diagnosis.findings import AMPLIFIED, PERSISTENT, hosts_of, milliseconds
 from jaxpace.trace.problems import list_ranks, plural
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ def verdict_on(diagnosis: Diagnosis) -> str:
   if diagnosis.counted.size < MIN_STEPS:
     return (f"Too few steps to judge: {diagnosis.counted.size} count, {MIN_STEPS} are needed. So far waiting for late "
             f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
+  if diagnosis.earliness >= AMPLIFIED * step_time.mean:
+    return ("No lasting fault: no rank is persistently late, and the waiting "
+            f"({100 * diagnosis.earliness / step_time.mean:.0f} % of the time) comes from few stretches of the run: "
+            "see the notes.")
   return (f"Healthy: no rank is persistently late, and waiting for late ranks takes "
           f"{100 * diagnosis.earliness / step_time.mean:.1f} % of the step. {_largest(diagnosis)}")
 
@@ -53,7 +57,8 @@ def _persistent(diagnosis: Diagnosis) -> str:
     amount += f" to {milliseconds(float(lateness.max()))}"
   several = len(ranks) > 1
   assert diagnosis.step_time is not None
-  return (f"Look at rank{'s' if several else ''} {list_ranks(ranks)}{where}: {'they arrive' if several else 'it arrives'} "
+  subject, does = ("ranks", "they arrive") if several else ("rank", "it arrives")
+  return (f"Look at {subject} {list_ranks(ranks)}{where}: {does} "
           f"{amount} late throughout, and without that a step would take {milliseconds(after.step_time)} instead of "
           f"{milliseconds(diagnosis.step_time.mean)} ({after.speedup:.2f} times as fast).")
 

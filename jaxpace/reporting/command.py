@@ -23,7 +23,7 @@ _PIPED_WIDTH = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace report`."""
-  parser.description = "Says where the step time of a recorded run goes, who is late, and what it would be worth to fix."
+  parser.description = "Says where the step time of a recorded run goes, who is late, and what fixing it is worth."
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", help="run directory")

@@ -101,7 +101,8 @@ def _findings(diagnosis: Diagnosis) -> RenderableType | None:
   parts: list[RenderableType] = []
   for finding in diagnosis.findings:
     title = Text(finding.mode.replace("_", " "), style="bold red")
-    title.append(f"  {100 * finding.share:.1f} % of the step, confidence {_confidence(finding.confidence)}", style="default")
+    title.append(f"  {100 * finding.share:.1f} % of the step, confidence {_confidence(finding.confidence)}",
+                 style="default")
     parts.append(title)
     parts.append(_bullets([*finding.evidence, finding.advice], last="Do:"))
   return Group(*parts)
@@ -121,17 +122,17 @@ def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
   table.add_column("host", overflow="ellipsis", no_wrap=True, max_width=24)
   for header in ("process", "lateness", "last", "cost", "compute", "gap"):
     table.add_column(header, justify="right", no_wrap=True)
-  for rank in shown:
+  for rank in shown.tolist():
     number = int(totals.present[rank])
     process = int(run.process_of_rank[rank])
-    cells = [str(rank), run.host_of_rank(int(rank)) or "?", str(process) if process >= 0 else "?"]
+    cells = [str(rank), run.host_of_rank(rank) or "?", str(process) if process >= 0 else "?"]
     if number:
-      cells += [_signed(lateness.mean[rank]), f"{100 * totals.last[rank] / number:.0f} %",
-                f"{100 * totals.blame[rank] / elapsed:.1f} %", milliseconds(totals.per_rank["compute"][rank] / number),
-                milliseconds(totals.per_rank["runtime"][rank] / number)]
+      cells += [_signed(float(lateness.mean[rank])), f"{100 * totals.last[rank] / number:.0f} %",
+                f"{100 * totals.blame[rank] / elapsed:.1f} %",
+                *(milliseconds(float(totals.per_rank[name][rank]) / number) for name in ("compute", "runtime"))]
     else:
       cells += ["nothing recorded"]
-    table.add_row(*cells, style="bold red" if int(rank) in late else "" if number else "dim")
+    table.add_row(*cells, style="bold red" if rank in late else "" if number else "dim")
   parts: list[RenderableType] = [table]
   if len(shown) < run.ranks:
     parts.append(Text(f"{run.ranks - len(shown)} more ranks, all less late: --ranks all shows them.", style="dim"))
@@ -149,8 +150,8 @@ def _phases(diagnosis: Diagnosis) -> RenderableType | None:
     table.add_column(header, justify="right", no_wrap=True)
   for name, medians in diagnosis.phases.items():
     slow, quick = int(np.nanargmax(medians)), int(np.nanargmin(medians))
-    table.add_row(name, milliseconds(float(np.nanmedian(medians))), f"{milliseconds(medians[quick])} (rank {quick})",
-                  f"{milliseconds(medians[slow])} (rank {slow})")
+    table.add_row(name, milliseconds(float(np.nanmedian(medians))),
+                  *(f"{milliseconds(float(medians[rank]))} (rank {rank})" for rank in (quick, slow)))
   return table
 
 

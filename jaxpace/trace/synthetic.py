@@ -95,12 +95,12 @@ def simulate(job: Job) -> Truth:
   if job.pause_probability:
     gap += job.pause * (random.random(shape, np.float32) < job.pause_probability)
   gap[:, :2] += job.compile
-  transfer = np.full((job.collectives, job.steps), job.transfer)
+  transfers = np.full((job.collectives, job.steps), job.transfer)
   begin, end = (round(share * job.steps) for share in job.contended)
-  transfer[:, begin:end] += job.contention
+  transfers[:, begin:end] += job.contention
   update = np.full(shape, job.update)
-  forward, backward, gap, delay, update, transfer = (
-      np.rint(x * _NS).astype(np.int64) for x in (forward, backward, gap, delay, update, transfer))
+  forward, backward, gap, delay, update, transfer = map(
+      _nanoseconds, (forward, backward, gap, delay, update, transfers))
   offset = np.zeros((job.ranks, 1), np.int64)
   for rank, seconds in job.offsets.items():
     offset[rank] = round(seconds * _NS)
@@ -117,6 +117,10 @@ def simulate(job: Job) -> Truth:
   finish = leave[-1] + update
   begun = np.concatenate([np.zeros_like(offset) + offset, finish[:, :-1]], axis=1) + gap
   return Truth(forward, backward, update, gap, delay, busy, transfer, enter, leave, begun, finish)
+
+
+def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
+  return np.rint(seconds * _NS).astype(np.int64)
 
 
 def write(directory: str | pathlib.Path, job: Job, *, run: str = "synthetic", attempt: int = 0, first_step: int = 0,
@@ -163,9 +167,9 @@ def _info(job: Job, run: str) -> dict:
   collectives = [{"slot": c, "name": "psum" if job.collectives == 1 else f"psum.{c}", "primitives": ["psum"],
                   "axis": "data", "bytes": 4096, "operands": 2, "dtypes": ["float32"], "phase": "backward"}
                  for c in range(job.collectives)]
-  return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": job.ranks, "processes": job.processes, "axis": "data",
-          "clock": "synthetic", "plan": {"axis": "data", "ranks": job.ranks, "clock": "synthetic", "marks": [],
-                                         "collectives": collectives}}
+  return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": job.ranks,
+          "processes": job.processes, "axis": "data", "clock": "synthetic",
+          "plan": {"axis": "data", "ranks": job.ranks, "clock": "synthetic", "marks": [], "collectives": collectives}}
 
 
 def _keys(ranks: np.ndarray, part: slice, first_step: int, process: int, attempt: int) -> Columns:

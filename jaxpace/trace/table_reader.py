@@ -75,11 +75,11 @@ class TableFiles:
                            f"({_first_line(error)}).")
       for inner in part.inside:
         inner_meta = _metadata(inner)
-        if isinstance(inner_meta, pq.FileMetaData):
+        if inner_meta is not None and not isinstance(inner_meta, str):
           yield from self._read_part(inner, inner_meta, columns, keep)
 
   def _range(self, column: str) -> tuple[int, int]:
-    spans = []
+    spans: list[tuple[int, int]] = []
     for part, meta in self._files:
       found = [_statistics(meta, group, column) for group in range(meta.num_row_groups)]
       if None in found:
@@ -100,15 +100,16 @@ def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
       vanished += 1
       problems.append(f"{name}/{part.path.name} vanished while it was read: is the job still running?")
       continue
-    if isinstance(meta, pq.FileMetaData):
+    if not isinstance(meta, str):
       if meta.num_rows:
         files.append((part, meta))
       continue
     torn += 1
     problems.append(f"{name}/{part.path.name} left out: {meta}.")
-    inner = [(p, m) for p, m in zip(part.inside, map(_metadata, part.inside), strict=True)
-             if isinstance(m, pq.FileMetaData) and m.num_rows]
-    files.extend(inner)
+    for inner in part.inside:
+      inner_meta = _metadata(inner)
+      if inner_meta is not None and not isinstance(inner_meta, str) and inner_meta.num_rows:
+        files.append((inner, inner_meta))
   return TableFiles(name, files, torn, vanished, problems)
 
 

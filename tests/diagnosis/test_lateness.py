@@ -114,13 +114,33 @@ def test_one_long_pause_is_a_one_off_not_a_straggler():
   busy[2, 250] += 3000 * MS
   diagnosis = diagnose_busy(busy)
   assert diagnosis.findings == ()
+  assert "No lasting fault" in diagnosis.verdict
   assert any("step 250" in note and "rank 2" in note for note in diagnosis.notes)
 
 
-def test_late_for_a_part_of_the_run_only_is_not_persistent():
+def test_late_from_the_middle_of_the_run_on_is_persistent():
   busy = noise(4, 400, deviation=0.1)
-  busy[2, 100:140] += 10 * MS
-  assert PERSISTENT not in modes(diagnose_busy(busy))
+  busy[2, 160:] += 10 * MS
+  finding = diagnose_busy(busy).findings[0]
+  assert (finding.mode, finding.ranks) == (PERSISTENT, (2,))
+  assert "late in 62 % of" in finding.evidence[0]
+
+
+@pytest.mark.parametrize("length", [40, 120])
+def test_late_for_a_part_of_the_run_only_is_not_persistent(length):
+  busy = noise(4, 400, deviation=0.1)
+  busy[2, 100:100 + length] += 20 * MS
+  diagnosis = diagnose_busy(busy)
+  assert PERSISTENT not in modes(diagnosis)
+  if length == 120:
+    assert modes(diagnosis) == [AMPLIFICATION]
+    assert diagnosis.findings[0].ranks == (2,)
+    assert diagnosis.findings[0].share == pytest.approx(diagnosis.shares["skew"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chance_among_many_ranks_and_few_steps_names_nobody(seed):
+  assert PERSISTENT not in modes(diagnose_busy(noise(64, 25, deviation=3.0, seed=seed)))
 
 
 def test_lateness_below_the_effect_is_no_finding():
@@ -176,3 +196,12 @@ def test_students_t():
   for n in range(1, 32):
     for t in (-4.0, -0.3, 0.0, 1.5, 6.0):
       assert student_cdf(t, n) == pytest.approx(stats.t.cdf(t, n), abs=1e-12)
+
+
+def test_a_little_lateness_behind_a_large_one_is_mentioned_not_named():
+  busy = noise(4, 300, deviation=0.1)
+  busy[2] += 15 * MS
+  busy[0] += 2 * MS
+  finding = diagnose_busy(busy).findings[0]
+  assert finding.ranks == (2,)
+  assert any(sentence.startswith("Also late") and "0" in sentence for sentence in finding.evidence)

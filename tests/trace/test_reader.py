@@ -156,7 +156,7 @@ def test_temporaries_foreign_parts_and_strangers_are_left_out(run_dir):
 
 
 def test_unknown_and_missing_columns_are_no_trouble(run_dir):
-  path, truth = run_dir
+  path, _ = run_dir
   for file in parts(path):
     rewrite(file, lambda t: t.append_column("moon_phase", pa.array(["full"] * len(t))).append_column(
         "phase_augment_ns", pa.array([3_000_000] * len(t), pa.int64())).drop_columns(["gap_ns", "attempt", "process"]))
