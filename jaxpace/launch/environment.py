@@ -85,11 +85,16 @@ def uses_cpu_only(env: Mapping[str, str]) -> bool:
 def threads_for(nproc: int, devices: int, cores: int) -> int | None:
   """Returns the XLA CPU threads a worker should have, or None where XLA's own choice (one a core) does no harm.
 
-  Every XLA CPU client starts a thread for each core, so N workers start N times too many.
+  Every XLA CPU client starts a thread for each core, so N workers start N times too many. Each device needs one of
+  them, and one more must be left: a host callback occupies a thread and may need another for its operands.
+
+  Args:
+    nproc: number of processes.
+    devices: devices a process.
+    cores: cores of the machine.
   """
-  if nproc <= 1:
-    return None
-  return max(1, devices, cores // nproc)
+  threads = max(devices + 1, cores // nproc)
+  return threads if threads < cores else None
 
 
 def available_cores() -> int:

@@ -60,8 +60,8 @@ def test_gpus_are_counted_from_the_device_files_or_what_is_visible(tmp_path):
 
 
 @pytest.mark.parametrize(("nproc", "devices", "cores", "threads"), [
-    (1, 1, 8, None), (4, 1, 2, 1), (4, 2, 2, 2), (2, 1, 8, 4), (3, 1, 8, 2)])
-def test_cores_are_divided_and_every_device_has_a_thread(nproc, devices, cores, threads):
+    (1, 1, 8, None), (4, 1, 2, None), (4, 2, 2, None), (2, 1, 8, 4), (3, 1, 8, 2), (8, 1, 8, 2), (8, 4, 16, 5)])
+def test_cores_are_divided_but_devices_and_a_callback_have_a_thread_each(nproc, devices, cores, threads):
   assert threads_for(nproc, devices, cores) == threads
 
 
