@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--tail", type=_at_least(0, "the number of lines"), default=20, metavar="LINES",
                       help="lines of the failed process's log to print (default: 20)")
   parser.add_argument("--threads", type=_at_least(1, "the number of threads"), metavar="T",
-                      help="XLA CPU threads of each process (default: the cores divided among the processes, at least D + 1)")
+                      help="XLA CPU threads of each process (default: the cores shared out, at least D + 1)")
   parser.add_argument("--port", type=_port, default=0, metavar="P",
                       help="TCP port of the coordinator on the loopback interface (default: a free one)")
   parser.add_argument("--as-slurm", action="store_true",
