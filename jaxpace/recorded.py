@@ -75,7 +75,7 @@ def recorded(
     ValueError: neither or both of mesh and devices given.
   """
   if not isinstance(paced, Instrumented):
-    raise TypeError(f"jaxpace.recorded takes the function that jaxpace.instrument returned, then the compiled function "
-                    f"around it: recorded(directory, paced, step, mesh); its second argument is {type(paced).__name__}.")
+    raise TypeError("jaxpace.recorded takes what jaxpace.instrument returned, and then the compiled function around "
+                    f"it: recorded(directory, paced, step, mesh). Its second argument is {type(paced).__name__}.")
   recorder = Recorder(directory, paced, **options)
   return Recorded(step, recorder, paced.init(mesh, devices=devices))
