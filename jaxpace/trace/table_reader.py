@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from jaxpace.trace.part_files import PartFile
 
 _UNREADABLE = (OSError, pa.ArrowException)
-_KEYS = ("step", "rank")
+_NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns")}
+_WHOLE = ("step", "rank", "process", "attempt", "collective")
 
 
 class TableFiles:
@@ -74,7 +75,7 @@ class TableFiles:
       self.problems.append(f"{self.name}/{part.path.name} is corrupt, its remaining rows are left out "
                            f"({_first_line(error)}).")
       for inner in part.inside:
-        inner_meta = _metadata(inner)
+        inner_meta = _metadata(inner, self.name)
         if inner_meta is not None and not isinstance(inner_meta, str):
           yield from self._read_part(inner, inner_meta, columns, keep)
 
@@ -95,7 +96,7 @@ def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
   torn, vanished = 0, 0
   problems: list[str] = []
   for part in parts:
-    meta = _metadata(part)
+    meta = _metadata(part, name)
     if meta is None:
       vanished += 1
       problems.append(f"{name}/{part.path.name} vanished while it was read: is the job still running?")
@@ -107,13 +108,13 @@ def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
     torn += 1
     problems.append(f"{name}/{part.path.name} left out: {meta}.")
     for inner in part.inside:
-      inner_meta = _metadata(inner)
+      inner_meta = _metadata(inner, name)
       if inner_meta is not None and not isinstance(inner_meta, str) and inner_meta.num_rows:
         files.append((inner, inner_meta))
   return TableFiles(name, files, torn, vanished, problems)
 
 
-def _metadata(part: PartFile) -> pq.FileMetaData | str | None:
+def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
   """The footer, or why it can't be used; None if the file is gone."""
   try:
     if part.path.stat().st_size == 0:
@@ -125,8 +126,13 @@ def _metadata(part: PartFile) -> pq.FileMetaData | str | None:
     return None
   except _UNREADABLE as error:
     return f"torn or no Parquet file ({_first_line(error)})"
-  lacking = [key for key in _KEYS if key not in meta.schema.names]
-  return f"it has no column {' and '.join(map(repr, lacking))}" if lacking else meta
+  lacking = [name for name in _NEEDED[table] if name not in meta.schema.names]
+  if lacking:
+    return f"it has no column {' and '.join(map(repr, lacking))}"
+  for field in meta.schema.to_arrow_schema():
+    if (field.name in _WHOLE or field.name.endswith("_ns")) and not pa.types.is_integer(field.type):
+      return f"its column {field.name!r} holds {field.type}, not whole numbers"
+  return meta
 
 
 def _statistics(meta: pq.FileMetaData, group: int, column: str) -> tuple[int, int] | None:

@@ -323,3 +323,41 @@ def test_no_permission_whoever_runs_the_tests(run_dir, monkeypatch):
   monkeypatch.setattr(pathlib.Path, "read_text", refuse)
   with pytest.raises(RunError, match=r"No permission to read .*run\.json"):
     read_run(path)
+
+
+@pytest.mark.parametrize(("table", "column", "values"), [
+    ("steps", "step", "text"), ("steps", "forward_ns", 0.5), ("collectives", "exit_ns", None)])
+def test_columns_of_another_kind_cost_only_their_part(run_dir, table, column, values):
+  path, _ = run_dir
+
+  def change(t):
+    if values is None:
+      return t.drop_columns([column])
+    return t.set_column(t.schema.get_field_index(column), column, pa.array([values] * len(t)))
+  rewrite(parts(path, table)[0], change)
+  run = read_run(path)
+  assert run.skipped["torn"] == 1
+  assert said(run, column, parts(path, table)[0].name)
+  assert sum(diagnose(run).shares.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_crashes_leave_behind_never_ends_in_a_traceback(run_dir, seed):
+  """Files cut short anywhere, and blocks that never reached the disk and read as zeros."""
+  path, _ = run_dir
+  random = np.random.default_rng(seed)
+  for file in sorted(f for f in path.rglob("*") if f.is_file()):
+    if random.random() < 0.4:
+      content = bytearray(file.read_bytes())
+      at = random.integers(0, len(content))
+      if random.random() < 0.5:
+        del content[at:]
+      else:
+        content[at:at + 512] = bytes(len(content[at:at + 512]))
+      file.write_bytes(content)
+  try:
+    diagnosis = diagnose(read_run(path))
+  except RunError as error:
+    assert len(str(error)) > 20
+  else:
+    assert diagnosis.shares is None or sum(diagnosis.shares.values()) == pytest.approx(1, abs=1e-6)
