@@ -129,7 +129,8 @@ def _check_directory(path: pathlib.Path) -> None:
                  and _looks_like_run(child))
   if below:
     shown = ", ".join(str(p) for p in below[:5]) + (f" and {len(below) - 5} more" if len(below) > 5 else "")
-    raise RunError(f"{path} is no run itself but holds {'one: give' if len(below) == 1 else 'several: give one of'} {shown}")
+    which = "one: give" if len(below) == 1 else "several: give one of"
+    raise RunError(f"{path} is no run itself but holds {which} {shown}")
   if path.name in ("steps", "collectives", "hosts", "process", "locality") and _looks_like_run(path.parent):
     raise RunError(f"{path} is a part of a run. Give its directory: {path.parent}")
   if not children:

@@ -39,7 +39,8 @@ def test_one_late_rank_is_named_with_its_lateness(ranks, late):
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_two_late_ranks_are_both_named_and_worth_more_together(ranks):
   busy = noise(ranks, 300)
-  busy[[1, 2]] += 5 * MS
+  busy[1] += 5 * MS
+  busy[2] += 4 * MS
   diagnosis = diagnose_busy(busy)
   assert set(diagnosis.findings[0].ranks) == {1, 2}
   healthy = (np.delete(busy, [1, 2], axis=0).max(axis=0)[1:].mean() + 2 * MS) * 1e-9
