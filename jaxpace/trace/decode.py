@@ -7,7 +7,7 @@ successive marks belongs to the later mark's segment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def concatenate(parts: list[Columns]) -> Columns:
   lengths = [len(part["step"]) for part in parts]
   joined: Columns = {}
   for name in names:
-    dtype = next(part[name].dtype for part in parts if name in part)
+    dtype: Any = next(part[name].dtype for part in parts if name in part)
     pieces = [part[name] if name in part else np.ma.masked_all(length, dtype)
               for part, length in zip(parts, lengths, strict=True)]
     masked = any(isinstance(piece, np.ma.MaskedArray) for piece in pieces)

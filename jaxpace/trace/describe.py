@@ -95,6 +95,7 @@ def _plain(config: Mapping[str, Any] | None) -> Any:
   """Plain dicts and scalars of a configuration; what JSON can't hold becomes its `str` when it is written."""
   if config is None:
     return None
-  if hasattr(config, "to_dict"):
-    return config.to_dict()
+  to_dict = getattr(config, "to_dict", None)
+  if to_dict is not None:
+    return to_dict()
   return {str(key): _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()}

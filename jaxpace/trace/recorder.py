@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxpace.trace import describe, host, ringcopy, rundir
-from jaxpace.trace.writer import Batch, Writer, explain
+from jaxpace.trace.writer import KEEP_SAMPLES, Batch, Writer, explain
 
 _LOG = logging.getLogger("jaxpace")
 _PENDING_BYTES = 32 << 20  # on the devices, for copies under way
@@ -261,6 +261,7 @@ class Recorder:
   def _copy(self) -> None:
     """Asks the devices for a copy of the latest ring."""
     if len(self._pending) >= self._max_pending or not self._samples:
+      del self._samples[:-KEEP_SAMPLES], self._extra[:-KEEP_SAMPLES]
       return  # The devices lag; the ring holds what is not copied now.
     try:
       copy = ringcopy.start(self._latest, with_ranks=not self._ranks_known)

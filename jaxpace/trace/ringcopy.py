@@ -67,7 +67,8 @@ class RingCopy:
   """A copy under way."""
 
   def __init__(self, ring: jax.Array, rank: jax.Array | None, rows: int, width: int):
-    self._ring, self._rank = ring, rank
+    self._ring: Any = ring  # `is_ready` is not in jax.Array's type.
+    self._rank: Any = rank
     self._rows, self._width = rows, width
 
   def ready(self) -> bool:

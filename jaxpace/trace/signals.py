@@ -153,8 +153,8 @@ def _read_action() -> ctypes.Array:
   return action
 
 
-def _handler_pointer(action: ctypes.Array) -> int | None:
-  return ctypes.cast(action, ctypes.POINTER(ctypes.c_void_p))[0]
+def _handler_pointer(action: ctypes.Array) -> int:
+  return ctypes.cast(action, ctypes.POINTER(ctypes.c_void_p))[0] or 0
 
 
 def _native_handler(action: ctypes.Array) -> Any:

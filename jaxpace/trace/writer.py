@@ -28,7 +28,7 @@ from jaxpace.trace.signals import Termination
 
 _LOG = logging.getLogger("jaxpace")
 _HEARTBEAT_SECONDS = 5.0
-_KEEP_ALIGNED = 65536  # host samples kept while nothing is copied
+KEEP_SAMPLES = 65536  # host samples kept while nothing is copied
 
 
 @dataclasses.dataclass
@@ -127,7 +127,7 @@ class Writer:
         self.losses.dropped_batches += 1
         heir = self._queue[0] if self._queue else batch
         heir.samples[:0], heir.extra[:0] = dropped.samples, dropped.extra  # They stay aligned to the newest step.
-        del heir.samples[:-_KEEP_ALIGNED], heir.extra[:-_KEEP_ALIGNED]
+        del heir.samples[:-KEEP_SAMPLES], heir.extra[:-KEEP_SAMPLES]
       self._queue.append(batch)
       self._queued_bytes += batch.ring.nbytes
     self._notify()
@@ -237,10 +237,12 @@ class Writer:
       if batch.plan is not self._plan:
         self._decode()
         self._plan = batch.plan
-        if self._run_info is not None:
-          self._run_info = {**self._run_info, "clock": batch.plan.clock, "axis": batch.plan.axis,
-                            "ranks": batch.plan.ranks, "plan": batch.plan.to_json()}
-          rundir.write_json(self._directory / rundir.RUN_FILE, self._run_info)
+        run_info = self._run_info
+        if run_info is not None:
+          run_info = {**run_info, "clock": batch.plan.clock, "axis": batch.plan.axis,
+                      "ranks": batch.plan.ranks, "plan": batch.plan.to_json()}
+          rundir.write_json(self._directory / rundir.RUN_FILE, run_info)
+          self._run_info = run_info
       if self._intake.goes_back(batch):
         self._decode()
         self._intake.next_attempt()
