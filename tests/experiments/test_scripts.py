@@ -16,7 +16,7 @@ from tests.multiprocess import jobs
 def start(example: str, *flags: str) -> subprocess.CompletedProcess[str]:
   environment = jobs.clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=4")
   return subprocess.run([sys.executable, "-m", f"experiments.{example}.main", *flags], cwd=jobs.ROOT, env=environment,
-                        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+                        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
 
 
 @pytest.mark.parametrize(("example", "flags"), [

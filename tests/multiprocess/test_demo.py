@@ -14,7 +14,7 @@ from tests.multiprocess import jobs
 
 def start(*flags: str) -> subprocess.CompletedProcess[str]:
   return subprocess.run([sys.executable, "-m", "experiments.demo", *flags], cwd=jobs.ROOT, env=jobs.clean_environment(),
-                        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=180)
+                        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
 
 
 def test_two_processes_of_which_one_is_late(tmp_path: pathlib.Path) -> None:
