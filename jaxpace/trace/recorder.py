@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from jaxpace.trace import describe, host, ringcopy, rundir
-from jaxpace.trace.writer import KEEP_SAMPLES, Batch, Writer, explain
+from jaxpace.trace.intake import Batch
+from jaxpace.trace.writer import KEEP_SAMPLES, Writer, explain
 
 _LOG = logging.getLogger("jaxpace")
 _PENDING_BYTES = 32 << 20  # on the devices, for copies under way

@@ -19,39 +19,15 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
-
 from jaxpace.core.plan import Plan
-from jaxpace.trace import decode, host, rundir
+from jaxpace.trace import decode, rundir
+from jaxpace.trace.intake import Batch, Intake, Losses
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.signals import Termination
 
 _LOG = logging.getLogger("jaxpace")
 _HEARTBEAT_SECONDS = 5.0
 KEEP_SAMPLES = 65536  # host samples kept while nothing is copied
-
-
-@dataclasses.dataclass
-class Batch:
-  """One copy of this process's rings, and what its host did since the copy before."""
-
-  ring: np.ndarray  # [local ranks, rows, width] uint32
-  plan: Plan
-  samples: list[host.Sample]  # one for each `record` call since the last batch, the newest step's last
-  extra: list[dict[str, float]]  # the user's own columns, one dict a sample
-
-
-@dataclasses.dataclass
-class Losses:
-  """What a process did not manage to record."""
-
-  lost_rows: int = 0  # ring rows overwritten before they were copied, or dropped
-  holes: int = 0  # interruptions in the sequence of steps
-  dropped_batches: int = 0  # copies dropped because the disk was too slow
-
-  def __str__(self) -> str:
-    dropped = f", {self.dropped_batches} copies dropped because the disk was too slow" if self.dropped_batches else ""
-    return f"{self.lost_rows} rows in {self.holes} holes{dropped}"
 
 
 class Writer:
@@ -91,7 +67,7 @@ class Writer:
     self._flush_asked = self._flushed = 0
     self._flush_done = threading.Condition(self._lock)
     self._stores: dict[str, PartStore] = {}
-    self._intake: _Intake | None = None
+    self._intake: Intake | None = None
     self._ready: list[tuple[decode.Columns, decode.Columns]] = []
     self._plan: Plan | None = None
     self._last_flush = self._last_heartbeat = time.monotonic()
@@ -113,7 +89,7 @@ class Writer:
 
   def set_ranks(self, ranks: list[int]) -> None:
     """Says which ranks the rings of a batch belong to, in their order. Before the first `submit`."""
-    self._intake = _Intake(ranks, self._process, self._identity.attempt, self.losses)
+    self._intake = Intake(ranks, self._process, self._identity.attempt, self.losses)
     self._process_info = {**self._process_info, "ranks": ranks}
 
   def submit(self, batch: Batch) -> None:
@@ -293,93 +269,6 @@ class Writer:
       time.sleep(max(self._die_at - time.monotonic(), 0))
       self.termination.raise_again()
       return
-
-
-class _Intake:
-  """Rows on the host that are not written yet, for each of this process's ranks, and what came before them."""
-
-  def __init__(self, ranks: list[int], process: int, attempt: int, losses: Losses):
-    self._ranks, self._process, self._attempt, self._losses = ranks, process, attempt, losses
-    self._seen: list[int] | None = None  # last step seen of each rank
-    self._previous: list[decode.Previous | None] = [None] * len(ranks)
-    self._rows: list[list[np.ndarray]] = [[] for _ in ranks]
-    self._host: list[tuple[int, list[host.Sample], list[dict[str, float]]]] = []
-    self.rows = 0
-
-  @property
-  def last_step(self) -> int | None:
-    """Newest step taken in."""
-    return max(self._seen, default=None) if self._seen else None
-
-  def goes_back(self, batch: Batch) -> bool:
-    """Tells whether the loop went back to an earlier step, by a restored checkpoint or a new pace state."""
-    return self._seen is not None and any(
-        -1 < decode.newest_step(copy) < seen for copy, seen in zip(batch.ring, self._seen, strict=True))
-
-  def next_attempt(self) -> None:
-    """Counts the steps that follow as another attempt. Nothing may be waiting to be decoded."""
-    self._attempt += 1
-    self._seen = None
-    self._previous = [None] * len(self._ranks)
-
-  def add(self, batch: Batch) -> None:
-    """Takes in what is new in a batch."""
-    newest = [decode.newest_step(copy) for copy in batch.ring]
-    calls = len(batch.samples)
-    first = self._seen is None
-    if self._seen is None:
-      # Older rows are not this recorder's: warm-up steps, or a restored pace state with another process's stamps.
-      self._seen = [max(step - calls, -1) for step in newest]
-    if max(newest) - max(self._seen) == calls or first:
-      self._host.append((max(newest), batch.samples, batch.extra))
-    hole = False
-    for i, copy in enumerate(batch.ring):
-      rows, missing = decode.new_rows(copy, self._seen[i])
-      self._losses.lost_rows += missing
-      hole |= missing > 0
-      if len(rows):
-        self._rows[i].append(rows)
-        self.rows += len(rows)
-        self._seen[i] = newest[i]
-    self._losses.holes += hole
-
-  def decode(self, plan: Plan) -> tuple[decode.Columns, decode.Columns]:
-    """Decodes all rows taken in, and forgets them."""
-    steps, collectives = [], []
-    for i, rank in enumerate(self._ranks):
-      if not self._rows[i]:
-        continue
-      columns, waits = decode.decode(np.concatenate(self._rows[i]), plan, rank, self._process, self._attempt,
-                                     self._previous[i])
-      last_end = columns["end_ns"][-1]
-      self._previous[i] = decode.Previous(
-          int(columns["step"][-1]), 0 if last_end is np.ma.masked else int(last_end))
-      steps.append(columns)
-      collectives.append(waits)
-      self._rows[i] = []
-    self.rows = 0
-    joined = decode.join_host(decode.concatenate(steps), _host_columns(self._host))
-    self._host = []
-    return joined, decode.concatenate(collectives)
-
-
-def _host_columns(pieces: list[tuple[int, list[host.Sample], list[dict[str, float]]]]) -> decode.Columns:
-  """Lays the samples out by step: the last sample of a piece belongs to its newest step."""
-  if not pieces:
-    return {"step": np.zeros(0, np.int64)}
-  samples = [sample for _, piece, _ in pieces for sample in piece]
-  extra = [columns for _, _, piece in pieces for columns in piece]
-  steps = np.concatenate([
-      np.arange(newest - len(piece) + 1, newest + 1, dtype=np.int64) for newest, piece, _ in pieces])
-  columns: decode.Columns = {"step": steps}
-  for i, name in enumerate(host.NAMES):
-    values = [sample[i] for sample in samples]
-    unknown = np.array([value is None for value in values], bool)
-    columns[name] = np.ma.masked_array(np.array([value or 0 for value in values], np.int64), unknown)
-  for name in sorted({name for row in extra for name in row}):
-    unknown = np.array([name not in row for row in extra], bool)
-    columns[f"host_{name}"] = np.ma.masked_array(np.array([row.get(name, 0.0) for row in extra], np.float64), unknown)
-  return columns
 
 
 def explain(error: BaseException, directory: pathlib.Path) -> str:
