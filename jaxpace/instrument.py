@@ -237,7 +237,9 @@ class Instrumented:
   def _row(self, one: PaceState, taken: rewrite.Taken) -> jax.Array:
     bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
     head = jnp.stack([one.step.astype(jnp.uint32), jnp.uint32(ring.VALID), bits(one.delay), bits(taken.delay)])
-    stamps = jnp.concatenate(taken.stamps)
+    # Last stamp first, then turned round: XLA, walking through operands, must meet the step's results before the
+    # earlier stamps (see ORDER in jaxpace.execution.native).
+    stamps = jax.lax.rev(jnp.stack(taken.stamps[::-1]), (0,)).reshape(-1)
     rest = jnp.zeros((ring.row_width(self.slots) - ring.STAMPS - stamps.shape[0],), jnp.uint32)
     return jnp.concatenate([head, bits(one.info), stamps, rest])
 

@@ -17,10 +17,12 @@ from jaxpace.communication.program import Program, size_bytes
 
 # Same values in another shape or type of varying: as good as what they come from.
 _TRANSPARENT = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "stop_gradient", "copy"})
-# Whole kernels by themselves: an element of their result can't be computed without computing all of it.
-_MATERIALISED = frozenset({
-    "dot_general", "conv_general_dilated", "psum", "psum_invariant", "all_gather", "scan", "while", "cond", "sort",
-    "pure_callback", "io_callback", "ffi_call", "custom_call"})
+_OPAQUE = frozenset({"scan", "while", "cond", "sort", "pure_callback", "io_callback", "ffi_call", "custom_call"})
+_COLLECTIVES = frozenset({"psum", "psum_invariant", "all_gather", "reduce_scatter", "all_to_all", "ppermute"})
+_ELEMENTWISE = frozenset({
+    "add", "sub", "mul", "div", "neg", "max", "min", "add_any", "concatenate", "pad", "broadcast_in_dim", "reshape",
+    "squeeze", "expand_dims", "convert_element_type", "select_n", "eq", "gt", "lt", "ge", "le", "rsqrt", "sqrt", "square",
+    "integer_pow", "pvary", "pcast", "psum", "psum_invariant", "slice", "stop_gradient"})
 _COPIED_FREELY = 1 << 16
 """Bytes. To hold back an input of the step XLA may have to copy it; up to this size nobody notices."""
 
@@ -52,25 +54,38 @@ class Producers:
       return source is not None and self.exact(source)
     if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
       return True
-    # Half precision: a conversion back to float32 may be elided.
-    return dtype in (jnp.float32, jnp.float64) and name in _MATERIALISED
+    # Half precision: a conversion back to float32 may be elided. A matrix may not be in default layout.
+    flat = len(self.program.avals[value].shape) < 2
+    return flat and dtype in (jnp.float32, jnp.float64) and name in _OPAQUE | _COLLECTIVES
 
-  def cost(self, value: int) -> tuple[int, int, int]:
-    """What to hold back first: small inputs and integers, then collectives' results, then kernels', then large ones."""
+  def cost(self, value: int) -> tuple[int, int]:
+    """What to hold back first: small values, then large ones."""
     size = size_bytes(self.program.avals[value])
-    name = self.primitive(value)
-    kernel = name in ("dot_general", "conv_general_dilated")  # XLA may fuse what follows into it
-    return (int(size > _COPIED_FREELY), int(kernel), size)
+    return (int(size > _COPIED_FREELY), size)
 
-  def materialised(self, value: int) -> bool:
-    """Whether the value is in memory as a whole, so that waiting for one element of it waits for all of it."""
+  def whole(self, value: int) -> bool:
+    """Whether the value is the result of a matrix product, convolution or opaque operation, perhaps transposed."""
     name = self.primitive(value)
-    if name is None or name in _MATERIALISED:
-      return True
-    if name in _TRANSPARENT:
+    if name in _TRANSPARENT or name == "transpose":
       source = next(iter(self.program.equations[self._maker[value]].reads()), None)
-      return source is not None and self.materialised(source)
-    return False
+      return source is not None and self.whole(source)
+    return name in _OPAQUE or name in ("dot_general", "conv_general_dilated")
+
+  def plain(self, value: int, depth: int = 12) -> bool:
+    """Whether a small array has XLA's default layout for sure: nothing near it is transposed or multiplied."""
+    if size_bytes(self.program.avals[value]) > _COPIED_FREELY or depth == 0:
+      return False
+    index = self.of(value)
+    if index is None:
+      return True
+    equation = self.program.equations[index]
+    if equation.primitive.name.startswith("reduce_"):
+      return True
+    return equation.primitive.name in _ELEMENTWISE and all(self.plain(v, depth - 1) for v in equation.reads())
+
+  def opaque(self, value: int) -> bool:
+    """Whether the value comes from a loop, a branch or a call: XLA fuses nothing into or after those."""
+    return self.primitive(value) in _OPAQUE
 
 
 def cover(program: Program, producers: Producers, run: Sequence[int], weighty: Iterable[int],

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxpace.communication import sharing
 from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.script import Script, Section
-from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
 
 
@@ -100,7 +99,7 @@ class _Evaluator:
       return
     seen: dict[int, Any] = {}
     with jax.named_scope("jaxpace"):
-      enter = self.stamp(*(self.witness(self.env[v]) for e in equations for v in e.reads()))
+      enter = self.stamp(*map(self.witness, section.enters))
       if not self.exits:
         self.note_arrival(enter)
       ours = self.our_operand(section, enter)
@@ -110,19 +109,12 @@ class _Evaluator:
       outputs = evaluate(equation, [self.read(ref, seen) for ref in equation.inputs])
       self.env.update(zip(equation.outputs, outputs, strict=True))
     with jax.named_scope("jaxpace"):
-      results = [self.env[value] for value in section.leaves]
+      result = self.witness(section.result)
       if ours is not None and section.extra is not None:
         total = jax.lax.psum(ours, section.extra.axes)
         if self.carries(section):
           self.shared = sharing.unpack(total, self.before.ranks)
-        if varying(total) <= frozenset[str]().union(*map(varying, results)):
-          results.append(total)
-      # Not chained to the entry stamp: what is gated by this one must not vary more than the results do.
-      leave = self.clock.stamp(words.zero(), *(self.witness(result) for result in results))
-      held = hold(self.clock, leave, [self.env[value] for value in section.held_after])
-      self.env.update(zip(section.held_after, held, strict=True))
-      leave = vary(leave, varying(enter))
-      self.stamps.append(leave)
+      leave = self.stamp(result)
       self.exits.append(leave)
       self.waits.append(words.seconds_between(enter, leave))
 
@@ -148,14 +140,13 @@ class _Evaluator:
     first = jnp.all(self.before.last_exit == jnp.uint32(0))
     self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
 
-  def witness(self, value: Any) -> Any:
-    """What a stamp is given so that it waits for a value: the value, or one element where a stamp's wish for
-    row-major operands could cost a transposition of a large one."""
-    if self.clock.name != "native" or value.ndim < 2 or value.size == 0:
-      return value
-    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-      return value
-    return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
+  def witness(self, number: int) -> jax.Array:
+    """What a stamp is given so that it waits for a value: the value if it is flat, else one element of it.
+
+    A stamp's operands are in default layout, which must not be forced upon matrices.
+    """
+    value = self.env[number]
+    return value if value.ndim < 2 else jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
 
   def run(self) -> list[Any]:
     self.begin()
@@ -163,7 +154,7 @@ class _Evaluator:
       for segment in section.segments:
         if segment.boundary:
           with jax.named_scope("jaxpace"):
-            self.stamp(*(self.witness(self.env[v]) for v in segment.waits_for))
+            self.stamp(*(self.env[v] for v in segment.waits_for))
         self.equations(segment.equations, segment.gated)
       if section.group:
         self.group(section)

@@ -87,7 +87,14 @@ def _elements(aval: object) -> int:
 
 def heavy(program: Program) -> frozenset[int]:
   """Indices of the equations whose order in time matters: a thousandth of the step's work or more, or opaque."""
-  costs = [0.0 if e.collective else work(e, program) for e in program.equations]
+  free: set[int] = set()  # made of constants alone: computed at compile time
+  costs: list[float] = []
+  for equation in program.equations:
+    if not equation.collective and free.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback"):
+      free.update(equation.outputs)
+      costs.append(0.0)
+    else:
+      costs.append(0.0 if equation.collective else work(equation, program))
   total = sum(c for c in costs if c != math.inf)
   bar = max(total * 1e-3, 1.0)
   return frozenset(i for i, c in enumerate(costs) if c >= bar)
@@ -124,13 +131,17 @@ def stages(program: Program, merge_runs_over: int) -> list[Stage]:
   """
   ordered = groups(program)
   group_of = {index: g for g, group in enumerate(ordered) for index in group}
+  feeding = _feeding(program)
   ready: dict[int, int] = {}  # value -> stage in which it can be computed
   members: list[list[int]] = [[] for _ in range(len(ordered) + 1)]
   for index, equation in enumerate(program.equations):
     if equation.collective:
       stage = group_of[index] + 1
+    elif index not in feeding and phases.classify(equation.stack) == phases.OTHER:
+      stage = len(ordered)  # part of the update that needs no gradient
     else:
       stage = max((ready.get(value, 0) for value in equation.reads()), default=0)
+    if not equation.collective:
       members[stage].append(index)
     for output in equation.outputs:
       ready[output] = stage
@@ -143,6 +154,19 @@ def stages(program: Program, merge_runs_over: int) -> list[Stage]:
     for stage in result:
       stage.runs = [Run(COMPUTE, [i for run in stage.runs for i in run.equations])]
   return result
+
+
+def _feeding(program: Program) -> set[int]:
+  """Indices of the equations that some collective depends on."""
+  needed: set[int] = set()
+  found: set[int] = set()
+  for index in range(len(program.equations) - 1, -1, -1):
+    equation = program.equations[index]
+    if equation.collective or needed.intersection(equation.outputs):
+      if not equation.collective:
+        found.add(index)
+      needed.update(equation.reads())
+  return found
 
 
 def _runs(program: Program, indices: Sequence[int], weighty: frozenset[int], last: bool,

@@ -51,10 +51,10 @@ class Section:
   """Value, read by the group, that is held back by the entry stamp; None: an operand of our own is."""
   extra: Carrier | None
   """An all-reduce of this group that an operand of ours can join."""
-  leaves: list[int] = dataclasses.field(default_factory=list)
-  """Results of the group that the exit stamp waits for."""
-  held_after: list[int] = dataclasses.field(default_factory=list)
-  """Values that everything later sees only after the exit stamp."""
+  enters: list[int] = dataclasses.field(default_factory=list)
+  """Operands of the group, which the entry stamp waits for."""
+  result: int = -1
+  """Result of the group that the exit stamp waits for."""
 
 
 @dataclasses.dataclass
@@ -89,6 +89,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   stages = schedule.stages(program, merge_runs_over=MAX_PHASE_MARKS)
   weighty = schedule.heavy(program)
   notices: list[str] = []
+  order = _meeting_order(program, producers)
   slot_of = _slots(program, [stage.group for stage in stages if stage.group], slots)
 
   def allowed(value: int) -> bool:
@@ -107,7 +108,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
           notices.append("Part of the step can start before its delay: no value there can be held back exactly.")
         segments.append(Segment(list(run.equations), run.phase, [], chosen, boundary=False))
         continue
-      waits_for = _ends(program, producers, segments[-1].equations, weighty)
+      waits_for = _ends(program, producers, segments[-1].equations)
       if complete and waits_for:
         segments.append(Segment(list(run.equations), run.phase, waits_for, chosen, boundary=True))
       else:
@@ -117,11 +118,13 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
         segments[-1].phase = COMPUTE
     slot = slot_of.get(tuple(stage.group))
     extra = _joinable(program, stage.group, slot) if slot is not None else None
-    gate = _gate(program, stage.group, allowed) if slot is not None else None
-    leaves, held_after = ([], [])
+    gate = _gate(program, producers, stage.group, allowed) if slot is not None else None
+    enters, result = [], -1
     if slot is not None:
-      leaves, held_after = _after_exit(program, producers, stage.group, stages[number + 1])
-    sections.append(Section(segments, stage.group, slot, gate, extra, leaves, held_after))
+      met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
+      enters = _operands(program, producers, met)
+      result = _result(program, met)
+    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result))
 
   carrier = max((s.extra for s in sections if s.extra is not None),
                 key=lambda c: _group_bytes_of(sections, program, c), default=None)
@@ -144,14 +147,54 @@ def _bytes(program: Program, values: Sequence[int]) -> int:
   return sum(size_bytes(program.avals[v]) for v in values)
 
 
-def _ends(program: Program, producers: gates.Producers, run: Sequence[int], weighty: frozenset[int]) -> list[int]:
-  """Values whose being ready means that a run is over: whole kernels' results that no other weighty equation reads."""
-  made = [(i, o) for i in run if i in weighty for o in program.equations[i].outputs]
-  read = {v for i in run if i in weighty for v in program.equations[i].reads()}
-  ends = [o for _, o in made if o not in read and producers.materialised(o)]
-  if not ends:
-    ends = [o for _, o in made if producers.materialised(o)]
-  return [o for o in ends if size_bytes(program.avals[o])][-_MOST_WAITED:]
+def _meeting_order(program: Program, producers: gates.Producers) -> dict[int, int]:
+  """Position of each equation in the order in which XLA meets them, walking from the step's results.
+
+  XLA combines all-reduces greedily in that order; stamps must not change it.
+  """
+  order: dict[int, int] = {}
+  waiting = [(ref, False) for ref in reversed(program.outputs) if isinstance(ref, int)]
+  opened: set[int] = set()
+  while waiting:
+    value, done = waiting.pop()
+    index = producers.of(value)
+    if index is None or index in order:
+      continue
+    if done:
+      order[index] = len(order)
+    elif index not in opened:
+      opened.add(index)
+      waiting.append((value, True))
+      waiting += [(v, False) for v in reversed(list(program.equations[index].reads()))]
+  return order
+
+
+def _ends(program: Program, producers: gates.Producers, run: Sequence[int]) -> list[int]:
+  """Values made by a run whose being ready tells that it is over.
+
+  Only such as are in memory whatever XLA does: results of the step (the loss), operands of collectives (the
+  loss again), results of opaque operations. One more reader of any other value could change what is fused.
+  """
+  made = {o for i in run for o in program.equations[i].outputs}
+  kept = {ref for ref in program.outputs if isinstance(ref, int)}
+  kept |= {v for e in program.equations if e.collective for v in e.reads()}
+  kept |= {v for v in made if producers.opaque(v)}
+  return sorted(v for v in made & kept if size_bytes(program.avals[v]) and _flat(program, v))[-_MOST_WAITED:]
+
+
+def _flat(program: Program, value: int) -> bool:
+  return len(getattr(program.avals[value], "shape", ())) < 2
+
+
+def _operands(program: Program, producers: gates.Producers, group: Sequence[int]) -> list[int]:
+  """Operands of a group that its entry stamp waits for.
+
+  All flat ones; of matrices those that are results of whole kernels, of which an element can be read without
+  another one being computed anew.
+  """
+  values = [v for v in dict.fromkeys(v for i in group for v in program.equations[i].reads())
+            if size_bytes(program.avals[v])]
+  return [v for v in values if _flat(program, v) or producers.whole(v)] or values
 
 
 def _joinable(program: Program, group: Sequence[int], slot: int) -> Carrier | None:
@@ -173,7 +216,7 @@ def _joinable(program: Program, group: Sequence[int], slot: int) -> Carrier | No
   return Carrier(slot, dtype, axes)
 
 
-def _gate(program: Program, group: Sequence[int], allowed) -> int | None:
+def _gate(program: Program, producers: gates.Producers, group: Sequence[int], allowed) -> int | None:
   """The operand that the entry stamp holds back: the smallest float32 or integer one, None if there is none.
 
   A half-precision operand is never held back: XLA reduces it in float32 and elides the conversion before it.
@@ -182,34 +225,21 @@ def _gate(program: Program, group: Sequence[int], allowed) -> int | None:
   for index in group:
     for value in program.equations[index].reads():
       dtype = getattr(program.avals[value], "dtype", None)
-      if dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32) and allowed(value):
+      if dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32) and allowed(value) and (
+          _flat(program, value) or producers.plain(value)):
         candidates.append((dtype != jnp.float32, size_bytes(program.avals[value]), value))
   return min(candidates)[2] if candidates else None
 
 
-def _after_exit(program: Program, producers: gates.Producers, group: Sequence[int],
-                following: schedule.Stage) -> tuple[list[int], list[int]]:
-  """What the exit stamp waits for, and what waits for it.
+def _result(program: Program, group: Sequence[int]) -> int:
+  """The result of a group that its exit stamp waits for: one, flat, and the first such that XLA meets.
 
-  The stamp is not chained to earlier ones: those vary over the axis, and whatever is gated by a varying stamp
-  varies too, which parameters must not. It waits for the results that vary least.
-
-  Float32 results are held back. Half-precision ones can't be exactly, so there the other operands of what follows
-  are: inputs of the step (parameters, optimiser state), which are in memory as they are.
+  Nothing is held back by an exit stamp. A gradient between an all-reduce and the update can't be: an opaque
+  operation would ask for a layout, an arithmetic one would change which products the compiler contracts with
+  which sums. But XLA runs what becomes ready in order, and the first result's readers are ready first.
   """
-  results = [o for i in group for o in program.equations[i].outputs]
-  kinds = {v: varying_of_aval(program.avals[v]) for v in results}
-  least = min(kinds.values(), key=lambda axes: (len(axes), sorted(axes)), default=frozenset())
-  leaves = [v for v in results if kinds[v] == least]
-
-  def fits(value: int) -> bool:
-    return producers.exact(value) and least <= varying_of_aval(program.avals[value])
-
-  held = [v for v in results if fits(v)]
-  if len(held) < len(results):
-    read = {v for run in following.runs for i in run.equations for v in program.equations[i].reads()}
-    held += [v for v in program.inputs if v in read and fits(v)]
-  return leaves, held
+  results = [o for i in group for o in program.equations[i].outputs if size_bytes(program.avals[o])]
+  return next((v for v in results if _flat(program, v)), results[0])
 
 
 def _group_bytes_of(sections: Sequence[Section], program: Program, carrier: Carrier) -> int:

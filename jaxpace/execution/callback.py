@@ -22,8 +22,8 @@ _WHOLE = 64
 
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the clock on the host; see `jaxpace.execution.Clock`."""
-  (previous, *ready), axes = operands.prepare((previous, *after))
-  return vary(io_callback(_read, _WORDS, previous, *_witnesses(previous, ready)), axes)
+  (*ready, previous), axes = operands.prepare((*after, previous))
+  return vary(io_callback(_read, _WORDS, *_witnesses(previous, ready), previous), axes)
 
 
 def delay(
@@ -49,10 +49,10 @@ def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
   never = stamp[0] == jnp.uint32(0xFFFFFFFF)
 
   def turn(carry):
-    turning, values = carry
-    return jnp.logical_not(turning), [vary(jnp.zeros_like(value), varying(stamp)) for value in values]
+    values, turning = carry
+    return [vary(jnp.zeros_like(value), varying(stamp)) for value in values], jnp.logical_not(turning)
 
-  return jax.lax.while_loop(lambda carry: carry[0], turn, (never, values))[1]
+  return jax.lax.while_loop(lambda carry: carry[1], turn, (values, never))[0]
 
 
 def _witnesses(previous: jax.Array, after: list[jax.Array]) -> list[jax.Array]:

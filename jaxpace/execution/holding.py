@@ -20,7 +20,8 @@ def hold(clock: Clock, stamp: jax.Array, values: Sequence[jax.Array]) -> list[ja
   multiplications and additions are then contracted, or other conversions elided, than without it.
 
   Hold what is in memory in any case (operands and results of collectives, inputs of the step): then the kernels
-  before and after are the very same. Holding a value in the middle of a fused kernel cuts that kernel in two.
+  before and after are the very same. Holding a value in the middle of a fused kernel cuts that kernel in two. The
+  values get XLA's default layout: hold no transposed matrix.
 
   Args:
     clock: the stamp's.
@@ -41,7 +42,7 @@ def _held(clock: Clock, stamp: jax.Array, values: list[jax.Array]) -> list[jax.A
     places = [i for i, own in enumerate(axes) if own == kind]
     data = [vary(_data(values[i]), kind) for i in places]
     for place, value in zip(places, clock.hold(vary(stamp, kind), data), strict=True):
-      held[place] = _like(values[place], value)
+      held[place] = _like(values[place], vary(value, kind))
   return held
 
 

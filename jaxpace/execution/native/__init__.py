@@ -15,11 +15,15 @@ __all__ = ["delay", "hold", "stamp", "unavailable"]
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 # No `has_side_effect`: with it, dispatch waits for the step.
+#
+# ORDER. XLA combines all-reduces in the order in which it meets them, walking from the step's results through operands,
+# first to last. What the step itself computes comes first among the operands here, the chain of stamps last: so XLA
+# meets the step's own collectives in the order it would without the stamps, and combines them alike.
 
 
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the clock in an XLA FFI handler; see `jaxpace.execution.Clock`."""
-  arguments, axes = operands.prepare((previous, *after))
+  arguments, axes = operands.prepare((*after, previous))  # in this order: see ORDER
   return vary(jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")(*arguments), axes)
 
 
@@ -38,5 +42,5 @@ def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
   """Hands values through in their own memory, after the stamp; see `jaxpace.execution.hold`."""
   call = jax.ffi.ffi_call(
       HOLD, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values], vmap_method="sequential",
-      input_output_aliases={i + 1: i for i in range(len(values))})
-  return list(call(stamp, *values))
+      input_output_aliases={i: i for i in range(len(values))})
+  return list(call(*values, stamp))  # in this order: see ORDER

@@ -51,8 +51,8 @@ void SleepUntil(int64_t deadline) {
   }
 }
 
-// `previous` and the remaining operands are waited for by XLA; nothing reads them.
-ffi::Error Stamp(Words, ffi::RemainingArgs, ffi::Result<Words> stamp) {
+// The operands are waited for by XLA; nothing reads them.
+ffi::Error Stamp(ffi::RemainingArgs, ffi::Result<Words> stamp) {
   Write(Now(), stamp);
   return ffi::Error::Success();
 }
@@ -72,10 +72,10 @@ ffi::Error Delay(Words, ffi::BufferR0<ffi::F32> seconds, ffi::RemainingArgs, ffi
   return ffi::Error::Success();
 }
 
-// Hands its operands through, once the stamp is there. Operands and results share their memory; where XLA made a
+// Hands its operands through, all but the last, once that, the stamp, is there. Operands and results share their memory; where XLA made a
 // copy all the same, it is filled.
-ffi::Error Hold(Words, ffi::RemainingArgs values, ffi::RemainingRets held) {
-  for (size_t i = 0; i < values.size(); ++i) {
+ffi::Error Hold(ffi::RemainingArgs values, ffi::RemainingRets held) {
+  for (size_t i = 0; i < held.size(); ++i) {
     auto from = values.get<ffi::AnyBuffer>(i);
     auto to = held.get<ffi::AnyBuffer>(i);
     if (!from.has_value() || !to.has_value()) return ffi::Error::Internal("jaxpace_hold: operand without result");
@@ -89,7 +89,7 @@ ffi::Error Hold(Words, ffi::RemainingArgs values, ffi::RemainingRets held) {
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_stamp, Stamp,
-                              ffi::Ffi::Bind().Arg<Words>().RemainingArgs().Ret<Words>());
+                              ffi::Ffi::Bind().RemainingArgs().Ret<Words>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_delay, Delay,
                               ffi::Ffi::Bind()
@@ -101,7 +101,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_delay, Delay,
                                   .Attr<int64_t>("limit_ns"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_hold, Hold,
-                              ffi::Ffi::Bind().Arg<Words>().RemainingArgs().RemainingRets());
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 // The version of the headers this was built on: a newer one than the running jaxlib's must not be registered.
 extern "C" int jaxpace_ffi_major() { return XLA_FFI_API_MAJOR; }
