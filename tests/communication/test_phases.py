@@ -83,6 +83,7 @@ def test_names_that_are_measured_anyway(name):
     pass
 
 
-@pytest.mark.parametrize("outer, inner, expected", [("", "", ""), ("a", "", "a"), ("", "b", "b"), ("a", "b/c", "a/b/c")])
+@pytest.mark.parametrize("outer, inner, expected", [
+    ("", "", ""), ("a", "", "a"), ("", "b", "b"), ("a", "b/c", "a/b/c")])
 def test_join(outer, inner, expected):
   assert phases.join(outer, inner) == expected

@@ -66,6 +66,6 @@ def optax_step(tx: optax.GradientTransformation, loss_fn: Any = square_loss) -> 
     # optax's own counters mix dtypes.
     with jax.numpy_dtype_promotion("standard"):
       updates, opt = tx.update(grads, opt, params)
-      return (optax.apply_updates(params, updates), opt), {"loss": loss, "norm": optax.global_norm(grads)}
+      return (optax.apply_updates(params, updates), opt), {"loss": loss, "norm": optax.tree.norm(grads)}
 
   return step

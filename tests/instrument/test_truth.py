@@ -1,4 +1,4 @@
-"""What was injected is what the stamps say: which rank, how long, in which phase. Bounds are loose: machines are busy."""
+"""What was injected is what the stamps say: which rank, how long, in which phase. Loose bounds: no benchmark."""
 
 import time
 
