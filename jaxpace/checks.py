@@ -41,10 +41,14 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
     raise ValueError(f"max_delay={max_delay!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
 
 
-def known_axes(names: Sequence[str], mesh: Mesh) -> None:
-  """Checks that a mesh has these axes."""
+def is_mesh(mesh: object) -> None:
+  """Checks that this is a mesh."""
   if not isinstance(mesh, (Mesh, jax.sharding.AbstractMesh)):
     raise ValueError(f"A jax.sharding.Mesh is needed here, from jax.make_mesh; this is a {type(mesh).__name__}.")
+
+
+def known_axes(names: Sequence[str], mesh: Mesh) -> None:
+  """Checks that a mesh has these axes."""
   missing = [name for name in names if name not in mesh.axis_names]
   if missing or not names:
     raise ValueError(f"The mesh has no axis {', '.join(map(repr, missing))}: its axes are "

@@ -36,6 +36,7 @@ def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
   Raises:
     ValueError: the mesh has no such axis.
   """
+  checks.is_mesh(mesh)
   names = tuple(mesh.axis_names if axes is None else axes)
   checks.known_axes(names, mesh)
   return PartitionSpec(names[0] if len(names) == 1 else names)
@@ -176,7 +177,7 @@ class Instrumented:
     share, reason = self._share(written)
     index = jax.lax.axis_index(self.axis)
     before = rewrite.Before(one.last_exit, one.delay, index, ranks,
-                            self.max_delay if self.pacer is not None else None, share)
+                            self.max_delay if self.pacer is not None else None, share, mapped=not stacked)
     outputs, taken = rewrite.run(written, clock, before, leaves)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, taken, index, ranks)

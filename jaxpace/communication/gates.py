@@ -88,7 +88,7 @@ class Producers:
     return self.primitive(value) in _OPAQUE
 
 
-def cover(program: Program, producers: Producers, run: Sequence[int], weighty: Iterable[int],
+def cover(program: Program, producers: Producers, run: Sequence[int], weighty: Iterable[int], major: Iterable[int],
           allowed: Callable[[int], bool]) -> tuple[list[int], bool]:
   """Chooses the values to gate so that no weighty equation of a run can start before a stamp.
 
@@ -96,13 +96,14 @@ def cover(program: Program, producers: Producers, run: Sequence[int], weighty: I
     program: the flat step.
     producers: of that program.
     run: indices of the run's equations, in order.
-    weighty: indices of weighty equations.
+    weighty: indices of the equations to hold back.
+    major: those of them that must be; a cast of parameters here and there may start early.
     allowed: False for values that must not be gated for another reason.
 
   Returns:
-    The values to gate within this run, the smallest that do, and whether they hold back every weighty equation.
+    The values to gate within this run, the smallest that do, and whether they hold back every major equation.
   """
-  heavy = set(weighty)
+  heavy, decisive = set(weighty), set(major)
   held: set[int] = set()
   free: set[int] = set()  # made of constants alone: no work of the step
   chosen: list[int] = []
@@ -121,7 +122,7 @@ def cover(program: Program, producers: Producers, run: Sequence[int], weighty: I
         best = min(exact, key=lambda v: (producers.cost(v), v))
         chosen.append(best)
         held |= _descendants(program, run, index, best)
-      else:
+      elif index in decisive:
         complete = False
     if reads & held:
       held |= set(equation.outputs)

@@ -25,6 +25,7 @@ class Before:
   ranks: int
   delay_limit: float | None  # s; None: the step has no delay operation
   share: bool
+  mapped: bool  # under pmap, which gives every output one more axis when the step is over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +161,9 @@ class _Evaluator:
         self.group(section)
     outputs = [self.read(ref) for ref in self.program.outputs]
     with jax.named_scope("jaxpace"):
-      self.stamp(*(v for v in outputs if isinstance(v, jax.Array) and v.size))
+      ends = [v for v in outputs if isinstance(v, jax.Array) and v.size]
+      # What is waited for must be what ends the last kernels, or they would be cut differently.
+      self.stamp(*[v[None] if self.before.mapped else v for v in ends])
     return outputs
 
 

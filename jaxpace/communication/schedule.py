@@ -85,8 +85,12 @@ def _elements(aval: object) -> int:
   return math.prod(getattr(aval, "shape", ()) or ())
 
 
-def heavy(program: Program) -> frozenset[int]:
-  """Indices of the equations whose order in time matters: a thousandth of the step's work or more, or opaque."""
+MAJOR = 0.02
+"""Share of a step's work that is never overlooked."""
+
+
+def heavy(program: Program, share: float = 1e-3) -> frozenset[int]:
+  """Indices of the equations whose order in time matters: this share of the step's work or more, or opaque."""
   free: set[int] = set()  # made of constants alone: computed at compile time
   costs: list[float] = []
   for equation in program.equations:
@@ -96,7 +100,7 @@ def heavy(program: Program) -> frozenset[int]:
     else:
       costs.append(0.0 if equation.collective else work(equation, program))
   total = sum(c for c in costs if c != math.inf)
-  bar = max(total * 1e-3, 1.0)
+  bar = max(total * share, 1.0)
   return frozenset(i for i, c in enumerate(costs) if c >= bar)
 
 
@@ -145,9 +149,9 @@ def stages(program: Program, merge_runs_over: int) -> list[Stage]:
       members[stage].append(index)
     for output in equation.outputs:
       ready[output] = stage
-  weighty = heavy(program)
+  weighty, major = heavy(program), heavy(program, MAJOR)
   differentiated = any(phases.classify(e.stack) in (FORWARD, BACKWARD) for e in program.equations)
-  result = [Stage(_runs(program, indices, weighty, last=s == len(ordered), differentiated=differentiated),
+  result = [Stage(_runs(program, indices, weighty, major, last=s == len(ordered), differentiated=differentiated),
                   ordered[s] if s < len(ordered) else [])
             for s, indices in enumerate(members)]
   if sum(len(stage.runs) for stage in result) > merge_runs_over:
@@ -169,7 +173,7 @@ def _feeding(program: Program) -> set[int]:
   return found
 
 
-def _runs(program: Program, indices: Sequence[int], weighty: frozenset[int], last: bool,
+def _runs(program: Program, indices: Sequence[int], weighty: frozenset[int], major: frozenset[int], last: bool,
           differentiated: bool) -> list[Run]:
   """Splits a stage into runs. Only weighty equations start a run; light ones join the run they stand in."""
   runs: list[Run] = []
@@ -177,8 +181,8 @@ def _runs(program: Program, indices: Sequence[int], weighty: frozenset[int], las
   for index in indices:
     equation = program.equations[index]
     label = phases.classify(equation.stack)
-    if label == phases.OTHER:
-      label = UPDATE if last else COMPUTE
+    if label == phases.OTHER or last and index not in major:
+      label = UPDATE if last else COMPUTE  # after the last collective, casting gradients is part of the update
     mixed = _mixed(equation)
     if mixed:
       label = COMPUTE

@@ -87,7 +87,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   """
   producers = gates.Producers(program)
   stages = schedule.stages(program, merge_runs_over=MAX_PHASE_MARKS)
-  weighty = schedule.heavy(program)
+  weighty, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
   notices: list[str] = []
   order = _meeting_order(program, producers)
   slot_of = _slots(program, [stage.group for stage in stages if stage.group], slots)
@@ -100,7 +100,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
     segments: list[Segment] = []
     for run in stage.runs:
       first = not segments
-      chosen, complete = gates.cover(program, producers, run.equations, weighty, allowed)
+      chosen, complete = gates.cover(program, producers, run.equations, weighty, major, allowed)
       if first:
         if number > 0:
           chosen = []  # the exit stamp holds back the collective's own results

@@ -104,5 +104,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_hold, Hold,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 // The version of the headers this was built on: a newer one than the running jaxlib's must not be registered.
+// Raised whenever a handler's operands change: a library left over from another version must not be called.
+extern "C" int jaxpace_handlers() { return 2; }
 extern "C" int jaxpace_ffi_major() { return XLA_FFI_API_MAJOR; }
 extern "C" int jaxpace_ffi_minor() { return XLA_FFI_API_MINOR; }

@@ -13,6 +13,9 @@ import jax
 STAMP, DELAY, HOLD = "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold"
 """Names under which the handlers are known to XLA, and in the library."""
 
+HANDLERS = 2
+"""Version of the handlers' operands, as in clock.cc."""
+
 _REINSTALL = (
     "Install a C++ compiler (g++ or clang++) and reinstall jaxpace: "
     "`pip install --force-reinstall --no-deps --no-cache-dir` with the same source as before.")
@@ -32,6 +35,8 @@ def unavailable() -> str:
     return f"The native clock is not part of this installation of jaxpace (no compiler at the time?). {_REINSTALL}"
   try:
     library = ctypes.CDLL(str(path))
+    if library.jaxpace_handlers() != HANDLERS:
+      return f"The native clock's library is left over from another version of jaxpace. {_REINSTALL}"
     built = library.jaxpace_ffi_major(), library.jaxpace_ffi_minor()
     handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in (STAMP, DELAY, HOLD)}
   except (OSError, AttributeError) as error:
