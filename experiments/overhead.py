@@ -105,8 +105,8 @@ def alone() -> dict[str, Any]:
     for function in (with_stamps, without):
       function(words.zero(), value).block_until_ready()
     figures = interleave({
-        "with": lambda f=with_stamps: seconds_each(lambda: f(words.zero(), value).block_until_ready(), 10),
-        "without": lambda f=without: seconds_each(lambda: f(words.zero(), value).block_until_ready(), 10)},
+        "with": lambda f=with_stamps, v=value: seconds_each(lambda: f(words.zero(), v).block_until_ready(), 10),
+        "without": lambda f=without, v=value: seconds_each(lambda: f(words.zero(), v).block_until_ready(), 10)},
         _rounds.value)
     each = estimate((figures["with"] - figures["without"]) / count * 1e6)
     result[f"stamp_and_hold_{name}_us"] = each.to_json()

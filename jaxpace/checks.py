@@ -151,7 +151,8 @@ def decision(made: Any, after: Any, before: Any) -> tuple[str, ...]:
   def describe(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf).name), tree)
 
-  if (jax.tree.structure(after) != jax.tree.structure(before)) or describe(after) != describe(before):
+  given: Any = jax.tree.structure(before)
+  if jax.tree.structure(after) != given or describe(after) != describe(before):
     raise ValueError("pacer.update must return a state of the same structure, shapes and dtypes as it was given: it is "
                      f"carried from step to step.\nGiven:    {describe(before)}\nReturned: {describe(after)}")
   return tuple(sorted(made.info))

@@ -18,7 +18,7 @@ from jaxpace.core import ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.types import Decision, Observation, Pacer
-from jaxpace.core.varying import varying, vary
+from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, resolve_clock, words
 
 Share = Literal["auto"] | bool | None
@@ -217,7 +217,8 @@ class Instrumented:
     arrivals, delays = taken.arrivals, taken.delays
     if arrivals is None or delays is None:
       arrivals, delays = jnp.where(mine, taken.arrival, nothing), jnp.where(mine, taken.delay, nothing)
-    decision, pacer, names = Decision(jnp.float32(0), {}), one.pacer, ()
+    decision, pacer = Decision(jnp.float32(0), {}), one.pacer
+    names: tuple[str, ...] = ()
     if self.pacer is not None:
       waits = [*taken.waits, *([nothing] * (self.slots - len(taken.waits)))]
       first = jnp.all(one.last_exit == jnp.uint32(0))
@@ -248,7 +249,8 @@ class Instrumented:
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step was instrumented, as plain JSON values."""
-    name = None if self.pacer is None else getattr(self.pacer.update, "__qualname__", repr(self.pacer)).split(".")[0]
+    pacer = self.pacer
+    name: str | None = getattr(pacer.update, "__qualname__", repr(pacer)).split(".")[0] if pacer is not None else None
     return {"step": getattr(self.step, "__qualname__", repr(self.step)), "axis": list(self.axis),
             "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots, "rows": self.rows,
             "max_delay": self.max_delay, "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}

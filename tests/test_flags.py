@@ -15,7 +15,7 @@ from jaxpace.flags import Switches
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def parsed(*arguments, defaults=Switches()):  # noqa: B008 (frozen)
+def parsed(*arguments, defaults=Switches()):
   holder = absl_flags.FlagValues()
   jaxpace.flags.define(holder, defaults)
   assert holder(["program", *arguments]) == ["program"]

@@ -21,8 +21,8 @@ _OPAQUE = frozenset({"scan", "while", "cond", "sort", "pure_callback", "io_callb
 _COLLECTIVES = frozenset({"psum", "psum_invariant", "all_gather", "reduce_scatter", "all_to_all", "ppermute"})
 _ELEMENTWISE = frozenset({
     "add", "sub", "mul", "div", "neg", "max", "min", "add_any", "concatenate", "pad", "broadcast_in_dim", "reshape",
-    "squeeze", "expand_dims", "convert_element_type", "select_n", "eq", "gt", "lt", "ge", "le", "rsqrt", "sqrt", "square",
-    "integer_pow", "pvary", "pcast", "psum", "psum_invariant", "slice", "stop_gradient"})
+    "squeeze", "expand_dims", "convert_element_type", "select_n", "eq", "gt", "lt", "ge", "le", "rsqrt", "sqrt",
+    "square", "integer_pow", "pvary", "pcast", "psum", "psum_invariant", "slice", "stop_gradient"})
 _COPIED_FREELY = 1 << 16
 """Bytes. To hold back an input of the step XLA may have to copy it; up to this size nobody notices."""
 

@@ -23,7 +23,8 @@ COLLECTIVES = frozenset({
     "ppermute", "pbroadcast", "psend", "precv", "pgather"})
 
 # Name an axis and send nothing.
-_LOCAL = frozenset({"pvary", "pcast", "axis_index", "axis_size", "preduced", "vary_unreduced_cast", "reduced_vary_cast"})
+_LOCAL = frozenset({
+    "pvary", "pcast", "axis_index", "axis_size", "preduced", "vary_unreduced_cast", "reduced_vary_cast"})
 
 # Calls whose body runs exactly once, where the call stands: opening them changes nothing that is computed.
 _OPENABLE = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",

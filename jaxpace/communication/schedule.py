@@ -94,7 +94,8 @@ def heavy(program: Program, share: float = 1e-3) -> frozenset[int]:
   free: set[int] = set()  # made of constants alone: computed at compile time
   costs: list[float] = []
   for equation in program.equations:
-    if not equation.collective and free.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback"):
+    constant = free.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback")
+    if constant and not equation.collective:
       free.update(equation.outputs)
       costs.append(0.0)
     else:
@@ -140,15 +141,15 @@ def stages(program: Program, merge_runs_over: int) -> list[Stage]:
   members: list[list[int]] = [[] for _ in range(len(ordered) + 1)]
   for index, equation in enumerate(program.equations):
     if equation.collective:
-      stage = group_of[index] + 1
+      number = group_of[index] + 1
     elif index not in feeding and phases.classify(equation.stack) == phases.OTHER:
-      stage = len(ordered)  # part of the update that needs no gradient
+      number = len(ordered)  # part of the update that needs no gradient
     else:
-      stage = max((ready.get(value, 0) for value in equation.reads()), default=0)
+      number = max((ready.get(value, 0) for value in equation.reads()), default=0)
     if not equation.collective:
-      members[stage].append(index)
+      members[number].append(index)
     for output in equation.outputs:
-      ready[output] = stage
+      ready[output] = number
   weighty, major = heavy(program), heavy(program, MAJOR)
   differentiated = any(phases.classify(e.stack) in (FORWARD, BACKWARD) for e in program.equations)
   result = [Stage(_runs(program, indices, weighty, major, last=s == len(ordered), differentiated=differentiated),

@@ -40,14 +40,16 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
     pacer: whose state it will carry, or None.
   """
   unknown = np.full((ranks,), np.nan, np.float32)
-  state: Any = () if pacer is None else jax.tree.map(np.asarray, pacer.init(ranks))
-  return PaceState(
-      ring=np.zeros((rows, ring.row_width(slots)), np.uint32),
-      step=np.zeros((), np.int32),
-      rank=np.asarray(rank, np.int32),
-      last_exit=np.zeros((2,), np.uint32),
-      delay=np.zeros((), np.float32),
-      info=np.zeros((ring.MAX_DECISIONS,), np.float32),
-      arrivals=unknown,
-      delays=unknown.copy(),
-      pacer=state)  # type: ignore[arg-type]
+  # Not jax.Arrays yet, as the fields are in a step: `Instrumented.init` makes those, over its devices.
+  leaves: dict[str, Any] = {
+      "ring": np.zeros((rows, ring.row_width(slots)), np.uint32),
+      "step": np.zeros((), np.int32),
+      "rank": np.asarray(rank, np.int32),
+      "last_exit": np.zeros((2,), np.uint32),
+      "delay": np.zeros((), np.float32),
+      "info": np.zeros((ring.MAX_DECISIONS,), np.float32),
+      "arrivals": unknown,
+      "delays": unknown.copy(),
+      "pacer": () if pacer is None else jax.tree.map(np.asarray, pacer.init(ranks)),
+  }
+  return PaceState(**leaves)

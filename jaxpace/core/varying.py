@@ -1,7 +1,8 @@
 """Along which manual mesh axes a value varies, across jax versions.
 
-Under `jax.shard_map(check_vma=True)` a value's type says over which axes the devices' copies differ; operations want their
-operands to agree. Under `check_vma=False`, `pmap` and plain `jit` nothing is tracked and all of this does nothing.
+Under `jax.shard_map(check_vma=True)` a value's type says over which axes the devices' copies differ; operations want
+their operands to agree. Under `check_vma=False`, `pmap` and plain `jit` nothing is tracked and all of this does
+nothing.
 """
 
 from __future__ import annotations

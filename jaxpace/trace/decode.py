@@ -90,9 +90,9 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
   steps = rows[:, ring.STEP].astype(np.int64)
   times = _times(rows, len(marks))
   taken = times != 0
-  identity = {"step": steps, "rank": np.full(len(steps), rank, np.int32),
-              "process": np.full(len(steps), process, np.int32),
-              "attempt": np.full(len(steps), attempt, np.int32)}
+  identity: Columns = {"step": steps, "rank": np.full(len(steps), rank, np.int32),
+                       "process": np.full(len(steps), process, np.int32),
+                       "attempt": np.full(len(steps), attempt, np.int32)}
   columns: Columns = dict(identity)
   kinds = [mark.kind for mark in marks]
   start = kinds.index("start") if "start" in kinds else 0
