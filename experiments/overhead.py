@@ -101,13 +101,10 @@ def alone() -> dict[str, Any]:
 
     with_stamps = jax.jit(functools.partial(chain, clock=clock, stamps=True))
     without = jax.jit(functools.partial(chain, clock=clock, stamps=False))
-    value = jnp.ones((64,), jnp.float32)
-    for function in (with_stamps, without):
-      function(words.zero(), value).block_until_ready()
-    figures = interleave({
-        "with": lambda f=with_stamps, v=value: seconds_each(lambda: f(words.zero(), v).block_until_ready(), 10),
-        "without": lambda f=without, v=value: seconds_each(lambda: f(words.zero(), v).block_until_ready(), 10)},
-        _rounds.value)
+    _seconds_each_chain(with_stamps)
+    _seconds_each_chain(without)
+    figures = interleave({"with": functools.partial(_seconds_each_chain, with_stamps),
+                          "without": functools.partial(_seconds_each_chain, without)}, _rounds.value)
     each = estimate((figures["with"] - figures["without"]) / count * 1e6)
     result[f"stamp_and_hold_{name}_us"] = each.to_json()
     show("stamp, with the value it holds back", name, each, "us")
@@ -118,6 +115,11 @@ def alone() -> dict[str, Any]:
   result["record_us"] = record.to_json()
   show("Recorder.record on the training thread", "per step", record, "us")
   return result
+
+
+def _seconds_each_chain(function: Callable[..., jax.Array]) -> float:
+  value = jnp.ones((64,), jnp.float32)
+  return seconds_each(lambda: function(words.zero(), value).block_until_ready(), 10)
 
 
 def _tiny(paced: bool) -> tuple[Callable[..., Any], Any, jaxpace.Instrumented | None]:
@@ -151,7 +153,8 @@ def _upkeep_us() -> np.ndarray:
     out.block_until_ready()
     holder[0].step.block_until_ready()
 
-  bare_step(), paced_step()
+  bare_step()
+  paced_step()
   figures = interleave({"bare": lambda: seconds_each(bare_step, 100), "paced": lambda: seconds_each(paced_step, 100)},
                        _rounds.value)
   return (figures["paced"] - figures["bare"]) * 1e6
@@ -236,7 +239,7 @@ class _Loop:
       self.step = _bare(mesh)
     else:
       self.step, self.pace, paced = _instrumented(mesh, **options)
-      self.recorder = jaxpace.Recorder(folder, paced)
+      self.recorder = jaxpace.Recorder(folder, paced, handle_sigterm=False)
       self.recorder.__enter__()
     self.block(2)
 
@@ -314,6 +317,8 @@ def dispatch() -> dict[str, Any]:
         else:
           loop.pace, (loop.state, loss) = loop.step(loop.pace, loop.state, loop.batch)
         calls.append(time.perf_counter() - start)
+        if loop.recorder is not None:
+          loop.recorder.record(loop.pace)
         jax.block_until_ready(loss)
         steps.append(time.perf_counter() - start)
       loop.close()
@@ -330,7 +335,7 @@ def launch(processes: int) -> dict[str, Any]:
   """Runs this program in several processes and returns process 0's figures."""
   with tempfile.TemporaryDirectory() as root:
     target = os.path.join(root, "figures.json")
-    command = [sys.executable, "-m", "jaxpace.cli.main", "launch", "--nproc", str(processes), "--logs",
+    command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
                os.path.join(root, "logs"), "--", sys.executable, "-m", "experiments.overhead",
                f"--worker={target}", f"--rounds={_rounds.value}"]
     subprocess.run(command, check=True)
