@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import pathlib
 import platform
@@ -44,6 +45,7 @@ Blocks = dict[str, Callable[[], float]]
 
 
 def main(_: list[str]) -> None:
+  logging.getLogger("jax").setLevel(logging.WARNING)
   unknown = set(_parts.value) - set(_PARTS)
   if unknown:
     raise app.UsageError(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(_PARTS)}.")
