@@ -95,16 +95,23 @@ def test_a_library_that_does_not_load_is_a_reason_not_a_crash(fresh, monkeypatch
   assert "can't be loaded" in clock_notice("cpu")
 
 
-def test_a_library_of_another_version_of_jaxpace_is_a_reason_not_a_crash(fresh, monkeypatch, tmp_path):
+@pytest.mark.parametrize("handlers, words", [
+    ("", "jaxpace_handlers"),  # older than that function
+    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS - 1}; }}", "left over from another version of jaxpace"),
+    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS + 1}; }}", "left over from another version of jaxpace"),
+    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS}; }}", "jaxpace_stamp"),  # and yet without its handlers
+], ids=["none", "older", "newer", "empty"])
+def test_a_library_of_another_version_of_jaxpace_is_a_reason_not_a_crash(fresh, monkeypatch, tmp_path, handlers, words):
   compiler = shutil.which("cc") or shutil.which("gcc")
   if compiler is None:
     pytest.skip("needs a C compiler to make such a library")
   source = tmp_path / "clock.c"
-  source.write_text("int jaxpace_ffi_major(void) { return 0; }\nint jaxpace_ffi_minor(void) { return 0; }\n")
+  source.write_text(
+      "int jaxpace_ffi_major(void) { return 0; }\nint jaxpace_ffi_minor(void) { return 0; }\n" + handlers)
   subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(tmp_path / "clock.so")], check=True)
   monkeypatch.setattr(library, "find_library", lambda: tmp_path / "clock.so")
   assert resolve_clock("auto", "cpu").name == "callback"
-  assert "jaxpace_stamp" in clock_notice("cpu")
+  assert words in clock_notice("cpu") and "reinstall jaxpace" in clock_notice("cpu")
 
 
 def test_the_running_version_is_read_from_jaxlib_s_own_headers(tmp_path, monkeypatch):

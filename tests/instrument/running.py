@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxpace
 from jaxpace.core import ring
@@ -59,14 +59,18 @@ class Pair:
   pace: Any
   bare_hlo: str
   hlo: str
+  place: Callable[[Any, Any], tuple[Any, Any]]  # (state, batch), laid out over the mesh
 
   def run(self, state: Any, batches: Sequence[Any], steps: int) -> tuple[Any, Any]:
     """Threads both through the same batches. Returns their last outputs: bare, instrumented."""
-    expected = found = (state, None)
+    batches = [self.place(state, batch)[1] for batch in batches]
+    expected = found = (self.place(state, batches[0])[0], None)
     for k in range(steps):
       batch = batches[k % len(batches)]
       expected = self.bare(expected[0], batch)
       self.pace, found = self.instrumented(self.pace, found[0], batch)
+      if k % 4 == 0:  # many devices on few cores: a rank many steps behind the others starves them of threads
+        jax.block_until_ready((expected, found))
     return expected, found
 
   def check_bits(self, state: Any, batches: Sequence[Any], steps: int) -> Any:
@@ -93,23 +97,32 @@ def pair(step: Callable[..., Any], mesh: Mesh, state: Any, batch: Any, *, check_
                                check_vma=check_vma))
   instrumented = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, state_spec, batch_spec),
                                        out_specs=(spec, out_spec), check_vma=check_vma))
-  bare_text = bare.lower(state, batch).compile().as_text()
-  text = instrumented.lower(pace, state, batch).compile().as_text()
-  return Pair(paced, bare, instrumented, pace, bare_text, text)
+
+  def place(state, batch):
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (state_spec, batch_spec),
+                             is_leaf=lambda spec: isinstance(spec, P))
+    return jax.device_put((state, batch), shardings)
+
+  # What is looked at is what runs; and each is compiled once.
+  compiled_bare = bare.lower(*place(state, batch)).compile()
+  compiled = instrumented.lower(pace, *place(state, batch)).compile()
+  return Pair(paced, compiled_bare, compiled, pace, compiled_bare.as_text(), compiled.as_text(), place)
 
 
 # Collectives of a compiled program.
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "collective-broadcast")
-_HLO = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(?:-start)?\(")
+_HLO = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(?:-start)?\((.*)")
+_RANKS = re.compile(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\{\}|\[[^ ]*)")
 _TYPE = re.compile(r"[a-z]+[0-9]*\[[0-9,]*\]")
 
 Operands = collections.Counter[str]
 
 
 def hlo_collectives(text: str) -> list[tuple[str, Operands]]:
-  """Kind and results (types, layouts left out) of every collective of a compiled program."""
-  found = [(kind, collections.Counter(_TYPE.findall(types))) for types, kind in _HLO.findall(text)]
+  """Kind with its groups of ranks, and results (types, layouts left out), of every collective of a compiled program."""
+  found = [(f"{kind} {' '.join(_RANKS.findall(rest))}", collections.Counter(_TYPE.findall(types)))
+           for types, kind, rest in _HLO.findall(text)]
   return sorted(found, key=lambda item: (item[0], sorted(item[1].items())))
 
 

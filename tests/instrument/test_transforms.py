@@ -256,10 +256,9 @@ def test_bits_and_collectives(make):
   both.check_bits(case.state, data, 6)
   plan = both.paced.plan
 
-  extra = extra_operands(both.bare_hlo, both.hlo)
-  # One in the gradients' all-reduce, and a single zero where another all-reduce needs an operand to be held by.
-  assert len(extra) <= len(plan.collectives)
-  assert len([operand for operand in extra if operand not in ("f32[1]", "bf16[1]")]) <= 1
+  # Number, kind, groups of ranks and operands of all collectives are the bare step's, but for the shared vector.
+  assert extra_operands(both.bare_hlo, both.hlo) == (["f32[4]"] if plan.share else [])
+  assert plan.share == (make is not reduce_scatter_all_gather)  # there, no sum that an operand could join
   if plan.clock == "native":
     assert host_callbacks(both.hlo) == host_callbacks(both.bare_hlo)
 
@@ -274,16 +273,6 @@ def test_bits_and_collectives(make):
     assert len(plan.unstamped) == case.hidden
   assert all(u.reason and u.name for u in plan.unstamped)
   assert Plan.from_json(plan.to_json()) == plan
-
-
-@pytest.mark.parametrize("make", [by_user, by_autodiff, nnx_model])
-def test_arrivals_ride_in_the_gradients_all_reduce(make):
-  case = make()
-  data = models.batches(2)
-  both = pair(case.step, mesh_of(data=2), case.state, data[0], check_vma=case.check_vma, share=True)
-  assert both.paced.plan.share
-  assert extra_operands(both.bare_hlo, both.hlo) == ["f32[4]"]
-  assert both.hlo.count(" all-reduce(") == both.bare_hlo.count(" all-reduce(")
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -311,7 +300,7 @@ def test_data_and_model_axes(check_vma):
   assert both.paced.plan.ranks == 2
   assert np.asarray(both.pace.rank).tolist() == [0, 1, 2, 3]
   assert np.asarray(both.pace.step).tolist() == [6] * 4
-  assert len(extra_operands(both.bare_hlo, both.hlo)) <= 1
+  assert extra_operands(both.bare_hlo, both.hlo) == ["f32[4]"] * both.paced.plan.share
 
 
 def test_two_axes_that_together_are_the_data_axis():
@@ -324,6 +313,7 @@ def test_two_axes_that_together_are_the_data_axis():
               batch_spec=P(("host", "device")), share=True)
   both.check_bits(params, data, 6)
   assert both.paced.plan.ranks == 4 and both.paced.plan.share
+  assert extra_operands(both.bare_hlo, both.hlo) == ["f32[8]"]
   shared = np.asarray(both.pace.arrivals)
   assert np.isfinite(shared).all() and (shared == shared[0]).all()
 
