@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxpace.communication import sharing
 from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.script import Script, Section
+from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
 
 
@@ -115,7 +116,13 @@ class _Evaluator:
         total = jax.lax.psum(ours, section.extra.axes)
         if self.carries(section):
           self.shared = sharing.unpack(total, self.before.ranks)
-      leave = self.stamp(result)
+      # Not chained to the entry stamp, which varies over the axis: what is held back would vary too, which
+      # parameters must not. It comes later all the same, since the result does.
+      leave = self.clock.stamp(words.zero(), result)
+      held = hold(self.clock, leave, [self.env[value] for value in section.held_after])
+      self.env.update(zip(section.held_after, held, strict=True))
+      leave = vary(leave, varying(enter))
+      self.stamps.append(leave)
       self.exits.append(leave)
       self.waits.append(words.seconds_between(enter, leave))
 

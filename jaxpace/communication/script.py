@@ -55,6 +55,8 @@ class Section:
   """Operands of the group, which the entry stamp waits for."""
   result: int = -1
   """Result of the group that the exit stamp waits for."""
+  held_after: list[int] = dataclasses.field(default_factory=list)
+  """Small inputs of the step that what follows sees only after the exit stamp."""
 
 
 @dataclasses.dataclass
@@ -119,12 +121,15 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
     slot = slot_of.get(tuple(stage.group))
     extra = _joinable(program, stage.group, slot) if slot is not None else None
     gate = _gate(program, producers, stage.group, allowed) if slot is not None else None
-    enters, result = [], -1
+    enters: list[int] = []
+    held_after: list[int] = []
+    result = -1
     if slot is not None:
       met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
       enters = _operands(program, producers, met)
       result = _result(program, met)
-    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result))
+      held_after = _small_inputs(program, producers, stages[number + 1], varying_of_aval(program.avals[result]))
+    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, held_after))
 
   carrier = max((s.extra for s in sections if s.extra is not None),
                 key=lambda c: _group_bytes_of(sections, program, c), default=None)
@@ -234,12 +239,27 @@ def _gate(program: Program, producers: gates.Producers, group: Sequence[int], al
 def _result(program: Program, group: Sequence[int]) -> int:
   """The result of a group that its exit stamp waits for: one, flat, and the first such that XLA meets.
 
-  Nothing is held back by an exit stamp. A gradient between an all-reduce and the update can't be: an opaque
-  operation would ask for a layout, an arithmetic one would change which products the compiler contracts with
-  which sums. But XLA runs what becomes ready in order, and the first result's readers are ready first.
+  A gradient can't be held back between all-reduce and update: an opaque operation would ask for a layout, an
+  arithmetic one would change which products the compiler contracts with which sums. But XLA runs what becomes
+  ready in order, and the first result's readers are ready first; and see `_small_inputs`.
   """
   results = [o for i in group for o in program.equations[i].outputs if size_bytes(program.avals[o])]
   return next((v for v in results if _flat(program, v)), results[0])
+
+
+def _small_inputs(program: Program, producers: gates.Producers, following: schedule.Stage, axes: frozenset[str]
+                  ) -> list[int]:
+  """Small flat inputs of the step that the stage after a collective reads: its step count, its biases.
+
+  Adam's corrections and learning rate schedules come from the step count, so holding back these four bytes holds
+  back every kernel of such an update.
+
+  Args:
+    axes: those that the exit stamp varies over; what is held will vary over them too.
+  """
+  read = {v for run in following.runs for i in run.equations for v in program.equations[i].reads()}
+  return [v for v in program.inputs if v in read and _flat(program, v) and producers.exact(v)
+          and producers.plain(v) and axes <= varying_of_aval(program.avals[v])]
 
 
 def _group_bytes_of(sections: Sequence[Section], program: Program, carrier: Carrier) -> int:
