@@ -8,57 +8,17 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxpace.diagnosis import findings as findings_module
-from jaxpace.diagnosis.counted import Counted, count_steps
+from jaxpace.diagnosis.counted import count_steps
+from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
 from jaxpace.diagnosis.findings import Finding
-from jaxpace.diagnosis.floor import Floor, running_minimum
-from jaxpace.diagnosis.lateness import Lateness, find_late
+from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.phases import phase_medians
-from jaxpace.diagnosis.totals import Totals, add_up
+from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.verdict import verdict_on
 from jaxpace.diagnosis.what_if import Alternative, alternative, saved_without
 from jaxpace.trace.run import Run
-
-SHARES = ("compute", "skew", "transfer", "contention", "runtime", "pacing")
-
-
-@dataclasses.dataclass(frozen=True)
-class StepTime:
-  """Statistics of the job's step time: the mean over ranks of exit to exit. Seconds."""
-
-  mean: float
-  median: float
-  p99: float
-  cv: float  # standard deviation over mean
-
-
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-  """What a recorded run says. Arrays are [R] over ranks unless noted; NaN where a rank has no data."""
-
-  run: Run
-  counted: Counted
-  recorded: int  # step numbers of the window with a row of any rank
-  step_time: StepTime | None  # None where no step counts
-  shares: dict[str, float] | None  # by name in `SHARES`, sum 1
-  waiting: dict[str, float]  # mean seconds a step waited, by the cause of the last rank's lateness
-  spread: float  # mean seconds by which ranks leave collectives apart from each other; in `shares` under transfer
-  floor: Floor
-  totals: Totals
-  lateness: Lateness
-  phases: dict[str, np.ndarray]
-  findings: tuple[Finding, ...]
-  verdict: str
-  no_skew: Alternative | None
-  no_contention: Alternative | None
-  without_rank: dict[int, Alternative]  # each late rank by itself
-  without_late: Alternative | None  # all late ranks at once, where there are several
-  notes: tuple[str, ...]
-
-  @property
-  def earliness(self) -> float:
-    """Mean seconds a step waits for its last ranks, by undelayed arrival."""
-    return float(self.lateness.persistent.sum() + self.lateness.random.sum())
 
 
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None) -> Diagnosis:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.diagnosis.diagnose import Diagnosis
+from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.what_if import Alternative
 
 SCHEMA = 1

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from jaxpace.diagnosis.counted import WARMUP_FACTOR, WARMUP_STEPS
+from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import milliseconds, name_rank
 from jaxpace.trace.problems import list_ranks, plural
-
-if TYPE_CHECKING:
-  from jaxpace.diagnosis.diagnose import Diagnosis
 
 _ONE_OFF = 0.01
 """A single step whose waiting takes this share of the whole window is told apart."""

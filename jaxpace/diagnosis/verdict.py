@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jaxpace.diagnosis.counted import MIN_STEPS
+from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import AMPLIFIED, PERSISTENT, hosts_of, milliseconds
 from jaxpace.trace.problems import list_ranks, plural
-
-if TYPE_CHECKING:
-  from jaxpace.diagnosis.diagnose import Diagnosis
 
 
 def verdict_on(diagnosis: Diagnosis) -> str:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from jaxpace.diagnosis.diagnose import Diagnosis
+  from jaxpace.diagnosis.diagnosis import Diagnosis
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.

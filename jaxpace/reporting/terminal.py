@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from jaxpace.diagnosis.diagnose import SHARES, Diagnosis
+from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting import bars
 from jaxpace.trace.problems import plural

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jaxpace.diagnosis import accounting
 from jaxpace.diagnosis.accounting import account, busy
-from jaxpace.diagnosis.diagnose import SHARES, diagnose
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.trace.run import MISSING
 from tests.diagnosis.traces import barrier, make_run
 

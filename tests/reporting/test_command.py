@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from jaxpace.diagnosis.diagnose import SHARES
+from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.reporting import command
 from jaxpace.trace import synthetic
 from jaxpace.trace.synthetic import Job
