@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxpace.communication.program import Program, size_bytes
+from jaxpace.communication.program import Program, constant_values, size_bytes
 
 # Same values in another shape or type of varying: as good as what they come from.
 _TRANSPARENT = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "stop_gradient", "copy"})
@@ -32,6 +32,7 @@ class Producers:
 
   def __init__(self, program: Program):
     self.program = program
+    self.constant = constant_values(program)
     self._maker = {o: i for i, e in enumerate(program.equations) for o in e.outputs}
 
   def of(self, value: int) -> int | None:

@@ -100,6 +100,21 @@ def size_bytes(aval: Any) -> int:
   return int(np.prod(shape, dtype=np.int64)) * int(getattr(dtype, "itemsize", 4))
 
 
+def constant_values(program: Program) -> frozenset[int]:
+  """Values made of constants alone: XLA computes them ahead, and sums them over the ranks by multiplying.
+
+  The gradients of unused parameters are such. No stamp may wait for them or for their sums: they are always there.
+  """
+  found: set[int] = set()
+  for equation in program.equations:
+    if equation.collective and len(equation.inputs) == len(equation.outputs):  # one operand, one result
+      found.update(o for ref, o in zip(equation.inputs, equation.outputs, strict=True)
+                   if isinstance(ref, Literal) or ref in found)
+    elif found.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback"):
+      found.update(equation.outputs)
+  return frozenset(found)
+
+
 def axes_of(primitive: Any, params: Mapping[str, Any]) -> tuple[str, ...]:
   """Names of the mesh axes that an equation's own collective runs over, () if it is none."""
   if primitive.name in _LOCAL:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from jaxpace.communication import phases
-from jaxpace.communication.program import Equation, Program, bodies, size_bytes
+from jaxpace.communication.program import Equation, Program, bodies, constant_values, size_bytes
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
 
 # Inside one of these anything may happen: a loop, a kernel, a call to the host.
@@ -91,15 +91,8 @@ MAJOR = 0.02
 
 def heavy(program: Program, share: float = 1e-3) -> frozenset[int]:
   """Indices of the equations whose order in time matters: this share of the step's work or more, or opaque."""
-  free: set[int] = set()  # made of constants alone: computed at compile time
-  costs: list[float] = []
-  for equation in program.equations:
-    constant = free.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback")
-    if constant and not equation.collective:
-      free.update(equation.outputs)
-      costs.append(0.0)
-    else:
-      costs.append(0.0 if equation.collective else work(equation, program))
+  free = constant_values(program)
+  costs = [0.0 if e.collective or free.issuperset(e.outputs) else work(e, program) for e in program.equations]
   total = sum(c for c in costs if c != math.inf)
   bar = max(total * share, 1.0)
   return frozenset(i for i, c in enumerate(costs) if c >= bar)

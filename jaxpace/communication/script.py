@@ -127,7 +127,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
     if slot is not None:
       met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
       enters = _operands(program, producers, met)
-      result = _result(program, met)
+      result = _result(program, producers, met)
       held_after = _small_inputs(program, producers, stages[number + 1], varying_of_aval(program.avals[result]))
     sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, held_after))
 
@@ -184,6 +184,7 @@ def _ends(program: Program, producers: gates.Producers, run: Sequence[int]) -> l
   kept = {ref for ref in program.outputs if isinstance(ref, int)}
   kept |= {v for e in program.equations if e.collective for v in e.reads()}
   kept |= {v for v in made if producers.opaque(v)}
+  kept -= producers.constant
   return sorted(v for v in made & kept if size_bytes(program.avals[v]) and _flat(program, v))[-_MOST_WAITED:]
 
 
@@ -198,7 +199,7 @@ def _operands(program: Program, producers: gates.Producers, group: Sequence[int]
   another one being computed anew.
   """
   values = [v for v in dict.fromkeys(v for i in group for v in program.equations[i].reads())
-            if size_bytes(program.avals[v])]
+            if size_bytes(program.avals[v]) and v not in producers.constant]
   return [v for v in values if _flat(program, v) or producers.whole(v)] or values
 
 
@@ -230,13 +231,13 @@ def _gate(program: Program, producers: gates.Producers, group: Sequence[int], al
   for index in group:
     for value in program.equations[index].reads():
       dtype = getattr(program.avals[value], "dtype", None)
-      if dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32) and allowed(value) and (
+      if value not in producers.constant and dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32) and allowed(value) and (
           _flat(program, value) or producers.plain(value)):
         candidates.append((dtype != jnp.float32, size_bytes(program.avals[value]), value))
   return min(candidates)[2] if candidates else None
 
 
-def _result(program: Program, group: Sequence[int]) -> int:
+def _result(program: Program, producers: gates.Producers, group: Sequence[int]) -> int:
   """The result of a group that its exit stamp waits for: one, flat, and the first such that XLA meets.
 
   A gradient can't be held back between all-reduce and update: an opaque operation would ask for a layout, an
@@ -244,6 +245,7 @@ def _result(program: Program, group: Sequence[int]) -> int:
   ready in order, and the first result's readers are ready first; and see `_small_inputs`.
   """
   results = [o for i in group for o in program.equations[i].outputs if size_bytes(program.avals[o])]
+  results = [v for v in results if v not in producers.constant] or results
   return next((v for v in results if _flat(program, v)), results[0])
 
 

@@ -1,0 +1,88 @@
+"""Where the stamps go, and what they wait for."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpace.communication import script
+from jaxpace.communication.program import constant_values
+from tests.communication.traced import flat
+
+ARGUMENTS = {"a_unused": jnp.ones(7), "w": jnp.ones((8, 8)), "x_unused": jnp.ones(3)}, jnp.ones((4, 8))
+
+
+def one_layer(params, x):
+  return jax.lax.psum(jax.grad(lambda params: jnp.sum(jnp.square(x @ params["w"])))(params), "data")
+
+
+def with_a_norm(params, x):
+  def loss(params):
+    h = jnp.tanh(x @ params["w"])
+    h = h - jax.lax.pmean(jnp.mean(h, axis=0), "data")
+    return jnp.sum(jnp.square(h @ params["w"]))
+
+  return jax.lax.psum(jax.value_and_grad(loss)(params), "data")
+
+
+def written(step, slots=16, delayed=True):
+  program = flat(step, *ARGUMENTS)
+  return script.write_script(program, ("data",), slots=slots, delayed=delayed, tracked=frozenset())
+
+
+@pytest.mark.parametrize("step", [one_layer, with_a_norm])
+def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
+  """They are zeros that XLA sums ahead: a stamp that waits for them, or for their sums, waits for nothing."""
+  result = written(step)
+  constant = constant_values(result.program)
+  last = result.sections[-2]
+  # Two of the operands and two of the results are such.
+  operands = {v for i in last.group for v in result.program.equations[i].reads()}
+  results = {v for i in last.group for v in result.program.equations[i].outputs}
+  assert len(operands & constant) == len(results & constant) == 2
+  for section in result.sections:
+    if section.group:
+      assert section.enters and not constant.intersection(section.enters)
+      assert section.result not in constant and section.gate not in constant
+    for segment in section.segments:
+      assert not constant.intersection(segment.waits_for)
+
+
+def test_an_entry_waits_for_operands_and_an_exit_for_a_result_of_its_own_group():
+  result = written(with_a_norm)
+  stamped = [section for section in result.sections if section.slot is not None]
+  assert len(stamped) >= 2 and [section.slot for section in stamped] == list(range(len(stamped)))
+  for section in stamped:
+    equations = [result.program.equations[i] for i in section.group]
+    assert set(section.enters) <= {v for e in equations for v in e.reads()}
+    assert section.result in {v for e in equations for v in e.outputs}
+    assert section.gate is None or section.gate in {v for e in equations for v in e.reads()}
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+def test_marks_are_in_the_order_of_time(delayed):
+  result = written(with_a_norm, delayed=delayed)
+  kinds = [mark.kind for mark in result.marks if mark.kind != "phase"]
+  pairs = ["enter", "exit"] * len(result.collectives)
+  assert kinds == ["start", *(["delay"] if delayed else []), *pairs, "end"]
+  for before, mark in zip(result.marks[:-1], result.marks[1:], strict=True):
+    if mark.kind == "exit":
+      assert before.kind == "enter" and before.collective == mark.collective and mark.segment == "sync"
+    elif mark.kind == "delay":
+      assert mark.segment == "delay"
+    else:
+      assert mark.segment not in ("sync", "delay")
+  assert result.marks[0].segment == "gap"
+  # The norm's sum stands in the forward pass, its gradient's in the backward one, the last before the update.
+  entered = [mark.segment for mark in result.marks if mark.kind == "enter"]
+  assert entered[0] == "forward" and entered[-1] == "backward" and result.marks[-1].segment == "update"
+
+
+def test_the_largest_collectives_get_the_slots_and_the_largest_sum_carries():
+  result = written(with_a_norm, slots=1)
+  assert result.overflow == len(result.unstamped) >= 1
+  (kept,) = result.collectives
+  gradients = 4 * (7 + 64 + 3 + 1)
+  assert kept.bytes == gradients and kept.slot == 0
+  every = written(with_a_norm)
+  assert max(every.collectives, key=lambda c: c.bytes).slot == every.carrier.slot
+  assert every.overflow == 0 and not every.unstamped
