@@ -16,13 +16,42 @@ PROC = pathlib.Path("/proc")
 needs_proc = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="needs /proc to look for orphans")
 
 
+_started: list[subprocess.Popen] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+  """A test that fails leaves no process and no pipe behind."""
+  yield
+  for process in _started:
+    process.kill()
+    process.wait(10)
+    for stream in (process.stdout, process.stderr):
+      stream.close()
+  _started.clear()
+
+
+@pytest.fixture(autouse=True)
+def default_signals():
+  """What a shell starts in the background ignores Ctrl-C, and hang-ups under nohup; so would what the tests start."""
+  ignored = [number for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+             if signal.getsignal(number) is signal.SIG_IGN]
+  for number in ignored:
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+  yield
+  for number in ignored:
+    signal.signal(number, signal.SIG_IGN)
+
+
 def start(tmp_path, script, *options, nproc=3, **kwargs):
   """Starts `jaxpace launch` on a Python script given as text."""
   file = tmp_path / "worker.py"
   file.write_text("import os, signal, subprocess, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n" + script)
   command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(nproc), "--logs", str(tmp_path / "logs"),
              *options, "--", sys.executable, str(file)]
-  return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+  _started.append(process)
+  return process
 
 
 def run(tmp_path, script, *options, nproc=3):
@@ -284,8 +313,11 @@ time.sleep(60)
 
 
 def test_an_interrupt_a_parent_chose_to_ignore_stays_ignored(tmp_path):
-  process = start(tmp_path, "print('up', flush=True); time.sleep(.5)", nproc=1,
-                  preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+  before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited
+  try:
+    process = start(tmp_path, "print('up', flush=True); time.sleep(.5)", nproc=1)
+  finally:
+    signal.signal(signal.SIGINT, before)
   assert process.stdout.readline() == "up\n"
   process.send_signal(signal.SIGINT)
   process.communicate(timeout=20)
