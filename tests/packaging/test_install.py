@@ -32,7 +32,7 @@ def install(folder: pathlib.Path, *options: str, **environment: str) -> pathlib.
       shutil.copy(ROOT / name, source)
   for name in ("jaxpace", "experiments", "configs", "tests"):
     shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-  pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-cache-dir"]
+  pip = [sys.executable, "-m", "pip", "install", "--no-deps"]
   command = [*pip, *options, "--target", str(site), str(source)]
   result = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600)
   log = result.stdout + result.stderr

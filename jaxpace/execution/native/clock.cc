@@ -1,6 +1,6 @@
 // The native CPU clock: XLA FFI handlers that read the monotonic clock and sleep on it.
 //
-// A plain shared library, loaded with ctypes: it needs no Python headers and serves every Python version. Neither
+// A plain shared library, loaded with ctypes: it needs no Python headers and serves every Python version. No
 // handler declares a side effect, which would make dispatch synchronous; they are kept because their results are used.
 
 #include <time.h>
@@ -72,8 +72,8 @@ ffi::Error Delay(Words, ffi::BufferR0<ffi::F32> seconds, ffi::RemainingArgs, ffi
   return ffi::Error::Success();
 }
 
-// Hands its operands through, all but the last, once that, the stamp, is there. Operands and results share their memory; where XLA made a
-// copy all the same, it is filled.
+// Hands its operands through, all but the last, once that, the stamp, is there. Operands and results share their
+// memory; where XLA made a copy all the same, it is filled.
 ffi::Error Hold(ffi::RemainingArgs values, ffi::RemainingRets held) {
   for (size_t i = 0; i < held.size(); ++i) {
     auto from = values.get<ffi::AnyBuffer>(i);
@@ -103,8 +103,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_delay, Delay,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_hold, Hold,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
-// The version of the headers this was built on: a newer one than the running jaxlib's must not be registered.
 // Raised whenever a handler's operands change: a library left over from another version must not be called.
 extern "C" int jaxpace_handlers() { return 2; }
+
+// The version of the headers this was built on: a newer one than the running jaxlib's must not be registered.
 extern "C" int jaxpace_ffi_major() { return XLA_FFI_API_MAJOR; }
 extern "C" int jaxpace_ffi_minor() { return XLA_FFI_API_MINOR; }
