@@ -50,6 +50,7 @@ class _Evaluator:
     self.env: dict[int, Any] = dict(self.program.constants)
     self.env.update(zip(self.program.inputs, inputs, strict=True))
     self.stamps: list[jax.Array] = []
+    self.holder = before.last_exit  # the stamp that holds back the next run
     self.exits: list[jax.Array] = []
     self.waits: list[jax.Array] = []
     self.arrival = jnp.float32(jnp.nan)
@@ -66,20 +67,31 @@ class _Evaluator:
     self.stamps.append(taken)
     return taken
 
+  def loose_stamp(self, *after: jax.Array) -> jax.Array:
+    """Takes a stamp that isn't chained to the one before, for the sake of its type.
+
+    That one varies over every axis, and what is held back by a stamp varies over the stamp's axes too, which
+    parameters must not. This one varies as what it waits for. It comes later all the same, since that does.
+    """
+    taken = self.clock.stamp(words.zero(), *after)
+    self.stamps.append(vary(taken, varying(self.stamps[-1])))
+    return taken
+
   def begin(self) -> None:
     with jax.named_scope("jaxpace"):
       if self.before.delay_limit is None:
-        self.stamps.append(self.clock.stamp(self.before.last_exit))
+        self.holder = self.clock.stamp(self.before.last_exit)
+        self.stamps.append(self.holder)
         return
-      early, late = self.clock.delay(self.before.delay, self.before.delay_limit, self.before.last_exit)
-      self.stamps += [early, late]
-      self.delay = words.seconds_between(early, late)
+      early, self.holder = self.clock.delay(self.before.delay, self.before.delay_limit, self.before.last_exit)
+      self.stamps += [early, self.holder]
+      self.delay = words.seconds_between(early, self.holder)
 
   def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:
-    """Evaluates a run, which sees the values in `gated` only after the last stamp."""
+    """Evaluates a run, which sees the values in `gated` only after the stamp before it."""
     waiting = set(gated)
     seen: dict[int, Any] = {}
-    holder = self.stamps[-1]
+    holder = self.holder
 
     def look(ref: Ref) -> Any:
       # Gated at first sight: some gated values are made within the run.
@@ -116,13 +128,9 @@ class _Evaluator:
         total = jax.lax.psum(ours, section.extra.axes)
         if self.carries(section):
           self.shared = sharing.unpack(total, self.before.ranks)
-      # Not chained to the entry stamp, which varies over the axis: what is held back would vary too, which
-      # parameters must not. It comes later all the same, since the result does.
-      leave = self.clock.stamp(words.zero(), result)
-      held = hold(self.clock, leave, [self.env[value] for value in section.held_after])
+      held = hold(self.clock, self.loose_stamp(result), [self.env[value] for value in section.held_after])
       self.env.update(zip(section.held_after, held, strict=True))
-      leave = vary(leave, varying(enter))
-      self.stamps.append(leave)
+      leave = self.stamps[-1]
       self.exits.append(leave)
       self.waits.append(words.seconds_between(enter, leave))
 
@@ -162,7 +170,7 @@ class _Evaluator:
       for segment in section.segments:
         if segment.boundary:
           with jax.named_scope("jaxpace"):
-            self.stamp(*(self.env[v] for v in segment.waits_for))
+            self.holder = self.loose_stamp(*(self.env[v] for v in segment.waits_for))
         self.equations(segment.equations, segment.gated)
       if section.group:
         self.group(section)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ class Section:
   result: int = -1
   """Result of the group that the exit stamp waits for."""
   held_after: list[int] = dataclasses.field(default_factory=list)
-  """Small inputs of the step that what follows sees only after the exit stamp."""
+  """Scalar inputs of the step that what follows sees only after the exit stamp."""
 
 
 @dataclasses.dataclass
@@ -94,16 +95,15 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   order = _meeting_order(program, producers)
   slot_of = _slots(program, [stage.group for stage in stages if stage.group], slots)
 
-  def allowed(value: int) -> bool:
-    return tracked <= varying_of_aval(program.avals[value])
+  def allowed(value: int, axes: frozenset[str] = tracked) -> bool:
+    return axes <= varying_of_aval(program.avals[value])
 
   sections: list[Section] = []
   for number, stage in enumerate(stages):
     segments: list[Segment] = []
     for run in stage.runs:
-      first = not segments
-      chosen, complete = gates.cover(program, producers, run.equations, weighty, major, allowed)
-      if first:
+      if not segments:
+        chosen, complete = gates.cover(program, producers, run.equations, weighty, major, allowed)
         if number > 0:
           chosen = []  # the exit stamp holds back the collective's own results
         elif delayed and not complete:
@@ -111,6 +111,9 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
         segments.append(Segment(list(run.equations), run.phase, [], chosen, boundary=False))
         continue
       waits_for = _ends(program, producers, segments[-1].equations)
+      axes = frozenset[str]().union(*(varying_of_aval(program.avals[v]) for v in waits_for))
+      chosen, complete = gates.cover(program, producers, run.equations, weighty, major,
+                                     functools.partial(allowed, axes=axes))
       if complete and waits_for:
         segments.append(Segment(list(run.equations), run.phase, waits_for, chosen, boundary=True))
       else:
@@ -128,7 +131,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
       met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
       enters = _operands(program, producers, met)
       result = _result(program, producers, met)
-      held_after = _small_inputs(program, producers, stages[number + 1], varying_of_aval(program.avals[result]))
+      held_after = _scalar_inputs(program, producers, stages[number + 1], varying_of_aval(program.avals[result]))
     sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, held_after))
 
   carrier = max((s.extra for s in sections if s.extra is not None),
@@ -231,8 +234,8 @@ def _gate(program: Program, producers: gates.Producers, group: Sequence[int], al
   for index in group:
     for value in program.equations[index].reads():
       dtype = getattr(program.avals[value], "dtype", None)
-      if value not in producers.constant and dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32) and allowed(value) and (
-          _flat(program, value) or producers.plain(value)):
+      if (dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32) and value not in producers.constant
+          and allowed(value) and (_flat(program, value) or producers.plain(value))):
         candidates.append((dtype != jnp.float32, size_bytes(program.avals[value]), value))
   return min(candidates)[2] if candidates else None
 
@@ -242,26 +245,26 @@ def _result(program: Program, producers: gates.Producers, group: Sequence[int]) 
 
   A gradient can't be held back between all-reduce and update: an opaque operation would ask for a layout, an
   arithmetic one would change which products the compiler contracts with which sums. But XLA runs what becomes
-  ready in order, and the first result's readers are ready first; and see `_small_inputs`.
+  ready in order, and the first result's readers are ready first; and see `_scalar_inputs`.
   """
   results = [o for i in group for o in program.equations[i].outputs if size_bytes(program.avals[o])]
   results = [v for v in results if v not in producers.constant] or results
   return next((v for v in results if _flat(program, v)), results[0])
 
 
-def _small_inputs(program: Program, producers: gates.Producers, following: schedule.Stage, axes: frozenset[str]
+def _scalar_inputs(program: Program, producers: gates.Producers, following: schedule.Stage, axes: frozenset[str]
                   ) -> list[int]:
-  """Small flat inputs of the step that the stage after a collective reads: its step count, its biases.
+  """Scalar inputs of the step that the stage after a collective reads: its step count, a learning rate.
 
   Adam's corrections and learning rate schedules come from the step count, so holding back these four bytes holds
-  back every kernel of such an update.
+  back every kernel of such an update. No more than scalars: holding back biases was seen to change results.
 
   Args:
     axes: those that the exit stamp varies over; what is held will vary over them too.
   """
   read = {v for run in following.runs for i in run.equations for v in program.equations[i].reads()}
-  return [v for v in program.inputs if v in read and _flat(program, v) and producers.exact(v)
-          and producers.plain(v) and axes <= varying_of_aval(program.avals[v])]
+  return [v for v in program.inputs if v in read and program.avals[v].shape == () and producers.exact(v)
+          and axes <= varying_of_aval(program.avals[v])]
 
 
 def _group_bytes_of(sections: Sequence[Section], program: Program, carrier: Carrier) -> int:
