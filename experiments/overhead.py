@@ -3,7 +3,7 @@
     python -m experiments.overhead                  # one process: stamps, step sizes, dispatch; then 2 and 4 processes
     python -m experiments.overhead --parts alone
 
-Writes docs/measurements/overhead.json with the command and the machine, and prints it as tables.
+Writes docs/measurements/overhead.json and .md with the command and the machine. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import json
 import logging
 import os
 import pathlib
-import platform
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 import jaxpace.distributed
+from experiments import measured, overhead_tables
 from experiments.paired import Estimate, estimate, interleave, seconds_each
 from jaxpace.execution import hold, resolve_clock, words
 
@@ -55,9 +54,7 @@ def main(_: list[str]) -> None:
     return
   out = pathlib.Path(_out.value)
   figures: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-  figures["command"] = shlex.join(["python", "-m", "experiments.overhead", *sys.argv[1:]])
-  figures["machine"] = {"cores": os.cpu_count(), "platform": platform.platform(), "jax": jax.__version__,
-                        "python": platform.python_version()}
+  figures |= measured.circumstances("experiments.overhead")
   if "alone" in _parts.value:
     figures["alone"] = alone()
   if "steps" in _parts.value:
@@ -66,15 +63,7 @@ def main(_: list[str]) -> None:
     figures["dispatch"] = dispatch()
   if "processes" in _parts.value:
     figures["processes"] = {str(n): launch(n) for n in (2, 4)}
-  out.parent.mkdir(parents=True, exist_ok=True)
-  out.write_text(json.dumps(figures, indent=1) + "\n")
-  print(f"Written to {out}.")
-
-
-def say(done: int, what: str = "", of: int = 0) -> None:
-  """Progress on standard error, every few rounds."""
-  if done % 10 == 0 or done == of:
-    print(f"  {what}: {done} of {of} rounds", file=sys.stderr, flush=True)
+  measured.write(figures, overhead_tables.lines(figures), out)
 
 
 def show(title: str, name: str, value: Estimate, unit: str) -> None:
@@ -276,7 +265,7 @@ def step_sizes() -> dict[str, Any]:
                "native": _Loop(mesh, state, data, os.path.join(root, "n"), clock="native"),
                "callback": _Loop(mesh, state, data, os.path.join(root, "c"), clock="callback")}
       figures = interleave({name: functools.partial(loop.block, steps) for name, loop in loops.items()},
-                           _rounds.value, progress=functools.partial(say, what=f"{size:g} ms", of=_rounds.value))
+                           _rounds.value, progress=measured.progress(f"{size:g} ms", _rounds.value))
       for loop in loops.values():
         loop.close()
     entry: dict[str, Any] = {"bare_ms": estimate(figures["bare"] * 1e3).to_json(), "steps_per_block": steps}

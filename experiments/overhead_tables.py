@@ -1,0 +1,51 @@
+"""The figures of `experiments.overhead` as Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments import measured
+
+_PIECES = {
+    "stamp_and_hold_native_us": "native stamp, with the value it holds back",
+    "stamp_and_hold_callback_us": "callback stamp, with the value it holds back",
+    "upkeep_us": "a whole step\'s stamps, ring and arrivals (native), beside a bare step of nothing but its all-reduce",
+    "record_us": "`Recorder.record` on the training thread, a step",
+}
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+  """Renders what has been measured; parts that have not been are left out."""
+  text = measured.introduction("What being measured costs", figures)
+  text += ["Medians with their 95 % bootstrap intervals. Alternatives take turns in one run, in an order drawn anew each "
+           "round; differences and ratios are of the same round. `bare again` is the null: the same bare step a second "
+           "time.", ""]
+  if "alone" in figures:
+    text += ["## Each piece alone", ""]
+    text += measured.table(["piece", "µs"], [[name, _interval(figures["alone"][key])] for key, name in _PIECES.items()])
+  if "steps" in figures:
+    text += ["## Whole steps, one device, recording on, no pacer", ""]
+    text += measured.table(
+        ["bare step, ms", "bare again, %", "native, %", "native, µs a step", "callback, %", "callback, µs a step"],
+        [[_interval(entry["bare_ms"]), _interval(entry["bare_again_percent"]), _interval(entry["native_percent"]),
+          _interval(entry["native_extra_us"]), _interval(entry["callback_percent"]),
+          _interval(entry["callback_extra_us"])] for entry in figures["steps"].values()])
+  if "dispatch" in figures:
+    text += ["## Dispatch", "", "How long the call of a step holds the training thread.", ""]
+    text += measured.table(["step", "call returns after, ms", "step takes, ms"],
+                           [[name, _interval(entry["call_ms"]), _interval(entry["step_ms"])]
+                            for name, entry in figures["dispatch"].items()])
+  if "processes" in figures:
+    text += ["## Several gloo processes, native clock", "",
+             "The difference between `share` and `no sharing` is what the ranks\' arrivals cost in the all-reduce.", ""]
+    text += measured.table(
+        ["processes", "bare step, ms", "bare again, µs", "no sharing, µs", "share, µs"],
+        [[count, *(_interval(entry[key]) for key in
+                   ("bare_ms", "bare_again_extra_us", "share_none_extra_us", "share_extra_us"))]
+         for count, entry in figures["processes"].items()])
+  return text
+
+
+def _interval(values: list[float]) -> str:
+  median, low, high = values
+  return f"{median:.3g} [{low:.3g}, {high:.3g}]"
