@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
   from jaxpace.communication.phases import phase
+  from jaxpace.coordination.combinators import chain, limit, only_ranks
+  from jaxpace.coordination.early_ranks import pace_early_ranks
   from jaxpace.core.pace import PaceState
   from jaxpace.core.plan import Plan
   from jaxpace.core.types import Decision, Observation, Pacer
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
   from jaxpace.trace.recorder import Recorder
 
 __all__ = [
-    "Decision", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "delay", "instrument", "phase", "pmean",
-    "psum", "recorded", "spec"]
+    "Decision", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain", "delay", "instrument", "limit",
+    "only_ranks", "pace_early_ranks", "phase", "pmean", "psum", "recorded", "spec"]
 
 _HOMES = {
     "Decision": "jaxpace.core.types",
@@ -26,8 +28,12 @@ _HOMES = {
     "Pacer": "jaxpace.core.types",
     "Plan": "jaxpace.core.plan",
     "Recorder": "jaxpace.trace.recorder",
+    "chain": "jaxpace.coordination.combinators",
     "delay": "jaxpace.pieces",
     "instrument": "jaxpace.instrument",
+    "limit": "jaxpace.coordination.combinators",
+    "only_ranks": "jaxpace.coordination.combinators",
+    "pace_early_ranks": "jaxpace.coordination.early_ranks",
     "phase": "jaxpace.communication.phases",
     "pmean": "jaxpace.pieces",
     "psum": "jaxpace.pieces",

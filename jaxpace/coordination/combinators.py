@@ -1,0 +1,126 @@
+"""Pacers made of pacers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination import settings
+from jaxpace.coordination.durations import bounded
+from jaxpace.core.types import Decision, Observation, Pacer, PacerState
+
+_ZERO = np.float32(0)
+
+
+def chain(*pacers: Pacer) -> Pacer:
+  """Runs several pacers side by side and applies the longest delay that any of them asks for.
+
+  Delays don't add up. So no rank is held longer than the pacer that asked most would have held it by itself: what each
+  guarantees (a longest delay, a cost) holds for the chain with the largest of their bounds. All see the same
+  observation, whose delays are those applied, whoever asked for them.
+
+  Of token buckets (`pace_early_ranks`) each pays for all that is held back. A step is held back by at most the longest
+  delay, which was in its owner's bucket, so that bucket is never overdrawn, and the sum of L stays within
+  the largest `cost`.
+
+  >>> def always(seconds):
+  ...   return Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(seconds), {}), state))
+  >>> pacer = chain(always(1e-3), limit(always(9e-3), 4e-3))
+  >>> decision, state = pacer.update(None, pacer.init(2))
+  >>> print(f"{decision.delay:.3f}")
+  0.004
+
+  Args:
+    *pacers: at least one.
+
+  Returns:
+    A pacer whose state is the tuple of theirs. Columns of one name get the pacer's place appended from the second on:
+    `slack`, `slack_2`.
+
+  Raises:
+    ValueError: there are none, or one is not a pacer.
+  """
+  if not pacers:
+    raise ValueError("jaxpace.chain needs at least one pacer: jaxpace.chain(jaxpace.pace_early_ranks(), mine).")
+  settings.pacers(*pacers)
+
+  def init(ranks: int) -> tuple[PacerState, ...]:
+    return tuple(pacer.init(ranks) for pacer in pacers)
+
+  def update(observation: Observation, state: tuple[PacerState, ...]) -> tuple[Decision, tuple[PacerState, ...]]:
+    longest, info, after = jnp.float32(0), {}, []
+    for place, (pacer, own) in enumerate(zip(pacers, state, strict=True), start=1):
+      decision, own = pacer.update(observation, own)
+      after.append(own)
+      # NaN and negative delays lose.
+      longest = jnp.where(decision.delay > longest, decision.delay, longest)
+      info |= {(name if name not in info else f"{name}_{place}"): value for name, value in decision.info.items()}
+    return Decision(longest, info), tuple(after)
+
+  return Pacer(init, update)
+
+
+def limit(pacer: Pacer, max_delay: float) -> Pacer:
+  """Cuts a pacer's delays to [0, max_delay]; NaN and negative ones to 0.
+
+  Args:
+    pacer: whose delays to cut.
+    max_delay: s, 0 to 10.
+
+  Returns:
+    A pacer with the same state and columns.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  settings.pacers(pacer)
+  most = settings.delay("max_delay", max_delay)
+
+  def update(observation: Observation, state: PacerState) -> tuple[Decision, PacerState]:
+    decision, state = pacer.update(observation, state)
+    return decision._replace(delay=bounded(decision.delay, most)), state
+
+  return Pacer(pacer.init, update)
+
+
+def only_ranks(pacer: Pacer, ranks: Sequence[int]) -> Pacer:
+  """Lets a pacer delay some ranks only. On the others it goes on observing, and its columns go on in the trace.
+
+  Args:
+    pacer: whose delays to keep to these ranks.
+    ranks: indices along the data axis, at least one.
+
+  Returns:
+    A pacer with the same state and columns.
+
+  Raises:
+    ValueError: an index is not a whole number from 0, or, when it is initialised or traced, there is no such rank.
+  """
+  settings.pacers(pacer)
+  try:
+    chosen = sorted({operator.index(rank) for rank in ranks})
+  except TypeError:
+    chosen = []
+  if not chosen or chosen[0] < 0 or chosen[-1] >= 2**31:
+    raise ValueError(f"ranks={ranks!r} must be a sequence of rank numbers from 0, such as range(8) or [0, 3].")
+
+  def check(count: int) -> None:
+    if chosen[-1] >= count:
+      raise ValueError(f"jaxpace.only_ranks was given rank {chosen[-1]}, but there are {count} along the data axis, "
+                       f"numbered from 0 to {count - 1}.")
+
+  def init(count: int) -> PacerState:
+    check(count)
+    return pacer.init(count)
+
+  def update(observation: Observation, state: PacerState) -> tuple[Decision, PacerState]:
+    check(observation.arrivals.shape[0])
+    decision, state = pacer.update(observation, state)
+    here: jax.Array = jnp.any(observation.rank == np.asarray(chosen, np.int32))
+    return decision._replace(delay=jnp.where(here, decision.delay, _ZERO)), state
+
+  return Pacer(init, update)

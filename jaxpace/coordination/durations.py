@@ -1,0 +1,35 @@
+"""What counts as a duration, and as a delay, whatever a clock or a message has delivered."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+LONGEST = np.float32(86400.0)
+"""s. More than a day between two collectives is a clock that wrapped or a torn message."""
+
+
+def valid(seconds: jax.Array) -> jax.Array:
+  """Says which values are durations: finite, not negative, at most `LONGEST`.
+
+  Args:
+    seconds: [...] float32 s.
+
+  Returns:
+    [...] bool; False for NaN.
+  """
+  return (seconds >= np.float32(0)) & (seconds <= LONGEST)
+
+
+def bounded(delay: jax.Array, most: np.float32) -> jax.Array:
+  """Makes a delay that may be asked for out of anything.
+
+  Args:
+    delay: [...] float32 s.
+    most: s, finite.
+
+  Returns:
+    [...] float32 s in [0, most]; 0 for NaN.
+  """
+  return jnp.where(delay > np.float32(0), jnp.minimum(delay, most), np.float32(0))
