@@ -17,9 +17,9 @@ _PIECES = {
 def lines(figures: dict[str, Any]) -> list[str]:
   """Renders what has been measured; parts that have not been are left out."""
   text = measured.introduction("What being measured costs", figures)
-  text += ["Medians with their 95 % bootstrap intervals. Alternatives take turns in one run, in an order drawn anew each "
-           "round; differences and ratios are of the same round. `bare again` is the null: the same bare step a second "
-           "time.", ""]
+  text += ["Medians with their 95 % bootstrap intervals. Alternatives take turns in one run, in an order drawn anew "
+           "each round; differences and ratios are of the same round. `bare again` is the null: the same bare step a "
+           "second time.", ""]
   if "alone" in figures:
     text += ["## Each piece alone", ""]
     text += measured.table(["piece", "µs"], [[name, _interval(figures["alone"][key])] for key, name in _PIECES.items()])
