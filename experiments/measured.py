@@ -1,0 +1,74 @@
+"""What goes with every measurement: the command, the machine, the day; and tables of Markdown."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+
+def circumstances(module: str) -> dict[str, Any]:
+  """Command line, machine, versions, date and load of this run of a program.
+
+  Args:
+    module: name of the program, as in `python -m`.
+  """
+  return {"command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+          "date": datetime.date.today().isoformat(),
+          "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "jax": jax.__version__,
+                      "python": platform.python_version()},
+          "load_average_at_start": round(os.getloadavg()[0], 2)}
+
+
+def progress(what: str, of: int) -> Callable[[int], None]:
+  """Makes a function that tells on standard error how far something is, a few times in all."""
+  said = -1
+
+  def say(done: int) -> None:
+    nonlocal said
+    if done * 4 // of > said:
+      said = done * 4 // of
+      print(f"  {what}: {done} of {of}", file=sys.stderr, flush=True)
+
+  return say
+
+
+def introduction(title: str, figures: dict[str, Any]) -> list[str]:
+  """Heading, and what `circumstances` says, in Markdown."""
+  machine = figures["machine"]
+  return [f"# {title}", "",
+          f"`{figures['command']}`, {figures['date']}, {machine['cores']} cores, {machine['platform']}, "
+          f"jax {machine['jax']}, Python {machine['python']}, load average at the start "
+          f"{figures['load_average_at_start']:g}.", ""]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+  """A Markdown table, numbers with four significant digits at most, and an empty line."""
+  lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+  lines += ["| " + " | ".join(cell(value) for value in row) + " |" for row in rows]
+  return [*lines, ""]
+
+
+def cell(value: Any) -> str:
+  """One entry: yes and no for booleans, a dash for what is not known."""
+  if value is None:
+    return "–"
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def write(figures: dict[str, Any], lines: Sequence[str], out: pathlib.Path) -> None:
+  """Writes `out` (.json) and the Markdown beside it."""
+  out.parent.mkdir(parents=True, exist_ok=True)
+  out.write_text(json.dumps(figures, indent=1) + "\n")
+  out.with_suffix(".md").write_text("\n".join(lines).rstrip("\n") + "\n")
+  print(f"Written to {out} and {out.with_suffix('.md')}.")
