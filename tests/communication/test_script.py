@@ -86,3 +86,14 @@ def test_the_largest_collectives_get_the_slots_and_the_largest_sum_carries():
   every = written(with_a_norm)
   assert max(every.collectives, key=lambda c: c.bytes).slot == every.carrier.slot
   assert every.overflow == 0 and not every.unstamped
+
+
+def test_a_boundary_names_the_phase_that_ends_there():
+  def step(params, x):
+    loss = jax.checkpoint(lambda params: jnp.sum(jnp.square(jnp.tanh(jnp.tanh(x @ params["w"]) @ params["w"]))))
+    return jax.lax.psum(jax.value_and_grad(loss)(params), "data")
+
+  result = written(step)
+  assert [(mark.kind, mark.segment) for mark in result.marks] == [
+      ("start", "gap"), ("delay", "delay"), ("phase", "forward"), ("enter", "backward"), ("exit", "sync"),
+      ("end", "update")]
