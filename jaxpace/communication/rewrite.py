@@ -42,6 +42,10 @@ class Taken:
   last_exit: jax.Array  # uint32 [2]
 
 
+_SENT_WHOLE = 64
+"""Elements of an array that a host callback is given as it is."""
+
+
 class _Evaluator:
 
   def __init__(self, script: Script, clock: Clock, before: Before, inputs: Sequence[Any]):
@@ -177,6 +181,9 @@ class _Evaluator:
     outputs = [self.read(ref) for ref in self.program.outputs]
     with jax.named_scope("jaxpace"):
       ends = [v for v in outputs if isinstance(v, jax.Array) and v.size]
+      if self.before.mapped and self.clock.name != "native":
+        # A host callback can't be given large arrays whole, and under pmap an element of one cuts its kernel anew.
+        ends = [v for v in ends if v.size <= _SENT_WHOLE] or sorted(ends, key=lambda v: v.size)[:1]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
       self.stamp(*[v[None] if self.before.mapped else v for v in ends])
     return outputs

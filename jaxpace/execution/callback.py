@@ -56,19 +56,18 @@ def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
 
 
 def _witnesses(previous: jax.Array, after: list[jax.Array]) -> list[jax.Array]:
-  """Returns a few elements of every array, one vector a dtype, that are ready only when the arrays are.
+  """Returns a few elements of every array, that are ready only when the arrays are.
 
   Whole arrays would be copied to the host, so large ones send one element. A bare slice is not enough for that:
   XLA may fuse it into what computes the array and compute that element alone, early. The
   operands of a conditional are whole.
   """
-  small = [array.reshape(-1) for array in after if array.size <= _WHOLE]
+  small = [array for array in after if array.size <= _WHOLE]
   large = [array for array in after if array.size > _WHOLE]
   if large:
     never = previous[0] == jnp.uint32(0xFFFFFFFF)
     small += jax.lax.cond(never, _last_elements, _first_elements, *large)
-  dtypes = dict.fromkeys(element.dtype for element in small)
-  return [jnp.concatenate([element for element in small if element.dtype == dtype]) for dtype in dtypes]
+  return small
 
 
 def _first_elements(*arrays: jax.Array) -> list[jax.Array]:
