@@ -88,6 +88,15 @@ def test_what_is_already_held_back_needs_no_second_gate():
   assert covered(chain, jnp.ones((64, 64)), jnp.ones((64, 64)), jnp.ones((2, 64))) == ([2], True)
 
 
+def test_what_is_made_of_a_gated_value_is_held_for_all_its_readers():
+  def fork(w, v, x):
+    scaled = x * 2.0 + 1.0
+    return jax.lax.psum(jnp.sum(scaled @ w) + jnp.sum(scaled @ v), "data")
+
+  wide = jnp.ones((64, 4096))  # beside which the scaling weighs nothing
+  assert covered(fork, wide, wide, jnp.ones((2, 64))) == ([2], True)
+
+
 def test_two_branches_need_a_gate_each():
   def branches(w, v, x, y):
     return jax.lax.psum(jnp.sum(x @ w) + jnp.sum(y @ v), "data")

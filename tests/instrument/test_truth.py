@@ -149,6 +149,32 @@ def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
   assert excess(entered) >= LEAST, "the delay did not delay"
 
 
+@pytest.mark.parametrize("clock", ["native", "callback"])
+def test_nothing_of_a_step_starts_before_its_delay_is_over(clock):
+  """What is stamped later would look delayed even if the work had been done meanwhile."""
+  begun = {rank: [] for rank in range(RANKS)}
+
+  def note(x, rank):
+    begun[int(rank)].append(time.monotonic_ns())
+    return x
+
+  @jax.custom_vjp
+  def noted(x):
+    return jax.pure_callback(note, jax.ShapeDtypeStruct(x.shape, x.dtype), x, jax.lax.axis_index("data"))
+
+  noted.defvjp(lambda x: (noted(x), None), lambda _, cotangent: (cotangent,))
+
+  def update(observation, state):
+    return Decision(jnp.where(observation.rank == LATE, jnp.float32(INJECTED), jnp.float32(0)), {}), state
+
+  pacer = Pacer(lambda ranks: (), update)
+  pace, plan = run(late_step(noted), clock=clock, share=True, pacer=pacer)
+  over = times(pace, plan)[:, :, at(plan, "delay")]
+  for rank in range(RANKS):
+    assert len(begun[rank]) == STEPS
+    assert (np.array(begun[rank]) >= over[rank]).all()
+
+
 @pytest.mark.parametrize("asked", [np.nan, -1.0, np.inf, 5.0])
 def test_no_delay_exceeds_max_delay_whatever_a_pacer_asks(asked):
   pacer = Pacer(lambda ranks: (), lambda o, s: (Decision(jnp.float32(asked), {}), s))
