@@ -52,7 +52,8 @@ def chain(*pacers: Pacer) -> Pacer:
     return tuple(pacer.init(ranks) for pacer in pacers)
 
   def update(observation: Observation, state: tuple[PacerState, ...]) -> tuple[Decision, tuple[PacerState, ...]]:
-    longest, info, after = jnp.float32(0), {}, []
+    longest, after = jnp.float32(0), []
+    info: dict[str, jax.Array] = {}
     for place, (pacer, own) in enumerate(zip(pacers, state, strict=True), start=1):
       decision, own = pacer.update(observation, own)
       after.append(own)
@@ -113,9 +114,9 @@ def only_ranks(pacer: Pacer, ranks: Sequence[int]) -> Pacer:
       raise ValueError(f"jaxpace.only_ranks was given rank {chosen[-1]}, but there are {count} along the data axis, "
                        f"numbered from 0 to {count - 1}.")
 
-  def init(count: int) -> PacerState:
-    check(count)
-    return pacer.init(count)
+  def init(ranks: int) -> PacerState:
+    check(ranks)
+    return pacer.init(ranks)
 
   def update(observation: Observation, state: PacerState) -> tuple[Decision, PacerState]:
     check(observation.arrivals.shape[0])

@@ -116,7 +116,7 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
     quiet = jnp.where(known, quiet, state.quiet)
     # Comparisons with NaN are false: passive wherever something isn't known.
     enough = slack > jnp.where(state.active, _HALF * least, least)
-    active = known & enough & (quiet < calm) & (low_now.count >= np.int32(window))
+    active = known & enough & (quiet < calm) & (low_now.seen >= np.int32(window))
 
     tokens = bucket.update(seen, delays, price, most, state.tokens)
     delay = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), most), _ZERO)

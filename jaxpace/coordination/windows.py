@@ -52,7 +52,7 @@ class Quantile(NamedTuple):
 
   quantile: jax.Array  # float32 s, estimate
   scale: jax.Array  # float32 s, mean absolute distance of the values from it
-  count: jax.Array  # int32, valid values seen, at most the window
+  seen: jax.Array  # int32, valid values so far, at most the window
 
 
 class Floor(NamedTuple):
@@ -144,16 +144,16 @@ def quantile(window: int, share: float) -> Estimator:
 
   def update(x: jax.Array, state: Quantile) -> Quantile:
     ok = valid(x)
-    count = jnp.minimum(state.count + np.int32(1), np.int32(window))
+    count = jnp.minimum(state.seen + np.int32(1), np.int32(window))
     n = count.astype(jnp.float32)
-    start = jnp.where(state.count == np.int32(0), x, state.quantile)
+    start = jnp.where(state.seen == np.int32(0), x, state.quantile)
     scale = state.scale + jnp.maximum(rate, _ONE / n) * (jnp.abs(x - start) - state.scale)
     step = jnp.minimum(np.float32(QUANTILE_GAIN) / n, _ONE) * scale
     up = jnp.where(x > start, below, jnp.where(x < start, below - _ONE, _ZERO))
     moved = Quantile(jnp.maximum(start + step * up, _ZERO), scale, count)
     return Quantile(*(jnp.where(ok, new, old) for new, old in zip(moved, state, strict=True)))
 
-  return Estimator(init, update, lambda state: jnp.where(state.count > np.int32(0), state.quantile, _NAN))
+  return Estimator(init, update, lambda state: jnp.where(state.seen > np.int32(0), state.quantile, _NAN))
 
 
 def floor(window: int) -> Estimator:
