@@ -28,12 +28,6 @@ from absl import app, flags
 from jaxpace.coordination import pace_early_ranks
 from jaxpace.core.types import Observation, Pacer
 
-_RANKS = flags.DEFINE_list("ranks", ["4", "16", "64", "256", "1024"], "Numbers of ranks.")
-_STEPS = flags.DEFINE_integer("steps", 2000, "Steps of each run.", lower_bound=100)
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds of each cell.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 40, "Timings of update; the median is reported.", lower_bound=3)
-_OUTPUT = flags.DEFINE_string("output", "docs/measurements/null_pacing", "Where the figures go, less .json and .md.")
-
 BUSY, TRANSFER, COST = 20e-3, 2e-3, 1e-3
 TARGET = {"ratio": 1 + COST, "update_us": 10.0}
 
@@ -200,38 +194,47 @@ def table(result: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
+def define_flags() -> None:
+  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
+  flags.DEFINE_list("ranks", ["4", "16", "64", "256", "1024"], "Numbers of ranks.")
+  flags.DEFINE_integer("steps", 2000, "Steps of each run.", lower_bound=100)
+  flags.DEFINE_integer("seeds", 3, "Seeds of each cell.", lower_bound=1)
+  flags.DEFINE_integer("repeats", 40, "Timings of update; the median is reported.", lower_bound=3)
+  flags.DEFINE_string("output", "docs/measurements/null_pacing", "Where the figures go, less .json and .md.")
+
+
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
   try:
-    sizes = [int(r) for r in _RANKS.value]
+    sizes = [int(r) for r in flags.FLAGS.ranks]
   except ValueError:
     sizes = []
   if not sizes or min(sizes) < 2:
-    raise app.UsageError(f"--ranks={','.join(_RANKS.value)} must be whole numbers from 2, such as 4,64.")
+    raise app.UsageError(f"--ranks={','.join(flags.FLAGS.ranks)} must be whole numbers from 2, such as 4,64.")
   logging.getLogger("jax").setLevel(logging.WARNING)
   cells = []
   for ranks in sizes:
     for name, pacer in PACERS.items():
       for shape in SHAPES:
-        own = [cell(pacer, shape, ranks, _STEPS.value, seed) for seed in range(_SEEDS.value)]
+        own = [cell(pacer, shape, ranks, flags.FLAGS.steps, seed) for seed in range(flags.FLAGS.seeds)]
         cells += [{"pacer": name, "shape": shape, "ranks": ranks, "seed": seed, **c} for seed, c in enumerate(own)]
         worst = max(c["ratio"] for c in own)
         print(f"  {ranks:5d} ranks, {name:8s} {shape:12s} {100 * (worst - 1):+.4f} %", flush=True)
   print("  timing update ...", flush=True)
   pin_to_one_core()
-  update = {"ranks": 1024, **time_update(1024, _REPEATS.value)}
+  update = {"ranks": 1024, **time_update(1024, flags.FLAGS.repeats)}
   worst = max(c["ratio"] for c in cells)
   result = {
       "command": "python -m experiments.null_pacing " + " ".join(
-          [f"--ranks={','.join(map(str, sizes))}", f"--steps={_STEPS.value}", f"--seeds={_SEEDS.value}",
-           f"--repeats={_REPEATS.value}"]),
+          [f"--ranks={','.join(map(str, sizes))}", f"--steps={flags.FLAGS.steps}", f"--seeds={flags.FLAGS.seeds}",
+           f"--repeats={flags.FLAGS.repeats}"]),
       "machine": platform.machine(), "python": platform.python_version(), "jax": jax.__version__,
-      "ranks": sizes, "steps": _STEPS.value, "seeds": _SEEDS.value, "target": TARGET, "worst_ratio": worst,
+      "ranks": sizes, "steps": flags.FLAGS.steps, "seeds": flags.FLAGS.seeds, "target": TARGET, "worst_ratio": worst,
       "within_target": worst <= TARGET["ratio"], "update": update,
       "update_within_target": update["median_us"] <= TARGET["update_us"],
       "cells": [{k: (float(f"{v:.7g}") if isinstance(v, float) else v) for k, v in c.items()} for c in cells]}
-  path = pathlib.Path(_OUTPUT.value)
+  path = pathlib.Path(flags.FLAGS.output)
   path.parent.mkdir(parents=True, exist_ok=True)
   path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
   path.with_suffix(".md").write_text(table(result))
@@ -240,4 +243,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+  define_flags()
   app.run(main)

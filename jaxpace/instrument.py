@@ -155,17 +155,23 @@ class Instrumented:
     Raises:
       ValueError: the state isn't one of this step's, or the step has no collective over the axis.
     """
-    one, stacked = self._one_rank(pace)
+    checks.is_pace(pace)
     ranks = checks.axis_size(self.axis)
+    one, stacked = self._one_rank(pace)
     checks.same_ranks(one, ranks, self.axis)
     clock = resolve_clock(self.clock_wanted, self._platform or jax.default_backend())
-    leaves, tree = jax.tree.flatten((args, kwargs))
-
+    everything, tree = jax.tree.flatten((args, kwargs))
+    # What is no array (a flag, a name) is the step's own business, as it is without jaxpace.
+    places = [i for i, leaf in enumerate(everything) if isinstance(leaf, (jax.Array, np.ndarray, np.generic))]
+    leaves = [everything[i] for i in places]
     shape: Any = None
 
     def shaped_step(*leaves: Any) -> list[Any]:
       nonlocal shape
-      args, kwargs = jax.tree.unflatten(tree, leaves)
+      given = list(everything)
+      for place, leaf in zip(places, leaves, strict=True):
+        given[place] = leaf
+      args, kwargs = jax.tree.unflatten(tree, given)
       out, shape = jax.tree.flatten(self.step(*args, **kwargs))
       return out
 
@@ -191,7 +197,6 @@ class Instrumented:
 
   def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
     """This rank's state without the axis of ranks, and whether there was one (shard_map) or not (pmap)."""
-    checks.is_pace(pace)
     stacked = jnp.ndim(pace.step) == 1
     checks.whole_mesh_named(pace)
     return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked

@@ -59,6 +59,8 @@ def _losses(process: Process) -> list[str]:
   if lost:
     said.append(f"{name} lost {plural(lost, 'row')}" + (f" in {plural(holes, 'hole')}" if holes else "")
                 + (f", {plural(dropped, 'copy', 'copies')} dropped because the disk was too slow." if dropped else "."))
+  if info.get("ended_by"):
+    said.append(f"{name} was ended by {str(info['ended_by']).rstrip('.')}.")
   if info.get("stopped"):
     said.append(f"{name} stopped recording: {str(info['stopped']).rstrip('.')}.")
   return said

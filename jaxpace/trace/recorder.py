@@ -119,6 +119,9 @@ class Recorder:
 
   def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                trace: TracebackType | None) -> None:
+    if kind is not None and self._writer is not None and not self._closed and self._writer.ended_by is None:
+      message = next(iter(str(error).splitlines()), "")[:200]
+      self._writer.ended_by = f"{kind.__name__}: {message}" if message else kind.__name__
     self._close(in_trouble=kind is not None)
 
   def open(self) -> None:

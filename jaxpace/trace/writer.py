@@ -59,7 +59,7 @@ class Writer:
     self.losses = Losses()
     self.stopped: str | None = None  # why recording stopped early
     self.rows_written = 0
-    self.ended_by: str | None = None  # "SIGTERM"
+    self.ended_by: str | None = None  # "SIGTERM", or the exception that left the recorder's `with`
     self._lock = threading.Lock()
     self._queue: collections.deque[Batch] = collections.deque()
     self._queued_bytes = 0

@@ -52,6 +52,23 @@ def test_delays_are_exactly_zero_within_a_window_once_imbalance_subsides(noise):
   assert (applied[steps].max() > 7e-3) and (applied[steps + WINDOW:] == 0).all()
 
 
+def test_nor_does_a_sluggish_estimate_keep_it_going():
+  """A high quantile falls slowly; half a window of steps without earliness ends it all the same."""
+  pacer = jaxpace.pace_early_ranks(window=WINDOW, quantile=0.9, cost=1.0, noise=0, max_delay=0.1)
+  steps = 4 * WINDOW
+  applied, _ = jobs.run(pacer, np.concatenate([straggler(steps, late=0.1, noise=0), straggler(steps, late=0, noise=0)]))
+  assert applied[steps, 0] > 50e-3 and applied[steps + WINDOW // 4, 0] > 50e-3
+  assert (applied[steps + WINDOW // 2:] == 0).all()
+
+
+def test_a_rank_that_is_late_in_most_steps_only_leaves_no_slack():
+  """Its mean is late, but one step in four has no room."""
+  busy = straggler(8 * WINDOW, late=0)
+  busy[:, LATE] += 20e-3 * (np.arange(len(busy)) % 4 != 0)
+  applied, info = jobs.run(jaxpace.pace_early_ranks(window=WINDOW, cost=1.0, noise=0), busy)
+  assert (applied == 0).all() and (info["slack"][3 * WINDOW:, 0] < 1e-3).all()
+
+
 def test_hysteresis():
   """Slack between half the threshold and the whole: stays on where it was on, does not come on by itself."""
   above, between, below = (straggler(6 * WINDOW, late=x, noise=0, base=20e-3) for x in (2.4e-3, 0.9e-3, 0.3e-3))

@@ -56,7 +56,7 @@ def test_an_axis_that_is_not_bound():
 
 def test_a_call_outside_of_shard_map():
   paced = jaxpace.instrument(models.plain_step, "data")
-  with pytest.raises(ValueError, match=r"inside jax\.shard_map or jax\.pmap"):
+  with pytest.raises(ValueError, match=r"outside jax\.shard_map and jax\.pmap"):
     paced(paced.init(mesh_of(data=1)), models.mlp_params(), models.batches(1)[0])
 
 
@@ -141,3 +141,18 @@ def test_spec_names_every_axis_and_only_those_of_the_mesh():
 def test_a_pacer_that_breaks_its_contract(update, words):
   with pytest.raises(ValueError, match=words):
     trace(models.plain_step, mesh_of(data=2), pacer=Pacer(lambda ranks: np.float32(0), update))
+
+
+def test_arguments_that_are_no_arrays_reach_the_step_as_they_are():
+  seen = []
+
+  def step(state, batch, training, name):
+    seen.append((training, name))
+    return state + jax.lax.psum(jnp.sum(batch), "data")
+
+  mesh = mesh_of(data=2)
+  paced, spec = jaxpace.instrument(step, "data"), jaxpace.spec(mesh)
+  run = jax.jit(jax.shard_map(lambda pace, state, batch: paced(pace, state, batch, True, name="train"), mesh=mesh,
+                              in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
+  assert float(run(paced.init(mesh), jnp.zeros(()), jnp.ones(4))[1]) == 4.0
+  assert seen == [(True, "train")]

@@ -15,6 +15,7 @@ import pytest
 
 from jaxpace.trace import parts, ringcopy, writer
 from jaxpace.trace import recorder as recorder_module
+from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
 from tests.trace import fake_step as fake
 
@@ -141,8 +142,10 @@ def test_host_causes_belong_to_the_step_the_loop_was_at(tmp_path):
 def test_the_steps_are_recorded_when_the_loop_raises(tmp_path):
   with pytest.raises(ZeroDivisionError), Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 21)
-    raise ZeroDivisionError
+    raise ZeroDivisionError("no such\nluck")
   assert_complete(tmp_path, range(21))
+  assert process_file(tmp_path)["ended_by"] == "ZeroDivisionError: no such"
+  assert any("was ended by ZeroDivisionError: no such." in problem for problem in read_run(tmp_path).problems)
 
 
 def test_the_last_pace_donated_elsewhere_counts_as_lost(tmp_path, caplog):
