@@ -102,8 +102,8 @@ def axis_size(axis: Sequence[str]) -> int:
       bound = ", ".join(map(repr, manual_axes()))
       where = f"The axes bound here are {bound}." if bound else (
           "No axis is bound here. Either the instrumented step runs outside jax.shard_map and jax.pmap: put it where "
-          "the bare step was, e.g. jax.jit(jax.shard_map(paced, mesh=mesh, ...)). Or it was given a step that is already "
-          "shard_mapped, or plain jit over sharded arrays, whose collectives nobody can see from outside: give "
+          "the bare step was, e.g. jax.jit(jax.shard_map(paced, mesh=mesh, ...)). Or it was given a step that is "
+          "already shard_mapped, or plain jit over sharded arrays, whose collectives nobody can see from outside: give "
           "jaxpace.instrument the per-device function.")
       raise ValueError(f"The data axis {name!r} is not known where the instrumented step runs. {where}") from None
   return size
