@@ -15,7 +15,7 @@ from tests.instrument.running import P, arrivals, at, column, mesh_of, segments,
 
 RANKS, STEPS, LATE = 4, 7, 2
 INJECTED = 30e-3
-LEAST = 0.8 * INJECTED  # busy machines make the other ranks late too; how true stamps are is measured by experiments.truth
+LEAST = 0.8 * INJECTED  # busy machines make the other ranks late too; experiments.truth measures how true stamps are
 
 
 def sleeping(x):
