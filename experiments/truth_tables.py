@@ -30,7 +30,7 @@ def markdown(figures: dict[str, Any]) -> list[str]:
     lines += ["## A heavy update, and the exit stamp", "",
               "Adam on 2 ranks of one process; medians with 95 % intervals, ms. Alone: compiled by itself, run in "
               "turns with the step, less a program that does nothing. Held: the same step, whose update waits for a "
-              "clock reading of its own after the all-reduce. The exit stamp holds nothing back: what the update "
+              "clock reading of its own after the all-reduce. The exit stamp holds back scalars only: what the update "
               "column lacks, the sync column has.", "", *_exit(figures["exit"], short)]
   if "processes" in figures:
     lines += ["## Several processes, medians of blocks", "",
