@@ -19,7 +19,7 @@ from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.core.varying import vary, varying
-from jaxpace.execution import Clock, resolve_clock, words
+from jaxpace.execution import resolve_clock, words
 
 Share = Literal["auto"] | bool | None
 
@@ -261,4 +261,4 @@ class Instrumented:
             "max_delay": self.max_delay, "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
 
 
-__all__ = ["Clock", "Instrumented", "instrument", "spec"]
+__all__ = ["Instrumented", "instrument", "spec"]

@@ -17,11 +17,6 @@ from jax.extend import core as jex_core
 
 from jaxpace.communication import phases
 
-COLLECTIVES = frozenset({
-    "psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "all_gather_reduced",
-    "reduce_scatter", "unreduced_reduce_scatter", "unreduced_psum", "psum_scatter", "all_to_all", "ragged_all_to_all",
-    "ppermute", "pbroadcast", "psend", "precv", "pgather"})
-
 # Name an axis and send nothing.
 _LOCAL = frozenset({
     "pvary", "pcast", "axis_index", "axis_size", "preduced", "vary_unreduced_cast", "reduced_vary_cast"})

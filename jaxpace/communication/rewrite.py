@@ -14,6 +14,7 @@ from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.script import Script, Section
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
+from jaxpace.execution.callback import SENT_WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +41,6 @@ class Taken:
   delays: jax.Array | None  # float32 [ranks] s, where shared
   waits: list[jax.Array]  # float32 [] s each, by slot
   last_exit: jax.Array  # uint32 [2]
-
-
-_SENT_WHOLE = 64
-"""Elements of an array that a host callback is given as it is."""
 
 
 class _Evaluator:
@@ -183,7 +180,7 @@ class _Evaluator:
       ends = [v for v in outputs if isinstance(v, jax.Array) and v.size]
       if self.before.mapped and self.clock.name != "native":
         # A host callback can't be given large arrays whole, and under pmap an element of one cuts its kernel anew.
-        ends = [v for v in ends if v.size <= _SENT_WHOLE] or sorted(ends, key=lambda v: v.size)[:1]
+        ends = [v for v in ends if v.size <= SENT_WHOLE] or sorted(ends, key=lambda v: v.size)[:1]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
       self.stamp(*[v[None] if self.before.mapped else v for v in ends])
     return outputs

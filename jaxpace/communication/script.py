@@ -134,8 +134,8 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
       held_after = _scalar_inputs(program, producers, stages[number + 1], varying_of_aval(program.avals[result]))
     sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, held_after))
 
-  carrier = max((s.extra for s in sections if s.extra is not None),
-                key=lambda c: _group_bytes_of(sections, program, c), default=None)
+  joinable = [section for section in sections if section.extra is not None]
+  carrier = max(joinable, key=lambda s: schedule.group_bytes(program, s.group)).extra if joinable else None
   collectives = tuple(_describe(program, s, axis) for s in sections if s.slot is not None)
   overflow = sum(1 for s in sections if s.group and s.slot is None)
   unstamped = [Unstamped(h.name, h.primitive, h.bytes, h.reason) for h in program.hidden]
@@ -265,10 +265,6 @@ def _scalar_inputs(program: Program, producers: gates.Producers, following: sche
   read = {v for run in following.runs for i in run.equations for v in program.equations[i].reads()}
   return [v for v in program.inputs if v in read and program.avals[v].shape == () and producers.exact(v)
           and axes <= varying_of_aval(program.avals[v])]
-
-
-def _group_bytes_of(sections: Sequence[Section], program: Program, carrier: Carrier) -> int:
-  return next(schedule.group_bytes(program, s.group) for s in sections if s.slot == carrier.slot)
 
 
 def _describe(program: Program, section: Section, axis: Sequence[str]) -> Collective:

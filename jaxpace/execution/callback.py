@@ -16,7 +16,7 @@ from jaxpace.core.varying import vary, varying
 from jaxpace.execution import limits, operands, words
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
-_WHOLE = 64
+SENT_WHOLE = 64
 """Arrays of at most this many elements are sent whole."""
 
 
@@ -62,8 +62,8 @@ def _witnesses(previous: jax.Array, after: list[jax.Array]) -> list[jax.Array]:
   XLA may fuse it into what computes the array and compute that element alone, early. The
   operands of a conditional are whole.
   """
-  small = [array for array in after if array.size <= _WHOLE]
-  large = [array for array in after if array.size > _WHOLE]
+  small = [array for array in after if array.size <= SENT_WHOLE]
+  large = [array for array in after if array.size > SENT_WHOLE]
   if large:
     never = previous[0] == jnp.uint32(0xFFFFFFFF)
     small += jax.lax.cond(never, _last_elements, _first_elements, *large)
