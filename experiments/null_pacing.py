@@ -81,7 +81,8 @@ SHAPES: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 def simulation(pacer: Pacer, ranks: int) -> Callable[[jax.Array], dict[str, jax.Array]]:
   """Compiles a run: busy times [steps, ranks] float32 s -> by step the last arrival, mean delay, ranks delayed."""
   index = jnp.arange(ranks, dtype=jnp.int32)
-  axes: Any = {"step": None, "rank": 0, "arrivals": None, "delays": None, "waits": 0, "step_time": None}
+  axes: Any = {"step": None, "rank": 0, "arrivals": None, "delays": None, "waits": 0, "step_time": None,
+               "job_step_time": None, "job_transfers": None}
   update = jax.vmap(pacer.update, in_axes=(Observation(**axes), 0))
   start = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * ranks), pacer.init(ranks))
 
@@ -91,7 +92,8 @@ def simulation(pacer: Pacer, ranks: int) -> Callable[[jax.Array], dict[str, jax.
     entered = busy + delays
     last = jnp.max(entered)
     seen = Observation(step=step, rank=index, arrivals=busy, delays=delays,
-                       waits=(last - entered + np.float32(TRANSFER))[:, None], step_time=last + np.float32(TRANSFER))
+                       waits=(last - entered + np.float32(TRANSFER))[:, None], step_time=last + np.float32(TRANSFER),
+                       job_step_time=last + np.float32(TRANSFER), job_transfers=jnp.full((1,), TRANSFER, jnp.float32))
     decision, state = update(seen, state)
     out = {"last": last, "delay": jnp.mean(delays), "delayed": jnp.mean((delays > 0).astype(jnp.float32))}
     return (state, decision.delay), out
@@ -130,7 +132,8 @@ def time_update(ranks: int, repeats: int, loop: int = 2000) -> dict[str, float]:
       state, arrivals, delay = carry
       if paced:
         seen = Observation(step=k, rank=jnp.int32(1), arrivals=arrivals, delays=jnp.zeros_like(arrivals) + delay,
-                           waits=jnp.full((16,), 1e-3, jnp.float32), step_time=jnp.float32(BUSY))
+                           waits=jnp.full((16,), 1e-3, jnp.float32), step_time=jnp.float32(BUSY),
+                           job_step_time=jnp.float32(BUSY), job_transfers=jnp.full((16,), 1e-3, jnp.float32))
         decision, state = pacer.update(seen, state)
         delay = decision.delay
       # Never the same twice, or the compiler would take the work out of the loop.

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace import checks
 from jaxpace.communication import program, rewrite, script, sharing
+from jaxpace.coordination import arrivals as coordination_arrivals
 from jaxpace.core import pace as pace_state
 from jaxpace.core import ring
 from jaxpace.core.pace import PaceState
@@ -183,7 +184,8 @@ class Instrumented:
     share, reason = self._share(written)
     index = jax.lax.axis_index(self.axis)
     before = rewrite.Before(one.last_exit, one.delay, index, ranks,
-                            self.max_delay if self.pacer is not None else None, share, mapped=not stacked)
+                            self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
+                            mapped=not stacked)
     outputs, taken = rewrite.run(written, clock, before, leaves)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, taken, index, ranks)
@@ -214,6 +216,12 @@ class Instrumented:
       return False, f"not shared: gloo would send {processes} processes one more message a step (share=True shares)"
     return True, "shared in the all-reduce of collective " + str(written.carrier.slot if written.carrier else 0)
 
+  def _job(self, one: PaceState, written: script.Script, share: bool) -> jax.Array:
+    """What is shared of the step before; nothing where no pacer would see it."""
+    if not share or self.pacer is None:
+      return jnp.zeros((0,), jnp.float32)
+    return jnp.concatenate([one.step_time[None], one.transfers[:len(written.collectives)]])
+
   def _after(self, one: PaceState, taken: rewrite.Taken, index: jax.Array, ranks: int
              ) -> tuple[PaceState, tuple[str, ...]]:
     """The state after the step: its stamps in the ring, and the pacer's decision for the next."""
@@ -224,12 +232,16 @@ class Instrumented:
       arrivals, delays = jnp.where(mine, taken.arrival, nothing), jnp.where(mine, taken.delay, nothing)
     decision, pacer = Decision(jnp.float32(0), {}), one.pacer
     names: tuple[str, ...] = ()
+    step_time, transfers = one.step_time, one.transfers
     if self.pacer is not None:
-      waits = [*taken.waits, *([nothing] * (self.slots - len(taken.waits)))]
+      waits = jnp.stack([*taken.waits, *([nothing] * (self.slots - len(taken.waits)))])
       first = jnp.all(one.last_exit == jnp.uint32(0))
-      observation = Observation(
-          step=one.step, rank=index, arrivals=arrivals, delays=delays, waits=jnp.stack(waits[:self.slots]),
-          step_time=jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit)))
+      step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit))
+      transfers = waits.at[0].set(coordination_arrivals.transfer(waits[0], arrivals, delays, index))
+      job = jnp.full((1 + self.slots,), nothing) if taken.job is None else jnp.pad(
+          taken.job, (0, 1 + self.slots - taken.job.shape[0]), constant_values=nothing)
+      observation = Observation(step=one.step, rank=index, arrivals=arrivals, delays=delays, waits=waits,
+                                step_time=step_time, job_step_time=job[0], job_transfers=job[1:])
       decision, pacer = self.pacer.update(observation, one.pacer)
       names = checks.decision(decision, pacer, one.pacer)
     info = [jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names]
@@ -239,7 +251,7 @@ class Instrumented:
         ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None], one.step % jnp.int32(self.rows), 0),
         step=one.step + jnp.int32(1), rank=one.rank, last_exit=taken.last_exit,
         delay=jnp.asarray(decision.delay).astype(jnp.float32).reshape(()), info=jnp.stack(info), arrivals=arrivals,
-        delays=delays, pacer=pacer), names
+        delays=delays, step_time=step_time, transfers=transfers, pacer=pacer), names
 
   def _row(self, one: PaceState, taken: rewrite.Taken) -> jax.Array:
     bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)

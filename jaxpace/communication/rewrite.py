@@ -27,6 +27,7 @@ class Before:
   ranks: int
   delay_limit: float | None  # s; None: the step has no delay operation
   share: bool
+  job: jax.Array  # float32 [1 + collectives] or [0] s, own step time and transfers of the step before, to be shared
   mapped: bool  # under pmap, which gives every output one more axis when the step is over
 
 
@@ -39,6 +40,7 @@ class Taken:
   delay: jax.Array  # float32 [] s, applied
   arrivals: jax.Array | None  # float32 [ranks] s, where shared
   delays: jax.Array | None  # float32 [ranks] s, where shared
+  job: jax.Array | None  # float32 as in `Before`, rank 0's step time and mean transfers, where shared
   waits: list[jax.Array]  # float32 [] s each, by slot
   last_exit: jax.Array  # uint32 [2]
 
@@ -56,7 +58,7 @@ class _Evaluator:
     self.waits: list[jax.Array] = []
     self.arrival = jnp.float32(jnp.nan)
     self.delay = jnp.float32(0)
-    self.shared: tuple[jax.Array, jax.Array] | None = None
+    self.shared: tuple[jax.Array, jax.Array, jax.Array] | None = None
 
   def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
     if isinstance(ref, Literal):
@@ -128,7 +130,7 @@ class _Evaluator:
       if ours is not None and section.extra is not None:
         total = jax.lax.psum(ours, section.extra.axes)
         if self.carries(section):
-          self.shared = sharing.unpack(total, self.before.ranks)
+          self.shared = sharing.unpack(total, self.before.ranks, section.extra.dtype)
       held = hold(self.clock, self.loose_stamp(result), [self.env[value] for value in section.held_after])
       self.env.update(zip(section.held_after, held, strict=True))
       leave = self.stamps[-1]
@@ -144,7 +146,8 @@ class _Evaluator:
     if section.extra is None:
       return None
     if self.carries(section):
-      payload = sharing.operand(self.arrival, self.delay, self.before.index, self.before.ranks, section.extra.dtype)
+      before = self.before
+      payload = sharing.operand(self.arrival, self.delay, before.job, before.index, before.ranks, section.extra.dtype)
     elif section.gate is None:
       payload = jnp.zeros((1,), section.extra.dtype)
     else:
@@ -200,10 +203,11 @@ def run(script: Script, clock: Clock, before: Before, inputs: Sequence[Any]) -> 
   """
   evaluator = _Evaluator(script, clock, before, inputs)
   outputs = evaluator.run()
-  arrivals, delays = evaluator.shared or (None, None)
+  arrivals, delays, job = evaluator.shared or (None, None, None)
   return outputs, Taken(
       stamps=evaluator.stamps, arrival=evaluator.arrival, delay=evaluator.delay, arrivals=arrivals, delays=delays,
-      waits=evaluator.waits, last_exit=evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1])
+      job=job, waits=evaluator.waits,
+      last_exit=evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1])
 
 
 __all__ = ["Before", "Taken", "run"]

@@ -16,6 +16,9 @@ from jaxpace.communication.script import Carrier
 UNKNOWN = -1.0
 """Stands for an arrival that is not known (a rank's first step); NaN would spread to every rank."""
 
+_NONE = -1e6
+"""Stands for a time that is not known where times are added up: the sum, and so the average, is negative then."""
+
 _PARTS = {"float32": 1, "float64": 1, "bfloat16": 3}
 """Numbers of a dtype that carry one float32 exactly: 24 bits of mantissa, 8 in each bfloat16."""
 
@@ -31,30 +34,42 @@ def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
   return ""
 
 
-def operand(arrival: jax.Array, delay: jax.Array, index: jax.Array, ranks: int, dtype: str) -> jax.Array:
+def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Array, ranks: int, dtype: str
+            ) -> jax.Array:
   """Packs one rank's numbers.
 
   Args:
     arrival: [] float32 seconds, NaN if unknown.
     delay: [] float32 seconds applied.
+    job: [1 + collectives] float32 seconds of the step before, or [0]: own step time, of which rank 0's is sent; own
+      transfers, which are averaged. NaN if unknown.
     index: [] int32, this rank's index along the axis.
     ranks: ranks along the axis.
     dtype: of the all-reduce.
 
   Returns:
-    [parts * 2 * ranks] of `dtype`: zero but at this rank's places.
+    [parts * (2 * ranks + len(job))] of `dtype`: zero but at this rank's places and in what is added up.
   """
   own = jnp.stack([jnp.where(jnp.isnan(arrival), jnp.float32(UNKNOWN), arrival), delay])
   mine = jnp.arange(ranks, dtype=jnp.int32) == index
   values = jnp.where(mine[None, :], own[:, None], jnp.float32(0)).reshape(-1)
+  if job.shape[0]:
+    weight = jnp.full(job.shape, 1 / ranks, jnp.float32).at[0].set((index == 0).astype(jnp.float32))
+    values = jnp.concatenate([values, jnp.where(jnp.isnan(job), jnp.float32(_NONE), job) * weight])
   return jnp.concatenate(_split(values, dtype))
 
 
-def unpack(total: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
-  """Reads the sum: arrivals [ranks] float32 s (NaN where unknown) and delays [ranks] float32 s."""
-  parts = total.reshape(-1, 2, ranks).astype(jnp.float32)
-  arrivals, delays = parts.sum(axis=0)
-  return jnp.where(arrivals < jnp.float32(0), jnp.float32(np.nan), arrivals), delays
+def unpack(total: jax.Array, ranks: int, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Reads the sum.
+
+  Returns:
+    Arrivals [ranks] float32 s (NaN where unknown), delays [ranks] float32 s, and `job`, NaN where unknown. In
+    bfloat16 the averages are good to some 0.4 %, all else is exact.
+  """
+  values = total.reshape(_PARTS[dtype], -1).astype(jnp.float32).sum(axis=0)
+  arrivals, delays, job = values[:ranks], values[ranks:2 * ranks], values[2 * ranks:]
+  nothing = jnp.float32(np.nan)
+  return jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays, jnp.where(job < jnp.float32(0), nothing, job)
 
 
 def _split(values: jax.Array, dtype: str) -> list[jax.Array]:

@@ -26,6 +26,8 @@ class PaceState(NamedTuple):
   info: jax.Array  # [MAX_DECISIONS] float32, the pacer's columns that came with that delay
   arrivals: jax.Array  # [R] float32 s, of the last step; NaN where unknown
   delays: jax.Array  # [R] float32 s, applied in the last step; NaN where unknown
+  step_time: jax.Array  # [] float32 s, own, of the last step; NaN where unknown
+  transfers: jax.Array  # [slots] float32 s, own estimate of every collective's own time in the last step; NaN unknown
   pacer: PacerState
 
 
@@ -50,6 +52,8 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
       "info": np.zeros((ring.MAX_DECISIONS,), np.float32),
       "arrivals": unknown,
       "delays": unknown.copy(),
+      "step_time": np.full((), np.nan, np.float32),
+      "transfers": np.full((slots,), np.nan, np.float32),
       "pacer": () if pacer is None else jax.tree.map(np.asarray, pacer.init(ranks)),
   }
   return PaceState(**leaves)

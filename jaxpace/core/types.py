@@ -15,6 +15,9 @@ class Observation(NamedTuple):
 
   `R` is the number of ranks along the data axis, `S` the number of collective slots.
   A value that is not known is NaN, never 0: a missing arrival is not an early one.
+
+  What all ranks must decide alike, they decide from what is the same on all of them: `arrivals` and `delays` where
+  every one is known, `job_step_time`, `job_transfers`, `step`. A rank's waits and step time are its own.
   """
 
   step: jax.Array  # [] int32, index of the completed step
@@ -23,6 +26,9 @@ class Observation(NamedTuple):
   delays: jax.Array  # [R] delay each rank really applied in this step; others' are NaN unless shared
   waits: jax.Array  # [S] own exit - enter of every collective; NaN in unused slots
   step_time: jax.Array  # [] own time from the previous step's last exit to this one's
+  # Of the step before that one, the same on all ranks to the last bit; NaN unless shared:
+  job_step_time: jax.Array  # [] rank 0's step_time
+  job_transfers: jax.Array  # [S] mean over ranks of what each found a collective's own time to be
 
 
 class Decision(NamedTuple):

@@ -27,7 +27,7 @@ def always(seconds, **info):
 def nothing_seen(ranks=RANKS, rank=0):
   unknown = jnp.full((ranks,), jnp.nan, jnp.float32)
   return Observation(jnp.int32(0), jnp.int32(rank), unknown, unknown, jnp.full((SLOTS,), jnp.nan, jnp.float32),
-                     jnp.float32(jnp.nan))
+                     jnp.float32(jnp.nan), jnp.float32(jnp.nan), jnp.full((SLOTS,), jnp.nan, jnp.float32))
 
 
 @pytest.mark.parametrize("asked, expected", [
@@ -123,7 +123,8 @@ def observations(draw):
 def observation(k, rank, arrivals, delays, waits, step_time):
   f32 = jnp.float32
   return Observation(jnp.int32(k), jnp.int32(rank), jnp.asarray(arrivals, f32), jnp.asarray(delays, f32),
-                     jnp.asarray(waits, f32), jnp.asarray(step_time[0], f32))
+                     jnp.asarray(waits, f32), jnp.asarray(step_time[0], f32), jnp.asarray(step_time[0], f32),
+                     jnp.asarray(waits, f32))
 
 
 @pytest.mark.parametrize("name", PACERS)

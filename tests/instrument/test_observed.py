@@ -12,7 +12,7 @@ from tests.instrument import models
 from tests.instrument.running import PAUSE, P, arrivals, at, column, mesh_of, times
 
 STEPS, SLOTS = 6, 4
-COLUMNS = ["step", "rank", "own", "other", "delays", "wait0", "wait1", "step_time"]
+COLUMNS = ["step", "rank", "own", "other", "delays", "wait0", "wait1", "step_time", "job_step", "job0", "job1"]
 
 
 def noting() -> Pacer:
@@ -21,10 +21,11 @@ def noting() -> Pacer:
   def update(o, state):
     index = o.rank
     seen = [o.step, o.rank, o.arrivals[index], o.arrivals[1 - index], o.delays[1 - index], o.waits[0], o.waits[1],
-            o.step_time]
-    assert o.waits.shape == (SLOTS,) and o.arrivals.shape == o.delays.shape == (2,)
+            o.step_time, o.job_step_time, *o.job_transfers[:2]]
+    assert o.waits.shape == o.job_transfers.shape == (SLOTS,) and o.arrivals.shape == o.delays.shape == (2,)
     info = {name: value.astype(jnp.float32) for name, value in zip(COLUMNS, seen, strict=True)}
-    info["wait1"] = jnp.where(jnp.isnan(o.waits[2:]).all(), info["wait1"], jnp.float32(-1))
+    empty = jnp.isnan(o.waits[2:]).all() & jnp.isnan(o.job_transfers[2:]).all()
+    info["wait1"] = jnp.where(empty, info["wait1"], jnp.float32(-1))
     return Decision(jnp.where(index > 0, jnp.float32(PAUSE), jnp.float32(0)), info), state
 
   return Pacer(lambda ranks: (), update)
@@ -105,3 +106,23 @@ def test_what_is_asked_is_applied_in_the_next_step(observed):
   assert (applied[late, 1:] >= 0.999 * np.float32(PAUSE)).all() and (applied[~late] == 0).all()
   # The time really slept, not what was asked: never the same to the bit.
   assert (applied[late, 1:] != np.float32(PAUSE)).all()
+
+
+def test_what_the_job_knows_of_the_step_before_is_the_same_on_all_ranks(observed):
+  pace, _, noted, share = observed
+  first, second = [0, 0, 2, 2], [1, 1, 3, 3]  # the ranks along the data axis, on each of the model axis's halves
+  if not share:
+    assert all(np.isnan(noted[name]).all() for name in ("job_step", "job0", "job1"))
+    return
+  np.testing.assert_array_equal(noted["job_step"][:, 1:], noted["step_time"][first, :-1])
+  assert np.isnan(noted["job_step"][:, 0]).all()
+
+  def averaged(values):
+    return (values[first] + values[second])[:, :-1] / 2
+
+  np.testing.assert_allclose(noted["job1"][:, 1:], averaged(noted["wait1"]), rtol=1e-6)
+  entered = noted["own"] + column(pace, ring.DELAY_APPLIED)[:, :-1]
+  early = np.maximum(entered[first], entered[second]) - entered
+  transfers = averaged(np.maximum(noted["wait0"] - early, 0))
+  np.testing.assert_allclose(noted["job0"][:, 1:], transfers, rtol=1e-4, atol=1e-6)
+  np.testing.assert_array_equal(noted["job0"], noted["job0"][first])

@@ -258,7 +258,8 @@ def test_bits_and_collectives(make):
   plan = both.paced.plan
 
   # Number, kind, groups of ranks and operands of all collectives are the bare step's, but for the shared vector.
-  assert extra_operands(both.bare_hlo, both.hlo) == (["f32[4]"] if plan.share else [])
+  # Arrivals and delays of 2 ranks, the step time, and each collective's transfer.
+  assert extra_operands(both.bare_hlo, both.hlo) == ([f"f32[{5 + len(plan.collectives)}]"] if plan.share else [])
   assert plan.share == (make is not reduce_scatter_all_gather)  # there, no sum that an operand could join
   if plan.clock == "native":
     assert host_callbacks(both.hlo) == host_callbacks(both.bare_hlo)
@@ -342,7 +343,7 @@ def test_data_and_model_axes(check_vma):
   assert both.paced.plan.ranks == 2
   assert np.asarray(both.pace.rank).tolist() == [0, 1, 2, 3]
   assert np.asarray(both.pace.step).tolist() == [6] * 4
-  assert extra_operands(both.bare_hlo, both.hlo) == ["f32[4]"] * both.paced.plan.share
+  assert extra_operands(both.bare_hlo, both.hlo) == ["f32[6]"] * both.paced.plan.share
 
 
 def test_two_axes_that_together_are_the_data_axis():
