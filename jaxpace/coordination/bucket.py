@@ -38,5 +38,10 @@ def update(seen: jax.Array, delays: jax.Array, cost: np.float32, most: np.float3
     step may then have been held back by all that was in the bucket.
   """
   filled = tokens + cost * arrivals.latest(seen)
-  paid = filled - jnp.abs(filled) * _ROUNDING - arrivals.lateness(seen, delays)
+  paid = less(filled, arrivals.lateness(seen, delays))
   return jnp.where(arrivals.all_known(seen, delays), jnp.minimum(paid, most), jnp.minimum(tokens, _ZERO))
+
+
+def less(filled: jax.Array, paid: jax.Array) -> jax.Array:
+  """Takes `paid` out of `filled`, and what float32 may have rounded up: [] float32 s."""
+  return filled - jnp.abs(filled) * _ROUNDING - paid
