@@ -18,6 +18,7 @@ from jaxpace.core import pace as pace_state
 from jaxpace.core import ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
+from jaxpace.core.recordable import Recordable
 from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import resolve_clock, words
@@ -80,7 +81,7 @@ def instrument(
   return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows, max_delay=max_delay)
 
 
-class Instrumented:
+class Instrumented(Recordable):
   """An instrumented step; made by `instrument`."""
 
   def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None, *, clock: str,
@@ -93,7 +94,7 @@ class Instrumented:
     self.clock_wanted = clock
     self.share_wanted: Share = share
     self.slots, self.rows, self.max_delay = slots, rows, max_delay
-    self.plan: Plan | None = None
+    self.plan = None
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
 
@@ -122,6 +123,7 @@ class Instrumented:
     assert devices is not None
     checks.some_devices(devices)
     self._platform = devices[0].platform
+    self.places = len(devices)
     ranks = len(devices) * jax.process_count()
     first = jax.process_index() * len(devices)
     self.mesh_shape = {self.axis[0]: ranks}
@@ -133,7 +135,7 @@ class Instrumented:
     self._platform = mesh.devices.flat[0].platform
     self.mesh_shape = {name: int(size) for name, size in mesh.shape.items()}
     names = partition[0] if isinstance(partition[0], tuple) else (partition[0],)
-    count = int(np.prod([mesh.shape[name] for name in names]))
+    self.places = count = int(np.prod([mesh.shape[name] for name in names]))
     ranks = int(np.prod([mesh.shape[name] for name in self.axis]))
     one = pace_state.fresh(0, ranks, self.rows, self.slots, self.pacer)
     sharding = NamedSharding(mesh, partition)

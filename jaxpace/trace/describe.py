@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxpace import distributed
+from jaxpace.core.recordable import Recordable
 from jaxpace.trace import rundir, schema
 
 _PACKAGES = ("jaxpace", "jax", "jaxlib", "flax", "numpy", "pyarrow")
@@ -29,20 +30,20 @@ def process(identity: rundir.RunIdentity, index: int) -> dict[str, Any]:
   }
 
 
-def run(identity: rundir.RunIdentity, paced: Any, config: Mapping[str, Any] | None,
+def run(identity: rundir.RunIdentity, paced: Recordable, config: Mapping[str, Any] | None,
         directory: pathlib.Path) -> dict[str, Any]:
   """Describes the run, all but the plan, which is not known before the first trace.
 
   Args:
     identity: run id and attempt.
-    paced: the instrumented function; its `settings_json()` says which clock, sharing and pacer it was made with.
+    paced: the instrumented function, which says with which clock, sharing and pacer it was made.
     config: the program's configuration.
     directory: run directory; earlier attempts of the same run are taken over from its `run.json`.
   """
   devices = jax.devices()
   earlier = rundir.read_json(directory / rundir.RUN_FILE) or {}
   attempts = earlier.get("attempts", []) if earlier.get("run") == identity.run else []
-  settings = paced.settings_json() if hasattr(paced, "settings_json") else {}
+  settings = paced.settings_json()
   return {
       "schema_version": schema.SCHEMA_VERSION,
       "run": identity.run,

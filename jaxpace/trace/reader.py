@@ -22,7 +22,7 @@ from jaxpace.trace.table_reader import TableFiles, open_table
 
 SCHEMA_VERSION = 1
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
-_DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_applied_ns")
+_DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns")
 
 Progress = Callable[[int, int], None]
 """Called from reading threads with the rows read so far and the rows in all."""

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from jaxpace.trace import describe, host, ringcopy, rundir
+from jaxpace.core.recordable import Recordable
+from jaxpace.trace import describe, host, progress, ringcopy, rundir
 from jaxpace.trace.intake import Batch
 from jaxpace.trace.writer import KEEP_SAMPLES, Writer, explain
 
@@ -54,9 +55,9 @@ class Recorder:
   every step.
   """
 
-  def __init__(self, directory: str | os.PathLike[str] | None, paced: Any, *, every_steps: int | None = None,
-               every_seconds: float = 1.0, resume: bool = False, config: Mapping[str, Any] | None = None,
-               grace_seconds: float = 5.0, handle_sigterm: bool = True):
+  def __init__(self, directory: str | os.PathLike[str] | None, paced: Recordable | None, *,
+               every_steps: int | None = None, every_seconds: float = 1.0, resume: bool = False,
+               config: Mapping[str, Any] | None = None, grace_seconds: float = 5.0, handle_sigterm: bool = True):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
@@ -73,15 +74,16 @@ class Recorder:
       TypeError: `paced` is not an instrumented function.
       ValueError: a period is not positive.
     """
-    if directory is not None and not hasattr(paced, "plan"):
+    if directory is not None and not isinstance(paced, Recordable):
       raise TypeError(
-          f"Recorder needs the function that `jaxpace.instrument` returned; got {type(paced).__name__}. "
-          "Pass the instrumented function itself, not the `jax.jit` or `jax.shard_map` around it.")
+          f"Recorder takes the function that jaxpace.instrument returned: Recorder(directory, paced). This is a "
+          f"{type(paced).__name__}. Pass the instrumented function itself, not the jax.jit, jax.shard_map or jax.pmap "
+          "around it.")
     if (every_steps is not None and every_steps < 1) or not every_seconds > 0:
       raise ValueError(f"every_steps={every_steps} and every_seconds={every_seconds} must be positive.")
     # Absolute: a program that changes its working directory goes on recording to the same place.
     self.directory = None if directory is None else pathlib.Path(os.path.abspath(directory))
-    self._paced = paced
+    self._paced: Any = paced
     self._every_steps, self._every_seconds = every_steps, every_seconds
     self._resume, self._config = resume, config
     self._grace_seconds, self._handle_sigterm = grace_seconds, handle_sigterm
@@ -96,8 +98,7 @@ class Recorder:
     self._samples: list[host.Sample] = []
     self._extra: list[dict[str, float]] = []
     self._pending: collections.deque[_Pending] = collections.deque()
-    self._newest: int | None = None
-    self._standing = 0
+    self._progress = progress.Progress()
     self._ranks_known = False
     self.run: str | None = None
 
@@ -170,7 +171,7 @@ class Recorder:
 
     Raises:
       TypeError: `pace` is not a pace state, is traced, or a host column is not a number.
-      ValueError: `pace` was donated, or the instrumented function has no plan.
+      ValueError: `pace` was donated or is not split over all devices, or the instrumented function has no plan.
       RuntimeError: the recorder is not open.
     """
     writer = self._writer
@@ -181,6 +182,7 @@ class Recorder:
     if type(pace) is not self._pace_type:
       self._begin(pace)
     ringcopy.check_alive(pace)
+    self._progress.repeated(pace is self._latest)
     self._latest = pace
     extra = self._host_columns(host_columns) if host_columns else {}
     self._samples.append(self._causes.sample())
@@ -235,6 +237,7 @@ class Recorder:
     """Checks the pace state the first time, and reads from it what does not change."""
     ringcopy.check(pace)
     ringcopy.check_alive(pace)
+    ringcopy.check_split(pace, self._paced.places)
     rows = pace.ring.shape[-2]
     self._every = max(1, rows // 2)
     self._max_pending = max(4, _PENDING_BYTES // ringcopy.local_bytes(pace))
@@ -295,19 +298,10 @@ class Recorder:
     self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra))
 
   def _watch_progress(self, rings: np.ndarray, calls: int) -> None:
-    """Copies more often if `record` is not called for every step; warns if the steps stand still."""
-    newest = ringcopy.newest(rings)
-    if self._newest is not None:
-      advance = newest - self._newest
-      if advance > calls > 0:
-        rows = rings.shape[-2]
-        self._every = max(1, min(self._every, (rows // 2) * calls // advance))
-      self._standing = self._standing + calls if advance == 0 else 0
-      if self._standing > calls and self._standing >= 2 and calls:
-        _LOG.warning("The pace state given to record() does not advance: give each step the one the step before "
-                     "returned (`pace, out = step(pace, ...)`).")
-        self._standing = -1 << 60  # Once.
-    self._newest = newest
+    """Copies more often if `record` is not called for every step."""
+    advance = self._progress.copied(ringcopy.newest(rings), calls)
+    if advance is not None and advance > calls > 0:
+      self._every = max(1, min(self._every, (rings.shape[-2] // 2) * calls // advance))
 
   def _terminate(self, writer: Writer) -> None:
     """A step boundary after SIGTERM: gets everything to the disk, then lets the process go the way it would have."""

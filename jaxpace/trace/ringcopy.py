@@ -52,6 +52,21 @@ def check_alive(pace: Any) -> None:
                      f"record the one the step returned: {_EXAMPLE}.")
 
 
+def check_split(pace: Any, places: int | None) -> None:
+  """Checks that the state holds every device's part, as many as `init` laid out; None if that isn't known.
+
+  Raises:
+    ValueError: it holds fewer: the step's out_specs dropped the others.
+  """
+  held = pace.ring.shape[0]
+  if places is not None and held < places:
+    raise ValueError(
+        f"The pace state that the step returned holds the part of {held} device{'s' if held > 1 else ''} of {places}: "
+        "its partition spec in out_specs of jax.shard_map leaves out a mesh axis, so the others' stamps are lost, and "
+        "the next step will not take it. Use spec = jaxpace.spec(mesh) in both in_specs and out_specs: "
+        "out_specs=(spec, P()).")
+
+
 def local_bytes(pace: Any) -> int:
   """Returns the size of this process's rings."""
   return sum(shard.data.nbytes for shard in pace.ring.addressable_shards)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.core import ring
 from jaxpace.core.plan import Collective, Mark, Plan
+from jaxpace.core.recordable import Recordable
 
 SLOTS = 2
 WIDTH = ring.row_width(SLOTS)
@@ -37,7 +38,7 @@ class FakePace(NamedTuple):
   step: jax.Array  # [ranks] uint32
 
 
-class FakePaced:
+class FakePaced(Recordable):
   """Stands for the instrumented function: has a plan and settings."""
 
   def __init__(self, plan: Plan | None = PLAN):

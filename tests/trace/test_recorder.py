@@ -1,57 +1,19 @@
 import gc
 import json
-import logging
-import os
-import pathlib
 import threading
 import time
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
-from jaxpace.trace import parts, ringcopy, writer
 from jaxpace.trace import recorder as recorder_module
+from jaxpace.trace import ringcopy
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
 from tests.trace import fake_step as fake
-
-
-def table(directory: pathlib.Path, name: str = "steps") -> list[dict]:
-  return [row for path in sorted((directory / name).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-
-
-def process_file(directory: pathlib.Path) -> dict:
-  return json.loads((directory / "process" / "0.json").read_text())
-
-
-def train(recorder: Recorder, steps: int, rows: int = 16, pause: float = 0.0, every: int = 1, first: int = 0):
-  mesh = fake.mesh()
-  step, pace = fake.make_step(mesh), fake.init(mesh, rows, first)
-  for i in range(steps):
-    pace = step(pace)
-    if i % every == every - 1:
-      recorder.record(pace)
-    if pause:
-      time.sleep(pause)
-  return pace
-
-
-def assert_complete(directory: pathlib.Path, steps: range) -> None:
-  """Every row of every rank, with the stamps the step wrote."""
-  rows = table(directory)
-  assert sorted((r["rank"], r["step"]) for r in rows) == [(r, s) for r in range(jax.device_count()) for s in steps]
-  for r in rows:
-    assert r["start_ns"] == fake.stamp(r["step"], r["rank"], 0)
-    assert r["end_ns"] == fake.stamp(r["step"], r["rank"], 7)
-    gap = None if r["step"] == steps[0] else fake.PERIOD - sum(fake.DURATIONS)
-    assert (r["forward_ns"], r["sync_ns"], r["gap_ns"], r["compute_ns"]) == (200_000, 45_000, gap, None)
-  for r in table(directory, "collectives"):
-    assert r["exit_ns"] == fake.stamp(r["step"], r["rank"], 5)
-  assert len(table(directory, "collectives")) == len(rows)
+from tests.trace.recording import assert_complete, process_file, table, train
 
 
 @pytest.mark.parametrize("rows", [4, 16, 64])
@@ -171,180 +133,6 @@ def test_off(tmp_path, monkeypatch):
       pass
   recorder.close()
   assert not recorder.recording and not list(tmp_path.iterdir())
-
-
-# Mistakes.
-
-
-def mistake(directory, pace, error, text, paced=None):
-  with pytest.raises(error, match=text), Recorder(directory, paced or fake.FakePaced()) as recorder:
-    recorder.record(pace)
-
-
-def test_mistakes_are_named(tmp_path):
-  mesh = fake.mesh()
-  step, pace = fake.make_step(mesh), fake.init(mesh)
-  after = step(pace)
-  mistake(tmp_path / "1", {"params": 1}, TypeError, "is it the train state")
-  mistake(tmp_path / "2", (after, 3), TypeError, "pass the pace state alone")
-  mistake(tmp_path / "3", pace, ValueError, "donated")
-  mistake(tmp_path / "4", jax.tree.map(np.asarray, after), TypeError, "unconverted")
-  mistake(tmp_path / "5", after, ValueError, "do not instrument twice", fake.FakePaced(None))
-  with pytest.raises(TypeError, match="inside a function that JAX is tracing"), Recorder(
-      tmp_path / "6", fake.FakePaced()) as recorder:
-    jax.jit(recorder.record)(after)
-  with pytest.raises(TypeError, match="device value"), Recorder(tmp_path / "7", fake.FakePaced()) as recorder:
-    recorder.record(after, loss=jnp.float32(1))
-  with pytest.raises(ValueError, match='"data" or "checkpoint"'), Recorder(
-      tmp_path / "8", fake.FakePaced()) as recorder, recorder.measure("nap"):
-    pass
-  with pytest.raises(TypeError, match="jax.jit"):
-    Recorder(tmp_path / "9", step)
-  with pytest.raises(ValueError, match="positive"):
-    Recorder(tmp_path / "9", fake.FakePaced(), every_steps=0)
-  recorder = Recorder(tmp_path / "9", fake.FakePaced())
-  with pytest.raises(RuntimeError, match="`with`"):
-    recorder.record(after)
-  with recorder:
-    recorder.record(after)
-  with pytest.raises(RuntimeError, match="`with`"):
-    recorder.record(after)
-  with pytest.raises(RuntimeError, match="once"):
-    recorder.open()
-
-
-def test_a_pace_state_that_is_not_threaded_is_noticed(tmp_path, caplog):
-  mesh = fake.mesh()
-  pace = fake.make_step(mesh)(fake.init(mesh))
-  with Recorder(tmp_path, fake.FakePaced(), every_steps=2) as recorder:
-    for _ in range(20):
-      recorder.record(pace)
-      jax.block_until_ready(pace)
-  assert caplog.text.count("does not advance") == 1
-  assert {r["step"] for r in table(tmp_path)} == {0}
-
-
-# Directories.
-
-
-def test_an_earlier_run_is_set_aside_and_foreign_files_stay(tmp_path):
-  with Recorder(tmp_path, fake.FakePaced()) as first:
-    train(first, 5)
-  (tmp_path / "notes.txt").write_text("mine")
-  (tmp_path / "steps" / "other.parquet").write_text("mine")
-  (tmp_path / "process" / "x.json").write_text("{}")
-  (tmp_path / "locality").mkdir()
-  (tmp_path / "locality" / "0.json").write_text("{}")
-  with Recorder(tmp_path, fake.FakePaced()) as second:
-    train(second, 7)
-  old = tmp_path / ".previous" / str(first.run)
-  assert sorted(str(p.relative_to(old)) for p in old.rglob("*") if p.is_file()) == sorted(
-      ["run.json", "process/0.json", "locality/0.json",
-       *(f"{t}/{parts.PartId(str(first.run), 0, 0, 0).file_name}" for t in ("steps", "collectives"))])
-  assert first.run != second.run
-  assert (tmp_path / "notes.txt").read_text() == (tmp_path / "steps" / "other.parquet").read_text() == "mine"
-  assert (tmp_path / "process" / "x.json").exists()
-  (tmp_path / "steps" / "other.parquet").unlink()
-  assert_complete(tmp_path, range(7))
-
-
-def test_resume_goes_on_with_the_run_as_its_next_attempt(tmp_path):
-  with Recorder(tmp_path, fake.FakePaced(), resume=True) as first:
-    train(first, 5)
-  with Recorder(tmp_path, fake.FakePaced(), resume=True) as second:
-    train(second, 6, first=3)
-  assert first.run == second.run
-  rows = [r for r in table(tmp_path) if r["rank"] == 0]
-  assert [(r["attempt"], r["step"]) for r in rows] == [(0, s) for s in range(5)] + [(1, s) for s in range(3, 9)]
-  run = json.loads((tmp_path / "run.json").read_text())
-  assert run["attempt"] == 1 and [a["attempt"] for a in run["attempts"]] == [0, 1]
-
-
-def one_warning(caplog, text: str) -> None:
-  warnings = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
-  assert len(warnings) == 1 and text in warnings[0], warnings
-
-
-def test_a_foreign_run_file_is_left_alone(tmp_path, caplog):
-  (tmp_path / "run.json").write_text('{"name": "somebody else\'s"}')
-  with Recorder(tmp_path, fake.FakePaced()) as recorder:
-    train(recorder, 3)
-  one_warning(caplog, "was not written by jaxpace")
-  assert not recorder.recording
-  assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
-
-
-def test_a_directory_that_is_a_file(tmp_path, caplog):
-  (tmp_path / "run").write_text("a file")
-  with Recorder(tmp_path / "run", fake.FakePaced()) as recorder:
-    train(recorder, 3)
-  one_warning(caplog, "not a directory")
-
-
-@pytest.mark.parametrize("code, text", [(28, "no space is left"), (122, "no space is left"), (30, "can't be written"),
-                                        (13, "can't be written"), (5, "OSError")])
-def test_trouble_while_writing_stops_recording_with_one_warning(tmp_path, caplog, monkeypatch, code, text):
-  written = pq.write_table
-
-  def failing(data, path, **options):
-    if "000001" in str(path):
-      raise OSError(code, os.strerror(code))
-    written(data, path, **options)
-
-  monkeypatch.setattr(pq, "write_table", failing)
-  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
-      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
-  with Recorder(tmp_path, fake.FakePaced(), every_steps=4) as recorder:
-    train(recorder, 100, pause=0.003)
-    assert not recorder.recording
-  one_warning(caplog, text)
-  assert "training goes on" in caplog.text
-  steps = {r["step"] for r in table(tmp_path)}
-  assert steps == set(range(len(steps))) and 0 < len(steps) < 100
-  assert process_file(tmp_path)["stopped"] and not process_file(tmp_path)["closed_cleanly"]
-
-
-def test_a_directory_deleted_meanwhile(tmp_path, caplog, monkeypatch):
-  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
-      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
-  directory = tmp_path / "run"
-  with Recorder(directory, fake.FakePaced(), every_steps=4) as recorder:
-    train(recorder, 30)
-    directory.rename(tmp_path / "moved")
-    train(recorder, 60, pause=0.003, first=30)
-  one_warning(caplog, "moved or deleted")
-  assert not directory.exists()
-
-
-# Memory and speed.
-
-
-def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypatch):
-  gate = threading.Event()
-  written = pq.write_table
-
-  def slow(*args, **options):
-    gate.wait(30)
-    written(*args, **options)
-
-  monkeypatch.setattr(pq, "write_table", slow)
-  ring_bytes = 8 * 8 * fake.WIDTH * 4
-  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
-      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.01, "queue_bytes": 3 * ring_bytes})
-  with Recorder(tmp_path, fake.FakePaced(), every_steps=4) as recorder:
-    pace = train(recorder, 400, rows=8, pause=0.0005)
-    jax.block_until_ready(pace)
-    assert len(recorder._writer._queue) <= 3
-    assert recorder._writer._queued_bytes <= 3 * ring_bytes
-    assert len(recorder._pending) <= recorder._max_pending
-    gate.set()
-  steps = {r["step"] for r in table(tmp_path)}
-  assert recorder.lost["dropped_batches"] > 20
-  assert recorder.lost["lost_rows"] == 8 * (400 - len(steps)) > 0
-  assert recorder.lost["holes"] >= 1
-  assert process_file(tmp_path)["closed_cleanly"]
-  hosts = {r["step"]: r["cpu_ns"] for r in table(tmp_path)}
-  assert all(hosts[step] is not None for step in steps), "samples of dropped copies stay aligned to their steps"
 
 
 def test_devices_that_lag_do_not_hold_the_loop_up(tmp_path, monkeypatch):

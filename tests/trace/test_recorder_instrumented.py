@@ -99,3 +99,15 @@ def test_data_and_model_axes(tmp_path):
       recorder.record(pace)
       jax.block_until_ready(params)  # Many steps in flight can deadlock XLA's in-process collectives on few cores.
   check(tmp_path, paced.plan, 8, 20)
+
+
+@pytest.mark.parametrize("axes", [{"data": 4}, {"data": 2, "model": 2}])
+def test_an_out_spec_that_drops_devices_is_named_before_the_next_step_fails(tmp_path, axes):
+  mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+  paced = jaxpace.instrument(train_step, "data")
+  left_out = P("data") if len(axes) > 1 else P()
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(jaxpace.spec(mesh), P(), P("data")),
+                               out_specs=(left_out, P()), check_vma=False))
+  pace, _ = step(paced.init(mesh), jnp.ones((FEATURES,), jnp.float32), np.ones((8, FEATURES), np.float32))
+  with pytest.raises(ValueError, match=r"of 4: its partition spec in out_specs"), Recorder(tmp_path, paced) as recorder:
+    recorder.record(pace)

@@ -1,0 +1,25 @@
+"""What a recorder records: a function that stamps its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxpace.core.plan import Plan
+
+
+class Recordable:
+  """Base of what `jaxpace.instrument` returns.
+
+  A class to inherit from, not a protocol: `jax.jit` and `jax.shard_map` copy the attributes of what they wrap, so
+  attributes can't tell an instrumented function from a compiled one around it.
+  """
+
+  plan: Plan | None = None
+  """What the stamps mean; known once the function has been traced."""
+
+  places: int | None = None
+  """Length of the pace state's leading axis, as `init` last made it; None if it did not."""
+
+  def settings_json(self) -> dict[str, Any]:
+    """Returns how the function was instrumented, as plain JSON values."""
+    raise NotImplementedError
