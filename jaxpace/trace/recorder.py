@@ -20,6 +20,7 @@ import numpy as np
 from jaxpace.core.recordable import Recordable
 from jaxpace.trace import describe, host, progress, ringcopy, rundir
 from jaxpace.trace.intake import Batch
+from jaxpace.trace.lock import DirectoryLock
 from jaxpace.trace.writer import KEEP_SAMPLES, Writer, explain
 
 _LOG = logging.getLogger("jaxpace")
@@ -89,6 +90,7 @@ class Recorder:
     self._grace_seconds, self._handle_sigterm = grace_seconds, handle_sigterm
     self._causes = host.HostCauses()
     self._writer: Writer | None = None
+    self._lock: DirectoryLock | None = None
     self._opened = self._closed = self._terminated = False
     self._every = self._max_pending = 1
     self._copied_at = 0.0
@@ -218,6 +220,8 @@ class Recorder:
     text = None
     if process == 0:
       try:
+        rundir.prepare(self.directory)
+        self._lock = DirectoryLock.take(self.directory)
         text = rundir.claim(self.directory, self._resume, time.time_ns()).to_text()
       except Exception as error:
         text = "!" + explain(error, self.directory)
@@ -231,7 +235,12 @@ class Recorder:
     return rundir.RunIdentity.from_text(text)
 
   def _not_recording(self, reason: str) -> None:
+    self._unlock()
     _LOG.warning("Not recording, training goes on: %s", reason)
+
+  def _unlock(self) -> None:
+    if self._lock:
+      self._lock.release()
 
   def _begin(self, pace: Any) -> None:
     """Checks the pace state the first time, and reads from it what does not change."""
@@ -368,7 +377,9 @@ class Recorder:
   def _finish(self, writer: Writer) -> None:
     self._pending.clear()
     self._latest = None
-    if not writer.close(_CLOSE_SECONDS):
+    if writer.close(_CLOSE_SECONDS):
+      self._unlock()
+    else:
       _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory, _CLOSE_SECONDS)
     unfinished = writer.termination.received and writer.termination.raises_again
     if writer.losses.lost_rows and writer.stopped is None:

@@ -74,6 +74,22 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
   return value if isinstance(value, dict) else None
 
 
+def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
+  """Makes the directory if it is missing, and reads the `run.json` of the run in it, if there is one.
+
+  Raises:
+    ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
+    OSError: the directory can't be made or written.
+  """
+  directory.mkdir(parents=True, exist_ok=True)
+  path = directory / RUN_FILE
+  earlier = read_json(path)
+  if path.exists() and not _is_ours(earlier):
+    raise ForeignDirectoryError(
+        f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of its own.")
+  return earlier
+
+
 def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentity:
   """Makes the directory ready for a run, and gives the run its id. For process 0 only.
 
@@ -88,12 +104,7 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
     ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
     OSError: the directory can't be made or written.
   """
-  directory.mkdir(parents=True, exist_ok=True)
-  path = directory / RUN_FILE
-  earlier = read_json(path)
-  if path.exists() and not _is_ours(earlier):
-    raise ForeignDirectoryError(
-        f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of its own.")
+  earlier = prepare(directory)
   if earlier is not None and resume:
     return RunIdentity(earlier["run"], int(earlier.get("attempt", 0)) + 1, now_unix_ns)
   when = datetime.datetime.fromtimestamp(now_unix_ns / 1e9, datetime.UTC)

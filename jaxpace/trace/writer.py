@@ -22,6 +22,7 @@ from typing import Any
 from jaxpace.core.plan import Plan
 from jaxpace.trace import decode, rundir
 from jaxpace.trace.intake import Batch, Intake, Losses
+from jaxpace.trace.lock import BusyError
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.signals import Termination
 
@@ -274,7 +275,7 @@ class Writer:
 def explain(error: BaseException, directory: pathlib.Path) -> str:
   """Says in a sentence what kept the recorder from writing, and what to do about it."""
   number = error.errno if isinstance(error, OSError) else None
-  if isinstance(error, rundir.ForeignDirectoryError):
+  if isinstance(error, rundir.ForeignDirectoryError | BusyError):
     return str(error)
   if number in (errno.ENOSPC, errno.EDQUOT):
     return f"no space is left for {directory} (disk or quota full). What was written until now can be read."

@@ -1,14 +1,20 @@
 """Run directories as the recorder finds them, and disks that fail it."""
 
+import contextlib
+import errno
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 
 import jax
 import pyarrow.parquet as pq
 import pytest
 
-from jaxpace.trace import parts, writer
+from jaxpace.trace import lock, parts, writer
 from jaxpace.trace.recorder import Recorder
 from tests.trace import fake_step as fake
 from tests.trace.recording import assert_complete, one_warning, process_file, table, train
@@ -124,3 +130,83 @@ def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypat
   assert process_file(tmp_path)["closed_cleanly"]
   hosts = {r["step"]: r["cpu_ns"] for r in table(tmp_path)}
   assert all(hosts[step] is not None for step in steps), "samples of dropped copies stay aligned to their steps"
+
+
+# Two at once.
+
+
+def test_a_second_recorder_in_the_same_directory_does_not_record(tmp_path, caplog):
+  with Recorder(tmp_path, fake.FakePaced()) as first:
+    with Recorder(tmp_path, fake.FakePaced(), resume=True) as second:
+      train(second, 3)
+      train(first, 5)
+    one_warning(caplog, "another Recorder of this process is recording to")
+    assert first.recording and not second.recording
+  assert_complete(tmp_path, range(5))
+  assert not (tmp_path / ".previous").exists() and not (tmp_path / ".lock").exists()
+  with Recorder(tmp_path, fake.FakePaced()) as third:
+    train(third, 4)
+  assert_complete(tmp_path, range(4))
+
+
+HOLDER = """
+import os, pathlib, sys, time
+from jaxpace.trace.lock import DirectoryLock
+lock = DirectoryLock.take(pathlib.Path(sys.argv[1]))
+if sys.argv[2] == "fork" and os.fork():
+  print("held", flush=True)
+  os._exit(0)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+  """Starts another process that locks a directory; with "fork" it dies and leaves a child that holds the lock."""
+  started = []
+
+  def hold(directory, how):
+    started.append(subprocess.Popen([sys.executable, "-c", HOLDER, str(directory), how], stdout=subprocess.PIPE,
+                                    text=True, start_new_session=True))
+    assert started[-1].stdout.readline() == "held\n"
+    return started[-1]
+
+  yield hold
+  for process in started:
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(process.pid, signal.SIGKILL)
+    process.stdout.close()
+    process.wait()
+
+
+def test_another_job_in_the_same_directory(tmp_path, caplog, holder):
+  other = holder(tmp_path, "stay")
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 3)
+  one_warning(caplog, f"process {other.pid} on {socket.gethostname()} is recording to {tmp_path} at this moment")
+  assert "initialize()" in caplog.text
+  assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+  other.kill()
+  other.wait()
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 3)
+  assert_complete(tmp_path, range(3))
+
+
+def test_a_dead_job_whose_child_lives_on_locks_nobody_out(tmp_path, caplog, holder):
+  holder(tmp_path, "fork").wait()
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 3)
+  assert_complete(tmp_path, range(3))
+  assert not caplog.records
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+  def unsupported(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 3)
+  assert_complete(tmp_path, range(3))
