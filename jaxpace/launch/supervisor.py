@@ -85,6 +85,9 @@ class Supervisor:
       self._job.logs.mkdir(parents=True, exist_ok=True)
       for old in self._job.logs.glob("process-*.log"):  # of a run with more processes, they would mislead
         old.replace(old.with_name(f"{old.name}.previous"))
+    except (FileExistsError, NotADirectoryError) as error:
+      raise LaunchError(f"--logs takes a directory, but {self._job.logs} is a file or lies in one; "
+                        "give another, such as runs/logs") from error
     except OSError as error:
       raise LaunchError(f"the log directory {self._job.logs} cannot be used: {error.strerror}") from error
 

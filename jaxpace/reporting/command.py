@@ -44,16 +44,18 @@ def run(args: argparse.Namespace) -> int:
   # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
   from jaxpace.diagnosis.diagnose import diagnose
   from jaxpace.diagnosis.document import to_json
-  from jaxpace.reporting.json_file import write_document
+  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
   from jaxpace.reporting.progress import Progress
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
 
   progress = Progress()
   try:
+    if args.json:
+      check_target(args.json)
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
     diagnosis = diagnose(recorded, progress.adding_up)
-  except RunError as error:
+  except (RunError, UnwritableError) as error:
     progress.clear()
     return _fail(str(error))
   except MemoryError:
@@ -67,13 +69,19 @@ def run(args: argparse.Namespace) -> int:
       write_document(to_json(diagnosis), args.json)
     sys.stdout.flush()
   except BrokenPipeError:
-    # The reader of a pipe (`| head`) has seen enough. Python would complain again while it shuts down.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _give_up_output()  # the reader of a pipe (`| head`) has seen enough
     return 0
+  except UnwritableError as error:
+    return _fail(str(error))
   except OSError as error:
-    reason = str(error) if error.errno is None else f"{args.json} can't be written: {error.strerror}"
-    return _fail(f"{reason}.")
+    _give_up_output()
+    return _fail(f"standard output can't be written: {error.strerror or error}.")
   return 0
+
+
+def _give_up_output() -> None:
+  """Sends what is left of the output nowhere: Python would complain again of it while it shuts down."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(diagnosis: Diagnosis, ranks: int | None) -> None:

@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
 import sys
 from typing import Any
+
+
+class UnwritableError(Exception):
+  """The file can't be written; the message is a sentence that says why."""
+
+
+def check_target(target: str) -> None:
+  """Finds out, before the work is done, whether the document can be written there.
+
+  Raises:
+    UnwritableError: it can't.
+  """
+  path = pathlib.Path(target)
+  if target == "-" or _is_special(path):
+    return
+  if path.is_dir():
+    raise UnwritableError(f"{path} is a directory: give the name of a file in it, such as {path / 'report.json'}.")
+  if not path.parent.is_dir():
+    reason = "is a file" if path.parent.exists() else "does not exist"
+    raise UnwritableError(f"{path} can't be written: the directory {path.parent} {reason}.")
+  temporary = _temporary(path)
+  try:
+    temporary.touch()
+    temporary.unlink()
+  except OSError as error:
+    raise UnwritableError(_refused(path, error)) from error
 
 
 def write_document(document: dict[str, Any], target: str) -> None:
@@ -16,24 +43,41 @@ def write_document(document: dict[str, Any], target: str) -> None:
   A reader of the file sees the old one or the new one, never half of one.
 
   Raises:
-    OSError: it can't be written.
+    UnwritableError: the file can't be written.
+    OSError: standard output can't be.
     ValueError: the document holds a NaN or infinity.
   """
   text = json.dumps(document, indent=1, allow_nan=False) + "\n"
   if target == "-":
     sys.stdout.write(text)
     return
+  check_target(target)
   path = pathlib.Path(target)
-  if path.is_dir():
-    raise IsADirectoryError(f"{path} is a directory: give the name of a file in it, such as {path / 'report.json'}")
-  if path.exists() and not path.is_file():  # a pipe or device can't be renamed over
-    path.write_text(text, encoding="utf-8")
-    return
-  temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
   try:
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      temporary.unlink(missing_ok=True)
-    raise
+    if _is_special(path):  # a pipe or device can't be renamed over
+      path.write_text(text, encoding="utf-8")
+      return
+    temporary = _temporary(path)
+    try:
+      temporary.write_text(text, encoding="utf-8")
+      os.replace(temporary, path)
+    except BaseException:
+      with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+      raise
+  except OSError as error:
+    raise UnwritableError(_refused(path, error)) from error
+
+
+def _is_special(path: pathlib.Path) -> bool:
+  return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _temporary(path: pathlib.Path) -> pathlib.Path:
+  return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _refused(path: pathlib.Path, error: OSError) -> str:
+  if error.errno == errno.ENOENT:  # the directory is there: what it lacks is the wish
+    return f"{path} can't be written: no file can be made in {path.parent}."
+  return f"{path} can't be written: {error.strerror or error}."

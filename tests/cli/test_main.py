@@ -25,6 +25,12 @@ def test_no_arguments_and_help_print_the_commands(capsys):
   assert "launch" in bare and "report" in bare and "usage: jaxpace" in bare
 
 
+def test_the_package_is_the_command():
+  done = subprocess.run([sys.executable, "-m", "jaxpace", "--version"], cwd=ROOT, capture_output=True, text=True,
+                        check=False)
+  assert (done.returncode, done.stdout) == (0, f"jaxpace {cli.version()}\n")
+
+
 def test_version(capsys):
   assert cli.main(["--version"]) == 0
   name, version = capsys.readouterr().out.split()
@@ -33,7 +39,7 @@ def test_version(capsys):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["lanch"], "unknown command 'lanch'; did you mean `jaxpace launch`?"),
-    (["frobnicate"], "unknown command 'frobnicate'; there are: launch, report"),
+    (["frobnicate"], f"unknown command 'frobnicate'; there are: {', '.join(cli.COMMANDS)}."),
     (["--frobnicate"], "unknown option '--frobnicate'")])
 def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, words):
   assert cli.main(arguments) == 2
@@ -54,7 +60,8 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
     (["--nproc", "2", "--grace", "nan", "--", "true"], "finite"),
     (["--nproc", "2", "--devices-per-process", "0", "--", "true"], "at least 1"),
     (["--nproc", "2", "--port", "70000", "--", "true"], "at most 65535"),
-    (["--nproc", "2", "--logs", "{tmp}/plain.py", "--", "true"], "cannot be used")])
+    (["--nproc", "2", "--logs", "{tmp}/plain.py", "--", "true"], "--logs takes a directory, but {tmp}/plain.py is a"),
+    (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"], "--logs takes a directory, but {tmp}/plain.py/a ")])
 def test_slips_of_launch_are_one_sentence_and_status_2(tmp_path, arguments, words):
   (tmp_path / "plain.py").touch()
   (tmp_path / "noformat").write_bytes(b"\x00\x01")
@@ -63,7 +70,7 @@ def test_slips_of_launch_are_one_sentence_and_status_2(tmp_path, arguments, word
   logs = [] if "--logs" in arguments else ["--logs", str(tmp_path / "logs")]
   done = run("launch", *logs, *arguments)
   assert done.returncode == 2 and done.stdout == ""
-  assert words in done.stderr and "Traceback" not in done.stderr
+  assert words.replace("{tmp}", str(tmp_path)) in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_taken_port_is_a_sentence(tmp_path):

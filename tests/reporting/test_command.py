@@ -1,6 +1,7 @@
 """`jaxpace report` as a user meets it."""
 
 import argparse
+import errno
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import pytest
 
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.reporting import command
-from jaxpace.trace import synthetic
+from jaxpace.trace import reader, synthetic
 from jaxpace.trace.synthetic import Job
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -184,7 +185,38 @@ def test_json_that_cannot_be_written_gets_a_sentence(late, tmp_path, capsys):
   assert report(late, "--json", tmp_path) == 2
   assert "is a directory" in capsys.readouterr().err
   assert report(late, "--json", tmp_path / "no" / "r.json") == 2
-  assert "can't be written: No such file" in capsys.readouterr().err
+  assert f"the directory {tmp_path / 'no'} does not exist" in capsys.readouterr().err
+  (tmp_path / "file").touch()
+  assert report(late, "--json", tmp_path / "file" / "r.json") == 2
+  assert f"the directory {tmp_path / 'file'} is a file" in capsys.readouterr().err
+
+
+def test_json_that_cannot_be_written_is_found_out_before_the_run_is_read(late, tmp_path, capsys, monkeypatch):
+  """Some directories take no files though they look as if: /proc, a disk of another owner."""
+  def refuse(self, *_, **__):
+    raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+  monkeypatch.setattr(pathlib.Path, "touch", refuse)
+  monkeypatch.setattr(reader, "read_run", None)
+  assert report(late, "--json", tmp_path / "r.json") == 2
+  assert f"no file can be made in {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [(), ("--json", "-")])
+def test_a_full_standard_output_is_named_and_nothing_else(late, arguments):
+  with open("/dev/full", "w") as full:
+    done = subprocess.run([sys.executable, "-m", "jaxpace", "report", str(late), *arguments], stdout=full,
+                          stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+  assert done.returncode == 2
+  assert done.stderr == "jaxpace report: standard output can't be written: No space left on device.\n"
+
+
+def test_a_closed_standard_output_is_no_reason_not_to_write_the_file(late, tmp_path):
+  command = f'exec "{sys.executable}" -m jaxpace report "{late}" --json "{tmp_path / "r.json"}" >&-'
+  done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+  assert (done.returncode, done.stderr) == (0, "")
+  assert json.loads((tmp_path / "r.json").read_text())["ranks"] == 4
 
 
 def test_a_reader_that_leaves_is_no_error(large):
