@@ -1,0 +1,133 @@
+"""Makes the pacer that a command line names, without evaluating it as Python."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import operator
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from jaxpace.core.types import Pacer
+
+_OWN = re.compile(r"^([A-Za-z_][\w.]*):([A-Za-z_]\w*)(\(.*\))?$", re.DOTALL)
+_EXAMPLE = "such as 'pace_early_ranks(window=64, threshold=0.05)' or 'my_module:my_pacer'"
+_NAMED = {"range": range, "True": True, "False": False, "None": None}
+_SIGNS: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+
+
+class ExpressionError(ValueError):
+  """The expression names no pacer: a sentence that says what is wrong."""
+
+
+def factories() -> dict[str, Callable[..., Any]]:
+  """Pacer factories and combinators among jaxpace's public names."""
+  import jaxpace
+  return {name: getattr(jaxpace, name) for name, home in jaxpace._HOMES.items()
+          if home.startswith("jaxpace.coordination.") and name[0].islower()}
+
+
+def make(text: str) -> Pacer:
+  """Makes a pacer of an expression.
+
+  Calls of jaxpace's own factories with literals, `range(...)` and further calls, e.g.
+  `chain(pace_early_ranks(), limit(my, 5e-3))`; or `module:attribute`, a pacer of the user's or a factory, which may be
+  called with literals. The module is looked for in the current directory too. Importing it runs it.
+
+  >>> make("limit(pace_early_ranks(window=16), 5e-3)").init(2).active
+  Array(False, dtype=bool)
+
+  Args:
+    text: the expression.
+
+  Raises:
+    ExpressionError: it isn't such an expression, or it makes no pacer.
+  """
+  own = _OWN.match(text.strip())
+  if own:
+    module, attribute, call = own.groups()
+    return _pacer(_from_module(module, attribute, _arguments(call) if call else None), text)
+  try:
+    tree = ast.parse(text.strip(), mode="eval").body
+  except (SyntaxError, ValueError) as error:
+    raise ExpressionError(f"{text!r} is no expression: {error.args[0]}. Give a pacer, {_EXAMPLE}.") from error
+  return _pacer(_value(tree), text)
+
+
+def _pacer(made: Any, text: str) -> Pacer:
+  if not isinstance(made, Pacer) and callable(made):
+    made = _called(made, [], {}, text)
+  if not isinstance(made, Pacer):
+    raise ExpressionError(f"{text!r} makes a {type(made).__name__}, not a Pacer. Give one, {_EXAMPLE}.")
+  return made
+
+
+def _from_module(module: str, attribute: str, arguments: tuple[list[Any], dict[str, Any]] | None) -> Any:
+  if "" not in sys.path and "." not in sys.path:
+    sys.path.insert(0, "")
+  try:
+    found = getattr(importlib.import_module(module), attribute)
+  except Exception as error:
+    raise ExpressionError(f"{module}:{attribute} can't be had: {type(error).__name__}: {error}. The module must be "
+                          "importable from here, and have that attribute.") from error
+  return found if arguments is None else _called(found, *arguments, f"{module}:{attribute}")
+
+
+def _arguments(call: str) -> tuple[list[Any], dict[str, Any]]:
+  try:
+    tree = ast.parse(f"f{call}", mode="eval").body
+  except (SyntaxError, ValueError) as error:
+    raise ExpressionError(f"{call!r} are no arguments: {error.args[0]}.") from error
+  if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+    raise ExpressionError(f"{call!r} are no arguments of one call.")
+  return _given(tree)
+
+
+def _given(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:
+  if any(isinstance(value, ast.Starred) for value in call.args) or any(word.arg is None for word in call.keywords):
+    raise ExpressionError("* and ** can't be used here: write the arguments out.")
+  return [_value(value) for value in call.args], {str(word.arg): _value(word.value) for word in call.keywords}
+
+
+def _value(node: ast.expr) -> Any:
+  match node:
+    case ast.Constant(value=value) if value is None or isinstance(value, (bool, int, float, str)):
+      return value
+    case ast.UnaryOp(op=op, operand=operand) if type(op) in _SIGNS:
+      value = _value(operand)
+      if isinstance(value, (int, float)):
+        return _SIGNS[type(op)](value)
+    case ast.List(elts=items) | ast.Tuple(elts=items):
+      return [_value(item) for item in items]
+    case ast.Name(id=name):
+      return _named(name)
+    case ast.Attribute(value=ast.Name(id="jaxpace"), attr=name):
+      return _named(name)
+    case ast.Call(func=function):
+      called = _value(function) if isinstance(function, (ast.Name, ast.Attribute)) else None
+      if callable(called):
+        return _called(called, *_given(node), ast.unparse(function))
+  raise ExpressionError(f"{ast.unparse(node)!r} can't be used here: only jaxpace's pacers, numbers, strings, lists and "
+                        f"range. Put anything else into a module and give it as 'module:attribute'.")
+
+
+def _named(name: str) -> Any:
+  known = factories()
+  if name in _NAMED:
+    return _NAMED[name]
+  if name not in known:
+    raise ExpressionError(f"jaxpace has no pacer {name!r}; there are: {', '.join(sorted(known))}. One of your own is "
+                          "given as 'module:attribute'.")
+  return known[name]
+
+
+def _called(function: Callable[..., Any], args: list[Any], words: dict[str, Any], text: str) -> Any:
+  # A pacer's name without parentheses stands for the pacer with its defaults, also inside a combinator.
+  known = set(factories().values())
+  args = [value() if callable(value) and value in known else value for value in args]
+  try:
+    return function(*args, **words)
+  except Exception as error:
+    raise ExpressionError(f"{text}: {error}") from error

@@ -1,0 +1,160 @@
+"""`jaxpace replay`: what a pacer would have done in a recorded run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from jaxpace.simulation.replay_summary import Summary
+  from jaxpace.trace.run import Run
+
+EPILOG = """\
+The pacer's own code runs over the recorded arrivals, in the model in which a step lasts until its last rank has
+arrived. It says what the pacer would have done and cost. It cannot say that pacing helps: see the end of the output.
+
+EXPR is a pacer of jaxpace with its settings, or MODULE:ATTRIBUTE, a pacer or factory of your own (MODULE is imported).
+
+examples:
+  jaxpace replay runs/demo --pacer 'pace_early_ranks(window=64, threshold=0.05)'
+  jaxpace replay runs/demo --pacer 'chain(pace_early_ranks(), limit(pace_early_ranks(cost=1e-2), 5e-3))'
+  jaxpace replay runs/demo --pacer 'my_pacers:careful(rate=0.1)' --json replay.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace replay`."""
+  from jaxpace.reporting.command import _ranks, _window
+  parser.description = "Says what a pacer would have done in a recorded run, and what that would have cost."
+  parser.epilog = EPILOG
+  parser.formatter_class = argparse.RawDescriptionHelpFormatter
+  parser.add_argument("run", metavar="RUN", help="run directory")
+  parser.add_argument("--pacer", metavar="EXPR", required=True, help="what to run, see below")
+  parser.add_argument("--json", metavar="FILE",
+                      help="also write the result as JSON; '-' writes it to standard output and nothing else")
+  parser.add_argument("--steps", type=_window, metavar="A:B", default=(None, None),
+                      help="only steps A to B - 1, with a pacer that is new at A (default: all)")
+  parser.add_argument("--ranks", type=_ranks, metavar="N", default=10,
+                      help="rows of the table of ranks, most delayed first, or 'all' (default: 10)")
+  parser.add_argument("--no-share", action="store_true",
+                      help="let each rank's pacer see its own arrival only, as with share=False")
+  parser.add_argument("--as-recorded", action="store_true",
+                      help="show the pacer what was observed, recorded delays included, and compare its delays with "
+                           "those recorded: how far the pacer that ran can be reproduced")
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the command.
+
+  Returns:
+    Exit status: 0, or 2 where there is nothing to replay, no such pacer, or the JSON file can't be written.
+  """
+  # JAX, numpy and Parquet are imported here: `jaxpace --help` needs none of them.
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with the job itself
+  from jaxpace.cli import pacer_expression
+  from jaxpace.diagnosis.counted import count_steps
+  from jaxpace.reporting.json_file import write_document
+  from jaxpace.reporting.progress import Progress
+  from jaxpace.simulation import replay_summary
+  from jaxpace.simulation.replay import replay
+  from jaxpace.trace.along_axis import groups
+  from jaxpace.trace.reader import read_run
+  from jaxpace.trace.run import RunError
+
+  progress = Progress()
+  try:
+    pacer = pacer_expression.make(args.pacer)
+    recorded = read_run(args.run, window=args.steps, progress=progress.reading)
+    laid_out = groups(recorded.info, recorded.ranks)
+    if laid_out is None:
+      raise RunError(f"run.json of {args.run} does not tell which of its {recorded.ranks} recorded ranks synchronise "
+                     "with each other along the data axis, so their arrivals can't be put together.")
+    settings = recorded.info.get("settings") if isinstance(recorded.info.get("settings"), dict) else {}
+    assert isinstance(settings, dict)
+    try:
+      replayed = replay(recorded, pacer, ranks=laid_out[0], max_delay=_number(settings.get("max_delay"), 0.25),
+                        slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
+                        as_recorded=args.as_recorded, progress=progress.adding_up)
+    except (ValueError, TypeError) as error:
+      raise RunError(f"{args.pacer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
+    summary = replay_summary.summarise(replayed, count_steps(recorded).mask)
+    if summary is None:
+      raise RunError(f"{args.run} holds no step in which every rank's arrival is known: nothing can be played again.")
+  except (RunError, pacer_expression.ExpressionError) as error:
+    progress.clear()
+    return _fail(str(error))
+  except MemoryError:
+    progress.clear()
+    return _fail(f"{args.run} needs more memory than there is: replay a window of it with --steps A:B.")
+  progress.clear()
+  notes = _notes(recorded, summary, len(laid_out), not args.no_share)
+  try:
+    if args.json != "-":
+      print(_text(args, recorded, summary, notes), flush=True)
+    if args.json:
+      write_document(replay_summary.to_json(summary, run=recorded.id, pacer=args.pacer, shared=not args.no_share,
+                                            as_recorded=args.as_recorded, notes=notes), args.json)
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    return _fail(f"{args.json} can't be written: {error.strerror or error}.")
+  return 0
+
+
+def _number(value: Any, default: float) -> float:
+  return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else default
+
+
+def _notes(run: Run, summary: Summary, groups: int, shared: bool) -> list[str]:
+  notes = []
+  if summary.left_out:
+    notes.append(f"{summary.left_out:,} of {summary.left_out + summary.steps:,} steps don't count: warm-up, or some "
+                 "rank's times are missing. The pacer saw those as unknown (NaN); live it may have known more.")
+  if shared and not run.plan.get("share", False):
+    notes.append("Arrivals were not shared when this was recorded. The pacer was shown them all the same, as with "
+                 "share=True; --no-share shows each rank its own only.")
+  if groups > 1:
+    notes.append(f"The mesh has {groups} groups of ranks along the data axis: the first was replayed.")
+  if run.window[0] is not None:
+    notes.append(f"The pacer starts new at step {run.window[0]:,}.")
+  return [*notes, *run.problems]
+
+
+def _text(args: argparse.Namespace, run: Run, summary: Summary, notes: list[str]) -> str:
+  from jaxpace.simulation.replay_summary import CANNOT_KNOW
+  ranks = len(summary.delay)
+  lines = [f"{run.path}  run {run.id}: {ranks} ranks, {summary.steps:,} steps", f"pacer  {args.pacer}", ""]
+  if args.as_recorded:
+    lines += [f"Shown what was really observed, it asks for the recorded delay in {summary.agreement:.2%} of "
+              f"{ranks * summary.steps:,} cases.", ""]
+  lines += [f"step as recorded       {_ms(summary.recorded)}",
+            f"step without delays    {_ms(summary.bare)}",
+            f"step with this pacer   {_ms(summary.replayed)}  {summary.change:+.3%}",
+            f"held back in all       {summary.cost:10.4f} s  (sum of L = max(A + d) - max(A))",
+            f"active in              {summary.active:10.1%} of steps, longest delay {summary.longest * 1e3:.3f} ms", ""]
+  if summary.active:
+    order = sorted(range(ranks), key=lambda rank: -summary.delay[rank])
+    shown = order if args.ranks is None else order[:args.ranks]
+    lines.append("rank   mean delay      delayed in")
+    lines += [f"{rank:>4}  {_ms(summary.delay[rank])}  {summary.active_of_rank[rank]:>9.1%} of steps" for rank in shown]
+    if len(shown) < ranks:
+      lines.append(f"      and {ranks - len(shown)} more (--ranks all)")
+  else:
+    lines.append("No rank is ever delayed.")
+  if summary.columns:
+    lines += ["", "its columns, on average: " + ", ".join(f"{n} {v:.4g}" for n, v in summary.columns.items())]
+  if notes:
+    lines += ["", "Notes", *(f"  - {note}" for note in notes)]
+  lines += ["", "What this cannot know", *(f"  - {line}" for line in CANNOT_KNOW)]
+  return "\n".join(lines)
+
+
+def _ms(seconds: float) -> str:
+  return f"{seconds * 1e3:10.3f} ms"
+
+
+def _fail(sentence: str) -> int:
+  print(f"jaxpace replay: {sentence}", file=sys.stderr)
+  return 2

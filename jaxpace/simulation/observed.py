@@ -1,0 +1,101 @@
+"""What each rank's pacer saw in a recorded run, rebuilt from its times to the last bit where they were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.trace.run import MISSING, CollectiveTimes, Run
+
+_PER_HIGH, _PER_LOW = np.float32(2.0**32 * 1e-9), np.float32(1e-9)  # as in jaxpace.execution.words
+
+
+class Observed(NamedTuple):
+  """What was observed, step by step. K steps, R ranks, S slots; float32 seconds, NaN where not known."""
+
+  steps: np.ndarray  # [K] int32
+  present: np.ndarray  # [K, R] bool: the rank's row of this step is there
+  arrivals: np.ndarray  # [K, R] undelayed
+  delays: np.ndarray  # [K, R] applied
+  asked: np.ndarray  # [K, R] asked for
+  waits: np.ndarray  # [K, R, S]
+  step_time: np.ndarray  # [K, R] own last exit to own last exit
+
+
+def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice) -> Observed:
+  """Rebuilds the observations of the steps in `part`.
+
+  As in the live step, a rank's arrival is known from its second step on (the first of an attempt has no exit to start
+  from). Here it is unknown after a hole in the record too, where the live rank did know it.
+
+  Args:
+    run: the recorded run, with at least one stamped collective.
+    ranks: recorded ranks along the data axis, by their index along it.
+    slots: slots of the waits; a collective whose slot is beyond is left out.
+    part: slice of the step axis.
+  """
+  ranks = np.asarray(ranks)
+  before = slice(max(part.start - 1, 0), part.stop)
+  lead = part.start - before.start  # 0 for the run's first step: it has no step before
+  newest = run.attempt[:, before].max(axis=0)
+
+  def cut(collective: CollectiveTimes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    enter, leave = collective.enter_ns[ranks, before], collective.exit_ns[ranks, before]
+    known = (collective.attempt[ranks, before] == newest) & (newest >= 0) & (enter != MISSING) & (leave != MISSING)
+    return enter, leave, known
+
+  times = [cut(collective) for collective in run.collectives]
+  first_enter, _, first_known = times[0]
+  _, last_exit, last_known = times[-1]
+  follows = np.zeros(first_enter.shape, bool)
+  adjacent = (np.diff(run.steps[before]) == 1) & (newest[1:] == newest[:-1])
+  follows[:, 1:] = last_known[:, :-1] & adjacent
+  previous = np.concatenate([last_exit[:, :1], last_exit[:, :-1]], axis=1)
+
+  applied = _applied(_duration(run, "delay_applied", ranks, before))
+  busy = _seconds(previous, first_enter, follows & first_known)
+  waits = np.full((*first_enter.shape, slots), np.nan, np.float32)
+  for collective, (enter, leave, known) in zip(run.collectives, times, strict=True):
+    if collective.slot < slots:
+      waits[..., collective.slot] = _seconds(enter, leave, known)
+  step_time = _seconds(previous, last_exit, follows & last_known)
+  present = (run.attempt[ranks, before] == newest) & (newest >= 0)
+  asked = _duration(run, "delay", ranks, before)
+
+  def turned(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(values[:, lead:], 1, 0))
+
+  return Observed(run.steps[part].astype(np.int32), turned(present), turned(busy - np.nan_to_num(applied)),
+                  turned(np.where(present, applied, np.float32(np.nan))), turned(asked), turned(waits),
+                  turned(step_time))
+
+
+def _seconds(begin: np.ndarray, end: np.ndarray, known: np.ndarray) -> np.ndarray:
+  """float32 seconds as `jaxpace.execution.words.seconds_between` makes them in the step, from int64 nanoseconds."""
+  difference = np.where(known, end - begin, 0)
+  size = np.abs(difference)
+  seconds = (size >> 32).astype(np.float32) * _PER_HIGH + (size & 0xFFFFFFFF).astype(np.float32) * _PER_LOW
+  return np.where(known, np.where(difference < 0, -seconds, seconds), np.float32(np.nan))
+
+
+def _duration(run: Run, name: str, ranks: np.ndarray, part: slice) -> np.ndarray:
+  if name not in run.durations:
+    return np.zeros((len(ranks), part.stop - part.start), np.float32)
+  return run.durations[name][ranks, part]
+
+
+def _applied(seconds: np.ndarray) -> np.ndarray:
+  """The delay as the step measured it: a whole number of nanoseconds times float32 1e-9.
+
+  The table holds it rounded to nanoseconds, so two units in the last place may be lost (one above 8 ms); of the
+  numbers that would be recorded as `seconds`, this is one.
+  """
+  nearest = np.rint(np.nan_to_num(seconds).astype(np.float64) * 1e9).astype(np.int64)
+  result = seconds.copy()
+  for offset in (2, -2, 1, -1, 0):  # the nearest last: it wins
+    made = (nearest + offset).clip(0).astype(np.float32) * _PER_LOW
+    recorded = (np.rint(made.astype(np.float64) * 1e9) * 1e-9).astype(np.float32)
+    result = np.where(recorded == seconds, made, result)
+  return result

@@ -1,0 +1,169 @@
+"""Runs a pacer over a recorded run: the very `Pacer.update` of the live step, over the max-plus model of a step.
+
+    t[k+1] = max over ranks of (t[k] + A[r] + d[r]) + C
+
+A (undelayed arrivals) and C (the rest of the step) are as recorded, d is what the pacer asks. In this model nothing a
+rank does makes another one faster: delays can only cost, by L = max(A + d) - max(A) a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace import checks
+from jaxpace.coordination import arrivals as said
+from jaxpace.coordination.durations import bounded, valid
+from jaxpace.core.types import Decision, Observation, Pacer
+from jaxpace.simulation.observed import Observed, observe
+from jaxpace.trace.run import Run, RunError
+
+_CHUNK_CELLS = 1 << 18
+_NAN = np.float32(np.nan)
+
+Progress = Callable[[int, int], None]
+
+
+class Replayed(NamedTuple):
+  """A pacer's decisions over a recorded run, and what they would have done. K steps, R ranks."""
+
+  steps: np.ndarray  # [K] int64, step numbers
+  delays: np.ndarray  # [K, R] float32 s, asked for that step: decided after the step before; never above max_delay
+  known: np.ndarray  # [K] bool: every rank's arrival is known, so the step can be played again
+  recorded: np.ndarray  # [K] float64 s, mean over ranks of the recorded step; NaN where none is known
+  bare: np.ndarray  # [K] float64 s, the same without the delays applied when it was recorded; NaN unless known
+  cost: np.ndarray  # [K] float64 s, L of the replayed delays; NaN unless known
+  agrees: np.ndarray  # [K, R] bool: the delay is the one recorded as asked for
+  columns: dict[str, np.ndarray]  # [K, R] float32, the pacer's own, made after that step with the next one's delay
+
+
+class _Row(NamedTuple):
+  """One step, as a scan sees it."""
+
+  step: Any  # [] int32
+  present: Any  # [R] bool
+  arrivals: Any  # [R] float32 s
+  delays: Any  # [R] float32 s, as recorded
+  waits: Any  # [R, S] float32 s, as recorded
+  step_time: Any  # [R] float32 s, as recorded
+
+
+class _Carry(NamedTuple):
+  states: Any  # the pacer's, every leaf [R, ...]
+  delay: Any  # [R] float32 s, asked for the step to come
+  step_time: Any  # [R] float32 s, of the step before
+  transfers: Any  # [R, S] float32 s, own estimates in the step before
+
+
+def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None = None, max_delay: float = 0.25,
+           slots: int = 16, shared: bool = True, as_recorded: bool = False, progress: Progress | None = None
+           ) -> Replayed:
+  """Runs a pacer over a recorded run.
+
+  Every rank's pacer starts with the run, in the state that `init` makes. What was applied when the run was recorded is
+  taken out of it: the pacer sees undelayed arrivals, its own delays, and waits and step times as these would make them.
+
+  Args:
+    run: the recorded run.
+    pacer: what to run.
+    ranks: the recorded ranks along one data axis, by their index along it; all by default.
+    max_delay: s, the limit of `jaxpace.instrument`: longer delays are cut.
+    slots: slots of the waits a pacer sees.
+    shared: whether every rank sees all ranks' arrivals and delays, or only its own.
+    as_recorded: show the pacer what was really observed, the recorded delays included, instead of what its own delays
+      would have made of it. The same pacer then decides as it did live.
+    progress: called with the steps played and their number.
+
+  Returns:
+    What it would have done, step by step.
+
+  Raises:
+    RunError: no collective was stamped, so there are no arrivals.
+    ValueError: the pacer doesn't return what a pacer must.
+  """
+  if not run.collectives:
+    raise RunError(f"{run.path} holds no stamped collective: without entries and exits there are no arrivals to show a "
+                   "pacer. The report's notes say why none was stamped.")
+  ranks = np.arange(run.ranks) if ranks is None else np.asarray(ranks)
+  count, total = len(ranks), len(run.steps)
+  stamped = np.zeros(slots, bool)
+  stamped[[c.slot for c in run.collectives if c.slot < slots]] = True
+  states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), pacer.init(count))
+  carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN), jnp.full((count, slots), _NAN))
+  play = jax.jit(_player(pacer, count, stamped, np.float32(max_delay), shared, as_recorded))
+  parts, width = [], max(64, _CHUNK_CELLS // count)
+  for begin in range(0, total, width):
+    seen = observe(run, ranks, slots, slice(begin, min(begin + width, total)))
+    row = _Row(seen.steps, seen.present, seen.arrivals, seen.delays, seen.waits, seen.step_time)
+    carry, (asked, delays, columns) = play(carry, row)
+    parts.append(_judge(seen, np.asarray(asked), np.asarray(delays),
+                        {name: np.asarray(values) for name, values in columns.items()}))
+    if progress:
+      progress(min(begin + width, total), total)
+  return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _player(pacer: Pacer, count: int, stamped: np.ndarray, most: np.float32, shared: bool, as_recorded: bool
+            ) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
+  numbers = np.arange(count, dtype=np.int32)
+  weight = np.float32(1 / count)
+
+  def of_one(step: Any, rank: Any, seen: Any, delays: Any, waits: Any, step_time: Any, job: Any, state: Any) -> Any:
+    """One rank's decision; what is of all ranks is [R]."""
+    if not shared:
+      seen, delays = (jnp.where(numbers == rank, values, _NAN) for values in (seen, delays))
+      job = jnp.full_like(job, _NAN)
+    observation = Observation(step=step, rank=rank, arrivals=seen, delays=delays, waits=waits, step_time=step_time,
+                              job_step_time=job[0], job_transfers=job[1:])
+    decision, after = pacer.update(observation, state)
+    names = checks.decision(decision, after, state)
+    info = {name: jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names}
+    transfers = waits.at[0].set(said.transfer(waits[0], seen, delays, rank))
+    return Decision(jnp.asarray(decision.delay).astype(jnp.float32).reshape(()), info), after, transfers
+
+  def step(carry: _Carry, row: _Row) -> tuple[_Carry, Any]:
+    used = bounded(carry.delay, most)
+    delays, waits, step_time = row.delays, row.waits, row.step_time
+    if not as_recorded:
+      delays = jnp.where(row.present, used, _NAN)
+      moved = _latest(row.arrivals, delays) - _latest(row.arrivals, row.delays)
+      moved = jnp.where(jnp.isnan(moved), np.float32(0), moved)
+      own = jnp.where(row.present, delays - jnp.nan_to_num(row.delays), np.float32(0))
+      waits = waits.at[:, 0].set(jnp.maximum(waits[:, 0] + moved - own, np.float32(0)))
+      step_time = jnp.maximum(step_time + moved, np.float32(0))
+    # As jaxpace.communication.sharing carries them: rank 0's step time, the mean of the transfers if all are known.
+    job = jnp.concatenate([carry.step_time[:1], jnp.where(stamped, (carry.transfers * weight).sum(axis=0), _NAN)])
+    job = jnp.where(jnp.isnan(row.step_time[0]), _NAN, job)  # an attempt's first step brings nothing along
+    decision, states, transfers = jax.vmap(of_one, in_axes=(None, 0, None, None, 0, 0, None, 0))(
+        row.step, numbers, row.arrivals, delays, waits, step_time, job, carry.states)
+    return _Carry(states, decision.delay, step_time, transfers), (carry.delay, used, decision.info)
+
+  return lambda carry, rows: jax.lax.scan(step, carry, rows)
+
+
+def _latest(seen: jax.Array, delays: jax.Array) -> jax.Array:
+  return said.latest(jnp.where(valid(seen), seen + jnp.nan_to_num(delays), _NAN))
+
+
+def _judge(seen: Observed, asked: np.ndarray, delays: np.ndarray, columns: dict[str, np.ndarray]) -> Replayed:
+  """Plays the steps again in float64."""
+  arrivals, applied = seen.arrivals.astype(np.float64), np.nan_to_num(seen.delays).astype(np.float64)
+  known = (np.isfinite(arrivals) & np.isfinite(seen.step_time)).all(axis=1)
+
+  def held_back(by: np.ndarray) -> np.ndarray:
+    return np.where(known, (arrivals + by).max(axis=1) - arrivals.max(axis=1), np.nan)
+
+  times = np.isfinite(seen.step_time)
+  total = np.where(times, seen.step_time, 0).sum(axis=1, dtype=np.float64)
+  recorded = np.divide(total, times.sum(axis=1), out=np.full(len(times), np.nan), where=times.any(axis=1))
+  rounded = (np.rint(asked.astype(np.float64) * 1e9) * 1e-9).astype(np.float32)  # as the table holds it
+  agrees = (rounded == seen.asked) | (~np.isfinite(asked) & ~np.isfinite(seen.asked))
+  return Replayed(seen.steps.astype(np.int64), delays, known, recorded, recorded - held_back(applied),
+               held_back(delays.astype(np.float64)), agrees, columns)
+
+
+__all__ = ["Replayed", "replay"]

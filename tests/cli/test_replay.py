@@ -1,0 +1,125 @@
+"""`jaxpace replay` as a user meets it, and the expressions that name a pacer."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxpace.cli import pacer_expression
+from jaxpace.cli import replay as command
+from jaxpace.cli.pacer_expression import ExpressionError
+from jaxpace.core.types import Pacer
+from jaxpace.trace import synthetic
+from jaxpace.trace.synthetic import Job
+from tests.multiprocess.jobs import ROOT
+
+OWN = """
+import jax.numpy as jnp
+import jaxpace
+
+def last(seconds=1e-3, rank=2):
+  def update(seen, state):
+    return jaxpace.Decision(jnp.where(seen.rank == rank, jnp.float32(seconds), jnp.float32(0)), {}), state
+  return jaxpace.Pacer(lambda ranks: (), update)
+
+made = last(2e-3)
+broken = jaxpace.Pacer(lambda ranks: (), lambda seen, state: (jnp.float32(0), state))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+  synthetic.write(tmp_path / "run", Job(ranks=3, steps=80, noise=0.01, late={2: 10e-3}))
+  (tmp_path / "my_pacers.py").write_text(OWN)
+  return tmp_path / "run"
+
+
+def replay(*arguments) -> int:
+  parser = argparse.ArgumentParser(prog="jaxpace replay")
+  command.add_arguments(parser)
+  return command.run(parser.parse_args([str(a) for a in arguments]))
+
+
+def test_text_and_json_say_the_same_and_what_cannot_be_known(run, tmp_path, capsys):
+  target = tmp_path / "replay.json"
+  assert replay(run, "--pacer", "pace_early_ranks(window=8, cost=0.1)", "--json", target) == 0
+  text = capsys.readouterr().out
+  document = json.loads(target.read_text())
+  assert document["ranks"] == 3 and document["steps"] == 79 and document["agreement"] is None
+  assert document["active_share"] > 0.5 and document["delay"]["by_rank"]["0"]["mean"] > 1e-3
+  assert document["delay"]["by_rank"]["2"] == {"mean": 0.0, "active_share": 0.0}
+  assert document["step_time"]["with"] >= document["step_time"]["without"] == document["step_time"]["recorded"]
+  assert document["change"] == pytest.approx(document["cost"]["share"], abs=1e-9)
+  assert f"{document['step_time']['with'] * 1e3:.3f} ms" in text and "pace_early_ranks(window=8, cost=0.1)" in text
+  assert all(sentence in text for sentence in document["cannot_know"])
+  said = " ".join(document["cannot_know"])
+  assert all(word in said for word in ("cannot gain", "poll", "other jobs", "Pauses", "GPU"))
+  assert any("not shared when this was recorded" in note for note in document["notes"])
+
+
+def test_a_module_of_the_users_own_in_a_process_of_its_own(run, tmp_path):
+  environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "replay", str(run), "--pacer", "my_pacers:last(2e-3)",
+                         "--json", "-"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+  document = json.loads(done.stdout)
+  assert document["cost"]["total"] == pytest.approx(2e-3 * document["steps"], rel=1e-4)
+
+
+def test_as_recorded_compares_with_the_recorded_delays(run, monkeypatch, capsys):
+  monkeypatch.chdir(run.parent)
+  assert replay(run, "--pacer", "my_pacers:made", "--as-recorded") == 0
+  assert "66.67% of 237 cases" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("pacer", "words"), [
+    ("pace_erly()", "no pacer 'pace_erly'; there are: chain"),
+    ("__import__('os')", "no pacer '__import__'"),
+    ("pace_early_ranks(window=3)", "window=3 must be"),
+    ("pace_early_ranks(windw=3)", "unexpected keyword argument 'windw'"),
+    ("pace_early_ranks(window=64", "is no expression"),
+    ("pace_early_ranks(window=2**99)", "can't be used here"),
+    ("(lambda: 0)()", "can't be used here"),
+    ("pace_early_ranks.__globals__", "can't be used here"),
+    ("chain(*[1])", "* and **"),
+    ("3", "makes a int, not a Pacer"),
+    ("no_such_module:pacer", "No module named 'no_such_module'"),
+    ("os:getcwd", "makes a str, not a Pacer"),
+    ("only_ranks(pace_early_ranks(), [9])", "given rank 9"),
+    ("my_pacers:broken", "must return (Decision, state)")])
+def test_slips_are_one_sentence_and_status_2(run, monkeypatch, capsys, pacer, words):
+  monkeypatch.chdir(run.parent)
+  assert replay(run, "--pacer", pacer) == 2
+  captured = capsys.readouterr()
+  assert captured.out == "" and words in captured.err and captured.err.startswith("jaxpace replay: ")
+
+
+def test_no_run_is_a_sentence(tmp_path, capsys):
+  assert replay(tmp_path / "none", "--pacer", "pace_early_ranks()") == 2
+  assert "no such directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [
+    "pace_early_ranks", "pace_early_ranks()", "jaxpace.pace_early_ranks(window=16)",
+    "chain(pace_early_ranks, limit(pace_early_ranks(threshold=0.1), 5e-3))",
+    "only_ranks(pace_early_ranks(), range(0, 8))", "only_ranks(pace_early_ranks(), [0, +1])"])
+def test_expressions(text):
+  assert isinstance(pacer_expression.make(text), Pacer)
+
+
+def test_only_pacers_are_offered():
+  with pytest.raises(ExpressionError, match="no pacer 'instrument'"):
+    pacer_expression.make("instrument(pace_early_ranks())")
+
+
+def test_help_does_not_wait_for_jax():
+  code = """
+import sys
+from jaxpace.cli.main import main
+assert main(["replay", "--help"]) == 0
+slow = {'jax', 'numpy', 'pyarrow', 'rich'} & set(sys.modules)
+assert not slow, slow
+"""
+  subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
