@@ -26,7 +26,11 @@ def describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
   if run.duplicates:
     problems.append(f"{plural(run.duplicates, 'row')} repeat a step of the same rank, as after a restart: the last "
                     "attempt counts.")
+  if run.info and not run.plan:
+    problems.append("run.json holds no plan of the step: collectives without stamps, and what was chosen when it was "
+                    "traced, are unknown.")
   problems += _missing_ranks(run)
+  problems += _silent_processes(run)
   for process in run.processes:
     problems += _losses(process)
   open_ones = [p.process for p in run.processes if p.info.get("closed_cleanly") is False]
@@ -50,6 +54,22 @@ def _missing_ranks(run: Run) -> list[str]:
     problems.append(f"{plural(early.size, 'rank')} stopped recording before the others, after step "
                     f"{int(run.steps[last[early].min()])}: {list_ranks(early)}. Did a process die?")
   return problems
+
+
+def _silent_processes(run: Run) -> list[str]:
+  declared = run.info.get("processes")
+  known = {p.process for p in run.processes}
+  expected = set(range(declared)) if isinstance(declared, int) and 0 < declared <= 1 << 16 else set()
+  expected |= {int(p) for p in run.process_of_rank if p >= 0}
+  silent = expected - known
+  if not silent:
+    return []
+  unknown = "the host, the losses and the end of each are unknown"
+  if not known:
+    return [f"The folder 'process' is missing or empty; it tells of {plural(len(silent), 'process', 'processes')}: "
+            f"{unknown}."]
+  return [f"{plural(len(silent), 'process', 'processes')} of {len(expected | known)} left no file in the folder "
+          f"'process', so {unknown}: {list_ranks(silent)}."]
 
 
 def _losses(process: Process) -> list[str]:

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -123,8 +124,7 @@ class Recorder:
   def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                trace: TracebackType | None) -> None:
     if kind is not None and self._writer is not None and not self._closed and self._writer.ended_by is None:
-      message = next(iter(str(error).splitlines()), "")[:200]
-      self._writer.ended_by = f"{kind.__name__}: {message}" if message else kind.__name__
+      self._writer.ended_by = _in_a_line(error or kind())
     self._close(in_trouble=kind is not None)
 
   def open(self) -> None:
@@ -352,6 +352,9 @@ class Recorder:
       self._hand_over(self._pending.popleft())
 
   def _at_exit(self) -> None:
+    if self._writer is not None and self._writer.ended_by is None:
+      error = getattr(sys, "last_value", None)  # the exception that ended the program, if one did
+      self._writer.ended_by = _in_a_line(error) if error else "the end of the program, without close()"
     self._close(in_trouble=True)
 
   def _close(self, in_trouble: bool) -> None:
@@ -388,3 +391,8 @@ class Recorder:
       writer.termination.raise_again()
     writer.termination.restore()
     writer.release()
+
+
+def _in_a_line(error: BaseException) -> str:
+  message = next(iter(str(error).splitlines()), "")[:200]
+  return f"{type(error).__name__}: {message}" if message else type(error).__name__

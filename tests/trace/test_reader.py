@@ -210,6 +210,24 @@ def test_a_process_that_died_early_is_named(run_dir):
   assert said(run, "lost 12 rows in 2 holes")
 
 
+def test_processes_that_left_no_word_are_named(run_dir):
+  path, _ = run_dir
+  assert not said(read_run(path), "in the folder 'process'") and not said(read_run(path), "no plan")
+  (path / "process" / "1.json").unlink()
+  assert said(read_run(path), "1 process of 2 left no file in the folder 'process'", ": 1.")
+  shutil.rmtree(path / "process")
+  assert said(read_run(path), "The folder 'process' is missing or empty", "2 processes")
+  (path / "run.json").unlink()  # the rows still tell of two processes
+  assert said(read_run(path), "The folder 'process' is missing or empty", "2 processes")
+
+
+def test_a_run_without_a_plan_says_so(run_dir):
+  path, _ = run_dir
+  info = json.loads((path / "run.json").read_text())
+  (path / "run.json").write_text(json.dumps(info | {"plan": None}))
+  assert said(read_run(path), "run.json holds no plan")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", "nonsense"])
 def test_torn_json_is_no_obstacle(run_dir, text):
   path, _ = run_dir

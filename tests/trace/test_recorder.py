@@ -1,5 +1,7 @@
 import gc
 import json
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -108,6 +110,29 @@ def test_the_steps_are_recorded_when_the_loop_raises(tmp_path):
   assert_complete(tmp_path, range(21))
   assert process_file(tmp_path)["ended_by"] == "ZeroDivisionError: no such"
   assert any("was ended by ZeroDivisionError: no such." in problem for problem in read_run(tmp_path).problems)
+
+
+UNCLOSED = """
+import sys
+from jaxpace.trace.recorder import Recorder
+from tests.trace import fake_step as fake
+step, pace = fake.make_step(fake.mesh()), fake.init(fake.mesh())
+recorder = Recorder(sys.argv[1], fake.FakePaced())
+recorder.open()
+for i in range(5):
+  pace = step(pace)
+  recorder.record(pace)
+exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("end, words", [
+    ("", "the end of the program, without close()"), ("sys.exit(3)", "the end of the program, without close()"),
+    ("raise ValueError('no such luck')", "ValueError: no such luck"), ("recorder.close()", None)])
+def test_a_program_that_ends_without_closing_says_so(tmp_path, end, words):
+  subprocess.run([sys.executable, "-c", UNCLOSED, str(tmp_path), end], stderr=subprocess.DEVNULL, check=False)
+  assert {r["step"] for r in table(tmp_path)} == set(range(5))
+  assert process_file(tmp_path)["ended_by"] == words
 
 
 def test_the_last_pace_donated_elsewhere_counts_as_lost(tmp_path, caplog):
