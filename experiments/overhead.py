@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,7 @@ _PARTS = ("alone", "steps", "dispatch", "processes")
 _parts = flags.DEFINE_list("parts", ",".join(_PARTS), f"Which of {', '.join(_PARTS)} to measure.")
 _out = flags.DEFINE_string("out", "docs/measurements/overhead.json", "File the figures are written to.")
 _sizes = flags.DEFINE_list("sizes_ms", "2,5,20,50", "Sizes of the bare step to aim at, in ms.")
-_rounds = flags.DEFINE_integer("rounds", 40, "Rounds of interleaved blocks.", lower_bound=4)
+_rounds = flags.DEFINE_integer("rounds", 80, "Rounds of interleaved blocks.", lower_bound=4)
 _worker = flags.DEFINE_string("worker", "", "Internal: this is one process of several; file for process 0's figures.")
 
 Blocks = dict[str, Callable[[], float]]
@@ -48,6 +49,7 @@ def main(_: list[str]) -> None:
   unknown = set(_parts.value) - set(_PARTS)
   if unknown:
     raise app.UsageError(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(_PARTS)}.")
+  measured.keep_memory("experiments.overhead")
   if _worker.value:
     jaxpace.distributed.initialize()
     several_processes(pathlib.Path(_worker.value))
@@ -226,6 +228,7 @@ class _Loop:
     self.batch = jax.tree.map(lambda leaf: jax.make_array_from_callback(
         leaf.shape, jax.sharding.NamedSharding(mesh, P("data")), lambda index: leaf[index]), batch)
     self.recorder: jaxpace.Recorder | None = None
+    self.steps = self.faults = 0  # page faults of the process; counted after the first block
     if folder is None:
       self.step = _bare(mesh)
     else:
@@ -233,10 +236,12 @@ class _Loop:
       self.recorder = jaxpace.Recorder(folder, paced, handle_sigterm=False)
       self.recorder.__enter__()
     self.block(2)
+    self.steps = self.faults = 0
 
   def block(self, steps: int) -> float:
     """Runs steps as a training loop does, without waiting in between; mean seconds of one."""
     loss: Any = None
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     start = time.perf_counter()
     for _ in range(steps):
       if self.recorder is None:
@@ -245,7 +250,10 @@ class _Loop:
         self.pace, (self.state, loss) = self.step(self.pace, self.state, self.batch)
         self.recorder.record(self.pace)
     jax.block_until_ready(loss)
-    return (time.perf_counter() - start) / steps
+    seconds = (time.perf_counter() - start) / steps
+    self.steps += steps
+    self.faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    return seconds
 
   def close(self) -> None:
     if self.recorder is not None:
@@ -258,7 +266,7 @@ def step_sizes() -> dict[str, Any]:
   mesh = one_device()
   for size in map(float, _sizes.value):
     batch = _batch_for(mesh, size * 1e-3)
-    steps = max(4, round(200 / size))
+    steps = max(2, round(100 / size))
     with tempfile.TemporaryDirectory() as root:
       state, data = mlp(batch)
       loops = {"bare": _Loop(mesh, state, data, None), "bare_again": _Loop(mesh, state, data, None),
@@ -268,7 +276,8 @@ def step_sizes() -> dict[str, Any]:
                            _rounds.value, progress=measured.progress(f"{size:g} ms", _rounds.value))
       for loop in loops.values():
         loop.close()
-    entry: dict[str, Any] = {"bare_ms": estimate(figures["bare"] * 1e3).to_json(), "steps_per_block": steps}
+    entry: dict[str, Any] = {"bare_ms": estimate(figures["bare"] * 1e3).to_json(), "steps_per_block": steps,
+                             "faults": {name: loop.faults / loop.steps for name, loop in loops.items()}}
     for name in ("bare_again", "native", "callback"):
       extra = estimate((figures[name] / figures["bare"] - 1) * 100)
       entry[f"{name}_percent"] = extra.to_json()
