@@ -1,0 +1,286 @@
+"""Judges whether something that can be switched on and off makes steps shorter: by pairs of blocks, on the running job.
+
+A state machine on plain scalars, one `update` a step. `jaxpace.guard` runs it inside the compiled step; whoever judges
+something on the host runs it on Python numbers (`maths=PLAIN`), with the same code. It knows nothing of pacing.
+
+    warm-up (off) -> pairs of blocks -> on, while it pays      -> pairs again
+                                     -> off, where it doesn't  -> pairs again
+
+**Pairs.** A pair is two blocks of `block` steps, one on, one off; a hash of (key, pair) says which comes first. The
+first `settle` steps of each block aren't counted, they still feel the other one. The difference of the two mean step
+times is one value of the sequence that `jaxpace.coordination.sequential` judges. What is left out, and for how long a
+block lasts, is decided by rules that don't look at which block was on (or by what was known before the pair): if on
+and off did the same, the sign of each difference would be the coin's, and the interval holds whatever the step times
+do.
+
+**Cut.** A block is cut short once its steps have together taken `harm` block lengths more than usual; if it was the
+pair's second one, the rest of the pair is spent off. So a pair costs little more than `harm` blocks at worst. A cut
+decides nothing by itself: a pause or a slow spell cuts blocks of either kind.
+
+**Clip.** Differences are cut to half a usual step, or one checkpoint of a hundred steps' length would drown a day.
+
+**Decision.** After each pair: on, if the interval lies below zero; off if it lies above, or if `patience` pairs have
+shown neither. On lasts `HOLD` times as long as the pairs took that showed it, twice as long each time it is shown
+again. Off lasts `retry` steps, twice as long each time. Each return to pairs starts with no evidence and a level of
+its own, level / (k (k + 1)) for the k-th, which add up to `level`: the chance that anything is ever decided falsely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxpace.coordination import keyed, sequential, settings
+from jaxpace.coordination.maths import ARRAYS, Maths, Number
+
+BLOCK = 16
+"""Steps of a block, unless told otherwise. Short blocks make little of drifts and of autocorrelation, and a gross
+harm is seen after a dozen pairs whatever their length."""
+
+HOLD = 4
+"""Times the steps spent on showing a gain for which it is then enjoyed before it is shown again."""
+
+ON, COUNTED, SECOND, ODD = 1, 2, 4, 8
+"""Bits of a tag: what a step was."""
+
+_PAIRS, _ON, _OFF = 0, 1, 2
+_SHORTEST, _LONGEST = 1e-9, 86400.0  # s
+_FOREVER = 2.0**30  # steps
+_CLIP = 0.5  # usual steps
+_MEMORY = 64.0  # steps over which the usual step time is followed
+_SLOW = 8.0  # steps in a row of twice the usual time that are the new usual
+
+
+class Trial(NamedTuple):
+  """State of a trial; all [] arrays, or Python numbers. What belongs to the step about to run is marked *."""
+
+  tag: Number  # int32, * bits `ON`, `COUNTED`, `SECOND`, `ODD`; hand it back with that step's time
+  mode: Number  # int32, * 0 pairs, 1 on, 2 off
+  part: Number  # int32, * 0 first block, 1 second block, 2 the rest of the pair
+  into: Number  # int32, * steps of this part or mode before it
+  left: Number  # int32, * steps of this part or mode, itself included
+  pair: Number  # int32, * number of the pair, from 0
+  count_1: Number  # float32, steps counted in the first block
+  count_2: Number  # float32, in the second
+  total_1: Number  # float32 s, their times added up
+  total_2: Number  # float32 s
+  used: Number  # bool, the thing switched on was seen to do anything since the last pair
+  useful: Number  # bool, it was in the block switched on before this pair; else the pair tells nothing and is void
+  usual: Number  # float32 s, typical step time while off
+  spread: Number  # float32 s^2, variance of single steps about it
+  followed: Number  # float32, steps these two come from, at most 64
+  slow: Number  # float32, steps in a row, while off, that took twice as long or longer
+  base: Number  # float32 s, `usual` as it was when the pair began
+  fresh: Number  # bool, the next pair is the first one of this return to pairs
+  pairs: Number  # int32, pairs counted
+  mean: Number  # float32 s, of their differences on - off
+  squares: Number  # float32 s^2, sum of squares about it
+  off: Number  # float32 s, mean step time of their blocks off
+  rho: Number  # float32 s^2, see `sequential.prior`
+  low: Number  # float32 s, the interval for the difference; -inf and inf until there are enough pairs
+  high: Number  # float32 s
+  tries: Number  # float32, returns to pairs, this one included
+  hold: Number  # float32, factor on the steps it stays on
+  wait: Number  # float32, steps of the next stretch off
+
+
+class Trials(NamedTuple):
+  """A kind of trial: two pure functions."""
+
+  init: Callable[[], Trial]
+  update: Callable[[Number, Number, Number, Trial], Trial]  # (seconds, tag, used, state) -> state
+
+
+def block_for(period: int) -> int:
+  """Returns the steps of a block that holds at least two pauses which come every `period` steps."""
+  return max(BLOCK, 2 * settings.steps("period", period, 1) + 2)
+
+
+def is_on(state: Trial) -> Number:
+  """Says whether the step about to run is to be switched on: [] bool."""
+  return (state.tag & ON) != 0
+
+
+def effect(state: Trial, maths: Maths = ARRAYS) -> tuple[Number, Number, Number]:
+  """Returns (on - off) / off of the mean step time and its interval: three [] float32; NaN where not known yet.
+
+  Below zero is faster with it on. Of the pairs since the last return to pairs, until the next one's first.
+  """
+  nothing = maths.real(math.nan)
+  known = state.pairs > 0
+  off = maths.where(known, state.off, 1.0)
+  told = known & (state.high < math.inf)
+  return (maths.where(known, state.mean / off, nothing), maths.where(told, state.low / off, nothing),
+          maths.where(told, state.high / off, nothing))
+
+
+def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05, settle: int = 1,
+           patience: int = 512, retry: int = 10_000, lag: int = 0, maths: Maths = ARRAYS) -> Trials:
+  """Makes a kind of trial.
+
+  On the host, a step at a time:
+
+  >>> from jaxpace.coordination.maths import PLAIN
+  >>> judge = trials(maths=PLAIN)
+  >>> state, took = judge.init(), 0
+  >>> for step in range(2000):
+  ...   on = is_on(state)                        # switch it on or off, run the step, and then
+  ...   seconds = 0.9e-3 if on else 1e-3
+  ...   state = judge.update(seconds, state.tag, on, state)
+  >>> print(is_on(state), f"{effect(state, PLAIN)[0]:+.0%}")
+  True -10%
+
+  Args:
+    block: steps of a block, at least settle + 1; at least two periods of any pauses that are what it is about
+      (`block_for`).
+    key: of the hash that orders each pair.
+    harm: block lengths of extra time at which a block is cut short.
+    level: chance of ever deciding falsely.
+    settle: first steps of a block that aren't counted.
+    patience: pairs after which what has shown neither gain nor harm is switched off.
+    retry: steps for which it is then off, the first time.
+    lag: steps that begin between the end of a step and the `update` which is given its time.
+    maths: what kind of numbers.
+
+  Returns:
+    `init() -> state`, before the first step; `update(seconds, tag, used, state) -> state`, once a step. `seconds` is
+    the newest step time, `tag` the tag which the state had when that step was about to run; NaN, or anything that is
+    no duration, is left out. `used` says whether the thing was seen to do anything in that step. State and decision
+    depend on these arguments alone.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  settle = settings.steps("settle", settle, 0)
+  block = settings.steps("block", block, settle + 1)
+  excess = float(settings.number("harm", harm, 0.01, 100, "block lengths, 0.25 for a quarter of a block"))
+  settings.number("level", level, 0, 0.5, "the chance of a false alarm, 0.05 for 5 %", open_ended=True)
+  patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
+  lag = settings.steps("lag", lag, 0)
+  if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 2**32:
+    raise ValueError(f"key={key!r} must be a whole number from 0 to 2**32 - 1; it orders the blocks of each pair.")
+  measured = block - settle
+  real, where = maths.real, maths.where
+
+  def whole(value: int) -> Number:
+    return maths.whole(real(value))
+
+  def init() -> Trial:
+    zero, none = real(0.0), whole(0)
+    return Trial(
+        tag=none, mode=whole(_OFF), part=none, into=none, left=whole(block), pair=whole(-1), count_1=zero, count_2=zero,
+        total_1=zero, total_2=zero, used=maths.flag(False), useful=maths.flag(False), usual=zero, spread=zero,
+        followed=zero, slow=zero, base=zero, fresh=maths.flag(True), pairs=none, mean=zero, squares=zero, off=zero,
+        rho=real(1.0), low=real(-math.inf), high=real(math.inf), tries=real(1.0), hold=real(1.0), wait=real(retry))
+
+  def update(seconds: Number, tag: Number, used: Number, state: Trial) -> Trial:
+    state = _measure(seconds, tag, used, state)
+    return _advance(state)
+
+  def _measure(seconds: Number, tag: Number, used: Number, state: Trial) -> Trial:
+    """Enters one step's time: into its block, and into what is usual while off."""
+    valid = (seconds >= _SHORTEST) & (seconds <= _LONGEST)
+    seconds = where(valid, seconds, real(0.0))
+    on, second = (tag & ON) != 0, (tag & SECOND) != 0
+    same = ((tag & ODD) != 0) == ((state.pair & 1) != 0)
+    counted = valid & same & ((tag & COUNTED) != 0) & (state.mode == _PAIRS)
+    one, two = counted & maths.no(second), counted & second
+
+    off = valid & maths.no(on)
+    # Nothing takes less than half the usual time but after what was not usual, such as compilation.
+    slow = where(seconds >= 2.0 * state.usual, state.slow + 1.0, real(0.0))
+    restart = off & ((state.followed == 0) | (seconds < 0.5 * state.usual) | (slow >= _SLOW))
+    weight = where(restart, real(1.0), maths.least(state.followed + 1.0, _MEMORY))
+    usual = where(restart, seconds, state.usual)
+    away = maths.most(maths.least(seconds - usual, usual), -usual)
+    spread = where(restart, real(0.0), state.spread + (away * away - state.spread) / weight)
+    return state._replace(
+        count_1=state.count_1 + real(one), total_1=state.total_1 + where(one, seconds, real(0.0)),
+        count_2=state.count_2 + real(two), total_2=state.total_2 + where(two, seconds, real(0.0)),
+        used=state.used | (used & on), usual=where(off, usual + away / weight, state.usual),
+        spread=where(off, spread, state.spread), followed=where(off, weight, state.followed),
+        slow=where(off, where(restart, real(0.0), slow), state.slow))
+
+  def _advance(state: Trial) -> Trial:
+    """Moves on to the next step; at the end of a pair, judges."""
+    in_pair = state.mode == _PAIRS
+    count = where(state.part == 0, state.count_1, state.count_2)
+    total = where(state.part == 0, state.total_1, state.total_2)
+    left, into = state.left - 1, state.into + 1
+    blocks = in_pair & (state.part < 2)
+    cut = blocks & (state.base > 0) & (total - count * state.base > excess * measured * state.base)
+    rest = lag + where(cut, left, whole(0))  # after the second block
+    over = (left <= 0) | cut
+    first_over, second_over = over & in_pair & (state.part == 0), over & in_pair & (state.part == 1)
+    resting = second_over & (rest > 0)
+    closed = in_pair & ((second_over & (rest <= 0)) | (over & (state.part == 2)))
+    begins = closed | (over & maths.no(in_pair))  # a pair, unless what follows decides otherwise
+
+    no = maths.flag(False)
+    judged, helps, fails = maths.either(closed, lambda: _judge(state), lambda: (state, no, no))
+    begins = begins & maths.no(helps | fails)
+    stay = maths.least(HOLD * (2.0 * block) * real(judged.pairs) * state.hold, _FOREVER)
+    mode = where(helps, whole(_ON), where(fails, whole(_OFF), where(begins, whole(_PAIRS), state.mode)))
+    left = where(helps, maths.whole(stay), where(fails, maths.whole(state.wait), where(
+        begins | first_over, whole(block), where(resting, rest, left))))
+    part = where(first_over, whole(1), where(resting, whole(2), where(begins | helps | fails, whole(0), state.part)))
+    into = where(over | begins | helps | fails, whole(0), into)
+    pair = where(begins, state.pair + 1, state.pair)
+    zero = real(0.0)
+    after = judged._replace(
+        mode=mode, part=part, into=into, left=left, pair=pair, count_1=where(begins, zero, state.count_1),
+        count_2=where(begins, zero, state.count_2), total_1=where(begins, zero, state.total_1),
+        total_2=where(begins, zero, state.total_2), base=where(begins, state.usual, state.base),
+        # What it was seen to do since the last pair began; nothing new is known after a stretch off.
+        useful=where(begins & (in_pair | (state.mode == _ON)), state.used, state.useful),
+        used=state.used & maths.no(begins),
+        hold=where(helps, maths.least(2.0 * state.hold, _FOREVER), where(fails, real(1.0), state.hold)),
+        wait=where(fails, maths.least(2.0 * state.wait, _FOREVER), state.wait),
+        tries=where(helps | fails, state.tries + 1.0, state.tries), fresh=judged.fresh | helps | fails)
+    return after._replace(tag=_tag(after))
+
+  def _judge(state: Trial) -> tuple[Trial, Number, Number]:
+    """Enters the pair that has just ended, unless it is void; says whether it has decided for on, or for off."""
+    known = (state.count_1 > 0) & (state.count_2 > 0) & (state.base > 0)
+    counts = known & state.useful
+    first, second = (total / maths.most(count, 1.0)
+                     for total, count in ((state.total_1, state.count_1), (state.total_2, state.count_2)))
+    on_first = keyed.coin(key, state.pair, maths)
+    difference = where(on_first, first - second, second - first)
+    most = _CLIP * state.base
+    difference = maths.most(maths.least(difference, most), -most)
+
+    zero = real(0.0)
+    pairs = where(state.fresh, whole(0), state.pairs) + 1
+    mean, squares, off = (where(state.fresh, zero, value) for value in (state.mean, state.squares, state.off))
+    n = real(pairs)
+    error = difference - mean
+    mean = mean + error / n
+    squares = squares + error * (difference - mean)
+    off = off + (where(on_first, second, first) - off) / n
+    # A hundredth of a percent of the usual step at least: clocks tick.
+    variance = maths.most(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
+    rho = where(state.fresh, maths.most(sequential.prior(variance), 1e-30), state.rho)
+    log_odds = maths.log(state.tries * (state.tries + 1.0)) - math.log(level)
+    half = sequential.half_width(pairs, squares, rho, log_odds, maths)
+    low, high = mean - half, mean + half
+    helps, harms = counts & (high < 0), counts & (low > 0)
+    tired = counts & (pairs >= patience) & maths.no(helps)
+    entered = state._replace(pairs=pairs, mean=mean, squares=squares, off=off, rho=rho, low=low, high=high,
+                             fresh=maths.flag(False))
+    judged = Trial(*(where(counts, new, old) for new, old in zip(entered, state, strict=True)))
+    return judged, helps, harms | tired
+
+  def _tag(state: Trial) -> Number:
+    in_pair, first = state.mode == _PAIRS, state.part == 0
+    on_first = keyed.coin(key, state.pair, maths)
+    block_on = where(first, on_first, maths.no(on_first)) & (state.part < 2)
+    on = where(in_pair, block_on, state.mode == _ON)
+    counted = in_pair & (state.part < 2) & (state.into >= settle)
+    none = whole(0)
+    bits: Any = where(on, whole(ON), none) | where(counted, whole(COUNTED), none)
+    bits = bits | where(in_pair & (state.part == 1), whole(SECOND), none)
+    return bits | where((state.pair & 1) != 0, whole(ODD), none)
+
+  return Trials(init, update)

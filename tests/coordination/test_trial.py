@@ -1,0 +1,225 @@
+"""Trials on made-up step times: what they decide, when, at what cost, and from what."""
+
+import functools
+import itertools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpace.coordination import keyed, sequential, trial
+from jaxpace.coordination.maths import PLAIN
+
+BLOCK = trial.BLOCK
+
+
+def play(judge, times, used=True, lag=0, state=None):
+  """Runs a trial on plain numbers. `times(step, on)` gives the seconds of a step.
+
+  Returns:
+    Whether each step was on [steps], tags [steps], the state after each step.
+  """
+  state = judge.init() if state is None else state
+  on, tags, states, waiting = [], [], [], []
+  for step in itertools.count():
+    seconds = times(step, bool(trial.is_on(state)))
+    if seconds is None:
+      break
+    on.append(bool(trial.is_on(state)))
+    tags.append(state.tag)
+    waiting.append((seconds, state.tag, used(step) if callable(used) else used))
+    given = waiting.pop(0) if len(waiting) > lag else (np.nan, 0, False)
+    state = judge.update(*given, state)
+    states.append(state)
+  return np.array(on), np.array(tags), states
+
+
+def noisy(steps, effect=0.0, cv=0.05, seed=0, rho=0.0):
+  """Step times of mean 1 (off) and 1 + effect (on), autocorrelated normal noise of the given variation."""
+  rng = np.random.default_rng(seed)
+  noise = np.empty(steps)
+  level = rng.normal()
+  for k in range(steps):
+    noise[k], level = level, rho * level + np.sqrt(1 - rho * rho) * rng.normal()
+  return lambda step, on: max(0.2, 1 + cv * noise[step]) * (1 + effect * on) if step < steps else None
+
+
+def runs_of(on):
+  """Lengths of the stretches of one kind: [(on, steps), ...]."""
+  return [(kind, len(list(group))) for kind, group in itertools.groupby(on.tolist())]
+
+
+def test_pairs_are_a_block_on_and_a_block_off_in_the_order_of_the_coin():
+  on, tags, _ = play(trial.trials(key=5, maths=PLAIN), noisy(BLOCK * 41))
+  assert not on[:BLOCK].any(), "a warm-up first"
+  pairs = on[BLOCK:].reshape(20, 2, BLOCK)
+  assert (pairs.all(axis=2) | ~pairs.any(axis=2)).all() and (pairs[:, 0] != pairs[:, 1]).all()
+  assert pairs[:, 0, 0].tolist() == [keyed.coin(5, n, PLAIN) for n in range(20)]
+  counted = (tags[BLOCK:].reshape(20, 2, BLOCK) & trial.COUNTED) != 0
+  assert not counted[:, :, 0].any() and counted[:, :, 1:].all(), "the first step of a block is not counted"
+
+
+@pytest.mark.parametrize("effect", [-0.1, -0.03, 0.03, 0.3])
+def test_an_effect_is_found_and_acted_upon(effect):
+  on, _, states = play(trial.trials(maths=PLAIN), noisy(4000, effect))
+  decided = next(k for k, state in enumerate(states) if state.mode != 0 and k > BLOCK)
+  found, low, high = trial.effect(states[decided], PLAIN)
+  assert low < effect < high and found == pytest.approx(effect, abs=0.02)
+  assert (high < 0) if effect < 0 else (low > 0)
+  assert decided < 40 * 2 * BLOCK
+  assert on[decided + 1:decided + 1 + 4 * (decided // 2)].mean() == (1 if effect < 0 else 0)
+
+
+def test_the_interval_is_that_of_the_block_means():
+  """Recomputed from the steps in float64."""
+  times, steps = noisy(BLOCK * 61, 0.01, seed=3), []
+
+  def noted(step, on):
+    seconds = times(step, on)
+    if seconds is not None:
+      steps.append(seconds)
+    return seconds
+
+  on, tags, states = play(trial.trials(maths=PLAIN, level=0.02), noted)
+  state, took = states[-1], np.array(steps)[BLOCK:].reshape(30, 2, BLOCK)
+  means = took[:, :, 1:].mean(axis=2)
+  first_on = on[BLOCK:].reshape(30, 2, BLOCK)[:, 0, 0]
+  differences = np.where(first_on, means[:, 0] - means[:, 1], means[:, 1] - means[:, 0])[1:]  # the first tells nothing
+  off = np.where(first_on, means[:, 1], means[:, 0])[1:]
+  half = sequential.half_width(29, ((differences - differences.mean())**2).sum(), state.rho, np.log(2 / 0.02), PLAIN)
+  expected = differences.mean() + np.array([0, -half, half])
+  assert state.pairs == 29
+  np.testing.assert_allclose(trial.effect(state, PLAIN), expected / off.mean(), rtol=1e-9)
+
+
+def test_a_gain_is_held_ever_longer_and_a_harm_retried_ever_more_rarely():
+  on, _, _ = play(trial.trials(maths=PLAIN), noisy(20_000, -0.2))
+  held = [steps for kind, steps in runs_of(on) if kind and steps > 3 * BLOCK]
+  assert len(held) > 3 and all(b >= 1.9 * a for a, b in itertools.pairwise(held[:-1]))
+  on, _, _ = play(trial.trials(maths=PLAIN, retry=1000), noisy(30_000, 0.2))
+  idle = [steps for kind, steps in runs_of(on) if not kind and steps > 3 * BLOCK]
+  assert len(idle) > 3 and all(1.9 * a <= b <= 2.2 * a for a, b in itertools.pairwise(idle[:-1]))
+
+
+def test_what_shows_nothing_is_off_after_a_while():
+  on, _, states = play(trial.trials(maths=PLAIN, patience=40, retry=500), noisy(3000))
+  decided = BLOCK + 41 * 2 * BLOCK  # the warm-up, a pair that tells nothing, and 40 that do
+  assert states[decided - 1].mode == 2 and states[decided - 2].mode == 0
+  assert not on[decided:decided + 500].any() and on[decided + 500:decided + 500 + 2 * BLOCK].any()
+
+
+@pytest.mark.parametrize("effect, most", [(0.3, 80), (1.0, 100), (3.0, 120)])
+def test_gross_harm_costs_no_more_than_a_hundred_steps_or_so(effect, most):
+  on, _, _ = play(trial.trials(maths=PLAIN), noisy(9000, effect))
+  assert effect * on.sum() < most
+  if effect > 0.5:
+    longest = max(steps for kind, steps in runs_of(on) if kind)
+    assert longest <= max(3, 0.25 * BLOCK / effect + 3), "cut within the block"
+
+
+def test_a_cut_block_ends_on_whichever_side_it_falls():
+  """A slow spell cuts blocks on and off alike: nothing is concluded from it."""
+  base = noisy(BLOCK * 401, seed=1)
+
+  def times(step, on):
+    seconds = base(step, on)
+    return None if seconds is None else seconds * (4.0 if step % 700 < 60 else 1.0)
+
+  on, _, states = play(trial.trials(maths=PLAIN, key=3), times)
+  assert all(state.mode == 0 for state in states[BLOCK:])
+  blocks = runs_of(on[BLOCK:])
+  assert min(steps for kind, steps in blocks if kind) < BLOCK / 2 and min(
+      steps for kind, steps in blocks[:-1] if not kind) < BLOCK
+
+
+def test_one_huge_pause_does_not_drown_the_rest():
+  base = noisy(4000, -0.1)
+  on, _, states = play(trial.trials(maths=PLAIN),
+                       lambda step, on: 100.0 if step == 8 * BLOCK + 3 else base(step, on))
+  assert any(state.mode == 1 for state in states)
+
+
+def test_compilation_does_not_count_as_usual():
+  base = noisy(4000, -0.1)
+  _, _, states = play(trial.trials(maths=PLAIN), lambda step, on: 500.0 if step < 2 else base(step, on))
+  assert states[BLOCK].usual < 1.5
+  assert any(state.mode == 1 for state in states)
+
+
+def test_nothing_done_is_no_evidence():
+  """Pairs count from the second after the thing was seen to do something, whatever the step times."""
+  judge = trial.trials(maths=PLAIN)
+  _, _, states = play(judge, noisy(3000, 0.1), used=False)
+  assert states[-1].pairs == 0 and all(state.mode == 0 for state in states[BLOCK:])
+  assert np.isnan(trial.effect(states[-1], PLAIN)).all()
+  begin = BLOCK * 21
+  _, _, states = play(judge, noisy(BLOCK * 31), used=lambda step: step >= begin)
+  assert states[begin + 2 * BLOCK - 1].pairs == 0 and states[-1].pairs == 4
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_times_may_come_late(lag):
+  """The same pairs, with a few steps of rest after each; an effect is measured as exactly as without."""
+  base = noisy(4000, -0.1, cv=0.0)
+  on, _, states = play(trial.trials(maths=PLAIN, lag=lag), base, lag=lag)
+  state = next(state for state in states if state.mode == 1)
+  assert trial.effect(state, PLAIN)[0] == pytest.approx(-0.1, abs=1e-12), "no step is counted to the other arm"
+  first = on[BLOCK:BLOCK + 4 * (2 * BLOCK + lag)].reshape(4, -1)
+  assert (first[:, :2 * BLOCK].sum(axis=1) == BLOCK).all() and not first[:, 2 * BLOCK:].any()
+
+
+@functools.cache
+def compiled(lag=0):
+  return jax.jit(trial.trials(lag=lag).update)
+
+
+def test_arrays_decide_as_plain_numbers_do():
+  base = noisy(1500, -0.05, cv=0.08, rho=0.5)
+  rng = np.random.default_rng(0)
+  plain, state = trial.trials(maths=PLAIN), trial.trials().init()
+  other = plain.init()
+  for step in range(1500):
+    assert int(state.tag) == other.tag and int(state.pairs) == other.pairs
+    seconds = np.float32(base(step, bool(trial.is_on(state)))) if rng.random() > 0.05 else np.float32(np.nan)
+    state = compiled()(jnp.float32(seconds), state.tag, jnp.asarray(True), state)
+    other = plain.update(float(seconds), other.tag, True, other)
+  np.testing.assert_allclose(trial.effect(state), trial.effect(other, PLAIN), rtol=1e-4)
+  assert all(a.dtype == b.dtype and a.shape == b.shape == () for a, b in
+             zip(jax.tree.leaves(trial.trials().init()), jax.tree.leaves(state), strict=True))
+
+
+ANY = st.one_of(st.floats(width=32), st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 0.0, 1e30, 86400.0, 1e-38]))
+
+
+@hypothesis.given(st.lists(st.tuples(ANY, st.integers(0, 15), st.booleans()), max_size=30), st.integers(0, 200))
+@hypothesis.settings(max_examples=40)
+def test_whatever_it_is_given_it_still_judges_afterwards(junk, begin):
+  for maths, update in ((PLAIN, trial.trials(maths=PLAIN).update), (None, compiled())):
+    judge = trial.trials(maths=PLAIN) if maths else trial.trials()
+    _, _, states = play(trial.trials(maths=PLAIN), noisy(begin + 1, cv=0.02))
+    state = states[-1] if maths else jax.tree.map(
+        lambda leaf, like: jnp.asarray(leaf, like.dtype), states[-1], judge.init())
+    for seconds, tag, used in junk:
+      args = (float(seconds), tag, used) if maths else (jnp.float32(seconds), jnp.int32(tag), jnp.asarray(used))
+      state = update(*args, state)
+      assert not any(np.isnan(np.float64(leaf)) for leaf in state)
+      assert state.left >= 0 and state.usual < np.inf
+    if maths and begin % 4 == 0:
+      _, _, after = play(judge, noisy(1000, 0.3, cv=0.02), state=state)
+      assert any(s.mode == 2 and s.low > 0 for s in after)
+
+
+def test_blocks_hold_two_pauses():
+  assert trial.block_for(5) == BLOCK and trial.block_for(100) == 202
+
+
+@pytest.mark.parametrize("settings, name", [
+    ({"block": 1}, "block"), ({"harm": 0.0}, "harm"), ({"level": 1.0}, "level"), ({"key": -1}, "key"),
+    ({"key": 0.5}, "key"), ({"patience": 0}, "patience"), ({"retry": 0}, "retry"), ({"lag": -1}, "lag"),
+    ({"settle": 16}, "block")])
+def test_slips_are_named(settings, name):
+  with pytest.raises(ValueError, match=f"{name}="):
+    trial.trials(**settings)
