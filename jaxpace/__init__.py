@@ -9,6 +9,7 @@ if TYPE_CHECKING:
   from jaxpace.communication.phases import phase
   from jaxpace.coordination.combinators import chain, limit, only_ranks
   from jaxpace.coordination.early_ranks import pace_early_ranks
+  from jaxpace.coordination.interleave import interleave_jobs
   from jaxpace.core.pace import PaceState
   from jaxpace.core.plan import Plan
   from jaxpace.core.types import Decision, Observation, Pacer
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
   from jaxpace.trace.recorder import Recorder
 
 __all__ = [
-    "Decision", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain", "delay", "instrument", "limit",
-    "only_ranks", "pace_early_ranks", "phase", "pmean", "psum", "recorded", "spec"]
+    "Decision", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain", "delay", "instrument",
+    "interleave_jobs", "limit", "only_ranks", "pace_early_ranks", "phase", "pmean", "psum", "recorded", "spec"]
 
 _HOMES = {
     "Decision": "jaxpace.core.types",
@@ -31,6 +32,7 @@ _HOMES = {
     "chain": "jaxpace.coordination.combinators",
     "delay": "jaxpace.pieces",
     "instrument": "jaxpace.instrument",
+    "interleave_jobs": "jaxpace.coordination.interleave",
     "limit": "jaxpace.coordination.combinators",
     "only_ranks": "jaxpace.coordination.combinators",
     "pace_early_ranks": "jaxpace.coordination.early_ranks",

@@ -1,0 +1,115 @@
+"""Shifts the phase of a whole job, so that jobs on one link send in turn instead of at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination import order, settings, windows
+from jaxpace.coordination.coin import checked, uniform
+from jaxpace.coordination.durations import bounded, valid
+from jaxpace.core.types import Decision, Observation, Pacer
+
+_ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
+
+
+class Interleave(NamedTuple):
+  """State of `interleave_jobs`; the same on all ranks of a job. `B` is the number of slots it looks at."""
+
+  key: jax.Array  # [] uint32, differs from job to job
+  floor: windows.Floor  # [B] lowest recent bucket times
+  period: windows.Mean  # [] mean step time less own delays
+  bank: jax.Array  # [] float32 periods, delay that may be asked for
+  asked: jax.Array  # [2] float32 s, asked after the last step and after the one before
+  hold: jax.Array  # [] int32, decisions to sit out where the order could not be seen
+
+
+def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[float] | float | None = None,
+                    window: int = 1024, dead_band: float = 0.1, budget: float = 0.01, slots: int = 16) -> Pacer:
+  """Delays all ranks of a job by the same, once, where another job on the link is still sending when it begins.
+
+  Fair sharing never separates jobs that collide: both take longer by the same, and collide again in the next step. A
+  delay moves the job's phase for good, so one shift is enough.
+
+  Every rank decides by itself, from what is the same on all ranks to the last bit: each bucket's own time in the step
+  before last, and the step's (`Observation.job_transfers`, `job_step_time`). They must be shared
+  (`jaxpace.instrument(..., share=True)`); where they are not the delay is exactly 0, and no rank may be left out
+  (`only_ranks`) or the others would only wait for it.
+
+  *The rule.* n is a bucket's time over its floor, the number of jobs that shared the link meanwhile. The running
+  minimum of n - 1 over the buckets in order, times the floors, is W: the work that was ahead of this job when it began
+  to send (`jaxpace.coordination.order`). Where it clears before the last bucket, this job is the follower, and
+  asks for W less what it has asked already but not seen the effect of. The leader has W = 0 and does nothing. Where
+  it never clears the order cannot be seen (they began together, or there is one bucket only): then the delay is
+  U W, U uniform, with probability one half, both drawn from a hash of (key, step).
+
+  *Bounds.* Nothing is asked while contention, the sum of what buckets took beyond their floors, is at most `dead_band`
+  of the floors; nothing beyond `max_delay`; and nothing beyond what is in a bank that begins with one period, earns
+  `budget` periods a step and holds one at most. So delays lengthen a run by at most `budget` of it plus one period.
+
+  >>> pacer = interleave_jobs(floor=10e-3, key=7)
+  >>> times = jnp.full((16,), jnp.nan).at[:4].set(jnp.array([20e-3, 20e-3, 15e-3, 10e-3]))
+  >>> nan = jnp.full((2,), jnp.nan)
+  >>> seen = Observation(step=jnp.int32(9), rank=jnp.int32(0), arrivals=nan, delays=nan, waits=times,
+  ...                    step_time=jnp.float32(0.1), job_step_time=jnp.float32(0.1), job_transfers=times)
+  >>> decision, state = jax.jit(pacer.update)(seen, pacer.init(2))
+  >>> print(f"{decision.delay:.3f} s, contention {decision.info['contention']:.3f} of the floor")
+  0.025 s, contention 0.625 of the floor
+
+  Args:
+    max_delay: s, the longest delay, 0 to 10. `jaxpace.instrument` has a limit of its own.
+    key: of the coin, 0 to 2**32 - 1. It must differ between jobs that share a link and be the same on all ranks of a
+      job, such as `zlib.crc32(job_name.encode())`: jobs with the same key toss the same coin and may never part.
+    floor: s, each collective's time on a quiet link, in the order of the step's collectives, or one for all. None for
+      the lowest that was seen: then a job that never had a bucket to itself does not see that it is contended.
+    window: steps over which a floor that was seen is forgotten.
+    dead_band: contention below which nothing is done, as a share of the floors, 0 to 1.
+    budget: most that delays may add to the run, as a share of it, 0 to 1, after the first period.
+    slots: collectives it looks at, in order; those after are ignored.
+
+  Returns:
+    A pacer. Its columns in the trace: `contention`, as a share of the floors; `ahead`, W in seconds (both NaN where
+    not known); `bank`, in periods.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  most = settings.delay("max_delay", max_delay)
+  band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
+  earned = settings.number("budget", budget, 0, 1, "a share of the run time, 0.01 for 1 %")
+  slots, start = settings.steps("slots", slots, 1), checked(key)
+  given = order.given_floor(floor, slots)
+  lowest, typical = windows.floor(window), windows.mean(64)
+
+  def init(ranks: int) -> Interleave:
+    return Interleave(jnp.asarray(start), lowest.init((slots,)), typical.init(), jnp.float32(1),
+                      jnp.zeros((2,), jnp.float32), jnp.zeros((), jnp.int32))
+
+  def update(observation: Observation, state: Interleave) -> tuple[Decision, Interleave]:
+    times = order.first(observation.job_transfers, slots)
+    floors_now = lowest.update(times, state.floor)
+    seen = order.look(times, lowest.value(floors_now) if given is None else jnp.asarray(given))
+    # The step that is seen began with what was asked two decisions ago.
+    own_time = jnp.where(valid(observation.job_step_time), observation.job_step_time - state.asked[1], _NAN)
+    period_now = typical.update(own_time, state.period)
+    period = typical.value(period_now)
+    known = valid(seen.ahead) & (period > _ZERO)
+
+    scale = uniform(state.key, observation.step, 1)
+    heads = uniform(state.key, observation.step, 2) < np.float32(0.5)
+    blind = jnp.where(heads & (state.hold == np.int32(0)), scale * seen.ahead, _ZERO)
+    want = jnp.where(seen.clears, seen.ahead - state.asked[0], blind)
+    bank = jnp.where(known, jnp.minimum(state.bank + earned, _ONE), state.bank)
+    act = known & (seen.contention > band)
+    delay = jnp.where(act, bounded(jnp.minimum(want, bank * period), most), _ZERO)
+    bank = jnp.maximum(jnp.where(delay > _ZERO, bank - delay / period, bank), _ZERO)
+    hold = jnp.where(delay > _ZERO, np.int32(1), jnp.maximum(state.hold - np.int32(1), np.int32(0)))
+    info = {"contention": seen.contention, "ahead": seen.ahead, "bank": bank}
+    return Decision(delay, info), Interleave(state.key, floors_now, period_now, bank,
+                                             jnp.stack([delay, state.asked[0]]), hold)
+
+  return Pacer(init, update)

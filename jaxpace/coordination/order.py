@@ -1,0 +1,84 @@
+"""Who was first on a shared link: what a job's own bucket times say about other jobs' work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination.durations import LONGEST, valid
+
+_ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
+_EDGE = np.float32(1.1)
+"""A bucket that took less than this times its floor had the link to itself, but for noise."""
+_SMALL = np.float32(0.1)
+"""Buckets below this share of the largest are left out: a scalar's time is latency, not bandwidth."""
+
+
+class Look(NamedTuple):
+  """What one step's bucket times say. All NaN or False where nothing is known."""
+
+  contention: jax.Array  # [] float32, time beyond the floors, as a share of the floors
+  ahead: jax.Array  # [] float32 s, W: others' work that was on the link when this job began, and had to be shared with
+  clears: jax.Array  # [] bool, whether that work was done before this job's last bucket
+
+
+def look(times: jax.Array, floors: jax.Array) -> Look:
+  """Reads the order of the jobs from bucket times.
+
+  n = times / floors is the number of jobs on the link, averaged over the bucket. Under fair sharing, while one
+  bucket of floor f is sent with n jobs on the link, the others together send (n - 1) f. Those that were there when
+  this job began are there until they finish, so as long as n has not fallen; after that, a rise is somebody who came
+  later. Hence W = sum of floors * (running minimum of n - 1).
+
+  >>> found = look(jnp.array([20e-3, 15e-3, 10e-3, 20e-3]), jnp.full((4,), 10e-3))
+  >>> print(f"{found.ahead:.3f} s ahead, contention {found.contention:.3f}, clears: {found.clears}")
+  0.015 s ahead, contention 0.625, clears: True
+
+  Args:
+    times: [B] float32 s, in the order in which the buckets are sent; NaN where there is none.
+    floors: [B] float32 s, on a quiet link.
+  """
+  ok = valid(times) & valid(floors) & (floors > _ZERO)
+  ok &= floors >= _SMALL * jnp.max(jnp.where(ok, floors, _ZERO))
+  n = jnp.where(ok, jnp.minimum(times / jnp.where(ok, floors, _ONE), np.float32(1e6)), np.float32(np.inf))
+  least = jax.lax.cummin(n)
+  total = jnp.sum(jnp.where(ok, floors, _ZERO))
+
+  def beyond(number: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(ok, floors * jnp.maximum(number - _ONE, _ZERO), _ZERO))
+
+  known = jnp.any(ok)
+  contention = jnp.where(known, beyond(n) / jnp.where(known, total, _ONE), _NAN)
+  return Look(contention, jnp.where(known, beyond(least), _NAN), known & (least[-1] < _EDGE))
+
+
+def first(times: jax.Array, count: int) -> jax.Array:
+  """Cuts or fills with NaN: [S] float32 s -> [count]."""
+  times = times[:count]
+  return jnp.pad(times, (0, count - times.shape[0]), constant_values=_NAN)
+
+
+def given_floor(floor: Sequence[float] | float | None, count: int) -> np.ndarray | None:
+  """Checks floors that are known beforehand.
+
+  Returns:
+    [count] float32 s, NaN for collectives it does not name; None for None.
+
+  Raises:
+    ValueError: not positive times.
+  """
+  if floor is None:
+    return None
+  try:
+    values = [float(floor)] * count if isinstance(floor, (int, float)) else [float(value) for value in floor]
+  except (TypeError, ValueError):
+    values = []
+  if not values or not all(math.isfinite(value) and 0 < value <= LONGEST for value in values):
+    raise ValueError(f"floor={floor!r} must be seconds above 0: one number, or one for each collective in the order of "
+                     "the step, such as [4e-3, 4e-3, 1e-3].")
+  return np.asarray([*values, *[np.nan] * count][:count], np.float32)
