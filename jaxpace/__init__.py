@@ -13,17 +13,19 @@ if TYPE_CHECKING:
   from jaxpace.core.pace import PaceState
   from jaxpace.core.plan import Plan
   from jaxpace.core.types import Decision, Observation, Pacer
+  from jaxpace.housekeeping.keeper import Housekeeper
   from jaxpace.instrument import instrument, spec
   from jaxpace.pieces import delay, pmean, psum
   from jaxpace.recorded import recorded
   from jaxpace.trace.recorder import Recorder
 
 __all__ = [
-    "Decision", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain", "delay", "instrument",
-    "interleave_jobs", "limit", "only_ranks", "pace_early_ranks", "phase", "pmean", "psum", "recorded", "spec"]
+    "Decision", "Housekeeper", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain", "delay",
+    "instrument", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks", "phase", "pmean", "psum", "recorded", "spec"]
 
 _HOMES = {
     "Decision": "jaxpace.core.types",
+    "Housekeeper": "jaxpace.housekeeping.keeper",
     "Observation": "jaxpace.core.types",
     "PaceState": "jaxpace.core.pace",
     "Pacer": "jaxpace.core.types",
