@@ -9,6 +9,7 @@ if TYPE_CHECKING:
   from jaxpace.communication.phases import phase
   from jaxpace.coordination.combinators import chain, limit, only_ranks
   from jaxpace.coordination.early_ranks import pace_early_ranks
+  from jaxpace.coordination.guard import guard
   from jaxpace.coordination.interleave import interleave_jobs
   from jaxpace.core.pace import PaceState
   from jaxpace.core.plan import Plan
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
   from jaxpace.trace.recorder import Recorder
 
 __all__ = [
-    "Decision", "Housekeeper", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain", "delay",
-    "instrument", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks", "phase", "pmean", "psum", "recorded", "spec"]
+    "Decision", "Housekeeper", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain", "delay", "guard",
+    "instrument", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks", "phase", "pmean", "psum",
+    "recorded", "spec"]
 
 _HOMES = {
     "Decision": "jaxpace.core.types",
@@ -33,6 +35,7 @@ _HOMES = {
     "Recorder": "jaxpace.trace.recorder",
     "chain": "jaxpace.coordination.combinators",
     "delay": "jaxpace.pieces",
+    "guard": "jaxpace.coordination.guard",
     "instrument": "jaxpace.instrument",
     "interleave_jobs": "jaxpace.coordination.interleave",
     "limit": "jaxpace.coordination.combinators",

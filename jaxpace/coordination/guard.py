@@ -1,0 +1,112 @@
+"""Lets a pacer act only while measurement on the running job shows that it pays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination import settings, trial
+from jaxpace.coordination.durations import valid
+from jaxpace.core.types import Decision, Observation, Pacer, PacerState
+
+_ZERO, _NAN = np.float32(0), np.float32(np.nan)
+_LAG = 1
+"""`job_step_time` is of the step before the one observed, and a decision acts in the one after: one lies in between."""
+
+
+class Guard(NamedTuple):
+  """State of `guard` on one rank."""
+
+  inner: PacerState
+  trial: trial.Trial  # the same on all ranks where step times are shared
+  before: jax.Array  # [] int32, tag of the step before the one being run
+  asked: jax.Array  # [] bool, whether any rank was delayed in that step
+  shared: jax.Array  # [] bool, a `job_step_time` was seen
+
+
+def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,
+          settle: int = 1, patience: int = 512, retry: int = 10_000) -> Pacer:
+  """Wraps a pacer, measures on the running job whether its delays make steps shorter, and lets them through only then.
+
+  Pairs of blocks, with the delays and without, in an order that a hash of (key, pair) gives: the same on all ranks and
+  in every run, without a message. Where delays are held back they are exactly 0; the pacer goes on observing. The
+  effect is (on - off) / off of the mean step time, below zero where steps are shorter with pacing; its interval holds
+  under peeking at every step (`jaxpace.coordination.sequential`). What follows from it, and what bounds the cost of
+  finding out, is `jaxpace.coordination.trial`'s.
+
+  A pair counts only if a delay was seen in the block with pacing before it. So a pacer that asks for nothing is never
+  judged; nor does it cost anything, for off is then the same as on.
+
+  All ranks decide alike from `job_step_time` and the shared delays. Where these are not shared (`share=None`) each rank
+  judges by its own step time whether its own delays pay. Ranks begin in step, but may part: one may then be on while
+  another is off, each being noise to the other, so an effect that needs several ranks at once shows only in part. Once
+  a `job_step_time` was seen, own step times are never used.
+
+  The effect of something that lasts after it is switched off, such as a shifted phase (`interleave_jobs`), can't be
+  judged by blocks.
+
+  >>> asks = Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(2e-3), {}), state))
+  >>> pacer = guard(asks)
+  >>> update, state, delay = jax.jit(pacer.update), pacer.init(1), jnp.float32(0)
+  >>> for step in range(1000):
+  ...   took = jnp.float32(10e-3) + delay                                 # this delay only makes the step longer
+  ...   seen = Observation(jnp.int32(step), jnp.int32(0), jnp.array([9e-3]), delay[None], jnp.array([1e-3]), took,
+  ...                      jnp.float32(jnp.nan), jnp.array([1e-3]))
+  ...   (delay, info), state = update(seen, state)
+  >>> print(f"{delay:.4f} s, for the effect was {info['effect']:+.0%}")
+  0.0000 s, for the effect was +20%
+
+  Args:
+    pacer: whose delays to let through or hold back.
+    block: steps of a block.
+    key: orders the blocks of each pair, 0 to 2**32 - 1; the same on all ranks.
+    harm: a block is cut short once it has taken this many block lengths more than usual, 0.25 for a harm of 25 %.
+    level: chance of ever deciding falsely, over the whole run.
+    settle: first steps of a block that aren't counted, being under the influence of the one before.
+    patience: pairs after which what has shown neither gain nor harm is switched off.
+    retry: steps for which a pacer that doesn't pay is off before it is tried again; twice as long each time.
+
+  Returns:
+    A pacer. Its columns, beside the pacer's own: `guard_on` 0 or 1; `guard_pair` the number of the pair that the step
+    counts in, NaN if in none; `effect`, `effect_low` and `effect_high`, NaN until known, and `pairs`, of the last
+    return to pairs. The interval is at the level left to that one, wider than one at `level`.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  settings.pacers(pacer)
+  judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG)
+
+  def init(ranks: int) -> Guard:
+    return Guard(pacer.init(ranks), judge.init(), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.bool_),
+                 jnp.zeros((), jnp.bool_))
+
+  def update(observation: Observation, state: Guard) -> tuple[Decision, Guard]:
+    decision, inner = pacer.update(observation, state.inner)
+    now = state.trial.tag  # of the step observed
+    asked = jnp.any(valid(observation.delays) & (observation.delays > _ZERO))
+    shared = state.shared | valid(observation.job_step_time)
+    # What ranks judged by themselves until the first step time arrived is forgotten: from here on they are alike.
+    begins = shared & jnp.logical_not(state.shared)
+    none = jnp.zeros((), jnp.int32)
+    trial_then = jax.tree.map(lambda new, old: jnp.where(begins, new, old), judge.init(), state.trial)
+    seconds = jnp.where(shared, observation.job_step_time, observation.step_time)
+    tag = jnp.where(begins, none, jnp.where(shared, state.before, now))
+    used = jnp.where(shared, state.asked, asked)
+    after = judge.update(seconds, tag, used, trial_then)
+
+    on = trial.is_on(after)
+    effect, low, high = trial.effect(after)
+    counts = (after.tag & np.int32(trial.COUNTED)) != np.int32(0)
+    own = {"guard_on": on.astype(jnp.float32),
+           "guard_pair": jnp.where(counts & after.useful, after.pair.astype(jnp.float32), _NAN),
+           "effect": effect, "effect_low": low, "effect_high": high, "pairs": after.pairs.astype(jnp.float32)}
+    info = decision.info | {(name if name not in decision.info else f"{name}_guard"): value
+                            for name, value in own.items()}
+    delay = jnp.where(on, decision.delay, _ZERO)
+    return Decision(delay, info), Guard(inner, after, jnp.where(begins, none, now), asked, shared)
+
+  return Pacer(init, update)
