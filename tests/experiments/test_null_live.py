@@ -1,0 +1,89 @@
+"""The live null: its switch, its schedule, its judgement on made-up times, and a small run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from experiments import measured, null_live
+from experiments.null_live import AGAIN, BLOCK, OFF, ON
+
+WARM_UP = 20
+
+
+def schedule(rounds: int) -> np.ndarray:
+  """[rounds, 3, BLOCK] arms."""
+  steps = jnp.arange(WARM_UP, WARM_UP + rounds * 3 * BLOCK, dtype=jnp.int32)
+  return np.asarray(jax.vmap(lambda k: null_live.arm(k, WARM_UP))(steps)).reshape(rounds, 3, BLOCK)
+
+
+def test_every_arm_once_a_round_in_orders_that_take_turns() -> None:
+  arms = schedule(600)
+  assert (arms == arms[..., :1]).all(), "whole blocks"
+  assert (np.sort(arms[..., 0], axis=1) == [ON, OFF, AGAIN]).all()
+  _, counts = np.unique(arms[..., 0], axis=0, return_counts=True)
+  assert len(counts) == 6 and counts.min() > 60
+  first = (arms[:, 0, 0] == ON).astype(float) - 1 / 3
+  assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.15
+  assert all(int(null_live.arm(jnp.int32(k), WARM_UP)) == ON for k in range(WARM_UP))
+
+
+def test_delays_are_obeyed_in_blocks_that_are_on() -> None:
+  always = jaxpace.Pacer(lambda ranks: jnp.int32(0), lambda seen, count: (
+      jaxpace.Decision(jnp.float32(1e-3), {}), count + jnp.int32(1)))
+  pacer = null_live.gated(always, WARM_UP)
+  state, update, nothing = pacer.init(2), jax.jit(pacer.update), jnp.zeros((2,), jnp.float32)
+  arms = schedule(4).reshape(-1)
+  for k in range(WARM_UP - 1, WARM_UP + 3 * BLOCK * 4 - 1):
+    seen = jaxpace.Observation(jnp.int32(k), jnp.int32(0), nothing, nothing, nothing, jnp.float32(0), jnp.float32(0),
+                               nothing)
+    decision, state = update(seen, state)
+    assert (float(decision.delay) > 0) == (arms[k + 1 - WARM_UP] == ON), "the delay is the next step's"
+  assert int(state) == 3 * BLOCK * 4, "it observes all along"
+
+
+def made_up(harm: float, noise: float, rounds: int = 60) -> dict[str, Any]:
+  rng = np.random.default_rng(0)
+  arms = schedule(rounds)[..., 0]
+  seconds = 20e-3 * (1 + noise * rng.normal(size=arms.shape)) * np.where(arms == ON, 1 + harm, 1.0)
+  seconds *= 1 + 0.2 * rng.normal(size=(rounds, 1))  # all of a round alike
+  delays = np.where(arms == ON, 2e-3, 0.0).reshape(-1, 1) * [1, 0]
+  return {"seconds": seconds.reshape(-1).tolist(), "arms": arms.reshape(-1).tolist(), "delays": delays.tolist()}
+
+
+@pytest.mark.parametrize(("harm", "noise", "expected"), [
+    (0.0, 2e-3, "met"), (0.02, 2e-3, "MISSED"), (0.005, 2e-3, "not shown"), (0.0, 0.1, "inconclusive: A/A fails")])
+def test_judgement(harm: float, noise: float, expected: str) -> None:
+  result = null_live.judge(made_up(harm, noise))
+  assert result["verdict_percent"] == expected
+  assert result["verdict_mean_percent"] == expected
+  if noise < 0.01:
+    assert result["on_percent"][0] == pytest.approx(100 * harm, abs=0.2)
+    assert result["on_mean_percent"][0] == pytest.approx(100 * harm, abs=0.2)
+  assert result["largest_mean_delay_ms"] == pytest.approx(2) and result["blocks_delayed"] == 1
+  assert result["delay_while_off"] == 0
+
+
+def test_busy_times() -> None:
+  busy = null_live.busy_times("straggler", 4, 50)
+  assert busy.shape == (50, BLOCK, 4)
+  np.testing.assert_allclose(busy.mean(axis=(0, 1)), [10e-3, 10e-3, 10e-3, 13e-3], rtol=0.01)
+  np.testing.assert_array_equal(busy, null_live.busy_times("straggler", 4, 50))
+
+
+def test_a_small_run() -> None:
+  """Two devices of this process. Loose: this is no measurement, and on a busy machine nothing may be delayed."""
+  with jax.numpy_dtype_promotion("strict"):
+    found = null_live.run(2, "straggler", rounds=2, warm_up=WARM_UP)
+  assert len(found["seconds"]) == len(found["arms"]) == len(found["delays"]) == 6
+  assert min(found["seconds"]) > null_live.BUSY
+  result = null_live.judge(found)
+  assert result["delay_while_off"] == 0
+  jobs = {"one": {"straggler": result}}
+  text = "\n".join(null_live.lines({**measured.circumstances("x"), "rounds": 2, "jobs": jobs}))
+  assert "## Ratio of means" in text and "| one | straggler |" in text
