@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
   from jaxpace.communication.phases import phase
+  from jaxpace.control.control import Control
   from jaxpace.coordination.combinators import chain, limit, only_ranks
   from jaxpace.coordination.early_ranks import pace_early_ranks
   from jaxpace.coordination.guard import guard
   from jaxpace.coordination.interleave import interleave_jobs
+  from jaxpace.coordination.knobs import Knobs
+  from jaxpace.coordination.steer import steerable
   from jaxpace.core.pace import PaceState
   from jaxpace.core.plan import Plan
   from jaxpace.core.types import Decision, Observation, Pacer
@@ -18,16 +21,19 @@ if TYPE_CHECKING:
   from jaxpace.instrument import instrument, spec
   from jaxpace.pieces import delay, pmean, psum
   from jaxpace.recorded import recorded
+  from jaxpace.restoring import pace_target, restore_pace
   from jaxpace.trace.recorder import Recorder
 
 __all__ = [
-    "Decision", "Housekeeper", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain", "delay", "guard",
-    "instrument", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks", "phase", "pmean", "psum",
-    "recorded", "spec"]
+    "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain",
+    "delay", "guard", "instrument", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks", "pace_target",
+    "phase", "pmean", "psum", "recorded", "restore_pace", "spec", "steerable"]
 
 _HOMES = {
+    "Control": "jaxpace.control.control",
     "Decision": "jaxpace.core.types",
     "Housekeeper": "jaxpace.housekeeping.keeper",
+    "Knobs": "jaxpace.coordination.knobs",
     "Observation": "jaxpace.core.types",
     "PaceState": "jaxpace.core.pace",
     "Pacer": "jaxpace.core.types",
@@ -41,11 +47,14 @@ _HOMES = {
     "limit": "jaxpace.coordination.combinators",
     "only_ranks": "jaxpace.coordination.combinators",
     "pace_early_ranks": "jaxpace.coordination.early_ranks",
+    "pace_target": "jaxpace.restoring",
     "phase": "jaxpace.communication.phases",
     "pmean": "jaxpace.pieces",
     "psum": "jaxpace.pieces",
     "recorded": "jaxpace.recorded",
+    "restore_pace": "jaxpace.restoring",
     "spec": "jaxpace.instrument",
+    "steerable": "jaxpace.coordination.steer",
 }
 """Where each name lives. It is imported when first used: the `jaxpace` command must not wait for JAX."""
 

@@ -27,7 +27,9 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "control": Entry("jaxpace.cli.control", "change a running job's pacing: on, off, threshold, longest delay, ranks"),
     "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
+    "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.reporting.command", "say where the step time of a recorded run went"),
 }
 
@@ -60,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   Returns:
     The exit status: 2 for a slip in the arguments, 141 when the reader of the output has left.
   """
+  if sys.stdout is None:  # closed by the shell (`>&-`)
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")
   try:
     status = _dispatch(list(sys.argv[1:] if argv is None else argv))
     sys.stdout.flush()

@@ -23,7 +23,8 @@ def init() -> jax.Array:
   return jnp.zeros((), jnp.float32)
 
 
-def update(seen: jax.Array, delays: jax.Array, cost: np.float32, most: np.float32, tokens: jax.Array) -> jax.Array:
+def update(seen: jax.Array, delays: jax.Array, cost: np.float32, most: np.float32 | jax.Array, tokens: jax.Array
+           ) -> jax.Array:
   """Fills the bucket by `cost` of the time to the last undelayed arrival, and pays for what the delays held back.
 
   Args:

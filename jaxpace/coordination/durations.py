@@ -22,7 +22,7 @@ def valid(seconds: jax.Array) -> jax.Array:
   return (seconds >= np.float32(0)) & (seconds <= LONGEST)
 
 
-def bounded(delay: jax.Array, most: np.float32) -> jax.Array:
+def bounded(delay: jax.Array, most: np.float32 | jax.Array) -> jax.Array:
   """Makes a delay that may be asked for out of anything.
 
   Args:

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import arrivals, bucket, settings, windows
+from jaxpace.coordination import arrivals, bucket, knobs, settings, windows
 from jaxpace.coordination import unshared as unshared_rule
 from jaxpace.coordination.durations import bounded
+from jaxpace.coordination.knobs import Knobs
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _NAN, _HALF = np.float32(0), np.float32(np.nan), np.float32(0.5)
@@ -26,6 +27,7 @@ class EarlyRanks(NamedTuple):
   tokens: jax.Array  # [] float32 s, delay that may be asked for; the same on all ranks
   quiet: jax.Array  # [] int32, steps in a row without imbalance, at most half a window
   active: jax.Array  # [] bool
+  knobs: Knobs  # threshold and max_delay, where they were changed while the job ran
 
 
 def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float = 20e-3, quantile: float = 0.1,
@@ -109,10 +111,11 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
 
   def init(ranks: int) -> EarlyRanks:
     return EarlyRanks(low.init(), spread.init(), means.init((ranks,)), typical.init(), bucket.init(),
-                      jnp.zeros((), jnp.int32), jnp.zeros((), jnp.bool_))
+                      jnp.zeros((), jnp.int32), jnp.zeros((), jnp.bool_), knobs.init())
 
   def update(observation: Observation, state: EarlyRanks) -> tuple[Decision, EarlyRanks]:
     seen, delays, rank = observation.arrivals, observation.delays, observation.rank
+    share, longest = knobs.chosen(state.knobs.threshold, limit), knobs.chosen(state.knobs.max_delay, most)
     known = arrivals.all_known(seen, delays)
     early = jnp.where(known, arrivals.own(arrivals.earliness(seen), rank), _NAN)
     low_now, spread_now = low.update(early, state.low), spread.update(early, state.spread)
@@ -122,16 +125,17 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
     mean_now = means.value(means_now)
     slack = jnp.minimum(low.value(low_now), jnp.max(mean_now) - arrivals.own(mean_now, rank))
     step_time = typical.value(typical_now)
-    least = jnp.maximum(limit * step_time, deviations * spread.value(spread_now))
-    quiet = jnp.where(early > _HALF * limit * step_time, np.int32(0), jnp.minimum(state.quiet + np.int32(1), calm))
+    least = jnp.maximum(share * step_time, deviations * spread.value(spread_now))
+    quiet = jnp.where(early > _HALF * share * step_time, np.int32(0), jnp.minimum(state.quiet + np.int32(1), calm))
     quiet = jnp.where(known, quiet, state.quiet)
     # Comparisons with NaN are false: passive wherever something isn't known.
     enough = slack > jnp.where(state.active, _HALF * least, least)
     active = known & enough & (quiet < calm) & (low_now.seen >= np.int32(window))
 
-    tokens = bucket.update(seen, delays, price, most, state.tokens)
-    delay = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), most), _ZERO)
+    tokens = bucket.update(seen, delays, price, longest, state.tokens)
+    delay = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), longest), _ZERO)
     info = {"slack": slack, "threshold": least, "tokens": tokens, "active": active.astype(jnp.float32)}
-    return Decision(delay, info), EarlyRanks(low_now, spread_now, means_now, typical_now, tokens, quiet, active)
+    return Decision(delay, info), EarlyRanks(low_now, spread_now, means_now, typical_now, tokens, quiet, active,
+                                             state.knobs)
 
   return Pacer(init, update)

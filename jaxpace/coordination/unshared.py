@@ -29,8 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import arrivals, bucket, windows
+from jaxpace.coordination import arrivals, bucket, knobs, windows
 from jaxpace.coordination.durations import bounded, valid
+from jaxpace.coordination.knobs import Knobs
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _NAN, _HALF = np.float32(0), np.float32(np.nan), np.float32(0.5)
@@ -57,6 +58,7 @@ class Unshared(NamedTuple):
   step_time: windows.Quantile  # [] median of own step time
   tokens: jax.Array  # [] float32 s, delay that may be asked for; this rank's own
   active: jax.Array  # [] bool
+  knobs: Knobs  # threshold and max_delay, where they were changed while the job ran
 
 
 def pacer(its: Settings) -> Pacer:
@@ -69,11 +71,12 @@ def pacer(its: Settings) -> Pacer:
   typical, fill = windows.quantile(its.window, 0.5), np.minimum(its.fill, _HALF)
 
   def init(ranks: int) -> Unshared:
-    return Unshared(low.init(), spread.init(), typical.init(), bucket.init(), jnp.zeros((), jnp.bool_))
+    return Unshared(low.init(), spread.init(), typical.init(), bucket.init(), jnp.zeros((), jnp.bool_), knobs.init())
 
   def update(observation: Observation, state: Unshared) -> tuple[Decision, Unshared]:
     ranks = np.float32(observation.arrivals.shape[0])
     arrival, delay = (arrivals.own(values, observation.rank) for values in (observation.arrivals, observation.delays))
+    share, most = knobs.chosen(state.knobs.threshold, its.threshold), knobs.chosen(state.knobs.max_delay, its.most)
     wait = observation.waits[0]
     clear = valid(wait) & valid(delay) & (wait > its.ceiling + delay)
     early = jnp.where(clear, wait - its.ceiling + delay, jnp.where(valid(wait), _ZERO, _NAN))
@@ -81,20 +84,20 @@ def pacer(its: Settings) -> Pacer:
     typical_now = typical.update(observation.step_time, state.step_time)
 
     slack, step_time = low.value(low_now), typical.value(typical_now)
-    least = jnp.maximum(its.threshold * step_time, its.noise * spread.value(spread_now))
+    least = jnp.maximum(share * step_time, its.noise * spread.value(spread_now))
     # Comparisons with NaN are false.
     enough = slack > jnp.where(state.active, _HALF * least, least)
     active = clear & enough & (low_now.seen >= np.int32(its.window))
 
-    tokens = _spend(arrival, delay, clear, its.cost / ranks, its.most, state.tokens)
-    asked = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), its.most), _ZERO)
+    tokens = _spend(arrival, delay, clear, its.cost / ranks, most, state.tokens)
+    asked = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), most), _ZERO)
     info = {"slack": slack, "threshold": least, "tokens": tokens, "active": active.astype(jnp.float32)}
-    return Decision(asked, info), Unshared(low_now, spread_now, typical_now, tokens, active)
+    return Decision(asked, info), Unshared(low_now, spread_now, typical_now, tokens, active, state.knobs)
 
   return Pacer(init, update)
 
 
-def _spend(arrival: jax.Array, delay: jax.Array, clear: jax.Array, share: np.float32, most: np.float32,
+def _spend(arrival: jax.Array, delay: jax.Array, clear: jax.Array, share: np.float32, most: jax.Array,
            tokens: jax.Array) -> jax.Array:
   """Tokens after a step: earned by own arrival, paid for a delay unless the step was clear; all float32 s, [].
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import ring
@@ -57,3 +58,15 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
       "pacer": () if pacer is None else jax.tree.map(np.asarray, pacer.init(ranks)),
   }
   return PaceState(**leaves)
+
+
+def laid_out_like(leaf: jax.Array, value: np.ndarray) -> jax.Array:
+  """Makes an array of `value` that takes the place of `leaf`: a compiled step takes it as it took that.
+
+  Args:
+    leaf: an array of the pace state.
+    value: of its shape and dtype, whole and the same in every process.
+  """
+  if not leaf.committed:  # as `init` makes them for pmap: on no device in particular
+    return jnp.asarray(value)
+  return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])

@@ -1,0 +1,165 @@
+"""`jaxpace control`: asks a running job to change its pacing."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+from jaxpace.control import file
+from jaxpace.control.request import Request, RequestError, parse_ranks
+
+EPILOG = """\
+Writes RUN/control.json, which a job with `jaxpace.Control(RUN)` in its loop follows: a few seconds later the change
+applies, at one step on all ranks. What is not named stays as it is. Without an option it says what is asked for.
+
+examples:
+  jaxpace control runs/demo --off
+  jaxpace control runs/demo --on --ranks 0-7 --from-step 5000       (try it on a few ranks first)
+  jaxpace control runs/demo --ranks all --max-delay 5ms --threshold 0.1
+  jaxpace control runs/demo --reset
+"""
+_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace control`."""
+  parser.description = "Changes the pacing of a running job."
+  parser.epilog = EPILOG
+  parser.formatter_class = argparse.RawDescriptionHelpFormatter
+  parser.add_argument("run", metavar="RUN", help="run directory, or the .json file that the job follows")
+  switch = parser.add_mutually_exclusive_group()
+  switch.add_argument("--on", dest="enabled", action="store_true", default=None, help="allow delays")
+  switch.add_argument("--off", dest="enabled", action="store_false", default=None, help="no delays")
+  switch.add_argument("--reset", action="store_true", help="everything as the pacer was made")
+  parser.add_argument("--max-delay", type=_seconds, metavar="TIME", help="longest delay, such as 5ms; 'made' as it was")
+  parser.add_argument("--threshold", type=_share, metavar="SHARE",
+                      help="persistent slack at which pacing begins, such as 0.1 of a step; 'made' as it was")
+  who = parser.add_mutually_exclusive_group()
+  who.add_argument("--ranks", type=_some_ranks, metavar="LIST", help="only these, such as 0-7,9; or 'all'")
+  who.add_argument("--nodes", type=_whole, metavar="N", help="only the ranks of the run's first N hosts")
+  parser.add_argument("--from-step", type=_whole, metavar="N", help="no delay before this step")
+  parser.add_argument("--until-step", type=_step_or_none, metavar="N",
+                      help="no delay from this step on; 'none' for good")
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the command.
+
+  Returns:
+    Exit status: 0, or 2 where there is no such run, or the file can't be read or written.
+  """
+  path = file.locate(args.run)
+  if not path.parent.is_dir():
+    return _fail(f"There is no directory {path.parent}. Give the run directory that the job records to.")
+  changes = {name: value for name, value in vars(args).items()
+             if name in ("enabled", "max_delay", "threshold", "ranks", "from_step", "until_step") and value is not None}
+  try:
+    if args.nodes is not None:
+      changes["ranks"] = _of_hosts(path.parent, args.nodes)
+    asked = Request() if args.reset else file.read(path)
+    if args.reset or changes:
+      # Words ("made", "all", "none") stand for the default.
+      plain: dict[str, Any] = {name: None if isinstance(value, str) else value for name, value in changes.items()}
+      asked = dataclasses.replace(asked, **plain)
+      file.write(path, asked)
+  except RequestError as error:
+    return _fail(f"{path}: {error}. With --reset it is written anew.")
+  except OSError as error:
+    return _fail(f"{path} can't be written: {error.strerror or error}.")
+  print(f"asked    {asked}")
+  applied = file.last_note(path)
+  if applied is None:
+    print("applied  nothing yet: has the job's loop a jaxpace.Control on this directory?")
+  else:
+    print(f"applied  {applied[1]}, from step {applied[0]:,} on")
+  return 0
+
+
+def _fail(sentence: str) -> int:
+  print(f"jaxpace control: {sentence}", file=sys.stderr)
+  return 2
+
+
+def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
+  """Ranks, by their index along the data axis, of the hosts of the first processes."""
+  from jaxpace.trace.along_axis import groups
+  hosts: dict[str, list[int]] = {}
+  processes = sorted((path for path in (directory / "process").glob("*.json") if path.stem.isdigit()),
+                     key=lambda path: int(path.stem))
+  for path in processes:
+    info = _json(path)
+    hosts.setdefault(str(info.get("hostname")), []).extend(info.get("ranks") or [])
+  devices = sum(map(len, hosts.values()))
+  if not devices:
+    raise RequestError("the run does not say yet which ranks are on which host; name them with --ranks")
+  if not 1 <= count <= len(hosts):
+    raise RequestError(f"the run has {len(hosts)} hosts, not {count}")
+  laid_out = groups(_json(directory / "run.json"), devices)
+  if laid_out is None:
+    raise RequestError("run.json does not tell which ranks are along the data axis; name them with --ranks")
+  chosen = {device for ranks in list(hosts.values())[:count] for device in ranks}
+  return tuple(rank for rank in range(laid_out.shape[1]) if set(laid_out[:, rank].tolist()) & chosen)
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    data = json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError):
+    return {}
+  return data if isinstance(data, dict) else {}
+
+
+def _seconds(text: str) -> float | str:
+  """Parses a time.
+
+  >>> _seconds("5ms"), _seconds("0.02"), _seconds("250us")
+  (0.005, 0.02, 0.00025)
+  """
+  if text == "made":
+    return text
+  unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
+  try:
+    value = float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
+  except ValueError:
+    value = -1.0
+  if not 0 <= value <= 10:
+    raise argparse.ArgumentTypeError(f"{text!r} is no time from 0 to 10 s: write 5ms, 250us or 0.005")
+  return round(value, 12)
+
+
+def _share(text: str) -> float | str:
+  if text == "made":
+    return text
+  try:
+    value = float(text)
+  except ValueError:
+    value = -1.0
+  if not 0 <= value <= 1:
+    raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 1: 5 % is 0.05")
+  return value
+
+
+def _some_ranks(text: str) -> tuple[int, ...] | str:
+  if text == "all":
+    return text
+  try:
+    return parse_ranks(text)
+  except RequestError as error:
+    raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _whole(text: str) -> int:
+  if not text.isdigit() or int(text) >= 2**31:
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+  return int(text)
+
+
+def _step_or_none(text: str) -> int | str:
+  return text if text == "none" else _whole(text)
+
+
+__all__ = ["add_arguments", "run"]

@@ -1,0 +1,85 @@
+"""The control file of a run, and the note of what was applied when."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from jaxpace.control.request import Request, RequestError
+
+NAME = "control.json"
+APPLIED = "control.applied.jsonl"
+
+Signature = tuple[int, int, int] | None
+"""What changes when the file is replaced or written: inode, time, size. None: there is no file."""
+
+
+def locate(path: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the control file: `path` itself if its name ends in .json, else the one in the run directory `path`."""
+  path = pathlib.Path(os.path.abspath(path))
+  return path if path.suffix == ".json" else path / NAME
+
+
+def signature(path: pathlib.Path) -> Signature:
+  """Returns what tells one version of the file from the next, without reading it."""
+  try:
+    stat = path.stat()
+  except OSError:
+    return None
+  return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def read(path: pathlib.Path, ranks: int | None = None) -> Request:
+  """Reads a control file; where there is none, everything is as the pacer was made.
+
+  Raises:
+    RequestError: it can't be read, is no JSON, or asks for something that can't be.
+  """
+  try:
+    text = path.read_text(encoding="utf-8")
+  except FileNotFoundError:
+    return Request()
+  except (OSError, UnicodeDecodeError) as error:
+    raise RequestError(f"it can't be read: {getattr(error, 'strerror', None) or error}") from error
+  try:
+    data: Any = json.loads(text)
+  except ValueError as error:
+    raise RequestError(f"it is no JSON: {error}") from error
+  return Request.from_json(data, ranks)
+
+
+def write(path: pathlib.Path, request: Request) -> None:
+  """Replaces the file as a whole: the job reads the old one or the new one, never half of one.
+
+  Raises:
+    OSError: it can't be written.
+  """
+  temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+  try:
+    temporary.write_text(json.dumps(request.to_json(), indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      temporary.unlink(missing_ok=True)
+    raise
+
+
+def note(path: pathlib.Path, step: int, unix_ns: int, request: Request) -> None:
+  """Appends to the note beside the control file what applies from which step on.
+
+  Raises:
+    OSError: it can't be written.
+  """
+  with open(path.with_name(APPLIED), "a", encoding="utf-8") as file:
+    file.write(json.dumps({"step": step, "unix_ns": unix_ns, "settings": request.to_json()}) + "\n")
+
+
+def last_note(path: pathlib.Path) -> tuple[int, Request] | None:
+  """Returns the step of the last note, and what applies from it on; None where there is none."""
+  with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
+    entry = json.loads(path.with_name(APPLIED).read_text(encoding="utf-8").splitlines()[-1])
+    return int(entry["step"]), Request.from_json(entry["settings"])
+  return None

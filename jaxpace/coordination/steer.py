@@ -1,0 +1,92 @@
+"""A pacer whose settings can be changed while the job runs, without compiling the step again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination import settings
+from jaxpace.coordination.durations import bounded
+from jaxpace.coordination.knobs import Knobs
+from jaxpace.core.types import Decision, Observation, Pacer, PacerState
+
+_NO_STEP = np.iinfo(np.int32).max
+_ZERO, _NAN = np.float32(0), np.float32(np.nan)
+
+
+class Steering(NamedTuple):
+  """What may be changed from outside, the same on all ranks: `jaxpace.Control` replaces the leaves."""
+
+  enabled: jax.Array  # [] bool
+  max_delay: jax.Array  # [] float32 s; NaN: as the pacer was made
+  threshold: jax.Array  # [] float32, a share of the median step; NaN: as the pacer was made
+  ranks: jax.Array  # [ranks] bool, those that may be delayed
+  from_step: jax.Array  # [] int32, first step in which they may be
+  until_step: jax.Array  # [] int32, one past the last
+
+
+class Steered(NamedTuple):
+  """State of `steerable`."""
+
+  steering: Steering
+  inner: PacerState
+
+
+def as_made(ranks: int) -> Steering:
+  """Returns the steering that changes nothing."""
+  return Steering(jnp.ones((), jnp.bool_), jnp.full((), _NAN), jnp.full((), _NAN), jnp.ones((ranks,), jnp.bool_),
+                  jnp.zeros((), jnp.int32), jnp.full((), _NO_STEP, jnp.int32))
+
+
+def steerable(pacer: Pacer) -> Pacer:
+  """Makes a pacer that `jaxpace.Control` can change while the job runs: on and off, delay, threshold, ranks, steps.
+
+  The settings are arrays in the state, so nothing is compiled again. Where pacing is not allowed the delay is exactly
+  0, and the pacer goes on observing. A longest delay cuts every pacer's delays. The threshold, and a longest
+  delay above the one that the pacer was made with, reach pacers that read their `jaxpace.Knobs`:
+  `pace_early_ranks` does.
+
+  Give it the whole pacer, `steerable(guard(...))` or `steerable(chain(...))`.
+
+  >>> pacer = steerable(Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(5e-3), {}), state)))
+  >>> state = pacer.init(2)
+  >>> seen = Observation(*[jnp.int32(0)] * 2, *[jnp.zeros(2)] * 2, jnp.zeros(1), *[jnp.zeros(())] * 2, jnp.zeros(1))
+  >>> decision, state = pacer.update(seen, state)
+  >>> print(f"{decision.delay:.3f}, allowed {decision.info['allowed']:.0f}")
+  0.005, allowed 1
+  >>> off = state._replace(steering=state.steering._replace(enabled=jnp.zeros((), jnp.bool_)))
+  >>> print(f"{pacer.update(seen, off)[0].delay:.3f}")
+  0.000
+
+  Args:
+    pacer: what to steer.
+
+  Returns:
+    A pacer. Its columns are the pacer's and `allowed`, 1 where this rank may be delayed in the next step, else 0.
+
+  Raises:
+    ValueError: `pacer` is not a Pacer.
+  """
+  settings.pacers(pacer)
+
+  def init(ranks: int) -> Steered:
+    return Steered(as_made(ranks), pacer.init(ranks))
+
+  def update(observation: Observation, state: Steered) -> tuple[Decision, Steered]:
+    steering = state.steering
+    knobs = Knobs(steering.threshold, steering.max_delay)
+    inner = jax.tree.map(lambda node: knobs if isinstance(node, Knobs) else node, state.inner,
+                         is_leaf=lambda node: isinstance(node, Knobs))
+    decision, inner = pacer.update(observation, inner)
+    step = observation.step + np.int32(1)  # the decision is for the next
+    mine = jnp.any(steering.ranks & (np.arange(steering.ranks.shape[0], dtype=np.int32) == observation.rank))
+    allowed = steering.enabled & mine & (step >= steering.from_step) & (step < steering.until_step)
+    most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
+    delay = jnp.where(allowed, bounded(decision.delay, most), _ZERO)
+    info = {**decision.info, "allowed": allowed.astype(jnp.float32)}
+    return Decision(delay, info), Steered(steering, inner)
+
+  return Pacer(init, update)

@@ -1,0 +1,77 @@
+"""`jaxpace control` as a user meets it."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxpace.cli import control as command
+from jaxpace.control import file
+from jaxpace.control.request import Request
+from jaxpace.trace import synthetic
+from jaxpace.trace.synthetic import Job
+from tests.multiprocess.jobs import ROOT
+
+
+def control(*arguments) -> int:
+  parser = argparse.ArgumentParser(prog="jaxpace control")
+  command.add_arguments(parser)
+  return command.run(parser.parse_args([str(a) for a in arguments]))
+
+
+def written(path):
+  return json.loads((path / "control.json").read_text())
+
+
+def test_changes_add_up_and_reset_undoes_them(tmp_path, capsys):
+  assert control(tmp_path) == 0 and not (tmp_path / "control.json").exists()
+  assert "pacing on, as the pacer was made" in capsys.readouterr().out
+  assert control(tmp_path, "--off") == 0 and written(tmp_path) == {"enabled": False}
+  assert control(tmp_path, "--max-delay", "5ms", "--threshold", "0.1", "--ranks", "0-2,9", "--from-step", "100") == 0
+  expected = {"enabled": False, "max_delay": 5e-3, "threshold": 0.1, "ranks": [0, 1, 2, 9], "from_step": 100}
+  assert written(tmp_path) == expected
+  assert control(tmp_path, "--on", "--ranks", "all", "--max-delay", "made", "--until-step", "500") == 0
+  assert written(tmp_path) == {"enabled": True, "threshold": 0.1, "from_step": 100, "until_step": 500}
+  capsys.readouterr()
+  assert control(tmp_path) == 0
+  out = capsys.readouterr().out
+  assert "pacing on, threshold 0.1, from step 100, until step 500" in out and "applied  nothing yet" in out
+  file.note(tmp_path / "control.json", 1234, 0, Request(enabled=False))
+  assert control(tmp_path, "--reset") == 0 and written(tmp_path) == {"enabled": True}
+  assert "applied  pacing off, from step 1,234 on" in capsys.readouterr().out
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["control.applied.jsonl", "control.json"]
+
+
+def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
+  synthetic.write(tmp_path, Job(ranks=8, steps=20, processes=4, hosts=2))
+  assert control(tmp_path, "--nodes", "1") == 0 and written(tmp_path)["ranks"] == [0, 1, 2, 3]
+  assert control(tmp_path, "--nodes", "3") == 2 and "has 2 hosts, not 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--max-delay", "5m"], ["--max-delay", "-1"], ["--max-delay", "11s"], ["--threshold", "5"], ["--ranks", "3-1"],
+    ["--ranks", ""], ["--from-step", "-1"], ["--on", "--off"], ["--nodes", "1", "--ranks", "0"]])
+def test_slips_change_nothing(tmp_path, arguments, capsys):
+  with pytest.raises(SystemExit) as stopped:
+    control(tmp_path, *arguments)
+  assert stopped.value.code == 2 and not (tmp_path / "control.json").exists()
+
+
+def test_no_run_and_a_broken_file_are_sentences(tmp_path, capsys):
+  assert control(tmp_path / "none", "--off") == 2 and "There is no directory" in capsys.readouterr().err
+  (tmp_path / "control.json").write_text("{")
+  assert control(tmp_path, "--off") == 2 and "--reset" in capsys.readouterr().err
+  assert control(tmp_path, "--reset", "--ranks", "0") == 0 and written(tmp_path)["ranks"] == [0]
+
+
+def test_it_does_not_wait_for_jax(tmp_path):
+  code = f"""
+import sys
+from jaxpace.cli.main import main
+assert main(["control", {str(tmp_path)!r}, "--off"]) == 0
+slow = {{'jax', 'numpy', 'pyarrow', 'rich'}} & set(sys.modules)
+assert not slow, slow
+"""
+  subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,271 @@
+"""Settings changed while a job runs: at one step, without compiling again, and nothing that can stop training."""
+
+import functools
+import json
+import logging
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.control import control as control_module
+from jaxpace.control import file, leader
+from jaxpace.control.listener import Follower, Message
+from jaxpace.control.request import Request
+from jaxpace.core import ring
+from tests.instrument import models
+from tests.instrument.running import P, column, mesh_of
+
+RANKS, DELAY = 2, 2e-4
+COMPILED: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def listening():
+  """Notes every compilation of this process; jax has no public way to stop listening again."""
+  jax.monitoring.register_event_duration_secs_listener(
+      lambda event, *_, **__: COMPILED.append(event) if "backend_compile" in event else None)
+
+
+def eager():
+  """Asks every rank for the same delay always, cut by its knob."""
+  def update(seen, state):
+    return jaxpace.Decision(jnp.float32(DELAY), {"mine": jnp.float32(1)}), state
+  return jaxpace.Pacer(lambda ranks: (), update)
+
+
+@functools.cache
+def compiled(form, pacer):
+  """The instrumented step, its compiled form, and how to make its state: once for all tests."""
+  traces: list[int] = []
+
+  def counted(params, batch):
+    traces.append(1)
+    return (models.vma_step if form == "check_vma" else models.plain_step)(params, batch)
+
+  paced = jaxpace.instrument(counted, "data", pacer(), share=True, rows=4096)
+  if form == "pmap":
+    devices = jax.local_devices()[:RANKS]
+    return paced, jax.pmap(paced, "data", devices=devices, donate_argnums=0), {"devices": devices}, traces
+  mesh = mesh_of(data=RANKS)
+  spec = jaxpace.spec(mesh)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                               check_vma=form == "check_vma"), donate_argnums=0)
+  return paced, step, {"mesh": mesh}, traces
+
+
+def steered():
+  return jaxpace.steerable(eager())
+
+
+def steered_early_ranks():
+  return jaxpace.steerable(jaxpace.pace_early_ranks(window=8))
+
+
+class Job:
+  """A training loop, step by step."""
+
+  def __init__(self, form="shard_map", pacer=steered):
+    self.paced, self.step, place, self.traces = compiled(form, pacer)
+    self.pace, self.state, self.batch = self.paced.init(**place), models.mlp_params(), models.batches(RANKS)[0]
+    if form == "pmap":
+      self.state = jax.tree.map(lambda leaf: jnp.stack([leaf] * RANKS), self.state)
+      self.batch = jax.tree.map(lambda leaf: leaf.reshape(RANKS, -1, *leaf.shape[1:]), self.batch)
+    self.steps = 0
+
+  def run(self, control, steps=1):
+    for _ in range(steps):
+      self.pace = control(self.pace)
+      self.pace, (self.state, _) = jax.block_until_ready(self.step(self.pace, self.state, self.batch))
+      self.steps += 1
+
+  def until(self, control, said, most=4000):
+    """Runs until the control's request is `said`. Returns the first step whose delay was decided under it."""
+    for _ in range(most):
+      self.run(control)
+      if control.request == said:
+        return self.steps
+      time.sleep(0.001)
+    raise AssertionError(f"never {said}: {control.request}")
+
+  def asked(self):
+    """Delays asked for, [RANKS, steps]."""
+    return column(self.pace, ring.DELAY_ASKED)[:, :self.steps]
+
+
+def control_of(path, **options):
+  return jaxpace.Control(path, **{"every_seconds": 0.05, **options})
+
+
+def put(path, **settings):
+  put_text(path, json.dumps(settings))
+
+
+def put_text(path, text):
+  (path / "new").write_text(text)
+  os.replace(path / "new", path / "control.json")
+
+
+@pytest.mark.parametrize("form", ["shard_map", "check_vma", "pmap"])
+def test_off_and_on_at_a_step_without_compiling_again(tmp_path, form):
+  job = Job(form)
+  with control_of(tmp_path) as control:
+    job.run(control, 12)
+    traced, compilations = len(job.traces), len(COMPILED)
+    put(tmp_path, enabled=False)
+    off = job.until(control, Request(enabled=False))
+    job.run(control, 5)
+    put(tmp_path, ranks=[1], max_delay=DELAY / 2, from_step=off + 3)
+    some = job.until(control, Request(ranks=(1,), max_delay=DELAY / 2, from_step=off + 3))
+    job.run(control, 5)
+    os.remove(tmp_path / "control.json")
+    made = job.until(control, Request())
+    job.run(control, 3)
+  assert traced >= 1 and compilations >= 1 and (len(job.traces), len(COMPILED)) == (traced, compilations)
+  asked = job.asked()
+  assert (asked[:, 1:off] == np.float32(DELAY)).all()
+  assert (asked[:, off:some] == 0).all()
+  assert (asked[0, off:made] == 0).all() and (asked[1, some:made] == np.float32(DELAY / 2)).all()
+  assert (asked[:, made:] == np.float32(DELAY)).all()
+  lines = [json.loads(line) for line in (tmp_path / file.APPLIED).read_text().splitlines()]
+  assert [(line["step"], line["settings"]["enabled"]) for line in lines] == [(off, False), (some, True), (made, True)]
+  assert file.last_note(tmp_path / "control.json") == (made, Request())
+
+
+def test_the_threshold_changes_a_running_pacer(tmp_path):
+  job = Job(pacer=steered_early_ranks)
+  with control_of(tmp_path) as control:
+    put(tmp_path, threshold=0.25)
+    job.until(control, Request(threshold=0.25))
+    job.run(control, 2)
+  assert np.asarray(job.pace.pacer.inner.knobs.threshold).tolist() == [0.25] * RANKS
+  assert np.isnan(np.asarray(job.pace.pacer.inner.knobs.max_delay)).all()
+
+
+def test_a_file_that_was_there_applies_from_the_start_and_says_so(tmp_path, caplog):
+  put(tmp_path, enabled=False)
+  job = Job()
+  with control_of(tmp_path) as control:
+    job.run(control, 6)
+  assert (job.asked() == 0).all()
+  assert "pacing off" in caplog.text and f"{tmp_path / 'control.json'} was there when the job began" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("{", "it is no JSON"), ("[]", "must hold an object"), ('{"enable": false}', "did you mean 'enabled'?"),
+    ('{"enabled": 1}', "must be true or false"), ('{"max_delay": -1}', "seconds from 0 to 10"),
+    ('{"max_delay": NaN}', "seconds from 0 to 10"), ('{"ranks": [7]}', "there is no rank 7: the data axis has"),
+    ('{"ranks": []}', "list of rank numbers"), ('{"from_step": 1.5}', "number of a step")])
+def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, words):
+  job = Job()
+  with control_of(tmp_path) as control:
+    job.run(control)
+    put(tmp_path, max_delay=1e-4)
+    job.until(control, Request(max_delay=1e-4))
+    put_text(tmp_path, text)
+    while not caplog.records:
+      job.run(control)
+    job.run(control, 30)
+    assert control.request == Request(max_delay=1e-4)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1 and words in warnings[0] and "longest delay 0.1 ms" in warnings[0]
+    put(tmp_path, enabled=False)
+    job.until(control, Request(enabled=False))
+
+
+def test_a_signal_switches_off_and_on_and_the_file_says_so(tmp_path):
+  heard = []
+  before = signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+  try:
+    job = Job()
+    with control_of(tmp_path, toggle_signal=signal.SIGUSR1) as control:
+      put(tmp_path, threshold=0.5)
+      job.until(control, Request(threshold=0.5))
+      os.kill(os.getpid(), signal.SIGUSR1)
+      job.until(control, Request(enabled=False, threshold=0.5))
+      assert json.loads((tmp_path / "control.json").read_text()) == {"enabled": False, "threshold": 0.5}
+      os.kill(os.getpid(), signal.SIGUSR1)
+      job.until(control, Request(threshold=0.5))
+    assert heard == [1, 1], "whoever listened before still does"
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [1, 1, 1]
+  finally:
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_process_0_that_says_nothing_does_not_stop_training(tmp_path, monkeypatch, caplog):
+  monkeypatch.setattr(control_module, "Leader", lambda name, *_: Follower(name, None))
+  monkeypatch.setattr("jaxpace.distributed.key_value_get", lambda key, timeout: time.sleep(0.05) or raise_timeout())
+  job = Job()
+  with control_of(tmp_path, timeout=0.2) as control:
+    job.run(control, 20)
+  assert len(caplog.records) == 1 and "ends in this process" in caplog.text and "0.2 s" in caplog.text
+  assert (job.asked()[:, 1:] == np.float32(DELAY)).all()
+
+
+def raise_timeout():
+  raise TimeoutError
+
+
+def test_a_job_that_lost_process_0_says_so_at_once(tmp_path, monkeypatch, caplog):
+  def lost(key, timeout):
+    raise ConnectionError("process 0 is gone")
+  monkeypatch.setattr(control_module, "Leader", lambda name, *_: Follower(name, None))
+  monkeypatch.setattr("jaxpace.distributed.key_value_get", lost)
+  job = Job()
+  with control_of(tmp_path, timeout=60) as control:
+    job.run(control, 3)
+  assert "process 0 is gone" in caplog.text
+
+
+def test_a_call_does_nothing_between_rounds(tmp_path):
+  job = Job()
+  with control_of(tmp_path) as control:
+    job.run(control, 3)
+    assert control(job.pace) is job.pace
+  assert control(job.pace) is job.pace, "closed: the pacer keeps its settings"
+  off = jaxpace.Control(None)
+  with off:
+    assert off("anything") == "anything"
+
+
+def test_wrong_uses_name_the_fix(tmp_path):
+  job = Job(pacer=eager)
+  with control_of(tmp_path) as control, pytest.raises(ValueError, match="jaxpace.steerable"):
+    control(job.pace)
+  with control_of(tmp_path) as control, pytest.raises(TypeError, match=r"pace = control\(pace\)"):
+    control((job.pace, None))
+  with pytest.raises(RuntimeError, match="outside of its `with` block"):
+    control_of(tmp_path)(job.pace)
+  control = control_of(tmp_path)
+  with control, pytest.raises(RuntimeError, match="used once"):
+    control.open()
+  with pytest.raises(ValueError, match="positive"):
+    jaxpace.Control(tmp_path, every_seconds=0)
+
+
+def test_messages_and_rounds():
+  message = Message(12, 3, Request(ranks=(0, 5), until_step=9, max_delay=1e-3))
+  assert Message.from_text(message.to_text()) == message
+  control = jaxpace.Control("x", every_seconds=2)
+  control._taken_at, control._taken_call = time.monotonic() - 1.0, 100
+  assert 150 <= control._round_calls(200) <= 200
+  assert control._round_calls(100) == 4, "a slow step: not more rarely than every four"
+  assert leader.KEPT * 4 > 16
+
+
+def test_only_debug_lines_where_the_note_cant_be_written(tmp_path, caplog):
+  caplog.set_level(logging.INFO)
+  missing = tmp_path / "gone"
+  missing.mkdir()
+  job = Job()
+  with control_of(missing) as control:
+    put(missing, enabled=False)
+    (missing / file.APPLIED).mkdir()
+    job.until(control, Request(enabled=False))
+  assert "From step" in caplog.text

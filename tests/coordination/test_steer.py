@@ -1,0 +1,133 @@
+"""`steerable` and the knobs it turns: what is off is exactly 0, what is as made is bit for bit as made."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.coordination.steer import Steered
+
+RANKS = 3
+ARRIVALS = np.array([5e-3, 12e-3, 20e-3], np.float32)
+
+
+def observation(step, rank, delays, arrivals=ARRIVALS):
+  last = float(np.max(arrivals + delays))
+  return jaxpace.Observation(
+      step=jnp.int32(step), rank=jnp.int32(rank), arrivals=jnp.asarray(arrivals), delays=jnp.asarray(delays),
+      waits=jnp.array([last + 1e-3 - arrivals[rank] - delays[rank]], jnp.float32), step_time=jnp.float32(last + 1e-3),
+      job_step_time=jnp.float32(last + 1e-3), job_transfers=jnp.array([1e-3], jnp.float32))
+
+
+def play(pacer, steps, changes=None):
+  """Runs all ranks. `changes` maps a step to new settings, applied before it. Returns delays [steps, RANKS], state."""
+  update = jax.jit(pacer.update)
+  states = [pacer.init(RANKS) for _ in range(RANKS)]
+  asked, history, infos = np.zeros(RANKS, np.float32), [], []
+  for step in range(steps):
+    for name, value in (changes or {}).get(step, {}).items():
+      states = [state._replace(steering=state.steering._replace(**{
+          name: jnp.asarray(value, getattr(state.steering, name).dtype)})) for state in states]
+    history.append(asked)
+    made = [update(observation(step, rank, asked), states[rank]) for rank in range(RANKS)]
+    states = [state for _, state in made]
+    asked = np.array([decision.delay for decision, _ in made], np.float32)
+    infos.append([decision.info for decision, _ in made])
+  return np.array(history), states, infos
+
+
+def early(**settings):
+  return jaxpace.pace_early_ranks(**{"window": 8, "cost": 1.0, "noise": 0.0, "max_delay": 4e-3, **settings})
+
+
+def test_as_made_it_changes_nothing_bit_for_bit():
+  plain, _, _ = play(early(), 60)
+  steered, states, infos = play(jaxpace.steerable(early()), 60)
+  np.testing.assert_array_equal(plain, steered)
+  assert (plain[-1, :2] > 0).all() and isinstance(states[0], Steered)
+  assert float(infos[-1][0]["allowed"]) == 1 and "slack" in infos[-1][0]
+
+
+def test_off_is_exactly_zero_from_the_step_that_was_named_and_on_again_comes_at_once():
+  delays, _, infos = play(jaxpace.steerable(early()), 80, {50: {"enabled": False}, 60: {"enabled": True}})
+  assert (delays[50, :2] > 0).all(), "decided before"
+  assert (delays[51:61] == 0).all() and (delays[61:, :2] > 0).all(), "it went on observing"
+  assert float(infos[55][0]["allowed"]) == 0 and float(infos[55][0]["active"]) == 1
+
+
+def test_steps_and_ranks():
+  changes = {0: {"from_step": 40, "until_step": 50, "ranks": [False, True, True]}}
+  delays, _, _ = play(jaxpace.steerable(early()), 60, changes)
+  assert (delays[:40] == 0).all() and (delays[50:] == 0).all() and (delays[:, 0] == 0).all()
+  assert (delays[40:50, 1] > 0).all()
+
+
+def test_the_longest_delay_can_be_cut_and_raised():
+  delays, _, _ = play(jaxpace.steerable(early()), 140, {40: {"max_delay": 1e-3}, 60: {"max_delay": 9e-3},
+                                                        120: {"max_delay": np.nan}})
+  np.testing.assert_allclose(delays[38:41, 0], 4e-3)
+  np.testing.assert_allclose(delays[41:61, 0], 1e-3)
+  assert delays[61:121, 0].max() > 8e-3 and (delays[61:121] <= np.float32(9e-3)).all()
+  assert (delays[121:] <= np.float32(4e-3)).all()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_threshold_reaches_the_pacer_inside(nested):
+  inner = jaxpace.chain(jaxpace.limit(early(), 3e-3)) if nested else early()
+  delays, _, _ = play(jaxpace.steerable(inner), 120, {40: {"threshold": 0.9}, 80: {"threshold": np.nan}})
+  assert (delays[35:41, :2] > 0).all()
+  assert (delays[60:81, 1] == 0).all(), "its slack of 8 ms is below half of 0.9 x 21 ms"
+  assert (delays[60:81, 0] > 0).all(), "hysteresis: its slack of 15 ms is above"
+  assert (delays[-1, :2] > 0).all()
+
+
+def test_the_threshold_of_the_rule_without_sharing():
+  pacer = early(unshared=1e-3, threshold=0.05)
+  steered, _, _ = play(jaxpace.steerable(pacer), 100)
+  assert steered[-1, 0] > 0
+  steered, _, _ = play(jaxpace.steerable(pacer), 100, {0: {"threshold": 0.95}})
+  assert (steered == 0).all()
+
+
+def test_what_is_no_pacer_is_said():
+  with pytest.raises(ValueError, match="forget to call the factory"):
+    jaxpace.steerable(jaxpace.pace_early_ranks)
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=60)
+def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
+  """Sum of L <= cost x sum of max(A), under any sequence of settings and arrivals."""
+  cost = 0.05
+  pacer = jaxpace.steerable(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, cost=cost, max_delay=5e-3))
+  update = _jitted(pacer)
+  states, asked = [pacer.init(RANKS)] * RANKS, np.zeros(RANKS, np.float32)
+  spent = earned = 0.0
+  arrivals = data.draw(st.lists(st.floats(1e-3, 50e-3), min_size=RANKS, max_size=RANKS))
+  for step in range(60):
+    if step % 15 == 14:
+      change = {"enabled": data.draw(st.booleans()), "max_delay": data.draw(st.sampled_from([np.nan, 0.0, 1e-3, 5.0])),
+                "threshold": data.draw(st.sampled_from([np.nan, 0.0, 0.5])),
+                "ranks": data.draw(st.lists(st.booleans(), min_size=RANKS, max_size=RANKS))}
+      states = [state._replace(steering=state.steering._replace(**{
+          name: jnp.asarray(value, getattr(state.steering, name).dtype) for name, value in change.items()}))
+          for state in states]
+      arrivals = data.draw(st.permutations(arrivals))
+    seen = np.array(arrivals, np.float32)
+    earned += cost * float(seen.max())
+    spent += float((seen.astype(np.float64) + asked).max() - seen.max())
+    made = [update(observation(step, rank, asked, seen), states[rank]) for rank in range(RANKS)]
+    states, asked = [state for _, state in made], np.array([d.delay for d, _ in made], np.float32)
+    assert np.isfinite(asked).all() and (asked >= 0).all()
+    assert spent <= earned + 1e-9
+
+
+_CACHE: dict = {}
+
+
+def _jitted(pacer):
+  """One compilation for all examples: the pacers are made alike."""
+  return _CACHE.setdefault("update", jax.jit(pacer.update))

@@ -1,0 +1,74 @@
+"""A training loop under control, in one of several processes. Prints when what applied, and the delays asked for.
+
+Usage: control_worker.py DIRECTORY STEPS. The environment joins the job. Process 1's news arrive late.
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from jaxpace.control import file
+from jaxpace.control.request import Request
+from jaxpace.core import ring
+
+
+def eager():
+  def update(seen, state):
+    return jaxpace.Decision(jnp.float32(2e-4), {}), state
+  return jaxpace.Pacer(lambda ranks: (), update)
+
+
+def main() -> None:
+  directory, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+  jaxpace.distributed.initialize()
+  process = jax.process_index()
+  get = jaxpace.distributed.key_value_get
+  if process == 1:
+    jaxpace.distributed.key_value_get = lambda key, timeout: (get(key, timeout), time.sleep(0.3))[0]
+  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+  paced = jaxpace.instrument(lambda w, x: w - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
+                             jaxpace.steerable(eager()), share=True, rows=8192)
+  spec = jaxpace.spec(mesh)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                               check_vma=False))
+  w = jnp.ones((4,))
+  x = jax.make_array_from_callback((jax.device_count(), 2), jax.NamedSharding(mesh, P("data")),
+                                   lambda index: np.ones((jax.device_count(), 2), np.float32)[index])
+  pace, applied, asked_at = paced.init(mesh), [], {}
+  with jaxpace.Control(directory, every_seconds=0.2, timeout=30) as control:
+    for k in range(steps):
+      before = control.request
+      pace = control(pace)
+      if control.request != before:
+        applied.append([k + 1, control.request.enabled])
+      if process == 0 and k == 40:
+        file.write(directory / file.NAME, Request(enabled=False))
+      if process == 0 and len(applied) == 1 and not asked_at:
+        asked_at[k] = file.write(directory / file.NAME, Request(threshold=0.5))
+      pace, w = jax.block_until_ready(step(pace, w, x))
+      time.sleep(0.005)
+    rounds = control._round
+    newest = control._listener.key(rounds - 1)
+  rows = np.concatenate([np.asarray(shard.data) for shard in pace.ring.addressable_shards])[0, :steps]
+  asked = np.ascontiguousarray(rows[:, ring.DELAY_ASKED]).view(np.float32)
+  kept = 0
+  jaxpace.distributed.barrier("done", 60)
+  from jaxpace.distributed.client import client
+  joined = client()
+  if joined is not None:
+    kept = len(joined.key_value_dir_get(newest.rpartition("/")[0]))
+  jaxpace.distributed.barrier("counted", 60)
+  print("FACTS " + json.dumps({"process": process, "applied": applied, "rounds": rounds, "kept": kept,
+                               "off": np.flatnonzero(asked[1:] == 0).tolist()}), flush=True)
+
+
+if __name__ == "__main__":
+  main()
