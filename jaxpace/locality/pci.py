@@ -1,0 +1,134 @@
+"""PCI devices as sysfs shows them: the way down from the host bridge, the link, the NUMA node.
+
+Source: Documentation/ABI/testing/sysfs-bus-pci of the Linux kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxpace.locality.tree import Tree
+from jaxpace.locality.types import Link
+
+_ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+_BRIDGE = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
+_GPU_VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD"}  # makers of displays that compute; not those on a server's main board
+_NVIDIA = 0x10DE
+
+DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS", "?")
+"""Nearest first: one PCIe switch, several, one host bridge, one NUMA node, across sockets, not known."""
+
+
+class PciDevice(NamedTuple):
+  address: str
+  directory: str  # in sysfs
+  cls: int  # 0xCCSSPP: class, subclass, programming interface
+  vendor: int
+
+
+def devices(tree: Tree) -> Iterator[PciDevice]:
+  """All PCI devices, in the order of their addresses."""
+  for address in tree.names("/sys/bus/pci/devices"):
+    directory = f"/sys/bus/pci/devices/{address}"
+    cls = tree.number(f"{directory}/class")
+    if _ADDRESS.match(address) and cls is not None:
+      yield PciDevice(address, tree.resolve(directory), cls, tree.number(f"{directory}/vendor") or 0)
+
+
+def is_accelerator(device: PciDevice) -> bool:
+  """A GPU that computes, or a processing accelerator (class 0x12)."""
+  kind = device.cls >> 16
+  return kind == 0x12 or (kind == 0x03 and device.vendor in _GPU_VENDORS)
+
+
+def is_nvswitch(device: PciDevice) -> bool:
+  return device.vendor == _NVIDIA and device.cls >> 8 == 0x0680
+
+
+def vendor_name(device: PciDevice) -> str | None:
+  return _GPU_VENDORS.get(device.vendor)
+
+
+def address_of(directory: str) -> str | None:
+  """The innermost PCI device of a path in sysfs, such as the one a network interface belongs to."""
+  found = [part for part in directory.split("/") if _ADDRESS.match(part)]
+  return found[-1] if found else None
+
+
+def path_of(directory: str) -> tuple[str, ...]:
+  """The way from the host bridge down to a device, both included.
+
+  >>> path_of("/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/net/eth0")
+  ('pci0000:15', '0000:15:01.0', '0000:16:00.0')
+  """
+  return tuple(part for part in directory.split("/") if _ADDRESS.match(part) or _BRIDGE.match(part))
+
+
+def switch_of(path: tuple[str, ...]) -> str | None:
+  """Upstream port of the PCIe switch a device hangs on; None where it hangs on a root port.
+
+  A path reads host bridge, root port, then for each switch its upstream and downstream port, then the device. A
+  topology file leaves ports out: there it reads "cpu0", switch, device.
+  """
+  if path and path[0].startswith("cpu"):
+    return path[-2] if len(path) > 2 else None
+  return path[-3] if len(path) >= 5 else None
+
+
+def numa_node(tree: Tree, directory: str) -> int | None:
+  """The NUMA node of a device or the nearest bridge above that says one; firmware that says none writes -1."""
+  while "/pci" in directory:
+    node = tree.number(f"{directory}/numa_node")
+    if node is not None and node >= 0:
+      return node
+    directory = directory.rpartition("/")[0]
+  return None
+
+
+def link(tree: Tree, directory: str) -> Link:
+  """The PCIe link of a device; fields are None where there is none, as for virtual functions."""
+  parent = directory.rpartition("/")[0]
+  return Link(_speed(tree, f"{directory}/current_link_speed"), _width(tree, f"{directory}/current_link_width"),
+              _speed(tree, f"{directory}/max_link_speed"), _width(tree, f"{directory}/max_link_width"),
+              _speed(tree, f"{parent}/max_link_speed"), _width(tree, f"{parent}/max_link_width"))
+
+
+def parse_speed(text: str | None) -> float | None:
+  """GT/s a lane of "16.0 GT/s PCIe"; None for "Unknown"."""
+  match = re.match(r"([\d.]+) GT/s", text or "")
+  try:
+    return float(match[1]) if match else None
+  except ValueError:
+    return None
+
+
+def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b: int | None) -> str:
+  """How far apart two devices are, one of `DISTANCES`.
+
+  Args:
+    a: path of one.
+    b: path of the other.
+    node_a: NUMA node of one; None where it is not known.
+    node_b: NUMA node of the other.
+  """
+  common = 0
+  while common < min(len(a), len(b)) and a[common] == b[common]:
+    common += 1
+  if common >= 2:
+    return "PIX" if max(len(a), len(b)) - common <= 2 else "PXB"
+  if common == 1:
+    return "PHB"
+  if node_a is None or node_b is None:
+    return "?"
+  return "NODE" if node_a == node_b else "SYS"
+
+
+def _speed(tree: Tree, path: str) -> float | None:
+  return parse_speed(tree.text(path))
+
+
+def _width(tree: Tree, path: str) -> int | None:
+  width = tree.number(path)
+  return width if width and 0 < width <= 32 else None  # 0 and 255 stand for "no link"
