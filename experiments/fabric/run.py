@@ -79,12 +79,16 @@ class _Shown:
   """A log that is copied to the terminal while it grows, whole lines only."""
 
   def __init__(self, path: pathlib.Path, prefix: str):
-    self._file, self._prefix, self._rest = path.open(errors="replace"), prefix, ""
+    self._path, self._prefix, self._read, self._rest = path, prefix, 0, b""
 
   def update(self) -> None:
-    *lines, self._rest = (self._rest + self._file.read()).split("\n")
+    with self._path.open("rb") as log:
+      log.seek(self._read)
+      new = log.read()
+    self._read += len(new)
+    *lines, self._rest = (self._rest + new).split(b"\n")
     for line in lines:
-      print(self._prefix + line, flush=True)
+      print(self._prefix + line.decode(errors="replace"), flush=True)
 
 
 def _explain(ranks: dict[str, subprocess.Popen[Any]], status: int, logs: pathlib.Path) -> None:
