@@ -19,10 +19,17 @@ decides nothing by itself: a pause or a slow spell cuts blocks of either kind.
 
 **Clip.** Differences are cut to half a usual step, or one checkpoint of a hundred steps' length would drown a day.
 
-**Decision.** After each pair: on, if the interval lies below zero; off if it lies above, or if `patience` pairs have
-shown neither. On lasts `HOLD` times as long as the pairs took that showed it, twice as long each time it is shown
-again. Off lasts `retry` steps, twice as long each time. Each return to pairs starts with no evidence and a level of
-its own, level / (k (k + 1)) for the k-th, which add up to `level`: the chance that anything is ever decided falsely.
+**Decision.** After each pair:
+
+- on, if the interval lies below zero, for `HOLD` times as many steps as the pairs took that showed it; then pairs
+again,
+  from no evidence. To stay on, odds of 4 to 1 for a gain are enough, and it stays twice as long each time.
+- off, if the interval lies above zero; or sooner, since not to act takes no proof: at odds of 10 to 1 for a harm, or
+after
+  `patience` pairs. For `retry` steps, twice as long each time; then pairs again, from no evidence.
+
+The interval of the first return to pairs is at 3/4 of `level`, that of the k-th at `level` / (4 k (k - 1)). These add
+up to `level`: the chance that an interval ever excludes zero where there is no effect.
 """
 
 from __future__ import annotations
@@ -38,13 +45,16 @@ BLOCK = 16
 """Steps of a block, unless told otherwise. Short blocks make little of drifts and of autocorrelation, and a gross
 harm is seen after a dozen pairs whatever their length."""
 
-HOLD = 4
+HOLD = 8
 """Times the steps spent on showing a gain for which it is then enjoyed before it is shown again."""
 
 ON, COUNTED, SECOND, ODD = 1, 2, 4, 8
 """Bits of a tag: what a step was."""
 
-_PAIRS, _ON, _OFF = 0, 1, 2
+PAIRS, KEPT, DROPPED = 0, 1, 2
+"""Modes: trying it, block by block; on, since it pays; off."""
+
+_RENEWS, _GIVES_UP = math.log(4.0), math.log(10.0)  # log odds
 _SHORTEST, _LONGEST = 1e-9, 86400.0  # s
 _FOREVER = 2.0**30  # steps
 _CLIP = 0.5  # usual steps
@@ -81,7 +91,7 @@ class Trial(NamedTuple):
   low: Number  # float32 s, the interval for the difference; -inf and inf until there are enough pairs
   high: Number  # float32 s
   tries: Number  # float32, returns to pairs, this one included
-  hold: Number  # float32, factor on the steps it stays on
+  hold: Number  # float32, steps of the last stretch on; 0 where the last decision was for off
   wait: Number  # float32, steps of the next stretch off
 
 
@@ -169,10 +179,10 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   def init() -> Trial:
     zero, none = real(0.0), whole(0)
     return Trial(
-        tag=none, mode=whole(_OFF), part=none, into=none, left=whole(block), pair=whole(-1), count_1=zero, count_2=zero,
-        total_1=zero, total_2=zero, used=maths.flag(False), useful=maths.flag(False), usual=zero, spread=zero,
-        followed=zero, slow=zero, base=zero, fresh=maths.flag(True), pairs=none, mean=zero, squares=zero, off=zero,
-        rho=real(1.0), low=real(-math.inf), high=real(math.inf), tries=real(1.0), hold=real(1.0), wait=real(retry))
+        tag=none, mode=whole(DROPPED), part=none, into=none, left=whole(block), pair=whole(-1), count_1=zero,
+        count_2=zero, total_1=zero, total_2=zero, used=maths.flag(False), useful=maths.flag(False), usual=zero,
+        spread=zero, followed=zero, slow=zero, base=zero, fresh=maths.flag(True), pairs=none, mean=zero, squares=zero,
+        off=zero, rho=real(1.0), low=real(-math.inf), high=real(math.inf), tries=real(1.0), hold=zero, wait=real(retry))
 
   def update(seconds: Number, tag: Number, used: Number, state: Trial) -> Trial:
     state = _measure(seconds, tag, used, state)
@@ -184,7 +194,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     seconds = where(valid, seconds, real(0.0))
     on, second = (tag & ON) != 0, (tag & SECOND) != 0
     same = ((tag & ODD) != 0) == ((state.pair & 1) != 0)
-    counted = valid & same & ((tag & COUNTED) != 0) & (state.mode == _PAIRS)
+    counted = valid & same & ((tag & COUNTED) != 0) & (state.mode == PAIRS)
     one, two = counted & maths.no(second), counted & second
 
     off = valid & maths.no(on)
@@ -204,7 +214,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
 
   def _advance(state: Trial) -> Trial:
     """Moves on to the next step; at the end of a pair, judges."""
-    in_pair = state.mode == _PAIRS
+    in_pair = state.mode == PAIRS
     count = where(state.part == 0, state.count_1, state.count_2)
     total = where(state.part == 0, state.total_1, state.total_2)
     left, into = state.left - 1, state.into + 1
@@ -220,28 +230,33 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     no = maths.flag(False)
     judged, helps, fails = maths.either(closed, lambda: _judge(state), lambda: (state, no, no))
     begins = begins & maths.no(helps | fails)
-    stay = maths.least(HOLD * (2.0 * block) * real(judged.pairs) * state.hold, _FOREVER)
-    mode = where(helps, whole(_ON), where(fails, whole(_OFF), where(begins, whole(_PAIRS), state.mode)))
+    first = HOLD * (2.0 * block) * real(judged.pairs)
+    stay = maths.least(where(state.hold > 0, 2.0 * state.hold, first), _FOREVER)
+    mode = where(helps, whole(KEPT), where(fails, whole(DROPPED), where(begins, whole(PAIRS), state.mode)))
     left = where(helps, maths.whole(stay), where(fails, maths.whole(state.wait), where(
         begins | first_over, whole(block), where(resting, rest, left))))
-    part = where(first_over, whole(1), where(resting, whole(2), where(begins | helps | fails, whole(0), state.part)))
-    into = where(over | begins | helps | fails, whole(0), into)
+    part = where(first_over, whole(1), where(resting, whole(2), where(closed | begins, whole(0), state.part)))
+    into = where(over | closed, whole(0), into)
     pair = where(begins, state.pair + 1, state.pair)
+    seen = closed | (over & (state.mode == KEPT))
     zero = real(0.0)
     after = judged._replace(
         mode=mode, part=part, into=into, left=left, pair=pair, count_1=where(begins, zero, state.count_1),
         count_2=where(begins, zero, state.count_2), total_1=where(begins, zero, state.total_1),
         total_2=where(begins, zero, state.total_2), base=where(begins, state.usual, state.base),
-        # What it was seen to do since the last pair began; nothing new is known after a stretch off.
-        useful=where(begins & (in_pair | (state.mode == _ON)), state.used, state.useful),
-        used=state.used & maths.no(begins),
-        hold=where(helps, maths.least(2.0 * state.hold, _FOREVER), where(fails, real(1.0), state.hold)),
+        # What it was seen to do in the pair or the stretch on that ends here.
+        useful=where(seen, state.used, state.useful), used=state.used & maths.no(seen),
+        hold=where(helps, stay, where(fails, zero, state.hold)),
         wait=where(fails, maths.least(2.0 * state.wait, _FOREVER), state.wait),
         tries=where(helps | fails, state.tries + 1.0, state.tries), fresh=judged.fresh | helps | fails)
     return after._replace(tag=_tag(after))
 
   def _judge(state: Trial) -> tuple[Trial, Number, Number]:
-    """Enters the pair that has just ended, unless it is void; says whether it has decided for on, or for off."""
+    """Enters the pair that has just ended, unless it is void.
+
+    Returns:
+      The state, whether this has decided for on, and whether for off.
+    """
     known = (state.count_1 > 0) & (state.count_2 > 0) & (state.base > 0)
     counts = known & state.useful
     first, second = (total / maths.most(count, 1.0)
@@ -262,21 +277,25 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     # A hundredth of a percent of the usual step at least: clocks tick.
     variance = maths.most(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
     rho = where(state.fresh, maths.most(sequential.prior(variance), 1e-30), state.rho)
-    log_odds = maths.log(state.tries * (state.tries + 1.0)) - math.log(level)
-    half = sequential.half_width(pairs, squares, rho, log_odds, maths)
+    first_try = state.tries < 2.0
+    shares = where(first_try, real(4.0 / 3.0), 4.0 * state.tries * maths.most(state.tries - 1.0, 1.0))
+    strict = maths.log(shares) - math.log(level)
+    half = sequential.half_width(pairs, squares, rho, strict, maths)
     low, high = mean - half, mean + half
-    helps, harms = counts & (high < 0), counts & (low > 0)
-    tired = counts & (pairs >= patience) & maths.no(helps)
+    odds = sequential.log_odds(pairs, mean, squares, rho, maths)
+    gain, renews = mean < 0, state.hold > 0
+    helps = counts & ((high < 0) | (renews & gain & (odds >= _RENEWS)))
+    fails = counts & maths.no(helps) & ((low > 0) | (maths.no(gain) & (odds >= _GIVES_UP)) | (pairs >= patience))
     entered = state._replace(pairs=pairs, mean=mean, squares=squares, off=off, rho=rho, low=low, high=high,
                              fresh=maths.flag(False))
     judged = Trial(*(where(counts, new, old) for new, old in zip(entered, state, strict=True)))
-    return judged, helps, harms | tired
+    return judged, helps, fails
 
   def _tag(state: Trial) -> Number:
-    in_pair, first = state.mode == _PAIRS, state.part == 0
+    in_pair, first = state.mode == PAIRS, state.part == 0
     on_first = keyed.coin(key, state.pair, maths)
     block_on = where(first, on_first, maths.no(on_first)) & (state.part < 2)
-    on = where(in_pair, block_on, state.mode == _ON)
+    on = where(in_pair, block_on, state.mode == KEPT)
     counted = in_pair & (state.part < 2) & (state.into >= settle)
     none = whole(0)
     bits: Any = where(on, whole(ON), none) | where(counted, whole(COUNTED), none)
