@@ -1,0 +1,65 @@
+"""A training loop that checkpoints with orbax, for tests that kill it and start it again.
+
+Usage: restore_worker.py DIRECTORY STEPS EVERY PAUSE. Devices are those of XLA_FLAGS. Prints "step K" after each step,
+"restored ..." before the first, and FACTS at the end.
+"""
+
+import json
+import logging
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+
+
+def main() -> None:
+  directory, steps, every, pause = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+  logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
+  ranks = jax.device_count()
+  mesh = jax.make_mesh((ranks,), ("data",), axis_types=(AxisType.Auto,))
+  paced = jaxpace.instrument(lambda w, x: w - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
+                             jaxpace.pace_early_ranks(window=16), share=True, rows=64)
+  spec = jaxpace.spec(mesh)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                               check_vma=False))
+  w, x = jax.device_put(jnp.ones(4), jax.NamedSharding(mesh, P())), jnp.ones((ranks, 2))
+  pace, first, arrivals = paced.init(mesh), 0, []
+  handlers = {name: ocp.StandardCheckpointHandler() for name in ("state", "pace")}  # for `item_metadata`
+  with ocp.CheckpointManager(directory / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=2),
+                             item_handlers=handlers) as manager:
+    latest = manager.latest_step()
+    if latest is not None:
+      stored = manager.item_metadata(latest)["pace"].tree
+      saved = manager.restore(latest, args=ocp.args.Composite(
+          state=ocp.args.StandardRestore({"w": w}), pace=ocp.args.StandardRestore(jaxpace.pace_target(stored, mesh))))
+      w, first = saved["state"]["w"], latest
+      pace = jaxpace.restore_pace(saved["pace"], paced, mesh)
+      print("restored " + json.dumps({"step": int(pace.step[0]), "seen": int(pace.pacer.low.seen[0]),
+                                      "ring": bool(np.asarray(pace.ring).any())}), flush=True)
+    with jaxpace.Recorder(directory / "run", paced, resume=latest is not None, every_seconds=0.2) as recorder:
+      for k in range(first, steps):
+        pace, w = jax.block_until_ready(step(pace, w, x))
+        recorder.record(pace)
+        arrivals.append(np.asarray(pace.arrivals)[0])
+        if (k + 1) % every == 0:
+          manager.save(k + 1, args=ocp.args.Composite(state=ocp.args.StandardSave({"w": w}),
+                                                      pace=ocp.args.StandardSave(pace)))
+          manager.wait_until_finished()
+        print(f"step {k}", flush=True)
+        time.sleep(pause)
+  print("FACTS " + json.dumps({
+      "ranks": ranks, "unknown": [int(np.isnan(a).sum()) for a in arrivals[:3]],
+      "longest": float(np.nanmax(arrivals)), "step": int(pace.step[0]), "seen": int(pace.pacer.low.seen[0])}),
+      flush=True)
+
+
+if __name__ == "__main__":
+  main()
