@@ -44,8 +44,8 @@ class Auto:
     self._since = 0.0
     self._prepare(0)
 
-  def after(self, step: int, situation: Callable[[], Situation]) -> str | None:
-    """Returns the mode to take up after `step` steps, or None to go on as it is.
+  def after(self, step: int, situation: Callable[[], Situation]) -> Block | None:
+    """Returns the block that begins after `step` steps, or None where none does.
 
     Args:
       step: steps done.
@@ -59,15 +59,17 @@ class Auto:
       counted = self._block.until - self._block.first - self._settle
       self._selection.record((self._clock() - self._since) / counted, situation())
     try:
-      self._block = self._agreement.get(self._number)
+      block = self._agreement.get(self._number)
+      if block.first != step:
+        raise ValueError(f"process 0 begins a block after step {block.first}: do `every`, `start` and `warmup` differ?")
     except (TimeoutError, ConnectionError, ValueError, TypeError) as error:
-      self._next = None
+      self._next = self._block = None
       _LOG.warning("Housekeeping leaves the garbage collector alone from step %d on, in this process: %s.", step, error)
-      return ALONE
-    self._next = self._block.until
+      return Block(ALONE, step, step + 1)
+    self._block, self._next = block, block.until
     self._number += 1
     self._prepare(self._number)
-    return self._block.mode
+    return block
 
   def summary(self) -> dict[str, Any] | None:
     """Returns what was found of each mode, on process 0; None on the others."""

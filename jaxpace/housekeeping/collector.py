@@ -38,6 +38,7 @@ class Collector:
 
   def restore(self) -> None:
     """Puts the interpreter's settings back; what was frozen here becomes collectable again."""
+    self._thaw()
     self.leave()
     with contextlib.suppress(ValueError):
       gc.callbacks.remove(self._on_gc)
@@ -48,9 +49,15 @@ class Collector:
     return self._held or self._frozen
 
   def leave(self) -> None:
-    """Leaves the collector to the interpreter, as `take` found it."""
+    """Leaves the collector to the interpreter, as `take` found it.
+
+    After freezing it collects once: the interpreter waits for a quarter more objects than its last collection looked
+    at, and that was few.
+    """
     self._held = False
-    self._thaw()
+    if self._frozen:
+      self._thaw()
+      self._collect()
     gc.set_threshold(*self._thresholds)
     (gc.enable if self._enabled else gc.disable)()
 
@@ -69,6 +76,7 @@ class Collector:
     Only objects made since then are looked at: pauses become short. Frozen objects are still freed when their last
     reference goes; cycles among them that become garbage are not, until `collect`.
     """
+    self._thaw()
     self.leave()
     self._collect()
     self._freeze()

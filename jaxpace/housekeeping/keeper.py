@@ -54,7 +54,8 @@ class Housekeeper:
     """Prepares; nothing is touched before `with`.
 
     Args:
-      every: steps between two collections.
+      every: steps between two collections. "auto" takes a multiple of it, up to 8, where the interpreter's own
+        collections are farther apart.
       mode: one of the modes above.
       start: steps done before, in the attempt that this one resumes. The same on all processes.
       warmup: first steps in which the collector is left alone: the program compiles, and its heap takes shape.
@@ -193,6 +194,9 @@ class Housekeeper:
       raise RuntimeError("step() outside of the housekeeper's `with` block: open it around the loop.")
     self.steps += 1
     if pace is not None and self._slack is not None:
+      if not hasattr(pace, "arrivals"):
+        raise TypeError(f"step() takes the pace state, the first thing the step returns, or nothing; got "
+                        f"{type(pace).__name__}. Is it the train state?")
       if pace.arrivals.is_deleted():
         raise ValueError("step() got a pace state that was donated: give it the one the step returned, "
                          "`pace, out = step(pace, ...)`, then keeper.step(pace).")
@@ -228,15 +232,22 @@ class Housekeeper:
 
   def _change_mode(self) -> None:
     if self._auto is not None:
-      mode = self._auto.after(self.steps, self._situation)
-    else:
-      mode = self.wanted if self.steps > self._start and self.steps >= self._begin else None
-    if mode is None or mode == self.mode:
+      block = self._auto.after(self.steps, self._situation)
+      if block is not None:
+        # In "auto" a block is as long as the interpreter's own collections are apart, and is ended by one.
+        self._collection.every = block.until - block.first
+        self._collection.begin(self.steps, origin=block.first)
+        self._take_up(block.mode)
+    elif self.mode != self.wanted and self.steps >= self._begin:
+      self._collection.begin(self.steps)
+      self._take_up(self.wanted)
+
+  def _take_up(self, mode: str) -> None:
+    if mode == self.mode:
       return
     self.mode = mode
     if mode in (ALIGNED, IN_SLACK):
       self._collector.hold_back()
-      self._collection.begin(self.steps)
     elif mode == FROZEN:
       self._collector.freeze()
     else:

@@ -2,7 +2,11 @@
 
 Every mode but "alone" is a candidate with a trial of its own against "alone" (`jaxpace.coordination.trial`, the same
 that `jaxpace.guard` judges pacers by). The step of a trial is a *unit* here: as many training steps as lie between two
-pauses. A block is two units.
+collections of the interpreter's own, or `every`, if that is more. A block of a trial is two units.
+
+Every return to "alone" comes right after a collection on all processes (that of the last unit aligned, or that which
+thaws). So the interpreter's own begin together there and spread out only after a while: "alone" looks better than it
+would in the long run, and what a mode gains is underestimated.
 
 The next pair goes to the candidate that looks best so far, each having had a few; one that looks worse than "alone" is
 put off, which takes less evidence than to be dropped for good and keeps what evidence there is. The one with the
@@ -27,13 +31,12 @@ LEVEL = 0.05
 _PAIRS, _ON = 0, 1  # modes of a trial
 _LAG = 1  # blocks: the next one is published while the one before it is done
 _BLOCK = 2  # units
-_FEWEST = 3  # pairs each candidate has before they are compared
+_FEWEST = 2  # pairs each candidate has before they are compared
 _MORE = 8  # pairs another may still have once one has been shown to gain
-_PATIENCE = 24  # pairs
+_PATIENCE = 64  # pairs
 _RETRY = 1000  # units; also for a candidate put off, twice as long each time
 _WORSE = 2.0  # standard errors by which a candidate looks worse than "alone" when it is put off
-_OBSERVED = 8  # periods in which the interpreter's own pauses are looked for, at most
-_LONGEST_UNIT = 4  # periods
+_LONGEST_UNIT = 8  # times `every`
 
 
 class Situation(NamedTuple):
@@ -59,12 +62,13 @@ class _Contest:
     self.mode = mode
     self._trials = trial.trials(block=_BLOCK, key=key, level=LEVEL / len(CANDIDATES), settle=0, patience=_PATIENCE,
                                 retry=_RETRY, lag=_LAG, maths=PLAIN)
-    self.state = self._trials.init()
+    self.state = self._trials.init()._replace(useful=True)  # Every mode does something: no pair is void.
     self._entries: collections.deque[_Entry] = collections.deque()
     self._begun = False
     self._next: trial.Trial | None = None
     self.put_off_until = 0  # units
     self._off_for = _RETRY
+    self.finding: tuple[float | None, float | None, float | None] = (None, None, None)
 
   def put_off(self, now: int) -> None:
     """Gives it no pair for a while."""
@@ -86,6 +90,9 @@ class _Contest:
   def advance(self) -> _Entry:
     """Moves on to the next unit and returns its entry, to be filled with its time."""
     self.state, self._begun, self._next = self.peek(), True, None
+    mean, low, high = (_known(value, None) for value in trial.effect(self.state, PLAIN))
+    if high is not None or self.finding[2] is None:  # When it is tried again, there is no interval for a while.
+      self.finding = mean, low, high
     if len(self._entries) > _LAG:
       self._entries.popleft()
     self._entries.append(_Entry(self.state.tag))
@@ -182,13 +189,13 @@ class Selection:
   def summary(self) -> dict[str, Any]:
     """Returns what was found, as plain JSON values.
 
-    Of each candidate the pairs, the effect (on - off) / off of the mean step time and its interval; null where nothing
-    is known.
+    Of each candidate the pairs since it was last tried again, the latest effect (on - off) / off of the mean step time
+    with an interval, and that; null where nothing is known.
     """
     found: dict[str, Any] = {"chosen": self.chosen, "unit": self._unit, "testing": self._current is not None}
     for mode, contest in self._contests.items():
-      mean, low, high = (_known(value, None) for value in trial.effect(contest.state, PLAIN))
-      found[mode] = {"pairs": contest.state.pairs, "effect": mean, "interval": [low, high], "shown": contest.shown}
+      mean, low, high = contest.finding
+      found[mode] = {"pairs": int(contest.state.pairs), "effect": mean, "interval": [low, high], "shown": contest.shown}
     return found
 
   def _observe(self, steps: int, automatic: int) -> None:
@@ -198,7 +205,7 @@ class Selection:
       return
     self._observed += steps
     seen = automatic - self._automatic
-    if seen >= 2 or self._observed >= _OBSERVED * self._every:
+    if seen >= 2 or self._observed >= 2 * _LONGEST_UNIT * self._every:
       period = self._observed / seen if seen else math.inf
       self._unit = self._every * max(1, min(_LONGEST_UNIT, math.ceil(min(period / self._every, _LONGEST_UNIT))))
 

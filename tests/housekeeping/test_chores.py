@@ -91,3 +91,9 @@ def test_the_expected_duration_is_the_longest_of_the_last_three():
   for seconds in (9.0, 1.0, 3.0, 2.0):
     one.durations.append(seconds)
   assert one.expected == 3.0
+
+
+def test_periods_may_count_from_any_step():
+  one = chore(every=60)
+  one.begin(140, origin=140)
+  assert steps_run(one, 200, start=140) == [200, 260, 320]

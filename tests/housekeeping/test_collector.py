@@ -142,3 +142,15 @@ def test_growth_counts_container_objects_since_the_last_collection(collector):
   assert 80_000 < collector.growth() < 130_000 and heap
   collector.collect()
   assert collector.growth() < 5_000
+
+
+@old_generation
+def test_after_freezing_the_interpreter_waits_as_long_as_before(collector):
+  heap = fill(400_000)
+  collector.freeze()
+  more = fill(150_000)  # full collections of few objects meanwhile
+  assert collector.full > collector.own
+  collector.leave()
+  runs = collector.full
+  again = fill(80_000)  # fewer than a quarter of the heap
+  assert collector.full == runs and heap and more and again

@@ -259,3 +259,26 @@ def test_a_child_process_leaves_the_parents_housekeeping_alone():
   assert gc.get_threshold() != (700, 10, 10) or not gc.isenabled()
   keeper._collector.restore()
   assert not module._active
+
+
+def test_in_auto_a_collection_ends_every_block_that_is_aligned():
+  collected, aligned = [], []
+  with jaxpace.Housekeeper(every=4, mode="auto", warmup=2) as keeper:
+    for _ in range(3000):
+      mode = keeper.mode
+      before = keeper._collector.own
+      keeper.step()
+      if mode == "aligned" or keeper.mode == "aligned":
+        aligned.append(keeper.steps)
+        if keeper._collector.own > before:
+          collected.append(keeper.steps)
+      if len(collected) > 5:
+        break
+  unit = keeper.summary()["trial"]["unit"]
+  assert unit == 32 and aligned  # in so few steps the interpreter itself collects seldom
+  assert {b - a for a, b in itertools.pairwise(collected)} >= {unit}
+
+
+def test_a_state_that_is_no_pace_state_is_named():
+  with jaxpace.Housekeeper(mode="in-slack") as keeper, pytest.raises(TypeError, match="train state"):
+    keeper.step({"params": 1})

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from jaxpace import distributed
 
-EVERY = 6
+EVERY = 3
 
 
 def train(steps, keeper=None, log=None):

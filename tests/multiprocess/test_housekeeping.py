@@ -29,7 +29,7 @@ def test_all_processes_change_the_mode_at_the_same_step_and_parameters_stay_the_
   assert first["modes"] == second["modes"]
   assert {"alone", "frozen"} <= set(first["modes"])
   changes = [step for step in range(1, 600) if first["modes"][step] != first["modes"][step - 1]]
-  assert len(changes) > 3 and all((step + 1) % 6 == 0 for step in changes)  # list index 5 is step 6
+  assert len(changes) > 3 and all((step + 1) % 3 == 0 for step in changes)  # list index 2 is step 3
   assert first["bare"] == first["again"] == second["bare"] == second["again"]
   assert first["restored"] and second["restored"]
   assert first["trial"] and not second["trial"]  # process 0 measures
