@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 
@@ -93,6 +94,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   weighty, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
   notices: list[str] = []
   order = _meeting_order(program, producers)
+  told = _told(program, weighty)
   slot_of = _slots(program, [stage.group for stage in stages if stage.group], slots)
 
   def allowed(value: int, axes: frozenset[str] = tracked) -> bool:
@@ -129,7 +131,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
     result = -1
     if slot is not None:
       met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
-      enters = _operands(program, producers, met)
+      enters = _operands(program, producers, met, told)
       result = _result(program, producers, met)
       held_after = _scalar_inputs(program, producers, stages[number + 1], varying_of_aval(program.avals[result]))
     sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, held_after))
@@ -195,15 +197,33 @@ def _flat(program: Program, value: int) -> bool:
   return len(getattr(program.avals[value], "shape", ())) < 2
 
 
-def _operands(program: Program, producers: gates.Producers, group: Sequence[int]) -> list[int]:
+def _operands(program: Program, producers: gates.Producers, group: Sequence[int], told: Mapping[int, int]
+              ) -> list[int]:
   """Operands of a group that its entry stamp waits for.
 
   All flat ones; of matrices those that are results of whole kernels, of which an element can be read without
-  another one being computed anew.
+  another one being computed anew. Where those don't tell that every weighty equation is done (gradients that
+  were cast, clipped or decayed), the fewest others that do: their element may be computed anew, but from what is done.
   """
   values = [v for v in dict.fromkeys(v for i in group for v in program.equations[i].reads())
             if size_bytes(program.avals[v]) and v not in producers.constant]
-  return [v for v in values if _flat(program, v) or producers.whole(v)] or values
+  chosen = {v for v in values if _flat(program, v) or producers.whole(v)}
+  done = functools.reduce(operator.or_, (told.get(v, 0) for v in chosen), 0)
+  for value in sorted(set(values) - chosen, key=lambda v: (-told.get(v, 0).bit_count(), v)):
+    if told.get(value, 0) & ~done:
+      chosen.add(value)
+      done |= told[value]
+  return [v for v in values if v in chosen] or values
+
+
+def _told(program: Program, weighty: frozenset[int]) -> dict[int, int]:
+  """By value, the weighty equations that must be done before it is there: one bit each."""
+  bit = {index: 1 << place for place, index in enumerate(sorted(weighty))}
+  behind: dict[int, int] = {}
+  for index, equation in enumerate(program.equations):
+    mask = functools.reduce(operator.or_, (behind.get(v, 0) for v in equation.reads()), bit.get(index, 0))
+    behind.update(dict.fromkeys(equation.outputs, mask))
+  return behind
 
 
 def _joinable(program: Program, group: Sequence[int], slot: int) -> Carrier | None:

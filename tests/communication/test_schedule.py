@@ -97,6 +97,38 @@ def test_forward_and_backward_in_one_scan_are_compute(scan):
   assert phases == (["compute"] if scan else ["compute", "forward", "backward"])
 
 
+def gradient(w, x):
+  return jax.grad(lambda w: jnp.sum(jnp.square(jnp.tanh(x @ w))))(w)
+
+
+def all_gradients(w, x):
+  """Forward and backward of all micro-batches, in one scan."""
+  return jax.lax.scan(lambda total, x: (total + gradient(w, x), None), jnp.zeros_like(w), x)[0]
+
+
+def after_a_backward_pass(w, x):
+  return jax.lax.psum(all_gradients(w + gradient(w, x[0]), x), "data")
+
+
+def inside_a_jit(w, x):
+  return jax.lax.psum(jax.jit(lambda w, x: gradient(all_gradients(w, x), x[0]))(w, x), "data")
+
+
+def after_the_last_sum(w, x):
+  return all_gradients(jax.lax.psum(gradient(w, x[0]), "data"), x)
+
+
+@pytest.mark.parametrize("step, stage, expected", [
+    (after_a_backward_pass, 0, ["compute", "forward", "backward", "compute"]),
+    (inside_a_jit, 0, ["compute", "forward", "backward"]),
+    (after_the_last_sum, 1, ["compute"]),
+])
+def test_a_mixed_scan_is_compute_wherever_it_stands(step, stage, expected):
+  program = flat(step, jnp.ones((8, 8)), jnp.ones((2, 4, 8)))
+  stages = schedule.stages(program, merge_runs_over=16)
+  assert [run.phase for run in stages[stage].runs] == expected
+
+
 def test_too_many_runs_are_merged():
   def step(w, x):
     total = jnp.zeros_like(w)

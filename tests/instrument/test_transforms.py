@@ -219,6 +219,19 @@ def dropout_and_odd_leaves():
                      "empty": {}, "flag": jnp.bool_(True), "void": jnp.zeros((0, 3))})
 
 
+def matrices_clipped_and_cast():
+  """No flat gradient: the entry waits for an element of matrices that are fused from others."""
+  def step(params, batch):
+    loss = jax.checkpoint(lambda params: jnp.mean(jnp.square(jnp.tanh(batch[0] @ params[0]) @ params[1] - batch[1])))
+    value, grads = jax.value_and_grad(loss)(params)
+    scale = jnp.minimum(jnp.float32(1), jnp.float32(0.1) / optax.tree.norm(grads))
+    grads = jax.tree.map(lambda g, p: (g * scale + jnp.float32(0.01) * p).astype(jnp.bfloat16), grads, params)
+    value, grads = jax.lax.pmean((value, grads), "data")
+    return models.sgd(params, grads), value
+
+  return Case(step, [models.normal(0, models.FEATURES, 32), models.normal(1, 32, models.CLASSES)])
+
+
 def reduce_scatter_all_gather():
   def step(params, batch):
     grads = jax.grad(lambda w: jnp.mean(jnp.square(batch[0] @ w - batch[1])))(params)
@@ -246,7 +259,7 @@ def max_and_permute():
 
 CASES = [by_user, by_autodiff, nested_jit, linen_mlp, linen_sync_batch_norm, nnx_model, remat, remat_by_autodiff,
          scanned_layers, collective_in_a_scan, collective_in_a_cond, custom_gradient, accumulated, sharpness_aware,
-         dropout_and_odd_leaves, reduce_scatter_all_gather, max_and_permute]
+         dropout_and_odd_leaves, matrices_clipped_and_cast, reduce_scatter_all_gather, max_and_permute]
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
@@ -258,8 +271,10 @@ def test_bits_and_collectives(make):
   plan = both.paced.plan
 
   # Number, kind, groups of ranks and operands of all collectives are the bare step's, but for the shared vector.
-  # Arrivals and delays of 2 ranks, the step time, and each collective's transfer.
-  assert extra_operands(both.bare_hlo, both.hlo) == ([f"f32[{5 + len(plan.collectives)}]"] if plan.share else [])
+  # Arrivals and delays of 2 ranks, the step time, and each collective's transfer; in bfloat16 three numbers for each.
+  parts = 3 if make is matrices_clipped_and_cast else 1
+  shared = [f"f32[{parts * (5 + len(plan.collectives))}]"] if plan.share else []
+  assert extra_operands(both.bare_hlo, both.hlo) == shared
   assert plan.share == (make is not reduce_scatter_all_gather)  # there, no sum that an operand could join
   if plan.clock == "native":
     assert host_callbacks(both.hlo) == host_callbacks(both.bare_hlo)

@@ -1,0 +1,195 @@
+"""What each stamp waits for, and what waits for it, by the dataflow of the rewritten step.
+
+On CPU nothing else orders a compiled step, and a small one runs in order anyway: times would show nothing.
+"""
+
+import itertools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Literal
+from jax.sharding import PartitionSpec as P
+
+from jaxpace.communication import program, rewrite, script
+from jaxpace.execution import Clock, words
+from tests.communication.traced import mesh
+
+ARGUMENTS = {"v": jnp.ones((8, 8)), "w": jnp.ones((8, 8))}, jnp.ones((4, 8))
+
+
+def loss(params, x):
+  # Rematerialized: what the backward pass starts from is then in memory, and a boundary before it can be held.
+  return jax.checkpoint(lambda params: jnp.sum(jnp.square(jnp.tanh(x @ params["w"]) @ params["v"])))(params)
+
+
+def one_sum(params, x):
+  value, grads = jax.lax.pmean(jax.value_and_grad(loss)(params, x), "data")
+  return jax.tree.map(lambda p, g: p - g, params, grads), value
+
+
+def with_a_norm(params, x):
+  def normed(params, x):
+    hidden = x @ params["w"]
+    return loss(params, hidden - jax.lax.pmean(jnp.mean(hidden, axis=0), "data"))
+
+  value, grads = jax.lax.pmean(jax.value_and_grad(normed)(params, x), "data")
+  return jax.tree.map(lambda p, g: p - g, params, grads), value
+
+
+def sharpness_aware(params, x):
+  grads = jax.lax.pmean(jax.grad(loss)(params, x), "data")
+  return one_sum(jax.tree.map(lambda p, g: p + g, params, grads), x)
+
+
+def matrices(how):
+  """A step whose only flat operand is the loss; its gradients go through something more before they are averaged."""
+  def step(params, x):
+    def loss(params):
+      return jnp.sum(jnp.square(jnp.tanh(x @ params["w"]) @ params["v"]))
+
+    wrap = {"jit": jax.jit, "remat": jax.checkpoint}.get(how, lambda function: function)
+    value, grads = jax.value_and_grad(wrap(loss))(params)
+    if how == "decay":
+      grads = jax.tree.map(lambda g, p: g + jnp.float32(0.1) * p, grads, params)
+    elif how == "clip":
+      norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
+      grads = jax.tree.map(lambda g: g / norm, grads)
+    elif how == "cast":
+      grads = jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads)
+    value, grads = jax.lax.pmean((value, grads), "data")
+    return jax.tree.map(lambda p, g: p - g.astype(p.dtype), params, grads), value
+
+  return step
+
+
+@pytest.mark.parametrize("how", ["jit", "remat", "decay", "clip", "cast"])
+def test_an_entry_waits_for_gradients_that_are_more_than_a_product(how):
+  marks, stamps, _, behind = rewritten(matrices(how), delayed=False)
+  (enter,) = [stamp for mark, stamp in zip(marks, stamps, strict=True) if mark.kind == "enter"]
+  assert count(behind(enter), PRODUCTS) == count(behind(stamps[-1]), PRODUCTS) >= 2
+
+
+STEPS = [one_sum, with_a_norm, sharpness_aware]
+
+
+@jax.jit
+def _stamp(previous, *after):
+  return previous + jnp.uint32(1)
+
+
+@jax.jit
+def _hold(stamp, values):
+  return values
+
+
+def _delay(seconds, limit, previous, *after):
+  begun = _stamp(previous, *after)
+  return begun, _stamp(begun, seconds)
+
+
+CLOCK = Clock("fake", _stamp, _delay, _hold)
+
+
+def rewritten(step, delayed):
+  """The rewritten step with a clock of two calls that the tracer keeps apart.
+
+  Returns:
+    The marks; the variable of each one's stamp; those of the step's own results; and all variables that a variable
+    depends on, itself among them, each with the equation that made it.
+  """
+  kept = SimpleNamespace()
+
+  def trace(params, x, seconds):
+    leaves, tree = jax.tree.flatten((params, x))
+    flat = program.flatten(jax.make_jaxpr(lambda *leaves: jax.tree.leaves(step(*tree.unflatten(leaves))))(*leaves),
+                           ("data",))
+    written = script.write_script(flat, ("data",), slots=16, delayed=delayed, tracked=frozenset())
+    before = rewrite.Before(words.zero(), seconds, jnp.int32(0), 2, 1.0 if delayed else None, False,
+                            jnp.zeros((0,), jnp.float32), mapped=False)
+    outputs, taken = rewrite.run(written, CLOCK, before, leaves)
+    kept.marks, kept.results = written.marks, len(outputs)
+    return [*outputs, *taken.stamps]
+
+  whole = jax.make_jaxpr(jax.shard_map(trace, mesh=mesh(), in_specs=P(), out_specs=P(), check_vma=False))(
+      *ARGUMENTS, jnp.float32(0))
+  (mapped,) = [eqn for eqn in whole.jaxpr.eqns if eqn.primitive.name == "shard_map"]
+  jaxpr = getattr(mapped.params["jaxpr"], "jaxpr", mapped.params["jaxpr"])
+  maker = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+
+  def behind(var):
+    found, waiting = {}, [var]
+    while waiting:
+      value = waiting.pop()
+      if isinstance(value, Literal) or value in found:
+        continue
+      found[value] = maker.get(value)
+      waiting += maker[value].invars if value in maker else []
+    return found
+
+  results, stamps = jaxpr.outvars[:kept.results], jaxpr.outvars[kept.results:]
+  assert len(stamps) == len(kept.marks)
+  return kept.marks, stamps, results, behind
+
+
+PRODUCTS = {"dot_general", "checkpoint", "remat", "remat2", "loss"}
+SUMS = {"psum", "psum_invariant"}
+
+
+def count(values, names):
+  """Number of equations of these names among those that made the values."""
+  return len({id(equation) for equation in values.values() if equation is not None and name_of(equation) in names})
+
+
+def name_of(equation):
+  """Name of its primitive; of the function, where that is a compiled call."""
+  return equation.params["name"] if equation.primitive.name in ("jit", "pjit") else equation.primitive.name
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_stamps_are_chained(step, delayed):
+  """An exit comes after its collective and a boundary after its phase; all others after the stamp before them, too."""
+  marks, stamps, _, behind = rewritten(step, delayed)
+  assert len(set(stamps)) == len(marks) > 4
+  for (a, earlier), (b, later) in itertools.pairwise(zip(marks, stamps, strict=True)):
+    if b.kind not in ("exit", "phase"):
+      assert earlier in behind(later), f"{b.kind} after {b.segment} does not wait for {a.kind}"
+  for mark, stamp in zip(marks, stamps, strict=True):
+    if mark.kind == "phase" and "enter" not in {m.kind for m in marks[:marks.index(mark)]}:
+      assert stamps[0] in behind(stamp)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_end_comes_after_every_result_of_the_step(step):
+  _, stamps, results, behind = rewritten(step, delayed=False)
+  awaited = behind(stamps[-1])
+  assert [result for result in results if result not in awaited] == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_boundaries_entries_and_exits_wait_for(step):
+  marks, stamps, _, behind = rewritten(step, delayed=False)
+  done = [count(behind(stamp), PRODUCTS) for stamp in stamps]
+  sums = [count(behind(stamp), SUMS) for stamp in stamps]
+  boundaries = [i for i, mark in enumerate(marks) if mark.kind == "phase"]
+  assert boundaries
+  for i in boundaries:
+    assert done[i] > done[i - 1], f"{marks[i].segment} is not waited for"
+  assert done[boundaries[-1]] >= 2  # the forward pass's products
+  for i, mark in enumerate(marks):
+    if mark.kind == "exit":
+      assert sums[i] > sums[i - 1]
+  last_enter = max(i for i, mark in enumerate(marks) if mark.kind == "enter")
+  assert done[last_enter] == done[-1], "the last sum is entered before all gradients are there"
+
+
+def test_nothing_of_a_phase_starts_before_its_boundary():
+  marks, stamps, results, behind = rewritten(one_sum, delayed=False)
+  (boundary,) = [stamp for mark, stamp in zip(marks, stamps, strict=True) if mark.kind == "phase"]
+  (enter,) = [stamp for mark, stamp in zip(marks, stamps, strict=True) if mark.kind == "enter"]
+  early = behind(boundary)
+  late = [value for value, equation in behind(enter).items() if value not in early and equation is not None
+          and name_of(equation) in PRODUCTS]
+  assert late and all(boundary in behind(value) for value in late)
