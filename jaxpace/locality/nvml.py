@@ -6,6 +6,7 @@ Source: NVML API reference; `nvidia-ml-py` is its binding, a module called `pynv
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 _MAX_LINKS = 18
@@ -46,13 +47,14 @@ def read_gpus(module: Any) -> tuple[list[NvmlGpu], list[str]]:
 class Gauges:
   """SM clock and power of GPUs, read again and again."""
 
-  def __init__(self, module: Any, wanted: tuple[int, ...] = ()):
-    """Takes the GPUs with these indices in PCI order; all of them if none is given."""
+  def __init__(self, module: Any, wanted: Collection[str] = ()):
+    """Takes the GPUs with these PCI bus ids; all of them if none is given."""
     self._module = module
     handles = []
     for index in range(_ask(module.nvmlDeviceGetCount) or 0):
       handle = _ask(module.nvmlDeviceGetHandleByIndex, index)
-      if handle is not None and (not wanted or index in wanted):
+      info = _ask(module.nvmlDeviceGetPciInfo, handle) if handle is not None else None
+      if info is not None and (not wanted or bus_id(_text(info.busId) or "") in wanted):
         handles.append(handle)
     self._handles = handles
 

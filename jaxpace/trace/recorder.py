@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 from jaxpace.core.recordable import Recordable
-from jaxpace.trace import describe, host, progress, ringcopy, rundir
+from jaxpace.trace import describe, host, places, progress, ringcopy, rundir
+from jaxpace.trace.hosts import HostCounters, HostSampler
 from jaxpace.trace.intake import Batch
 from jaxpace.trace.lock import DirectoryLock
 from jaxpace.trace.writer import KEEP_SAMPLES, Writer, explain
@@ -59,7 +60,8 @@ class Recorder:
 
   def __init__(self, directory: str | os.PathLike[str] | None, paced: Recordable | None, *,
                every_steps: int | None = None, every_seconds: float = 1.0, resume: bool = False,
-               config: Mapping[str, Any] | None = None, grace_seconds: float = 5.0, handle_sigterm: bool = True):
+               config: Mapping[str, Any] | None = None, grace_seconds: float = 5.0, handle_sigterm: bool = True,
+               hosts: bool | float = True):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
@@ -71,6 +73,7 @@ class Recorder:
       config: the program's configuration, kept in `run.json`; a dict or an `ml_collections.ConfigDict`.
       grace_seconds: after SIGTERM, how long the loop has to reach the next `record` call before the process ends.
       handle_sigterm: whether to write what is on the host when SIGTERM arrives.
+      hosts: whether to sample the host's counters, by a thread: each second, or each so many seconds.
 
     Raises:
       TypeError: `paced` is not an instrumented function.
@@ -81,6 +84,8 @@ class Recorder:
           f"Recorder takes the function that jaxpace.instrument returned: Recorder(directory, paced). This is a "
           f"{type(paced).__name__}. Pass the instrumented function itself, not the jax.jit, jax.shard_map or jax.pmap "
           "around it.")
+    if not hosts >= 0:
+      raise ValueError(f"hosts={hosts} must be True, False or the seconds between two samples of the host.")
     if (every_steps is not None and every_steps < 1) or not every_seconds > 0:
       raise ValueError(f"every_steps={every_steps} and every_seconds={every_seconds} must be positive.")
     # Absolute: a program that changes its working directory goes on recording to the same place.
@@ -88,7 +93,7 @@ class Recorder:
     self._paced: Any = paced
     self._every_steps, self._every_seconds = every_steps, every_seconds
     self._resume, self._config = resume, config
-    self._grace_seconds, self._handle_sigterm = grace_seconds, handle_sigterm
+    self._grace_seconds, self._handle_sigterm, self._hosts = grace_seconds, handle_sigterm, hosts
     self._causes = host.HostCauses()
     self._writer: Writer | None = None
     self._lock: DirectoryLock | None = None
@@ -147,12 +152,16 @@ class Recorder:
     self.run = identity.run
     info = describe.process(identity, process)
     run_info = describe.run(identity, self._paced, self._config, self.directory) if process == 0 else None
-    writer = Writer(self.directory, identity, process, info, run_info, grace_seconds=self._grace_seconds)
+    place = places.read(process)
+    sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
+        gauges=places.gauges(place))) if self._hosts else None
+    writer = Writer(self.directory, identity, process, info, run_info, grace_seconds=self._grace_seconds, hosts=sampler)
     try:
       self.directory.mkdir(parents=True, exist_ok=True)
       if process != 0:
         rundir.set_aside(self.directory, identity.run, process)
       writer.start()
+      places.write(self.directory, identity.run, place)
     except Exception as error:
       self._not_recording(explain(error, self.directory))
       return

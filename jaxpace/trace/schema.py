@@ -65,14 +65,18 @@ HOSTS = pa.schema([
     pa.field("time_ns", _NS, nullable=False),
     pa.field("process", pa.int32(), nullable=False),
     pa.field("attempt", pa.int32(), nullable=False),
-    pa.field("tcp_busy_ns", _NS),
+    pa.field("tcp_busy_ns", _NS),  # of this process's connections: data sent or to be sent, not acknowledged
+    pa.field("tcp_receiver_limited_ns", _NS),  # of it, with the receiver's window full
     pa.field("retransmits", pa.int64()),
     pa.field("nic_rx_bytes", pa.int64()),
     pa.field("nic_tx_bytes", pa.int64()),
-    pa.field("throttled_ns", _NS),
+    pa.field("loopback_bytes", pa.int64()),
+    pa.field("throttled_ns", _NS),  # by CPU limits of control groups
+    pa.field("steal_ns", _NS),  # given to other guests by the hypervisor, over all CPUs
+    pa.field("nivcsw", pa.int64()),  # involuntary context switches of this process
     pa.field("gpu_clock_mhz", pa.float32()),
     pa.field("gpu_power_w", pa.float32()),
 ])
-"""Sampled counters of one process's host."""
+"""Samples of one process's host. Counters go up from 0 at the attempt's first sample; clock and power are of now."""
 
 TABLES = {"steps": STEPS, "collectives": COLLECTIVES, "hosts": HOSTS}

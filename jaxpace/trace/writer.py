@@ -21,6 +21,7 @@ from typing import Any
 
 from jaxpace.core.plan import Plan
 from jaxpace.trace import decode, rundir
+from jaxpace.trace.hosts import HostSampler
 from jaxpace.trace.intake import Batch, Intake, Losses
 from jaxpace.trace.lock import BusyError
 from jaxpace.trace.parts import PartStore
@@ -28,6 +29,7 @@ from jaxpace.trace.signals import Termination
 
 _LOG = logging.getLogger("jaxpace")
 _HEARTBEAT_SECONDS = 5.0
+_SAMPLE_SECONDS = 1.0  # how long the last sample of the host may take
 KEEP_SAMPLES = 65536  # host samples kept while nothing is copied
 
 
@@ -36,7 +38,7 @@ class Writer:
 
   def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int, process_info: dict[str, Any],
                run_info: dict[str, Any] | None, *, flush_seconds: float = 2.0, flush_rows: int = 65536,
-               queue_bytes: int = 64 << 20, grace_seconds: float = 5.0):
+               queue_bytes: int = 64 << 20, grace_seconds: float = 5.0, hosts: HostSampler | None = None):
     """Prepares; `start` starts the thread.
 
     Args:
@@ -49,11 +51,13 @@ class Writer:
       flush_rows: and at most this many of them.
       queue_bytes: copies waiting for the thread take at most this much memory; the oldest are dropped beyond it.
       grace_seconds: time the loop has after SIGTERM to reach a step boundary.
+      hosts: samples the host's counters, which are written as well; None for none.
     """
     self._directory, self._identity, self._process = directory, identity, process
     self._process_info, self._run_info = process_info, run_info
     self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
     self._queue_bytes, self._grace_seconds = queue_bytes, grace_seconds
+    self._hosts = hosts
     self._receive, self.wake = socket.socketpair()
     self.wake.setblocking(False)
     self.termination = Termination(self.wake)
@@ -84,8 +88,10 @@ class Writer:
     if self._run_info is not None:
       rundir.write_json(self._directory / rundir.RUN_FILE, self._run_info, fsync=True)
     self._write_process_file(closed=False)
-    for table in ("steps", "collectives"):
+    for table in ("steps", "collectives", "hosts") if self._hosts else ("steps", "collectives"):
       self._stores[table] = PartStore(self._directory, table, self._identity.run, self._process)
+    if self._hosts:
+      self._hosts.start()
     self._thread.start()
 
   def set_ranks(self, ranks: list[int]) -> None:
@@ -168,6 +174,8 @@ class Writer:
           self.termination.raise_again()
           return
       self._take_in()
+      if self._hosts:
+        self._hosts.stop(_SAMPLE_SECONDS)
       self._flush()
       if not self.termination.received:
         for store in self._stores.values():
@@ -239,6 +247,8 @@ class Writer:
         self._stores[table].append(columns, merge)
         self.rows_written += len(columns["step"]) if table == "steps" else 0
       self._ready = []
+    if self._hosts:
+      self._stores["hosts"].append(self._hosts.take(force=self._closing or not merge), merge)
     self._last_flush = time.monotonic()
     self._write_process_file(closed=False)
 
@@ -262,6 +272,8 @@ class Writer:
       self._queued_bytes = 0
       self._flush_done.notify_all()
     self._ready = []
+    if self._hosts:
+      self._hosts.stop(0)
     _LOG.warning("Recording stopped, training goes on: %s", self.stopped)
     _LOG.debug("Recording stopped", exc_info=error)
     with contextlib.suppress(OSError):

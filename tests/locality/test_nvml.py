@@ -44,7 +44,7 @@ def test_a_lost_gpu_is_a_note():
 
 def test_gauges_take_the_lowest_clock_and_the_mean_power():
   assert nvml.Gauges(fake()).read() == (1200.0, 450.0)
-  assert nvml.Gauges(fake(), (0,)).read() == (1980.0, 400.0)
+  assert nvml.Gauges(fake(), ("0000:01:00.0",)).read() == (1980.0, 400.0)
   assert nvml.Gauges(fake(lost=(0, 1))).read() == (None, None)
 
 

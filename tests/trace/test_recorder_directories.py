@@ -26,14 +26,14 @@ def test_an_earlier_run_is_set_aside_and_foreign_files_stay(tmp_path):
   (tmp_path / "notes.txt").write_text("mine")
   (tmp_path / "steps" / "other.parquet").write_text("mine")
   (tmp_path / "process" / "x.json").write_text("{}")
-  (tmp_path / "locality").mkdir()
+  (tmp_path / "locality").mkdir(exist_ok=True)
   (tmp_path / "locality" / "0.json").write_text("{}")
   with Recorder(tmp_path, fake.FakePaced()) as second:
     train(second, 7)
   old = tmp_path / ".previous" / str(first.run)
   assert sorted(str(p.relative_to(old)) for p in old.rglob("*") if p.is_file()) == sorted(
       ["run.json", "process/0.json", "locality/0.json",
-       *(f"{t}/{parts.PartId(str(first.run), 0, 0, 0).file_name}" for t in ("steps", "collectives"))])
+       *(f"{t}/{parts.PartId(str(first.run), 0, 0, 0).file_name}" for t in ("steps", "collectives", "hosts"))])
   assert first.run != second.run
   assert (tmp_path / "notes.txt").read_text() == (tmp_path / "steps" / "other.parquet").read_text() == "mine"
   assert (tmp_path / "process" / "x.json").exists()

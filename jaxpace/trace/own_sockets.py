@@ -1,0 +1,92 @@
+"""What the kernel counts of this process's own TCP connections: busy time, retransmits. Linux only, no privileges.
+
+`getsockopt(TCP_INFO)` on each of the process's file descriptors, whoever opened them: the sockets of gloo and NCCL
+belong to native code. Called through ctypes, since a `socket` object would own the descriptor and close it.
+Source: struct tcp_info in include/uapi/linux/tcp.h; fields are only ever appended to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from typing import NamedTuple
+
+_IPPROTO_TCP, _TCP_INFO = 6, 11
+_SOL_SOCKET, _SO_COOKIE = 1, 57
+_TOTAL_RETRANS = 100  # offsets in bytes
+_BUSY = 168  # busy_time, rwnd_limited, sndbuf_limited: microseconds
+_FULL = 184
+
+
+class Counts(NamedTuple):
+  """Sums over connections. None: the kernel does not count it."""
+
+  busy_ns: int | None  # time with data sent or waiting to be sent, not yet acknowledged
+  receiver_limited_ns: int | None  # of it, time in which the receiver's window was full
+  retransmits: int
+
+
+class OwnSockets:
+  """Adds up what the connections of this process do from its first reading on, closed ones included."""
+
+  def __init__(self) -> None:
+    self._seen: dict[tuple[str, int], tuple[int, int, int]] = {}
+    self._totals = [0, 0, 0]
+    self._first = True
+    self._short = False  # an old kernel, without busy times
+    self._get = _getsockopt()
+    self._buffer = ctypes.create_string_buffer(256)
+    self._cookie = ctypes.c_uint64()
+
+  def read(self) -> Counts | None:
+    """Counts since the first reading; None where this can't be known."""
+    get = self._get
+    if get is None:
+      return None
+    try:
+      descriptors = os.listdir("/proc/self/fd")
+    except OSError:
+      return None
+    buffer, size = self._buffer, ctypes.c_uint32()
+    seen: dict[tuple[str, int], tuple[int, int, int]] = {}
+    for name in descriptors:
+      descriptor = int(name)
+      size.value = len(buffer)
+      if get(descriptor, _IPPROTO_TCP, _TCP_INFO, buffer, ctypes.byref(size)) or size.value < _TOTAL_RETRANS + 4:
+        continue  # no TCP socket
+      seen[self._identity(descriptor)] = self._parse(size.value)
+    for key, new in seen.items():
+      # A connection first seen now was made since the last reading: all of it counts. Not so at the first one.
+      old = self._seen.get(key, new if self._first else (0, 0, 0))
+      for i in range(3):
+        self._totals[i] += max(new[i] - old[i], 0)
+    self._seen, self._first = seen, False
+    busy, limited, retransmits = self._totals
+    return Counts(None if self._short else busy * 1000, None if self._short else limited * 1000, retransmits)
+
+  def _parse(self, size: int) -> tuple[int, int, int]:
+    (retransmits,) = struct.unpack_from("=I", self._buffer, _TOTAL_RETRANS)
+    if size < _FULL:
+      self._short = True
+      return 0, 0, retransmits
+    busy, limited = struct.unpack_from("=QQ", self._buffer, _BUSY)
+    return busy, limited, retransmits
+
+  def _identity(self, descriptor: int) -> tuple[str, int]:
+    """Tells a connection from a later one on the same descriptor, where the kernel can; one on two of them is one."""
+    size = ctypes.c_uint32(8)
+    assert self._get is not None
+    if self._get(descriptor, _SOL_SOCKET, _SO_COOKIE, ctypes.byref(self._cookie), ctypes.byref(size)):
+      return "descriptor", descriptor
+    return "cookie", self._cookie.value
+
+
+def _getsockopt():
+  if not sys.platform.startswith("linux"):
+    return None
+  try:
+    return ctypes.CDLL(None).getsockopt
+  except (OSError, AttributeError):
+    return None
