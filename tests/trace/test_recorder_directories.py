@@ -14,7 +14,7 @@ import jax
 import pyarrow.parquet as pq
 import pytest
 
-from jaxpace.trace import lock, parts, writer
+from jaxpace.trace import lock, writer
 from jaxpace.trace.recorder import Recorder
 from tests.trace import fake_step as fake
 from tests.trace.recording import assert_complete, one_warning, process_file, table, train
@@ -31,9 +31,10 @@ def test_an_earlier_run_is_set_aside_and_foreign_files_stay(tmp_path):
   with Recorder(tmp_path, fake.FakePaced()) as second:
     train(second, 7)
   old = tmp_path / ".previous" / str(first.run)
-  assert sorted(str(p.relative_to(old)) for p in old.rglob("*") if p.is_file()) == sorted(
+  # A table's rows may lie in one part or, where writing was slow, in a merged one of another number.
+  assert sorted(str(p.relative_to(old)).partition(".00")[0] for p in old.rglob("*") if p.is_file()) == sorted(
       ["run.json", "process/0.json", "locality/0.json",
-       *(f"{t}/{parts.PartId(str(first.run), 0, 0, 0).file_name}" for t in ("steps", "collectives", "hosts"))])
+       *(f"{t}/{first.run}-p00000" for t in ("steps", "collectives", "hosts"))])
   assert first.run != second.run
   assert (tmp_path / "notes.txt").read_text() == (tmp_path / "steps" / "other.parquet").read_text() == "mine"
   assert (tmp_path / "process" / "x.json").exists()
