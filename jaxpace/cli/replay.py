@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
       raise RunError(f"{args.pacer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
     summary = replay_summary.summarise(replayed, count_steps(recorded).mask)
     if summary is None:
-      raise RunError(f"{args.run} holds no step in which every rank's arrival is known: nothing can be played again.")
+      raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: nothing can be played "
+                     "again.")
   except (RunError, pacer_expression.ExpressionError) as error:
     progress.clear()
     return _fail(str(error))
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
     return _fail(f"{args.run} needs more memory than there is: replay a window of it with --steps A:B.")
   progress.clear()
-  notes = _notes(recorded, summary, len(laid_out), not args.no_share)
+  notes = _notes(recorded, summary, laid_out, not args.no_share)
   try:
     if args.json != "-":
       print(_text(args, recorded, summary, notes), flush=True)
@@ -107,8 +108,13 @@ def _number(value: Any, default: float) -> float:
   return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else default
 
 
-def _notes(run: Run, summary: Summary, groups: int, shared: bool) -> list[str]:
-  notes = []
+def _notes(run: Run, summary: Summary, laid_out: Any, shared: bool) -> list[str]:
+  notes, groups = [], len(laid_out)
+  absent = [place for place, rank in enumerate(laid_out[0]) if (run.attempt[rank] < 0).all()]
+  if absent:
+    who = ", ".join(map(str, absent[:10])) + (" and others" if len(absent) > 10 else "")
+    notes.append(f"Rank {who} was never recorded: the steps are played with the others alone. A pacer that needs every "
+                 "rank's arrival never gets it here.")
   if summary.left_out:
     notes.append(f"{summary.left_out:,} of {summary.left_out + summary.steps:,} steps don't count: warm-up, or some "
                  "rank's times are missing. The pacer saw those as unknown (NaN); live it may have known more.")

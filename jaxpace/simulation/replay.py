@@ -33,7 +33,7 @@ class Replayed(NamedTuple):
 
   steps: np.ndarray  # [K] int64, step numbers
   delays: np.ndarray  # [K, R] float32 s, asked for that step: decided after the step before; never above max_delay
-  known: np.ndarray  # [K] bool: every rank's arrival is known, so the step can be played again
+  known: np.ndarray  # [K] bool: the arrival of every rank that was ever recorded is known: the step can be played again
   recorded: np.ndarray  # [K] float64 s, mean over ranks of the recorded step; NaN where none is known
   bare: np.ndarray  # [K] float64 s, the same without the delays applied when it was recorded; NaN unless known
   cost: np.ndarray  # [K] float64 s, L of the replayed delays; NaN unless known
@@ -95,12 +95,13 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), pacer.init(count))
   carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN), jnp.full((count, slots), _NAN))
   play = jax.jit(_player(pacer, count, stamped, np.float32(max_delay), shared, as_recorded))
+  there: np.ndarray = np.any(run.attempt[ranks] >= 0, axis=1)
   parts, width = [], max(64, _CHUNK_CELLS // count)
   for begin in range(0, total, width):
     seen = observe(run, ranks, slots, slice(begin, min(begin + width, total)))
     row = _Row(seen.steps, seen.present, seen.arrivals, seen.delays, seen.waits, seen.step_time)
     carry, (asked, delays, columns) = play(carry, row)
-    parts.append(_judge(seen, np.asarray(asked), np.asarray(delays),
+    parts.append(_judge(seen, there, np.asarray(asked), np.asarray(delays),
                         {name: np.asarray(values) for name, values in columns.items()}))
     if progress:
       progress(min(begin + width, total), total)
@@ -149,10 +150,13 @@ def _latest(seen: jax.Array, delays: jax.Array) -> jax.Array:
   return said.latest(jnp.where(valid(seen), seen + jnp.nan_to_num(delays), _NAN))
 
 
-def _judge(seen: Observed, asked: np.ndarray, delays: np.ndarray, columns: dict[str, np.ndarray]) -> Replayed:
-  """Plays the steps again in float64."""
+def _judge(seen: Observed, there: np.ndarray, asked: np.ndarray, delays: np.ndarray, columns: dict[str, np.ndarray]
+           ) -> Replayed:
+  """Plays the steps again in float64, without the ranks that were never recorded (`there` is False)."""
   arrivals, applied = seen.arrivals.astype(np.float64), np.nan_to_num(seen.delays).astype(np.float64)
-  known = (np.isfinite(arrivals) & np.isfinite(seen.step_time)).all(axis=1)
+  known = (np.isfinite(arrivals) & np.isfinite(seen.step_time))[:, there].all(axis=1) & there.any()
+  arrivals = np.where(there & known[:, None], arrivals, -1.0)
+  delays = np.where(there, delays, np.float32(0))
 
   def held_back(by: np.ndarray) -> np.ndarray:
     return np.where(known, (arrivals + by).max(axis=1) - arrivals.max(axis=1), np.nan)

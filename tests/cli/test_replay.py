@@ -96,6 +96,14 @@ def test_slips_are_one_sentence_and_status_2(run, monkeypatch, capsys, pacer, wo
   assert captured.out == "" and words in captured.err and captured.err.startswith("jaxpace replay: ")
 
 
+def test_a_rank_that_was_never_recorded_is_said(run, capsys):
+  for path in run.glob("*/synthetic-p00001*"):
+    path.unlink()
+  assert replay(run, "--pacer", "pace_early_ranks(window=8)") == 0
+  out = capsys.readouterr().out
+  assert "Rank 2 was never recorded" in out and "No rank is ever delayed" in out
+
+
 def test_no_run_is_a_sentence(tmp_path, capsys):
   assert replay(tmp_path / "none", "--pacer", "pace_early_ranks()") == 2
   assert "no such directory" in capsys.readouterr().err

@@ -139,6 +139,16 @@ def test_missing_ranks_and_steps_are_unknown_and_dont_count(written):
   assert summary.steps == 48 and summary.left_out == 11
 
 
+def test_a_rank_that_was_never_recorded_is_left_out_and_the_rest_played(written):
+  run, _ = written(dataclasses.replace(LATE, noise=0.0, steps=60, late={2: 20e-3}))
+  run.attempt[3] = -1
+  run.collectives[0].attempt[3] = -1
+  replayed = replay(run, always([0, 0, 2e-3, 9e-3]))
+  assert replayed.known[1:].all() and (replayed.columns["others"][1:] == 3).all()
+  np.testing.assert_allclose(replayed.cost[1:], 2e-3, atol=5e-9)
+  assert summary_of(run, jaxpace.pace_early_ranks(window=8)).active == 0
+
+
 def test_chunks_make_no_difference(written, monkeypatch):
   run, _ = written(dataclasses.replace(LATE, steps=300))
   whole = replay(run, jaxpace.pace_early_ranks(window=16, cost=0.1))
