@@ -28,6 +28,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "control": Entry("jaxpace.cli.control", "change a running job's pacing: on, off, threshold, longest delay, ranks"),
+    "doctor": Entry("jaxpace.cli.doctor", "show where processes run, and what is wrong there"),
     "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.reporting.command", "say where the step time of a recorded run went"),

@@ -60,6 +60,11 @@ def read_places(directory: str | pathlib.Path, run: str | None = None) -> tuple[
   return [place for _, place in sorted(places.items())], problems
 
 
+def host_name(place: Locality) -> str:
+  """The host's name; where it is not known, its process stands for it."""
+  return place.hostname or ("this host" if place.process is None else f"host of process {place.process}")
+
+
 def job_concerns(places: Sequence[Locality]) -> list[Concern]:
   """What is noteworthy of the processes of one job: each one's own, equal ones of a host told once, and differences."""
   merged: dict[tuple[str, str, str, str | None], list[int]] = {}
@@ -79,7 +84,7 @@ def _shared_between_processes(places: Sequence[Locality]) -> list[Concern]:
   idle: dict[str, list[str]] = {}
   for place in places:
     own = {device.gpu for device in place.devices if device.gpu}
-    host = place.hostname or ""
+    host = host_name(place)
     idle[host] = [nic.name for nic in fabric_of(place.nics) if nic.name not in {gpu.nic for gpu in place.gpus}]
     for gpu in place.gpus:
       if gpu.pci in own and gpu.nic and place.process is not None:
@@ -121,7 +126,7 @@ def _differences(places: Sequence[Locality]) -> list[Concern]:
   """Facts in which some hosts differ from most."""
   of_host: dict[str, list[Locality]] = {}
   for place in places:
-    of_host.setdefault(place.hostname or f"process {place.process}", []).append(place)
+    of_host.setdefault(host_name(place), []).append(place)
   found = []
   for level, name, fact in _FACTS:
     values = {host: value for host, own in of_host.items() if (value := fact(own[0])) is not None}

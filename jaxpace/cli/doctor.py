@@ -1,0 +1,173 @@
+"""`jaxpace doctor`: what a process runs on here, or ran on in a recorded run, and what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from rich.console import Console
+
+  from jaxpace.locality.concerns import Concern
+  from jaxpace.locality.types import Locality
+
+EPILOG = """\
+Without RUN it looks at this machine, as a process started like this one sees it: start it the way the job is started
+(same container, same binding). With RUN it shows where the processes of a recorded run ran, and compares their hosts.
+
+examples:
+  jaxpace doctor
+  jaxpace doctor runs/demo --strict
+  jaxpace doctor --topology topology.xml --json doctor.json
+"""
+_PIPED_WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace doctor`."""
+  parser.description = "Shows GPUs, NICs, NUMA nodes, limits and clock of a host, and says what is wrong with them."
+  parser.epilog = EPILOG
+  parser.formatter_class = argparse.RawDescriptionHelpFormatter
+  parser.add_argument("run", metavar="RUN", nargs="?", help="run directory (default: look at this machine)")
+  parser.add_argument("--json", metavar="FILE",
+                      help="also write it as JSON; '-' writes it to standard output and nothing else")
+  parser.add_argument("--topology", metavar="FILE",
+                      help="NCCL topology file (what NCCL_TOPO_DUMP_FILE writes), for hosts that hide their PCIe tree")
+  parser.add_argument("--root", metavar="DIR", default="/",
+                      help="folder that holds a copy of another machine's /sys and /proc (default: /)")
+  parser.add_argument("--devices", action="store_true",
+                      help="also ask JAX for this machine's devices; this starts its backend")
+  parser.add_argument("--strict", action="store_true", help="exit with status 1 if there is any warning")
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the command.
+
+  Returns:
+    Exit status: 0; 1 with --strict where there is a warning; 2 where there is nothing to look at or a file can't be
+    read or written.
+  """
+  from jaxpace.locality.concerns import WARNING
+  from jaxpace.locality.job import job_concerns
+  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+
+  try:
+    if args.json:
+      check_target(args.json)
+    places, problems = _look(args)
+    concerns = job_concerns(places)
+    if args.json != "-":
+      _print(places, concerns, problems, title=args.run)
+    if args.json:
+      write_document(document(places, concerns, problems), args.json)
+  except (_NothingError, UnwritableError) as error:
+    print(f"jaxpace doctor: {error}", file=sys.stderr)
+    return 2
+  return int(args.strict and any(concern.level == WARNING for concern in concerns))
+
+
+def document(places: list[Locality], concerns: list[Concern], problems: list[str]) -> dict[str, Any]:
+  """The JSON document: every process's place, the concerns, and what could not be read."""
+  from jaxpace.locality.plain import to_plain
+  return {"schema": 1, "processes": [to_plain(place) for place in places],
+          "concerns": [concern.to_json() for concern in concerns], "problems": problems}
+
+
+class _NothingError(Exception):
+  """There is nothing to show: a sentence."""
+
+
+def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
+  from jaxpace.locality.job import FOLDER, read_places
+  from jaxpace.locality.nccl_topology import TopologyError
+  from jaxpace.locality.read import read_locality
+
+  if args.run is not None:
+    if args.topology or args.devices or args.root != "/":
+      raise _NothingError("--topology, --root and --devices look at a machine; with RUN only what was recorded is "
+                          "shown. Leave RUN or them out.")
+    directory = pathlib.Path(args.run)
+    if not directory.is_dir():
+      raise _NothingError(f"there is no run at {args.run}: no such directory. Give the directory a Recorder wrote to.")
+    places, problems = read_places(directory, _run_id(directory))
+    if not places:
+      why = f" {' '.join(problems)}" if problems else ""
+      raise _NothingError(f"{args.run} does not say where its processes ran: it has no readable {FOLDER}/*.json.{why}")
+    return places, problems
+  if not os.path.isdir(args.root):
+    raise _NothingError(f"--root {args.root} is no directory.")
+  devices = _devices() if args.devices else ()
+  try:
+    return [read_locality(args.root, devices=devices, topology=args.topology)], []
+  except TopologyError as error:
+    raise _NothingError(str(error)) from error
+
+
+def _run_id(directory: pathlib.Path) -> str | None:
+  from jaxpace.trace.rundir import RUN_FILE, read_json
+  run = (read_json(directory / RUN_FILE) or {}).get("run")
+  return run if isinstance(run, str) else None
+
+
+def _devices() -> list[Any]:
+  try:
+    import jax
+    return jax.local_devices()
+  except Exception as error:  # RuntimeError of many kinds: no backend, a driver too old, a device held by another
+    reason = next(iter(str(error).splitlines()), repr(error))
+    raise _NothingError(f"JAX gives no devices here: {reason}") from error
+
+
+def _print(places: list[Locality], concerns: list[Concern], problems: list[str], title: str | None) -> None:
+  from rich.console import Console
+
+  options: dict[str, Any] = {}
+  if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+    options["width"] = _PIPED_WIDTH
+  console = Console(highlight=False, **options)
+  if console.width > 120:
+    console.width = 120
+  render(places, concerns, problems, console, title)
+
+
+def render(places: list[Locality], concerns: list[Concern], problems: list[str], console: Console,
+           title: str | None = None) -> None:
+  """Prints a tree for each kind of host, then the concerns."""
+  from rich.padding import Padding
+  from rich.text import Text
+
+  from jaxpace.cli.doctor_tree import host_tree
+  from jaxpace.locality.concerns import WARNING
+  from jaxpace.locality.job import host_name
+
+  if title:
+    console.print(Text(title, style="bold"))
+  hosts: dict[str, list[Locality]] = {}
+  for place in places:
+    hosts.setdefault(host_name(place), []).append(place)
+  shown: dict[Any, list[str]] = {}
+  for name, own in hosts.items():
+    first = own[0]._replace(process=None, hostname=None, devices=(), cpu=own[0].cpu._replace(allowed=""))
+    # Serial numbers differ between hosts that are alike.
+    key = first._replace(gpus=tuple(gpu._replace(uuid=None) for gpu in first.gpus))
+    shown.setdefault(key, []).append(name)
+  for names in shown.values():
+    console.print(host_tree(names, [place for name in names for place in hosts[name]]))
+  for level, style in (("warning", "bold red"), ("note", "bold")):
+    chosen = [concern for concern in concerns if concern.level == level]
+    if chosen:
+      console.print(Text(f"\n{level.capitalize()}s", style=style))
+    for concern in chosen:
+      where = [concern.host] if concern.host and len(hosts) > 1 else []
+      if concern.processes and len(places) > 1:
+        where.append(f"process {', '.join(map(str, concern.processes[:16]))}"
+                     f"{', ...' if len(concern.processes) > 16 else ''}")
+      text = f"{' '.join(where)}: {concern.sentence}" if where else concern.sentence
+      console.print(Padding(Text(f"- {text}"), (0, 0, 0, 2), expand=False))
+  for problem in problems:
+    console.print(Text(f"  - {problem}", style="yellow"))
+  if not any(concern.level == WARNING for concern in concerns):
+    console.print(Text("\nNo warnings.", style="green"))
