@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -63,14 +64,13 @@ def hosts_of(topology: Topology, job: str) -> tuple[str, ...]:
 class TrainingJob:
   """The ranks of one job, each a process on its host that runs `trainer` and waits for requests."""
 
-  def __init__(self, lab: Lab, job: str, work: Work, pacers: Sequence[str], logs: pathlib.Path):
-    """Starts the ranks; `ready` waits until they can run.
+  def __init__(self, lab: Lab, job: str, work: Work, logs: pathlib.Path):
+    """Starts the ranks; `prepare` waits until they can run.
 
     Args:
       lab: it must be up.
       job: one of its jobs.
       work: what a step costs.
-      pacers: keys of `trainer.PACERS` that runs may ask for.
       logs: existing directory for what the ranks say.
 
     Raises:
@@ -82,7 +82,7 @@ class TrainingJob:
     self._ranks: list[subprocess.Popen[str]] = []
     self.plan: dict[str, Any] = {}
     """What rank 0 says of its step, once it is ready."""
-    setting = {"work": dataclasses.asdict(work), "key": 1 + list(lab.topology.jobs).index(job), "pacers": list(pacers)}
+    setting = {"work": dataclasses.asdict(work), "key": zlib.crc32(job.encode())}
     for index, host in enumerate(hosts_of(lab.topology, job)):
       with self._logs[index].open("wb") as log:
         rank = lab.popen(host, [sys.executable, "-m", "experiments.fabric.trainer", json.dumps(setting)], cwd=_ROOT,
@@ -93,21 +93,29 @@ class TrainingJob:
       self._ranks.append(rank)
       self._answers.append(answers)
 
-  def ready(self) -> None:
-    """Waits until every rank has compiled its steps.
+  def prepare(self, pacer: str, settings: Mapping[str, Any] | None = None) -> None:
+    """Has every rank compile its step with a pacer, before runs may ask for it, and waits.
+
+    Args:
+      pacer: a key of `trainer.PACERS`.
+      settings: arguments of it besides the job's key.
 
     Raises:
       LabError: a rank ended or took too long.
     """
+    self._ask({"pacer": pacer, "settings": dict(settings or {})})
     answers = [self._answer(index, "ready", _START_SECONDS) for index in range(len(self._ranks))]
     self.plan = answers[0]
 
   def begin(self, run: Run) -> None:
-    """Asks every rank for a run."""
+    """Asks every rank for a run, and does not wait."""
+    self._ask(dataclasses.asdict(run))
+
+  def _ask(self, request: Mapping[str, Any]) -> None:
     for index, rank in enumerate(self._ranks):
       assert rank.stdin is not None
       try:
-        rank.stdin.write(json.dumps(dataclasses.asdict(run)) + "\n")
+        rank.stdin.write(json.dumps(request) + "\n")
         rank.stdin.flush()
       except OSError as error:
         raise LabError(self._ended(index)) from error
@@ -162,15 +170,14 @@ def _collect(rank: subprocess.Popen[str], answers: queue.SimpleQueue[str]) -> No
 
 
 @contextlib.contextmanager
-def training(lab: Lab, jobs: Sequence[str], work: Work, pacers: Sequence[str], logs: pathlib.Path
-             ) -> Iterator[dict[str, TrainingJob]]:
-  """Starts training jobs side by side, waits until all are ready, ends them in the end."""
+def training(lab: Lab, jobs: Sequence[str], work: Work, logs: pathlib.Path) -> Iterator[dict[str, TrainingJob]]:
+  """Starts training jobs side by side, prepared to run without a pacer, and ends them in the end."""
   started: dict[str, TrainingJob] = {}
   try:
     for name in jobs:
-      started[name] = TrainingJob(lab, name, work, pacers, logs)
+      started[name] = TrainingJob(lab, name, work, logs)
     for job in started.values():
-      job.ready()
+      job.prepare("none")
     yield started
   finally:
     for job in started.values():

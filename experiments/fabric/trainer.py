@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 import jaxpace.distributed
 from jaxpace.core.types import Pacer
+from jaxpace.instrument import Instrumented
 
 _AHEAD = 4  # steps that may be under way at once
 
@@ -64,9 +65,8 @@ class Run:
   seed: int
 
 
-PACERS: dict[str, Callable[[int], Pacer | None]] = {
-    "none": lambda key: None, "interleave": lambda key: jaxpace.interleave_jobs(key=key)}
-"""The controls that are compared, made from the job's own key."""
+PACERS: dict[str, Callable[..., Pacer | None]] = {"none": lambda key: None, "interleave": jaxpace.interleave_jobs}
+"""The controls that are compared, made from the job's own key and settings."""
 
 
 def make_step(work: Work) -> tuple[Callable[..., Any], dict[str, np.ndarray]]:
@@ -97,21 +97,32 @@ def make_step(work: Work) -> tuple[Callable[..., Any], dict[str, np.ndarray]]:
 
 
 class Rank:
-  """The steps of one rank, compiled once for each pacer."""
+  """The steps of one rank, compiled once for each pacer that `prepare` is asked for."""
 
-  def __init__(self, work: Work, key: int, names: list[str]):
+  def __init__(self, work: Work, key: int):
     self.work, self.key = work, key
     self.mesh: Mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     self.index = jax.process_index()
-    step, self.start = make_step(work)
-    self.paced, self.step = {}, {}
+    self.bare, self.start = make_step(work)
+    self.paced: dict[str, Instrumented] = {}
+    self.step: dict[str, Callable[..., Any]] = {}
+
+  def prepare(self, pacer: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Compiles the step with a pacer and runs it a few times; returns what its plan says."""
+    paced = jaxpace.instrument(self.bare, "data", PACERS[pacer](key=self.key, **settings), share=True)
     spec = jaxpace.spec(self.mesh)
-    for name in names:
-      paced = jaxpace.instrument(step, "data", PACERS[name](key), share=True)
-      self.paced[name] = paced
-      self.step[name] = jax.jit(
-          jax.shard_map(paced, mesh=self.mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, (P(), P("data")))),
-          donate_argnums=(0, 1))
+    self.paced[pacer] = paced
+    self.step[pacer] = jax.jit(
+        jax.shard_map(paced, mesh=self.mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, (P(), P("data")))),
+        donate_argnums=(0, 1))
+    nothing = self._put(np.zeros(jax.device_count(), np.float32), P("data"))
+    pace, params = paced.init(self.mesh), self._put(self.start, P())
+    for _ in range(3):
+      pace, (params, _) = self.step[pacer](pace, params, nothing)
+    jax.block_until_ready(pace)
+    assert paced.plan is not None
+    return {"collectives": [dataclasses.asdict(c) for c in paced.plan.collectives], "share": paced.plan.share,
+            "clock": paced.plan.clock}
 
   def run(self, run: Run) -> dict[str, Any]:
     """Runs the steps from `run.start_ns` on.
@@ -136,18 +147,6 @@ class Rank:
       ended = time.monotonic_ns()
     return {"began_ns": began, "ended_ns": ended, "lost": recorder.lost.get("stopped")}
 
-  def warm_up(self) -> dict[str, Any]:
-    """Compiles and runs every step once; returns the plan of the first."""
-    nothing = self._put(np.zeros(jax.device_count(), np.float32), P("data"))
-    for name in self.step:
-      pace, params = self.paced[name].init(self.mesh), self._put(self.start, P())
-      for _ in range(3):
-        pace, (params, _) = self.step[name](pace, params, nothing)
-      jax.block_until_ready(pace)
-    plan = next(iter(self.paced.values())).plan
-    assert plan is not None
-    return {"collectives": [dataclasses.asdict(c) for c in plan.collectives], "share": plan.share, "clock": plan.clock}
-
   def _compute_times(self, run: Run) -> list[jax.Array]:
     """[ranks] seconds for each step; this process holds its own."""
     rng = np.random.default_rng([run.seed, self.key, self.index])
@@ -166,10 +165,10 @@ def main() -> None:
   """Answers requests until stdin ends."""
   jaxpace.distributed.initialize()
   setting = json.loads(sys.argv[1])
-  rank = Rank(Work(**setting["work"]), setting["key"], setting["pacers"])
-  _say({"ready": rank.warm_up()})
+  rank = Rank(Work(**setting["work"]), setting["key"])
   for line in sys.stdin:
-    _say({"done": rank.run(Run(**json.loads(line)))})
+    request = json.loads(line)
+    _say({"ready": rank.prepare(**request)} if "settings" in request else {"done": rank.run(Run(**request))})
 
 
 def _say(answer: dict[str, Any]) -> None:

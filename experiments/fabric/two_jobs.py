@@ -21,6 +21,7 @@ import tempfile
 import time
 from typing import Any
 
+import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -29,7 +30,7 @@ from experiments.fabric import jobs, timeline, two_jobs_figures, two_jobs_tables
 from experiments.fabric.lab import Lab
 from experiments.fabric.machine import LabError
 from experiments.fabric.topology import ConfigError
-from experiments.fabric.trainer import PACERS, Run, Work
+from experiments.fabric.trainer import Run, Work
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab and the work of a step.",
                                           lock_config=True)
@@ -38,8 +39,10 @@ _steps = flags.DEFINE_integer("steps", 600, "Steps of each run of two jobs.", lo
 _alone = flags.DEFINE_integer("alone_steps", 0, "Steps of each run of one job; 0: a quarter of --steps.", lower_bound=0)
 _settle = flags.DEFINE_integer("settle", 200, "Steps at the start that don't count as settled.", lower_bound=0)
 _leaves = flags.DEFINE_integer("leaves", 3, "Runs in which one job leaves the other.", lower_bound=0)
-_congestion = flags.DEFINE_list("congestion", "cubic", "TCP congestion controls, one after the other; `default` is the "
-                                "kernel's own.")
+_congestion = flags.DEFINE_list("congestion", "cubic",
+                                "TCP congestion controls, one after the other; `default` is the kernel's own.")
+_floor = flags.DEFINE_enum("floor", "measured", ["measured", "learned"],
+                           "The buckets' own times, for interleave_jobs: measured on the quiet trunk before, or none.")
 _out = flags.DEFINE_string("out", "docs/measurements/two_jobs.json", "File the figures are written to.")
 
 _GRACE_NS = 1_000_000_000  # from the request to the start: every rank must be waiting by then
@@ -124,15 +127,18 @@ def _measure(congestion: str, figures: dict[str, Any], out: pathlib.Path) -> Non
       raise ConfigError(f"This experiment is about two jobs; the config has {len(lab.topology.jobs)}.")
     hosts = jobs.hosts_of(lab.topology, next(iter(lab.topology.jobs)))
     path = lab.measure(hosts[0], hosts[-1])
-    with jobs.training(lab, list(lab.topology.jobs), work, list(PACERS), pathlib.Path(root)) as ready:
+    with jobs.training(lab, list(lab.topology.jobs), work, pathlib.Path(root)) as ready:
       bench = Bench(lab, ready, pathlib.Path(root))
       first = bench.run("none", {next(iter(ready)): _alone_steps()}, config.seed)
       period = 1e-3 * two_jobs_figures.of_run(first, 0)["mean_ms"]
+      floor = [round(float(value), 6) for value in np.median(first[0].transfers, axis=0)]
+      for job in ready.values():
+        job.prepare("interleave", {"floor": floor} if _floor.value == "measured" else {})
       here: dict[str, Any] = {
           **measured.circumstances("experiments.fabric.two_jobs"), "config": json.loads(config.to_json_best_effort()),
           "congestion": path.congestion, "trunk": vars(path), "plan": ready[next(iter(ready))].plan,
           "steps": _steps.value, "alone_steps": _alone_steps(), "settle": _settle.value,
-          "repetitions": [], "leaves": []}
+          "floor": floor if _floor.value == "measured" else None, "repetitions": [], "leaves": []}
       figures.setdefault("by_congestion", {})[congestion] = here
       for number in range(_runs.value):
         before = lab.counters()

@@ -25,6 +25,7 @@ def _one(name: str, here: dict[str, Any]) -> list[str]:
   config, trunk, summary = here["config"], here["trunk"], here["summary"]
   machine = here["machine"]
   title = name if name == here["congestion"] else f"{name} ({here['congestion']})"
+  floors = ", ".join(f"{1e3 * floor:.2f}" for floor in here["floor"] or ())
   lines = [f"## TCP congestion control: {title}", "",
            f"`{here['command']}`, {here['date']}, {machine['cores']} cores, {machine['platform']}, jax "
            f"{machine['jax']}, load average at the start {here['load_average_at_start']:g}.", "",
@@ -33,7 +34,8 @@ def _one(name: str, here: dict[str, Any]) -> list[str]:
            f"{trunk['loaded_rtt_ms']:.1f} ms loaded. A step: {config['compute_ms']:g} ms of compute, jitter "
            f"{config['jitter']:.0%}, {config['gradient_kb']:g} KB of gradient in {config['buckets']} buckets. "
            f"{summary['repetitions']} repetitions of {here['steps']} steps ({here['alone_steps']} alone), start "
-           f"offsets drawn over a period; settled: after {here['settle']} steps.", ""]
+           f"offsets drawn over a period; settled: after {here['settle']} steps. Floors of the buckets, ms: "
+           f"{floors + ', measured alone' if floors else 'learned by the pacer'}.", ""]
   rows = [(label, *(_with_interval(summary[f"{kind}_{what}"], 2 if what.endswith("ms") else 3)
                     for what in ("mean_ms", "settled_ms", "settled_cv", "delay_ms")))
           for kind, label in _KINDS.items()]

@@ -14,7 +14,8 @@ from experiments.fabric.topology import ConfigError, from_config
 
 
 def line(period: float, count: int, start: float = 0.0, delays: float = 0.0) -> Timeline:
-  return Timeline(np.arange(count), start + period * np.arange(1, count + 1), np.full(count, delays))
+  return Timeline(np.arange(count), start + period * np.arange(1, count + 1), np.full(count, delays),
+                  np.full((count, 1), 5e-3))
 
 
 def test_only_steps_in_which_all_jobs_ran_count() -> None:
@@ -26,7 +27,7 @@ def test_only_steps_in_which_all_jobs_ran_count() -> None:
 
 def test_a_gap_in_the_record_is_no_long_period() -> None:
   whole = line(0.1, 10)
-  torn = Timeline(*(np.delete(values, 4) for values in whole))
+  torn = Timeline(*(np.delete(values, 4, axis=0) for values in whole))
   assert periods(torn) == pytest.approx([0.1] * 7)
   assert len(cut(whole, 0.45).steps) == 6
 
@@ -36,7 +37,8 @@ def test_figures_of_a_run() -> None:
   lines = []
   for start in (0.0, 0.02):
     steps = np.concatenate([np.full(60, 0.080), rng.choice([0.060, 0.064], 141)])
-    lines.append(Timeline(np.arange(201), start + np.cumsum(steps), np.where(np.arange(201) < 60, 4e-3, 0)))
+    lines.append(Timeline(np.arange(201), start + np.cumsum(steps), np.where(np.arange(201) < 60, 4e-3, 0),
+                          np.zeros((201, 1))))
   found = two_jobs_figures.of_run(lines, settle=100)
   assert found["settled_ms"] == pytest.approx(62, rel=0.01)
   assert found["settled_cv"] == pytest.approx(2 / 62, rel=0.05)
@@ -82,9 +84,10 @@ def test_the_page_says_it() -> None:
   here = {"command": "python", "date": "2000-01-01", "machine": {"cores": 2, "platform": "Linux", "jax": "0.10"},
           "load_average_at_start": 0.1, "config": json.loads(config.to_json_best_effort()), "congestion": "bbr",
           "trunk": {"mbit": 95.0, "rtt_ms": 0.03, "loaded_rtt_ms": 9.0}, "steps": 600, "alone_steps": 150,
-          "settle": 200, "repetitions": repetitions, "leaves": [], "summary": two_jobs_figures.summary(repetitions)}
+          "settle": 200, "floor": [6e-3, 6.5e-3], "repetitions": repetitions, "leaves": [],
+          "summary": two_jobs_figures.summary(repetitions)}
   page = "\n".join(two_jobs_tables.markdown({"by_congestion": {"default": here}}))
-  assert "## TCP congestion control: default (bbr)" in page
+  assert "## TCP congestion control: default (bbr)" in page and "6.00, 6.50, measured alone" in page
   assert "| 3 | 60 | 90 | 66 | 80% | 0.1 |" in page and "| 3 | 60 | 60.5 | 60.4 | – | 0.1 |" in page
 
 
