@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxpace.diagnosis.diagnosis import Diagnosis
+from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.what_if import Alternative
+from jaxpace.locality.concerns import WARNING
+from jaxpace.locality.job import job_concerns
 
 SCHEMA = 1
 
@@ -47,6 +50,8 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "phases": {name: {"median": float(np.nanmedian(medians)), "slowest_rank": int(np.nanargmax(medians)),
                         "slowest_median": float(np.nanmax(medians))} for name, medians in diagnosis.phases.items()},
       "collectives": _collectives(diagnosis),
+      "locality": {"processes": len(run.locality),
+                   "warnings": [c.to_json() for c in job_concerns(run.locality) if c.level == WARNING]},
       "notes": list(diagnosis.notes),
       "problems": list(run.problems),
       "skipped_files": run.skipped,
@@ -95,8 +100,9 @@ def _optional(value: Alternative | None) -> dict[str, float] | None:
 
 def _pacing(diagnosis: Diagnosis) -> dict[str, Any]:
   present = int(diagnosis.totals.present.sum())
-  return {"active_share": diagnosis.totals.delayed / present if present else None, "effect": None,
-          "effect_interval": None, "blocks": 0}
+  found = measured(diagnosis.run)
+  return {"active_share": diagnosis.totals.delayed / present if present else None,
+          **(found.to_json() if found else {"effect": None, "effect_interval": None, "blocks": 0})}
 
 
 def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:

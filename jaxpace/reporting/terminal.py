@@ -12,6 +12,7 @@ from rich.text import Text
 
 from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
 from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.diagnosis.pacing import measured
 from jaxpace.reporting import bars
 from jaxpace.trace.problems import plural
 
@@ -44,6 +45,7 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10) -> No
       ("Findings", _findings(diagnosis)),
       ("Who is late", _ranks(diagnosis, ranks)),
       ("Phases", _phases(diagnosis)),
+      ("Pacing", _pacing(diagnosis)),
       ("What it would be worth", _what_if(diagnosis)),
       ("Notes", _notes(diagnosis)),
   ]
@@ -153,6 +155,11 @@ def _phases(diagnosis: Diagnosis) -> RenderableType | None:
     table.add_row(name, milliseconds(float(np.nanmedian(medians))),
                   *(f"{milliseconds(float(medians[rank]))} (rank {rank})" for rank in (quick, slow)))
   return table
+
+
+def _pacing(diagnosis: Diagnosis) -> RenderableType | None:
+  found = measured(diagnosis.run)
+  return Text(found.sentence()) if found else None
 
 
 def _what_if(diagnosis: Diagnosis) -> RenderableType | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.trace import dense, part_files
+from jaxpace.trace import decisions, dense, part_files
 from jaxpace.trace.problems import describe, plural
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
 from jaxpace.trace.table_reader import TableFiles, open_table
@@ -109,7 +109,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
             end_ns=steps_rows.times.get("end_ns"), durations=steps_rows.durations, collectives=collectives,
             process_of_rank=process_of_rank,
             skipped=dict(skipped), duplicates=max(steps_rows.duplicates, collective_rows.duplicates),
-            problems=(), window=window)
+            problems=(), window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt))
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
   return Run(**{**vars(run), "problems": tuple(problems)})
 

@@ -66,6 +66,8 @@ class Run:
   """Everything noteworthy, in sentences."""
   window: tuple[int | None, int | None] = (None, None)
   """Steps asked for, first to one past the last; None where open."""
+  guard: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  """[K] float32 by column of `jaxpace.guard` ("guard_on", ...), of the lowest rank recorded; empty if none ran."""
 
   @property
   def ranks(self) -> int:

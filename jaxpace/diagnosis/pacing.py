@@ -1,0 +1,131 @@
+"""What pacing did to the step time, measured on the job: by the blocks in which a guard let it act and held it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxpace.diagnosis.counted import step_times
+from jaxpace.trace.problems import plural
+from jaxpace.trace.run import Run
+
+LEVEL = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """The effect of pacing, (on - off) / off of the mean step time: below zero is faster with pacing."""
+
+  effect: float | None  # over all recorded pairs of blocks; None where there are none
+  interval: tuple[float, float] | None  # 95 %, holds however often it is looked at; None where there are too few pairs
+  pairs: int
+  on: bool | None  # whether the guard lets pacing act in the last recorded step
+  own_effect: float | None  # the guard's own last estimate, of the pairs since it last returned to pairs
+  own_interval: tuple[float, float] | None
+  own_pairs: int
+  alike: bool  # whether all ranks judged alike; otherwise the blocks are those of one rank
+
+  def to_json(self) -> dict[str, Any]:
+    """Plain values for the report's `pacing`."""
+    return {"effect": self.effect, "effect_interval": list(self.interval) if self.interval else None,
+            "blocks": 2 * self.pairs,
+            "guard": {"on": self.on, "effect": self.own_effect, "pairs": self.own_pairs,
+                      "effect_interval": list(self.own_interval) if self.own_interval else None,
+                      "ranks_alike": self.alike}}
+
+  def sentence(self) -> str:
+    """What a person reads."""
+    state = {True: "At the end it lets pacing act.", False: "At the end it holds pacing back.", None: ""}[self.on]
+    if self.effect is None:
+      return f"The guard has not compared any blocks: no delay was asked for, or not for long enough. {state}".rstrip()
+    if self.interval is None:
+      sure = f"too few pairs of blocks ({self.pairs}) for an interval"
+    else:
+      sure = (f"95 % interval {100 * self.interval[0]:+.1f} to {100 * self.interval[1]:+.1f} %, "
+              f"{plural(self.pairs, 'pair')} of blocks")
+    alike = "" if self.alike else " Each rank judged for itself; this is by one rank's blocks."
+    return f"Effect on the mean step: {100 * self.effect:+.1f} % with pacing ({sure}). {state}{alike}".rstrip()
+
+
+def measured(run: Run) -> Measured | None:
+  """Measures the effect from the recorded steps; None where no guard ran.
+
+  The means of the recorded steps by arm in each of the guard's pairs give one difference a pair, and these the interval
+  of `jaxpace.coordination.sequential`. So it is over all pairs of the run (or the window), while the guard's own
+  estimate starts anew whenever it returns to pairs, and leaves the last steps out that its news were not there for.
+  """
+  columns = run.guard
+  if not columns or "guard_pair" not in columns:
+    return None
+  times, pair, on = step_times(run), columns["guard_pair"], columns["guard_on"]
+  # Pair 0 counts nowhere: a fresh state's first row is all zeros.
+  counts = np.isfinite(times) & (pair > 0) & np.isfinite(on) & _inside(run)
+  means, variance = _means(run, times, pair, on, counts)
+  effect = interval = None
+  if len(means):
+    difference, off = means[:, 0] - means[:, 1], float(means[:, 1].mean())
+    effect = float(difference.mean()) / off
+    half = _half_width(difference, variance)
+    interval = (effect - half / off, effect + half / off) if math.isfinite(half) else None
+  known = np.flatnonzero(np.isfinite(on) & _inside(run))
+  last = int(known[-1]) if known.size else None
+  own = {name: _value(columns, name, last) for name in ("effect", "effect_low", "effect_high", "pairs")}
+  low, high = own["effect_low"], own["effect_high"]
+  return Measured(
+      effect=effect, interval=interval, pairs=len(means), on=None if last is None else bool(on[last] > 0.5),
+      own_effect=own["effect"], own_interval=(low, high) if low is not None and high is not None else None,
+      own_pairs=int(own["pairs"] or 0), alike=run.plan.get("share") is not False)
+
+
+def _means(run: Run, times: np.ndarray, pair: np.ndarray, on: np.ndarray, counts: np.ndarray
+           ) -> tuple[np.ndarray, float]:
+  """[pairs, 2] mean step time with pacing and without, s, of the pairs which have both.
+
+  And the variance, s^2, that their differences would have were steps independent.
+  """
+  at = np.flatnonzero(counts)
+  if not at.size:
+    return np.empty((0, 2)), 0.0
+  attempt = run.attempt.max(axis=0)[at].astype(np.int64)  # a restarted guard counts pairs from 0 again
+  _, number = np.unique(np.stack([attempt, pair[at].astype(np.int64)]), axis=1, return_inverse=True)
+  number = number.reshape(-1)
+  size = int(number.max()) + 1
+  arm = np.where(on[at] > 0.5, 0, 1)
+  sums = np.stack([np.bincount(number, times[at] * (arm == a), size) for a in (0, 1)], axis=1)
+  squares = np.stack([np.bincount(number, times[at]**2 * (arm == a), size) for a in (0, 1)], axis=1)
+  steps = np.stack([np.bincount(number, arm == a, size) for a in (0, 1)], axis=1)
+  both = (steps > 0).all(axis=1)
+  if not both.any():
+    return np.empty((0, 2)), 0.0
+  sums, squares, steps = sums[both], squares[both], steps[both]
+  within = np.maximum(squares / steps - (sums / steps)**2, 0) / np.maximum(steps - 1, 1)
+  return sums / steps, float(np.median(within.sum(axis=1)))
+
+
+def _half_width(difference: np.ndarray, variance: float) -> float:
+  from jaxpace.coordination import sequential  # imports JAX, for which a report without a guard needn't wait
+  from jaxpace.coordination.maths import PLAIN
+
+  # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
+  squares = float(((difference - difference.mean())**2).sum())
+  rho = sequential.prior(max(variance, 1e-30))
+  return float(sequential.half_width(len(difference), squares, rho, -math.log(LEVEL), PLAIN))
+
+
+def _inside(run: Run) -> np.ndarray:
+  first, stop = run.window
+  inside = np.ones(len(run.steps), bool)
+  if first is not None:
+    inside &= run.steps >= first
+  if stop is not None:
+    inside &= run.steps < stop
+  return inside
+
+
+def _value(columns: dict[str, np.ndarray], name: str, at: int | None) -> float | None:
+  if at is None or name not in columns or not np.isfinite(columns[name][at]):
+    return None
+  return float(columns[name][at])
