@@ -181,6 +181,8 @@ def _interval(values: list[float]) -> str:
 
 
 def _verdict(auto: dict[str, Any]) -> str:
+  if set(auto["shares"]) == {ALONE}:
+    return "nothing was tried in so few steps"
   if auto["shown_within_limit"]:
     return "no"
   return "not shown either way" if auto["within_limit"] else "YES"
