@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from experiments import bitwise_models, hlo
+from jaxpace.core import ring
 from jaxpace.execution import resolve_clock
 
 LAYOUTS = ("check_vma", "no_check_vma", "pmap")
@@ -92,6 +93,7 @@ class Result(NamedTuple):
   hlo: str
   shared: bool
   changed: bool  # the state moved at all, and is finite
+  delays: np.ndarray | None = None  # [ranks here, rows] s, applied in the last steps, where instrumented
 
 
 def run(case: Case, ways: Sequence[Way], steps: int, null: bool = True) -> list[dict[str, Any]]:
@@ -116,14 +118,19 @@ def compare(case: Case, way: str, bare: Result, found: Result) -> dict[str, Any]
           "hlo": "" if equal else f"gone {list(changes.missing)}, new {list(changes.new)}, joined {changes.added}"}
 
 
-def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more: bool = False) -> Result:
-  """Trains `steps` steps: bare if `way` is None, returning gradients too if `more`. One compilation."""
+def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more: bool = False,
+          pacer: jaxpace.Pacer | None = None, after_step: Callable[[Any], None] | None = None) -> Result:
+  """Trains `steps` steps: bare if `way` is None, returning gradients too if `more`. One compilation.
+
+  `pacer` stands in for `unruly`; `after_step(pace)` is called after every instrumented step.
+  """
   step = job.step(by_autodiff=case.layout == LAYOUTS[0], more=more)
   paced = None
   if way is not None:
     if way.clock == "native":
       resolve_clock("native")  # says why, where it can't be had
-    paced = jaxpace.instrument(step, "data", unruly() if way.paced else None, clock=way.clock, share=way.share, rows=64)
+    paced = jaxpace.instrument(step, "data", (pacer or unruly()) if way.paced else None, clock=way.clock,
+                               share=way.share, rows=64 if pacer is None else 256)
   launch = _pmap if case.layout == "pmap" else _shard_map
   compiled, pace, state, batches = launch(job, case, step, paced)
   before = bits(state)
@@ -135,6 +142,8 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
       else:
         pace, (state, out) = compiled(pace, state, batches[number % len(batches)])
         record(pace)
+        if after_step is not None:
+          after_step(pace)
       if number % _BLOCK == _BLOCK - 1:
         jax.block_until_ready(out)
     jax.block_until_ready(state)
@@ -143,7 +152,10 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
                for leaf in jax.tree.leaves((state, out)))
   return Result(after | bits({"metrics": out}), compiled.as_text(),
                 bool(paced is not None and paced.plan is not None and paced.plan.share),
-                finite and after.keys() == before.keys() and after != before)
+                finite and after.keys() == before.keys() and after != before,
+                None if paced is None else np.stack([
+                    np.asarray(part.data).reshape(-1, part.data.shape[-1])[:, ring.DELAY_APPLIED].view(np.float32)
+                    for part in pace.ring.addressable_shards]))
 
 
 @contextlib.contextmanager

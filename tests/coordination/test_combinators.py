@@ -1,6 +1,5 @@
-"""chain, limit, only_ranks; and what every pacer here promises about any observation."""
+"""chain, limit, only_ranks."""
 
-import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -92,18 +91,10 @@ def test_slips_are_named():
     jaxpace.only_ranks(good, [1, 4]).init(4)
 
 
-# Whatever is observed.
+# Whatever is observed: strategies; see test_any_observation.py.
 
 ANY = st.one_of(st.floats(width=32), st.floats(0, 0.125, width=32),
                 st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 1.8e10, 4.29, 3.4e38, 0.0]))
-EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0, max_delay=MOST)
-PACERS = {
-    "early_ranks": jaxpace.pace_early_ranks(window=8, cost=1.0, max_delay=MOST), "eager": EAGER,
-    "chain": jaxpace.chain(EAGER, jaxpace.limit(always(np.nan), MOST)),
-    "limit": jaxpace.limit(always(np.inf), MOST), "only_ranks": jaxpace.only_ranks(EAGER, [0, 1]),
-}
-COMPILED = {name: jax.jit(pacer.update) for name, pacer in PACERS.items()}
-
 
 @st.composite
 def observations(draw):
@@ -125,32 +116,3 @@ def observation(k, rank, arrivals, delays, waits, step_time):
   return Observation(jnp.int32(k), jnp.int32(rank), jnp.asarray(arrivals, f32), jnp.asarray(delays, f32),
                      jnp.asarray(waits, f32), jnp.asarray(step_time[0], f32), jnp.asarray(step_time[0], f32),
                      jnp.asarray(waits, f32))
-
-
-@pytest.mark.parametrize("name", PACERS)
-@hypothesis.given(observations())
-@hypothesis.settings(max_examples=40)
-def test_every_decision_is_finite_and_within_bounds(name, steps):
-  state = PACERS[name].init(RANKS)
-  for k, step in enumerate(steps):
-    decision, state = COMPILED[name](observation(k, *step), state)
-    assert 0 <= float(decision.delay) <= np.float32(MOST)
-    assert not any(np.isinf(leaf).any() for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.float32)
-  # Not poisoned: plain steps of imbalance bring it back.
-  if name == "eager":
-    for k in range(30):
-      decision, state = COMPILED[name](
-          observation(k, 0, [1e-2, 2e-2, 3e-2, 4e-2], [0.0] * 4, [1e-3] * 3, [5e-2]), state)
-    assert float(decision.delay) > 0
-
-
-@pytest.mark.parametrize("name", PACERS)
-@hypothesis.given(observations())
-@hypothesis.settings(max_examples=4)
-def test_the_same_without_compilation(name, steps):
-  plain = compiled = PACERS[name].init(RANKS)
-  for k, step in enumerate(steps[-4:]):
-    seen = observation(k, *step)
-    (one, plain), (other, compiled) = PACERS[name].update(seen, plain), COMPILED[name](seen, compiled)
-    assert 0 <= float(one.delay) <= np.float32(MOST)
-    np.testing.assert_allclose(float(one.delay), float(other.delay), rtol=1e-5, atol=1e-9)

@@ -1,0 +1,140 @@
+"""What every pacer promises about any observation whatever: a delay that is finite and within its bounds."""
+
+import inspect
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.core.types import Observation
+from tests.coordination.test_combinators import ANY, MOST, RANKS, SLOTS, always
+
+EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0, max_delay=MOST)
+ALONE = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0, max_delay=MOST,
+                                 unshared=1e-3)
+SHIFT = jaxpace.interleave_jobs(max_delay=MOST, floor=1e-3, budget=1.0, key=3)
+PACERS = {
+    "pace_early_ranks": jaxpace.pace_early_ranks(window=8, cost=1.0, max_delay=MOST),
+    "pace_early_ranks eager": EAGER,
+    "pace_early_ranks unshared": ALONE,
+    "interleave_jobs": SHIFT,
+    "interleave_jobs floor seen": jaxpace.interleave_jobs(max_delay=MOST, window=8),
+    "chain": jaxpace.chain(EAGER, SHIFT, jaxpace.limit(always(np.nan), MOST)),
+    "limit": jaxpace.limit(always(np.inf), MOST),
+    "limit of anything": jaxpace.limit(jaxpace.Pacer(lambda ranks: (), lambda seen, state: (
+        jaxpace.Decision(jnp.max(seen.waits) - seen.step_time, {}), state)), MOST),
+    "only_ranks": jaxpace.only_ranks(EAGER, [0, 1]),
+    "guard": jaxpace.guard(EAGER, block=2, settle=0, retry=2),
+    "guard of chain": jaxpace.guard(jaxpace.chain(ALONE, SHIFT), block=2, settle=0, retry=2),
+    "steerable": jaxpace.steerable(EAGER),
+    "steerable guard": jaxpace.steerable(jaxpace.guard(jaxpace.chain(EAGER, SHIFT), block=2, settle=0)),
+}
+"""Those that bound their delays, at least one for every public factory. Bound by `MOST`."""
+COMPILED = {name: jax.jit(pacer.update) for name, pacer in PACERS.items()}
+_WHOLE = st.integers(-2**31, 2**31 - 1)
+
+
+def field(*shape):
+  """Unknown, or anything at all: None stands for what it is in a plain step."""
+  values = st.lists(ANY, min_size=shape[0], max_size=shape[0]) if shape else ANY
+  return st.one_of(st.none(), st.just(np.full(shape, np.nan)), values).map(
+      lambda wild: None if wild is None else np.asarray(wild, np.float32))
+
+
+_FIELDS = st.tuples(field(RANKS), field(RANKS), field(SLOTS), field(), field(), field(SLOTS))
+_JUNK = st.tuples(st.just(1), _WHOLE, st.one_of(st.integers(-1, RANKS), _WHOLE), _FIELDS)
+_PLAIN = st.tuples(st.integers(1, 12), st.integers(0, 100), st.integers(0, RANKS - 1), st.just((None,) * 6))
+
+
+def observations(runs):
+  """Runs of plain imbalance, through which delays come up, and junk."""
+  return st.lists(st.one_of(_PLAIN, _JUNK), min_size=1, max_size=runs).map(
+      lambda runs: [observed(step + k if count > 1 else step, rank, fields)
+                    for count, step, rank, fields in runs for k in range(count)])
+
+
+def observed(step, rank, fields):
+  tame = plain(step, rank)
+  return Observation(*tame[:2], *(own if wild is None else wild for wild, own in zip(fields, tame[2:], strict=True)))
+
+
+def plain(step, rank):
+  f32 = np.float32
+  return Observation(np.int32(step), np.int32(rank), 1e-2 * np.arange(1, 1 + RANKS, dtype=f32), np.zeros(RANKS, f32),
+                     np.full(SLOTS, 3e-2, f32), f32(5e-2), f32(5e-2), np.asarray([3e-3, 2e-3, 1e-3], f32))
+
+
+def check(decision):
+  assert decision.delay.shape == () and decision.delay.dtype == jnp.float32
+  assert 0 <= float(decision.delay) <= np.float32(MOST)
+  assert all(np.shape(value) == () for value in decision.info.values())
+
+
+def test_every_public_pacer_is_here():
+  """Whatever jaxpace offers that returns a Pacer."""
+  factories = {name for name in jaxpace.__all__ if inspect.isfunction(value := getattr(jaxpace, name)) and
+               inspect.signature(value).return_annotation in ("Pacer", jaxpace.Pacer)}
+  assert {"chain", "guard", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks"} <= factories
+  assert factories == {name.split()[0] for name in PACERS}
+
+
+@pytest.mark.parametrize("name", PACERS)
+def test_each_of_them_does_delay(name):
+  """Or the rest of this file would prove nothing."""
+  state, delays = PACERS[name].init(RANKS), []
+  for k in range(80):
+    decision, state = COMPILED[name](plain(k, 0), state)
+    delays.append(float(decision.delay))
+  if name not in ("interleave_jobs floor seen", "limit of anything"):  # see no contention; see a delay below zero
+    assert max(delays) > 0
+
+
+@pytest.mark.parametrize("name", PACERS)
+@hypothesis.given(observations(8))
+@hypothesis.settings(max_examples=30)
+def test_every_decision_is_finite_and_within_bounds(name, seen):
+  state = PACERS[name].init(RANKS)
+  shapes = jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.asarray(leaf).dtype), state)
+  for one in seen:
+    decision, state = COMPILED[name](one, state)
+    check(decision)
+  assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == shapes, "fit to be carried"
+
+
+@pytest.mark.parametrize("name", PACERS)
+@hypothesis.given(observations(1))
+@hypothesis.settings(max_examples=3)
+def test_the_same_without_compilation(name, seen):
+  state = PACERS[name].init(RANKS)
+  for k in range(20):
+    _, state = COMPILED[name](plain(k, 0), state)
+  uncompiled = state
+  for one in seen[-1:]:
+    decision, state = COMPILED[name](one, state)
+    arrays = jax.tree.map(jnp.asarray, one)
+    other, uncompiled = PACERS[name].update(arrays, uncompiled)
+    check(decision)
+    check(other)
+
+
+POISON = [name for name in PACERS if not name.startswith(("limit", "guard", "steerable guard"))
+          and name != "interleave_jobs floor seen"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+@pytest.mark.parametrize("name", POISON)
+def test_junk_is_got_over(name, value):
+  """Once all is plain again, delays come back as before: nothing is poisoned by what no duration can be."""
+  state, junk = PACERS[name].init(RANKS), plain(0, 0)
+  junk = Observation(junk.step, junk.rank, *(np.full_like(field, value) for field in junk[2:]))
+  for _ in range(4):
+    _, state = COMPILED[name](junk, state)
+  delays = []
+  for k in range(60):
+    decision, state = COMPILED[name](plain(k, 0), state)
+    delays.append(float(decision.delay))
+  assert max(delays[30:]) > 0
