@@ -14,8 +14,8 @@ from jaxpace.communication.program import Program, axes_of, bodies
 from jaxpace.core import ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.types import Decision, Pacer
-from jaxpace.core.varying import manual_axes, varying
-from jaxpace.execution import CLOCKS
+from jaxpace.core.varying import automatic_axes, manual_axes, varying
+from jaxpace.execution import CLOCKS, Clock
 
 
 def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slots: Any, rows: Any,
@@ -107,6 +107,20 @@ def axis_size(axis: Sequence[str]) -> int:
           "jaxpace.instrument the per-device function.")
       raise ValueError(f"The data axis {name!r} is not known where the instrumented step runs. {where}") from None
   return size
+
+
+def axes_left_to_the_compiler(clock: Clock) -> tuple[str, ...]:
+  """Checks that the clock works where some mesh axes aren't manual. Returns a notice on them, if there are any."""
+  axes = ", ".join(map(repr, automatic_axes()))
+  if not axes:
+    return ()
+  if clock.name == "callback":
+    raise ValueError(
+        f"The callback clock works only where shard_map's axes are all manual, but {axes} is left to the compiler by "
+        f"axis_names: JAX allows no callback there. Leave axis_names out, or use the native clock. {clock.notice}")
+  return (f"The mesh axis {axes} is left to the compiler: one device of each group along it is recorded, and the "
+          "compiler adds collectives over it, small ones for what the stamps wait for, larger ones for what they hold "
+          "back.",)
 
 
 def same_ranks(one: PaceState, ranks: int, axis: Sequence[str]) -> None:

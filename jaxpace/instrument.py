@@ -167,6 +167,7 @@ class Instrumented(Recordable):
     # What is no array (a flag, a name) is the step's own business, as it is without jaxpace.
     places = [i for i, leaf in enumerate(everything) if isinstance(leaf, (jax.Array, np.ndarray, np.generic))]
     leaves = [everything[i] for i in places]
+    automatic = checks.axes_left_to_the_compiler(clock)
     shape: Any = None
 
     def shaped_step(*leaves: Any) -> list[Any]:
@@ -187,14 +188,14 @@ class Instrumented(Recordable):
     index = jax.lax.axis_index(self.axis)
     before = rewrite.Before(one.last_exit, one.delay, index, ranks,
                             self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
-                            mapped=not stacked)
+                            mapped=not stacked, automatic=bool(automatic))
     outputs, taken = rewrite.run(written, clock, before, leaves)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, taken, index, ranks)
     self.plan = Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
         unstamped=written.unstamped, share=share, share_reason=reason, decisions=names, overflow=written.overflow,
-        notices=(*written.notices, *((clock.notice,) if clock.notice else ())))
+        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, jax.tree.unflatten(shape, outputs)

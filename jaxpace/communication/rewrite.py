@@ -29,6 +29,7 @@ class Before:
   share: bool
   job: jax.Array  # float32 [1 + collectives] or [0] s, own step time and transfers of the step before, to be shared
   mapped: bool  # under pmap, which gives every output one more axis when the step is over
+  automatic: bool = False  # some mesh axes are the compiler's, and it would gather a whole operand of a stamp over them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +167,7 @@ class _Evaluator:
     A stamp's operands are in default layout, which must not be forced upon matrices.
     """
     value = self.env[number]
-    return value if value.ndim < 2 else jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
+    return value if value.ndim < 2 and not self.before.automatic else _first(value)
 
   def run(self) -> list[Any]:
     self.begin()
@@ -184,9 +185,25 @@ class _Evaluator:
       if self.before.mapped and self.clock.name != "native":
         # A host callback can't be given large arrays whole, and under pmap an element of one cuts its kernel anew.
         ends = [v for v in ends if v.size <= SENT_WHOLE] or sorted(ends, key=lambda v: v.size)[:1]
+      if self.before.automatic:
+        # As integers: the sums that bring them to all devices must not be combined with those of the entry stamps.
+        ends = [_first(_integer(v)) for v in ends]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
       self.stamp(*[v[None] if self.before.mapped else v for v in ends])
     return outputs
+
+
+def _first(value: jax.Array) -> jax.Array:
+  """The first element of a value, which may be of any kind: []."""
+  if not value.ndim or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+    return value
+  return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
+
+
+def _integer(value: jax.Array) -> jax.Array:
+  if not jnp.issubdtype(value.dtype, jnp.floating):
+    return value
+  return jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
 
 
 def run(script: Script, clock: Clock, before: Before, inputs: Sequence[Any]) -> tuple[list[Any], Taken]:

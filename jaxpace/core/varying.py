@@ -30,6 +30,13 @@ def manual_axes() -> tuple[str, ...]:
   return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 
+def automatic_axes() -> tuple[str, ...]:
+  """Names of the mesh axes that an enclosing `shard_map` with `axis_names` leaves to the compiler, else ()."""
+  mesh = jax.sharding.get_abstract_mesh()
+  manual = manual_axes()
+  return tuple(name for name, size in mesh.shape.items() if name not in manual and size > 1) if manual else ()
+
+
 def vary(value: jax.Array, axes: frozenset[str] | tuple[str, ...]) -> jax.Array:
   """Returns `value`, its type varying over `axes` too. No data moves."""
   missing = tuple(sorted(set(axes) - varying(value)))
