@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_LARGE = 1 << 63
 
 
 def to_plain(value: Any) -> Any:
@@ -24,27 +27,44 @@ def from_plain(kind: type[T], value: Any) -> T:
   Raises:
     ValueError: a value is of the wrong type, or a field without default is absent.
   """
-  return _convert(kind, value, kind.__name__)
+  converter: Any = _converter
+  return converter(kind)(value)
 
 
-def _convert(kind: Any, value: Any, where: str) -> Any:
+@functools.cache  # A job has thousands of these documents, each of hundreds of values.
+def _converter(kind: Any) -> Callable[[Any], Any]:
   if typing.get_origin(kind) in (types.UnionType, typing.Union):
-    options = [k for k in typing.get_args(kind) if k is not type(None)]
-    return None if value is None else _convert(options[0], value, where)
+    convert = _converter(next(k for k in typing.get_args(kind) if k is not type(None)))
+    return lambda value: None if value is None else convert(value)
   if typing.get_origin(kind) is tuple:
-    if not isinstance(value, list):
-      raise ValueError(f"{where} is no list")
-    return tuple(_convert(typing.get_args(kind)[0], v, where) for v in value)
+    return functools.partial(_list, _converter(typing.get_args(kind)[0]))
   if hasattr(kind, "_fields"):
-    if not isinstance(value, dict):
-      raise ValueError(f"{where} is no object")
     hints = typing.get_type_hints(kind)
-    try:
-      return kind(**{n: _convert(hints[n], value[n], f"{where}.{n}") for n in kind._fields if n in value})
-    except TypeError:
-      raise ValueError(f"{where} lacks a field") from None
-  if kind is float and isinstance(value, int) and not isinstance(value, bool):
-    return float(value)
-  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-    raise ValueError(f"{where} is no {kind.__name__}")
-  return value
+    return functools.partial(_named, kind, {name: _converter(hints[name]) for name in kind._fields})
+  return functools.partial(_scalar, kind)
+
+
+def _list(convert: Callable[[Any], Any], value: Any) -> Any:
+  if not isinstance(value, list):
+    raise ValueError(f"{value!r:.40} is no list")
+  return tuple(map(convert, value))
+
+
+def _named(kind: Any, fields: dict[str, Callable[[Any], Any]], value: Any) -> Any:
+  if not isinstance(value, dict):
+    raise ValueError(f"{kind.__name__} is no object: {value!r:.40}")
+  try:
+    return kind(**{name: convert(value[name]) for name, convert in fields.items() if name in value})
+  except TypeError:
+    raise ValueError(f"{kind.__name__} lacks a field") from None
+  except ValueError as error:
+    raise ValueError(f"in {kind.__name__}: {error}") from None
+
+
+def _scalar(kind: Any, value: Any) -> Any:
+  if kind is float and type(value) is int:
+    value = float(value) if abs(value) < _LARGE else value
+  # JSON as Python reads it holds NaN, Infinity and numbers of any length: no such number was ever written.
+  if type(value) is kind and (kind not in (int, float) or abs(value) < _LARGE):
+    return value
+  raise ValueError(f"{value!r:.40} is no {kind.__name__}")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.locality.job import read_places
 from jaxpace.trace import decisions, dense, part_files
 from jaxpace.trace.problems import describe, plural
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
@@ -111,7 +112,9 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
             skipped=dict(skipped), duplicates=max(steps_rows.duplicates, collective_rows.duplicates),
             problems=(), window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt))
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
-  return Run(**{**vars(run), "problems": tuple(problems)})
+  places, unreadable = read_places(path, run_id)
+  problems.extend(unreadable)
+  return Run(**{**vars(run), "problems": tuple(problems), "locality": tuple(places)})
 
 
 def _check_directory(path: pathlib.Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.locality.types import Locality
+
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
 
@@ -66,6 +68,8 @@ class Run:
   """Everything noteworthy, in sentences."""
   window: tuple[int | None, int | None] = (None, None)
   """Steps asked for, first to one past the last; None where open."""
+  locality: tuple[Locality, ...] = ()
+  """Where each process ran, as far as it was written down and can be read."""
   guard: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   """[K] float32 by column of `jaxpace.guard` ("guard_on", ...), of the lowest rank recorded; empty if none ran."""
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from jaxpace.trace.part_files import PartFile
 
 _UNREADABLE = (OSError, pa.ArrowException)
-_NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns")}
+_NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns"),
+           "hosts": ("time_ns", "process")}
 _WHOLE = ("step", "rank", "process", "attempt", "collective")
 
 

@@ -123,7 +123,8 @@ def test_json_and_back(tmp_path):
   document = json.loads(json.dumps(to_plain(place)))
   assert from_plain(Locality, document) == place
   assert from_plain(Locality, {**document, "of_a_newer_version": 1}) == place
-  for wrong in ([], None, {"gpus": 3}, {"gpus": [{}]}, {"process": True}, {"numa": [{"node": 0, "cpus": 5}]}):
+  for wrong in ([], None, {"gpus": 3}, {"gpus": [{}]}, {"process": True}, {"numa": [{"node": 0, "cpus": 5}]},
+                {"memory_bytes": 1 << 70}, {"cgroup": {"cpu_limit": float("nan")}}, {"cgroup": {"cpu_limit": 10**400}}):
     with pytest.raises(ValueError, match="Locality"):
       from_plain(Locality, wrong)
 

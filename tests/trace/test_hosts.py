@@ -5,12 +5,17 @@ import time
 import types
 
 import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.locality import cgroup, job
 from jaxpace.locality.tree import Tree
-from jaxpace.trace import hosts, own_sockets, places, rundir
+from jaxpace.trace import hosts, own_sockets, parts, places, rundir
+from jaxpace.trace.host_samples import read_host_samples
 from jaxpace.trace.hosts import HostCounters, HostSampler, find_interfaces
+from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
 from tests.locality import machines
 from tests.trace import fake_step as fake
@@ -210,3 +215,45 @@ def test_trouble_is_a_quiet_line_and_recording_goes_on(tmp_path, monkeypatch, ca
   assert table(tmp_path, "hosts") == [] and not (tmp_path / "locality").exists()
   assert [r.levelname for r in caplog.records] == ["INFO"] * 3, caplog.text
   assert "counters are no longer sampled: OSError" in caplog.text
+
+
+def test_samples_are_read_back(tmp_path):
+  for attempt in range(2):
+    with Recorder(tmp_path, fake.FakePaced(), resume=attempt > 0, hosts=0.05) as recorder:
+      train(recorder, 5)
+      left, right = connected()
+      with left, right:
+        send(left, right, 1 << 20)
+  samples, problems = read_host_samples(tmp_path, recorder.run)
+  rows = table(tmp_path, "hosts")
+  assert problems == [] and len(samples.time_ns) == len(rows) > 3
+  assert sorted(zip(samples.attempt.tolist(), samples.time_ns.tolist(), strict=True)) == sorted(
+      (r["attempt"], r["time_ns"]) for r in rows)
+  assert np.isnan(samples.columns["gpu_power_w"]).all() and samples.increase("gpu_power_w") == {}
+  last = {r["attempt"]: r["loopback_bytes"] for r in sorted(rows, key=lambda r: r["time_ns"])}
+  assert samples.increase("loopback_bytes") == {0: sum(last.values())} and min(last.values()) >= 1 << 20
+  assert len(samples.of(0).time_ns) == len(rows) and len(samples.of(1).time_ns) == 0
+
+
+def test_unreadable_samples_are_named_and_left_out(tmp_path):
+  assert len(read_host_samples(tmp_path, None)[0].time_ns) == 0
+  names = [parts.PartId("r", process, 0, 0).file_name for process in range(3)]
+  columns = {"time_ns": np.array([5, 3]), "process": np.array([0, 0]), "retransmits": np.array([2, 1])}
+  (tmp_path / "hosts").mkdir()
+  pq.write_table(pa.table(columns), tmp_path / "hosts" / names[0])
+  (tmp_path / "hosts" / names[1]).write_text("torn")
+  pq.write_table(pa.table({**columns, "retransmits": ["many", "few"]}), tmp_path / "hosts" / names[2])
+  samples, problems = read_host_samples(tmp_path, "r")
+  assert len(problems) == 1 and "hosts/" in problems[0] and "torn" in problems[0]
+  assert samples.time_ns.tolist() == [3, 3, 5, 5] and np.nansum(samples.columns["retransmits"]) == 3
+  assert np.isnan(samples.columns["retransmits"]).sum() == 2
+
+
+def test_the_reader_knows_where_each_process_ran(tmp_path):
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 5)
+  (tmp_path / "locality" / "1.json").write_text("{")
+  run = read_run(tmp_path)
+  assert recorder.run == run.id and [place.process for place in run.locality] == [0]
+  assert run.locality[0].devices[0].platform == "cpu"
+  assert any("locality/1.json can't be read" in problem for problem in run.problems)
