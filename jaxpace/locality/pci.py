@@ -117,7 +117,8 @@ def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b:
   while common < min(len(a), len(b)) and a[common] == b[common]:
     common += 1
   if common >= 2:
-    return "PIX" if max(len(a), len(b)) - common <= 2 else "PXB"
+    below = 1 if a[0].startswith("cpu") else 2  # the device; the switch's port above it, where ports are listed
+    return "PIX" if max(len(a), len(b)) - common <= below else "PXB"
   if common == 1:
     return "PHB"
   if node_a is None or node_b is None:

@@ -143,6 +143,9 @@ def test_no_text_is_an_error(text):
 @pytest.mark.parametrize("a, b, nodes, expected", [
     (("p", "r", "u", "d0", "x"), ("p", "r", "u", "d1", "y"), (0, 0), "PIX"),
     (("p", "r", "u", "d0", "u2", "d3", "x"), ("p", "r", "u", "d1", "y"), (0, 0), "PXB"),
+    (("p", "r", "u", "d0", "u2", "x"), ("p", "r", "u", "d1", "y"), (0, 0), "PXB"),
+    (("cpu0", "s", "x"), ("cpu0", "s", "y"), (0, 0), "PIX"),
+    (("cpu0", "s", "s2", "x"), ("cpu0", "s", "y"), (0, 0), "PXB"),
     (("p", "r0", "x"), ("p", "r1", "y"), (0, 0), "PHB"),
     (("p", "r", "x"), ("q", "r", "y"), (1, 1), "NODE"),
     (("p", "r", "x"), ("q", "r", "y"), (0, 1), "SYS"),

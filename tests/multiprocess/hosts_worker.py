@@ -1,0 +1,36 @@
+"""One of several processes that add up a megabyte each step over gloo while a Recorder samples the host.
+
+Usage: hosts_worker.py DIRECTORY STEPS, with the variables of `jaxpace.distributed.initialize`.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+
+FLOATS = 1 << 18
+
+
+def main() -> None:
+  jaxpace.distributed.initialize()
+  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  paced = jaxpace.instrument(lambda batch: jnp.sum(jax.lax.psum(batch, "data")), axis_name="data")
+  spec = jaxpace.spec(mesh)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P("data")), out_specs=(spec, P())))
+  pace = paced.init(mesh)
+  batch = jax.make_array_from_callback((jax.device_count() * FLOATS,), NamedSharding(mesh, P("data")),
+                                       lambda _: np.ones(FLOATS, np.float32))
+  with jaxpace.Recorder(sys.argv[1], paced, hosts=0.1) as recorder:
+    for _ in range(int(sys.argv[2])):
+      pace, total = step(pace, batch)
+      recorder.record(pace)
+    jax.block_until_ready(total)
+
+
+if __name__ == "__main__":
+  main()
