@@ -1,4 +1,4 @@
-"""The counters of hosts in a real job: gloo opens its sockets in native code, and they are the process's all the same."""
+"""Counters of hosts in a real job: gloo opens its sockets in native code, and they belong to the process as well."""
 
 import pathlib
 import subprocess
