@@ -32,21 +32,17 @@ class Maths(NamedTuple):
   word: Callable[[Number], Number]  # uint32 of an int32 or a Python int; in `PLAIN` a Python int in [0, 2^32)
   flag: Callable[[Number], Number]  # bool of a Python bool
   either: Callable[[Number, Callable[[], Any], Callable[[], Any]], Any]
-  # Tuples of numbers by one function or the other; in `PLAIN` only the chosen one is called.
+  # Tuples of numbers of the same types by one function or the other; only the chosen one is run.
 
 
 def _word(x: Number) -> Number:
   return np.uint32(x & 0xFFFFFFFF) if isinstance(x, int) else jax.lax.bitcast_convert_type(x, np.uint32)
 
 
-def _either(chosen: Number, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
-  return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), one(), other())
-
-
 ARRAYS = Maths(
     where=jnp.where, least=jnp.minimum, most=jnp.maximum, no=jnp.logical_not, log=jnp.log, sqrt=jnp.sqrt,
     real=lambda x: jnp.asarray(x).astype(np.float32), whole=lambda x: jnp.asarray(x).astype(np.int32),
-    word=_word, flag=lambda x: jnp.asarray(x, np.bool_), either=_either)
+    word=_word, flag=lambda x: jnp.asarray(x, np.bool_), either=jax.lax.cond)
 
 PLAIN = Maths(
     where=lambda chosen, a, b: a if chosen else b, least=min, most=max, no=lambda x: not x,

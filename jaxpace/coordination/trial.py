@@ -227,7 +227,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     closed = in_pair & ((second_over & (rest <= 0)) | (over & (state.part == 2)))
     begins = closed | (over & maths.no(in_pair))  # a pair, unless what follows decides otherwise
 
-    no = maths.flag(False)
+    no = closed & maths.no(closed)  # false, and varying over ranks as all that comes of the state is
     judged, helps, fails = maths.either(closed, lambda: _judge(state), lambda: (state, no, no))
     begins = begins & maths.no(helps | fails)
     first = HOLD * (2.0 * block) * real(judged.pairs)
