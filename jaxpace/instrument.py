@@ -113,8 +113,9 @@ class Instrumented(Recordable):
       The state, before its first step.
 
     Raises:
-      ValueError: neither or both of mesh and devices given, or the mesh lacks the data axis.
+      ValueError: neither or both of mesh and devices given, the mesh lacks the data axis, or jax_debug_nans is on.
     """
+    checks.nan_is_allowed()
     if (mesh is None) == (devices is None):
       raise ValueError("paced.init needs either the mesh of jax.shard_map, paced.init(mesh), or the devices of "
                        "jax.pmap, paced.init(devices=jax.local_devices()).")
@@ -158,6 +159,7 @@ class Instrumented(Recordable):
     Raises:
       ValueError: the state isn't one of this step's, or the step has no collective over the axis.
     """
+    checks.nan_is_allowed()
     checks.is_pace(pace)
     ranks = checks.axis_size(self.axis)
     one, stacked = self._one_rank(pace)

@@ -117,6 +117,16 @@ def test_init_needs_a_mesh(arguments, words):
     jaxpace.instrument(models.plain_step, "data").init(*arguments)
 
 
+def test_a_search_for_nans():
+  mesh = mesh_of(data=2)
+  pace = jaxpace.instrument(models.plain_step, "data").init(mesh)
+  with jax.debug_nans(True):
+    with pytest.raises(ValueError, match="jax_debug_nans is on.*without jaxpace"):
+      jaxpace.instrument(models.plain_step, "data").init(devices=jax.local_devices())
+    with pytest.raises(ValueError, match="jax_debug_nans is on"):
+      trace(models.plain_step, mesh, pace=pace)
+
+
 def test_init_takes_devices_or_a_mesh_not_both_and_not_none():
   paced = jaxpace.instrument(models.plain_step, "data")
   with pytest.raises(ValueError, match="either the mesh"):
