@@ -55,8 +55,8 @@ def main(argv: list[str]) -> None:
   figures.update(samples=samples, rows=rows, locality_s=time.perf_counter() - start,
                  met=all(row["p99_s"] <= TARGET for row in rows))
   lines = measured.introduction("Cost of sampling the host", figures)
-  lines += [f"Each of {samples} samples for itself, CPU time of its thread. At the default of one sample a second, 1 ms "
-            "is 0.1 % of one core.", ""]
+  lines += [f"Each of {samples} samples for itself, CPU time of its thread. At the default of one sample a second, 1 "
+            "ms is 0.1 % of one core.", ""]
   lines += measured.table(("open TCP sockets", "median, us", "p99, us"),
                           [(row["sockets"], row["median_s"] * 1e6, row["p99_s"] * 1e6) for row in rows])
   lines += [f"Target: p99 at most {TARGET * 1e3:g} ms: {'met' if figures['met'] else 'missed'}. Reading where the "
