@@ -113,8 +113,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
   rows = figures["rows"]
   page = measured.introduction("Bitwise: with every pacer, guard and housekeeper", figures)
   page += [f"{figures['steps']} steps each, against the bare step. Bits: parameters, optimizer state, statistics and "
-           "metrics. Collectives: of the compiled programs, but for one operand where arrivals are shared. Delays: asked "
-           f"up to {1e3 * MOST:g} ms, applied ones as measured. Several processes: delays of one.", "",
+           "metrics. Collectives: of the compiled programs, but for one operand where arrivals are shared. Delays: "
+           f"asked up to {1e3 * MOST:g} ms, applied ones as measured. Several processes: delays of one.", "",
            f"{len(rows)} comparisons; bits differ in {sum(not row['bits_equal'] for row in rows)}, collectives in "
            f"{sum(not row['hlo_equal'] for row in rows)}; no delay in {sum(row['delays'] == 0 for row in rows)}.", ""]
   table = []
