@@ -44,8 +44,9 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
 def nan_is_allowed() -> None:
   """Checks that JAX does not stop at NaN, which stands for a time that isn't known."""
   if jax.config.jax_debug_nans:
-    raise ValueError("jax_debug_nans is on, and JAX would stop at the first step: in the pace state NaN stands for a time "
-                     "that is not known yet. Look for NaNs in the bare step, without jaxpace, or turn jax_debug_nans off.")
+    raise ValueError("jax_debug_nans is on, and JAX would stop at the first step: in the pace state NaN stands for a "
+                     "time that is not known yet. Look for NaNs in the bare step, without jaxpace, or turn "
+                     "jax_debug_nans off.")
 
 
 def is_mesh(mesh: object) -> None:
