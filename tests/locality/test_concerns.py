@@ -1,8 +1,15 @@
-import pytest
+import io
+import json
 
+import pytest
+import rich.console
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpace.cli import doctor
 from jaxpace.locality import job
 from jaxpace.locality.concerns import NOTE, WARNING, find_concerns
-from jaxpace.locality.plain import to_plain
+from jaxpace.locality.plain import from_plain, to_plain
 from jaxpace.locality.read import read_locality
 from jaxpace.locality.types import Cgroup, Cpu, Device, Gpu, Link, Locality, Nic, NumaNode
 from jaxpace.trace import rundir
@@ -149,3 +156,17 @@ def test_places_of_a_run_are_read_whatever_lies_there(tmp_path):
   assert [place.hostname for place in places] == ["h0", "h1", "h2"]
   assert len(problems) == 7 and "3.json belongs to another run" in problems[0]
   assert job.read_places(tmp_path / "none") == ([], [])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.from_type(Locality), max_size=3))
+def test_no_place_is_an_error(places):
+  """A document of the right types says anything at all: it is shown, compared, and survives its way through JSON."""
+  console = rich.console.Console(file=io.StringIO())
+  doctor.render(places, job.job_concerns(places), [], console)
+  for place in places:
+    text = json.dumps(to_plain(place))
+    try:
+      assert from_plain(Locality, json.loads(text)) == place
+    except ValueError:
+      assert "NaN" in text or "Infinity" in text or "e+" in text or any(len(word) > 18 for word in text.split())
