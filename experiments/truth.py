@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -48,18 +49,24 @@ def main(argv: list[str]) -> None:
   out = pathlib.Path(_out.value)
   figures = json.loads(out.read_text()) if out.exists() else {}
   figures |= measured.circumstances("experiments.truth")
-  if "steps" in _parts.value:
-    figures["steps"] = [truth_steps.one_process("forward", n, clock, delays, _repeats.value)
-                        for n in ranks for clock in ("native", "callback")]
-  if "places" in _parts.value:
-    figures["places"] = [truth_steps.one_process(place, 2, clock, delays, max(_repeats.value // 2, 2))
-                         for place in PLACES for clock in ("native", "callback")]
+
+  def keep(part: str, rows: Iterable[Any]) -> None:
+    """Writes after each row: what is measured is kept, whatever becomes of the rest."""
+    if part in _parts.value:
+      figures[part] = []
+      for row in rows:
+        figures[part].append(row)
+        measured.write(figures, truth_tables.markdown(figures), out)
+
+  keep("steps", (truth_steps.one_process("forward", n, clock, delays, _repeats.value)
+                 for n in ranks for clock in ("native", "callback")))
+  keep("places", (truth_steps.one_process(place, 2, clock, delays, max(_repeats.value // 2, 2))
+                  for place in PLACES for clock in ("native", "callback")))
   if "exit" in _parts.value:
     figures["exit"] = heavy_update.measure(rounds=max(_repeats.value, 10))
-  if "processes" in _parts.value:
-    figures["processes"] = [truth_processes.launch(n, share, delays, _block.value, __spec__.name)
-                            for n in ranks for share in (False, True)]
-  measured.write(figures, truth_tables.markdown(figures), out)
+    measured.write(figures, truth_tables.markdown(figures), out)
+  keep("processes", (truth_processes.launch(n, share, delays, _block.value, __spec__.name)
+                     for n in ranks for share in (False, True)))
 
 
 def _numbers(flag: Any, kind: type, low: float, high: float) -> list[Any]:
