@@ -82,13 +82,14 @@ def stack(pacers: list[Any]) -> Any:
   return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *pacers)
 
 
-def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Array] = fair
+def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Array] = fair, fresh: bool = False
               ) -> Callable[[Jobs, Any], History]:
   """Makes the simulation of one scene, for `jax.jit` and `jax.vmap`.
 
   Args:
     update: of a `Pacer`; the same for all jobs, each with its own state.
     weight: share of the collective sent [J] -> weight on the link [J].
+    fresh: shows pacers the bucket times of the step just done, which no message of a live step can.
 
   Returns:
     A function (jobs, pacer states with a leading axis [J]) -> history.
@@ -104,7 +105,8 @@ def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Arra
           step=state.step, rank=jnp.zeros_like(state.step),
           arrivals=jnp.where(first, _NAN, jobs.compute[each, jnp.clip(state.step, 0, most - 1)])[:, None],
           delays=state.delay[:, None], waits=state.now, step_time=jnp.where(first, _NAN, step_time),
-          job_step_time=state.time_before, job_transfers=state.before)
+          job_step_time=jnp.where(first, _NAN, step_time) if fresh else state.time_before,
+          job_transfers=state.now if fresh else state.before)
 
     def turn(state: _State) -> _State:
       place = jnp.clip(state.step, 0, most - 1)
@@ -118,7 +120,7 @@ def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Arra
       rate = jnp.where(sending, weights / jnp.maximum(jnp.sum(weights), _EDGE), _ONE)
       wait = jnp.min(state.left / rate)
       left = state.left - wait * rate
-      finished = left <= _EDGE * (_ONE + state.left)
+      finished = (left <= _EDGE) & (state.step < jobs.steps)
       busy, taken = state.busy + wait, state.taken + wait
 
       last = finished & (state.phase == np.int32(buckets))

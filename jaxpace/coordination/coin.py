@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpace.coordination import keyed
+
 
 def uniform(key: jax.Array, step: jax.Array, salt: int) -> jax.Array:
   """Draws a number from (key, step, salt), the same wherever these are.
@@ -28,8 +30,8 @@ def uniform(key: jax.Array, step: jax.Array, salt: int) -> jax.Array:
   Returns:
     [] float32, one of 2**24 equally likely values in [0, 1).
   """
-  mixed = _mix(key + np.uint32(0x9E3779B9) * step.astype(jnp.uint32))
-  bits = _mix(mixed ^ np.uint32(0x85EBCA77 * salt % 2**32))
+  mixed = keyed.mixed(key + np.uint32(0x9E3779B9) * step.astype(jnp.uint32))
+  bits = keyed.mixed(mixed ^ np.uint32(0x85EBCA77 * salt % 2**32))
   return (bits >> np.uint32(8)).astype(jnp.float32) * np.float32(2**-24)
 
 
@@ -47,9 +49,3 @@ def checked(key: Any) -> np.uint32:
     raise ValueError(f"key={key!r} must be a whole number from 0 to 2**32 - 1 that differs from job to job, such as "
                      "zlib.crc32(job_name.encode()).")
   return np.uint32(number)
-
-
-def _mix(bits: jax.Array) -> jax.Array:
-  bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-  bits = (bits ^ (bits >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-  return bits ^ (bits >> np.uint32(16))

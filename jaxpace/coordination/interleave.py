@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import order, settings, windows
+from jaxpace.coordination import order, settings, shift_test, windows
 from jaxpace.coordination.coin import checked, uniform
 from jaxpace.coordination.durations import bounded, valid
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
+_CALM = np.int32(32)
+"""Decisions without a shift wanted after which it counts as disengaged."""
 
 
 class Interleave(NamedTuple):
@@ -25,11 +27,14 @@ class Interleave(NamedTuple):
   period: windows.Mean  # [] mean step time less own delays
   bank: jax.Array  # [] float32 periods, delay that may be asked for
   asked: jax.Array  # [2] float32 s, asked after the last step and after the one before
-  hold: jax.Array  # [] int32, decisions to sit out where the order could not be seen
+  hold: jax.Array  # [] int32, decisions to sit out until a shift is seen
+  test: shift_test.ShiftTest
+  quiet: jax.Array  # [] int32, decisions since a shift was wanted, at most `_CALM`
 
 
 def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[float] | float | None = None,
-                    window: int = 1024, dead_band: float = 0.1, budget: float = 0.01, slots: int = 16) -> Pacer:
+                    window: int = 1024, dead_band: float = 0.1, budget: float = 0.01, patience: int = 256,
+                    retry: int = 1024, level: float = 0.05, slots: int = 16) -> Pacer:
   """Delays all ranks of a job by the same, once, where another job on the link is still sending when it begins.
 
   Fair sharing never separates jobs that collide: both take longer by the same, and collide again in the next step. A
@@ -42,14 +47,18 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
 
   *The rule.* n is a bucket's time over its floor, the number of jobs that shared the link meanwhile. The running
   minimum of n - 1 over the buckets in order, times the floors, is W: the work that was ahead of this job when it began
-  to send (`jaxpace.coordination.order`). Where it clears before the last bucket, this job is the follower, and
-  asks for W less what it has asked already but not seen the effect of. The leader has W = 0 and does nothing. Where
-  it never clears the order cannot be seen (they began together, or there is one bucket only): then the delay is
-  U W, U uniform, with probability one half, both drawn from a hash of (key, step).
+  to send (`jaxpace.coordination.order`). Where it clears before the last bucket this job is the follower, and moves
+  by W. The leader has W = 0 and does nothing. Where it never clears the order cannot be seen (they began together, or
+  there is one bucket only): then it moves by U W, U uniform, with probability one half. After a shift it waits for 2 to
+  5 decisions: its effect is seen two later, and others move too. All draws are hashes of (key, step).
+
+  *Its test* is the coin of `jaxpace.coordination.shift_test`: of the shifts that are wanted some are not made, and the
+  steps that follow are compared. It switches itself off where shifts make steps longer, or show nothing for long.
 
   *Bounds.* Nothing is asked while contention, the sum of what buckets took beyond their floors, is at most `dead_band`
-  of the floors; nothing beyond `max_delay`; and nothing beyond what is in a bank that begins with one period, earns
-  `budget` periods a step and holds one at most. So delays lengthen a run by at most `budget` of it plus one period.
+  of the floors; nothing beyond `max_delay`; and no shift that is longer than what is in a bank that begins with one
+  period, earns `budget` periods a step and holds one at most. So delays lengthen a run by at most `budget` of it plus
+  one period.
 
   >>> pacer = interleave_jobs(floor=10e-3, key=7)
   >>> times = jnp.full((16,), jnp.nan).at[:4].set(jnp.array([20e-3, 20e-3, 15e-3, 10e-3]))
@@ -69,11 +78,16 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     window: steps over which a floor that was seen is forgotten.
     dead_band: contention below which nothing is done, as a share of the floors, 0 to 1.
     budget: most that delays may add to the run, as a share of it, 0 to 1, after the first period.
+    patience: tests after which it is switched off if they have shown no gain.
+    retry: steps for which it is then off, the first time; twice as many each time after.
+    level: chance of ever switching off, or of trusting itself, falsely.
     slots: collectives it looks at, in order; those after are ignored.
 
   Returns:
-    A pacer. Its columns in the trace: `contention`, as a share of the floors; `ahead`, W in seconds (both NaN where
-    not known); `bank`, in periods.
+    A pacer. Its columns in the trace: `contention`, as a share of the floors; `ahead`, W in seconds; `engaged`, 1 while
+    a shift was wanted lately and it isn't switched off; `shift_effect`, the effect of a shift on the 8 steps after it
+    as a share of the period, below 0 for a gain, with the ends `shift_low` and `shift_high` of its interval. NaN where
+    not known.
 
   Raises:
     ValueError: an argument is out of range.
@@ -81,35 +95,46 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   most = settings.delay("max_delay", max_delay)
   band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
   earned = settings.number("budget", budget, 0, 1, "a share of the run time, 0.01 for 1 %")
+  patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
+  settings.number("level", level, 0, 0.5, "the chance of a false decision, 0.05 for 5 %", open_ended=True)
   slots, start = settings.steps("slots", slots, 1), checked(key)
   given = order.given_floor(floor, slots)
   lowest, typical = windows.floor(window), windows.mean(64)
 
   def init(ranks: int) -> Interleave:
     return Interleave(jnp.asarray(start), lowest.init((slots,)), typical.init(), jnp.float32(1),
-                      jnp.zeros((2,), jnp.float32), jnp.zeros((), jnp.int32))
+                      jnp.zeros((2,), jnp.float32), jnp.zeros((), jnp.int32), shift_test.init(retry),
+                      jnp.asarray(_CALM))
 
   def update(observation: Observation, state: Interleave) -> tuple[Decision, Interleave]:
     times = order.first(observation.job_transfers, slots)
     floors_now = lowest.update(times, state.floor)
     seen = order.look(times, lowest.value(floors_now) if given is None else jnp.asarray(given))
     # The step that is seen began with what was asked two decisions ago.
-    own_time = jnp.where(valid(observation.job_step_time), observation.job_step_time - state.asked[1], _NAN)
+    took = jnp.where(valid(observation.job_step_time), observation.job_step_time, _NAN)
+    own_time = jnp.maximum(took - state.asked[1], _ZERO)
     period_now = typical.update(own_time, state.period)
     period = typical.value(period_now)
-    known = valid(seen.ahead) & (period > _ZERO)
-
-    scale = uniform(state.key, observation.step, 1)
-    heads = uniform(state.key, observation.step, 2) < np.float32(0.5)
-    blind = jnp.where(heads & (state.hold == np.int32(0)), scale * seen.ahead, _ZERO)
-    want = jnp.where(seen.clears, seen.ahead - state.asked[0], blind)
+    known = valid(seen.ahead) & valid(took) & (period > _ZERO)
     bank = jnp.where(known, jnp.minimum(state.bank + earned, _ONE), state.bank)
-    act = known & (seen.contention > band)
-    delay = jnp.where(act, bounded(jnp.minimum(want, bank * period), most), _ZERO)
-    bank = jnp.maximum(jnp.where(delay > _ZERO, bank - delay / period, bank), _ZERO)
-    hold = jnp.where(delay > _ZERO, np.int32(1), jnp.maximum(state.hold - np.int32(1), np.int32(0)))
-    info = {"contention": seen.contention, "ahead": seen.ahead, "bank": bank}
+    test = shift_test.advance(took, period, state.test, patience, retry, level)
+
+    want = bounded(jnp.where(seen.clears, _ONE, uniform(state.key, observation.step, 1)) * seen.ahead, most)
+    wanted = known & (state.hold == np.int32(0)) & (seen.contention > band) & (want > _ZERO) & (want <= bank * period)
+    act, tested, test = shift_test.trigger(wanted, seen.clears, own_time, uniform(state.key, observation.step, 2), test)
+    # Within a test that began with a shift, a coin of its own where the order can't be seen.
+    act &= seen.clears | tested | (uniform(state.key, observation.step, 3) < np.float32(0.5))
+
+    delay = jnp.where(act, want, _ZERO)
+    bank = jnp.where(act, jnp.maximum(bank - delay / period, _ZERO), bank)
+    wait = np.int32(2) + (np.float32(4) * uniform(state.key, observation.step, 4)).astype(jnp.int32)
+    hold = jnp.where(act, wait, jnp.maximum(state.hold - np.int32(1), np.int32(0)))
+    quiet = jnp.where(wanted, np.int32(0), jnp.minimum(state.quiet + np.int32(1), _CALM))
+    estimate, low, high = shift_test.effect(test, level)
+    engaged = (quiet < _CALM) & (test.off == np.int32(0))
+    info = {"contention": seen.contention, "ahead": seen.ahead, "engaged": engaged.astype(jnp.float32),
+            "shift_effect": estimate, "shift_low": low, "shift_high": high}
     return Decision(delay, info), Interleave(state.key, floors_now, period_now, bank,
-                                             jnp.stack([delay, state.asked[0]]), hold)
+                                             jnp.stack([delay, state.asked[0]]), hold, test, quiet)
 
   return Pacer(init, update)

@@ -1,0 +1,86 @@
+"""The fluid model against what is known of it, and its pacer's acceptance in small."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import fluid, two_jobs_simulated
+
+NOTHING = fluid.nothing()
+
+
+def bare(jobs, weight=fluid.fair):
+  return jax.tree.map(np.asarray, jax.jit(fluid.simulator(NOTHING.update, weight))(jobs, ()))
+
+
+def test_two_identical_jobs_at_an_offset():
+  """T' = max(2a, 1 + max(0, a - offset)), the offset the shorter way round."""
+  run = jax.jit(fluid.simulator(NOTHING.update))
+  for share in (0.3, 0.4, 0.6):
+    for offset in (0.0, 0.05, 0.2, 0.5, 0.8):
+      jobs = fluid.scene(0, [1, 1], [share, share], steps=20, buckets=4, together=True)
+      found = np.asarray(run(jobs._replace(start=jnp.asarray([0, offset], jnp.float32)), ()).step_time)
+      expected = max(2 * share, 1 + max(0, share - min(offset, 1 - offset)))
+      np.testing.assert_allclose(found[:, 6:], expected, rtol=1e-5, err_msg=f"a = {share}, offset {offset}")
+
+
+@pytest.mark.parametrize("weight", [fluid.fair, fluid.mltcp])
+def test_the_link_works_at_its_rate_whenever_anyone_sends(weight):
+  """The union of the intervals in which jobs send is as long as the work they send."""
+  jobs = fluid.scene(3, [1, 1, 1.3], [0.3, 0.4, 0.2], steps=40, buckets=4, jitter=0.05)
+  jobs = jobs._replace(steps=jnp.full((3,), 40, jnp.int32))
+  found = bare(jobs, weight)
+  exit = np.cumsum(found.step_time.astype(np.float64), axis=1) + np.asarray(jobs.start)[:, None]
+  enter = exit - found.comm
+  spans = sorted(zip(enter.ravel(), exit.ravel(), strict=True))
+  covered, until = 0.0, 0.0
+  for begin, end in spans:
+    covered += max(0.0, end - max(begin, until))
+    until = max(until, end)
+  assert covered == pytest.approx(float(np.asarray(jobs.work, np.float64).sum()), rel=1e-5)
+  assert (found.comm > np.asarray(jobs.work).sum(axis=2) * (1 - 1e-5)).all()
+
+
+def test_a_job_alone_takes_what_it_computes_and_sends():
+  jobs = fluid.scene(1, [1.0], [0.4], steps=30, jitter=0.05)
+  found = bare(jobs)
+  np.testing.assert_allclose(found.step_time, np.asarray(jobs.compute + jobs.work.sum(axis=2)), rtol=1e-5)
+
+
+def test_a_delay_moves_the_phase_for_good():
+  """A pacer that delays one step by the overlap parts the jobs."""
+  import jaxpace
+
+  def update(seen, state):
+    delay = jnp.where((state == 0) & (seen.step == 4), np.float32(0.3), np.float32(0))
+    return jaxpace.Decision(delay, {}), state
+
+  jobs = fluid.scene(0, [1, 1], [0.4, 0.4], steps=20, together=True)
+  jobs = jobs._replace(start=jnp.asarray([0.1, 0], jnp.float32))
+  found = jax.jit(fluid.simulator(update))(jobs, jnp.arange(2, dtype=jnp.int32))
+  time = np.asarray(found.step_time)
+  np.testing.assert_allclose(time[:, 1:4], 1.3, rtol=1e-5)
+  np.testing.assert_allclose(time[:, 8:], 1.0, rtol=1e-5)
+  assert np.flatnonzero(np.asarray(found.delay)[0]).tolist() == [5], "asked after one step, applied in the next"
+
+
+def test_what_a_pacer_sees_of_the_job_is_one_step_old():
+  import jaxpace
+
+  def update(seen, state):
+    return jaxpace.Decision(jnp.float32(0), {"took": seen.job_step_time, "sent": jnp.sum(seen.job_transfers)}), state
+
+  jobs = fluid.scene(5, [1, 1], [0.4, 0.4], steps=12, jitter=0.05)
+  found = jax.tree.map(np.asarray, jax.jit(fluid.simulator(update))(jobs, ()))
+  assert np.isnan(found.info["took"][:, :2]).all(), "a first step's time isn't known"
+  np.testing.assert_array_equal(found.info["took"][:, 2:], found.step_time[:, 1:-1])
+  np.testing.assert_array_equal(found.info["sent"][:, 1:], found.comm[:, :-1])
+
+
+def test_jobs_that_collide_part_and_stay_parted():
+  scene = two_jobs_simulated.SCENES["two_together_31"]
+  bare, paced = (two_jobs_simulated.figure(scene, two_jobs_simulated.history(
+      scene, two_jobs_simulated.CONTROLS[control], 6)) for control in ("none", "interleave"))
+  assert bare["mean"] == pytest.approx(1.4, rel=1e-4)
+  assert paced["mean"] < 1.02
