@@ -85,3 +85,18 @@ def test_a_step_that_is_not_known_voids_its_test():
     took = jnp.float32(np.nan if k == 4 else 1)
     state = shift_test.advance(took, jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
   assert int(state.tests) == 0 and int(state.age) == 0
+
+
+@pytest.mark.parametrize("draw, sign", [(0.1, 1), (0.3, -1)])
+def test_exactly_the_eight_steps_after_the_trigger_are_compared(draw, sign):
+  """Decided after step 0; a decision sees the step before the one just done."""
+  state = shift_test.init(RETRY)
+  act, tested, state = shift_test.trigger(
+      jnp.asarray(True), jnp.asarray(True), jnp.float32(1), jnp.float32(draw), state)
+  assert bool(tested) and bool(act) == (sign > 0)
+  for decision in range(1, 11):
+    step = decision - 1
+    took = 1.2 if 1 <= step <= 8 else 50.0
+    state = shift_test.advance(jnp.float32(took), jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
+    assert int(state.tests) == (step >= 8)
+  assert float(state.mean) == pytest.approx(sign * 2 * 0.2, rel=1e-4)
