@@ -271,6 +271,7 @@ def step_sizes() -> dict[str, Any]:
       state, data = mlp(batch)
       loops = {"bare": _Loop(mesh, state, data, None), "bare_again": _Loop(mesh, state, data, None),
                "native": _Loop(mesh, state, data, os.path.join(root, "n"), clock="native"),
+               "native_no_phases": _Loop(mesh, state, data, os.path.join(root, "p"), clock="native", phases=False),
                "callback": _Loop(mesh, state, data, os.path.join(root, "c"), clock="callback")}
       figures = interleave({name: functools.partial(loop.block, steps) for name, loop in loops.items()},
                            _rounds.value, progress=measured.progress(f"{size:g} ms", _rounds.value))
@@ -278,7 +279,7 @@ def step_sizes() -> dict[str, Any]:
         loop.close()
     entry: dict[str, Any] = {"bare_ms": estimate(figures["bare"] * 1e3).to_json(), "steps_per_block": steps,
                              "faults": {name: loop.faults / loop.steps for name, loop in loops.items()}}
-    for name in ("bare_again", "native", "callback"):
+    for name in ("bare_again", "native", "native_no_phases", "callback"):
       extra = estimate((figures[name] / figures["bare"] - 1) * 100)
       entry[f"{name}_percent"] = extra.to_json()
       entry[f"{name}_extra_us"] = estimate((figures[name] - figures["bare"]) * 1e6).to_json()

@@ -29,11 +29,12 @@ def lines(figures: dict[str, Any]) -> list[str]:
              "the temporary buffers of a step back to the system and takes them anew in some starts of a program, bare "
              "or instrumented: 2,000 page faults and 3 to 7 ms a step.", ""]
     text += measured.table(
-        ["bare step, ms", "bare again, %", "native, %", "native, µs a step", "callback, %", "callback, µs a step",
-         "page faults a step: bare, native"],
-        [[_interval(entry["bare_ms"]), _interval(entry["bare_again_percent"]), _interval(entry["native_percent"]),
-          _interval(entry["native_extra_us"]), _interval(entry["callback_percent"]),
-          _interval(entry["callback_extra_us"]), _faults(entry)] for entry in figures["steps"].values()])
+        ["bare step, ms", "bare again, %", "native, %", "native, µs a step", "native, `phases=False`, %", "µs a step",
+         "callback, %", "callback, µs a step", "page faults a step: bare, native"],
+        [[_interval(entry["bare_ms"]), *(_interval(entry[key]) for key in (
+            "bare_again_percent", "native_percent", "native_extra_us", "native_no_phases_percent",
+            "native_no_phases_extra_us", "callback_percent", "callback_extra_us")), _faults(entry)]
+         for entry in figures["steps"].values()])
   if "dispatch" in figures:
     text += ["## Dispatch", "", "How long the call of a step holds the training thread.", ""]
     text += measured.table(["step", "call returns after, ms", "step takes, ms"],

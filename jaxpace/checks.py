@@ -19,7 +19,7 @@ from jaxpace.execution import CLOCKS, Clock
 
 
 def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slots: Any, rows: Any,
-             max_delay: Any) -> None:
+             max_delay: Any, phases: Any) -> None:
   """Checks the arguments of `instrument`."""
   if not callable(step):
     raise ValueError(f"jaxpace.instrument takes the train step itself, a function; it was given {step!r}.")
@@ -33,6 +33,9 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
     raise ValueError(f"clock={clock!r} is not known. Use one of: {', '.join(CLOCKS)}.")
   if share not in ("auto", True, False, None):
     raise ValueError(f"share={share!r} must be 'auto', True, False or None.")
+  if not isinstance(phases, bool):
+    raise ValueError(f"phases={phases!r} must be True or False. To name phases of your own: "
+                     "with jaxpace.phase('name').")
   if not isinstance(slots, int) or not 1 <= slots <= 256:
     raise ValueError(f"slots={slots!r} must be a whole number from 1 to 256.")
   if not isinstance(rows, int) or not 4 <= rows <= 65536:
@@ -43,7 +46,7 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
 
 def nan_is_allowed() -> None:
   """Checks that JAX does not stop at NaN, which stands for a time that isn't known."""
-  if jax.config.jax_debug_nans:
+  if jax.config.jax_debug_nans:  # type: ignore[attr-defined]
     raise ValueError("jax_debug_nans is on, and JAX would stop at the first step: in the pace state NaN stands for a "
                      "time that is not known yet. Look for NaNs in the bare step, without jaxpace, or turn "
                      "jax_debug_nans off.")

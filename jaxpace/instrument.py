@@ -54,6 +54,7 @@ def instrument(
     slots: int = 16,
     rows: int = 128,
     max_delay: float = 0.25,
+    phases: bool = True,
 ) -> Instrumented:
   """Instruments a per-device train step.
 
@@ -71,6 +72,9 @@ def instrument(
     slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
     rows: steps the ring of stamps holds; the recorder copies it before it comes round.
     max_delay: seconds; no delay is longer, whatever a pacer asks.
+    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart. On CPU that costs a few
+      percent of short steps, since XLA would run parts of both at once; without, what precedes a collective is
+      `compute`.
 
   Returns:
     A callable with `init`, and with `plan` once it has been traced.
@@ -78,22 +82,23 @@ def instrument(
   Raises:
     ValueError: an argument is out of range.
   """
-  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows, max_delay=max_delay)
+  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows, max_delay=max_delay,
+                      phases=phases)
 
 
 class Instrumented(Recordable):
   """An instrumented step; made by `instrument`."""
 
   def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None, *, clock: str,
-               share: Share, slots: int, rows: int, max_delay: float):
-    checks.settings(step, axis_name, pacer, clock, share, slots, rows, max_delay)
+               share: Share, slots: int, rows: int, max_delay: float, phases: bool):
+    checks.settings(step, axis_name, pacer, clock, share, slots, rows, max_delay, phases)
     functools.update_wrapper(self, step, updated=())
     self.step = step
     self.axis = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     self.pacer = pacer
     self.clock_wanted = clock
     self.share_wanted: Share = share
-    self.slots, self.rows, self.max_delay = slots, rows, max_delay
+    self.slots, self.rows, self.max_delay, self.phases = slots, rows, max_delay, phases
     self.plan = None
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
@@ -185,7 +190,7 @@ class Instrumented(Recordable):
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
-                                  tracked=varying(one.last_exit))
+                                  tracked=varying(one.last_exit), phases_apart=self.phases)
     share, reason = self._share(written)
     index = jax.lax.axis_index(self.axis)
     before = rewrite.Before(one.last_exit, one.delay, index, ranks,
@@ -211,6 +216,8 @@ class Instrumented(Recordable):
   def _share(self, written: script.Script) -> tuple[bool, str]:
     if not self.share_wanted:
       return False, "not shared: share=None"
+    if self.share_wanted == "auto" and self.pacer is None:
+      return False, "not shared: there is no pacer that would see it (share=True shares)"
     refusal = sharing.refusal(written.carrier, self.axis)
     if refusal:
       return False, f"not shared: {refusal}"
@@ -275,7 +282,8 @@ class Instrumented(Recordable):
     name: str | None = getattr(pacer.update, "__qualname__", repr(pacer)).split(".")[0] if pacer is not None else None
     return {"step": getattr(self.step, "__qualname__", repr(self.step)), "axis": list(self.axis),
             "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots, "rows": self.rows,
-            "max_delay": self.max_delay, "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
+            "max_delay": self.max_delay, "phases": self.phases, "pacer": name, "mesh": self.mesh_shape,
+            "platform": self._platform}
 
 
 __all__ = ["Instrumented", "instrument", "spec"]

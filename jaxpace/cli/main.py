@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     The exit status: 2 for a slip in the arguments, 141 when the reader of the output has left.
   """
   if sys.stdout is None:  # closed by the shell (`>&-`)
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
   try:
     status = _dispatch(list(sys.argv[1:] if argv is None else argv))
     sys.stdout.flush()

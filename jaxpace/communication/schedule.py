@@ -150,7 +150,8 @@ def stages(program: Program, merge_runs_over: int) -> list[Stage]:
             for s, indices in enumerate(members)]
   if sum(len(stage.runs) for stage in result) > merge_runs_over:
     for stage in result:
-      stage.runs = [Run(COMPUTE, [i for run in stage.runs for i in run.equations])]
+      if len(stage.runs) > 1:
+        stage.runs = [Run(COMPUTE, [i for run in stage.runs for i in run.equations])]
   return result
 
 

@@ -76,7 +76,7 @@ class Script:
 
 
 def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: bool,
-                 tracked: frozenset[str]) -> Script:
+                 tracked: frozenset[str], phases_apart: bool = True) -> Script:
   """Decides where the stamps go.
 
   Args:
@@ -85,12 +85,13 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
     slots: most collectives (groups) that get stamps; the smallest are left out.
     delayed: whether a pacer may ask for a delay, so that the step's beginning has a `delay` mark.
     tracked: manual axes that jax tracks variation over; only values varying over all of them can be gated.
+    phases_apart: whether there are stamps between the phases, too, and not at the collectives alone.
 
   Returns:
     The script. Evaluating it gives the outputs of the program, bit for bit.
   """
   producers = gates.Producers(program)
-  stages = schedule.stages(program, merge_runs_over=MAX_PHASE_MARKS)
+  stages = schedule.stages(program, merge_runs_over=MAX_PHASE_MARKS if phases_apart else 0)
   weighty, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
   notices: list[str] = []
   order = _meeting_order(program, producers)

@@ -96,6 +96,7 @@ def test_a_state_that_is_not_split_at_all(check_vma):
     ({"axis_name": 1}, "data axis"),
     ({"pacer": lambda o, s: (0, s)}, "not a Pacer"),
     ({"clock": "sundial"}, "'sundial'.*native.*callback"),
+    ({"phases": "forward"}, "jaxpace.phase"),
     ({"share": "yes"}, "'auto', True, False or None"),
     ({"slots": 0}, "slots=0"),
     ({"slots": 2.5}, "slots=2.5"),

@@ -1,0 +1,33 @@
+"""`phases=False`: stamps at the collectives alone, the same bits, and compute in one piece."""
+
+import pytest
+
+import jaxpace
+from tests.instrument import models
+from tests.instrument.running import mesh_of, pair
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_only_collectives_are_stamped_and_bits_are_the_same(check_vma):
+  batches, params = models.batches(2), models.mlp_params(layers=2)
+  both = pair(models.vma_step if check_vma else models.plain_step, mesh_of(data=2), params, batches[0],
+              check_vma=check_vma, phases=False)
+  both.check_bits(params, batches, 6)
+  plan = both.paced.plan
+  assert {mark.kind for mark in plan.marks} == {"start", "enter", "exit", "end"}
+  assert {mark.segment for mark in plan.marks} == {"gap", "compute", "sync", "update"}
+  assert len(plan.collectives) >= 1 and not plan.overflow and both.paced.settings_json()["phases"] is False
+
+
+def test_with_phases_there_is_a_boundary():
+  batches, params = models.batches(2), models.mlp_params(layers=2)
+  plan = pair(models.plain_step, mesh_of(data=2), params, batches[0]).paced.plan
+  assert {"forward", "backward"} <= {mark.segment for mark in plan.marks}
+
+
+def test_auto_shares_with_nobody_who_would_look():
+  batches, params = models.batches(2), models.mlp_params(layers=1)
+  without = pair(models.plain_step, mesh_of(data=2), params, batches[0]).paced.plan
+  assert not without.share and "no pacer" in without.share_reason
+  assert pair(models.plain_step, mesh_of(data=2), params, batches[0], pacer=jaxpace.pace_early_ranks()).paced.plan.share
+  assert pair(models.plain_step, mesh_of(data=2), params, batches[0], share=True).paced.plan.share
