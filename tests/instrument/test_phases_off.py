@@ -19,12 +19,6 @@ def test_only_collectives_are_stamped_and_bits_are_the_same(check_vma):
   assert len(plan.collectives) >= 1 and not plan.overflow and both.paced.settings_json()["phases"] is False
 
 
-def test_with_phases_there_is_a_boundary():
-  batches, params = models.batches(2), models.mlp_params(layers=2)
-  plan = pair(models.plain_step, mesh_of(data=2), params, batches[0]).paced.plan
-  assert {"forward", "backward"} <= {mark.segment for mark in plan.marks}
-
-
 def test_auto_shares_with_nobody_who_would_look():
   batches, params = models.batches(2), models.mlp_params(layers=1)
   without = pair(models.plain_step, mesh_of(data=2), params, batches[0]).paced.plan
