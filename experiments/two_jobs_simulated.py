@@ -73,8 +73,8 @@ def at_once(by_order: bool) -> Callable[[float], Pacer]:
   """The rule alone, for comparison: no test, no waiting for what a shift did beyond the next decision; the same bank.
 
   Args:
-    by_order: the follower moves by the work ahead; else everyone who is contended moves by a random part of it with
-      probability one half.
+    by_order: the follower moves by the work ahead; else everyone who is contended, leader or follower, moves with
+      probability one half by a random part of what the collective took beyond its floor.
   """
 
   def make(floor: float) -> Pacer:
@@ -85,7 +85,9 @@ def at_once(by_order: bool) -> Callable[[float], Pacer]:
       key, bank, moved = state
       found = order.look(seen.job_transfers, jnp.full(seen.job_transfers.shape, np.float32(floor)))
       size, heads = uniform(key, seen.step, 1), uniform(key, seen.step, 2) < np.float32(0.5)
-      drawn = jnp.where(heads, size * found.ahead, np.float32(0))
+      total = np.float32(floor * seen.job_transfers.shape[0])
+      blind = found.ahead if by_order else found.contention * total
+      drawn = jnp.where(heads, size * blind, np.float32(0))
       want = jnp.where(found.clears, found.ahead, drawn) if by_order else drawn
       bank = jnp.minimum(bank + np.float32(0.01), np.float32(1))
       delay = jnp.where((found.contention > np.float32(0.1)) & ~moved, jnp.minimum(want, bank), np.float32(0))
@@ -106,7 +108,7 @@ CONTROLS = {
     "learned": Control("`interleave_jobs`, floor from what it saw", lambda floor: interleave_jobs(MOST, slots=BUCKETS)),
     "one_bucket": Control("`interleave_jobs`, one bucket, quiet floor given",
                           lambda floor: interleave_jobs(MOST, floor=floor, slots=1), buckets=1),
-    "random": Control("whoever is contended moves at random", at_once(False)),
+    "random": Control("whoever is contended moves at random, leader or follower", at_once(False)),
     "at_once": Control("the order rule alone: no test, no waits", at_once(True)),
     "at_once_fresh": Control("the same, had it the bucket times one step sooner", at_once(True), fresh=True),
     "mltcp": Control("MLTCP-like: the network gives more to who has sent more", lambda floor: fluid.nothing(),
