@@ -26,7 +26,7 @@ TARGET = 10.0  # us
 SLOTS = 16
 
 
-def pacers() -> dict[str, jaxpace.Pacer]:
+def pacers(ranks: int) -> dict[str, jaxpace.Pacer]:
   """What is timed, by name."""
   early, shift = jaxpace.pace_early_ranks(), jaxpace.interleave_jobs(floor=TRANSFER)
   return {
@@ -35,7 +35,7 @@ def pacers() -> dict[str, jaxpace.Pacer]:
       "interleave_jobs": shift,
       "guard(pace_early_ranks)": jaxpace.guard(early),
       "chain(pace_early_ranks, interleave_jobs)": jaxpace.chain(early, shift),
-      "only_ranks(limit(pace_early_ranks))": jaxpace.only_ranks(jaxpace.limit(early, 5e-3), range(8)),
+      "only_ranks(limit(pace_early_ranks))": jaxpace.only_ranks(jaxpace.limit(early, 5e-3), range(min(8, ranks))),
       "steerable(guard(pace_early_ranks))": jaxpace.steerable(jaxpace.guard(early)),
       "steerable(chain(guard(pace_early_ranks), interleave_jobs))": jaxpace.steerable(
           jaxpace.chain(jaxpace.guard(early), shift)),
@@ -71,7 +71,7 @@ def loop(pacer: jaxpace.Pacer | None, ranks: int, turns: int) -> Callable[[], An
 
 def measure(ranks: int, rounds: int, turns: int) -> dict[str, list[float]]:
   """Microseconds of one update of each pacer, [median, low, high]."""
-  loops = {"": loop(None, ranks, turns)} | {name: loop(pacer, ranks, turns) for name, pacer in pacers().items()}
+  loops = {"": loop(None, ranks, turns)} | {name: loop(pacer, ranks, turns) for name, pacer in pacers(ranks).items()}
   for run in loops.values():
     run()
   blocks = {name: (lambda run=run: seconds_each(run, 1) / turns) for name, run in loops.items()}
