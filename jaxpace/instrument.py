@@ -72,9 +72,8 @@ def instrument(
     slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
     rows: steps the ring of stamps holds; the recorder copies it before it comes round.
     max_delay: seconds; no delay is longer, whatever a pacer asks.
-    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart. On CPU that costs a few
-      percent of short steps, since XLA would run parts of both at once; without, what precedes a collective is
-      `compute`.
+    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for which XLA must not
+      run parts of both at once; without, what precedes a collective is `compute`.
 
   Returns:
     A callable with `init`, and with `plan` once it has been traced.
