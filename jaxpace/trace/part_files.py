@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-import re
 from typing import NamedTuple
 
-_PART = re.compile(r"^(?P<run>.+)-p(?P<process>\d{5,})\.(?P<first>\d{6,})-(?P<last>\d{6,})\.parquet$")
+from jaxpace.trace import schema
 
 
 class PartFile(NamedTuple):
@@ -47,7 +46,7 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
   except (FileNotFoundError, NotADirectoryError):
     names = []
   for name in names:
-    match = _PART.match(name)
+    match = schema.PART_PATTERN.match(name)
     if name.startswith(".") or name.endswith((".tmp", "~")):
       temporary += 1
     elif not match or int(match["first"]) > int(match["last"]):

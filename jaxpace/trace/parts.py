@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +22,6 @@ from jaxpace.trace.decode import Columns
 MERGE_PARTS = 32
 MERGE_ROWS = 1_000_000
 """Rows of the largest part a merge makes: it keeps a merge well under a second, and its memory small."""
-
-_PART = re.compile(r"^(?P<run>.+)-p(?P<process>\d{5,})\.(?P<first>\d{6,})-(?P<last>\d{6,})\.parquet$")
 
 
 class PartId(NamedTuple):
@@ -42,7 +39,7 @@ class PartId(NamedTuple):
 
 def parse_part_name(name: str) -> PartId | None:
   """Inverse of `PartId.file_name`; None for a name that is not a part's."""
-  match = _PART.match(name)
+  match = schema.PART_PATTERN.match(name)
   if not match or int(match["first"]) > int(match["last"]):
     return None
   return PartId(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))

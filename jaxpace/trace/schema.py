@@ -15,12 +15,17 @@ A duration that is not known is null.
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
 
 PART_NAME = "{run}-p{process:05d}.{first:06d}-{last:06d}.parquet"
 """Parts `first` to `last`, merged. A part whose range lies inside another's is a leftover of a merge: ignore it."""
+
+PART_PATTERN = re.compile(r"^(?P<run>.+)-p(?P<process>\d{5,})\.(?P<first>\d{6,})-(?P<last>\d{6,})\.parquet$")
+"""Reads a `PART_NAME`."""
 
 _NS = pa.int64()
 
