@@ -7,14 +7,15 @@ times are (high, low) words of nanoseconds and float32 values are stored by thei
     column 1      flags, see `VALID`
     column 2      delay asked, float32 bits, seconds
     column 3      delay applied, float32 bits, seconds
-    column 4-19   decision columns, float32 bits, named by `Plan.decisions`
-    column 20-    stamps, (high, low) words of nanoseconds, one pair for each `Plan.marks` entry
+    column 4-27   decision columns, float32 bits, named by `Plan.decisions`
+    column 28-    stamps, (high, low) words of nanoseconds, one pair for each `Plan.marks` entry
 """
 
 from __future__ import annotations
 
 STEP, FLAGS, DELAY_ASKED, DELAY_APPLIED, DECISIONS = 0, 1, 2, 3, 4
-MAX_DECISIONS = 16
+MAX_DECISIONS = 24
+"""Every pacer of the package chained, guarded and steered takes 17."""
 STAMPS = DECISIONS + MAX_DECISIONS
 VALID = 1
 """Flag of a row that holds a completed step; an untouched row is all zeros."""

@@ -147,7 +147,7 @@ def test_spec_names_every_axis_and_only_those_of_the_mesh():
 @pytest.mark.parametrize("update, words", [
     (lambda o, s: (jnp.float32(0), s), "must return .Decision, state."),
     (lambda o, s: (Decision(jnp.float32(0), {}), s.astype(jnp.int32)), "same structure, shapes and dtypes"),
-    (lambda o, s: (Decision(jnp.float32(0), {str(i): s for i in range(17)}), s), "has 17"),
+    (lambda o, s: (Decision(jnp.float32(0), {str(i): s for i in range(25)}), s), "has 25"),
 ], ids=["no decision", "another state", "too many columns"])
 def test_a_pacer_that_breaks_its_contract(update, words):
   with pytest.raises(ValueError, match=words):
