@@ -270,9 +270,10 @@ def step_sizes() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root:
       state, data = mlp(batch)
       loops = {"bare": _Loop(mesh, state, data, None), "bare_again": _Loop(mesh, state, data, None),
-               "native": _Loop(mesh, state, data, os.path.join(root, "n"), clock="native"),
-               "native_no_phases": _Loop(mesh, state, data, os.path.join(root, "p"), clock="native", phases=False),
-               "callback": _Loop(mesh, state, data, os.path.join(root, "c"), clock="callback")}
+               "native": _Loop(mesh, state, data, os.path.join(root, "n"), clock="native", share=None),
+               "native_no_phases": _Loop(mesh, state, data, os.path.join(root, "p"), clock="native", phases=False,
+                                         share=None),
+               "callback": _Loop(mesh, state, data, os.path.join(root, "c"), clock="callback", share=None)}
       figures = interleave({name: functools.partial(loop.block, steps) for name, loop in loops.items()},
                            _rounds.value, progress=measured.progress(f"{size:g} ms", _rounds.value))
       for loop in loops.values():

@@ -24,7 +24,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
     text += ["## Each piece alone", ""]
     text += measured.table(["piece", "µs"], [[name, _interval(figures["alone"][key])] for key, name in _PIECES.items()])
   if "steps" in figures:
-    text += ["## Whole steps, one device, recording on, no pacer", ""]
+    text += ["## Whole steps, one device, recording on, no pacer, arrivals not shared", ""]
     text += ["The allocator keeps its memory here (`experiments.measured.keep_memory`). Left to itself, glibc's gives "
              "the temporary buffers of a step back to the system and takes them anew in some starts of a program, bare "
              "or instrumented: 2,000 page faults and 3 to 7 ms a step.", ""]

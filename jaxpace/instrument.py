@@ -215,8 +215,6 @@ class Instrumented(Recordable):
   def _share(self, written: script.Script) -> tuple[bool, str]:
     if not self.share_wanted:
       return False, "not shared: share=None"
-    if self.share_wanted == "auto" and self.pacer is None:
-      return False, "not shared: there is no pacer that would see it (share=True shares)"
     refusal = sharing.refusal(written.carrier, self.axis)
     if refusal:
       return False, f"not shared: {refusal}"

@@ -2,7 +2,6 @@
 
 import pytest
 
-import jaxpace
 from tests.instrument import models
 from tests.instrument.running import mesh_of, pair
 
@@ -17,11 +16,3 @@ def test_only_collectives_are_stamped_and_bits_are_the_same(check_vma):
   assert {mark.kind for mark in plan.marks} == {"start", "enter", "exit", "end"}
   assert {mark.segment for mark in plan.marks} == {"gap", "compute", "sync", "update"}
   assert len(plan.collectives) >= 1 and not plan.overflow and both.paced.settings_json()["phases"] is False
-
-
-def test_auto_shares_with_nobody_who_would_look():
-  batches, params = models.batches(2), models.mlp_params(layers=1)
-  without = pair(models.plain_step, mesh_of(data=2), params, batches[0]).paced.plan
-  assert not without.share and "no pacer" in without.share_reason
-  assert pair(models.plain_step, mesh_of(data=2), params, batches[0], pacer=jaxpace.pace_early_ranks()).paced.plan.share
-  assert pair(models.plain_step, mesh_of(data=2), params, batches[0], share=True).paced.plan.share
