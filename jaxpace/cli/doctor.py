@@ -23,7 +23,6 @@ examples:
   jaxpace doctor runs/demo --strict
   jaxpace doctor --topology topology.xml --json doctor.json
 """
-_PIPED_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
   """
   from jaxpace.locality.concerns import WARNING
   from jaxpace.locality.job import job_concerns
+  from jaxpace.reporting.console import make_console
   from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
 
   try:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     places, problems = _look(args)
     concerns = job_concerns(places)
     if args.json != "-":
-      _print(places, concerns, problems, title=args.run)
+      render(places, concerns, problems, make_console(), args.run)
     if args.json:
       write_document(document(places, concerns, problems), args.json)
   except (_NothingError, UnwritableError) as error:
@@ -119,18 +119,6 @@ def _devices() -> list[Any]:
   except Exception as error:  # RuntimeError of many kinds: no backend, a driver too old, a device held by another
     reason = next(iter(str(error).splitlines()), repr(error))
     raise _NothingError(f"JAX gives no devices here: {reason}") from error
-
-
-def _print(places: list[Locality], concerns: list[Concern], problems: list[str], title: str | None) -> None:
-  from rich.console import Console
-
-  options: dict[str, Any] = {}
-  if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
-    options["width"] = _PIPED_WIDTH
-  console = Console(highlight=False, **options)
-  if console.width > 120:
-    console.width = 120
-  render(places, concerns, problems, console, title)
 
 
 def render(places: list[Locality], concerns: list[Concern], problems: list[str], console: Console,

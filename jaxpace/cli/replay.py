@@ -26,7 +26,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace replay`."""
-  from jaxpace.reporting.command import _ranks, _window
+  from jaxpace.reporting import arguments
   parser.description = "Says what a pacer would have done in a recorded run, and what that would have cost."
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--pacer", metavar="EXPR", required=True, help="what to run, see below")
   parser.add_argument("--json", metavar="FILE",
                       help="also write the result as JSON; '-' writes it to standard output and nothing else")
-  parser.add_argument("--steps", type=_window, metavar="A:B", default=(None, None),
+  parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1, with a pacer that is new at A (default: all)")
-  parser.add_argument("--ranks", type=_ranks, metavar="N", default=10,
+  parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, most delayed first, or 'all' (default: 10)")
   parser.add_argument("--no-share", action="store_true",
                       help="let each rank's pacer see its own arrival only, as with share=False")
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
   os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with the job itself
   from jaxpace.cli import pacer_expression
   from jaxpace.diagnosis.counted import count_steps
-  from jaxpace.reporting.json_file import write_document
+  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
   from jaxpace.reporting.progress import Progress
   from jaxpace.simulation import replay_summary
   from jaxpace.simulation.replay import replay
@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
   progress = Progress()
   try:
+    if args.json:
+      check_target(args.json)
     pacer = pacer_expression.make(args.pacer)
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
     laid_out = groups(recorded.info, recorded.ranks)
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if summary is None:
       raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: nothing can be played "
                      "again.")
-  except (RunError, pacer_expression.ExpressionError) as error:
+  except (RunError, UnwritableError, pacer_expression.ExpressionError) as error:
     progress.clear()
     return _fail(str(error))
   except MemoryError:
@@ -99,8 +101,10 @@ def run(args: argparse.Namespace) -> int:
                                             as_recorded=args.as_recorded, notes=notes), args.json)
   except BrokenPipeError:
     raise
+  except UnwritableError as error:
+    return _fail(str(error))
   except OSError as error:
-    return _fail(f"{args.json} can't be written: {error.strerror or error}.")
+    return _fail(f"standard output can't be written: {error.strerror or error}.")
   return 0
 
 

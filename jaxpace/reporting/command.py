@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-  from jaxpace.diagnosis.diagnosis import Diagnosis
+from jaxpace.reporting import arguments
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.
@@ -18,7 +16,6 @@ examples:
   jaxpace report runs/demo --json report.json
   jaxpace report runs/demo --steps 1000:2000 --ranks all
 """
-_PIPED_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("run", metavar="RUN", help="run directory")
   parser.add_argument("--json", metavar="FILE",
                       help="also write the report as JSON; '-' writes it to standard output and nothing else")
-  parser.add_argument("--steps", type=_window, metavar="A:B", default=(None, None),
+  parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1; either may be left out (default: all)")
-  parser.add_argument("--ranks", type=_ranks, metavar="N", default=10,
+  parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, latest first, or 'all' (default: 10)")
 
 
@@ -44,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
   # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
   from jaxpace.diagnosis.diagnose import diagnose
   from jaxpace.diagnosis.document import to_json
+  from jaxpace.reporting.console import make_console
   from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
   from jaxpace.reporting.progress import Progress
+  from jaxpace.reporting.terminal import render
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
 
@@ -64,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
   progress.clear()
   try:
     if args.json != "-":
-      _print(diagnosis, args.ranks)
+      render(diagnosis, make_console(), args.ranks)
     if args.json:
       write_document(to_json(diagnosis), args.json)
     sys.stdout.flush()
@@ -84,53 +83,6 @@ def _give_up_output() -> None:
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _print(diagnosis: Diagnosis, ranks: int | None) -> None:
-  from rich.console import Console
-
-  from jaxpace.reporting.terminal import render
-
-  options: dict[str, Any] = {}
-  if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
-    options["width"] = _PIPED_WIDTH
-  console = Console(highlight=False, soft_wrap=False, **options)
-  if console.width > 120:
-    console.width = 120
-  render(diagnosis, console, ranks)
-
-
 def _fail(sentence: str) -> int:
   print(f"jaxpace report: {sentence}", file=sys.stderr)
   return 2
-
-
-def _window(text: str) -> tuple[int | None, int | None]:
-  """Parses "A:B".
-
-  >>> _window("100:200"), _window(":50")
-  ((100, 200), (None, 50))
-  """
-  begin, colon, end = text.partition(":")
-  try:
-    window = (int(begin) if begin else None, int(end) if end else None)
-  except ValueError:
-    window = None
-  if not colon or window is None:
-    raise argparse.ArgumentTypeError(f"{text!r} is no range of steps: write A:B, such as 100:200, 100: or :200")
-  first, stop = window
-  if (first is not None and first < 0) or (stop is not None and stop < 0):
-    raise argparse.ArgumentTypeError(f"{text!r} has a negative step")
-  if first is not None and stop is not None and stop <= first:
-    raise argparse.ArgumentTypeError(f"{text!r} is empty: B is one past the last step, so it must be above A")
-  return window
-
-
-def _ranks(text: str) -> int | None:
-  if text == "all":
-    return None
-  try:
-    number = int(text)
-  except ValueError:
-    number = 0
-  if number < 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 or more, or 'all'")
-  return number

@@ -96,6 +96,14 @@ def test_slips_are_one_sentence_and_status_2(run, monkeypatch, capsys, pacer, wo
   assert captured.out == "" and words in captured.err and captured.err.startswith("jaxpace replay: ")
 
 
+def test_json_that_cannot_be_written_is_a_sentence_before_the_work_is_done(run, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr("jaxpace.simulation.replay.replay", None)  # not reached
+  target = tmp_path / "nowhere" / "replay.json"
+  assert replay(run, "--pacer", "pace_early_ranks()", "--json", target) == 2
+  found = capsys.readouterr()
+  assert not found.out and str(target) in found.err and "does not exist" in found.err
+
+
 def test_a_rank_that_was_never_recorded_is_said(run, capsys):
   for path in run.glob("*/synthetic-p00001*"):
     path.unlink()
