@@ -246,7 +246,7 @@ class Instrumented(Recordable):
       waits = jnp.stack([*taken.waits, *([nothing] * (self.slots - len(taken.waits)))])
       first = jnp.all(one.last_exit == jnp.uint32(0))
       step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit))
-      transfers = waits.at[0].set(coordination_arrivals.transfer(waits[0], arrivals, delays, index))
+      transfers = coordination_arrivals.transfers(waits, arrivals, delays, index)
       job = jnp.full((1 + self.slots,), nothing) if taken.job is None else jnp.pad(
           taken.job, (0, 1 + self.slots - taken.job.shape[0]), constant_values=nothing)
       observation = Observation(step=one.step, rank=index, arrivals=arrivals, delays=delays, waits=waits,

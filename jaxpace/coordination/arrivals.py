@@ -93,3 +93,18 @@ def transfer(wait: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: jax.
   """
   early = own(earliness(arrivals + delays), rank)
   return jnp.where(valid(wait) & all_known(arrivals, delays), jnp.maximum(wait - early, _ZERO), _NAN)
+
+
+def transfers(waits: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: jax.Array) -> jax.Array:
+  """Estimates every collective's own time from one rank's waits; what `Observation.job_transfers` averages.
+
+  Arrivals are those at the first collective, so they say nothing of the later ones: there it is the wait.
+
+  Args:
+    waits: [S] float32 s.
+    arrivals, delays, rank: as for `transfer`.
+
+  Returns:
+    [S] float32 s; NaN where unknown.
+  """
+  return waits.at[0].set(transfer(waits[0], arrivals, delays, rank))

@@ -62,12 +62,7 @@ def count_steps(run: Run) -> Counted:
   the last one that took more than 3 times the median step.
   """
   times = step_times(run)
-  mask = np.isfinite(times)
-  first, stop = run.window
-  if first is not None:
-    mask &= run.steps >= first
-  if stop is not None:
-    mask &= run.steps < stop
+  mask = np.isfinite(times) & run.inside
   warmup = np.zeros_like(mask)
   if mask.any():
     slow = mask & (np.nan_to_num(times) > WARMUP_FACTOR * np.median(times[mask]))

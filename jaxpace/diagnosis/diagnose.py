@@ -14,6 +14,7 @@ from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import running_minimum
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.notes import notes_on
+from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.verdict import verdict_on
@@ -57,6 +58,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None) -> Di
   diagnosis = Diagnosis(
       run=run, counted=counted, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found, verdict="",
+      measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=without_late, notes=())
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis), notes=notes_on(diagnosis))
 
@@ -81,10 +83,4 @@ def _shares(parts: dict[str, float], quiet: float, contention: float) -> dict[st
 
 
 def _recorded(run: Run) -> int:
-  present = (run.attempt >= 0).any(axis=0)
-  first, stop = run.window
-  if first is not None:
-    present &= run.steps >= first
-  if stop is not None:
-    present &= run.steps < stop
-  return int(present.sum())
+  return int(((run.attempt >= 0).any(axis=0) & run.inside).sum())

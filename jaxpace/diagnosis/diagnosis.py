@@ -10,6 +10,7 @@ from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
+from jaxpace.diagnosis.pacing import Measured
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.trace.run import Run
@@ -44,6 +45,7 @@ class Diagnosis:
   phases: dict[str, np.ndarray]
   findings: tuple[Finding, ...]
   verdict: str
+  measured: Measured | None  # what a guard measured of pacing; None where none ran
   no_skew: Alternative | None
   no_contention: Alternative | None
   without_rank: dict[int, Alternative]  # each late rank by itself

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.locality.concerns import WARNING
 from jaxpace.locality.job import job_concerns
@@ -68,10 +67,7 @@ def _processes(diagnosis: Diagnosis) -> int:
 
 def _missing(diagnosis: Diagnosis) -> dict[str, Any]:
   run = diagnosis.run
-  inside = np.ones(len(run.steps), bool)
-  if run.window[0] is not None:
-    inside = run.steps >= run.window[0]
-  present = run.attempt[:, inside] >= 0
+  present = run.attempt[:, run.inside] >= 0
   recording = present.any(axis=1)
   some = present.any(axis=0)
   lacking = (~present[:, some]).sum(axis=1)
@@ -100,7 +96,7 @@ def _optional(value: Alternative | None) -> dict[str, float] | None:
 
 def _pacing(diagnosis: Diagnosis) -> dict[str, Any]:
   present = int(diagnosis.totals.present.sum())
-  found = measured(diagnosis.run)
+  found = diagnosis.measured
   return {"active_share": diagnosis.totals.delayed / present if present else None,
           **(found.to_json() if found else {"effect": None, "effect_interval": None, "blocks": 0})}
 

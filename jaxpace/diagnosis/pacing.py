@@ -62,7 +62,7 @@ def measured(run: Run) -> Measured | None:
     return None
   times, pair, on = step_times(run), columns["guard_pair"], columns["guard_on"]
   # Pair 0 counts nowhere: a fresh state's first row is all zeros.
-  counts = np.isfinite(times) & (pair > 0) & np.isfinite(on) & _inside(run)
+  counts = np.isfinite(times) & (pair > 0) & np.isfinite(on) & run.inside
   means, variance = _means(run, times, pair, on, counts)
   effect = interval = None
   if len(means):
@@ -70,7 +70,7 @@ def measured(run: Run) -> Measured | None:
     effect = float(difference.mean()) / off
     half = _half_width(difference, variance)
     interval = (effect - half / off, effect + half / off) if math.isfinite(half) else None
-  known = np.flatnonzero(np.isfinite(on) & _inside(run))
+  known = np.flatnonzero(np.isfinite(on) & run.inside)
   last = int(known[-1]) if known.size else None
   own = {name: _value(columns, name, last) for name in ("effect", "effect_low", "effect_high", "pairs")}
   low, high = own["effect_low"], own["effect_high"]
@@ -113,16 +113,6 @@ def _half_width(difference: np.ndarray, variance: float) -> float:
   squares = float(((difference - difference.mean())**2).sum())
   rho = sequential.prior(max(variance, 1e-30))
   return float(sequential.half_width(len(difference), squares, rho, -math.log(LEVEL), PLAIN))
-
-
-def _inside(run: Run) -> np.ndarray:
-  first, stop = run.window
-  inside = np.ones(len(run.steps), bool)
-  if first is not None:
-    inside &= run.steps >= first
-  if stop is not None:
-    inside &= run.steps < stop
-  return inside
 
 
 def _value(columns: dict[str, np.ndarray], name: str, at: int | None) -> float | None:

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
 from jaxpace.diagnosis.findings import milliseconds
-from jaxpace.diagnosis.pacing import measured
 from jaxpace.reporting import bars
 from jaxpace.trace.problems import plural
 
@@ -158,8 +157,7 @@ def _phases(diagnosis: Diagnosis) -> RenderableType | None:
 
 
 def _pacing(diagnosis: Diagnosis) -> RenderableType | None:
-  found = measured(diagnosis.run)
-  return Text(found.sentence()) if found else None
+  return Text(diagnosis.measured.sentence()) if diagnosis.measured else None
 
 
 def _what_if(diagnosis: Diagnosis) -> RenderableType | None:

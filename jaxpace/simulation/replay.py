@@ -123,7 +123,7 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, most: np.float32, sha
     decision, after = pacer.update(observation, state)
     names = checks.decision(decision, after, state)
     info = {name: jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names}
-    transfers = waits.at[0].set(said.transfer(waits[0], seen, delays, rank))
+    transfers = said.transfers(waits, seen, delays, rank)
     return Decision(jnp.asarray(decision.delay).astype(jnp.float32).reshape(()), info), after, transfers
 
   def step(carry: _Carry, row: _Row) -> tuple[_Carry, Any]:

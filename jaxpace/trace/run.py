@@ -78,6 +78,17 @@ class Run:
     return self.attempt.shape[0]
 
   @property
+  def inside(self) -> np.ndarray:
+    """[K] bool, the steps that were asked for: `steps` holds the one before them, too."""
+    first, stop = self.window
+    inside = np.ones(len(self.steps), bool)
+    if first is not None:
+      inside &= self.steps >= first
+    if stop is not None:
+      inside &= self.steps < stop
+    return inside
+
+  @property
   def plan(self) -> dict[str, Any]:
     """The plan of the step as plain data; empty if it was not recorded."""
     plan = self.info.get("plan")
