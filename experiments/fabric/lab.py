@@ -133,7 +133,7 @@ class Lab:
     self.topology.address(host)
     if self._lock is None:
       raise LabError("The lab isn't up: call popen inside `with Lab(config) as lab:`.")
-    process = subprocess.Popen(commands.enter(self.name, host, str(self._hosts_file), command),
+    process = subprocess.Popen(machine.found(commands.enter(self.name, host, str(self._hosts_file), command)),
                                **{"start_new_session": True, **options})
     self._processes.append(process)
     return process

@@ -22,6 +22,7 @@ _NAMESPACES = pathlib.Path("/run/netns")  # where `ip netns` keeps the names
 _AVAILABLE = pathlib.Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux", "mount": "mount",
              "hostname": "hostname", "sh": "dash"}  # of Debian and Ubuntu
+_SYSTEM = "/usr/sbin:/sbin"  # where distributions keep ip and tc, and where PATH need not lead
 _PATIENCE = 10.0  # s, for one command
 
 
@@ -39,10 +40,10 @@ def why_not(algorithms: Collection[str] = ()) -> str | None:
   """
   if not sys.platform.startswith("linux"):
     return f"The lab is made of Linux network namespaces; this is {sys.platform}. Run it on Linux, in a VM for example."
-  absent = [program for program in _PACKAGES if shutil.which(program) is None]
+  absent = [program for program in _PACKAGES if find(program) is None]
   if absent:
     packages = " ".join(sorted({_PACKAGES[program] for program in absent}))
-    return f"{', '.join(absent)} not found in PATH. On Debian and Ubuntu: apt-get install {packages}"
+    return f"{', '.join(absent)} not found in PATH or {_SYSTEM}. On Debian and Ubuntu: apt-get install {packages}"
   if os.geteuid() != 0:
     return "Only root may make network namespaces. Run it with sudo, or as root in a VM or a privileged container."
   known = _AVAILABLE.read_text().split() if _AVAILABLE.exists() else []
@@ -53,6 +54,16 @@ def why_not(algorithms: Collection[str] = ()) -> str | None:
   return None
 
 
+def find(program: str) -> str | None:
+  """Returns the path of one of the programs that the lab runs, or None if it is not installed."""
+  return shutil.which(program) or shutil.which(program, path=_SYSTEM)
+
+
+def found(command: Sequence[str]) -> list[str]:
+  """Returns a command with the path of its program, wherever PATH leads."""
+  return [find(command[0]) or command[0], *command[1:]]
+
+
 def run(command: Sequence[str]) -> str:
   """Runs one of the lab's own short commands and returns what it prints.
 
@@ -60,7 +71,7 @@ def run(command: Sequence[str]) -> str:
     LabError: it fails.
   """
   try:
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE)
+    done = subprocess.run(found(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE)
   except subprocess.TimeoutExpired as error:
     raise LabError(f"`{' '.join(command)}` did not end within {_PATIENCE:g} s.") from error
   if done.returncode:

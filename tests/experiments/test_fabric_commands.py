@@ -131,6 +131,7 @@ def test_a_failed_command_is_a_sentence(command: str, said: str, sentence: str) 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
   monkeypatch.setenv("PATH", str(tmp_path))
+  monkeypatch.setattr(machine, "_SYSTEM", "")
   assert "apt-get install" in (machine.why_not() or "") and "iproute2" in (machine.why_not() or "")
   for program in machine._PACKAGES:
     (tmp_path / program).touch(mode=0o755)
@@ -144,3 +145,15 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: path
   assert "no TCP congestion control vegas, it has reno, cubic" in (machine.why_not(["vegas"]) or "")
   monkeypatch.setattr("sys.platform", "darwin")
   assert "Run it on Linux" in (machine.why_not() or "")
+
+
+def test_programs_are_found_where_path_does_not_lead(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+  folder = tmp_path / "sbin"
+  folder.mkdir()
+  (folder / "tc").touch(mode=0o755)
+  monkeypatch.setenv("PATH", str(tmp_path))
+  monkeypatch.setattr(machine, "_SYSTEM", str(folder))
+  assert machine.found(["tc", "-V"]) == [str(folder / "tc"), "-V"]
+  (tmp_path / "tc").touch(mode=0o755)
+  assert machine.found(["tc", "-V"]) == [str(tmp_path / "tc"), "-V"], "PATH goes first"
+  assert machine.found(["ip", "link"]) == ["ip", "link"], "so that the error is the usual one"
