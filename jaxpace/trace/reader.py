@@ -7,6 +7,7 @@ used is left out and named in `Run.problems`; only a directory with nothing to r
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
 import pathlib
 from collections import Counter
@@ -17,6 +18,8 @@ import numpy as np
 
 from jaxpace.locality.job import read_places
 from jaxpace.trace import decisions, dense, part_files
+from jaxpace.trace.host_causes import read_host_causes
+from jaxpace.trace.host_samples import read_host_samples
 from jaxpace.trace.problems import describe, plural
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
 from jaxpace.trace.table_reader import TableFiles, open_table
@@ -110,11 +113,15 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
             end_ns=steps_rows.times.get("end_ns"), durations=steps_rows.durations, collectives=collectives,
             process_of_rank=process_of_rank,
             skipped=dict(skipped), duplicates=max(steps_rows.duplicates, collective_rows.duplicates),
-            problems=(), window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt))
+            problems=(), window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt),
+            host_causes=read_host_causes(steps_table, axis, steps_rows.attempt, steps_rows.process_of_rank))
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
   places, unreadable = read_places(path, run_id)
   problems.extend(unreadable)
-  return Run(**{**vars(run), "problems": tuple(problems), "locality": tuple(places)})
+  samples, unreadable = read_host_samples(path, run_id)
+  problems.extend(unreadable)
+  return dataclasses.replace(run, problems=tuple(problems), locality=tuple(places),
+                             host_samples=samples if samples.time_ns.size else None)
 
 
 def _check_directory(path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.locality.types import Locality
+from jaxpace.trace.host_samples import HostSamples
 
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
@@ -38,6 +39,23 @@ class CollectiveTimes:
   enter_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
   exit_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
   attempt: np.ndarray  # [R, K] int16, attempt the two belong to; -1 where there is no row
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCauses:
+  """What each process did while it dispatched a step. Devices run behind the loop, by a few steps at most.
+
+  P processes, K steps.
+  """
+
+  processes: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [P], rising
+  columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  """[P, K] float32 by name of `jaxpace.trace.host.NAMES` without `_ns`: seconds, "nivcsw" a count; NaN where null."""
+
+  def row(self, process: int) -> int | None:
+    """Row of a process; None where it recorded nothing."""
+    at = int(np.searchsorted(self.processes, process))
+    return at if at < len(self.processes) and self.processes[at] == process else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +90,10 @@ class Run:
   """Where each process ran, as far as it was written down and can be read."""
   guard: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
   """[K] float32 by column of `jaxpace.guard` ("guard_on", ...), of the lowest rank recorded; empty if none ran."""
+  host_causes: HostCauses = dataclasses.field(default_factory=HostCauses)
+  """What each process did in each step, besides training."""
+  host_samples: HostSamples | None = None
+  """Samples of each process's host; None where there are none."""
 
   @property
   def ranks(self) -> int:
