@@ -20,6 +20,7 @@ import numpy as np
 from jaxpace.trace import schema
 from jaxpace.trace.decode import Columns
 from jaxpace.trace.parts import PartStore
+from jaxpace.trace.synthetic_faults import Extra, Fault, strike
 
 _NS = 1e9
 
@@ -57,6 +58,12 @@ class Job:
   """Seconds by which these ranks leave every collective after the others."""
   compile: float = 0.0
   """Extra time of the first two steps, in the gap of every rank."""
+  faults: tuple[Fault, ...] = ()
+  transfer_noise: float = 0.0
+  """Mean of an exponential part of the transfer, as a share of it."""
+  host_columns: bool = False
+  """Whether the host's columns of the table `steps` and the table `hosts` are written, one sample a `sample_steps`."""
+  sample_steps: int = 20
   seed: int = 0
 
 
@@ -75,6 +82,7 @@ class Truth:
   exit: np.ndarray  # [C, R, K]
   start: np.ndarray  # [R, K]
   end: np.ndarray  # [R, K]
+  extra: Extra  # what the faults added, seconds
 
 
 def simulate(job: Job) -> Truth:
@@ -98,6 +106,11 @@ def simulate(job: Job) -> Truth:
   transfers = np.full((job.collectives, job.steps), job.transfer)
   begin, end = (round(share * job.steps) for share in job.contended)
   transfers[:, begin:end] += job.contention
+  if job.transfer_noise:
+    transfers += np.random.default_rng((job.seed, 0)).exponential(job.transfer_noise * job.transfer, transfers.shape)
+  extra = strike(job.faults, job.ranks, job.steps, job.seed)
+  forward, gap = forward + extra.forward, gap + extra.gap
+  transfers += extra.transfer / job.collectives
   update = np.full(shape, job.update)
   forward, backward, gap, delay, update, transfer = map(
       _nanoseconds, (forward, backward, gap, delay, update, transfers))
@@ -116,7 +129,7 @@ def simulate(job: Job) -> Truth:
   leave = base[:, None] + offset
   finish = leave[-1] + update
   begun = np.concatenate([np.zeros_like(offset) + offset, finish[:, :-1]], axis=1) + gap
-  return Truth(forward, backward, update, gap, delay, busy, transfer, enter, leave, begun, finish)
+  return Truth(forward, backward, update, gap, delay, busy, transfer, enter, leave, begun, finish, extra)
 
 
 def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
@@ -153,10 +166,16 @@ def write(directory: str | pathlib.Path, job: Job, *, run: str = "synthetic", at
         {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt, "process": process, "hostname": host,
          "pid": 1000 + process, "ranks": ranks.tolist(), "closed_cleanly": True}))
     stores = {table: PartStore(path, table, run, process) for table in ("steps", "collectives")}
+    host = _host_columns(truth, ranks) if job.host_columns else {}
+    if job.host_columns:
+      samples = _host_samples(job, truth, ranks, process, attempt, origins[process])
+      PartStore(path, "hosts", run, process).append(samples)
     for begin in range(0, job.steps, part_steps):
       part = slice(begin, min(begin + part_steps, job.steps))
       keys = _keys(ranks, part, first_step, process, attempt)
-      stores["steps"].append(_step_rows(truth, keys, ranks, part, origins[process], sync))
+      rows = _step_rows(truth, keys, ranks, part, origins[process], sync)
+      rows.update({name: np.tile(values[part], len(ranks)) for name, values in host.items()})
+      stores["steps"].append(rows)
       stores["collectives"].append(_collective_rows(truth, keys, ranks, part, origins[process]))
     if progress:
       progress(process + 1, job.processes)
@@ -190,6 +209,27 @@ def _step_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice, orig
   if sync:
     columns["sync_ns"] = cut((truth.exit - truth.enter).sum(axis=0))
   return columns
+
+
+def _host_columns(truth: Truth, ranks: np.ndarray) -> Columns:
+  """[K] what the ranks' process shows in each step: CPU time of what it computes, and the faults' mechanisms."""
+  shown = {name: _nanoseconds(values[ranks].sum(axis=0)) for name, values in truth.extra.shown.items()}
+  # Time that a stopped or preempted process loses is no CPU time.
+  cpu = (truth.forward + truth.backward + truth.update)[ranks].sum(axis=0) - shown["preempted"] - shown["stopped"]
+  paused = [name for name in ("gc", "data", "checkpoint") if truth.extra.shown[name].any()]
+  return {"cpu_ns": cpu + shown["gc"], "nivcsw": shown["preempted"] // 1_000_000, "gc_ns": shown["gc"],
+          **{f"{name}_ns": shown[name] for name in paused if name != "gc"}}
+
+
+def _host_samples(job: Job, truth: Truth, ranks: np.ndarray, process: int, attempt: int, origin: int) -> Columns:
+  """Samples of the process's host: the links are busy while a transfer runs, and for as long as a fault holds them."""
+  at = np.unique(np.append(np.arange(0, job.steps, job.sample_steps), job.steps - 1))
+  quiet = truth.transfer.sum(axis=0) * 1e-9 - truth.extra.transfer
+  busy = np.cumsum(_nanoseconds(quiet + truth.extra.busy[ranks].max(axis=0)))
+  number = len(at)
+  return {"time_ns": truth.end[ranks[0], at] + origin, "process": np.full(number, process, np.int32),
+          "attempt": np.full(number, attempt, np.int32), "tcp_busy_ns": busy[at] - busy[0],
+          "retransmits": np.zeros(number, np.int64), "throttled_ns": np.zeros(number, np.int64)}
 
 
 def _collective_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice, origin: int) -> Columns:
