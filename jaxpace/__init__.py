@@ -23,11 +23,12 @@ if TYPE_CHECKING:
   from jaxpace.recorded import recorded
   from jaxpace.restoring import pace_target, restore_pace
   from jaxpace.trace.recorder import Recorder
+  from jaxpace.watching.watchdog import Watchdog
 
 __all__ = [
-    "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "Recorder", "chain",
-    "delay", "guard", "instrument", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks", "pace_target",
-    "phase", "pmean", "psum", "recorded", "restore_pace", "spec", "steerable"]
+    "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "Recorder",
+    "Watchdog", "chain", "delay", "guard", "instrument", "interleave_jobs", "limit", "only_ranks",
+    "pace_early_ranks", "pace_target", "phase", "pmean", "psum", "recorded", "restore_pace", "spec", "steerable"]
 
 _HOMES = {
     "Control": "jaxpace.control.control",
@@ -39,6 +40,7 @@ _HOMES = {
     "Pacer": "jaxpace.core.types",
     "Plan": "jaxpace.core.plan",
     "Recorder": "jaxpace.trace.recorder",
+    "Watchdog": "jaxpace.watching.watchdog",
     "chain": "jaxpace.coordination.combinators",
     "delay": "jaxpace.pieces",
     "guard": "jaxpace.coordination.guard",

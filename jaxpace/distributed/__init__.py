@@ -6,7 +6,14 @@
 from jaxpace.distributed.client import process_count, process_index
 from jaxpace.distributed.joining import initialize
 from jaxpace.distributed.place import Place, place_from_environment
-from jaxpace.distributed.store import barrier, key_value_delete, key_value_get, key_value_set, share_string
+from jaxpace.distributed.store import (
+  barrier,
+  key_value_delete,
+  key_value_directory,
+  key_value_get,
+  key_value_set,
+  share_string,
+)
 
-__all__ = ["Place", "barrier", "initialize", "key_value_delete", "key_value_get", "key_value_set",
-           "place_from_environment", "process_count", "process_index", "share_string"]
+__all__ = ["Place", "barrier", "initialize", "key_value_delete", "key_value_directory", "key_value_get",
+           "key_value_set", "place_from_environment", "process_count", "process_index", "share_string"]

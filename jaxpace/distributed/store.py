@@ -64,6 +64,23 @@ def key_value_get(key: str, timeout: float) -> str | None:
     raise _lost(f"waiting for {key!r}", error) from error
 
 
+def key_value_directory(directory: str) -> dict[str, str]:
+  """Returns all strings published below a directory at the moment, by their whole keys. Empty alone.
+
+  Raises:
+    ConnectionError: if process 0 is gone.
+  """
+  client = _client()
+  if client is None:
+    return {}
+  try:
+    return dict(client.key_value_dir_get(directory))
+  except jax.errors.JaxRuntimeError as error:
+    if "NOT_FOUND" in str(error):
+      return {}
+    raise _lost(f"reading {directory!r}", error) from error
+
+
 def key_value_delete(key: str) -> None:
   """Deletes a key, and all below it if it is a directory; one that does not exist is no error. A no-op alone."""
   client = _client()

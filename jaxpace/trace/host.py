@@ -28,6 +28,7 @@ class HostCauses:
     self._measured: dict[str, int] = {}
     self._cpu = self._switches = self._gc_seen = 0
     self._used: set[str] = set()
+    self.doing: str | None = None  # the cause that is being measured at the moment
 
   def start(self) -> None:
     """Begins to watch the garbage collector and sets the counters' origin."""
@@ -65,10 +66,12 @@ class HostCauses:
   def measure(self, cause: str) -> Iterator[None]:
     """Adds the time spent inside to a cause of the current step; see `add`."""
     self.add(cause, 0)
+    before, self.doing = self.doing, cause
     start = time.monotonic_ns()
     try:
       yield
     finally:
+      self.doing = before
       self.add(cause, time.monotonic_ns() - start)
 
   def _take(self, cause: str) -> int | None:

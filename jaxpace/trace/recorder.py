@@ -219,6 +219,11 @@ class Recorder:
     """
     return self._causes.measure(cause)
 
+  @property
+  def doing(self) -> str | None:
+    """What `measure` measures at the moment: "data", "checkpoint" or None. For other threads."""
+    return self._causes.doing
+
   def close(self) -> None:
     """Waits for the last copies, writes everything and says what was lost. Further calls do nothing."""
     self._close(in_trouble=False)

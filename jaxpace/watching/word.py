@@ -1,0 +1,77 @@
+"""What a process says of itself, in one short string, and what the others make of hearing it."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+STACK_CHARACTERS = 3000
+"""Longest stack that is sent: the store lives in process 0, and all processes may send one at once."""
+STACK_CHARACTERS_IN_LARGE_JOBS = 1000
+LARGE_JOB = 64
+
+
+class Word(NamedTuple):
+  """One process's own account of itself. Ages are by its own clock, so no two clocks are compared."""
+
+  process: int
+  host: str
+  pid: int
+  number: int  # counts up: a word that stays the same is an old one
+  entered: int  # steps whose function was called, the one it is in included
+  completed: int  # steps known to have completed
+  phase: str  # where the loop is: "step", "between steps", "compiling", "data", or a pause's name
+  age: float  # s since a step last completed, or a pause ended
+  excused: float  # s since it last announced that it would take long; 0 while it does
+  waiting: bool  # whether `age` is past its timeout
+  stack: str = ""  # of the loop's thread, where it is asked for
+
+  def to_text(self) -> str:
+    return json.dumps(self)
+
+  @staticmethod
+  def from_text(text: str) -> Word | None:
+    """Reads `to_text`; None for anything else."""
+    try:
+      word = Word(*json.loads(text))
+    except (TypeError, ValueError):
+      return None
+    numbers = (word.process, word.pid, word.number, word.entered, word.completed, word.age, word.excused)
+    texts = (word.host, word.phase, word.stack)
+    well_formed = all(isinstance(n, int | float) for n in numbers) and all(isinstance(t, str) for t in texts)
+    return word if well_formed else None
+
+
+class Heard(NamedTuple):
+  """A process's last word and how long, by the listener's clock, nothing new has come from it."""
+
+  word: Word
+  silence: float  # s
+  left: bool = False  # whether it has taken its word back: it is not watched any more
+
+
+class Ears:
+  """Remembers the words heard and since when they have been the same. No I/O; `now` is the listener's clock."""
+
+  def __init__(self) -> None:
+    self._words: dict[int, Word] = {}
+    self._since: dict[int, float] = {}
+    self._left: set[int] = set()
+
+  def hear(self, words: list[Word], now: float) -> None:
+    """Takes in everything that is in the store at the moment.
+
+    Args:
+      words: all of them; a process heard before that is not among them has left.
+      now: seconds.
+    """
+    for word in words:
+      known = self._words.get(word.process)
+      if known is None or (known.number, known.pid) != (word.number, word.pid):
+        self._words[word.process], self._since[word.process] = word, now
+    self._left = set(self._words) - {word.process for word in words}
+
+  def heard(self, now: float) -> dict[int, Heard]:
+    """Returns the last word of every process that ever said one."""
+    return {process: Heard(word, now - self._since[process], process in self._left)
+            for process, word in self._words.items()}
