@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpace.diagnosis import findings as findings_module
-from jaxpace.diagnosis.counted import count_steps
+from jaxpace.diagnosis.counted import Counted, count_steps
 from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
-from jaxpace.diagnosis.findings import Finding
-from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.findings import Finding, hosts_of
+from jaxpace.diagnosis.floor import Floor, running_minimum
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.verdict import verdict_on
-from jaxpace.diagnosis.what_if import Alternative, alternative, saved_without
+from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
+from jaxpace.diagnosis.what_if_request import Request, resolve
 from jaxpace.trace.run import Run
 
 
-def diagnose(run: Run, progress: Callable[[int, int], None] | None = None) -> Diagnosis:
+def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
+             asked: Sequence[Request] = ()) -> Diagnosis:
   """Diagnoses a recorded run.
 
   Args:
     run: the run, as `jaxpace.trace.reader.read_run` returns it.
     progress: called with the steps done and their number.
+    asked: what else the run is to be played without.
+
+  Raises:
+    RunError: the run holds nothing of what was asked to be taken out.
   """
   counted = count_steps(run)
   totals = add_up(run, counted, progress)
@@ -38,8 +45,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None) -> Di
   lateness = find_late(totals, counted, mean)
   phases = phase_medians(run, counted.mask)
   found: tuple[Finding, ...] = ()
-  no_skew = no_contention = without_late = None
+  no_skew = no_contention = None
   without_rank: dict[int, Alternative] = {}
+  played = _Played(None, None, {}, ())
   shares, spread, waiting = None, 0.0, {}
   if step_time:
     parts = {name: float(values[counted.mask].mean()) for name, values in totals.per_step.items()}
@@ -53,14 +61,38 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None) -> Di
     if any(f.mode == findings_module.PERSISTENT for f in found):
       late = lateness.late.tolist()
       without_rank = {r: alternative(mean, float(totals.without[r]) / counted.size) for r in late}
-      if len(late) > 1:
-        without_late = alternative(mean, saved_without(run, counted, late))
+    played = _play(run, counted, floor, list(without_rank), asked, mean)
   diagnosis = Diagnosis(
       run=run, counted=counted, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found, verdict="",
       measured=measured(run),
-      no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=without_late, notes=())
+      no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
+      without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked, notes=())
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis), notes=notes_on(diagnosis))
+
+
+class _Played(NamedTuple):
+  """The run played again, each time without something."""
+
+  late: Alternative | None
+  no_jitter: Alternative | None
+  hosts: dict[str, Alternative]
+  asked: tuple[tuple[str, Alternative], ...]
+
+
+def _play(run: Run, counted: Counted, floor: Floor, late: list[int], asked: Sequence[Request], mean: float) -> _Played:
+  """Plays the run without what is worth asking for, and without what was asked for, in one pass."""
+  scenarios = [resolve(request, run, floor) for request in asked]
+  of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
+  hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
+  scenarios += [Without(ranks=tuple(r for r, name in enumerate(of_rank) if name == host)) for host in hosts]
+  jitter = bool(run.collectives) and has_gaps(run)
+  scenarios += [Without(runtime_jitter=True)] * jitter + [Without(ranks=tuple(late))] * (len(late) > 1)
+  results = iter([alternative(mean, seconds) for seconds in saved(run, counted, floor, scenarios)])
+  answers = tuple((request.text, next(results)) for request in asked)
+  of_host = {host: next(results) for host in hosts}
+  no_jitter = next(results) if jitter else None
+  return _Played(next(results, None), no_jitter, of_host, answers)
 
 
 def _step_time(steps: np.ndarray) -> StepTime:

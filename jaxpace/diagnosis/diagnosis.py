@@ -50,6 +50,9 @@ class Diagnosis:
   no_contention: Alternative | None
   without_rank: dict[int, Alternative]  # each late rank by itself
   without_late: Alternative | None  # all late ranks at once, where there are several
+  without_host: dict[str, Alternative]  # each host that has a late rank, where there are several hosts
+  no_runtime_jitter: Alternative | None  # None where no gaps were recorded
+  asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
   notes: tuple[str, ...]
 
   @property

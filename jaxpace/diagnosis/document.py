@@ -81,12 +81,14 @@ def _missing(diagnosis: Diagnosis) -> dict[str, Any]:
 def _what_if(diagnosis: Diagnosis) -> dict[str, Any]:
   step = diagnosis.step_time
   result: dict[str, Any] = {"no_skew": None, "no_contention": _optional(diagnosis.no_contention),
-                            "no_runtime_jitter": None}
+                            "no_runtime_jitter": _optional(diagnosis.no_runtime_jitter)}
   if diagnosis.no_skew and step:
     result["no_skew"] = {**diagnosis.no_skew.to_json(), "skew": diagnosis.earliness / step.mean if step.mean else 0.0}
   result["without_rank"] = {str(rank): _optional(a) for rank, a in diagnosis.without_rank.items()}
   if diagnosis.without_late:
     result["without_late_ranks"] = {"ranks": diagnosis.lateness.late.tolist(), **diagnosis.without_late.to_json()}
+  result["without_host"] = {host: _optional(a) for host, a in diagnosis.without_host.items()}
+  result["asked"] = [{"without": text, **a.to_json()} for text, a in diagnosis.asked]
   return result
 
 

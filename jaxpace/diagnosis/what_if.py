@@ -1,4 +1,9 @@
-"""What the job would gain: recorded steps played again with something taken out."""
+"""What the job would gain: recorded steps played again with something taken out.
+
+A step is the max-plus recurrence t[k, c] = max over ranks of (t[k, c-1] + A[r, k, c]) + C[k, c] through all its
+collectives c, with undelayed arrivals A. Played with other arrivals A*, and all else (transfers, spread, what pacing
+cost) as recorded, a step is shorter by the sum over c of max A - max A*.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import busy, chunks
+from jaxpace.diagnosis.accounting import Busy, busy, chunks
 from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
@@ -23,33 +29,95 @@ class Alternative(NamedTuple):
     return self._asdict()
 
 
+class Without(NamedTuple):
+  """What is taken out of a run, all of it at once."""
+
+  ranks: tuple[int, ...] = ()
+  """Ranks that are not there, or as quick as the median of the others: a median is never above the maximum."""
+  skew: bool = False
+  """All ranks arrive at the step's mean arrival."""
+  contention: bool = False
+  """Every transfer takes at most its floor."""
+  runtime_jitter: bool = False
+  """Every rank's gap between steps takes that rank's median gap, in every step."""
+  pacing: bool = False
+  """No delay costs anything: L = max(A + d) - max(A) is taken out."""
+
+
 def alternative(step_time: float, saved: float) -> Alternative:
   """The step with `saved` seconds of `step_time` taken out: speedup 1 / (1 - saved / step_time)."""
   left = max(step_time - saved, 0.0)
   return Alternative(left, step_time / left if left > 0 else float("inf"))
 
 
-def saved_without(run: Run, counted: Counted, ranks: Sequence[int]) -> float:
-  """Mean seconds a step loses because of `ranks`, over the counted steps.
+def saved(run: Run, counted: Counted, floor: Floor | None, scenarios: Sequence[Without]) -> list[float]:
+  """Mean seconds by which a step would be shorter in each scenario; below zero where it would be longer.
 
-  With those ranks as quick as the median of the others, or not there at all, each collective would start when the last
-  of the others arrives: max over all ranks of A, less max over the others, by undelayed arrival.
-  (A median is never above the maximum, so both questions have this one answer.)
+  Exact in the model above where all ranks leave a collective together. A rank that was not recorded in a step is not
+  there in either; a step in which nobody else was recorded stays as it was.
 
   Args:
     run: the recorded run.
     counted: the steps that count.
-    ranks: ranks taken out.
+    floor: floors of the transfers; without them contention can't be taken out.
+    scenarios: what to take out.
   """
-  total, others = 0.0, np.ones(run.ranks, bool)
-  others[list(ranks)] = False
+  total = np.zeros(len(scenarios))
+  if not run.collectives or not scenarios:
+    return total.tolist()
+  gaps = _typical_gaps(run, counted.mask) if any(s.runtime_jitter for s in scenarios) else np.zeros(run.ranks)
+  contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   for part in chunks(run):
     if not counted.mask[part].any():
       continue
     work = busy(run, part)
-    valid = work.valid & counted.mask[part]
-    both = valid[others].any(axis=0) & valid.any(axis=0)
-    for arrival in undelayed(work):
-      reach = np.where(valid, arrival, -np.inf)[:, both]
-      total += float((reach.max(axis=0) - reach[others].max(axis=0)).sum())
-  return total / max(1, counted.size)
+    work = work._replace(valid=work.valid & counted.mask[part])
+    arrival = undelayed(work)
+    recorded = _last(arrival, work.valid)
+    for i, scenario in enumerate(scenarios):
+      total[i] += (recorded - _arriving(work, arrival, gaps, scenario, recorded)).sum()
+      if scenario.pacing:
+        total[i] += (_last(work.arrival, work.valid) - recorded).sum()
+      if scenario.contention and contention is not None:
+        total[i] += contention[part][counted.mask[part]].sum()
+  return (total / max(1, counted.size)).tolist()
+
+
+def has_gaps(run: Run) -> bool:
+  """Whether the gaps between steps were recorded: without them runtime jitter is part of compute."""
+  return "gap" in run.durations and bool(np.isfinite(run.durations["gap"]).any())
+
+
+def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  """[C, k] arrival of the last of the valid ranks, 0 where there is none."""
+  return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
+
+
+def _arriving(work: Busy, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
+              recorded: np.ndarray) -> np.ndarray:
+  """[C, k] when the scenario's collectives would find everybody there; as recorded where nobody is left."""
+  if scenario.runtime_jitter:
+    arrival = arrival.copy()
+    arrival[0] += gaps[:, None] - work.runtime
+  valid = work.valid
+  if scenario.ranks:
+    valid = valid.copy()
+    valid[list(scenario.ranks)] = False
+  if scenario.skew:
+    number = np.maximum(valid.sum(axis=0), 1)
+    there = np.where(valid, arrival, 0.0).sum(axis=1) / number
+  else:
+    there = _last(arrival, valid)
+  return np.where(valid.any(axis=0), there, recorded)
+
+
+def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
+  """[R] median gap of every rank over the counted steps; 0 where none is known, as in the account of a step."""
+  medians = np.zeros(run.ranks)
+  if "gap" in run.durations:
+    for rank, row in enumerate(run.durations["gap"]):
+      known = row[mask]
+      known = known[np.isfinite(known)]
+      if known.size:
+        medians[rank] = np.median(known)
+  return medians

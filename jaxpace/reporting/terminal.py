@@ -163,11 +163,14 @@ def _pacing(diagnosis: Diagnosis) -> RenderableType | None:
 def _what_if(diagnosis: Diagnosis) -> RenderableType | None:
   if diagnosis.no_skew is None or not diagnosis.run.collectives:
     return None
-  rows = []
+  rows = [(f"without {text}", a) for text, a in diagnosis.asked]
   if diagnosis.without_late:
     rows.append(("no late rank at all", diagnosis.without_late))
   rows += [(f"rank {rank} as quick as the others", a) for rank, a in list(diagnosis.without_rank.items())[:5]]
+  rows += [(f"without host {host}", a) for host, a in list(diagnosis.without_host.items())[:5]]
   rows.append(("all ranks arrive at the step's mean arrival", diagnosis.no_skew))
+  if diagnosis.no_runtime_jitter and diagnosis.no_runtime_jitter.speedup > 1.0005:
+    rows.append(("every gap as long as that rank's median gap", diagnosis.no_runtime_jitter))
   if diagnosis.no_contention and diagnosis.no_contention.speedup > 1.0005:
     rows.append(("no contention", diagnosis.no_contention))
   table = _grid()

@@ -1,0 +1,188 @@
+"""What-if against the same job simulated again without the thing: exact, through all collectives of a step."""
+
+import argparse
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from jaxpace.diagnosis.counted import count_steps
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.totals import add_up
+from jaxpace.diagnosis.what_if import Without, alternative, saved
+from jaxpace.diagnosis.what_if_request import WhatError, parse, resolve
+from jaxpace.reporting import command
+from jaxpace.trace import synthetic
+from jaxpace.trace.run import MISSING, RunError
+from jaxpace.trace.synthetic import Job
+from tests.diagnosis.traces import make_run
+
+TICK = 3e-9
+"""Durations are float32 seconds beside whole nanoseconds."""
+
+
+def recorded(truth, ranks=slice(None), hosts=None, processes=None):
+  gap = truth.gap[ranks].astype(float)
+  gap[:, 0] = np.nan
+  return make_run(truth.enter[:, ranks], truth.exit[:, ranks], gap=gap, delay=truth.delay[ranks].astype(float),
+                  hosts=hosts, processes=processes)
+
+
+def mean_step(run):
+  return float(np.nanmean(np.diff(run.collectives[-1].exit_ns, axis=1).mean(axis=0)) * 1e-9)
+
+
+def played(run, *scenarios):
+  counted = count_steps(run)
+  floor = running_minimum(add_up(run, counted).transfer)
+  mean = mean_step(run)
+  return [alternative(mean, seconds).step_time for seconds in saved(run, counted, floor, scenarios)]
+
+
+jobs = st.builds(
+    Job, ranks=st.integers(2, 5), steps=st.just(40), collectives=st.integers(1, 3), noise=st.sampled_from([0.0, 0.3]),
+    late=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2), seed=st.integers(0, 999),
+    late_gap=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2))
+
+
+@given(jobs, st.integers(0, 4))
+def test_without_a_rank_is_the_job_simulated_without_it(job, rank):
+  assume(rank < job.ranks)
+  truth = synthetic.simulate(job)
+  kept = np.delete(np.arange(job.ranks), rank)
+  again = truth.busy[:, kept].max(axis=1) + truth.transfer
+  expected = float(again.sum(axis=0)[1:].mean() * 1e-9)
+  [found] = played(recorded(truth), Without(ranks=(rank,)))
+  assert found == pytest.approx(expected, abs=TICK)
+
+
+@given(jobs, st.floats(1e-3, 80e-3))
+def test_without_jitter_is_the_job_simulated_without_pauses(job, pause):
+  shaken = synthetic.simulate(dataclasses.replace(job, pause=pause, pause_probability=0.1))
+  still = synthetic.simulate(job)
+  run = recorded(shaken)
+  assume(count_steps(run).warmup.size == 0)
+  [found] = played(run, Without(runtime_jitter=True))
+  assert found == pytest.approx(mean_step(recorded(still)), abs=TICK)
+
+
+@given(jobs, st.floats(1e-3, 50e-3))
+def test_without_contention_is_the_job_simulated_on_a_quiet_fabric(job, contention):
+  busy = synthetic.simulate(dataclasses.replace(job, contention=contention, contended=(0.4, 0.9)))
+  [found] = played(recorded(busy), Without(contention=True))
+  assert found == pytest.approx(mean_step(recorded(synthetic.simulate(job))), abs=TICK)
+
+
+@given(jobs, st.floats(1e-3, 50e-3))
+def test_without_pacing_is_the_job_simulated_without_delays(job, delay):
+  paced = synthetic.simulate(dataclasses.replace(job, delays={0: delay}))
+  [found] = played(recorded(paced), Without(pacing=True))
+  assert found == pytest.approx(mean_step(recorded(synthetic.simulate(job))), abs=TICK)
+
+
+@given(jobs)
+def test_without_skew_everybody_arrives_at_the_mean(job):
+  truth = synthetic.simulate(job)
+  run = recorded(truth)
+  even = truth.busy.mean(axis=1) + truth.transfer
+  [found] = played(run, Without(skew=True))
+  assert found == pytest.approx(float(even.sum(axis=0)[1:].mean() * 1e-9), abs=TICK)
+  report = diagnose(run)
+  if report.counted.size == 39:
+    assert report.no_skew.step_time == pytest.approx(found, abs=TICK)
+
+
+@given(jobs, st.integers(0, 4))
+def test_several_things_at_once(job, rank):
+  """Rank, pauses, contention and delays together are not the sum of each alone."""
+  assume(rank < job.ranks)
+  worse = dataclasses.replace(job, pause=15e-3, pause_probability=0.1, contention=5e-3, contended=(0.5, 1.0))
+  run = recorded(synthetic.simulate(worse))
+  assume(count_steps(run).warmup.size == 0)
+  still = synthetic.simulate(job)
+  kept = np.delete(np.arange(job.ranks), rank)
+  expected = (still.busy[:, kept].max(axis=1) + still.transfer).sum(axis=0)[1:].mean() * 1e-9
+  [found] = played(run, Without(ranks=(rank,), runtime_jitter=True, contention=True))
+  assert found == pytest.approx(float(expected), abs=TICK)
+
+
+def test_missing_ranks_and_holes():
+  """A rank counts where it was recorded; steps without anybody else stay as they were; a hole is no long step."""
+  job = Job(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
+  truth = synthetic.simulate(job)
+  run = recorded(truth)
+  for rank, steps in ((2, slice(10, 21)), (0, slice(30, 41)), (1, slice(30, 41))):
+    for collective in run.collectives:
+      collective.enter_ns[rank, steps] = collective.exit_ns[rank, steps] = MISSING
+      collective.attempt[rank, steps] = -1
+    run.attempt[rank, steps] = -1
+  counted = count_steps(run)
+  assert counted.size == 59
+  expected = 0.0
+  for k in range(1, 60):
+    ranks = [r for r in range(3) if run.attempt[r, k] >= 0 and run.attempt[r, k - 1] >= 0]
+    others = [r for r in ranks if r != 2]
+    if others:
+      expected += (truth.busy[0, ranks, k].max() - truth.busy[0, others, k].max()) * 1e-9
+  [found] = saved(run, counted, None, [Without(ranks=(2,))])
+  assert found == pytest.approx(expected / 59, abs=TICK) and found > 3e-3
+
+
+def test_without_all_of_the_late_hosts_ranks():
+  """Two equally late ranks of a host are worth nothing one by one, and everything together."""
+  truth = synthetic.simulate(Job(ranks=4, steps=80, late={2: 10e-3, 3: 10e-3}))
+  run = recorded(truth, hosts={0: "a", 1: "b"}, processes=[0, 0, 1, 1])
+  report = diagnose(run, asked=[parse("rank:2"), parse("host:b"), parse("rank:2-3")])
+  mean = report.step_time.mean
+  assert [a.step_time for _, a in report.asked] == pytest.approx([mean, mean - 10e-3, mean - 10e-3], abs=1e-8)
+  assert list(report.without_host) == ["b"]
+  assert report.without_host["b"].step_time == pytest.approx(mean - 10e-3, abs=1e-8)
+  assert report.without_late.step_time == pytest.approx(mean - 10e-3, abs=1e-8)
+  assert report.no_runtime_jitter.speedup == pytest.approx(1, abs=1e-6)
+
+
+def test_jitter_is_not_known_where_no_gap_was_recorded():
+  truth = synthetic.simulate(Job())
+  run = make_run(truth.enter, truth.exit)
+  assert diagnose(run).no_runtime_jitter is None
+  with pytest.raises(RunError, match="gaps between steps were not recorded"):
+    resolve(parse("jitter"), run, None)
+
+
+@pytest.mark.parametrize("text", ["", "rank", "rank:", "rank:x", "rank:-1", "rank:5-3", "host:", "noise", "rank:1,,"])
+def test_what_cannot_be_taken_out_is_said(text):
+  with pytest.raises(WhatError, match=r"rank:3"):
+    parse(text)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("rank:9", "numbered 0 to 3"), ("host:host7", "did you mean 'host"), ("rank:0-3", "leaves no rank"),
+    ("host:zzz", "there are host0, host1"), ("rank:x", "names no rank")])
+def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
+  synthetic.write(tmp_path, Job())
+  parser = argparse.ArgumentParser()
+  command.add_arguments(parser)
+  assert command.run(parser.parse_args([str(tmp_path), "--without", text])) == 2
+  captured = capsys.readouterr()
+  assert words in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_the_command_answers_in_text_and_json(tmp_path, capsys):
+  synthetic.write(tmp_path / "run", Job(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
+  parser = argparse.ArgumentParser()
+  command.add_arguments(parser)
+  target = tmp_path / "report.json"
+  arguments = [str(tmp_path / "run"), "--without", "host:host1,jitter", "--without", "rank:0", "--json", str(target)]
+  assert command.run(parser.parse_args(arguments)) == 0
+  out = capsys.readouterr().out
+  what_if = json.loads(target.read_text())["what_if"]
+  both, one = what_if["asked"]
+  assert both["without"] == "host:host1,jitter" and both["step_time"] == pytest.approx(33.5e-3, abs=1e-5)
+  assert one["speedup"] < 1.1 < both["speedup"]
+  assert what_if["no_runtime_jitter"]["step_time"] == pytest.approx(43.5e-3, abs=1e-5)
+  assert "host1" in what_if["without_host"]
+  assert "without host:host1,jitter" in out and "every gap as long as" in out
