@@ -20,14 +20,15 @@ if TYPE_CHECKING:
   from jaxpace.housekeeping.keeper import Housekeeper
   from jaxpace.instrument import instrument, spec
   from jaxpace.pieces import delay, pmean, psum
+  from jaxpace.profiled.recorder import ProfiledRecorder
   from jaxpace.recorded import recorded
   from jaxpace.restoring import pace_target, restore_pace
   from jaxpace.trace.recorder import Recorder
   from jaxpace.watching.watchdog import Watchdog
 
 __all__ = [
-    "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "Recorder",
-    "Watchdog", "chain", "delay", "guard", "instrument", "interleave_jobs", "limit", "only_ranks",
+    "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "ProfiledRecorder",
+    "Recorder", "Watchdog", "chain", "delay", "guard", "instrument", "interleave_jobs", "limit", "only_ranks",
     "pace_early_ranks", "pace_target", "phase", "pmean", "psum", "recorded", "restore_pace", "spec", "steerable"]
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     "PaceState": "jaxpace.core.pace",
     "Pacer": "jaxpace.core.types",
     "Plan": "jaxpace.core.plan",
+    "ProfiledRecorder": "jaxpace.profiled.recorder",
     "Recorder": "jaxpace.trace.recorder",
     "Watchdog": "jaxpace.watching.watchdog",
     "chain": "jaxpace.coordination.combinators",

@@ -42,8 +42,8 @@ class Collective:
   name: str
   primitives: tuple[str, ...]
   axis: str
-  bytes: int
-  """Bytes of all operands on one rank."""
+  bytes: int | None
+  """Bytes of all operands on one rank; None where the source of the stamps does not tell."""
   operands: int
   dtypes: tuple[str, ...]
   phase: str

@@ -194,7 +194,8 @@ def _collectives(identity: Columns, times: np.ndarray, taken: np.ndarray, plan: 
   columns["collective"] = tiled([c.slot for c in stamped], np.int32)
   columns["name"] = tiled([c.name for c in stamped], np.str_)
   columns["axis"] = tiled([c.axis for c in stamped], np.str_)
-  columns["bytes"] = tiled([c.bytes for c in stamped], np.int64)
+  columns["bytes"] = _null(tiled([c.bytes or 0 for c in stamped], np.int64),
+                           tiled([c.bytes is None for c in stamped], np.bool_))
   for name, at in (("enter_ns", enter), ("exit_ns", leave)):
     index = [at[c.slot] for c in stamped]
     columns[name] = _null(times[:, index].reshape(-1), ~taken[:, index].reshape(-1))

@@ -18,6 +18,7 @@ class Batch:
   plan: Plan
   samples: list[host.Sample]  # one for each `record` call since the last batch, the newest step's last
   extra: list[dict[str, float]]  # the user's own columns, one dict a sample
+  sampled: bool = False  # whether steps between this batch and the one before were left out on purpose
 
 
 @dataclasses.dataclass
@@ -68,13 +69,14 @@ class Intake:
     if self._seen is None:
       # Older rows are not this recorder's: warm-up steps, or a restored pace state with another process's stamps.
       self._seen = [max(step - calls, -1) for step in newest]
-    if max(newest) - max(self._seen) == calls or first:
+    if max(newest) - max(self._seen) == calls or first or batch.sampled:
       self._host.append((max(newest), batch.samples, batch.extra))
     hole = False
     for i, copy in enumerate(batch.ring):
       rows, missing = decode.new_rows(copy, self._seen[i])
-      self._losses.lost_rows += missing
-      hole |= missing > 0
+      if not batch.sampled:
+        self._losses.lost_rows += missing
+        hole |= missing > 0
       if len(rows):
         self._rows[i].append(rows)
         self.rows += len(rows)

@@ -219,6 +219,20 @@ class Recorder:
     """
     return self._causes.measure(cause)
 
+  def take(self, batch: Batch, ranks: list[int]) -> None:
+    """Records stamps that were not left in a pace state's ring, for sources of other kinds. From any thread.
+
+    Args:
+      batch: a copy as if of the rings, with its plan.
+      ranks: of its rings, in their order; the same in every call.
+    """
+    if self._writer is None or self._writer.stopped is not None:
+      return
+    if not self._ranks_known:
+      self._writer.set_ranks(ranks)
+      self._ranks_known = True
+    self._writer.submit(batch)
+
   @property
   def doing(self) -> str | None:
     """What `measure` measures at the moment: "data", "checkpoint" or None. For other threads."""

@@ -86,5 +86,5 @@ class Courier:
     with self._lock:
       self._began = None
       if texts is not None:
-        self._ears.hear([word for text in texts if (word := Word.from_text(text)) is not None], time.monotonic())
+        self._ears.hear([one for text in texts if (one := Word.from_text(text)) is not None], time.monotonic())
         self.reads += 1

@@ -30,7 +30,7 @@ class Progress:
     """Prepares; `clock` gives monotonic seconds."""
     self._clock = clock
     self._lock = threading.Lock()
-    self._pending: collections.deque[tuple[int, list[jax.Array]]] = collections.deque()
+    self._pending: collections.deque[tuple[int, list[Any]]] = collections.deque()
     self._intervals: collections.deque[float] = collections.deque(maxlen=_INTERVALS)
     self._pauses: list[tuple[str, float]] = []  # name, when its excuse ends
     self._inside = False
@@ -125,7 +125,7 @@ class Progress:
       return statistics.median(self._intervals) if len(self._intervals) >= 4 else None
 
 
-def _done(leaves: list[jax.Array]) -> bool:
+def _done(leaves: list[Any]) -> bool:
   asked = False
   for leaf in leaves:
     try:

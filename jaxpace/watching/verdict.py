@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jaxpace.watching.word import Heard
+from jaxpace.watching.word import Heard, Word
 
 State = Literal["silent", "outside", "left", "absent", "service"]
 """Why a process has not arrived.
@@ -127,13 +127,12 @@ def judge(heard: Mapping[int, Heard], processes: int, silence: float, own: int, 
       late.append(LateProcess(process, "absent"))
       continue
     word = one.word
-    identity = {"host": word.host, "pid": word.pid, "last_step": word.entered, "phase": word.phase}
     if one.left:
-      late.append(LateProcess(process, "left", **identity))
+      late.append(_late(word, "left"))
     elif one.silence > silence:
-      late.append(LateProcess(process, "silent", seconds=one.silence, **identity))
+      late.append(_late(word, "silent", one.silence))
     elif word.entered < step:
-      late.append(LateProcess(process, "outside", seconds=word.age + one.silence, stack=word.stack, **identity))
+      late.append(_late(word, "outside", word.age + one.silence, word.stack))
     else:
       arrived.append(process)
   return Late(step, waited, tuple(late), tuple(arrived), own)
@@ -148,11 +147,14 @@ def without_service(heard: Mapping[int, Heard], own: Heard, waited: float) -> La
     waited: seconds since a step last completed here.
   """
   word = heard[0].word if 0 in heard else None
-  zero = LateProcess(0, "service") if word is None else LateProcess(
-      0, "service", word.host, word.pid, word.entered, word.phase, heard[0].silence)
+  zero = LateProcess(0, "service") if word is None else _late(word, "service", heard[0].silence)
   inside = own.word.entered > own.word.completed
   step = own.word.completed + 1
   return Late(step, waited, (zero,), (own.word.process,) if inside else (), own.word.process)
+
+
+def _late(word: Word, state: State, seconds: float = 0.0, stack: str = "") -> LateProcess:
+  return LateProcess(word.process, state, word.host, word.pid, word.entered, word.phase, seconds, stack)
 
 
 def where(phase: str) -> str:

@@ -1,0 +1,140 @@
+"""What a profiler trace says of the executions of one program: when each device was in which collective.
+
+XLA marks every operation that runs with the program's name, a number of the execution (`run_id`, the same on all
+devices of a process), and the device. Times of a trace are its own; one annotation whose name holds the host's clock
+ties them to that.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+ANCHOR = "jaxpace_clock:"
+"""Name of the annotation that ties the trace's times to the host's monotonic clock; that clock, in ns, follows."""
+
+_COLLECTIVE = re.compile(
+    r"^(all-reduce|reduce-scatter|all-gather|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
+    r"(-start|-done)?(\.\d+)*$")
+
+
+class Operation(NamedTuple):
+  """One operation of one execution on one device; ns of the trace."""
+
+  program: str
+  execution: int
+  device: int  # ordinal among the process's devices
+  name: str
+  begin_ns: float
+  end_ns: float
+
+
+class Execution(NamedTuple):
+  """One run of the program on one device; ns of the host's monotonic clock."""
+
+  begin_ns: int
+  end_ns: int
+  collectives: dict[str, tuple[int, int]]  # entry and exit by name of the operation
+
+
+class ProfileError(Exception):
+  """The trace doesn't show what is looked for; the message says what it lacks."""
+
+
+def operations(profile: Any) -> tuple[list[Operation], int]:
+  """Reads a trace.
+
+  Args:
+    profile: a `jax.profiler.ProfileData`.
+
+  Returns:
+    The operations that belong to an execution and a device, and what to add to the trace's times to get nanoseconds of
+    the host's monotonic clock.
+
+  Raises:
+    ProfileError: there is no anchor in it.
+  """
+  found, offset = [], None
+  for plane in profile.planes:
+    for line in plane.lines:
+      for event in line.events:
+        if event.name.startswith(ANCHOR):
+          offset = round(int(event.name.removeprefix(ANCHOR)) - event.start_ns)
+          continue
+        stats = dict(event.stats)
+        if "hlo_op" in stats and "run_id" in stats and "device_ordinal" in stats:
+          begin = event.start_ns
+          found.append(Operation(str(stats.get("hlo_module", "")), int(stats["run_id"]), int(stats["device_ordinal"]),
+                                 str(stats["hlo_op"]), begin, begin + event.duration_ns))
+  if offset is None:
+    raise ProfileError("the trace holds no mark of the host's clock")
+  return found, offset
+
+
+def is_collective(name: str) -> bool:
+  """Whether an operation of a compiled program sends something to other devices, by its name.
+
+  >>> is_collective("all-reduce.3"), is_collective("fusion.all-reduce")
+  (True, False)
+  """
+  return _COLLECTIVE.match(name) is not None
+
+
+def executions(found: Iterable[Operation], offset: int, steps: int) -> tuple[str, dict[int, list[Execution]]]:
+  """Picks the program with collectives that takes most time, and lays its executions out by device.
+
+  Args:
+    found: operations of the trace.
+    offset: what to add to the trace's times.
+    steps: steps that the trace covers; where the program ran a multiple of it, that many executions are one step.
+
+  Returns:
+    The program's name; and of each device `steps` executions, in order.
+
+  Raises:
+    ProfileError: no program has collectives, or the executions don't fit the steps.
+  """
+  runs: dict[str, dict[tuple[int, int], list[Operation]]] = collections.defaultdict(
+      lambda: collections.defaultdict(list))
+  time: collections.Counter[str] = collections.Counter()
+  for operation in found:
+    runs[operation.program][operation.device, operation.execution].append(operation)
+    if is_collective(operation.name):
+      time[operation.program] += max(1, int(operation.end_ns - operation.begin_ns))
+  if not time:
+    raise ProfileError("no program that ran in it has a collective: one device, or nothing is reduced over them")
+  program = time.most_common(1)[0][0]
+  by_device: dict[int, list[Execution]] = collections.defaultdict(list)
+  for (device, _), own in runs[program].items():
+    by_device[device].append(_execution(own, offset))
+  for device, ordered in by_device.items():
+    ordered.sort(key=lambda one: one.begin_ns)
+    if len(ordered) % steps:
+      raise ProfileError(f"{program} ran {len(ordered)} times on device {device} in {steps} steps")
+    each = len(ordered) // steps
+    by_device[device] = [_joined(ordered[k * each:(k + 1) * each]) for k in range(steps)]
+  return program, dict(by_device)
+
+
+def _execution(own: list[Operation], offset: int) -> Execution:
+  collectives: dict[str, tuple[int, int]] = {}
+  for operation in own:
+    if is_collective(operation.name):
+      name = re.sub(r"-(start|done)", "", operation.name)
+      begin, end = round(operation.begin_ns) + offset, round(operation.end_ns) + offset
+      if name in collectives:  # a start and its done, or turns of a loop
+        begin, end = min(begin, collectives[name][0]), max(end, collectives[name][1])
+      collectives[name] = begin, end
+  return Execution(round(min(one.begin_ns for one in own)) + offset, round(max(one.end_ns for one in own)) + offset,
+                   collectives)
+
+
+def _joined(parts: list[Execution]) -> Execution:
+  """Several executions as one step; collectives of the later ones get the execution's number."""
+  if len(parts) == 1:
+    return parts[0]
+  collectives = {f"{name}#{i}" if i else name: times
+                 for i, part in enumerate(parts) for name, times in part.collectives.items()}
+  return Execution(parts[0].begin_ns, max(part.end_ns for part in parts), collectives)

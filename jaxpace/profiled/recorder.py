@@ -1,0 +1,240 @@
+"""Records steps that are plain `jit` over sharded arrays, now and then, by JAX's profiler."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+import queue
+import shutil
+import tempfile
+import threading
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpace import distributed
+from jaxpace.core.plan import Plan
+from jaxpace.core.recordable import Recordable
+from jaxpace.profiled import executions, stamps
+from jaxpace.trace import host
+from jaxpace.trace.intake import Batch
+from jaxpace.trace.recorder import Recorder
+
+_LOG = logging.getLogger("jaxpace")
+_SHARE_SECONDS = 60.0
+_CLOSE_SECONDS = 60.0
+
+
+class _Session(NamedTuple):
+  """A finished trace that waits to be read."""
+
+  folder: str
+  first_step: int
+  samples: list[host.Sample]
+  extra: list[dict[str, float]]
+
+
+class _Source(Recordable):
+  """Stands in for an instrumented function: says where the stamps come from."""
+
+  def __init__(self, every: int, steps: int):
+    self._settings = {"clock": stamps.CLOCK, "pacer": None, "source": "jax.profiler", "every": every, "steps": steps}
+
+  def settings_json(self) -> dict[str, Any]:
+    return dict(self._settings)
+
+
+class ProfiledRecorder(Recorder):
+  """Writes entries and exits of collectives to a run directory, without any change to the step.
+
+      with jaxpace.ProfiledRecorder("runs/demo", every=50, steps=4) as recorder:
+        for batch in batches:
+          state, metrics = step(state, batch)
+          recorder.record(metrics)
+
+  For a step in which nothing can be stamped, since the compiler puts the collectives in: plain `jax.jit` over sharded
+  arrays. Every `every` steps JAX's profiler runs for `steps` steps; a thread reads its trace and hands on when each
+  device entered and left each collective. The tables and `jaxpace report` are those of `jaxpace.Recorder`; what they
+  hold is a sample. At both ends of a session the loop waits for the devices.
+
+  What it can't give: phases (forward, backward), sizes of collectives, pacing, sharing. Where the program itself
+  is being profiled at that moment, a session is left out.
+  """
+
+  def __init__(self, directory: str | os.PathLike[str] | None, *, every: int = 50, steps: int = 4, axis: str = "data",
+               first_step: int = 0, **options: Any):
+    """Prepares; nothing is touched before `with` or `open`.
+
+    Args:
+      directory: run directory, see `jaxpace.Recorder`. None: off.
+      every: steps from the beginning of one session to the next.
+      steps: steps in a session, at least 2: arrivals are measured from the exit of the step before.
+      axis: name of the data axis, for the record.
+      first_step: number of the first step, where a run is resumed.
+      **options: options of `jaxpace.Recorder`: `resume`, `config`, `grace_seconds`, `handle_sigterm`, `hosts`.
+
+    Raises:
+      ValueError: there is no room for a session between two.
+    """
+    if not (isinstance(steps, int) and isinstance(every, int) and 2 <= steps < every):
+      raise ValueError(f"every={every!r} and steps={steps!r} must be whole numbers with 2 <= steps < every: a session "
+                       "of `steps` steps, `every` so many.")
+    super().__init__(directory, _Source(every, steps), **options)
+    self.sessions = 0
+    self.seconds = {"start": 0.0, "stop": 0.0, "read": 0.0}
+    """Spent so far in starting and stopping the profiler, by the loop, and reading traces, by the thread."""
+    self._period, self._length, self._axis = every, steps, axis
+    self._step = first_step
+    self._began: int | None = None  # first step of the session under way
+    self._folder = ""
+    self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
+    self._reader: threading.Thread | None = None
+    self._plans: dict[tuple[str, tuple[str, ...]], tuple[Plan, stamps.Groups]] = {}
+    self._told: set[str] = set()
+
+  def record(self, result: Any, **host_columns: float) -> None:  # type: ignore[override] # no pace state here
+    """Counts a step, and begins or ends a session when it is due. Call it after every step, on every process.
+
+    Args:
+      result: anything the step returned: what a session waits for. It may be donated afterwards.
+      **host_columns: numbers of the host to keep with this step, see `jaxpace.Recorder.record`.
+
+    Raises:
+      TypeError: a host column is not a number.
+      RuntimeError: the recorder is not open.
+    """
+    writer = self._writer
+    if writer is None or self._closed or writer.stopped is not None:
+      if not self._opened or (self._closed and self.directory is not None):
+        raise RuntimeError("record() outside of the recorder's `with` block: open the recorder around the loop.")
+      return
+    extra = self._host_columns(host_columns) if host_columns else {}
+    sample = self._causes.sample()
+    self._step += 1
+    if self._began is not None:
+      self._samples.append(sample)
+      self._extra.append(extra)
+      if self._step == self._began + self._length:
+        jax.block_until_ready(result)
+        self._end()
+    if writer.termination.received:
+      self._abandon()
+      self._terminate(writer)
+    elif self._began is None and self._step % self._period == 0:
+      jax.block_until_ready(result)
+      self._begin_session()
+
+  def _begin_session(self) -> None:
+    before = time.monotonic()
+    self._folder = tempfile.mkdtemp(prefix="jaxpace-profile-")
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's calls are of no use here and cost most
+    try:
+      jax.profiler.start_trace(self._folder, profiler_options=options)
+      with jax.profiler.TraceAnnotation(f"{executions.ANCHOR}{time.monotonic_ns()}"):
+        pass
+    except Exception as error:
+      shutil.rmtree(self._folder, ignore_errors=True)
+      self._say(f"A sample was left out, the profiler can't be started: {_line(error)}")
+      return
+    self._began = self._step
+    self._samples, self._extra = [], []
+    self.seconds["start"] += time.monotonic() - before
+
+  def _end(self) -> None:
+    """Ends the session under way and has its trace read."""
+    assert self._began is not None
+    began, self._began = self._began, None
+    before = time.monotonic()
+    try:
+      jax.profiler.stop_trace()
+    except Exception as error:
+      shutil.rmtree(self._folder, ignore_errors=True)
+      self._say(f"A sample was left out, the profiler has not written its trace: {_line(error)}")
+      return
+    self.seconds["stop"] += time.monotonic() - before
+    if self._reader is None:
+      self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
+      self._reader.start()
+    self._queue.put(_Session(self._folder, began, self._samples, self._extra))
+    self._samples, self._extra = [], []
+
+  def _abandon(self) -> None:
+    """Ends the session under way, if there is one, and forgets it."""
+    if self._began is None:
+      return
+    self._began = None
+    self._samples, self._extra = [], []
+    try:
+      jax.profiler.stop_trace()
+    except Exception as error:
+      _LOG.debug("The profiler could not be stopped", exc_info=error)
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+  def _close(self, in_trouble: bool) -> None:
+    if not self._closed and self._opened and os.getpid() == self._pid:
+      self._abandon()
+      if self._reader is not None:
+        self._queue.put(None)
+        self._reader.join(self._grace_seconds if in_trouble else _CLOSE_SECONDS)
+    super()._close(in_trouble)
+
+  # Below runs in the reader's own thread.
+
+  def _read(self) -> None:
+    while (session := self._queue.get()) is not None:
+      before = time.monotonic()
+      try:
+        self._take_in(session)
+        self.sessions += 1
+      except Exception as error:
+        self._say(f"A sample was left out: {_line(error)}")
+        _LOG.debug("A profile could not be read", exc_info=error)
+      finally:
+        shutil.rmtree(session.folder, ignore_errors=True)
+      self.seconds["read"] += time.monotonic() - before
+
+  def _take_in(self, session: _Session) -> None:
+    files = sorted(pathlib.Path(session.folder).glob("**/*.xplane.pb"))
+    if not files:
+      raise executions.ProfileError("the profiler has written no trace")
+    found, offset = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
+    program, by_device = executions.executions(found, offset, self._length)
+    ordinals, ranks = _local_devices()
+    if missing := [ordinal for ordinal in ordinals if ordinal not in by_device]:
+      raise executions.ProfileError(f"{program} did not run on this process's devices {missing}")
+    plan, groups = self._plan(program, by_device[ordinals[0]])
+    rings = np.stack([stamps.rows(steps, groups, session.first_step) for steps in stamps.in_order(by_device, ordinals)])
+    self.take(Batch(rings, plan, session.samples, session.extra, sampled=True), ranks)
+
+  def _plan(self, program: str, steps: list[executions.Execution]) -> tuple[Plan, stamps.Groups]:
+    """The program's plan, made once; which collectives form a slot is process 0's choice."""
+    key = program, tuple(sorted({name for step in steps for name in step.collectives}))
+    if key not in self._plans:
+      own = json.dumps(stamps.group(steps))
+      text = distributed.share_string(f"profiled/{len(self._plans)}", own, _SHARE_SECONDS)
+      groups = tuple(tuple(members) for members in json.loads(text or own))
+      self._plans[key] = stamps.plan(program, groups, self._axis, jax.device_count()), groups
+    return self._plans[key]
+
+  def _say(self, sentence: str) -> None:
+    """Warns, once for each kind of trouble."""
+    if sentence not in self._told:
+      self._told.add(sentence)
+      _LOG.warning("%s. Training goes on; a failure like this is not told again.", sentence)
+
+
+def _local_devices() -> tuple[list[int], list[int]]:
+  """Ordinals of this process's devices, as a trace numbers them, and their ranks: their places in the whole job."""
+  place = {device.id: rank for rank, device in enumerate(jax.devices())}
+  devices = jax.local_devices()
+  ordinals = [i if device.local_hardware_id is None else device.local_hardware_id for i, device in enumerate(devices)]
+  return ordinals, [place[device.id] for device in devices]
+
+
+def _line(error: Exception) -> str:
+  return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

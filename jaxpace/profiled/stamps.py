@@ -1,0 +1,96 @@
+"""Executions of a program as stamps of its steps: what an instrumented step would have left in its ring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxpace.core import ring
+from jaxpace.core.plan import COMPUTE, GAP, SYNC, Collective, Mark, Plan
+from jaxpace.profiled.executions import Execution
+
+MAX_SLOTS = 16
+CLOCK = "profiler"
+
+Groups = tuple[tuple[str, ...], ...]
+"""Names of collectives by slot, in the order in which they run."""
+
+
+def group(steps: Sequence[Execution], most: int = MAX_SLOTS) -> Groups:
+  """Forms slots: collectives that run at once are one, and then, while there are too many, those nearest in time.
+
+  Args:
+    steps: executions of one device.
+    most: slots at most.
+  """
+  names = sorted({name for step in steps for name in step.collectives})
+  times = {name: np.array([step.collectives[name] for step in steps if name in step.collectives], np.float64)
+           - np.array([[step.begin_ns] for step in steps if name in step.collectives], np.float64) for name in names}
+  spans = sorted(((*times[name].mean(axis=0), (name,)) for name in names), key=lambda span: span[0])
+  slots: list[tuple[float, float, tuple[str, ...]]] = []
+  for begin, end, members in spans:
+    if slots and begin < slots[-1][1]:
+      slots[-1] = slots[-1][0], max(end, slots[-1][1]), slots[-1][2] + members
+    else:
+      slots.append((begin, end, members))
+  while len(slots) > most:
+    i = min(range(len(slots) - 1), key=lambda i: slots[i + 1][0] - slots[i][1])
+    slots[i:i + 2] = [(slots[i][0], slots[i + 1][1], slots[i][2] + slots[i + 1][2])]
+  return tuple(members for _, _, members in slots)
+
+
+def plan(program: str, groups: Groups, axis: str, ranks: int) -> Plan:
+  """Says what the stamps mean: start, entry and exit of each slot, end. What lies between is compute."""
+  marks = [Mark("start", GAP)]
+  for slot in range(len(groups)):
+    marks += [Mark("enter", COMPUTE, slot), Mark("exit", SYNC, slot)]
+  marks.append(Mark("end", COMPUTE))
+  collectives = tuple(
+      Collective(slot, _name(members), tuple(sorted({_kind(member) for member in members})), axis, None, len(members),
+                 (), COMPUTE) for slot, members in enumerate(groups))
+  notice = (f"Entries and exits are those of {program} in sampled traces of JAX's profiler: no phases, sizes, pacing "
+            "or sharing.")
+  return Plan(axis, ranks, CLOCK, tuple(marks), collectives, notices=(notice,))
+
+
+def rows(steps: Sequence[Execution], groups: Groups, first_step: int) -> np.ndarray:
+  """Returns one device's steps as rows of a ring.
+
+  Args:
+    steps: executions, in order.
+    groups: slots.
+    first_step: number of the first of them.
+
+  Returns:
+    [steps, width] uint32, see `jaxpace.core.ring`; the delays are not known.
+  """
+  times = np.zeros((len(steps), 2 + 2 * len(groups)), np.uint64)
+  for k, step in enumerate(steps):
+    times[k, 0], times[k, -1] = step.begin_ns, step.end_ns
+    for slot, members in enumerate(groups):
+      known = [step.collectives[name] for name in members if name in step.collectives]
+      if known:
+        times[k, 1 + 2 * slot:3 + 2 * slot] = min(t[0] for t in known), max(t[1] for t in known)
+  table = np.zeros((len(steps), ring.STAMPS + 2 * times.shape[1]), np.uint32)
+  table[:, ring.STEP] = np.arange(first_step, first_step + len(steps))
+  table[:, ring.FLAGS] = ring.VALID
+  unknown = np.full(len(steps), np.nan, np.float32).view(np.uint32)
+  table[:, ring.DELAY_ASKED] = table[:, ring.DELAY_APPLIED] = unknown
+  table[:, ring.STAMPS::2] = times >> np.uint64(32)
+  table[:, ring.STAMPS + 1::2] = times & np.uint64(0xFFFFFFFF)
+  return table
+
+
+def in_order(by_device: Mapping[int, list[Execution]], ordinals: Sequence[int]) -> list[list[Execution]]:
+  """Executions of the devices with these ordinals, in this order."""
+  return [by_device[ordinal] for ordinal in ordinals]
+
+
+def _kind(name: str) -> str:
+  return re.sub(r"[.#].*", "", name)
+
+
+def _name(members: tuple[str, ...]) -> str:
+  return members[0] if len(members) == 1 else f"{members[0]} and {len(members) - 1} more"
