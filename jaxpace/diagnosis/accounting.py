@@ -19,6 +19,11 @@ import numpy as np
 
 from jaxpace.trace.run import MISSING, Run
 
+JUMP = 10.0
+"""Seconds by which a rank's step differs from the other ranks' where its clock must have jumped: all of them leave a
+collective at nearly the same time, and a step that is long on one rank is long on all."""
+LONGEST = 1e7
+"""Seconds that no step takes: stamps further apart are damaged."""
 _CHUNK_CELLS = 1 << 18
 """Cells of [ranks, steps] worked on at a time: their temporaries stay within the processor's caches."""
 
@@ -37,6 +42,7 @@ class Busy(NamedTuple):
   runtime: np.ndarray  # [R, K]
   pacing: np.ndarray  # [R, K]
   synchronised: bool = True  # False where no collective is stamped: then nobody waits for anybody that one could see
+  jumped: np.ndarray | None = None  # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
 
 
 class Account(NamedTuple):
@@ -100,11 +106,29 @@ def busy(run: Run, part: slice) -> Busy:
     arrivals.append(_seconds(begin, previous, valid))
     waits.append(_seconds(end, begin, valid))
     previous = end
-  arrival = np.stack(arrivals)
+  arrival, wait, step = np.stack(arrivals), np.stack(waits), _seconds(previous, first, valid)
+  jumped = _jumped(step, valid) if run.collectives else None
+  if jumped is not None:
+    valid &= ~jumped
+    for values in (step, *arrival, *wait):
+      values[jumped] = np.nan
   pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
-  return Busy(valid, _seconds(previous, first, valid), arrival, np.stack(waits), arrival[0] - pacing - runtime, runtime,
-              pacing, bool(run.collectives))
+  return Busy(valid, step, arrival, wait, arrival[0] - pacing - runtime, runtime, pacing, bool(run.collectives), jumped)
+
+
+def _jumped(step: np.ndarray, valid: np.ndarray) -> np.ndarray | None:
+  """[R, K] ranks whose step differs so much from the others' that only their clock can have jumped; None: nobody's."""
+  high = np.where(valid, step, -np.inf).max(axis=0)
+  low = np.where(valid, step, np.inf).min(axis=0)
+  odd = np.flatnonzero(valid.any(axis=0) & ((high - low > JUMP) | (high > LONGEST) | (low < 0)))
+  if not odd.size:
+    return None
+  jumped = np.zeros(valid.shape, bool)
+  middle = np.nanmedian(step[:, odd], axis=0)
+  jumped[:, odd] = valid[:, odd] & ((np.abs(step[:, odd] - middle) > JUMP) | (step[:, odd] > LONGEST)
+                                    | (step[:, odd] < 0))
+  return jumped
 
 
 def account(work: Busy) -> Account:

@@ -10,7 +10,10 @@ from jaxpace.trace.run import MISSING, Run
 
 WARMUP_STEPS = 20
 WARMUP_FACTOR = 3.0
-MAX_BLOCKS = 32
+MAX_BLOCKS = 256
+"""Blocks of neighbouring steps, at most, that say when something began and ended."""
+MAX_COARSE = 32
+"""Blocks of neighbouring steps, at most, that statistics are made of."""
 MIN_STEPS = 20
 """Fewer counted steps than these carry no finding."""
 
@@ -26,6 +29,35 @@ class Counted(NamedTuple):
   @property
   def size(self) -> int:
     return int(self.mask.sum())
+
+  def first_step(self, run: Run, block: int) -> int:
+    """Number of the first step of a block."""
+    return int(run.steps[int(np.flatnonzero(self.block == block)[0])])
+
+  def last_step(self, run: Run, block: int) -> int:
+    """Number of the last step of a block."""
+    return int(run.steps[int(np.flatnonzero(self.block == block)[-1])])
+
+  def within(self, begin: int, end: int) -> np.ndarray:
+    """[K] bool, the counted steps of the blocks from `begin` to before `end`."""
+    return (self.block >= begin) & (self.block < end)
+
+
+def merged(values: np.ndarray, weights: np.ndarray, most: int = MAX_COARSE) -> np.ndarray:
+  """Means over groups of neighbouring blocks, at most `most` of them; NaN where nothing is known.
+
+  Args:
+    values: [..., B] means of blocks, NaN where not known.
+    weights: [..., B] steps behind each.
+    most: groups.
+  """
+  blocks = values.shape[-1]
+  groups = min(blocks, most)
+  begin = -(-np.arange(groups) * blocks // groups)
+  weights = np.where(np.isfinite(values), weights, 0)
+  total = np.add.reduceat(np.where(weights > 0, values, 0.0) * weights, begin, axis=-1)
+  number = np.add.reduceat(weights, begin, axis=-1)
+  return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
 
 
 def step_times(run: Run) -> np.ndarray:

@@ -14,10 +14,11 @@ from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
 from jaxpace.diagnosis.findings import Finding, hosts_of
 from jaxpace.diagnosis.floor import Floor, running_minimum
 from jaxpace.diagnosis.lateness import find_late
+from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
-from jaxpace.diagnosis.totals import add_up
+from jaxpace.diagnosis.totals import Totals, add_up
 from jaxpace.diagnosis.verdict import verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import Request, resolve
@@ -38,11 +39,12 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   """
   counted = count_steps(run)
   totals = add_up(run, counted, progress)
+  counted = _measurable(counted, totals)
   floor = running_minimum(totals.transfer)
   steps = totals.per_step["step"][counted.mask]
   step_time = _step_time(steps) if steps.size else None
   mean = step_time.mean if step_time else float("nan")
-  lateness = find_late(totals, counted, mean)
+  lateness = find_late(run, totals, counted, mean)
   phases = phase_medians(run, counted.mask)
   found: tuple[Finding, ...] = ()
   no_skew = no_contention = None
@@ -55,10 +57,10 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     waiting = {name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")}
     contention = float(floor.contention[:, counted.mask].sum(axis=0).mean())
     shares = _shares(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
-    found = findings_module.find(run, counted, totals, lateness, phases, mean)
+    found = findings_module.find(Case(run, counted, totals, lateness, phases, floor, mean))
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
-    if any(f.mode == findings_module.PERSISTENT for f in found):
+    if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY) for f in found):
       late = lateness.late.tolist()
       without_rank = {r: alternative(mean, float(totals.without[r]) / counted.size) for r in late}
     played = _play(run, counted, floor, list(without_rank), asked, mean)
@@ -69,6 +71,14 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked, notes=())
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis), notes=notes_on(diagnosis))
+
+
+def _measurable(counted: Counted, totals: Totals) -> Counted:
+  """Without the steps that no rank could be measured in after all."""
+  lost = counted.mask & ~np.isfinite(totals.per_step["step"])
+  if not lost.any():
+    return counted
+  return counted._replace(mask=counted.mask & ~lost, block=np.where(lost, -1, counted.block))
 
 
 class _Played(NamedTuple):

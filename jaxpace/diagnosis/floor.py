@@ -17,7 +17,12 @@ class Floor(NamedTuple):
   quiet: np.ndarray  # [C, K] min(transfer, floor), NaN where the transfer is not known
   contention: np.ndarray  # [C, K] max(transfer - floor, 0)
   source: str
-  width: int  # steps of the running median
+  width: int  # steps of the running median; 0 where the floor is known from elsewhere
+
+  @property
+  def known(self) -> bool:
+    """Whether the floor was measured on a quiet fabric; otherwise contention is a lower bound."""
+    return self.width == 0
 
 
 def running_minimum(transfer: np.ndarray) -> Floor:

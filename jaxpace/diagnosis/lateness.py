@@ -1,4 +1,4 @@
-"""Who is late, persistently or by turns, and how sure that is.
+"""Who is late, persistently or by turns, since when, and how sure that is.
 
 Lateness is told by undelayed arrival: how long a rank was busy since it left the last collective itself. Entry
 against a common exit would blame the neighbour that a slow host lets out late.
@@ -6,49 +6,60 @@ against a common exit would blame the neighbour that a slow host lets out late.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.changes import change_points
+from jaxpace.diagnosis.counted import Counted, merged
+from jaxpace.diagnosis.episodes import Blocks, Episode, blamed, confidence, find_episodes
 from jaxpace.diagnosis.totals import Totals
-
-EFFECT = 0.02
-"""A rank is late if it arrives at least this share of the mean step after the typical rank ..."""
-CONFIDENCE = 0.99
-"""... with at least this confidence, all ranks tested together ..."""
-PERSISTENCE = 0.5
-"""... and by half that share at least in this many of the blocks of neighbouring steps."""
-
+from jaxpace.trace.run import Run
 
 HIDDEN = 0.25
-"""A rank whose lateness is less than this part of the latest one's hides behind it: it is not named beside it."""
+"""A rank whose lateness is less than this part of the latest one's at the time hides behind it: it isn't named."""
+PAUSES = 0.5
+"""A rank this part of whose lateness comes from a few long gaps pauses now and then: it is late by no fixed amount."""
+
+
+class Held(NamedTuple):
+  """The part of the waiting that is for some ranks, because each of their means is the highest. Seconds a step."""
+
+  by_collective: np.ndarray  # [C]
+  for_gaps: float  # of it, for longer gaps
+  by_block: np.ndarray  # [B]
+
+  @property
+  def seconds(self) -> float:
+    return float(self.by_collective.sum())
 
 
 class Lateness(NamedTuple):
-  """How late each rank is. R ranks, C collectives; seconds; NaN for a rank that is not judged."""
+  """How late each rank is. R ranks, C collectives, B blocks; seconds; NaN for a rank that is not judged."""
 
   mean: np.ndarray  # [R] mean arrival less the typical rank's
   confidence: np.ndarray  # [R] that the rank is later than the typical one at all, all ranks tested together
   persistence: np.ndarray  # [R] share of the blocks in which it was late by half of `EFFECT` or more
-  late: np.ndarray  # ranks that are persistently late, latest first
+  late: np.ndarray  # ranks that are persistently late, costliest first
   hidden: np.ndarray  # ranks that are persistently late as well, but by much less than the latest
   typical: np.ndarray  # the ranks the others are compared with
-  persistent: np.ndarray  # [C] max over ranks of mean A, less mean A
-  random: np.ndarray  # [C] mean over steps of max A, less max over ranks of mean A
-  random_confidence: float  # that `random` is not the work of a few blocks
-  waiting_confidence: float  # the same of `persistent` + `random`
+  persistent: np.ndarray  # [C] max over ranks of mean A, less mean A, while such a rank is late
+  random: np.ndarray  # [C] what is left of mean max A - mean A
+  episodes: tuple[Episode, ...]  # when the late ranks were late
+  pausing: tuple[Episode, ...]  # ranks later than the others on average for a few long gaps
+  turns: tuple[Episode, ...]  # ranks late one after another, of which none is to blame
+  held: Held  # the persistent part
+  gaps: float  # s of `random` that is for longer gaps
+  random_by_block: np.ndarray  # [B]
+  blocks: Blocks
 
 
-def find_late(totals: Totals, counted: Counted, step_time: float) -> Lateness:
-  """Tests every rank against the typical one, by means of blocks of neighbouring steps.
-
-  The typical rank is the mean of the ranks between the lower quartile and the lower median of mean arrival: half
-  the ranks may be late without shifting it. Blocks carry the noise, autocorrelated or not: one pause, however
-  long, makes one block late, which is nothing persistent.
+def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> Lateness:
+  """Tests every rank against the typical one, between the changes of its own level.
 
   Args:
+    run: the recorded run.
     totals: the run, added up.
     counted: the steps that count.
     step_time: mean step, seconds.
@@ -56,80 +67,114 @@ def find_late(totals: Totals, counted: Counted, step_time: float) -> Lateness:
   Returns:
     The lateness of every rank. `persistent` + `random` is the mean earliness of each collective, exactly.
   """
-  ranks = len(totals.present)
+  ranks, size = len(totals.present), max(1, counted.size)
   eligible = totals.present >= max(1, counted.size / 2)
-  number = np.maximum(totals.present, 1)
-  by_collective = totals.lateness.sum(axis=2) / number  # [C, R]
-  persistent = np.where(eligible, by_collective, -np.inf).max(axis=1)
-  worst = np.where(eligible, by_collective, -np.inf).argmax(axis=1)
+  blocks = Blocks(_ratio(totals.lateness.sum(axis=0), totals.block_steps), totals.block_steps, eligible, step_time)
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0 for row in totals.earliness])
-  persistent = np.where(np.isfinite(persistent), np.clip(persistent, 0.0, earliness), 0.0)
+  waiting = _block_means(totals.earliness.sum(axis=0), counted)
+  if eligible.sum() < 2 or not step_time > 0:
+    nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
+    none = Held(np.zeros_like(earliness), 0.0, np.zeros(counted.blocks))
+    return Lateness(np.where(eligible, 0.0, np.nan), nothing, nothing, nobody, nobody, np.flatnonzero(eligible),
+                    none.by_collective, earliness, (), (), (), none, 0.0, waiting, blocks)
+  tested = blocks.test(range(ranks), 0, counted.blocks, ranks)
+  mean = np.where(eligible, [t.lateness for t in tested], np.nan)
+  changes: list[list[int]] = [[] for _ in range(ranks)]
+  judged = np.flatnonzero(eligible)
+  for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
+    changes[rank] = points
+  every = find_episodes(blocks, changes, counted.size)
+  pausing = tuple(e for e in every if _pauses(run, counted, totals, blocks, e))
+  steady = [e for e in every if e not in pausing]
+  named = blamed(steady, counted.size)
+  turns = tuple(e for e in steady if e not in named)
+  hidden = [e for e in named if _hides(e, named)]
+  episodes = tuple(e for e in named if e not in hidden)
+  cost: dict[int, float] = {}
+  for e in episodes:
+    cost[e.rank] = cost.get(e.rank, 0.0) + e.lateness * e.steps
+  late = np.array(sorted(cost, key=lambda rank: -cost[rank]), np.int64)
+  behind = np.array(sorted({e.rank for e in hidden} - set(cost)), np.int64)
+  held = hold(totals, counted, episodes)
+  gaps = max(float(totals.waiting_gap[counted.mask].sum()) / size - held.for_gaps, 0.0)
+  random = earliness - held.by_collective
+  return Lateness(mean, np.where(eligible, [t.confidence for t in tested], np.nan),
+                  np.where(eligible, [t.persistence for t in tested], np.nan), late, behind,
+                  blocks.typical(0, counted.blocks), held.by_collective, random, episodes, pausing, turns, held,
+                  min(gaps, float(random.sum())), waiting - held.by_block, blocks)
 
-  total = by_collective.sum(axis=0)
-  order = np.flatnonzero(eligible)[np.argsort(total[eligible], kind="stable")]
-  typical = order[(len(order) + 1) // 4:(len(order) - 1) // 2 + 1] if len(order) else order
-  if len(order) < 2:
-    nothing = np.full(ranks, np.nan)
-    mean = np.where(eligible, 0.0, np.nan)
-    nobody = np.empty(0, np.int64)
-    return Lateness(mean, nothing, nothing, nobody, nobody, order, persistent, earliness - persistent, 0.0, 0.0)
-  with np.errstate(invalid="ignore", divide="ignore"):
-    by_block = totals.lateness.sum(axis=0) / np.where(totals.block_steps > 0, totals.block_steps, np.nan)  # [R, B]
-  known = np.isfinite(by_block[typical])
-  level = np.where(known, by_block[typical], 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-  level = np.where(known.any(axis=0), level, np.nan)
-  mean = np.where(eligible, total - total[typical].mean(), np.nan)
-  differences = by_block - level
-  confidence = np.array([_confidence(row, ranks) for row in differences])
-  number_known = np.maximum(np.isfinite(differences).sum(axis=1), 1)
-  persistence = (differences >= EFFECT / 2 * step_time).sum(axis=1) / number_known
-  late = np.flatnonzero(eligible & (np.nan_to_num(mean) >= EFFECT * step_time) & (confidence >= CONFIDENCE)
-                        & (persistence >= PERSISTENCE))
-  late = late[np.argsort(-mean[late], kind="stable")]
-  named = mean[late] >= HIDDEN * mean[late].max(initial=0.0)
 
-  waiting = _block_means(totals, counted)
-  turns = waiting - sum(
-      _ratio(totals.lateness[c, worst[c]], totals.block_steps[worst[c]]) for c in range(len(worst)))
-  return Lateness(mean, confidence, persistence, late[named], late[~named], typical, persistent, earliness - persistent,
-                  _confidence(turns, 1), _confidence(waiting, 1))
+def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> Held:
+  """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A, less mean A.
+
+  Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and the rest.
+  """
+  slots = len(totals.lateness)
+  by_collective, by_block, for_gaps = np.zeros(slots), np.zeros(counted.blocks), 0.0
+  edges = sorted({edge for e in episodes for edge in (e.begin, e.end)})
+  earliness = np.stack([_block_sums(row, counted) for row in totals.earliness])
+  steps = np.bincount(counted.block[counted.mask], minlength=counted.blocks)
+  for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
+    number = int(steps[begin:end].sum())
+    present = totals.block_steps[own, begin:end].sum(axis=1)
+    if not own or not number or not present.any():
+      continue
+    present = np.maximum(present, 1)
+    mean = totals.lateness[:, own, begin:end].sum(axis=2) / present  # [C, own]
+    seconds = np.clip(mean.max(axis=1), 0.0, earliness[:, begin:end].sum(axis=1) / number)
+    by_collective += seconds * number / max(1, counted.size)
+    by_block[begin:end] += seconds.sum()
+    worst = int(mean[0].argmax())
+    gap = float(totals.lateness_runtime[own[worst], begin:end].sum() / present[worst])
+    rest = max(float(mean[0, worst]) - gap, 0.0)
+    if gap > 0:
+      for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, counted.size)
+  return Held(by_collective, float(for_gaps), by_block)
 
 
-def _block_means(totals: Totals, counted: Counted) -> np.ndarray:
-  """[B] mean earliness, of neighbouring steps."""
-  whole = totals.earliness.sum(axis=0)
-  use = np.isfinite(whole) & (counted.block >= 0)
-  block = counted.block[use]
-  return _ratio(np.bincount(block, whole[use], counted.blocks), np.bincount(block, minlength=counted.blocks))
+def _pauses(run: Run, counted: Counted, totals: Totals, blocks: Blocks, episode: Episode) -> bool:
+  """Whether the rank is late for a few long gaps: its mean gap is long, its median gap is not."""
+  if "gap" not in run.durations:
+    return False
+  begin, end = episode.begin, episode.end
+  steps = np.flatnonzero(counted.within(begin, end))
+  steps = steps[::max(1, len(steps) // 4096)]
+  gaps = run.durations["gap"][episode.rank, steps].astype(np.float64)
+  gaps = gaps[np.isfinite(gaps)]
+  if not gaps.size:
+    return False
+  typical = blocks.typical(begin, end)
+  number = np.maximum(totals.block_steps[:, begin:end].sum(axis=1), 1)
+  longer = totals.lateness_runtime[:, begin:end].sum(axis=1) / number
+  excess = float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))
+  now_and_then = min(excess, float(gaps.mean() - np.median(gaps)))
+  return now_and_then >= PAUSES * episode.lateness
+
+
+def _hides(episode: Episode, named: Sequence[Episode]) -> bool:
+  """Whether another rank was much later during most of it."""
+  return any(other.lateness * HIDDEN > episode.lateness and
+             2 * (min(other.end, episode.end) - max(other.begin, episode.begin)) >= episode.end - episode.begin
+             for other in named)
+
+
+def random_confidence(lateness: Lateness) -> float:
+  """That the waiting for ranks by turns is not the work of a few blocks."""
+  return confidence(merged(lateness.random_by_block, lateness.blocks.steps.sum(axis=0)))
+
+
+def _block_means(values: np.ndarray, counted: Counted) -> np.ndarray:
+  """[B] means of [K] values over blocks."""
+  use = np.isfinite(values) & (counted.block >= 0)
+  return _ratio(np.bincount(counted.block[use], values[use], counted.blocks),
+                np.bincount(counted.block[use], minlength=counted.blocks))
+
+
+def _block_sums(values: np.ndarray, counted: Counted) -> np.ndarray:
+  use = np.isfinite(values) & (counted.block >= 0)
+  return np.bincount(counted.block[use], values[use], counted.blocks)
 
 
 def _ratio(total: np.ndarray, number: np.ndarray) -> np.ndarray:
-  return np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
-
-
-def _confidence(values: np.ndarray, tests: int) -> float:
-  """One-sided confidence that the mean of `values` is above 0, by Student's t, Bonferroni over `tests`."""
-  values = values[np.isfinite(values)]
-  if len(values) < 3:
-    return 0.0
-  # Times are whole nanoseconds: a spread below that is rounding, and an exactly constant lateness is certain.
-  error = max(float(values.std(ddof=1)) / math.sqrt(len(values)), 1e-10)
-  return min(max(1 - tests * (1 - student_cdf(float(values.mean()) / error, len(values) - 1)), 0.0), 0.9999)
-
-
-def student_cdf(t: float, n: int) -> float:
-  """Distribution function of Student's t with `n` degrees of freedom.
-
-  A finite series for whole `n`: Abramowitz and Stegun, 26.7.3 and 26.7.4.
-
-  >>> round(student_cdf(2.015048, 5), 6)
-  0.95
-  """
-  theta = math.atan(t / math.sqrt(n))
-  sine, cosine = math.sin(theta), math.cos(theta)
-  term, series = (cosine, 0.0) if n % 2 else (1.0, 0.0)
-  for i in range(3 if n % 2 else 2, n + 1, 2):
-    series += term
-    term *= cosine * cosine * (i - 1) / i
-  central = 2 / math.pi * (theta + sine * series) if n % 2 else sine * series
-  return 0.5 + central / 2
+  return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,16 +23,19 @@ class Totals:
   per_rank: dict[str, np.ndarray]  # [R] sum over steps, by name in `PARTS`
   transfer: np.ndarray  # [C, K]
   present: np.ndarray  # [R] counted steps in which the rank's whole step is known
+  known: np.ndarray  # [R, K] bool, counted steps in which the rank's whole step is known
   earliness: np.ndarray  # [C, K] mean over ranks of undelayed earliness: max A - mean A
+  waiting_gap: np.ndarray  # [K] the part of all collectives' earliness that is for the last rank's longer gap
   lateness: np.ndarray  # [C, R, B] sum of A - mean over ranks of A, undelayed
   lateness_compute: np.ndarray  # [R] sum of own compute - mean over ranks
-  lateness_runtime: np.ndarray  # [R] the same of the gap
+  lateness_runtime: np.ndarray  # [R, B] the same of the gap
   block_steps: np.ndarray  # [R, B] steps in which the rank is present, by block
   blame: np.ndarray  # [R] sum of the job's mean earliness in the steps and collectives this rank was last at
   last: np.ndarray  # [R] steps in which the job waited for this rank
   last_rank: np.ndarray  # [K] the rank the job waited for longest in that step, -1 for none
   without: np.ndarray  # [R] sum of what the step would be shorter if this rank were as quick as the others' last
   delayed: int  # rank-steps with an applied delay
+  jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
 
 
 def undelayed(work: Busy) -> np.ndarray:
@@ -46,11 +50,13 @@ def add_up(run: Run, counted: Counted, progress: Callable[[int, int], None] | No
   size, ranks, slots = len(run.steps), run.ranks, max(1, len(run.collectives))
   totals = Totals(
       per_step={name: np.full(size, np.nan) for name in PARTS}, per_rank={name: np.zeros(ranks) for name in PARTS},
-      transfer=np.full((slots, size), np.nan), present=np.zeros(ranks, np.int64),
-      earliness=np.full((slots, size), np.nan), lateness=np.zeros((slots, ranks, counted.blocks)),
-      lateness_compute=np.zeros(ranks), lateness_runtime=np.zeros(ranks),
+      transfer=np.full((slots, size), np.nan), present=np.zeros(ranks, np.int64), known=np.zeros((ranks, size), bool),
+      earliness=np.full((slots, size), np.nan), waiting_gap=np.zeros(size),
+      lateness=np.zeros((slots, ranks, counted.blocks)),
+      lateness_compute=np.zeros(ranks), lateness_runtime=np.zeros((ranks, counted.blocks)),
       block_steps=np.zeros((ranks, counted.blocks), np.int64), blame=np.zeros(ranks), last=np.zeros(ranks, np.int64),
-      last_rank=np.full(size, -1, np.int64), without=np.zeros(ranks), delayed=0)
+      last_rank=np.full(size, -1, np.int64), without=np.zeros(ranks), delayed=0,
+      jumped=np.zeros(ranks, np.int64))
   for part in chunks(run):
     if counted.mask[part].any():
       _add_chunk(totals, run, counted, part)
@@ -71,30 +77,48 @@ def _add_chunk(totals: Totals, run: Run, counted: Counted, part: slice) -> None:
     totals.per_step[name][part] = _mean(values, number)
   totals.transfer[:, part] = split.transfer
   totals.present += valid.sum(axis=1)
+  totals.known[:, part] = valid
+  if work.jumped is not None:
+    totals.jumped += (work.jumped & counted.mask[part]).sum(axis=1)
   totals.delayed += int(np.count_nonzero(valid & (work.pacing > 0)))
-  edges = np.flatnonzero(np.diff(counted.block[part], prepend=-2))
-  for begin, end in zip(edges, [*edges[1:], valid.shape[1]], strict=True):
-    block = counted.block[part][begin]
-    if block >= 0:
-      totals.block_steps[:, block] += valid[:, begin:end].sum(axis=1)
-  for own, total in ((split.compute, totals.lateness_compute), (split.runtime, totals.lateness_runtime)):
-    total += _relative(own, valid, number).sum(axis=1)
+  into = _Blocks.of(counted.block[part])
+  into.add(totals.block_steps, valid)
+  totals.lateness_compute += _relative(split.compute, valid, number).sum(axis=1)
+  into.add(totals.lateness_runtime, _relative(split.runtime, valid, number))
   if work.synchronised:
-    _add_lateness(totals, counted, part, work, number, edges)
+    _add_lateness(totals, part, work, number, into)
+    waiting = split.waiting_runtime
+    if (valid & (work.pacing > 0)).any():
+      alone = work._replace(arrival=undelayed(work), pacing=np.zeros_like(work.pacing))
+      waiting = account(alone).waiting_runtime
+    totals.waiting_gap[part] = np.nan_to_num(_mean(np.where(valid, waiting, 0.0), number))
 
 
-def _add_lateness(totals: Totals, counted: Counted, part: slice, work: Busy, number: np.ndarray,
-                  edges: np.ndarray) -> None:
+class _Blocks(NamedTuple):
+  """Where the blocks of a chunk's steps begin. Steps that don't count lie between or inside blocks: they hold 0."""
+
+  begin: np.ndarray  # [E] positions in the chunk
+  block: np.ndarray  # [E]
+
+  @staticmethod
+  def of(block: np.ndarray) -> _Blocks:
+    counted = np.flatnonzero(block >= 0)
+    first = counted[np.flatnonzero(np.diff(block[counted], prepend=-1))]
+    return _Blocks(first, block[first])
+
+  def add(self, total: np.ndarray, values: np.ndarray) -> None:
+    """Adds [..., k] values, 0 in steps that don't count, to [..., B] sums."""
+    total[..., self.block] += np.add.reduceat(values, self.begin, axis=-1, dtype=total.dtype)
+
+
+def _add_lateness(totals: Totals, part: slice, work: Busy, number: np.ndarray, into: _Blocks) -> None:
   """Adds who was late and what it cost, by undelayed arrival."""
   some = np.flatnonzero(number > 0)
   worst = np.zeros(len(number))
   worst_rank = np.zeros(len(number), np.int64)
   for c, arrival in enumerate(undelayed(work)):
     relative = _relative(arrival, work.valid, number)
-    for begin, end in zip(edges, [*edges[1:], len(number)], strict=True):
-      block = counted.block[part][begin]
-      if block >= 0:
-        totals.lateness[c, :, block] += relative[:, begin:end].sum(axis=1)
+    into.add(totals.lateness[c], relative)
     reach = np.where(work.valid, relative, -np.inf)
     last = reach.argmax(axis=0)
     highest = np.where(number > 0, reach.max(axis=0), np.nan)

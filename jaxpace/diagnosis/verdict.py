@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.findings import AMPLIFIED, PERSISTENT, hosts_of, milliseconds
+from jaxpace.diagnosis.findings import COSTLY, PERSISTENT, hosts_of, milliseconds
 from jaxpace.trace.problems import list_ranks, plural
 
 
@@ -33,7 +33,7 @@ def verdict_on(diagnosis: Diagnosis) -> str:
   if diagnosis.counted.size < MIN_STEPS:
     return (f"Too few steps to judge: {diagnosis.counted.size} count, {MIN_STEPS} are needed. So far waiting for late "
             f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
-  if diagnosis.earliness >= AMPLIFIED * step_time.mean:
+  if diagnosis.earliness >= COSTLY * step_time.mean:
     return ("No lasting fault: no rank is persistently late, and the waiting "
             f"({100 * diagnosis.earliness / step_time.mean:.0f} % of the time) comes from few stretches of the run: "
             "see the notes.")

@@ -64,7 +64,7 @@ def test_blocks_are_even_and_in_order():
   blocks = counted.block[counted.mask]
   assert (np.diff(blocks) >= 0).all()
   sizes = np.bincount(blocks)
-  assert len(sizes) == counted.blocks == 32
+  assert len(sizes) == counted.blocks == 199
   assert sizes.max() - sizes.min() <= 1
 
 

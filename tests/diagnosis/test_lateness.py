@@ -6,7 +6,7 @@ from scipy import stats
 
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, PERSISTENT
-from jaxpace.diagnosis.lateness import student_cdf
+from jaxpace.diagnosis.episodes import student_cdf
 from tests.diagnosis.traces import barrier, make_run
 
 MS = 1_000_000
@@ -124,19 +124,20 @@ def test_late_from_the_middle_of_the_run_on_is_persistent():
   busy[2, 160:] += 10 * MS
   finding = diagnose_busy(busy).findings[0]
   assert (finding.mode, finding.ranks) == (PERSISTENT, (2,))
-  assert "late in 62 % of" in finding.evidence[0]
+  assert finding.first_step in range(158, 163)
+  assert finding.last_step is None
+  assert "in time before" in finding.evidence[0]
 
 
 @pytest.mark.parametrize("length", [40, 120])
-def test_late_for_a_part_of_the_run_only_is_not_persistent(length):
+def test_late_for_a_stretch_of_the_run_is_named_with_its_steps(length):
   busy = noise(4, 400, deviation=0.1)
   busy[2, 100:100 + length] += 20 * MS
-  diagnosis = diagnose_busy(busy)
-  assert PERSISTENT not in modes(diagnosis)
-  if length == 120:
-    assert modes(diagnosis) == [AMPLIFICATION]
-    assert diagnosis.findings[0].ranks == (2,)
-    assert diagnosis.findings[0].share == pytest.approx(diagnosis.shares["skew"])
+  (finding,) = diagnose_busy(busy).findings
+  assert (finding.mode, finding.ranks) == (PERSISTENT, (2,))
+  assert finding.first_step in range(98, 103)
+  assert finding.last_step in range(97 + length, 102 + length)
+  assert "only" in finding.evidence[0]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -70,7 +70,8 @@ def test_json_has_every_key_of_the_schema(late, tmp_path, capsys):
   assert tuple(document["shares"]) == SHARES
   assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
   (finding,) = document["findings"]
-  assert set(finding) == {"mode", "share", "confidence", "ranks", "hosts", "evidence", "advice"}
+  assert set(finding) == {"mode", "share", "confidence", "ranks", "hosts", "evidence", "advice", "causes",
+                          "first_step", "last_step"}
   assert (finding["mode"], finding["ranks"], finding["hosts"]) == ("persistent_straggler", [3], ["host1"])
   assert 0.99 <= finding["confidence"] <= 1
   assert set(document["what_if"]) >= {"no_skew", "no_contention", "no_runtime_jitter", "without_rank"}

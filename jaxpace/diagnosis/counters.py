@@ -1,0 +1,75 @@
+"""The hosts' counters over a stretch of the run, per step, by process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpace.diagnosis.counted import Counted
+from jaxpace.trace.host_samples import HostSamples
+from jaxpace.trace.run import MISSING, Run
+
+_FEWEST = 3
+
+
+def per_step(run: Run, counted: Counted, name: str, begin: int, end: int) -> dict[int, float]:
+  """By how much a counter of the table `hosts` rose, per step, from block `begin` to before block `end`.
+
+  Samples and exits of a process are on the same clock; between samples a counter is taken to rise evenly.
+
+  Returns:
+    The rise by process, in the counter's unit; processes without enough samples are left out.
+  """
+  found: dict[int, float] = {}
+  for process, (samples, first, last, steps) in _windows(run, counted, begin, end).items():
+    values = samples.columns.get(name)
+    if values is None or steps < 1:
+      continue
+    known = np.isfinite(values)
+    times, values = samples.time_ns[known], values[known]
+    if np.count_nonzero((times >= first) & (times <= last)) < _FEWEST:
+      continue
+    # Counters never fall, as far as the kernel goes; what is read torn must not count backwards.
+    rise = np.maximum.accumulate(values)
+    origin = times[0]
+    at = np.interp([first - origin, last - origin], (times - origin).astype(np.float64), rise)
+    found[process] = float(at[1] - at[0]) / steps
+  return found
+
+
+def mean_gauge(run: Run, counted: Counted, name: str, begin: int, end: int) -> dict[int, float]:
+  """Mean of a gauge (GPU clock or power) over the samples of the stretch, by process."""
+  found: dict[int, float] = {}
+  for process, (samples, first, last, _) in _windows(run, counted, begin, end).items():
+    values = samples.columns.get(name)
+    if values is None:
+      continue
+    inside = np.isfinite(values) & (samples.time_ns >= first) & (samples.time_ns <= last)
+    if np.count_nonzero(inside) >= _FEWEST:
+      found[process] = float(values[inside].mean())
+  return found
+
+
+def _windows(run: Run, counted: Counted, begin: int, end: int) -> dict[int, tuple[HostSamples, int, int, int]]:
+  """By process: samples of its newest attempt, first and last exit of the stretch on its clock, steps between them."""
+  found: dict[int, tuple[HostSamples, int, int, int]] = {}
+  steps = np.flatnonzero(counted.within(begin, end))
+  if run.host_samples is None or not run.collectives or not steps.size:
+    return found
+  collective = run.collectives[-1]
+  seen: set[int] = set()
+  for rank in range(run.ranks):
+    process = int(run.process_of_rank[rank])
+    if process < 0 or process in seen:
+      continue
+    exits, attempts = collective.exit_ns[rank, steps], collective.attempt[rank, steps]
+    use = np.flatnonzero((exits != MISSING) & (attempts == attempts.max()))
+    if use.size < 2:
+      continue
+    seen.add(process)
+    own = run.host_samples.of(process)
+    keep = own.attempt == attempts.max()
+    own = HostSamples(own.process[keep], own.attempt[keep], own.time_ns[keep],
+                      {name: values[keep] for name, values in own.columns.items()})
+    if own.time_ns.size:
+      found[process] = own, int(exits[use[0]]), int(exits[use[-1]]), int(use[-1] - use[0])
+  return found

@@ -1,0 +1,211 @@
+"""When a rank is late: from which block to which, for good or for a while, and whether ranks take turns at it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.changes import SHORTEST
+from jaxpace.diagnosis.counted import merged
+
+EFFECT = 0.02
+"""A rank is late if it arrives at least this share of the mean step after the typical rank ..."""
+CONFIDENCE = 0.99
+"""... with at least this confidence, all ranks tested together ..."""
+PERSISTENCE = 0.5
+"""... and by half that share at least in this many of the blocks of neighbouring steps."""
+FEWEST_STEPS = 30
+"""A rank that is late for fewer steps than these in a row, and in time before and after, isn't persistently late."""
+CHRONIC = 0.5
+"""A rank that is late in this share of the steps is late for good, whoever else is late in the rest."""
+TURNS = 3
+"""As many groups of ranks, late one after another, take turns: then the work wanders, and no rank is to blame."""
+_SAME_TIME = 0.5
+
+
+class Episode(NamedTuple):
+  """Neighbouring blocks in which one rank is late."""
+
+  rank: int
+  begin: int  # first block
+  end: int  # one past the last
+  steps: int
+  lateness: float  # seconds after the typical rank, mean
+  confidence: float
+  persistence: float  # share of the blocks in which it was late by half of `EFFECT` or more
+
+
+class Tested(NamedTuple):
+  """How late one rank is over some blocks."""
+
+  lateness: float
+  confidence: float
+  persistence: float
+
+  def late(self, step_time: float) -> bool:
+    return (self.lateness >= EFFECT * step_time and self.confidence >= CONFIDENCE
+            and self.persistence >= PERSISTENCE)
+
+
+class Blocks(NamedTuple):
+  """Arrivals by block. R ranks, B blocks."""
+
+  arrival: np.ndarray  # [R, B] mean arrival less the mean over ranks, s; NaN where the rank is not there
+  steps: np.ndarray  # [R, B] steps behind each
+  eligible: np.ndarray  # [R] ranks that are judged at all
+  step_time: float
+
+  def mean(self, begin: int, end: int) -> np.ndarray:
+    """[R] mean over the steps of some blocks; NaN where a rank was not there."""
+    values, weights = self.arrival[:, begin:end], self.steps[:, begin:end]
+    total = np.where(weights > 0, values, 0.0) * weights
+    number = weights.sum(axis=1)
+    return np.divide(total.sum(axis=1), number, out=np.full(len(values), np.nan), where=number > 0)
+
+  def typical(self, begin: int, end: int) -> np.ndarray:
+    """The ranks between the lower quartile and the lower median of mean arrival: half may be late without a shift."""
+    mean = self.mean(begin, end)
+    known = np.flatnonzero(self.eligible & np.isfinite(mean))
+    order = known[np.argsort(mean[known], kind="stable")]
+    return order[(len(order) + 1) // 4:(len(order) - 1) // 2 + 1] if len(order) else order
+
+  def test(self, ranks: Sequence[int], begin: int, end: int, tests: int) -> list[Tested]:
+    """Tests ranks against the typical one, Bonferroni over `tests`.
+
+    Blocks carry the noise, autocorrelated or not: one pause, however long, makes one block late, which is nothing
+    persistent.
+    """
+    typical = self.typical(begin, end)
+    values, weights = self.arrival[:, begin:end], self.steps[:, begin:end]
+    level = _mean_known(values[typical])
+    overall = self.mean(begin, end)
+    result = []
+    for rank in ranks:
+      differences = merged(values[rank] - level, weights[rank])
+      known = differences[np.isfinite(differences)]
+      result.append(Tested(
+          float(overall[rank] - overall[typical].mean()) if typical.size else 0.0, confidence(known, tests),
+          float((known >= EFFECT / 2 * self.step_time).mean()) if known.size else 0.0))
+    return result
+
+
+def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) -> list[Episode]:
+  """Finds who is late when.
+
+  Between its own change-points a rank is late or not; neighbouring stretches in which it is late are one episode.
+  A rank that is late over the whole run, though not in stretches of it that can be told apart, is late throughout.
+
+  Args:
+    blocks: arrivals.
+    changes: blocks at which each rank's arrival changes its level.
+    steps: counted steps.
+  """
+  size, ranks = blocks.arrival.shape[1], np.flatnonzero(blocks.eligible)
+  whole = dict(zip(ranks.tolist(), blocks.test(ranks.tolist(), 0, size, len(ranks)), strict=True))
+  found: list[Episode] = []
+  for rank in ranks.tolist():
+    edges = [0, *changes[rank], size]
+    spans = list(zip(edges[:-1], edges[1:], strict=True)) if changes[rank] else []
+    tested = [blocks.test([rank], *span, len(ranks) * len(spans))[0] for span in spans]
+    late = [i for i, test in enumerate(tested) if test.late(blocks.step_time)]
+    joined: list[list[int]] = []
+    for begin, end in (spans[i] for i in _grown(late, tested, blocks.step_time)):
+      if joined and joined[-1][1] == begin:
+        joined[-1][1] = end
+      else:
+        joined.append([begin, end])
+    if not joined and whole[rank].late(blocks.step_time):
+      joined = [[0, size]]
+    for begin, end in joined:
+      number = int(blocks.steps[rank, begin:end].sum())
+      test = blocks.test([rank], begin, end, len(ranks))[0]
+      if end - begin >= min(SHORTEST, size) and number >= min(FEWEST_STEPS, steps):
+        found.append(Episode(rank, begin, end, number, *test))
+  return found
+
+
+def _grown(late: Sequence[int], tested: Sequence[Tested], step_time: float) -> list[int]:
+  """The late stretches with their neighbours that are late by half as much, but too short to be sure of.
+
+  Such as the one that holds the block in which the level changed.
+  """
+  grown = set(late)
+  for i in late:
+    for step in (-1, 1):
+      at = i + step
+      while 0 <= at < len(tested) and at not in grown and tested[at].lateness >= max(
+          0.5 * tested[i].lateness, EFFECT * step_time):
+        grown.add(at)
+        at += step
+  return sorted(grown)
+
+
+def blamed(episodes: Sequence[Episode], steps: int) -> list[Episode]:
+  """The episodes of ranks that are late for good or for a long while; none where ranks take turns.
+
+  Args:
+    episodes: who is late when.
+    steps: counted steps.
+  """
+  of_rank: dict[int, list[Episode]] = {}
+  for episode in episodes:
+    of_rank.setdefault(episode.rank, []).append(episode)
+  chronic = {rank for rank, own in of_rank.items() if sum(e.steps for e in own) >= CHRONIC * steps}
+  others = [rank for rank in of_rank if rank not in chronic]
+  groups: list[list[int]] = []
+  for rank in others:
+    for group in groups:
+      if _overlap(of_rank[rank], of_rank[group[0]]) >= _SAME_TIME:
+        group.append(rank)
+        break
+    else:
+      groups.append([rank])
+  again = max((len(of_rank[rank]) for rank in others), default=0)
+  if len(groups) >= TURNS or (len(groups) == TURNS - 1 and again > 1):
+    return [e for e in episodes if e.rank in chronic]
+  return list(episodes)
+
+
+def _overlap(one: Sequence[Episode], other: Sequence[Episode]) -> float:
+  """Blocks in common as a share of all blocks of the two."""
+  a, b = ({block for e in own for block in range(e.begin, e.end)} for own in (one, other))
+  return len(a & b) / max(1, len(a | b))
+
+
+def _mean_known(values: np.ndarray) -> np.ndarray:
+  """[B] mean over rows, NaN where none is known."""
+  known = np.isfinite(values)
+  number = known.sum(axis=0)
+  return np.divide(np.where(known, values, 0.0).sum(axis=0), number, out=np.full(values.shape[1], np.nan),
+                   where=number > 0)
+
+
+def confidence(values: np.ndarray, tests: int = 1) -> float:
+  """One-sided confidence that the mean of `values` is above 0, by Student's t, Bonferroni over `tests`."""
+  values = values[np.isfinite(values)]
+  if len(values) < 3:
+    return 0.0
+  # Times are whole nanoseconds: a spread below that is rounding, and an exactly constant lateness is certain.
+  error = max(float(values.std(ddof=1)) / math.sqrt(len(values)), 1e-10)
+  return min(max(1 - tests * (1 - student_cdf(float(values.mean()) / error, len(values) - 1)), 0.0), 0.9999)
+
+
+def student_cdf(t: float, n: int) -> float:
+  """Distribution function of Student's t with `n` degrees of freedom.
+
+  A finite series for whole `n`: Abramowitz and Stegun, 26.7.3 and 26.7.4.
+
+  >>> round(student_cdf(2.015048, 5), 6)
+  0.95
+  """
+  theta = math.atan(t / math.sqrt(n))
+  sine, cosine = math.sin(theta), math.cos(theta)
+  term, series = (cosine, 0.0) if n % 2 else (1.0, 0.0)
+  for i in range(3 if n % 2 else 2, n + 1, 2):
+    series += term
+    term *= cosine * cosine * (i - 1) / i
+  central = 2 / math.pi * (theta + sine * series) if n % 2 else sine * series
+  return 0.5 + central / 2

@@ -1,0 +1,134 @@
+"""What the hosts' columns show of why a process is late or pauses. What they don't show is left open."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.counters import mean_gauge, per_step
+from jaxpace.diagnosis.modes.case import Case
+from jaxpace.diagnosis.wording import milliseconds, name_process, percent
+
+PART = 0.3
+"""A column explains lateness or pauses if it holds this part of them."""
+_SWITCHES = 0.2
+_SLOWER_CLOCK = 0.05
+_DOES = {"gc": "collects garbage", "data": "waits for data", "checkpoint": "writes checkpoints"}
+
+
+class Mechanism(NamedTuple):
+  """A cause, and the sentence that shows it."""
+
+  kind: str
+  sentence: str
+
+
+def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
+  """Compares a late process with the others, from block `begin` to before block `end`.
+
+  Args:
+    case: the run.
+    process: the late one.
+    begin: first block.
+    end: one past the last.
+    lateness: seconds a step to be explained.
+  """
+  return [*_columns(case, process, begin, end, lateness), *_samples(case, process, begin, end, lateness)]
+
+
+def _columns(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
+  causes = case.run.host_causes
+  row = causes.row(process)
+  if row is None:
+    return []
+  inside = case.counted.within(begin, end)
+  means = {name: _known_means(values[:, inside]) for name, values in causes.columns.items()}
+  who, found = name_process(case.run, process).capitalize(), []
+  excess: dict[str, float] = {}
+  for name, mean in means.items():
+    others = np.delete(mean, row)
+    others = others[np.isfinite(others)]
+    if others.size:
+      usual = float(np.median(others))
+    else:  # one process: compared with itself before and after
+      outside = causes.columns[name][row, ~inside & case.counted.mask]
+      outside = outside[np.isfinite(outside)]
+      usual = float(outside.mean()) if outside.size else 0.0 if name in _DOES else float("nan")
+    if np.isfinite(mean[row]) and np.isfinite(usual):
+      excess[name] = float(mean[row]) - usual
+  for name, does in _DOES.items():
+    if excess.get(name, 0.0) >= PART * lateness:
+      found.append(Mechanism(name, f"{who} {does} for {milliseconds(float(means[name][row]))} a step, "
+                                   f"{milliseconds(excess[name])} more than the others."))
+  if found:
+    return found
+  work = excess.get("cpu")
+  switches = excess.get("nivcsw", 0.0)
+  if switches >= _SWITCHES and float(means["nivcsw"][row]) >= 2 * (float(means["nivcsw"][row]) - switches) and (
+      work is None or work < 0.5 * lateness):
+    found.append(Mechanism("preempted", (
+        f"{who} is preempted: {float(means['nivcsw'][row]):.1f} involuntary switches a step, {switches:.1f} more than "
+        "the others" + (", while its CPU time is not longer" if work is not None else "")
+        + ": something else runs on its processors.")))
+  elif work is not None and work >= 0.5 * lateness:
+    found.append(Mechanism("work", f"{who} has more work: its CPU time is {milliseconds(work)} a step longer than the "
+                                   "others'."))
+  elif work is not None:
+    found.append(Mechanism("", (
+        f"{who} uses no more CPU time than the others and is not preempted more often: it stands still or waits for a "
+        "device, and the host's columns don't say for what.")))
+  return found
+
+
+def _samples(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
+  run, counted, found = case.run, case.counted, []
+  who = name_process(run, process).capitalize()
+  for column, kind, does in (("throttled_ns", "throttled", "is throttled by a CPU limit of its control group"),
+                             ("steal_ns", "steal", "runs on a host whose hypervisor gives its processors to others")):
+    rise = per_step(run, counted, column, begin, end)
+    others = [value for other, value in rise.items() if other != process]
+    own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
+    if own >= PART * lateness:
+      found.append(Mechanism(kind, f"{who} {does}: {milliseconds(own)} a step more than the others."))
+  clocks = mean_gauge(run, counted, "gpu_clock_mhz", begin, end)
+  others = [value for other, value in clocks.items() if other != process]
+  if process in clocks and others and clocks[process] < (1 - _SLOWER_CLOCK) * float(np.median(others)):
+    found.append(Mechanism("gpu_clock", f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the others' at "
+                                        f"{float(np.median(others)):.0f}: heat, power, or a limit set on it."))
+  return found
+
+
+def of_pauses(case: Case, processes: list[int], pause: float) -> list[Mechanism]:
+  """What processes do in their long gaps.
+
+  Args:
+    case: the run.
+    processes: those that pause.
+    pause: seconds a step by which their mean gap exceeds their median gap.
+  """
+  causes = case.run.host_causes
+  rows = [row for row in (causes.row(p) for p in processes) if row is not None]
+  if not rows or not pause > 0:
+    return []
+  found = []
+  for name, does in _DOES.items():
+    if name not in causes.columns:
+      continue
+    values = causes.columns[name][rows][:, case.counted.mask].astype(np.float64)
+    values = np.where(np.isfinite(values), values, 0.0)
+    held = float((values.mean(axis=1) - np.median(values, axis=1)).mean())
+    if held >= PART * pause:
+      struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * pause
+      longest = float(values.max())
+      found.append((held, Mechanism(name, (
+          f"In its long gaps a process {does}: {milliseconds(held)} a step, {percent(min(held / pause, 1.0))} of the "
+          f"pauses, in {percent(float(struck.mean()))} of the steps, up to {milliseconds(longest)} at a time."))))
+  return [mechanism for _, mechanism in sorted(found, key=lambda entry: -entry[0])]
+
+
+def _known_means(values: np.ndarray) -> np.ndarray:
+  known = np.isfinite(values)
+  number = known.sum(axis=1)
+  return np.divide(np.where(known, values, 0.0).sum(axis=1, dtype=np.float64), number,
+                   out=np.full(len(values), np.nan), where=number > 0)

@@ -1,0 +1,67 @@
+"""Late ranks change from step to step, and everybody waits for each: `synchronization_amplification`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpace.diagnosis.lateness import random_confidence
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, Case, Finding
+from jaxpace.diagnosis.wording import percent
+from jaxpace.trace.problems import list_ranks, plural
+
+_RARE = 0.5
+"""Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential jitter has a third."""
+
+
+def find(case: Case, seconds: float) -> Finding:
+  """Describes the waiting for ranks by turns.
+
+  Args:
+    case: the run.
+    seconds: of it, a step.
+  """
+  run, totals, lateness = case.run, case.totals, case.lateness
+  waited = max(1, int(totals.last.sum()))
+  often = totals.last / waited
+  chance = 1 / max(1, int((totals.present > 0).sum()))
+  whole = totals.earliness.sum(axis=0)
+  whole = np.sort(whole[np.isfinite(whole)])
+  worst = float(whole[-max(1, len(whole) // 10):].sum() / max(whole.sum(), 1e-12))
+  evidence = [
+      f"The last rank changes: {plural(int((totals.last > 0).sum()), 'rank')} of {run.ranks} were last; the most "
+      f"frequent, {int(often.argmax())}, in {percent(often.max())} of the steps ({percent(chance)} by chance).",
+      f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
+      + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses.")]
+  if lateness.turns:
+    ranks = sorted({e.rank for e in lateness.turns})
+    evidence.append(f"Ranks take turns at being late for a while (among them {list_ranks(ranks, 6)}): the work wanders "
+                    "over the ranks, none of them is to blame.")
+  causes = {name: float(totals.per_rank[f"waiting_{name}"].sum()) for name in ("compute", "runtime", "pacing")}
+  total = max(sum(causes.values()), 1e-12)
+  of_all = {name: percent(value / total) for name, value in causes.items()}
+  evidence.append(f"Of all waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for longer gaps "
+                  "between steps" + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else "."))
+  hosts: tuple[str, ...] = ()
+  by_host = _blame_by_host(case)
+  if len(by_host) > 1:
+    host, part, expected = max(by_host, key=lambda entry: entry[1] / entry[2])
+    if part > 2 * expected and part > 0.2:
+      evidence.append(f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of the ranks.")
+      hosts = (host,) if part > 0.6 and not lateness.episodes and not lateness.turns else ()
+  if worst > _RARE:
+    advice = ("Look for what stops ranks now and then for long: host interrupts, garbage collection, checkpoints, "
+              "recompilation; let all ranks do it in the same step.")
+  else:
+    advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the hosts (pinned "
+              "processors, no other load); fewer synchronisations a step mean fewer chances to wait.")
+  return Finding(AMPLIFICATION, seconds / case.step_time, random_confidence(lateness), (), hosts, tuple(evidence),
+                 advice)
+
+
+def _blame_by_host(case: Case) -> list[tuple[str, float, float]]:
+  """Host, its share of the waiting it caused, its share of the ranks."""
+  run, blame = case.run, case.totals.blame
+  hosts = [run.host_of_rank(r) for r in range(run.ranks)]
+  whole = max(float(blame.sum()), 1e-12)
+  return [(h, float(sum(blame[r] for r in range(run.ranks) if hosts[r] == h)) / whole,
+           hosts.count(h) / run.ranks) for h in sorted(set(hosts)) if h]

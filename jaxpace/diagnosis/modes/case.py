@@ -1,0 +1,65 @@
+"""What every failure mode is looked for in, and what is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.floor import Floor
+from jaxpace.diagnosis.lateness import Lateness
+from jaxpace.diagnosis.totals import Totals
+from jaxpace.trace.run import Run
+
+PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
+CONTENTION, LOCALITY, JITTER = "fabric_contention", "locality", "runtime_jitter"
+COSTLY = 0.05
+"""Waiting for ranks by turns, slow transfers and jitter are findings from this share of the step on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """One failure mode. Shares of a run's findings are disjoint parts of its step time."""
+
+  mode: str
+  share: float
+  confidence: float
+  ranks: tuple[int, ...]
+  hosts: tuple[str, ...]
+  evidence: tuple[str, ...]
+  advice: str
+  causes: tuple[str, ...] = ()
+  """Mechanisms that the hosts' columns show: "gc", "data", "checkpoint", "preempted", ...; empty: left open."""
+  first_step: int | None = None
+  """From which step on; None: throughout."""
+  last_step: int | None = None
+  """To which step; None: to the end."""
+
+  def to_json(self) -> dict[str, Any]:
+    return dataclasses.asdict(self)
+
+
+class Case(NamedTuple):
+  """A run that was added up."""
+
+  run: Run
+  counted: Counted
+  totals: Totals
+  lateness: Lateness
+  phases: dict[str, np.ndarray]  # [R] medians by phase
+  floor: Floor
+  step_time: float  # mean, s
+
+  @property
+  def transfer(self) -> np.ndarray:
+    """[K] all collectives' own time in each step, s; NaN where not known."""
+    return self.totals.transfer.sum(axis=0)
+
+  def block_means(self, values: np.ndarray) -> np.ndarray:
+    """[B] means of [K] values over blocks of counted steps; NaN where nothing is known."""
+    use = np.isfinite(values) & (self.counted.block >= 0)
+    number = np.bincount(self.counted.block[use], minlength=self.counted.blocks)
+    total = np.bincount(self.counted.block[use], values[use], self.counted.blocks)
+    return np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)

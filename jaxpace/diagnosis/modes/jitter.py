@@ -1,0 +1,97 @@
+"""Processes pause between steps now and then: `runtime_jitter`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpace.diagnosis.counted import merged
+from jaxpace.diagnosis.episodes import confidence
+from jaxpace.diagnosis.mechanism import of_pauses
+from jaxpace.diagnosis.modes.case import JITTER, Case, Finding
+from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
+from jaxpace.trace.problems import list_ranks
+
+_MOST = 0.7
+"""Ranks that hold this part of all pauses are named, if they are at most half of them."""
+_ALIKE = 0.5
+
+
+class Pauses:
+  """Gaps beyond each rank's usual one, and the waiting for them."""
+
+  def __init__(self, case: Case):
+    totals, counted = case.totals, case.counted
+    self.case = case
+    mean = totals.per_rank["runtime"] / np.maximum(totals.present, 1)
+    usual = case.phases.get("gap", np.zeros(len(mean)))
+    self.excess = np.where(totals.present > 0, np.clip(mean - np.nan_to_num(usual), 0.0, None), 0.0)  # [R] s a step
+    present = totals.present / max(1, int(totals.present.sum()))
+    base = float((np.nan_to_num(usual) * present).sum())
+    own = totals.per_step["runtime"] - base
+    self.own = max(float(np.nanmean(own[counted.mask])), 0.0) if counted.size else 0.0
+    self.waiting = case.lateness.gaps
+    self.by_block = case.block_means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
+
+  @property
+  def seconds(self) -> float:
+    """What they cost a step: the pauses, and the waiting for them that is not for persistently late ranks."""
+    return self.own + self.waiting
+
+  def confidence(self) -> float:
+    """That it is not the work of a few blocks."""
+    beyond = self.by_block - self.case.lateness.held.for_gaps
+    return confidence(merged(beyond, self.case.totals.block_steps.sum(axis=0)))
+
+  def ranks(self) -> list[int]:
+    """The ranks that hold most of the pauses, worst first; none where everybody pauses alike."""
+    total = float(self.excess.sum())
+    order = np.argsort(-self.excess, kind="stable")
+    own = [int(r) for r in order if self.excess[r] >= _ALIKE * self.excess[order[0]] and self.excess[r] > 0]
+    few = 2 * len(own) <= len(self.excess) or len(self.excess) == 1
+    return own if own and few and self.excess[own].sum() >= _MOST * total else []
+
+
+def find(case: Case, pauses: Pauses) -> Finding:
+  """Describes the pauses."""
+  run, ranks = case.run, pauses.ranks()
+  everyone = np.flatnonzero(case.totals.present > 0)
+  struck = ranks or everyone.tolist()
+  hosts = hosts_of(run, ranks)
+  if not hosts:
+    every = hosts_of(run, everyone)
+    hosts = every if len(every) == 1 and run.ranks > 1 else ()
+  gap = case.phases.get("gap")
+  mean = float(pauses.excess[struck].mean())
+  usual = float(np.nanmean(gap[struck])) if gap is not None and np.isfinite(gap[struck]).any() else 0.0
+  who = f"Rank{'s' if len(ranks) > 1 else ''} {list_ranks(ranks)}" if ranks else "Ranks"
+  evidence = [
+      f"{who} pause{'s' if len(ranks) == 1 else ''} between steps now and then: a gap takes {milliseconds(usual)} as a "
+      f"rule, and {milliseconds(usual + mean)} on average.",
+      f"A step loses {milliseconds(pauses.own)} in the pauses themselves, mean over ranks, and "
+      f"{milliseconds(pauses.waiting)} in which ranks wait for one that pauses."]
+  if ranks:
+    evidence.append(f"{percent(float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12)))} of all pauses are "
+                    f"on {'this rank' if len(ranks) == 1 else 'these ranks'}.")
+  else:
+    evidence.append("All ranks pause alike; no single process is to blame.")
+  processes = sorted({int(run.process_of_rank[r]) for r in struck if run.process_of_rank[r] >= 0})
+  mechanisms = of_pauses(case, processes, mean)
+  evidence += [m.sentence for m in mechanisms]
+  if not mechanisms and run.host_causes.columns:
+    evidence.append("Neither garbage collection nor data nor checkpoints, as far as the loop measures them, take that "
+                    "long: logging, evaluation, or other load on the host's processors?")
+  kinds = tuple(m.kind for m in mechanisms)
+  return Finding(JITTER, pauses.seconds / case.step_time, pauses.confidence(), tuple(ranks), hosts, tuple(evidence),
+                 _advice(kinds), kinds)
+
+
+def _advice(kinds: tuple[str, ...]) -> str:
+  told = {"gc": "collect garbage in the same step everywhere and freeze what lives for good (gc.freeze)",
+          "data": "prefetch data further ahead, and look at the storage it comes from",
+          "checkpoint": "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 C MTBF))"}
+  said = [told[kind] for kind in kinds if kind in told]
+  if said:
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}."
+  return ("Steady what processes do between steps: prefetch data, move logging and checkpoints off the loop, collect "
+          "garbage in the same step everywhere.")

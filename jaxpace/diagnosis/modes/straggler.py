@@ -1,0 +1,158 @@
+"""The same ranks are late in step after step: `persistent_straggler`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxpace.diagnosis import when
+from jaxpace.diagnosis.episodes import Episode
+from jaxpace.diagnosis.lateness import Held
+from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
+from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
+from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, more, name_rank, percent
+from jaxpace.trace.problems import list_ranks
+
+_SHOWN = 4
+LEAST = 0.01
+"""Share of the step below which waiting for late ranks is no finding: ranks never arrive at quite the same time."""
+
+
+def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
+  """Describes ranks that are late for good or for a long while.
+
+  Args:
+    case: the run.
+    episodes: when they are late.
+    held: what the job waits for them.
+  """
+  share = held.seconds / case.step_time
+  if not episodes or share < LEAST:
+    return None
+  run, late = case.run, order(case, episodes)
+  evidence, mechanisms = describe(case, episodes)
+  if case.lateness.hidden.size:
+    evidence.append(f"Also late, by less than a quarter of that: {list_ranks(case.lateness.hidden)}.")
+  hosts = hosts_of(run, late)
+  whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
+  if whole:
+    evidence.append(f"All ranks of {', '.join(whole)} are late: the host, not a single device.")
+  elsewhere = [h for h in hosts if h not in whole]
+  if whole and elsewhere:
+    evidence.append(f"On {', '.join(elsewhere)} other ranks are in time.")
+  first, last = spell_of(case, episodes)
+  kinds = tuple(dict.fromkeys(m.kind for m in mechanisms if m.kind))
+  return Finding(PERSISTENT, share, min(e.confidence for e in episodes), tuple(late), hosts, tuple(evidence),
+                 _advice(case, episodes, kinds), kinds, first, last)
+
+
+def order(case: Case, episodes: Sequence[Episode]) -> list[int]:
+  """The ranks of the episodes, costliest first."""
+  cost: dict[int, float] = {}
+  for e in episodes:
+    cost[e.rank] = cost.get(e.rank, 0.0) + e.lateness * e.steps
+  return sorted(cost, key=lambda rank: -cost[rank])
+
+
+def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
+  """First and last step of all the episodes together; None where they reach the run's beginning or end."""
+  begin, end = min(e.begin for e in episodes), max(e.end for e in episodes)
+  earliest = next(e for e in episodes if e.begin == begin)
+  first = None if begin == 0 else when.rank_change(case.run, case.counted, earliest.rank, begin)
+  latest = next(e for e in episodes if e.end == end)
+  last = None if end == case.counted.blocks else when.rank_change(case.run, case.counted, latest.rank, end) - 1
+  return first, last
+
+
+def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[str], list[Mechanism]]:
+  """How late each of the costliest ranks is, when, where in the step, and what its host shows of it."""
+  run, totals, evidence = case.run, case.totals, []
+  mechanisms: list[Mechanism] = []
+  late = order(case, episodes)
+  explained: set[int] = set()
+  for rank in late[:_SHOWN]:
+    own = [e for e in episodes if e.rank == rank]
+    often = int(totals.last[rank]) / max(1, int(totals.present[rank]))
+    longest = max(own, key=lambda e: e.steps)
+    times = joined([when.spell(*spell_of(case, [e]), was="in time before") for e in own[:3]])
+    evidence.append(
+        f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} after the typical rank, "
+        f"{times}, and then in {percent(longest.persistence)} of the stretches of {_stretch(case, longest)} steps; the "
+        f"job waited for it in {percent(often)} of all steps.")
+    evidence.append(_where(case, longest))
+    process = int(run.process_of_rank[rank])
+    if process >= 0 and process not in explained:
+      explained.add(process)
+      mechanisms += of_lateness(case, process, longest.begin, longest.end, longest.lateness)
+  if len(late) > _SHOWN:
+    evidence.append(f"Late as well, and less: {list_ranks(late[_SHOWN:])}.")
+  evidence += [m.sentence for m in mechanisms]
+  return evidence, mechanisms
+
+
+def _stretch(case: Case, episode: Episode) -> int:
+  """Steps of a block that its persistence is counted in."""
+  return max(1, round(episode.steps / min(32, episode.end - episode.begin)))
+
+
+def excess(case: Case, episode: Episode) -> tuple[float, float]:
+  """Seconds by which a late rank's compute and gap are longer than the typical rank's, while it is late."""
+  totals, span = case.totals, slice(episode.begin, episode.end)
+  number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
+  longer = totals.lateness_runtime[:, span].sum(axis=1) / number
+  typical = case.lateness.blocks.typical(episode.begin, episode.end)
+  gap = float(longer[episode.rank] - longer[typical].mean())
+  return episode.lateness - gap, gap
+
+
+def _where(case: Case, episode: Episode) -> str:
+  """Which part of the step makes a rank late."""
+  compute, gap = excess(case, episode)
+  said = f"Against the typical rank, its compute is {more(compute)} and its gap between steps {more(gap)}."
+  longer = []
+  for name, medians in case.phases.items():
+    typical = medians[case.lateness.typical]
+    if name == "sync" or not np.isfinite(medians[episode.rank]) or not np.isfinite(typical).any():
+      continue
+    difference = float(medians[episode.rank] - np.nanmean(typical))
+    if difference > 0.2 * episode.lateness:
+      longer.append((difference, f"{name} takes {milliseconds(float(medians[episode.rank]))}, "
+                                 f"{milliseconds(float(np.nanmean(typical)))} on the typical rank"))
+  if longer:
+    said += f" Its {'; its '.join(text for _, text in sorted(longer, reverse=True))}."
+  return said
+
+
+def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:
+  compute, gap = np.array([excess(case, e) for e in episodes]).sum(axis=0)
+  late = order(case, episodes)
+  hosts = hosts_of(case.run, late)
+  where = f" on {', '.join(hosts)}" if hosts else ""
+  subject = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}{where}"
+  for kind, advice in _ADVICE.items():
+    if kind in kinds:
+      return advice.format(subject=subject)
+  if gap > compute:
+    return (f"See what the process of {subject} does between steps: data loading, logging, checkpoints, garbage "
+            "collection, other load on its host's processors.")
+  return (f"Compare {subject} with the others: clocks and throttling, other load on the host, a slower device; or more "
+          "work than the others get (longer sequences, uneven shards). Replace or relieve what is slow.")
+
+
+_ADVICE = {
+    "preempted": "Find what else runs on the processors of {subject}, and move it or pin the job to cores of its own.",
+    "throttled": "Raise the CPU limit of the control group of {subject}: it is used up before the period ends.",
+    "steal": "Move {subject} to a host whose processors are not shared with other guests.",
+    "gpu_clock": "Compare temperature, power limit and clock settings of the GPU of {subject} with the others'.",
+    "data": "Speed up or prefetch the data of {subject}: storage, decoding, the shard it reads.",
+    "gc": "Freeze what lives for good (gc.freeze) and collect garbage less often on {subject}.",
+    "checkpoint": "Write the checkpoints of {subject} in the background, or spread them over the processes.",
+    "work": "Even out the work: {subject} has more of it than the others (longer sequences, uneven shards, experts).",
+}
+
+
+def _whole_host_late(case: Case, host: str, late: set[int]) -> bool:
+  run = case.run
+  ranks = [r for r in range(run.ranks) if run.host_of_rank(r) == host]
+  return len(ranks) > 1 and len(ranks) < run.ranks and late.issuperset(ranks)

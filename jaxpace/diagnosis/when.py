@@ -1,0 +1,63 @@
+"""When something began and ended, to the step, and how to say so."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpace.diagnosis.accounting import busy
+from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.totals import undelayed
+from jaxpace.trace.run import Run
+
+_WIDEST = 4096
+
+
+def rank_change(run: Run, counted: Counted, rank: int, block: int) -> int:
+  """Number of the step at which a rank's arrival changed its level, near the beginning of `block`.
+
+  The best of all splits of the neighbouring blocks' steps, by least squares.
+  """
+  steps = np.flatnonzero(counted.within(block - 1, block + 1))
+  if not steps.size or steps[-1] - steps[0] > _WIDEST:
+    return counted.first_step(run, block)
+  part = slice(int(steps[0]), int(steps[-1]) + 1)
+  work = busy(run, part)
+  arrival = undelayed(work).sum(axis=0)
+  others = np.where(work.valid, arrival, 0.0).sum(axis=0) / np.maximum(work.valid.sum(axis=0), 1)
+  values = (arrival[rank] - others)[steps - part.start]
+  return _split(values, run.steps[steps], counted.first_step(run, block))
+
+
+def series_change(run: Run, counted: Counted, values: np.ndarray, block: int) -> int:
+  """The same for a [K] series of the job."""
+  steps = np.flatnonzero(counted.within(block - 1, block + 1))
+  return _split(values[steps], run.steps[steps], counted.first_step(run, block))
+
+
+def _split(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:
+  known = np.isfinite(values)
+  values, numbers = values[known], numbers[known]
+  if len(values) < 3:
+    return otherwise
+  low, high = np.quantile(values, [0.05, 0.95])
+  total = np.cumsum(np.clip(values, low, high))  # one pause is no change
+  at = np.arange(1, len(values))
+  gain = total[:-1]**2 / at + (total[-1] - total[:-1])**2 / (len(values) - at)
+  return int(numbers[1 + int(gain.argmax())])
+
+
+def spell(first: int | None, last: int | None, was: str = "not before") -> str:
+  """How a stretch of steps reads.
+
+  >>> spell(None, None), spell(120, None), spell(120, 180)
+  ('throughout (chronic)', 'from step 120 on, not before', 'from step 120 to 180 only')
+  >>> spell(None, 99)
+  'up to step 99, no longer since'
+  """
+  if first is None and last is None:
+    return "throughout (chronic)"
+  if last is None:
+    return f"from step {first} on, {was}"
+  if first is None:
+    return f"up to step {last}, no longer since"
+  return f"from step {first} to {last} only"

@@ -1,0 +1,68 @@
+"""Words and numbers of sentences that a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxpace.trace.run import Run
+
+
+def hosts_of(run: Run, ranks: Sequence[int] | np.ndarray) -> tuple[str, ...]:
+  """Names of the hosts of `ranks`, in their order, each once."""
+  return tuple(dict.fromkeys(h for h in (run.host_of_rank(int(r)) for r in ranks) if h))
+
+
+def hosts_of_processes(run: Run, processes: Sequence[int]) -> tuple[str, ...]:
+  """Names of the hosts of `processes`, in their order, each once."""
+  names = {p.process: p.host for p in run.processes}
+  return tuple(dict.fromkeys(names[p] for p in processes if names.get(p)))
+
+
+def name_rank(run: Run, rank: int) -> str:
+  """Names a rank for people: "Rank 3 (host1, process 1)"."""
+  process, host = int(run.process_of_rank[rank]), run.host_of_rank(rank)
+  where = ", ".join(x for x in (host, f"process {process}" if process >= 0 else "") if x)
+  return f"Rank {rank}" + (f" ({where})" if where else "")
+
+
+def name_process(run: Run, process: int) -> str:
+  """Names a process for people: "process 1 (host1)"."""
+  hosts = hosts_of_processes(run, [process])
+  return f"process {process}" + (f" ({hosts[0]})" if hosts else "")
+
+
+def milliseconds(seconds: float) -> str:
+  """
+  >>> milliseconds(0.02034), milliseconds(0.00031), milliseconds(1.5)
+  ('20.3 ms', '0.31 ms', '1,500 ms')
+  """
+  value = seconds * 1e3
+  digits = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+  return f"{value:,.{digits}f} ms"
+
+
+def more(seconds: float) -> str:
+  """
+  >>> more(-0.002)
+  '2.00 ms shorter'
+  """
+  return f"{milliseconds(abs(seconds))} {'longer' if seconds >= 0 else 'shorter'}"
+
+
+def percent(share: float) -> str:
+  """
+  >>> percent(0.5), percent(0.0123)
+  ('50 %', '1.2 %')
+  """
+  value = 100 * float(share)
+  return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
+
+
+def joined(words: Sequence[str]) -> str:
+  """
+  >>> joined(["a", "b", "c"])
+  'a, b and c'
+  """
+  return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
