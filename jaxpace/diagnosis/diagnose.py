@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis import findings as findings_module
+from jaxpace.diagnosis.by_rank import shares_of
 from jaxpace.diagnosis.counted import Counted, count_steps
 from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
+from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.findings import Finding, hosts_of
-from jaxpace.diagnosis.floor import Floor, running_minimum
+from jaxpace.diagnosis.floor import Floor, find_floor
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import notes_on
@@ -26,13 +28,15 @@ from jaxpace.trace.run import Run
 
 
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
-             asked: Sequence[Request] = ()) -> Diagnosis:
+             asked: Sequence[Request] = (), fabric: Fabric | None = None) -> Diagnosis:
   """Diagnoses a recorded run.
 
   Args:
     run: the run, as `jaxpace.trace.reader.read_run` returns it.
     progress: called with the steps done and their number.
     asked: what else the run is to be played without.
+    fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it the floor is
+      estimated from the run itself, and contention is a lower bound.
 
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
@@ -40,7 +44,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   counted = count_steps(run)
   totals = add_up(run, counted, progress)
   counted = _measurable(counted, totals)
-  floor = running_minimum(totals.transfer)
+  floor = find_floor(run, totals.transfer, fabric)
   steps = totals.per_step["step"][counted.mask]
   step_time = _step_time(steps) if steps.size else None
   mean = step_time.mean if step_time else float("nan")
@@ -56,7 +60,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     spread = parts["spread"]
     waiting = {name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")}
     contention = float(floor.contention[:, counted.mask].sum(axis=0).mean())
-    shares = _shares(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
+    shares = shares_of(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
     found = findings_module.find(Case(run, counted, totals, lateness, phases, floor, mean))
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
@@ -109,19 +113,6 @@ def _step_time(steps: np.ndarray) -> StepTime:
   mean = float(steps.mean())
   return StepTime(mean, float(np.median(steps)), float(np.quantile(steps, 0.99)),
                   float(steps.std()) / mean if mean > 0 else 0.0)
-
-
-def _shares(parts: dict[str, float], quiet: float, contention: float) -> dict[str, float]:
-  """Shares of the mean step: waiting is charged to its cause, waiting for a rank that computes longer is skew."""
-  seconds = {
-      "compute": parts["compute"],
-      "skew": parts["waiting_compute"],
-      "transfer": quiet + parts["spread"],
-      "contention": contention,
-      "runtime": parts["runtime"] + parts["waiting_runtime"],
-      "pacing": parts["pacing"] + parts["waiting_pacing"],
-  }
-  return {name: value / parts["step"] if parts["step"] > 0 else 0.0 for name, value in seconds.items()}
 
 
 def _recorded(run: Run) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxpace.diagnosis.by_rank import SHARES
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import Floor
@@ -15,7 +16,7 @@ from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.trace.run import Run
 
-SHARES = ("compute", "skew", "transfer", "contention", "runtime", "pacing")
+__all__ = ["SHARES", "Diagnosis", "StepTime"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.diagnosis.by_rank import by_host, by_rank
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.locality.concerns import WARNING
@@ -46,6 +47,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "what_if": _what_if(diagnosis),
       "pacing": _pacing(diagnosis),
       "per_rank": _per_rank(diagnosis),
+      "per_host": by_host(run, diagnosis.totals, diagnosis.floor) if diagnosis.step_time else {},
       "phases": {name: {"median": float(np.nanmedian(medians)), "slowest_rank": int(np.nanargmax(medians)),
                         "slowest_median": float(np.nanmax(medians))} for name, medians in diagnosis.phases.items()},
       "collectives": _collectives(diagnosis),
@@ -108,7 +110,8 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
   step = totals.per_step["step"]
   elapsed = float(np.nansum(step))
   late = set(lateness.late.tolist()) if diagnosis.without_rank else set()
-  rows = []
+  shares = by_rank(totals, diagnosis.floor) if diagnosis.step_time else [None] * run.ranks
+  rows: list[dict[str, Any]] = []
   for rank in range(run.ranks):
     number = int(totals.present[rank])
     mean = {name: float(values[rank]) / number if number else float("nan") for name, values in totals.per_rank.items()}
@@ -120,7 +123,7 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         "late": rank in late, "last_share": float(totals.last[rank]) / number if number else None,
         "cost_share": float(totals.blame[rank]) / elapsed if elapsed else None,
         "step_time": mean["step"], "compute": mean["compute"], "runtime": mean["runtime"], "pacing": mean["pacing"],
-        "waiting": waiting})
+        "waiting": waiting, "shares": shares[rank]})
   return rows
 
 

@@ -1,4 +1,4 @@
-"""What a collective's transfer takes on a quiet fabric, estimated from the run itself."""
+"""What a collective's transfer takes on a quiet fabric: as measured beforehand, else estimated from the run itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis.fabric import Fabric, kind_of, quiet_seconds
+from jaxpace.trace.run import Run
+
 RUNNING_MINIMUM = "running minimum"
+MEASURED = "measured fabric"
 _SHORTEST, _LONGEST = 5, 33
 
 
@@ -39,8 +43,36 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   known = int(np.isfinite(transfer).sum(axis=1).max(initial=0))
   width = int(np.clip(known // 20, _SHORTEST, _LONGEST)) | 1
   floor = np.array([_lowest_median(row[np.isfinite(row)], width) for row in transfer])
+  return _above(transfer, floor, RUNNING_MINIMUM, width)
+
+
+def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
+  """The floor of every collective: what the fabric says if that is known, else the run's own running minimum.
+
+  A transfer that is quick for long in the run itself is believed before a fabric that says it can't be.
+
+  Args:
+    run: the recorded run.
+    transfer: [C, K] seconds, NaN where not known.
+    fabric: measured by `jaxpace bench`, or described.
+  """
+  own = running_minimum(transfer)
+  if fabric is None or not run.collectives:
+    return own
+  told = [None if c.bytes is None else quiet_seconds(fabric, kind_of(c.name), c.bytes, run.ranks)
+          for c in run.collectives]
+  floor = np.array([low if seconds is None or not seconds < low else seconds
+                    for seconds, low in zip(told, own.floor, strict=True)])
+  if None in told:
+    some = any(seconds is not None for seconds in told)
+    return _above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}" if some else own.source,
+                  own.width)
+  return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
+
+
+def _above(transfer: np.ndarray, floor: np.ndarray, source: str, width: int) -> Floor:
   quiet = np.minimum(transfer, floor[:, None])
-  return Floor(floor, quiet, transfer - quiet, RUNNING_MINIMUM, width)
+  return Floor(floor, quiet, transfer - quiet, source, width)
 
 
 def _lowest_median(values: np.ndarray, width: int) -> float:

@@ -26,6 +26,11 @@ def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
                  "recorded.")
   if diagnosis.step_time:
     notes += _measured(diagnosis)
+  jumped = np.flatnonzero(diagnosis.totals.jumped)
+  if jumped.size:
+    number = plural(int(diagnosis.totals.jumped.sum()), "step")
+    notes.append(f"The clock of rank{'s' if jumped.size > 1 else ''} {list_ranks(jumped)} jumped, or stamps are "
+                 f"damaged: {number} of theirs left out, as long as on no other rank.")
   plan = run.plan
   for entry in _dicts(plan.get("unstamped")):
     name, reason = entry.get("primitive") or entry.get("name"), entry.get("reason", "no reason given")
@@ -40,7 +45,7 @@ def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
 def _measured(diagnosis: Diagnosis) -> list[str]:
   run, totals, notes = diagnosis.run, diagnosis.totals, []
   assert diagnosis.step_time is not None
-  if run.collectives:
+  if run.collectives and not diagnosis.floor.known:
     notes.append("Contention is a lower bound: the floor of a transfer is the lowest running median of "
                  f"{diagnosis.floor.width} steps of this run ({diagnosis.floor.source}), not that of a quiet fabric.")
   whole = totals.earliness.sum(axis=0)

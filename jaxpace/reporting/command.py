@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="only steps A to B - 1; either may be left out (default: all)")
   parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, latest first, or 'all' (default: 10)")
+  parser.add_argument("--floor", metavar="FILE",
+                      help="what collectives take on a quiet fabric, as `jaxpace bench --json FILE` measured it; "
+                           "without it the floor is estimated from the run, and contention is a lower bound")
   parser.add_argument("--without", metavar="WHAT", action="append", default=[],
                       help="also say how long a step would be without WHAT: rank:3, rank:4-7, host:NAME, skew, "
                            "contention, jitter or pacing, or several joined by commas; may be given several times")
@@ -45,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
   # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
   from jaxpace.diagnosis.diagnose import diagnose
   from jaxpace.diagnosis.document import to_json
+  from jaxpace.diagnosis.fabric import read_fabric
   from jaxpace.diagnosis.what_if_request import WhatError, parse
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
@@ -58,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
       check_target(args.json)
     asked = [parse(text) for text in args.without]
+    fabric = read_fabric(args.floor) if args.floor else None
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
-    diagnosis = diagnose(recorded, progress.adding_up, asked=asked)
+    diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric)
   except (RunError, UnwritableError, WhatError) as error:
     progress.clear()
     return _fail(str(error))
