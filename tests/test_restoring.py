@@ -61,7 +61,7 @@ def same(one, other):
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, caplog):
   path, before, first = saved
-  assert (before.ring != 0).any() and (before.last_exit != 0).all() and (before.pacer.inner[0].low.seen == 8).all()
+  assert (before.ring != 0).any() and (before.last_exit != 0).all() and (before.pacer.inner[0].own.low.seen == 8).all()
   loop = Loop(2)
   compare = loop.pace
   pace = jaxpace.restore_pace(restored(path, loop, whole), loop.paced, loop.mesh)

@@ -41,9 +41,18 @@ def own(values: jax.Array, rank: jax.Array) -> jax.Array:
   return jnp.where(exists, jax.lax.dynamic_index_in_dim(values, place, keepdims=False), _NAN)
 
 
+def greatest(values: jax.Array) -> jax.Array:
+  """Returns the greatest of values of which one, at least, is positive or +0: [ranks] float32 -> [] float32.
+
+  Without a sign, floats order as their bits do; NaN, as JAX makes it, is above all. XLA for CPU reduces integers in
+  vectors, but floats one by one, for the sake of NaN: five times as long at 1,024 ranks.
+  """
+  return jax.lax.bitcast_convert_type(jnp.max(jax.lax.bitcast_convert_type(values, np.int32)), np.float32)
+
+
 def latest(arrivals: jax.Array) -> jax.Array:
   """Returns the latest of the known arrivals: [ranks] -> [] float32 s; NaN if none is known."""
-  last = jnp.max(jnp.where(valid(arrivals), arrivals, -_ONE))
+  last = greatest(jnp.where(valid(arrivals), jnp.abs(arrivals), -_ONE))  # abs: there is a -0
   return jnp.where(last >= _ZERO, last, _NAN)
 
 
@@ -72,7 +81,7 @@ def lateness(arrivals: jax.Array, delays: jax.Array) -> jax.Array:
   Returns:
     [] float32 s; NaN if anything is missing, for the missing rank may have been the last.
   """
-  beyond = jnp.max(delays - earliness(arrivals))
+  beyond = greatest(jnp.maximum(delays - earliness(arrivals), _ZERO))
   return jnp.where(all_known(arrivals, delays), jnp.maximum(beyond, _ZERO), _NAN)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import settings, trial
+from jaxpace.coordination import packing, settings, trial
 from jaxpace.coordination.durations import valid
+from jaxpace.coordination.maths import PLAIN
 from jaxpace.core.types import Decision, Observation, Pacer, PacerState
 
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
@@ -17,14 +19,31 @@ _LAG = 1
 """`job_step_time` is of the step before the one observed, and a decision acts in the one after: one lies in between."""
 
 
+class Own(NamedTuple):
+  """What a guard carries beside its pacer, all []."""
+
+  trial: trial.Trial  # the same on all ranks where step times are shared
+  before: jax.Array  # int32, tag of the step before the one being run
+  asked: jax.Array  # bool, whether any rank was delayed in that step
+  shared: jax.Array  # bool, a `job_step_time` was seen
+
+
 class Guard(NamedTuple):
   """State of `guard` on one rank."""
 
   inner: PacerState
-  trial: trial.Trial  # the same on all ranks where step times are shared
-  before: jax.Array  # [] int32, tag of the step before the one being run
-  asked: jax.Array  # [] bool, whether any rank was delayed in that step
-  shared: jax.Array  # [] bool, a `job_step_time` was seen
+  packed: packing.Packed
+
+  @property
+  def own(self) -> Own:
+    """The guard's own state, unpacked; axes in front stay in front."""
+    own: Own = packing.unpack(self.packed, _like())
+    return own
+
+
+@functools.cache
+def _like() -> Own:
+  return Own(trial.trials(maths=PLAIN).init(), packing.WHOLE, packing.FLAG, packing.FLAG)
 
 
 def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,
@@ -81,32 +100,34 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
   judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG)
 
   def init(ranks: int) -> Guard:
-    return Guard(pacer.init(ranks), judge.init(), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.bool_),
-                 jnp.zeros((), jnp.bool_))
+    no = jnp.zeros((), jnp.bool_)
+    return Guard(pacer.init(ranks), packing.pack(Own(judge.init(), jnp.zeros((), jnp.int32), no, no)))
 
   def update(observation: Observation, state: Guard) -> tuple[Decision, Guard]:
     decision, inner = pacer.update(observation, state.inner)
-    now = state.trial.tag  # of the step observed
+    own = state.own
+    now = own.trial.tag  # of the step observed
     asked = jnp.any(valid(observation.delays) & (observation.delays > _ZERO))
-    shared = state.shared | valid(observation.job_step_time)
+    shared = own.shared | valid(observation.job_step_time)
     # What ranks judged by themselves until the first step time arrived is forgotten: from here on they are alike.
-    begins = shared & jnp.logical_not(state.shared)
+    begins = shared & jnp.logical_not(own.shared)
     none = jnp.zeros((), jnp.int32)
-    trial_then = jax.tree.map(lambda new, old: jnp.where(begins, new, old), judge.init(), state.trial)
+    trial_then = jax.tree.map(lambda new, old: jnp.where(begins, new, old), judge.init(), own.trial)
     seconds = jnp.where(shared, observation.job_step_time, observation.step_time)
-    tag = jnp.where(begins, none, jnp.where(shared, state.before, now))
-    used = jnp.where(shared, state.asked, asked)
+    tag = jnp.where(begins, none, jnp.where(shared, own.before, now))
+    used = jnp.where(shared, own.asked, asked)
     after = judge.update(seconds, tag, used, trial_then)
 
     on = trial.is_on(after)
     effect, low, high = trial.effect(after)
     counts = (after.tag & np.int32(trial.COUNTED)) != np.int32(0)
-    own = {"guard_on": on.astype(jnp.float32),
-           "guard_pair": jnp.where(counts & after.useful, after.pair.astype(jnp.float32), _NAN),
-           "effect": effect, "effect_low": low, "effect_high": high, "pairs": after.pairs.astype(jnp.float32)}
+    columns = {"guard_on": on.astype(jnp.float32),
+               "guard_pair": jnp.where(counts & after.useful, after.pair.astype(jnp.float32), _NAN),
+               "effect": effect, "effect_low": low, "effect_high": high, "pairs": after.pairs.astype(jnp.float32)}
     info = decision.info | {(name if name not in decision.info else f"{name}_guard"): value
-                            for name, value in own.items()}
+                            for name, value in columns.items()}
     delay = jnp.where(on, decision.delay, _ZERO)
-    return Decision(delay, info), Guard(inner, after, jnp.where(begins, none, now), asked, shared)
+    packed = packing.pack(Own(after, jnp.where(begins, none, now), asked, shared))
+    return Decision(delay, info), Guard(inner, packed)
 
   return Pacer(init, update)

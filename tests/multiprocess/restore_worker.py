@@ -42,7 +42,7 @@ def main() -> None:
           state=ocp.args.StandardRestore({"w": w}), pace=ocp.args.StandardRestore(jaxpace.pace_target(stored, mesh))))
       w, first = saved["state"]["w"], latest
       pace = jaxpace.restore_pace(saved["pace"], paced, mesh)
-      print("restored " + json.dumps({"step": int(pace.step[0]), "seen": int(pace.pacer.low.seen[0]),
+      print("restored " + json.dumps({"step": int(pace.step[0]), "seen": int(pace.pacer.own.low.seen[0]),
                                       "ring": bool(np.asarray(pace.ring).any())}), flush=True)
     with jaxpace.Recorder(directory / "run", paced, resume=latest is not None, every_seconds=0.2) as recorder:
       for k in range(first, steps):
@@ -57,7 +57,7 @@ def main() -> None:
         time.sleep(pause)
   print("FACTS " + json.dumps({
       "ranks": ranks, "unknown": [int(np.isnan(a).sum()) for a in arrivals[:3]],
-      "longest": float(np.nanmax(arrivals)), "step": int(pace.step[0]), "seen": int(pace.pacer.low.seen[0])}),
+      "longest": float(np.nanmax(arrivals)), "step": int(pace.step[0]), "seen": int(pace.pacer.own.low.seen[0])}),
       flush=True)
 
 
