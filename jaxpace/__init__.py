@@ -20,6 +20,7 @@ if TYPE_CHECKING:
   from jaxpace.housekeeping.keeper import Housekeeper
   from jaxpace.instrument import instrument, spec
   from jaxpace.pieces import delay, pmean, psum
+  from jaxpace.probing.links import probe_links
   from jaxpace.profiled.recorder import ProfiledRecorder
   from jaxpace.recorded import recorded
   from jaxpace.restoring import pace_target, restore_pace
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "ProfiledRecorder",
     "Recorder", "Watchdog", "chain", "delay", "guard", "instrument", "interleave_jobs", "limit", "only_ranks",
-    "pace_early_ranks", "pace_target", "phase", "pmean", "psum", "recorded", "restore_pace", "spec", "steerable"]
+    "pace_early_ranks", "pace_target", "phase", "pmean", "probe_links", "psum", "recorded", "restore_pace", "spec",
+    "steerable"]
 
 _HOMES = {
     "Control": "jaxpace.control.control",
@@ -54,6 +56,7 @@ _HOMES = {
     "pace_target": "jaxpace.restoring",
     "phase": "jaxpace.communication.phases",
     "pmean": "jaxpace.pieces",
+    "probe_links": "jaxpace.probing.links",
     "psum": "jaxpace.pieces",
     "recorded": "jaxpace.recorded",
     "restore_pace": "jaxpace.restoring",
