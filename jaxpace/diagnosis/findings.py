@@ -68,11 +68,9 @@ def _turns(case: Case) -> list[Finding]:
   pauses = jitter.Pauses(case)
   by_turns = float(lateness.random.sum())
   for_work = by_turns - pauses.waiting
-  found = []
-  jittery = pauses.seconds >= COSTLY * step and pauses.confidence() >= CONFIDENCE
-  if jittery:
-    found.append(jitter.find(case, pauses))
-  # Where neither part is a finding, the whole may be.
+  jittery = jitter.find(case, pauses)
+  found = [jittery] if jittery else []
+  # Where the pauses are no finding, waiting for them is waiting like any other.
   seconds = for_work if jittery else by_turns
   if seconds >= COSTLY * step and random_confidence(lateness) >= CONFIDENCE and case.run.ranks > 1:
     found.append(amplification.find(case, seconds))

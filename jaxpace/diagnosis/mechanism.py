@@ -11,7 +11,9 @@ from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.wording import milliseconds, name_process, percent
 
 PART = 0.3
-"""A column explains lateness or pauses if it holds this part of them."""
+"""A column explains lateness or pauses if it holds this part of them ..."""
+_LEAST = 0.025
+"""... or this share of the step."""
 _SWITCHES = 0.2
 _SLOWER_CLOCK = 0.05
 _DOES = {"gc": "collects garbage", "data": "waits for data", "checkpoint": "writes checkpoints"}
@@ -99,13 +101,16 @@ def _samples(case: Case, process: int, begin: int, end: int, lateness: float) ->
   return found
 
 
-def of_pauses(case: Case, processes: list[int], pause: float) -> list[Mechanism]:
+def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mechanism, float]]:
   """What processes do in their long gaps.
 
   Args:
     case: the run.
     processes: those that pause.
     pause: seconds a step by which their mean gap exceeds their median gap.
+
+  Returns:
+    The causes and the part of the pauses that each holds, the largest first.
   """
   causes = case.run.host_causes
   rows = [row for row in (causes.row(p) for p in processes) if row is not None]
@@ -118,13 +123,14 @@ def of_pauses(case: Case, processes: list[int], pause: float) -> list[Mechanism]
     values = causes.columns[name][rows][:, case.counted.mask].astype(np.float64)
     values = np.where(np.isfinite(values), values, 0.0)
     held = float((values.mean(axis=1) - np.median(values, axis=1)).mean())
-    if held >= PART * pause:
-      struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * pause
+    if held >= PART * pause or held >= _LEAST * case.step_time:
+      struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * held
       longest = float(values.max())
-      found.append((held, Mechanism(name, (
-          f"In its long gaps a process {does}: {milliseconds(held)} a step, {percent(min(held / pause, 1.0))} of the "
-          f"pauses, in {percent(float(struck.mean()))} of the steps, up to {milliseconds(longest)} at a time."))))
-  return [mechanism for _, mechanism in sorted(found, key=lambda entry: -entry[0])]
+      part = min(held / pause, 1.0)
+      found.append((Mechanism(name, (
+          f"In its long gaps a process {does}: {milliseconds(held)} a step, {percent(part)} of the pauses, in "
+          f"{percent(float(struck.mean()))} of the steps, up to {milliseconds(longest)} at a time.")), part))
+  return sorted(found, key=lambda entry: -entry[1])
 
 
 def _known_means(values: np.ndarray) -> np.ndarray:

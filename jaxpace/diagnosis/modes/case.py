@@ -63,3 +63,16 @@ class Case(NamedTuple):
     number = np.bincount(self.counted.block[use], minlength=self.counted.blocks)
     total = np.bincount(self.counted.block[use], values[use], self.counted.blocks)
     return np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
+
+  def block_medians(self, values: np.ndarray) -> np.ndarray:
+    """[B] medians of [K] values over blocks of counted steps; NaN where nothing is known."""
+    use = np.flatnonzero(np.isfinite(values) & (self.counted.block >= 0))
+    block = self.counted.block[use]
+    order = np.lexsort((values[use], block))
+    block, ordered = block[order], values[use][order]
+    first = np.searchsorted(block, np.arange(self.counted.blocks))
+    number = np.append(first[1:], len(block)) - first
+    medians = np.full(self.counted.blocks, np.nan)
+    some = np.flatnonzero(number)
+    medians[some] = (ordered[first[some] + (number[some] - 1) // 2] + ordered[first[some] + number[some] // 2]) / 2
+    return medians

@@ -11,12 +11,19 @@ from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.counters import per_step
 from jaxpace.diagnosis.episodes import confidence
-from jaxpace.diagnosis.modes.case import CONTENTION, COSTLY, Case, Finding
+from jaxpace.diagnosis.modes.case import CONTENTION, Case, Finding
 from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, percent
 
-RAISED = 0.25
-"""Part of the quiet level by which the transfer of a stretch exceeds it if the stretch is contended."""
-_BURST = 0.5
+RAISED = 0.3
+"""Part of the quiet level by which the transfers of a stretch exceed it if the stretch is contended: their median and
+their lower quartile, for a crowded fabric slows nearly every transfer, while other load on the hosts' processors
+makes some of them very long."""
+_SHORTEST_SECONDS = 0.03
+"""As a share of the step."""
+_MODES_APART = 4.0
+"""Slow and quick steps are two modes, not one wide one, if their means of log transfer are this many standard
+deviations apart (Ashman's D; a normal distribution cut in two has 2.7)."""
+_LEAST_OF_EACH = 0.1
 _SLOW_RATIO = 2.5
 """A host's link is the slow one if it is busy this many times as long as the others' ..."""
 _SLOW_SHARE = 0.03
@@ -49,50 +56,97 @@ def links(case: Case, begin: int, end: int) -> Links:
 class Slow(NamedTuple):
   """When transfers are slow, and by how much."""
 
-  seconds: float  # above the floor, a step, over the whole run
+  seconds: float  # more than they need, a step, over the whole run
   confidence: float
   begin: int  # blocks
   end: int
   level: float  # mean transfer in the contended stretch, s
   quiet: float  # and outside of it, or the floor
-  bursts: float  # share of the steps that are slow where no stretch stands out; 0 where one does
+  bursts: float  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
   links: Links
 
 
 def look(case: Case) -> Slow | None:
-  """Finds out whether transfers are slow in a stretch of the run, now and then, or throughout."""
-  counted, transfer = case.counted, case.transfer
-  by_block = case.block_means(transfer)
-  if not np.isfinite(by_block).any():
+  """Finds out whether transfers are slow in a stretch of the run, now and then, or throughout.
+
+  Throughout shows only against a known floor, or where one host's link is busy much longer than the others'.
+  """
+  transfer = case.transfer
+  if not np.isfinite(transfer[case.counted.mask]).any():
     return None
-  weights = case.totals.block_steps.sum(axis=0)
-  seconds = float(case.floor.contention[:, counted.mask].sum(axis=0).mean())
-  floor = float(case.floor.floor.sum())
-  points = change_points(by_block[None])[0]
-  edges = [0, *points, counted.blocks]
+  return _stretch(case, transfer) or _throughout(case, transfer) or _bursts(case, transfer)
+
+
+def _stretch(case: Case, transfer: np.ndarray) -> Slow | None:
+  """Slow from a step on, up to one, or in between."""
+  counted = case.counted
+  by_block = case.block_medians(transfer)
+  edges = [0, *change_points(by_block[None])[0], counted.blocks]
   spans = list(zip(edges[:-1], edges[1:], strict=True))
-  level = [float(np.nanmean(by_block[b:e])) if np.isfinite(by_block[b:e]).any() else np.inf for b, e in spans]
-  low = min(level)
-  raised = [i for i, value in enumerate(level)
-            if np.isfinite(value) and value >= (1 + RAISED) * low and value - low >= _SLOW_SHARE * case.step_time]
-  if raised and len(raised) < len(spans):
-    begin, end = spans[raised[0]][0], spans[raised[-1]][1]
-    sure = confidence(merged(by_block[begin:end] - low, weights[begin:end]))
-    mean = float(np.nanmean(by_block[begin:end]))
-    return Slow(seconds, sure, begin, end, mean, low, 0.0, links(case, begin, end))
-  over = transfer[counted.mask] - floor
-  over = over[np.isfinite(over)]
-  bursts = over > max(_BURST * floor, COSTLY / 2 * case.step_time)
-  known = case.floor.known
-  if not known and over[bursts].sum() < _BURST * max(over.sum(), 1e-12):
-    seconds = 0.0  # unsteady all over, but never slow for long: the collective's own noise
-  found = links(case, 0, counted.blocks)
-  if found.slow:
-    seconds = max(seconds, min(found.excess, float(np.nanmean(by_block))))
-  if seconds <= 0:
+  if len(spans) < 2:
     return None
-  sure = confidence(merged(by_block - floor, weights)) if not found.slow else 0.99
-  return Slow(seconds, sure, 0, counted.blocks, float(np.nanmean(by_block)), floor, float(bursts.mean()), found)
+  values = [transfer[counted.within(*span)] for span in spans]
+  values = [v[np.isfinite(v)] for v in values]
+  quartile, median = (np.array([np.quantile(v, q) if v.size else np.inf for v in values]) for q in (0.25, 0.5))
+  quiet = int(median.argmin())
+  slow = ((median >= (1 + RAISED) * median[quiet]) & (quartile >= (1 + RAISED) * quartile[quiet])
+          & (median - median[quiet] >= _SHORTEST_SECONDS * case.step_time) & np.isfinite(median))
+  if not slow.any():
+    return None
+  # The stretch is what lies between the first and the last slow one, unless most of that is quick.
+  at = np.flatnonzero(slow)
+  outside = np.concatenate([values[i] for i in range(len(spans)) if not slow[i]])
+  inside = np.concatenate([values[i] for i in at])
+  begin, end = spans[at[0]][0], spans[at[-1]][1]
+  low = float(outside.mean())
+  seconds = max(float(inside.mean()) - low, 0.0) * inside.size / max(1, counted.size)
+  blocks = np.concatenate([np.arange(*spans[i]) for i in at])
+  sure = confidence(merged(by_block[blocks] - float(np.median(outside)), np.ones(len(blocks))))
+  return Slow(seconds, sure, begin, end, float(inside.mean()), low, 0.0, links(case, begin, end))
+
+
+def _throughout(case: Case, transfer: np.ndarray) -> Slow | None:
+  """Slow in every step: above a floor known from elsewhere, or because of one host's link."""
+  counted, floor = case.counted, float(case.floor.floor.sum())
+  known = transfer[counted.mask]
+  known = known[np.isfinite(known)]
+  found, seconds, sure = links(case, 0, counted.blocks), 0.0, 0.0
+  mean = float(known.mean())
+  if case.floor.known and float(np.quantile(known, 0.25)) >= (1 + RAISED) * floor:
+    seconds = float(case.floor.contention[:, counted.mask].sum(axis=0).mean())
+    sure = confidence(merged(case.block_means(transfer) - floor, case.totals.block_steps.sum(axis=0)))
+  if found.slow and min(found.excess, mean) > seconds:
+    # What the others' links don't need, nor does this one: an estimate, for the floor of such a run hides it.
+    seconds, sure = min(found.excess, mean), 0.99
+  if not seconds > 0:
+    return None
+  return Slow(seconds, sure, 0, counted.blocks, mean, mean - seconds, 0.0, found)
+
+
+def _bursts(case: Case, transfer: np.ndarray) -> Slow | None:
+  """Slow now and then: two modes that can be told apart."""
+  counted = case.counted
+  known = transfer[counted.mask]
+  known = known[np.isfinite(known) & (known > 0)]
+  if known.size < 20:
+    return None
+  order = np.sort(np.log(known))
+  number = np.arange(1, len(order))
+  total, square = np.cumsum(order), np.cumsum(order**2)
+  low, high = total[:-1] / number, (total[-1] - total[:-1]) / (len(order) - number)
+  within = square[-1] - number * low**2 - (len(order) - number) * high**2  # as Otsu cuts a histogram
+  cut = int(within.argmin())
+  slow = 1 - (cut + 1) / len(order)
+  variances = np.array([max(order[:cut + 1].var(), 1e-8), max(order[cut + 1:].var(), 1e-8)])
+  apart = float(np.sqrt(2) * (high[cut] - low[cut]) / np.sqrt(variances.sum()))
+  ratio = float(np.exp(high[cut] - low[cut]))
+  if apart < _MODES_APART or ratio < 1 + RAISED or not _LEAST_OF_EACH <= slow <= 1 - _LEAST_OF_EACH:
+    return None
+  quiet = float(np.exp(order[:cut + 1]).mean())
+  level = float(np.exp(order[cut + 1:]).mean())
+  beyond = np.where(np.log(np.maximum(transfer, 1e-12)) > order[cut], transfer - quiet, 0.0)
+  sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
+  return Slow((level - quiet) * slow, sure, 0, counted.blocks, level, quiet, slow, links(case, 0, counted.blocks))
 
 
 def find(case: Case, slow: Slow) -> Finding:
@@ -100,15 +154,19 @@ def find(case: Case, slow: Slow) -> Finding:
   run, counted = case.run, case.counted
   first = None if slow.begin == 0 else when.series_change(run, counted, case.transfer, slow.begin)
   last = None if slow.end == counted.blocks else when.series_change(run, counted, case.transfer, slow.end) - 1
-  spell = when.spell(first, last, was=f"{milliseconds(slow.quiet)} before")
-  evidence = [f"The collectives themselves take {milliseconds(slow.level)} a step {spell}; "
-              + (f"on a quiet fabric {milliseconds(slow.quiet)} ({case.floor.source})." if first is None else
-                 f"the rest of the run shows what they take otherwise ({case.floor.source}).")]
-  if slow.bursts and first is None and last is None and not slow.links.slow:
-    evidence.append(f"It comes in bursts: {percent(slow.bursts)} of the steps are slow.")
+  if slow.bursts:
+    evidence = [f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
+                f"{milliseconds(slow.level)} in them, the others {milliseconds(slow.quiet)}."]
+  elif first is None and last is None:
+    evidence = [f"The collectives themselves take {milliseconds(slow.level)} a step throughout; "
+                + (f"on a quiet fabric {milliseconds(float(case.floor.floor.sum()))} ({case.floor.source})."
+                   if case.floor.known else f"without that host's link about {milliseconds(slow.quiet)}.")]
+  else:
+    evidence = [f"The collectives themselves take {milliseconds(slow.level)} a step {when.spell(first, last)}, "
+                f"{milliseconds(slow.quiet)} in the rest of the run."]
   if not case.floor.known:
-    evidence.append("The share is a lower bound: what is slow in every step of the run hides in the floor. "
-                    "`--floor` with what `jaxpace bench` measured gives the whole.")
+    evidence.append("What is slow in every step of the run alike can't be seen without a known floor: `--floor` takes "
+                    "what `jaxpace bench` measured.")
   hosts = hosts_of_processes(run, slow.links.slow)
   evidence += _whose(case, slow)
   share = slow.seconds / case.step_time

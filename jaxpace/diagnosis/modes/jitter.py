@@ -5,15 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnosis.counted import merged
-from jaxpace.diagnosis.episodes import confidence
-from jaxpace.diagnosis.mechanism import of_pauses
-from jaxpace.diagnosis.modes.case import JITTER, Case, Finding
+from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
+from jaxpace.diagnosis.mechanism import Mechanism, of_pauses
+from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks
 
 _MOST = 0.7
 """Ranks that hold this part of all pauses are named, if they are at most half of them."""
 _ALIKE = 0.5
+UNEXPLAINED = 0.2
+"""Pauses of which the host's columns don't show the cause are a finding from this share of the step on: where other
+programs run on the hosts, gaps are ragged, and that is neither the job's fault nor mendable in it."""
+_FEW = 0.05
 
 
 class Pauses:
@@ -33,14 +37,26 @@ class Pauses:
     self.by_block = case.block_means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
 
   @property
+  def struck(self) -> list[int]:
+    """The ranks that pause: those named, else all."""
+    return self.ranks() or np.flatnonzero(self.case.totals.present > 0).tolist()
+
+  def mechanisms(self) -> list[tuple[Mechanism, float]]:
+    """What the processes do in their long gaps, and the part of the pauses that each holds."""
+    run, struck = self.case.run, self.struck
+    processes = sorted({int(run.process_of_rank[r]) for r in struck if run.process_of_rank[r] >= 0})
+    return of_pauses(self.case, processes, float(self.excess[struck].mean()))
+
+  @property
   def seconds(self) -> float:
-    """What they cost a step: the pauses, and the waiting for them that is not for persistently late ranks."""
+    """What all pauses cost a step: themselves, and the waiting for them that is not for persistently late ranks."""
     return self.own + self.waiting
 
   def confidence(self) -> float:
-    """That it is not the work of a few blocks."""
-    beyond = self.by_block - self.case.lateness.held.for_gaps
-    return confidence(merged(beyond, self.case.totals.block_steps.sum(axis=0)))
+    """That it is not the work of a few blocks: without the worst of them, and with the others cut to the next."""
+    beyond = merged(self.by_block - self.case.lateness.held.for_gaps, self.case.totals.block_steps.sum(axis=0))
+    beyond = beyond[np.isfinite(beyond)]
+    return confidence(np.minimum(beyond, np.quantile(beyond, 1 - _FEW))) if beyond.size else 0.0
 
   def ranks(self) -> list[int]:
     """The ranks that hold most of the pauses, worst first; none where everybody pauses alike."""
@@ -51,15 +67,16 @@ class Pauses:
     return own if own and few and self.excess[own].sum() >= _MOST * total else []
 
 
-def find(case: Case, pauses: Pauses) -> Finding:
-  """Describes the pauses."""
-  run, ranks = case.run, pauses.ranks()
-  everyone = np.flatnonzero(case.totals.present > 0)
-  struck = ranks or everyone.tolist()
+def find(case: Case, pauses: Pauses) -> Finding | None:
+  """Describes the pauses; None where they cost little, or have no cause that shows and don't cost much."""
+  run, ranks, struck = case.run, pauses.ranks(), pauses.struck
+  mechanisms = pauses.mechanisms()
+  # Of pauses with a known cause the finding is what that cause holds.
+  part = min(sum(held for _, held in mechanisms), 1.0) if mechanisms else 1.0
+  least = COSTLY if mechanisms else UNEXPLAINED
+  if pauses.seconds * part < least * case.step_time or pauses.confidence() < CONFIDENCE:
+    return None
   hosts = hosts_of(run, ranks)
-  if not hosts:
-    every = hosts_of(run, everyone)
-    hosts = every if len(every) == 1 and run.ranks > 1 else ()
   gap = case.phases.get("gap")
   mean = float(pauses.excess[struck].mean())
   usual = float(np.nanmean(gap[struck])) if gap is not None and np.isfinite(gap[struck]).any() else 0.0
@@ -74,14 +91,13 @@ def find(case: Case, pauses: Pauses) -> Finding:
                     f"on {'this rank' if len(ranks) == 1 else 'these ranks'}.")
   else:
     evidence.append("All ranks pause alike; no single process is to blame.")
-  processes = sorted({int(run.process_of_rank[r]) for r in struck if run.process_of_rank[r] >= 0})
-  mechanisms = of_pauses(case, processes, mean)
-  evidence += [m.sentence for m in mechanisms]
+  evidence += [m.sentence for m, _ in mechanisms]
   if not mechanisms and run.host_causes.columns:
     evidence.append("Neither garbage collection nor data nor checkpoints, as far as the loop measures them, take that "
                     "long: logging, evaluation, or other load on the host's processors?")
-  kinds = tuple(m.kind for m in mechanisms)
-  return Finding(JITTER, pauses.seconds / case.step_time, pauses.confidence(), tuple(ranks), hosts, tuple(evidence),
+  kinds = tuple(m.kind for m, _ in mechanisms)
+  share = pauses.seconds * part / case.step_time
+  return Finding(JITTER, share, pauses.confidence(), tuple(ranks), hosts, tuple(evidence),
                  _advice(kinds), kinds)
 
 
