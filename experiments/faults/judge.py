@@ -1,0 +1,110 @@
+"""Diagnoses the runs of a lab and puts what was found beside what was injected."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments.faults import truth
+from experiments.faults.make import LABEL, label
+from experiments.faults.scores import Found, Injected, Judged
+from experiments.faults.spec import CONTENTION, HEALTHY, LOCALITY, RUNTIME, STRAGGLER, Spec, from_json, layout
+from jaxpace.diagnosis import document
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.what_if_request import parse
+from jaxpace.trace.reader import read_run
+from jaxpace.trace.run import HostCauses, Run, RunError
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+  """A run that was made, and what is true of it."""
+
+  path: pathlib.Path
+  spec: Spec
+  truth: dict[str, Any]
+  twin_step_time: float | None
+
+
+def labelled(directory: pathlib.Path, only: Sequence[str] = ()) -> list[Labelled]:
+  """Reads the labels of all runs that are complete; what is true of them is worked out anew from what was measured.
+
+  Raises:
+    ValueError: there is none.
+  """
+  found = []
+  for path in sorted(directory.glob(f"*/{LABEL}")):
+    name = path.parent.name
+    if only and not any(part in name for part in only):
+      continue
+    spec = from_json(json.loads(path.read_text())["spec"])
+    try:
+      found.append(Labelled(path.parent, spec, label(directory, spec)["truth"], _twin_step_time(directory, spec)))
+    except FileNotFoundError:
+      continue  # its twin is being made anew
+  if not found:
+    raise ValueError(f"{directory} holds no run with a label{' of that name' if only else ''}: make them with --make.")
+  return found
+
+
+def _twin_step_time(directory: pathlib.Path, spec: Spec) -> float | None:
+  if spec.twin is None:
+    return None
+  twin = dataclasses.replace(spec, faults=(), twin=None, name=spec.twin)
+  return truth.truth(twin, truth.read(directory / twin.name, twin), None).step_time
+
+
+def without_counters(run: Run) -> Run:
+  """The run as it would be, had the hosts not been watched: neither samples nor columns of causes."""
+  return dataclasses.replace(run, host_samples=None, host_causes=HostCauses())
+
+
+def judge(runs: Sequence[Labelled], counters: bool, progress: Callable[[int, int], None]) -> list[Judged]:
+  """Diagnoses every run.
+
+  Args:
+    runs: with their labels.
+    counters: whether the diagnosis may see what the hosts' counters and columns say.
+    progress: called with the number done and in all.
+  """
+  judged = []
+  for number, one in enumerate(runs):
+    judged.append(_judge(one, counters))
+    progress(number + 1, len(runs))
+  return judged
+
+
+def _judge(one: Labelled, counters: bool) -> Judged:
+  spec = one.spec
+  injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"], f["cost"],
+                            f["cost_active"]) for f in one.truth["faults"])
+  control = not spec.faults and HEALTHY in spec.name
+  blank = Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"])
+  try:
+    run = read_run(one.path / "run")
+    run = run if counters else without_counters(run)
+    asked = _what_if(injected)
+    found = document.to_json(diagnose(run, asked=(parse(asked),) if asked else ()))
+  except RunError as error:
+    return dataclasses.replace(blank, trouble=str(error))
+  findings = tuple(Found(f["mode"], f["share"], f["confidence"], tuple(f["ranks"]), tuple(f["hosts"]))
+                   for f in found["findings"])
+  predicted = found["what_if"]["asked"][0]["step_time"] if asked else None
+  pair = (predicted, one.twin_step_time) if predicted is not None and one.twin_step_time is not None else None
+  return dataclasses.replace(blank, found=findings, what_if=pair)
+
+
+def _what_if(injected: Sequence[Injected]) -> str | None:
+  """What to take out of a run so that its healthy twin is left; None where nothing gives that.
+
+  Taking all skew out takes the twin's own out as well, so stragglers by turns have no such question.
+  """
+  if len(injected) != 1:
+    return None
+  fault = injected[0]
+  if fault.mode in (STRAGGLER, LOCALITY) and fault.kind != "misplaced_link":
+    return ",".join(f"rank:{rank}" for rank in fault.ranks)
+  return {RUNTIME: "jitter", CONTENTION: "contention"}.get(fault.mode)
