@@ -10,7 +10,7 @@ from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run
 
 
 def make_run(enter, leave, *, gap=None, delay=None, attempt=None, steps=None, processes=None, hosts=None,
-             window=(None, None), phases=None) -> Run:
+             window=(None, None), phases=None, bytes_of=None) -> Run:
   """Makes a run from [C, R, K] entries and exits in ns; gap and delay are [R, K] ns, NaN for null."""
   enter, leave = np.asarray(enter, np.int64), np.asarray(leave, np.int64)
   slots, ranks, size = enter.shape
@@ -26,7 +26,7 @@ def make_run(enter, leave, *, gap=None, delay=None, attempt=None, steps=None, pr
                               tuple(np.flatnonzero(of_rank == p).tolist()), {}) for p in np.unique(of_rank)),
       steps=np.arange(size) if steps is None else np.asarray(steps, np.int64), attempt=attempt, end_ns=None,
       durations=durations,
-      collectives=tuple(CollectiveTimes(c, f"psum{c}", None, enter[c], leave[c], attempt) for c in range(slots)),
+      collectives=tuple(CollectiveTimes(c, f"psum{c}", bytes_of, enter[c], leave[c], attempt) for c in range(slots)),
       process_of_rank=of_rank, skipped={}, duplicates=0, problems=(), window=window)
 
 

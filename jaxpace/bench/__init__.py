@@ -1,0 +1,1 @@
+"""Measures collectives over sizes on the devices at hand, and fits latency and bandwidth. See docs/bench.md."""

@@ -1,0 +1,189 @@
+"""`jaxpace bench`: measures collectives, and fits latency and bandwidth of every level of the fabric."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from typing import Any
+
+_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
+_SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+EPILOG = """\
+Run it the way the job is run, on a quiet machine: alone, by `jaxpace launch`, srun, mpirun. Every process takes part,
+the first one prints and writes. Keep the file: `jaxpace forecast --fabric` reads it.
+
+examples:
+  jaxpace bench --json bench.json
+  jaxpace bench --devices 8 --kinds all_reduce --sizes 4K,1M
+  jaxpace launch --nproc 4 -- jaxpace bench --json bench.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace bench`."""
+  parser.description = "Measures collectives over sizes, in a process, on a host, between hosts; fits α and β."
+  parser.epilog = EPILOG
+  parser.formatter_class = argparse.RawDescriptionHelpFormatter
+  parser.add_argument("--json", metavar="FILE",
+                      help="also write the result as JSON; '-' writes it to standard output and nothing else")
+  parser.add_argument("--sizes", type=_sizes, metavar="A,B,...", default=_SIZES,
+                      help=f"bytes of the whole vector, with K, M or G for powers of 1,024 (default: {_SIZES})")
+  parser.add_argument("--kinds", type=_kinds, metavar="A,B,...", default=_KINDS,
+                      help=f"collectives to measure (default: {','.join(_KINDS)})")
+  parser.add_argument("--repeats", type=_positive, metavar="N", default=9, help="samples a size (default: 9)")
+  parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"), default="ring",
+                      help="whose formula is fitted (default: ring)")
+  parser.add_argument("--devices", type=_positive, metavar="N", help="devices to make of each process's CPU")
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the command.
+
+  Returns:
+    Exit status: 0, or 2 where there is nothing to measure or the JSON file can't be written.
+  """
+  # JAX and numpy are imported here: `jaxpace --help` needs neither.
+  if args.devices:
+    os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} "
+                               f"--xla_force_host_platform_device_count={args.devices}").strip()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  sizes = _sizes(args.sizes) if isinstance(args.sizes, str) else args.sizes
+  try:
+    if args.json:
+      check_target(args.json)
+  except UnwritableError as error:
+    return _fail(str(error))
+  import jax
+
+  import jaxpace.distributed
+  try:
+    place = jaxpace.distributed.initialize()
+    devices = jax.devices()
+  except (RuntimeError, TimeoutError) as error:
+    return _fail(str(error))
+  if len(devices) < 2:
+    return _fail("there is one device, which has nobody to exchange with. Start several processes (`jaxpace launch "
+                 "--nproc 2 -- jaxpace bench`, srun, mpirun), or give --devices 8 to make 8 of this CPU.")
+  document = _measure(args, sizes, devices, jax, first=place.index == 0)
+  if place.index:
+    return 0
+  try:
+    if args.json != "-":
+      print(_text(document), flush=True)
+    if args.json:
+      write_document(document, args.json)
+  except UnwritableError as error:
+    return _fail(str(error))
+  return 0
+
+
+def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any, first: bool) -> dict[str, Any]:
+  from jaxpace.bench.document import to_json
+  from jaxpace.bench.fit import fit
+  from jaxpace.bench.measure import host_of_processes, measure
+  from jaxpace.bench.places import levels
+
+  hosts = host_of_processes(socket.gethostname())
+  devices = sorted(devices, key=lambda d: (hosts[d.process_index], d.process_index, d.id))
+  groups, notes = levels([d.process_index for d in devices], hosts)
+  results = []
+  for group in groups:
+    by_kind = {}
+    for kind in args.kinds:
+      say = _progress(f"{group.level}, {len(group.members[0])} ranks, {kind}") if first else None
+      try:
+        measured = measure(kind, group, sizes, args.repeats, devices, say)
+      except jax.errors.JaxRuntimeError as error:
+        notes.append(f"{kind} at level '{group.level}' could not be measured: {str(error).splitlines()[0]}")
+        continue
+      found = fit(kind, args.algorithm, len(group.members[0]), measured)
+      by_kind[kind] = found, measured
+      if found.misfit > 0.5:
+        notes.append(f"{kind} at level '{group.level}': the {args.algorithm} formula is off by {found.misfit:.0%} at "
+                     "one size; go by the points near the size you have.")
+    results.append((group, by_kind))
+  cores = os.cpu_count() or 1
+  local = sum(d.process_index == devices[0].process_index for d in devices) * hosts.count(hosts[0])
+  if devices[0].platform == "cpu" and local > cores:
+    notes.append(f"{local} devices share {cores} cores of a host: they take turns, and that is in the figures.")
+  facts = {"backend": devices[0].platform, "device": devices[0].device_kind, "jax": jax.__version__,
+           "devices": len(devices), "processes": jax.process_count(), "hosts": len(set(hosts)),
+           "algorithm": args.algorithm}
+  return to_json(results, facts, notes)
+
+
+def _progress(what: str) -> Any:
+  def say(done: int, total: int) -> None:
+    if done == total or sys.stderr.isatty():
+      end = "\n" if done == total else ""
+      start = "\r\x1b[K" if sys.stderr.isatty() else ""
+      print(f"{start}{what}: {done} of {total} sizes", end=end, file=sys.stderr, flush=True)
+  return say
+
+
+def _text(document: dict[str, Any]) -> str:
+  lines = [f"{document['devices']} {document['backend']} devices, {document['processes']} processes, "
+           f"{document['hosts']} hosts; {document['algorithm']} formula", ""]
+  for level in document["levels"]:
+    lines.append(f"{level['level']}, {level['measured']} ranks" + (f", {level['groups']} groups at once"
+                                                                   if level["groups"] > 1 else ""))
+    lines.append("                  latency α           90 %            1/β              90 %        worst fit")
+    for kind, cost in level["collectives"].items():
+      alpha, beta = cost["alpha"], cost["beta"]
+      lines.append(f"  {kind:<14}{alpha['estimate'] * 1e6:10.2f} µs {alpha['low'] * 1e6:8.2f} to "
+                   f"{alpha['high'] * 1e6:8.2f}  {_rate(beta['estimate']):>12} {_rate(beta['high']):>10} to "
+                   f"{_rate(beta['low']):<10} {cost['misfit']:6.0%}")
+    for kind, cost in level["collectives"].items():
+      points = ", ".join(f"{_size(p['bytes'])} {p['seconds'] * 1e3:.3g} ms" for p in cost["points"])
+      lines.append(f"  {kind}: {points}")
+    lines.append("")
+  return "\n".join([*lines, *(f"- {note}" for note in document["notes"])]).rstrip()
+
+
+def _rate(beta: float) -> str:
+  return f"{1e-9 / beta:.3g} GB/s" if beta > 0 else "unlimited"
+
+
+def _size(size: int) -> str:
+  for unit, scale in reversed(_UNITS.items()):
+    if size >= scale:
+      return f"{size / scale:.4g} {unit}iB"
+  return f"{size} B"
+
+
+def _sizes(text: str) -> list[int]:
+  """Parses sizes.
+
+  >>> _sizes("512,4K,1M")
+  [512, 4096, 1048576]
+  """
+  found = []
+  for part in text.split(","):
+    number, unit = (part[:-1], part[-1].upper()) if part[-1:].upper() in _UNITS and part else (part, "")
+    if not number.isdecimal() or not 0 < int(number) * _UNITS.get(unit, 1) <= 2**34:
+      raise argparse.ArgumentTypeError(f"{part!r} is no size in bytes: write 4096, 4K or 1M, 16G at most")
+    found.append(int(number) * _UNITS.get(unit, 1))
+  return sorted(set(found))
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+  kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+  if wrong := [kind for kind in kinds if kind not in _KINDS]:
+    raise argparse.ArgumentTypeError(f"{wrong[0]!r} is no collective of bench: there are {', '.join(_KINDS)}")
+  return kinds
+
+
+def _positive(text: str) -> int:
+  if not text.isdecimal() or not 0 < int(text) <= 4096:
+    raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 to 4,096")
+  return int(text)
+
+
+def _fail(sentence: str) -> int:
+  print(f"jaxpace bench: {sentence}", file=sys.stderr)
+  return 2
