@@ -21,6 +21,7 @@ if TYPE_CHECKING:
   from jaxpace.instrument import instrument, spec
   from jaxpace.pieces import delay, pmean, psum
   from jaxpace.probing.links import probe_links
+  from jaxpace.probing.on_contention import ProbeOnContention
   from jaxpace.profiled.recorder import ProfiledRecorder
   from jaxpace.recorded import recorded
   from jaxpace.restoring import pace_target, restore_pace
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
   from jaxpace.watching.watchdog import Watchdog
 
 __all__ = [
-    "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "ProfiledRecorder",
-    "Recorder", "Watchdog", "chain", "delay", "guard", "instrument", "interleave_jobs", "limit", "only_ranks",
-    "pace_early_ranks", "pace_target", "phase", "pmean", "probe_links", "psum", "recorded", "restore_pace", "spec",
-    "steerable"]
+    "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "ProbeOnContention",
+    "ProfiledRecorder", "Recorder", "Watchdog", "chain", "delay", "guard", "instrument", "interleave_jobs", "limit",
+    "only_ranks", "pace_early_ranks", "pace_target", "phase", "pmean", "probe_links", "psum", "recorded",
+    "restore_pace", "spec", "steerable"]
 
 _HOMES = {
     "Control": "jaxpace.control.control",
@@ -42,6 +43,7 @@ _HOMES = {
     "PaceState": "jaxpace.core.pace",
     "Pacer": "jaxpace.core.types",
     "Plan": "jaxpace.core.plan",
+    "ProbeOnContention": "jaxpace.probing.on_contention",
     "ProfiledRecorder": "jaxpace.profiled.recorder",
     "Recorder": "jaxpace.trace.recorder",
     "Watchdog": "jaxpace.watching.watchdog",
