@@ -63,6 +63,7 @@ class Cluster:
     self._logs = [logs / f"{shape.name}-{process}.log" for process in range(shape.processes)]
     self._answers: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
     self._processes: list[subprocess.Popen[str]] = []
+    self._listeners: list[threading.Thread] = []
     self._port = None if lab or shape.processes == 1 else PortReservation()
     self._base = {**os.environ, LAUNCH_ID: mark, "JAX_PLATFORMS": "cpu"}
     argument = json.dumps({**setting, "distributed": shape.processes > 1})
@@ -85,7 +86,9 @@ class Cluster:
               notice=f"{self._logs[process]}.notice", devices=shape.devices)
         started = subprocess.Popen(command, env=env, stderr=log, start_new_session=True, **options)
     self._processes.append(started)
-    threading.Thread(target=self._listen, args=(process, started), daemon=True).start()
+    listener = threading.Thread(target=self._listen, args=(process, started), daemon=True)
+    listener.start()
+    self._listeners.append(listener)
 
   def _devices(self, base: Mapping[str, str]) -> dict[str, str]:
     threads = 2 * self.shape.devices if self.shape.processes == 1 else self.shape.devices + 1
@@ -145,6 +148,8 @@ class Cluster:
       except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    for listener in self._listeners:
+      listener.join(1)
     if self._port:
       self._port.close()
 
@@ -179,9 +184,10 @@ class Cluster:
 
   def _listen(self, process: int, started: subprocess.Popen[str]) -> None:
     assert started.stdout is not None
-    for line in started.stdout:
-      with contextlib.suppress(ValueError):
-        self._answers.put((process, json.loads(line)))
+    with started.stdout as said:
+      for line in said:
+        with contextlib.suppress(ValueError):
+          self._answers.put((process, json.loads(line)))
     self._answers.put((process, None))
 
   def _collect(self, kind: str, timeout: float, also: Mapping[str, Any]) -> list[Any]:
