@@ -2,6 +2,7 @@
 
     python -m experiments.overhead                  # one process: stamps, step sizes, dispatch; then 2 and 4 processes
     python -m experiments.overhead --parts alone
+    python -m experiments.overhead --parts where    # which part of jaxpace the overhead of a step is
 
 Writes docs/measurements/overhead.json and .md with the command and the machine. Nothing else should run meanwhile.
 """
@@ -13,7 +14,6 @@ import json
 import logging
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,16 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
 import jaxpace.distributed
-from experiments import measured, overhead_tables
+from experiments import measured, overhead_tables, overhead_where
+from experiments.overhead_loops import Loop, batch_for, mlp, one_device
 from experiments.paired import Estimate, estimate, interleave, seconds_each
 from jaxpace.execution import hold, resolve_clock, words
 
-_PARTS = ("alone", "steps", "dispatch", "processes")
+_PARTS = ("alone", "steps", "where", "dispatch", "processes")
 _parts = flags.DEFINE_list("parts", ",".join(_PARTS), f"Which of {', '.join(_PARTS)} to measure.")
 _out = flags.DEFINE_string("out", "docs/measurements/overhead.json", "File the figures are written to.")
 _sizes = flags.DEFINE_list("sizes_ms", "2,5,20,50", "Sizes of the bare step to aim at, in ms.")
@@ -61,6 +62,8 @@ def main(_: list[str]) -> None:
     figures["alone"] = alone()
   if "steps" in _parts.value:
     figures["steps"] = step_sizes()
+  if "where" in _parts.value:
+    figures["where"] = overhead_where.measure([float(size) for size in _sizes.value if float(size) >= 5], _rounds.value)
   if "dispatch" in _parts.value:
     figures["dispatch"] = dispatch()
   if "processes" in _parts.value:
@@ -173,107 +176,21 @@ def _record_us() -> np.ndarray:
 # Whole steps.
 
 
-def one_device() -> Mesh:
-  return jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
-
-
-def mlp_step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
-  """A train step of a three-layer perceptron with momentum; its work is set by the batch."""
-
-  def loss_fn(params: Any) -> jax.Array:
-    x = batch["x"]
-    for layer in params[:-1]:
-      x = jax.nn.relu(x @ layer["w"] + layer["b"])
-    logits = x @ params[-1]["w"] + params[-1]["b"]
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][:, None], axis=1))
-
-  params, momentum = state
-  loss, grads = jax.value_and_grad(loss_fn)(params)
-  grads, loss = jax.lax.pmean((grads, loss), "data")
-  momentum = jax.tree.map(lambda m, g: jnp.float32(0.9) * m + g, momentum, grads)
-  params = jax.tree.map(lambda p, m: p - jnp.float32(1e-3) * m, params, momentum)
-  return (params, momentum), loss
-
-
-def mlp(batch: int, width: int = 256, inputs: int = 64) -> tuple[Any, Any]:
-  """State and one batch, numpy, the same on every process."""
-  rng = np.random.default_rng(0)
-  sizes = [inputs, width, width, 10]
-  params = [{"w": (rng.standard_normal((a, b)) / np.sqrt(a)).astype(np.float32), "b": np.zeros(b, np.float32)}
-            for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
-  data = {"x": rng.standard_normal((batch, inputs)).astype(np.float32), "y": rng.integers(0, 10, batch, np.int32)}
-  return (params, jax.tree.map(np.zeros_like, params)), data
-
-
-def _bare(mesh: Mesh) -> Callable[..., Any]:
-  return jax.jit(jax.shard_map(mlp_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False),
-                 donate_argnums=0)
-
-
-def _instrumented(mesh: Mesh, **options: Any) -> tuple[Callable[..., Any], Any, jaxpace.Instrumented]:
-  paced = jaxpace.instrument(mlp_step, "data", **options)
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=False), donate_argnums=(0, 1))
-  return step, paced.init(mesh), paced
-
-
-class _Loop:
-  """A training loop that can be run a block at a time; recorded if it is instrumented."""
-
-  def __init__(self, mesh: Mesh, state: Any, batch: Any, folder: str | None, **options: Any):
-    sharding = jax.sharding.NamedSharding(mesh, P())
-    self.state = jax.tree.map(lambda leaf: jax.make_array_from_callback(
-        leaf.shape, sharding, lambda index: leaf[index]), state)
-    self.batch = jax.tree.map(lambda leaf: jax.make_array_from_callback(
-        leaf.shape, jax.sharding.NamedSharding(mesh, P("data")), lambda index: leaf[index]), batch)
-    self.recorder: jaxpace.Recorder | None = None
-    self.steps = self.faults = 0  # page faults of the process; counted after the first block
-    if folder is None:
-      self.step = _bare(mesh)
-    else:
-      self.step, self.pace, paced = _instrumented(mesh, **options)
-      self.recorder = jaxpace.Recorder(folder, paced, handle_sigterm=False)
-      self.recorder.__enter__()
-    self.block(2)
-    self.steps = self.faults = 0
-
-  def block(self, steps: int) -> float:
-    """Runs steps as a training loop does, without waiting in between; mean seconds of one."""
-    loss: Any = None
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    start = time.perf_counter()
-    for _ in range(steps):
-      if self.recorder is None:
-        self.state, loss = self.step(self.state, self.batch)
-      else:
-        self.pace, (self.state, loss) = self.step(self.pace, self.state, self.batch)
-        self.recorder.record(self.pace)
-    jax.block_until_ready(loss)
-    seconds = (time.perf_counter() - start) / steps
-    self.steps += steps
-    self.faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    return seconds
-
-  def close(self) -> None:
-    if self.recorder is not None:
-      self.recorder.__exit__(None, None, None)
-
-
 def step_sizes() -> dict[str, Any]:
   """Overhead in percent of bare steps of several sizes, one device, recording on; an A/A arm beside it."""
   result: dict[str, Any] = {}
   mesh = one_device()
   for size in map(float, _sizes.value):
-    batch = _batch_for(mesh, size * 1e-3)
+    batch = batch_for(mesh, size * 1e-3)
     steps = max(2, round(100 / size))
     with tempfile.TemporaryDirectory() as root:
       state, data = mlp(batch)
-      loops = {"bare": _Loop(mesh, state, data, None), "bare_again": _Loop(mesh, state, data, None),
-               "native": _Loop(mesh, state, data, os.path.join(root, "n"), clock="native", share=None),
-               "native_no_phases": _Loop(mesh, state, data, os.path.join(root, "p"), clock="native", phases=False,
-                                         share=None),
-               "callback": _Loop(mesh, state, data, os.path.join(root, "c"), clock="callback", share=None)}
+      arms: dict[str, dict[str, Any] | None] = {
+          "bare": None, "bare_again": None, "native": {"clock": "native", "share": None},
+          "native_no_phases": {"clock": "native", "share": None, "phases": False},
+          "callback": {"clock": "callback", "share": None}}
+      loops = {name: Loop(mesh, state, data, paced, os.path.join(root, name), sharing_time=len(arms))
+               for name, paced in arms.items()}
       figures = interleave({name: functools.partial(loop.block, steps) for name, loop in loops.items()},
                            _rounds.value, progress=measured.progress(f"{size:g} ms", _rounds.value))
       for loop in loops.values():
@@ -289,35 +206,19 @@ def step_sizes() -> dict[str, Any]:
   return result
 
 
-def _batch_for(mesh: Mesh, seconds: float) -> int:
-  """Batch size whose bare step takes about this long."""
-  batch = 64
-  for _ in range(6):
-    state, data = mlp(batch)
-    loop = _Loop(mesh, state, data, None)
-    took = min(loop.block(5) for _ in range(5))
-    if abs(took / seconds - 1) < 0.1:
-      break
-    batch = max(8, int(batch * min(max(seconds / took, 0.25), 8)))
-  return batch
-
-
 def dispatch() -> dict[str, Any]:
   """How long the call of a step of about 50 ms holds the training thread: small where dispatch is asynchronous."""
   mesh = one_device()
-  batch = _batch_for(mesh, 50e-3)
+  batch = batch_for(mesh, 50e-3)
   result = {}
   for name, options in (("bare", None), ("native", {"clock": "native"}), ("callback", {"clock": "callback"})):
     state, data = mlp(batch)
     with tempfile.TemporaryDirectory() as root:
-      loop = _Loop(mesh, state, data, None if options is None else root, **(options or {}))
+      loop = Loop(mesh, state, data, options, root)
       calls, steps = [], []
       for _ in range(max(_rounds.value // 2, 10)):
         start = time.perf_counter()
-        if options is None:
-          loop.state, loss = loop.step(loop.state, loop.batch)
-        else:
-          loop.pace, (loop.state, loss) = loop.step(loop.pace, loop.state, loop.batch)
+        loss = loop.call()
         calls.append(time.perf_counter() - start)
         if loop.recorder is not None:
           loop.recorder.record(loop.pace)
@@ -350,9 +251,9 @@ def several_processes(target: pathlib.Path) -> None:
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
   state, data = mlp(64 * jax.device_count(), width=32)
   with tempfile.TemporaryDirectory() as root:
-    loops = {"bare": _Loop(mesh, state, data, None), "bare_again": _Loop(mesh, state, data, None),
-             "share_none": _Loop(mesh, state, data, os.path.join(root, "n"), share=None),
-             "share": _Loop(mesh, state, data, os.path.join(root, "s"), share=True)}
+    arms = {"bare": None, "bare_again": None, "share_none": {"share": None}, "share": {"share": True}}
+    loops = {name: Loop(mesh, state, data, paced, os.path.join(root, name), sharing_time=len(arms))
+             for name, paced in arms.items()}
     figures = interleave({name: functools.partial(loop.block, 10) for name, loop in loops.items()}, _rounds.value)
     for loop in loops.values():
       loop.close()

@@ -35,6 +35,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
             "bare_again_percent", "native_percent", "native_extra_us", "native_no_phases_percent",
             "native_no_phases_extra_us", "callback_percent", "callback_extra_us")), _faults(entry)]
          for entry in figures["steps"].values()])
+  if "where" in figures:
+    text += _where(figures["where"])
   if "dispatch" in figures:
     text += ["## Dispatch", "", "How long the call of a step holds the training thread.", ""]
     text += measured.table(["step", "call returns after, ms", "step takes, ms"],
@@ -49,6 +51,20 @@ def lines(figures: dict[str, Any]) -> list[str]:
                    ("bare_ms", "bare_again_extra_us", "share_none_extra_us", "share_extra_us"))]
          for count, entry in figures["processes"].items()])
   return text
+
+
+def _where(sizes: dict[str, Any]) -> list[str]:
+  text = ["## Where it goes", "",
+          "One device, native clock, arrivals not shared; each arm adds something to the one before. More wall "
+          "time than CPU time is overlap lost: a kernel waits while the other core is idle. The recorder's threads run "
+          "beside all arms alike, so no row holds them.", ""]
+  for entry in sizes.values():
+    title = f"arm, bare step {_interval(entry['bare_ms'])} ms"
+    text += measured.table([title, "wall, µs a step", "%", "CPU, µs a step"],
+                           [[name, *(_interval(arm[key]) for key in ("wall_us", "percent", "cpu_us"))]
+                            for name, arm in entry["arms"].items()])
+  threads = [f"{name} {us:g}" for entry in sizes.values() for name, us in entry["threads_us_a_second"].items()]
+  return [*text, f"CPU time of one recorder's threads, µs in a second: {', '.join(threads)}.", ""]
 
 
 def _faults(entry: dict[str, Any]) -> str | None:
