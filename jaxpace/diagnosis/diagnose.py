@@ -16,6 +16,7 @@ from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.findings import Finding, hosts_of
 from jaxpace.diagnosis.floor import Floor, find_floor
 from jaxpace.diagnosis.lateness import find_late
+from jaxpace.diagnosis.mechanism import switches
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
@@ -54,14 +55,15 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   no_skew = no_contention = None
   without_rank: dict[int, Alternative] = {}
   played = _Played(None, None, {}, ())
-  shares, spread, waiting = None, 0.0, {}
+  shares, spread, waiting, preempted = None, 0.0, {}, 0.0
   if step_time:
     parts = {name: float(values[counted.mask].mean()) for name, values in totals.per_step.items()}
     spread = parts["spread"]
     waiting = {name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")}
     contention = float(floor.contention[:, counted.mask].sum(axis=0).mean())
     shares = shares_of(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
-    found = findings_module.find(Case(run, counted, totals, lateness, phases, floor, mean))
+    case = Case(run, counted, totals, lateness, phases, floor, mean)
+    found, preempted = findings_module.find(case), switches(case)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
     if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY) for f in found):
@@ -73,7 +75,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found, verdict="",
       measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
-      without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked, notes=())
+      without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
+      preempted=preempted, notes=())
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis), notes=notes_on(diagnosis))
 
 

@@ -54,6 +54,7 @@ class Diagnosis:
   without_host: dict[str, Alternative]  # each host that has a late rank, where there are several hosts
   no_runtime_jitter: Alternative | None  # None where no gaps were recorded
   asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
+  preempted: float  # involuntary switches a step of the process that has most; 0 where they are not known
   notes: tuple[str, ...]
 
   @property

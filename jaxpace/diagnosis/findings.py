@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.episodes import CONFIDENCE
-from jaxpace.diagnosis.lateness import hold, random_confidence
+from jaxpace.diagnosis.lateness import hold
 from jaxpace.diagnosis.modes import amplification, contention, jitter, locality, straggler
 from jaxpace.diagnosis.modes.case import (
   AMPLIFICATION,
@@ -70,10 +70,11 @@ def _turns(case: Case) -> list[Finding]:
   for_work = by_turns - pauses.waiting
   jittery = jitter.find(case, pauses)
   found = [jittery] if jittery else []
-  # Where the pauses are no finding, waiting for them is waiting like any other.
-  seconds = for_work if jittery else by_turns
-  if seconds >= COSTLY * step and random_confidence(lateness) >= CONFIDENCE and case.run.ranks > 1:
-    found.append(amplification.find(case, seconds))
+  # Waiting for pauses that are no finding is waiting like any other, where it is much by itself.
+  seconds = by_turns if not jittery and pauses.waiting >= COSTLY * step else for_work
+  if seconds >= COSTLY * step and case.run.ranks > 1:
+    amplified = amplification.find(case, seconds, work_only=seconds < by_turns)
+    found += [amplified] if amplified.confidence >= CONFIDENCE else []
   return found
 
 

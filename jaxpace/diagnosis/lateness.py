@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.changes import change_points
-from jaxpace.diagnosis.counted import Counted, merged
-from jaxpace.diagnosis.episodes import Blocks, Episode, blamed, confidence, find_episodes
+from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.episodes import Blocks, Episode, blamed, find_episodes
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.trace.run import Run
 
@@ -157,11 +157,6 @@ def _hides(episode: Episode, named: Sequence[Episode]) -> bool:
   return any(other.lateness * HIDDEN > episode.lateness and
              2 * (min(other.end, episode.end) - max(other.begin, episode.begin)) >= episode.end - episode.begin
              for other in named)
-
-
-def random_confidence(lateness: Lateness) -> float:
-  """That the waiting for ranks by turns is not the work of a few blocks."""
-  return confidence(merged(lateness.random_by_block, lateness.blocks.steps.sum(axis=0)))
 
 
 def _block_means(values: np.ndarray, counted: Counted) -> np.ndarray:

@@ -14,6 +14,8 @@ PART = 0.3
 """A column explains lateness or pauses if it holds this part of them ..."""
 _LEAST = 0.025
 """... or this share of the step."""
+CROWDED = 5.0
+"""Involuntary switches a step of a process that shares its processors with other programs."""
 _SWITCHES = 0.2
 _SLOWER_CLOCK = 0.05
 _DOES = {"gc": "collects garbage", "data": "waits for data", "checkpoint": "writes checkpoints"}
@@ -99,6 +101,32 @@ def _samples(case: Case, process: int, begin: int, end: int, lateness: float) ->
     found.append(Mechanism("gpu_clock", f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the others' at "
                                         f"{float(np.median(others)):.0f}: heat, power, or a limit set on it."))
   return found
+
+
+def switches(case: Case) -> float:
+  """Involuntary switches of the process that has most of them, mean a step; 0 where they were not recorded."""
+  columns = case.run.host_causes.columns
+  if "nivcsw" not in columns:
+    return 0.0
+  means = _known_means(columns["nivcsw"][:, case.counted.mask])
+  return float(np.nanmax(means)) if np.isfinite(means).any() else 0.0
+
+
+def crowded_processors(case: Case) -> bool:
+  """Whether something else runs on the hosts' processors all the time: then gaps and transfers are ragged by that."""
+  return switches(case) >= CROWDED
+
+
+def held_by_causes(case: Case) -> np.ndarray | None:
+  """[R] seconds a step that each rank's process spends now and then on what its columns measure; None: next to none."""
+  causes, held = case.run.host_causes, np.zeros(case.run.ranks)
+  for name in _DOES:
+    if name in causes.columns:
+      values = np.nan_to_num(causes.columns[name][:, case.counted.mask].astype(np.float64))
+      own = np.maximum(values.mean(axis=1) - np.median(values, axis=1), 0.0)
+      of_process = dict(zip(causes.processes.tolist(), own.tolist(), strict=True))
+      held += np.array([of_process.get(int(p), 0.0) for p in case.run.process_of_rank])
+  return held if held.max(initial=0.0) >= _LEAST / 2 * case.step_time else None
 
 
 def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mechanism, float]]:

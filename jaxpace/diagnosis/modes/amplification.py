@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.diagnosis.lateness import random_confidence
+from jaxpace.diagnosis.counted import merged
+from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.modes.case import AMPLIFICATION, Case, Finding
 from jaxpace.diagnosis.wording import percent
 from jaxpace.trace.problems import list_ranks, plural
@@ -13,14 +14,18 @@ _RARE = 0.5
 """Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential jitter has a third."""
 
 
-def find(case: Case, seconds: float) -> Finding:
+def find(case: Case, seconds: float, *, work_only: bool) -> Finding:
   """Describes the waiting for ranks by turns.
 
   Args:
     case: the run.
     seconds: of it, a step.
+    work_only: whether these are without the waiting for long gaps.
   """
   run, totals, lateness = case.run, case.totals, case.lateness
+  by_block = lateness.random_by_block
+  if work_only:
+    by_block = by_block - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps)
   waited = max(1, int(totals.last.sum()))
   often = totals.last / waited
   chance = 1 / max(1, int((totals.present > 0).sum()))
@@ -54,8 +59,8 @@ def find(case: Case, seconds: float) -> Finding:
   else:
     advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the hosts (pinned "
               "processors, no other load); fewer synchronisations a step mean fewer chances to wait.")
-  return Finding(AMPLIFICATION, seconds / case.step_time, random_confidence(lateness), (), hosts, tuple(evidence),
-                 advice)
+  sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
+  return Finding(AMPLIFICATION, seconds / case.step_time, sure, (), hosts, tuple(evidence), advice)
 
 
 def _blame_by_host(case: Case) -> list[tuple[str, float, float]]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
-from jaxpace.diagnosis.mechanism import Mechanism, of_pauses
+from jaxpace.diagnosis.mechanism import Mechanism, crowded_processors, held_by_causes, of_pauses
 from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks
@@ -59,12 +59,17 @@ class Pauses:
     return confidence(np.minimum(beyond, np.quantile(beyond, 1 - _FEW))) if beyond.size else 0.0
 
   def ranks(self) -> list[int]:
-    """The ranks that hold most of the pauses, worst first; none where everybody pauses alike."""
-    total = float(self.excess.sum())
-    order = np.argsort(-self.excess, kind="stable")
-    own = [int(r) for r in order if self.excess[r] >= _ALIKE * self.excess[order[0]] and self.excess[r] > 0]
-    few = 2 * len(own) <= len(self.excess) or len(self.excess) == 1
-    return own if own and few and self.excess[own].sum() >= _MOST * total else []
+    """The ranks that hold most of the pauses, worst first; none where everybody pauses alike.
+
+    By what the hosts' columns show where they show something: gaps are ragged everywhere, causes are not.
+    """
+    shown = held_by_causes(self.case)
+    excess = self.excess if shown is None else shown
+    total = float(excess.sum())
+    order = np.lexsort((np.arange(len(excess)), -excess))
+    own = [int(r) for r in order if excess[r] >= _ALIKE * excess[order[0]] and excess[r] > 0]
+    few = 2 * len(own) <= len(excess)
+    return own if own and few and excess[own].sum() >= _MOST * total else []
 
 
 def find(case: Case, pauses: Pauses) -> Finding | None:
@@ -74,6 +79,8 @@ def find(case: Case, pauses: Pauses) -> Finding | None:
   # Of pauses with a known cause the finding is what that cause holds.
   part = min(sum(held for _, held in mechanisms), 1.0) if mechanisms else 1.0
   least = COSTLY if mechanisms else UNEXPLAINED
+  if not mechanisms and crowded_processors(case):
+    return None
   if pauses.seconds * part < least * case.step_time or pauses.confidence() < CONFIDENCE:
     return None
   hosts = hosts_of(run, ranks)
