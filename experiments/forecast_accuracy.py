@@ -102,7 +102,7 @@ def measure_simulated(sizes: list[int]) -> dict[str, Any]:
   """All kinds of noise."""
   rows: list[dict[str, Any]] = []
   for kind in KINDS:
-    rows += simulated(kind, _JOBS.value, _STEPS.value, _RANKS.value, sizes, seed=1)
+    rows += simulated(kind, _JOBS.value, _STEPS.value, _RANKS.value, sizes, seed=2)
     print(kind, summarise([row for row in rows if row["kind"] == kind]), file=sys.stderr, flush=True)
   table = {f"{kind}, {size}": summarise([r for r in rows if r["kind"] == kind and r["ranks"] == size])
            for kind in KINDS for size in sizes}

@@ -115,7 +115,8 @@ def _render(found: Forecast, run: Run, console: Console) -> None:
     step = point.step_time
     table.add_row(f"{point.ranks:,}", milliseconds(step.estimate),
                   f"{milliseconds(step.low)[:-3]} to {milliseconds(step.high)}",
-                  f"{100 * point.change.estimate:+.1f} %", f"{100 * point.cv.estimate:.1f} %", f"{100 * point.efficiency.estimate:.1f} %",
+                  f"{100 * point.change.estimate:+.1f} %", f"{100 * point.cv.estimate:.1f} %",
+                  f"{100 * point.efficiency.estimate:.1f} %",
                   milliseconds(point.waiting), milliseconds(point.transfer))
   console.print(table)
   console.print(Text("efficiency: share of the step that a rank works on average; variation: standard deviation of a "

@@ -1,0 +1,164 @@
+"""`jaxpace compare`: what changed between two recorded runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from rich.console import Console
+
+  from jaxpace.diagnosis.compare.compare import Comparison
+
+EPILOG = """\
+exit status: 0, or 1 where --fail-above is given and B's mean step is longer than A's by more than that, and longer
+with 97.5 % confidence; 2 where the runs can't be compared.
+
+examples:
+  jaxpace compare runs/before runs/after
+  jaxpace compare runs/main runs/branch --fail-above 3% --json compare.json
+  jaxpace compare runs/demo runs/demo --steps-a :1000 --steps-b 1000:
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace compare`."""
+  from jaxpace.reporting import arguments
+  parser.description = "Says what changed from run A to run B: step time, shares, ranks, findings, with 95 % intervals."
+  parser.epilog = EPILOG
+  parser.formatter_class = argparse.RawDescriptionHelpFormatter
+  parser.add_argument("a", metavar="RUN_A", help="run directory that counts as normal")
+  parser.add_argument("b", metavar="RUN_B", help="run directory to compare with it")
+  parser.add_argument("--fail-above", type=_share, metavar="P%",
+                      help="exit with status 1 where B is slower by more than this, such as 3%% or 0.03")
+  parser.add_argument("--json", metavar="FILE",
+                      help="also write the comparison as JSON; '-' writes it to standard output and nothing else")
+  for letter in "ab":
+    parser.add_argument(f"--steps-{letter}", type=arguments.window, metavar="A:B", default=(None, None),
+                        help=f"only these steps of RUN_{letter.upper()} (default: all)")
+  parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
+                      help="rows of the table of ranks, or 'all' (default: 10)")
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the command.
+
+  Returns:
+    Exit status, as the epilog of its help says.
+  """
+  # numpy, scipy, Parquet and rich are imported here: `jaxpace --help` needs none of them.
+  from jaxpace.diagnosis.compare.compare import compare
+  from jaxpace.diagnosis.compare.document import to_json
+  from jaxpace.diagnosis.diagnose import diagnose
+  from jaxpace.reporting.console import make_console
+  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  from jaxpace.reporting.progress import Progress
+  from jaxpace.trace.reader import read_run
+  from jaxpace.trace.run import RunError
+
+  progress = Progress()
+  path = args.a
+  try:
+    if args.json:
+      check_target(args.json)
+    diagnosed = []
+    for path, window in ((args.a, args.steps_a), (args.b, args.steps_b)):
+      diagnosed.append(diagnose(read_run(path, window=window, progress=progress.reading), progress.adding_up))
+    found = compare(diagnosed[0], diagnosed[1], args.fail_above)
+  except (RunError, UnwritableError) as error:
+    progress.clear()
+    return _fail(str(error))
+  except MemoryError:
+    progress.clear()
+    return _fail(f"{path} needs more memory than there is: compare windows with --steps-a and --steps-b.")
+  progress.clear()
+  try:
+    if args.json != "-":
+      _render(found, make_console(), args.ranks)
+    if args.json:
+      write_document(to_json(found), args.json)
+  except BrokenPipeError:
+    raise
+  except UnwritableError as error:
+    return _fail(str(error))
+  except OSError as error:
+    return _fail(f"standard output can't be written: {error.strerror or error}.")
+  return 1 if found.failed else 0
+
+
+def _render(found: Comparison, console: Console, most: int | None) -> None:
+  from rich import box
+  from rich.table import Table
+  from rich.text import Text
+
+  from jaxpace.diagnosis.findings import milliseconds
+  from jaxpace.trace.problems import plural
+
+  def signed(seconds: float) -> str:
+    return ("+" if seconds >= 0 else "-") + milliseconds(abs(seconds))
+
+  for letter, diagnosis in (("A", found.a), ("B", found.b)):
+    run = diagnosis.run
+    console.print(Text(f"{letter}  {run.path}  run {run.id}: {plural(run.ranks, 'rank')}, {diagnosis.counted.size:,} "
+                       "steps counted"))
+  console.print()
+  console.print(Text(found.verdict, style="bold red" if found.failed else "bold"))
+  console.print()
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("", no_wrap=True)
+  for header in ("A", "B", "change", "95 % interval", "of A's step"):
+    table.add_column(header, justify="right", no_wrap=True)
+  for name, c in (("step", found.step_time), *found.shares.items()):
+    table.add_row(name, milliseconds(c.a), milliseconds(c.b), signed(c.difference),
+                  f"{signed(c.low)} to {signed(c.high)}", f"{100 * c.difference / found.step_time.a:+.1f} %",
+                  style="bold" if c.sure else "dim")
+  console.print(table)
+  console.print(Text("Bold: surely changed (the shares are tested together).", style="dim"))
+  changed = found.changed_ranks
+  if changed:
+    console.print()
+    ranks = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+    ranks.add_column("rank", justify="right", no_wrap=True)
+    ranks.add_column("host", overflow="ellipsis", no_wrap=True, max_width=24)
+    for header in ("lateness A", "lateness B", "change", "95 % interval"):
+      ranks.add_column(header, justify="right", no_wrap=True)
+    for r in changed if most is None else changed[:most]:
+      c = r.lateness
+      host = r.host_b if r.host_a == r.host_b else f"{r.host_a or '?'} → {r.host_b or '?'}"
+      ranks.add_row(str(r.rank), host, signed(c.a), signed(c.b), signed(c.difference),
+                    f"{signed(c.low)} to {signed(c.high)}")
+    console.print(ranks)
+    console.print(Text("Ranks whose arrival after the median rank surely changed, by 1 % of the step or more"
+                       + (f": {most} of {len(changed)}." if most is not None and len(changed) > most else "."),
+                       style="dim"))
+  elif found.ranks:
+    console.print(Text("No rank's lateness surely changed by 1 % of the step.", style="dim"))
+  sentences = [f"New in B: {mode.replace('_', ' ')}." for mode in found.new]
+  sentences += [f"No longer in B: {mode.replace('_', ' ')}." for mode in found.gone]
+  sentences += list(found.notes)
+  sentences += [f"{letter}: {p}" for letter, d in (("A", found.a), ("B", found.b)) for p in d.run.problems]
+  console.print()
+  for sentence in sentences:
+    console.print(Text(f"- {sentence}"))
+
+
+def _share(text: str) -> float:
+  """Parses a share.
+
+  >>> _share("3%"), _share("0.5 %"), _share("0.03")
+  (0.03, 0.005, 0.03)
+  """
+  number, percent, rest = text.strip().partition("%")
+  try:
+    value = float(number) / (100 if percent else 1)
+  except ValueError:
+    value = -1.0
+  if rest.strip() or not 0 <= value < (10 if percent else 1):
+    raise argparse.ArgumentTypeError(f"{text!r} is no share of the step time: write 3% or 0.03")
+  return value
+
+
+def _fail(sentence: str) -> int:
+  print(f"jaxpace compare: {sentence}", file=sys.stderr)
+  return 2

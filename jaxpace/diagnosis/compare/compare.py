@@ -1,0 +1,207 @@
+"""Two runs compared: step time, shares, ranks, findings, and what was set differently."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.compare.change import Change, change, from_blocks
+from jaxpace.diagnosis.counted import MIN_STEPS
+from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
+from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.trace.problems import plural
+from jaxpace.trace.run import Run, RunError
+
+NOTABLE = 0.01
+"""A rank's lateness has changed if surely so, and by this share of the step or more."""
+
+
+class RankChange(NamedTuple):
+  """How much later a rank arrives than the median rank, in both runs."""
+
+  rank: int
+  host_a: str
+  host_b: str
+  lateness: Change
+
+
+class Comparison(NamedTuple):
+  """What changed from run A to run B."""
+
+  a: Diagnosis
+  b: Diagnosis
+  step_time: Change
+  shares: dict[str, Change]  # seconds a step, by name in `SHARES`; they sum to the step
+  ranks: tuple[RankChange, ...]  # empty where ranks can't be set beside each other
+  new: tuple[str, ...]  # modes of findings that only B has
+  gone: tuple[str, ...]  # that only A has
+  limit: float | None  # share of A's step time that B may be longer
+  failed: bool
+  verdict: str
+  notes: tuple[str, ...]
+
+  @property
+  def changed_ranks(self) -> list[RankChange]:
+    """Ranks whose lateness surely changed by 1 % of the step or more, the largest change first."""
+    least = NOTABLE * self.step_time.a
+    found = [r for r in self.ranks if r.lateness.sure and abs(r.lateness.difference) >= least]
+    return sorted(found, key=lambda r: -abs(r.lateness.difference))
+
+
+def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Comparison:
+  """Compares two diagnosed runs.
+
+  Args:
+    a: the run that counts as normal.
+    b: the other one.
+    limit: B fails where its mean step is longer than A's by more than this share of it, and surely longer at all.
+
+  Raises:
+    RunError: one of them has fewer than 20 steps that count.
+  """
+  for diagnosis in (a, b):
+    if diagnosis.counted.size < MIN_STEPS:
+      raise RunError(f"{diagnosis.run.path} has {plural(diagnosis.counted.size, 'step')} that count; comparing needs "
+                     f"{MIN_STEPS} in both runs. Let the job run on.")
+  first, second = series(a), series(b)
+  whole = change(first["step"], second["step"])
+  shares = {name: change(first[name], second[name], len(SHARES)) for name in SHARES}
+  relative = whole.relative()
+  failed = bool(limit is not None and relative and relative[0] > limit and whole.low > 0)
+  modes = [tuple(dict.fromkeys(f.mode for f in d.findings)) for d in (a, b)]
+  found = Comparison(
+      a, b, whole, shares, _ranks(a, b), tuple(m for m in modes[1] if m not in modes[0]),
+      tuple(m for m in modes[0] if m not in modes[1]), limit, failed, "", tuple(_notes(a, b)))
+  return found._replace(verdict=_verdict(found))
+
+
+def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:
+  """[K] seconds of every counted step by share, and "step", their sum."""
+  mask, per_step = diagnosis.counted.mask, diagnosis.totals.per_step
+  use = mask & np.isfinite(per_step["step"])
+  part = {name: np.nan_to_num(values[use]) for name, values in per_step.items()}
+  floor = diagnosis.floor
+  quiet, contention = (np.nan_to_num(x[:, use]).sum(axis=0) for x in (floor.quiet, floor.contention))
+  return {"step": part["step"], "compute": part["compute"], "skew": part["waiting_compute"],
+          "transfer": quiet + part["spread"], "contention": contention,
+          "runtime": part["runtime"] + part["waiting_runtime"], "pacing": part["pacing"] + part["waiting_pacing"]}
+
+
+def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
+  if a.run.ranks != b.run.ranks or a.run.ranks < 2 or not a.run.collectives or not b.run.collectives:
+    return ()
+  first, second = _lateness(a), _lateness(b)
+  found = []
+  for rank in range(a.run.ranks):
+    blocks = [x[rank][np.isfinite(x[rank])] for x in (first, second)]
+    if min(map(len, blocks)) >= 3:
+      found.append(RankChange(rank, a.run.host_of_rank(rank), b.run.host_of_rank(rank),
+                              from_blocks(blocks[0], blocks[1], a.run.ranks)))
+  return tuple(found)
+
+
+def _lateness(diagnosis: Diagnosis) -> np.ndarray:
+  """[R, B] seconds by which a rank arrives after the median rank, by block of neighbouring steps; NaN where absent."""
+  totals = diagnosis.totals
+  number = totals.block_steps
+  by_block = np.divide(totals.lateness.sum(axis=0), number, out=np.full(number.shape, np.nan), where=number > 0)
+  known = np.isfinite(by_block).any(axis=0)
+  by_block[:, known] -= np.nanmedian(by_block[:, known], axis=0)
+  return by_block
+
+
+def _verdict(found: Comparison) -> str:
+  whole = found.step_time
+  relative = whole.relative()
+  assert relative is not None
+  amount = (f"{100 * relative[0]:+.1f} % (95 % interval {100 * relative[1]:+.1f} to {100 * relative[2]:+.1f} %)")
+  said = f"A step takes {milliseconds(whole.b)} instead of {milliseconds(whole.a)}: {amount}"
+  if not whole.sure:
+    sentence = f"No sure change. {said}."
+  else:
+    moved = {name: c for name, c in found.shares.items() if c.sure and c.difference * whole.difference > 0}
+    name = max(moved, key=lambda n: abs(moved[n].difference), default=None)
+    sentence = f"{'Slower' if whole.difference > 0 else 'Faster'}. {said}"
+    sentence += f", most of it {name} ({_signed(moved[name].difference)})." if name else "."
+    if found.changed_ranks and name in ("skew", "runtime", "pacing"):
+      top = found.changed_ranks[0]
+      where = f" on {top.host_b}" if top.host_b else ""
+      sentence += (f" Rank {top.rank}{where} arrives {milliseconds(abs(top.lateness.difference))} "
+                   f"{'later' if top.lateness.difference > 0 else 'earlier'} than before, against the median rank.")
+  if found.limit is None:
+    return sentence
+  allowed = f"{100 * found.limit:g} %"
+  if found.failed:
+    return f"{sentence} That is above the {allowed} allowed."
+  if relative[0] > found.limit:
+    return f"{sentence} That would be above the {allowed} allowed, but it may be chance: more steps would tell."
+  return f"{sentence} At most {allowed} are allowed."
+
+
+def _signed(seconds: float) -> str:
+  return ("+" if seconds >= 0 else "-") + milliseconds(abs(seconds))
+
+
+def _notes(a: Diagnosis, b: Diagnosis) -> list[str]:
+  notes = []
+  if a.run.id == b.run.id and a.run.window == b.run.window:
+    notes.append("Both are the same run.")
+  hosts = [{h for h in (d.run.host_of_rank(r) for r in range(d.run.ranks)) if h} for d in (a, b)]
+  if a.run.ranks != b.run.ranks:
+    notes.append(f"A has {plural(a.run.ranks, 'rank')}, B {b.run.ranks}: ranks are not set beside each other. More "
+                 "ranks wait longer for their last one and exchange more, without anything being wrong; `jaxpace "
+                 "forecast` says how much.")
+  if hosts[0] != hosts[1]:
+    notes.append(f"A ran on {_listed(hosts[0])}, B on {_listed(hosts[1])}"
+                 + (": a rank's number stands for another device." if a.run.ranks == b.run.ranks else "."))
+  short, long = sorted((a.counted.size, b.counted.size))
+  if short * 4 < long:
+    notes.append(f"A counts {a.counted.size:,} steps and B {b.counted.size:,}: the interval is as wide as the shorter "
+                 "one makes it.")
+  plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
+  if plans[0] != plans[1]:
+    notes.append(f"The steps are not the same: A has {_collectives(plans[0])}, B {_collectives(plans[1])}.")
+  elif any(d.floor.known for d in (a, b)) != all(d.floor.known for d in (a, b)) or not a.floor.known:
+    notes.append("Each run has a floor of its own under its transfers: a fabric that is slower throughout shows as "
+                 "transfer, not as contention.")
+  clocks = [d.run.info.get("clock") or d.run.plan.get("clock") for d in (a, b)]
+  if clocks[0] != clocks[1]:
+    notes.append(f"A was timed by the {clocks[0]} clock and B by the {clocks[1]} clock, which cost differently.")
+  if differing := _settings(a.run, b.run):
+    notes.append(f"Set differently: {'; '.join(differing)}.")
+  notes.append("The interval is about the steps of these two runs. What changes from one start of a job to the next "
+               "(placement, neighbours) is not in it: compare two runs of one program to see how much that is.")
+  return notes
+
+
+def _settings(a: Run, b: Run, most: int = 8) -> list[str]:
+  """What `run.json` says differently of versions, config and pacer."""
+  flat = [_flat({name: run.info.get(name) for name in ("versions", "config", "pacer")}) for run in (a, b)]
+  names = [n for n in sorted({*flat[0], *flat[1]}) if flat[0].get(n) != flat[1].get(n)]
+  words = [f"{n} {_short(flat[0].get(n))} → {_short(flat[1].get(n))}" for n in names[:most]]
+  return words + ([f"and {len(names) - most} more"] if len(names) > most else [])
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+  if isinstance(value, dict):
+    return {name: leaf for key, inner in value.items()
+            for name, leaf in _flat(inner, f"{path}.{key}" if path else str(key)).items()}
+  return {} if value is None else {path: value}
+
+
+def _short(value: Any) -> str:
+  text = "none" if value is None else str(value)
+  return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _collectives(plan: list[tuple[str, int | None]]) -> str:
+  if not plan:
+    return "none"
+  size = sum(s or 0 for _, s in plan)
+  return plural(len(plan), "collective") + (f" of {size:,} bytes" if size else "")
+
+
+def _listed(hosts: set[str]) -> str:
+  names = sorted(hosts)
+  return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "unnamed hosts"
