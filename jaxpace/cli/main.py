@@ -27,9 +27,13 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "bench": Entry("jaxpace.cli.bench", "measure collectives, and fit latency and bandwidth"),
+    "compare": Entry("jaxpace.cli.compare", "say what changed between two recorded runs"),
     "control": Entry("jaxpace.cli.control", "change a running job's pacing: on, off, threshold, longest delay, ranks"),
     "doctor": Entry("jaxpace.cli.doctor", "show where processes run, and what is wrong there"),
+    "forecast": Entry("jaxpace.cli.forecast", "say how long a step would take at other numbers of ranks"),
     "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
+    "probe": Entry("jaxpace.cli.probe", "measure the links between a job's hosts, and say which is slow"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.reporting.command", "say where the step time of a recorded run went"),
 }
