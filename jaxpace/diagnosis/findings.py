@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.episodes import CONFIDENCE
 from jaxpace.diagnosis.lateness import hold
+from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes import amplification, contention, jitter, locality, straggler
 from jaxpace.diagnosis.modes.case import (
   AMPLIFICATION,
@@ -71,10 +72,11 @@ def _turns(case: Case) -> list[Finding]:
   jittery = jitter.find(case, pauses)
   found = [jittery] if jittery else []
   # Waiting for pauses that are no finding is waiting like any other, where it is much by itself.
-  seconds = by_turns if not jittery and pauses.waiting >= COSTLY * step else for_work
-  if seconds >= COSTLY * step and case.run.ranks > 1:
+  alone = pauses.waiting >= COSTLY * step and not crowded_processors(case)
+  seconds = by_turns if not jittery and alone else for_work
+  if case.run.ranks > 1:
     amplified = amplification.find(case, seconds, work_only=seconds < by_turns)
-    found += [amplified] if amplified.confidence >= CONFIDENCE else []
+    found += [amplified] if amplified and amplified.confidence >= CONFIDENCE else []
   return found
 
 

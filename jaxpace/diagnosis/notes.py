@@ -33,8 +33,8 @@ def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
     notes.append(f"The clock of rank{'s' if jumped.size > 1 else ''} {list_ranks(jumped)} jumped, or stamps are "
                  f"damaged: {number} of theirs left out, as long as on no other rank.")
   if diagnosis.preempted >= CROWDED:
-    notes.append(f"Other programs run on the hosts' processors: up to {diagnosis.preempted:.0f} involuntary switches of "
-                 "a process a step. Ragged gaps and transfers are put down to that, not to the job or the fabric.")
+    notes.append(f"Other programs run on the hosts' processors: up to {diagnosis.preempted:.0f} involuntary switches "
+                 "of a process a step. Ragged gaps and transfers are put down to that, not to the job or the fabric.")
   plan = run.plan
   for entry in _dicts(plan.get("unstamped")):
     name, reason = entry.get("primitive") or entry.get("name"), entry.get("reason", "no reason given")

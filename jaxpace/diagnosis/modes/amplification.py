@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpace.diagnosis import when
+from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.episodes import confidence
-from jaxpace.diagnosis.modes.case import AMPLIFICATION, Case, Finding
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, COSTLY, Case, Finding
 from jaxpace.diagnosis.wording import percent
 from jaxpace.trace.problems import list_ranks, plural
 
+_RAISED, _SHORTEST = 2.0, 0.3
+"""A stretch stands out if its waiting is that many times the least, over that share of the run."""
 _RARE = 0.5
 """Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential jitter has a third."""
 
 
-def find(case: Case, seconds: float, *, work_only: bool) -> Finding:
-  """Describes the waiting for ranks by turns.
+def find(case: Case, seconds: float, *, work_only: bool) -> Finding | None:
+  """Describes the waiting for ranks by turns; None where it costs little, throughout and in any stretch.
 
   Args:
     case: the run.
@@ -26,6 +30,9 @@ def find(case: Case, seconds: float, *, work_only: bool) -> Finding:
   by_block = lateness.random_by_block
   if work_only:
     by_block = by_block - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps)
+  begin, end = _stretch(case)
+  if seconds < COSTLY * case.step_time and (begin, end) == (0, case.counted.blocks):
+    return None
   waited = max(1, int(totals.last.sum()))
   often = totals.last / waited
   chance = 1 / max(1, int((totals.present > 0).sum()))
@@ -37,6 +44,10 @@ def find(case: Case, seconds: float, *, work_only: bool) -> Finding:
       f"frequent, {int(often.argmax())}, in {percent(often.max())} of the steps ({percent(chance)} by chance).",
       f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
       + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses.")]
+  first = None if begin == 0 else when.series_change(run, case.counted, _for_work(case), begin)
+  last = None if end == case.counted.blocks else when.series_change(run, case.counted, _for_work(case), end) - 1
+  if first is not None or last is not None:
+    evidence.append(f"It is so {when.spell(first, last)}.")
   if lateness.turns:
     ranks = sorted({e.rank for e in lateness.turns})
     evidence.append(f"Ranks take turns at being late for a while (among them {list_ranks(ranks, 6)}): the work wanders "
@@ -60,7 +71,30 @@ def find(case: Case, seconds: float, *, work_only: bool) -> Finding:
     advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the hosts (pinned "
               "processors, no other load); fewer synchronisations a step mean fewer chances to wait.")
   sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
-  return Finding(AMPLIFICATION, seconds / case.step_time, sure, (), hosts, tuple(evidence), advice)
+  return Finding(AMPLIFICATION, seconds / case.step_time, sure, (), hosts, tuple(evidence), advice, (), first,
+                 last)
+
+
+def _for_work(case: Case) -> np.ndarray:
+  """[K] waiting for ranks that compute longer, s."""
+  return case.totals.earliness.sum(axis=0) - case.totals.waiting_gap
+
+
+def _stretch(case: Case) -> tuple[int, int]:
+  """Blocks in which the waiting is much more than in the rest of the run; all where there are none such."""
+  counted, whole = case.counted, (0, case.counted.blocks)
+  if case.lateness.episodes:
+    return whole  # waiting for ranks that are late for good changes with their episodes
+  by_block = case.block_medians(_for_work(case))
+  edges = [0, *change_points(by_block[None])[0], counted.blocks]
+  spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True) if np.isfinite(by_block[b:e]).any()]
+  level = np.array([float(np.nanmedian(by_block[b:e])) for b, e in spans])
+  high = (level >= COSTLY * case.step_time) & (level >= _RAISED * level.min(initial=np.inf))
+  at = np.flatnonzero(high)
+  if not at.size or high.all():
+    return whole
+  begin, end = spans[at[0]][0], spans[at[-1]][1]
+  return (begin, end) if counted.within(begin, end).sum() >= _SHORTEST * counted.size else whole
 
 
 def _blame_by_host(case: Case) -> list[tuple[str, float, float]]:

@@ -19,16 +19,24 @@ RAISED = 0.3
 """Part of the quiet level by which the median transfer of a stretch exceeds it if the stretch is contended. What is
 more, nine of ten transfers in it are then slower than three of four outside: a crowded fabric slows nearly all of
 them, while other load on the hosts' processors makes some very long and leaves the quickest as they were."""
+_BUSIER = 2.5
+"""Or half of them are slower than nine of ten outside, and the hosts' connections are busy this many times as long."""
 _SHORTEST = 30
 """Steps of a contended stretch, at least."""
 _LEAST = 0.03
-"""As a share of the step."""
+"""By which the median transfer of a contended stretch is longer, as a share of the step."""
+_CROWDED = 3.5
+"""A fabric is crowded throughout if half of the transfers take this many times as long as the quickest twentieth:
+competing flows let some through. Hosts with other load on their processors reach 2.8 (measured)."""
 _MODES_APART = 6.0
 """Slow and quick steps are two modes, not one wide one, if their means of log transfer are this many standard
 deviations apart (Ashman's D; a normal distribution cut in two has 2.7)."""
 _LEAST_OF_EACH = 0.1
-_SLOW_RATIO = 2.5
-"""A host's link is the slow one if it is busy this many times as long as the others' ..."""
+_SLOW_PAIR = 2.5
+"""Of two hosts, one's link is the slow one if it is busy this many times as long as the other's."""
+_SLOW_SECOND, _SLOW_OTHERS = 1.42, 1.5
+"""Of more, if it is busy this many times as long as the next one's, which shares its slow connection, and as long as
+the others' on the median ..."""
 _SLOW_SHARE = 0.03
 """... and longer by this share of the step."""
 _EVERYWHERE = 0.5
@@ -39,7 +47,7 @@ class Links(NamedTuple):
 
   busy: dict[int, float]
   slow: tuple[int, ...]  # processes whose link is the slow one
-  excess: float  # by how much longer theirs is busy than the others', s a step
+  excess: float  # part of the time theirs is busy that the least busy one does without
   everywhere: bool  # all about equally
 
 
@@ -49,11 +57,12 @@ def links(case: Case, begin: int, end: int) -> Links:
   if len(busy) < 2:
     return Links(busy, (), 0.0, False)
   order = sorted(busy, key=lambda p: -busy[p])
-  usual = float(np.median([busy[p] for p in order[1:]]))
-  excess = busy[order[0]] - usual
-  slow = busy[order[0]] >= _SLOW_RATIO * usual and excess >= _SLOW_SHARE * case.step_time
-  everywhere = min(busy.values()) >= _EVERYWHERE * max(busy.values())
-  return Links(busy, (order[0],) if slow else (), excess if slow else 0.0, everywhere)
+  top, rest = busy[order[0]], [busy[p] for p in order[1:]]
+  usual = float(np.median(rest))
+  alone = (top >= _SLOW_PAIR * rest[0] if len(rest) == 1 else
+           top >= _SLOW_SECOND * rest[0] and top >= _SLOW_OTHERS * usual)
+  slow = alone and top - usual >= _SLOW_SHARE * case.step_time
+  return Links(busy, (order[0],) if slow else (), 1 - rest[-1] / top if slow else 0.0, rest[-1] >= _EVERYWHERE * top)
 
 
 class Slow(NamedTuple):
@@ -97,8 +106,13 @@ def _stretch(case: Case, transfer: np.ndarray) -> Slow | None:
     return None
   outside = np.concatenate([values[i] for i in range(len(spans)) if not slow[i]])
   inside = np.concatenate([values[i] for i in at])
-  if (inside.size < min(_SHORTEST, counted.size / 3) or np.quantile(inside, 0.1) < np.quantile(outside, 0.75)
+  if (inside.size < min(_SHORTEST, counted.size / 3)
       or np.median(inside) - np.median(outside) < _LEAST * case.step_time):
+    return None
+  nearly_all = np.quantile(inside, 0.1) >= np.quantile(outside, 0.75)
+  most = np.median(inside) >= np.quantile(outside, 0.9)
+  if not nearly_all and not (most and _busier(case, [spans[i] for i in at],
+                                              [span for i, span in enumerate(spans) if not slow[i]])):
     return None
   begin, end = spans[at[0]][0], spans[at[-1]][1]
   low = float(outside.mean())
@@ -106,6 +120,13 @@ def _stretch(case: Case, transfer: np.ndarray) -> Slow | None:
   blocks = np.concatenate([np.arange(*spans[i]) for i in at])
   sure = confidence(merged(by_block[blocks] - float(np.median(outside)), np.ones(len(blocks))))
   return Slow(seconds, sure, begin, end, float(inside.mean()), low, 0.0, links(case, begin, end))
+
+
+def _busier(case: Case, inside: list[tuple[int, int]], outside: list[tuple[int, int]]) -> bool:
+  """Whether the hosts' connections are busy much longer in some stretches than in others."""
+  busy = [[float(np.median(list(own.values()))) for own in (links(case, *span).busy for span in spans) if own]
+          for spans in (inside, outside)]
+  return bool(busy[0] and busy[1] and float(np.median(busy[0])) >= _BUSIER * float(np.median(busy[1])))
 
 
 def _throughout(case: Case, transfer: np.ndarray) -> Slow | None:
@@ -118,9 +139,13 @@ def _throughout(case: Case, transfer: np.ndarray) -> Slow | None:
   if case.floor.known and float(np.quantile(known, 0.25)) >= (1 + RAISED) * floor:
     seconds = float(case.floor.contention[:, counted.mask].sum(axis=0).mean())
     sure = confidence(merged(case.block_means(transfer) - floor, case.totals.block_steps.sum(axis=0)))
-  if found.slow and min(found.excess, mean) > seconds:
+  low, middle = np.quantile(known, [0.05, 0.5])
+  if middle >= _CROWDED * low and middle - low >= _LEAST * case.step_time and not case.floor.known:
+    seconds = float(case.floor.contention[:, counted.mask].sum(axis=0).mean())
+    sure = confidence(merged(case.block_medians(transfer) - floor, case.totals.block_steps.sum(axis=0)))
+  if found.slow and found.excess * middle > seconds:
     # What the others' links don't need, nor does this one: an estimate, for the floor of such a run hides it.
-    seconds, sure = min(found.excess, mean), 0.99
+    seconds, sure = found.excess * float(middle), 0.99
   if not seconds > 0:
     return None
   return Slow(seconds, sure, 0, counted.blocks, mean, mean - seconds, 0.0, found)

@@ -7,13 +7,15 @@ import numpy as np
 from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
 from jaxpace.diagnosis.mechanism import Mechanism, crowded_processors, held_by_causes, of_pauses
-from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
+from jaxpace.diagnosis.modes.case import JITTER, Case, Finding
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks
 
 _MOST = 0.7
 """Ranks that hold this part of all pauses are named, if they are at most half of them."""
 _ALIKE = 0.5
+EXPLAINED = 0.025
+"""Pauses whose cause the hosts' columns show are a finding from this share of the step on."""
 UNEXPLAINED = 0.2
 """Pauses of which the host's columns don't show the cause are a finding from this share of the step on: where other
 programs run on the hosts, gaps are ragged, and that is neither the job's fault nor mendable in it."""
@@ -78,7 +80,7 @@ def find(case: Case, pauses: Pauses) -> Finding | None:
   mechanisms = pauses.mechanisms()
   # Of pauses with a known cause the finding is what that cause holds.
   part = min(sum(held for _, held in mechanisms), 1.0) if mechanisms else 1.0
-  least = COSTLY if mechanisms else UNEXPLAINED
+  least = EXPLAINED if mechanisms else UNEXPLAINED
   if not mechanisms and crowded_processors(case):
     return None
   if pauses.seconds * part < least * case.step_time or pauses.confidence() < CONFIDENCE:
