@@ -76,20 +76,19 @@ def main(argv: list[str]) -> None:
 def _judge(runs: pathlib.Path, out: pathlib.Path) -> None:
   """Diagnoses all runs that are there, shows the figures and writes them."""
   ready = judge.labelled(runs, _ONLY.value)
-  judged = {}
-  for name in ("with", "without"):
-    judged[name] = judge.judge(ready, name == "with", _progress(f"{name} the hosts' counters"))
+  judged = {how: judge.judge(ready, how, _progress(how)) for how in judge.WAYS}
   loads = [load for one in ready for load in json.loads((one.path / make.LABEL).read_text())["load"]]
   figures = {
       **measured.circumstances("experiments.fault_lab"),
       "made": {"runs": len(ready), "load": [float(value) for value in np.percentile(loads, [0, 50, 100])]},
       "judged": {name: scores.summary(found) for name, found in judged.items()},
-      "misjudged": scores.misjudged(judged["with"]),
-      "runs": [{**dataclasses.asdict(with_), "found_without": [dataclasses.asdict(f) for f in without.found]}
-               for with_, without in zip(judged["with"], judged["without"], strict=True)]}
+      "misjudged": scores.misjudged(judged["all"]),
+      "runs": [{**dataclasses.asdict(one), "found": {how: [dataclasses.asdict(f) for f in judged[how][number].found]
+                                                     for how in judge.WAYS}}
+               for number, one in enumerate(judged["all"])]}
   console = Console(width=150)
   for name, found in figures["judged"].items():
-    console.print(tables.confusion_table(f"{name} the hosts' counters: injected by found", found["confusion"]))
+    console.print(tables.confusion_table(name, found["confusion"]))
   console.print(tables.figures_table(figures["judged"]))
   for line in figures["misjudged"]:
     console.print(line, markup=False, highlight=False, soft_wrap=True)

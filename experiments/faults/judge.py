@@ -9,14 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from experiments.faults import truth
-from experiments.faults.make import LABEL, label
+from experiments.faults.make import FABRIC, LABEL, label
 from experiments.faults.scores import Found, Injected, Judged
 from experiments.faults.spec import CONTENTION, HEALTHY, LOCALITY, RUNTIME, STRAGGLER, Spec, from_json, layout
 from jaxpace.diagnosis import document
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.fabric import Fabric, read_fabric
 from jaxpace.diagnosis.what_if_request import parse
+from jaxpace.probing.links import read_links
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import HostCauses, Run, RunError
+
+WAYS = ("all", "counters", "bare")
+"""What a diagnosis may go by besides the stamps: hosts' counters, link probe and measured fabric; counters; nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,27 +62,42 @@ def _twin_step_time(directory: pathlib.Path, spec: Spec) -> float | None:
   return truth.truth(twin, truth.read(directory / twin.name, twin), None).step_time
 
 
+def _fabric(one: Labelled) -> Fabric | None:
+  path = one.path.parent / FABRIC.format(one.spec.layout)
+  return read_fabric(path) if path.exists() else None
+
+
+def _probed(finding: Found, run: pathlib.Path) -> Found:
+  """Contention with the host that the link probe names, where the counters named none."""
+  links = read_links(run)
+  if finding.mode != CONTENTION or finding.hosts or links is None:
+    return finding
+  return dataclasses.replace(finding, hosts=tuple(
+      host for culprit in links.culprits if culprit.kind in ("host", "sender", "receiver", "process")
+      for host in culprit.hosts))
+
+
 def without_counters(run: Run) -> Run:
   """The run as it would be, had the hosts not been watched: neither samples nor columns of causes."""
   return dataclasses.replace(run, host_samples=None, host_causes=HostCauses())
 
 
-def judge(runs: Sequence[Labelled], counters: bool, progress: Callable[[int, int], None]) -> list[Judged]:
+def judge(runs: Sequence[Labelled], how: str, progress: Callable[[int, int], None]) -> list[Judged]:
   """Diagnoses every run.
 
   Args:
     runs: with their labels.
-    counters: whether the diagnosis may see what the hosts' counters and columns say.
+    how: a key of `WAYS`.
     progress: called with the number done and in all.
   """
   judged = []
   for number, one in enumerate(runs):
-    judged.append(_judge(one, counters))
+    judged.append(_judge(one, how))
     progress(number + 1, len(runs))
   return judged
 
 
-def _judge(one: Labelled, counters: bool) -> Judged:
+def _judge(one: Labelled, how: str) -> Judged:
   spec = one.spec
   injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"], f["cost"],
                             f["cost_active"]) for f in one.truth["faults"])
@@ -85,13 +105,16 @@ def _judge(one: Labelled, counters: bool) -> Judged:
   blank = Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"])
   try:
     run = read_run(one.path / "run")
-    run = run if counters else without_counters(run)
+    run = without_counters(run) if how == "bare" else run
     asked = _what_if(injected)
-    found = document.to_json(diagnose(run, asked=(parse(asked),) if asked else ()))
+    found = document.to_json(diagnose(run, asked=(parse(asked),) if asked else (),
+                                      fabric=_fabric(one) if how == "all" else None))
   except RunError as error:
     return dataclasses.replace(blank, trouble=str(error))
   findings = tuple(Found(f["mode"], f["share"], f["confidence"], tuple(f["ranks"]), tuple(f["hosts"]))
                    for f in found["findings"])
+  if how == "all":
+    findings = tuple(_probed(finding, one.path / "run") for finding in findings)
   predicted = found["what_if"]["asked"][0]["step_time"] if asked else None
   pair = (predicted, one.twin_step_time) if predicted is not None and one.twin_step_time is not None else None
   return dataclasses.replace(blank, found=findings, what_if=pair)

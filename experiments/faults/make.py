@@ -1,6 +1,7 @@
 """Makes the runs of a plan: each layout's processes started once, a directory and a label for each run.
 
     DIR/plan.json                    all specs
+    DIR/fabric-<layout>.json         what its all-reduce takes on the quiet fabric, as `jaxpace bench` measures it
     DIR/<name>/label.json            what was injected, written last: a run without it is made anew
     DIR/<name>/injected/<p>.npz      what each process measured of it
     DIR/<name>/run/                  the recording, as any other
@@ -28,7 +29,7 @@ from experiments.faults.cluster import Cluster, ClusterError, Stopped
 from experiments.faults.spec import NETWORK, Spec, layout
 from jaxpace.launch import processes
 
-LABEL = "label.json"
+LABEL, FABRIC = "label.json", "fabric-{}.json"
 _TRIES = 2  # of a run, and of starting its processes
 
 
@@ -131,7 +132,10 @@ class _Maker:
     """Makes runs until all are made or something fails; takes those that are made out of `left`."""
     shape = layout(left[0].layout)
     setting = {"gradient_kb": self.config["gradient_kb"], "hosts_seconds": self.config["hosts_seconds"],
-               "steps": max(spec.steps for spec in left)}
+               "steps": max(spec.steps for spec in left), "bench": None}
+    fabric = self.directory / FABRIC.format(shape.name)
+    if shape.processes > 1 and not fabric.exists():
+      setting["bench"] = str(fabric)
     started = Cluster(shape, setting, self.directory / "logs", self.fabrics.get(shape.name), self.mark, self.stop)
     try:
       started.wait()

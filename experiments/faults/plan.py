@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.faults.spec import Fault, Layout, Spec, layout
+from experiments.faults.spec import NETWORK, Fault, Layout, Spec, layout
 
 _Kind = tuple[str, float, bool, bool]  # kind, severity, whether it begins mid-run, whether it strikes several
 _CHANCE = 0.1  # of a pause, for one process in a step
@@ -52,8 +52,9 @@ def _of_layout(config: Mapping[str, Any], shape: Layout, healthy: int) -> list[S
     fit = [twin for twin in fit if len(with_faults[twin.name]) == least]
     twin = fit[int(rng.integers(len(fit)))]
     faults = tuple(_fault(config, shape, twin, rng, *kind) for kind in kinds)
-    spec = Spec(f"{shape.name}-{number:03d}-{'+'.join(fault.kind for fault in faults)}", shape.name, twin.seed,
-                twin.steps, twin.work, twin.jitter, twin.spinning, twin.misplaced, faults, twin.name)
+    spec = dataclasses.replace(
+        twin, name=f"{shape.name}-{number:03d}-{'+'.join(fault.kind for fault in faults)}", faults=faults,
+        twin=twin.name, probe=shape.processes > 1 and any(fault.kind in NETWORK for fault in faults))
     with_faults[twin.name].append(spec)
   return [spec for twin in twins for spec in (twin, *with_faults[twin.name])]
 
@@ -68,7 +69,7 @@ def _twin(config: Mapping[str, Any], shape: Layout, number: int) -> Spec:
     misplaced = groups[number // 3 % len(groups)]
   return Spec(f"{shape.name}-healthy-{number:03d}", shape.name, 1000 * config["seed"] + number,
               config["steps"][shape.name], 1e-3 * config["work_ms"][shape.name], float(config["jitter"]), None,
-              misplaced)
+              misplaced, probe=shape.processes > 1 and number % 3 == 0)
 
 
 def _spinning(config: Mapping[str, Any], shape: Layout, number: int) -> Spec:

@@ -110,6 +110,7 @@ class Spec:
     misplaced: ranks whose GPU sits across the socket from its NIC, by the fixture; None where no fixture is written.
     faults: what is injected; none in a healthy control.
     twin: name of the healthy run with the same seed; None if it is one itself.
+    probe: whether the links are probed after the last step, while the faults last.
   """
 
   name: str
@@ -122,6 +123,7 @@ class Spec:
   misplaced: tuple[int, ...] | None
   faults: tuple[Fault, ...] = ()
   twin: str | None = None
+  probe: bool = False
 
   @property
   def modes(self) -> tuple[str, ...]:

@@ -10,12 +10,13 @@ from rich.table import Table
 from experiments import measured
 from experiments.faults.spec import HEALTHY, MODES
 
-_NAMES = {"with": "with the hosts' counters", "without": "without them"}
+_NAMES = {"all": "with hosts' counters, link probe and measured fabric", "counters": "with hosts' counters",
+          "bare": "by the stamps alone"}
 
 
-def confusion_table(title: str, counts: Mapping[str, Mapping[str, int]]) -> Table:
+def confusion_table(how: str, counts: Mapping[str, Mapping[str, int]]) -> Table:
   """Injected by found, for the terminal; the diagonal is bold, what is wrong red."""
-  table = Table(title=title)
+  table = Table(title=f"Injected by found, {_NAMES.get(how, how)}")
   table.add_column("injected")
   for column in (*MODES, HEALTHY):
     table.add_column(column.replace("_", "\n"), justify="right")
@@ -103,4 +104,4 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
 
 def _wrong(figures: Mapping[str, Any]) -> Sequence[str]:
   wrong: Sequence[str] = figures.get("misjudged", ())
-  return ["## Misjudged with the counters", "", *(f"- `{line}`" for line in wrong), ""] if wrong else []
+  return ["## Misjudged with everything", "", *(f"- `{line}`" for line in wrong), ""] if wrong else []

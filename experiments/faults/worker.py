@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 import jaxpace.distributed
-from experiments.faults import places
+from experiments.faults import network, places
 from experiments.faults.schedule import Schedule, schedule
 from experiments.faults.spec import Spec, from_json
 from experiments.injection import held_back
@@ -123,6 +123,8 @@ class Process:
         recorder.record(pace)
         jax.block_until_ready(state)
         ends[k] = time.monotonic_ns()
+    if spec.probe:
+      network.probe(directory / "run")
     if spec.misplaced is not None:
       places.write(directory / "run" / "locality" / f"{self.index}.json", spec, self.index, self.own)
     self._write(directory / "injected" / f"{self.index}.npz", spec, todo, state["spent"], paused, began, ends)
@@ -214,6 +216,8 @@ def main() -> None:
     answers.flush()
 
   process = Process(setting["gradient_kb"], setting["steps"], setting["hosts_seconds"])
+  if setting.get("bench"):
+    network.bench(pathlib.Path(setting["bench"]), 4 * process.length)
   say({"ready": True})
   for line in sys.stdin:
     request = json.loads(line)
