@@ -39,8 +39,8 @@ class Scenario(NamedTuple):
 
 SCENARIOS = {
     "stopped": Scenario(2, ("silent",), "process 2 gets SIGSTOP"),
-    "sleeping": Scenario(1, ("outside",), "process 1 sleeps in Python, between steps"),
-    "starving": Scenario(2, ("outside",), "process 2 waits for data that never come"),
+    "sleeping": Scenario(2, ("outside",), "process 2 sleeps in Python, between steps"),
+    "starving": Scenario(1, ("outside",), "process 1 waits for data that never come"),
     "left": Scenario(1, ("left",), "process 1 runs out of batches and leaves its loop"),
     "zero sleeping": Scenario(0, ("outside",), "process 0's loop sleeps"),
     "zero stopped": Scenario(0, ("service",), "process 0 gets SIGSTOP, and the store with it"),
@@ -122,7 +122,7 @@ def run(scenario: str, timeout: float, processes: int = 3) -> dict[str, Any]:
   Args:
     scenario: a key of `SCENARIOS`.
     timeout: T, seconds.
-    processes: at least 3.
+    processes: more than the culprit's index.
 
   Returns:
     "events": as `read_events` returns them; "named": whether the culprit and nobody else was named, or, of a healthy

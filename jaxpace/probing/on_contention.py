@@ -27,8 +27,8 @@ class ProbeOnContention:
         pace, (state, metrics) = step(pace, state, batch)
         prober.step(pace)
 
-  Every `every` steps the processes put together what the ring of stamps holds of the last steps: a collective's own time
-  is the shortest wait of any rank. Where its median is more than `above` times the floor, `probe_links` runs there and
+  Every `every` steps the processes put together what the ring of stamps holds of the last steps: a collective's own
+  time is the shortest wait of any rank. Where its median is more than `above` times the floor, `probe_links` runs there and
   then, between two steps, and process 0 logs what it says. All processes see the same numbers, so all probe, or none.
   A probe stops the training for a few seconds: hence only on request, and at most `most` times.
   """
@@ -50,8 +50,8 @@ class ProbeOnContention:
       ValueError: an argument is out of range.
     """
     if every < 1 or not above > 1 or most < 1 or (floor is not None and not floor > 0):
-      raise ValueError(f"every={every} and most={most} must be at least 1, above={above} more than 1, and floor={floor} "
-                       "None or positive seconds.")
+      raise ValueError(f"every={every} and most={most} must be at least 1, above={above} more than 1, and "
+                       f"floor={floor} None or positive seconds.")
     self._directory, self._paced = directory, paced
     self._every, self._above, self._floor, self._most, self._options = every, above, floor, most, options
     self._least = float("inf")

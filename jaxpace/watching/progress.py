@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import operator
 import statistics
 import threading
 from collections.abc import Callable, Iterator
@@ -129,9 +130,11 @@ def _done(leaves: list[Any]) -> bool:
   asked = False
   for leaf in leaves:
     try:
-      if leaf.is_ready():
+      # `is_ready` of an array that `delete()` was called on crashes the interpreter (JAX 0.10), and the loop's thread
+      # may call that at any time: so both are asked in one go, during which the interpreter changes no threads.
+      if any(map(operator.call, (leaf.is_deleted, leaf.is_ready))) and not leaf.is_deleted():
         return True
-      asked = True
-    except (AttributeError, RuntimeError):  # a tracer; donated to the next step
+      asked |= not leaf.is_deleted()
+    except (AttributeError, RuntimeError):  # a tracer; donated to the next step this very moment
       continue
   return not asked
