@@ -36,6 +36,7 @@ COMMANDS = {
     "probe": Entry("jaxpace.cli.probe", "measure the links between a job's hosts, and say which is slow"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.reporting.command", "say where the step time of a recorded run went"),
+    "simulate": Entry("jaxpace.cli.simulate", "simulate jobs on a fabric, with the pacers of the live step"),
 }
 
 

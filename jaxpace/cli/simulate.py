@@ -1,0 +1,220 @@
+"""`jaxpace simulate`: jobs on a fabric, from a config file, written as recorded runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from jaxpace.simulation.scenario import Summary
+  from jaxpace.simulation.settings import JobSettings, Scenario
+
+EPILOG = """\
+CONFIG is a Python file with a get_config() (it is run), or a JSON file. configs/simulate.py shows every field.
+The pacers are the live ones, unchanged. Each job becomes a run directory, DIR itself or DIR/<job> with several jobs, on
+which `jaxpace report`, `replay` and the others work as on a real one.
+
+examples:
+  jaxpace simulate configs/simulate.py
+  jaxpace simulate configs/simulate.py --output runs/simulated && jaxpace report runs/simulated/a
+  jaxpace simulate configs/simulate.py --set steps=500 --set jobs.a.pacer='pace_early_ranks()'
+"""
+
+
+class ConfigError(ValueError):
+  """The config file can't be read: a sentence that says why."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace simulate`."""
+  parser.description = "Simulates jobs on a fabric, with the pacers of the live step."
+  parser.epilog = EPILOG
+  parser.formatter_class = argparse.RawDescriptionHelpFormatter
+  parser.add_argument("config", metavar="CONFIG", help="Python file with get_config(), or JSON file")
+  parser.add_argument("--output", metavar="DIR", help="write each job as a recorded run")
+  parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[],
+                      help="change a field of the config, such as jobs.a.forward=0.02; may be given often")
+  parser.add_argument("--json", metavar="FILE",
+                      help="also write the figures as JSON; '-' writes them to standard output and nothing else")
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the command.
+
+  Returns:
+    Exit status: 0, or 2 where the config is wrong or something can't be written.
+  """
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with a job
+  from jaxpace.cli import pacer_expression
+  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  from jaxpace.reporting.progress import Progress
+  from jaxpace.simulation import scenario as scenarios
+  from jaxpace.simulation import settings
+  from jaxpace.simulation.record import RunWriter
+  from jaxpace.trace import rundir
+
+  progress = Progress()
+  try:
+    if args.json:
+      check_target(args.json)
+    config = load(args.config, args.set)
+    scenario = settings.read(config, pacer_expression.make)
+    writers: list[RunWriter] = []
+    if args.output:
+      writers = [RunWriter(_place(args.output, scenario, job), recording(job, scenario, config), scenario.seed)
+                 for job in scenario.jobs]
+    adding = [scenarios.Adding() for _ in scenario.jobs]
+    total, done = scenario.steps * len(scenario.jobs), [0] * len(scenario.jobs)
+    for part in scenarios.run(scenario):
+      adding[part.job].add(part.steps)
+      if writers:
+        writers[part.job].write(part.steps)
+      done[part.job] = part.done
+      progress.simulating(sum(done), total)
+    for writer in writers:
+      writer.close()
+  except (ConfigError, settings.SettingsError, UnwritableError, rundir.ForeignDirectoryError) as error:
+    progress.clear()
+    return _fail(str(error))
+  except OSError as error:
+    progress.clear()
+    return _fail(f"{args.output} can't be written: {error.strerror or error}.")
+  except MemoryError:
+    progress.clear()
+    return _fail("this needs more memory than there is: simulate fewer steps, or fewer ranks.")
+  progress.clear()
+  summaries = [each.summary(job, scenario.seed) for each, job in zip(adding, scenario.jobs, strict=True)]
+  try:
+    if args.json != "-":
+      print(_text(args, scenario, summaries), flush=True)
+    if args.json:
+      write_document(_document(scenario, summaries), args.json)
+  except BrokenPipeError:
+    raise
+  except UnwritableError as error:
+    return _fail(str(error))
+  return 0
+
+
+def load(path: str, changes: list[str]) -> dict[str, Any]:
+  """Reads a config file and applies `--set`.
+
+  Raises:
+    ConfigError: there is no such file, it fails, or it returns something else.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise ConfigError(f"there is no file {path}.")
+  if file.suffix == ".py":
+    config = _plain(_from_python(file))
+  else:
+    try:
+      config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+      raise ConfigError(f"{path} is no JSON file: {error}. A Python config ends in .py.") from error
+  if not isinstance(config, dict):
+    raise ConfigError(f"{path} gives a {type(config).__name__}; a dict of fields is needed.")
+  for change in changes:
+    _set(config, change)
+  return config
+
+
+def _from_python(file: pathlib.Path) -> Any:
+  spec = importlib.util.spec_from_file_location("jaxpace_simulate_config", file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    return module.get_config()
+  except ModuleNotFoundError as error:
+    raise ConfigError(f"{file} needs {error.name}, which is not installed: pip install {error.name}.") from error
+  except Exception as error:  # whatever the user's file does
+    raise ConfigError(f"{file} fails: {type(error).__name__}: {error}. It must define get_config().") from error
+
+
+def _plain(config: Any) -> Any:
+  to_dict = getattr(config, "to_dict", None)
+  config = to_dict() if to_dict else config
+  if isinstance(config, Mapping):
+    return {key: _plain(value) for key, value in config.items()}
+  return config
+
+
+def _set(config: dict[str, Any], change: str) -> None:
+  name, equals, text = change.partition("=")
+  if not equals:
+    raise ConfigError(f"--set {change} must be FIELD=VALUE, such as jobs.a.forward=0.02.")
+  *path, last = name.strip().split(".")
+  place: Any = config
+  for key in path:
+    place = place.get(key) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+      raise ConfigError(f"--set {change}: there is no section {'.'.join(path)} in the config.")
+  try:
+    place[last] = json.loads(text)
+  except ValueError:
+    place[last] = text  # a word, or a pacer
+
+
+def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> Any:
+  """What of a job belongs in its run directory."""
+  from jaxpace.simulation.record import Recording
+  return Recording(
+      name=job.name, hosts=[f"node{node}" for node in job.nodes], ranks=job.shape.ranks,
+      bytes=[round(job.gradient_bytes / job.buckets)] * job.buckets, forward=float(job.job.forward),
+      backward=float(job.job.backward), update=float(job.job.update), max_delay=scenario.max_delay,
+      pacer=job.pacer_text, config=json.loads(json.dumps(config, default=list)))
+
+
+def _place(output: str, scenario: Scenario, job: JobSettings) -> pathlib.Path:
+  return pathlib.Path(output) if len(scenario.jobs) == 1 else pathlib.Path(output) / job.name
+
+
+def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[Summary]) -> str:
+  fabric = scenario.fabric
+  titles = "".join(f"{title:>13}" for title in ("mean", "median", "p99"))
+  lines = [f"{fabric.nodes:,} nodes of {fabric.per_node}, oversubscription {fabric.oversubscription:g}, seed "
+           f"{scenario.seed}", "",
+           f"{'job':<12}{'ranks':>7}{'steps':>9}{titles}{'CV':>8}{'alone':>13}{'waiting':>13}{'transfer':>13}"]
+  for job, found in zip(scenario.jobs, summaries, strict=True):
+    lines.append(f"{job.name:<12}{job.shape.ranks:>7,}{found.steps:>9,}" + "".join(
+        (f"{found.cv:>8.3f}" if value is None else _ms(value))
+        for value in (found.mean, found.median, found.p99, None, found.alone, found.earliness, found.transfer)))
+  for job, found in zip(scenario.jobs, summaries, strict=True):
+    if job.pacer:
+      lines += ["", f"{job.name} is paced by {job.pacer_text}: mean delay {found.delay * 1e3:.3f} ms, which held a "
+                    f"step back by {found.cost * 1e3:.4f} ms ({found.cost / found.mean:.3%})."]
+    if found.survived:
+      s = found.survived
+      lines += ["", f"{job.name} with failures: {s.elapsed:,.0f} s in all, {s.work / s.elapsed:.1%} of it steps that "
+                    f"last; checkpoints {s.checkpoints:,.0f} s, {s.failures:,} failures lose {s.lost:,.0f} s, "
+                    f"restarts {s.restarts:,.0f} s."]
+  if args.output:
+    lines += ["", *(f"Written: {_place(args.output, scenario, job)}" for job in scenario.jobs)]
+  return "\n".join(lines)
+
+
+def _document(scenario: Scenario, summaries: list[Summary]) -> dict[str, Any]:
+  jobs = {}
+  for job, found in zip(scenario.jobs, summaries, strict=True):
+    figures = {name: value for name, value in found._asdict().items() if name != "survived"}
+    if found.survived:
+      figures["failures"] = {name: value for name, value in found.survived._asdict().items() if name != "segments"}
+    jobs[job.name] = {"ranks": job.shape.ranks, "pacer": job.pacer_text or None, **figures}
+  return {"schema": 1, "seed": scenario.seed, "nodes": scenario.fabric.nodes,
+          "oversubscription": scenario.fabric.oversubscription, "jobs": jobs}
+
+
+def _ms(seconds: float) -> str:
+  return f"{seconds * 1e3:>10,.3f} ms"
+
+
+def _fail(sentence: str) -> int:
+  print(f"jaxpace simulate: {sentence}", file=sys.stderr)
+  return 2

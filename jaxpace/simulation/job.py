@@ -1,0 +1,232 @@
+"""One synchronous data-parallel job, step by step: compute with noise, buckets behind the backward pass, a pacer.
+
+All ranks leave a collective together (the exits of a barrier). With B buckets, bucket b of rank r is ready
+
+    ready[r, b] = gap[r] + d[r] + (forward + backward (b + 1) / B) (1 + share[r]) + polling[r]
+
+after the last exit of the step before, the update counted into the gap; without overlap all are ready when the backward
+pass is done. The collectives run one after the other, each once its last rank is there:
+
+    enter[r, b] = max(ready[r, b], exit[b - 1])        exit[b] = max over r of enter[r, b] + transfer[b]
+
+Couplings between ranks are named and off by default: `polling` (below), aligned pauses (`jaxpace.simulation.noise`).
+With both off nothing a rank does makes another one faster, and no pacer can gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination import arrivals as said
+from jaxpace.coordination.durations import bounded
+from jaxpace.core.types import Observation, Pacer
+from jaxpace.simulation import noise as noises
+from jaxpace.simulation.everyone import everyone
+
+_ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
+_LEAST = np.float32(0.05)
+"""Compute never falls below this share of its mean, however the noise falls."""
+
+
+class Shape(NamedTuple):
+  """What is static about a job: changing it compiles anew."""
+
+  ranks: int  # R
+  per_node: int = 1  # ranks that share a host, for `polling`; it divides R
+  overlap: bool = True  # whether buckets are sent while the backward pass goes on
+
+
+class Job(NamedTuple):
+  """The numbers of a job, a pytree: any may be traced, and given a leading axis for `jax.vmap`. Seconds."""
+
+  forward: Any  # [] s
+  backward: Any  # [] s
+  update: Any  # [] s, after the last collective
+  gap: Any  # [] s, between steps
+  transfers: Any  # [S] s, each bucket's own time on a quiet fabric
+  noise: tuple[Any, ...] = ()  # components of `jaxpace.simulation.noise`
+  traffic: Any = None  # `noise.Traffic`, or None
+  polling: Any = 0.0  # [] s that a rank loses for each second that all others of its host wait for it by polling
+
+
+class Steps(NamedTuple):
+  """What happened, step by step: float32 seconds. K steps, R ranks, S buckets.
+
+  Kept by rank if asked for; else what is [K, R] here is [K], the mean over ranks, and `enter`, `info` are too.
+  """
+
+  step_time: Any  # [K] last exit to last exit
+  cost: Any  # [K] L = max(A + d) - max(A): by how much delays held the step back
+  earliness: Any  # [K] mean over ranks of how much earlier than the last one they reached the first collective
+  transfers: Any  # [K, S]
+  exit: Any  # [K, S] after the last exit of the step before
+  enter: Any  # [K, R, S] likewise
+  compute: Any  # [K, R] forward and backward, noise and polling included
+  gap: Any  # [K, R] pauses included, without the update
+  delay: Any  # [K, R] applied
+  asked: Any  # [K, R] asked for by the pacer
+  polling: Any  # [K, R] lost to others' polling
+  info: dict[str, Any]  # [K, R] the pacer's columns, decided after the step
+
+
+class State(NamedTuple):
+  """Carried from step to step, and from one part of a run to the next."""
+
+  step: jax.Array  # [] int32
+  pacer: Any
+  asked: jax.Array  # [R] s, for the step to come
+  step_time: jax.Array  # [] s, of the step before; NaN unknown
+  found: jax.Array  # [S] s, transfers as the ranks found them in the step before, mean over ranks; NaN unknown
+  noise: Any
+  traffic: Any
+
+
+class Draft(NamedTuple):
+  """A step as drawn, before it meets the others: what a rank is busy with, not yet what it waits for."""
+
+  ready: jax.Array  # [R, S] s after the last exit: when each bucket could be sent
+  transfers: jax.Array  # [S] s, on a fabric that no other job uses
+  delay: jax.Array  # [R] s, applied
+  compute: jax.Array  # [R] s, with noise and polling
+  gap: jax.Array  # [R] s
+  polling: jax.Array  # [R] s
+  noise: Any
+  traffic: Any
+
+
+class Mechanics(NamedTuple):
+  """The parts of one step, for whatever plays the collectives in between. All pure."""
+
+  init: Callable[[jax.Array, Job], State]
+  draw: Callable[[jax.Array, Job, State], Draft]
+  """(key, job, state) -> the step to come."""
+  finish: Callable[[State, Draft, jax.Array, jax.Array], tuple[State, Steps]]
+  """(state, draft, enter [R, S], exit [S]) -> the state after the step, and what happened in it."""
+
+
+class Simulation(NamedTuple):
+  """A job ready to run: both functions are pure, for `jax.jit` and `jax.vmap`."""
+
+  init: Callable[[jax.Array, Job], State]
+  """(key, job) -> the state before the first step."""
+  run: Callable[[jax.Array, Job, State, int], tuple[State, Steps]]
+  """(key, job, state, steps) -> the state after, and what happened. `steps` is static."""
+
+
+def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1, max_delay: float = 0.25,
+               by_rank: bool = False) -> Simulation:
+  """Prepares the simulation of a job that has its fabric to itself.
+
+  Args:
+    shape: what is static.
+    pacer: the live one, unchanged; None for bare steps.
+    buckets: S, the length of a job's `transfers`.
+    max_delay: s, the limit of `jaxpace.instrument`: longer delays are cut.
+    by_rank: keep every rank's times rather than means over ranks: R times the memory.
+
+  Raises:
+    ValueError: the shape is impossible, or the pacer doesn't return what a pacer must.
+  """
+  parts = mechanics(shape, pacer, buckets=buckets, max_delay=max_delay, by_rank=by_rank)
+
+  def step(key: jax.Array, job: Job, state: State) -> tuple[State, Steps]:
+    draft = parts.draw(key, job, state)
+    enters, exits = [], []
+    leave = jnp.float32(0)
+    for b in range(buckets):
+      enters.append(jnp.maximum(draft.ready[:, b], leave))
+      leave = jnp.max(enters[-1]) + draft.transfers[b]
+      exits.append(leave)
+    return parts.finish(state, draft, jnp.stack(enters, axis=1), jnp.stack(exits))
+
+  def run(key: jax.Array, job: Job, state: State, steps: int) -> tuple[State, Steps]:
+    return jax.lax.scan(lambda carry, _: step(key, job, carry), state, length=steps)
+
+  return Simulation(parts.init, run)
+
+
+def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: float, by_rank: bool) -> Mechanics:
+  """Prepares the parts of a step; arguments as for `simulation`."""
+  ranks = shape.ranks
+  if ranks < 1 or shape.per_node < 1 or ranks % shape.per_node:
+    raise ValueError(f"per_node={shape.per_node} must divide ranks={ranks}, both at least 1.")
+  numbers = jnp.arange(ranks, dtype=jnp.int32)
+  paced = everyone(pacer, ranks, buckets) if pacer is not None else None
+  # The share of the backward pass after which each bucket is ready.
+  done = np.arange(1, buckets + 1, dtype=np.float32) / np.float32(buckets)
+  done = done if shape.overlap else np.ones_like(done)
+  most = np.float32(max_delay)
+
+  def init(key: jax.Array, job: Job) -> State:
+    first, second = jax.random.split(jax.random.fold_in(key, 0))
+    return State(
+        jnp.int32(0), paced.init() if paced else (), jnp.zeros((ranks,), jnp.float32), _nan(), _nan(buckets),
+        noises.init(job.noise, first, ranks), job.traffic.init(second) if job.traffic is not None else ())
+
+  def draw(key: jax.Array, job: Job, state: State) -> Draft:
+    own = jax.random.split(jax.random.fold_in(key, 1))
+    share, pauses, noise = noises.sample(job.noise, own[0], state.step, state.noise, ranks)
+    factor, traffic = _ONE, state.traffic
+    if job.traffic is not None:
+      factor, traffic = job.traffic.sample(jax.random.fold_in(own[1], state.step), state.traffic)
+    slower = jnp.maximum(_ONE + share, _LEAST)
+    forward, backward = _f32(job.forward) * slower, _f32(job.backward) * slower
+    gap, delay = _f32(job.gap) + pauses, bounded(state.asked, most)
+    begin = _f32(job.update) + gap + forward + delay
+    lost = _polled(begin + done[0] * backward, shape.per_node) * _f32(job.polling)
+    ready = (begin + lost)[:, None] + backward[:, None] * done
+    return Draft(ready, factor * _f32(job.transfers), delay, forward + backward + lost, gap, lost, noise, traffic)
+
+  def finish(state: State, draft: Draft, enter: jax.Array, leave: jax.Array) -> tuple[State, Steps]:
+    entered, delay, step_time = enter[:, 0], draft.delay, leave[-1]
+    undelayed = entered - delay
+    asked, pacers, found = state.asked, state.pacer, state.found
+    info: dict[str, jax.Array] = {}
+    if paced:
+      # As in a live run, the first step has no exit to count from: nothing is known of it but waits.
+      first = state.step == np.int32(0)
+      seen_arrivals = jnp.where(first, _NAN, undelayed)
+      waits = leave[None] - enter
+      seen = Observation(
+          step=state.step, rank=numbers, arrivals=seen_arrivals, delays=delay, waits=waits,
+          step_time=jnp.where(first, _NAN, step_time), job_step_time=state.step_time, job_transfers=state.found)
+      each = jax.vmap(said.transfers, in_axes=(0, None, None, 0))(waits, seen_arrivals, delay, numbers)
+      found = jnp.mean(each, axis=0)
+      decision, pacers = paced.update(seen, state.pacer)
+      asked, info = decision.delay, decision.info
+
+    def keep(values: jax.Array) -> jax.Array:
+      return values if by_rank else jnp.mean(values, axis=0)
+
+    out = Steps(
+        step_time=step_time, cost=jnp.max(entered) - jnp.max(undelayed),
+        earliness=jnp.mean(jnp.max(entered) - entered), transfers=leave - jnp.max(enter, axis=0), exit=leave,
+        enter=keep(enter), compute=keep(draft.compute), gap=keep(draft.gap), delay=keep(delay), asked=keep(state.asked),
+        polling=keep(draft.polling), info={name: keep(values) for name, values in info.items()})
+    after = State(state.step + np.int32(1), pacers, asked, jnp.where(state.step == np.int32(0), _NAN, step_time), found,
+                  draft.noise, draft.traffic)
+    return after, out
+
+  return Mechanics(init, draw, finish)
+
+
+def _polled(entered: jax.Array, per_node: int) -> jax.Array:
+  """Seconds that the others of a rank's host wait for it, mean over them: [R] s -> [R] s."""
+  if per_node == 1:
+    return jnp.zeros_like(entered)
+  nodes = entered.reshape(-1, per_node)
+  late = jnp.maximum(nodes[:, :, None] - nodes[:, None, :], _ZERO)
+  return (jnp.sum(late, axis=2) / np.float32(per_node - 1)).reshape(-1)
+
+
+def _nan(*shape: int) -> jax.Array:
+  return jnp.full(shape, _NAN)
+
+
+def _f32(value: Any) -> jax.Array:
+  return jnp.asarray(value, jnp.float32)

@@ -1,0 +1,149 @@
+"""Several jobs on one fabric, each with ranks, noise and a pacer of its own: their collectives share the links.
+
+A collective is a fluid: on a quiet fabric it goes at full speed, takes a known share of every link meanwhile, and slows
+down where others want more than is left, max-min fairly (`jaxpace.simulation.sharing`). No packets, no round trips, no
+losses. Event-driven inside one compiled loop, from one instant at which something begins or ends to the next; times are
+float32 seconds since the job's last exit, never since the run began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.core.types import Pacer
+from jaxpace.simulation.job import Draft, Job, Mechanics, Shape, State, Steps, mechanics
+from jaxpace.simulation.sharing import progress
+
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_EDGE = np.float32(1e-7)
+"""Seconds of work below which a phase is done: what rounding leaves."""
+
+
+class Shares(NamedTuple):
+  """What the jobs' collectives want of the links they share: J jobs, L links."""
+
+  usage: Any  # [J, L] share of a link that a job's collective takes at full speed
+  weights: Any  # [J] of each job where they compete; equal for equal shares of speed
+  coupled: Any = True  # [] False: every job as if it had the fabric to itself
+
+
+class Several(NamedTuple):
+  """Jobs ready to run; pure, for `jax.jit` and `jax.vmap`."""
+
+  run: Callable[[jax.Array, Sequence[Job], Shares, Any, Any], tuple[Steps, ...]]
+  """(key, jobs, shares, starts [J] s, last [J] steps) -> what happened to each job: leaves [steps, ...], NaN in rows a
+  job never got to. A job leaves after its `last` steps, others go on."""
+
+
+class _Playing(NamedTuple):
+  """One job between two events."""
+
+  state: State
+  draft: Draft
+  sending: jax.Array  # [] bool, else waiting for its last rank
+  bucket: jax.Array  # [] int32
+  left: jax.Array  # [] s of waiting, or of sending at full speed
+  clock: jax.Array  # [] s since the last exit
+  exits: jax.Array  # [S] s, of the buckets sent in this step
+  steps: Steps
+
+
+def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets: Sequence[int], steps: int,
+            max_delay: float = 0.25, by_rank: bool = False) -> Several:
+  """Prepares jobs that share a fabric.
+
+  Args:
+    shapes: of each job.
+    pacers: of each job, or None for a job that has none.
+    buckets: collectives a step of each job.
+    steps: kept of each job; the run ends once every job that has not left has done so many.
+    max_delay: s, the limit of `jaxpace.instrument`.
+    by_rank: keep every rank's times rather than means over ranks.
+
+  Raises:
+    ValueError: the lists differ in length, or as for `jaxpace.simulation.job.simulation`.
+  """
+  if not len(shapes) == len(pacers) == len(buckets) or not shapes:
+    raise ValueError(f"There are {len(shapes)} shapes, {len(pacers)} pacers and {len(buckets)} numbers of buckets: one "
+                     "of each is needed for every job.")
+  parts = [mechanics(shape, pacer, buckets=count, max_delay=max_delay, by_rank=by_rank)
+           for shape, pacer, count in zip(shapes, pacers, buckets, strict=True)]
+  # Each bucket ends its wait and its sending; some slack for phases that rounding ends in two turns.
+  most = np.int32(min(2 * steps * (1 + 2 * sum(buckets)) * len(parts), 2**31 - 1))
+
+  def run(key: jax.Array, jobs: Sequence[Job], shares: Shares, starts: Any, last: Any) -> tuple[Steps, ...]:
+    keys = jax.random.split(key, len(parts))
+    starts, last = jnp.asarray(starts, jnp.float32), jnp.asarray(last, jnp.int32)
+    usage = jnp.where(jnp.asarray(shares.coupled, bool), jnp.asarray(shares.usage, jnp.float32), _ZERO)
+    weights = jnp.asarray(shares.weights, jnp.float32)
+    playing = tuple(_begin(part, own, job, start, steps)
+                    for part, own, job, start in zip(parts, keys, jobs, starts, strict=True))
+
+    def turn(carry: tuple[tuple[_Playing, ...], jax.Array]) -> tuple[tuple[_Playing, ...], jax.Array]:
+      all_jobs, turns = carry
+      there = jnp.stack([p.state.step < last[j] for j, p in enumerate(all_jobs)])
+      sending = jnp.stack([p.sending for p in all_jobs]) & there
+      speed = jnp.where(sending, progress(usage, weights, sending), _ONE)
+      left = jnp.stack([p.left for p in all_jobs])
+      wait = jnp.min(jnp.where(there, left / speed, np.float32(np.inf)))
+      return tuple(
+          _advance(part, own, job, p, wait, speed[j], there[j], steps)
+          for j, (part, own, job, p) in enumerate(zip(parts, keys, jobs, all_jobs, strict=True))), turns + np.int32(1)
+
+    def unfinished(carry: tuple[tuple[_Playing, ...], jax.Array]) -> jax.Array:
+      all_jobs, turns = carry
+      going = [p.state.step < jnp.minimum(last[j], np.int32(steps)) for j, p in enumerate(all_jobs)]
+      return jnp.any(jnp.stack(going)) & (turns < most)
+
+    done, _ = jax.lax.while_loop(unfinished, turn, (playing, jnp.int32(0)))
+    return tuple(p.steps for p in done)
+
+  return Several(run)
+
+
+def _begin(part: Mechanics, key: jax.Array, job: Job, start: jax.Array, steps: int) -> _Playing:
+  state = part.init(key, job)
+  draft = part.draw(key, job, state)
+  draft = draft._replace(ready=draft.ready + start)
+  _, row = jax.eval_shape(part.finish, state, draft, draft.ready, draft.transfers)
+  blank = jax.tree.map(lambda leaf: jnp.full((steps, *leaf.shape), np.float32(np.nan), leaf.dtype), row)
+  return _Playing(state, draft, jnp.bool_(False), jnp.int32(0), jnp.max(draft.ready[:, 0]), jnp.float32(0),
+                  jnp.zeros_like(draft.transfers), blank)
+
+
+def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.Array, speed: jax.Array,
+             there: jax.Array, steps: int) -> _Playing:
+  """One job after `wait` seconds in which it went at `speed`."""
+  clock = p.clock + wait
+  left = p.left - wait * speed
+  ended = (left <= _EDGE) & there
+  sent = ended & p.sending
+  slots = jnp.arange(len(p.exits), dtype=jnp.int32)
+  exits = jnp.where(sent & (slots == p.bucket), clock, p.exits)
+  over = sent & (p.bucket == np.int32(len(p.exits) - 1))
+
+  def close(_: None) -> tuple[State, Draft, Steps]:
+    begun = jnp.concatenate([jnp.zeros((1,), jnp.float32), exits[:-1]])
+    state, row = part.finish(p.state, p.draft, jnp.maximum(p.draft.ready, begun[None]), exits)
+    return state, part.draw(key, job, state), row
+
+  def go_on(_: None) -> tuple[State, Draft, Steps]:
+    shapes = jax.eval_shape(close, None)[2]
+    return p.state, p.draft, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+  state, draft, row = jax.lax.cond(over, close, go_on, None)
+  place = jnp.where(over, p.state.step, np.int32(steps))
+  kept = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), p.steps, row)
+
+  clock = jnp.where(over, _ZERO, clock)
+  bucket = jnp.where(over, np.int32(0), p.bucket + sent.astype(jnp.int32))
+  ready = jnp.max(jax.lax.dynamic_index_in_dim(draft.ready, bucket, axis=1, keepdims=False))
+  waiting = jnp.maximum(ready - clock, _ZERO)
+  work = jax.lax.dynamic_index_in_dim(draft.transfers, bucket, keepdims=False)
+  left = jnp.where(sent, waiting, jnp.where(ended, work, left))
+  return _Playing(state, draft, jnp.where(ended, ~p.sending, p.sending), bucket, left, clock, exits, kept)

@@ -1,0 +1,240 @@
+"""What makes a rank's steps differ: components that add up, each a pytree of numbers with a pure `sample`.
+
+Numbers may be traced arrays, so that one compiled simulation runs under many settings (`jax.vmap`). Which components
+there are is static. Draws depend on (key, step) alone, not on how a run is cut into parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Key = jax.Array
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+class Component(Protocol):
+  """One source of noise: a NamedTuple of numbers with these two methods.
+
+  It strikes the compute of a step, as a share of it, unless it is one of `IN_GAP`.
+  """
+
+  def init(self, key: Key, ranks: int) -> Any: ...
+
+  def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
+    """Returns what this step adds on every rank, [R] float32: a share of its compute, or seconds of gap."""
+    ...
+
+
+class Normal(NamedTuple):
+  """Independent normal jitter."""
+
+  deviation: Any  # [] share of the compute
+
+  def init(self, key: Key, ranks: int) -> Any:
+    return ()
+
+  def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
+    return _f32(self.deviation) * jax.random.normal(key, (ranks,), jnp.float32), state
+
+
+class Exponential(NamedTuple):
+  """Independent exponential extra time."""
+
+  mean: Any  # [] share of the compute
+
+  def init(self, key: Key, ranks: int) -> Any:
+    return ()
+
+  def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
+    return _f32(self.mean) * jax.random.exponential(key, (ranks,), jnp.float32), state
+
+
+class Heavy(NamedTuple):
+  """Independent Pareto extra time (Lomax): P(extra > x) = (1 + x / scale) ** -tail; mean scale / (tail - 1)."""
+
+  scale: Any  # [] share of the compute
+  tail: Any  # [] above 1; below 2 the variance is infinite
+
+  def init(self, key: Key, ranks: int) -> Any:
+    return ()
+
+  def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
+    # exp(E / tail) - 1 with E exponential: without the loss of digits of a power of a uniform number.
+    drawn = jax.random.exponential(key, (ranks,), jnp.float32)
+    return _f32(self.scale) * jnp.expm1(drawn / _f32(self.tail)), state
+
+
+class Wandering(NamedTuple):
+  """Each rank's speed wanders by itself: AR(1), begun in its stationary state."""
+
+  deviation: Any  # [] share of the compute
+  steps: Any  # [] correlation time, steps
+
+  def init(self, key: Key, ranks: int) -> jax.Array:
+    return jax.random.normal(key, (ranks,), jnp.float32)
+
+  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+    keep = jnp.exp(-_ONE / _f32(self.steps))
+    state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (ranks,), jnp.float32)
+    return _f32(self.deviation) * state, state
+
+
+class Common(NamedTuple):
+  """Noise of the whole job, the same on all ranks: AR(1); `steps` 0 for independent steps."""
+
+  deviation: Any  # [] share of the compute
+  steps: Any = 0.0  # [] correlation time, steps
+
+  def init(self, key: Key, ranks: int) -> jax.Array:
+    return jax.random.normal(key, (), jnp.float32)
+
+  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+    memory = _f32(self.steps)
+    keep = jnp.where(memory > _ZERO, jnp.exp(-_ONE / jnp.maximum(memory, np.float32(1e-6))), _ZERO)
+    state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (), jnp.float32)
+    return jnp.broadcast_to(_f32(self.deviation) * state, (ranks,)), state
+
+
+class Slow(NamedTuple):
+  """Ranks that are slower throughout."""
+
+  extra: Any  # [R] share of the compute
+
+  def init(self, key: Key, ranks: int) -> Any:
+    return ()
+
+  def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
+    return jnp.broadcast_to(_f32(self.extra), (ranks,)), state
+
+
+class Drift(NamedTuple):
+  """Ranks warm up and slow down: extra_r (1 - exp(-step / steps)), extra_r drawn once, normal, not below 0."""
+
+  extra: Any  # [] share of the compute in the end, mean over ranks
+  spread: Any  # [] deviation of it over ranks, as a share of it
+  steps: Any  # [] time constant, steps
+
+  def init(self, key: Key, ranks: int) -> jax.Array:
+    return jnp.maximum(_ONE + _f32(self.spread) * jax.random.normal(key, (ranks,), jnp.float32), _ZERO)
+
+  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+    risen = -jnp.expm1(-step.astype(jnp.float32) / _f32(self.steps))
+    return _f32(self.extra) * risen * state, state
+
+
+class Pauses(NamedTuple):
+  """Pauses at random: garbage collection, interrupts. Aligned: all ranks in the same steps, as often as one did."""
+
+  probability: Any  # [] of one in a step, on each rank
+  seconds: Any  # [] length
+  aligned: Any = False  # [] whether all ranks pause together: the coupling that alignment removes, removed
+
+  def init(self, key: Key, ranks: int) -> Any:
+    return ()
+
+  def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
+    drawn = jax.random.uniform(key, (ranks,), jnp.float32)
+    drawn = jnp.where(jnp.asarray(self.aligned, bool), drawn[0], drawn)
+    return jnp.where(drawn < _f32(self.probability), _f32(self.seconds), _ZERO), state
+
+
+class Schedule(NamedTuple):
+  """A pause every so many steps, begun at a step of each rank's own; aligned: all at once. Checkpoints, logging."""
+
+  every: Any  # [] steps from one to the next, at least 1
+  seconds: Any  # [] length
+  aligned: Any = False  # []
+
+  def init(self, key: Key, ranks: int) -> jax.Array:
+    return jax.random.uniform(key, (ranks,), jnp.float32)
+
+  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+    every = jnp.asarray(self.every, jnp.int32)
+    own = jnp.floor(state * every.astype(jnp.float32)).astype(jnp.int32)
+    phase = jnp.where(jnp.asarray(self.aligned, bool), np.int32(0), own)
+    return jnp.where((step + phase) % every == every - np.int32(1), _f32(self.seconds), _ZERO), state
+
+
+class Bursts(NamedTuple):
+  """Pauses that come in bursts: now and then a rank falls into a bad state in which it pauses often (Gilbert)."""
+
+  begins: Any  # [] probability, in a step, of falling into the bad state
+  length: Any  # [] mean steps in it, at least 1
+  probability: Any  # [] of a pause in each of its steps
+  seconds: Any  # [] length of a pause
+
+  def init(self, key: Key, ranks: int) -> jax.Array:
+    bad = _f32(self.begins) / (_f32(self.begins) + _ONE / _f32(self.length))
+    return jax.random.uniform(key, (ranks,), jnp.float32) < bad
+
+  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+    drawn = jax.random.uniform(key, (2, ranks), jnp.float32)
+    state = jnp.where(state, drawn[0] >= _ONE / _f32(self.length), drawn[0] < _f32(self.begins))
+    return jnp.where(state & (drawn[1] < _f32(self.probability)), _f32(self.seconds), _ZERO), state
+
+
+class Traffic(NamedTuple):
+  """Others' traffic on the fabric, now on, now off: transfers take 1 / (1 - load) as long while it lasts."""
+
+  begins: Any  # [] probability, in a step, that it begins
+  length: Any  # [] mean steps it lasts, at least 1
+  load: Any  # [] share of the bottleneck link it takes, below 1
+
+  def init(self, key: Key) -> jax.Array:
+    begins, ends = _f32(self.begins), _ONE / _f32(self.length)
+    return jax.random.uniform(key, (), jnp.float32) * (begins + ends) < begins
+
+  def sample(self, key: Key, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the factor on transfers, [] float32 of at least 1, and the state after it."""
+    drawn = jax.random.uniform(key, (), jnp.float32)
+    state = jnp.where(state, drawn >= _ONE / _f32(self.length), drawn < _f32(self.begins))
+    return jnp.where(state, _ONE / (_ONE - _f32(self.load)), _ONE), state
+
+
+COMPONENTS = {"normal": Normal, "exponential": Exponential, "heavy": Heavy, "wandering": Wandering, "common": Common,
+              "slow": Slow, "drift": Drift, "pauses": Pauses, "schedule": Schedule, "bursts": Bursts}
+"""By the name they have in a config."""
+
+
+IN_GAP = (Pauses, Schedule, Bursts)
+"""Components that strike the gap before a step, in seconds."""
+
+
+def init(noise: tuple[Any, ...], key: Key, ranks: int) -> tuple[Any, ...]:
+  """Every component's state at the start of a run."""
+  keys = jax.random.split(key, max(len(noise), 1))
+  return tuple(part.init(k, ranks) for part, k in zip(noise, keys, strict=False))
+
+
+def sample(noise: tuple[Any, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int
+           ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
+  """Adds up what all components do in one step.
+
+  Args:
+    noise: components.
+    key: of the run; the step's own is made from it.
+    step: [] int32.
+    states: as `init` or the last `sample` left them.
+    ranks: R.
+
+  Returns:
+    [R] float32 share of the compute to add, [R] float32 s of gap to add, and the states after the step.
+  """
+  share, gap = jnp.zeros((ranks,), jnp.float32), jnp.zeros((ranks,), jnp.float32)
+  if not noise:
+    return share, gap, states
+  keys = jax.random.split(jax.random.fold_in(key, step), len(noise))
+  after = []
+  for part, own, state in zip(noise, keys, states, strict=True):
+    extra, state = part.sample(own, step, state, ranks)
+    share, gap = (share, gap + extra) if isinstance(part, IN_GAP) else (share + extra, gap)
+    after.append(state)
+  return share, gap, tuple(after)
+
+
+def _f32(value: Any) -> jax.Array:
+  return jnp.asarray(value, jnp.float32)

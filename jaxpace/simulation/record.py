@@ -1,0 +1,147 @@
+"""Writes a simulated job as a recorded run: the same tables, so that report, what-if, replay and the rest work."""
+
+from __future__ import annotations
+
+import pathlib
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpace.simulation.job import Steps
+from jaxpace.trace import rundir, schema
+from jaxpace.trace.parts import PartStore
+
+_NS = 1e9
+
+
+class Recording(NamedTuple):
+  """What of a job belongs in `run.json`."""
+
+  name: str
+  hosts: list[str]  # of each process; ranks are dealt to them in blocks
+  ranks: int
+  bytes: list[int]  # of each collective
+  forward: float  # s, mean; with `backward`, how compute is split into the two
+  backward: float  # s, mean
+  update: float  # s
+  max_delay: float
+  pacer: str
+  config: dict[str, Any]
+
+
+class RunWriter:
+  """Writes one job, part by part. Its methods may raise `OSError`."""
+
+  def __init__(self, directory: str | pathlib.Path, recording: Recording, seed: int):
+    """Makes the run directory.
+
+    A simulated run of the same config and seed gets the same id, so the same bytes. What another run left in the
+    directory is moved to `.previous`, as a live recorder does.
+
+    Raises:
+      rundir.ForeignDirectoryError: the directory holds something else's run.json.
+      OSError: it can't be written.
+    """
+    self._path, self._made = pathlib.Path(directory), recording
+    run = f"simulated-{uuid.uuid5(uuid.NAMESPACE_OID, repr((recording, seed))).hex[:12]}"
+    rundir.prepare(self._path)
+    rundir.set_aside(self._path, run)
+    for table in schema.TABLES:  # the same run again: made anew
+      for path in sorted((self._path / table).glob(f"{run}-*.parquet")):
+        path.unlink()
+    self._processes = np.array_split(np.arange(recording.ranks), len(recording.hosts))
+    self._stores = [{table: PartStore(self._path, table, run, p) for table in ("steps", "collectives")}
+                    for p in range(len(recording.hosts))]
+    self._exit = np.int64(0)  # last exit so far, on the job's own clock
+    self._end = np.int64(-1)  # end of the last step; negative before the first
+    self._step = 0
+    rundir.write_json(self._path / rundir.RUN_FILE, self._info(run, seed))
+    for process, ranks in enumerate(self._processes):
+      rundir.write_json(self._path / "process" / f"{process}.json", {
+          "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "process": process,
+          "hostname": recording.hosts[process], "pid": 0, "ranks": ranks.tolist(), "closed_cleanly": True})
+
+  def write(self, steps: Steps, progress: Callable[[int, int], None] | None = None) -> None:
+    """Appends steps, kept by rank; those a job never got to (NaN) are left out.
+
+    Args:
+      steps: as a simulation with `by_rank` returns them.
+      progress: called with the processes written and their number.
+    """
+    steps = jax.tree.map(np.asarray, steps)
+    count = int(np.isfinite(steps.step_time).sum())
+    if not count:
+      return
+    steps = jax.tree.map(lambda values: values[:count], steps)
+    step_time = _ns(steps.step_time)
+    base = self._exit + np.concatenate([[0], np.cumsum(step_time)[:-1]])  # last exit of the step before
+    enter, leave = base[:, None, None] + _ns(steps.enter), base[:, None] + _ns(steps.exit)
+    update = np.int64(round(self._made.update * _NS))
+    gap = _ns(steps.gap)
+    start = base[:, None] + update + gap
+    end = leave[:, -1:] + update + np.zeros_like(gap)
+    compute = _ns(steps.compute)
+    both = self._made.forward + self._made.backward
+    forward = np.rint(compute * (self._made.forward / both if both else 0.0)).astype(np.int64)
+    first = np.zeros(gap.shape, bool)
+    first[0] = self._step == 0
+    number = np.arange(self._step, self._step + count, dtype=np.int64)
+    rows = {
+        "start_ns": start, "end_ns": end, "forward_ns": forward, "backward_ns": compute - forward,
+        "sync_ns": (leave[:, None] - enter).sum(axis=2), "update_ns": np.full_like(gap, update),
+        "gap_ns": np.ma.masked_array(gap, first), "delay_ns": _ns(steps.asked), "delay_applied_ns": _ns(steps.delay),
+        **{f"decision_{name}": values.astype(np.float32) for name, values in sorted(steps.info.items())}}
+    for process, ranks in enumerate(self._processes):
+      keys: dict[str, np.ndarray] = {
+          "step": np.tile(number, len(ranks)), "rank": np.repeat(ranks.astype(np.int32), count),
+          "process": np.full(count * len(ranks), process, np.int32), "attempt": np.zeros(count * len(ranks), np.int32)}
+      store = self._stores[process]
+      store["steps"].append({**keys, **{name: values[:, ranks].T.reshape(-1) for name, values in rows.items()}})
+      store["collectives"].append(self._collectives(keys, enter[:, ranks], leave))
+      if progress:
+        progress(process + 1, len(self._processes))
+    self._exit, self._step = np.int64(leave[-1, -1]), self._step + count
+
+  def close(self) -> None:
+    """Merges small parts."""
+    for store in self._stores:
+      for table in store.values():
+        table.compact()
+
+  def _collectives(self, keys: dict[str, np.ndarray], enter: np.ndarray, leave: np.ndarray) -> dict[str, np.ndarray]:
+    slots, ranks = enter.shape[2], enter.shape[1]
+    columns = {name: np.tile(values, slots) for name, values in keys.items()}
+    length = len(keys["step"])
+    columns["collective"] = np.repeat(np.arange(slots, dtype=np.int32), length)
+    columns["name"] = np.repeat(np.array(self._names()), length)
+    columns["axis"] = np.full(slots * length, "data")
+    columns["bytes"] = np.repeat(np.asarray(self._made.bytes, np.int64), length)
+    columns["enter_ns"] = enter.transpose(2, 1, 0).reshape(-1)
+    columns["exit_ns"] = np.repeat(leave.T[:, None], ranks, axis=1).reshape(-1)
+    return columns
+
+  def _names(self) -> list[str]:
+    slots = len(self._made.bytes)
+    return ["psum" if slots == 1 else f"psum.{c}" for c in range(slots)]
+
+  def _info(self, run: str, seed: int) -> dict[str, Any]:
+    made = self._made
+    collectives = [{"slot": c, "name": name, "primitives": ["psum"], "axis": "data", "bytes": made.bytes[c],
+                    "operands": 1, "dtypes": ["float32"], "phase": "backward"} for c, name in enumerate(self._names())]
+    return {
+        "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": made.ranks,
+        "processes": len(made.hosts), "axis": "data", "clock": "simulated", "simulated": True, "job": made.name,
+        "seed": seed,
+        "pacer": made.pacer or None,
+        "settings": {"max_delay": made.max_delay, "slots": len(made.bytes), "share": True, "axis": ["data"],
+                     "mesh": {"data": made.ranks}},
+        "plan": {"axis": "data", "ranks": made.ranks, "clock": "simulated", "share": True, "marks": [],
+                 "collectives": collectives},
+        "config": made.config}
+
+
+def _ns(seconds: np.ndarray) -> np.ndarray:
+  return np.rint(np.asarray(seconds, np.float64) * _NS).astype(np.int64)

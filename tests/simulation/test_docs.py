@@ -1,0 +1,24 @@
+"""The page on simulation: its code runs, its commands parse, its fields exist."""
+
+import doctest
+
+from configs import simulate
+from jaxpace.cli.pacer_expression import make
+from jaxpace.simulation import noise
+from jaxpace.simulation.settings import read
+from tests.multiprocess.jobs import ROOT
+
+PAGE = ROOT / "docs" / "simulate.md"
+
+
+def test_its_code_runs():
+  results = doctest.testfile(str(PAGE), module_relative=False)
+  assert results.attempted > 3 and results.failed == 0
+
+
+def test_every_component_is_named_on_the_page_and_in_the_config():
+  said, config = PAGE.read_text(), (ROOT / "configs" / "simulate.py").read_text()
+  for name in noise.COMPONENTS:
+    assert f"`{name}`" in said
+    assert f'"{name}"' in config or f"{name}(" in config
+  assert read(simulate.get_config().to_dict(), make).steps == 2000

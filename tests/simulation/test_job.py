@@ -1,0 +1,268 @@
+"""Simulated jobs: against closed forms, against a plain loop, and the null: without a coupling no pacer gains."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.core.types import Decision, Observation, Pacer
+from jaxpace.simulation import noise
+from jaxpace.simulation.everyone import everyone
+from jaxpace.simulation.failures import Failures, best_interval, expected, survive
+from jaxpace.simulation.job import Job, Shape, simulation
+
+KEY = jax.random.key(7)
+PLAIN = Job(forward=10e-3, backward=20e-3, update=1e-3, gap=0.5e-3, transfers=np.array([2e-3], np.float32))
+
+
+@functools.lru_cache
+def compiled(ranks, pacer=None, buckets=1, by_rank=False, per_node=1, overlap=True):
+  plan = simulation(Shape(ranks, per_node, overlap), pacer, buckets=buckets, by_rank=by_rank)
+  return jax.jit(lambda key, job, steps: plan.run(key, job, plan.init(key, job), steps)[1], static_argnums=2)
+
+
+def play(job, ranks, steps, **more):
+  return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), compiled(ranks, **more)(KEY, job, steps))
+
+
+def half_of_earliness():
+  """A small pacer of one's own: half of own earliness, averaged over some steps. Its state differs between ranks."""
+  def update(seen, state):
+    early = jnp.nan_to_num(jnp.max(seen.arrivals) - seen.arrivals[seen.rank])
+    state = state + np.float32(0.1) * (early - state)
+    return Decision(np.float32(0.5) * state, {"early": early}), state
+
+  return Pacer(lambda ranks: jnp.float32(0), update)
+
+
+def within_4_sigma(values, mean):
+  assert abs(values.mean() - mean) < 4 * values.std() / math.sqrt(len(values)), (values.mean(), mean)
+
+
+def test_a_quiet_step_is_the_sum_of_its_parts():
+  steps = play(PLAIN, 4, 5)
+  np.testing.assert_allclose(steps.step_time, 33.5e-3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("overlap", "expected_ms"), [
+    # Ready at 16.5, 21.5, 26.5, 31.5: only the last transfer is exposed, unless they take longer than 5 ms each.
+    (True, 33.5), (False, 31.5 + 4 * 2)])
+def test_buckets_hide_behind_the_backward_pass(overlap, expected_ms):
+  job = PLAIN._replace(transfers=np.full(4, 2e-3, np.float32))
+  steps = play(job, 2, 3, buckets=4, overlap=overlap)
+  np.testing.assert_allclose(steps.step_time, expected_ms * 1e-3, rtol=1e-6)
+
+
+def test_buckets_longer_than_their_part_queue():
+  job = PLAIN._replace(transfers=np.full(4, 7e-3, np.float32))
+  np.testing.assert_allclose(play(job, 2, 3, buckets=4).step_time, (16.5 + 4 * 7) * 1e-3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("component", "extra_share"), [
+    (noise.Exponential(np.float32(0.1)), lambda n: 0.1 * sum(1 / k for k in range(1, n + 1))),
+    (noise.Normal(np.float32(0.05)), lambda n: 0.05 * {64: 2.344, 1024: 3.248}[n])])
+@pytest.mark.parametrize("ranks", [64, 1024])
+def test_the_slowest_of_n_is_late_by_the_expected_maximum(component, extra_share, ranks):
+  steps = play(PLAIN._replace(noise=(component,)), ranks, 1500)
+  within_4_sigma(steps.step_time, 33.5e-3 + 30e-3 * extra_share(ranks))
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_pauses_cost_what_the_oracle_says(aligned):
+  ranks, chance, length = 16, 0.01, 40e-3
+  job = PLAIN._replace(noise=(noise.Pauses(np.float32(chance), np.float32(length), np.bool_(aligned)),))
+  steps = play(job, ranks, 8000)
+  share = chance if aligned else 1 - (1 - chance) ** ranks
+  within_4_sigma(steps.step_time, 33.5e-3 + length * share)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_scheduled_pauses_come_so_often(aligned):
+  job = PLAIN._replace(noise=(noise.Schedule(np.int32(50), np.float32(0.1), np.bool_(aligned)),))
+  gap = play(job, 8, 200, by_rank=True).gap
+  assert ((gap > 50e-3).sum(axis=0) == 4).all()
+  together = (gap > 50e-3).all(axis=1).sum()
+  assert together == (4 if aligned else 0)
+
+
+@pytest.mark.parametrize(("component", "mean", "deviation"), [
+    (noise.Heavy(np.float32(0.1), np.float32(4.0)), 0.1 / 3, 0.1 * math.sqrt(4 / (9 * 2))),
+    (noise.Wandering(np.float32(0.1), np.float32(5.0)), 0.0, 0.1),
+    (noise.Common(np.float32(0.1)), 0.0, 0.1)])
+def test_noise_has_the_moments_it_claims(component, mean, deviation):
+  compute = play(PLAIN._replace(noise=(component,)), 50, 4000, by_rank=True).compute / 30e-3 - 1
+  # Of a heavy tail the sample deviation itself varies much; of a common one there are only as many draws as steps.
+  assert compute.mean() == pytest.approx(mean, abs=0.01)
+  assert compute.std() == pytest.approx(deviation, rel=0.1)
+
+
+def test_wandering_remembers_and_common_noise_is_common():
+  wandering, common = noise.Wandering(np.float32(0.05), np.float32(10)), noise.Common(np.float32(0.05), np.float32(10))
+  compute = play(PLAIN._replace(noise=(wandering,)), 40, 2000, by_rank=True).compute
+  ahead = np.mean([np.corrcoef(c[:-10], c[10:])[0, 1] for c in compute.T])
+  assert ahead == pytest.approx(math.exp(-1), abs=0.1)
+  compute = play(PLAIN._replace(noise=(common,)), 40, 50, by_rank=True).compute
+  assert np.ptp(compute, axis=1).max() == 0 and np.ptp(compute[:, 0]) > 0
+
+
+def test_drift_and_slow_ranks():
+  slow = np.zeros(4, np.float32)
+  slow[2] = 0.5
+  job = PLAIN._replace(noise=(noise.Slow(slow), noise.Drift(np.float32(0.2), np.float32(0), np.float32(100))))
+  compute = play(job, 4, 500, by_rank=True).compute / 30e-3
+  np.testing.assert_allclose(compute[0], [1, 1, 1.5, 1], rtol=1e-5)
+  np.testing.assert_allclose(compute[100, 0], 1 + 0.2 * (1 - math.exp(-1)), rtol=1e-4)
+  np.testing.assert_allclose(compute[-1, 2], 1.5 + 0.2 * (1 - math.exp(-4.99)), rtol=1e-4)
+
+
+def test_bursts_come_in_bursts():
+  job = PLAIN._replace(noise=(noise.Bursts(np.float32(0.01), np.float32(20), np.float32(0.5), np.float32(0.1)),))
+  paused = play(job, 50, 3000, by_rank=True).gap > 50e-3
+  often = 0.5 * 0.01 / (0.01 + 0.05)
+  assert paused.mean() == pytest.approx(often, rel=0.15)
+  assert paused[1:][paused[:-1]].mean() == pytest.approx(0.5 * 0.95, rel=0.1)  # after a pause another one is likely
+
+
+def test_traffic_lengthens_transfers_while_it_lasts():
+  job = PLAIN._replace(traffic=noise.Traffic(np.float32(0.02), np.float32(30), np.float32(0.5)))
+  transfers = play(job, 2, 8000).transfers[:, 0]
+  assert set(np.round(transfers * 1e3, 3)) == {2.0, 4.0}
+  assert (transfers > 3e-3).mean() == pytest.approx(0.02 / (0.02 + 1 / 30), rel=0.2)
+
+
+def test_a_run_cut_into_parts_is_the_same_run():
+  parts = noise.Wandering(np.float32(0.1), np.float32(20)), noise.Pauses(np.float32(.05), np.float32(.01))
+  job = PLAIN._replace(noise=parts, transfers=np.array([1e-3, 2e-3], np.float32))
+  plan = simulation(Shape(4), half_of_earliness(), buckets=2, by_rank=True)
+  whole = plan.run(KEY, job, plan.init(KEY, job), 40)[1]
+  state, first = plan.run(KEY, job, plan.init(KEY, job), 13)
+  rest = plan.run(KEY, job, state, 27)[1]
+  assert whole.delay.max() > 0
+  for a, b, c in zip(*map(jax.tree.leaves, (whole, first, rest)), strict=True):
+    np.testing.assert_array_equal(a, np.concatenate([b, c]))
+
+
+def test_many_settings_run_in_one_compiled_simulation():
+  plan = simulation(Shape(8))
+
+  def mean(deviation, key):
+    job = PLAIN._replace(noise=(noise.Normal(deviation),))
+    return jnp.mean(plan.run(key, job, plan.init(key, job), 400)[1].step_time)
+
+  means = np.asarray(jax.jit(jax.vmap(mean))(jnp.array([0.0, 0.05, 0.1]), jax.random.split(KEY, 3)))
+  extra = means - 33.5e-3
+  assert extra[0] == pytest.approx(0, abs=1e-7)
+  assert extra[2] == pytest.approx(2 * extra[1], rel=0.15)
+
+
+def loop(pacer, arrivals_of, ranks, steps, transfer):
+  """The barrier model as a plain loop, each rank's pacer by itself. Returns delays [steps, ranks]."""
+  update = jax.jit(pacer.update)
+  states = [pacer.init(ranks) for _ in range(ranks)]
+  delays, applied, before, found = [], np.zeros(ranks, np.float32), np.float32(np.nan), np.float32(np.nan)
+  for k in range(steps):
+    busy = arrivals_of(k).astype(np.float32)
+    entered = busy + applied
+    leave = np.float32(entered.max() + np.float32(transfer))
+    delays.append(applied)
+    seen, took = (np.full(ranks, np.nan, np.float32), np.float32(np.nan)) if k == 0 else (entered - applied, leave)
+    asked = []
+    for r in range(ranks):
+      observation = Observation(
+          step=jnp.int32(k), rank=jnp.int32(r), arrivals=jnp.asarray(seen), delays=jnp.asarray(applied),
+          waits=jnp.asarray([leave - entered[r]]), step_time=jnp.asarray(took), job_step_time=jnp.asarray(before),
+          job_transfers=jnp.asarray([found]))
+      decision, states[r] = update(observation, states[r])
+      asked.append(decision.delay)
+    before, found = took, np.float32(np.nan) if k == 0 else np.float32(leave - entered.max())
+    applied = np.asarray(asked, np.float32)
+  return np.stack(delays)
+
+
+def test_all_ranks_at_once_decide_as_each_by_itself():
+  """With one rank late by a third, pacing acts; the delays are those of a plain loop over ranks and steps."""
+  ranks, steps = 4, 40
+  slow = np.array([0, 0, 0, 0.3], np.float32)
+  job = PLAIN._replace(noise=(noise.Slow(slow),))
+  pacer = jaxpace.chain(jaxpace.pace_early_ranks(window=8, max_delay=5e-3, cost=0.05), half_of_earliness())
+  simulated = play(job, ranks, steps, pacer=pacer, by_rank=True)
+  busy = 1e-3 + 0.5e-3 + 30e-3 * (1 + slow)
+  reference = loop(pacer, lambda k: busy, ranks, steps, 2e-3)
+  assert reference.max() > 1e-3
+  np.testing.assert_allclose(simulated.delay, reference, atol=2e-6)
+
+
+def test_what_all_ranks_share_is_carried_once():
+  """Twice the ranks, at most twice the numbers: nothing is [ranks, ranks]."""
+  few, many = (sum(leaf.size for leaf in jax.tree.leaves(everyone(jaxpace.pace_early_ranks(), ranks, 1).init()))
+               for ranks in (16, 32))
+  assert few < many <= 2 * few
+
+
+def test_a_state_that_depends_on_the_rank_is_carried_by_rank():
+  """A pacer that counts its own late steps: its state must differ, and must not be shared by mistake."""
+  def update(seen, state):
+    late = seen.arrivals[seen.rank] >= jnp.max(seen.arrivals)
+    return Decision(jnp.float32(0), {"late": state["own"].astype(jnp.float32)}), {
+        "own": state["own"] + late.astype(jnp.int32), "of_own": state["own"], "same": state["same"] + 1}
+
+  pacer = Pacer(lambda ranks: {"own": jnp.int32(0), "of_own": jnp.int32(0), "same": jnp.int32(0)}, update)
+  assert everyone(pacer, 3, 1).own == {"own": True, "of_own": True, "same": False}
+  slow = np.array([0, 0.5, 0], np.float32)
+  steps = play(PLAIN._replace(noise=(noise.Slow(slow),)), 3, 10, pacer=pacer, by_rank=True)
+  np.testing.assert_array_equal(steps.info["late"][-1], [0, 8, 0])  # the first step is not known; decided after ten
+
+
+def test_without_a_coupling_pacing_never_gains_and_costs_no_more_than_its_bucket():
+  job = PLAIN._replace(noise=(noise.Wandering(np.float32(0.2), np.float32(300)),))
+  bare = play(job, 8, 1500, per_node=4)
+  eager = jaxpace.pace_early_ranks(threshold=0, noise=0, share_of_slack=1.0, cost=5e-3)
+  paced = play(job, 8, 1500, per_node=4, pacer=eager)
+  assert paced.delay.mean() > 0
+  assert (paced.step_time >= bare.step_time - 1e-9).all()  # the same noise: step by step
+  assert paced.step_time.sum() <= bare.step_time.sum() * (1 + 5e-3)
+  np.testing.assert_allclose(paced.step_time - paced.cost, bare.step_time, rtol=1e-5)
+
+
+def test_where_early_ranks_poll_on_the_late_ones_host_pacing_gains():
+  """The coupling, and its size: the late rank loses `polling` seconds for each second the others wait."""
+  slow = np.array([0, 0, 0, 0.4], np.float32)
+  job = PLAIN._replace(noise=(noise.Slow(slow),), polling=np.float32(0.5))
+  bare = play(job, 4, 600, per_node=4, by_rank=True)
+  np.testing.assert_allclose(bare.polling[-1], [0, 0, 0, 0.5 * 12e-3], rtol=1e-4)
+  paced = play(job, 4, 600, per_node=4, pacer=jaxpace.pace_early_ranks(window=16), by_rank=True)
+  assert paced.step_time[-100:].mean() < bare.step_time[-100:].mean() - 3e-3
+
+
+def test_impossible_shapes_are_refused():
+  with pytest.raises(ValueError, match="per_node=3 must divide ranks=4"):
+    simulation(Shape(4, 3))
+
+
+def test_failures_take_what_daly_says():
+  failures = Failures(rate=1 / 4000, every=100, checkpoint=30.0, restart=120.0)
+  survived = survive(np.full(100 * 20_000, 6.0), failures, seed=1)
+  within_4_sigma(survived.segments, expected(600.0, failures))
+  parts = survived.work + survived.checkpoints + survived.lost + survived.restarts
+  assert parts == pytest.approx(survived.elapsed)
+  assert survived.work == 100 * 20_000 * 6.0 and survived.restarts == 120.0 * survived.failures
+
+
+def test_without_failures_only_checkpoints_are_added():
+  survived = survive(np.full(10, 2.0), Failures(0.0, 4, 1.0, 5.0), seed=0)
+  assert (survived.elapsed, survived.failures, survived.lost) == (23.0, 0, 0.0)
+  np.testing.assert_array_equal(survived.segments, [9, 9, 5])
+
+
+def test_the_interval_of_young_is_the_best_for_rare_failures():
+  checkpoint, mtbf = 30.0, 1e6
+  best = best_interval(checkpoint, mtbf)
+
+  def overhead(work):
+    return expected(work, Failures(1 / mtbf, 1, checkpoint, 0.0)) / work
+
+  assert overhead(best) < min(overhead(best / 1.5), overhead(best * 1.5))
