@@ -116,8 +116,10 @@ def _judge(one: Labelled, how: str) -> Judged:
   if how == "all":
     findings = tuple(_probed(finding, one.path / "run") for finding in findings)
   predicted = found["what_if"]["asked"][0]["step_time"] if asked else None
-  pair = (predicted, one.twin_step_time) if predicted is not None and one.twin_step_time is not None else None
-  return dataclasses.replace(blank, found=findings, what_if=pair)
+  answer = None
+  if predicted is not None and one.twin_step_time is not None:
+    answer = (predicted, one.twin_step_time, one.truth["step_time"] * (1 - injected[0].cost))
+  return dataclasses.replace(blank, found=findings, what_if=answer)
 
 
 def _what_if(injected: Sequence[Injected]) -> str | None:

@@ -127,11 +127,17 @@ def _fault(config: Mapping[str, Any], shape: Layout, twin: Spec, rng: np.random.
   step = twin.work + 1e-3 * config["rest_ms"][shape.name]
   cost = severity / (1 - severity) * step  # seconds a step
   onset = round(config["onset"] * twin.steps) if later else 0
-  rank, process = int(rng.integers(shape.ranks)), int(rng.integers(shape.processes))
+  # Nobody can tell a misplaced rank that is slow for its place from one that is slow for another reason.
+  innocent = [rank for rank in range(shape.ranks) if rank not in (twin.misplaced or ())]
+  rank = innocent[int(rng.integers(len(innocent)))]
+  process = shape.process_of(innocent[int(rng.integers(len(innocent)))])
   targets: tuple[int, ...] = ()
   seconds, chance = cost, 1.0
   if kind == "straggler":
-    targets = tuple(sorted({rank, (rank + 1 + int(rng.integers(shape.ranks - 1))) % shape.ranks})) if many else (rank,)
+    targets = (rank,)
+    if many:
+      second = [other for other in innocent if other != rank]
+      targets = tuple(sorted((rank, second[int(rng.integers(len(second)))])))
   elif kind == "misplaced":
     targets = twin.misplaced or ()
     if not targets:

@@ -56,7 +56,8 @@ class Judged:
     injected: the faults.
     found: the findings, the costliest first.
     shares: injected truth by group.
-    what_if: seconds of a step: `predicted` without the fault and `twin`, measured; None where not asked or answered.
+    what_if: seconds of a step without the fault: as predicted, as measured in the twin, and as the injectors' own times
+      say of this very run; None where not asked or answered.
     detected: steps from onset until streaming named the mode, by the fault's place; None where it never did.
     trouble: what kept the run from being diagnosed; empty if nothing did.
   """
@@ -68,7 +69,7 @@ class Judged:
   injected: tuple[Injected, ...]
   found: tuple[Found, ...]
   shares: Mapping[str, float]
-  what_if: tuple[float, float] | None = None
+  what_if: tuple[float, float, float] | None = None
   detected: Mapping[int, int | None] | None = None
   trouble: str = ""
 
@@ -210,10 +211,11 @@ def share_errors(runs: Iterable[Judged]) -> dict[str, np.ndarray]:
   return {group: np.array(values) for group, values in errors.items()}
 
 
-def what_if_errors(runs: Iterable[Judged]) -> np.ndarray:
-  """Predicted over measured step time without the fault, less 1, in %."""
-  pairs = [run.what_if for run in runs if run.what_if]
-  return np.array([100 * (predicted / twin - 1) for predicted, twin in pairs])
+def what_if_errors(runs: Iterable[Judged]) -> tuple[np.ndarray, np.ndarray]:
+  """Predicted over true step time without the fault, less 1, in %: against the twin, and against the same run."""
+  found = [run.what_if for run in runs if run.what_if]
+  return (np.array([100 * (predicted / twin - 1) for predicted, twin, _ in found]),
+          np.array([100 * (predicted / own - 1) for predicted, _, own in found]))
 
 
 def delays(runs: Iterable[Judged]) -> list[int | None]:
@@ -229,7 +231,7 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
   controls = [run for run in runs if run.control]
   nobody = [run for run in runs if run.injected and not any(f.ranks or f.hosts for f in run.injected)]
   errors = share_errors(runs)
-  what_if, waited = what_if_errors(runs), delays(runs)
+  (against_twin, against_own), waited = what_if_errors(runs), delays(runs)
   found = sorted(steps for steps in waited if steps is not None)
   return {
       "runs": len(runs), "with_faults": sum(bool(run.injected) for run in runs), "controls": len(controls),
@@ -240,7 +242,8 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
       "controls_falsely_blamed": sorted(run.name for run in controls if wrongly_blamed(run)),
       "nobody_to_blame": {"runs": len(nobody), "named": sorted(run.name for run in nobody if wrongly_blamed(run))},
       "share_error_points": {group: _spread(values) for group, values in errors.items()},
-      "what_if_error_percent": _spread(what_if), "fading": fading(runs),
+      "what_if_error_percent": {"twin": _spread(against_twin), "same_run": _spread(against_own)},
+      "fading": fading(runs),
       "detection": {"faults": len(waited), "detected": len(found),
                     "within_30": sum(steps <= 30 for steps in found),
                     "median": float(np.median(found)) if found else None,

@@ -61,7 +61,9 @@ def _rows(judgements: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
   for group in next(iter(every))["share_error_points"]:
     rows.append(row(f"share error, {group}, points: median, 95 %",
                     lambda s, g=group: _pair(s["share_error_points"][g])))
-  rows.append(row("what-if error against the twin, %: median, 95 %", lambda s: _pair(s["what_if_error_percent"])))
+  for name, key in (("the twin", "twin"), ("the same run, by the injectors", "same_run")):
+    rows.append(row(f"what-if error against {name}, %: median, 95 %",
+                    lambda s, k=key: _pair(s["what_if_error_percent"][k])))
   rows.append(row("detected within 30 steps", lambda s: f"{s['detection']['within_30']} of {s['detection']['faults']}"
                                                         if s["detection"]["faults"] else "–"))
   rows.append(row("steps to detection: median, 95 %", lambda s: "–" if s["detection"]["median"] is None else

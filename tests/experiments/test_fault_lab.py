@@ -57,6 +57,8 @@ def test_every_run_with_a_fault_comes_after_a_twin_that_works_alike(specs: list[
     kinds = {fault.kind for fault in spec.faults}
     assert "hog" not in kinds or spec.spinning is not None
     assert not kinds & {"misplaced", "misplaced_link"} or spec.misplaced
+    struck = {rank for fault in spec.faults if "misplaced" not in fault.kind for rank in truth.blamed(spec, fault)[0]}
+    assert not struck & set(spec.misplaced or ()) or layout(spec.layout).devices > 1 and kinds != {"straggler"}
 
 
 def test_specs_survive_json(specs: list[Spec]) -> None:
@@ -258,12 +260,13 @@ def test_who_is_wrongly_blamed() -> None:
 def test_errors_of_shares_and_what_if_and_detection() -> None:
   runs = [run_of("a", (one(STRAGGLER, (1,)), one(LOCALITY, (2,))), (told(STRAGGLER, (1,), share=0.2),
                                                                  told(LOCALITY, (2,), share=0.1)),
-                 shares={"chronic": 0.27}, what_if=(1.02, 1.0), detected={0: 12, 1: None}),
+                 shares={"chronic": 0.27}, what_if=(1.02, 1.0, 0.99), detected={0: 12, 1: None}),
           run_of("b", (one(STRAGGLER, (1,)),), (), shares={"chronic": 0.3}, detected={0: 40})]
   summary = scores.summary(runs)
   assert summary["share_error_points"]["chronic"]["median_abs"] == pytest.approx(3)
   assert summary["share_error_points"]["chronic"]["number"] == 1
-  assert summary["what_if_error_percent"]["max_abs"] == pytest.approx(2)
+  assert summary["what_if_error_percent"]["twin"]["max_abs"] == pytest.approx(2)
+  assert summary["what_if_error_percent"]["same_run"]["max_abs"] == pytest.approx(100 * (1.02 / 0.99 - 1))
   assert summary["detection"] == {"faults": 3, "detected": 2, "within_30": 1, "median": 26.0, "p95": 38.6}
   fading = {(row["from"], row["to"]): (row["runs"], row["found"]) for row in summary["fading"]}
   assert fading[0.1, 0.2] == (1, 0)
