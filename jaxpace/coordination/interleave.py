@@ -17,6 +17,20 @@ from jaxpace.core.types import Decision, Observation, Pacer
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _CALM = np.int32(32)
 """Decisions without a shift wanted after which it counts as disengaged."""
+_SURE = np.int32(3)
+"""Steps in a row in which contention must be seen before the first shift."""
+_ONCE = np.int32(1)
+"""So many may be a pause of a rank's, even while jobs are kept apart."""
+_AWAKE = np.int32(64)
+"""Decisions after a shift during which the next one needs less evidence."""
+_JUMP = np.float32(0.25)
+"""Of the collective; what W grows by more than that is somebody's shift, not drift."""
+_GAIN = np.float32(0.125)
+"""Weight of the newest growth."""
+_LATE = np.float32(2)
+"""Steps between the one that is seen and the one that begins with the shift."""
+_FINE = np.float32(0.4)
+"""Of the dead band, what is enough then."""
 
 
 class Interleave(NamedTuple):
@@ -30,15 +44,20 @@ class Interleave(NamedTuple):
   hold: jax.Array  # [] int32, decisions to sit out until a shift is seen
   test: shift_test.ShiftTest
   quiet: jax.Array  # [] int32, decisions since a shift was wanted, at most `_CALM`
+  since: jax.Array  # [] int32, decisions since a shift was asked for, at most `_AWAKE`
+  seen: jax.Array  # [] int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
+  ahead: jax.Array  # [] float32 s, W in the step seen before; NaN unless this job followed in it
+  growth: jax.Array  # [] float32 s, by which W grows from one step to the next while nobody moves
 
 
 def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[float] | float | None = None,
-                    window: int = 1024, dead_band: float = 0.1, budget: float = 0.01, patience: int = 256,
-                    retry: int = 1024, level: float = 0.05, slots: int = 16) -> Pacer:
+                    window: int = 1024, dead_band: float = 0.1, clearance: float = 0.2, budget: float = 0.01,
+                    patience: int = 256, retry: int = 1024, level: float = 0.05, slots: int = 16) -> Pacer:
   """Delays all ranks of a job by the same, once, where another job on the link is still sending when it begins.
 
-  Fair sharing never separates jobs that collide: both take longer by the same, and collide again in the next step. A
-  delay moves the job's phase for good, so one shift is enough.
+  Fair sharing never separates jobs that collide: both take longer by the same, and collide again in the next step; TCP
+  even draws them together. A delay moves the job's phase for good, so one shift parts them, and a small one now and
+  then keeps them apart.
 
   Every rank decides by itself, from what is the same on all ranks to the last bit: each bucket's own time in the step
   before last, and the step's (`Observation.job_transfers`, `job_step_time`). They must be shared
@@ -47,27 +66,36 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
 
   *The rule.* n is a bucket's time over its floor, the number of jobs that shared the link meanwhile. The running
   minimum of n - 1 over the buckets in order, times the floors, is W: the work that was ahead of this job when it began
-  to send (`jaxpace.coordination.order`). Where it clears before the last bucket this job is the follower, and moves
-  by W. The leader has W = 0 and does nothing. Where it never clears the order cannot be seen (they began together, or
-  there is one bucket only): then it moves by U W, U uniform, with probability one half. After a shift it waits for 2 to
-  5 decisions: its effect is seen two later, and others move too. All draws are hashes of (key, step).
+  to send (`jaxpace.coordination.order`). Where it clears before the last
+  bucket, or was more at the first bucket than at the last, this job is the follower, and moves by W + 2 g + `clearance`
+  times the floors: g is by how much W was seen to grow from one step to the next while this job did not move, and the
+  shift takes hold two steps after the step that is seen. The leader does nothing. Where neither is so the order cannot
+  be seen (they began together, or there is one bucket only): then it moves by U W, U uniform from 1.1 to 1.5, with
+  probability one half. After a shift it waits for 2 decisions, 2 to 5 where the order could not be seen: its effect is
+  seen two later, and others move too. All draws are hashes of (key, step).
+
+  *When.* For the first shift contention must be beyond the dead band in three steps in a row. For 64 steps after a
+  shift the job is awake: two steps are enough, and for a follower W of 4 % of the floors (0.4 dead bands), so that a
+  phase that wanders off is set right before it collides.
 
   *Its test* is the coin of `jaxpace.coordination.shift_test`: of the shifts that are wanted some are not made, and the
   steps that follow are compared. It switches itself off where shifts make steps longer, or show nothing for long.
 
   *Bounds.* Nothing is asked while contention, the sum of what buckets took beyond their floors, is at most `dead_band`
-  of the floors; nothing beyond `max_delay`; and no shift that is longer than what is in a bank that begins with one
-  period, earns `budget` periods a step and holds one at most. So delays lengthen a run by at most `budget` of it plus
-  one period.
+  of the floors, 0.4 times that when awake; nothing beyond `max_delay`; and no shift that is longer than what is in a
+  bank that begins with one period, earns `budget` periods a step and holds one at most. So delays lengthen a run by at
+  most `budget` of it plus one period.
 
   >>> pacer = interleave_jobs(floor=10e-3, key=7)
   >>> times = jnp.full((16,), jnp.nan).at[:4].set(jnp.array([20e-3, 20e-3, 15e-3, 10e-3]))
   >>> nan = jnp.full((2,), jnp.nan)
   >>> seen = Observation(step=jnp.int32(9), rank=jnp.int32(0), arrivals=nan, delays=nan, waits=times,
   ...                    step_time=jnp.float32(0.1), job_step_time=jnp.float32(0.1), job_transfers=times)
-  >>> decision, state = jax.jit(pacer.update)(seen, pacer.init(2))
+  >>> state = pacer.init(2)
+  >>> for _ in range(3):
+  ...   decision, state = jax.jit(pacer.update)(seen, state)
   >>> print(f"{decision.delay:.3f} s, contention {decision.info['contention']:.3f} of the floor")
-  0.025 s, contention 0.625 of the floor
+  0.033 s, contention 0.625 of the floor
 
   Args:
     max_delay: s, the longest delay, 0 to 10. `jaxpace.instrument` has a limit of its own.
@@ -77,6 +105,9 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
       the lowest that was seen: then a job that never had a bucket to itself does not see that it is contended.
     window: steps over which a floor that was seen is forgotten.
     dead_band: contention below which nothing is done, as a share of the floors, 0 to 1.
+    clearance: what a follower moves beyond the work ahead of it, as a share of the floors, 0 to 1: half of the gap that
+      is to be between two jobs. Too little, and jobs that are drawn together touch again at once; too much, and it runs
+      into the next one where many share the link.
     budget: most that delays may add to the run, as a share of it, 0 to 1, after the first period.
     patience: tests after which it is switched off if they have shown no gain.
     retry: steps for which it is then off, the first time; twice as many each time after.
@@ -94,6 +125,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   """
   most = settings.delay("max_delay", max_delay)
   band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
+  clear = settings.number("clearance", clearance, 0, 1, "a share of the floors, 0.2 for 20 %")
   earned = settings.number("budget", budget, 0, 1, "a share of the run time, 0.01 for 1 %")
   patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
   settings.number("level", level, 0, 0.5, "the chance of a false decision, 0.05 for 5 %", open_ended=True)
@@ -104,7 +136,8 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   def init(ranks: int) -> Interleave:
     return Interleave(jnp.asarray(start), lowest.init((slots,)), typical.init(), jnp.float32(1),
                       jnp.zeros((2,), jnp.float32), jnp.zeros((), jnp.int32), shift_test.init(retry),
-                      jnp.asarray(_CALM))
+                      jnp.asarray(_CALM), jnp.asarray(_AWAKE), jnp.zeros((), jnp.int32),
+                      jnp.float32(np.nan), jnp.float32(0))
 
   def update(observation: Observation, state: Interleave) -> tuple[Decision, Interleave]:
     times = order.first(observation.job_transfers, slots)
@@ -119,22 +152,40 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     bank = jnp.where(known, jnp.minimum(state.bank + earned, _ONE), state.bank)
     test = shift_test.advance(took, period, state.test, patience, retry, level)
 
-    want = bounded(jnp.where(seen.clears, _ONE, uniform(state.key, observation.step, 1)) * seen.ahead, most)
-    wanted = known & (state.hold == np.int32(0)) & (seen.contention > band) & (want > _ZERO) & (want <= bank * period)
-    act, tested, test = shift_test.trigger(wanted, seen.clears, own_time, uniform(state.key, observation.step, 2), test)
-    # Within a test that began with a shift, a coin of its own where the order can't be seen.
-    act &= seen.clears | tested | (uniform(state.key, observation.step, 3) < np.float32(0.5))
+    # A follower whose W grows by itself is drawn in: what it loses until its shift takes hold is added.
+    certain = seen.clears | seen.trails
+    follows = known & certain & (seen.ahead > _FINE * band * seen.total)
+    grown = seen.ahead - state.ahead
+    drifts = follows & (state.asked[1] == _ZERO) & (jnp.abs(grown) < _JUMP * seen.total)
+    growth = jnp.where(drifts, state.growth + _GAIN * (grown - state.growth), state.growth)
+    ahead = jnp.where(follows, seen.ahead, _NAN)
+    lost = _LATE * jnp.maximum(growth, _ZERO)
+    drawn = (np.float32(1.1) + np.float32(0.4) * uniform(state.key, observation.step, 1)) * seen.ahead
+    want = bounded(jnp.where(certain, seen.ahead + lost + clear * seen.total, drawn), most)
+    awake = state.since < _AWAKE
+    beyond = known & (seen.contention > band)
+    times_seen = jnp.where(beyond, jnp.minimum(state.seen + np.int32(1), _SURE), np.int32(0))
+    again = (follows & ~jnp.isnan(state.ahead)) | (beyond & (times_seen > _ONCE))
+    contended = jnp.where(awake, again, beyond & (times_seen == _SURE))
+    wanted = contended & (state.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
+    wanted &= want <= bank * period
+    act, tested, test = shift_test.trigger(wanted, awake, own_time, uniform(state.key, observation.step, 2), test)
+    # Where the order can't be seen and no test's coin says whether to move, one of its own does.
+    act &= certain | tested | (uniform(state.key, observation.step, 3) < np.float32(0.5))
 
     delay = jnp.where(act, want, _ZERO)
     bank = jnp.where(act, jnp.maximum(bank - delay / period, _ZERO), bank)
-    wait = np.int32(2) + (np.float32(4) * uniform(state.key, observation.step, 4)).astype(jnp.int32)
+    more = (np.float32(4) * uniform(state.key, observation.step, 4)).astype(jnp.int32)
+    wait = np.int32(2) + jnp.where(certain, np.int32(0), more)
     hold = jnp.where(act, wait, jnp.maximum(state.hold - np.int32(1), np.int32(0)))
+    since = jnp.where(act, np.int32(0), jnp.minimum(state.since + np.int32(1), _AWAKE))
     quiet = jnp.where(wanted, np.int32(0), jnp.minimum(state.quiet + np.int32(1), _CALM))
     estimate, low, high = shift_test.effect(test, level)
     engaged = (quiet < _CALM) & (test.off == np.int32(0))
     info = {"contention": seen.contention, "ahead": seen.ahead, "engaged": engaged.astype(jnp.float32),
             "shift_effect": estimate, "shift_low": low, "shift_high": high}
     return Decision(delay, info), Interleave(state.key, floors_now, period_now, bank,
-                                             jnp.stack([delay, state.asked[0]]), hold, test, quiet)
+                                             jnp.stack([delay, state.asked[0]]), hold, test, quiet, since,
+                                             times_seen, ahead, growth)
 
   return Pacer(init, update)

@@ -15,6 +15,8 @@ from jaxpace.coordination.durations import LONGEST, valid
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _EDGE = np.float32(1.1)
 """A bucket that took less than this times its floor had the link to itself, but for noise."""
+_RISE = np.float32(0.15)
+"""Rise of n from the first bucket to the last that tells who was first, where both were shared."""
 _SMALL = np.float32(0.1)
 """Buckets below this share of the largest are left out: a scalar's time is latency, not bandwidth."""
 
@@ -25,6 +27,9 @@ class Look(NamedTuple):
   contention: jax.Array  # [] float32, time beyond the floors, as a share of the floors
   ahead: jax.Array  # [] float32 s, W: others' work that was on the link when this job began, and had to be shared with
   clears: jax.Array  # [] bool, whether that work was done before this job's last bucket
+  leads: jax.Array  # [] bool, not so, and its last bucket was held up more than its first: it was there first
+  trails: jax.Array  # [] bool, not so, and its first bucket was held up more than its last: it came later
+  total: jax.Array  # [] float32 s, sum of the floors
 
 
 def look(times: jax.Array, floors: jax.Array) -> Look:
@@ -34,6 +39,9 @@ def look(times: jax.Array, floors: jax.Array) -> Look:
   bucket of floor f is sent with n jobs on the link, the others together send (n - 1) f. Those that were there when
   this job began are there until they finish, so as long as n has not fallen; after that, a rise is somebody who came
   later. Hence W = sum of floors * (running minimum of n - 1).
+
+  Where all buckets were shared the running minimum never clears, and jobs that began within a bucket of each other look
+  alike, but for their ends: who began first finds its first bucket shared for less of its time than its last.
 
   >>> found = look(jnp.array([20e-3, 15e-3, 10e-3, 20e-3]), jnp.full((4,), 10e-3))
   >>> print(f"{found.ahead:.3f} s ahead, contention {found.contention:.3f}, clears: {found.clears}")
@@ -53,8 +61,14 @@ def look(times: jax.Array, floors: jax.Array) -> Look:
     return jnp.sum(jnp.where(ok, floors * jnp.maximum(number - _ONE, _ZERO), _ZERO))
 
   known = jnp.any(ok)
+  at = jnp.arange(n.shape[0], dtype=jnp.int32)
+  ends = [jnp.sum(jnp.where(at == place, jnp.where(ok, n, _ZERO), _ZERO))
+          for place in (jnp.min(jnp.where(ok, at, np.int32(n.shape[0]))), jnp.max(jnp.where(ok, at, np.int32(-1))))]
   contention = jnp.where(known, beyond(n) / jnp.where(known, total, _ONE), _NAN)
-  return Look(contention, jnp.where(known, beyond(least), _NAN), known & (least[-1] < _EDGE))
+  clears = known & (least[-1] < _EDGE)
+  unclear = known & ~clears
+  return Look(contention, jnp.where(known, beyond(least), _NAN), clears, unclear & (ends[1] > ends[0] + _RISE),
+              unclear & (ends[0] > ends[1] + _RISE), total)
 
 
 def first(times: jax.Array, count: int) -> jax.Array:

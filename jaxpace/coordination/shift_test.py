@@ -7,10 +7,11 @@ both kinds were before, its sign is the coin's if shifts do nothing. So twice th
 `jaxpace.coordination.sequential`, and its mean estimates the effect.
 
 Until an effect is shown every other trigger is a test, so a shift is asked with probability 0.75; once a gain is
-shown, one trigger in five, so with probability 0.9. (Were every trigger a test, two jobs of 2 % jitter settled at 1.024
-of their period instead of 1.018: tails is dear.) Off where harm is shown, or after `patience` tests that showed
-nothing, for `retry` steps, twice as many each time; then it begins again without evidence and at a stricter level,
-level / (k (k + 1)) for the k-th time.
+shown, one trigger in five, so with probability 0.9. Shifts that only keep jobs apart, made shortly after another one,
+are tested once in 64: they are part of what is tested, and over TCP one that is left out costs more than all others
+earn in a few hundred steps, for the jobs are in step again before the test ends. Off where harm is shown, or after
+`patience` tests that showed nothing, for `retry` steps, twice as many each time; then it begins again without evidence
+and at a stricter level, level / (k (k + 1)) for the k-th time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _SPARE = np.float32(0.2)
 """Share of triggers that are still tests once a gain is shown."""
 _FIRST = np.float32(0.5)
 """Share of triggers that are tests before."""
+_RARE = np.float32(1 / 64)
+"""Share of triggers that are tests while jobs that were parted are kept apart."""
 _CLIP = np.float32(0.5)
 """Periods; an outcome beyond is a pause, not a shift."""
 _PRIOR = np.float32(0.02)
@@ -125,13 +128,13 @@ def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience:
       tries=jnp.where(stop, state.tries + _ONE, jnp.where(gain & full, state.tries + _ONE, state.tries)))
 
 
-def trigger(wanted: jax.Array, certain: jax.Array, base: jax.Array, draw: jax.Array, state: ShiftTest
+def trigger(wanted: jax.Array, awake: jax.Array, base: jax.Array, draw: jax.Array, state: ShiftTest
             ) -> tuple[jax.Array, jax.Array, ShiftTest]:
   """Says whether a shift that is wanted is asked for, and begins a test where there is none.
 
   Args:
     wanted: [] bool.
-    certain: [] bool, whether the order was seen; if not, every trigger is a test, for the coin breaks the tie.
+    awake: [] bool, whether the last shift was a short while ago, so that this one only corrects it.
     base: [] float32 s, the newest step time without own delay.
     draw: [] float32, uniform in [0, 1), of this decision.
     state: after `advance`.
@@ -140,7 +143,7 @@ def trigger(wanted: jax.Array, certain: jax.Array, base: jax.Array, draw: jax.Ar
     Whether to act, [] bool; whether this is the trigger of a test, [] bool; and the state.
   """
   runs, live = state.age > np.int32(0), wanted & (state.off == np.int32(0))
-  share = jnp.where(certain, jnp.where(state.shown, _SPARE, _FIRST), _ONE)
+  share = jnp.where(awake, _RARE, jnp.where(state.shown, _SPARE, _FIRST))
   begins = live & ~runs & (draw < share)
   heads = draw < np.float32(0.5) * share
   act = live & jnp.where(runs, state.heads, ~begins | heads)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxpace
+from jaxpace.coordination import order
 from tests.coordination import jobs
 
 FLOOR = 10e-3
@@ -62,24 +63,52 @@ LEADER = FOLLOWER[::-1]
 
 
 def test_the_follower_moves_by_the_work_ahead_and_the_leader_stays():
-  asked = ask_keys(64, [QUIET, FOLLOWER, QUIET], floor=FLOOR)
-  moved = asked[:, 1] > 0
+  """And by a fifth of its collective more, once it has seen it three times."""
+  asked = ask_keys(64, [QUIET, *[FOLLOWER] * 3, QUIET], floor=FLOOR)
+  moved = asked[:, 3] > 0
   assert moved.mean() == pytest.approx(0.75, abs=0.15)
-  np.testing.assert_allclose(asked[moved, 1], 2.5 * FLOOR, rtol=1e-5)
-  assert (asked[:, [0, 2]] == 0).all()
+  np.testing.assert_allclose(asked[moved, 3], (2.5 + 0.2 * 4) * FLOOR, rtol=1e-5)
+  assert (asked[:, [0, 1, 2, 4]] == 0).all()
   assert (ask(ORDER, [QUIET, *[LEADER] * 50]) == 0).all()
 
 
+def test_one_step_that_was_held_up_is_no_reason_to_move():
+  assert (ask_keys(8, [QUIET, FOLLOWER, FOLLOWER, QUIET] * 10, floor=FLOOR) == 0).all()
+
+
+def after_a_shift(*rows):
+  """Delays [keys, rows] asked upon `rows`, by those that made a shift shortly before."""
+  before = [*[FOLLOWER] * 3, *[QUIET] * 12]
+  asked = ask_keys(64, [*before, *rows], floor=FLOOR)
+  return asked[asked[:, 2] > 0][:, len(before):]
+
+
+def test_a_job_that_was_parted_corrects_its_phase_sooner_and_on_less():
+  touch = [1.3 * FLOOR, FLOOR, FLOOR, FLOOR]  # 7.5 % of the floors, less than the dead band
+  asked = after_a_shift(touch, touch)
+  assert (asked[:, 0] == 0).all() and (asked[:, 1] > 0).mean() > 0.9
+  np.testing.assert_allclose(asked[asked[:, 1] > 0, 1], (0.3 + 0.8) * FLOOR, rtol=1e-4)
+  assert (ask(ORDER, [QUIET, *[touch] * 20]) == 0).all(), "not before it was"
+
+
+def test_a_follower_that_is_drawn_in_goes_further():
+  """W grows by half a bucket a step; a shift takes hold two steps after the step that is seen."""
+  rows = [[(1 + grown) * FLOOR, FLOOR, FLOOR, FLOOR] for grown in (0.5, 1.0)]
+  asked = after_a_shift(*rows)[:, 1]
+  moved = asked[asked > 0]
+  np.testing.assert_allclose(moved, (1.0 + 2 * 0.5 / 8 + 0.8) * FLOOR, rtol=1e-4)
+
+
 def test_the_same_with_a_floor_that_was_seen():
-  asked = ask_keys(8, [QUIET, FOLLOWER])
-  np.testing.assert_allclose(asked.max(), 2.5 * FLOOR, rtol=1e-2)
+  asked = ask_keys(8, [QUIET, *[FOLLOWER] * 3])
+  np.testing.assert_allclose(asked.max(), 3.3 * FLOOR, rtol=1e-2)
 
 
 def test_a_scalar_that_is_summed_first_does_not_hide_the_order():
   """A loss: latency, not bandwidth; alone on the link by luck."""
-  times = [[1e-4, *FOLLOWER]]
+  times = [[1e-4, *FOLLOWER]] * 3
   asked = ask_keys(8, times, floor=[1e-4, *[FLOOR] * 4])
-  np.testing.assert_allclose(asked.max(), 2.5 * FLOOR, rtol=1e-5)
+  np.testing.assert_allclose(asked.max(), 3.3 * FLOOR + 2e-5, rtol=1e-3)
 
 
 durations = st.floats(width=32) | st.floats(0, 1, width=32)
@@ -155,15 +184,26 @@ def test_delays_stay_within_the_bank():
 def test_a_tie_is_broken_by_a_coin_that_differs_from_job_to_job():
   tied = [[2 * FLOOR] * 4] * 30
   asked = ask_keys(64, tied, floor=FLOOR)
-  assert (asked[:, 0] > 0).mean() == pytest.approx(0.5, abs=0.15), "half of them move at once"
+  assert (asked[:, 2] > 0).mean() == pytest.approx(0.5, abs=0.15), "half of them move at once"
   moved = asked[asked > 0]
-  assert moved.max() <= 4 * FLOOR + 1e-6 and np.unique(moved).size == moved.size
+  assert moved.min() >= 1.1 * 4 * FLOOR and moved.max() <= 1.5 * 4 * FLOOR
+  assert np.unique(moved).size == moved.size
+
+
+def test_who_was_first_is_seen_at_the_ends_where_all_buckets_are_shared():
+  """As two jobs in step over TCP: the last bucket of the one, the first of the other is held up more."""
+  first, last = [1.6, 2.0, 2.0, 2.4], [2.4, 2.0, 2.0, 1.6]
+  found = [order.look(jnp.asarray(n, jnp.float32) * FLOOR, jnp.full((4,), FLOOR)) for n in (first, last, [2.0] * 4)]
+  assert [bool(look.leads) for look in found] == [True, False, False]
+  assert [bool(look.trails) for look in found] == [False, True, False]
+  assert not any(bool(look.clears) for look in found)
+  assert (ask(ORDER, [[n * FLOOR for n in first]] * 60) == 0).all()
 
 
 @pytest.mark.parametrize("arguments", [
     {"max_delay": 20}, {"key": -1}, {"key": 1.5}, {"key": 2**32}, {"floor": 0.0}, {"floor": [1e-3, np.nan]},
-    {"floor": "fast"}, {"dead_band": -0.1}, {"budget": 2}, {"slots": 0}, {"window": 1}, {"level": 0.0},
-    {"patience": 0}, {"retry": 0.5}])
+    {"floor": "fast"}, {"dead_band": -0.1}, {"clearance": 1.5}, {"budget": 2}, {"slots": 0}, {"window": 1},
+    {"level": 0.0}, {"patience": 0}, {"retry": 0.5}])
 def test_a_slip_is_named(arguments):
   (name, value), = arguments.items()
   with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):

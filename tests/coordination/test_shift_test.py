@@ -25,7 +25,7 @@ def run(steps):
     state = shift_test.advance(before, jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
     judged = state
     wanted = (since > 12) & (state.age == 0)
-    act, tested, state = shift_test.trigger(wanted, jnp.asarray(True), jnp.float32(1), draw, state)
+    act, tested, state = shift_test.trigger(wanted, jnp.asarray(False), jnp.float32(1), draw, state)
     since = jnp.where(act, 0, since + 1)
     # This decision is about the step that comes now; its time is seen by the decision after the next one.
     took = jnp.float32(1) + noise + jnp.where(since < shift_test.STEPS, effect, jnp.float32(0))
@@ -79,7 +79,8 @@ def test_half_of_the_triggers_are_tests_and_nothing_happens_in_tails():
 
 def test_a_step_that_is_not_known_voids_its_test():
   state = shift_test.init(RETRY)
-  _, tested, state = shift_test.trigger(jnp.asarray(True), jnp.asarray(True), jnp.float32(1), jnp.float32(0.1), state)
+  _, tested, state = shift_test.trigger(jnp.asarray(True), jnp.asarray(False), jnp.float32(1),
+                                       jnp.float32(0.1), state)
   assert bool(tested)
   for k in range(12):
     took = jnp.float32(np.nan if k == 4 else 1)
@@ -92,7 +93,7 @@ def test_exactly_the_eight_steps_after_the_trigger_are_compared(draw, sign):
   """Decided after step 0; a decision sees the step before the one just done."""
   state = shift_test.init(RETRY)
   act, tested, state = shift_test.trigger(
-      jnp.asarray(True), jnp.asarray(True), jnp.float32(1), jnp.float32(draw), state)
+      jnp.asarray(True), jnp.asarray(False), jnp.float32(1), jnp.float32(draw), state)
   assert bool(tested) and bool(act) == (sign > 0)
   for decision in range(1, 11):
     step = decision - 1
