@@ -4,14 +4,15 @@ The logarithm of a pair's time is a base (one within a host, one between hosts) 
 pairs it is in, a slow sender in those it sends in, a slow receiver in those it receives in, a slow link in one pair of
 hosts, each way or one way. Each of these is a hypothesis: a set of pairs that share one shift. They are compared by
 their likelihood under Laplace noise of unknown scale (so single odd pairs weigh little), with the price of one more
-parameter and of the number of hypotheses tried; "nothing is slow" is one of them. Two hypotheses that explain the
-times equally well share the probability: then the answer is that it can't be told.
+parameter and of the number of hypotheses tried; "nothing is slow" is one of them. They are chosen one after the other,
+then each is judged beside the others chosen. Two that explain the same times equally well share the probability: then
+the answer is that it can't be told.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -101,24 +102,34 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
   y = np.log(seconds[sender, receiver])
   tier = (of[sender] != of[receiver]).astype(int)
   tried = _hypotheses(sender, receiver, of, tier, y)
+  if not tried:
+    return Inference((), "All processes are on two hosts: a slow host can't be told from its peer or the link. Probe "
+                         "with a third." if len(names) == 2 else "Too few pairs were measured to compare them.")
+  sets = [one.pairs for one in tried]
+  chosen: dict[int, float] = {}  # number of a hypothesis: its shift
+  while len(chosen) < _MOST:
+    probability, shift = _compare(y - _explained(chosen, sets), tier, sets)
+    best = int(np.argmax(probability[1:]))
+    if best in chosen or probability[0] > 1 - CONFIDENCE or math.exp(shift[best]) < SMALLEST_RATIO:
+      break
+    chosen[best] = shift[best]
   culprits: list[Culprit] = []
   reason = ""
-  for _ in range(_MOST):
-    probability, shift = _compare(y, tier, [one.pairs for one in tried])
-    best = int(np.argmax(probability[1:])) if tried else -1
-    if best < 0 or probability[1 + best] < _needed(tried[best].kind):
-      reason = reason or _ambiguous(probability, tried, shift, names)
-      break
+  for best in chosen:  # each anew, beside the others: two slow hosts don't contest each other's place
+    rest = {other: shift for other, shift in chosen.items() if other != best}
+    probability, shift = _compare(y - _explained(rest, sets), tier, sets)
     one, ratio = tried[best], math.exp(shift[best])
-    if ratio < SMALLEST_RATIO:
-      break
-    culprits.append(Culprit(one.kind, tuple(names[h] for h in one.hosts), one.processes, ratio,
-                            float(probability[1 + best])))
-    y = y - shift[best] * one.pairs
-  if not tried:
-    reason = ("All processes are on two hosts: a slow host can't be told from its peer or the link. Probe with a third."
-              if len(names) == 2 else "Too few pairs were measured to compare them.")
+    if probability[1 + best] >= _needed(one.kind) and ratio >= SMALLEST_RATIO:
+      culprits.append(Culprit(one.kind, tuple(names[h] for h in one.hosts), one.processes, ratio,
+                              float(probability[1 + best])))
+    else:
+      reason = reason or _ambiguous(probability, tried, shift, names)
   return Inference(tuple(culprits), reason)
+
+
+def _explained(chosen: Mapping[int, float], sets: Sequence[np.ndarray]) -> np.ndarray:
+  """[N] what the hypotheses chosen add to the times' logarithms."""
+  return sum((shift * sets[number] for number, shift in chosen.items()), np.zeros(len(sets[0])))
 
 
 def _hypotheses(sender: np.ndarray, receiver: np.ndarray, of: np.ndarray, tier: np.ndarray,
@@ -204,4 +215,4 @@ def _ambiguous(probability: np.ndarray, tried: Sequence[_Hypothesis], shift: np.
     return ""
   words = [f"{tried[i].kind} {' to '.join(names[h] for h in tried[i].hosts)} ({100 * probability[1 + i]:.0f} %)"
            for i in order]
-  return f"Something is slow, but what can't be told: {', '.join(words)}. Probe again, with more repeats."
+  return f"Something may be slow, but not surely: {', '.join(words)}. Probe again, with more repeats."

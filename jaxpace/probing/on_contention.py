@@ -28,8 +28,9 @@ class ProbeOnContention:
         prober.step(pace)
 
   Every `every` steps the processes put together what the ring of stamps holds of the last steps: a collective's own
-  time is the shortest wait of any rank. Where its median is more than `above` times the floor, `probe_links` runs there and
-  then, between two steps, and process 0 logs what it says. All processes see the same numbers, so all probe, or none.
+  time is the shortest wait of any rank. Where its median is more than `above` times the floor, `probe_links` runs there
+  and then, between two steps, and process 0 logs what it says. All processes see the same numbers, so all probe, or
+  none.
   A probe stops the training for a few seconds: hence only on request, and at most `most` times.
   """
 

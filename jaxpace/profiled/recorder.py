@@ -94,6 +94,7 @@ class ProfiledRecorder(Recorder):
     self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
     self._reader: threading.Thread | None = None
     self._plans: dict[tuple[str, tuple[str, ...]], tuple[Plan, stamps.Groups]] = {}
+    self._ranks: list[int] | None = None
     self._told: set[str] = set()
 
   def record(self, result: Any, **host_columns: float) -> None:  # type: ignore[override] # no pace state here
@@ -204,21 +205,25 @@ class ProfiledRecorder(Recorder):
       raise executions.ProfileError("the profiler has written no trace")
     found, offset = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
     program, by_device = executions.executions(found, offset, self._length)
-    ordinals, ranks = _local_devices()
-    if missing := [ordinal for ordinal in ordinals if ordinal not in by_device]:
-      raise executions.ProfileError(f"{program} did not run on this process's devices {missing}")
-    plan, groups = self._plan(program, by_device[ordinals[0]])
+    rank_of = _local_devices()
+    ordinals = [ordinal for ordinal in rank_of if ordinal in by_device]
+    ranks = [rank_of[ordinal] for ordinal in ordinals]
+    if self._ranks is None:
+      self._ranks = ranks
+    if ranks != self._ranks or not ranks:
+      raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
+    plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
     rings = np.stack([stamps.rows(steps, groups, session.first_step) for steps in stamps.in_order(by_device, ordinals)])
     self.take(Batch(rings, plan, session.samples, session.extra, sampled=True), ranks)
 
-  def _plan(self, program: str, steps: list[executions.Execution]) -> tuple[Plan, stamps.Groups]:
+  def _plan(self, program: str, steps: list[executions.Execution], local: int) -> tuple[Plan, stamps.Groups]:
     """The program's plan, made once; which collectives form a slot is process 0's choice."""
     key = program, tuple(sorted({name for step in steps for name in step.collectives}))
     if key not in self._plans:
       own = json.dumps(stamps.group(steps))
       text = distributed.share_string(f"profiled/{len(self._plans)}", own, _SHARE_SECONDS)
       groups = tuple(tuple(members) for members in json.loads(text or own))
-      self._plans[key] = stamps.plan(program, groups, self._axis, jax.device_count()), groups
+      self._plans[key] = stamps.plan(program, groups, self._axis, local * jax.process_count()), groups
     return self._plans[key]
 
   def _say(self, sentence: str) -> None:
@@ -228,12 +233,12 @@ class ProfiledRecorder(Recorder):
       _LOG.warning("%s. Training goes on; a failure like this is not told again.", sentence)
 
 
-def _local_devices() -> tuple[list[int], list[int]]:
-  """Ordinals of this process's devices, as a trace numbers them, and their ranks: their places in the whole job."""
+def _local_devices() -> dict[int, int]:
+  """Ranks of this process's devices, their places in the whole job, by their ordinals, as a trace numbers them."""
   place = {device.id: rank for rank, device in enumerate(jax.devices())}
   devices = jax.local_devices()
-  ordinals = [i if device.local_hardware_id is None else device.local_hardware_id for i, device in enumerate(devices)]
-  return ordinals, [place[device.id] for device in devices]
+  return {i if device.local_hardware_id is None else device.local_hardware_id: place[device.id]
+          for i, device in enumerate(devices)}
 
 
 def _line(error: Exception) -> str:
