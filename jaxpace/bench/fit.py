@@ -54,45 +54,48 @@ def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Measured], see
   a, b = coefficients(kind, algorithm, ranks)
   rows = np.array([[a, b * m.bytes] for m in measured])
   seconds = np.array([max(m.seconds, 1e-9) for m in measured])
-  alpha, beta = _solve(rows, seconds)
+  [(alpha, beta)] = _solve(rows[None], seconds[None])
   misfit = float(np.abs(rows @ [alpha, beta] / seconds - 1).max())
   random = np.random.default_rng(seed)
-  drawn = np.empty((_DRAWS, 2))
-  for i in range(_DRAWS):
-    chosen = random.integers(0, len(measured), len(measured))
-    again = [float(np.median(random.choice(measured[j].samples, len(measured[j].samples)))) for j in chosen]
-    drawn[i] = _solve(rows[chosen], np.maximum(again, 1e-9))
+  chosen = random.integers(0, len(measured), (_DRAWS, len(measured)))
+  medians = np.stack([np.median(random.choice(m.samples, (_DRAWS, len(m.samples))), axis=1) for m in measured], axis=1)
+  again = np.maximum(np.take_along_axis(medians, chosen, axis=1), 1e-9)
+  drawn = _solve(rows[chosen], again)
   low, high = np.quantile(drawn, _INTERVAL, axis=0)
   estimates = [Estimate(x, min(float(low[i]), x), max(float(high[i]), x)) for i, x in enumerate((alpha, beta))]
   return Fit(Cost(estimates[0], estimates[1], algorithm, tuple((m.bytes, m.seconds) for m in measured)), misfit)
 
 
-def _solve(rows: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-  """α and β, 0 or more, by iterated Huber weights on relative errors."""
-  relative = rows / seconds[:, None]
-  weights = np.ones(len(seconds))
-  solution = np.zeros(2)
+def _solve(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+  """[D, 2] α and β, 0 or more, by iterated Huber weights on relative errors, of rows [D, S, 2] and seconds [D, S]."""
+  relative = rows / seconds[..., None]
+  weights = np.ones_like(seconds)
+  solution = np.zeros((len(rows), 2))
   for _ in range(20):
     before, solution = solution, _positive(relative, weights)
-    error = np.abs(relative @ solution - 1)
-    scale = max(float(np.median(error)) / 0.6745, 1e-6)
+    error = np.abs((relative * solution[:, None]).sum(axis=2) - 1)
+    scale = np.maximum(np.median(error, axis=1, keepdims=True) / 0.6745, 1e-6)
     weights = np.minimum(1.0, _HUBER * scale / np.maximum(error, 1e-12))
     if np.allclose(before, solution, rtol=1e-6, atol=0):
       break
-  return float(solution[0]), float(solution[1])
+  return solution
 
 
 def _positive(relative: np.ndarray, weights: np.ndarray) -> np.ndarray:
-  """Weighted least squares of relative @ x = 1 with x >= 0."""
-  root = np.sqrt(weights)
-  if len(np.unique(relative[:, 1] / np.maximum(relative[:, 0], 1e-300))) > 1:
-    both, *_ = np.linalg.lstsq(relative * root[:, None], root, rcond=None)
-    if both.min() >= 0:
-      return np.asarray(both)
-  found = []
-  for i in (0, 1):
-    square = float((weights * relative[:, i]**2).sum())
-    x = np.zeros(2)
-    x[i] = float((weights * relative[:, i]).sum()) / square if square > 0 else 0.0
-    found.append((float((weights * (relative @ x - 1)**2).sum()), x))
-  return min(found, key=lambda entry: entry[0])[1]
+  """[D, 2] weighted least squares of relative @ x = 1 with x >= 0: both, or the better one alone."""
+  a, b = relative[..., 0], relative[..., 1]
+  aa, ab, bb = ((weights * x * y).sum(axis=1) for x, y in ((a, a), (a, b), (b, b)))
+  sa, sb = ((weights * x).sum(axis=1) for x in (a, b))
+  determinant = aa * bb - ab**2
+  regular = determinant > 1e-10 * aa * bb
+  bottom = np.where(regular, determinant, 1.0)
+  both = np.stack([(sa * bb - sb * ab) / bottom, (sb * aa - sa * ab) / bottom], axis=1)
+  zero = np.zeros(len(aa))
+  alone = [np.stack([_ratio(sa, aa), zero], axis=1), np.stack([zero, _ratio(sb, bb)], axis=1)]
+  # Of one unknown, the least squares are the total less s² / square.
+  better = np.where((_ratio(sa**2, aa) >= _ratio(sb**2, bb))[:, None], *alone)
+  return np.where((regular & (both >= 0).all(axis=1))[:, None], both, better)
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+  return np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)

@@ -129,7 +129,7 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
       ranks.add_row(str(r.rank), host, signed(c.a), signed(c.b), signed(c.difference),
                     f"{signed(c.low)} to {signed(c.high)}")
     console.print(ranks)
-    console.print(Text("Ranks whose arrival after the median rank surely changed, by 1 % of the step or more"
+    console.print(Text("Ranks whose arrival, against the ranks that changed as usual, surely changed by 1 % of the step"
                        + (f": {most} of {len(changed)}." if most is not None and len(changed) > most else "."),
                        style="dim"))
   elif found.ranks:

@@ -18,7 +18,7 @@ NOTABLE = 0.01
 
 
 class RankChange(NamedTuple):
-  """How much later a rank arrives than the median rank, in both runs."""
+  """How much later a rank arrives than the ranks of which it changed as usual, in both runs."""
 
   rank: int
   host_a: str
@@ -92,6 +92,12 @@ def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
   if a.run.ranks != b.run.ranks or a.run.ranks < 2 or not a.run.collectives or not b.run.collectives:
     return ()
   first, second = _lateness(a), _lateness(b)
+  with np.errstate(invalid="ignore"):
+    moved = _means(second) - _means(first)
+  order = np.argsort(moved, kind="stable")[:int(np.isfinite(moved).sum())]
+  cut = max(1, len(order) // 4) if len(order) > 2 else 0
+  usual = order[cut:len(order) - cut]
+  first, second = (values - _means(values[usual].T) if len(usual) else values for values in (first, second))
   found = []
   for rank in range(a.run.ranks):
     blocks = [x[rank][np.isfinite(x[rank])] for x in (first, second)]
@@ -102,13 +108,18 @@ def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
 
 
 def _lateness(diagnosis: Diagnosis) -> np.ndarray:
-  """[R, B] seconds by which a rank arrives after the median rank, by block of neighbouring steps; NaN where absent."""
+  """[R, B] seconds by which a rank arrives after the mean rank, by block of neighbouring steps; NaN where absent."""
   totals = diagnosis.totals
   number = totals.block_steps
-  by_block = np.divide(totals.lateness.sum(axis=0), number, out=np.full(number.shape, np.nan), where=number > 0)
-  known = np.isfinite(by_block).any(axis=0)
-  by_block[:, known] -= np.nanmedian(by_block[:, known], axis=0)
-  return by_block
+  return np.divide(totals.lateness.sum(axis=0), number, out=np.full(number.shape, np.nan), where=number > 0)
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+  """Mean of every row over what is known; NaN where nothing is."""
+  known = np.isfinite(values)
+  number = known.sum(axis=1)
+  total = np.where(known, values, 0.0).sum(axis=1)
+  return np.divide(total, number, out=np.full(len(values), np.nan), where=number > 0)
 
 
 def _verdict(found: Comparison) -> str:
@@ -128,7 +139,7 @@ def _verdict(found: Comparison) -> str:
       top = found.changed_ranks[0]
       where = f" on {top.host_b}" if top.host_b else ""
       sentence += (f" Rank {top.rank}{where} arrives {milliseconds(abs(top.lateness.difference))} "
-                   f"{'later' if top.lateness.difference > 0 else 'earlier'} than before, against the median rank.")
+                   f"{'later' if top.lateness.difference > 0 else 'earlier'} than before, against the usual rank.")
   if found.limit is None:
     return sentence
   allowed = f"{100 * found.limit:g} %"

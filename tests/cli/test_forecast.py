@@ -1,0 +1,60 @@
+"""`jaxpace forecast` as a user meets it."""
+
+import argparse
+import json
+
+import pytest
+
+from jaxpace.cli import forecast as command
+from jaxpace.trace import synthetic
+from jaxpace.trace.synthetic import Job
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  path = tmp_path_factory.mktemp("forecast") / "run"
+  synthetic.write(path, Job(ranks=8, steps=300, processes=8, hosts=1, noise=0.1))
+  return path
+
+
+def call(*arguments):
+  parser = argparse.ArgumentParser(prog="jaxpace forecast")
+  command.add_arguments(parser)
+  return command.run(parser.parse_args([str(a) for a in arguments]))
+
+
+def test_text_and_json_say_the_same(run, tmp_path, capsys):
+  target = tmp_path / "forecast.json"
+  assert call(run, "--ranks", "8,32,4096", "--ranks-per-host", "5000", "--json", target) == 0
+  text = capsys.readouterr().out
+  document = json.loads(target.read_text())
+  assert document["ranks"] == 8 and document["steps"] == 299 and document["hosts"] == 1
+  same, more, far = document["forecasts"]
+  assert same["step_time"]["estimate"] == pytest.approx(document["recorded"]["step_time"], rel=2e-3)
+  assert more["step_time"]["low"] < more["step_time"]["estimate"] < more["step_time"]["high"]
+  assert more["step_time"]["estimate"] > same["step_time"]["estimate"]
+  assert far["step_time"] is None and "too short" in far["silent"]
+  assert f"{1e3 * more['step_time']['estimate']:.1f} ms" in text and "4,096" in text and "silent" in text
+  assert "too short" in " ".join(text.split())
+
+
+def test_a_described_fabric_is_used(run, tmp_path, capsys):
+  fabric = tmp_path / "fabric.json"
+  fabric.write_text(json.dumps({"levels": [{"level": "flat", "ranks": 64, "alpha": 1e-4, "beta": 0}]}))
+  assert call(run, "--ranks", "16,65", "--fabric", fabric, "--json", "-") == 0
+  document = json.loads(capsys.readouterr().out)
+  near, far = document["forecasts"]
+  assert near["transfer"] == pytest.approx(2e-3 + 16e-4, rel=1e-6) and near["transfer_source"] == "fabric"
+  assert "64 ranks at most" in far["silent"]
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "8,", "1.5", "99999999"])
+def test_numbers_that_are_none_are_refused(text, run, capsys):
+  with pytest.raises(SystemExit):
+    call(run, "--ranks", text)
+  assert "no number" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_fabric_is_a_sentence(run, tmp_path, capsys):
+  assert call(run, "--ranks", "16", "--fabric", tmp_path / "none.json") == 2
+  assert "no such file" in capsys.readouterr().err
