@@ -33,6 +33,7 @@ COMMANDS = {
     "doctor": Entry("jaxpace.cli.doctor", "show where processes run, and what is wrong there"),
     "forecast": Entry("jaxpace.cli.forecast", "say how long a step would take at other numbers of ranks"),
     "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
+    "plan": Entry("jaxpace.cli.plan", "say what a job would take on hardware that you name, and how it scales"),
     "probe": Entry("jaxpace.cli.probe", "measure the links between a job's hosts, and say which is slow"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.reporting.command", "say where the step time of a recorded run went"),
