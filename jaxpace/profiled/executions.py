@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 ANCHOR = "jaxpace_clock:"
 """Name of the annotation that ties the trace's times to the host's monotonic clock; that clock, in ns, follows."""
 
+_NOISE = ("ThreadpoolListener", "end: ", "Wait", "ThunkExecutor")
+"""Beginnings of the names of most events of a trace on CPU: they belong to no operation, and reading more takes time."""
+
 _COLLECTIVE = re.compile(
     r"^(all-reduce|reduce-scatter|all-gather|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
     r"(-start|-done)?(\.\d+)*$")
@@ -60,8 +63,11 @@ def operations(profile: Any) -> tuple[list[Operation], int]:
   for plane in profile.planes:
     for line in plane.lines:
       for event in line.events:
-        if event.name.startswith(ANCHOR):
-          offset = round(int(event.name.removeprefix(ANCHOR)) - event.start_ns)
+        name = event.name
+        if name.startswith(_NOISE):
+          continue
+        if name.startswith(ANCHOR):
+          offset = round(int(name.removeprefix(ANCHOR)) - event.start_ns)
           continue
         stats = dict(event.stats)
         if "hlo_op" in stats and "run_id" in stats and "device_ordinal" in stats:
@@ -80,6 +86,17 @@ def is_collective(name: str) -> bool:
   (True, False)
   """
   return _COLLECTIVE.match(name) is not None
+
+
+def until(found: Iterable[Operation], offset: int, end_ns: int) -> list[Operation]:
+  """Those of the operations that had begun by `end_ns` of the host's monotonic clock.
+
+  Args:
+    found: operations of the trace.
+    offset: what to add to the trace's times.
+    end_ns: when the steps in question had ended.
+  """
+  return [operation for operation in found if operation.begin_ns + offset <= end_ns]
 
 
 def executions(found: Iterable[Operation], offset: int, steps: int) -> tuple[str, dict[int, list[Execution]]]:

@@ -30,10 +30,11 @@ _CLOSE_SECONDS = 60.0
 
 
 class _Session(NamedTuple):
-  """A finished trace that waits to be read."""
+  """A session whose steps are done. Its trace is ended and read by the thread, while the loop goes on."""
 
   folder: str
   first_step: int
+  end_ns: int  # of the host's monotonic clock; what begins later is of no session
   samples: list[host.Sample]
   extra: list[dict[str, float]]
 
@@ -51,21 +52,21 @@ class _Source(Recordable):
 class ProfiledRecorder(Recorder):
   """Writes entries and exits of collectives to a run directory, without any change to the step.
 
-      with jaxpace.ProfiledRecorder("runs/demo", every=50, steps=4) as recorder:
+      with jaxpace.ProfiledRecorder("runs/demo", every=100, steps=4) as recorder:
         for batch in batches:
           state, metrics = step(state, batch)
           recorder.record(metrics)
 
   For a step in which nothing can be stamped, since the compiler puts the collectives in: plain `jax.jit` over sharded
-  arrays. Every `every` steps JAX's profiler runs for `steps` steps; a thread reads its trace and hands on when each
-  device entered and left each collective. The tables and `jaxpace report` are those of `jaxpace.Recorder`; what they
-  hold is a sample. At both ends of a session the loop waits for the devices.
+  arrays. Every `every` steps JAX's profiler runs for `steps` steps; a thread ends it, reads its trace and hands on when
+  each device entered and left each collective. The tables and `jaxpace report` are those of `jaxpace.Recorder`; what
+  they hold is a sample. At both ends of a session the loop waits for the devices.
 
   What it can't give: phases (forward, backward), sizes of collectives, pacing, sharing. Where the program itself
   is being profiled at that moment, a session is left out.
   """
 
-  def __init__(self, directory: str | os.PathLike[str] | None, *, every: int = 50, steps: int = 4, axis: str = "data",
+  def __init__(self, directory: str | os.PathLike[str] | None, *, every: int = 100, steps: int = 4, axis: str = "data",
                first_step: int = 0, **options: Any):
     """Prepares; nothing is touched before `with` or `open`.
 
@@ -86,13 +87,15 @@ class ProfiledRecorder(Recorder):
     super().__init__(directory, _Source(every, steps), **options)
     self.sessions = 0
     self.seconds = {"start": 0.0, "stop": 0.0, "read": 0.0}
-    """Spent so far in starting and stopping the profiler, by the loop, and reading traces, by the thread."""
+    """Spent so far in starting the profiler, by the loop; and in stopping it and reading its traces, by the thread."""
     self._period, self._length, self._axis = every, steps, axis
     self._step = first_step
     self._began: int | None = None  # first step of the session under way
     self._folder = ""
     self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
     self._reader: threading.Thread | None = None
+    self._free = threading.Event()
+    self._free.set()
     self._plans: dict[tuple[str, tuple[str, ...]], tuple[Plan, stamps.Groups]] = {}
     self._ranks: list[int] | None = None
     self._told: set[str] = set()
@@ -130,6 +133,9 @@ class ProfiledRecorder(Recorder):
       self._begin_session()
 
   def _begin_session(self) -> None:
+    if not self._free.is_set():
+      self._say("A sample was left out, the trace before it has not been written yet: a larger `every` avoids that")
+      return
     before = time.monotonic()
     self._folder = tempfile.mkdtemp(prefix="jaxpace-profile-")
     options = jax.profiler.ProfileOptions()
@@ -147,25 +153,18 @@ class ProfiledRecorder(Recorder):
     self.seconds["start"] += time.monotonic() - before
 
   def _end(self) -> None:
-    """Ends the session under way and has its trace read."""
+    """Hands the session under way to the thread: to end a trace takes tens of milliseconds."""
     assert self._began is not None
     began, self._began = self._began, None
-    before = time.monotonic()
-    try:
-      jax.profiler.stop_trace()
-    except Exception as error:
-      shutil.rmtree(self._folder, ignore_errors=True)
-      self._say(f"A sample was left out, the profiler has not written its trace: {_line(error)}")
-      return
-    self.seconds["stop"] += time.monotonic() - before
+    self._free.clear()
     if self._reader is None:
       self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
       self._reader.start()
-    self._queue.put(_Session(self._folder, began, self._samples, self._extra))
+    self._queue.put(_Session(self._folder, began, time.monotonic_ns(), self._samples, self._extra))
     self._samples, self._extra = [], []
 
   def _abandon(self) -> None:
-    """Ends the session under way, if there is one, and forgets it."""
+    """Ends the session under way in the loop, if there is one, and forgets it."""
     if self._began is None:
       return
     self._began = None
@@ -190,6 +189,12 @@ class ProfiledRecorder(Recorder):
     while (session := self._queue.get()) is not None:
       before = time.monotonic()
       try:
+        try:
+          jax.profiler.stop_trace()
+        finally:
+          self._free.set()
+          self.seconds["stop"] += time.monotonic() - before
+          before = time.monotonic()
         self._take_in(session)
         self.sessions += 1
       except Exception as error:
@@ -204,7 +209,8 @@ class ProfiledRecorder(Recorder):
     if not files:
       raise executions.ProfileError("the profiler has written no trace")
     found, offset = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
-    program, by_device = executions.executions(found, offset, self._length)
+    program, by_device = executions.executions(
+        executions.until(found, offset, session.end_ns), offset, self._length)
     rank_of = _local_devices()
     ordinals = [ordinal for ordinal in rank_of if ordinal in by_device]
     ranks = [rank_of[ordinal] for ordinal in ordinals]

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpace.core import ring
 from jaxpace.profiled import stamps
-from jaxpace.profiled.executions import ANCHOR, Execution, ProfileError, executions, is_collective, operations
+from jaxpace.profiled.executions import ANCHOR, Execution, ProfileError, executions, is_collective, operations, until
 from jaxpace.trace import decode
 
 SHIFT = 5_000_000_000_000
@@ -38,6 +38,13 @@ def test_executions_by_device_in_order_on_the_hosts_clock():
   assert program == "jit_step" and sorted(by_device) == [0, 1]
   assert by_device[1] == [
       Execution(k, k + 550, {"all-reduce.3": (k + 400, k + 500)}) for k in (SHIFT + 10_000, SHIFT + 20_000)]
+
+
+def test_what_begins_after_the_session_does_not_count():
+  found, offset = operations(profile(*step(1, 0, 0), *step(2, 0, 1000), *step(3, 0, 2000)))
+  kept = until(found, offset, SHIFT + 1999)
+  assert {one.execution for one in kept} == {1, 2}
+  assert len(executions(kept, offset, 2)[1][0]) == 2
 
 
 def test_what_is_lacking_is_said():
