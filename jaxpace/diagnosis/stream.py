@@ -1,0 +1,236 @@
+"""Finds the onset of a fault while the job runs: sequential tests on lateness, waiting, transfers and gaps. Pure.
+
+Each signal is a share of the step; its own past says what is usual. A CUSUM (Page 1954) adds up by how much a signal
+exceeds its usual level and an allowance of 2.5 % of the step; it alarms where the sum passes a threshold. With y the
+signal less its usual level and the allowance, and θ > 0 the root of E[exp(θ y)] = 1, a sum that starts at 0 ever passes
+h before it returns to 0 with probability at most exp(-θ h) (Lundberg's inequality, for independent steps of any
+distribution): h = log(1 / rate) / θ, θ from the signal's own past. What a single step may add is capped, so that one
+pause, however long, is no onset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis.totals import undelayed
+from jaxpace.trace.run import Run
+
+ALLOWANCE = 0.025
+"""Half of what is to be found: a fault that costs 5 % of the step."""
+RATE = 1e-6
+"""False alarms of one signal a step, at most, as far as its past tells."""
+LEARN = 60
+"""Steps before the first alarm."""
+_MEMORY = 512
+_REFRESH = 40
+_CAP, _GAP_CAP = 0.15, 0.4
+"""Share of the step that one step adds at most; gaps are long and rare where they are a fault at all."""
+_LEAST = 0.45
+"""Least threshold: a fault of 5 % of the step is found within 18 steps, and no two steps by themselves reach it."""
+_TOGETHER = (1, 4, 16)
+"""θ is also that of sums over as many neighbouring steps: what wanders is no onset."""
+_WIDER = 1.15
+"""Times the measured θ demands: it is measured on few steps."""
+LATE, WAITING, TRANSFER, GAP = "late_rank", "waiting", "transfer", "gap"
+_JOB = (WAITING, TRANSFER, GAP)
+
+
+class Steps(NamedTuple):
+  """New steps, the oldest first. R ranks, k steps; seconds; NaN where not known."""
+
+  number: np.ndarray  # [k] int64 step numbers
+  arrival: np.ndarray  # [R, k] undelayed arrival, all collectives of the step together
+  transfer: np.ndarray  # [k] all collectives together
+  gap: np.ndarray  # [R, k] from the step before
+  step: np.ndarray  # [k] mean over ranks of exit to exit
+
+
+class Alarm(NamedTuple):
+  """A fault that began, or was over."""
+
+  kind: str  # LATE, WAITING (ranks by turns), TRANSFER or GAP
+  rank: int | None  # of LATE
+  step: int  # at which it was found
+  onset: int  # at which it began, about
+  share: float  # of the usual step, mean since the onset
+  over: bool  # it is over
+
+  def sentence(self) -> str:
+    """What a person reads."""
+    what = {LATE: f"rank {self.rank} is late", WAITING: "ranks wait for late ones that change from step to step",
+            TRANSFER: "transfers are slow", GAP: "ranks pause between steps"}[self.kind]
+    if self.over:
+      return f"Step {self.step}: no longer so: {what}."
+    return f"Step {self.step}: {what}, by {100 * self.share:.0f} % of the step, since about step {self.onset}."
+
+
+class State(NamedTuple):
+  """What is carried. S = R + 3 signals: each rank's lateness, waiting, transfer, gap."""
+
+  past: np.ndarray  # [S, M] float32, the last usual values, seconds; NaN where there are fewer
+  seen: np.ndarray  # [S] int64 values that ever went in
+  usual: np.ndarray  # [S] median of the past, s
+  threshold: np.ndarray  # [S] shares of the step
+  step_time: float  # median of the usual steps, s
+  times: np.ndarray  # [M] float32 step times
+  sums: np.ndarray  # [S] CUSUM upwards, or downwards while active
+  since: np.ndarray  # [S] step at which the sum last was 0
+  active: np.ndarray  # [S] bool, alarmed and not over
+  until: int  # last step taken in; -1 before the first
+  fresh: int  # steps since thresholds were made
+
+
+def init(ranks: int) -> State:
+  """State before the first step of a job of `ranks` ranks."""
+  signals = ranks + len(_JOB)
+  return State(np.full((signals, _MEMORY), np.nan, np.float32), np.zeros(signals, np.int64), np.full(signals, np.nan),
+               np.full(signals, np.inf), float("nan"), np.full(_MEMORY, np.nan, np.float32), np.zeros(signals),
+               np.full(signals, -1, np.int64), np.zeros(signals, bool), -1, 0)
+
+
+def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
+  """Takes new steps in.
+
+  Args:
+    state: as `init` or the last `update` returned it.
+    steps: steps after those taken in before; earlier ones are left out.
+
+  Returns:
+    The new state, and what began or was over in these steps, in their order.
+  """
+  new = np.flatnonzero(steps.number > state.until)
+  values = _signals(steps)
+  past, seen, times = state.past.copy(), state.seen.copy(), state.times.copy()
+  sums, since, active = state.sums.copy(), state.since.copy(), state.active.copy()
+  usual, threshold, step_time, fresh = state.usual, state.threshold, state.step_time, state.fresh
+  alarms: list[Alarm] = []
+  rows, until, cap = np.arange(len(seen)), state.until, _caps(len(seen))
+  for at in new.tolist():
+    until, now = int(steps.number[at]), values[:, at]
+    known = np.isfinite(now) & np.isfinite(steps.step[at])
+    ready = known & np.isfinite(threshold)
+    if ready.any():
+      share = (now - usual) / step_time
+      share = np.where(active, ALLOWANCE - share, share - ALLOWANCE)
+      sums = np.where(ready, np.maximum(sums + np.clip(share, -cap, cap), 0.0), sums)
+      since = np.where(sums > 0, since, until)
+      passed = np.flatnonzero(ready & (sums >= threshold))
+      for signal in _told(passed, sums, threshold, active):
+        alarms.append(_alarm(signal, until, since, active, values, usual, step_time, steps.number))
+      # A sum that is told starts anew, the other way; waiting that a late rank explains is not told again.
+      active[passed] = ~active[passed]
+      sums[passed] = 0.0
+      since[passed] = until
+    # What is on its way to an alarm, or beyond one, is not what is usual.
+    calm = known & ~active & (sums < 0.5 * np.where(np.isfinite(threshold), threshold, np.inf))
+    past[rows[calm], seen[calm] % _MEMORY] = now[calm]
+    seen = seen + calm
+    if calm[-len(_JOB):].any():
+      times[int(seen.max()) % _MEMORY] = steps.step[at]
+    fresh += 1
+    if fresh >= _REFRESH or (not np.isfinite(threshold).any() and int(seen.max()) >= LEARN):
+      usual, threshold, step_time = _thresholds(past, seen, times, state.usual)
+      fresh = 0
+  return State(past, seen, usual, threshold, step_time, times, sums, since, active, until, fresh), tuple(alarms)
+
+
+def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
+  """Takes in the steps of a run, or of a window of one, that were not taken in before."""
+  first = int(np.searchsorted(run.steps, state.until, side="right"))
+  if not run.collectives or first >= len(run.steps):
+    return state, ()
+  work = busy(run, slice(first, len(run.steps)))
+  split = account(work)
+  number = work.valid.sum(axis=0)
+  mean = np.divide(np.where(work.valid, work.step, 0.0).sum(axis=0), number, out=np.full(len(number), np.nan),
+                   where=number > 0)
+  return update(state, Steps(run.steps[first:], undelayed(work).sum(axis=0), split.transfer.sum(axis=0), work.runtime,
+                             mean))
+
+
+def _signals(steps: Steps) -> np.ndarray:
+  """[S, k] every rank's arrival after the lower median of all; mean earliness; transfer; mean gap. Seconds."""
+  valid = np.isfinite(steps.arrival)
+  number = np.maximum(valid.sum(axis=0), 1)
+  some = valid.any(axis=0)
+  arrival = np.where(valid, steps.arrival, np.inf)
+  order = np.sort(arrival, axis=0)
+  middle = np.take_along_axis(order, ((number - 1) // 2)[None], axis=0)[0]
+  middle = np.where(some, middle, np.nan)
+  # Of two ranks the other one is what a rank is compared with: by turns they are late and early.
+  lateness = steps.arrival - (middle if len(valid) > 2 else steps.arrival[::-1])
+  last = np.where(some, np.where(valid, steps.arrival, -np.inf).max(axis=0), np.nan)
+  early = np.where(valid, last - steps.arrival, 0.0).sum(axis=0) / number
+  gaps = np.isfinite(steps.gap)
+  gap = np.where(gaps, steps.gap, 0.0).sum(axis=0) / np.maximum(gaps.sum(axis=0), 1)
+  return np.concatenate([lateness, np.stack([np.where(some, early, np.nan), steps.transfer, gap])])
+
+
+def _told(passed: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray) -> list[int]:
+  """Signals whose passing is told: of the waiting, only what no rank that is late, or nearly, explains."""
+  ranks = len(sums) - len(_JOB)
+  late = bool(active[:ranks].any() or (sums[:ranks] >= 0.5 * threshold[:ranks]).any())
+  gap = ranks + _JOB.index(GAP)
+  told = []
+  for signal in passed.tolist():
+    waiting = signal == ranks + _JOB.index(WAITING)
+    if waiting and not active[signal] and (late or active[gap] or gap in passed):
+      continue
+    told.append(signal)
+  return told
+
+
+def _alarm(signal: int, step: int, since: np.ndarray, active: np.ndarray, values: np.ndarray, usual: np.ndarray,
+           step_time: float, numbers: np.ndarray) -> Alarm:
+  ranks = len(since) - len(_JOB)
+  rank = signal if signal < ranks else None
+  kind = LATE if rank is not None else _JOB[signal - ranks]
+  during = (numbers > since[signal]) & (numbers <= step)
+  own = values[signal, during]
+  own = own[np.isfinite(own)]
+  share = float(own.mean() - usual[signal]) / step_time if own.size else 0.0
+  return Alarm(kind, rank, step, int(since[signal]) + 1, share, bool(active[signal]))
+
+
+def _thresholds(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Sequence[float] | np.ndarray
+                ) -> tuple[np.ndarray, np.ndarray, float]:
+  """Usual level, threshold and step time from the past."""
+  known = np.isfinite(times)
+  step_time = float(np.median(times[known])) if known.any() else float("nan")
+  ready = seen >= LEARN
+  usual, threshold = np.asarray(before, np.float64).copy(), np.full(len(seen), np.inf)
+  if not ready.any() or not step_time > 0:
+    return usual, threshold, step_time
+  own, cap = past[ready].astype(np.float64), _caps(len(seen))[ready, None]
+  usual[ready] = np.nanmean(own, axis=1)
+  y = np.clip((own - usual[ready, None]) / step_time, -cap, cap) - ALLOWANCE
+  theta = np.full(len(own), np.inf)
+  for width in _TOGETHER:
+    sums = y.reshape(len(y), -1, width).sum(axis=2)
+    there = np.isfinite(sums)
+    enough = there.sum(axis=1) >= 3
+    theta = np.where(enough, np.minimum(theta, _root(np.where(there, sums, 0.0), there)), theta)
+  threshold[ready] = np.maximum(_WIDER * -np.log(RATE) / theta, _LEAST)
+  return usual, threshold, step_time
+
+
+def _caps(signals: int) -> np.ndarray:
+  """[S] what one step may add to each signal's sum."""
+  caps = np.full(signals, _CAP)
+  caps[signals - len(_JOB) + _JOB.index(GAP)] = _GAP_CAP
+  return caps
+
+
+def _root(y: np.ndarray, there: np.ndarray) -> np.ndarray:
+  """[S] largest θ up to 200 with mean exp(θ y) ≤ 1; by bisection."""
+  number = np.maximum(there.sum(axis=1), 1)
+  low, high = np.zeros(len(y)), np.full(len(y), 200.0)
+  for _ in range(30):
+    middle = (low + high) / 2
+    mean = np.where(there, np.exp(np.minimum(middle[:, None] * y, 50.0)), 0.0).sum(axis=1) / number
+    low, high = np.where(mean <= 1, middle, low), np.where(mean <= 1, high, middle)
+  return np.maximum(low, 1e-3)
