@@ -3,9 +3,9 @@
 Each job computes, then sends its buckets one after the other over the link, whose capacity the jobs that are sending
 share at every instant: equally (what per-flow fair queueing and TCP tend to), or in proportion to a weight that grows
 with what a job has sent of its collective (after "MLTCP: Congestion Control for DNN Training", 2024: 0.25 + 1.75 times
-the share sent). One link, one number a job: no packets, no round trips, no losses. A step's delay is what the job's
-pacer asked after the step before, from the library's own `Pacer.update`, fed as in a live step: what it sees of the job
-is one step older than the step just done.
+the share sent), or falls with it, as was measured over TCP, which draws jobs together. One link, one number a job: no
+packets, no round trips, no losses. A step's delay is what the job's pacer asked after the step before, from the
+library's own `Pacer.update`, fed as in a live step: what it sees of the job is one step older than the step just done.
 
 Event-driven inside one compiled loop: from one end of a phase to the next. Times are float32 seconds since the phase
 began, never since the run began.
@@ -70,6 +70,14 @@ def fair(sent: jax.Array) -> jax.Array:
 def mltcp(sent: jax.Array) -> jax.Array:
   """The weight grows with the bytes sent: 0.25 + 1.75 times the share; the slope and intercept of MLTCP-Reno."""
   return np.float32(0.25) + np.float32(1.75) * sent
+
+
+def drawn(sent: jax.Array) -> jax.Array:
+  """The weight falls with the bytes sent: 1 + 0.75 times the share that is left.
+
+  As `experiments.fabric.attraction` fits it to real TCP: 0.65 to 0.8 with cubic, bbr and reno.
+  """
+  return _ONE + np.float32(0.75) * (_ONE - sent)
 
 
 def nothing() -> Pacer:

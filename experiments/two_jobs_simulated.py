@@ -43,7 +43,8 @@ SCENES = {
                           {"together": True}, "at most 1.01 within 20 to 30 steps"),
     "two_together_31": Scene("the same; steps 31 to 60", (1, 1), (.4, .4), 60, 30, {"together": True}, "1.01"),
     "two": Scene("two, a = 0.4, 2 % jitter", (1, 1), (.4, .4), more={"jitter": .02}, target="at most 1.02"),
-    "two_noise": Scene("the same, bucket times seen with 5 % noise", (1, 1), (.4, .4),
+    "two_quiet": Scene("the same, 1.2 % jitter, as in the fabric lab", (1, 1), (.4, .4), more={"jitter": .012}),
+    "two_noise": Scene("two, a = 0.4, 2 % jitter, bucket times seen with 5 % noise", (1, 1), (.4, .4),
                        more={"jitter": .02, "noise": .05}),
     "two_one_paced": Scene("the same without noise, only one of them paced", (1, 1), (.4, .4),
                            more={"jitter": .02, "unpaced": (1,)}),
@@ -113,6 +114,9 @@ CONTROLS = {
     "at_once_fresh": Control("the same, had it the bucket times one step sooner", at_once(True), fresh=True),
     "mltcp": Control("MLTCP-like: the network gives more to who has sent more", lambda floor: fluid.nothing(),
                      fluid.mltcp),
+    "drawn": Control("no control, the network giving more to who has just begun, as TCP was measured to do",
+                     lambda floor: fluid.nothing(), fluid.drawn),
+    "drawn_interleave": Control("the same with `interleave_jobs`", ours, fluid.drawn),
 }
 
 

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 import jaxpace.distributed
+from experiments.fabric import controls
 from jaxpace.core.types import Pacer
 from jaxpace.instrument import Instrumented
 
@@ -65,7 +66,8 @@ class Run:
   seed: int
 
 
-PACERS: dict[str, Callable[..., Pacer | None]] = {"none": lambda key: None, "interleave": jaxpace.interleave_jobs}
+PACERS: dict[str, Callable[..., Pacer | None]] = {
+    "none": lambda key: None, "interleave": jaxpace.interleave_jobs, "random": controls.move_at_random}
 """The controls that are compared, made from the job's own key and settings."""
 
 

@@ -2,6 +2,7 @@
 
     python -m experiments.fabric.two_jobs                          # 10 pairs of 600 steps, cubic: about 18 minutes
     python -m experiments.fabric.two_jobs --congestion=cubic,reno,default
+    python -m experiments.fabric.two_jobs --rule=random --out=docs/measurements/two_jobs_random.json
     python -m experiments.fabric.two_jobs --runs=2 --steps=150 --settle=50 --leaves=1 --out=/tmp/two_jobs.json
 
 Each repetition draws a start offset between the jobs, and runs, in random order: both jobs without control, both with
@@ -43,6 +44,8 @@ _congestion = flags.DEFINE_list("congestion", "cubic",
                                 "TCP congestion controls, one after the other; `default` is the kernel's own.")
 _floor = flags.DEFINE_enum("floor", "measured", ["measured", "learned"],
                            "The buckets' own times, for interleave_jobs: measured on the quiet trunk before, or none.")
+_rule = flags.DEFINE_enum("rule", "interleave", ["interleave", "random"],
+                          "The control that is compared with none; `random` is for comparison, give it an --out.")
 _out = flags.DEFINE_string("out", "docs/measurements/two_jobs.json", "File the figures are written to.")
 
 _GRACE_NS = 1_000_000_000  # from the request to the start: every rank must be waiting by then
@@ -91,8 +94,8 @@ def repeat(bench: Bench, number: int, seed: int, period: float) -> dict[str, Any
   offset = draw.random() * period
   first, second = bench.jobs
   both, alone = {first: _steps.value, second: _steps.value}, {(first, second)[number % 2]: _alone_steps()}
-  plans = {"none": ("none", both), "interleave": ("interleave", both), "alone_none": ("none", alone),
-           "alone_interleave": ("interleave", alone)}
+  plans = {"none": ("none", both), "interleave": (_rule.value, both), "alone_none": ("none", alone),
+           "alone_interleave": (_rule.value, alone)}
   order = draw.sample(list(plans), len(plans))
   found: dict[str, Any] = {"offset_ms": round(1e3 * offset, 3), "order": order, "seed": seed,
                            "load_average": round(os.getloadavg()[0], 2)}
@@ -107,7 +110,7 @@ def leave(bench: Bench, seed: int, period: float) -> dict[str, Any]:
   """Both jobs are paced; then the second one ends."""
   first, second = bench.jobs
   before = max(_steps.value // 2, 20)
-  stays, leaves = bench.run("interleave", {first: before + _STAY_STEPS, second: before}, seed,
+  stays, leaves = bench.run(_rule.value, {first: before + _STAY_STEPS, second: before}, seed,
                             random.Random(seed).random() * period)
   return two_jobs_figures.of_leave(stays, float(leaves.ends[-1]))
 
@@ -133,11 +136,11 @@ def _measure(congestion: str, figures: dict[str, Any], out: pathlib.Path) -> Non
       period = 1e-3 * two_jobs_figures.of_run(first, 0)["mean_ms"]
       floor = [round(float(value), 6) for value in np.median(first[0].transfers, axis=0)]
       for job in ready.values():
-        job.prepare("interleave", {"floor": floor} if _floor.value == "measured" else {})
+        job.prepare(_rule.value, {"floor": floor} if _floor.value == "measured" else {})
       here: dict[str, Any] = {
           **measured.circumstances("experiments.fabric.two_jobs"), "config": json.loads(config.to_json_best_effort()),
           "congestion": path.congestion, "trunk": vars(path), "plan": ready[next(iter(ready))].plan,
-          "steps": _steps.value, "alone_steps": _alone_steps(), "settle": _settle.value,
+          "rule": _rule.value, "steps": _steps.value, "alone_steps": _alone_steps(), "settle": _settle.value,
           "floor": floor if _floor.value == "measured" else None, "repetitions": [], "leaves": []}
       figures.setdefault("by_congestion", {})[congestion] = here
       for number in range(_runs.value):

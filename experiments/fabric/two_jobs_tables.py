@@ -6,8 +6,7 @@ from typing import Any
 
 from experiments import measured
 
-_KINDS = {"alone_none": "alone, no control", "alone_interleave": "alone, interleave_jobs",
-          "none": "both, no control", "interleave": "both, interleave_jobs"}
+_RULES = {"interleave": "interleave_jobs", "random": "whoever is contended moves at random"}
 
 
 def markdown(figures: dict[str, Any]) -> list[str]:
@@ -36,9 +35,12 @@ def _one(name: str, here: dict[str, Any]) -> list[str]:
            f"{summary['repetitions']} repetitions of {here['steps']} steps ({here['alone_steps']} alone), start "
            f"offsets drawn over a period; settled: after {here['settle']} steps. Floors of the buckets, ms: "
            f"{floors + ', measured alone' if floors else 'learned by the pacer'}.", ""]
+  rule = _RULES[here.get("rule", "interleave")]
+  kinds = {"alone_none": "alone, no control", "alone_interleave": f"alone, {rule}", "none": "both, no control",
+           "interleave": f"both, {rule}"}
   rows = [(label, *(_with_interval(summary[f"{kind}_{what}"], 2 if what.endswith("ms") else 3)
                     for what in ("mean_ms", "settled_ms", "settled_cv", "delay_ms")))
-          for kind, label in _KINDS.items()]
+          for kind, label in kinds.items()]
   lines += measured.table(("", "mean period, ms", "settled, ms", "CV, settled", "delay a step, ms"), rows)
   lines += measured.table(("", "measured", "wanted"), [
       ("gap: no control over alone", _percent(summary["gap"]), "–"),
@@ -49,7 +51,7 @@ def _one(name: str, here: dict[str, Any]) -> list[str]:
       ("cost of the pacer to a job alone", _percent(summary["cost_alone"]), "0 %"),
       ("steps until delays end after the other job leaves",
        ", ".join(str(leave["disengaged_after"]) for leave in here["leaves"]) or "–", "at most 50")])
-  alone = {"none": "no control", "interleave": "interleave_jobs"}
+  alone = {"none": "no control", "interleave": rule}
   lines += measured.table(
       ("offset, ms", "alone, ms", *(f"{label}, ms" for label in alone.values()), "recovered", "load average"),
       [(r["offset_ms"], r["alone_none"]["mean_ms"], r["none"]["mean_ms"], r["interleave"]["mean_ms"], _recovered(r),

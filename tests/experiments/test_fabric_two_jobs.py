@@ -83,8 +83,8 @@ def test_the_page_says_it() -> None:
   config = fabric.get_config()
   here = {"command": "python", "date": "2000-01-01", "machine": {"cores": 2, "platform": "Linux", "jax": "0.10"},
           "load_average_at_start": 0.1, "config": json.loads(config.to_json_best_effort()), "congestion": "bbr",
-          "trunk": {"mbit": 95.0, "rtt_ms": 0.03, "loaded_rtt_ms": 9.0}, "steps": 600, "alone_steps": 150,
-          "settle": 200, "floor": [6e-3, 6.5e-3], "repetitions": repetitions, "leaves": [],
+          "rule": "interleave", "trunk": {"mbit": 95.0, "rtt_ms": 0.03, "loaded_rtt_ms": 9.0}, "steps": 600,
+          "alone_steps": 150, "settle": 200, "floor": [6e-3, 6.5e-3], "repetitions": repetitions, "leaves": [],
           "summary": two_jobs_figures.summary(repetitions)}
   page = "\n".join(two_jobs_tables.markdown({"by_congestion": {"default": here}}))
   assert "## TCP congestion control: default (bbr)" in page and "6.00, 6.50, measured alone" in page
