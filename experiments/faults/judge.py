@@ -11,8 +11,18 @@ from typing import Any
 from experiments.faults import truth
 from experiments.faults.make import FABRIC, LABEL, label
 from experiments.faults.scores import Found, Injected, Judged
-from experiments.faults.spec import CONTENTION, HEALTHY, LOCALITY, RUNTIME, STRAGGLER, Spec, from_json, layout
-from jaxpace.diagnosis import document
+from experiments.faults.spec import (
+    AMPLIFICATION,
+    CONTENTION,
+    HEALTHY,
+    LOCALITY,
+    RUNTIME,
+    STRAGGLER,
+    Spec,
+    from_json,
+    layout,
+)
+from jaxpace.diagnosis import document, stream
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.fabric import Fabric, read_fabric
 from jaxpace.diagnosis.what_if_request import parse
@@ -119,7 +129,41 @@ def _judge(one: Labelled, how: str) -> Judged:
   answer = None
   if predicted is not None and one.twin_step_time is not None:
     answer = (predicted, one.twin_step_time, one.truth["step_time"] * (1 - injected[0].cost))
-  return dataclasses.replace(blank, found=findings, what_if=answer)
+  detected, noticed, early = detection(run, injected)
+  return dataclasses.replace(blank, found=findings, what_if=answer, detected=detected, noticed=noticed,
+                             false_alarms=early)
+
+
+_ALARMS = {STRAGGLER: stream.LATE, LOCALITY: stream.LATE, AMPLIFICATION: stream.WAITING, CONTENTION: stream.TRANSFER,
+           RUNTIME: stream.GAP}
+"""What the stream calls each mode when it begins."""
+
+
+def detection(run: Run, injected: Sequence[Injected]
+              ) -> tuple[dict[int, int | None], dict[int, int | None], int]:
+  """Follows a run step by step, as it would be followed live.
+
+  Args:
+    run: the whole run.
+    injected: its faults.
+
+  Returns:
+    Steps from onset to the first alarm of the right kind, and of a right rank if it names one, by the place of each
+    fault that begins mid-run, None where there is none; the same to the first alarm of any kind; and the number of
+    alarms before anything was injected.
+  """
+  _, alarms = stream.follow(stream.init(run.ranks), run)
+  begun = [alarm for alarm in alarms if not alarm.over]
+  found: dict[int, int | None] = {}
+  noticed: dict[int, int | None] = {}
+  for place, fault in enumerate(injected):
+    if fault.onset > 0:
+      kind = stream.TRANSFER if fault.kind == "misplaced_link" else _ALARMS[fault.mode]
+      since = [alarm for alarm in begun if alarm.step >= fault.onset]
+      right = [alarm for alarm in since if alarm.kind == kind and (alarm.rank is None or alarm.rank in fault.ranks)]
+      found[place], noticed[place] = (some[0].step - fault.onset if some else None for some in (right, since))
+  first = min((fault.onset for fault in injected), default=None)
+  return found, noticed, sum(first is None or alarm.step < first for alarm in begun)
 
 
 def _what_if(injected: Sequence[Injected]) -> str | None:

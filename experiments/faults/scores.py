@@ -58,7 +58,10 @@ class Judged:
     shares: injected truth by group.
     what_if: seconds of a step without the fault: as predicted, as measured in the twin, and as the injectors' own times
       say of this very run; None where not asked or answered.
-    detected: steps from onset until streaming named the mode, by the fault's place; None where it never did.
+    detected: steps from onset until streaming named the mode, by the place of each fault that begins mid-run; None
+      where it never did.
+    noticed: the same until it told of anything at all.
+    false_alarms: of the stream, before anything was injected.
     trouble: what kept the run from being diagnosed; empty if nothing did.
   """
 
@@ -71,6 +74,8 @@ class Judged:
   shares: Mapping[str, float]
   what_if: tuple[float, float, float] | None = None
   detected: Mapping[int, int | None] | None = None
+  noticed: Mapping[int, int | None] | None = None
+  false_alarms: int = 0
   trouble: str = ""
 
   @property
@@ -218,9 +223,15 @@ def what_if_errors(runs: Iterable[Judged]) -> tuple[np.ndarray, np.ndarray]:
           np.array([100 * (predicted / own - 1) for predicted, _, own in found]))
 
 
-def delays(runs: Iterable[Judged]) -> list[int | None]:
-  """Steps from onset to detection of each costly fault; None where it was never detected."""
-  return [steps for run in runs for place, steps in sorted((run.detected or {}).items())
+def delays(runs: Iterable[Judged], of: Callable[[Judged], Mapping[int, int | None] | None] = lambda run: run.detected
+           ) -> list[int | None]:
+  """Steps from onset to detection of each costly fault; None where it was never detected.
+
+  Args:
+    runs: all of them.
+    of: what counts as detection, `detected` or `noticed`.
+  """
+  return [steps for run in runs for place, steps in sorted((of(run) or {}).items())
           if run.injected[place].cost_active >= COSTLY]
 
 
@@ -246,9 +257,23 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
       "fading": fading(runs),
       "detection": {"faults": len(waited), "detected": len(found),
                     "within_30": sum(steps <= 30 for steps in found),
+                    "noticed_within_30": sum(steps is not None and steps <= 30
+                                             for steps in delays(runs, lambda run: run.noticed)),
+                    "false_alarms_in_controls": sum(run.false_alarms for run in controls),
+                    "by_kind": _by_kind(runs),
                     "median": float(np.median(found)) if found else None,
                     "p95": float(np.percentile(found, 95)) if found else None},
       "undiagnosed": {run.name: run.trouble for run in runs if run.trouble}}
+
+
+def _by_kind(runs: Iterable[Judged]) -> dict[str, list[int | None]]:
+  """`delays` by kind of fault, sorted, those never detected last."""
+  found: dict[str, list[int | None]] = {}
+  for run in runs:
+    for place, steps in (run.detected or {}).items():
+      if run.injected[place].cost_active >= COSTLY:
+        found.setdefault(run.injected[place].kind, []).append(steps)
+  return {kind: sorted(steps, key=lambda s: float("inf") if s is None else s) for kind, steps in sorted(found.items())}
 
 
 def _spread(values: np.ndarray) -> dict[str, float | int | None]:

@@ -64,10 +64,12 @@ def _rows(judgements: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
   for name, key in (("the twin", "twin"), ("the same run, by the injectors", "same_run")):
     rows.append(row(f"what-if error against {name}, %: median, 95 %",
                     lambda s, k=key: _pair(s["what_if_error_percent"][k])))
-  rows.append(row("detected within 30 steps", lambda s: f"{s['detection']['within_30']} of {s['detection']['faults']}"
-                                                        if s["detection"]["faults"] else "–"))
+  for name, key in (("mode", "within_30"), ("anything", "noticed_within_30")):
+    rows.append(row(f"{name} told by the stream within 30 steps",
+                    lambda s, k=key: f"{s['detection'][k]} of {s['detection']['faults']}"))
   rows.append(row("steps to detection: median, 95 %", lambda s: "–" if s["detection"]["median"] is None else
                   f"{s['detection']['median']:.0f}, {s['detection']['p95']:.0f}"))
+  rows.append(row("false alarms of the stream in controls", lambda s: s["detection"]["false_alarms_in_controls"]))
   rows.append(row("runs not diagnosed", lambda s: len(s["undiagnosed"])))
   return rows
 
@@ -100,8 +102,17 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
     lines += measured.table(("cost", "runs", "mode found", "rightly blamed, of those to blame"),
                             [[f"{100 * r['from']:g} to {100 * r['to']:g} %", r["runs"], r["found"],
                               f"{r['blamed']} of {r['to_blame']}"] for r in one["fading"]])
+  lines += _detection(next(iter(judgements.values())))
   lines += _wrong(figures)
   return lines
+
+
+def _detection(one: Mapping[str, Any]) -> list[str]:
+  by_kind: Mapping[str, Sequence[int | None]] = one["detection"]["by_kind"]
+  return ["## Steps to detection", "", "Faults that begin mid-run and cost 5 % or more while they last; –: never.", "",
+          *measured.table(("fault", "steps from its onset to the stream's alarm"),
+                          [[kind, ", ".join(measured.cell(steps) for steps in found)]
+                           for kind, found in by_kind.items()])]
 
 
 def _wrong(figures: Mapping[str, Any]) -> Sequence[str]:

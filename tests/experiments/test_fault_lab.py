@@ -23,7 +23,8 @@ from experiments.faults.scores import Found, Injected, Judged
 from experiments.faults.spec import AMPLIFICATION, LOCALITY, MODES, RUNTIME, STRAGGLER, Fault, Spec, from_json, layout
 from jaxpace.locality.concerns import WARNING, find_concerns
 from jaxpace.locality.types import Device, Locality
-from jaxpace.trace import synthetic
+from jaxpace.trace import synthetic, synthetic_faults
+from jaxpace.trace.reader import read_run
 from jaxpace.trace.synthetic import Job
 
 
@@ -267,7 +268,9 @@ def test_errors_of_shares_and_what_if_and_detection() -> None:
   assert summary["share_error_points"]["chronic"]["number"] == 1
   assert summary["what_if_error_percent"]["twin"]["max_abs"] == pytest.approx(2)
   assert summary["what_if_error_percent"]["same_run"]["max_abs"] == pytest.approx(100 * (1.02 / 0.99 - 1))
-  assert summary["detection"] == {"faults": 3, "detected": 2, "within_30": 1, "median": 26.0, "p95": 38.6}
+  assert summary["detection"] == {
+      "faults": 3, "detected": 2, "within_30": 1, "noticed_within_30": 0, "median": 26.0, "p95": 38.6,
+      "false_alarms_in_controls": 0, "by_kind": {"kind": [12, 40, None]}}
   fading = {(row["from"], row["to"]): (row["runs"], row["found"]) for row in summary["fading"]}
   assert fading[0.1, 0.2] == (1, 0)
   assert "missed" in scores.misjudged(runs)[0] and len(scores.misjudged(runs)) == 1
@@ -318,10 +321,26 @@ def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
     assert fault.what_if is not None and fault.what_if[0] == pytest.approx(fault.what_if[1], rel=0.02)
     error, = scores.share_errors([fault])["chronic"]
     assert abs(error) < 2
+    assert not healthy.false_alarms and not fault.detected
   assert done[-1] == (2, 2)
   assert [one.spec.name for one in judge.labelled(tmp_path, ["healthy"])] == [twin.name]
   with pytest.raises(ValueError, match="no run with a label of that name"):
     judge.labelled(tmp_path, ["nothing"])
+
+
+def test_detection_is_counted_from_onset_and_takes_the_right_rank_only(tmp_path: pathlib.Path) -> None:
+  struck = synthetic_faults.Fault("compute", 6e-3, (2,), begin=0.5)
+  synthetic.write(tmp_path, Job(ranks=4, steps=240, processes=1, hosts=1, noise=0.02, faults=(struck,)))
+  run = read_run(tmp_path)
+  injected = dataclasses.replace(one(STRAGGLER, (2,)), onset=120)
+  found, noticed, early = judge.detection(run, [injected])
+  assert early == 0 and noticed == found and found[0] is not None and 0 < found[0] <= 30
+  late = dataclasses.replace(injected, onset=110)
+  assert judge.detection(run, [late])[0] == {0: found[0] + 10}
+  assert judge.detection(run, [dataclasses.replace(injected, ranks=(1,))])[0] == {0: None}
+  assert judge.detection(run, [dataclasses.replace(injected, mode=RUNTIME)])[:2] == ({0: None}, found)
+  assert judge.detection(run, [dataclasses.replace(injected, onset=0)])[0] == {}
+  assert judge.detection(run, [])[2] == 1  # nothing was injected, so it would be a false alarm
 
 
 def test_a_stopped_process_is_stopped_and_goes_on() -> None:
