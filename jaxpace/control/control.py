@@ -12,9 +12,9 @@ from typing import Self
 
 from jaxpace import distributed
 from jaxpace.control import file, steering
-from jaxpace.control.leader import Leader
-from jaxpace.control.listener import Follower, Listener
+from jaxpace.control.leader import Leader, Message
 from jaxpace.control.request import Request
+from jaxpace.control.toggle import Toggle
 from jaxpace.core.pace import PaceState
 
 _LOG = logging.getLogger("jaxpace")
@@ -60,8 +60,10 @@ class Control:
     if not every_seconds > 0 or not timeout > 0:
       raise ValueError(f"every_seconds={every_seconds} and timeout={timeout} must be positive.")
     self.path = None if path is None else file.locate(path)
-    self._every_seconds, self._timeout, self._signal = every_seconds, timeout, toggle_signal
-    self._listener: Listener | None = None
+    self._every_seconds, self._timeout = every_seconds, timeout
+    self._toggle = Toggle(toggle_signal)
+    self._messages: distributed.Announcements | None = None
+    self._leader: Leader | None = None  # on process 0, from the first call on
     self._opened = False
     self._call = 0
     self._wake = 0 if path is not None else _NEVER  # the call at which there is something to do
@@ -90,17 +92,15 @@ class Control:
     self._opened = True
     if self.path is None:
       return
-    name, processes = f"jaxpace/control/{next(_counter)}", distributed.process_count()
-    leads = distributed.process_index() == 0
-    self._listener = (Leader(name, processes, self.path, min(1.0, self._every_seconds), self._signal) if leads
-                      else Follower(name, self._signal))
-    self._listener.start()
+    self._messages = distributed.Announcements(f"control/{next(_counter)}")
+    self._toggle.install()
 
   def close(self) -> None:
     """Stops to follow the file. Further calls do nothing; the pacer keeps its settings."""
-    if self._listener is not None:
-      self._listener.close()
-      self._listener = None
+    if self._messages is not None:
+      self._messages.close()
+      self._messages = None
+      self._toggle.restore()
     self._wake = _NEVER
 
   def __call__(self, pace: PaceState) -> PaceState:
@@ -120,31 +120,41 @@ class Control:
     return self._due(pace, call)
 
   def _due(self, pace: PaceState, call: int) -> PaceState:
-    listener = self._listener
-    if listener is None:
+    messages = self._messages
+    if messages is None:
       raise RuntimeError("control(pace) outside of its `with` block: open the control around the loop.")
     if call == 0:
       steering.check(pace)
       self._first_step = steering.next_step(pace)
-      listener.ranks = pace.arrivals.shape[-1]
+      if distributed.process_index() == 0:
+        assert self.path is not None
+        self._leader = Leader(self.path, self._toggle, pace.arrivals.shape[-1])
     if call >= self._ask_at:
-      listener.ask(self._round, self._boundary + (self._round_calls(call) if call else _FIRST_CALLS))
+      self._ask(messages, self._boundary + (self._round_calls(call) if call else _FIRST_CALLS))
       self._ask_at = _NEVER
     if call >= self._boundary:
-      pace = self._take(listener, pace, call)
+      pace = self._take(messages, pace, call)
     self._wake = min(self._ask_at, self._boundary)
     return pace
+
+  def _ask(self, messages: distributed.Announcements, next_call: int) -> None:
+    """Has the next round's message made, or read. `next_call` is process 0's choice of the round after."""
+    leader = self._leader
+    if leader is None:
+      messages.expect(self._round)
+    else:
+      messages.say(self._round, lambda: leader.message(next_call).to_text())
 
   def _round_calls(self, call: int) -> int:
     """Calls that take about a round's time. Process 0's count is what counts."""
     seconds = max(time.monotonic() - self._taken_at, 1e-9)
     return min(max(round(self._every_seconds * (call - self._taken_call) / seconds), _LEAST_CALLS), _MOST_CALLS)
 
-  def _take(self, listener: Listener, pace: PaceState, call: int) -> PaceState:
+  def _take(self, messages: distributed.Announcements, pace: PaceState, call: int) -> PaceState:
     """A round: learns what applies from this call on, and when the next round is."""
     try:
-      message = listener.answer(self._round, self._timeout)
-    except (TimeoutError, ConnectionError) as error:
+      message = Message.from_text(messages.get(self._round, self._timeout))
+    except (TimeoutError, ConnectionError, ValueError, TypeError) as error:
       _LOG.warning("Run-time control ends in this process, pacing stays as it is here (%s): %s.", self.request, error)
       self._ask_at = self._boundary = _NEVER
       return pace
@@ -156,11 +166,11 @@ class Control:
       self._version, self.request = message.version, message.request
       steering.check(pace)
       pace = steering.apply(pace, message.request)
-      self._say(listener, self._first_step + call + 1)  # the delay of this very step was decided after the last
+      self._tell(self._first_step + call + 1)  # the delay of this very step was decided after the last
     return pace
 
-  def _say(self, listener: Listener, step: int) -> None:
-    if not isinstance(listener, Leader) or self.path is None:
+  def _tell(self, step: int) -> None:
+    if self._leader is None or self.path is None:
       return
     if step == self._first_step + 1:
       _LOG.warning("%s was there when the job began. From step %d on: %s.", self.path, step, self.request)

@@ -1,53 +1,59 @@
-"""Process 0's thread: follows the control file and tells the others."""
+"""Process 0's part: what the control file and the signal ask for, as messages to all processes."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import json
 import logging
 import pathlib
-import queue
+from typing import NamedTuple
 
-from jaxpace import distributed
 from jaxpace.control import file
-from jaxpace.control.listener import Listener, Message
 from jaxpace.control.request import Request, RequestError
+from jaxpace.control.toggle import Toggle
 
 _LOG = logging.getLogger("jaxpace")
-KEPT = 8
-"""Rounds whose keys are kept: a process would have to lag this many behind to miss one."""
 
 
-class Leader(Listener):
-  """Process 0, or a process that is alone."""
+class Message(NamedTuple):
+  """What process 0 says about a round."""
 
-  def __init__(self, name: str, processes: int, path: pathlib.Path, poll_seconds: float, toggle_signal: int | None):
-    super().__init__(name, toggle_signal)
-    self._processes, self._path, self._poll_seconds = processes, path, poll_seconds
+  next_call: int  # the call of the loop that is the next round
+  version: int  # 0 for settings as made, counted up with every change
+  request: Request  # what applies from this round on
+
+  def to_text(self) -> str:
+    return json.dumps([self.next_call, self.version, self.request.to_json()])
+
+  @staticmethod
+  def from_text(text: str) -> Message:
+    next_call, version, request = json.loads(text)
+    return Message(next_call, version, Request.from_json(request))
+
+
+class Leader:
+  """Follows the file. `message` does its I/O, and belongs to one thread."""
+
+  def __init__(self, path: pathlib.Path, toggle: Toggle, ranks: int):
+    """Prepares; `ranks` along the data axis, against which requests are checked."""
+    self._path, self._toggle, self._ranks = path, toggle, ranks
     self._seen: file.Signature = None
     self._request, self._version = Request(), 0
 
-  def _listen(self) -> None:
-    while not self._closing.is_set():
-      question = None
-      with contextlib.suppress(queue.Empty):
-        question = self._questions.get(timeout=self._poll_seconds)
-      if self.ranks is not None:  # before the first call no request can be checked
-        self._look()
-      if question is not None:
-        self._tell(*question)
+  def message(self, next_call: int) -> Message:
+    """Says what applies now, by the file and the signal; `next_call` is the round after."""
+    self._look()
+    return Message(next_call, self._version, self._request)
 
   def _look(self) -> None:
-    """Takes over what has changed in the file, or the signal."""
     now = file.signature(self._path)
     if now != self._seen:
       self._seen = now
       try:
-        self._change(file.read(self._path, self.ranks))
+        self._change(file.read(self._path, self._ranks))
       except RequestError as error:
         _LOG.warning("%s is not followed: %s. Pacing stays as it is: %s.", self._path, error, self._request)
-    if self.toggled:
-      self.toggled = False
+    if self._toggle.turned():
       self._change(dataclasses.replace(self._request, enabled=not self._request.enabled))
       try:
         file.write(self._path, self._request)
@@ -59,11 +65,3 @@ class Leader(Listener):
     if request != self._request:
       self._request = request
       self._version += 1
-
-  def _tell(self, number: int, next_call: int) -> None:
-    message = Message(next_call, self._version, self._request)
-    if self._processes > 1:
-      distributed.key_value_set(self.key(number), message.to_text())
-      if number >= KEPT:
-        distributed.key_value_delete(self.key(number - KEPT))
-    self._answered(number, message)

@@ -3,6 +3,7 @@
 `initialize()` lets one script run unchanged under plain `python`, `jaxpace launch`, `srun`, `mpirun` and Kubernetes.
 """
 
+from jaxpace.distributed.announcements import Announcements
 from jaxpace.distributed.client import process_count, process_index
 from jaxpace.distributed.joining import initialize
 from jaxpace.distributed.place import Place, place_from_environment
@@ -15,5 +16,7 @@ from jaxpace.distributed.store import (
   share_string,
 )
 
-__all__ = ["Place", "barrier", "initialize", "key_value_delete", "key_value_directory", "key_value_get",
-           "key_value_set", "place_from_environment", "process_count", "process_index", "share_string"]
+__all__ = [
+  "Announcements", "Place", "barrier", "initialize", "key_value_delete", "key_value_directory", "key_value_get",
+  "key_value_set", "place_from_environment", "process_count", "process_index", "share_string",
+]

@@ -18,6 +18,7 @@ import jaxpace
 from jaxpace.control import file
 from jaxpace.control.request import Request
 from jaxpace.core import ring
+from jaxpace.distributed import announcements
 
 
 def eager():
@@ -30,9 +31,9 @@ def main() -> None:
   directory, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2])
   jaxpace.distributed.initialize()
   process = jax.process_index()
-  get = jaxpace.distributed.key_value_get
+  get = announcements.key_value_get
   if process == 1:
-    jaxpace.distributed.key_value_get = lambda key, timeout: (get(key, timeout), time.sleep(0.3))[0]
+    announcements.key_value_get = lambda key, timeout: (get(key, timeout), time.sleep(0.3))[0]
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
   paced = jaxpace.instrument(lambda w, x: w - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
                              jaxpace.steerable(eager()), share=True, rows=8192)
@@ -56,7 +57,7 @@ def main() -> None:
       pace, w = jax.block_until_ready(step(pace, w, x))
       time.sleep(0.005)
     rounds = control._round
-    newest = control._listener.key(rounds - 1)
+    newest = control._messages.key(rounds - 1)
   rows = np.concatenate([np.asarray(shard.data) for shard in pace.ring.addressable_shards])[0, :steps]
   asked = np.ascontiguousarray(rows[:, ring.DELAY_ASKED]).view(np.float32)
   kept = 0

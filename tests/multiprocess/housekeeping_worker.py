@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace import distributed
+from jaxpace.distributed import announcements
 
 EVERY = 3
 
@@ -50,7 +51,7 @@ def train(steps, keeper=None, log=None):
 def main(broken):
   logging.basicConfig(level=logging.WARNING)
   me = distributed.initialize(timeout=60).index
-  read, publish, texts = distributed.key_value_get, distributed.key_value_set, []
+  read, publish, texts = announcements.key_value_get, announcements.key_value_set, []
   settings = gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()
 
   def slow_read(key, timeout):
@@ -64,14 +65,14 @@ def main(broken):
     if not (broken and key.endswith("/5")):
       publish(key, value, overwrite)
 
-  distributed.key_value_get, distributed.key_value_set = slow_read, publish_some
+  announcements.key_value_get, announcements.key_value_set = slow_read, publish_some
   bare = train(60)
   modes = []
   with jaxpace.Housekeeper(every=EVERY, mode="auto", warmup=4, timeout=2.0) as keeper:
     kept = train(600, keeper, modes)
     if me == 0:
       keeper.add(lambda: None, every=3)
-  distributed.key_value_get = read
+  announcements.key_value_get = read
   old = None
   if me == 0 and not broken:
     try:
