@@ -16,8 +16,9 @@ help:
 demo: $(READY)
 	$(BIN)/python -m experiments.demo --workdir runs/demo
 
+# Files of tests are spread over the cores, in the order of their names: the last are quick, so no core waits long.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .
