@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.episodes import CONFIDENCE
-from jaxpace.diagnosis.lateness import hold
+from jaxpace.diagnosis.lateness import Held, hold
 from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes import amplification, contention, jitter, locality, straggler
 from jaxpace.diagnosis.modes.case import (
@@ -53,14 +53,20 @@ def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
     return [late] if late else []
   bad, own = match
   others = [e for e in episodes if e not in own]
-  rest = hold(case.totals, case.counted, others)
-  placed = held._replace(by_collective=held.by_collective - rest.by_collective, for_gaps=held.for_gaps - rest.for_gaps,
-                         by_block=held.by_block - rest.by_block)
-  # The others hold what would be waited for without those in place; where these are the latest, that is less than
-  # their own. Both are late at once, so each gets what it adds to the other.
+  placed, rest = (hold(case.totals, case.counted, some) for some in (own, others))
+  # Both may be late at once: each gets the mean of what it holds alone and what it adds to the other (Shapley).
+  placed = _mean_held(placed, held, rest)
+  rest = Held(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
+              held.by_block - placed.by_block)
   found = [locality.find_late(case, bad, own, placed)] if placed.seconds >= straggler.LEAST * case.step_time else []
   another = straggler.find(case, others, rest)
   return [*found, *([another] if another else [])]
+
+
+def _mean_held(own: Held, both: Held, others: Held) -> Held:
+  return Held((own.by_collective + both.by_collective - others.by_collective) / 2,
+              (own.for_gaps + both.for_gaps - others.for_gaps) / 2,
+              (own.by_block + both.by_block - others.by_block) / 2)
 
 
 def _turns(case: Case) -> list[Finding]:

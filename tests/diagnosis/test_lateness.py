@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.findings import AMPLIFICATION, PERSISTENT
 from jaxpace.diagnosis.episodes import student_cdf
+from jaxpace.diagnosis.findings import AMPLIFICATION, PERSISTENT
 from tests.diagnosis.traces import barrier, make_run
 
 MS = 1_000_000
