@@ -189,7 +189,7 @@ class Instrumented(Recordable):
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
-                                  tracked=varying(one.last_exit), phases_apart=self.phases)
+                                  phases_apart=self.phases)
     share, reason = self._share(written)
     index = jax.lax.axis_index(self.axis)
     before = rewrite.Before(one.last_exit, one.delay, index, ranks,

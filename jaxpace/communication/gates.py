@@ -8,21 +8,14 @@ elided are made. So only values are held that are in memory whatever XLA does, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 
+from jaxpace.communication import primitives
 from jaxpace.communication.program import Program, constant_values, size_bytes
 
-# Same values in another shape or type of varying: as good as what they come from.
-_TRANSPARENT = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "stop_gradient", "copy"})
-_OPAQUE = frozenset({"scan", "while", "cond", "sort", "pure_callback", "io_callback", "ffi_call", "custom_call"})
-_COLLECTIVES = frozenset({"psum", "psum_invariant", "all_gather", "reduce_scatter", "all_to_all", "ppermute"})
-_ELEMENTWISE = frozenset({
-    "add", "sub", "mul", "div", "neg", "max", "min", "add_any", "concatenate", "pad", "broadcast_in_dim", "reshape",
-    "squeeze", "expand_dims", "convert_element_type", "select_n", "eq", "gt", "lt", "ge", "le", "rsqrt", "sqrt",
-    "square", "integer_pow", "pvary", "pcast", "psum", "psum_invariant", "slice", "stop_gradient"})
 _COPIED_FREELY = 1 << 16
 """Bytes. To hold back an input of the step XLA may have to copy it; up to this size nobody notices."""
 
@@ -34,6 +27,7 @@ class Producers:
     self.program = program
     self.constant = constant_values(program)
     self._maker = {o: i for i, e in enumerate(program.equations) for o in e.outputs}
+    self._plain = self._plain_values()
 
   def of(self, value: int) -> int | None:
     return self._maker.get(value)
@@ -50,14 +44,14 @@ class Producers:
     name = self.primitive(value)
     if name is None:
       return True  # an input of the step: in memory, rounded
-    if name in _TRANSPARENT:
+    if name in primitives.TRANSPARENT:
       source = next(iter(self.program.equations[self._maker[value]].reads()), None)
       return source is not None and self.exact(source)
     if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
       return True
     # Half precision: a conversion back to float32 may be elided. A matrix may not be in default layout.
     flat = len(self.program.avals[value].shape) < 2
-    return flat and dtype in (jnp.float32, jnp.float64) and name in _OPAQUE | _COLLECTIVES
+    return flat and dtype in (jnp.float32, jnp.float64) and name in primitives.IN_MEMORY | primitives.COLLECTIVES
 
   def cost(self, value: int) -> tuple[int, int]:
     """What to hold back first: small values, then large ones."""
@@ -67,30 +61,31 @@ class Producers:
   def whole(self, value: int) -> bool:
     """Whether the value is the result of a matrix product, convolution or opaque operation, perhaps transposed."""
     name = self.primitive(value)
-    if name in _TRANSPARENT or name == "transpose":
+    if name in primitives.TRANSPARENT or name == "transpose":
       source = next(iter(self.program.equations[self._maker[value]].reads()), None)
       return source is not None and self.whole(source)
-    return name in _OPAQUE or name in ("dot_general", "conv_general_dilated")
+    return name in primitives.IN_MEMORY | primitives.PRODUCTS
 
-  def plain(self, value: int, depth: int = 12) -> bool:
+  def plain(self, value: int) -> bool:
     """Whether a small array has XLA's default layout for sure: nothing near it is transposed or multiplied."""
-    if size_bytes(self.program.avals[value]) > _COPIED_FREELY or depth == 0:
-      return False
-    index = self.of(value)
-    if index is None:
-      return True
-    equation = self.program.equations[index]
-    if equation.primitive.name.startswith("reduce_"):
-      return True
-    return equation.primitive.name in _ELEMENTWISE and all(self.plain(v, depth - 1) for v in equation.reads())
+    return value in self._plain
+
+  def _plain_values(self) -> frozenset[int]:
+    small = {v for v, aval in enumerate(self.program.avals) if size_bytes(aval) <= _COPIED_FREELY}
+    found = small.difference(self._maker)
+    for equation in self.program.equations:
+      name = equation.primitive.name
+      if primitives.reduces(name) or (name in primitives.ELEMENTWISE and found.issuperset(equation.reads())):
+        found |= small.intersection(equation.outputs)
+    return frozenset(found)
 
   def opaque(self, value: int) -> bool:
     """Whether the value comes from a loop, a branch or a call: XLA fuses nothing into or after those."""
-    return self.primitive(value) in _OPAQUE
+    return self.primitive(value) in primitives.IN_MEMORY
 
 
-def cover(program: Program, producers: Producers, run: Sequence[int], weighty: Iterable[int], major: Iterable[int],
-          allowed: Callable[[int], bool]) -> tuple[list[int], bool]:
+def cover(program: Program, producers: Producers, run: Sequence[int], weighty: Iterable[int], major: Iterable[int]
+          ) -> tuple[list[int], bool]:
   """Chooses the values to gate so that no weighty equation of a run can start before a stamp.
 
   Args:
@@ -99,7 +94,6 @@ def cover(program: Program, producers: Producers, run: Sequence[int], weighty: I
     run: indices of the run's equations, in order.
     weighty: indices of the equations to hold back.
     major: those of them that must be; a cast of parameters here and there may start early.
-    allowed: False for values that must not be gated for another reason.
 
   Returns:
     The values to gate within this run, the smallest that do, and whether they hold back every major equation.
@@ -118,7 +112,7 @@ def cover(program: Program, producers: Producers, run: Sequence[int], weighty: I
       continue
     sources = reads.union(*(behind.get(value, ()) for value in reads))
     if index in heavy and not reads & held:
-      exact = [v for v in sources if producers.exact(v) and allowed(v)]
+      exact = [v for v in sources if producers.exact(v)]
       if exact:
         best = min(exact, key=lambda v: (producers.cost(v), v))
         chosen.append(best)

@@ -15,25 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
-from jaxpace.communication import phases
-
-# Name an axis and send nothing.
-_LOCAL = frozenset({
-    "pvary", "pcast", "axis_index", "axis_size", "preduced", "vary_unreduced_cast", "reduced_vary_cast"})
-
-# Calls whose body runs exactly once, where the call stands: opening them changes nothing that is computed.
-_OPENABLE = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-             "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr"}
-
-_REASONS = {
-    "remat": "inside jax.checkpoint: stamping it would change what is recomputed",
-    "remat2": "inside jax.checkpoint: stamping it would change what is recomputed",
-    "checkpoint": "inside jax.checkpoint: stamping it would change what is recomputed",
-    "scan": "inside jax.lax.scan: it runs many times a step",
-    "while": "inside jax.lax.while_loop: it runs an unknown number of times a step",
-    "cond": "inside jax.lax.cond: it may not run on every step",
-    "shard_map": "inside a nested jax.shard_map",
-}
+from jaxpace.communication import phases, primitives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +94,7 @@ def constant_values(program: Program) -> frozenset[int]:
 
 def axes_of(primitive: Any, params: Mapping[str, Any]) -> tuple[str, ...]:
   """Names of the mesh axes that an equation's own collective runs over, () if it is none."""
-  if primitive.name in _LOCAL:
+  if primitive.name in primitives.LOCAL:
     return ()
   for key in ("axes", "axis_name"):
     if key not in params:
@@ -202,7 +184,7 @@ class _Flattener:
     return [read(var) for var in jaxpr.outvars]
 
   def openable(self, eqn: Any, stack: str) -> tuple[Any, Sequence[Any]] | None:
-    key = _OPENABLE.get(eqn.primitive.name)
+    key = primitives.OPENABLE.get(eqn.primitive.name)
     body = eqn.params.get(key) if key else None
     if body is None:
       return None
@@ -220,7 +202,7 @@ class _Flattener:
             name=inner_stack or inner.primitive.name,
             primitive=inner.primitive.name,
             bytes=sum(size_bytes(var.aval) for var in inner.invars),
-            reason=_REASONS.get(eqn.primitive.name, f"inside {eqn.primitive.name}")))
+            reason=primitives.NOT_STAMPED.get(eqn.primitive.name, f"inside {eqn.primitive.name}")))
 
 
 def flatten(closed: Any, axis: Sequence[str]) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.script import Script, Section
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
-from jaxpace.execution.callback import SENT_WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,16 +71,6 @@ class _Evaluator:
     self.stamps.append(taken)
     return taken
 
-  def loose_stamp(self, *after: jax.Array) -> jax.Array:
-    """Takes a stamp that isn't chained to the one before, for the sake of its type.
-
-    That one varies over every axis, and what is held back by a stamp varies over the stamp's axes too, which
-    parameters must not. This one varies as what it waits for. It comes later all the same, since that does.
-    """
-    taken = self.clock.stamp(words.zero(), *after)
-    self.stamps.append(vary(taken, varying(self.stamps[-1])))
-    return taken
-
   def begin(self) -> None:
     with jax.named_scope("jaxpace"):
       if self.before.delay_limit is None:
@@ -121,20 +111,22 @@ class _Evaluator:
       if not self.exits:
         self.note_arrival(enter)
       ours = self.our_operand(section, enter)
-      if ours is None and section.gate is not None:
+      if section.gate is not None and (ours is None or not section.last):
         (seen[section.gate],) = hold(self.clock, enter, [self.env[section.gate]])
     for equation in equations:
       outputs = evaluate(equation, [self.read(ref, seen) for ref in equation.inputs])
       self.env.update(zip(equation.outputs, outputs, strict=True))
     with jax.named_scope("jaxpace"):
-      result = self.witness(section.result)
+      ends = [self.witness(section.result)]
       if ours is not None and section.extra is not None:
         total = jax.lax.psum(ours, section.extra.axes)
         if self.carries(section):
           self.shared = sharing.unpack(total, self.before.ranks, section.extra.dtype)
-      held = hold(self.clock, self.loose_stamp(result), [self.env[value] for value in section.held_after])
+        else:
+          ends.append(total)  # XLA drops what nobody reads, and with it what holds the group back
+      leave = self.stamp(*ends)
+      held = hold(self.clock, leave, [self.env[value] for value in section.held_after])
       self.env.update(zip(section.held_after, held, strict=True))
-      leave = self.stamps[-1]
       self.exits.append(leave)
       self.waits.append(words.seconds_between(enter, leave))
 
@@ -142,18 +134,22 @@ class _Evaluator:
     return self.before.share and section.extra is not None and section.extra == self.script.carrier
 
   def our_operand(self, section: Section, enter: jax.Array) -> jax.Array | None:
-    """The operand that holds a group back by itself: the ranks' arrivals, or, where no operand
-    of the step's may be held back, a single zero."""
+    """The operand that holds the last group back by itself: the ranks' arrivals, or, where no operand
+    of the step's may be held back, a single zero.
+
+    The last group only. XLA joins all-reduces that follow each other in the order in which it meets them, and ours it
+    meets last: it would join an operand of an earlier group to the last one's all-reduce, or leave it alone.
+    """
     if section.extra is None:
       return None
     if self.carries(section):
       before = self.before
       payload = sharing.operand(self.arrival, self.delay, before.job, before.index, before.ranks, section.extra.dtype)
-    elif section.gate is None:
+    elif section.gate is None and section.last:
       payload = jnp.zeros((1,), section.extra.dtype)
     else:
       return None
-    (held,) = hold(self.clock, enter, [payload])
+    (held,) = hold(self.clock, enter, [vary(payload, varying(self.before.last_exit) & set(section.extra.axes))])
     return held
 
   def note_arrival(self, enter: jax.Array) -> None:
@@ -175,16 +171,15 @@ class _Evaluator:
       for segment in section.segments:
         if segment.boundary:
           with jax.named_scope("jaxpace"):
-            self.holder = self.loose_stamp(*(self.env[v] for v in segment.waits_for))
+            self.holder = self.stamp(*(self.env[v] for v in segment.waits_for))
         self.equations(segment.equations, segment.gated)
       if section.group:
         self.group(section)
     outputs = [self.read(ref) for ref in self.program.outputs]
     with jax.named_scope("jaxpace"):
       ends = [v for v in outputs if isinstance(v, jax.Array) and v.size]
-      if self.before.mapped and self.clock.name != "native":
-        # A host callback can't be given large arrays whole, and under pmap an element of one cuts its kernel anew.
-        ends = [v for v in ends if v.size <= SENT_WHOLE] or sorted(ends, key=lambda v: v.size)[:1]
+      if self.before.mapped:
+        ends = self.clock.awaited_under_pmap(ends)
       if self.before.automatic:
         # As integers: the sums that bring them to all devices must not be combined with those of the entry stamps.
         ends = [_first(_integer(v)) for v in ends]
@@ -221,10 +216,12 @@ def run(script: Script, clock: Clock, before: Before, inputs: Sequence[Any]) -> 
   evaluator = _Evaluator(script, clock, before, inputs)
   outputs = evaluator.run()
   arrivals, delays, job = evaluator.shared or (None, None, None)
+  last_exit = evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1]
+  # Typed as the same everywhere so far; a pacer may not take it for that.
+  own = functools.partial(vary, axes=varying(before.last_exit))
   return outputs, Taken(
-      stamps=evaluator.stamps, arrival=evaluator.arrival, delay=evaluator.delay, arrivals=arrivals, delays=delays,
-      job=job, waits=evaluator.waits,
-      last_exit=evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1])
+      stamps=list(map(own, evaluator.stamps)), arrival=own(evaluator.arrival), delay=own(evaluator.delay),
+      arrivals=arrivals, delays=delays, job=job, waits=list(map(own, evaluator.waits)), last_exit=own(last_exit))
 
 
 __all__ = ["Before", "Taken", "run"]

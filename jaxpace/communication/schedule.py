@@ -11,19 +11,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxpace.communication import phases
+from jaxpace.communication import phases, primitives
 from jaxpace.communication.program import Equation, Program, bodies, constant_values, size_bytes
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
-
-# Inside one of these anything may happen: a loop, a kernel, a call to the host.
-_OPAQUE = frozenset({
-    "scan", "while", "cond", "remat", "remat2", "checkpoint", "shard_map", "pallas_call", "ffi_call", "custom_call",
-    "pure_callback", "io_callback", "debug_callback", "xla_call", "run_state", "core_call"})
-
-
-# Another shape or type of the same data.
-_WEIGHTLESS = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "stop_gradient", "bitcast_convert_type",
-                         "random_wrap", "random_unwrap"})
 
 
 @dataclasses.dataclass
@@ -45,9 +35,9 @@ class Stage:
 def work(equation: Equation, program: Program) -> float:
   """A rough count of operations of an equation; infinite where it can't be told."""
   name = equation.primitive.name
-  if name in _OPAQUE:
+  if name in primitives.UNKNOWN_WORK:
     return math.inf
-  if name in _WEIGHTLESS:
+  if name in primitives.WEIGHTLESS:
     return 0.0
   outputs = sum(_elements(program.avals[o]) for o in equation.outputs)
   inputs = sum(_elements(program.avals[i]) for i in equation.reads())
@@ -66,7 +56,7 @@ def work(equation: Equation, program: Program) -> float:
 def _nested(jaxpr: object) -> float:
   total = 0.0
   for eqn in jaxpr.eqns:  # type: ignore[attr-defined]
-    if eqn.primitive.name in _OPAQUE:
+    if eqn.primitive.name in primitives.UNKNOWN_WORK:
       return math.inf
     total += sum(_elements(v.aval) for v in eqn.outvars)
     if eqn.primitive.name == "dot_general":
@@ -121,8 +111,8 @@ def stages(program: Program, merge_runs_over: int) -> list[Stage]:
 
   Args:
     program: the flat step.
-    merge_runs_over: if the whole program has more runs than this, each stage's runs are merged into one of phase
-      "compute" (an unrolled accumulation loop, say).
+    merge_runs_over: if the whole program has more runs than this (an unrolled accumulation loop, say), those of each
+      stage that has several are merged into one of phase "compute"; a stage of one run keeps its phase.
 
   Returns:
     Stages in order of time; evaluating their runs' equations and groups in that order is a valid order.

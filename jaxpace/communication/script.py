@@ -9,14 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 
-from jaxpace.communication import gates, phases, schedule
+from jaxpace.communication import gates, phases, primitives, schedule
 from jaxpace.communication.program import Program, axes_of, size_bytes
 from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Mark, Unstamped
 from jaxpace.core.ring import MAX_PHASE_MARKS
-from jaxpace.core.varying import varying_of_aval
 
 _MOST_WAITED = 8  # values a phase boundary waits for
-_REDUCTIONS = ("psum", "psum_invariant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Section:
   group: list[int]
   slot: int | None
   gate: int | None
-  """Value, read by the group, that is held back by the entry stamp; None: an operand of our own is."""
+  """Value, read by the group, that is held back by the entry stamp; None: an operand of our own is, if any."""
   extra: Carrier | None
   """An all-reduce of this group that an operand of ours can join."""
   enters: list[int] = dataclasses.field(default_factory=list)
@@ -59,6 +57,8 @@ class Section:
   """Result of the group that the exit stamp waits for."""
   held_after: list[int] = dataclasses.field(default_factory=list)
   """Scalar inputs of the step that what follows sees only after the exit stamp."""
+  last: bool = False
+  """Whether it has the step's last collectives."""
 
 
 @dataclasses.dataclass
@@ -76,7 +76,7 @@ class Script:
 
 
 def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: bool,
-                 tracked: frozenset[str], phases_apart: bool = True) -> Script:
+                 phases_apart: bool = True) -> Script:
   """Decides where the stamps go.
 
   Args:
@@ -84,7 +84,6 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
     axis: names of the data axes.
     slots: most collectives (groups) that get stamps; the smallest are left out.
     delayed: whether a pacer may ask for a delay, so that the step's beginning has a `delay` mark.
-    tracked: manual axes that jax tracks variation over; only values varying over all of them can be gated.
     phases_apart: whether there are stamps between the phases, too, and not at the collectives alone.
 
   Returns:
@@ -98,15 +97,12 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   told = _told(program, weighty)
   slot_of = _slots(program, [stage.group for stage in stages if stage.group], slots)
 
-  def allowed(value: int, axes: frozenset[str] = tracked) -> bool:
-    return axes <= varying_of_aval(program.avals[value])
-
   sections: list[Section] = []
   for number, stage in enumerate(stages):
     segments: list[Segment] = []
     for run in stage.runs:
       if not segments:
-        chosen, complete = gates.cover(program, producers, run.equations, weighty, major, allowed)
+        chosen, complete = gates.cover(program, producers, run.equations, weighty, major)
         if number > 0:
           chosen = []  # the exit stamp holds back the collective's own results
         elif delayed and not complete:
@@ -114,9 +110,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
         segments.append(Segment(list(run.equations), run.phase, [], chosen, boundary=False))
         continue
       waits_for = _ends(program, producers, segments[-1].equations)
-      axes = frozenset[str]().union(*(varying_of_aval(program.avals[v]) for v in waits_for))
-      chosen, complete = gates.cover(program, producers, run.equations, weighty, major,
-                                     functools.partial(allowed, axes=axes))
+      chosen, complete = gates.cover(program, producers, run.equations, weighty, major)
       if complete and waits_for:
         segments.append(Segment(list(run.equations), run.phase, waits_for, chosen, boundary=True))
       else:
@@ -126,7 +120,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
         segments[-1].phase = COMPUTE
     slot = slot_of.get(tuple(stage.group))
     extra = _joinable(program, stage.group, slot) if slot is not None else None
-    gate = _gate(program, producers, stage.group, allowed) if slot is not None else None
+    gate = _gate(program, producers, stage.group) if slot is not None else None
     enters: list[int] = []
     held_after: list[int] = []
     result = -1
@@ -134,11 +128,15 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
       met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
       enters = _operands(program, producers, met, told)
       result = _result(program, producers, met)
-      held_after = _scalar_inputs(program, producers, stages[number + 1], varying_of_aval(program.avals[result]))
-    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, held_after))
+      held_after = _scalar_inputs(program, producers, stages[number + 1])
+    last = bool(stage.group) and number == len(stages) - 2
+    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, held_after, last))
+    if slot is not None and gate is None and not (last and extra):
+      notices.append(f"Collective {slot} can start before its entry stamp, which may then be late: none of its "
+                     "operands can be held back without a risk to the last bits of the results.")
 
   joinable = [section for section in sections if section.extra is not None]
-  carrier = max(joinable, key=lambda s: schedule.group_bytes(program, s.group)).extra if joinable else None
+  carrier = max(joinable, key=lambda s: (schedule.group_bytes(program, s.group), s.last)).extra if joinable else None
   collectives = tuple(_describe(program, s, axis) for s in sections if s.slot is not None)
   overflow = sum(1 for s in sections if s.group and s.slot is None)
   unstamped = [Unstamped(h.name, h.primitive, h.bytes, h.reason) for h in program.hidden]
@@ -232,7 +230,7 @@ def _joinable(program: Program, group: Sequence[int], slot: int) -> Carrier | No
   sizes: dict[tuple[str, tuple[str, ...]], int] = {}
   for index in group:
     equation = program.equations[index]
-    if equation.primitive.name not in _REDUCTIONS or equation.params.get("axis_index_groups") is not None:
+    if equation.primitive.name not in primitives.SUMS or equation.params.get("axis_index_groups") is not None:
       continue
     axes = axes_of(equation.primitive, equation.params)
     if len(axes) != len(equation.params["axes"]):
@@ -246,7 +244,7 @@ def _joinable(program: Program, group: Sequence[int], slot: int) -> Carrier | No
   return Carrier(slot, dtype, axes)
 
 
-def _gate(program: Program, producers: gates.Producers, group: Sequence[int], allowed) -> int | None:
+def _gate(program: Program, producers: gates.Producers, group: Sequence[int]) -> int | None:
   """The operand that the entry stamp holds back: the smallest float32 or integer one, None if there is none.
 
   A half-precision operand is never held back: XLA reduces it in float32 and elides the conversion before it.
@@ -256,7 +254,7 @@ def _gate(program: Program, producers: gates.Producers, group: Sequence[int], al
     for value in program.equations[index].reads():
       dtype = getattr(program.avals[value], "dtype", None)
       if (dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32) and value not in producers.constant
-          and allowed(value) and (_flat(program, value) or producers.plain(value))):
+          and (_flat(program, value) or producers.plain(value))):
         candidates.append((dtype != jnp.float32, size_bytes(program.avals[value]), value))
   return min(candidates)[2] if candidates else None
 
@@ -273,19 +271,14 @@ def _result(program: Program, producers: gates.Producers, group: Sequence[int]) 
   return next((v for v in results if _flat(program, v)), results[0])
 
 
-def _scalar_inputs(program: Program, producers: gates.Producers, following: schedule.Stage, axes: frozenset[str]
-                  ) -> list[int]:
+def _scalar_inputs(program: Program, producers: gates.Producers, following: schedule.Stage) -> list[int]:
   """Scalar inputs of the step that the stage after a collective reads: its step count, a learning rate.
 
   Adam's corrections and learning rate schedules come from the step count, so holding back these four bytes holds
   back every kernel of such an update. No more than scalars: holding back biases was seen to change results.
-
-  Args:
-    axes: those that the exit stamp varies over; what is held will vary over them too.
   """
   read = {v for run in following.runs for i in run.equations for v in program.equations[i].reads()}
-  return [v for v in program.inputs if v in read and program.avals[v].shape == () and producers.exact(v)
-          and axes <= varying_of_aval(program.avals[v])]
+  return [v for v in program.inputs if v in read and program.avals[v].shape == () and producers.exact(v)]
 
 
 def _describe(program: Program, section: Section, axis: Sequence[str]) -> Collective:

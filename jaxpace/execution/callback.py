@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,8 +23,8 @@ SENT_WHOLE = 64
 
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the clock on the host; see `jaxpace.execution.Clock`."""
-  (*ready, previous), axes = operands.prepare((*after, previous))
-  return vary(io_callback(_read, _WORDS, *_witnesses(previous, ready), previous), axes)
+  *ready, previous = operands.prepare((*after, previous))
+  return io_callback(_read, _WORDS, *_witnesses(previous, ready), previous)
 
 
 def delay(
@@ -32,10 +33,10 @@ def delay(
   """Sleeps in a host callback; see `jaxpace.execution.Clock`."""
   limit_ns = limits.nanoseconds(limit_s)
   before = stamp(previous, *after, seconds)
-  (seconds, before), axes = operands.prepare((jnp.asarray(seconds, jnp.float32), before))
+  seconds = jax.lax.stop_gradient(jnp.asarray(seconds, jnp.float32))
 
   def sleep(seconds, before):
-    return vary(io_callback(functools.partial(_sleep, limit_ns), _WORDS, seconds, before), axes)
+    return io_callback(functools.partial(_sleep, limit_ns), _WORDS, *operands.prepare((seconds, before)))
 
   # A callback that would sleep 0 s still costs milliseconds. NaN > 0 is false.
   return before, jax.lax.cond(seconds > jnp.float32(0.0), sleep, lambda _, before: before, seconds, before)
@@ -53,6 +54,14 @@ def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
     return [vary(jnp.zeros_like(value), varying(stamp)) for value in values], jnp.logical_not(turning)
 
   return jax.lax.while_loop(lambda carry: carry[1], turn, (values, never))[0]
+
+
+def awaited_under_pmap(results: Sequence[jax.Array]) -> list[jax.Array]:
+  """The small ones, or the smallest.
+
+  No large array can be sent whole, and there a single element of one would cut the kernel that makes it anew.
+  """
+  return [v for v in results if v.size <= SENT_WHOLE] or sorted(results, key=lambda v: v.size)[:1]
 
 
 def _witnesses(previous: jax.Array, after: list[jax.Array]) -> list[jax.Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -31,6 +31,9 @@ class Clock(NamedTuple):
   and two stamps stay distinct and ordered because each is given the one before. What comes *after* a stamp
   in time must use its result (`jaxpace.execution.hold`).
 
+  Under `check_vma=True` stamps are typed as if they were the same on every device. They are not; but so they can hold
+  back a parameter, which must not vary. Where a stamp leaves the step, `jaxpace.core.varying.vary` gives it its axes.
+
   Attributes:
     name: "native" or "callback".
     stamp: `stamp(previous, *after)` -> uint32 [2], (high, low) words of nanoseconds of this host's monotonic clock,
@@ -43,6 +46,8 @@ class Clock(NamedTuple):
     hold: `hold(stamp, values)` -> the values, once the stamp is there; all varying over the same mesh axes. Use
       `jaxpace.execution.hold`, which sees to that.
     notice: why a better clock is not used; empty where there is none better.
+    awaited_under_pmap: `awaited_under_pmap(results)` -> those results of a step under `jax.pmap` that its last stamp
+      can wait for without a change in how they are computed.
   """
 
   name: str
@@ -50,6 +55,7 @@ class Clock(NamedTuple):
   delay: Delay
   hold: Hold
   notice: str = ""
+  awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
 
 
 class _Source(NamedTuple):
@@ -61,12 +67,14 @@ class _Source(NamedTuple):
   stamp: Stamp
   delay: Delay
   hold: Hold
+  awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
 
 
 # Best first. A clock for GPUs goes before the callback, which runs everywhere.
 _SOURCES = (
     _Source("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold),
-    _Source("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold),
+    _Source("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold,
+            callback.awaited_under_pmap),
 )
 
 CLOCKS = ("auto", *(source.name for source in _SOURCES))
@@ -100,7 +108,7 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
     if reason := _unusable(source, platform):
       notices.append(reason)
     else:
-      return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices))
+      return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices), source.awaited_under_pmap)
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
 
 

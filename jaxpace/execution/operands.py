@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxpace.core.varying import vary, varying
 
 
-def prepare(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], frozenset[str]]:
+def prepare(arrays: Sequence[jax.Array]) -> list[jax.Array]:
   """Makes arrays fit to be operands of one custom call or callback.
 
   PRNG keys become their key data. Gradients are cut, since timers have no derivative. Under
@@ -21,11 +21,11 @@ def prepare(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], frozenset[str
     arrays: any shapes and dtypes.
 
   Returns:
-    The arrays, and the mesh axes they vary over; `vary` gives the results the same.
+    The arrays.
   """
   plain = [jax.lax.stop_gradient(_plain(array)) for array in arrays]
   axes = frozenset[str]().union(*(varying(array) for array in plain))
-  return [vary(array, axes) for array in plain], axes
+  return [vary(array, axes) for array in plain]
 
 
 def _plain(array: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from jax.extend.core import Literal
 from jax.sharding import PartitionSpec as P
 
 from jaxpace.communication import program, rewrite, script
+from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, words
 from tests.communication.traced import mesh
 
@@ -76,7 +77,7 @@ STEPS = [one_sum, with_a_norm, sharpness_aware]
 
 @jax.jit
 def _stamp(previous, *after):
-  return previous + jnp.uint32(1)
+  return words.zero()  # typed as the same everywhere, as all clocks' stamps are
 
 
 @jax.jit
@@ -92,7 +93,7 @@ def _delay(seconds, limit, previous, *after):
 CLOCK = Clock("fake", _stamp, _delay, _hold)
 
 
-def rewritten(step, delayed):
+def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes):
   """The rewritten step with a clock of two calls that the tracer keeps apart.
 
   Returns:
@@ -101,19 +102,27 @@ def rewritten(step, delayed):
   """
   kept = SimpleNamespace()
 
-  def trace(params, x, seconds):
+  arguments = jax.tree.map(lambda leaf: leaf.astype(getattr(step, "dtype", leaf.dtype)), ARGUMENTS)
+
+  def trace(params, x, seconds, last_exit):
     leaves, tree = jax.tree.flatten((params, x))
     flat = program.flatten(jax.make_jaxpr(lambda *leaves: jax.tree.leaves(step(*tree.unflatten(leaves))))(*leaves),
                            ("data",))
-    written = script.write_script(flat, ("data",), slots=16, delayed=delayed, tracked=frozenset())
-    before = rewrite.Before(words.zero(), seconds, jnp.int32(0), 2, 1.0 if delayed else None, False,
+    written = script.write_script(flat, ("data",), slots=16, delayed=delayed)
+    before = rewrite.Before(last_exit, seconds, jnp.int32(0), 2, 1.0 if delayed else None, share,
                             jnp.zeros((0,), jnp.float32), mapped=False)
     outputs, taken = rewrite.run(written, CLOCK, before, leaves)
     kept.marks, kept.results = written.marks, len(outputs)
-    return [*outputs, *taken.stamps]
+    if notices is not None:
+      notices.extend(written.notices)
+    assert {varying(stamp) for stamp in taken.stamps} == {varying(last_exit)}
+    return outputs, taken.stamps, vary(taken.arrivals, varying(last_exit)) if share else None
 
-  whole = jax.make_jaxpr(jax.shard_map(trace, mesh=mesh(), in_specs=P(), out_specs=P(), check_vma=False))(
-      *ARGUMENTS, jnp.float32(0))
+  # The state is each device's own, the parameters are the same everywhere: what is tracked differs most.
+  own = P(tuple(axes or ["data"]))
+  whole = jax.make_jaxpr(jax.shard_map(trace, mesh=mesh(**axes), in_specs=(P(), P("data"), P(), own),
+                                       out_specs=(P(), own, own), check_vma=check_vma))(
+      *arguments, jnp.float32(0), jnp.zeros((2 * 2 ** len(axes or ["data"]),), jnp.uint32))
   (mapped,) = [eqn for eqn in whole.jaxpr.eqns if eqn.primitive.name == "shard_map"]
   jaxpr = getattr(mapped.params["jaxpr"], "jaxpr", mapped.params["jaxpr"])
   maker = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
@@ -128,9 +137,14 @@ def rewritten(step, delayed):
       waiting += maker[value].invars if value in maker else []
     return found
 
-  results, stamps = jaxpr.outvars[:kept.results], jaxpr.outvars[kept.results:]
+  def untyped(var):
+    equation = maker.get(var)
+    return equation.invars[0] if equation is not None and equation.primitive.name in ("pvary", "pcast") else var
+
+  end = kept.results + len(kept.marks)
+  stamps = [untyped(var) for var in jaxpr.outvars[kept.results:end]]
   assert len(stamps) == len(kept.marks)
-  return kept.marks, stamps, results, behind
+  return kept.marks, stamps, [*jaxpr.outvars[:kept.results], *jaxpr.outvars[end:]], behind
 
 
 PRODUCTS = {"dot_general", "checkpoint", "remat", "remat2", "loss"}
@@ -183,6 +197,41 @@ def test_what_boundaries_entries_and_exits_wait_for(step):
       assert sums[i] > sums[i - 1]
   last_enter = max(i for i, mark in enumerate(marks) if mark.kind == "enter")
   assert done[last_enter] == done[-1], "the last sum is entered before all gradients are there"
+
+
+def halves(params, x):
+  """Nothing that is summed may be held back: XLA would convert it otherwise than it does."""
+  grads = jax.lax.psum(jax.grad(lambda params: loss(params, x).astype(jnp.bfloat16))(params), "data")
+  return jax.tree.map(lambda p, g: p - g, params, grads)
+
+
+halves.dtype = jnp.bfloat16
+
+
+LAYOUTS = {"one axis": {}, "two axes": {"data": 2, "model": 2}}
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "alone"])
+@pytest.mark.parametrize("step", [*STEPS, halves])
+def test_a_sum_comes_after_its_entry_stamp_and_before_its_exit_stamp(step, share, layout, check_vma):
+  """Under `check_vma` JAX has summed the gradients already that the steps average: one more collective."""
+  notices = []
+  marks, stamps, results, behind = rewritten(step, False, share, check_vma, notices=notices, **LAYOUTS[layout])
+  alive = {var: equation for var in [*results, *stamps] for var, equation in behind(var).items()}.values()
+  sums = [set().union(*map(behind, equation.invars)) for equation in alive
+          if equation is not None and name_of(equation) in SUMS]
+  entries = [i for i, mark in enumerate(marks) if mark.kind == "enter"]
+  assert entries
+  for i, later in itertools.zip_longest(entries, entries[1:]):
+    assert marks[i + 1].kind == "exit" and stamps[i] in behind(stamps[i + 1])
+    # What waits for the exit, too, is of a later group. What nobody reads, XLA drops.
+    own = [waited for waited in sums if stamps[i] in waited and stamps[i + 1] not in waited]
+    said = f"Collective {marks[i].collective} can start before its entry stamp" in " ".join(notices)
+    assert bool(own) != said
+    # Only a group of nothing but products of matrices can't be held, and even that is if it is the last.
+    assert not said or later and (step, marks[i].collective) in [(sharpness_aware, 0), (with_a_norm, 2)]
 
 
 def test_nothing_of_a_phase_starts_before_its_boundary():

@@ -41,28 +41,13 @@ def test_complete_means_that_nothing_major_starts_before_the_stamp(seed):
   weighty, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
   runs = [run.equations for stage in schedule.stages(program, merge_runs_over=16) for run in stage.runs]
   for run in runs:
-    chosen, complete = gates.cover(program, producers, run, weighty, major, lambda value: True)
+    chosen, complete = gates.cover(program, producers, run, weighty, major)
     assert all(producers.exact(value) for value in chosen)
     assert len(set(chosen)) == len(chosen)
     open_ones = major.intersection(run) - behind(program, run, chosen) - constant(program, run)
     assert complete == (not open_ones)
-  first, complete = gates.cover(program, producers, runs[0], weighty, major, lambda value: True)
+  first, complete = gates.cover(program, producers, runs[0], weighty, major)
   assert complete and first, "the step's inputs can always be held"
-
-
-@settings(max_examples=10)
-@given(st.integers(0, 10**6))
-def test_values_that_must_not_be_gated_are_not(seed):
-  step, arguments = layered(seed)
-  program = flat(step, *arguments)
-  producers = gates.Producers(program)
-  weighty, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
-  run = schedule.stages(program, merge_runs_over=16)[0].runs[0].equations
-  # A first stage may hold nothing that is major: the mean before a sum, say.
-  complete = not major.intersection(run) - constant(program, run)
-  assert gates.cover(program, producers, run, weighty, major, lambda value: False) == ([], complete)
-  w, x = program.inputs
-  assert w not in gates.cover(program, producers, run, weighty, major, lambda value: value != w)[0]
 
 
 def covered(step, *arguments):
@@ -71,7 +56,7 @@ def covered(step, *arguments):
   producers = gates.Producers(program)
   run = [i for i, e in enumerate(program.equations) if not e.collective]
   chosen, complete = gates.cover(program, producers, run, schedule.heavy(program),
-                                 schedule.heavy(program, schedule.MAJOR), lambda value: True)
+                                 schedule.heavy(program, schedule.MAJOR))
   return [program.inputs.index(v) for v in chosen], complete
 
 

@@ -26,7 +26,7 @@ def with_a_norm(params, x):
 
 def written(step, slots=16, delayed=True):
   program = flat(step, *ARGUMENTS)
-  return script.write_script(program, ("data",), slots=slots, delayed=delayed, tracked=frozenset())
+  return script.write_script(program, ("data",), slots=slots, delayed=delayed)
 
 
 @pytest.mark.parametrize("step", [one_layer, with_a_norm])

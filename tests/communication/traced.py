@@ -1,5 +1,6 @@
 """Steps traced to flat programs, for tests of the order of evaluation."""
 
+import math
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxpace.communication import program
 
 
-def mesh() -> jax.sharding.Mesh:
-  return jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+def mesh(**axes: int) -> jax.sharding.Mesh:
+  """A mesh of the first devices: mesh(data=2, model=2). Two along the data axis by default."""
+  axes = axes or {"data": 2}
+  return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes),
+                       devices=jax.devices()[:math.prod(axes.values())])
 
 
 def flat(step: Any, *arguments: Any) -> program.Program:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from jaxpace.core.varying import varying
 from jaxpace.execution import clock_notice, hold, resolve_clock, words
 
 RANKS = 8
@@ -196,7 +197,9 @@ def test_replicated_and_varying_operands_mix(clock, check_vma):
   def step(previous, shared, own):
     first = clock.stamp(previous, shared)  # nothing here varies over the ranks
     second = clock.stamp(first, shared, own)
-    return jnp.stack([jax.lax.pcast(first, "data", to="varying") if check_vma else first, second])[None]
+    (kept,) = hold(clock, second, [shared])
+    assert varying(first) == varying(second) == varying(kept) == frozenset(), "what is held keeps its type"
+    return jnp.stack([first, second])[None]
 
   step = jax.jit(jax.shard_map(
       step, mesh=mesh(), in_specs=(P(), P(), P("data")), out_specs=P("data"), check_vma=check_vma))

@@ -86,9 +86,10 @@ def test_pmap(tmp_path):
   check(tmp_path, paced.plan, len(devices), 40)
 
 
-def test_data_and_model_axes(tmp_path):
+@pytest.mark.parametrize("share", [True, None])
+def test_data_and_model_axes(tmp_path, share):
   mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-  paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data", rows=16)
+  paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data", rows=16, share=share)
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
   params, pace = jnp.ones((FEATURES,), jnp.float32), paced.init(mesh)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core.varying import vary
 from jaxpace.execution import limits, operands
 from jaxpace.execution.native.library import DELAY, HOLD, STAMP, unavailable
 
@@ -23,8 +22,8 @@ _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the clock in an XLA FFI handler; see `jaxpace.execution.Clock`."""
-  arguments, axes = operands.prepare((*after, previous))  # in this order: see ORDER
-  return vary(jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")(*arguments), axes)
+  arguments = operands.prepare((*after, previous))  # in this order: see ORDER
+  return jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")(*arguments)
 
 
 def delay(
@@ -32,10 +31,9 @@ def delay(
 ) -> tuple[jax.Array, jax.Array]:
   """Sleeps in an XLA FFI handler; see `jaxpace.execution.Clock`."""
   limit_ns = np.int64(limits.nanoseconds(limit_s))
-  arguments, axes = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
-  call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
-  before, end = call(*arguments, limit_ns=limit_ns)
-  return vary(before, axes), vary(end, axes)
+  arguments = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
+  before, end = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")(*arguments, limit_ns=limit_ns)
+  return before, end
 
 
 def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
