@@ -16,7 +16,7 @@ ANCHOR = "jaxpace_clock:"
 """Name of the annotation that ties the trace's times to the host's monotonic clock; that clock, in ns, follows."""
 
 _NOISE = ("ThreadpoolListener", "end: ", "Wait", "ThunkExecutor")
-"""Beginnings of the names of most events of a trace on CPU: they belong to no operation, and reading more takes time."""
+"""Beginnings of the names of most events of a trace on CPU. They belong to no operation; reading more takes time."""
 
 _COLLECTIVE = re.compile(
     r"^(all-reduce|reduce-scatter|all-gather|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"

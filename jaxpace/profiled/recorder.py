@@ -100,6 +100,11 @@ class ProfiledRecorder(Recorder):
     self._ranks: list[int] | None = None
     self._told: set[str] = set()
 
+  @property
+  def sampling(self) -> bool:
+    """Whether the profiler is in use by a session."""
+    return self._began is not None or not self._free.is_set()
+
   def record(self, result: Any, **host_columns: float) -> None:  # type: ignore[override] # no pace state here
     """Counts a step, and begins or ends a session when it is due. Call it after every step, on every process.
 

@@ -21,7 +21,8 @@ def of_thread(identity: int, characters: int) -> str:
   frame = sys._current_frames().get(identity)
   if frame is None:
     return "the thread has ended"
-  text = "".join(traceback.format_stack(frame))
+  text = "".join(traceback.format_list([call for call in traceback.extract_stack(frame)
+                                        if not call.filename.startswith("<frozen ")]))  # the import system, runpy
   if len(text) > characters:
     text = "...\n" + text[len(text) - characters + 4:]
   return text.rstrip("\n")

@@ -1,8 +1,9 @@
 """Who keeps the others waiting: from what the processes say of themselves. Pure: no clock, no I/O.
 
-A process that waits inside a step has arrived; one that has not called it, or that says nothing any more, has not. The
-step that is waited for is the one after the last that any process has seen complete: loops may run ahead of their
-devices by different numbers of steps, so the farthest step called says nothing.
+A process that waits inside a step has arrived; one that has not called it, or that says nothing any more, has not. A
+step that has completed anywhere was called by all: each holds a collective over all processes. The step that is waited
+for is the one after the last that any process has seen complete: loops may run ahead of their devices by different
+numbers of steps, so the farthest step called says nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LateProcess:
   state: State
   host: str = ""
   pid: int = 0
-  last_step: int | None = None  # last step it called; None where nobody knows
+  last_step: int | None = None  # last step it is known to have called; None where nobody knows
   phase: str = ""  # where its loop is, or was when it was last heard of
   seconds: float = 0.0  # how long it has been so, approximately
   stack: str = ""
@@ -48,8 +49,8 @@ class LateProcess:
     place = where(self.phase)
     if self.state == "silent":
       return (f"{who} has not been heard of for {self.seconds:.1f} s: stopped, swapped out, or its interpreter is "
-              f"held by native code; it was {place}{last}")
-    return f"{who} is {place} for {self.seconds:.1f} s{last}"
+              f"held by native code; when last heard of it was {place}{last}")
+    return f"{who} has been {place} for {self.seconds:.1f} s{last}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,7 @@ def judge(heard: Mapping[int, Heard], processes: int, silence: float, own: int, 
     if one.left:
       late.append(_late(word, "left"))
     elif one.silence > silence:
-      late.append(_late(word, "silent", one.silence))
+      late.append(_late(word._replace(entered=max(word.entered, step - 1)), "silent", one.silence))
     elif word.entered < step:
       late.append(_late(word, "outside", word.age + one.silence, word.stack))
     else:
@@ -146,10 +147,13 @@ def without_service(heard: Mapping[int, Heard], own: Heard, waited: float) -> La
     own: this process's own.
     waited: seconds since a step last completed here.
   """
-  word = heard[0].word if 0 in heard else None
-  zero = LateProcess(0, "service") if word is None else _late(word, "service", heard[0].silence)
   inside = own.word.entered > own.word.completed
   step = own.word.completed + 1
+  if 0 in heard:
+    word = heard[0].word
+    zero = _late(word._replace(entered=max(word.entered, step - 1)), "service", heard[0].silence)
+  else:
+    zero = LateProcess(0, "service", last_step=step - 1)
   return Late(step, waited, (zero,), (own.word.process,) if inside else (), own.word.process)
 
 

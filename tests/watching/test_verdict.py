@@ -23,7 +23,8 @@ def test_the_process_that_has_not_called_the_step_is_late_and_its_stack_is_told(
   found = verdict.judge(known, 3, SILENCE, 0, 5.0)
   assert [(p.process, p.state, p.last_step, p.phase) for p in found.late] == [(1, "outside", 7, "data")]
   assert found.arrived == (0, 2) and found.step == 8
-  assert "process 1 (host h1, pid 101) is waiting for data" in found.text() and "    |   get()" in found.text()
+  assert "process 1 (host h1, pid 101) has been waiting for data for 5.1 s" in found.text()
+  assert "    |   get()" in found.text()
   assert "waiting: processes 0, 2" in found.text()
 
 
@@ -34,7 +35,9 @@ def test_loops_that_ran_ahead_by_different_numbers_of_steps_have_all_arrived():
 
 def test_a_silent_process_is_late_wherever_it_was():
   found = verdict.judge(heard(word(0, 8, 7), word(1, 8, 7), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
-  assert [(p.process, p.state, p.seconds) for p in found.late] == [(1, "silent", 4.0)]
+  assert [(p.process, p.state, p.seconds, p.last_step) for p in found.late] == [(1, "silent", 4.0, 8)]
+  found = verdict.judge(heard(word(0, 8, 7), word(1, 4, 4), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
+  assert found.late[0].last_step == 7  # its last word is old; step 7 has completed, so it was in it
   assert "has not been heard of for 4.0 s" in found.text()
 
 
@@ -73,7 +76,7 @@ def test_without_the_store_process_0_is_named_with_what_was_heard_of_it():
   found = verdict.without_service({0: Heard(word(0, 7, 7, "data"), 6.0)}, own, 5.0)
   assert [(p.process, p.state, p.last_step) for p in found.late] == [(0, "service", 7)]
   assert "coordination service, which lives in it" in found.text()
-  assert verdict.without_service({}, own, 5.0).late[0].last_step is None
+  assert verdict.without_service({}, own, 5.0).late[0].last_step == 7
 
 
 def test_silence_is_counted_from_the_last_new_word_and_a_word_taken_back_means_left():
