@@ -21,7 +21,7 @@ _SURE = np.int32(3)
 """Steps in a row in which contention must be seen before the first shift."""
 _ONCE = np.int32(1)
 """So many may be a pause of a rank's, even while jobs are kept apart."""
-_AWAKE = np.int32(64)
+_AWAKE = np.int32(256)
 """Decisions after a shift during which the next one needs less evidence."""
 _JUMP = np.float32(0.25)
 """Of the collective; what W grows by more than that is somebody's shift, not drift."""
@@ -74,9 +74,10 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   probability one half. After a shift it waits for 2 decisions, 2 to 5 where the order could not be seen: its effect is
   seen two later, and others move too. All draws are hashes of (key, step).
 
-  *When.* For the first shift contention must be beyond the dead band in three steps in a row. For 64 steps after a
-  shift the job is awake: two steps are enough, and for a follower W of 4 % of the floors (0.4 dead bands), so that a
-  phase that wanders off is set right before it collides.
+  *When.* For the first shift contention must be beyond the dead band in three steps in a row. For 256 steps after a
+  shift the job is awake: it moves by W alone, W at least 4 % of the floors (0.4 dead bands), as soon as it finds itself
+  to follow, and by the rest if it does so in the next step too; so a phase that wanders off is set right before jobs
+  collide, and a pause of one rank, which looks alike, moves it little.
 
   *Its test* is the coin of `jaxpace.coordination.shift_test`: of the shifts that are wanted some are not made, and the
   steps that follow are compared. It switches itself off where shifts make steps longer, or show nothing for long.
@@ -161,11 +162,14 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     ahead = jnp.where(follows, seen.ahead, _NAN)
     lost = _LATE * jnp.maximum(growth, _ZERO)
     drawn = (np.float32(1.1) + np.float32(0.4) * uniform(state.key, observation.step, 1)) * seen.ahead
-    want = bounded(jnp.where(certain, seen.ahead + lost + clear * seen.total, drawn), most)
+    # What is on its way already, asked one decision ago, isn't in the step that is seen.
+    sudden = follows & jnp.isnan(state.ahead)
+    whole = jnp.maximum(seen.ahead + lost + clear * seen.total - state.asked[0], _ZERO)
+    want = bounded(jnp.where(certain, jnp.where(sudden, seen.ahead, whole), drawn), most)
     awake = state.since < _AWAKE
     beyond = known & (seen.contention > band)
     times_seen = jnp.where(beyond, jnp.minimum(state.seen + np.int32(1), _SURE), np.int32(0))
-    again = (follows & ~jnp.isnan(state.ahead)) | (beyond & (times_seen > _ONCE))
+    again = follows | (beyond & (times_seen > _ONCE))
     contended = jnp.where(awake, again, beyond & (times_seen == _SURE))
     wanted = contended & (state.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
     wanted &= want <= bank * period
@@ -177,6 +181,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     bank = jnp.where(act, jnp.maximum(bank - delay / period, _ZERO), bank)
     more = (np.float32(4) * uniform(state.key, observation.step, 4)).astype(jnp.int32)
     wait = np.int32(2) + jnp.where(certain, np.int32(0), more)
+    wait = jnp.where(sudden, np.int32(0), wait)
     hold = jnp.where(act, wait, jnp.maximum(state.hold - np.int32(1), np.int32(0)))
     since = jnp.where(act, np.int32(0), jnp.minimum(state.since + np.int32(1), _AWAKE))
     quiet = jnp.where(wanted, np.int32(0), jnp.minimum(state.quiet + np.int32(1), _CALM))
