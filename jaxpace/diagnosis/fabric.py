@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxpace.trace.run import RunError
+from jaxpace.trace.run import CollectiveTimes, Run, RunError
 
 SCHEMA = 1
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SHIFT = KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
@@ -101,6 +101,16 @@ def kind_of(name: str) -> str:
   if "gather" in name:
     return ALL_GATHER
   return SHIFT if "permute" in name else ALL_REDUCE
+
+
+def kind_in(run: Run, collective: CollectiveTimes) -> str:
+  """Kind of a collective by the plan of the step, which knows the operation; else by its name."""
+  entries = run.plan.get("collectives")
+  for entry in entries if isinstance(entries, list) else []:
+    primitives = entry.get("primitives") if isinstance(entry, dict) and entry.get("slot") == collective.slot else None
+    if isinstance(primitives, list) and primitives and isinstance(primitives[0], str):
+      return kind_of(primitives[0])
+  return kind_of(collective.name)
 
 
 def read_fabric(path: str | pathlib.Path) -> Fabric:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.fabric import Fabric, kind_of, quiet_seconds
+from jaxpace.diagnosis.fabric import Fabric, kind_in, quiet_seconds
 from jaxpace.trace.run import Run
 
 RUNNING_MINIMUM = "running minimum"
@@ -59,7 +59,7 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
   own = running_minimum(transfer)
   if fabric is None or not run.collectives:
     return own
-  told = [None if c.bytes is None else quiet_seconds(fabric, kind_of(c.name), c.bytes, run.ranks)
+  told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, run.ranks)
           for c in run.collectives]
   floor = np.array([low if seconds is None or not seconds < low else seconds
                     for seconds, low in zip(told, own.floor, strict=True)])

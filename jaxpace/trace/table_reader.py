@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from jaxpace.trace.part_files import PartFile
 
-_UNREADABLE = (OSError, pa.ArrowException)
+_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)  # the last: column names of a damaged footer
 _NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns"),
            "hosts": ("time_ns", "process")}
 _WHOLE = ("step", "rank", "process", "attempt", "collective")
@@ -121,16 +121,17 @@ def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
     if part.path.stat().st_size == 0:
       return "empty file"
     meta = pq.read_metadata(part.path)
+    names, fields = meta.schema.names, list(meta.schema.to_arrow_schema())
   except PermissionError:
     raise
   except FileNotFoundError:
     return None
   except _UNREADABLE as error:
     return f"torn or no Parquet file ({_first_line(error)})"
-  lacking = [name for name in _NEEDED[table] if name not in meta.schema.names]
+  lacking = [name for name in _NEEDED[table] if name not in names]
   if lacking:
     return f"it has no column {' and '.join(map(repr, lacking))}"
-  for field in meta.schema.to_arrow_schema():
+  for field in fields:
     if (field.name in _WHOLE or field.name.endswith("_ns")) and not pa.types.is_integer(field.type):
       return f"its column {field.name!r} holds {field.type}, not whole numbers"
   return meta

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jaxpace.cli.main import main
@@ -114,7 +114,7 @@ def rows_changed(folder, files, random):
 
 
 @pytest.mark.parametrize("name", ["report", "forecast", "compare"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), harms=st.lists(st.sampled_from([torn, flipped, gone, rows_changed]), min_size=1,
                                                   max_size=3))
 def test_a_damaged_run_gives_a_sentence_or_an_answer(tmp_path_factory, capsys, good, name, seed, harms):

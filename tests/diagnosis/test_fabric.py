@@ -7,7 +7,9 @@ import pytest
 
 from jaxpace.diagnosis import fabric
 from jaxpace.diagnosis.fabric import coefficients, quiet_seconds, read_fabric
+from jaxpace.trace import synthetic
 from jaxpace.trace.run import RunError
+from tests.diagnosis.traces import make_run
 
 
 @pytest.mark.parametrize("p", [2, 8, 96])
@@ -66,4 +68,9 @@ def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
 
 def test_kinds():
   assert {fabric.kind_of(n) for n in ("psum", "pmean", "gradients", "psum_invariant")} == {"all_reduce"}
+  truth = synthetic.simulate(synthetic.Job(steps=5))
+  run = make_run(truth.enter, truth.exit)
+  assert fabric.kind_in(run, run.collectives[0]) == "all_reduce"
+  run.info["plan"] = {"collectives": [3, {"slot": 0, "primitives": ["reduce_scatter"]}]}
+  assert fabric.kind_in(run, run.collectives[0]) == "reduce_scatter"
   assert fabric.kind_of("reduce_scatter") == "reduce_scatter" and fabric.kind_of("all_gather") == "all_gather"

@@ -163,12 +163,13 @@ def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, move
   point = float(np.median(step) if any(n.offsets_spread for n in noises) else step[0])
   # What is not known of this run, and what another one would differ by anyway.
   around = _spread(step, point, sample.blocks, drawn.error)
-  cv = np.sqrt(drawn.shared + variance) / step
+  cv = np.sqrt(drawn.shared + variance) / np.maximum(step, 1e-12)
   recorded = float(sample.step.mean())
-  efficiency = [float(drawn.busy[0]) / x for x in (around.estimate, around.high, around.low)]
+  busy = float(drawn.busy[0])
+  efficiency = [min(busy / x, 1.0) if x > 0 else 1.0 for x in (around.estimate, around.high, around.low)]
   waited = point - float(drawn.mean[0]) - float(transfer[0]) + float(sample.arrival.mean(axis=1).sum(axis=0).mean())
   return Point(ranks, None, around, _spread(cv, float(cv[0]), sample.blocks, 0.0), Estimate(*efficiency),
-               Estimate(*(x / recorded - 1 for x in around)), max(waited - float(drawn.busy[0]), 0.0),
+               Estimate(*(x / recorded - 1 for x in around)), max(waited - busy, 0.0),
                float(transfer[0]), TAIL if fitted else RESAMPLED, moved.source)
 
 
@@ -188,6 +189,7 @@ def _spread(draws: np.ndarray, point: float, blocks: int, error: np.ndarray | fl
   wider = _CALIBRATED * student * math.sqrt(blocks / (blocks - 1))
   off = wider * (draws[1:] - np.median(draws[1:])) + (wider * error[1:] if isinstance(error, np.ndarray) else 0.0)
   low, high = np.quantile(off, [tail, 1 - tail])
+  point = max(point, 0.0)
   return Estimate(point, max(point + min(float(low), 0.0), 0.0), point + max(float(high), 0.0))
 
 

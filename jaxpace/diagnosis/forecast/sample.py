@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpace.diagnosis.accounting import busy, chunks
 from jaxpace.diagnosis.counted import count_steps
-from jaxpace.diagnosis.fabric import kind_of
+from jaxpace.diagnosis.fabric import kind_in
 from jaxpace.diagnosis.floor import running_minimum
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.along_axis import groups
@@ -104,6 +104,8 @@ def take_sample(run: Run) -> Sample:
   if delayed:
     notes.append("Pacing was active: the forecast is by arrivals with each rank's own delay taken out.")
   kept = ranks[often]
+  if step.mean() <= 0:
+    raise RunError(f"{run.path} has steps that take no time at all: its clock stood still, or the times are damaged.")
   transfer = wait.min(axis=1)
   arrived = arrival.mean(axis=1).sum(axis=0)
   units, unit = _units(run, arrival, kept)
@@ -111,7 +113,7 @@ def take_sample(run: Run) -> Sample:
     notes.append(f"The {unit} ranks of a process are late together: each process counts as one, with its last rank's "
                  "arrival.")
   names = {h for h in (run.host_of_rank(int(r)) for r in kept) if h}
-  collectives = tuple(Collective(c.name, kind_of(c.name), c.bytes) for c in run.collectives)
+  collectives = tuple(Collective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
   blocks = _blocks(step.mean(axis=0), units)
   return Sample(units, arrived, transfer, np.nan_to_num(running_minimum(transfer).floor), step.mean(axis=0),
                 collectives, len(ranks), unit, max(1, len(names)), blocks, tuple(notes))
