@@ -216,12 +216,14 @@ class ProfiledRecorder(Recorder):
     found, offset = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
     program, by_device = executions.executions(
         executions.until(found, offset, session.end_ns), offset, self._length)
-    rank_of = _local_devices()
-    ordinals = [ordinal for ordinal in rank_of if ordinal in by_device]
-    ranks = [rank_of[ordinal] for ordinal in ordinals]
+    rank_of = stamps.ranks_of(list(by_device), [(d.id, d.local_hardware_id) for d in jax.local_devices()],
+                              [device.id for device in jax.devices()])
+    ordinals, ranks = sorted(rank_of, key=rank_of.__getitem__), sorted(rank_of.values())
+    if not ranks:
+      raise executions.ProfileError(f"{program} ran on devices {sorted(by_device)}, which are none of this process's")
     if self._ranks is None:
       self._ranks = ranks
-    if ranks != self._ranks or not ranks:
+    if ranks != self._ranks:
       raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
     plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
     rings = np.stack([stamps.rows(steps, groups, session.first_step) for steps in stamps.in_order(by_device, ordinals)])
@@ -242,14 +244,6 @@ class ProfiledRecorder(Recorder):
     if sentence not in self._told:
       self._told.add(sentence)
       _LOG.warning("%s. Training goes on; a failure like this is not told again.", sentence)
-
-
-def _local_devices() -> dict[int, int]:
-  """Ranks of this process's devices, their places in the whole job, by their ordinals, as a trace numbers them."""
-  place = {device.id: rank for rank, device in enumerate(jax.devices())}
-  devices = jax.local_devices()
-  return {i if device.local_hardware_id is None else device.local_hardware_id: place[device.id]
-          for i, device in enumerate(devices)}
 
 
 def _line(error: Exception) -> str:

@@ -83,6 +83,24 @@ def rows(steps: Sequence[Execution], groups: Groups, first_step: int) -> np.ndar
   return table
 
 
+def ranks_of(ordinals: Sequence[int], local: Sequence[tuple[int, int | None]],
+             everyone: Sequence[int]) -> dict[int, int]:
+  """Ranks of the devices in a trace: their places in the whole job, by their number in the trace.
+
+  A trace of the CPU numbers devices by their id in the job, one of another backend may by their number on the host.
+
+  Args:
+    ordinals: as in the trace.
+    local: id and number on the host of each of this process's devices.
+    everyone: ids of all devices of the job, in order.
+  """
+  rank = {device: place for place, device in enumerate(everyone)}
+  by_id = {device: rank[device] for device, _ in local}
+  by_number = {i if number is None else number: rank[device] for i, (device, number) in enumerate(local)}
+  chosen = by_id if set(ordinals) <= set(by_id) else by_number
+  return {ordinal: chosen[ordinal] for ordinal in ordinals if ordinal in chosen}
+
+
 def in_order(by_device: Mapping[int, list[Execution]], ordinals: Sequence[int]) -> list[list[Execution]]:
   """Executions of the devices with these ordinals, in this order."""
   return [by_device[ordinal] for ordinal in ordinals]

@@ -101,3 +101,10 @@ def test_a_collective_that_did_not_run_is_null():
   groups = stamps.group(steps)
   _, collectives = decode.decode(stamps.rows(steps, groups, 0), stamps.plan("p", groups, "data", 1), 0, 0, 0)
   assert np.ma.getmaskarray(collectives["enter_ns"]).tolist() == [False, True]
+
+
+def test_devices_are_numbered_by_id_or_on_their_host():
+  local, everyone = [(2048, 0), (2049, 1)], [0, 1, 2048, 2049]
+  assert stamps.ranks_of([2049, 2048], local, everyone) == {2049: 3, 2048: 2}
+  assert stamps.ranks_of([0, 1], local, everyone) == {0: 2, 1: 3}
+  assert stamps.ranks_of([7], local, everyone) == {}
