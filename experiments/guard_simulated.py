@@ -182,7 +182,7 @@ def play(cell: Cell, runs: int, checkpoints: Sequence[int], seed: int = 0, **set
 NULL = [Cell(noise, cv, 0.0) for noise in NOISES for cv in (0.05, 0.2)]
 EFFECTS = [Cell(noise, cv, effect) for noise, cv in (("normal", 0.2), ("correlated", 0.05), ("correlated", 0.15),
                                                      ("correlated", 0.2), ("heavy", 0.2))
-           for effect in (-0.1, -0.03, -0.01, 0.01, 0.05, 0.3)]
+           for effect in (-0.1, -0.03, -0.01, 0.01, 0.03, 0.05, 0.3)]
 
 
 RESTLESS = {"patience": 16, "retry": 16}

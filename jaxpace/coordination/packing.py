@@ -34,7 +34,8 @@ def pack(tree: Any) -> Packed:
   >>> unpack(packed, (0.0, 0, (False,)))[2][0]
   Array(True, dtype=bool)
   """
-  reals, wholes = [], []
+  reals: list[Any] = []
+  wholes: list[Any] = []
   for leaf in jax.tree.leaves(tree):
     (reals if jnp.result_type(leaf) == np.float32 else wholes).append(leaf)
   return Packed(_stacked(reals, np.float32), _stacked(wholes, np.int32))

@@ -22,11 +22,15 @@ decides nothing by itself: a pause or a slow spell cuts blocks of either kind.
 **Decision.** After each pair:
 
 - on, if the interval lies below zero, for `HOLD` times as many steps as the pairs took that showed it; then pairs
-again,
-  from no evidence. To stay on, odds of 4 to 1 for a gain are enough, and it stays twice as long each time.
+  again, from no evidence. To stay on, odds of 4 to 1 for a gain are enough, and it stays twice as long each time.
 - off, if the interval lies above zero; or sooner, since not to act takes no proof: at odds of 10 to 1 for a harm, or
 after
   `patience` pairs. For `retry` steps, twice as long each time; then pairs again, from no evidence.
+
+**Lean.** A small effect takes long to show, and half of it is lost meanwhile. So, from the 24th pair on, steps are put
+between pairs on the side that looks better: 2 z^2 pair lengths, z being the sum of differences over its standard error,
+at most `lean`. They are counted in no pair and chosen before the next one's coin is tossed, so the interval holds;
+what is to be shown takes that much longer, which costs little while the better side is on.
 
 The interval of the first return to pairs is at 3/4 of `level`, that of the k-th at `level` / (4 k (k - 1)). These add
 up to `level`: the chance that an interval ever excludes zero where there is no effect.
@@ -51,6 +55,9 @@ HOLD = 8
 ON, COUNTED, SECOND, ODD = 1, 2, 4, 8
 """Bits of a tag: what a step was."""
 
+REST, LEANS_ON, LEANS_OFF = 2, 3, 4
+"""Parts of a pair after its two blocks: its rest, which is off; and steps until the next pair, if `lean`."""
+
 PAIRS, KEPT, DROPPED = 0, 1, 2
 """Modes: trying it, block by block; on, since it pays; off."""
 
@@ -59,6 +66,8 @@ _SHORTEST, _LONGEST = 1e-9, 86400.0  # s
 _FOREVER = 2.0**30  # steps
 _CLIP = 0.5  # usual steps
 _MEMORY = 64.0  # steps over which the usual step time is followed
+_LEANS_FROM = 24  # pairs
+_LEANS_BY = 2.0  # pair lengths for each unit of squared evidence
 _SLOW = 8.0  # steps in a row of twice the usual time that are the new usual
 
 
@@ -67,7 +76,7 @@ class Trial(NamedTuple):
 
   tag: Number  # int32, * bits `ON`, `COUNTED`, `SECOND`, `ODD`; hand it back with that step's time
   mode: Number  # int32, * 0 pairs, 1 on, 2 off
-  part: Number  # int32, * 0 first block, 1 second block, 2 the rest of the pair
+  part: Number  # int32, * 0 first block, 1 second block, 2 the rest of the pair, 3 leaning to on, 4 to off
   into: Number  # int32, * steps of this part or mode before it
   left: Number  # int32, * steps of this part or mode, itself included
   pair: Number  # int32, * number of the pair, from 0
@@ -126,7 +135,7 @@ def effect(state: Trial, maths: Maths = ARRAYS) -> tuple[Number, Number, Number]
 
 
 def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05, settle: int = 1,
-           patience: int = 512, retry: int = 10_000, lag: int = 0, maths: Maths = ARRAYS) -> Trials:
+           patience: int = 512, retry: int = 10_000, lag: int = 0, lean: int = 0, maths: Maths = ARRAYS) -> Trials:
   """Makes a kind of trial.
 
   On the host, a step at a time:
@@ -151,6 +160,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     patience: pairs after which what has shown neither gain nor harm is switched off.
     retry: steps for which it is then off, the first time.
     lag: steps that begin between the end of a step and the `update` which is given its time.
+    lean: most pair lengths between two pairs that are spent on the side that looks better; 0 for none.
     maths: what kind of numbers.
 
   Returns:
@@ -167,7 +177,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   excess = float(settings.number("harm", harm, 0.01, 100, "block lengths, 0.25 for a quarter of a block"))
   settings.number("level", level, 0, 0.5, "the chance of a false alarm, 0.05 for 5 %", open_ended=True)
   patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
-  lag = settings.steps("lag", lag, 0)
+  lag, lean = settings.steps("lag", lag, 0), settings.steps("lean", lean, 0)
   if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 2**32:
     raise ValueError(f"key={key!r} must be a whole number from 0 to 2**32 - 1; it orders the blocks of each pair.")
   measured = block - settle
@@ -224,18 +234,23 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     over = (left <= 0) | cut
     first_over, second_over = over & in_pair & (state.part == 0), over & in_pair & (state.part == 1)
     resting = second_over & (rest > 0)
-    closed = in_pair & ((second_over & (rest <= 0)) | (over & (state.part == 2)))
-    begins = closed | (over & maths.no(in_pair))  # a pair, unless what follows decides otherwise
+    closed = in_pair & ((second_over & (rest <= 0)) | (over & (state.part == REST)))
+    # A pair, unless what follows decides otherwise.
+    begins = closed | (over & (maths.no(in_pair) | (state.part >= LEANS_ON)))
 
     no = closed & maths.no(closed)  # false, and varying over ranks as all that comes of the state is
     judged, helps, fails = maths.either(closed, lambda: _judge(state), lambda: (state, no, no))
-    begins = begins & maths.no(helps | fails)
+    longer = _lean(judged) if lean else whole(0)
+    leans = closed & maths.no(helps | fails) & (longer > 0)
+    begins = begins & maths.no(helps | fails | leans)
     first = HOLD * (2.0 * block) * real(judged.pairs)
     stay = maths.least(where(state.hold > 0, 2.0 * state.hold, first), _FOREVER)
     mode = where(helps, whole(KEPT), where(fails, whole(DROPPED), where(begins, whole(PAIRS), state.mode)))
     left = where(helps, maths.whole(stay), where(fails, maths.whole(state.wait), where(
-        begins | first_over, whole(block), where(resting, rest, left))))
-    part = where(first_over, whole(1), where(resting, whole(2), where(closed | begins, whole(0), state.part)))
+        begins | first_over, whole(block), where(leans, longer, where(resting, rest, left)))))
+    better = where(judged.mean < 0, whole(LEANS_ON), whole(LEANS_OFF))
+    part = where(first_over, whole(1), where(resting, whole(REST), where(leans, better, where(
+        closed | begins, whole(0), state.part))))
     into = where(over | closed, whole(0), into)
     pair = where(begins, state.pair + 1, state.pair)
     seen = closed | (over & (state.mode == KEPT))
@@ -250,6 +265,13 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
         wait=where(fails, maths.least(2.0 * state.wait, _FOREVER), state.wait),
         tries=where(helps | fails, state.tries + 1.0, state.tries), fresh=judged.fresh | helps | fails)
     return after._replace(tag=_tag(after))
+
+  def _lean(state: Trial) -> Number:
+    """Steps until the next pair, on the side that looks better: int32, 0 for none."""
+    total = real(state.pairs) * state.mean
+    evidence = total * total / (state.squares + total * state.mean + state.rho)
+    pairs = maths.least(maths.whole(_LEANS_BY * evidence), whole(lean))
+    return where(state.fresh | (state.pairs < _LEANS_FROM), whole(0), pairs * whole(2 * block))
 
   def _judge(state: Trial) -> tuple[Trial, Number, Number]:
     """Enters the pair that has just ended, unless it is void.
@@ -294,7 +316,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   def _tag(state: Trial) -> Number:
     in_pair, first = state.mode == PAIRS, state.part == 0
     on_first = keyed.coin(key, state.pair, maths)
-    block_on = where(first, on_first, maths.no(on_first)) & (state.part < 2)
+    block_on = (where(first, on_first, maths.no(on_first)) & (state.part < REST)) | (state.part == LEANS_ON)
     on = where(in_pair, block_on, state.mode == KEPT)
     counted = in_pair & (state.part < 2) & (state.into >= settle)
     none = whole(0)

@@ -174,22 +174,47 @@ def test_times_may_come_late(lag):
   assert (first[:, :2 * BLOCK].sum(axis=1) == BLOCK).all() and not first[:, 2 * BLOCK:].any()
 
 
+@pytest.mark.parametrize("effect", [-0.04, 0.04])
+def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_they_are(effect):
+  judge = trial.trials(maths=PLAIN, key=9, harm=100, lean=3, lag=1)  # no block is cut
+  on, tags, states = play(judge, noisy(9000, effect, cv=0.2, rho=0.5, seed=4), lag=1)
+  decided = next((k for k, state in enumerate(states) if state.mode != 0 and k > BLOCK), len(states))
+  parts = np.array([0, *(state.part for state in states[:decided - 1])])  # of the step itself
+  side = trial.LEANS_ON if effect < 0 else trial.LEANS_OFF
+  leaning = parts >= trial.LEANS_ON
+  assert 0.3 < leaning.mean() < 0.8 and (parts == side).sum() > 0.8 * leaning.sum()
+  np.testing.assert_array_equal(on[:decided][leaning], parts[leaning] == trial.LEANS_ON)
+  assert not (tags[:decided][leaning] & trial.COUNTED).any(), "they are counted in no pair"
+  stretches = [len(list(group)) for here, group in itertools.groupby(leaning) if here]
+  assert len(stretches) > 4 and set(stretches[:-1]) <= {2 * BLOCK * k for k in (1, 2, 3)}
+  assert next(state.pairs for state in states[:decided] if state.part >= trial.LEANS_ON) >= 24
+  # Each pair is as it was: two blocks and its rest, in the order of the coin, and a step of rest for the lag.
+  rest = on[BLOCK:decided][~leaning[BLOCK:]]
+  pairs = rest[:len(rest) // (2 * BLOCK + 1) * (2 * BLOCK + 1)].reshape(-1, 2 * BLOCK + 1)
+  assert pairs[:, 0].tolist() == [keyed.coin(9, n, PLAIN) for n in range(len(pairs))]
+  assert (pairs[:, :BLOCK].all(1) != pairs[:, BLOCK:-1].all(1)).all() and not pairs[:, -1].any()
+  better = on[:decided] if effect < 0 else ~on[:decided]
+  assert better.mean() > 0.6, "without, it would be half"
+
+
 @functools.cache
-def compiled(lag=0):
-  return jax.jit(trial.trials(lag=lag).update)
+def compiled(lean=4):
+  return jax.jit(trial.trials(lean=lean).update)
 
 
 def test_arrays_decide_as_plain_numbers_do():
-  base = noisy(1500, -0.05, cv=0.08, rho=0.5)
+  base = noisy(1300, -0.03, cv=0.12, rho=0.5, seed=3)
   rng = np.random.default_rng(0)
-  plain, state = trial.trials(maths=PLAIN), trial.trials().init()
-  other = plain.init()
-  for step in range(1500):
+  plain, state = trial.trials(maths=PLAIN, lean=4), trial.trials(lean=4).init()
+  other, parts = plain.init(), set()
+  for step in range(1300):
+    parts.add(other.part)
     assert int(state.tag) == other.tag and int(state.pairs) == other.pairs
     seconds = np.float32(base(step, bool(trial.is_on(state)))) if rng.random() > 0.05 else np.float32(np.nan)
     state = compiled()(jnp.float32(seconds), state.tag, jnp.asarray(True), state)
     other = plain.update(float(seconds), other.tag, True, other)
   np.testing.assert_allclose(trial.effect(state), trial.effect(other, PLAIN), rtol=1e-4)
+  assert trial.LEANS_ON in parts
   assert all(a.dtype == b.dtype and a.shape == b.shape == () for a, b in
              zip(jax.tree.leaves(trial.trials().init()), jax.tree.leaves(state), strict=True))
 

@@ -23,6 +23,9 @@ def test_every_update_of_the_loop_is_run() -> None:
     ([4, 3, 5], "met"), ([9, 8, 11], "not shown"), ([30, 20, 40], "MISSED")])
 def test_the_page(value: list[float], verdict: str) -> None:
   figures = {**measured.circumstances("x"), "rounds": 3, "turns": 10, "ranks": {"4": {"a": [1.0, 1.0, 1.0]},
-                                                                               "1024": {"a": value}}}
-  assert f"| `a` | 1.00 [1.00, 1.00] | {value[0]:.2f} [{value[1]:.2f}, {value[2]:.2f}] | {verdict} |" in "\n".join(
-      update_cost.lines(figures))
+                                                                               "1024": {"a": value}},
+             "sizes": {"a": update_cost.size(jaxpace.pace_early_ranks(), 4)}}
+  assert figures["sizes"]["a"]["arrays"] == 6 and figures["sizes"]["a"]["kernels"] > 5
+  kernels = figures["sizes"]["a"]["kernels"]
+  row = f"| `a` | 6 | {kernels} | 1.00 [1.00, 1.00] | {value[0]:.2f} [{value[1]:.2f}, {value[2]:.2f}] | {verdict} |"
+  assert row in "\n".join(update_cost.lines(figures))
