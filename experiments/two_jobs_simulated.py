@@ -9,6 +9,7 @@ seeds of step time over the job's own period alone: 1 is as if there were no oth
 from __future__ import annotations
 
 import functools
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -208,14 +209,27 @@ def known(values: np.ndarray) -> float | None:
   return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
-def measure(scenes: list[str], seeds: int, long: int) -> dict[str, Any]:
+def measure(scenes: list[str], controls: list[str], seeds: int, long: int) -> dict[str, Any]:
   cells = []
   say = measured.progress("scenes", len(scenes))
   for done, name in enumerate(scenes):
-    for control, how in CONTROLS.items():
+    for control in controls:
+      how = CONTROLS[control]
       cells.append({"scene": name, "control": control, **figure(SCENES[name], history(SCENES[name], how, seeds))})
     say(done + 1)
   return {"seeds": seeds, "buckets": BUCKETS, "cells": cells, "leaving": leaving(seeds), "evidence": evidence(4, long)}
+
+
+def with_kept(figures: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+  """Adds cells that were not measured this time from an earlier run of the same seeds and buckets, and says so."""
+  if any(figures[name] != before.get(name) for name in ("seeds", "buckets")):
+    return figures
+  new = {(cell["scene"], cell["control"]) for cell in figures["cells"]}
+  kept = [cell for cell in before["cells"] if (cell["scene"], cell["control"]) not in new and cell["scene"] in SCENES]
+  order = {name: place for place, name in enumerate(SCENES)}
+  cells = sorted([*figures["cells"], *kept], key=lambda cell: order[cell["scene"]])
+  what = sorted({cell["control"] for cell in kept})
+  return {**figures, "cells": cells, "kept": {"command": before["command"], "date": before["date"], "controls": what}}
 
 
 def page(figures: dict[str, Any]) -> list[str]:
@@ -228,15 +242,19 @@ def page(figures: dict[str, Any]) -> list[str]:
       "allows is 1, but 1.6 for the four that have no room. `a` is the share of the period that is communication.", ""]
   names = list(dict.fromkeys(cell["scene"] for cell in figures["cells"]))
   by = {(cell["scene"], cell["control"]): cell for cell in figures["cells"]}
+  if kept := figures.get("kept"):
+    lines += [f"Figures of {', '.join(kept['controls'])} that were not measured again are of `{kept['command']}`, "
+              f"{kept['date']}.", ""]
+  means = {cell: round(value["mean"], 4) for cell, value in by.items()}
   lines += measured.table(["scene", *CONTROLS, "aim, for interleave"],
-                          [[SCENES[name].about, *[round(by[name, control]["mean"], 4) for control in CONTROLS],
+                          [[SCENES[name].about, *[means.get((name, control)) for control in CONTROLS],
                             SCENES[name].target] for name in names])
   lines += [f"- **{name}**: {control.about}." for name, control in CONTROLS.items()]
   lines += ["", "Under `interleave`, in more detail (delay as a share of the period):", ""]
   lines += measured.table(["scene", "mean", "standard error", "worst seed", "by job", "cv", "cv, none", "delay"], [
       [SCENES[name].about, round(own["mean"], 4), own["standard_error"], round(own["worst_seed"], 4),
-       ", ".join(f"{value:.3f}" for value in own["by_job"]), own["cv"], by[name, "none"]["cv"], own["delay"]]
-      for name in names for own in [by[name, "interleave"]]])
+       ", ".join(f"{value:.3f}" for value in own["by_job"]), own["cv"], by.get((name, "none"), {}).get("cv"),
+       own["delay"]] for name in names if (name, "interleave") in by for own in [by[name, "interleave"]]])
   gone, shown = figures["leaving"], figures["evidence"]
   lines += ["Steps after the other job left until it is disengaged: at most "
             f"{max(gone['until_disengaged'])}; until its last delay: at most {max(gone['until_last_delay'])}.", "",
@@ -248,9 +266,12 @@ def page(figures: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str]) -> None:
   names = [name for name in SCENES if not FLAGS.scenes or name in FLAGS.scenes]
+  out = pathlib.Path(FLAGS.out)
   figures = {**measured.circumstances("experiments.two_jobs_simulated"),
-             **measure(names, FLAGS.seeds, FLAGS.long)}
-  measured.write(figures, page(figures), pathlib.Path(FLAGS.out))
+             **measure(names, FLAGS.controls or list(CONTROLS), FLAGS.seeds, FLAGS.long)}
+  if out.exists():
+    figures = with_kept(figures, json.loads(out.read_text()))
+  measured.write(figures, page(figures), out)
 
 
 FLAGS = flags.FLAGS
@@ -259,5 +280,7 @@ if __name__ == "__main__":
   flags.DEFINE_integer("seeds", 16, "Random starts of each scene.")
   flags.DEFINE_integer("long", 3000, "Steps of the run that shows what the coin shows.")
   flags.DEFINE_list("scenes", [], "Names of scenes; all if empty.")
+  flags.DEFINE_multi_enum("controls", [], list(CONTROLS), "Controls to run; all if none is named. What an earlier run "
+                          "of the same seeds has found of the others is kept.")
   flags.DEFINE_string("out", str(OUT), "JSON file; a page is written beside it.")
   app.run(main)

@@ -1,6 +1,6 @@
 """Two jobs on one trunk, over real TCP: what it costs them to collide, and what `interleave_jobs` gives back.
 
-    python -m experiments.fabric.two_jobs                          # 10 pairs of 600 steps, cubic: about 18 minutes
+    python -m experiments.fabric.two_jobs                          # 10 pairs of 600 steps, cubic: about 22 minutes
     python -m experiments.fabric.two_jobs --congestion=cubic,reno,default
     python -m experiments.fabric.two_jobs --rule=random --out=docs/measurements/two_jobs_random.json
     python -m experiments.fabric.two_jobs --runs=2 --steps=150 --settle=50 --leaves=1 --out=/tmp/two_jobs.json
