@@ -115,8 +115,10 @@ def rows_changed(folder, files, random):
 
 @pytest.mark.parametrize("name", ["report", "forecast", "compare"])
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6), harms=st.lists(st.sampled_from([torn, flipped, gone, rows_changed]), min_size=1,
-                                                  max_size=3))
+@given(seed=st.integers(0, 10**6),
+       harms=st.lists(st.sampled_from([torn, flipped, gone, rows_changed]), min_size=1, max_size=3))
+@example(seed=353692, harms=[flipped] * 3)  # a column's name that is no text
+@example(seed=120, harms=[flipped] * 2)  # a clock that stands still
 def test_a_damaged_run_gives_a_sentence_or_an_answer(tmp_path_factory, capsys, good, name, seed, harms):
   import shutil
   folder = tmp_path_factory.mktemp("damaged") / "run"
