@@ -3,13 +3,14 @@
     python -m experiments.bitwise                                    # the default choice of cases
     python -m experiments.bitwise --cover=all                        # every model in every case, hours
     python -m experiments.bitwise --models=chars --dtypes=bf16-params --ranks=8 --layouts=pmap --parts=one
+    python -m experiments.bitwise --parts=no_fma --resume            # goes on where it was stopped
 
 Trains each case bare, and instrumented in several ways, for the same number of steps from the same state on the same
 batches, and compares every bit of the state and the metrics at the end, and the compiled programs. Part `one` is one
 process with several devices; `no_fma` the same on instructions without fused multiply-add, where the order in which XLA
 lays out memory can't change a bit; `processes` several processes. Beside it stands a null: the bare step that merely
-returns a gradient too. Writes docs/measurements/bitwise.json and bitwise.md. The exit status is 1 if anything but a
-null differs.
+returns a gradient too. Writes docs/measurements/bitwise.json and bitwise.md, after each case, so that what was compared
+is kept whatever becomes of the rest. The exit status is 1 if anything but a null differs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -42,6 +42,8 @@ _cover = flags.DEFINE_enum("cover", "some", ["some", "all"],
                            "some: two models and two ways of instrumenting, which take turns, for each precision, "
                            "layout and number of ranks; all: everything.")
 _out = flags.DEFINE_string("out", "docs/measurements/bitwise.json", "File the results are written to.")
+_resume = flags.DEFINE_bool("resume", False, "Leave out the cases of one process that are in the file already.")
+_part_as = flags.DEFINE_string("part_as", "one", "Internal: the part under whose name rows of one process are kept.")
 _worker = flags.DEFINE_string("worker", "", "Internal: this is one process of several; directory for its results.")
 
 
@@ -62,11 +64,16 @@ def main(argv: list[str]) -> None:
   jax.config.update("jax_num_cpu_devices", max(ranks))  # not by the environment, which the workers inherit
   out = pathlib.Path(_out.value)
   figures = json.loads(out.read_text()) if out.exists() else {}
-  figures |= measured.circumstances("experiments.bitwise") | {"steps": _steps.value}
+  if _part_as.value != "one":  # by the process that this one was started by
+    keep(figures, out, _part_as.value, ranks)
+    return
+  now = measured.circumstances("experiments.bitwise")
+  figures |= now | {"steps": _steps.value}
+  figures["runs"] = figures.get("runs", {}) | dict.fromkeys(_parts.value, now)
   if "one" in _parts.value:
-    figures["one"] = one_process(ranks)
+    keep(figures, out, "one", ranks)
   if "no_fma" in _parts.value:
-    figures["no_fma"] = without_fma()
+    figures = without_fma(figures, out)
   if "processes" in _parts.value:
     figures["processes"] = [row for n in processes
                             for row in bitwise_processes.launch(n, _dtypes.value, _steps.value, __spec__.name)]
@@ -89,30 +96,34 @@ def _counts(flag: Any) -> list[int]:
   return values
 
 
-def without_fma() -> list[dict[str, Any]]:
-  """Runs part `one` in a process whose compiler knows no fused multiply-add."""
-  with tempfile.TemporaryDirectory() as root:
-    out = pathlib.Path(root) / "one.json"
-    flags = [f"--{flag.name}={','.join(flag.value)}" for flag in (_models, _dtypes, _layouts, _ranks)]
-    environment = dict(os.environ, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {bitwise_tables.NO_FMA}".strip())
-    subprocess.run([sys.executable, "-m", __spec__.name, "--parts=one", *flags, f"--steps={_steps.value}",
-                    f"--cover={_cover.value}", f"--out={out}"], env=environment, stdout=subprocess.DEVNULL, check=False)
-    return json.loads(out.read_text())["one"]
+def without_fma(figures: dict[str, Any], out: pathlib.Path) -> dict[str, Any]:
+  """Runs the cases of one process in a process whose compiler knows no fused multiply-add. Returns all figures."""
+  measured.write(figures, bitwise_tables.markdown(figures), out)
+  flags = [f"--{flag.name}={','.join(flag.value)}" for flag in (_models, _dtypes, _layouts, _ranks)]
+  environment = dict(os.environ, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {bitwise_tables.NO_FMA}".strip())
+  subprocess.run([sys.executable, "-m", __spec__.name, "--part_as=no_fma", *flags, f"--steps={_steps.value}",
+                  f"--cover={_cover.value}", f"--out={out}", f"--resume={str(_resume.value).lower()}"],
+                 env=environment, stdout=subprocess.DEVNULL, check=True)
+  return json.loads(out.read_text())
 
 
-def one_process(ranks: list[int]) -> list[dict[str, Any]]:
-  """Runs the chosen cases, each with its ways of instrumenting; one row each way."""
+def keep(figures: dict[str, Any], out: pathlib.Path, part: str, ranks: list[int]) -> None:
+  """Runs the chosen cases of one process, each with its ways of instrumenting; writes after each."""
+  rows = figures[part] = figures.get(part, []) if _resume.value else []
+  done = {bitwise_cases.Case(*(row[name] for name in bitwise_cases.Case._fields)) for row in rows}
   cells = list(itertools.product(_dtypes.value, _layouts.value, ranks))
-  rows: list[dict[str, Any]] = []
   began = time.monotonic()
   for number, (dtype, layout, count) in enumerate(cells):
     for model, ways in bitwise_cases.chosen(number, _models.value, everything=_cover.value == "all"):
-      rows += bitwise_cases.run(bitwise_cases.Case(model, dtype, layout, count), ways, _steps.value)
+      case = bitwise_cases.Case(model, dtype, layout, count)
+      if case in done:
+        continue
+      rows += bitwise_cases.run(case, ways, _steps.value)
+      measured.write(figures, bitwise_tables.markdown(figures), out)
       ours = bitwise_tables.instrumented(rows)
       wrong = sum(not (row["bits_equal"] and row["hlo_equal"]) for row in ours)
       print(f"  {number + 1} of {len(cells)}: {model}, {dtype}, {layout}, {count} ranks; {len(ours)} comparisons, "
             f"{wrong} differ, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-  return rows
 
 
 if __name__ == "__main__":

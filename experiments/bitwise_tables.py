@@ -19,6 +19,9 @@ def instrumented(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def markdown(figures: dict[str, Any]) -> list[str]:
   """Lines of the report."""
   lines = measured.introduction("Bitwise: on, off and removed", figures)
+  lines += [line for part, run in figures.get("runs", {}).items()
+            for line in (f"Part `{part}`: `{run['command']}`, {run['date']}, jax {run['machine']['jax']}, load average "
+                         f"at the start {run['load_average_at_start']:g}.", "")]
   lines += [f"{figures['steps']} steps each. Bits: parameters, optimizer state, statistics and metrics. Collectives: "
             "of the compiled programs, number, kind, groups of ranks and operands, but for one operand where "
             "arrivals are shared. Null: the bare step that merely returns a gradient too, against the bare step.", ""]

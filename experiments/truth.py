@@ -2,11 +2,12 @@
 
     python -m experiments.truth                              # all parts, about ten minutes
     python -m experiments.truth --parts steps --repeats 10
+    python -m experiments.truth --parts=processes --ranks=4  # alone, then shared: eight minutes
 
 Parts: `steps`, one process with several devices, judged step by step; `places`, the same with the delay in the backward
 pass and in the update; `exit`, a heavy update against the same update timed by itself; `processes`, 2 and 4
 processes, judged by the medians of blocks of steps against the machine's one clock. Writes docs/measurements/truth.json
-and the tables of it, truth.md.
+and the tables of it, truth.md; what is measured again takes the place of what the file had of the same.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _PARTS = ("steps", "places", "exit", "processes")
 _parts = flags.DEFINE_list("parts", ",".join(_PARTS), f"Which of {', '.join(_PARTS)}.")
 _delays = flags.DEFINE_list("delays_ms", "1,2,5,10,20,50,100,200", "Delays to inject, ms.")
 _ranks = flags.DEFINE_list("ranks", "2,4", "Numbers of ranks: devices of one process, and processes.")
+_shares = flags.DEFINE_list("shares", "alone,shared", "Several processes: with `share=None`, with sharing, or both.")
 _repeats = flags.DEFINE_integer("repeats", 40, "Steps with each delay in one process.", lower_bound=2)
 _block = flags.DEFINE_integer("block", 100, "Steps in each block of several processes.", lower_bound=5)
 _out = flags.DEFINE_string("out", "docs/measurements/truth.json", "File the figures are written to.")
@@ -40,6 +42,8 @@ def main(argv: list[str]) -> None:
   unknown = set(_parts.value) - set(_PARTS)
   if unknown:
     raise app.UsageError(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(_PARTS)}.")
+  if not _shares.value or set(_shares.value) - {"alone", "shared"}:
+    raise app.UsageError("--shares must be alone, shared, or both, separated by a comma.")
   delays, ranks = _numbers(_delays, float, 0.01, 1000), _numbers(_ranks, int, 2, 64)
   if _worker.value:
     jaxpace.distributed.initialize()
@@ -53,9 +57,10 @@ def main(argv: list[str]) -> None:
   def keep(part: str, rows: Iterable[Any]) -> None:
     """Writes after each row: what is measured is kept, whatever becomes of the rest."""
     if part in _parts.value:
-      figures[part] = []
       for row in rows:
-        figures[part].append(row)
+        kept = figures.setdefault(part, [])
+        place = next((i for i, old in enumerate(kept) if _which(old) == _which(row)), len(kept))
+        kept[place:place + 1] = [row]
         measured.write(figures, truth_tables.markdown(figures), out)
 
   keep("steps", (truth_steps.one_process("forward", n, clock, delays, _repeats.value)
@@ -66,7 +71,12 @@ def main(argv: list[str]) -> None:
     figures["exit"] = heavy_update.measure(rounds=max(_repeats.value, 10))
     measured.write(figures, truth_tables.markdown(figures), out)
   keep("processes", (truth_processes.launch(n, share, delays, _block.value, __spec__.name)
-                     for n in ranks for share in (False, True)))
+                     for n in ranks for share in (False, True) if ("shared" if share else "alone") in _shares.value))
+
+
+def _which(row: dict[str, Any]) -> tuple[Any, ...]:
+  """What was measured: the same in two rows means that one stands for the other."""
+  return row.get("place", ""), row.get("ranks", row.get("processes", 0)), row.get("share", False), row.get("clock", "")
 
 
 def _numbers(flag: Any, kind: type, low: float, high: float) -> list[Any]:
