@@ -58,7 +58,7 @@ def recorded(tmp_path_factory):
   return directory, recorder
 
 
-def test_the_late_device_is_last_in_every_sampled_step_by_at_least_what_it_slept(recorded):
+def test_the_late_device_is_found_late_by_what_it_slept(recorded):
   directory, recorder = recorded
   run = read_run(directory)
   assert recorder.sessions == 2  # the third is under way when the loop ends
@@ -66,12 +66,12 @@ def test_the_late_device_is_last_in_every_sampled_step_by_at_least_what_it_slept
   known = (first.enter_ns[:4] != MISSING).all(axis=0)
   assert run.steps[known].tolist() == [5, 6, 7, 10, 11, 12]
   enter, leave = first.enter_ns[:4][:, known], first.exit_ns[:4][:, known]
-  assert (np.argmax(enter, axis=0) == LATE).all()
-  others = np.delete(enter, LATE, axis=0)
-  assert (enter[LATE] - np.median(others, axis=0) > 0.7 * LATE_SECONDS * 1e9).all()
-  assert (leave - enter)[LATE].max() < 0.5 * (leave - enter)[0].max()
-  busy = enter[:, 1:3] - leave[:, :2]  # own exit to own entry, within a session
-  assert (busy[LATE] > LATE_SECONDS * 1e9).all()
+  busy, wait = (enter[:, [1, 2, 4, 5]] - leave[:, [0, 1, 3, 4]]) * 1e-9, (leave - enter) * 1e-9
+  assert (busy[LATE] > LATE_SECONDS).all()  # own exit to own entry, within a session: the sleep is in it, always
+  for other in (0, 1, 3):  # a busy machine may hold up anybody, now and then
+    assert busy[other].min() < LATE_SECONDS and wait[other].max() > 0.5 * LATE_SECONDS
+    assert np.median(enter[LATE] - enter[other]) > 0.5 * LATE_SECONDS * 1e9
+  assert wait[LATE].min() < 0.5 * LATE_SECONDS
   assert recorder.lost["lost_rows"] == 0 and recorder.lost["stopped"] is None
 
 
