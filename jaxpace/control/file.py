@@ -8,6 +8,7 @@ import os
 import pathlib
 from typing import Any
 
+from jaxpace import whole_file
 from jaxpace.control.request import Request, RequestError
 
 NAME = "control.json"
@@ -57,14 +58,7 @@ def write(path: pathlib.Path, request: Request) -> None:
   Raises:
     OSError: it can't be written.
   """
-  temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-  try:
-    temporary.write_text(json.dumps(request.to_json(), indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      temporary.unlink(missing_ok=True)
-    raise
+  whole_file.write_text(path, json.dumps(request.to_json(), indent=1) + "\n")
 
 
 def note(path: pathlib.Path, step: int, unix_ns: int, request: Request) -> None:

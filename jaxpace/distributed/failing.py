@@ -7,10 +7,12 @@ import contextlib
 import json
 import logging
 import os
+import pathlib
 import sys
 import time
 from types import TracebackType
 
+from jaxpace import whole_file
 from jaxpace.launch.environment import NOTICE
 
 
@@ -21,13 +23,9 @@ def announce(path: str, exception: str) -> None:
     path: the file named by `JAXPACE_FAILURE_NOTICE`; its reader is `jaxpace.launch.outcome`.
     exception: one line.
   """
-  partial = f"{path}.{os.getpid()}"
-  try:
-    with open(partial, "w", encoding="utf-8") as file:
-      json.dump({"when_ns": time.monotonic_ns(), "pid": os.getpid(), "exception": exception}, file)
-    os.replace(partial, path)
-  except OSError:
-    pass  # the launcher is gone, or the disk is full: the process is failing anyway and says why itself
+  notice = {"when_ns": time.monotonic_ns(), "pid": os.getpid(), "exception": exception}
+  with contextlib.suppress(OSError):  # the launcher is gone, or the disk full: the process fails anyway and says why
+    whole_file.write_text(pathlib.Path(path), json.dumps(notice))
 
 
 def install() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace import whole_file
 from jaxpace.probing.inference import Culprit, Inference, infer
 
 _LOG = logging.getLogger("jaxpace")
@@ -143,11 +144,9 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
 def write_links(directory: str | os.PathLike[str], links: Links) -> None:
   """Writes `links.json`, whole or not at all. Trouble is a warning, no error: the job goes on."""
   path = pathlib.Path(os.path.abspath(directory)) / FILE
-  temporary = path.with_name(f".{FILE}.{os.getpid()}.tmp")
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(json.dumps(links.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    whole_file.write_text(path, json.dumps(links.to_json(), indent=1, allow_nan=False) + "\n")
   except OSError as error:
     _LOG.warning("What the link probe found is not recorded: %s can't be written (%s).", path, error.strerror or error)
 

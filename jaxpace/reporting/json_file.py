@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import os
 import pathlib
 import sys
 from typing import Any
+
+from jaxpace import whole_file
 
 
 class UnwritableError(Exception):
@@ -29,7 +29,7 @@ def check_target(target: str) -> None:
   if not path.parent.is_dir():
     reason = "is a file" if path.parent.exists() else "does not exist"
     raise UnwritableError(f"{path} can't be written: the directory {path.parent} {reason}.")
-  temporary = _temporary(path)
+  temporary = whole_file.temporary(path)
   try:
     temporary.touch()
     temporary.unlink()
@@ -57,24 +57,13 @@ def write_document(document: dict[str, Any], target: str) -> None:
     if _is_special(path):  # a pipe or device can't be renamed over
       path.write_text(text, encoding="utf-8")
       return
-    temporary = _temporary(path)
-    try:
-      temporary.write_text(text, encoding="utf-8")
-      os.replace(temporary, path)
-    except BaseException:
-      with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
-      raise
+    whole_file.write_text(path, text)
   except OSError as error:
     raise UnwritableError(_refused(path, error)) from error
 
 
 def _is_special(path: pathlib.Path) -> bool:
   return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _temporary(path: pathlib.Path) -> pathlib.Path:
-  return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _refused(path: pathlib.Path, error: OSError) -> str:

@@ -7,8 +7,6 @@ so a crash in between leaves parts contained in another, which readers ignore.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pathlib
 from typing import NamedTuple
 
@@ -16,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxpace import whole_file
 from jaxpace.trace import schema
 from jaxpace.trace.decode import Columns
 
@@ -153,20 +152,10 @@ class PartStore:
 
   def _write(self, part: PartId, data: pa.Table) -> None:
     """Writes a part under a temporary name, then gives it its own."""
+    # A name without the process's number: the next attempt finds what a crash has left.
     temporary = self._folder / f".{part.file_name}.tmp"
-    try:
-      pq.write_table(data, temporary, **_encoding(data.schema))
-      if self._fsync:
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-          os.fsync(descriptor)
-        finally:
-          os.close(descriptor)
-      os.replace(temporary, self._folder / part.file_name)
-    except BaseException:
-      with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
-      raise
+    with whole_file.replacing(self._folder / part.file_name, temporary, fsync=self._fsync) as written:
+      pq.write_table(data, written, **_encoding(data.schema))
 
   def _merge_full_levels(self) -> None:
     while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
@@ -11,6 +10,7 @@ import re
 import uuid
 from typing import Any, NamedTuple, TypeGuard
 
+from jaxpace import whole_file
 from jaxpace.trace import schema
 from jaxpace.trace.parts import parse_part_name
 
@@ -50,19 +50,7 @@ def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -
     OSError: it can't be written.
   """
   path.parent.mkdir(exist_ok=True)
-  temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-  try:
-    with open(temporary, "w", encoding="utf-8") as file:
-      json.dump(value, file, indent=1, default=str)
-      file.write("\n")
-      if fsync:
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      temporary.unlink(missing_ok=True)
-    raise
+  whole_file.write_text(path, json.dumps(value, indent=1, default=str) + "\n", fsync=fsync)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:
