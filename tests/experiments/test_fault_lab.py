@@ -88,6 +88,8 @@ def test_schedules_hold_what_the_faults_say() -> None:
   assert not late[:, :80].any() and not late[[0, 3]].any()
   turns = schedule(spec_of(fault_of("rotating", (), 4e-3))).extra
   assert ((turns > 0).sum(axis=0) == 1).all() and len(set(turns.argmax(axis=0))) == 4
+  both = schedule(spec_of(fault_of("rotating", (), 4e-3), fault_of("rotating", (), 4e-3))).extra
+  assert (np.count_nonzero(both, axis=0) == 2).sum() > 100  # two faults are drawn apart
   unequal = schedule(spec_of(fault_of("imbalance", (), 2e-3))).extra.astype(np.float64)
   assert (unequal.max(axis=0) - unequal.mean(axis=0)).mean() == pytest.approx(2e-3, rel=1e-5)
   saved = schedule(spec_of(fault_of("checkpointing", (0,), 0.1, chance=25.0), name="4x1")).pause["checkpoint"]
