@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jaxpace.trace.part_files import PartFile
@@ -27,6 +29,7 @@ class TableFiles:
     self.torn = torn
     self.vanished = vanished
     self.problems = problems
+    self.unkeyed = 0
     self._files = files
     self.rows = sum(meta.num_rows for _, meta in files)
     self.step_range = self._range("step")
@@ -64,7 +67,7 @@ class TableFiles:
           span = _statistics(meta, group, "step")
           if keep and span and (span[1] < keep[0] or span[0] > keep[1]):
             continue
-          yield file.read_row_group(group, columns=present, use_threads=False)
+          yield self._keyed(file.read_row_group(group, columns=present, use_threads=False))
     except FileNotFoundError:
       # The job still runs and has merged this part into another since it was listed.
       self.vanished += 1
@@ -79,6 +82,17 @@ class TableFiles:
         inner_meta = _metadata(inner, self.name)
         if inner_meta is not None and not isinstance(inner_meta, str):
           yield from self._read_part(inner, inner_meta, columns, keep)
+
+  def _keyed(self, rows: pa.Table) -> pa.Table:
+    """Without the rows that don't say which rank, step or attempt they are of."""
+    keys = [name for name in rows.column_names if name in _WHOLE and rows.column(name).null_count]
+    if not keys:
+      return rows
+    known = rows.filter(functools.reduce(pc.and_, [pc.is_valid(rows.column(name)) for name in keys]))
+    if not self.unkeyed:
+      self.problems.append(f"'{self.name}' holds rows without {' and '.join(keys)}: left out.")
+    self.unkeyed += rows.num_rows - known.num_rows
+    return known
 
   def _range(self, column: str) -> tuple[int, int]:
     spans: list[tuple[int, int]] = []
