@@ -1,0 +1,142 @@
+"""Table 1 of the paper: worlds whose baseline is the paper's, and what the live pacers do in them.
+
+    python -m experiments.table1 --calibrate        looks for worlds that fit the baseline columns (about 20 minutes)
+    python -m experiments.table1                    predicts the coordination columns in those on record
+
+Only the baseline columns are fitted, by Monte Carlo: throughput within 2 %, CV within the larger of 0.004 and 10 %, at
+all five sizes. How often pauses strike and how long they are comes from `experiments.collections_measured`. Many worlds
+fit; each says something else about coordination. The table shows the band over all that were found, the paper's columns
+beside it, and the null: the same worlds with every coupling switched off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from experiments import measured
+from experiments.paper import calibrate, predict, tables
+from experiments.paper import world as worlds
+
+WORLDS, OUT = pathlib.Path("docs/measurements/table1_worlds.json"), pathlib.Path("docs/measurements/table1.json")
+COLLECTIONS = pathlib.Path("docs/measurements/collections.json")
+STARTS: dict[str, dict[str, float]] = {
+    "all couplings": {}, "no polling": {"polling": 0.0}, "no collisions": {"claim": 0.5},
+    "neither": {"polling": 0.0, "claim": 0.5}}
+"""Searches, and what is left out of each. Two jobs that claim half of the trunk each never meet."""
+KEY = 2026
+
+
+def pauses(path: pathlib.Path) -> tuple[float, float]:
+  """Of one in a step, and its seconds: the middle row of the measured heaps."""
+  try:
+    rows = json.loads(path.read_text())["rows"]
+  except (OSError, ValueError, KeyError) as error:
+    raise app.UsageError(f"{path} holds no measured collections ({error}): "
+                         "run python -m experiments.collections_measured first.") from error
+  row = rows[len(rows) // 2]
+  return float(row["per_step"]), float(row["seconds_median"])
+
+
+def find(args: Any) -> None:
+  """Looks for worlds; what was found so far is written after each search."""
+  figures = measured.circumstances("experiments.table1")
+  struck = pauses(pathlib.Path(args.collections))
+  simulators = [worlds.simulator(nodes, args.steps, args.seeds, struck) for nodes in worlds.NODES]
+  figures.update(pauses=struck, steps=args.steps, seeds=args.seeds, fields=worlds.World._fields, searches=[])
+  for place, (name, fixed) in enumerate(STARTS.items()):
+    say = measured.progress(name, args.rounds)
+    found = calibrate.search(simulators, fixed, population=args.population, rounds=args.rounds,
+                             seed=args.seed + place, key=jax.random.key(KEY), say=say)
+    order = np.argsort(found.misfit)
+    print(f"  {name}: {len(order)} worlds within tolerance of {found.tried:,} tried; least misfit {found.best:.2f}",
+          file=sys.stderr, flush=True)
+    figures["searches"].append({
+        "start": name, "fixed": fixed, "tried": found.tried, "within": len(order), "least_misfit": found.best,
+        "worlds": [{"values": [float(f"{v:.6g}") for v in found.values[k]], "misfit": float(found.misfit[k])}
+                   for k in _spread(found.values[order], args.keep, order)]})
+    path = pathlib.Path(args.worlds)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _spread(values: np.ndarray, most: int, order: np.ndarray) -> list[int]:
+  """Of the worlds found, `most` that lie far from each other: each next one is the farthest from those taken."""
+  if len(order) <= most:
+    return order.tolist()
+  low, high = np.array([worlds.BOUNDS[name] for name in worlds.World._fields]).T
+  unit = (values - low) / (high - low)
+  taken, far = [0], np.full(len(unit), np.inf)
+  while len(taken) < most:
+    far = np.minimum(far, ((unit - unit[taken[-1]])**2).sum(axis=1))
+    taken.append(int(far.argmax()))
+  return order[taken].tolist()
+
+
+def run(args: Any) -> None:
+  """Predicts, in the worlds on record."""
+  path = pathlib.Path(args.worlds)
+  if not path.is_file():
+    raise app.UsageError(f"There is no {path}: run with --calibrate first.")
+  record = json.loads(path.read_text())
+  starts = [search["start"] for search in record["searches"] for _ in search["worlds"]]
+  values = np.array([w["values"] for search in record["searches"] for w in search["worlds"]])
+  if not len(values):
+    raise app.UsageError(f"{path} holds no world within tolerance.")
+  struck = (float(record["pauses"][0]), float(record["pauses"][1]))
+  figures = measured.circumstances("experiments.table1")
+  figures.update(pauses=struck, steps=args.steps, seeds=args.seeds, worlds=len(values), starts=starts, sizes={})
+  key = jax.random.key(KEY + 1)  # other draws than those the worlds were fitted on
+
+  def say(what: str) -> None:
+    print(f"  {what}", file=sys.stderr, flush=True)
+
+  for nodes in (*worlds.NODES, *map(int, args.beyond)):
+    large = nodes > max(worlds.NODES)
+    some = values if not large else values[:: max(1, len(values) // args.few)][: args.few]
+    made = worlds.World(*(jnp.asarray(column, jnp.float32) for column in some.T))
+    done = predict.predict(
+        nodes, made, steps=max(args.steps // 3, 2 * worlds.WARMUP) if large else args.steps,
+        seeds=1 if large else args.seeds, pauses=struck, key=key,
+        arms=["all", "null"] if large else list(predict.ARMS), say=say)
+    figures["sizes"][str(nodes)] = {name: {field: np.round(getattr(p, field), 6).tolist() for field in p._fields}
+                                    for name, p in done.items()}
+    pathlib.Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(args.out).write_text(json.dumps(figures, indent=1) + "\n")
+  measured.write(figures, tables.page(figures), pathlib.Path(args.out))
+
+
+def define_flags() -> None:
+  """Defines this program's flags."""
+  flags.DEFINE_bool("calibrate", False, "Look for worlds, and stop.")
+  flags.DEFINE_integer("population", 48, "Worlds at a time.", lower_bound=8)
+  flags.DEFINE_integer("rounds", 60, "Of each search.", lower_bound=1)
+  flags.DEFINE_integer("keep", 12, "Worlds kept of each search.", lower_bound=1)
+  flags.DEFINE_integer("seed", 0, "Of the search.")
+  flags.DEFINE_integer("steps", 400, "Of each run.", lower_bound=2 * worlds.WARMUP)
+  flags.DEFINE_integer("seeds", 2, "Runs of each world.", lower_bound=1)
+  flags.DEFINE_list("beyond", ["256", "1024", "4096"], "Sizes beyond the paper's.")
+  flags.DEFINE_integer("few", 6, "Worlds run beyond the paper's sizes.", lower_bound=1)
+  flags.DEFINE_string("collections", str(COLLECTIONS), "Measured pauses.")
+  flags.DEFINE_string("worlds", str(WORLDS), "Worlds on record.")
+  flags.DEFINE_string("out", str(OUT), "Where the figures go.")
+
+
+def main(argv: list[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+  find(flags.FLAGS) if flags.FLAGS.calibrate else run(flags.FLAGS)
+
+
+if __name__ == "__main__":
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  define_flags()
+  app.run(main)
