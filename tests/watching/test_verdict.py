@@ -33,6 +33,13 @@ def test_loops_that_ran_ahead_by_different_numbers_of_steps_have_all_arrived():
   assert [p.process for p in found.late] == [2] and found.arrived == (0, 1)
 
 
+def test_what_only_counts_calls_is_corrected_by_the_one_that_has_not_called():
+  found = verdict.judge(heard(word(0, 132, 131), word(1, 100, 100, "data"), word(2, 132, 131)), 3, SILENCE, 0, 5.0)
+  assert found.step == 101 and [(p.process, p.last_step) for p in found.late] == [(1, 100)]
+  found = verdict.judge(heard(word(0, 132, 131), word(1, 90, 90), silence={1: 3.0}), 2, SILENCE, 0, 5.0)
+  assert found.step == 132  # an old word says nothing of what was called since
+
+
 def test_a_silent_process_is_late_wherever_it_was():
   found = verdict.judge(heard(word(0, 8, 7), word(1, 8, 7), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
   assert [(p.process, p.state, p.seconds, p.last_step) for p in found.late] == [(1, "silent", 4.0, 8)]
