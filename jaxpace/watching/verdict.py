@@ -120,8 +120,8 @@ def judge(heard: Mapping[int, Heard], processes: int, silence: float, own: int, 
     own: this process.
     waited: seconds since a step last completed here.
   """
-  # No step has completed that one of those heard of now has not called, whatever the others take for completed: where all
-  # results are donated they can only count calls.
+  # No step has completed that one of those heard of now has not called, whatever the others take for completed: where
+  # all results are donated they can only count calls.
   called = [one.word.entered for one in heard.values() if one.left or one.silence <= silence]
   step = 1 + min([max(one.word.completed for one in heard.values()), *called])
   late, arrived = [], []
