@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -98,3 +99,22 @@ def test_real_processes(scenario):
   late = found["events"][0]["late"][0]
   if scenario == "starving":
     assert "next_batch" in late["stack"] and late["last_step"] == lab._BAD_STEP
+
+
+def test_in_large_jobs_few_processes_read_at_a_time_and_late_ones_later():
+  def reads(process, processes, over):
+    watchdog = jaxpace.Watchdog(30.0)
+    watchdog._process, watchdog._processes = process, processes
+    asked = []
+    watchdog._courier = SimpleNamespace(carry=lambda word, read: asked.append(read))
+    word = watchdog._word(time.monotonic(), 30.0 + over, False, over >= 0)
+    assert not word.stack or len(word.stack) <= (3000 if processes <= 64 else 1000)
+    watchdog._carry(word, time.monotonic(), over)
+    watchdog._overdue_since = time.monotonic()
+    watchdog._carry(word, time.monotonic(), over)  # not yet time for the next word
+    return asked
+
+  assert reads(3, 8, -20.0) == [True]
+  assert reads(3, 1000, -20.0) == [False] and reads(3, 1000, -3.0) == [True]
+  assert reads(20, 1000, -3.0) == [False] and reads(20, 1000, 0.0) == [True]
+  assert reads(999, 1000, 60.0) == [False] and reads(999, 1000, 125.0) == [True]
