@@ -22,6 +22,16 @@ def observation(step, rank, delays, arrivals=ARRIVALS):
       job_step_time=jnp.float32(last + 1e-3), job_transfers=jnp.array([1e-3], jnp.float32))
 
 
+def of_all_ranks(step, delays, arrivals):
+  """`observation` of every rank, stacked."""
+  took = np.full(RANKS, float(np.max(arrivals + delays)) + 1e-3, np.float32)
+  return jaxpace.Observation(
+      step=np.full(RANKS, step, np.int32), rank=np.arange(RANKS, dtype=np.int32),
+      arrivals=np.tile(arrivals, (RANKS, 1)), delays=np.tile(delays, (RANKS, 1)),
+      waits=(took - arrivals - delays)[:, None], step_time=took, job_step_time=took,
+      job_transfers=np.full((RANKS, 1), 1e-3, np.float32))
+
+
 def play(pacer, steps, changes=None):
   """Runs all ranks. `changes` maps a step to new settings, applied before it. Returns delays [steps, RANKS], state."""
   update = jax.jit(pacer.update)
@@ -104,7 +114,8 @@ def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
   cost = 0.05
   pacer = jaxpace.steerable(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, cost=cost, max_delay=5e-3))
   update = _jitted(pacer)
-  states, asked = [pacer.init(RANKS)] * RANKS, np.zeros(RANKS, np.float32)
+  states = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * RANKS), pacer.init(RANKS))
+  asked = np.zeros(RANKS, np.float32)
   spent = earned = 0.0
   arrivals = data.draw(st.lists(st.floats(1e-3, 50e-3), min_size=RANKS, max_size=RANKS))
   for step in range(60):
@@ -112,15 +123,15 @@ def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
       change = {"enabled": data.draw(st.booleans()), "max_delay": data.draw(st.sampled_from([np.nan, 0.0, 1e-3, 5.0])),
                 "threshold": data.draw(st.sampled_from([np.nan, 0.0, 0.5])),
                 "ranks": data.draw(st.lists(st.booleans(), min_size=RANKS, max_size=RANKS))}
-      states = [state._replace(steering=state.steering._replace(**{
-          name: jnp.asarray(value, getattr(state.steering, name).dtype) for name, value in change.items()}))
-          for state in states]
+      states = states._replace(steering=states.steering._replace(**{
+          name: jnp.stack([jnp.asarray(value, getattr(states.steering, name).dtype)] * RANKS)
+          for name, value in change.items()}))
       arrivals = data.draw(st.permutations(arrivals))
     seen = np.array(arrivals, np.float32)
     earned += cost * float(seen.max())
     spent += float((seen.astype(np.float64) + asked).max() - seen.max())
-    made = [update(observation(step, rank, asked, seen), states[rank]) for rank in range(RANKS)]
-    states, asked = [state for _, state in made], np.array([d.delay for d, _ in made], np.float32)
+    decisions, states = update(of_all_ranks(step, asked, seen), states)
+    asked = np.asarray(decisions.delay)
     assert np.isfinite(asked).all() and (asked >= 0).all()
     assert spent <= earned + 1e-9
 
@@ -130,4 +141,4 @@ _CACHE: dict = {}
 
 def _jitted(pacer):
   """One compilation for all examples: the pacers are made alike."""
-  return _CACHE.setdefault("update", jax.jit(pacer.update))
+  return _CACHE.setdefault("update", jax.jit(jax.vmap(pacer.update)))
