@@ -31,6 +31,8 @@ _CAP, _GAP_CAP = 0.15, 0.4
 """Share of the step that one step adds at most; gaps are long and rare where they are a fault at all."""
 _LEAST = 0.45
 """Least threshold: a fault of 5 % of the step is found within 18 steps, and no two steps by themselves reach it."""
+_STEADY, _FAR = 0.75, 2.5
+"""A rank is told late if it is so in this part of the steps since the onset, or its sum is that many times as high."""
 _TOGETHER = (1, 4, 16)
 """θ is also that of sums over as many neighbouring steps: what wanders is no onset."""
 _WIDER = 1.15
@@ -79,6 +81,9 @@ class State(NamedTuple):
   times: np.ndarray  # [M] float32 step times
   sums: np.ndarray  # [S] CUSUM upwards, or downwards while active
   since: np.ndarray  # [S] step at which the sum last was 0
+  excess: np.ndarray  # [S] what the signal exceeded its usual level by since then, added up, shares of the step
+  steps: np.ndarray  # [S] steps since then
+  raised: np.ndarray  # [S] of them, those in which it exceeded the allowance
   active: np.ndarray  # [S] bool, alarmed and not over
   until: int  # last step taken in; -1 before the first
   fresh: int  # steps since thresholds were made
@@ -89,7 +94,8 @@ def init(ranks: int) -> State:
   signals = ranks + len(_JOB)
   return State(np.full((signals, _MEMORY), np.nan, np.float32), np.zeros(signals, np.int64), np.full(signals, np.nan),
                np.full(signals, np.inf), float("nan"), np.full(_MEMORY, np.nan, np.float32), np.zeros(signals),
-               np.full(signals, -1, np.int64), np.zeros(signals, bool), -1, 0)
+               np.full(signals, -1, np.int64), np.zeros(signals), np.zeros(signals, np.int64),
+               np.zeros(signals, np.int64), np.zeros(signals, bool), -1, 0)
 
 
 def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
@@ -106,6 +112,7 @@ def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
   values = _signals(steps)
   past, seen, times = state.past.copy(), state.seen.copy(), state.times.copy()
   sums, since, active = state.sums.copy(), state.since.copy(), state.active.copy()
+  excess, number, raised = state.excess.copy(), state.steps.copy(), state.raised.copy()
   usual, threshold, step_time, fresh = state.usual, state.threshold, state.step_time, state.fresh
   alarms: list[Alarm] = []
   rows, until, cap = np.arange(len(seen)), state.until, _caps(len(seen))
@@ -115,16 +122,20 @@ def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
     ready = known & np.isfinite(threshold)
     if ready.any():
       share = (now - usual) / step_time
-      share = np.where(active, ALLOWANCE - share, share - ALLOWANCE)
-      sums = np.where(ready, np.maximum(sums + np.clip(share, -cap, cap), 0.0), sums)
-      since = np.where(sums > 0, since, until)
-      passed = np.flatnonzero(ready & (sums >= threshold))
-      for signal in _told(passed, sums, threshold, active):
-        alarms.append(_alarm(signal, until, since, active, values, usual, step_time, steps.number))
-      # A sum that is told starts anew, the other way; waiting that a late rank explains is not told again.
+      more = np.where(active, ALLOWANCE - share, share - ALLOWANCE)
+      sums = np.where(ready, np.maximum(sums + np.clip(more, -cap, cap), 0.0), sums)
+      sums = np.minimum(sums, np.where(np.isfinite(threshold), 2 * _FAR * threshold, np.inf))
+      excess, number, raised = excess + np.where(ready, share, 0.0), number + ready, raised + (ready & (more > 0))
+      steady = (raised >= _STEADY * number) | (sums >= _FAR * threshold)
+      passed, told = _passed(ready & (sums >= threshold), sums, threshold, active, steady)
+      for signal in told:
+        alarms.append(_alarm(signal, until, since, active, excess / np.maximum(number, 1)))
+      # A sum that has passed starts anew, the other way.
       active[passed] = ~active[passed]
       sums[passed] = 0.0
-      since[passed] = until
+      anew = ready & (sums <= 0)
+      since = np.where(anew, until, since)
+      excess, number, raised = (np.where(anew, 0, kept) for kept in (excess, number, raised))
     # What is on its way to an alarm, or beyond one, is not what is usual.
     calm = known & ~active & (sums < 0.5 * np.where(np.isfinite(threshold), threshold, np.inf))
     past[rows[calm], seen[calm] % _MEMORY] = now[calm]
@@ -135,7 +146,8 @@ def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
     if fresh >= _REFRESH or (not np.isfinite(threshold).any() and int(seen.max()) >= LEARN):
       usual, threshold, step_time = _thresholds(past, seen, times, state.usual)
       fresh = 0
-  return State(past, seen, usual, threshold, step_time, times, sums, since, active, until, fresh), tuple(alarms)
+  return State(past, seen, usual, threshold, step_time, times, sums, since, excess, number, raised, active,
+               until, fresh), tuple(alarms)
 
 
 def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
@@ -170,30 +182,32 @@ def _signals(steps: Steps) -> np.ndarray:
   return np.concatenate([lateness, np.stack([np.where(some, early, np.nan), steps.transfer, gap])])
 
 
-def _told(passed: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray) -> list[int]:
-  """Signals whose passing is told: of the waiting, only what no rank that is late, or nearly, explains."""
+def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray,
+            steady: np.ndarray) -> tuple[list[int], list[int]]:
+  """Signals that change sides, and those of them that are told.
+
+  A rank is late if it is so in most steps, or for long: where ranks take turns, each is late now and then. Waiting that
+  a late rank or a pause explains is not told; while a rank's sum is well on its way, it waits for that.
+  """
   ranks = len(sums) - len(_JOB)
-  late = bool(active[:ranks].any() or (sums[:ranks] >= 0.5 * threshold[:ranks]).any())
-  gap = ranks + _JOB.index(GAP)
-  told = []
-  for signal in passed.tolist():
-    waiting = signal == ranks + _JOB.index(WAITING)
-    if waiting and not active[signal] and (late or active[gap] or gap in passed):
-      continue
-    told.append(signal)
-  return told
+  over = over.copy()
+  over[:ranks] &= steady[:ranks]
+  passed = np.flatnonzero(over).tolist()
+  waiting, gap = ranks + _JOB.index(WAITING), ranks + _JOB.index(GAP)
+  if waiting not in passed or active[waiting]:
+    return passed, passed
+  if active[:ranks].any() or over[:ranks].any() or active[gap] or over[gap]:
+    return passed, [signal for signal in passed if signal != waiting]
+  if (steady[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any():
+    passed.remove(waiting)
+  return passed, passed
 
 
-def _alarm(signal: int, step: int, since: np.ndarray, active: np.ndarray, values: np.ndarray, usual: np.ndarray,
-           step_time: float, numbers: np.ndarray) -> Alarm:
+def _alarm(signal: int, step: int, since: np.ndarray, active: np.ndarray, share: np.ndarray) -> Alarm:
   ranks = len(since) - len(_JOB)
   rank = signal if signal < ranks else None
   kind = LATE if rank is not None else _JOB[signal - ranks]
-  during = (numbers > since[signal]) & (numbers <= step)
-  own = values[signal, during]
-  own = own[np.isfinite(own)]
-  share = float(own.mean() - usual[signal]) / step_time if own.size else 0.0
-  return Alarm(kind, rank, step, int(since[signal]) + 1, share, bool(active[signal]))
+  return Alarm(kind, rank, step, int(since[signal]) + 1, float(share[signal]), bool(active[signal]))
 
 
 def _thresholds(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Sequence[float] | np.ndarray

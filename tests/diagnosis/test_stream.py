@@ -1,0 +1,104 @@
+"""Onsets found while the job runs, soon, and seldom where there are none."""
+
+import numpy as np
+import pytest
+
+from jaxpace.diagnosis import stream
+from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, Steps
+from jaxpace.trace.synthetic import Job
+from jaxpace.trace.synthetic_faults import Fault
+from tests.diagnosis.made_up import run_of
+
+BASE = 20e-3
+
+
+def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=None, cost=0.06) -> Steps:
+  random = np.random.default_rng(seed)
+  jitter = random.exponential(noise, (ranks, size)) if kind == "exponential" else random.normal(0, noise, (ranks, size))
+  if kind == "pauses":
+    jitter += 0.5 * (random.random((ranks, size)) < 0.005)
+  arrival, gap = BASE * (1 + jitter), np.full((ranks, size), 0.5e-3)
+  transfer = 2e-3 * (1 + random.exponential(0.3, size))
+  more = cost / (1 - cost) * np.median(arrival.max(axis=0) + transfer)
+  now = slice(onset, None)
+  if fault == LATE:
+    arrival[1, now] += more
+  elif fault == WAITING:
+    arrival[random.integers(0, ranks, size - onset), np.arange(onset, size)] += 1.5 * more
+  elif fault == TRANSFER:
+    transfer[now] += more
+  elif fault == GAP:
+    gap[:, now] += more
+    arrival[:, now] += more
+  return Steps(np.arange(size) + 100, arrival, transfer, gap, arrival.max(axis=0) + transfer)
+
+
+def alarms(given, ranks, chunk=64):
+  state, found = stream.init(ranks), []
+  for begin in range(0, len(given.number), chunk):
+    state, new = stream.update(state, Steps(*(x[..., begin:begin + chunk] for x in given)))
+    found += new
+  return found
+
+
+@pytest.mark.parametrize("fault", [LATE, WAITING, TRANSFER, GAP])
+@pytest.mark.parametrize("ranks", [4, 16])
+def test_a_fault_is_found_within_30_steps_and_nothing_else(ranks, fault):
+  for seed in range(4):
+    found = alarms(steps(ranks, 400, seed=seed, onset=300, fault=fault), ranks)
+    assert found and found[0].kind == fault
+    first = found[0]
+    assert 400 <= first.step < 430
+    assert first.onset == pytest.approx(400, abs=12)
+    assert first.rank == (1 if fault == LATE else None)
+    assert {a.kind for a in found} <= {fault} | ({WAITING} if fault == GAP else set())
+
+
+@pytest.mark.parametrize("kind", ["normal", "exponential", "pauses"])
+def test_healthy_jobs_raise_next_to_no_alarm(kind):
+  assert len(alarms(steps(4, 4000, kind=kind, seed=5), 4, chunk=500)) == 0
+
+
+def test_chunks_do_not_matter():
+  given = steps(4, 380, onset=300, fault=LATE)
+  whole = alarms(given, 4, chunk=380)
+  assert whole
+  assert alarms(given, 4, chunk=7) == whole
+  assert alarms(given, 4, chunk=1) == whole
+
+
+def test_it_says_when_it_is_over_and_finds_the_next():
+  given = steps(4, 700, onset=300, fault=LATE)
+  given.arrival[1, 400:] -= steps(4, 700, onset=300, fault=LATE).arrival[1, 400:] - steps(4, 700).arrival[1, 400:]
+  given.arrival[2, 600:] += 3e-3
+  found = alarms(given._replace(step=given.arrival.max(axis=0) + given.transfer), 4)
+  assert [(a.rank, a.over) for a in found if a.kind == LATE] == [(1, False), (1, True), (2, False)]
+  assert "no longer so" in found[1].sentence()
+  assert found[0].share == pytest.approx(0.064, abs=0.02)
+
+
+def test_one_long_pause_is_no_onset():
+  given = steps(4, 400)
+  given.arrival[2, 300] += 3.0
+  assert alarms(given._replace(step=given.arrival.max(axis=0) + given.transfer), 4) == []
+
+
+def test_it_follows_a_recorded_run_window_by_window():
+  job = Job(ranks=4, steps=260, processes=2, noise=0.02, transfer_noise=0.1,
+            faults=(Fault("compute", 5e-3, (3,), begin=0.6),))
+  run, _ = run_of(job)
+  state, found = stream.follow(stream.init(4), run)
+  (alarm,) = found
+  assert (alarm.kind, alarm.rank, alarm.over) == (LATE, 3, False)
+  assert 156 <= alarm.step < 186
+  assert stream.follow(state, run) == (state, ())
+
+
+def test_steps_that_are_not_known_are_passed_over():
+  given = steps(4, 400, onset=300, fault=LATE)
+  for values in (given.arrival, given.gap):
+    values[3] = np.nan
+    values[:, 310] = np.nan
+  given.transfer[310] = given.step[310] = np.nan
+  found = alarms(given, 4)
+  assert [(a.kind, a.rank) for a in found] == [(LATE, 1)]
