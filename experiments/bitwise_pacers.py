@@ -55,8 +55,11 @@ PACERS: dict[str, tuple[Callable[[], jaxpace.Pacer], Way]] = {
         jaxpace.guard(jaxpace.chain(eager(), shifting()), block=4, retry=8)), SHARED),
     "pace_early_ranks, aligned housekeeper": (eager, SHARED),
     "pace_early_ranks, housekeeper in slack": (eager, SHARED),
+    "pace_early_ranks, freezing housekeeper": (eager, SHARED),
+    "pace_early_ranks, housekeeper that chooses": (eager, SHARED),
 }
-KEEPERS = {"pace_early_ranks, aligned housekeeper": "aligned", "pace_early_ranks, housekeeper in slack": "in-slack"}
+KEEPERS = {"pace_early_ranks, aligned housekeeper": "aligned", "pace_early_ranks, housekeeper in slack": "in-slack",
+           "pace_early_ranks, freezing housekeeper": "frozen", "pace_early_ranks, housekeeper that chooses": "auto"}
 
 
 def compare(case: Case, names: list[str], steps: int) -> list[dict[str, Any]]:
@@ -85,15 +88,15 @@ def sound(row: dict[str, Any]) -> bool:
   return bool(row["bits_equal"] and row["hlo_equal"] and row["delays"] > 0 and row["collections"] != 0)
 
 
-def one_process(ranks: list[int], dtypes: list[str], steps: int, each: int) -> list[dict[str, Any]]:
+def one_process(names: list[str], ranks: list[int], dtypes: list[str], steps: int, each: int) -> list[dict[str, Any]]:
   """All layouts, precisions and models; pacers take turns, `each` a case. Numbers of ranks take turns too."""
   rows: list[dict[str, Any]] = []
-  names, began = list(PACERS), time.monotonic()
+  began = time.monotonic()
   cells = list(itertools.product(dtypes, LAYOUTS, MODELS))
   for number, (dtype, layout, model) in enumerate(cells):
     chosen = [names[(number * each + i) % len(names)] for i in range(min(each, len(names)))]
     count = ranks[(number + number // len(MODELS)) % len(ranks)]
-    rows += compare(Case(model, dtype, layout, count), chosen, steps)
+    rows += compare(Case(model, dtype, layout, count), list(dict.fromkeys(chosen)), steps)
     print(f"  {number + 1} of {len(cells)}: {model}, {dtype}, {layout}, {count} ranks; {len(rows)} comparisons, "
           f"{sum(not sound(row) for row in rows)} not sound, {time.monotonic() - began:.0f} s", file=sys.stderr,
           flush=True)
@@ -143,6 +146,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
 def define_flags() -> None:
   """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
   flags.DEFINE_list("dtypes", list(bitwise_models.DTYPES), "Precisions.")
+  flags.DEFINE_list("only", [], "Pacers of one process whose names hold one of these words, such as housekeeper; all.")
   flags.DEFINE_list("ranks", ["2", "4"], "Numbers of devices of one process, which take turns.")
   flags.DEFINE_list("processes", ["2"], "Numbers of processes; empty for none.")
   flags.DEFINE_integer("steps", 200, "Steps.", lower_bound=1, upper_bound=256)
@@ -158,10 +162,13 @@ def main(_: list[str]) -> None:
     work(pathlib.Path(its.worker), its.dtypes, its.steps)
     return
   ranks = [int(n) for n in its.ranks]
+  names = [name for name in PACERS if not its.only or any(word in name for word in its.only)]
+  if not names:
+    raise app.UsageError(f"--only={','.join(its.only)} is in no name of: {'; '.join(PACERS)}.")
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", max(ranks))  # not by the environment, which the workers inherit
   figures = measured.circumstances("experiments.bitwise_pacers") | {"steps": its.steps}
-  rows = one_process(ranks, its.dtypes, its.steps, its.each)
+  rows = one_process(names, ranks, its.dtypes, its.steps, its.each)
   for count in map(int, its.processes):
     rows += bitwise_processes.launch(count, its.dtypes, its.steps, "experiments.bitwise_pacers")
   figures["rows"] = rows

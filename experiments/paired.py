@@ -7,6 +7,7 @@ round, and only ratios and differences within a round are used.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,28 @@ def estimate(values: np.ndarray, seed: int = 0) -> Estimate:
   medians = np.median(rng.choice(values, (2000, len(values))), axis=1)
   low, high = np.percentile(medians, [2.5, 97.5])
   return Estimate(float(np.median(values)), float(low), float(high))
+
+
+def ratio_of_means(values: np.ndarray, base: np.ndarray, seed: int = 0) -> Estimate:
+  """mean(values) / mean(base) with its 95 % bootstrap interval over rounds: [rounds], [rounds] of the same rounds."""
+  rounds = np.random.default_rng(seed).integers(0, len(base), (2000, len(base)))
+  low, high = np.percentile(values[rounds].mean(axis=1) / base[rounds].mean(axis=1), [2.5, 97.5])
+  return Estimate(float(values.mean() / base.mean()), float(low), float(high))
+
+
+def rounds_needed(found: Estimate, rounds: int, margin: float) -> int:
+  """Rounds with which four runs in five would show that what has no effect is no worse than `margin`.
+
+  The interval's upper end must stay below the margin: 1.96 + 0.84 standard errors within it, so a half-width of 0.7 of
+  it; widths go with the root of the rounds.
+
+  Args:
+    found: in the unit of `margin`, from `rounds` rounds.
+    rounds: those it came from.
+    margin: above no effect.
+  """
+  half = (found.high - found.low) / 2
+  return math.ceil(rounds * (half / (1.96 / (1.96 + 0.84) * margin)) ** 2)
 
 
 def interleave(blocks: Mapping[str, Callable[[], float]], rounds: int, seed: int = 0,

@@ -76,10 +76,12 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
     return fresh
   steps, pacer, ranks = (_field(saved, name) for name in ("step", "pacer", "arrivals"))
   fresh = fresh._replace(step=_like(fresh.step, np.broadcast_to(_one(steps), fresh.step.shape)))
-  here, there = fresh.arrivals.shape[-1], np.shape(ranks)[-1]
+  here, there = fresh.arrivals.shape, np.shape(ranks)
   if here != there:
-    _LOG.warning("The checkpoint's pace state is of %d ranks, this job has %d: the pacer starts anew. Its estimates "
-                 "and what it could spend are lost, no training state is.", there, here)
+    # Along the data axis if that differs; else in all, where other axes of the mesh do.
+    what, was, now = ("ranks", there[-1], here[-1]) if there[-1] != here[-1] else ("devices", there[0], here[0])
+    _LOG.warning("The checkpoint's pace state is of %d %s, this job has %d: the pacer starts anew. Its estimates and "
+                 "what it could spend are lost, no training state is.", was, what, now)
     return fresh
   try:
     typed = _typed(fresh.pacer, pacer)

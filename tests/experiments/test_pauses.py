@@ -44,6 +44,22 @@ def test_auto_is_judged_by_its_own_periods_left_alone():
   assert found["ratio"][1] < found["ratio"][0] < found["ratio"][2] and found["shown_within_limit"]
 
 
+def test_auto_by_blocks_that_took_turns_is_the_mean_over_its_modes():
+  found = pauses.judge([process() for _ in range(2)], EVERY)["auto"]["paired"]
+  assert found["ratio"] == pytest.approx([(18 * 18 + 20 * 11) / 38 / 18] * 3, rel=1e-4)
+  assert found["again"] == [1, 1, 1] and found["over_limit"] == "no"
+  shifted = process()["blocks"]
+  for block in shifted:
+    block["step"] *= 1.02 if block["arm"] == "frozen" else 1.0
+  assert pauses.paired(shifted, {"alone": 0.0, "in-slack": 1.0})["ratio"] == pytest.approx([15 / 18] * 3, rel=1e-4)
+  assert pauses.paired(shifted, {"frozen": 1.0})["ratio"] == pytest.approx([1.02 * 11 / 18] * 3, rel=1e-4)
+  for block in shifted:
+    block["step"] *= 1 + 0.1 * (block["arm"] == "alone again") * (block["round"] % 2)
+  assert pauses.paired(shifted, {"alone": 1.0})["over_limit"] == "no"  # itself against itself
+  apart = pauses.paired(shifted, {"aligned": 0.5, "alone": 0.5})
+  assert apart["over_limit"] == "no" and apart["rounds_needed"] > 300
+
+
 def test_processes_in_different_modes_are_an_error():
   one, other = process(), process()
   other["auto"]["modes"][30] = "aligned"

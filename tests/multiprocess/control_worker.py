@@ -34,15 +34,16 @@ def main() -> None:
   get = announcements.key_value_get
   if process == 1:
     announcements.key_value_get = lambda key, timeout: (get(key, timeout), time.sleep(0.3))[0]
-  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+  shape = (jax.process_count(), jax.local_device_count())
+  mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
   paced = jaxpace.instrument(lambda w, x: w - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
                              jaxpace.steerable(eager()), share=True, rows=8192)
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
                                check_vma=False))
   w = jnp.ones((4,))
-  x = jax.make_array_from_callback((jax.device_count(), 2), jax.NamedSharding(mesh, P("data")),
-                                   lambda index: np.ones((jax.device_count(), 2), np.float32)[index])
+  x = jax.make_array_from_callback(shape, jax.NamedSharding(mesh, P("data")),
+                                   lambda index: np.ones(shape, np.float32)[index])
   pace, applied, asked_at = paced.init(mesh), [], {}
   with jaxpace.Control(directory, every_seconds=0.2, timeout=30) as control:
     for k in range(steps):
@@ -58,8 +59,9 @@ def main() -> None:
       time.sleep(0.005)
     rounds = control._round
     newest = control._messages.key(rounds - 1)
-  rows = np.concatenate([np.asarray(shard.data) for shard in pace.ring.addressable_shards])[0, :steps]
-  asked = np.ascontiguousarray(rows[:, ring.DELAY_ASKED]).view(np.float32)
+  rows = np.concatenate([np.asarray(shard.data) for shard in pace.ring.addressable_shards])[:, :steps]
+  asked = np.ascontiguousarray(rows[:, :, ring.DELAY_ASKED]).view(np.float32)
+  assert (asked == asked[:1]).all(), "devices along the other axis do alike"
   kept = 0
   jaxpace.distributed.barrier("done", 60)
   from jaxpace.distributed.client import client
@@ -68,7 +70,7 @@ def main() -> None:
     kept = len(joined.key_value_dir_get(newest.rpartition("/")[0]))
   jaxpace.distributed.barrier("counted", 60)
   print("FACTS " + json.dumps({"process": process, "applied": applied, "rounds": rounds, "kept": kept,
-                               "off": np.flatnonzero(asked[1:] == 0).tolist()}), flush=True)
+                               "off": np.flatnonzero(asked[0, 1:] == 0).tolist()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A training loop that checkpoints with orbax, for tests that kill it and start it again.
 
-Usage: restore_worker.py DIRECTORY STEPS EVERY PAUSE. Devices are those of XLA_FLAGS. Prints "step K" after each step,
+Usage: restore_worker.py DIRECTORY STEPS EVERY PAUSE. Devices are those of XLA_FLAGS; the environment may join a job of
+several processes. Prints "step K" after each step,
 "restored ..." before the first, and FACTS at the end.
 """
 
@@ -20,9 +21,15 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 
 
+def own(pace):
+  """The pace state of this process's first rank."""
+  return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], pace)
+
+
 def main() -> None:
   directory, steps, every, pause = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
   logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
+  jaxpace.distributed.initialize()
   ranks = jax.device_count()
   mesh = jax.make_mesh((ranks,), ("data",), axis_types=(AxisType.Auto,))
   paced = jaxpace.instrument(lambda w, x: w - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
@@ -30,7 +37,8 @@ def main() -> None:
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
                                check_vma=False))
-  w, x = jax.device_put(jnp.ones(4), jax.NamedSharding(mesh, P())), jnp.ones((ranks, 2))
+  w, x = (jax.make_array_from_callback(shape, jax.NamedSharding(mesh, spread), lambda index, shape=shape: np.ones(
+      shape, np.float32)[index]) for shape, spread in (((4,), P()), ((ranks, 2), P("data"))))
   pace, first, arrivals = paced.init(mesh), 0, []
   handlers = {name: ocp.StandardCheckpointHandler() for name in ("state", "pace")}  # for `item_metadata`
   with ocp.CheckpointManager(directory / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=2),
@@ -42,13 +50,14 @@ def main() -> None:
           state=ocp.args.StandardRestore({"w": w}), pace=ocp.args.StandardRestore(jaxpace.pace_target(stored, mesh))))
       w, first = saved["state"]["w"], latest
       pace = jaxpace.restore_pace(saved["pace"], paced, mesh)
-      print("restored " + json.dumps({"step": int(pace.step[0]), "seen": int(pace.pacer.own.low.seen[0]),
-                                      "ring": bool(np.asarray(pace.ring).any())}), flush=True)
+      mine = own(pace)
+      print("restored " + json.dumps({"step": int(mine.step), "seen": int(mine.pacer.own.low.seen),
+                                      "ring": bool(mine.ring.any())}), flush=True)
     with jaxpace.Recorder(directory / "run", paced, resume=latest is not None, every_seconds=0.2) as recorder:
       for k in range(first, steps):
         pace, w = jax.block_until_ready(step(pace, w, x))
         recorder.record(pace)
-        arrivals.append(np.asarray(pace.arrivals)[0])
+        arrivals.append(own(pace).arrivals)
         if (k + 1) % every == 0:
           manager.save(k + 1, args=ocp.args.Composite(state=ocp.args.StandardSave({"w": w}),
                                                       pace=ocp.args.StandardSave(pace)))
@@ -57,8 +66,7 @@ def main() -> None:
         time.sleep(pause)
   print("FACTS " + json.dumps({
       "ranks": ranks, "unknown": [int(np.isnan(a).sum()) for a in arrivals[:3]],
-      "longest": float(np.nanmax(arrivals)), "step": int(pace.step[0]), "seen": int(pace.pacer.own.low.seen[0])}),
-      flush=True)
+      "longest": float(np.nanmax(arrivals)), "step": int(own(pace).step)}), flush=True)
 
 
 if __name__ == "__main__":

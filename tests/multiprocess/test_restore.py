@@ -1,4 +1,4 @@
-"""A job that is killed, goes on from its checkpoint, and goes on again on more ranks."""
+"""A job that is killed, goes on from its checkpoint in other processes, and goes on again on more ranks."""
 
 import json
 import pathlib
@@ -14,11 +14,11 @@ from tests.multiprocess import jobs
 WORKER = pathlib.Path(__file__).with_name("restore_worker.py")
 
 
-def start(directory, steps, every, devices, pause=0.0):
+def start(directory, steps, every, devices, pause=0.0, **environment):
   return subprocess.Popen(
       [sys.executable, str(WORKER), str(directory), str(steps), str(every), str(pause)], cwd=jobs.ROOT, text=True,
       stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-      env=jobs.clean_environment(XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}"))
+      env=jobs.clean_environment(XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}", **environment))
 
 
 def restored(output):
@@ -39,9 +39,13 @@ def test_killed_restarted_and_restarted_on_more_ranks(tmp_path):
   last_save = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
   assert last_save in (50, 75)
 
-  ((status, output),) = jobs.finish([start(tmp_path, 100, 1000, 2)], 120)
-  assert status == 0, output
-  assert restored(output) == {"step": last_save, "seen": 16, "ring": False}
+  # On as many ranks, now in two processes.
+  port = jobs.free_high_port()
+  done = jobs.finish([start(tmp_path, 100, 1000, 1, JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="2",
+                            JAX_PROCESS_ID=str(index)) for index in range(2)], 120)
+  assert [status for status, _ in done] == [0, 0], done
+  assert [restored(output) for _, output in done] == [{"step": last_save, "seen": 16, "ring": False}] * 2
+  output = done[0][1]
   facts = jobs.facts(output)
   # The killed process's last exit must not be taken for this one's: the first arrival is unknown, the second sane.
   assert facts["unknown"] == [2, 0, 0] and facts["longest"] < 60
