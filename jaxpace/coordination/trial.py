@@ -42,7 +42,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxpace.coordination import keyed, sequential, settings
+from jaxpace.coordination import coin, keyed, sequential, settings
 from jaxpace.coordination.maths import ARRAYS, Maths, Number
 
 BLOCK = 16
@@ -178,8 +178,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   settings.number("level", level, 0, 0.5, "the chance of a false alarm, 0.05 for 5 %", open_ended=True)
   patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
   lag, lean = settings.steps("lag", lag, 0), settings.steps("lean", lean, 0)
-  if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < 2**32:
-    raise ValueError(f"key={key!r} must be a whole number from 0 to 2**32 - 1; it orders the blocks of each pair.")
+  key = int(coin.checked(key))
   measured = block - settle
   real, where = maths.real, maths.where
 
