@@ -246,8 +246,8 @@ def test_blocks_hold_two_pauses():
 
 @pytest.mark.parametrize("settings, name", [
     ({"block": 1}, "block"), ({"harm": 0.0}, "harm"), ({"level": 1.0}, "level"), ({"key": -1}, "key"),
-    ({"key": 0.5}, "key"), ({"patience": 0}, "patience"), ({"retry": 0}, "retry"), ({"lag": -1}, "lag"), ({"lean": -1}, "lean"),
-    ({"settle": 16}, "block")])
+    ({"key": 0.5}, "key"), ({"patience": 0}, "patience"), ({"retry": 0}, "retry"), ({"lag": -1}, "lag"),
+    ({"lean": -1}, "lean"), ({"settle": 16}, "block")])
 def test_slips_are_named(settings, name):
   with pytest.raises(ValueError, match=f"{name}="):
     trial.trials(**settings)
