@@ -122,7 +122,7 @@ def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypat
     jax.block_until_ready(pace)
     assert len(recorder._writer._queue) <= 3
     assert recorder._writer._queued_bytes <= 3 * ring_bytes
-    assert len(recorder._pending) <= recorder._max_pending
+    assert len(recorder._copies) <= recorder._copies.most
     gate.set()
   steps = {r["step"] for r in table(tmp_path)}
   assert recorder.lost["dropped_batches"] > 20
@@ -154,10 +154,11 @@ HOLDER = """
 import os, pathlib, sys, time
 from jaxpace.trace.lock import DirectoryLock
 lock = DirectoryLock.take(pathlib.Path(sys.argv[1]))
-if sys.argv[2] == "fork" and os.fork():
+child = sys.argv[2] == "fork" and not os.fork()
+if not child:
   print("held", flush=True)
+if sys.argv[2] == "fork" and not child:
   os._exit(0)
-print("held", flush=True)
 time.sleep(60)
 """
 
