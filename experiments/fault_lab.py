@@ -14,7 +14,6 @@ import json
 import math
 import pathlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ def main(argv: list[str]) -> None:
 def _judge(runs: pathlib.Path, out: pathlib.Path) -> None:
   """Diagnoses all runs that are there, shows the figures and writes them."""
   ready = judge.labelled(runs, _ONLY.value)
-  judged = {how: judge.judge(ready, how, _progress(how)) for how in judge.WAYS}
+  judged = judge.judge(ready, _judged)
   loads = [load for one in ready for load in json.loads((one.path / make.LABEL).read_text())["load"]]
   figures = {
       **measured.circumstances("experiments.fault_lab"),
@@ -104,11 +103,11 @@ def _finite(value: Any) -> Any:
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _progress(what: str) -> Callable[[int, int], None]:
-  def show(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-      print(f"\r\x1b[KJudged {what}: {done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
-  return show
+def _judged(done: int, total: int) -> None:
+  if sys.stderr.isatty():
+    print(f"\r\x1b[K{done} of {total} runs judged", end="" if done < total else "\n", file=sys.stderr, flush=True)
+  elif done % 50 == 0 or done == total:
+    print(f"{done} of {total} runs judged", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -92,22 +92,25 @@ def without_counters(run: Run) -> Run:
   return dataclasses.replace(run, host_samples=None, host_causes=HostCauses())
 
 
-def judge(runs: Sequence[Labelled], how: str, progress: Callable[[int, int], None]) -> list[Judged]:
-  """Diagnoses every run.
+def judge(runs: Sequence[Labelled], progress: Callable[[int, int], None]) -> dict[str, list[Judged]]:
+  """Diagnoses every run in each of `WAYS`.
 
   Args:
     runs: with their labels.
-    how: a key of `WAYS`.
-    progress: called with the number done and in all.
+    progress: called with the number of runs done and in all.
+
+  Returns:
+    By way, the runs in their order.
   """
-  judged = []
+  judged: dict[str, list[Judged]] = {how: [] for how in WAYS}
   for number, one in enumerate(runs):
-    judged.append(_judge(one, how))
+    for how, found in _judge(one).items():
+      judged[how].append(found)
     progress(number + 1, len(runs))
   return judged
 
 
-def _judge(one: Labelled, how: str) -> Judged:
+def _judge(one: Labelled) -> dict[str, Judged]:
   spec = one.spec
   injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"], f["cost"],
                             f["cost_active"]) for f in one.truth["faults"])
@@ -115,12 +118,18 @@ def _judge(one: Labelled, how: str) -> Judged:
   blank = Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"])
   try:
     run = read_run(one.path / "run")
-    run = without_counters(run) if how == "bare" else run
-    asked = _what_if(injected)
-    found = document.to_json(diagnose(run, asked=(parse(asked),) if asked else (),
-                                      fabric=_fabric(one) if how == "all" else None))
+    detected, noticed, early = detection(run, injected)
+    followed = dataclasses.replace(blank, detected=detected, noticed=noticed, false_alarms=early)
+    return {how: _diagnosed(one, followed, run, how) for how in WAYS}
   except RunError as error:
-    return dataclasses.replace(blank, trouble=str(error))
+    return dict.fromkeys(WAYS, dataclasses.replace(blank, trouble=str(error)))
+
+
+def _diagnosed(one: Labelled, blank: Judged, run: Run, how: str) -> Judged:
+  asked = _what_if(blank.injected)
+  found = document.to_json(diagnose(without_counters(run) if how == "bare" else run,
+                                    asked=(parse(asked),) if asked else (),
+                                    fabric=_fabric(one) if how == "all" else None))
   findings = tuple(Found(f["mode"], f["share"], f["confidence"], tuple(f["ranks"]), tuple(f["hosts"]))
                    for f in found["findings"])
   if how == "all":
@@ -128,10 +137,8 @@ def _judge(one: Labelled, how: str) -> Judged:
   predicted = found["what_if"]["asked"][0]["step_time"] if asked else None
   answer = None
   if predicted is not None and one.twin_step_time is not None:
-    answer = (predicted, one.twin_step_time, one.truth["step_time"] * (1 - injected[0].cost))
-  detected, noticed, early = detection(run, injected)
-  return dataclasses.replace(blank, found=findings, what_if=answer, detected=detected, noticed=noticed,
-                             false_alarms=early)
+    answer = (predicted, one.twin_step_time, one.truth["step_time"] * (1 - blank.injected[0].cost))
+  return dataclasses.replace(blank, found=findings, what_if=answer)
 
 
 _ALARMS = {STRAGGLER: stream.LATE, LOCALITY: stream.LATE, AMPLIFICATION: stream.WAITING, CONTENTION: stream.TRANSFER,

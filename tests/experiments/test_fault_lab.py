@@ -316,8 +316,9 @@ def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
   ready = judge.labelled(tmp_path)
   assert [one.spec for one in ready] == [late, twin]
   done: list[tuple[int, int]] = []
-  for how in judge.WAYS:
-    fault, healthy = judge.judge(ready, how, lambda *now: done.append(now))
+  judged = judge.judge(ready, lambda *now: done.append(now))
+  assert set(judged) == set(judge.WAYS)
+  for fault, healthy in judged.values():
     assert [finding.mode for finding in fault.found] == [STRAGGLER] and scores.blame(fault, fault.injected[0]) is True
     assert healthy.control and not healthy.found
     assert fault.what_if is not None and fault.what_if[0] == pytest.approx(fault.what_if[1], rel=0.02)
@@ -384,7 +385,7 @@ def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path: pathlib.P
   slept = truth.read(tmp_path / specs[1].name, specs[1])
   onset, late = specs[1].faults[0].onset, specs[1].faults[0].targets[0]
   assert (slept.extra[late, onset:] >= 0.99 * specs[1].faults[0].seconds).all() and not slept.extra[1 - late].any()
-  assert judge.judge(judge.labelled(tmp_path), "all", lambda *now: None)[0].trouble == ""
+  assert judge.judge(judge.labelled(tmp_path), lambda *now: None)["all"][0].trouble == ""
 
   def never(*arguments: Any) -> None:
     raise AssertionError("nothing is left to be made")
