@@ -17,7 +17,7 @@ BINS = (0.0, 0.02, 0.035, 0.05, 0.1, 0.2, 1.0)
 """Edges of the classes of cost."""
 GROUP_OF = {STRAGGLER: "chronic", LOCALITY: "chronic", AMPLIFICATION: "wandering", RUNTIME: "runtime",
             CONTENTION: "contention"}
-"""Which share of the injected truth a mode's share is compared with."""
+"""Which share of the injected truth a mode's share is compared with; a slow link's is contention, whatever its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,10 +208,12 @@ def share_errors(runs: Iterable[Judged]) -> dict[str, np.ndarray]:
   errors: dict[str, list[float]] = {group: [] for group in dict.fromkeys(GROUP_OF.values())}
   for run in runs:
     told = {finding.mode for finding in run.found}
+    links = any(fault.kind == "misplaced_link" for fault in run.injected)
+    group_of = {**GROUP_OF, LOCALITY: GROUP_OF[CONTENTION]} if links else GROUP_OF
     for group in errors:
-      true = {fault.mode for fault in run.injected if GROUP_OF[fault.mode] == group and fault.cost >= COSTLY}
+      true = {fault.mode for fault in run.injected if group_of[fault.mode] == group and fault.cost >= COSTLY}
       if true and true <= told:
-        share = sum(finding.share for finding in run.found if GROUP_OF.get(finding.mode) == group)
+        share = sum(finding.share for finding in run.found if group_of.get(finding.mode) == group)
         errors[group].append(100 * (share - run.shares[group]))
   return {group: np.array(values) for group, values in errors.items()}
 

@@ -284,6 +284,13 @@ def test_errors_of_shares_and_what_if_and_detection() -> None:
   assert tables.figures_table(figures["judged"]).row_count == len(tables.figures_table(figures["judged"]).rows)
 
 
+def test_the_share_of_a_misplaced_link_is_compared_with_what_the_network_did() -> None:
+  link = dataclasses.replace(one(LOCALITY, (2,)), kind="misplaced_link")
+  run = run_of("a", (link,), (told(LOCALITY, (2,), share=0.2),), shares={"contention": 0.19, "chronic": 0.0})
+  errors = scores.share_errors([run])
+  assert errors["contention"] == pytest.approx([1]) and not errors["chronic"].size
+
+
 def test_the_fixture_of_places_says_who_is_misplaced() -> None:
   known = Locality(process=0, hostname="h0", devices=tuple(Device(id=i) for i in range(4)))
   found = places.place(known, (4, 5, 6, 7), (6,))
