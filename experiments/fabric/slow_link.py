@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
         max((r["links"]["taken_seconds"] for r in own if "links" in r), default=None))
        for what, ratio in cells for own in [[r for r in rows if (r["what"], r["ratio"]) == (what, ratio)]]])
   lines = [*measured.introduction("The link probe on a host whose link is slow", figures),
-           f"Four hosts, links of {LINK_MBIT:g} Mbit/s (tc tbf), messages of 1 MiB, 5 repeats. Right: that host, that "
+           f"Four hosts, links of {LINK_MBIT:g} Mbit/s (tc tbf), messages of 1 MiB, 10 repeats. Right: that host, that "
            "way, and nothing else; of healthy labs: nothing.", "", *table]
   measured.write(figures, lines, pathlib.Path(_OUT.value))
 

@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.epilog = EPILOG
   parser.add_argument("--run", metavar="DIR", help="run directory to write links.json to (default: nowhere)")
   parser.add_argument("--kib", type=int, default=1024, metavar="N", help="KiB in a message (default: 1024)")
-  parser.add_argument("--repeats", type=int, default=5, metavar="N", help="messages a pair; the quickest counts "
-                                                                          "(default: 5)")
+  parser.add_argument("--repeats", type=int, default=10, metavar="N", help="messages a pair; the quickest counts "
+                                                                           "(default: 10)")
   parser.add_argument("--seconds", type=float, default=60.0, metavar="S",
                       help="begin no new round after so long (default: 60)")
 

@@ -91,7 +91,7 @@ class Links:
       raise ValueError(f"not a link probe's document: {type(error).__name__}: {error}") from error
 
 
-def probe_links(directory: str | os.PathLike[str] | None = None, *, message_bytes: int = 1 << 20, repeats: int = 5,
+def probe_links(directory: str | os.PathLike[str] | None = None, *, message_bytes: int = 1 << 20, repeats: int = 10,
                 seconds: float = 60.0, devices: Sequence[Any] | None = None,
                 progress: Callable[[int, int], None] | None = None) -> Links:
   """Measures the links between the job's processes, pair by pair, and says which host or link is slow.
@@ -107,7 +107,7 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
   Args:
     directory: run directory; process 0 writes `links.json` there. None: nowhere.
     message_bytes: size of a message, 1 KiB to 256 MiB. Large enough that the rate counts, not the latency.
-    repeats: messages a pair; the quickest counts.
+    repeats: messages a pair; the quickest counts. More of them where hosts are busy with other things.
     seconds: no new round begins after so long; pairs left out are NaN.
     devices: one device for each end, instead of each process's first.
     progress: called with rounds done and rounds in all.

@@ -37,7 +37,7 @@ class Progress:
     self._inside = False
     self.thread = threading.get_ident()
     self.entered = self.completed = 0
-    self.moved = self.since = clock()
+    self.moved = clock()
     self.excused_at: float | None = None
 
   def enter(self) -> None:
@@ -76,9 +76,9 @@ class Progress:
       if done > self.completed:
         now = self._clock()
         if self.completed and not self._pauses:
-          self._intervals.append((now - self.since) / (done - self.completed))
+          self._intervals.append((now - self.moved) / (done - self.completed))
         self.completed = done
-        self.moved = self.since = now
+        self.moved = now
 
   @contextlib.contextmanager
   def pause(self, name: str, limit: float) -> Iterator[None]:

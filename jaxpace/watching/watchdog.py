@@ -121,7 +121,7 @@ class Watchdog:
     if directory is not None:
       self._events = EventFile(directory, self._process, self._recorder.run if self._recorder is not None else None)
     self._progress.thread = threading.get_ident()
-    self._progress.moved = self._progress.since = time.monotonic()
+    self._progress.moved = time.monotonic()
     self._thread.start()
     return self
 

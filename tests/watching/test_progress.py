@@ -85,13 +85,15 @@ def test_a_pause_excuses_within_its_limit_and_starts_the_time_anew(clock):
 
 def test_the_usual_step_leaves_pauses_out(clock):
   progress = Progress(clock)
-  for k in range(9):
-    clock.now += 0.5
-    if k == 4:
-      with progress.pause("checkpoint", 100.0):
+  for k in range(6):
+    if k % 2:
+      with progress.pause("evaluation", 100.0):
         clock.now += 50.0
+        step(progress, None)
+        clock.now += 50.0
+    clock.now += 0.5
     step(progress, None)
-  assert progress.usual() == 0.5
+  assert progress.usual() == 0.5 and set(progress._intervals) == {0.5}
 
 
 def test_compiling_is_seen_in_the_stack_of_the_loops_thread():
