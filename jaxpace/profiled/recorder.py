@@ -125,8 +125,7 @@ class ProfiledRecorder(Recorder):
     sample = self._causes.sample()
     self._step += 1
     if self._began is not None:
-      self._samples.append(sample)
-      self._extra.append(extra)
+      self._copies.note(sample, extra)
       if self._step == self._began + self._length:
         jax.block_until_ready(result)
         self._end()
@@ -154,7 +153,7 @@ class ProfiledRecorder(Recorder):
       self._say(f"A sample was left out, the profiler can't be started: {_line(error)}")
       return
     self._began = self._step
-    self._samples, self._extra = [], []
+    self._copies.samples, self._copies.extra = [], []
     self.seconds["start"] += time.monotonic() - before
 
   def _end(self) -> None:
@@ -165,15 +164,15 @@ class ProfiledRecorder(Recorder):
     if self._reader is None:
       self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
       self._reader.start()
-    self._queue.put(_Session(self._folder, began, time.monotonic_ns(), self._samples, self._extra))
-    self._samples, self._extra = [], []
+    self._queue.put(_Session(self._folder, began, time.monotonic_ns(), self._copies.samples, self._copies.extra))
+    self._copies.samples, self._copies.extra = [], []
 
   def _abandon(self) -> None:
     """Ends the session under way in the loop, if there is one, and forgets it."""
     if self._began is None:
       return
     self._began = None
-    self._samples, self._extra = [], []
+    self._copies.samples, self._copies.extra = [], []
     try:
       jax.profiler.stop_trace()
     except Exception as error:

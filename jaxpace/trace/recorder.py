@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import collections
 import itertools
 import logging
 import os
@@ -13,31 +12,24 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
 
 from jaxpace.core.recordable import Recordable
 from jaxpace.trace import describe, host, places, progress, ringcopy, rundir
+from jaxpace.trace.copies import Copies, Pending
 from jaxpace.trace.hosts import HostCounters, HostSampler
 from jaxpace.trace.intake import Batch
 from jaxpace.trace.lock import DirectoryLock
-from jaxpace.trace.writer import KEEP_SAMPLES, Writer, explain
+from jaxpace.trace.writer import Writer, explain
 
 _LOG = logging.getLogger("jaxpace")
-_PENDING_BYTES = 32 << 20  # on the devices, for copies under way
 _SHARE_SECONDS = 120.0
 _CLOSE_SECONDS = 60.0
 _URGENT_SECONDS = 0.1
-_NOTICE_SECONDS = 5.0
 _counter = itertools.count()  # Makes the names of successive recorders differ; the same in every process.
-
-
-class _Pending(NamedTuple):
-  copy: ringcopy.RingCopy
-  samples: list[host.Sample]
-  extra: list[dict[str, float]]
 
 
 class Recorder:
@@ -98,14 +90,11 @@ class Recorder:
     self._writer: Writer | None = None
     self._lock: DirectoryLock | None = None
     self._opened = self._closed = self._terminated = False
-    self._every = self._max_pending = 1
-    self._copied_at = 0.0
+    self._every = 1
     self._pid = 0
     self._pace_type: type | None = None
     self._latest: Any = None
-    self._samples: list[host.Sample] = []
-    self._extra: list[dict[str, float]] = []
-    self._pending: collections.deque[_Pending] = collections.deque()
+    self._copies = Copies()
     self._progress = progress.Progress()
     self._ranks_known = False
     self.run: str | None = None
@@ -196,13 +185,13 @@ class Recorder:
     self._progress.repeated(pace is self._latest)
     self._latest = pace
     extra = self._host_columns(host_columns) if host_columns else {}
-    self._samples.append(self._causes.sample())
-    self._extra.append(extra)
-    if self._pending:
+    copies = self._copies
+    copies.note(self._causes.sample(), extra)
+    if copies:
       self._collect()
     if writer.termination.received:
       self._terminate(writer)
-    elif (len(self._samples) >= self._every or time.monotonic() - self._copied_at >= self._every_seconds):
+    elif len(copies.samples) >= self._every or time.monotonic() - copies.started_at >= self._every_seconds:
       self._copy()
 
   def measure(self, cause: str) -> AbstractContextManager[None]:
@@ -277,7 +266,7 @@ class Recorder:
     ringcopy.check_split(pace, self._paced.places)
     rows = pace.ring.shape[-2]
     self._every = max(1, rows // 2)
-    self._max_pending = max(4, _PENDING_BYTES // ringcopy.local_bytes(pace))
+    self._copies.fit(pace)
     if self._every_steps is not None:
       self._every = self._every_steps
       if self._every_steps >= rows:
@@ -304,25 +293,15 @@ class Recorder:
 
   def _copy(self) -> None:
     """Asks the devices for a copy of the latest ring."""
-    if len(self._pending) >= self._max_pending or not self._samples:
-      del self._samples[:-KEEP_SAMPLES], self._extra[:-KEEP_SAMPLES]
-      return  # The devices lag; the ring holds what is not copied now.
-    try:
-      copy = ringcopy.start(self._latest, with_ranks=not self._ranks_known)
-    except Exception as error:
-      _LOG.debug("The ring could not be copied", exc_info=error)
-      return
-    self._pending.append(_Pending(copy, self._samples, self._extra))
-    self._samples, self._extra = [], []
-    self._ranks_known = True
-    self._copied_at = time.monotonic()
+    if self._copies.start(self._latest, with_ranks=not self._ranks_known):
+      self._ranks_known = True
 
   def _collect(self) -> None:
     """Hands finished copies to the writer."""
-    while self._pending and self._pending[0].copy.ready():
-      self._hand_over(self._pending.popleft())
+    for item in self._copies.finished():
+      self._hand_over(item)
 
-  def _hand_over(self, item: _Pending) -> None:
+  def _hand_over(self, item: Pending) -> None:
     assert self._writer is not None
     try:
       rings, ranks = item.copy.read()
@@ -343,7 +322,7 @@ class Recorder:
   def _terminate(self, writer: Writer) -> None:
     """A step boundary after SIGTERM: gets everything to the disk, then lets the process go the way it would have."""
     if self._terminated:
-      if time.monotonic() - self._copied_at >= _URGENT_SECONDS:
+      if time.monotonic() - self._copies.started_at >= _URGENT_SECONDS:
         self._copy()
       return
     self._terminated = True
@@ -358,7 +337,7 @@ class Recorder:
 
   def _finish_copies(self, deadline: float | None) -> None:
     """Gets the copies under way and one of the latest ring, waiting until `deadline` if there is one."""
-    if len(self._pending) >= self._max_pending:
+    if self._copies.full:
       self._drain(deadline)
     if self._latest is not None and not ringcopy.deleted(self._latest):
       self._copy()
@@ -366,18 +345,8 @@ class Recorder:
 
   def _drain(self, deadline: float | None) -> None:
     """Waits for the copies under way, until `deadline` if there is one."""
-    notice_at = time.monotonic() + _NOTICE_SECONDS
-    while self._pending:
-      item = self._pending[0]
-      while not item.copy.ready():
-        now = time.monotonic()
-        if deadline is not None and now > deadline:
-          return
-        if now > notice_at:
-          notice_at = float("inf")
-          _LOG.info("Waiting for the devices to finish the last steps, to record them.")
-        time.sleep(0.001)
-      self._hand_over(self._pending.popleft())
+    for item in self._copies.awaited(deadline):
+      self._hand_over(item)
 
   def _at_exit(self) -> None:
     if self._writer is not None and self._writer.ended_by is None:
@@ -396,17 +365,17 @@ class Recorder:
     self._causes.stop()
     try:
       if writer.stopped is None:
-        lost = len(self._samples) if self._latest is not None and ringcopy.deleted(self._latest) else 0
+        lost = len(self._copies.samples) if self._latest is not None and ringcopy.deleted(self._latest) else 0
         # After an error the devices may never finish: a peer is dead, say.
         self._finish_copies(time.monotonic() + self._grace_seconds if in_trouble else None)
-        lost += sum(len(item.samples) for item in self._pending)
+        lost += self._copies.steps
         if lost:
           writer.add_lost(lost)
     finally:  # Ctrl-C while waiting, say: what has come is written all the same.
       self._finish(writer)
 
   def _finish(self, writer: Writer) -> None:
-    self._pending.clear()
+    self._copies.forget()
     self._latest = None
     if writer.close(_CLOSE_SECONDS):
       self._unlock()

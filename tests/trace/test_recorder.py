@@ -10,8 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpace.trace import recorder as recorder_module
-from jaxpace.trace import ringcopy
+from jaxpace.trace import copies, ringcopy
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
 from tests.trace import fake_step as fake
@@ -66,7 +65,7 @@ def test_record_every_few_steps_still_records_every_step(tmp_path):
 def test_going_back_to_an_earlier_step_is_another_attempt(tmp_path):
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 40)
-    while recorder._pending:
+    while recorder._copies:
       recorder._collect()
     train(recorder, 20, first=10)
   rows = table(tmp_path)
@@ -163,11 +162,11 @@ def test_off(tmp_path, monkeypatch):
 def test_devices_that_lag_do_not_hold_the_loop_up(tmp_path, monkeypatch):
   """Copies that never get ready: `record` returns at once, and keeps a bounded number of them."""
   monkeypatch.setattr(ringcopy.RingCopy, "ready", lambda self: recorder.closing)
-  monkeypatch.setattr(recorder_module, "_PENDING_BYTES", 6 * 8 * 8 * fake.WIDTH * 4)
+  monkeypatch.setattr(copies, "_PENDING_BYTES", 6 * 8 * 8 * fake.WIDTH * 4)
   with Recorder(tmp_path, fake.FakePaced(), every_steps=2) as recorder:
     recorder.closing = False
     train(recorder, 100, rows=8)
-    assert len(recorder._pending) == 6
+    assert len(recorder._copies) == 6
     assert not table(tmp_path)
     recorder.closing = True
   steps = {r["step"] for r in table(tmp_path)}
