@@ -95,12 +95,14 @@ def _judge(runs: pathlib.Path, out: pathlib.Path) -> None:
 
 
 def _finite(value: Any) -> Any:
-  """With null for what is not a number."""
+  """With five digits, and null for what is not a number."""
   if isinstance(value, dict):
     return {key: _finite(entry) for key, entry in value.items()}
   if isinstance(value, list | tuple):
     return [_finite(entry) for entry in value]
-  return None if isinstance(value, float) and not math.isfinite(value) else value
+  if isinstance(value, float):
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+  return value
 
 
 def _judged(done: int, total: int) -> None:

@@ -91,11 +91,13 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
   errors = np.array([row["estimate"] / row["truth"] - 1 for row in rows])
   held = np.array([row["low"] <= row["truth"] <= row["high"] for row in rows])
   width = np.array([(row["high"] - row["low"]) / row["truth"] for row in rows])
+  variation = np.array([row["cv"] / row["cv_truth"] - 1 for row in rows])
   return {"forecasts": len(rows), "coverage": round(float(held.mean()), 4),
           "median_error": round(float(np.median(np.abs(errors))), 5),
           "worst_error": round(float(np.abs(errors).max()), 5),
           "bias": round(float(errors.mean()), 5), "within_10_percent": round(float((np.abs(errors) <= 0.1).mean()), 4),
-          "median_width": round(float(np.median(width)), 5)}
+          "median_width": round(float(np.median(width)), 5),
+          "median_cv_error": round(float(np.median(np.abs(variation))), 4)}
 
 
 def measure_simulated(sizes: list[int]) -> dict[str, Any]:

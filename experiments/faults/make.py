@@ -30,7 +30,7 @@ from experiments.faults.spec import NETWORK, Spec, layout
 from jaxpace.launch import processes
 
 LABEL, FABRIC = "label.json", "fabric-{}.json"
-_TRIES = 2  # of a run, and of starting its processes
+_TRIES = 2
 
 
 class Made:
@@ -80,6 +80,7 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
   (directory / "logs").mkdir(exist_ok=True)
   watchdog = processes.Watchdog(mark, 2.0)
   streams: list[threading.Thread] = []
+  makers: list[_Maker] = []
   try:
     with _signals(), contextlib.ExitStack() as labs:
       names = list(dict.fromkeys(spec.layout for spec in todo))
@@ -87,6 +88,7 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
                  for name in names if layout(name).processes > 1 and not reason}
       for group in ([n for n in names if layout(n).processes == 1], [n for n in names if layout(n).processes > 1]):
         maker = _Maker(directory, config, mark, stop, made, say, fabrics)
+        makers.append(maker)
         streams.append(threading.Thread(target=maker.run, args=([[s for s in todo if s.layout == name]
                                                                 for name in group],), daemon=True))
       for stream in streams:
@@ -101,6 +103,9 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
   finally:
     processes.clear_away((), mark, 2.0)
     watchdog.dismiss()
+  for maker in makers:
+    if maker.error is not None:
+      raise maker.error
   return made.failed
 
 
@@ -111,22 +116,33 @@ class _Maker:
                say: Callable[[str], None], fabrics: Mapping[str, Lab]):
     self.directory, self.config, self.mark, self.stop = directory, config, mark, stop
     self.made, self.say, self.fabrics = made, say, fabrics
+    self.error: Exception | None = None
+    """What ended the thread before its time; nothing that a process of the lab can do."""
 
   def run(self, layouts: Sequence[Sequence[Spec]]) -> None:
-    with contextlib.suppress(Stopped):
+    try:
       for specs in layouts:
-        left, tries = list(specs), 0
-        while left and tries < _TRIES * len(specs):
-          tries += 1
-          try:
-            self._with_one_cluster(left)
-          except (ClusterError, machine.LabError, OSError) as error:
-            self.say(str(error))
-            if left and (self.directory / left[0].name / "failed").exists():
-              self.made.one(left.pop(0).name, str(error))
-            elif left:
-              (self.directory / left[0].name).mkdir(exist_ok=True)
-              (self.directory / left[0].name / "failed").write_text(str(error))
+        self._layout(list(specs))
+    except Stopped:
+      pass
+    except Exception as error:
+      self.error = error
+
+  def _layout(self, left: list[Spec]) -> None:
+    """Makes all runs of a layout. One that fails twice is left out, and those that need it as their twin fail, too."""
+    for _ in range(_TRIES * len(left)):
+      if not left:
+        return
+      try:
+        self._with_one_cluster(left)
+      except (ClusterError, machine.LabError, OSError) as error:
+        self.say(str(error))
+        place = self.directory / left[0].name
+        if (place / "failed").exists():
+          self.made.one(left.pop(0).name, str(error))
+        else:
+          place.mkdir(exist_ok=True)
+          (place / "failed").write_text(str(error))
 
   def _with_one_cluster(self, left: list[Spec]) -> None:
     """Makes runs until all are made or something fails; takes those that are made out of `left`."""

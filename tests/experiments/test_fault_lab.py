@@ -401,6 +401,39 @@ def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path: pathlib.P
   assert make.make(specs, tiny(), tmp_path, lambda *now: None, lambda sentence: None) == {}
 
 
+def test_a_run_that_fails_twice_is_left_out_and_the_others_are_made(tmp_path: pathlib.Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+  started: list[str] = []
+
+  class Fake:
+    def __init__(self, *arguments: Any):
+      started.append("cluster")
+
+    def wait(self) -> None:
+      pass
+
+    def run(self, spec: Spec, directory: pathlib.Path) -> dict[str, Any]:
+      if spec.name.endswith("rotating"):
+        raise cluster.ClusterError("it fell over")
+      return {"stopped": None, "outside": {}}
+
+    def close(self) -> None:
+      pass
+
+  monkeypatch.setattr(make, "Cluster", Fake)
+  monkeypatch.setattr(make, "label", lambda directory, spec: {})
+  specs = plan.plan(tiny())
+  said: list[str] = []
+  failed = make.make(specs, tiny(), tmp_path, lambda *now: None, said.append)
+  wrong = [spec.name for spec in specs if spec.name.endswith("rotating")]
+  assert wrong and sorted(failed) == sorted(wrong) and "it fell over" in said
+  assert len(started) == 1 + 2 * len(wrong)
+  assert all((tmp_path / spec.name / make.LABEL).exists() == (spec.name not in wrong) for spec in specs)
+  monkeypatch.setattr(make, "label", lambda directory, spec: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    make.make([specs[0]], tiny(), tmp_path / "other", lambda *now: None, said.append)
+
+
 def test_a_cluster_that_ends_says_its_last_words(tmp_path: pathlib.Path) -> None:
   broken = cluster.Cluster(layout("in2"), {"gradient_kb": 1.0, "hosts_seconds": 1.0, "steps": "none"}, tmp_path, None,
                            "mark", threading.Event())
