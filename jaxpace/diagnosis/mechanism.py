@@ -78,7 +78,7 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float) ->
   elif work is not None and work >= 0.5 * lateness:
     found.append(Mechanism("work", f"{who} has more work: its CPU time is {milliseconds(work)} a step longer than the "
                                    "others'."))
-  elif work is not None:
+  elif work is not None and len(causes.processes) > 1:
     found.append(Mechanism("", (
         f"{who} uses no more CPU time than the others and is not preempted more often: it stands still or waits for a "
         "device, and the host's columns don't say for what.")))

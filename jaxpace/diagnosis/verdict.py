@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.findings import COSTLY, PERSISTENT, hosts_of, milliseconds
+from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnosis.when import spell
+from jaxpace.diagnosis.wording import joined, milliseconds
 from jaxpace.trace.problems import list_ranks, plural
 
 
@@ -15,17 +17,9 @@ def verdict_on(diagnosis: Diagnosis) -> str:
     return (f"Nothing to judge: {plural(diagnosis.recorded, 'step')} recorded, and none of them has a recorded step "
             "before it to measure from. Let the job run on.")
   if diagnosis.findings:
-    finding = diagnosis.findings[0]
-    if finding.mode == PERSISTENT:
-      return _persistent(diagnosis)
-    waiting = finding.share * step_time.mean
-    subject = "ranks that change from step to step"
-    if finding.ranks:
-      subject += f" (rank {finding.ranks[0]} most often)"
-    elif finding.hosts:
-      subject += f" (most of them on {finding.hosts[0]})"
-    return (f"Every step waits {milliseconds(waiting)} ({100 * finding.share:.0f} % of it) for {subject}: "
-            f"{_lower(finding.advice)}")
+    said = _of_mode(diagnosis, diagnosis.findings[0])
+    others = [f"{f.mode.replace('_', ' ')} ({100 * f.share:.0f} %)" for f in diagnosis.findings[1:]]
+    return f"{said} Then: {joined(others)}." if others else said
   if not run.collectives:
     return "No collective was recorded: it can't be told whether ranks wait for each other; see the notes."
   if run.ranks < 2:
@@ -41,21 +35,42 @@ def verdict_on(diagnosis: Diagnosis) -> str:
           f"{100 * diagnosis.earliness / step_time.mean:.1f} % of the step. {_largest(diagnosis)}")
 
 
-def _persistent(diagnosis: Diagnosis) -> str:
-  finding = diagnosis.findings[0]
-  ranks = list(finding.ranks)
-  lateness = diagnosis.lateness.mean[ranks]
-  after = diagnosis.without_late or diagnosis.without_rank[ranks[0]]
-  hosts = hosts_of(diagnosis.run, ranks)
-  where = f" on {', '.join(hosts[:3])}{' and others' if len(hosts) > 3 else ''}" if hosts else ""
-  amount = milliseconds(float(lateness.min()))
-  if len(ranks) > 1 and milliseconds(float(lateness.max())) != amount:
-    amount += f" to {milliseconds(float(lateness.max()))}"
-  several = len(ranks) > 1
+def _of_mode(diagnosis: Diagnosis, finding: Finding) -> str:
   assert diagnosis.step_time is not None
-  subject, does = ("ranks", "they arrive") if several else ("rank", "it arrives")
-  return (f"Look at {subject} {list_ranks(ranks)}{where}: {does} "
-          f"{amount} late throughout, and without that a step would take {milliseconds(after.step_time)} instead of "
+  cost = f"{milliseconds(finding.share * diagnosis.step_time.mean)} ({100 * finding.share:.0f} % of it)"
+  subject = _subject(finding)
+  if finding.mode == PERSISTENT:
+    return _persistent(diagnosis, finding)
+  if finding.mode == LOCALITY:
+    return f"Every step loses {cost} to the place of {subject}: {_lower(finding.advice)}"
+  if finding.mode == CONTENTION:
+    whose = f"the link of {', '.join(finding.hosts)}" if finding.hosts else "a crowded fabric"
+    return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
+  if finding.mode == JITTER:
+    return f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: {_lower(finding.advice)}"
+  return f"Every step waits {cost} for ranks that change from step to step: {_lower(finding.advice)}"
+
+
+def _subject(finding: Finding) -> str:
+  hosts = ", ".join(finding.hosts[:3]) + (" and others" if len(finding.hosts) > 3 else "")
+  if not finding.ranks:
+    return hosts
+  ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)}"
+  return f"{ranks} on {hosts}" if hosts else ranks
+
+
+def _persistent(diagnosis: Diagnosis, finding: Finding) -> str:
+  ranks = list(finding.ranks)
+  lateness = [max(e.lateness for e in diagnosis.lateness.episodes if e.rank == rank) for rank in ranks]
+  after = diagnosis.without_late if set(ranks) == set(diagnosis.lateness.late.tolist()) else None
+  after = after or diagnosis.without_rank[ranks[0]]
+  amount = milliseconds(min(lateness))
+  if len(ranks) > 1 and milliseconds(max(lateness)) != amount:
+    amount += f" to {milliseconds(max(lateness))}"
+  assert diagnosis.step_time is not None
+  does = "they arrive" if len(ranks) > 1 else "it arrives"
+  return (f"Look at {_subject(finding)}: {does} {amount} late {spell(finding.first_step, finding.last_step)}, and "
+          f"without that a step would take {milliseconds(after.step_time)} instead of "
           f"{milliseconds(diagnosis.step_time.mean)} ({after.speedup:.2f} times as fast).")
 
 

@@ -46,18 +46,16 @@ def _split(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:
   return int(numbers[1 + int(gain.argmax())])
 
 
-def spell(first: int | None, last: int | None, was: str = "not before") -> str:
+def spell(first: int | None, last: int | None) -> str:
   """How a stretch of steps reads.
 
-  >>> spell(None, None), spell(120, None), spell(120, 180)
-  ('throughout (chronic)', 'from step 120 on, not before', 'from step 120 to 180 only')
-  >>> spell(None, 99)
-  'up to step 99, no longer since'
+  >>> spell(None, None), spell(120, None), spell(120, 180), spell(None, 99)
+  ('throughout', 'from step 120 on', 'from step 120 to 180 only', 'up to step 99')
   """
   if first is None and last is None:
-    return "throughout (chronic)"
+    return "throughout"
   if last is None:
-    return f"from step {first} on, {was}"
+    return f"from step {first} on"
   if first is None:
-    return f"up to step {last}, no longer since"
+    return f"up to step {last}"
   return f"from step {first} to {last} only"

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
-from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.diagnosis.findings import Finding, milliseconds
+from jaxpace.diagnosis.when import spell
 from jaxpace.reporting import bars
-from jaxpace.trace.problems import plural
+from jaxpace.trace.problems import list_ranks, plural
 
 _MEANING = {
     "compute": "forward, backward, update",
@@ -101,12 +102,27 @@ def _findings(diagnosis: Diagnosis) -> RenderableType | None:
     return None
   parts: list[RenderableType] = []
   for finding in diagnosis.findings:
+    if parts:
+      parts.append(Text())
     title = Text(finding.mode.replace("_", " "), style="bold red")
     title.append(f"  {100 * finding.share:.1f} % of the step, confidence {_confidence(finding.confidence)}",
                  style="default")
     parts.append(title)
+    parts.append(_who(finding))
     parts.append(_bullets([*finding.evidence, finding.advice], last="Do:"))
   return Group(*parts)
+
+
+def _who(finding: Finding) -> Text:
+  """Whom it is about, since when, and what the hosts' columns show, on one line or two."""
+  facts = [("ranks " if len(finding.ranks) > 1 else "rank ") + list_ranks(finding.ranks) if finding.ranks else
+           "no rank in particular"]
+  if finding.hosts:
+    facts.append("on " + ", ".join(finding.hosts[:4]) + (" and others" if len(finding.hosts) > 4 else ""))
+  facts.append(spell(finding.first_step, finding.last_step))
+  if finding.causes:
+    facts.append("cause: " + ", ".join(finding.causes).replace("_", " "))
+  return Text("; ".join(facts), style="bold")
 
 
 def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:

@@ -126,7 +126,7 @@ def test_late_from_the_middle_of_the_run_on_is_persistent():
   assert (finding.mode, finding.ranks) == (PERSISTENT, (2,))
   assert finding.first_step in range(158, 163)
   assert finding.last_step is None
-  assert "in time before" in finding.evidence[0]
+  assert "in time otherwise" in finding.evidence[0]
 
 
 @pytest.mark.parametrize("length", [40, 120])

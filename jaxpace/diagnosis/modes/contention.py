@@ -208,7 +208,8 @@ def find(case: Case, slow: Slow) -> Finding:
 
 
 def _crowded(case: Case, slow: Slow) -> bool:
-  return slow.links.everywhere and min(slow.links.busy.values()) >= _SLOW_SHARE * case.step_time
+  busy = slow.links.busy
+  return len(busy) > 2 and slow.links.everywhere and min(busy.values()) >= _SLOW_SHARE * case.step_time
 
 
 def _whose(case: Case, slow: Slow) -> list[str]:
@@ -225,6 +226,9 @@ def _whose(case: Case, slow: Slow) -> list[str]:
   elif _crowded(case, slow):
     said.append(f"All hosts' connections are busy alike, {milliseconds(min(busy.values()))} to "
                 f"{milliseconds(busy[worst])} a step: the fabric between them is crowded, not one host's link.")
+  elif len(busy) == 2:
+    said.append(f"Both hosts' connections are busy, {milliseconds(min(busy.values()))} and {milliseconds(busy[worst])} "
+                "a step: of two hosts, one's slow link and a crowded one between them look alike.")
   else:
     said.append(f"The hosts' TCP counters name no single link: {milliseconds(min(busy.values()))} to "
                 f"{milliseconds(busy[worst])} a step with data on the way, most on {name_process(run, worst)}.")

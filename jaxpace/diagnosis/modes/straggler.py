@@ -14,7 +14,7 @@ from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
 from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, more, name_rank, percent
 from jaxpace.trace.problems import list_ranks
 
-_SHOWN = 4
+_SHOWN, _ALIKE = 4, 3
 LEAST = 0.01
 """Share of the step below which waiting for late ranks is no finding: ranks never arrive at quite the same time."""
 
@@ -75,12 +75,15 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[str], list[M
     own = [e for e in episodes if e.rank == rank]
     often = int(totals.last[rank]) / max(1, int(totals.present[rank]))
     longest = max(own, key=lambda e: e.steps)
-    times = joined([when.spell(*spell_of(case, [e]), was="in time before") for e in own[:3]])
+    spells = [spell_of(case, [e]) for e in own[:3]]
+    times = joined([when.spell(*found) for found in spells])
+    chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
     evidence.append(
         f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} after the typical rank, "
-        f"{times}, and then in {percent(longest.persistence)} of the stretches of {_stretch(case, longest)} steps; the "
-        f"job waited for it in {percent(often)} of all steps.")
-    evidence.append(_where(case, longest))
+        f"{times}{chronic}: so in {percent(longest.persistence)} of the stretches of {_stretch(case, longest)} steps; "
+        f"the job waited for it in {percent(often)} of all steps.")
+    if rank == late[0] or len(late) < _ALIKE:
+      evidence.append(_where(case, longest))
     process = int(run.process_of_rank[rank])
     if process >= 0 and process not in explained:
       explained.add(process)
