@@ -60,6 +60,11 @@ def test_healthy_noise_blames_at_most_one_in_a_hundred(n):
   assert wrong <= 1
 
 
+def test_many_hypotheses_have_their_price_under_heavy_tails():
+  odd = [np.exp(0.4 * np.random.default_rng(seed).standard_t(3, (4, 4))) for seed in range(60)]
+  assert sum(bool(infer(seconds, names(4)).culprits) for seconds in odd) <= 2
+
+
 def test_several_processes_on_a_host_and_quicker_links_inside():
   seconds = times(8)
   host = np.arange(8) // 2
