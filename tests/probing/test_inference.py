@@ -65,6 +65,12 @@ def test_many_hypotheses_have_their_price_under_heavy_tails():
   assert sum(bool(infer(seconds, names(4)).culprits) for seconds in odd) <= 2
 
 
+def test_times_without_any_noise():
+  assert infer(times(5, noise=0.0), names(5)) == ((), "")
+  found = infer(slow(times(5, noise=0.0), "host", 2.0), names(5)).culprits
+  assert [(c.kind, c.hosts) for c in found] == [("host", ("h1",))] and found[0].ratio == pytest.approx(2.0)
+
+
 def test_several_processes_on_a_host_and_quicker_links_inside():
   seconds = times(8)
   host = np.arange(8) // 2
