@@ -23,6 +23,8 @@ _ONCE = np.int32(1)
 """So many may be a pause of a rank's, even while jobs are kept apart."""
 _AWAKE = np.int32(256)
 """Decisions after a shift during which the next one needs less evidence."""
+_ALERT = np.int32(40)
+"""Decisions after a shift during which the next one needs least."""
 _JUMP = np.float32(0.25)
 """Of the collective; what W grows by more than that is somebody's shift, not drift."""
 _GAIN = np.float32(0.125)
@@ -44,7 +46,7 @@ class Interleave(NamedTuple):
   hold: jax.Array  # [] int32, decisions to sit out until a shift is seen
   test: shift_test.ShiftTest
   quiet: jax.Array  # [] int32, decisions since a shift was wanted, at most `_CALM`
-  since: jax.Array  # [] int32, decisions since a shift was asked for, at most `_AWAKE`
+  since: jax.Array  # [] int32, decisions since a shift was asked for on more than one sight, at most `_AWAKE`
   seen: jax.Array  # [] int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
   ahead: jax.Array  # [] float32 s, W in the step seen before; NaN unless this job followed in it
   growth: jax.Array  # [] float32 s, by which W grows from one step to the next while nobody moves
@@ -74,10 +76,10 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   probability one half. After a shift it waits for 2 decisions, 2 to 5 where the order could not be seen: its effect is
   seen two later, and others move too. All draws are hashes of (key, step).
 
-  *When.* For the first shift contention must be beyond the dead band in three steps in a row. For 256 steps after a
-  shift the job is awake: it moves by W alone, W at least 4 % of the floors (0.4 dead bands), as soon as it finds itself
-  to follow, and by the rest if it does so in the next step too; so a phase that wanders off is set right before jobs
-  collide, and a pause of one rank, which looks alike, moves it little.
+  *When.* For the first shift contention must be beyond the dead band in three steps in a row, for the next 256 steps in
+  two. For the first 40 of these a follower moves as soon as W is 4 % of the floors (0.4 dead bands), by W alone, and by
+  the rest if it follows in the next step too; so a phase that wanders off is set right before jobs collide, and a
+  pause of one rank, which looks alike, moves it little and doesn't count as a shift.
 
   *Its test* is the coin of `jaxpace.coordination.shift_test`: of the shifts that are wanted some are not made, and the
   steps that follow are compared. It switches itself off where shifts make steps longer, or show nothing for long.
@@ -169,7 +171,8 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     awake = state.since < _AWAKE
     beyond = known & (seen.contention > band)
     times_seen = jnp.where(beyond, jnp.minimum(state.seen + np.int32(1), _SURE), np.int32(0))
-    again = follows | (beyond & (times_seen > _ONCE))
+    alert = state.since < _ALERT
+    again = (follows & (alert | (beyond & ~sudden))) | (beyond & (times_seen > _ONCE))
     contended = jnp.where(awake, again, beyond & (times_seen == _SURE))
     wanted = contended & (state.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
     wanted &= want <= bank * period
@@ -183,7 +186,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     wait = np.int32(2) + jnp.where(certain, np.int32(0), more)
     wait = jnp.where(sudden, np.int32(0), wait)
     hold = jnp.where(act, wait, jnp.maximum(state.hold - np.int32(1), np.int32(0)))
-    since = jnp.where(act, np.int32(0), jnp.minimum(state.since + np.int32(1), _AWAKE))
+    since = jnp.where(act & ~sudden, np.int32(0), jnp.minimum(state.since + np.int32(1), _AWAKE))
     quiet = jnp.where(wanted, np.int32(0), jnp.minimum(state.quiet + np.int32(1), _CALM))
     estimate, low, high = shift_test.effect(test, level)
     engaged = (quiet < _CALM) & (test.off == np.int32(0))

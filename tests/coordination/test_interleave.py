@@ -76,9 +76,9 @@ def test_one_step_that_was_held_up_is_no_reason_to_move():
   assert (ask_keys(8, [QUIET, FOLLOWER, FOLLOWER, QUIET] * 10, floor=FLOOR) == 0).all()
 
 
-def after_a_shift(*rows):
-  """Delays [keys, rows] asked upon `rows`, by those that made a shift shortly before."""
-  before = [*[FOLLOWER] * 3, *[QUIET] * 12]
+def after_a_shift(*rows, quiet=12):
+  """Delays [keys, rows] asked upon `rows`, by those that made a shift `quiet` steps before."""
+  before = [*[FOLLOWER] * 3, *[QUIET] * quiet]
   asked = ask_keys(64, [*before, *rows], floor=FLOOR)
   return asked[asked[:, 2] > 0][:, len(before):]
 
@@ -90,6 +90,23 @@ def test_a_job_that_was_parted_corrects_its_phase_sooner_and_on_less():
   assert len(moved) > 0.9 * len(asked), "but for tests"
   np.testing.assert_allclose(moved, [[0.3 * FLOOR, 0.8 * FLOOR]] * len(moved), rtol=1e-4)
   assert (ask(ORDER, [QUIET, *[touch] * 20]) == 0).all(), "not before it was"
+
+
+def test_later_it_takes_two_steps_beyond_the_dead_band():
+  """Else a job whose neighbour has left would go on answering its own ranks' pauses."""
+  touch, more = [1.3 * FLOOR, FLOOR, FLOOR, FLOOR], [1.6 * FLOOR, FLOOR, FLOOR, FLOOR]
+  assert (after_a_shift(*[touch] * 4, quiet=60) == 0).all()
+  asked = after_a_shift(more, more, quiet=60)
+  assert (asked[:, 0] == 0).all()
+  moved = asked[asked[:, 1] > 0, 1]
+  assert len(moved) > 0.9 * len(asked)
+  np.testing.assert_allclose(moved, (0.6 + 0.8) * FLOOR, rtol=1e-4)
+
+
+def test_what_is_seen_once_does_not_keep_it_alert():
+  touch = [1.3 * FLOOR, FLOOR, FLOOR, FLOOR]
+  asked = after_a_shift(*[touch, QUIET, QUIET, QUIET] * 15)[:, ::4]
+  assert (asked[:, :6] > 0).mean() > 0.9 and (asked[:, 8:] == 0).all()
 
 
 def test_a_follower_that_is_drawn_in_goes_further():
