@@ -20,14 +20,6 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
-_PART = flags.DEFINE_enum("part", "simulated", ["simulated", "real"], "What to measure.")
-_JOBS = flags.DEFINE_integer("jobs", 40, "Simulated jobs of each kind of noise.", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 2000, "Steps of a recorded run.", lower_bound=100)
-_CHECKED = flags.DEFINE_integer("checked_steps", 600, "Steps of the real runs that forecasts are checked by.",
-                                lower_bound=30)
-_RANKS = flags.DEFINE_integer("ranks", 8, "Ranks of the recorded run.", lower_bound=2)
-_SIZES = flags.DEFINE_list("sizes", ["32", "64"], "Numbers of ranks to forecast.")
-_OUTPUT = flags.DEFINE_string("output", None, "JSON file; docs/measurements/forecast_<part>.json by default.")
 _WORK, _SPREAD = 60e-3, 4e-3
 _TRANSFER = (20e-6, 2e-3)  # s: α, and m·β of the made-up fabric
 KINDS = ("normal", "exponential", "heavy", "pauses", "autocorrelated", "offsets", "common", "common_exponential")
@@ -104,11 +96,12 @@ def measure_simulated(sizes: list[int]) -> dict[str, Any]:
   """All kinds of noise."""
   rows: list[dict[str, Any]] = []
   for kind in KINDS:
-    rows += simulated(kind, _JOBS.value, _STEPS.value, _RANKS.value, sizes, seed=2)
+    rows += simulated(kind, flags.FLAGS.jobs, flags.FLAGS.steps, flags.FLAGS.ranks, sizes, seed=2)
     print(kind, summarise([row for row in rows if row["kind"] == kind]), file=sys.stderr, flush=True)
   table = {f"{kind}, {size}": summarise([r for r in rows if r["kind"] == kind and r["ranks"] == size])
            for kind in KINDS for size in sizes}
-  return {"jobs": len(KINDS) * _JOBS.value, "steps": _STEPS.value, "ranks": _RANKS.value, "all": summarise(rows),
+  return {"jobs": len(KINDS) * flags.FLAGS.jobs, "steps": flags.FLAGS.steps, "ranks": flags.FLAGS.ranks,
+          "all": summarise(rows),
           "by_kind_and_ranks": table}
 
 
@@ -164,34 +157,47 @@ def measure_real(sizes: list[int]) -> dict[str, Any]:
   rows = []
   with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
     root = pathlib.Path(folder)
-    recorded = sleeping_run(root / "sample", _RANKS.value, _STEPS.value, 1)
+    recorded = sleeping_run(root / "sample", flags.FLAGS.ranks, flags.FLAGS.steps, 1)
     found = forecast(take_sample(read_run(root / "sample")), sizes, per_host=max(sizes))
     for point in found.points:
-      truth = sleeping_run(root / str(point.ranks), point.ranks, _CHECKED.value, 2)
+      truth = sleeping_run(root / str(point.ranks), point.ranks, flags.FLAGS.checked_steps, 2)
       assert point.step_time is not None, point.silent
       rows.append({"ranks": point.ranks, "truth": truth, "waiting": point.waiting, "transfer": point.transfer,
                    "error": point.step_time.estimate / truth - 1, **point.step_time.to_json()})
       print(rows[-1], file=sys.stderr, flush=True)
-  return {"recorded": recorded, "steps": _STEPS.value, "checked_steps": _CHECKED.value, "ranks": _RANKS.value,
+  return {"recorded": recorded, "steps": flags.FLAGS.steps, "checked_steps": flags.FLAGS.checked_steps,
+          "ranks": flags.FLAGS.ranks,
           "forecasts": rows, "notes": list(found.notes)}
+
+
+def define_flags() -> None:
+  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
+  flags.DEFINE_enum("part", "simulated", ["simulated", "real"], "What to measure.")
+  flags.DEFINE_integer("jobs", 40, "Simulated jobs of each kind of noise.", lower_bound=1)
+  flags.DEFINE_integer("steps", 2000, "Steps of a recorded run.", lower_bound=100)
+  flags.DEFINE_integer("checked_steps", 600, "Steps of the real runs that forecasts are checked by.", lower_bound=30)
+  flags.DEFINE_integer("ranks", 8, "Ranks of the recorded run.", lower_bound=2)
+  flags.DEFINE_list("sizes", ["32", "64"], "Numbers of ranks to forecast.")
+  flags.DEFINE_string("output", None, "JSON file; docs/measurements/forecast_<part>.json by default.")
 
 
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
-  sizes = [int(size) for size in _SIZES.value]
-  if _PART.value == "real":
+  sizes = [int(size) for size in flags.FLAGS.sizes]
+  if flags.FLAGS.part == "real":
     os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} "
-                               f"--xla_force_host_platform_device_count={max(*sizes, _RANKS.value)}").strip()
+                               f"--xla_force_host_platform_device_count={max(*sizes, flags.FLAGS.ranks)}").strip()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
   from experiments import measured
   result = {**measured.circumstances("experiments.forecast_accuracy"),
-            **(measure_real(sizes) if _PART.value == "real" else measure_simulated(sizes))}
-  path = pathlib.Path(_OUTPUT.value or f"docs/measurements/forecast_{_PART.value}.json")
+            **(measure_real(sizes) if flags.FLAGS.part == "real" else measure_simulated(sizes))}
+  path = pathlib.Path(flags.FLAGS.output or f"docs/measurements/forecast_{flags.FLAGS.part}.json")
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(json.dumps(result, indent=1) + "\n")
   print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":
+  define_flags()
   app.run(main)
