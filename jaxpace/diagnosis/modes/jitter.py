@@ -70,8 +70,11 @@ class Pauses:
     total = float(excess.sum())
     order = np.lexsort((np.arange(len(excess)), -excess))
     own = [int(r) for r in order if excess[r] >= _ALIKE * excess[order[0]] and excess[r] > 0]
-    few = 2 * len(own) <= len(excess)
-    return own if own and few and excess[own].sum() >= _MOST * total else []
+    if not own or 2 * len(own) > len(excess) or excess[own].sum() < _MOST * total:
+      return []
+    # The columns are a process's; where only some of its ranks have the long gaps, it is these.
+    some = [r for r in own if self.excess[r] >= _ALIKE * self.excess[own].max()]
+    return some if 2 * len(some) <= len(own) else own
 
 
 def find(case: Case, pauses: Pauses) -> Finding | None:
