@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from jaxpace.diagnosis import when
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.episodes import CONFIDENCE
 from jaxpace.diagnosis.lateness import Held, hold
@@ -23,6 +26,10 @@ __all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSI
            "milliseconds", "name_rank"]
 
 
+_TOGETHER = 0.04
+"""Two faults that begin within this part of the run from each other are one."""
+
+
 def find(case: Case) -> tuple[Finding, ...]:
   """Looks for every failure mode.
 
@@ -40,7 +47,14 @@ def find(case: Case) -> tuple[Finding, ...]:
   if case.counted.size < MIN_STEPS or not run.collectives or not case.step_time > 0:
     return ()
   places = locality.bad_places(run)
-  findings = [*_late(case, places), *_turns(case), *_transfers(case, places)]
+  late = _late(case, places)
+  transfers = _transfers(case, places)
+  if late and transfers and _began_together(case, transfers[0]):
+    # A host whose processors are taken is late and slow to send: one fault, and its contention is no fabric's.
+    said = f"Since then transfers are slower as well, as this host's processors serve them: {transfers[0].evidence[0]}"
+    late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
+    transfers = []
+  findings = [*late, *_turns(case), *transfers]
   return tuple(sorted(findings, key=lambda f: -f.share))
 
 
@@ -84,6 +98,14 @@ def _turns(case: Case) -> list[Finding]:
     amplified = amplification.find(case, seconds, work_only=seconds < by_turns)
     found += [amplified] if amplified and amplified.confidence >= CONFIDENCE else []
   return found
+
+
+def _began_together(case: Case, contended: Finding) -> bool:
+  """Whether transfers became slow when a rank became late, and no host's link by itself is the slow one."""
+  if contended.first_step is None or contended.hosts or contended.mode != CONTENTION:
+    return False
+  starts = [when.rank_change(case.run, case.counted, e.rank, e.begin) for e in case.lateness.episodes if e.begin > 0]
+  return any(abs(start - contended.first_step) <= max(3, _TOGETHER * case.counted.size) for start in starts)
 
 
 def _transfers(case: Case, places: list[locality.Bad]) -> list[Finding]:
