@@ -31,13 +31,15 @@ def test_exact_timings_give_alpha_and_beta(kind, algorithm, ranks, alpha, beta):
   assert found.misfit < 1e-3
 
 
-def test_one_odd_size_bends_neither():
+@pytest.mark.parametrize("factor", [10, 0.5])
+def test_one_odd_size_bends_neither(factor):
+  """A size that is too quick has the most leverage on relative errors."""
   measured = timings("all_reduce", "ring", 8, 20e-6, 1e-9, noise=0.02)
-  measured[3] = Measured(measured[3].bytes, tuple(10 * s for s in measured[3].samples))
+  measured[3] = Measured(measured[3].bytes, tuple(factor * s for s in measured[3].samples))
   found = fit("all_reduce", "ring", 8, measured)
   assert found.cost.alpha.estimate == pytest.approx(20e-6, rel=0.06)
   assert found.cost.beta.estimate == pytest.approx(1e-9, rel=0.06)
-  assert found.misfit > 0.8
+  assert found.misfit > 0.4
 
 
 def test_intervals_hold_the_truth():
