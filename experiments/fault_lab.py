@@ -30,6 +30,7 @@ _RUNS = flags.DEFINE_string("runs", "runs/fault_lab", "Directory of the runs.")
 _MAKE = flags.DEFINE_bool("make", False, "Only make the runs.")
 _JUDGE = flags.DEFINE_bool("judge", False, "Only judge the runs that are there.")
 _ONLY = flags.DEFINE_list("only", [], "Only runs whose name holds one of these; their twins too.")
+_NOTE = flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
 _OUT = flags.DEFINE_string("out", "docs/measurements/fault_lab.json", "Where the figures go; tables beside it.")
 
 
@@ -79,7 +80,9 @@ def _judge(runs: pathlib.Path, out: pathlib.Path) -> None:
   loads = [load for one in ready for load in json.loads((one.path / make.LABEL).read_text())["load"]]
   figures = {
       **measured.circumstances("experiments.fault_lab"),
-      "made": {"runs": len(ready), "load": [float(value) for value in np.percentile(loads, [0, 50, 100])]},
+      "made": {"runs": len(ready), "load": [float(value) for value in np.percentile(loads, [0, 50, 100])],
+               "seed": json.loads((runs / "plan.json").read_text())["config"]["seed"]},
+      "note": _NOTE.value,
       "judged": {name: scores.summary(found) for name, found in judged.items()},
       "misjudged": scores.misjudged(judged["all"]),
       "runs": [{**dataclasses.asdict(one), "found": {how: [dataclasses.asdict(f) for f in judged[how][number].found]

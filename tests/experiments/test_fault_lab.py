@@ -278,7 +278,7 @@ def test_errors_of_shares_and_what_if_and_detection() -> None:
   assert "missed" in scores.misjudged(runs)[0] and len(scores.misjudged(runs)) == 1
   figures: dict[str, Any] = {"judged": {"all": summary}, "command": "x", "date": "y", "load_average_at_start": 0.1,
              "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"},
-             "made": {"load": [0.1, 0.2, 0.3]}, "misjudged": ["a"]}
+             "made": {"load": [0.1, 0.2, 0.3], "seed": 1}, "note": "a word", "misjudged": ["a"]}
   page = "\n".join(tables.markdown(figures))
   assert "median 0.2" in page and "1 of 3" in page and "–" in page
   assert tables.figures_table(figures["judged"]).row_count == len(tables.figures_table(figures["judged"]).rows)
