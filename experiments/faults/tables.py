@@ -85,10 +85,11 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
   judgements: Mapping[str, Mapping[str, Any]] = figures["judged"]
   lines = measured.introduction("The fault lab", dict(figures))
   load = figures["made"]["load"]
-  lines += [f"The runs were made with `--config.seed={figures['made']['seed']}`, at load averages of {load[0]:.1f} to "
-            f"{load[2]:.1f} (median {load[1]:.1f}) on {figures['machine']['cores']} cores; each run's own is in its label. "
-            "What the faults are and how truth is measured: [fault_lab.md](../fault_lab.md). Other load is a fault that "
-            "no label knows of: what it does to controls is real, and counts as a false finding here.", ""]
+  lines += [
+      f"The runs were made with `--config.seed={figures['made']['seed']}`, at load averages of {load[0]:.1f} to "
+      f"{load[2]:.1f} (median {load[1]:.1f}) on {figures['machine']['cores']} cores; each run's own is in its label. "
+      "What the faults are and how truth is measured: [fault_lab.md](../fault_lab.md). Other load is a fault that no "
+      "label knows of: what it does to controls is real, and counts as a false finding here.", ""]
   if figures["note"]:
     lines += [figures["note"], ""]
   lines += measured.table(("", *(_NAMES.get(name, name) for name in judgements)), _rows(judgements))
