@@ -219,3 +219,52 @@ def test_shares_by_rank_and_host_sum_to_one(diagnosed):
       assert min(shares.values()) >= 0
   late = by_rank(diagnosed["straggler"][0].totals, diagnosed["straggler"][0].floor)
   assert late[5]["skew"] < 0.01 < 0.1 < late[0]["skew"]
+
+
+def test_of_two_late_ranks_the_later_one_is_waited_for():
+  run, truth = run_of(job(Fault("compute", 6e-3, (2,)), Fault("compute", 3e-3, (4,)), noise=0.005))
+  (finding,) = diagnose(run).findings
+  assert finding.ranks == (2, 4)
+  assert finding.share == pytest.approx((6 - 9 / 8) * 1e-3 / means(truth)[1], abs=2e-3)
+
+
+def test_a_gap_that_is_long_in_every_step_is_no_jitter():
+  run, truth = run_of(job(Fault("gap", 6e-3, (2,), mechanism="data"), Fault("jitter", 0.5e-3)))
+  diagnosis = diagnose(run)
+  (finding,) = diagnosis.findings
+  assert (finding.mode, finding.ranks, finding.causes) == (PERSISTENT, (2,), ("data",))
+  assert diagnosis.lateness.gaps < 0.005 * means(truth)[1]
+
+
+def test_ranks_that_take_long_turns_are_not_to_blame():
+  diagnosis = diagnose(run_of(job(Fault("rotating", 8e-3, (0, 2, 4, 6, 7), period=60)))[0])
+  (finding,) = diagnosis.findings
+  assert (finding.mode, finding.ranks) == (AMPLIFICATION, ())
+  assert {e.rank for e in diagnosis.lateness.turns} == {0, 2, 4, 6, 7}
+  assert any("take turns" in sentence for sentence in finding.evidence)
+
+
+def test_ranks_in_a_bad_place_get_the_mean_of_what_they_add_first_and_last():
+  """Late by 6 ms on three ranks of eight and 8 ms on one: 3.75 alone and 1.25 on top for the three, by hand."""
+  run, truth = run_of(job(Fault("compute", 6e-3, (1, 3, 5)), Fault("compute", 8e-3, (6,)), noise=0.002))
+  findings = {f.mode: f for f in diagnose(placed(run, {1, 3, 5})).findings}
+  both, place, other = 8 - 26 / 8, 6 - 26 / 8, 8 - 26 / 8  # max of some ranks' mean less the mean of all
+  share = 1e-3 * (place + both - other) / 2 / means(truth)[1]
+  assert findings[LOCALITY].share == pytest.approx(share, abs=1e-3)
+
+
+def test_a_clock_that_jumps_is_left_out_and_named():
+  run, _ = run_of(job())
+  (times,) = run.collectives
+  hour = 3_600 * 10**9
+  for by in (hour, -hour):
+    moved = [values.copy() for values in (times.enter_ns, times.exit_ns)]
+    for values in moved:
+      values[3, 100:] += by
+    jumped = dataclasses.replace(run, collectives=(dataclasses.replace(times, enter_ns=moved[0], exit_ns=moved[1]),))
+    diagnosis = diagnose(jumped)
+    assert diagnosis.findings == ()
+    assert diagnosis.step_time.mean == pytest.approx(diagnose(run).step_time.mean, rel=1e-3)
+    if by > 0:
+      assert diagnosis.totals.jumped.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+      assert any("clock of rank 3 jumped" in note for note in diagnosis.notes)
