@@ -130,7 +130,7 @@ def mutate(table: pa.Table, data, random) -> pa.Table:
   if how == "shuffle":
     return table.take(random.permutation(len(table)))
   if how == "repeat":
-    return pa.concat_tables([table, table.take(random.integers(0, max(len(table), 1), 20) if len(table) else [])])
+    return pa.concat_tables([table, table.take(random.integers(0, len(table), 20))]) if len(table) else table
   if how == "drop":
     return table.filter(pa.array(random.random(len(table)) < data.draw(st.sampled_from((0.02, 0.5, 0.95)))))
   name = data.draw(st.sampled_from(table.column_names))
