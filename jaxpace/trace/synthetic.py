@@ -97,8 +97,8 @@ def simulate(job: Job) -> Truth:
 
   forward, backward = noisy(job.forward), noisy(job.backward)
   gap, delay = np.full(shape, job.gap), np.zeros(shape)
-  for target, extra in ((forward, job.late), (gap, job.late_gap), (delay, job.delays)):
-    for rank, seconds in extra.items():
+  for target, longer in ((forward, job.late), (gap, job.late_gap), (delay, job.delays)):
+    for rank, seconds in longer.items():
       target[rank] += seconds
   if job.pause_probability:
     gap += job.pause * (random.random(shape, np.float32) < job.pause_probability)
@@ -166,7 +166,7 @@ def write(directory: str | pathlib.Path, job: Job, *, run: str = "synthetic", at
         {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt, "process": process, "hostname": host,
          "pid": 1000 + process, "ranks": ranks.tolist(), "closed_cleanly": True}))
     stores = {table: PartStore(path, table, run, process) for table in ("steps", "collectives")}
-    host = _host_columns(truth, ranks) if job.host_columns else {}
+    doings = _host_columns(truth, ranks) if job.host_columns else {}
     if job.host_columns:
       samples = _host_samples(job, truth, ranks, process, attempt, origins[process])
       PartStore(path, "hosts", run, process).append(samples)
@@ -174,7 +174,7 @@ def write(directory: str | pathlib.Path, job: Job, *, run: str = "synthetic", at
       part = slice(begin, min(begin + part_steps, job.steps))
       keys = _keys(ranks, part, first_step, process, attempt)
       rows = _step_rows(truth, keys, ranks, part, origins[process], sync)
-      rows.update({name: np.tile(values[part], len(ranks)) for name, values in host.items()})
+      rows.update({name: np.tile(values[part], len(ranks)) for name, values in doings.items()})
       stores["steps"].append(rows)
       stores["collectives"].append(_collective_rows(truth, keys, ranks, part, origins[process]))
     if progress:

@@ -67,7 +67,7 @@ def strike(faults: Sequence[Fault], ranks: int, steps: int, seed: int) -> Extra:
       stretch = np.arange(steps) // fault.period
       struck = during & (random.random(int(stretch[-1]) + 1) < fault.probability)[stretch]
       extra.transfer[struck] += fault.seconds
-      extra.busy[np.ix_(own, np.flatnonzero(struck))] += fault.seconds
+      extra.busy[np.array(own)[:, None], np.flatnonzero(struck)] += fault.seconds
       continue
     amount = np.zeros(shape)
     if fault.kind == "rotating":
