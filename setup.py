@@ -63,6 +63,7 @@ setuptools.setup(
             "orbax-checkpoint>=0.11",
             "scikit-learn>=1.5",
             "tensorboardX>=2.6.2",
+            "matplotlib>=3.9",
         ],
         "test": ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "chex>=0.1.90", "setuptools>=77"],
         "dev": ["ruff>=0.9", "mypy>=1.15", "import-linter>=2.1"],

@@ -27,7 +27,7 @@ def page(figures: dict[str, Any]) -> list[str]:
       f"{figures['worlds']} worlds that fit the paper's *baseline* columns, from four searches that leave couplings",
       f"out in turn. Pauses as measured: {chance:.4f} of one in a step on each rank, {1e3 * seconds:.0f} ms.",
       f"On other draws than those they were fitted on ({figures['steps']} steps, {figures['seeds']} runs)",
-      f"{int((again.misfit <= 1).sum())} of them are within tolerance still; the largest deviation of the middle one is",
+      f"{int((again.misfit <= 1).sum())} of them are within tolerance still; the middle one's largest deviation is",
       f"{np.median(again.misfit):.2f} tolerances. Bands are lowest .. middle .. highest over the worlds.", "",
       "## The baseline, fitted", ""]
   lines += measured.table(["nodes", "throughput, off the paper's by", "CV", "the paper's CV"], [
@@ -63,8 +63,9 @@ def _beyond(sizes: dict[str, Any]) -> list[str]:
   rows = []
   for nodes in beyond:
     everything, null = (sizes[str(nodes)][name] for name in ("all", "null"))
-    rows.append([nodes, plain(np.array(everything["bare_mean"]), 2), plain(np.array(everything["bare_cv"])),
-                 percent(np.array(everything["gain"])), plain(np.array(everything["cv"])), percent(np.array(null["gain"]), 2)])
+    of = {name: np.array(values) for name, values in everything.items()}
+    rows.append([nodes, plain(of["bare_mean"], 2), plain(of["bare_cv"]), percent(of["gain"]), plain(of["cv"]),
+                 percent(np.array(null["gain"]), 2)])
   header = ["nodes", "step, in units of compute", "CV", "gain", "CV with it", "null"]
   return ["## Beyond the paper's sizes", "", "By the same laws: an extrapolation. Fewer worlds, shorter runs.", "",
           *measured.table(header, rows)]
