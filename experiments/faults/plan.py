@@ -128,9 +128,11 @@ def _fault(config: Mapping[str, Any], shape: Layout, twin: Spec, rng: np.random.
   cost = severity / (1 - severity) * step  # seconds a step
   onset = round(config["onset"] * twin.steps) if later else 0
   # Nobody can tell a misplaced rank that is slow for its place from one that is slow for another reason.
-  innocent = [rank for rank in range(shape.ranks) if rank not in (twin.misplaced or ())]
+  far = set(twin.misplaced or ())
+  innocent = [rank for rank in range(shape.ranks) if rank not in far]
   rank = innocent[int(rng.integers(len(innocent)))]
-  process = shape.process_of(innocent[int(rng.integers(len(innocent)))])
+  whole = [process for process in range(shape.processes) if not far & set(shape.ranks_of(process))]
+  process = whole[int(rng.integers(len(whole)))] if whole else 0
   targets: tuple[int, ...] = ()
   seconds, chance = cost, 1.0
   if kind == "straggler":

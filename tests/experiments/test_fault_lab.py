@@ -59,7 +59,7 @@ def test_every_run_with_a_fault_comes_after_a_twin_that_works_alike(specs: list[
     assert "hog" not in kinds or spec.spinning is not None
     assert not kinds & {"misplaced", "misplaced_link"} or spec.misplaced
     struck = {rank for fault in spec.faults if "misplaced" not in fault.kind for rank in truth.blamed(spec, fault)[0]}
-    assert not struck & set(spec.misplaced or ()) or layout(spec.layout).devices > 1 and kinds != {"straggler"}
+    assert not struck & set(spec.misplaced or ()) or kinds == {"checkpointing"}  # that's process 0, wherever it is
 
 
 def test_specs_survive_json(specs: list[Spec]) -> None:
