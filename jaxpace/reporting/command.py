@@ -16,6 +16,7 @@ examples:
   jaxpace report runs/demo --json report.json
   jaxpace report runs/demo --steps 1000:2000 --ranks all
   jaxpace report runs/demo --without rank:3,host:b --without jitter
+  jaxpace report runs/demo --stability
 """
 
 
@@ -37,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--without", metavar="WHAT", action="append", default=[],
                       help="also say how long a step would be without WHAT: rank:3, rank:4-7, host:NAME, skew, "
                            "contention, jitter or pacing, or several joined by commas; may be given several times")
+  parser.add_argument("--stability", action="store_true",
+                      help="also say what the run shows of structural stability: how variance grows, drift, re-runs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,11 +75,20 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
     return _fail(f"{args.run} needs more memory than there is: report on a window of it with --steps A:B.")
   progress.clear()
+  document = to_json(diagnosis) if args.json else {}
   try:
     if args.json != "-":
       render(diagnosis, make_console(), args.ranks)
+    if args.stability:
+      from jaxpace.diagnosis.stability import recorded as stability
+      from jaxpace.reporting.stability import render_stability
+
+      found = stability.recorded(diagnosis)
+      document["stability"] = stability.to_json(found)
+      if args.json != "-":
+        render_stability(found, make_console())
     if args.json:
-      write_document(to_json(diagnosis), args.json)
+      write_document(document, args.json)
     sys.stdout.flush()
   except BrokenPipeError:
     _give_up_output()  # the reader of a pipe (`| head`) has seen enough
