@@ -17,6 +17,7 @@ examples:
   jaxpace report runs/demo --steps 1000:2000 --ranks all
   jaxpace report runs/demo --without rank:3,host:b --without jitter
   jaxpace report runs/demo --stability
+  jaxpace report runs/demo --steps 1000:1200 --perfetto demo.pftrace
 """
 
 
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--without", metavar="WHAT", action="append", default=[],
                       help="also say how long a step would be without WHAT: rank:3, rank:4-7, host:NAME, skew, "
                            "contention, jitter or pacing, or several joined by commas; may be given several times")
+  parser.add_argument("--perfetto", metavar="FILE",
+                      help="also write one merged timeline of all ranks in these steps, for https://ui.perfetto.dev")
+  parser.add_argument("--chrome", metavar="FILE", help="the same timeline as Chrome's trace JSON")
   parser.add_argument("--stability", action="store_true",
                       help="also say what the run shows of structural stability: how variance grows, drift, re-runs")
 
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
   from jaxpace.reporting.progress import Progress
   from jaxpace.reporting.terminal import render
+  from jaxpace.reporting.timeline import write as timeline
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
 
@@ -64,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
   try:
     if args.json:
       check_target(args.json)
+    timeline.check(args.perfetto, args.chrome)
     asked = [parse(text) for text in args.without]
     fabric = read_fabric(args.floor) if args.floor else None
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
@@ -89,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
         render_stability(found, make_console())
     if args.json:
       write_document(document, args.json)
+    if args.perfetto or args.chrome:
+      print(timeline.write(recorded, diagnosis.findings, args.perfetto, args.chrome), file=sys.stderr)
     sys.stdout.flush()
   except BrokenPipeError:
     _give_up_output()  # the reader of a pipe (`| head`) has seen enough

@@ -1,0 +1,1 @@
+"""A merged timeline of all ranks: clocks aligned by the exits of collectives, written for Perfetto or Chrome."""
