@@ -64,6 +64,19 @@ def long_run_deviation(series: np.ndarray) -> np.ndarray:
   return most
 
 
+def without_outages(series: np.ndarray) -> np.ndarray:
+  """[S, B] with single blocks cut that stick out of their neighbourhood; NaN stays.
+
+  A second in which a host stood still is a hundred times what a late rank adds to a block, and one block of it would
+  hide that rank from any test by the spread of its blocks.
+
+  Args:
+    series: [S, B].
+  """
+  known = np.isfinite(series)
+  return np.where(known, _tame(_filled(series)), np.nan) if series.shape[1] >= 2 * SHORTEST else series
+
+
 def _deviation(series: np.ndarray) -> np.ndarray:
   """[S] standard deviation of independent values around a level that changes now and then."""
   steps = np.diff(series, axis=1)

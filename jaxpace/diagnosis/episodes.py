@@ -57,10 +57,11 @@ class Blocks(NamedTuple):
   steps: np.ndarray  # [R, B] steps behind each
   eligible: np.ndarray  # [R] ranks that are judged at all
   step_time: float
+  usual: np.ndarray  # [R, B] `arrival` with single blocks cut that stick out; what ranks are judged by
 
   def mean(self, begin: int, end: int) -> np.ndarray:
-    """[R] mean over the steps of some blocks; NaN where a rank was not there."""
-    values, weights = self.arrival[:, begin:end], self.steps[:, begin:end]
+    """[R] mean of `usual` over the steps of some blocks; NaN where a rank was not there."""
+    values, weights = self.usual[:, begin:end], self.steps[:, begin:end]
     total = np.where(weights > 0, values, 0.0) * weights
     number = weights.sum(axis=1)
     return np.divide(total.sum(axis=1), number, out=np.full(len(values), np.nan), where=number > 0)
@@ -79,7 +80,7 @@ class Blocks(NamedTuple):
     persistent.
     """
     typical = self.typical(begin, end)
-    values, weights = self.arrival[:, begin:end], self.steps[:, begin:end]
+    values, weights = self.usual[:, begin:end], self.steps[:, begin:end]
     level = _mean_known(values[typical])
     overall = self.mean(begin, end)
     result = []

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.changes import change_points
+from jaxpace.diagnosis.changes import change_points, without_outages
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.episodes import Blocks, Episode, blamed, find_episodes
 from jaxpace.diagnosis.totals import Totals
@@ -69,7 +69,8 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
   """
   ranks, size = len(totals.present), max(1, counted.size)
   eligible = totals.present >= max(1, counted.size / 2)
-  blocks = Blocks(_ratio(totals.lateness.sum(axis=0), totals.block_steps), totals.block_steps, eligible, step_time)
+  arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
+  blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival))
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0 for row in totals.earliness])
   waiting = _block_means(totals.earliness.sum(axis=0), counted)
   if eligible.sum() < 2 or not step_time > 0:
@@ -78,7 +79,8 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
     return Lateness(np.where(eligible, 0.0, np.nan), nothing, nothing, nobody, nobody, np.flatnonzero(eligible),
                     none.by_collective, earliness, (), (), (), none, 0.0, waiting, blocks)
   tested = blocks.test(range(ranks), 0, counted.blocks, ranks)
-  mean = np.where(eligible, [t.lateness for t in tested], np.nan)
+  whole = _ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
+  mean = np.where(eligible, whole - whole[blocks.typical(0, counted.blocks)].mean(), np.nan)
   changes: list[list[int]] = [[] for _ in range(ranks)]
   judged = np.flatnonzero(eligible)
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
