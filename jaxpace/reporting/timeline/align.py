@@ -25,8 +25,15 @@ _FEW = 16
 _ROUNDS, _ITERATIONS = 2, 20
 _NARROW = 1e3
 """ns below which deviations count alike."""
+_JUMP, _FASTEST = 1e8, 2e-3
+"""ns, and share of the time, by which no clock strays while it runs."""
 _PAUSE = 1_000_000_000
 """ns shown between two attempts whose clocks tell nothing of the time between them."""
+
+
+def possible(times: np.ndarray) -> np.ndarray:
+  """Which times, int64 ns, a clock may have shown."""
+  return (times > -IMPOSSIBLE) & (times < IMPOSSIBLE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Correction:
 
   def __call__(self, times: np.ndarray) -> np.ndarray:
     """Times on the common axis, int64 ns, of times on this clock; `MISSING` stays."""
-    known = np.abs(times) < IMPOSSIBLE
+    known = possible(times)
     x = (np.where(known, times, self.base) - self.base).astype(np.float64)
     i = np.clip(np.searchsorted(self.at, x) - 1, 0, len(self.at) - 2)
     slope = (self.more[i + 1] - self.more[i]) / (self.at[i + 1] - self.at[i])
@@ -81,7 +88,7 @@ def align(run: Run) -> Alignment:
   stamped = [(c.exit_ns, current & (c.attempt == newest)) for c in run.collectives]
   if not stamped and run.end_ns is not None:
     stamped = [(run.end_ns, current)]
-  exits = [np.where(there & (np.abs(times) < IMPOSSIBLE), times, MISSING) for times, there in stamped]
+  exits = [np.where(there & possible(times), times, MISSING) for times, there in stamped]
   clock = _clocks(run, exits)
   corrections: dict[tuple[int, int], Correction] = {}
   deviations, last = [np.zeros(0)], None
@@ -188,6 +195,8 @@ def _fit(own: np.ndarray, common: np.ndarray) -> Correction:
   base, away = int(own[0]), common - own
   shift = int(np.median(away - away[0])) + int(away[0])
   x, y = (own - base).astype(np.float64), (away - shift).astype(np.float64)
+  sane = np.abs(y) <= _JUMP + _FASTEST * np.abs(x - np.median(x))  # a clock that jumped says nothing of drift
+  x, y = x[sane], y[sane]
   low, high = float(x.min()), float(x.max())
   if len(x) < _FEW or high <= low:
     return Correction(base, shift, np.array([0.0, 1.0]), np.zeros(2))

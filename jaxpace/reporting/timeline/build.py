@@ -103,7 +103,7 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
   """
   alignment = align(run)
   gathered = _Slices()
-  tracks, of_rank = _tracks(run)
+  tracks, of_rank = _tracks(run, findings)
   inside = np.broadcast_to(run.inside, run.attempt.shape)
   edges, known = _edges(run, bounds, alignment)
   whole = gathered.add(of_rank[:, None], edges.begin, edges.end, _step_names(run, gathered), run.steps, 0,
@@ -124,8 +124,8 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
                  there & (waits[c].transfer >= 0))
     transfers.append(gathered.add(of_rank[:, None], split, leave, gathered.name("transfer"), run.steps, 2, there))
   _pauses(run, edges, known, gathered, tracks)
-  told = _findings(run, edges, known & inside, findings, gathered, tracks)
-  job, counters, lines = _job(run, edges, waits, known, gathered, tracks)
+  told = _findings(run, edges, known & inside, findings, gathered)
+  counters, lines = _job(run, edges, waits, known, gathered)
   columns, place = gathered.finish()
   flows = [*_late_flows(run, edges, waits, work, transfers), *_finding_flows(run, told, findings, whole)]
   origin = int(columns["begin"].min()) if columns["begin"].size else 0
@@ -134,7 +134,7 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
       tracks=tuple(tracks), names=tuple(gathered.names), track=columns["track"], name=columns["name"],
       begin=columns["begin"] - origin, end=columns["end"] - origin, step=columns["step"], details=details,
       flows=tuple(flow for flow in (Flow(int(place[a]), int(place[b])) for a, b in flows)
-                  if columns["begin"][flow.begin] <= columns["begin"][flow.end]),
+                  if (columns["begin"][flow.begin], flow.begin) < (columns["begin"][flow.end], flow.end)),
       counters={name: (at - origin, values) for name, (at, values) in counters.items()}, spread=alignment.spread)
 
 
@@ -152,9 +152,10 @@ class _Edges:
   started: np.ndarray  # [R, K] whether the start is known
 
 
-def _tracks(run: Run) -> tuple[list[Track], np.ndarray]:
-  """All tracks but those of pauses and findings, and the track of each rank."""
+def _tracks(run: Run, findings: tuple[Finding, ...]) -> tuple[list[Track], np.ndarray]:
+  """All tracks but those of pauses, and the track of each rank."""
   tracks = [Track("job", JOB, None), Track("steps", JOB, 1)]
+  tracks += [Track(f"finding {i}: {finding.mode}", JOB, 1 + i) for i, finding in enumerate(findings, 1)]
   of_rank = np.zeros(run.ranks, np.int64)
   for process in np.unique(run.process_of_rank).tolist():
     ranks = np.flatnonzero(run.process_of_rank == process).tolist()
@@ -279,9 +280,9 @@ def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: _Slices, track
       tracks.append(Track(f"{cause} (begin within the step not known)", _pid(process), _PAUSE_THREAD + i))
 
 
-def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Finding, ...], gathered: _Slices,
-              tracks: list[Track]) -> list[int]:
-  """Adds a track for each finding; returns its slice, -1 where no step of it is shown."""
+def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Finding, ...], gathered: _Slices
+              ) -> list[int]:
+  """Adds the slice of each finding, on the tracks from 2 on; returns it, -1 where no step of it is shown."""
   told = []
   for i, finding in enumerate(findings):
     steps = known.any(axis=0)
@@ -293,10 +294,9 @@ def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Findin
     begin = np.where(here, edges.begin, np.iinfo(np.int64).max)
     begin = np.where(begin == MISSING, np.iinfo(np.int64).max, begin).min()
     end = np.where(here, edges.end, MISSING).max()
-    at = gathered.add(np.array(len(tracks)), np.array([begin]), np.array([end]), gathered.name(finding.mode),
+    at = gathered.add(np.array(2 + i), np.array([begin]), np.array([end]), gathered.name(finding.mode),
                       np.array([-1]), 0, np.array([bool(here.any())]))
     told.append(int(at[0]))
-    tracks.append(Track(f"finding {i + 1}: {finding.mode}", JOB, 2 + i))
   return told
 
 
@@ -307,9 +307,8 @@ def _details(told: list[int], findings: tuple[Finding, ...]) -> list[tuple[int, 
           for at, f in zip(told, findings, strict=True) if at >= 0]
 
 
-def _job(run: Run, edges: _Edges, waits: list[_Waits], known: np.ndarray, gathered: _Slices, tracks: list[Track]
-         ) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]],
-                    list[tuple[int, dict[str, str | int | float]]]]:
+def _job(run: Run, edges: _Edges, waits: list[_Waits], known: np.ndarray, gathered: _Slices
+         ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[tuple[int, dict[str, str | int | float]]]]:
   """Adds the job's steps, from the last exit of one to that of the next; and makes its counters."""
   last = np.where(known, edges.exit[-1] if len(edges.exit) else edges.end, MISSING).max(axis=0)
   begin = np.maximum.accumulate(np.append(MISSING, last[:-1]))
@@ -326,7 +325,7 @@ def _job(run: Run, edges: _Edges, waits: list[_Waits], known: np.ndarray, gather
       (int(job[k]), {"last rank": int(waits[0].last[k]), "longest wait (ms)": float(longest[k] * 1e-6),
                      "transfer (ms)": float(transfer[k] * 1e-6)})
       for k in at.tolist() if waits and job[k] >= 0]
-  return job, counters, lines
+  return counters, lines
 
 
 def _late_flows(run: Run, edges: _Edges, waits: list[_Waits], work: list[np.ndarray], transfers: list[np.ndarray]

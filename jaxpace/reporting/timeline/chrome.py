@@ -12,8 +12,9 @@ from jaxpace.reporting.timeline.slices import Timeline, Track
 def encode(timeline: Timeline) -> Iterator[bytes]:
   """Yields the trace in pieces, to be written one after the other. One event a line."""
   lead = '{"displayTimeUnit": "ms", "traceEvents": [\n'
+  write = json.JSONEncoder(allow_nan=False).encode
   for event in _events(timeline):
-    yield (lead + json.dumps(event, allow_nan=False)).encode()
+    yield (lead + write(event)).encode()
     lead = ",\n"
   yield ("\n]}\n" if lead == ",\n" else lead + "]}\n").encode()
 

@@ -1,0 +1,211 @@
+"""Timelines: what the formats hold is what the ranks did."""
+
+import collections
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+from jaxpace.cli.main import main
+from jaxpace.diagnosis.findings import Finding
+from jaxpace.reporting.timeline import chrome, perfetto
+from jaxpace.reporting.timeline.build import build, latest
+from jaxpace.reporting.timeline.phases import pour
+from jaxpace.reporting.timeline.times import read_bounds
+from jaxpace.trace import synthetic
+from jaxpace.trace.reader import read_run
+from jaxpace.trace.synthetic import Job
+from jaxpace.trace.synthetic_faults import Fault
+
+JOB = Job(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
+          faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1, mechanism="gc"),), host_columns=True)
+LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look", first_step=20)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+  path = tmp_path_factory.mktemp("timeline") / "run"
+  return path, synthetic.write(path, JOB)
+
+
+@pytest.fixture(scope="module")
+def trace(written):
+  run = read_run(written[0])
+  timeline = build(run, read_bounds(run), (LATE,))
+  parsed = pb.Trace()
+  parsed.ParseFromString(b"".join(perfetto.encode(timeline)))
+  return timeline, parsed
+
+
+def slices(parsed):
+  """Reads a trace as Perfetto does: [(track path, name, begin, end, depth)], flows {id: [(time, end?)]}."""
+  tracks, names = {}, {}
+  opened, found = collections.defaultdict(list), []
+  flows = collections.defaultdict(list)
+  for packet in parsed.packet:
+    names.update({n.iid: n.name for n in packet.interned_data.event_names})
+    if packet.HasField("track_descriptor"):
+      t = packet.track_descriptor
+      tracks[t.uuid] = (*tracks.get(t.parent_uuid, ()), t.process.process_name or t.name)
+  events = [p for p in parsed.packet if p.HasField("track_event")]
+  for packet in sorted(events, key=lambda p: p.timestamp):  # stable, as the trace processor sorts
+    event = packet.track_event
+    stack = opened[event.track_uuid]
+    for number in event.flow_ids:
+      flows[number].append((packet.timestamp, False))
+    for number in event.terminating_flow_ids:
+      flows[number].append((packet.timestamp, True))
+    if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
+      stack.append((names[event.name_iid], packet.timestamp))
+    elif event.type == pb.TrackEvent.TYPE_SLICE_END:
+      name, begin = stack.pop()
+      found.append((tracks[event.track_uuid], name, begin, packet.timestamp, len(stack)))
+  assert not any(opened.values())
+  return found, flows
+
+
+def test_phases_waits_and_transfers_are_those_of_the_job(written, trace):
+  found, _ = slices(trace[1])
+  truth = written[1]
+  for rank in range(JOB.ranks):
+    own = sorted((s for s in found if s[0][-1] == f"rank {rank}"), key=lambda s: s[2])
+    by_step = {name: (begin, end) for _, name, begin, end, depth in own if depth == 0}
+    assert list(by_step) == [f"step {k}" for k in range(JOB.steps)]
+    for k in (0, 7, 59):
+      begin, end = by_step[f"step {k}"]
+      inside = [s for s in own if begin <= s[2] and s[3] <= end and s[4]]
+      total = collections.Counter()
+      for _, name, b, e, _ in inside:
+        total[name.split(" (")[0]] += e - b
+      expected = {"forward": truth.forward, "backward": truth.backward, "update": truth.update, "delay": truth.delay}
+      for name, values in expected.items():
+        assert total[name] == pytest.approx(values[rank, k], abs=3_000), (rank, k, name)
+      if k:
+        assert total["gap"] == pytest.approx(truth.gap[rank, k], abs=3_000)
+      for c in range(2):
+        wait = truth.exit[c, rank, k] - truth.enter[c, rank, k]
+        assert total[f"psum.{c}"] == pytest.approx(wait, abs=3_000)
+      assert total["transfer"] == pytest.approx(truth.transfer[:, k].sum(), abs=5_000)
+      waited = sum(v for name, v in total.items() if name.startswith("wait for rank"))
+      assert waited == pytest.approx(total["psum.0"] + total["psum.1"] - total["transfer"], abs=5_000)
+      names = {name for _, name, *_ in inside if name.startswith("wait")}
+      last = {f"wait for rank {truth.enter[c, :, k].argmax()}" for c in range(2)}
+      assert names <= last
+
+
+def test_ranks_are_where_they_were_relative_to_each_other(written, trace):
+  found, _ = slices(trace[1])
+  truth = written[1]
+  begins = {(path[-1], name, i): begin for path, name, begin, i in (
+      (path, name, begin, 0) for path, name, begin, _, depth in found if depth == 0)}
+  for k in (1, 30, 59):
+    shown = np.array([begins[f"rank {r}", f"step {k}", 0] for r in range(JOB.ranks)])
+    real = truth.start[:, k] - truth.gap[:, k]
+    assert np.abs((shown - shown[0]) - (real - real[0])).max() < 0.2e6
+
+
+def test_tracks_pauses_and_findings(written, trace):
+  found, _ = slices(trace[1])
+  truth = written[1]
+  paths = {s[0] for s in found}
+  assert {("host0, process 0", "rank 1"), ("host1, process 1", "rank 3"), ("job", "steps")} <= paths
+  gc = sorted((s for s in found if s[1] == "gc"), key=lambda s: s[2])
+  assert {s[0][0] for s in gc} == {"host0, process 0"}
+  lengths = truth.extra.shown["gc"][[0, 1]].sum(axis=0)
+  assert [s[3] - s[2] for s in gc] == pytest.approx(lengths[lengths > 0] * 1e9, abs=1e4)
+  (told,) = (s for s in found if s[1] == LATE.mode)
+  steps = {s[1]: s for s in found if s[0][-1] == "rank 3" and s[4] == 0}
+  assert steps["step 18"][3] <= told[2] <= steps["step 20"][2] and told[3] >= steps["step 59"][3]
+  notes = {a.name: a.string_value or a.double_value for p in trace[1].packet for a in p.track_event.debug_annotations}
+  assert notes["evidence 1"] == "it is late" and notes["share"] == 0.2
+
+
+def test_arrows_go_from_the_late_rank_forward_in_time(trace):
+  timeline, parsed = trace
+  _, flows = slices(parsed)
+  assert len(flows) == len(timeline.flows) > JOB.steps
+  assert all([end for _, end in ends] == [False, True] for ends in flows.values())
+  for flow in timeline.flows[:-1]:
+    source, target = (timeline.tracks[timeline.track[i]] for i in flow)
+    assert timeline.step[flow.begin] == timeline.step[flow.end] and source.process != target.process
+  ranks = [timeline.tracks[timeline.track[flow.begin]].name for flow in timeline.flows]
+  assert ranks.count("rank 3") > 0.5 * len(ranks)
+
+
+def test_chrome_holds_the_same_slices(trace):
+  timeline, parsed = trace
+  events = json.loads(b"".join(chrome.encode(timeline)))["traceEvents"]
+  found, flows = slices(parsed)
+  complete = [e for e in events if e["ph"] == "X"]
+  assert sorted((round(e["ts"] * 1e3), round(e["dur"] * 1e3), e["name"]) for e in complete) == sorted(
+      (begin, end - begin, name) for _, name, begin, end, _ in found)
+  assert sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == len(flows)
+  assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"rank 0", "host1, process 1", "steps"}
+
+
+def test_a_run_too_large_is_shown_from_its_end(written):
+  run = read_run(written[0])
+  few = latest(run, 600)
+  assert few.steps[few.inside][-1] == 59 and few.inside.sum() < 20
+  timeline = build(few, read_bounds(few))
+  assert 0 < len(timeline.begin) <= 1200
+  assert set(np.unique(timeline.step[timeline.step >= 0])) == set(few.steps[few.inside].tolist())
+
+
+def test_the_command_writes_both_and_nothing_else(written, tmp_path, capsys):
+  one, other = tmp_path / "a.pftrace", tmp_path / "b.json"
+  assert main(["report", str(written[0]), "--steps", "10:30", "--perfetto", str(one), "--chrome", str(other)]) == 0
+  assert "steps 10 to 29" in capsys.readouterr().err
+  parsed = pb.Trace()
+  parsed.ParseFromString(one.read_bytes())
+  assert {s[1] for s in slices(parsed)[0] if s[0][-1] == "rank 0" and s[4] == 0} == {
+      f"step {k}" for k in range(10, 30)}
+  assert json.loads(other.read_text())["traceEvents"]
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pftrace", "b.json"]
+
+
+@pytest.mark.parametrize("target", ["-", "nowhere/a.pftrace", "."])
+def test_what_cannot_be_written_is_said_before_the_work(written, capsys, target):
+  assert main(["report", str(written[0]), "--perfetto", target]) == 2
+  said = capsys.readouterr()
+  assert said.err.count("\n") == 1 and not said.out
+
+
+def test_foreign_names_are_text(tmp_path):
+  path = tmp_path / "run"
+  synthetic.write(path, Job(ranks=2, steps=30, processes=2))
+  evil = '../../<script>alert(1)</script>\x1b[31m\u202e"'
+  for name in ("process/0.json", "process/1.json"):
+    info = json.loads((path / name).read_text())
+    (path / name).write_text(json.dumps({**info, "hostname": evil}))
+  info = json.loads((path / "run.json").read_text())
+  info["plan"]["collectives"][0]["name"] = evil
+  info["plan"]["marks"] = [{"segment": 3}, 7, {"kind": []}]
+  (path / "run.json").write_text(json.dumps(info))
+  before = {os.path.join(a, f) for a, _, files in os.walk(tmp_path) for f in files}
+  out = tmp_path / "t.json"
+  assert main(["report", str(path), "--perfetto", str(tmp_path / "t.pf"), "--chrome", str(out)]) == 0
+  assert {os.path.join(a, f) for a, _, files in os.walk(tmp_path) for f in files} - before == {
+      str(out), str(tmp_path / "t.pf")}
+  text = (tmp_path / "t.pf").read_bytes() + out.read_bytes()
+  assert b"\x1b[31m" not in text and "\u202e".encode() not in text and b"\\u202e" not in text
+  assert b"<script>alert(1)</script>\\x1b[31m" in text
+
+
+@settings(max_examples=60, deadline=None)
+@given(free=st.lists(st.integers(0, 10**8), min_size=1, max_size=4), shares=st.lists(st.floats(0, 1), min_size=1,
+                                                                                   max_size=5))
+def test_poured_phases_lie_in_order_without_overlap_and_lose_nothing(free, shares):
+  total = sum(free)
+  phases = [np.array([int(share / max(sum(shares), 1) * total)]) for share in shares]
+  poured = np.zeros(len(phases))
+  at = [0] * len(free)
+  for interval, phase, begin, end in pour(np.array(free)[:, None], phases):
+    assert at[interval] <= begin[0] <= end[0] <= free[interval]
+    at[interval] = int(end[0])
+    poured[phase] += end[0] - begin[0]
+  assert np.abs(poured - [p[0] for p in phases]).max() <= 4_000  # edges snap to collectives within 2 µs
