@@ -100,7 +100,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
     low, high = _span(tables.values())
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
 
-  collectives = _name_collectives(info, collective_rows)
+  collectives = name_collectives(info, collective_rows)
   attempt = steps_rows.attempt
   for collective in collectives:
     np.maximum(attempt, collective.attempt, out=attempt)
@@ -251,7 +251,7 @@ def _span(tables: Any) -> tuple[int, int]:
   return min(r[0] for r in ranges), max(r[1] for r in ranges)
 
 
-def _name_collectives(info: dict[str, Any], rows: dense.CollectiveRows) -> tuple[CollectiveTimes, ...]:
+def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows) -> tuple[CollectiveTimes, ...]:
   """Collectives in the order in which a step goes through them."""
   plan = info.get("plan")
   planned = {}
