@@ -11,7 +11,6 @@ from jaxpace.reporting.json_file import UnwritableError
 from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Timeline
 
 _SEQUENCE = 1
-_PACKETS = 20_000
 
 
 class MissingPackageError(UnwritableError):
@@ -84,43 +83,38 @@ def _describe(timeline: Timeline, types: Any, trace: Any) -> None:
 
 
 def _slices(timeline: Timeline, types: Any) -> Iterator[bytes]:
-  begins, ends = types.TrackEvent.TYPE_SLICE_BEGIN, types.TrackEvent.TYPE_SLICE_END
-  needs = types.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
   leaving, arriving = flow_ends(timeline)
-  trace = types.Trace()
-  number = 0
-  opened: list[tuple[int, int]] = []  # end and track of the slices begun
-
-  def close(until: int | None) -> None:
-    while opened and (until is None or opened[-1][0] <= until):
-      end, uuid = opened.pop()
-      packet = trace.packet.add(timestamp=end, trusted_packet_sequence_id=_SEQUENCE)
-      event = packet.track_event
-      event.type, event.track_uuid = ends, uuid
-
-  track = -1
+  # One message for all begins and one for all ends, filled anew: making each would take several times as long.
+  opening, closing = types.Trace(), types.Trace()
+  begun = opening.packet.add(trusted_packet_sequence_id=_SEQUENCE,
+                             sequence_flags=types.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
+  ended = closing.packet.add(trusted_packet_sequence_id=_SEQUENCE)
+  begin_event, end_event = begun.track_event, ended.track_event
+  begin_event.type, end_event.type = types.TrackEvent.TYPE_SLICE_BEGIN, types.TrackEvent.TYPE_SLICE_END
+  opened: list[int] = []  # ends of the slices begun on the current track
   columns = (timeline.track, timeline.begin, timeline.end, timeline.name)
+  track = -1
   for i, (own, begin, end, name) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+    while opened and (own != track or opened[-1] <= begin):
+      ended.timestamp = opened.pop()
+      yield closing.SerializeToString()
     if own != track:
-      close(None)
       track = own
-    close(begin)
-    packet = trace.packet.add(timestamp=begin, trusted_packet_sequence_id=_SEQUENCE, sequence_flags=needs)
-    event = packet.track_event
-    event.type, event.track_uuid, event.name_iid = begins, _uuid(own), name + 1
-    if i in leaving:
-      event.flow_ids.extend(leaving[i])
-    if i in arriving:
-      event.terminating_flow_ids.extend(arriving[i])
-    if i in timeline.details:
-      _annotate(event, timeline.details[i])
-    opened.append((end, _uuid(own)))
-    number += 1
-    if number >= _PACKETS:
-      yield trace.SerializeToString()
-      trace, number = types.Trace(), 0
-  close(None)
-  yield trace.SerializeToString()
+      begin_event.track_uuid = end_event.track_uuid = _uuid(own)
+    begun.timestamp, begin_event.name_iid = begin, name + 1
+    special = i in leaving or i in arriving or i in timeline.details
+    if special:
+      begin_event.flow_ids.extend(leaving.get(i, ()))
+      begin_event.terminating_flow_ids.extend(arriving.get(i, ()))
+      _annotate(begin_event, timeline.details.get(i, {}))
+    yield opening.SerializeToString()
+    if special:
+      for field in ("flow_ids", "terminating_flow_ids", "debug_annotations"):
+        begin_event.ClearField(field)
+    opened.append(end)
+  for end in reversed(opened):
+    ended.timestamp = end
+    yield closing.SerializeToString()
 
 
 def flow_ends(timeline: Timeline) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
