@@ -8,7 +8,20 @@ from jaxpace.diagnosis.counted import Counted
 from jaxpace.trace.host_samples import HostSamples
 from jaxpace.trace.run import MISSING, Run
 
+CROWDED = 5.0
+"""Involuntary switches a step of a process that shares its processors with other programs."""
 _FEWEST = 3
+
+
+def switches(run: Run, counted: Counted) -> float:
+  """Involuntary switches of the process that has most of them, mean a step; 0 where they were not recorded."""
+  values = run.host_causes.columns.get("nivcsw")
+  if values is None:
+    return 0.0
+  inside = values[:, counted.mask]
+  known = np.isfinite(inside)
+  number = known.sum(axis=1)
+  return float((np.where(known, inside, 0.0).sum(axis=1, dtype=np.float64) / np.maximum(number, 1)).max(initial=0.0))
 
 
 def per_step(run: Run, counted: Counted, name: str, begin: int, end: int) -> dict[int, float]:

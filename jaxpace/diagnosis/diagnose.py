@@ -11,12 +11,12 @@ import numpy as np
 from jaxpace.diagnosis import findings as findings_module
 from jaxpace.diagnosis.by_rank import shares_of
 from jaxpace.diagnosis.counted import Counted, count_steps
+from jaxpace.diagnosis.counters import switches
 from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
 from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.findings import Finding, hosts_of
 from jaxpace.diagnosis.floor import Floor, find_floor
 from jaxpace.diagnosis.lateness import find_late
-from jaxpace.diagnosis.mechanism import switches
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
@@ -63,7 +63,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     contention = float(floor.contention[:, counted.mask].sum(axis=0).mean())
     shares = shares_of(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
     case = Case(run, counted, totals, lateness, phases, floor, mean)
-    found, preempted = findings_module.find(case), switches(case)
+    found, preempted = findings_module.find(case), switches(run, counted)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
     if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY) for f in found):

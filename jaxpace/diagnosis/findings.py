@@ -49,9 +49,9 @@ def find(case: Case) -> tuple[Finding, ...]:
   places = locality.bad_places(run)
   late = _late(case, places)
   transfers = _transfers(case, places)
-  if late and transfers and _began_together(case, transfers[0]):
+  if late and transfers and _one_fault(case, late[0], transfers[0]):
     # A host whose processors are taken is late and slow to send: one fault, and its contention is no fabric's.
-    said = f"Since then transfers are slower as well, as this host's processors serve them: {transfers[0].evidence[0]}"
+    said = f"Transfers are slower as well then, as this host's processors serve them: {transfers[0].evidence[0]}"
     late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
     transfers = []
   findings = [*late, *_turns(case), *transfers]
@@ -91,21 +91,34 @@ def _turns(case: Case) -> list[Finding]:
   for_work = by_turns - pauses.waiting
   jittery = jitter.find(case, pauses)
   found = [jittery] if jittery else []
-  # Waiting for pauses that are no finding is waiting like any other, where it is much by itself.
+  # Waiting for gaps that are no finding is waiting like any other, where it is much by itself, or comes on top of
+  # waiting for work in step after step: other load on the hosts makes a few steps long and leaves the median.
   alone = pauses.waiting >= COSTLY * step and not crowded_processors(case)
-  seconds = by_turns if not jittery and alone else for_work
+  seconds = by_turns if not jittery and (alone or amplification.everyday(case) >= COSTLY / 2 * step) else for_work
   if case.run.ranks > 1:
     amplified = amplification.find(case, seconds, work_only=seconds < by_turns)
     found += [amplified] if amplified and amplified.confidence >= CONFIDENCE else []
   return found
 
 
-def _began_together(case: Case, contended: Finding) -> bool:
-  """Whether transfers became slow when a rank became late, and no host's link by itself is the slow one."""
-  if contended.first_step is None or contended.hosts or contended.mode != CONTENTION:
+def _one_fault(case: Case, late: Finding, contended: Finding) -> bool:
+  """Whether transfers are slow because a late rank's host is, and no host's link by itself is the slow one.
+
+  They became slow when the rank became late; or other programs take its processors all the while they are slow.
+  """
+  if contended.mode != CONTENTION or set(contended.hosts) - set(late.hosts) or "slow_host" in contended.causes:
+    return False
+  if "preempted" in late.causes and (late.first_step or 0) <= (contended.first_step or 0) + _within(case):
+    return True
+  if contended.first_step is None:
     return False
   starts = [when.rank_change(case.run, case.counted, e.rank, e.begin) for e in case.lateness.episodes if e.begin > 0]
-  return any(abs(start - contended.first_step) <= max(3, _TOGETHER * case.counted.size) for start in starts)
+  return any(abs(start - contended.first_step) <= _within(case) for start in starts)
+
+
+def _within(case: Case) -> float:
+  """Steps by which what begins together may seem to begin apart."""
+  return max(3, _TOGETHER * case.counted.size)
 
 
 def _transfers(case: Case, places: list[locality.Bad]) -> list[Finding]:

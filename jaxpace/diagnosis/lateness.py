@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxpace.diagnosis.changes import change_points, without_outages
 from jaxpace.diagnosis.counted import Counted
-from jaxpace.diagnosis.episodes import Blocks, Episode, blamed, find_episodes
+from jaxpace.diagnosis.counters import CROWDED, switches
+from jaxpace.diagnosis.episodes import CHRONIC, Blocks, Episode, blamed, find_episodes
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.trace.run import Run
 
@@ -21,6 +22,10 @@ HIDDEN = 0.25
 """A rank whose lateness is less than this part of the latest one's at the time hides behind it: it isn't named."""
 PAUSES = 0.5
 """A rank this part of whose lateness comes from a few long gaps pauses now and then: it is late by no fixed amount."""
+
+CROWDED_LEAST = 0.03
+"""Where other programs run on the hosts' processors, ranks late for less than half of the run are named from this share
+of the step on: below it they are late where such a program happened to run."""
 
 
 class Held(NamedTuple):
@@ -89,6 +94,9 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
   pausing = tuple(e for e in every if _pauses(run, counted, totals, blocks, e))
   steady = [e for e in every if e not in pausing]
   named = blamed(steady, counted.size)
+  brief = _brief(totals, counted, named) if switches(run, counted) >= CROWDED else []
+  if hold(totals, counted, brief).seconds < CROWDED_LEAST * step_time:
+    named = [e for e in named if e not in brief]
   turns = tuple(e for e in steady if e not in named)
   hidden = [e for e in named if _hides(e, named)]
   episodes = tuple(e for e in named if e not in hidden)
@@ -152,6 +160,12 @@ def _pauses(run: Run, counted: Counted, totals: Totals, blocks: Blocks, episode:
   excess = float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))
   now_and_then = min(excess, float(gaps.mean() - np.median(gaps)))
   return now_and_then >= PAUSES * episode.lateness
+
+
+def _brief(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> list[Episode]:
+  """The episodes of ranks that are late in less than `CHRONIC` of their steps."""
+  steps = {e.rank: sum(own.steps for own in episodes if own.rank == e.rank) for e in episodes}
+  return [e for e in episodes if steps[e.rank] < CHRONIC * int(totals.block_steps[e.rank].sum())]
 
 
 def _hides(episode: Episode, named: Sequence[Episode]) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counters import mean_gauge, per_step
+from jaxpace.diagnosis.counters import CROWDED, mean_gauge, per_step, switches
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.wording import milliseconds, name_process, percent
 
@@ -14,8 +14,6 @@ PART = 0.3
 """A column explains lateness or pauses if it holds this part of them ..."""
 _LEAST = 0.025
 """... or this share of the step."""
-CROWDED = 5.0
-"""Involuntary switches a step of a process that shares its processors with other programs."""
 _SWITCHES = 0.2
 _SLOWER_CLOCK = 0.05
 _DOES = {"gc": "collects garbage", "data": "waits for data", "checkpoint": "writes checkpoints"}
@@ -103,18 +101,9 @@ def _samples(case: Case, process: int, begin: int, end: int, lateness: float) ->
   return found
 
 
-def switches(case: Case) -> float:
-  """Involuntary switches of the process that has most of them, mean a step; 0 where they were not recorded."""
-  columns = case.run.host_causes.columns
-  if "nivcsw" not in columns:
-    return 0.0
-  means = _known_means(columns["nivcsw"][:, case.counted.mask])
-  return float(np.nanmax(means)) if np.isfinite(means).any() else 0.0
-
-
 def crowded_processors(case: Case) -> bool:
   """Whether something else runs on the hosts' processors all the time: then gaps and transfers are ragged by that."""
-  return switches(case) >= CROWDED
+  return switches(case.run, case.counted) >= CROWDED
 
 
 def held_by_causes(case: Case) -> np.ndarray | None:
@@ -127,6 +116,18 @@ def held_by_causes(case: Case) -> np.ndarray | None:
       of_process = dict(zip(causes.processes.tolist(), own.tolist(), strict=True))
       held += np.array([of_process.get(int(p), 0.0) for p in case.run.process_of_rank])
   return held if held.max(initial=0.0) >= _LEAST / 2 * case.step_time else None
+
+
+def strikes(case: Case) -> dict[int, int]:
+  """By process, the steps in which it does much more than usual of what its columns measure."""
+  causes, found = case.run.host_causes, dict.fromkeys(case.run.host_causes.processes.tolist(), 0)
+  own = [np.nan_to_num(causes.columns[name][:, case.counted.mask].astype(np.float64))
+         for name in _DOES if name in causes.columns]
+  if own:
+    beyond = sum(values - np.median(values, axis=1, keepdims=True) for values in own)
+    number = (beyond >= 0.5 * beyond.max(initial=0.0)).sum(axis=1) if beyond.max(initial=0.0) > 0 else []
+    found.update(zip(causes.processes.tolist(), map(int, number), strict=False))
+  return found
 
 
 def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mechanism, float]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnosis.counted import WARMUP_FACTOR, WARMUP_STEPS
+from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import milliseconds, name_rank
-from jaxpace.diagnosis.mechanism import CROWDED
 from jaxpace.trace.problems import list_ranks, plural
 
 _ONE_OFF = 0.01

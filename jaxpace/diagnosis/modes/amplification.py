@@ -75,6 +75,14 @@ def find(case: Case, seconds: float, *, work_only: bool) -> Finding | None:
                  last)
 
 
+def everyday(case: Case) -> float:
+  """Seconds that the median step waits for ranks that compute longer by turns."""
+  counted = case.counted
+  waiting = _for_work(case)[counted.mask] - case.lateness.held.by_block[counted.block[counted.mask]]
+  waiting = waiting[np.isfinite(waiting)]
+  return float(np.median(waiting)) if waiting.size else 0.0
+
+
 def _for_work(case: Case) -> np.ndarray:
   """[K] waiting for ranks that compute longer, s."""
   return case.totals.earliness.sum(axis=0) - case.totals.waiting_gap

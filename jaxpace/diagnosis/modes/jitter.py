@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
-from jaxpace.diagnosis.mechanism import Mechanism, crowded_processors, held_by_causes, of_pauses
+from jaxpace.diagnosis.mechanism import Mechanism, crowded_processors, held_by_causes, of_pauses, strikes
 from jaxpace.diagnosis.modes.case import JITTER, Case, Finding
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks
@@ -20,6 +22,10 @@ UNEXPLAINED = 0.2
 """Pauses of which the host's columns don't show the cause are a finding from this share of the step on: where other
 programs run on the hosts, gaps are ragged, and that is neither the job's fault nor mendable in it."""
 _FEW = 0.05
+_CHANCE = 0.05
+"""Processes are not named if as few of them hold as many pauses by chance more often than so."""
+_MOST_COUNTED = 400
+"""Pauses from which on chance need not be reckoned with."""
 
 
 class Pauses:
@@ -72,9 +78,22 @@ class Pauses:
     own = [int(r) for r in order if excess[r] >= _ALIKE * excess[order[0]] and excess[r] > 0]
     if not own or 2 * len(own) > len(excess) or excess[own].sum() < _MOST * total:
       return []
+    if shown is not None and self._by_chance(own):
+      return []
     # The columns are a process's; where only some of its ranks have the long gaps, it is these.
     some = [r for r in own if self.excess[r] >= _ALIKE * self.excess[own].max()]
     return some if 2 * len(some) <= len(own) else own
+
+
+  def _by_chance(self, ranks: list[int]) -> bool:
+    """Whether some processes would as easily hold so many of the pauses, did each strike all of them alike."""
+    run, struck = self.case.run, strikes(self.case)
+    own = {int(run.process_of_rank[r]) for r in ranks}
+    total, held, part = sum(struck.values()), sum(struck.get(p, 0) for p in own), len(own) / max(1, len(struck))
+    if len(struck) < 2 or total >= _MOST_COUNTED:
+      return False
+    tail = sum(math.comb(total, k) * part**k * (1 - part)**(total - k) for k in range(held, total + 1))
+    return tail * math.comb(len(struck), len(own)) > _CHANCE
 
 
 def find(case: Case, pauses: Pauses) -> Finding | None:
