@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +20,7 @@ import numpy as np
 from jaxpace.core.recordable import Recordable
 from jaxpace.trace import describe, host, places, progress, ringcopy, rundir
 from jaxpace.trace.copies import Copies, Pending
+from jaxpace.trace.exporting import Exporter, Feed
 from jaxpace.trace.hosts import HostCounters, HostSampler
 from jaxpace.trace.intake import Batch
 from jaxpace.trace.lock import DirectoryLock
@@ -53,7 +54,7 @@ class Recorder:
   def __init__(self, directory: str | os.PathLike[str] | None, paced: Recordable | None, *,
                every_steps: int | None = None, every_seconds: float = 1.0, resume: bool = False,
                config: Mapping[str, Any] | None = None, grace_seconds: float = 5.0, handle_sigterm: bool = True,
-               hosts: bool | float = True):
+               hosts: bool | float = True, exporters: Iterable[Exporter] = ()):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
@@ -66,9 +67,11 @@ class Recorder:
       grace_seconds: after SIGTERM, how long the loop has to reach the next `record` call before the process ends.
       handle_sigterm: whether to write what is on the host when SIGTERM arrives.
       hosts: whether to sample the host's counters, by a thread: each second, or each so many seconds.
+      exporters: get the recorded rows every few seconds, on a thread of their own, see `jaxpace.reporting.exporters`.
+        They end with the recording.
 
     Raises:
-      TypeError: `paced` is not an instrumented function.
+      TypeError: `paced` is not an instrumented function, or an exporter is none.
       ValueError: a period is not positive.
     """
     if directory is not None and not isinstance(paced, Recordable):
@@ -86,6 +89,7 @@ class Recorder:
     self._every_steps, self._every_seconds = every_steps, every_seconds
     self._resume, self._config = resume, config
     self._grace_seconds, self._handle_sigterm, self._hosts = grace_seconds, handle_sigterm, hosts
+    self._feed = Feed(exporters)
     self._causes = host.HostCauses()
     self._writer: Writer | None = None
     self._lock: DirectoryLock | None = None
@@ -144,7 +148,8 @@ class Recorder:
     place = places.read(process)
     sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
         gauges=places.gauges(place))) if self._hosts else None
-    writer = Writer(self.directory, identity, process, info, run_info, grace_seconds=self._grace_seconds, hosts=sampler)
+    writer = Writer(self.directory, identity, process, info, run_info, grace_seconds=self._grace_seconds, hosts=sampler,
+                    feed=self._feed)
     try:
       self.directory.mkdir(parents=True, exist_ok=True)
       if process != 0:

@@ -21,6 +21,7 @@ from typing import Any
 
 from jaxpace.core.plan import Plan
 from jaxpace.trace import decode, rundir
+from jaxpace.trace.exporting import Feed
 from jaxpace.trace.hosts import HostSampler
 from jaxpace.trace.intake import Batch, Intake, Losses
 from jaxpace.trace.lock import BusyError
@@ -30,6 +31,7 @@ from jaxpace.trace.signals import Termination
 _LOG = logging.getLogger("jaxpace")
 _HEARTBEAT_SECONDS = 5.0
 _SAMPLE_SECONDS = 1.0  # how long the last sample of the host may take
+_EXPORT_SECONDS = 5.0  # how long exporters may take to finish
 KEEP_SAMPLES = 65536  # host samples kept while nothing is copied
 
 
@@ -38,7 +40,8 @@ class Writer:
 
   def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int, process_info: dict[str, Any],
                run_info: dict[str, Any] | None, *, flush_seconds: float = 2.0, flush_rows: int = 65536,
-               queue_bytes: int = 64 << 20, grace_seconds: float = 5.0, hosts: HostSampler | None = None):
+               queue_bytes: int = 64 << 20, grace_seconds: float = 5.0, hosts: HostSampler | None = None,
+               feed: Feed | None = None):
     """Prepares; `start` starts the thread.
 
     Args:
@@ -52,12 +55,13 @@ class Writer:
       queue_bytes: copies waiting for the thread take at most this much memory; the oldest are dropped beyond it.
       grace_seconds: time the loop has after SIGTERM to reach a step boundary.
       hosts: samples the host's counters, which are written as well; None for none.
+      feed: gets all rows as they are decoded; None for none.
     """
     self._directory, self._identity, self._process = directory, identity, process
     self._process_info, self._run_info = process_info, run_info
     self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
     self._queue_bytes, self._grace_seconds = queue_bytes, grace_seconds
-    self._hosts = hosts
+    self._hosts, self._feed = hosts, feed
     self._receive, self.wake = socket.socketpair()
     self.wake.setblocking(False)
     self.termination = Termination(self.wake)
@@ -182,6 +186,8 @@ class Writer:
           store.compact()
       self._write_process_file(closed=True)
       self._answer(self._flush_asked)
+      if self._feed:
+        self._feed.close(_EXPORT_SECONDS)
     except Exception as error:  # Whatever it is, training goes on.
       self._stop(error)
 
@@ -238,6 +244,8 @@ class Writer:
   def _decode(self) -> None:
     if self._intake and self._intake.rows and self._plan is not None:
       self._ready.append(self._intake.decode(self._plan))
+      if self._feed:
+        self._feed.put(*self._ready[-1])
 
   def _flush(self, merge: bool = True) -> None:
     self._decode()
@@ -274,6 +282,8 @@ class Writer:
     self._ready = []
     if self._hosts:
       self._hosts.stop(0)
+    if self._feed:
+      self._feed.close(0.1)
     _LOG.warning("Recording stopped, training goes on: %s", self.stopped)
     _LOG.debug("Recording stopped", exc_info=error)
     with contextlib.suppress(OSError):

@@ -1,0 +1,6 @@
+"""Exporters: what a recorder records, for monitoring systems, while the job runs. See docs/metrics.md."""
+
+from jaxpace.reporting.exporters.prometheus import Prometheus
+from jaxpace.reporting.exporters.scalars import Scalars, TensorBoard
+
+__all__ = ["Prometheus", "Scalars", "TensorBoard"]

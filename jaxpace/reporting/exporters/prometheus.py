@@ -1,0 +1,151 @@
+"""Prometheus: a text file for node_exporter, and an endpoint to scrape, of this process's ranks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from jaxpace.reporting.exporters.figures import Figures, figures
+from jaxpace.trace.decode import Columns
+
+MOST_RANKS, MOST_PHASES, MOST_COLLECTIVES, MOST_DECISIONS = 64, 16, 32, 32
+"""Label values a process exports of each kind; what comes beyond them is added up under "other"."""
+OTHER = "other"
+_BUCKETS = (.001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
+_PORTS = 64
+
+
+class Prometheus:
+  """An exporter of counters, histograms and gauges; each process exports its own ranks.
+
+      with jaxpace.Recorder("runs/demo", paced, exporters=[Prometheus(port=9400)]) as recorder:
+  """
+
+  def __init__(self, *, port: int | None = None, address: str = "127.0.0.1",
+               textfile: str | os.PathLike[str] | None = None):
+    """Prepares; file and endpoint are there with the first rows.
+
+    Args:
+      port: of the HTTP endpoint; where another process of this host has it, the next free one. 0: any. None: none.
+      address: to listen on. By default only this host can read the endpoint, which has no password.
+      textfile: folder and file, `metrics/jaxpace.prom` say; process 3 writes `metrics/jaxpace-3.prom`.
+
+    Raises:
+      ImportError: the package prometheus_client is not installed.
+      ValueError: neither port nor file is given, or the port is none.
+    """
+    if port is None and textfile is None:
+      raise ValueError("Prometheus() exports nowhere: give port=9400, textfile=\"jaxpace.prom\", or both.")
+    if port is not None and not 0 <= port < 65536:
+      raise ValueError(f"port={port} is no TCP port: give 1 to 65535, or 0 for any that is free.")
+    try:
+      import prometheus_client
+    except ImportError as error:
+      raise ImportError("Prometheus() needs prometheus_client: pip install 'jaxpace[metrics]'.") from error
+    self._client = prometheus_client
+    self._wanted, self._address = port, address
+    self._textfile = None if textfile is None else pathlib.Path(os.path.abspath(textfile))
+    self._server: Any = None
+    self._labels: dict[str, set[str]] = {}
+    self.port: int | None = None  # at which the endpoint listens
+    self.registry = prometheus_client.CollectorRegistry()
+    self._process: int | None = None
+    self._make()
+
+  def _make(self) -> None:
+    client, registry = self._client, self.registry
+    self._steps = client.Counter("jaxpace_steps", "Steps recorded.", ["rank"], registry=registry)
+    self._step_seconds = client.Histogram("jaxpace_step_seconds", "Time of a step, end to end.", ["rank"],
+                                          buckets=_BUCKETS, registry=registry)
+    self._phases = client.Counter("jaxpace_phase_seconds", "Time in a phase; delay is pacing's.", ["rank", "phase"],
+                                  registry=registry)
+    self._waits = client.Counter("jaxpace_wait_seconds", "Time in a collective, from entry to exit.",
+                                 ["rank", "collective"], registry=registry)
+    self._host = client.Counter("jaxpace_host_seconds", "Time the process spent on something, by cause.",
+                                ["process", "cause"], registry=registry)
+    self._switches = client.Counter("jaxpace_involuntary_switches", "Involuntary context switches.", ["process"],
+                                    registry=registry)
+    self._last = client.Gauge("jaxpace_last_step", "Number of the newest step recorded.", ["process"],
+                              registry=registry)
+    self._attempt = client.Gauge("jaxpace_attempt", "Restarts of the run.", ["process"], registry=registry)
+    self._decision = client.Gauge("jaxpace_decision", "What the pacer decided for the newest step.",
+                                  ["process", "name"], registry=registry)
+
+  def export(self, steps: Columns, collectives: Columns) -> None:
+    """Adds rows up; see `jaxpace.trace.exporting.Exporter`."""
+    found = figures(steps, collectives)
+    if found is None:
+      return
+    self._take(found)
+    if self._process is None:
+      self._process = found.process
+      self._listen()
+    self._write()
+
+  def close(self) -> None:
+    """Writes the file a last time and closes the endpoint."""
+    self._write()
+    if self._server is not None:
+      self._server.shutdown()
+      self._server.server_close()
+      self._server = None
+
+  def _take(self, found: Figures) -> None:
+    process = str(found.process)
+    for rank, number in found.steps.items():
+      self._steps.labels(self._rank(rank)).inc(number)
+    for rank, seconds in found.step_seconds.items():
+      observe = self._step_seconds.labels(self._rank(rank)).observe
+      for value in np.maximum(seconds, 0).tolist():
+        observe(value)
+    for (rank, phase), total in found.phases.items():
+      self._phases.labels(self._rank(rank), self._bounded("phase", phase, MOST_PHASES)).inc(max(total, 0.0))
+    for (rank, collective), total in found.waits.items():
+      name = self._bounded("collective", collective, MOST_COLLECTIVES)
+      self._waits.labels(self._rank(rank), name).inc(total)
+    for cause, total in found.host.items():
+      self._host.labels(process, cause).inc(max(total, 0.0))
+    if found.switches is not None:
+      self._switches.labels(process).inc(max(found.switches, 0))
+    self._last.labels(process).set(found.last_step)
+    self._attempt.labels(process).set(found.attempt)
+    for name, value in found.decisions.items():
+      shown = self._bounded("decision", name, MOST_DECISIONS)
+      if shown != OTHER:
+        self._decision.labels(process, shown).set(value)
+
+  def _rank(self, rank: int) -> str:
+    return self._bounded("rank", str(rank), MOST_RANKS)
+
+  def _bounded(self, label: str, value: str, most: int) -> str:
+    """The value, or "other" where that many others were seen before it."""
+    seen = self._labels.setdefault(label, set())
+    if value not in seen and len(seen) >= most:
+      return OTHER
+    seen.add(value)
+    return value
+
+  def _listen(self) -> None:
+    if self._wanted is None:
+      return
+    last = self._wanted + _PORTS if self._wanted else 1
+    for port in range(self._wanted, min(last, 65536)):
+      try:
+        self._server, _ = self._client.start_http_server(port, addr=self._address, registry=self.registry)
+      except OSError as error:
+        if error.errno != errno.EADDRINUSE or port + 1 == min(last, 65536):
+          raise
+      else:
+        self.port = self._server.server_port
+        return
+
+  def _write(self) -> None:
+    if self._textfile is None or self._process is None:
+      return
+    self._textfile.parent.mkdir(parents=True, exist_ok=True)
+    own = self._textfile.with_name(f"{self._textfile.stem}-{self._process}{self._textfile.suffix or '.prom'}")
+    self._client.write_to_textfile(str(own), self.registry)
