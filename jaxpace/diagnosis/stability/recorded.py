@@ -63,8 +63,8 @@ def decide(findings: tuple[Finding, ...], growth: Growth | None, settled: Growth
   """Says whether to look at the infrastructure or at how its parts are coupled, or that the run shows neither."""
   memory = ""
   if growth and settled and settled.rises:
-    memory = (f"steps remember each other (the variance of {growth.windows[-1]:,} steps is {settled.ratio[-1]:.1f} times "
-              "that of independent ones, drift taken out)")
+    memory = (f"steps remember each other (the variance of {growth.windows[-1]:,} steps is {settled.ratio[-1]:.1f} "
+              "times that of independent ones, drift taken out)")
   drifting = f"the step drifts by {100 * found.change:+.1f} % over the run" if found and found.drifts else ""
   again = f"{100 * reruns:.1f} % of what was recorded was run again" if reruns else ""
   others = [text for text in (memory, drifting, again) if text]
@@ -80,8 +80,8 @@ def decide(findings: tuple[Finding, ...], growth: Growth | None, settled: Growth
             f"{joined([*structural, *others])}. A cause outside that strikes all ranks at once looks the same.")
   if others:
     return (f"No coupling between steps is shown beyond this: {joined(others)}. No rank, host or link stands out.")
-  return ("Neither shown: no rank, host or link stands out, and no step is seen to depend on those before it: what steps "
-          "lose adds up, and doesn't compound.")
+  return ("Neither shown: no rank, host or link stands out, and no step is seen to depend on those before it: what "
+          "steps lose adds up, and doesn't compound.")
 
 
 def to_json(stability: Stability) -> dict[str, Any]:
