@@ -1,0 +1,246 @@
+"""Exporters: figures against the rows, bounded labels, trouble that stops nobody."""
+
+import json
+import logging
+import re
+import socket
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from jaxpace.reporting.exporters import Prometheus, Scalars, TensorBoard
+from jaxpace.reporting.exporters.figures import figures
+from jaxpace.trace.exporting import Feed
+from jaxpace.trace.recorder import Recorder
+from tests.multiprocess.jobs import ROOT
+from tests.trace import fake_step as fake
+from tests.trace.recording import assert_complete, one_warning, train
+
+STEPS = 40
+
+
+class Kept:
+  """Keeps what it is given, and from which thread."""
+
+  def __init__(self):
+    self.rows, self.threads, self.closed = [], set(), 0
+
+  def export(self, steps, collectives):
+    self.rows.append((steps, collectives))
+    self.threads.add(threading.current_thread().name)
+
+  def close(self):
+    self.closed += 1
+
+
+def made_up(ranks=2, steps=3, process=0, first=0, **more):
+  """Rows of a process whose ranks take rank + 1 ms forward and wait 4 - rank ms in each of two collectives."""
+  step, rank = np.tile(np.arange(first, first + steps), ranks), np.repeat(np.arange(ranks), steps)
+  size, origin = len(step), 3 * 10**15
+  start = origin + step * 20_000_000
+  gap = np.ma.masked_array(np.full(size, 1_000_000), step == 0)
+  columns = {"step": step, "rank": rank.astype(np.int32), "process": np.full(size, process, np.int32),
+             "attempt": np.zeros(size, np.int32), "start_ns": start, "end_ns": start + 19_000_000, "gap_ns": gap,
+             "forward_ns": (rank + 1) * 1_000_000, "delay_applied_ns": np.full(size, 500_000),
+             "gc_ns": np.full(size, 2_000_000), "nivcsw": np.full(size, 3), "decision_slack": step * 0.5, **more}
+  enter = np.tile(start + 5_000_000, 2)
+  both = {name: np.tile(columns[name], 2) for name in ("step", "rank", "process", "attempt")}
+  return columns, {**both, "collective": np.repeat([0, 1], size), "name": np.repeat(["a", "b"], size),
+                   "enter_ns": enter, "exit_ns": enter + (4 - both["rank"]) * 1_000_000}
+
+
+def samples(exporter):
+  from prometheus_client import generate_latest
+  return {(s.name, tuple(sorted(s.labels.items()))): s.value
+          for family in parse(generate_latest(exporter.registry).decode()) for s in family.samples}
+
+
+def test_figures_are_sums_of_the_rows():
+  found = figures(*made_up())
+  assert found.steps == {0: 3, 1: 3} and found.last_step == 2
+  assert found.step_seconds[1] == pytest.approx([0.02, 0.02])  # the first step's gap is not known
+  assert found.phases == pytest.approx(
+      {(0, "forward"): 3e-3, (1, "forward"): 6e-3, (0, "delay"): 1.5e-3, (1, "delay"): 1.5e-3,
+       (0, "gap"): 2e-3, (1, "gap"): 2e-3})
+  assert found.waits == pytest.approx({(0, "a"): 12e-3, (0, "b"): 12e-3, (1, "a"): 9e-3, (1, "b"): 9e-3})
+  assert found.host == pytest.approx({"gc": 6e-3})  # of the process, once
+  assert (found.switches, found.decisions) == (9, {"slack": 1.0})
+
+
+def test_rows_with_nothing_known_give_nothing_made_up():
+  nothing = np.ma.masked_all(6, np.int64)
+  found = figures(*made_up(gc_ns=nothing, nivcsw=nothing, forward_ns=nothing))
+  assert found.host == {} and found.switches is None and not any(name == "forward" for _, name in found.phases)
+  assert figures({"step": np.zeros(0)}, {}) is None
+
+
+def test_prometheus_counts_on_over_batches():
+  exporter = Prometheus(textfile="unused.prom")
+  exporter._take(figures(*made_up()))
+  exporter._take(figures(*made_up(first=3)))
+  found = samples(exporter)
+  assert found["jaxpace_steps_total", (("rank", "1"),)] == 6
+  assert found["jaxpace_wait_seconds_total", (("collective", "a"), ("rank", "0"))] == pytest.approx(24e-3)
+  assert found["jaxpace_phase_seconds_total", (("phase", "forward"), ("rank", "1"))] == pytest.approx(12e-3)
+  assert found["jaxpace_step_seconds_count", (("rank", "0"),)] == 5
+  assert found["jaxpace_step_seconds_bucket", (("le", "0.01"), ("rank", "0"))] == 0
+  assert found["jaxpace_step_seconds_bucket", (("le", "0.03"), ("rank", "0"))] == 5
+  assert found["jaxpace_host_seconds_total", (("cause", "gc"), ("process", "0"))] == pytest.approx(12e-3)
+  assert found["jaxpace_last_step", (("process", "0"),)] == 5
+  assert found["jaxpace_decision", (("name", "slack"), ("process", "0"))] == 2.5
+
+
+def test_label_sets_are_bounded_and_nothing_is_lost():
+  exporter = Prometheus(textfile="unused.prom")
+  steps, collectives = made_up(ranks=100, steps=2)
+  names = np.array([f'"evil\n{{}}\\{i}' for i in range(len(collectives["name"]))])
+  more = {f"phase_p{i}_ns": np.full(200, 1_000_000) for i in range(50)}
+  decisions = {f"decision_d{i}": np.ones(200) for i in range(80)}
+  exporter._take(figures({**steps, **more, **decisions}, {**collectives, "name": names}))
+  found = samples(exporter)  # parses, so it is escaped
+  ranks = {dict(labels)["rank"] for _, labels in found if "rank" in dict(labels)}
+  assert len(ranks) == 65 and "other" in ranks
+  assert len({dict(labels)["phase"] for _, labels in found if "phase" in dict(labels)}) == 17
+  assert len({dict(labels)["collective"] for _, labels in found if "collective" in dict(labels)}) == 33
+  assert len([key for key in found if key[0] == "jaxpace_decision"]) == 32
+  assert sum(v for (name, _), v in found.items() if name == "jaxpace_steps_total") == 200
+
+
+def test_recorder_feeds_prometheus_file_and_endpoint(tmp_path):
+  exporter, kept = Prometheus(port=0, textfile=tmp_path / "metrics" / "jaxpace.prom"), Kept()
+  seen = {}
+
+  class Scrape(Kept):
+    def close(self):  # before the endpoint closes: exporters close in their order
+      assert exporter._server.server_address[0] == "127.0.0.1"
+      seen["text"] = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=5).read().decode()
+
+  with Recorder(tmp_path / "run", fake.FakePaced(), exporters=[Scrape(), exporter, kept]) as recorder:
+    train(recorder, STEPS)
+  assert_complete(tmp_path / "run", range(STEPS))
+  file = (tmp_path / "metrics" / "jaxpace-0.prom").read_text()
+  assert [p.name for p in (tmp_path / "metrics").iterdir()] == ["jaxpace-0.prom"]
+  for text in (seen["text"], file):
+    found = {(s.name, s.labels.get("rank"), s.labels.get("collective")): s.value
+             for family in parse(text) for s in family.samples}
+    assert found["jaxpace_steps_total", "7", None] == STEPS
+    assert found["jaxpace_wait_seconds_total", "3", "psum.grads"] == pytest.approx(STEPS * fake.DURATIONS[5] * 1e-9)
+  assert kept.closed == 1 and kept.threads == {"jaxpace-exporters"}
+  assert sum(len(steps["step"]) for steps, _ in kept.rows) == 8 * STEPS
+  with pytest.raises(OSError):
+    urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=1)
+
+
+def test_a_port_that_is_taken_is_passed_over():
+  with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    exporter = Prometheus(port=port)
+    exporter.export(*made_up())
+    assert port < exporter.port < port + 64
+    exporter.close()
+
+
+def test_an_exporter_that_fails_is_one_warning_and_the_run_is_whole(tmp_path, caplog):
+  class Broken(Kept):
+    def export(self, steps, collectives):
+      super().export(steps, collectives)
+      raise RuntimeError("no route to host")
+
+  broken, kept = Broken(), Kept()
+  with Recorder(tmp_path, fake.FakePaced(), exporters=[broken, kept]) as recorder:
+    train(recorder, STEPS)
+  assert_complete(tmp_path, range(STEPS))
+  one_warning(caplog, "Broken stopped, training and recording go on: RuntimeError: no route to host")
+  assert len(broken.rows) == 1 and not broken.closed and kept.closed == 1
+
+
+def test_an_exporter_that_hangs_holds_up_nobody(caplog):
+  release = threading.Event()
+
+  class Hanging(Kept):
+    def export(self, steps, collectives):
+      release.wait(60)
+
+  feed = Feed([Hanging()])
+  rows = made_up()
+  began = time.monotonic()
+  for _ in range(40):
+    feed.put(*rows)
+  assert feed.lost >= 40 - 16 - 1
+  feed.close(0.1)
+  assert time.monotonic() - began < 30  # 60 s were it waited for
+  release.set()
+  warnings = [r.message for r in caplog.records if r.levelno >= logging.WARNING]
+  assert len(warnings) == 2 and "slower" in warnings[0] and "not finished" in warnings[1]
+
+
+def test_scalars_are_means_a_step_of_process_0_only():
+  written = []
+
+  class Writer:
+    def write_scalars(self, step, scalars):
+      written.append((step, scalars))
+
+  exporter = Scalars(Writer())
+  exporter.export(*made_up(process=1))
+  assert not written
+  exporter.export(*made_up())
+  ((step, scalars),) = written
+  assert step == 2 and scalars == pytest.approx({
+      "jaxpace/step_ms": 20.0, "jaxpace/forward_ms": 1.5, "jaxpace/gap_ms": 4 / 6, "jaxpace/delay_ms": 0.5,
+      "jaxpace/wait_ms": 7.0, "jaxpace/gc_ms": 2.0, "jaxpace/decision/slack": 1.0})
+
+
+def test_tensorboard_files_hold_the_scalars(tmp_path):
+  exporter = TensorBoard(tmp_path / "tb")
+  exporter.export(*made_up(process=1))
+  assert not (tmp_path / "tb").exists()
+  exporter.export(*made_up())
+  exporter.close()
+  (file,) = (tmp_path / "tb").iterdir()
+  assert b"jaxpace/wait_ms" in file.read_bytes()
+
+
+@pytest.mark.parametrize("wrong", [Prometheus, object(), print])
+def test_what_is_no_exporter_is_refused_at_once(tmp_path, wrong):
+  with pytest.raises(TypeError, match="exporters takes objects"):
+    Recorder(tmp_path, fake.FakePaced(), exporters=[wrong])
+
+
+def test_mistakes_are_named():
+  with pytest.raises(ValueError, match="exports nowhere"):
+    Prometheus()
+  with pytest.raises(ValueError, match="no TCP port"):
+    Prometheus(port=70000)
+  with pytest.raises(TypeError, match="write_scalars"):
+    Scalars(object())
+
+
+def test_the_dashboard_asks_for_what_is_exported():
+  exporter = Prometheus(textfile="unused.prom")
+  exporter._take(figures(*made_up()))
+  exported = {}
+  for name, labels in samples(exporter):
+    exported.setdefault(name, set()).update(dict(labels))
+  dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
+  queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+  legends = [target["legendFormat"] for panel in dashboard["panels"] for target in panel["targets"]]
+  queries += [v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
+  asked = set()
+  for query, legend in zip(queries, [*legends, ""], strict=True):
+    names = set(re.findall(r"jaxpace_\w+", query))
+    assert names and names <= set(exported), query
+    labels = set().union(*(exported[name] for name in names))
+    used = {label for matcher in re.findall(r"\{([^}]*)\}", query) for label in re.findall(r"(\w+)[=!]", matcher)}
+    grouped = {g.strip() for group in re.findall(r"by \(([^)]*)\)", query) for g in group.split(",")}
+    assert used - {"job"} | grouped <= labels, query  # Prometheus itself adds `job`
+    assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= grouped, legend
+    assert query.count("(") == query.count(")")
+    asked |= {re.sub("_(bucket|sum|count|total)$", "", name) for name in names}
+  assert asked == {re.sub("_(bucket|sum|count|total|created)$", "", name) for name in exported}
