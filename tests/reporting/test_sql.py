@@ -1,0 +1,96 @@
+"""Every query of docs/sql.md runs, and says what the report says."""
+
+import contextlib
+import doctest
+import re
+
+import duckdb
+import numpy as np
+import pytest
+
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.document import to_json
+from jaxpace.trace import synthetic
+from jaxpace.trace.reader import read_run
+from jaxpace.trace.synthetic import Job
+from jaxpace.trace.synthetic_faults import Fault
+from tests.multiprocess.jobs import ROOT
+
+PAGE = ROOT / "docs" / "sql.md"
+JOB = Job(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
+          faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.05, mechanism="gc"),), host_columns=True)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+  path = tmp_path_factory.mktemp("sql") / "run"
+  truth = synthetic.write(path, JOB, part_steps=80)
+  found = {}
+  with contextlib.chdir(path), duckdb.connect() as database:
+    for number, query in enumerate(re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)):
+      name = re.match(r"-- name: (\w+)", query)
+      result = database.execute(query)
+      columns = [column[0] for column in result.description]
+      found[name[1] if name else number] = [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
+  return path, truth, to_json(diagnose(read_run(path))), found
+
+
+def test_every_query_answers(answers):
+  found = answers[3]
+  assert len(found) == 12 and all(rows for name, rows in found.items() if isinstance(name, str))
+
+
+def test_what_was_recorded(answers):
+  assert answers[3]["recorded"] == [
+      {"process": p, "ranks": 2, "first": 0, "last": 199, "attempts": 0} for p in range(2)]
+
+
+def test_times_are_those_of_the_report(answers):
+  _, truth, report, found = answers
+  (times,) = found["step_time"]
+  for name in ("mean", "median", "p99"):
+    assert times[name] == pytest.approx(report["step_time"][name], rel=0.03)  # the report leaves warm-up out
+  transfers = {row["name"]: row["transfer_ms"] for row in found["transfer"]}
+  assert transfers == pytest.approx({"psum.0": 2.0, "psum.1": 2.0}, abs=2e-3)
+  step = np.diff(truth.exit[-1, 0])
+  assert found["slowest"][0]["step"] == int(step.argmax()) + 1
+  assert found["slowest"][0]["step_ms"] == pytest.approx(step.max() / 1e6, abs=2e-3)
+
+
+def test_the_late_rank_is_the_late_rank(answers):
+  _, truth, report, found = answers
+  assert found["late"][0]["rank"] == found["lateness"][0]["rank"] == 3
+  own = truth.busy[0] - truth.delay
+  late = (own - own.mean(axis=0))[:, 1:].mean(axis=1) / 1e6
+  for row in found["lateness"]:
+    assert row["late_ms"] == pytest.approx(late[row["rank"]], abs=2e-3)
+  last = np.bincount(own[:, 1:].argmax(axis=0), minlength=4)
+  assert {row["rank"]: row["times_last"] for row in found["lateness"]} == dict(enumerate(last.tolist()))
+  assert any(finding["ranks"] == [3] for finding in report["findings"])
+
+
+def test_phases_pauses_and_delays(answers):
+  _, truth, _, found = answers
+  for row in found["phases"]:
+    assert row["forward_ms"] == pytest.approx(truth.forward[row["rank"]].mean() / 1e6, abs=2e-3)
+  paused = np.flatnonzero(truth.extra.shown["gc"][1])
+  assert [row["step"] for row in found["garbage"]] == paused[:20].tolist()
+  assert found["delays"] == [{"rank": 0, "steps_delayed": 200, "delay_s": 0.2}]
+  assert [row["process"] for row in found["hosts"]] == [0, 1]
+
+
+def test_code_with_a_prompt_runs(answers):
+  with contextlib.chdir(answers[0]):
+    results = doctest.testfile(str(PAGE), module_relative=False)
+  assert results.failed == 0 and results.attempted == 2
+
+
+def test_newest_attempts_count(answers, tmp_path):
+  synthetic.write(tmp_path, JOB)
+  synthetic.write(tmp_path, Job(ranks=4, steps=50, processes=2, forward=1e-3), attempt=1, first_step=150)
+  view, *_ = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
+  with contextlib.chdir(tmp_path), duckdb.connect() as database:
+    database.execute(view)
+    rows = database.execute("select step, rank, count(*), max(attempt) from steps group by all").fetchall()
+  assert len(rows) == 800 and {number for *_, number, _ in rows} == {1}
+  assert {step for step, *_, attempt in rows if attempt == 1} == set(range(150, 200))
