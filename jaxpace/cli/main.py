@@ -38,6 +38,7 @@ COMMANDS = {
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.reporting.command", "say where the step time of a recorded run went"),
     "simulate": Entry("jaxpace.cli.simulate", "simulate jobs on a fabric, with the pacers of the live step"),
+    "watch": Entry("jaxpace.cli.watch", "show a run in the terminal while it grows"),
 }
 
 

@@ -24,7 +24,7 @@ _MEANING = {
     "runtime": "gaps between steps, waiting for them",
     "pacing": "delays, and waiting for them",
 }
-_COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta", "runtime": "yellow",
+COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta", "runtime": "yellow",
            "pacing": "cyan"}
 
 
@@ -91,7 +91,7 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
   for name in SHARES:
     share = shares[name]
     quiet = "dim" if abs(share) < 5e-4 else ""
-    table.add_row(Text(name, style=quiet), Text(bars.bar(share, width, console.encoding), style=_COLOUR[name]),
+    table.add_row(Text(name, style=quiet), Text(bars.bar(share, width, console.encoding), style=COLOUR[name]),
                   Text(milliseconds(share * step.mean), style=quiet), Text(f"{100 * share:.1f} %", style=quiet),
                   Text(_MEANING[name], style="dim"))
   return Group(line, table)

@@ -62,7 +62,7 @@ def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] 
 
 
 def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: Progress | None) -> Run:
-  _check_directory(path)
+  check_directory(path)
   problems: list[str] = []
   info = _read_info(path, problems)
   run_id = _run_id(path, info, problems)
@@ -124,30 +124,39 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
                              host_samples=samples if samples.time_ns.size else None)
 
 
-def _check_directory(path: pathlib.Path) -> None:
+def check_directory(path: pathlib.Path) -> None:
   if not path.exists():
     raise RunError(f"There is no run at {path}: no such directory. Give the directory a Recorder wrote to.")
-  if not path.is_dir():
-    if path.name == "run.json" or path.suffix == ".parquet":
-      folder = path.parent if path.name == "run.json" else path.parent.parent
-      raise RunError(f"{path} is a file of a run, not the run. Give its directory: {folder}")
-    raise RunError(f"{path} is a file; a run is a directory. Give the directory a Recorder wrote to.")
+  wrong = misplaced(path)
+  if wrong:
+    raise RunError(wrong)
   if _looks_like_run(path):
     return
-  children = list(path.iterdir())
-  below = sorted(child for child in children if not child.name.startswith(".") and child.is_dir()
-                 and _looks_like_run(child))
-  if below:
-    shown = ", ".join(str(p) for p in below[:5]) + (f" and {len(below) - 5} more" if len(below) > 5 else "")
-    which = "one: give" if len(below) == 1 else "several: give one of"
-    raise RunError(f"{path} is no run itself but holds {which} {shown}")
-  if path.name in ("steps", "collectives", "hosts", "process", "locality") and _looks_like_run(path.parent):
-    raise RunError(f"{path} is a part of a run. Give its directory: {path.parent}")
-  if not children:
+  if not any(path.iterdir()):
     raise RunError(f"{path} is empty: nothing was recorded there. A Recorder writes its first rows a few seconds "
                    "after the first step.")
   raise RunError(f"{path} holds no recorded run: it has neither run.json nor a folder 'steps'. Give the directory a "
                  "Recorder wrote to.")
+
+
+def misplaced(path: pathlib.Path) -> str | None:
+  """Says which directory must be meant where an existing path is not a run's and never will be; else None."""
+  if not path.is_dir():
+    if path.name == "run.json" or path.suffix == ".parquet":
+      folder = path.parent if path.name == "run.json" else path.parent.parent
+      return f"{path} is a file of a run, not the run. Give its directory: {folder}"
+    return f"{path} is a file; a run is a directory. Give the directory a Recorder wrote to."
+  if _looks_like_run(path):
+    return None
+  below = sorted(child for child in path.iterdir() if not child.name.startswith(".") and child.is_dir()
+                 and _looks_like_run(child))
+  if below:
+    shown = ", ".join(str(p) for p in below[:5]) + (f" and {len(below) - 5} more" if len(below) > 5 else "")
+    which = "one: give" if len(below) == 1 else "several: give one of"
+    return f"{path} is no run itself but holds {which} {shown}"
+  if path.name in ("steps", "collectives", "hosts", "process", "locality") and _looks_like_run(path.parent):
+    return f"{path} is a part of a run. Give its directory: {path.parent}"
+  return None
 
 
 def _looks_like_run(path: pathlib.Path) -> bool:

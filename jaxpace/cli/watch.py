@@ -1,0 +1,105 @@
+"""`jaxpace watch`: a run in the terminal while it grows."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+EPILOG = """\
+Reads the run directory's files and nothing else: the job is not touched, and may run anywhere that shares them. It may
+be started before the job. Ctrl-C ends it. In a pipe it prints a line a refresh.
+
+examples:
+  jaxpace watch runs/demo
+  jaxpace watch runs/demo --every 5 --steps 1000
+  jaxpace watch runs/demo --once
+  jaxpace watch runs/demo | tee -a watch.log
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace watch`."""
+  parser.description = "Shows a run while it grows: step time, shares, late ranks, pacing, and faults as they begin."
+  parser.epilog = EPILOG
+  parser.formatter_class = argparse.RawDescriptionHelpFormatter
+  parser.add_argument("run", metavar="RUN", help="run directory; it may be missing yet")
+  parser.add_argument("--every", type=_seconds, metavar="SECONDS", default=1.0,
+                      help="time between two looks (default: 1)")
+  parser.add_argument("--steps", type=_steps, metavar="N", default=200,
+                      help="newest steps that step time, shares and lateness are of (default: 200)")
+  parser.add_argument("--once", action="store_true", help="print what there is now, and end")
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs the command.
+
+  Returns:
+    Exit status: 0 after `--once`, 2 where RUN can't be a run. Otherwise it goes on until Ctrl-C.
+  """
+  # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
+  from rich.console import Console
+
+  from jaxpace.reporting.watch import live
+  from jaxpace.reporting.watch.follower import Follower
+  from jaxpace.trace.reader import check_directory
+  from jaxpace.trace.run import RunError
+
+  path = pathlib.Path(args.run)
+  try:
+    _check(path)
+    follower = Follower(path, args.steps)
+    if args.once:
+      check_directory(path)
+      live.once(follower)
+    elif sys.stdout.isatty():
+      live.on_terminal(follower, Console(highlight=False), args.every)
+    else:
+      live.in_lines(follower, args.every)
+  except RunError as error:
+    return _fail(str(error))
+  except PermissionError as error:
+    return _fail(f"No permission to read {error.filename or path}. Ask its owner.")
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}.")
+  return 0
+
+
+def _check(path: pathlib.Path) -> None:
+  """Refuses what no run can begin at: a directory that is missing or holds other things yet is waited for."""
+  from jaxpace.trace.reader import misplaced
+  from jaxpace.trace.run import RunError
+
+  wrong = misplaced(path) if path.exists() else None
+  if not path.exists() and not path.absolute().parent.is_dir():
+    wrong = f"There is no directory {path.parent}, so no run can begin at {path}. Is it spelt right?"
+  if wrong:
+    raise RunError(wrong)
+
+
+def _fail(sentence: str) -> int:
+  print(f"jaxpace watch: {sentence}", file=sys.stderr)
+  return 2
+
+
+def _seconds(text: str) -> float:
+  """Parses a time between two looks."""
+  try:
+    value = float(text)
+  except ValueError:
+    value = -1.0
+  if not 0.1 <= value <= 3600:
+    raise argparse.ArgumentTypeError(f"{text!r} is no time from 0.1 to 3600 s")
+  return value
+
+
+def _steps(text: str) -> int:
+  """Parses a number of steps."""
+  if not (text.isascii() and text.isdigit()) or not 20 <= int(text) <= 10_000:
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of steps from 20 to 10000")
+  return int(text)
+
+
+__all__ = ["add_arguments", "run"]

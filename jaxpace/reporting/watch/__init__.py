@@ -1,0 +1,1 @@
+"""The live view: a run that still grows, from its files alone."""
