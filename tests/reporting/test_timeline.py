@@ -1,8 +1,10 @@
 """Timelines: what the formats hold is what the ranks did."""
 
 import collections
+import dataclasses
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from jaxpace.reporting.timeline.phases import pour
 from jaxpace.reporting.timeline.times import read_bounds
 from jaxpace.trace import synthetic
 from jaxpace.trace.reader import read_run
+from jaxpace.trace.run import MISSING
 from jaxpace.trace.synthetic import Job
 from jaxpace.trace.synthetic_faults import Fault
 
@@ -196,7 +199,7 @@ def test_foreign_names_are_text(tmp_path):
   assert b"<script>alert(1)</script>\\x1b[31m" in text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(free=st.lists(st.integers(0, 10**8), min_size=1, max_size=4), shares=st.lists(st.floats(0, 1), min_size=1,
                                                                                    max_size=5))
 def test_poured_phases_lie_in_order_without_overlap_and_lose_nothing(free, shares):
@@ -209,3 +212,72 @@ def test_poured_phases_lie_in_order_without_overlap_and_lose_nothing(free, share
     at[interval] = int(end[0])
     poured[phase] += end[0] - begin[0]
   assert np.abs(poured - [p[0] for p in phases]).max() <= 4_000  # edges snap to collectives within 2 µs
+
+
+def assert_sound(timeline):
+  """Slices of a track rise and nest; arrows go forward."""
+  parsed = pb.Trace()
+  parsed.ParseFromString(b"".join(perfetto.encode(timeline)))
+  found, flows = slices(parsed)
+  assert len(found) == len(timeline.begin) and all(begin < end for _, _, begin, end, _ in found)
+  assert sorted((path, begin, end) for path, _, begin, end, _ in found) == sorted(
+      (_path(timeline, t), b, e) for t, b, e in zip(timeline.track, timeline.begin, timeline.end, strict=True))
+  assert all([end for _, end in ends] == [False, True] for ends in flows.values())
+  json.loads(b"".join(chrome.encode(timeline)))
+
+
+def _path(timeline, track):
+  own = timeline.tracks[track]
+  return next(t.name for t in timeline.tracks if t.process == own.process and t.thread is None), own.name
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), share=st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+def test_damaged_stamps_leave_a_sound_timeline(written, seed, share):
+  run = read_run(written[0], window=(20, 40))
+  random = np.random.default_rng(seed)
+
+  def damaged(times):
+    wrong = random.choice([MISSING, 0, -5, np.iinfo(np.int64).max, 10**15, 1 << 60, MISSING + 1], times.shape)
+    return np.where(random.random(times.shape) < share, wrong, times)
+
+  bounds = read_bounds(run)
+  bounds = dataclasses.replace(bounds, start=damaged(bounds.start), end=damaged(bounds.end))
+  bad = random.random(run.attempt.shape) < share
+  durations = {name: np.where(bad, random.choice(np.array([np.nan, np.inf, -1, 1e30], np.float32), bad.shape), values)
+               for name, values in run.durations.items()}
+  run = dataclasses.replace(run, durations=durations, collectives=tuple(
+      dataclasses.replace(c, enter_ns=damaged(c.enter_ns), exit_ns=damaged(c.exit_ns)) for c in run.collectives))
+  assert_sound(build(run, bounds, (LATE,)))
+
+
+@pytest.mark.parametrize("job", [
+    Job(ranks=1, steps=5, processes=1), Job(ranks=2, steps=2, processes=2), Job(ranks=2, steps=40, collectives=4)])
+def test_small_runs(tmp_path, job):
+  synthetic.write(tmp_path, job)
+  run = read_run(tmp_path)
+  timeline = build(run, read_bounds(run))
+  assert_sound(timeline)
+  assert {f"rank {r}" for r in range(job.ranks)} <= {timeline.tracks[t].name for t in timeline.track}
+
+
+@pytest.mark.parametrize("table", ["steps", "collectives"])
+def test_a_run_of_one_table(tmp_path, table):
+  synthetic.write(tmp_path, Job(ranks=2, steps=30))
+  shutil.rmtree(tmp_path / table)
+  run = read_run(tmp_path)
+  timeline = build(run, read_bounds(run))
+  assert_sound(timeline)
+  names = {timeline.names[n].split(" (")[0] for n in timeline.name}
+  assert ("psum" in names, "forward" in names) == (table == "steps", table == "collectives")
+
+
+def test_restarted_ranks_are_shown_once_a_step(tmp_path):
+  synthetic.write(tmp_path, Job(ranks=2, steps=40))
+  synthetic.write(tmp_path, Job(ranks=2, steps=20), attempt=1, first_step=30, origins=[5, 10**14])
+  run = read_run(tmp_path)
+  timeline = build(run, read_bounds(run))
+  assert_sound(timeline)
+  own = [timeline.step[i] for i in range(len(timeline.begin))
+         if timeline.names[timeline.name[i]].startswith("step") and timeline.tracks[timeline.track[i]].name == "rank 1"]
+  assert own == list(range(50))
