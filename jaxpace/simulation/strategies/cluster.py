@@ -1,0 +1,115 @@
+"""What strategies run on: ranks' compute with noise, links, servers; and what a strategy's messages cost there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.simulation import allreduce
+from jaxpace.simulation import noise as noises
+from jaxpace.simulation.settings import SettingsError
+from jaxpace.simulation.strategies.settings import Compressed, LocalSteps, ParameterServer, Strategy
+
+_ONE = np.float32(1)
+_LEAST = np.float32(0.05)
+"""Compute never falls below this share of its mean, as in `jaxpace.simulation.job`."""
+_FLOAT32, _INDEX, _SCALE = 4, 4, 4
+"""Bytes of a dense element, of an element's position, and of the scale that goes with int8."""
+_PASSES = {"fp16": 2.0, "int8": 4.0, "top_k": 8.0}
+
+
+class Cluster(NamedTuple):
+  """The numbers of a cluster, a pytree: any may be traced, and given a leading axis for `jax.vmap`."""
+
+  compute: Any  # [] s, forward and backward
+  update: Any = 0.0  # [] s
+  noise: tuple[Any, ...] = ()  # components of `jaxpace.simulation.noise`
+  gradient_bytes: Any = 0.0  # [] of a float32 gradient
+  latency: Any = 0.0  # [] s a message
+  rate: Any = math.inf  # [] B/s of each rank's link, each way
+  server_rate: Any = math.inf  # [] B/s that a parameter server takes gradients in and applies them
+  codec_rate: Any = math.inf  # [] B/s of a pass over a gradient that is encoded or decoded
+
+
+def check(cluster: Cluster) -> Cluster:
+  """Returns a cluster of plain numbers as it is.
+
+  Raises:
+    SettingsError: one of them is out of range.
+  """
+  for name in ("compute", "update", "gradient_bytes", "latency"):
+    value = getattr(cluster, name)
+    if not 0 <= float(value) < math.inf:
+      raise SettingsError(f"{name}={value!r} must be a number from 0 up, and finite.")
+  for name in ("rate", "server_rate", "codec_rate"):
+    value = getattr(cluster, name)
+    if not float(value) > 0:
+      raise SettingsError(f"{name}={value!r} must be above 0 B/s; inf for no limit.")
+  return cluster
+
+
+def draw(cluster: Cluster, key: jax.Array, ranks: int, steps: int) -> jax.Array:
+  """How long each rank is busy with each of its steps, pauses and update included: [K, R] float32 s.
+
+  The same key gives the same numbers whatever the strategy, so that strategies can be compared step by step.
+  """
+  first, own = jax.random.split(key)
+  states = noises.init(cluster.noise, first, ranks)
+  compute, update = (jnp.asarray(value, jnp.float32) for value in (cluster.compute, cluster.update))
+
+  def step(states: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+    share, pauses, states = noises.sample(cluster.noise, own, number, states, ranks)
+    return states, compute * jnp.maximum(_ONE + share, _LEAST) + pauses + update
+
+  return jax.lax.scan(step, states, jnp.arange(steps, dtype=jnp.int32))[1]
+
+
+class Messages(NamedTuple):
+  """What a strategy's exchange costs, each time there is one."""
+
+  seconds: Any  # [] s on a quiet fabric, encoding and decoding included
+  bytes: Any  # [] sent by each rank
+
+
+def messages(strategy: Strategy, cluster: Cluster, ranks: int) -> Messages:
+  """What one exchange of a strategy costs.
+
+  Dense gradients, and those of fp16 and int8, go round a ring: 2 (P - 1) messages of m / P bytes. Each rank sums the
+  piece it owns of int8 gradients in float32 and encodes the sum again, so that the pieces stay small both ways; each
+  carries a scale. top_k's gradients have different elements on every rank: all get all (P - 1 messages of the kept
+  values and positions). With a parameter server a rank sends its gradient, and fetches parameters once it has been
+  served: its wait for the server comes on top (`service`).
+  """
+  size = cluster.gradient_bytes
+  beta: Any = _ONE / jnp.asarray(cluster.rate, jnp.float32)
+  around = 2 * (ranks - 1) / ranks
+  if isinstance(strategy, ParameterServer):
+    return Messages(2 * cluster.latency + size * beta, 1.0 * size)
+  if not isinstance(strategy, Compressed):
+    return Messages(allreduce.ring(ranks, size, cluster.latency, beta), around * size)
+  passes = _PASSES[strategy.codec] if strategy.passes is None else strategy.passes
+  coding = passes * size / jnp.asarray(cluster.codec_rate, jnp.float32) if ranks > 1 else 0.0
+  if strategy.codec == "top_k":
+    # A dense element is as long as its position is: kept elements take twice their share.
+    wire = strategy.keep * size * (_FLOAT32 + _INDEX) / _FLOAT32
+    # Decoding adds up what P ranks have kept.
+    coding += (ranks - 1) * wire / jnp.asarray(cluster.codec_rate, jnp.float32)
+    return Messages((ranks - 1) * (cluster.latency + wire * beta) + coding, (ranks - 1) * wire)
+  wire = size / 2 if strategy.codec == "fp16" else size / 4 + ranks * _SCALE
+  return Messages(allreduce.ring(ranks, wire, cluster.latency, beta) + coding, around * wire)
+
+
+def service(strategy: ParameterServer, cluster: Cluster) -> jax.Array:
+  """[] s for which the servers are busy with one gradient: no more than 1 / this are applied a second."""
+  rate = jnp.asarray(cluster.server_rate, jnp.float32) * np.float32(strategy.servers)
+  return jnp.asarray(cluster.gradient_bytes, jnp.float32) / rate
+
+
+def bytes_per_step(strategy: Strategy, cluster: Cluster, ranks: int) -> float:
+  """Bytes that each rank sends in a step, on average."""
+  every = strategy.every if isinstance(strategy, LocalSteps) else 1
+  return float(messages(strategy, cluster, ranks).bytes) / every
