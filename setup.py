@@ -66,6 +66,7 @@ setuptools.setup(
             "matplotlib>=3.9",
         ],
         "timeline": ["perfetto>=0.16"],
+        "opentelemetry": ["opentelemetry-api>=1.25", "opentelemetry-sdk>=1.25"],
         "metrics": ["prometheus_client>=0.20", "tensorboardX>=2.6.2"],
         "test": [
             "pytest>=8.2",
@@ -76,6 +77,7 @@ setuptools.setup(
             "perfetto>=0.16",
             "prometheus_client>=0.20",
             "duckdb>=1.1",
+            "opentelemetry-sdk>=1.25",
         ],
         "dev": ["ruff>=0.9", "mypy>=1.15", "import-linter>=2.1"],
     },

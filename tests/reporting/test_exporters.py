@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from jaxpace.reporting.exporters import Prometheus, Scalars, TensorBoard
+from jaxpace.reporting.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard
 from jaxpace.reporting.exporters.figures import figures
 from jaxpace.trace.exporting import Feed
 from jaxpace.trace.recorder import Recorder
@@ -205,6 +205,32 @@ def test_tensorboard_files_hold_the_scalars(tmp_path):
   exporter.close()
   (file,) = (tmp_path / "tb").iterdir()
   assert b"jaxpace/wait_ms" in file.read_bytes()
+
+
+def test_opentelemetry_gets_the_same_figures():
+  from opentelemetry.sdk.metrics import MeterProvider
+  from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+  reader = InMemoryMetricReader()
+  provider = MeterProvider([reader])
+  exporter = OpenTelemetry(provider.get_meter("test"))
+  exporter.export(*made_up())
+  exporter.export(*made_up(first=3))
+  exporter.export(*made_up(ranks=100, steps=1, first=6))
+  data = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
+  found = {(metric.name, tuple(sorted(point.attributes.items()))): point for metric in data
+           for point in metric.data.data_points}
+  assert found["jaxpace.steps", (("rank", "1"),)].value == 7
+  assert found["jaxpace.steps", (("rank", "other"),)].value == 36
+  assert found["jaxpace.wait.time", (("collective", "a"), ("rank", "0"))].value == pytest.approx(28e-3)
+  assert found["jaxpace.phase.time", (("phase", "forward"), ("rank", "1"))].value == pytest.approx(14e-3)
+  assert found["jaxpace.step.duration", (("rank", "0"),)].count == 6
+  assert found["jaxpace.step.duration", (("rank", "0"),)].sum == pytest.approx(0.12)
+  assert found["jaxpace.host.time", (("cause", "gc"), ("process", 0))].value == pytest.approx(14e-3)
+  assert found["jaxpace.last_step", (("process", 0),)].value == 6
+  assert found["jaxpace.decision", (("name", "slack"), ("process", 0))].value == 3.0
+  exporter.close()
+  provider.shutdown()
 
 
 @pytest.mark.parametrize("wrong", [Prometheus, object(), print])

@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.reporting.exporters.bounded import (
+  MOST_COLLECTIVES,
+  MOST_DECISIONS,
+  MOST_PHASES,
+  MOST_RANKS,
+  OTHER,
+  Bounded,
+)
 from jaxpace.reporting.exporters.figures import Figures, figures
 from jaxpace.trace.decode import Columns
 
-MOST_RANKS, MOST_PHASES, MOST_COLLECTIVES, MOST_DECISIONS = 64, 16, 32, 32
-"""Label values a process exports of each kind; what comes beyond them is added up under "other"."""
-OTHER = "other"
 _BUCKETS = (.001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
 _PORTS = 64
 
@@ -50,7 +55,7 @@ class Prometheus:
     self._wanted, self._address = port, address
     self._textfile = None if textfile is None else pathlib.Path(os.path.abspath(textfile))
     self._server: Any = None
-    self._labels: dict[str, set[str]] = {}
+    self._bounded = Bounded()
     self.port: int | None = None  # at which the endpoint listens
     self.registry = prometheus_client.CollectorRegistry()
     self._process: int | None = None
@@ -120,14 +125,6 @@ class Prometheus:
 
   def _rank(self, rank: int) -> str:
     return self._bounded("rank", str(rank), MOST_RANKS)
-
-  def _bounded(self, label: str, value: str, most: int) -> str:
-    """The value, or "other" where that many others were seen before it."""
-    seen = self._labels.setdefault(label, set())
-    if value not in seen and len(seen) >= most:
-      return OTHER
-    seen.add(value)
-    return value
 
   def _listen(self) -> None:
     if self._wanted is None:
