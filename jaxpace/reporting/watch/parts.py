@@ -99,7 +99,7 @@ class PartFollower:
       low, high = table.step_range
       opened.append((part, table))
       newest = high if newest is None else newest
-      if low <= newest - steps:
+      if low <= newest - steps + 1:
         break
     for part, table in reversed(opened):
       for data in table.read(columns):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -44,33 +45,30 @@ class Screen:
     height = 1_000_000 if self._whole else max(options.size.height, _LEAST_HEIGHT)
     room = options.update(width=width, height=None)
 
-    def lines(part: RenderableType) -> int:
-      return len(console.render_lines(part, room))
+    def drawn(part: RenderableType) -> list[list[Segment]]:
+      return console.render_lines(part, room, pad=False)
 
     def text(value: object) -> str:
       return plain(value, console.encoding)
 
-    head = Group(*_head(self._look, text))
-    yield head
-    height -= lines(head)
+    rows = drawn(Group(*_head(self._look, text)))
     # The parts in the order in which they are seen, and how much of each is left where not all fit.
     happened = _happened(self._look, self._unix, text)
-    reserve = min(len(happened) + 1, 4) if happened else 0
+    left = height - min(len(happened) + 1, 4) if happened else height
     for part in _parts(self._look, width, console.encoding, text):
-      rows = part(_RANKS)
-      if lines(rows) > height - reserve:
-        spare = lines(rows) - (height - reserve)
-        rows = part(max(_RANKS - spare, 0))
-        if lines(rows) > height - reserve:
-          continue
-      yield rows
-      height -= lines(rows)
+      more = drawn(part(_RANKS))
+      if len(rows) + len(more) > left:
+        more = drawn(part(max(_RANKS - (len(rows) + len(more) - left), 0)))
+      if len(rows) + len(more) <= left:
+        rows += more
     for sentence in happened:
-      taken = lines(sentence)
-      if taken > height:
+      more = drawn(sentence)
+      if len(rows) + len(more) > height:
         break
-      yield sentence
-      height -= taken
+      rows += more
+    for row in rows[:height]:
+      yield from row
+      yield Segment.line()
 
 
 def sparkline(values: np.ndarray, width: int, encoding: str = "utf-8") -> str:
