@@ -141,7 +141,7 @@ def _memory(config: Any, runs: list[Lived]) -> dict[str, Any]:
   """The growth test on what equal amounts of work took, run by run."""
   width = int(config.window)
   found = [growth.grow(np.diff(run.done[width - 1::width], prepend=0.0), seed, 199)
-           for seed, run in enumerate(runs[:6])]
+           for seed, run in enumerate(runs[:4])]
   known = [g for g in found if g is not None]
   return {"rises": sum(g.rises for g in known), "runs": len(known),
           "ratio": float(np.mean([g.ratio[-1] for g in known])) if known else None,

@@ -85,8 +85,8 @@ def _amplification(figures: dict[str, Any], world: str) -> list[str]:
   return [
       f"## Do restarts amplify? Failures are {world}", "",
       f"A node fails every {figures['config']['mtbf'][world] / 3600:,.0f} h on average. Interaction: time with "
-      "failures and varying steps, times time with neither, over the product of either alone; above 1 they cost more together "
-      "(low and high: two standard errors over runs). "
+      "failures and varying steps, times time with neither, over the product of either alone; above 1 they cost more "
+      "together (low and high: two standard errors over runs). "
       "Variance: of the time of equal work, relative. After a restart: steps within one warming time of a start, over "
       "warm ones; checkpoints and restarts left out.", "",
       *measured.table(["accelerators", "interaction", "low", "high", "together", "variance, failures",

@@ -11,6 +11,8 @@ wanders. So the maximum over a group's members, then that over groups, is what e
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -109,7 +111,8 @@ def job(machine: Machine, groups: int, policy: Policy) -> Job:
       np.float32(machine.jitter * machine.barriers**0.5), np.float32(machine.drift), np.float32(machine.spread),
       np.float32(machine.warm / step / every), np.float32(machine.wander), np.float32(machine.memory / step / every),
       np.zeros((machine.barriers * every, machine.group), np.float32))
-  pauses = noises.Pauses(np.float32(pausing(machine, policy.aligned)), np.float32(machine.pause), policy.aligned)
+  pauses = noises.Pauses(
+      np.float32(pausing(machine, policy.aligned)), np.float32(machine.pause), np.bool_(policy.aligned))
   return Job(
       forward=np.float32(0), backward=np.float32(machine.compute * every), update=np.float32(0),
       gap=np.float32(machine.gap * every), transfers=np.array([transfer(machine, groups)], np.float32),
@@ -133,14 +136,21 @@ def series(machine: Machine, groups: int, policy: Policy, steps: int, runs: int,
   every = policy.local
   if every < 1 or steps % every:
     raise ValueError(f"steps={steps} must be a multiple of local={every}, which is 1 or more.")
-  made, plan = job(machine, groups, policy), simulation(Shape(groups))
+  run = _compiled(groups, steps // every)
+  times, busy = run(jax.random.split(jax.random.key(seed), runs), job(machine, groups, policy))
+  return Series(np.asarray(times, np.float64) / every, np.asarray(busy, np.float64) / every)
 
-  def one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    _, done = plan.run(key, made, plan.init(key, made), steps // every)
+
+@functools.lru_cache(maxsize=8)
+def _compiled(groups: int, steps: int) -> Callable[[jax.Array, Job], tuple[jax.Array, jax.Array]]:
+  """Many runs at once; numbers of a job may change without compiling anew."""
+  plan = simulation(Shape(groups))
+
+  def one(key: jax.Array, made: Job) -> tuple[jax.Array, jax.Array]:
+    _, done = plan.run(key, made, plan.init(key, made), steps)
     return done.step_time, done.compute
 
-  times, busy = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), runs))
-  return Series(np.asarray(times, np.float64) / every, np.asarray(busy, np.float64) / every)
+  return jax.jit(jax.vmap(one, in_axes=(0, None)))
 
 
 def _f32(value: Any) -> jax.Array:
