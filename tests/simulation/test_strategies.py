@@ -1,5 +1,6 @@
 """Synchronisation strategies: times against closed forms and a plain loop, messages, mathematics, training."""
 
+import doctest
 import functools
 import math
 
@@ -25,6 +26,7 @@ from jaxpace.simulation.strategies.settings import (
     Synchronous,
     read,
 )
+from tests.multiprocess.jobs import ROOT
 
 KEY = jax.random.key(3)
 NORMAL = Cluster(compute=0.1, noise=(noise.Normal(np.float32(0.05)),))
@@ -268,3 +270,22 @@ def test_impossible_clusters_are_refused(change, said):
   assert check(NOISY) is NOISY
   with pytest.raises(SettingsError, match=said):
     check(NOISY._replace(**change))
+
+
+def test_the_page_runs():
+  results = doctest.testfile(str(ROOT / "docs" / "strategies.md"), module_relative=False)
+  assert results.attempted > 5 and results.failed == 0
+
+
+def test_training_one_by_one_without_age_is_synchronous_training():
+  """In lockstep, R updates of a R-th of the rate are one step with the mean gradient."""
+  optax, training = pytest.importorskip("optax"), pytest.importorskip("experiments.strategies_training")
+  task, keys = training.task(2, 8), jax.random.split(KEY, 1)
+  cluster = NOISY._replace(gradient_bytes=0.0)
+  rounds = steps_of(Synchronous(), cluster, 2, 12)
+  together = training.in_rounds(task, Synchronous(), rounds, optax.sgd, (0.3,), keys, 3)
+  lockstep = timeline.updates(_play(BoundedStaleness(0), cluster, KEY, 2, 12))
+  alone = training.one_by_one(task, lockstep, optax.sgd, (0.3,), keys, 3)
+  np.testing.assert_allclose(alone.loss, together.loss, rtol=1e-4)
+  assert together.loss[-1] < 0.9 * together.loss[0]
+  np.testing.assert_array_equal(alone.done, 2 * together.done)
