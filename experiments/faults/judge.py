@@ -77,16 +77,6 @@ def _fabric(one: Labelled) -> Fabric | None:
   return read_fabric(path) if path.exists() else None
 
 
-def _probed(finding: Found, run: pathlib.Path) -> Found:
-  """Contention with the host that the link probe names, where the counters named none."""
-  links = read_links(run)
-  if finding.mode != CONTENTION or finding.hosts or links is None:
-    return finding
-  return dataclasses.replace(finding, hosts=tuple(
-      host for culprit in links.culprits if culprit.kind in ("host", "sender", "receiver", "process")
-      for host in culprit.hosts))
-
-
 def without_counters(run: Run) -> Run:
   """The run as it would be, had the hosts not been watched: neither samples nor columns of causes."""
   return dataclasses.replace(run, host_samples=None, host_causes=HostCauses())
@@ -129,11 +119,10 @@ def _diagnosed(one: Labelled, blank: Judged, run: Run, how: str) -> Judged:
   asked = _what_if(blank.injected)
   found = document.to_json(diagnose(without_counters(run) if how == "bare" else run,
                                     asked=(parse(asked),) if asked else (),
-                                    fabric=_fabric(one) if how == "all" else None))
+                                    fabric=_fabric(one) if how == "all" else None,
+                                    links=read_links(one.path / "run") if how == "all" else None))
   findings = tuple(Found(f["mode"], f["share"], f["confidence"], tuple(f["ranks"]), tuple(f["hosts"]))
                    for f in found["findings"])
-  if how == "all":
-    findings = tuple(_probed(finding, one.path / "run") for finding in findings)
   predicted = found["what_if"]["asked"][0]["step_time"] if asked else None
   answer = None
   if predicted is not None and one.twin_step_time is not None:

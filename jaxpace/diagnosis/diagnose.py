@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
 from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.findings import Finding, hosts_of
 from jaxpace.diagnosis.floor import Floor, find_floor
+from jaxpace.diagnosis.hung import hung
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import notes_on
@@ -25,11 +26,13 @@ from jaxpace.diagnosis.totals import Totals, add_up
 from jaxpace.diagnosis.verdict import verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import Request, resolve
+from jaxpace.probing.links import Links
 from jaxpace.trace.run import Run
 
 
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
-             asked: Sequence[Request] = (), fabric: Fabric | None = None) -> Diagnosis:
+             asked: Sequence[Request] = (), fabric: Fabric | None = None, links: Links | None = None,
+             events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
   """Diagnoses a recorded run.
 
   Args:
@@ -38,6 +41,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     asked: what else the run is to be played without.
     fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it the floor is
       estimated from the run itself, and contention is a lower bound.
+    links: what a link probe measured, as `jaxpace.probing.links.read_links` returns it: it names the slow host or link
+      of contended transfers where the hosts' counters don't.
+    events: what watchdogs found, as `jaxpace.watching.events.read_events` returns it; goes into the notes.
 
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
@@ -62,7 +68,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     waiting = {name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")}
     contention = float(floor.contention[:, counted.mask].sum(axis=0).mean())
     shares = shares_of(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
-    case = Case(run, counted, totals, lateness, phases, floor, mean)
+    case = Case(run, counted, totals, lateness, phases, floor, mean, links)
     found, preempted = findings_module.find(case), switches(run, counted)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
@@ -76,8 +82,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
-      preempted=preempted, notes=())
-  return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis), notes=notes_on(diagnosis))
+      preempted=preempted, notes=(), links=links, events=tuple(events))
+  return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis), notes=(*notes_on(diagnosis), *hung(events)))
 
 
 def _measurable(counted: Counted, totals: Totals) -> Counted:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from jaxpace.diagnosis.lateness import Lateness
 from jaxpace.diagnosis.pacing import Measured
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.what_if import Alternative
+from jaxpace.probing.links import Links
 from jaxpace.trace.run import Run
 
 __all__ = ["SHARES", "Diagnosis", "StepTime"]
@@ -56,6 +59,8 @@ class Diagnosis:
   asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
   preempted: float  # involuntary switches a step of the process that has most; 0 where they are not known
   notes: tuple[str, ...]
+  links: Links | None = None  # what a link probe measured
+  events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
 
   @property
   def earliness(self) -> float:

@@ -53,6 +53,8 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "collectives": _collectives(diagnosis),
       "locality": {"processes": len(run.locality),
                    "warnings": [c.to_json() for c in job_concerns(run.locality) if c.level == WARNING]},
+      "link_probe": _link_probe(diagnosis),
+      "hangs": [dict(event) for event in diagnosis.events],
       "notes": list(diagnosis.notes),
       "problems": list(run.problems),
       "skipped_files": run.skipped,
@@ -135,6 +137,14 @@ def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
                  "contention": _mean(diagnosis.floor.contention[c][mask]),
                  "waiting": _mean(diagnosis.totals.earliness[c][mask])})
   return rows
+
+
+def _link_probe(diagnosis: Diagnosis) -> dict[str, Any] | None:
+  links = diagnosis.links
+  if links is None:
+    return None
+  return {"when_unix_ns": links.when_unix_ns, "culprits": [culprit.to_json() for culprit in links.culprits],
+          "cannot_tell": links.cannot_tell or None}
 
 
 def _mean(values: np.ndarray) -> float | None:

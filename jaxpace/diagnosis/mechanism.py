@@ -124,9 +124,10 @@ def strikes(case: Case) -> dict[int, int]:
   own = [np.nan_to_num(causes.columns[name][:, case.counted.mask].astype(np.float64))
          for name in _DOES if name in causes.columns]
   if own:
-    beyond = sum(values - np.median(values, axis=1, keepdims=True) for values in own)
-    number = (beyond >= 0.5 * beyond.max(initial=0.0)).sum(axis=1) if beyond.max(initial=0.0) > 0 else []
-    found.update(zip(causes.processes.tolist(), map(int, number), strict=False))
+    together = np.stack(own).sum(axis=0)
+    beyond = together - np.median(together, axis=1, keepdims=True)
+    number = ((beyond > 0) & (beyond >= 0.5 * beyond.max(initial=0.0))).sum(axis=1)
+    found.update(zip(causes.processes.tolist(), number.tolist(), strict=True))
   return found
 
 

@@ -1,11 +1,13 @@
 """Finds the onset of a fault while the job runs: sequential tests on lateness, waiting, transfers and gaps. Pure.
 
-Each signal is a share of the step; its own past says what is usual. A CUSUM (Page 1954) adds up by how much a signal
+Each signal is a share of the step; its own past says what is usual: the level about which its capped excesses add up to
+nothing (Huber 1964), so that a few long steps don't raise it. A CUSUM (Page 1954) adds up by how much a signal
 exceeds its usual level and an allowance of 2.5 % of the step; it alarms where the sum passes a threshold. With y the
 signal less its usual level and the allowance, and θ > 0 the root of E[exp(θ y)] = 1, a sum that starts at 0 ever passes
 h before it returns to 0 with probability at most exp(-θ h) (Lundberg's inequality, for independent steps of any
 distribution): h = log(1 / rate) / θ, θ from the signal's own past. What a single step may add is capped, so that one
-pause, however long, is no onset.
+pause, however long, is no onset. Pauses with a cause that the processes measure themselves (garbage collection, data,
+checkpoints) are rare and long, and next to nothing at other times: two of them are an onset.
 """
 
 from __future__ import annotations
@@ -27,18 +29,28 @@ LEARN = 60
 """Steps before the first alarm."""
 _MEMORY = 512
 _REFRESH = 40
-_CAP, _GAP_CAP = 0.15, 0.4
-"""Share of the step that one step adds at most; gaps are long and rare where they are a fault at all."""
+_CAP, _GAP_CAP, _PAUSE_CAP = 0.15, 0.4, 2.0
+"""Share of the step that one step adds at most; gaps are long and rare where they are a fault at all, and pauses with
+a cause may make up for 25 steps and more: that cap is 5 % of 40 steps."""
+_TWICE = 2
+"""Pauses with a cause that an onset takes; it is over after 80 steps without."""
 _LEAST = 0.45
 """Least threshold: a fault of 5 % of the step is found within 18 steps, and no two steps by themselves reach it."""
 _STEADY, _FAR = 0.75, 2.5
 """A rank is told late if it is so in this part of the steps since the onset, or its sum is that many times as high."""
+_NEAR = 3.0
+"""Ranks whose sums are alike within this factor may be taking turns."""
 _TOGETHER = (1, 4, 16)
 """θ is also that of sums over as many neighbouring steps: what wanders is no onset."""
 _WIDER = 1.15
 """Times the measured θ demands: it is measured on few steps."""
 LATE, WAITING, TRANSFER, GAP = "late_rank", "waiting", "transfer", "gap"
-_JOB = (WAITING, TRANSFER, GAP)
+_PAUSE = "pause"  # told as GAP
+_JOB = (WAITING, TRANSFER, GAP, _PAUSE)
+
+
+_PAUSES = ("gc", "data", "checkpoint")
+"""Columns of causes that a process measures itself."""
 
 
 class Steps(NamedTuple):
@@ -49,6 +61,8 @@ class Steps(NamedTuple):
   transfer: np.ndarray  # [k] all collectives together
   gap: np.ndarray  # [R, k] from the step before
   step: np.ndarray  # [k] mean over ranks of exit to exit
+  pause: np.ndarray | None = None
+  """[k] of the process with most: garbage collection, data and checkpoints together; None: not measured."""
 
 
 class Alarm(NamedTuple):
@@ -71,7 +85,7 @@ class Alarm(NamedTuple):
 
 
 class State(NamedTuple):
-  """What is carried. S = R + 3 signals: each rank's lateness, waiting, transfer, gap."""
+  """What is carried. S = R + 4 signals: each rank's lateness, waiting, transfer, gap, pauses."""
 
   past: np.ndarray  # [S, M] float32, the last usual values, seconds; NaN where there are fewer
   seen: np.ndarray  # [S] int64 values that ever went in
@@ -126,8 +140,10 @@ def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
       sums = np.where(ready, np.maximum(sums + np.clip(more, -cap, cap), 0.0), sums)
       sums = np.minimum(sums, np.where(np.isfinite(threshold), 2 * _FAR * threshold, np.inf))
       excess, number, raised = excess + np.where(ready, share, 0.0), number + ready, raised + (ready & (more > 0))
-      steady = (raised >= _STEADY * number) | (sums >= _FAR * threshold)
-      passed, told = _passed(ready & (sums >= threshold), sums, threshold, active, steady)
+      steady = _steady(raised >= _STEADY * number, sums, threshold, active)
+      over = ready & (sums >= threshold)
+      over[-1] &= sums[-1] >= _PAUSE_CAP if active[-1] else raised[-1] >= _TWICE
+      passed, told = _passed(over, sums, threshold, active, steady)
       for signal in told:
         alarms.append(_alarm(signal, until, since, active, excess / np.maximum(number, 1)))
       # A sum that has passed starts anew, the other way.
@@ -160,12 +176,14 @@ def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
   number = work.valid.sum(axis=0)
   mean = np.divide(np.where(work.valid, work.step, 0.0).sum(axis=0), number, out=np.full(len(number), np.nan),
                    where=number > 0)
+  columns = [values for name, values in run.host_causes.columns.items() if name in _PAUSES]
+  pause = np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0) if columns else None
   return update(state, Steps(run.steps[first:], undelayed(work).sum(axis=0), split.transfer.sum(axis=0), work.runtime,
-                             mean))
+                             mean, pause))
 
 
 def _signals(steps: Steps) -> np.ndarray:
-  """[S, k] every rank's arrival after the lower median of all; mean earliness; transfer; mean gap. Seconds."""
+  """[S, k] every rank's arrival after the lower median of all; mean earliness; transfer; mean gap; pauses. Seconds."""
   valid = np.isfinite(steps.arrival)
   number = np.maximum(valid.sum(axis=0), 1)
   some = valid.any(axis=0)
@@ -179,7 +197,22 @@ def _signals(steps: Steps) -> np.ndarray:
   early = np.where(valid, last - steps.arrival, 0.0).sum(axis=0) / number
   gaps = np.isfinite(steps.gap)
   gap = np.where(gaps, steps.gap, 0.0).sum(axis=0) / np.maximum(gaps.sum(axis=0), 1)
-  return np.concatenate([lateness, np.stack([np.where(some, early, np.nan), steps.transfer, gap])])
+  pause = np.full(len(gap), np.nan) if steps.pause is None else steps.pause
+  return np.concatenate([lateness, np.stack([np.where(some, early, np.nan), steps.transfer, gap, pause])])
+
+
+def _steady(often: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray) -> np.ndarray:
+  """[S] signals that are raised in most steps; or far beyond their threshold, ranks so where few others nearly are.
+
+  Where ranks take turns several of them gather sums, none in most steps; once that is told, no rank is named for it.
+  """
+  ranks = len(sums) - len(_JOB)
+  far = sums >= _FAR * threshold
+  for rank in np.flatnonzero(far[:ranks] & ~often[:ranks] & ~active[:ranks]).tolist():
+    near = np.maximum(0.5, sums[rank] / threshold[rank] / _NEAR) * threshold[:ranks]
+    rivals = int((~often[:ranks] & ~active[:ranks] & (sums[:ranks] >= near)).sum()) - 1
+    far[rank] = rivals < min(2, ranks / 2) and not active[ranks + _JOB.index(WAITING)]
+  return often | far
 
 
 def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray,
@@ -191,22 +224,28 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
   """
   ranks = len(sums) - len(_JOB)
   over = over.copy()
+  gaps = ranks + np.array([_JOB.index(GAP), _JOB.index(_PAUSE)])
   over[:ranks] &= steady[:ranks]
   passed = np.flatnonzero(over).tolist()
-  waiting, gap = ranks + _JOB.index(WAITING), ranks + _JOB.index(GAP)
+  waiting = ranks + _JOB.index(WAITING)
+  # Gaps and pauses are two views of one thing: the first of them is told when it begins, the last when it ends.
+  now = [signal for signal in passed if signal in gaps]
+  told = [signal for signal in passed if signal not in gaps[:1] or not (active[gaps[1]] or len(now) > 1)]
+  told = [signal for signal in told if signal not in gaps[1:] or not active[gaps[0]]]
   if waiting not in passed or active[waiting]:
-    return passed, passed
-  if active[:ranks].any() or over[:ranks].any() or active[gap] or over[gap]:
-    return passed, [signal for signal in passed if signal != waiting]
+    return passed, told
+  if active[:ranks].any() or over[:ranks].any() or active[gaps].any() or over[gaps].any():
+    return passed, [signal for signal in told if signal != waiting]
   if (steady[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any():
     passed.remove(waiting)
-  return passed, passed
+    told.remove(waiting)
+  return passed, told
 
 
 def _alarm(signal: int, step: int, since: np.ndarray, active: np.ndarray, share: np.ndarray) -> Alarm:
   ranks = len(since) - len(_JOB)
   rank = signal if signal < ranks else None
-  kind = LATE if rank is not None else _JOB[signal - ranks]
+  kind = LATE if rank is not None else _JOB[signal - ranks].replace(_PAUSE, GAP)
   return Alarm(kind, rank, step, int(since[signal]) + 1, float(share[signal]), bool(active[signal]))
 
 
@@ -220,7 +259,7 @@ def _thresholds(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: S
   if not ready.any() or not step_time > 0:
     return usual, threshold, step_time
   own, cap = past[ready].astype(np.float64), _caps(len(seen))[ready, None]
-  usual[ready] = np.nanmean(own, axis=1)
+  usual[ready] = _level(own / step_time, cap) * step_time
   y = np.clip((own - usual[ready, None]) / step_time, -cap, cap) - ALLOWANCE
   theta = np.full(len(own), np.inf)
   for width in _TOGETHER:
@@ -232,10 +271,19 @@ def _thresholds(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: S
   return usual, threshold, step_time
 
 
+def _level(values: np.ndarray, cap: np.ndarray) -> np.ndarray:
+  """[S] about which what exceeds it, capped, adds up to 0; from the median on."""
+  level = np.nanmedian(values, axis=1)
+  for _ in range(12):
+    level = level + np.nanmean(np.clip(values - level[:, None], -cap, cap), axis=1)
+  return level
+
+
 def _caps(signals: int) -> np.ndarray:
   """[S] what one step may add to each signal's sum."""
   caps = np.full(signals, _CAP)
   caps[signals - len(_JOB) + _JOB.index(GAP)] = _GAP_CAP
+  caps[signals - len(_JOB) + _JOB.index(_PAUSE)] = _PAUSE_CAP
   return caps
 
 

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.diagnosis.document import to_json
   from jaxpace.diagnosis.fabric import read_fabric
   from jaxpace.diagnosis.what_if_request import WhatError, parse
+  from jaxpace.probing.links import read_links
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
   from jaxpace.reporting.progress import Progress
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.reporting.timeline import write as timeline
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
+  from jaxpace.watching.events import read_events
 
   progress = Progress()
   try:
@@ -73,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     asked = [parse(text) for text in args.without]
     fabric = read_fabric(args.floor) if args.floor else None
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
-    diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric)
+    diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric, links=read_links(args.run),
+                         events=read_events(args.run, recorded.id))
   except (RunError, UnwritableError, WhatError) as error:
     progress.clear()
     return _fail(str(error))

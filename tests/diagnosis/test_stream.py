@@ -39,7 +39,8 @@ def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=N
 def alarms(given, ranks, chunk=64):
   state, found = stream.init(ranks), []
   for begin in range(0, len(given.number), chunk):
-    state, new = stream.update(state, Steps(*(x[..., begin:begin + chunk] for x in given)))
+    state, new = stream.update(state, Steps(*(
+        x if x is None else x[..., begin:begin + chunk] for x in given)))
     found += new
   return found
 
@@ -84,6 +85,37 @@ def test_one_long_pause_is_no_onset():
   given = steps(4, 400)
   given.arrival[2, 300] += 3.0
   assert alarms(given._replace(step=given.arrival.max(axis=0) + given.transfer), 4) == []
+
+
+@pytest.mark.parametrize(("every", "length"), [(10, 0.5), (25, 1.75)])
+def test_rare_pauses_with_a_cause_are_an_onset_the_second_time(every, length):
+  given, pause = steps(4, 400), np.zeros(400)
+  struck = np.arange(300 + every - 1, 400, every)
+  pause[struck] = length * float(np.median(given.step))
+  gap, arrival = given.gap.copy(), given.arrival.copy()
+  gap[2] += pause
+  arrival[2] += pause
+  given = given._replace(gap=gap, arrival=arrival, pause=pause, step=arrival.max(axis=0) + given.transfer)
+  told = [a for a in alarms(given, 4) if not a.over]
+  assert [(a.kind, a.step) for a in told] == [(GAP, 100 + struck[1])]
+  assert told[0].onset <= 100 + struck[0]
+  once = given._replace(pause=np.where(np.arange(400) == struck[0], pause, 0.0), arrival=steps(4, 400).arrival,
+                        gap=steps(4, 400).gap, step=steps(4, 400).step)
+  assert alarms(once, 4) == []
+
+
+def test_ranks_that_take_turns_are_not_named():
+  for seed in range(4):
+    told = [a for a in alarms(steps(4, 460, seed=seed, onset=300, fault=WAITING, cost=0.15), 4) if not a.over]
+    assert told and told[0].kind == WAITING and all(a.kind == WAITING for a in told)
+
+
+def test_a_few_long_steps_do_not_raise_what_is_usual():
+  given = steps(4, 400, onset=300, fault=LATE)
+  arrival = given.arrival.copy()
+  arrival[1, 20:300:40] += 0.4  # a stall of 20 steps, now and then
+  found = alarms(given._replace(arrival=arrival, step=arrival.max(axis=0) + given.transfer), 4)
+  assert any((a.kind, a.rank) == (LATE, 1) and 400 <= a.step < 430 for a in found)
 
 
 def test_it_follows_a_recorded_run_window_by_window():

@@ -11,6 +11,7 @@ from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
 from jaxpace.diagnosis.totals import Totals
+from jaxpace.probing.links import Links
 from jaxpace.trace.run import Run
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
@@ -51,6 +52,7 @@ class Case(NamedTuple):
   phases: dict[str, np.ndarray]  # [R] medians by phase
   floor: Floor
   step_time: float  # mean, s
+  links: Links | None = None  # what a link probe measured
 
   @property
   def transfer(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from jaxpace.diagnosis.counters import per_step
 from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes.case import CONTENTION, Case, Finding
-from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, percent
+from jaxpace.diagnosis.wording import hosts_of_processes, joined, milliseconds, name_process, percent
 
 RAISED = 0.3
 """Part of the quiet level by which the median transfer of a stretch exceeds it if the stretch is contended. What is
@@ -195,16 +195,31 @@ def find(case: Case, slow: Slow) -> Finding:
   if not case.floor.known:
     evidence.append("What is slow in every step of the run alike can't be seen without a known floor: `--floor` takes "
                     "what `jaxpace bench` measured.")
-  hosts = hosts_of_processes(run, slow.links.slow)
   evidence += _whose(case, slow)
+  processes, told = _probed(case, slow)
+  evidence += told
+  hosts = hosts_of_processes(run, processes)
   share = slow.seconds / case.step_time
-  advice = (f"Look at the link of {hosts[0]}: its rate and errors, its cable and port, other traffic of that host."
+  advice = (f"Look at the link of {joined(hosts)}: its rate and errors, its cable and port, other traffic on it."
             if hosts else
             "Look for other traffic on the links that all hosts share (other jobs, storage, checkpoints): place the "
             "job under one switch, shift the jobs' phases (`jaxpace.interleave_jobs`), or send less.")
-  ranks = tuple(r for r in range(run.ranks) if int(run.process_of_rank[r]) in slow.links.slow)
-  kinds = ("slow_host",) if slow.links.slow else ("trunk",) if _crowded(case, slow) else ()
+  ranks = tuple(r for r in range(run.ranks) if int(run.process_of_rank[r]) in processes)
+  kinds = ("slow_host",) if processes else ("trunk",) if _crowded(case, slow) else ()
   return Finding(CONTENTION, share, slow.confidence, ranks, hosts, tuple(evidence), advice, kinds, first, last)
+
+
+def _probed(case: Case, slow: Slow) -> tuple[tuple[int, ...], list[str]]:
+  """Processes with slow links, by the counters, else by a link probe; and what the probe says."""
+  if case.links is None:
+    return slow.links.slow, []
+  said = [f"The link probe: {culprit.sentence()}" for culprit in case.links.culprits]
+  if not said:
+    return slow.links.slow, ["The link probe names nothing: " + (
+        case.links.cannot_tell or "no host or link was slower than the others when it was made.")]
+  host_of = {p.process: p.host for p in case.run.processes}
+  named = tuple(p for culprit in case.links.culprits for p in culprit.processes if host_of.get(p) in culprit.hosts)
+  return slow.links.slow or tuple(dict.fromkeys(named)), said
 
 
 def _crowded(case: Case, slow: Slow) -> bool:

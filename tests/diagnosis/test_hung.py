@@ -1,0 +1,49 @@
+"""Hangs that watchdogs found, in sentences."""
+
+import dataclasses
+import json
+
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.document import to_json
+from jaxpace.diagnosis.hung import hung
+from jaxpace.trace.synthetic import Job
+from jaxpace.watching.events import late_event, read_events
+from jaxpace.watching.verdict import Late, LateProcess
+from tests.diagnosis.made_up import run_of
+
+
+def event(step, waited, *late, arrived=(0, 1)):
+  return {"event": "late", "when_unix_ns": step, **late_event(Late(step, waited, late, arrived, 0))}
+
+
+def test_a_hang_is_told_once_with_the_time_it_took():
+  late = LateProcess(2, "outside", host="h2", phase="checkpoint", seconds=30.0)
+  events = [event(812, 10.0, late), event(812, 30.0, late),
+            {"event": "resumed", "when_unix_ns": 900, "process": 0, "seconds": 41.2}]
+  assert hung(events) == ["Watchdog: step 812 hung for 41 s; process 2 (h2) was writing a checkpoint."]
+  assert hung(events[:2]) == ["Watchdog: step 812 hung for 30 s and more; process 2 (h2) was writing a checkpoint."]
+
+
+def test_states_are_told_apart():
+  assert "was never heard of" in hung([event(1, 5.0, LateProcess(1, "absent"))])[0]
+  assert "had left its loop" in hung([event(1, 5.0, LateProcess(1, "left"))])[0]
+  assert ", and silent" in hung([event(1, 5.0, LateProcess(1, "silent", phase="data"))])[0]
+  assert "all processes were inside it" in hung([event(1, 5.0)])[0]
+
+
+def test_what_is_no_event_is_left_out_and_many_are_cut():
+  assert hung([{}, {"event": "late"}, {"event": "resumed", "seconds": 3}, {"event": "late", "step": 2, "waited": "x"},
+               {"event": "late", "step": 3, "waited": float("nan")}]) == []
+  assert len(hung([event(step, 5.0) for step in range(20)])) == 9
+  assert hung([{"event": "late", "step": 3, "waited": 1, "late": "?"}])
+
+
+def test_they_reach_the_report(tmp_path):
+  run, _ = run_of(Job(ranks=4, steps=60, processes=2))
+  (tmp_path / "watchdog").mkdir()
+  line = {**event(30, 12.0, LateProcess(1, "outside", phase="data")), "run": run.id}
+  (tmp_path / "watchdog" / "0.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "run": "other"}) + "\n")
+  document = to_json(diagnose(dataclasses.replace(run), events=read_events(tmp_path, run.id)))
+  assert document["notes"][-1] == "Watchdog: step 30 hung for 12 s and more; process 1 was waiting for data."
+  assert len(document["hangs"]) == 1 and document["hangs"][0]["late"][0]["phase"] == "data"
+  assert document["link_probe"] is None
