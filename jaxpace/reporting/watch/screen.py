@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.segment import Segment
-from rich.table import Table
+from rich.style import Style
 from rich.text import Text
 
 from jaxpace.diagnosis.diagnosis import SHARES
@@ -45,30 +48,49 @@ class Screen:
     height = 1_000_000 if self._whole else max(options.size.height, _LEAST_HEIGHT)
     room = options.update(width=width, height=None)
 
-    def drawn(part: RenderableType) -> list[list[Segment]]:
-      return console.render_lines(part, room, pad=False)
-
     def text(value: object) -> str:
       return plain(value, console.encoding)
 
-    rows = drawn(Group(*_head(self._look, text)))
+    def drawn(sentences: Sequence[Sentence]) -> list[Row]:
+      return [row for sentence in sentences for row in console.render_lines(
+          Padding(Text(sentence.words, sentence.style), (0, 0, 0, sentence.indent)), room, pad=False)]
+
+    rows = [_title(self._look, text), *drawn(_head(self._look, text))]
     # The parts in the order in which they are seen, and how much of each is left where not all fit.
     happened = _happened(self._look, self._unix, text)
-    left = height - min(len(happened) + 1, 4) if happened else height
+    left = height - 2 - len(drawn(happened[:1])) if happened else height
     for part in _parts(self._look, width, console.encoding, text):
-      more = drawn(part(_RANKS))
+      more = part(_RANKS)
       if len(rows) + len(more) > left:
-        more = drawn(part(max(_RANKS - (len(rows) + len(more) - left), 0)))
+        more = part(max(_RANKS - (len(rows) + len(more) - left), 0))
       if len(rows) + len(more) <= left:
         rows += more
-    for sentence in happened:
-      more = drawn(sentence)
-      if len(rows) + len(more) > height:
-        break
-      rows += more
+    if happened and len(rows) + 3 <= height:
+      rows += [[], _row(("What happened", "bold"))]
+      for sentence in happened:
+        more = drawn([sentence])
+        if len(rows) + len(more) > height:
+          break
+        rows += more
     for row in rows[:height]:
-      yield from row
+      yield from Segment.adjust_line_length(row, width, pad=False)
       yield Segment.line()
+
+
+Row = list[Segment]
+
+
+class Sentence(NamedTuple):
+  """Words that may take several rows."""
+
+  words: str
+  style: str = ""
+  indent: int = 2
+
+
+def _row(*pieces: tuple[str, str]) -> Row:
+  """A row of pieces, each with its style. By hand, as it is drawn each second: rich's tables measure every cell."""
+  return [Segment(words, Style.parse(style)) for words, style in pieces]
 
 
 def sparkline(values: np.ndarray, width: int, encoding: str = "utf-8") -> str:
@@ -99,11 +121,11 @@ def binned(values: np.ndarray, width: int) -> np.ndarray:
   return np.divide(np.bincount(of[known], values[known], bins), number, out=np.full(bins, np.nan), where=number > 0)
 
 
-def _head(look: Look, text: Callable[[object], str]) -> list[RenderableType]:
-  title = Text(no_wrap=True, overflow="ellipsis")
-  title.append(text(look.path), "bold")
-  if look.run:
-    title.append(f"  {text(look.run)}", "dim")
+def _title(look: Look, text: Callable[[object], str]) -> Row:
+  return _row((text(look.path), "bold"), (f"  {text(look.run)}" if look.run else "", "dim"))
+
+
+def _head(look: Look, text: Callable[[object], str]) -> list[Sentence]:
   facts = []
   if look.ranks:
     facts.append(plural(look.ranks, "rank"))
@@ -117,63 +139,60 @@ def _head(look: Look, text: Callable[[object], str]) -> list[RenderableType]:
     facts.append(f"step {look.step:,}")
   if look.age is not None:
     facts.append(f"newest rows {duration(look.age)} old")
-  rows: list[RenderableType] = [title]
-  if facts:
-    rows.append(Text(", ".join(facts)))
-  rows.append(Text(text(look.state.sentence), style=_STYLES[look.state.kind]))
-  return rows
+  state = Sentence(text(look.state.sentence), _STYLES[look.state.kind], 0)
+  return [state, Sentence(", ".join(facts), "", 0)] if facts else [state]
 
 
-def _parts(look: Look, width: int, encoding: str,
-           text: Callable[[object], str]) -> list[Callable[[int], RenderableType]]:
+def _parts(look: Look, width: int, encoding: str, text: Callable[[object], str]) -> list[Callable[[int], list[Row]]]:
   """What can be drawn with a number of table rows."""
   numbers = look.numbers
   if numbers is None:
     return []
-  parts: list[Callable[[int], RenderableType]] = [lambda _: _step_time(numbers, width, encoding)]
+  parts: list[Callable[[int], list[Row]]] = [lambda _: _step_time(numbers, width, encoding)]
   if numbers.shares is not None:
     parts.append(lambda _: _shares(numbers, width, encoding))
-  parts.append(lambda _: _pacing(numbers.pacing))
+  parts.append(lambda _: _pacing(numbers.pacing, width))
   if numbers.late:
     parts.append(lambda rows: _ranks(numbers.late[:rows], width, text) if rows else _latest(numbers.late[0], text))
   return parts
 
 
-def _titled(title: str, body: RenderableType) -> RenderableType:
-  return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2), expand=False))
-
-
-def _step_time(numbers: Numbers, width: int, encoding: str) -> RenderableType:
-  line = Text.assemble((milliseconds(numbers.mean), "bold"), f", median {milliseconds(numbers.median)}, "
-                       f"99th percentile {milliseconds(numbers.p99)}, variation {100 * numbers.cv:.1f} %")
-  drawn = sparkline(numbers.series, max(8, min(60, width - 26)), encoding)
-  means = binned(numbers.series, max(8, min(60, width - 26)))
+def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row]:
+  facts = [f"median {milliseconds(numbers.median)}", f"99th percentile {milliseconds(numbers.p99)}",
+           f"variation {100 * numbers.cv:.1f} %"]
+  lines: list[list[str]] = [[milliseconds(numbers.mean)]]
+  for fact in facts:
+    if len(", ".join([*lines[-1], fact])) + 3 > width:
+      lines.append([])
+    lines[-1].append(fact)
+  columns = max(8, min(60, width - 26))
+  means = binned(numbers.series, columns)
   known = means[np.isfinite(means)]
-  spark = Text(drawn, style="cyan", no_wrap=True)
+  span = ""
   if known.size:
     low, high = milliseconds(float(known.min())).removesuffix(" ms"), milliseconds(float(known.max()))
-    spark.append(f"  {low} to {high}", style="dim")
+    span = f"  {low} to {high}"
   title = f"Step time, steps {numbers.first:,} to {numbers.last:,}" + (
       f" without {numbers.warmup} of warm-up" if numbers.warmup else "")
-  return _titled(title, Group(line, spark))
+  return [[], _row((title, "bold")), *(_row((f"  {', '.join(line)}", "")) for line in lines if line),
+          _row(("  " + sparkline(numbers.series, columns, encoding), "cyan"), (span, "dim"))]
 
 
-def _shares(numbers: Numbers, width: int, encoding: str) -> RenderableType:
+def _shares(numbers: Numbers, width: int, encoding: str) -> list[Row]:
   assert numbers.shares is not None
-  table = Table.grid(padding=(0, 2, 0, 0))
-  for justify in ("left", "left", "right", "right"):
-    table.add_column(justify=justify, no_wrap=True)
+  rows: list[Row] = [[], _row(("Where the step goes", "bold"))]
   bar = max(4, min(40, width - 34))
   for name in SHARES:
     share = numbers.shares[name]
     quiet = "dim" if abs(share) < 5e-4 else ""
-    table.add_row(Text(name, style=quiet), Text(bars.bar(share, bar, encoding), style=COLOUR[name]),
-                  Text(milliseconds(share * numbers.mean), style=quiet), Text(f"{100 * share:.1f} %", style=quiet))
-  return _titled("Where the step goes", table)
+    rows.append(_row((f"  {name:<10}  ", quiet), (bars.bar(share, bar, encoding), COLOUR[name]),
+                     (f"  {milliseconds(share * numbers.mean):>8}  {100 * share:5.1f} %", quiet)))
+  return rows
 
 
-def _pacing(pacing: Pacing) -> RenderableType:
-  return Text.assemble("\n", ("Pacing", "bold"), "  ", pacing_words(pacing))
+def _pacing(pacing: Pacing, width: int) -> list[Row]:
+  lines = textwrap.wrap(pacing_words(pacing), max(width - 8, 8))
+  return [[], *(_row(("Pacing  " if not at else " " * 8, "bold"), (line, "")) for at, line in enumerate(lines))]
 
 
 def pacing_words(pacing: Pacing) -> str:
@@ -190,35 +209,32 @@ def pacing_words(pacing: Pacing) -> str:
   return f"{words}, {plural(pacing.pairs, 'pair')} of blocks"
 
 
-def _latest(rank: LateRank, text: Callable[[object], str]) -> Text:
+def _latest(rank: LateRank, text: Callable[[object], str]) -> list[Row]:
   host = f" on {text(rank.host)}" if rank.host else ""
-  return Text(f"Latest: rank {rank.rank}{host}, {milliseconds(rank.lateness)}, last in {100 * rank.last:.0f} % of the "
-              "steps")
+  return [_row((f"Latest: rank {rank.rank}{host}, {milliseconds(rank.lateness)}, last in {100 * rank.last:.0f} % of "
+                "the steps", ""))]
 
 
-def _ranks(late: tuple[LateRank, ...], width: int, text: Callable[[object], str]) -> RenderableType:
-  table = Table.grid(padding=(0, 2, 0, 0))
-  hosts = width >= 60 and any(rank.host for rank in late)
-  headers = ["rank", *(["host"] if hosts else []), "lateness", "last", "cost"]
-  for header in headers:
-    table.add_column(justify="left" if header == "host" else "right", no_wrap=True, overflow="ellipsis",
-                     max_width=min(40, width - 42) if header == "host" else None)
-  table.add_row(*(Text(header, style="dim") for header in headers))
-  for rank in late:
-    cells = [str(rank.rank), *([text(rank.host)] if hosts else []), milliseconds(rank.lateness),
-             f"{100 * rank.last:.0f} %", f"{100 * rank.cost:.1f} %"]
-    table.add_row(*(Text(cell, style="bold" if rank.cost > 0.05 else "") for cell in cells))
-  return _titled("Who is late", table)
+def _ranks(late: tuple[LateRank, ...], width: int, text: Callable[[object], str]) -> list[Row]:
+  hosts = [text(rank.host) for rank in late]
+  column = min(max(map(cell_len, hosts)), width - 44, 40)
+  column = max(column, len("host")) + 2 if column > 0 else 0  # none where there is no name, or no room
+  head = f"  {'rank':>6}  {'host':<{column}}" if column else f"  {'rank':>6}  "
+  rows = [[], _row(("Who is late", "bold")), _row((f"{head}{'lateness':>8}  {'last':>5}  {'cost':>7}", "dim"))]
+  for rank, host in zip(late, hosts, strict=True):
+    if column and cell_len(host) > column - 2:
+      host = set_cell_size(host, column - 5) + "..."
+    rows.append(_row((f"  {rank.rank:>6}  {set_cell_size(host, column)}{milliseconds(rank.lateness):>8}  "
+                      f"{100 * rank.last:3.0f} %  {100 * rank.cost:5.1f} %", "bold" if rank.cost > 0.05 else "")))
+  return rows
 
 
-def _happened(look: Look, unix: float, text: Callable[[object], str]) -> list[RenderableType]:
-  """Events and onsets, the newest first, then notes; each on as many lines as it takes."""
-  rows: list[RenderableType] = []
+def _happened(look: Look, unix: float, text: Callable[[object], str]) -> list[Sentence]:
+  """Events and onsets, the newest first, then notes."""
+  rows: list[Sentence] = []
   for event in reversed(look.events[-6:]):
     ago = f" ({duration(max(0.0, unix - event.unix))} ago)"
     now = event is look.events[-1] and not event.over
-    rows.append(Text(text(event.sentence) + ago, style="bold red" if now else "dim"))
-  for told in list(reversed(look.told))[:40]:
-    rows.append(Text(text(told.sentence), style="dim" if told.over else "red"))
-  rows += [Text(text(note), style="yellow") for note in look.notes]
-  return [Text("\nWhat happened", style="bold"), *(Padding(row, (0, 0, 0, 2)) for row in rows)] if rows else []
+    rows.append(Sentence(text(event.sentence) + ago, "bold red" if now else "dim"))
+  rows += [Sentence(text(told.sentence), "dim" if told.over else "red") for told in list(reversed(look.told))[:40]]
+  return [*rows, *(Sentence(text(note), "yellow") for note in look.notes)]
