@@ -38,6 +38,8 @@ _LEAST = 0.45
 """Least threshold: a fault of 5 % of the step is found within 18 steps, and no two steps by themselves reach it."""
 _STEADY, _FAR = 0.75, 2.5
 """A rank is told late if it is so in this part of the steps since the onset, or its sum is that many times as high."""
+_FEWEST = 12
+"""Steps in which a rank must be late to be told so; of three, ranks by turns may well be late in all."""
 _NEAR = 3.0
 """Ranks whose sums are alike within this factor may be taking turns."""
 _TOGETHER = (1, 4, 16)
@@ -140,10 +142,11 @@ def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
       sums = np.where(ready, np.maximum(sums + np.clip(more, -cap, cap), 0.0), sums)
       sums = np.minimum(sums, np.where(np.isfinite(threshold), 2 * _FAR * threshold, np.inf))
       excess, number, raised = excess + np.where(ready, share, 0.0), number + ready, raised + (ready & (more > 0))
-      steady = _steady(raised >= _STEADY * number, sums, threshold, active)
+      often = raised >= _STEADY * number
+      steady = _steady(often & (number >= _FEWEST), sums, threshold, active)
       over = ready & (sums >= threshold)
       over[-1] &= sums[-1] >= _PAUSE_CAP if active[-1] else raised[-1] >= _TWICE
-      passed, told = _passed(over, sums, threshold, active, steady)
+      passed, told = _passed(over, sums, threshold, active, steady, often | steady)
       for signal in told:
         alarms.append(_alarm(signal, until, since, active, excess / np.maximum(number, 1)))
       # A sum that has passed starts anew, the other way.
@@ -216,7 +219,7 @@ def _steady(often: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: 
 
 
 def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray,
-            steady: np.ndarray) -> tuple[list[int], list[int]]:
+            steady: np.ndarray, perhaps: np.ndarray) -> tuple[list[int], list[int]]:
   """Signals that change sides, and those of them that are told.
 
   A rank is late if it is so in most steps, or for long: where ranks take turns, each is late now and then. Waiting that
@@ -236,7 +239,7 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
     return passed, told
   if active[:ranks].any() or over[:ranks].any() or active[gaps].any() or over[gaps].any():
     return passed, [signal for signal in told if signal != waiting]
-  if (steady[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any():
+  if (perhaps[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any():
     passed.remove(waiting)
     told.remove(waiting)
   return passed, told
