@@ -1,7 +1,6 @@
 """Synchronisation strategies: times against closed forms and a plain loop, messages, mathematics, training."""
 
 import doctest
-import functools
 import math
 
 import hypothesis.extra.numpy as hnp
@@ -33,6 +32,9 @@ NORMAL = Cluster(compute=0.1, noise=(noise.Normal(np.float32(0.05)),))
 NOISY = Cluster(compute=0.1, update=1e-3, noise=(noise.Exponential(np.float32(0.2)),), gradient_bytes=1e8, latency=1e-5,
                 rate=1e10)
 _play = jax.jit(play, static_argnums=(0, 3, 4))
+_draw = jax.jit(draw, static_argnums=(2, 3))
+_decoded = jax.jit(compression.decoded, static_argnums=0)
+_averaged = jax.jit(compression.averaged, static_argnums=0)
 
 
 def steps_of(strategy, cluster, ranks, steps):
@@ -48,7 +50,7 @@ def harmonic(n):
 
 
 def test_synchronous_steps_take_the_longest_of_the_ranks_and_the_ring():
-  work = np.asarray(draw(NOISY, KEY, 8, 200), np.float64)
+  work = np.asarray(_draw(NOISY, KEY, 8, 200), np.float64)
   expected = (work.max(axis=1) + allreduce.ring(8, 1e8, 1e-5, 1e-10)).cumsum()
   found = steps_of(Synchronous(), NOISY, 8, 200)
   np.testing.assert_allclose(found.time, expected, rtol=1e-5)
@@ -56,18 +58,18 @@ def test_synchronous_steps_take_the_longest_of_the_ranks_and_the_ring():
   within_4_sigma(np.diff(found.time), 0.101 + 0.02 * harmonic(8) + allreduce.ring(8, 1e8, 1e-5, 1e-10))
 
 
-@pytest.mark.parametrize("wait_for", [1, 6, 8])
+@pytest.mark.parametrize("wait_for", [1, 6])
 def test_waiting_for_k_of_n_exponentials(wait_for):
   """mu (H_N - H_{N - k}) on top of what is not random; as many gradients count as were waited for."""
   cluster = NOISY._replace(gradient_bytes=0.0, latency=0.0)
   found = steps_of(Backup(wait_for), cluster, 8, 1500)
   within_4_sigma(np.diff(found.time), 0.101 + 0.02 * (harmonic(8) - harmonic(8 - wait_for)))
   assert (found.counted.sum(axis=1) == wait_for).all()
-  work = np.asarray(draw(cluster, KEY, 8, 1500))
+  work = np.asarray(_draw(cluster, KEY, 8, 1500))
   assert work[found.counted].mean() <= work.mean()  # those that count are the early ones
 
 
-@pytest.mark.parametrize("every", [1, 4, 16])
+@pytest.mark.parametrize("every", [4, 16])
 def test_local_steps_wait_for_the_slowest_sum(every):
   """mean + sigma E_N / sqrt(H) a step, and an H-th of an exchange; exact for sums of normal steps."""
   ranks, rounds = 64, 400
@@ -77,24 +79,29 @@ def test_local_steps_wait_for_the_slowest_sum(every):
   within_4_sigma(step, 0.1 + 0.005 * 2.344 / math.sqrt(every) + 2 * 63 / 64 * 1e8 / 1e10 / every)
 
 
+def test_local_steps_meet_every_so_many_steps():
+  met = np.ptp(_play(LocalSteps(4), NOISY, KEY, 8, 200).finish, axis=1) == 0
+  np.testing.assert_array_equal(met, np.arange(1, 201) % 4 == 0)
+
+
 @pytest.mark.parametrize("strategy", [LocalSteps(1), Backup(8), BoundedStaleness(0)])
 def test_limits_that_are_synchronous(strategy):
-  np.testing.assert_allclose(steps_of(strategy, NOISY, 8, 100).time, steps_of(Synchronous(), NOISY, 8, 100).time,
-                             rtol=1e-5)
+  together = steps_of(Synchronous(), NOISY, 8, 200)
+  np.testing.assert_allclose(steps_of(strategy, NOISY, 8, 200).time, together.time, rtol=1e-5)
 
 
-@pytest.mark.parametrize("staleness", [None, 99])
+@pytest.mark.parametrize("staleness", [None, 150])
 def test_without_a_bound_every_rank_goes_at_its_own_pace(staleness):
   slow = NOISY._replace(noise=(*NOISY.noise, noise.Slow(np.arange(8, dtype=np.float32) / 8)))
-  found = steps_of(BoundedStaleness(staleness), slow, 8, 100)
-  own = np.asarray(draw(slow, KEY, 8, 100), np.float64).mean(axis=0) + allreduce.ring(8, 1e8, 1e-5, 1e-10)
+  found = steps_of(BoundedStaleness(staleness), slow, 8, 120)
+  own = np.asarray(_draw(slow, KEY, 8, 120), np.float64).mean(axis=0) + allreduce.ring(8, 1e8, 1e-5, 1e-10)
   np.testing.assert_allclose(found.paces, own, rtol=1e-5)
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_bounded_staleness_is_the_recursion_in_a_plain_loop(staleness):
   cluster = NOISY._replace(noise=(noise.Heavy(np.float32(0.3), np.float32(1.5)),))
-  work = np.asarray(draw(cluster, KEY, 5, 60), np.float64) + allreduce.ring(5, 1e8, 1e-5, 1e-10)
+  work = np.asarray(_draw(cluster, KEY, 5, 60), np.float64) + allreduce.ring(5, 1e8, 1e-5, 1e-10)
   finish = np.zeros((61, 5))
   for c in range(1, 61):
     oldest = c - 1 - staleness
@@ -106,7 +113,7 @@ def test_bounded_staleness_is_the_recursion_in_a_plain_loop(staleness):
 def test_more_staleness_never_costs_time_and_the_bound_holds():
   slow = NOISY._replace(noise=(*NOISY.noise, noise.Slow(np.array([0, 0, 0, 0.5], np.float32))))
   ends = []
-  for staleness in (0, 1, 4, None):
+  for staleness in (0, 2, None):
     played = _play(BoundedStaleness(staleness), slow, KEY, 4, 120)
     finish = np.asarray(played.finish, np.float64) + np.concatenate([[0], np.cumsum(played.moved)[:-1]])[:, None]
     start = finish - np.asarray(played.finish) + np.asarray(played.start)
@@ -119,14 +126,14 @@ def test_more_staleness_never_costs_time_and_the_bound_holds():
 
 def test_ages_of_single_updates():
   """In lockstep the i-th update of a step is i updates old; without a bound they are R - 1 on average."""
-  lockstep = timeline.updates(_play(BoundedStaleness(0), NOISY, KEY, 8, 50))
-  np.testing.assert_array_equal(lockstep.delay, np.tile(np.arange(8), 50))
+  lockstep = timeline.updates(_play(BoundedStaleness(0), NOISY, KEY, 8, 200))
+  np.testing.assert_array_equal(lockstep.delay, np.tile(np.arange(8), 200))
   free = timeline.updates(_play(BoundedStaleness(None), NOISY, KEY, 8, 400))
   assert free.delay.mean() == pytest.approx(7, rel=0.05)
   assert (np.diff(free.time) >= 0).all()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 12])
+@pytest.mark.parametrize("ranks", [1, 12])
 def test_a_server_is_as_quick_as_its_ranks_or_its_link(ranks):
   """Without noise: min(N / (Z + S), 1 / S) updates a second, exactly. Each is N - 1 others' updates old."""
   cluster = Cluster(compute=0.1, gradient_bytes=1e8, latency=1e-3, rate=1e10, server_rate=5e9)
@@ -197,7 +204,7 @@ VECTORS = hnp.arrays(np.float32, 40, elements=st.floats(-1e3, 1e3, width=32))
 @given(values=VECTORS, keep=st.sampled_from((0.001, 0.1, 1.0)))
 def test_top_k_keeps_the_largest_as_they_are(values, keep):
   strategy = Compressed("top_k", keep=keep)
-  left = np.asarray(compression.decoded(strategy, jnp.asarray(values)))
+  left = np.asarray(_decoded(strategy, jnp.asarray(values)))
   kept = left != 0
   assert kept.sum() <= compression.kept_elements(strategy, len(values))
   np.testing.assert_array_equal(left[kept], values[kept])
@@ -209,14 +216,14 @@ def test_top_k_keeps_the_largest_as_they_are(values, keep):
 @given(values=VECTORS)
 def test_rounding_is_at_most_half_a_digit(values):
   largest = np.abs(values).max()
-  left = np.asarray(compression.decoded(Compressed("int8"), jnp.asarray(values)))
+  left = np.asarray(_decoded(Compressed("int8"), jnp.asarray(values)))
   assert np.abs(left - values).max() <= largest / 127 * 0.501
-  left = np.asarray(compression.decoded(Compressed("fp16"), jnp.asarray(values)))
+  left = np.asarray(_decoded(Compressed("fp16"), jnp.asarray(values)))
   np.testing.assert_array_equal(left, values.astype(np.float16).astype(np.float32))
 
 
 def test_fp16_never_overflows():
-  left = compression.decoded(Compressed("fp16"), jnp.array([1e6, -1e6, 1.0], jnp.float32))
+  left = _decoded(Compressed("fp16"), jnp.array([1e6, -1e6, 1.0], jnp.float32))
   np.testing.assert_array_equal(left, [65504, -65504, 1])
 
 
@@ -225,13 +232,12 @@ def test_error_feedback_leaves_nothing_out_for_good(strategy):
   """What has arrived and what is still owed are together the mean of all gradients."""
   gradients = jax.random.normal(KEY, (30, 4, 50), jnp.float32)
   errors, arrived = compression.no_errors(4, 50), jnp.zeros((50,))
-  average = jax.jit(functools.partial(compression.averaged, strategy))
   for own in gradients:
-    mean, errors = average(own, errors)
+    mean, errors = _averaged(strategy, own, errors)
     arrived = arrived + mean
   owed = errors.ranks.mean(axis=0) + errors.sums
   np.testing.assert_allclose(arrived + owed, gradients.mean(axis=1).sum(axis=0), atol=1e-4)
-  without = compression.averaged(Compressed(strategy.codec, strategy.keep, False), gradients[0],
+  without = _averaged(Compressed(strategy.codec, strategy.keep, False), gradients[0],
                                  compression.no_errors(4, 50))[1]
   assert not without.ranks.any() and not without.sums.any()
 
@@ -280,7 +286,7 @@ def test_the_page_runs():
 def test_training_one_by_one_without_age_is_synchronous_training():
   """In lockstep, R updates of a R-th of the rate are one step with the mean gradient."""
   optax, training = pytest.importorskip("optax"), pytest.importorskip("experiments.strategies_training")
-  task, keys = training.task(2, 8), jax.random.split(KEY, 1)
+  task, keys = training.task(2, 4), jax.random.split(KEY, 1)
   cluster = NOISY._replace(gradient_bytes=0.0)
   rounds = steps_of(Synchronous(), cluster, 2, 12)
   together = training.in_rounds(task, Synchronous(), rounds, optax.sgd, (0.3,), keys, 3)
@@ -289,3 +295,11 @@ def test_training_one_by_one_without_age_is_synchronous_training():
   np.testing.assert_allclose(alone.loss, together.loss, rtol=1e-4)
   assert together.loss[-1] < 0.9 * together.loss[0]
   np.testing.assert_array_equal(alone.done, 2 * together.done)
+
+
+def test_when_a_loss_is_first_reached():
+  seconds_to = pytest.importorskip("experiments.strategies").seconds_to
+  seconds = np.array([0.0, 10.0, 20.0, 30.0])
+  assert seconds_to(0.5, seconds, [2.0, 1.0, 0.2, 0.9]) == pytest.approx(10 + 10 * 0.5 / 0.8)
+  assert seconds_to(0.1, seconds, [2.0, 1.0, 0.2, 0.9]) is None
+  assert seconds_to(0.5, seconds, [2.0, None, 0.4, None]) == 20.0
