@@ -207,7 +207,7 @@ def page(figures: dict[str, Any]) -> list[str]:
       "400 MB.", "",
       f"- **step**: simulated ms for one gradient of every rank, at 8, 64 and 512 ranks ({SIZE_STEPS} steps each);",
       f"- **to target**: simulated s until the training loss, mean over seeds, is {figures['target_loss']:g}, and "
-      "against synchronous training", "  with the same optimizer; with so few seeds a tenth more or less means nothing;",
+      "against synchronous training", "  with the same optimizer; with so few seeds a tenth more or less is noise;",
       "- **loss**, **accuracy**: in the end, over all training images and the 360 that were held out;",
       "- **age**: updates applied between reading parameters and adding the gradient made of them, mean and most.", ""]
   for name, scene in figures["scenes"].items():
