@@ -207,3 +207,16 @@ def test_a_little_lateness_behind_a_large_one_is_mentioned_not_named():
   finding = diagnose_busy(busy).findings[0]
   assert finding.ranks == (2,)
   assert any(sentence.startswith("Also late") and "0" in sentence for sentence in finding.evidence)
+
+
+def test_half_of_the_ranks_are_found_although_the_hosts_stood_still_once():
+  random = np.random.default_rng(4)
+  busy = (20e6 * (1 + random.normal(0, 0.02, (4, 300)))).astype(np.int64)
+  busy[2:, 150:] += 4_000_000
+  whole = diagnose(make_run(*barrier(busy, 2_000_000))).findings[0]
+  busy[0, 200] += 600_000_000
+  busy[2, 230] += 500_000_000
+  found = diagnose(make_run(*barrier(busy, 2_000_000))).findings[0]
+  assert sorted(found.ranks) == sorted(whole.ranks) == [2, 3]
+  assert found.first_step == pytest.approx(150, abs=3)
+  assert found.confidence >= 0.99
