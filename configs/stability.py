@@ -12,13 +12,13 @@ def get_config() -> ml_collections.ConfigDict:
   """Returns the scenario."""
   config = ml_collections.ConfigDict()
   config.seed = 0
-  config.sizes = (64, 256, 1024, 2048, 4096)  # accelerators
+  config.sizes = (64, 128, 256, 512, 1024, 2048, 4096)  # accelerators
   config.steps = 1600  # of each run simulated from a cold start
   config.runs = 4  # such runs at each size
   config.days = 5.0  # of undisturbed work, played out of those runs with failures
-  config.plays = 10  # of that at each size
+  config.plays = 16  # of that at each size
   config.window = 20  # useful steps of an equal amount of work, for the variance
-  config.draws = 4  # warm steps drawn for a projection
+  config.draws = 8  # warm steps drawn for a projection
   config.machine = ml_collections.ConfigDict({
       "group": 8,  # accelerators that hold one model: a node with tensor parallelism; assumed
       "barriers": 4,  # in each step inside a group; assumed: real ones are hundreds, of less jitter each

@@ -118,6 +118,11 @@ def amplification(config: Any, machine: Machine, groups: int, made: dict[Any, Se
   ends = {key: np.array([run.done[-1] for run in runs]) for key, runs in corners.items()}
   together = np.log(ends[True, True] * ends[False, False] / (ends[True, False] * ends[False, True]))
   half = 2.0 * together.std(ddof=1) / math.sqrt(len(together))
+  # As slow as the varying steps, and even: what is left between the two is the variation's own.
+  slow = Series(np.full_like(of.times, (ends[True, False] / len(corners[True, False][0].done)).mean()), of.busy)
+  level = np.array([run.done[-1] for run in played(config, machine, groups, slow, policy, trouble, every)])
+  own = np.log(ends[True, True] / level)
+  margin = 2.0 * own.std(ddof=1) / math.sqrt(len(own))
   spread = {key: float(np.mean([ratios(run, quiet, Power(**config.power), int(config.window)).variance
                                 for run in runs])) for key, runs in corners.items()}
   # Useful steps soon after a start against those long after.
@@ -132,6 +137,8 @@ def amplification(config: Any, machine: Machine, groups: int, made: dict[Any, Se
   return {
       "interaction": math.exp(float(together.mean())),
       "interval": [math.exp(float(together.mean() - half)), math.exp(float(together.mean() + half))],
+      "variation": math.exp(float(own.mean())),
+      "variation_interval": [math.exp(float(own.mean() - margin)), math.exp(float(own.mean() + margin))],
       "variance_failures": spread[False, True], "variance_variation": spread[True, False],
       "variance_both": spread[True, True], "after_restart": float(np.nanmean(early) / np.nanmean(late)),
       "memory": {name: _memory(config, runs) for name, runs in windows.items()}}

@@ -37,7 +37,11 @@ def compounds(cell: dict[str, Any]) -> str:
 
 def amplifies(cell: dict[str, Any]) -> str:
   """Whether failures and variation cost more together than each by itself."""
-  low, high = cell["interval"]
+  return _side(cell["interval"])
+
+
+def _side(interval: list[float]) -> str:
+  low, high = interval
   return "more" if low > 1 else "less" if high < 1 else "not shown"
 
 
@@ -73,11 +77,13 @@ def _compounding(figures: dict[str, Any]) -> list[str]:
 
 def _amplification(figures: dict[str, Any], world: str) -> list[str]:
   found = figures["amplification"][world]
-  rows = [[size, cell["interaction"], *cell["interval"], amplifies(cell), cell["variance_failures"],
+  rows = [[size, cell["interaction"], *cell["interval"], amplifies(cell), cell["variation"],
+           *cell["variation_interval"], cell["variance_failures"],
            cell["variance_variation"], cell["variance_both"], cell["after_restart"],
            *(f"{cell['memory'][name]['rises']} of {cell['memory'][name]['runs']}" for name in ("failures", "both"))]
           for size, cell in found.items()]
   said = [amplifies(cell) for cell in found.values()]
+  even = [_side(cell["variation_interval"]) for cell in found.values()]
   resets = [cell["after_restart"] for cell in found.values() if cell["after_restart"] is not None]
   cooler = f"{100 * (1 - max(resets)):.1f} to {100 * (1 - min(resets)):.1f} % quicker" if resets else "not seen"
   if resets and max(resets) > 1:
@@ -86,14 +92,19 @@ def _amplification(figures: dict[str, Any], world: str) -> list[str]:
       f"## Do restarts amplify? Failures are {world}", "",
       f"A node fails every {figures['config']['mtbf'][world] / 3600:,.0f} h on average. Interaction: time with "
       "failures and varying steps, times time with neither, over the product of either alone; above 1 they cost more "
-      "together (low and high: two standard errors over runs). "
+      "together (low and high: two standard errors over runs). Against even steps: the same time over that of steps as "
+      "slow but all alike, which leaves what variation itself does. "
       "Variance: of the time of equal work, relative. After a restart: steps within one warming time of a start, over "
       "warm ones; checkpoints and restarts left out.", "",
-      *measured.table(["accelerators", "interaction", "low", "high", "together", "variance, failures",
+      *measured.table(["accelerators", "interaction", "low", "high", "together", "against even steps", "low", "high",
+                       "variance, failures",
                        "variance, varying steps", "both", "after a restart", "memory, failures", "memory, both"], rows),
       f"Costing more together is shown at {said.count('more')} of {len(said)} sizes, less at {said.count('less')}, "
-      f"neither at {said.count('not shown')}. Steps after a restart are {cooler} than warm ones: a restart resets the "
-      "drift, if anything. Nearly all variance of equal work is that of lost work and restarts.", ""]
+      f"neither at {said.count('not shown')}: slower steps keep the work between two checkpoints at risk for longer. "
+      f"Against steps as slow but even, varying ones cost more at {even.count('more')} sizes, less at "
+      f"{even.count('less')}, neither at {even.count('not shown')}. "
+      f"Steps after a restart are {cooler} than warm ones: a restart resets the drift, if anything. Nearly all "
+      "variance of equal work is that of lost work and restarts.", ""]
 
 
 def _controls(figures: dict[str, Any], world: str) -> list[str]:
@@ -122,7 +133,7 @@ def _knees(figures: dict[str, Any], world: str) -> list[str]:
           "largest share by which a size departs from the law: where it is larger than a few percent, trust the rows "
           "above and not the law.", "",
           *measured.table(["policy", "sigma", "low", "high", "kappa", "low", "high", "misfit", "most throughput at",
-                           "efficiency there at the largest", "knee"], rows)]
+                           "efficiency at the largest", "knee"], rows)]
 
 
 def _percent(value: float | None) -> str:
