@@ -283,6 +283,7 @@ def test_the_page_runs():
   assert results.attempted > 5 and results.failed == 0
 
 
+@pytest.mark.slow  # compiles two trainings
 def test_training_one_by_one_without_age_is_synchronous_training():
   """In lockstep, R updates of a R-th of the rate are one step with the mean gradient."""
   optax, training = pytest.importorskip("optax"), pytest.importorskip("experiments.strategies_training")
