@@ -1,8 +1,10 @@
 """What the live view reads of a run that grows: all that is new, once, in bounded memory."""
 
 import json
+import pathlib
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from jaxpace.reporting.watch import parts, window
 from jaxpace.reporting.watch.follower import Follower
 from jaxpace.reporting.watch.parts import PartFollower
 from jaxpace.trace.reader import read_run
+from jaxpace.trace.run import MISSING
 from jaxpace.trace.synthetic import Job
 from jaxpace.trace.synthetic_faults import Fault
 from tests.reporting.growing import Growing
@@ -264,3 +267,38 @@ def test_run_json_may_be_torn_or_missing(growing):
   assert Follower(growing.directory, 50).poll(0.0, 0.0).step == 59
   (growing.directory / "run.json").write_text(json.dumps({"run": 3, "ranks": "x", "plan": [], "processes": -1}))
   assert Follower(growing.directory, 50).poll(0.0, 0.0).numbers is not None
+
+
+def test_lateness_is_told_after_the_typical_rank(tmp_path):
+  job = Job(ranks=4, steps=60, processes=2, late={1: 2e-3, 2: 4e-3, 3: 6e-3})
+  growing = Growing(tmp_path / "run", job, tmp_path / "whole")
+  growing.write(60)
+  late = Follower(growing.directory, 20).poll(0.0, 0.0).numbers.late
+  assert [(rank.rank, round(1e3 * rank.lateness, 3)) for rank in late] == [(3, 4.0), (2, 2.0), (1, 0.0), (0, -2.0)]
+
+
+def test_contention_is_measured_from_the_lowest_floor_since_the_view_began(tmp_path):
+  job = Job(ranks=4, steps=200, processes=2, contention=5e-3, contended=(0.5, 1.0))
+  growing = Growing(tmp_path / "run", job, tmp_path / "whole")
+  follower = Follower(growing.directory, 50)
+  growing.write(90)
+  assert follower.poll(0.0, 0.0).numbers.shares["contention"] == pytest.approx(0, abs=1e-9)
+  growing.write(200)
+  numbers = follower.poll(1.0, 0.0).numbers
+  assert numbers.shares["contention"] * numbers.mean == pytest.approx(5e-3)
+
+
+def test_rows_older_than_the_window_change_nothing():
+  def rows(steps, exits):
+    number = len(steps)
+    return pa.table({"step": steps, "rank": [0] * number, "process": [0] * number, "attempt": [0] * number,
+                     "collective": [0] * number, "enter_ns": exits, "exit_ns": exits})
+
+  ring = window.Window(8, 1)
+  assert ring.add_collectives(rows(list(range(10, 18)), list(range(8))), 0.0)
+  assert not ring.add_collectives(rows([2, 9], [77, 78]), 1.0)
+  run = ring.run(11, 17, pathlib.Path("run"), {}, ())
+  assert run.steps.tolist() == list(range(10, 18)) and run.collectives[0].exit_ns.tolist() == [list(range(8))]
+  assert ring.add_collectives(rows([19], [9]), 2.0)
+  run = ring.run(13, 19, pathlib.Path("run"), {}, ())
+  assert run.collectives[0].exit_ns.tolist() == [[2, 3, 4, 5, 6, 7, MISSING, 9]]
