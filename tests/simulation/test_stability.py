@@ -2,13 +2,13 @@
 
 import math
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
+from jaxpace.diagnosis.stability import growth
 from jaxpace.simulation import projection, stability, survival
 from jaxpace.simulation.failures import Failures, expected
 from jaxpace.simulation.projection import Trouble
@@ -28,49 +28,50 @@ def highest(number):
   return moment(1), moment(2) - moment(1) ** 2
 
 
+def simulated(machine, local=1, seed=0, aligned=False):
+  """16 groups, 1,000 steps, 4 runs: one size, so that it is compiled once."""
+  return stability.series(machine, 16, Policy(1.0, aligned, local), 1000, 4, seed)
+
+
 def test_a_group_waits_for_its_slowest_at_every_barrier():
-  """One group: mean and variance of the mean over barriers of the largest of 8; 4 standard errors."""
-  times = stability.series(MACHINE, 1, Policy(1.0), 2000, 4, 0).times
+  """Mean over groups: mean and variance of the mean over barriers of the largest of 8; 4 standard errors."""
+  busy = simulated(MACHINE).busy
   mean, variance = highest(8)
   each = 6 * 0.01 * math.sqrt(4)
-  assert times.mean() == pytest.approx(6.05 + each * mean, abs=4 * each * math.sqrt(variance / 4 / 8000))
-  assert times.var() == pytest.approx(each**2 * variance / 4, rel=0.1)
+  assert busy.mean() == pytest.approx(6 + each * mean, abs=4 * each * math.sqrt(variance / 4 / 16 / 4000))
+  assert busy.var() == pytest.approx(each**2 * variance / 4 / 16, rel=0.1)
 
 
 @pytest.mark.parametrize("local", [1, 2])
 def test_groups_wait_for_the_slowest_and_less_so_the_fewer_averages(local):
   """mean + sigma E_N / sqrt(H): the central limit makes a group's step nearly normal; the projection says the same."""
-  policy = Policy(1.0, local=local)
-  times = stability.series(MACHINE, 64, policy, 1600, 2, 1).times
+  times = simulated(MACHINE, local).times
   mean, variance = highest(8)
   each = 6 * 0.01 * math.sqrt(4)
-  wanted = 6.05 + each * (mean + math.sqrt(variance / 4 / local) * highest(64)[0])
+  wanted = 6.05 + each * (mean + math.sqrt(variance / 4 / local) * highest(16)[0])
   assert times.mean() == pytest.approx(wanted, rel=0.002)
-  assert projection.warm_step(MACHINE, 64, policy, 40) == pytest.approx(wanted, rel=0.002)
+  assert projection.warm_step(MACHINE, 16, Policy(1.0, local=local), 80) == pytest.approx(wanted, rel=0.002)
 
 
 def test_members_that_warm_up_slow_the_group_by_the_slowest():
   machine = MACHINE._replace(jitter=0.0, drift=0.03, spread=0.0)
-  times = stability.series(machine, 2, Policy(1.0), 600, 40, 0).times[0]
-  at = np.arange(600)
+  times = simulated(machine).times[0]
+  at = np.arange(1000)
   np.testing.assert_allclose(times, 6.05 + 0.18 * -np.expm1(-at * 6.05 / 600), rtol=1e-5)
-  spread = stability.series(machine._replace(spread=0.5), 2, Policy(1.0), 600, 40, 0).times[:, -1]
-  assert spread.mean() > times[-1] + 0.09  # the largest of 16 of them
+  slowest = simulated(machine._replace(spread=0.5)).times[:, -1]
+  assert slowest.mean() - 6.05 == pytest.approx(0.18 * (1 + 0.5 * highest(128)[0]), abs=4 * 0.18 * 0.5 * 0.5 / 2)
 
 
 def test_aligned_pauses_cost_d_p_and_others_d_times_the_chance_of_any():
   machine = MACHINE._replace(jitter=0.0, pause=1.0, pause_rate=1e-3)
   one = -math.expm1(-1e-3 * 6.05)
   for aligned, wanted in ((True, one), (False, 1 - (1 - one) ** 128)):
-    times = stability.series(machine, 16, Policy(1.0, aligned), 2000, 2, 3).times
+    times = simulated(machine, aligned=aligned, seed=3).times
     assert times.mean() - 6.05 == pytest.approx(wanted, abs=4 * math.sqrt(wanted * (1 - wanted) / 4000))
 
 
 def test_wandering_members_are_remembered_and_still_ones_are_not():
-  from jaxpace.diagnosis.stability import growth
-
-  still = stability.series(MACHINE, 32, Policy(1.0), 1000, 1, 5).times[0]
-  moved = stability.series(MACHINE._replace(wander=0.01), 32, Policy(1.0), 1000, 1, 5).times[0]
+  still, moved = (simulated(MACHINE._replace(wander=w), seed=5).times[0] for w in (0.0, 0.01))
   assert not growth.grow(still).rises and growth.grow(moved).rises
 
 
@@ -132,7 +133,6 @@ def test_the_projection_picks_young_and_aligned_pauses_and_agrees_with_the_run()
 
 
 def test_the_same_seed_gives_the_same_run():
-  first, again = (stability.series(MACHINE, 4, Policy(1.0), 20, 2, 9) for _ in range(2))
-  np.testing.assert_array_equal(first.times, again.times)
-  assert not np.array_equal(first.times, stability.series(MACHINE, 4, Policy(1.0), 20, 2, 10).times)
-  assert jax.tree.all(jax.tree.map(lambda a: np.isfinite(a).all(), first))
+  first, again, other = (simulated(MACHINE, seed=seed).times for seed in (9, 9, 10))
+  np.testing.assert_array_equal(first, again)
+  assert not np.array_equal(first, other)
