@@ -14,11 +14,13 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.reporting.watch import follower as followers
 from jaxpace.reporting.watch import parts, window
 from jaxpace.reporting.watch.follower import Follower
+from jaxpace.reporting.watch.line import line
 from jaxpace.reporting.watch.parts import PartFollower
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.synthetic import Job
 from jaxpace.trace.synthetic_faults import Fault
+from tests.cli.test_foreign_directories import flipped, gone, torn
 from tests.reporting.growing import Growing
 
 JOB = Job(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2, late={2: 4e-3})
@@ -302,3 +304,17 @@ def test_rows_older_than_the_window_change_nothing():
   assert ring.add_collectives(rows([19], [9]), 2.0)
   run = ring.run(13, 19, pathlib.Path("run"), {}, ())
   assert run.collectives[0].exit_ns.tolist() == [[2, 3, 4, 5, 6, 7, MISSING, 9]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(tmp_path, written, seed):
+  random = np.random.default_rng(seed)
+  growing = Growing(tmp_path / "run", JOB, written)
+  follower = Follower(growing.directory, 50)
+  for step in (60, 120, 180):
+    growing.write(step, [int(random.integers(2))])
+    files = sorted(file for file in growing.directory.rglob("*") if file.is_file())
+    harm = (torn, flipped, gone)[random.integers(3)]
+    harm(growing.directory, files, random)
+    look = follower.poll(float(step), 0.0)
+    assert line(look, []) and look.state.kind in ("waiting", "running", "quiet", "dead", "ended")
