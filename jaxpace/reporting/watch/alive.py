@@ -154,7 +154,7 @@ def longest_quiet(step_time: float | None) -> float:
 def duration(seconds: float) -> str:
   """
   >>> duration(1.24), duration(75.0), duration(7300.0), duration(200000)
-  ('1.2 s', '75 s', '2 h 2 min', '2 d 8 h')
+  ('1.2 s', '75 s', '2 h 1 min', '2 d 7 h')
   """
   if seconds < 10:
     return f"{seconds:.1f} s"
