@@ -51,11 +51,12 @@ def made_up(ranks: int, size: int, noise: str, seed: int, fault: str | None = No
   pause = np.zeros(size)
   more = cost / (1 - cost) * float(np.median(arrival.max(axis=0) + transfer))
   now = np.arange(_ONSET, size)
+  # Some rank is last by its own noise: what a late one adds to that is the cost.
+  last = float(np.median(arrival.max(axis=0) - np.median(arrival, axis=0)))
   if fault == LATE:
-    arrival[1, now] += more
+    arrival[1, now] += more + last
   elif fault == WAITING:
-    # The usual last rank is late by its own noise: what comes on top of that is the cost.
-    arrival[random.integers(0, ranks, now.size), now] += more + 2 * 0.02 * _BASE
+    arrival[random.integers(0, ranks, now.size), now] += more + last
   elif fault == TRANSFER:
     transfer[now] += more
   elif fault in (GAP, "pauses"):

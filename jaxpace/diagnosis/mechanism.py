@@ -14,6 +14,8 @@ PART = 0.3
 """A column explains lateness or pauses if it holds this part of them ..."""
 _LEAST = 0.025
 """... or this share of the step."""
+_LONG = 0.1
+"""Share of the step that a pause takes at least; shorter than half of the median one it is none like them."""
 _SWITCHES = 0.2
 _SLOWER_CLOCK = 0.05
 _DOES = {"gc": "collects garbage", "data": "waits for data", "checkpoint": "writes checkpoints"}
@@ -126,7 +128,8 @@ def strikes(case: Case) -> dict[int, int]:
   if own:
     together = np.stack(own).sum(axis=0)
     beyond = together - np.median(together, axis=1, keepdims=True)
-    number = ((beyond > 0) & (beyond >= 0.5 * beyond.max(initial=0.0))).sum(axis=1)
+    long = beyond[beyond >= _LONG * case.step_time]
+    number = (beyond >= (0.5 * np.median(long) if long.size else np.inf)).sum(axis=1)
     found.update(zip(causes.processes.tolist(), number.tolist(), strict=True))
   return found
 
