@@ -72,7 +72,7 @@ def follow(given: Steps, ranks: int) -> list[stream.Alarm]:
   """What began, told as new steps come in, 50 at a time."""
   state, found = stream.init(ranks), []
   for begin in range(0, len(given.number), 50):
-    state, new = stream.update(state, Steps(*(x[..., begin:begin + 50] for x in given)))
+    state, new = stream.update(state, Steps(*(x[..., begin:begin + 50] for x in given if x is not None)))
     found += [alarm for alarm in new if not alarm.over]
   return found
 
