@@ -34,6 +34,7 @@ def run(heap: int, steps: int, made: int, kept: int, stay: int) -> dict[str, Any
     stay: see `made`.
   """
   gc.collect()
+  gc.freeze()  # what the program holds anyway is not part of the heap
   # Lists: the collector does not track dicts and tuples that hold numbers only.
   still = [[k] for k in range(heap)]
   buffer: collections.deque[list[Any]] = collections.deque(maxlen=stay)
@@ -56,6 +57,7 @@ def run(heap: int, steps: int, made: int, kept: int, stay: int) -> dict[str, Any
       buffer.append(objects[:kept])
   finally:
     gc.callbacks.remove(watch)
+    gc.unfreeze()
   live = len(still) + sum(map(len, buffer))
   return {"heap": heap, "live": live, "steps": steps, "collections": len(pauses), "per_step": len(pauses) / steps,
           "seconds_median": statistics.median(pauses) if pauses else None, "seconds_longest": max(pauses, default=None)}

@@ -15,11 +15,6 @@ from experiments import measured
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, Steps
 
-_OUT = flags.DEFINE_string("out", "docs/measurements/stream_alarms.json", "Where the figures go; a table beside it.")
-_STEPS = flags.DEFINE_integer("steps", 20_000, "Healthy steps of each job.", lower_bound=100)
-_JOBS = flags.DEFINE_integer("jobs", 20, "Jobs with each fault.", lower_bound=1)
-_COST = flags.DEFINE_float("cost", 0.06, "What a fault costs of the step.", lower_bound=0.0, upper_bound=0.5)
-
 NOISES = ("normal", "exponential", "rare pauses", "AR(0.9)")
 FAULTS = (LATE, WAITING, TRANSFER, GAP, "pauses")
 RANKS = (2, 8)
@@ -113,12 +108,22 @@ def page(figures: dict[str, Any]) -> list[str]:
   return lines
 
 
+def define_flags() -> None:
+  """Defines this program's flags."""
+  flags.DEFINE_string("out", "docs/measurements/stream_alarms.json", "Where the figures go; a table beside it.")
+  flags.DEFINE_integer("steps", 20_000, "Healthy steps of each job.", lower_bound=100)
+  flags.DEFINE_integer("jobs", 20, "Jobs with each fault.", lower_bound=1)
+  flags.DEFINE_float("cost", 0.06, "What a fault costs of the step.", lower_bound=0.0, upper_bound=0.5)
+
+
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"What is {argv[1]!r}? All arguments are flags: --steps, --jobs, --cost, --out.")
-  figures = {**measured.circumstances("experiments.stream_alarms"), **measure(_STEPS.value, _JOBS.value, _COST.value)}
-  measured.write(figures, page(figures), pathlib.Path(_OUT.value))
+  args = flags.FLAGS
+  figures = {**measured.circumstances("experiments.stream_alarms"), **measure(args.steps, args.jobs, args.cost)}
+  measured.write(figures, page(figures), pathlib.Path(args.out))
 
 
 if __name__ == "__main__":
+  define_flags()
   app.run(main)

@@ -172,27 +172,29 @@ def _wait(root: str, children: list[subprocess.Popen[bytes]], wants_event: bool)
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Not an option: {argv[1]}.")
-  if _WORKER.value:
-    work(_WORKER.value, _ROOT.value, _TIMEOUT.value)
+  if flags.FLAGS.worker:
+    work(flags.FLAGS.worker, flags.FLAGS.root, flags.FLAGS.timeout)
     return
   from experiments import measured
   circumstances = measured.circumstances("experiments.watchdog")
   rows = []
-  names = [_ONLY.value] if _ONLY.value else list(SCENARIOS)
+  names = [flags.FLAGS.only] if flags.FLAGS.only else list(SCENARIOS)
   for name in names:
-    for repeat in range(_REPEATS.value):
-      found = run(name, _TIMEOUT.value)
+    for repeat in range(flags.FLAGS.repeats):
+      found = run(name, flags.FLAGS.timeout)
       rows.append({key: found[key] for key in ("scenario", "timeout", "named", "late_by")} | {
           "words": SCENARIOS[name].words, "said": [e.get("late") for e in found["events"] if e["event"] == "late"][:1]})
       by = "" if found["late_by"] is None else f", {found['late_by']:.2f} s after T"
-      print(f"{name} {repeat + 1}/{_REPEATS.value}: {'as it should be' if found['named'] else 'WRONG'}{by}", flush=True)
+      print(f"{name} {repeat + 1}/{flags.FLAGS.repeats}: {'as it should be' if found['named'] else 'WRONG'}{by}",
+            flush=True)
       if not found["named"]:
         print("\n".join(found["log"]), flush=True)
-  if not _ONLY.value:
-    figures = {**circumstances, "timeout": _TIMEOUT.value, "rows": rows}
-    text = [*measured.introduction("Late processes, named", figures), f"3 processes, T = {_TIMEOUT.value:g} s.", "",
+  if not flags.FLAGS.only:
+    figures = {**circumstances, "timeout": flags.FLAGS.timeout, "rows": rows}
+    text = [*measured.introduction("Late processes, named", figures),
+            f"3 processes, T = {flags.FLAGS.timeout:g} s.", "",
             *table(rows)]
-    measured.write(figures, text, pathlib.Path(_OUT.value))
+    measured.write(figures, text, pathlib.Path(flags.FLAGS.out))
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -206,12 +208,16 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
   return lines
 
 
-_WORKER = flags.DEFINE_string("worker", None, "Internal: be one process of this scenario.")
-_ROOT = flags.DEFINE_string("root", "", "Internal: where the watchdogs write.")
-_TIMEOUT = flags.DEFINE_float("timeout", 3.0, "T, seconds.")
-_ONLY = flags.DEFINE_enum("only", None, list(SCENARIOS), "Only this scenario; nothing is written.")
-_OUT = flags.DEFINE_string("out", "docs/measurements/watchdog.json", "Where the figures go.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Runs of each scenario.", lower_bound=1)
+def define_flags() -> None:
+  """Defines this program's flags."""
+  flags.DEFINE_string("worker", None, "Internal: be one process of this scenario.")
+  flags.DEFINE_string("root", "", "Internal: where the watchdogs write.")
+  flags.DEFINE_float("timeout", 3.0, "T, seconds.")
+  flags.DEFINE_enum("only", None, list(SCENARIOS), "Only this scenario; nothing is written.")
+  flags.DEFINE_string("out", "docs/measurements/watchdog.json", "Where the figures go.")
+  flags.DEFINE_integer("repeats", 5, "Runs of each scenario.", lower_bound=1)
+
 
 if __name__ == "__main__":
+  define_flags()
   app.run(main)

@@ -1,6 +1,7 @@
 """Set-up of every test: eight CPU devices in this process, and strict dtype promotion."""
 
 import os
+import signal
 
 # Read once, when jax first touches its devices: so before anything imports jax.
 _FLAG = "--xla_force_host_platform_device_count"
@@ -10,9 +11,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # No deadline: an example that compiles takes a thousand times as long as the next. Derandomized: CI repeats itself.
 hypothesis.settings.register_profile("jaxpace", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("jaxpace")
+
+# Where the tests run in the background of a shell, it has SIGINT ignored, and their children would ignore it too.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _width_of_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Commands fold their text to the width a terminal has; the tests' workers may have inherited one."""
+  monkeypatch.delenv("COLUMNS", raising=False)

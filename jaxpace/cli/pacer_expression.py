@@ -36,7 +36,7 @@ def make(text: str) -> Pacer:
   `chain(pace_early_ranks(), limit(my, 5e-3))`; or `module:attribute`, a pacer of the user's or a factory, which may be
   called with literals. The module is looked for in the current directory too. Importing it runs it.
 
-  >>> make("limit(pace_early_ranks(window=16), 5e-3)").init(2).active
+  >>> make("limit(pace_early_ranks(window=16), 5e-3)").init(2).own.active
   Array(False, dtype=bool)
 
   Args:

@@ -65,7 +65,7 @@ def expected(work: float, failures: Failures) -> float:
   """Expected seconds of a segment of `work` seconds (Daly 2006, equation 13 without its approximations).
 
   >>> round(expected(3600.0, Failures(rate=1 / 86400, every=1, checkpoint=60.0, restart=300.0)), 1)
-  3753.4
+  3751.6
   """
   return (1 / failures.rate + failures.restart) * math.expm1(failures.rate * (work + failures.checkpoint))
 
