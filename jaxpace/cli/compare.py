@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.diagnosis.compare.document import to_json
   from jaxpace.diagnosis.diagnose import diagnose
   from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.reporting.progress import Progress
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
@@ -73,17 +73,9 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
     return _fail(f"{path} needs more memory than there is: compare windows with --steps-a and --steps-b.")
   progress.clear()
-  try:
-    if args.json != "-":
-      _render(found, make_console(), args.ranks)
-    if args.json:
-      write_document(to_json(found), args.json)
-  except BrokenPipeError:
-    raise
-  except UnwritableError as error:
-    return _fail(str(error))
-  except OSError as error:
-    return _fail(f"standard output can't be written: {error.strerror or error}.")
+  wrong = deliver(lambda: _render(found, make_console(), args.ranks), lambda: to_json(found), args.json)
+  if wrong:
+    return _fail(wrong)
   return 1 if found.failed else 0
 
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.diagnosis.forecast.forecast import forecast
   from jaxpace.diagnosis.forecast.sample import take_sample
   from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.reporting.progress import Progress
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
@@ -76,18 +76,8 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
     return _fail(f"{args.run} needs more memory than there is: forecast from a window of it with --steps A:B.")
   progress.clear()
-  try:
-    if args.json != "-":
-      _render(found, recorded, make_console())
-    if args.json:
-      write_document(to_json(found, recorded), args.json)
-  except BrokenPipeError:
-    raise
-  except UnwritableError as error:
-    return _fail(str(error))
-  except OSError as error:
-    return _fail(f"standard output can't be written: {error.strerror or error}.")
-  return 0
+  wrong = deliver(lambda: _render(found, recorded, make_console()), lambda: to_json(found, recorded), args.json)
+  return _fail(wrong) if wrong else 0
 
 
 def _render(found: Forecast, run: Run, console: Console) -> None:

@@ -161,8 +161,8 @@ def _document(setting: Setting, scaling: Scaling) -> dict[str, Any]:
 
 def _facts() -> tuple[str, dict[str, Any]]:
   from jaxpace.planning.facts import facts
-  lines = []
-  for fact in facts():
+  worked_out, lines = facts(), []
+  for fact in worked_out:
     low, high = (_figure(value, fact.unit) for value in fact.said)
     said = low if low == high else f"{low} to {high}" if high != "inf" else f"at least {low}"
     lines += [f"{'agrees' if fact.agrees else 'DEPARTS':<8} {fact.about}: said {said}, found "
@@ -171,7 +171,7 @@ def _facts() -> tuple[str, dict[str, Any]]:
       lines.append(f"{'':9}Note: {fact.note}.")
   return "\n".join(lines), {"schema": 1, "facts": [
       {"about": f.about, "said": [None if v == float("inf") else v for v in f.said], "found": f.found, "unit": f.unit,
-       "how": f.how, "note": f.note, "agrees": f.agrees} for f in facts()]}
+       "how": f.how, "note": f.note, "agrees": f.agrees} for f in worked_out]}
 
 
 def _figure(value: float, unit: str) -> str:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
   os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with the job itself
   from jaxpace.cli import pacer_expression
   from jaxpace.diagnosis.counted import count_steps
-  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.reporting.progress import Progress
   from jaxpace.simulation import replay_summary
   from jaxpace.simulation.replay import replay
@@ -93,19 +93,11 @@ def run(args: argparse.Namespace) -> int:
     return _fail(f"{args.run} needs more memory than there is: replay a window of it with --steps A:B.")
   progress.clear()
   notes = _notes(recorded, summary, laid_out, not args.no_share)
-  try:
-    if args.json != "-":
-      print(_text(args, recorded, summary, notes), flush=True)
-    if args.json:
-      write_document(replay_summary.to_json(summary, run=recorded.id, pacer=args.pacer, shared=not args.no_share,
-                                            as_recorded=args.as_recorded, notes=notes), args.json)
-  except BrokenPipeError:
-    raise
-  except UnwritableError as error:
-    return _fail(str(error))
-  except OSError as error:
-    return _fail(f"standard output can't be written: {error.strerror or error}.")
-  return 0
+  wrong = deliver(
+      lambda: print(_text(args, recorded, summary, notes), flush=True),
+      lambda: replay_summary.to_json(summary, run=recorded.id, pacer=args.pacer, shared=not args.no_share,
+                                     as_recorded=args.as_recorded, notes=notes), args.json)
+  return _fail(wrong) if wrong else 0
 
 
 def _number(value: Any, default: float) -> float:
