@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     Exit status: 0, or 2 where the settings make no job or the JSON file can't be written.
   """
   from jaxpace.planning import plan
-  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   try:
     if args.json:
       check_target(args.json)
@@ -75,12 +75,11 @@ def run(args: argparse.Namespace) -> int:
       setting, replicas = _setting(args)
       scaling = plan.scale(setting, replicas)
       text, document = _text(setting, scaling), _document(setting, scaling)
-    if args.json != "-":
-      print(text, flush=True)
-    if args.json:
-      write_document(document, args.json)
+    wrong = deliver(lambda: print(text, flush=True), lambda: document, args.json)
   except (plan.PlanError, UnwritableError) as error:
-    print(f"jaxpace plan: {error}", file=sys.stderr)
+    wrong = str(error)
+  if wrong:
+    print(f"jaxpace plan: {wrong}", file=sys.stderr)
     return 2
   return 0
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
   """
   os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with a job
   from jaxpace.cli import pacer_expression
-  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.reporting.progress import Progress
   from jaxpace.simulation import scenario as scenarios
   from jaxpace.simulation import settings
@@ -90,16 +90,9 @@ def run(args: argparse.Namespace) -> int:
     return _fail("this needs more memory than there is: simulate fewer steps, or fewer ranks.")
   progress.clear()
   summaries = [each.summary(job, scenario.seed) for each, job in zip(adding, scenario.jobs, strict=True)]
-  try:
-    if args.json != "-":
-      print(_text(args, scenario, summaries), flush=True)
-    if args.json:
-      write_document(_document(scenario, summaries), args.json)
-  except BrokenPipeError:
-    raise
-  except UnwritableError as error:
-    return _fail(str(error))
-  return 0
+  wrong = deliver(lambda: print(_text(args, scenario, summaries), flush=True), lambda: _document(scenario, summaries),
+                  args.json)
+  return _fail(wrong) if wrong else 0
 
 
 def load(path: str, changes: list[str]) -> dict[str, Any]:

@@ -4,6 +4,9 @@ import dataclasses
 import doctest
 import json
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -166,3 +169,11 @@ def test_a_usual_shape_has_the_parameters():
   assert 12 * made.layers * made.hidden**2 == pytest.approx(10e9, rel=0.01)
   assert model.shaped(10e9, hidden=5120).layers == round(10e9 / (12 * 5120**2))
   assert dataclasses.replace(setting(), data=2).devices == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_behind_standard_output_is_a_sentence():
+  with open("/dev/full", "w", encoding="utf-8") as full:
+    done = subprocess.run([sys.executable, "-m", "jaxpace", "plan"], stdout=full, stderr=subprocess.PIPE, text=True,
+                          check=False, cwd=ROOT)
+  assert done.returncode == 2 and "standard output can't be written" in done.stderr and "Traceback" not in done.stderr
