@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from jaxpace.trace.part_files import PartFile
 
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)  # the last: column names of a damaged footer
-_NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns"),
-           "hosts": ("time_ns", "process")}
+NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns"),
+          "hosts": ("time_ns", "process")}
+"""Columns that a part of each table must have."""
 _WHOLE = ("step", "rank", "process", "attempt", "collective")
 
 
@@ -142,7 +143,7 @@ def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
     return None
   except _UNREADABLE as error:
     return f"torn or no Parquet file ({_first_line(error)})"
-  lacking = [name for name in _NEEDED[table] if name not in names]
+  lacking = [name for name in NEEDED[table] if name not in names]
   if lacking:
     return f"it has no column {' and '.join(map(repr, lacking))}"
   for field in fields:

@@ -4,7 +4,6 @@ import json
 import pathlib
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -37,13 +36,13 @@ def growing(tmp_path, written):
 
 
 def keys(rows):
-  return {key for new in rows for key in zip(*(new.data[name].to_pylist() for name in ("step", "rank", "collective")),
+  return {key for new in rows for key in zip(*(new.data[name].tolist() for name in ("step", "rank", "collective")),
                                              strict=True)}
 
 
 def test_each_row_comes_and_what_was_merged_is_not_opened_again(growing, tmp_path, monkeypatch):
   opened = []
-  monkeypatch.setattr(parts, "open_table", lambda name, files: opened.extend(files) or original(name, files))
+  monkeypatch.setattr(parts, "read_small", lambda path, *columns: opened.append(path) or original(path, *columns))
   follower, seen = PartFollower(growing.directory / "collectives", "collectives", "growing"), []
   for step in range(20, 221, 20):
     growing.write(step)
@@ -56,7 +55,7 @@ def test_each_row_comes_and_what_was_merged_is_not_opened_again(growing, tmp_pat
   assert list(follower.poll(window.COLLECTIVES_COLUMNS, 8192)) == [] and len(opened) == 2 * 11
 
 
-original = parts.open_table
+original = parts.read_small
 
 
 def test_a_late_reader_takes_the_merged_part_and_only_the_newest_steps(growing):
@@ -74,12 +73,12 @@ def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds
   for step in (10, 20, 30):
     growing.write(step)
 
-  def merging(name, files):
+  def merging(path, *columns):
     if growing._upto[0] == 30:
       growing.write(40)  # the fourth part: all four become one, the three listed are gone
-    return original(name, files)
+    return original(path, *columns)
 
-  monkeypatch.setattr(parts, "open_table", merging)
+  monkeypatch.setattr(parts, "read_small", merging)
   before = keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))
   after = keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))
   assert not before and {key[0] for key in after} == set(range(40)) and {key[1] for key in after} == {0, 1, 2, 3}
@@ -293,8 +292,8 @@ def test_contention_is_measured_from_the_lowest_floor_since_the_view_began(tmp_p
 def test_rows_older_than_the_window_change_nothing():
   def rows(steps, exits):
     number = len(steps)
-    return pa.table({"step": steps, "rank": [0] * number, "process": [0] * number, "attempt": [0] * number,
-                     "collective": [0] * number, "enter_ns": exits, "exit_ns": exits})
+    zeros = dict.fromkeys(("rank", "process", "attempt", "collective"), np.zeros(number, np.int64))
+    return {"step": np.array(steps), **zeros, "enter_ns": np.array(exits), "exit_ns": np.array(exits)}
 
   ring = window.Window(8, 1)
   assert ring.add_collectives(rows(list(range(10, 18)), list(range(8))), 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.counted import WARMUP_STEPS
 from jaxpace.reporting.watch import window as windows
 from jaxpace.reporting.watch.alive import ProcessFiles, judge
+from jaxpace.reporting.watch.columns import Columns, joined
 from jaxpace.reporting.watch.events import Event, EventFollower
 from jaxpace.reporting.watch.look import Look, Numbers, Told, measure
-from jaxpace.reporting.watch.parts import PartFollower
+from jaxpace.reporting.watch.parts import NewRows, PartFollower
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 from jaxpace.trace.rundir import RUN_FILE, read_json
@@ -23,6 +25,8 @@ _TOLD = 200
 """Onsets and ends that are remembered."""
 _AT_ONCE = 2048
 """Steps at most that are tested for onsets at one look."""
+_ROWS = 1 << 18
+"""Rows that are put together at most."""
 
 
 class Follower:
@@ -105,13 +109,13 @@ class Follower:
       self._window = windows.Window(windows.kept_steps(ranks, len(planned) if isinstance(planned, list) else 1,
                                                        self._steps + 2), ranks)
     window, any_new, counts = self._window, False, False
-    for rows in self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size):
-      any_new, counts = window.add_collectives(rows.data, now) or any_new, True
+    for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
+      any_new, counts = window.add_collectives(rows, now) or any_new, True
     self._stamped = self._stamped or counts
     leads = not self._stamped
     columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *(("end_ns",) if leads else ()))
-    for rows in self._rows.poll(columns, window.size):
-      any_new = window.add_steps(rows.data, now, leads) or any_new
+    for rows in _pieces(self._rows.poll(columns, window.size)):
+      any_new = window.add_steps(rows, now, leads) or any_new
     written = max((p.newest_unix for p in (self._collectives, self._rows) if p.newest_unix), default=None)
     if written is not None:
       self._newest = now if self._newest is not None else now - max(0.0, unix - written)
@@ -176,6 +180,19 @@ class Follower:
       if stopped:
         notes.append(f"Process {seen.name} stopped recording: {str(stopped)[:300].rstrip('.')}.")
     return (*notes[:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
+
+
+def _pieces(new: Iterable[NewRows]) -> Iterator[Columns]:
+  """Rows of many processes together, as far as they take little memory."""
+  waiting: list[Columns] = []
+  number = 0
+  for rows in new:
+    waiting.append(rows.data)
+    number += len(rows.data["step"])
+    if number > _ROWS:
+      yield from joined(waiting)
+      waiting, number = [], 0
+  yield from joined(waiting)
 
 
 def _number(info: dict[str, Any], key: str) -> int:

@@ -8,18 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import pyarrow as pa
-
+from jaxpace.reporting.watch.columns import Columns, of_table, read_small
 from jaxpace.trace.part_files import PartFile
 from jaxpace.trace.parts import parse_part_name
-from jaxpace.trace.table_reader import TableFiles, open_table
+from jaxpace.trace.table_reader import NEEDED, TableFiles, open_table
 
 
 class NewRows(NamedTuple):
   """Rows of one part, at most a row group of it. Rows that a merge carried over may come a second time."""
 
   process: int
-  data: pa.Table
+  data: Columns
 
 
 class PartFollower:
@@ -84,29 +83,37 @@ class PartFollower:
   def _catch_up(self, process: int, parts: list[PartFile], columns: Sequence[str],
                 steps: int) -> Iterator[NewRows]:
     """Opens parts from the newest back, as far as is wanted, and reads them in their order."""
-    opened: list[tuple[PartFile, TableFiles]] = []
+    opened: list[tuple[PartFile, TableFiles | Columns]] = []
     read = self._read.get(process, -1)
     newest: int | None = None
     for part in reversed(parts):
       if part.last <= read:
         break
-      table = open_table(self._table, [part])
-      if table.vanished:  # merged just now: what holds its rows is listed next time
-        return
-      if not table.rows:
-        self._note(part, table)
-        continue
-      low, high = table.step_range
-      opened.append((part, table))
+      rows = read_small(part.path, NEEDED[self._table], columns)
+      if rows is not None:
+        low, high = int(rows["step"].min()), int(rows["step"].max())
+        opened.append((part, rows))
+      else:
+        table = open_table(self._table, [part])
+        if table.vanished:  # merged just now: what holds its rows is listed next time
+          return
+        if not table.rows:
+          self._note(part, table)
+          continue
+        low, high = table.step_range
+        opened.append((part, table))
       newest = high if newest is None else newest
       if low <= newest - steps + 1:
         break
-    for part, table in reversed(opened):
-      for data in table.read(columns):
-        yield NewRows(process, data)
-      if table.vanished:
+    for part, source in reversed(opened):
+      if not isinstance(source, TableFiles):
+        yield NewRows(process, source)
+        continue
+      for data in source.read(columns):
+        yield NewRows(process, of_table(data))
+      if source.vanished:
         return
-      self._note(part, table)
+      self._note(part, source)
     if parts:
       self._read[process] = max(read, parts[-1].last)
       self._written(parts[-1])
@@ -128,7 +135,7 @@ class PartFollower:
       if table.rows:
         self.problems = [problem for problem in self.problems if name not in problem]
         for data in table.read(columns):
-          yield NewRows(part.process, data)
+          yield NewRows(part.process, of_table(data))
 
   def _written(self, part: PartFile) -> None:
     written = _stamp(part.path)[1] / 1e9

@@ -6,9 +6,8 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from jaxpace.reporting.watch.columns import Columns
 from jaxpace.trace.decisions import GUARD
 from jaxpace.trace.dense import CollectiveRows, SlotTimes
 from jaxpace.trace.reader import name_collectives
@@ -67,14 +66,14 @@ class Window:
     """[R] last step that each rank has brought, -1 for none."""
     return self._last
 
-  def add_collectives(self, data: pa.Table, now: float) -> bool:
+  def add_collectives(self, data: Columns, now: float) -> bool:
     """Takes rows of the table `collectives` in, at `now` (seconds, monotonic). Returns whether any row counted."""
     placed = self._place(data, now, leads=True)
     if placed is None:
       return False
     rows, ranks, at = placed
-    enter, leave = _integers(data, "enter_ns")[rows], _integers(data, "exit_ns")[rows]
-    slots = _integers(data, "collective")[rows] if "collective" in data.column_names else np.zeros(len(rows), np.int64)
+    enter, leave = data["enter_ns"][rows], data["exit_ns"][rows]
+    slots = data["collective"][rows] if "collective" in data else np.zeros(len(rows), np.int64)
     for slot in np.unique(slots).tolist():
       if not 0 <= slot < 1 << 16:
         continue
@@ -87,7 +86,7 @@ class Window:
       times.attempt[ranks[own], at[own]] = self.attempt
     return True
 
-  def add_steps(self, data: pa.Table, now: float, leads: bool) -> bool:
+  def add_steps(self, data: Columns, now: float, leads: bool) -> bool:
     """Takes rows of the table `steps` in.
 
     Args:
@@ -104,11 +103,11 @@ class Window:
     rows, ranks, at = placed
     self._recorded[ranks, at] = self.attempt
     for name, values in self._durations.items():
-      if f"{name}_ns" in data.column_names:
-        values[ranks, at] = _seconds(_integers(data, f"{name}_ns")[rows])
-    if leads and "end_ns" in data.column_names:
-      self._end[ranks, at] = _integers(data, "end_ns")[rows]
-    guards = [name for name in GUARD_COLUMNS if name in data.column_names]
+      if f"{name}_ns" in data:
+        values[ranks, at] = _seconds(data[f"{name}_ns"][rows])
+    if leads and "end_ns" in data:
+      self._end[ranks, at] = data["end_ns"][rows]
+    guards = [name for name in GUARD_COLUMNS if name in data]
     if guards:
       lowest = int(ranks.min())
       if self._guard_rank < 0 or lowest <= self._guard_rank:
@@ -116,7 +115,7 @@ class Window:
         own = ranks == lowest
         for name in guards:
           values = self._guard.setdefault(name.removeprefix("decision_"), np.full(self.size, np.nan, np.float32))
-          values[at[own]] = data.column(name).to_numpy(zero_copy_only=False)[rows[own]]
+          values[at[own]] = data[name][rows[own]]
     return True
 
   def advance(self, now: float) -> int:
@@ -155,10 +154,10 @@ class Window:
                window=(low + 1 if middle else None, None),
                guard={name: values[at] for name, values in self._guard.items()})
 
-  def _place(self, data: pa.Table, now: float, leads: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+  def _place(self, data: Columns, now: float, leads: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Rows that count, their ranks and their places in the ring; None if there are none."""
-    steps, ranks = _integers(data, "step"), _integers(data, "rank")
-    attempts = _integers(data, "attempt") if "attempt" in data.column_names else np.zeros(len(steps), np.int64)
+    steps, ranks = data["step"], data["rank"]
+    attempts = data["attempt"] if "attempt" in data else np.zeros(len(steps), np.int64)
     sound = (steps >= 0) & (steps < _LARGEST_STEP) & (ranks >= 0) & (ranks < RANKS) & (attempts < 1 << 15)
     if not sound.any():
       return None
@@ -177,8 +176,8 @@ class Window:
     steps, ranks = steps[rows], ranks[rows]
     least = int(steps.min())
     self.first = least if self.first < 0 else min(self.first, least)
-    if "process" in data.column_names:
-      self._process[ranks] = np.clip(_integers(data, "process")[rows], -1, RANKS)
+    if "process" in data:
+      self._process[ranks] = np.clip(data["process"][rows], -1, RANKS)
     if leads:
       np.maximum.at(self._last, ranks, steps)
       self._heard[ranks] = now
@@ -233,14 +232,6 @@ class Window:
 
 def _no_times(shape: tuple[int, int]) -> SlotTimes:
   return SlotTimes(np.full(shape, MISSING, np.int64), np.full(shape, MISSING, np.int64), np.full(shape, -1, np.int16))
-
-
-def _integers(data: pa.Table, name: str) -> np.ndarray:
-  """Whole numbers; `MISSING` for null."""
-  column = data.column(name)
-  if column.null_count:
-    column = pc.fill_null(column.cast(pa.int64()), MISSING)
-  return column.to_numpy().astype(np.int64, copy=False)
 
 
 def _seconds(values: np.ndarray) -> np.ndarray:
