@@ -130,20 +130,13 @@ def render(places: list[Locality], concerns: list[Concern], problems: list[str],
   from jaxpace.cli.doctor_tree import host_tree
   from jaxpace.locality.concerns import WARNING
   from jaxpace.locality.job import host_name
+  from jaxpace.locality.outline import outlines
 
   if title:
     console.print(Text(title, style="bold"))
-  hosts: dict[str, list[Locality]] = {}
-  for place in places:
-    hosts.setdefault(host_name(place), []).append(place)
-  shown: dict[Any, list[str]] = {}
-  for name, own in hosts.items():
-    first = own[0]._replace(process=None, hostname=None, devices=(), cpu=own[0].cpu._replace(allowed=""))
-    # Serial numbers differ between hosts that are alike.
-    key = first._replace(gpus=tuple(gpu._replace(uuid=None) for gpu in first.gpus))
-    shown.setdefault(key, []).append(name)
-  for names in shown.values():
-    console.print(host_tree(names, [place for name in names for place in hosts[name]]))
+  for outline in outlines(places):
+    console.print(host_tree(outline))
+  hosts = {host_name(place) for place in places}
   for level, style in (("warning", "bold red"), ("note", "bold")):
     chosen = [concern for concern in concerns if concern.level == level]
     if chosen:

@@ -1,122 +1,20 @@
-"""The tree that `jaxpace doctor` prints: sockets, what hangs on each, limits, processes."""
+"""The tree that `jaxpace doctor` prints: an outline of a host, drawn."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from rich.text import Text
 from rich.tree import Tree
 
-from jaxpace.locality.tree import parse_list
-from jaxpace.locality.types import Gpu, Link, Locality, Nic
-
-_SHOWN = 16
+from jaxpace.locality.outline import Outline
 
 
-def host_tree(names: Sequence[str], places: Sequence[Locality]) -> Tree:
-  """A tree of hosts that are alike.
-
-  Args:
-    names: of the hosts.
-    places: of all their processes, those of the first host first.
-  """
-  place = places[0]
-  title = names[0] if len(names) == 1 else f"{len(names)} hosts alike: {_some(names)}"
-  tree = Tree(Text(title), guide_style="dim")
-  tree.add(Text(_processor(place)))
-  tree.add(Text(_limits(place)))
-  cards: list[Gpu | Nic] = [*place.gpus, *place.nics]
-  nodes = sorted({node.node for node in place.numa} | {card.numa_node for card in cards if card.numa_node is not None})
-  for node in nodes:
-    own = next((n for n in place.numa if n.node == node), None)
-    memory = f", {own.memory_bytes / 2**30:.0f} GiB" if own and own.memory_bytes else ""
-    _add_cards(tree.add(Text(f"NUMA node {node}{f': CPUs {own.cpus}{memory}' if own else ''}")),
-               [card for card in cards if card.numa_node == node])
-  homeless = [card for card in cards if card.numa_node is None]
-  if homeless:
-    _add_cards(tree.add("NUMA node not known"), homeless)
-  if not place.gpus:
-    tree.add("no GPU found")
-  processes = [p for p in places if p.process is not None or p.devices]
-  for process in processes[:_SHOWN]:
-    tree.add(Text(_process(process)))
-  if len(processes) > _SHOWN:
-    tree.add(f"and {len(processes) - _SHOWN} more processes")
+def host_tree(outline: Outline) -> Tree:
+  """Draws an outline."""
+  tree = Tree(Text(outline.text), guide_style="dim")
+  _add(tree, outline)
   return tree
 
 
-def _add_cards(branch: Tree, cards: Sequence[Gpu | Nic]) -> None:
-  """Cards of a node, those on one PCIe switch together."""
-  switches: dict[str | None, list[Gpu | Nic]] = {}
-  for card in cards:
-    switches.setdefault(card.switch, []).append(card)
-  for switch, own in switches.items():
-    below = branch.add(f"PCIe switch {switch}") if switch else branch
-    for card in own:
-      below.add(Text(_gpu(card) if isinstance(card, Gpu) else _nic(card)))
-
-
-def _gpu(gpu: Gpu) -> str:
-  parts = [f"GPU {gpu.pci}  {gpu.name or 'accelerator'}", _link(gpu.link)]
-  if gpu.interconnect == "nvlink":
-    parts.append(f"{gpu.nvlinks} NVLinks" if gpu.nvlinks else "NVLink")
-  if gpu.nic:
-    parts.append(f"nearest NIC {gpu.nic} ({gpu.nic_distance})")
-  return ", ".join(filter(None, parts))
-
-
-def _nic(nic: Nic) -> str:
-  names = f" ({', '.join(nic.interfaces)})" if nic.interfaces and nic.interfaces != (nic.name,) else ""
-  rate = f"{nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else "rate not known"
-  return ", ".join(filter(None, [f"NIC {nic.name}{names}  {nic.kind}", rate, _link(nic.link),
-                                 "down" if nic.up is False else ""]))
-
-
-def _link(link: Link) -> str:
-  if not link.width:
-    return ""
-  most = min((w for w in (link.max_width, link.slot_width) if w), default=link.width)
-  return (f"x{link.width}{f' of x{most}' if most > link.width else ''}"
-          f"{f' at {link.speed:g} GT/s' if link.speed else ''}")
-
-
-def _processor(place: Locality) -> str:
-  number = len(parse_list(place.cpu.online))
-  sockets = len(place.cpu.sockets)
-  parts = [f"{number} CPUs" if number else "CPUs not known"]
-  if sockets:
-    parts.append(f"{sockets} socket{'s' if sockets > 1 else ''}")
-  if place.cpu.model:
-    parts.append(place.cpu.model)
-  if place.memory_bytes:
-    parts.append(f"{place.memory_bytes / 2**30:.0f} GiB")
-  return ", ".join(parts)
-
-
-def _limits(place: Locality) -> str:
-  cgroup = place.cgroup
-  parts = [f"CPU limit {f'{cgroup.cpu_limit:g}' if cgroup.cpu_limit else 'none'}"]
-  if cgroup.memory_limit_bytes:
-    parts.append(f"memory limit {cgroup.memory_limit_bytes / 2**30:.1f} GiB")
-  parts.append(f"clock source {place.clock_source or 'not known'}")
-  if place.huge_pages:
-    parts.append(f"huge pages {place.huge_pages}")
-  parts.append(f"malloc {place.allocator or 'of the C library'}")
-  return ", ".join(parts)
-
-
-def _process(place: Locality) -> str:
-  name = "devices" if place.process is None else f"process {place.process}"
-  parts = [f"{name}: CPUs {place.cpu.allowed}" if place.cpu.allowed else name]
-  kinds: dict[str, list[str]] = {}
-  for device in place.devices:
-    kinds.setdefault(device.kind or device.platform or "device", []).append(
-        (device.gpu or "") + (f" at {device.coords}" if device.coords else ""))
-  for kind, where in kinds.items():
-    known = [w for w in where if w]
-    parts.append(f"{len(where)} × {kind}{f' ({_some(known)})' if known else ''}")
-  return ", ".join(parts)
-
-
-def _some(names: Sequence[str]) -> str:
-  return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+def _add(tree: Tree, outline: Outline) -> None:
+  for line in outline.below:
+    _add(tree.add(Text(line.text)), line)

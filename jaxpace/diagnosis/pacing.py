@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,35 +60,40 @@ def measured(run: Run) -> Measured | None:
   columns = run.guard
   if not columns or "guard_pair" not in columns:
     return None
-  times, pair, on = step_times(run), columns["guard_pair"], columns["guard_on"]
-  # Pair 0 counts nowhere: a fresh state's first row is all zeros.
-  counts = np.isfinite(times) & (pair > 0) & np.isfinite(on) & run.inside
-  means, variance = _means(run, times, pair, on, counts)
-  effect = interval = None
-  if len(means):
-    difference, off = means[:, 0] - means[:, 1], float(means[:, 1].mean())
-    effect = float(difference.mean()) / off
-    half = _half_width(difference, variance)
-    interval = (effect - half / off, effect + half / off) if math.isfinite(half) else None
+  compared = compare(run)
+  assert compared is not None
+  effect, interval = effect_of(compared.means, compared.variance) if len(compared.means) else (None, None)
+  on = columns["guard_on"]
   known = np.flatnonzero(np.isfinite(on) & run.inside)
   last = int(known[-1]) if known.size else None
   own = {name: _value(columns, name, last) for name in ("effect", "effect_low", "effect_high", "pairs")}
   low, high = own["effect_low"], own["effect_high"]
   return Measured(
-      effect=effect, interval=interval, pairs=len(means), on=None if last is None else bool(on[last] > 0.5),
+      effect=effect, interval=interval, pairs=len(compared.means), on=None if last is None else bool(on[last] > 0.5),
       own_effect=own["effect"], own_interval=(low, high) if low is not None and high is not None else None,
       own_pairs=int(own["pairs"] or 0), alike=run.plan.get("share") is not False)
 
 
-def _means(run: Run, times: np.ndarray, pair: np.ndarray, on: np.ndarray, counts: np.ndarray
-           ) -> tuple[np.ndarray, float]:
-  """[pairs, 2] mean step time with pacing and without, s, of the pairs which have both.
+class Compared(NamedTuple):
+  """The pairs of blocks that have steps of both kinds. P pairs."""
 
-  And the variance, s^2, that their differences would have were steps independent.
-  """
-  at = np.flatnonzero(counts)
+  means: np.ndarray  # [P, 2] mean step time with pacing and without, s
+  variance: float  # s^2, that their differences would have were steps independent
+  first_step: np.ndarray  # [P] step numbers
+  last_step: np.ndarray  # [P] step numbers
+
+
+def compare(run: Run) -> Compared | None:
+  """Compares the steps of every pair of blocks; None where no guard ran."""
+  columns = run.guard
+  if not columns or "guard_pair" not in columns:
+    return None
+  times, pair, on = step_times(run), columns["guard_pair"], columns["guard_on"]
+  # Pair 0 counts nowhere: a fresh state's first row is all zeros.
+  at = np.flatnonzero(np.isfinite(times) & (pair > 0) & np.isfinite(on) & run.inside)
+  nothing = np.empty(0, np.int64)
   if not at.size:
-    return np.empty((0, 2)), 0.0
+    return Compared(np.empty((0, 2)), 0.0, nothing, nothing)
   attempt = run.attempt.max(axis=0)[at].astype(np.int64)  # a restarted guard counts pairs from 0 again
   _, number = np.unique(np.stack([attempt, pair[at].astype(np.int64)]), axis=1, return_inverse=True)
   number = number.reshape(-1)
@@ -97,12 +102,31 @@ def _means(run: Run, times: np.ndarray, pair: np.ndarray, on: np.ndarray, counts
   sums = np.stack([np.bincount(number, times[at] * (arm == a), size) for a in (0, 1)], axis=1)
   squares = np.stack([np.bincount(number, times[at]**2 * (arm == a), size) for a in (0, 1)], axis=1)
   steps = np.stack([np.bincount(number, arm == a, size) for a in (0, 1)], axis=1)
+  first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
+  np.minimum.at(first, number, run.steps[at])
+  np.maximum.at(last, number, run.steps[at])
   both = (steps > 0).all(axis=1)
   if not both.any():
-    return np.empty((0, 2)), 0.0
+    return Compared(np.empty((0, 2)), 0.0, nothing, nothing)
   sums, squares, steps = sums[both], squares[both], steps[both]
   within = np.maximum(squares / steps - (sums / steps)**2, 0) / np.maximum(steps - 1, 1)
-  return sums / steps, float(np.median(within.sum(axis=1)))
+  return Compared(sums / steps, float(np.median(within.sum(axis=1))), first[both], last[both])
+
+
+def effect_of(means: np.ndarray, variance: float) -> tuple[float, tuple[float, float] | None]:
+  """The effect that some pairs show, and its 95 % interval, which holds however often one looks.
+
+  Args:
+    means: [P, 2] mean step time with pacing and without, s; one pair at least.
+    variance: s^2, of a difference, were steps independent.
+
+  Returns:
+    (on - off) / off, and its interval, None where there are too few pairs for one.
+  """
+  difference, off = means[:, 0] - means[:, 1], float(means[:, 1].mean())
+  effect = float(difference.mean()) / off
+  half = _half_width(difference, variance)
+  return effect, (effect - half / off, effect + half / off) if math.isfinite(half) else None
 
 
 def _half_width(difference: np.ndarray, variance: float) -> float:

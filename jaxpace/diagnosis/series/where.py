@@ -1,0 +1,67 @@
+"""In which steps each finding happened, and where it cost most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxpace.diagnosis.diagnosis import Diagnosis
+from jaxpace.diagnosis.findings import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnosis.lateness import hold
+
+_HALF = 0.5
+"""Blocks that cost at least this part of what the costliest one does belong to its stretch."""
+_EVERYWHERE = 0.8
+"""A stretch of this part of the run or more is no place in particular."""
+
+
+def where(diagnosis: Diagnosis) -> dict[str, Any]:
+  """Returns `blocks` of steps (first and last), and of each finding what it cost in each, and the costliest stretch."""
+  run, counted = diagnosis.run, diagnosis.counted
+  at = np.flatnonzero(counted.mask)
+  number = np.bincount(counted.block[at], minlength=counted.blocks)
+  end = np.cumsum(number)
+  first, last = run.steps[at[end - number]], run.steps[at[end - 1]]
+  rows = []
+  for finding in diagnosis.findings:
+    cost = np.maximum(np.nan_to_num(_cost(diagnosis, finding)), 0.0)
+    begin, stop = _stretch(cost)
+    everywhere = stop - begin >= _EVERYWHERE * len(cost)
+    rows.append({
+        "first_step": int(first[0]) if finding.first_step is None else finding.first_step,
+        "last_step": int(last[-1]) if finding.last_step is None else finding.last_step,
+        "cost": cost.tolist(),
+        "costliest": None if everywhere else {"first_step": int(first[begin]), "last_step": int(last[stop - 1]),
+                                              "cost": float(np.average(cost[begin:stop], weights=number[begin:stop]))},
+    })
+  return {"blocks": {"first": first.tolist(), "last": last.tolist(), "number": number.tolist()}, "findings": rows}
+
+
+def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
+  """[B] seconds a step by block: waiting for the late ranks or by turns, gaps and waiting for them, contention."""
+  lateness, counted, totals = diagnosis.lateness, diagnosis.counted, diagnosis.totals
+  own = [e for e in lateness.episodes if e.rank in finding.ranks]
+  if finding.mode == PERSISTENT or (finding.mode == LOCALITY and own):
+    return hold(totals, counted, own).by_block
+  if finding.mode == AMPLIFICATION:
+    return lateness.random_by_block
+  if finding.mode == JITTER:
+    return _block_means(diagnosis, totals.per_step["runtime"] + totals.per_step["waiting_runtime"])
+  return _block_means(diagnosis, diagnosis.floor.contention.sum(axis=0))
+
+
+def _block_means(diagnosis: Diagnosis, values: np.ndarray) -> np.ndarray:
+  counted = diagnosis.counted
+  use = np.isfinite(values) & counted.mask
+  number = np.bincount(counted.block[use], minlength=counted.blocks)
+  total = np.bincount(counted.block[use], values[use], counted.blocks)
+  return np.divide(total, number, out=np.zeros(counted.blocks), where=number > 0)
+
+
+def _stretch(cost: np.ndarray) -> tuple[int, int]:
+  """First block, and one past the last, of the neighbouring blocks around the costliest one that cost half as much."""
+  peak = int(cost.argmax())
+  low = np.flatnonzero(cost < _HALF * cost[peak])
+  before, after = low[low < peak], low[low > peak]
+  return int(before[-1]) + 1 if before.size else 0, int(after[0]) if after.size else len(cost)
