@@ -122,10 +122,11 @@ def sleeping_run(directory: pathlib.Path, ranks: int, steps: int, seed: int) -> 
   from jaxpace.diagnosis.counted import count_steps, step_times
   from jaxpace.trace.reader import read_run
   dice, lock = plain.Random(seed), threading.Lock()
+  longer = flags.FLAGS.longer
 
   def work() -> np.uint32:  # no argument: moving one to the host can hang where devices share few threads
     with lock:
-      seconds = _WORK + dice.expovariate(1 / _SPREAD)
+      seconds = longer * (_WORK + dice.expovariate(1 / _SPREAD))
     time.sleep(seconds)
     return np.uint32(0)
 
@@ -165,7 +166,7 @@ def measure_real(sizes: list[int]) -> dict[str, Any]:
       rows.append({"ranks": point.ranks, "truth": truth, "waiting": point.waiting, "transfer": point.transfer,
                    "error": point.step_time.estimate / truth - 1, **point.step_time.to_json()})
       print(rows[-1], file=sys.stderr, flush=True)
-  return {"recorded": recorded, "steps": flags.FLAGS.steps, "checked_steps": flags.FLAGS.checked_steps,
+  return {"recorded": recorded, "longer": flags.FLAGS.longer, "steps": flags.FLAGS.steps, "checked_steps": flags.FLAGS.checked_steps,
           "ranks": flags.FLAGS.ranks,
           "forecasts": rows, "notes": list(found.notes)}
 
@@ -176,6 +177,8 @@ def define_flags() -> None:
   flags.DEFINE_integer("jobs", 40, "Simulated jobs of each kind of noise.", lower_bound=1)
   flags.DEFINE_integer("steps", 2000, "Steps of a recorded run.", lower_bound=100)
   flags.DEFINE_integer("checked_steps", 600, "Steps of the real runs that forecasts are checked by.", lower_bound=30)
+  flags.DEFINE_float("longer", 1.0, "Real part: steps are so many times as long. What starting and waking 64 devices "
+                     "on a few cores takes stays, so the longer a step the less of it is that.", lower_bound=0.1)
   flags.DEFINE_integer("ranks", 8, "Ranks of the recorded run.", lower_bound=2)
   flags.DEFINE_list("sizes", ["32", "64"], "Numbers of ranks to forecast.")
   flags.DEFINE_string("output", None, "JSON file; docs/measurements/forecast_<part>.json by default.")
