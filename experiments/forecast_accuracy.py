@@ -166,9 +166,9 @@ def measure_real(sizes: list[int]) -> dict[str, Any]:
       rows.append({"ranks": point.ranks, "truth": truth, "waiting": point.waiting, "transfer": point.transfer,
                    "error": point.step_time.estimate / truth - 1, **point.step_time.to_json()})
       print(rows[-1], file=sys.stderr, flush=True)
-  return {"recorded": recorded, "longer": flags.FLAGS.longer, "steps": flags.FLAGS.steps, "checked_steps": flags.FLAGS.checked_steps,
-          "ranks": flags.FLAGS.ranks,
-          "forecasts": rows, "notes": list(found.notes)}
+  return {"recorded": recorded, "longer": flags.FLAGS.longer, "steps": flags.FLAGS.steps,
+          "checked_steps": flags.FLAGS.checked_steps, "ranks": flags.FLAGS.ranks, "forecasts": rows,
+          "notes": list(found.notes)}
 
 
 def define_flags() -> None:
