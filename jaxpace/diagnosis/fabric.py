@@ -8,11 +8,21 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxpace.core.alpha_beta import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    DOUBLING,
+    KINDS,
+    REDUCE_SCATTER,
+    RING,
+    SHIFT,
+    TREE,
+    coefficients,
+)
 from jaxpace.trace.run import CollectiveTimes, Run, RunError
 
 SCHEMA = 1
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SHIFT = KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
-RING, TREE, DOUBLING = ALGORITHMS = ("ring", "tree", "doubling")
+ALGORITHMS = (RING, TREE, DOUBLING)
 _SURE = 1.645
 """Half of a 90 % interval over the standard deviation."""
 
@@ -33,7 +43,7 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """Cost of one kind of collective at one level: t = a·α + b·m·β, with (a, b) of `coefficients`."""
+  """Cost of one kind of collective at one level: t = a·α + b·m·β, with (a, b) of `jaxpace.core.alpha_beta`."""
 
   alpha: Estimate  # seconds
   beta: Estimate  # seconds a byte
@@ -64,30 +74,6 @@ class Fabric(NamedTuple):
   def level(self, ranks: int) -> Level | None:
     """The smallest level that joins this many ranks."""
     return next((level for level in self.levels if level.ranks is None or level.ranks >= ranks), None)
-
-
-def coefficients(kind: str, algorithm: str, ranks: int) -> tuple[float, float]:
-  """Returns (a, b) of t = a·α + b·m·β; m is the size of the whole vector in bytes, for a shift that of a rank's part.
-
-  Ring all-reduce 2(P-1)(α + mβ/P); pipelined double tree 2·log2(P)·α + 2mβ; recursive doubling log2(P)(α + mβ).
-  Reduce-scatter and all-gather are half a ring, or recursive halving: log2(P)·α + (P-1)/P·mβ (Thakur, Rabenseifner and
-  Gropp 2005; Sanders, Speck and Träff 2009 for the double tree).
-
-  >>> coefficients("all_reduce", "ring", 4), coefficients("all_gather", "tree", 4)
-  ((6, 1.5), (2.0, 0.75))
-  """
-  if ranks < 2:
-    return 0.0, 0.0
-  p = ranks
-  if kind == SHIFT:
-    return 1.0, 1.0
-  if kind in (REDUCE_SCATTER, ALL_GATHER):
-    return (p - 1 if algorithm == RING else math.log2(p)), (p - 1) / p
-  if algorithm == RING:
-    return 2 * (p - 1), 2 * (p - 1) / p
-  if algorithm == TREE:
-    return 2 * math.log2(p), 2.0
-  return math.log2(p), math.log2(p)
 
 
 def kind_of(name: str) -> str:

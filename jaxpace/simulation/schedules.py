@@ -72,7 +72,7 @@ def double_tree(ranks: Sequence[int], size: float) -> list[Round]:
   other = count - 1 - edges if count % 2 == 0 else (edges + 1) % count
   both = np.concatenate([edges, other])
   children, parents = at[both[:, 0]], at[both[:, 1]]
-  depth = _bits(count, up=True)
+  depth = _bits(count)  # of an in-order tree: a test counts it
   return [Round(children, parents, size / 2, hops=depth), Round(parents, children, size / 2, hops=depth)]
 
 
@@ -177,6 +177,6 @@ def _tree(count: int) -> np.ndarray:
   return np.asarray(edges, np.int64).reshape(-1, 2)
 
 
-def _bits(count: int, up: bool = False) -> int:
-  """log2, rounded down or up."""
-  return (count - 1).bit_length() if up else count.bit_length() - 1
+def _bits(count: int) -> int:
+  """log2, rounded down."""
+  return count.bit_length() - 1
