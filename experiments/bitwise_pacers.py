@@ -10,6 +10,8 @@ docs/measurements/bitwise_pacers.json and .md; the exit status is 1 if anything 
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 import json
 import pathlib
@@ -71,7 +73,8 @@ def compare(case: Case, names: list[str], steps: int) -> list[dict[str, Any]]:
     make, way = PACERS[name]
     if name in KEEPERS:
       with jaxpace.Housekeeper(every=8, mode=KEEPERS[name], warmup=4) as keeper:
-        keeper.add(lambda: [object() for _ in range(100)], every=5)
+        kept: collections.deque[list[list[int]]] = collections.deque(maxlen=4)
+        keeper.add(functools.partial(_allocate, kept), every=5)
         found = bitwise_cases.train(job, case, way, steps, pacer=make(), after_step=keeper.step)
         collected = keeper.summary()["full_collections"]
     else:
@@ -81,6 +84,11 @@ def compare(case: Case, names: list[str], steps: int) -> list[dict[str, Any]]:
         "delays": int((found.delays > 0).sum()), "longest_delay_ms": 1e3 * float(found.delays.max()),
         "collections": collected})
   return rows
+
+
+def _allocate(kept: collections.deque[list[list[int]]]) -> None:
+  """Makes enough objects that live a while for the interpreter to collect in full by itself every few calls."""
+  kept.append([[number] for number in range(20_000)])
 
 
 def sound(row: dict[str, Any]) -> bool:
