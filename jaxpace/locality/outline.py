@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jaxpace.locality.job import host_name
@@ -22,11 +22,12 @@ class Outline(NamedTuple):
     return {"text": self.text, "below": [outline.to_json() for outline in self.below]}
 
 
-def outlines(places: Sequence[Locality]) -> list[Outline]:
+def outlines(places: Sequence[Locality], more: Callable[[int], str] = lambda process: "") -> list[Outline]:
   """An outline for each kind of host, hosts that are alike together.
 
   Args:
     places: of all processes of the job.
+    more: what else is to be said of a process; empty for nothing.
   """
   hosts: dict[str, list[Locality]] = {}
   for place in places:
@@ -37,15 +38,16 @@ def outlines(places: Sequence[Locality]) -> list[Outline]:
     # Serial numbers differ between hosts that are alike.
     key = first._replace(gpus=tuple(gpu._replace(uuid=None) for gpu in first.gpus))
     alike.setdefault(key, []).append(name)
-  return [host_outline(names, [place for name in names for place in hosts[name]]) for names in alike.values()]
+  return [host_outline(names, [place for name in names for place in hosts[name]], more) for names in alike.values()]
 
 
-def host_outline(names: Sequence[str], places: Sequence[Locality]) -> Outline:
+def host_outline(names: Sequence[str], places: Sequence[Locality], more: Callable[[int], str]) -> Outline:
   """The outline of hosts that are alike.
 
   Args:
     names: of the hosts.
     places: of all their processes, those of the first host first.
+    more: what else is to be said of a process; empty for nothing.
   """
   place = places[0]
   title = names[0] if len(names) == 1 else f"{len(names)} hosts alike: {_some(names)}"
@@ -63,7 +65,9 @@ def host_outline(names: Sequence[str], places: Sequence[Locality]) -> Outline:
   if not place.gpus:
     lines.append(Outline("no GPU found"))
   processes = [p for p in places if p.process is not None or p.devices]
-  lines += [Outline(_process(process)) for process in processes[:_SHOWN]]
+  for process in processes[:_SHOWN]:
+    said = "" if process.process is None else more(process.process)
+    lines.append(Outline(", ".join(filter(None, [_process(process), said]))))
   if len(processes) > _SHOWN:
     lines.append(Outline(f"and {len(processes) - _SHOWN} more processes"))
   return Outline(title, tuple(lines))

@@ -13,6 +13,7 @@ A run is the directory that a Recorder wrote to. It can be reported on while the
 
 examples:
   jaxpace report runs/demo
+  jaxpace report runs/demo --html report.html
   jaxpace report runs/demo --json report.json
   jaxpace report runs/demo --steps 1000:2000 --ranks all
   jaxpace report runs/demo --without rank:3,host:b --without jitter
@@ -29,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("run", metavar="RUN", help="run directory")
   parser.add_argument("--json", metavar="FILE",
                       help="also write the report as JSON; '-' writes it to standard output and nothing else")
+  parser.add_argument("--html", metavar="FILE",
+                      help="also write the report as one page that needs no network, for a browser; with charts")
+  parser.add_argument("--series", action="store_true",
+                      help="also put into the JSON, as 'series', what the page's charts show: some MB at most")
   parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1; either may be left out (default: all)")
   parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
@@ -50,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
   """Runs the command.
 
   Returns:
-    Exit status: 0, or 2 where there is nothing to report on or the JSON file can't be written.
+    Exit status: 0, or 2 where there is nothing to report on or a file can't be written.
   """
   # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
   from jaxpace.diagnosis.diagnose import diagnose
@@ -59,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.diagnosis.what_if_request import WhatError, parse
   from jaxpace.probing.links import read_links
   from jaxpace.reporting.console import make_console
+  from jaxpace.reporting.html import write as html
   from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
   from jaxpace.reporting.progress import Progress
   from jaxpace.reporting.terminal import render
@@ -71,12 +77,18 @@ def run(args: argparse.Namespace) -> int:
   try:
     if args.json:
       check_target(args.json)
+    html.check(args.html)
     timeline.check(args.perfetto, args.chrome)
     asked = [parse(text) for text in args.without]
     fabric = read_fabric(args.floor) if args.floor else None
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
     diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric, links=read_links(args.run),
                          events=read_events(args.run, recorded.id))
+    drawn = None
+    if args.html or (args.series and args.json):
+      from jaxpace.diagnosis.series.document import series  # forecasts need scipy, which other reports don't wait for
+
+      drawn = series(diagnosis, progress.drawing, fabric)
   except (RunError, UnwritableError, WhatError) as error:
     progress.clear()
     return _fail(str(error))
@@ -84,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
     return _fail(f"{args.run} needs more memory than there is: report on a window of it with --steps A:B.")
   progress.clear()
-  document = to_json(diagnosis) if args.json else {}
+  document = to_json(diagnosis) if args.json or args.html else {}
   try:
     if args.json != "-":
       render(diagnosis, make_console(), args.ranks)
@@ -96,8 +108,11 @@ def run(args: argparse.Namespace) -> int:
       document["stability"] = stability.to_json(found)
       if args.json != "-":
         render_stability(found, make_console())
+    if args.html:
+      html.write(document | {"series": drawn}, args.html)
+      print(f"{args.html} written: open it in a browser.", file=sys.stderr)
     if args.json:
-      write_document(document, args.json)
+      write_document(document | ({"series": drawn} if args.series else {}), args.json)
     if args.perfetto or args.chrome:
       print(timeline.write(recorded, diagnosis.findings, args.perfetto, args.chrome), file=sys.stderr)
     sys.stdout.flush()

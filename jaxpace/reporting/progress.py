@@ -28,6 +28,9 @@ class Progress:
   def adding_up(self, done: int, total: int) -> None:
     self._show("Adding up", done, total)
 
+  def drawing(self, done: int, total: int) -> None:
+    self._show("Drawing", done, total)
+
   def simulating(self, done: int, total: int) -> None:
     self._show("Simulating", done, total)
 

@@ -19,14 +19,15 @@ MOST_CELLS = 1 << 20
 def outlook(run: Run, fabric: Fabric | None = None) -> dict[str, Any]:
   """Returns what `jaxpace forecast --json` gives for 2 to 64 times the ranks, or `silent`: why there is none.
 
-  A forecast for some of the numbers of ranks may still be silent.
+  A forecast for some of the numbers of ranks may still be silent. `newest` is whether only the newest steps count.
   """
   steps = max(MOST_CELLS // (run.ranks * max(len(run.collectives), 1)), 1)
-  if int(run.inside.sum()) > steps:
+  newest = int(run.inside.sum()) > steps
+  if newest:
     run = cut(run, len(run.steps) - steps)
   try:
     sample = take_sample(run)
     found = forecast(sample, [sample.ranks << n for n in range(1, DOUBLINGS + 1)], fabric=fabric)
   except RunError as error:
-    return {"silent": str(error)}
-  return {"silent": None, **to_json(found, run)}
+    return {"silent": str(error), "newest": newest}
+  return {"silent": None, "newest": newest, **to_json(found, run)}

@@ -9,6 +9,7 @@ import numpy as np
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.locality.job import job_concerns
 from jaxpace.locality.outline import outlines
+from jaxpace.trace.problems import list_ranks
 
 
 def places(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -28,5 +29,13 @@ def places(diagnosis: Diagnosis) -> dict[str, Any]:
                   "processes": sorted({int(p) for p in run.process_of_rank[own] if p >= 0}),
                   "lateness": float(lateness[known].mean()) if known else None,
                   "latest_rank": max(known, key=lambda r: float(lateness[r])) if known else None})
-  return {"hosts": hosts, "trees": [outline.to_json() for outline in outlines(run.locality)],
+  late = set(diagnosis.lateness.late.tolist())
+
+  def of_process(process: int) -> str:
+    own = np.flatnonzero(run.process_of_rank == process).tolist()
+    named = [rank for rank in own if rank in late]
+    return ", ".join(filter(None, [f"rank{'s' if len(own) > 1 else ''} {list_ranks(own)}" if own else "",
+                                   f"late: {list_ranks(named)}" if named else ""]))
+
+  return {"hosts": hosts, "trees": [outline.to_json() for outline in outlines(run.locality, of_process)],
           "concerns": [concern.to_json() for concern in job_concerns(run.locality)]}

@@ -13,7 +13,7 @@ from jaxpace.diagnosis.lateness import hold
 _HALF = 0.5
 """Blocks that cost at least this part of what the costliest one does belong to its stretch."""
 _EVERYWHERE = 0.8
-"""A stretch of this part of the run or more is no place in particular."""
+"""A stretch of this part of a finding's steps or more is no place in particular."""
 
 
 def where(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -27,10 +27,11 @@ def where(diagnosis: Diagnosis) -> dict[str, Any]:
   for finding in diagnosis.findings:
     cost = np.maximum(np.nan_to_num(_cost(diagnosis, finding)), 0.0)
     begin, stop = _stretch(cost)
-    everywhere = stop - begin >= _EVERYWHERE * len(cost)
+    since = int(first[0]) if finding.first_step is None else finding.first_step
+    until = int(last[-1]) if finding.last_step is None else finding.last_step
+    everywhere = last[stop - 1] - first[begin] >= _EVERYWHERE * (until - since)
     rows.append({
-        "first_step": int(first[0]) if finding.first_step is None else finding.first_step,
-        "last_step": int(last[-1]) if finding.last_step is None else finding.last_step,
+        "first_step": since, "last_step": until,
         "cost": cost.tolist(),
         "costliest": None if everywhere else {"first_step": int(first[begin]), "last_step": int(last[stop - 1]),
                                               "cost": float(np.average(cost[begin:stop], weights=number[begin:stop]))},
