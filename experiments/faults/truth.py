@@ -64,7 +64,7 @@ class FaultTruth:
   Attributes:
     kind, mode, ranks, hosts, onset, until: as labelled; no ranks and hosts: nobody is to blame.
     seconds: mean a step over the whole run: injected on the rank it struck most, or added to the transfer.
-    cost: share of the run's step time that would be saved without it.
+    cost: share of the run's step time that would be saved without it; without an imbalance all ranks have the mean.
     cost_active: the same of the steps from `onset` to `until`.
   """
 
@@ -198,5 +198,8 @@ def _parts(spec: Spec, fault: Fault, found: Measured, twin: Measured | None, slo
   alone = dataclasses.replace(spec, faults=tuple(f if f is fault else dataclasses.replace(f, seconds=0.0)
                                                  for f in spec.faults))
   asked, whole = schedule(alone).extra, schedule(spec).extra
-  part = np.divide(asked, whole, out=np.zeros_like(nothing), where=whole > 0)
-  return part * found.extra, nothing, 0.0
+  part = np.divide(asked, whole, out=np.zeros_like(nothing), where=whole > 0) * found.extra
+  if fault.kind == "imbalance":
+    # The fault is that the work is uneven: without it all ranks have as much of it as they have in the mean.
+    part = part - part.mean(axis=0)
+  return part, nothing, 0.0

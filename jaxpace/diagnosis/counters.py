@@ -49,6 +49,43 @@ def per_step(run: Run, counted: Counted, name: str, begin: int, end: int) -> dic
   return found
 
 
+def per_window(run: Run, counted: Counted, name: str, most: int) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+  """By how much a counter rose per step, in windows of the counted steps that begin and end with blocks.
+
+  Args:
+    run: the run.
+    counted: its steps that count.
+    name: column of the table `hosts`.
+    most: windows, at most; fewer where a window would hold fewer than two samples.
+
+  Returns:
+    [W + 1] blocks at which the windows begin, and the end of the last one; the rise [W] by process, in the counter's
+    unit. No windows where nothing was sampled often enough.
+  """
+  sampled = {process: (samples, first, last)
+             for process, (samples, first, last, _) in _windows(run, counted, 0, counted.blocks).items()
+             if name in samples.columns}
+  number = [int(np.count_nonzero(np.isfinite(samples.columns[name]) & (samples.time_ns >= first)
+                                 & (samples.time_ns <= last))) for samples, first, last in sampled.values()]
+  size = min([most, counted.blocks, *(n // 2 for n in number)], default=0)
+  if size < 1 or not number:
+    return np.zeros(1, np.int64), {}
+  edges = np.arange(size + 1) * counted.blocks // size
+  steps = np.flatnonzero(counted.block >= 0)
+  at = steps[np.minimum(np.searchsorted(counted.block[steps], edges), len(steps) - 1)]
+  found: dict[int, np.ndarray] = {}
+  for process, (samples, _, _) in sampled.items():
+    rank = int(np.flatnonzero(run.process_of_rank == process)[0])
+    exits, attempts = run.collectives[-1].exit_ns[rank, at], run.collectives[-1].attempt[rank, at]
+    values = samples.columns[name]
+    known = np.isfinite(values)
+    times, rise = samples.time_ns[known], np.maximum.accumulate(values[known])
+    level = np.interp((exits - times[0]).astype(np.float64), (times - times[0]).astype(np.float64), rise)
+    there = (exits != MISSING) & (attempts == attempts.max())
+    found[process] = np.where(there[1:] & there[:-1], np.diff(level) / np.maximum(np.diff(at), 1), np.nan)
+  return edges, found
+
+
 def mean_gauge(run: Run, counted: Counted, name: str, begin: int, end: int) -> dict[int, float]:
   """Mean of a gauge (GPU clock or power) over the samples of the stretch, by process."""
   found: dict[int, float] = {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxpace.diagnosis import when
+from jaxpace.diagnosis import tcp, when
+from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.episodes import CONFIDENCE
 from jaxpace.diagnosis.lateness import Held, hold
-from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes import amplification, contention, jitter, locality, straggler
 from jaxpace.diagnosis.modes.case import (
   AMPLIFICATION,
@@ -48,8 +48,9 @@ def find(case: Case) -> tuple[Finding, ...]:
     return ()
   places = locality.bad_places(run)
   late = _late(case, places)
-  transfers = _transfers(case, places)
-  if late and transfers and _one_fault(case, late[0], transfers[0]):
+  slow = _slow(case)
+  transfers = _transfers(case, places, slow)
+  if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
     # A host whose processors are taken is late and slow to send: one fault, and its contention is no fabric's.
     said = f"Transfers are slower as well then, as this host's processors serve them: {transfers[0].evidence[0]}"
     late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
@@ -91,28 +92,35 @@ def _turns(case: Case) -> list[Finding]:
   for_work = by_turns - pauses.waiting
   jittery = jitter.find(case, pauses)
   found = [jittery] if jittery else []
-  # Waiting for gaps that are no finding is waiting like any other, where it is much by itself, or comes on top of
-  # waiting for work in step after step: other load on the hosts makes a few steps long and leaves the median.
-  alone = pauses.waiting >= COSTLY * step and not crowded_processors(case)
-  seconds = by_turns if not jittery and (alone or amplification.everyday(case) >= COSTLY / 2 * step) else for_work
+  # Waiting for gaps that are no finding is waiting like any other where it comes on top of waiting for work in step
+  # after step: other load on the hosts makes a few steps long and leaves the median.
+  everyday = amplification.everyday(case) >= COSTLY / 2 * step
+  seconds = by_turns if not jittery and everyday else for_work
   if case.run.ranks > 1:
     amplified = amplification.find(case, seconds, work_only=seconds < by_turns)
     found += [amplified] if amplified and amplified.confidence >= CONFIDENCE else []
   return found
 
 
-def _one_fault(case: Case, late: Finding, contended: Finding) -> bool:
+def _one_fault(case: Case, late: Finding, contended: Finding, slow: contention.Slow) -> bool:
   """Whether transfers are slow because a late rank's host is, and no host's link by itself is the slow one.
 
-  They became slow when the rank became late; or other programs take its processors all the while they are slow.
+  They became slow when the rank became late; or other programs take its processors all the while they are slow; or it
+  is that host's partners whose connections are busy, with what it is slow to take, and no others'.
   """
   if contended.mode != CONTENTION or set(contended.hosts) - set(late.hosts) or "slow_host" in contended.causes:
     return False
   if "preempted" in late.causes and (late.first_step or 0) <= (contended.first_step or 0) + _within(case):
     return True
+  if tcp.taken_slowly(slow.links, {int(case.run.process_of_rank[r]) for r in late.ranks}):
+    return True
   if contended.first_step is None:
     return False
-  starts = [when.rank_change(case.run, case.counted, e.rank, e.begin) for e in case.lateness.episodes if e.begin > 0]
+  # A rank that was late before may have become later then.
+  blocks = case.lateness.blocks.arrival
+  ranks = sorted({e.rank for e in case.lateness.episodes})
+  starts = [when.rank_change(case.run, case.counted, rank, point)
+            for rank, points in zip(ranks, change_points(blocks[ranks], len(blocks)), strict=True) for point in points]
   return any(abs(start - contended.first_step) <= _within(case) for start in starts)
 
 
@@ -121,9 +129,13 @@ def _within(case: Case) -> float:
   return max(3, _TOGETHER * case.counted.size)
 
 
-def _transfers(case: Case, places: list[locality.Bad]) -> list[Finding]:
+def _slow(case: Case) -> contention.Slow | None:
   slow = contention.look(case) if case.run.ranks > 1 else None
-  if slow is None or slow.seconds < COSTLY * case.step_time or slow.confidence < CONFIDENCE:
+  return slow if slow and slow.seconds >= COSTLY * case.step_time and slow.confidence >= CONFIDENCE else None
+
+
+def _transfers(case: Case, places: list[locality.Bad], slow: contention.Slow | None) -> list[Finding]:
+  if slow is None:
     return []
   found = contention.find(case, slow)
   bad = locality.slow_in_place(case, places, slow)

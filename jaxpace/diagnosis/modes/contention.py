@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis import when
+from jaxpace.diagnosis import tcp, when
 from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.counters import per_step
@@ -18,51 +18,25 @@ from jaxpace.diagnosis.wording import hosts_of_processes, joined, milliseconds, 
 RAISED = 0.3
 """Part of the quiet level by which the median transfer of a stretch exceeds it if the stretch is contended. What is
 more, nine of ten transfers in it are then slower than three of four outside: a crowded fabric slows nearly all of
-them, while other load on the hosts' processors makes some very long and leaves the quickest as they were."""
-_BUSIER = 2.5
-"""Or half of them are slower than nine of ten outside, and the hosts' connections are busy this many times as long."""
+them, while other load on the hosts' processors makes some very long and leaves the quickest as they were. Or the
+hosts' connections are busy longer, where they can tell."""
 _SHORTEST = 30
 """Steps of a contended stretch, at least."""
 _LEAST = 0.03
 """By which the median transfer of a contended stretch is longer, as a share of the step."""
-_CROWDED = 3.5
+_CROWDED, _CROWDED_BUSY = 3.5, 2.0
 """A fabric is crowded throughout if half of the transfers take this many times as long as the quickest twentieth:
-competing flows let some through. Hosts with other load on their processors reach 2.8 (measured)."""
+competing flows let some through. Hosts with other load on their processors reach 2.8 (measured); where connections are
+busy longer as well, less is enough."""
+_ABOVE = 2.0
+"""Times a known floor that three of four transfers must be where no counters can tell the network from the hosts: a
+collective called in a tight loop, as `jaxpace bench` does, is quicker than one that finds its processes asleep."""
 _MODES_APART = 6.0
 """Slow and quick steps are two modes, not one wide one, if their means of log transfer are this many standard
 deviations apart (Ashman's D; a normal distribution cut in two has 2.7)."""
 _LEAST_OF_EACH = 0.1
-_SLOW_PAIR = 2.5
-"""Of two hosts, one's link is the slow one if it is busy this many times as long as the other's."""
-_SLOW_SECOND, _SLOW_OTHERS = 1.42, 1.5
-"""Of more, if it is busy this many times as long as the next one's, which shares its slow connection, and as long as
-the others' on the median ..."""
+_MOST = 0.8
 _SLOW_SHARE = 0.03
-"""... and longer by this share of the step."""
-_EVERYWHERE = 0.5
-
-
-class Links(NamedTuple):
-  """How long each process's connections had data on the way, seconds a step."""
-
-  busy: dict[int, float]
-  slow: tuple[int, ...]  # processes whose link is the slow one
-  excess: float  # part of the time theirs is busy that the least busy one does without
-  everywhere: bool  # all about equally
-
-
-def links(case: Case, begin: int, end: int) -> Links:
-  """Reads the counters over blocks `begin` to before `end`."""
-  busy = {p: 1e-9 * ns for p, ns in per_step(case.run, case.counted, "tcp_busy_ns", begin, end).items()}
-  if len(busy) < 2:
-    return Links(busy, (), 0.0, False)
-  order = sorted(busy, key=lambda p: -busy[p])
-  top, rest = busy[order[0]], [busy[p] for p in order[1:]]
-  usual = float(np.median(rest))
-  alone = (top >= _SLOW_PAIR * rest[0] if len(rest) == 1 else
-           top >= _SLOW_SECOND * rest[0] and top >= _SLOW_OTHERS * usual)
-  slow = alone and top - usual >= _SLOW_SHARE * case.step_time
-  return Links(busy, (order[0],) if slow else (), 1 - rest[-1] / top if slow else 0.0, rest[-1] >= _EVERYWHERE * top)
 
 
 class Slow(NamedTuple):
@@ -75,74 +49,126 @@ class Slow(NamedTuple):
   level: float  # mean transfer in the contended stretch, s
   quiet: float  # and outside of it, or the floor
   bursts: float  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
-  links: Links
+  links: tcp.Links
 
 
 def look(case: Case) -> Slow | None:
   """Finds out whether transfers are slow in a stretch of the run, now and then, or throughout.
 
-  Throughout shows only against a known floor, or where one host's link is busy much longer than the others'.
+  Throughout shows only against a known floor, by connections that are busy longer than the quickest transfers can keep
+  them, or where one host's link is busy much longer than the others'.
   """
   transfer = case.transfer
   if not np.isfinite(transfer[case.counted.mask]).any():
     return None
-  return _stretch(case, transfer) or _throughout(case, transfer) or _bursts(case, transfer)
+  busy = tcp.read(case)
+  return (_stretch(case, transfer, busy) or _busy_stretch(case, transfer, busy)
+          or _throughout(case, transfer, busy) or _bursts(case, transfer, busy))
 
 
-def _stretch(case: Case, transfer: np.ndarray) -> Slow | None:
+def _stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
   """Slow from a step on, up to one, or in between."""
-  counted = case.counted
   by_block = case.block_medians(transfer)
-  edges = [0, *change_points(by_block[None])[0], counted.blocks]
-  spans = list(zip(edges[:-1], edges[1:], strict=True))
-  if len(spans) < 2:
-    return None
-  values = [transfer[counted.within(*span)] for span in spans]
-  values = [v[np.isfinite(v)] for v in values]
+  spans = _spans(change_points(by_block[None])[0], case.counted.blocks)
+  values = [_known(transfer[case.counted.within(*span)]) for span in spans]
   median = np.array([np.median(v) if v.size else np.inf for v in values])
   slow = np.isfinite(median) & (median >= (1 + RAISED) * median.min())
-  at = np.flatnonzero(slow)
-  if not at.size or slow.all():
+  if not slow.any() or slow.all():
     return None
-  outside = np.concatenate([values[i] for i in range(len(spans)) if not slow[i]])
-  inside = np.concatenate([values[i] for i in at])
-  if (inside.size < min(_SHORTEST, counted.size / 3)
-      or np.median(inside) - np.median(outside) < _LEAST * case.step_time):
+  inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True) if is_slow == which])
+                     for which in (True, False))
+  if np.median(inside) - np.median(outside) < _LEAST * case.step_time:
     return None
+  told = tcp.says_slower(busy, *_sorted(spans, slow))
   nearly_all = np.quantile(inside, 0.1) >= np.quantile(outside, 0.75)
   most = np.median(inside) >= np.quantile(outside, 0.9)
-  if not nearly_all and not (most and _busier(case, [spans[i] for i in at],
-                                              [span for i, span in enumerate(spans) if not slow[i]])):
+  if told is False or not (nearly_all or told and most):
     return None
-  begin, end = spans[at[0]][0], spans[at[-1]][1]
-  low = float(outside.mean())
-  seconds = max(float(inside.mean()) - low, 0.0) * inside.size / max(1, counted.size)
+  return _slower(case, busy, spans, slow, inside, outside, by_block - float(np.median(outside)))
+
+
+def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
+  """The same by the connections: a fabric that is crowded now and then makes few transfers long, and all hosts busy."""
+  if not busy.carried or len(busy.processes) < tcp.FEWEST_HOSTS:
+    return None
+  together = busy.seconds.mean(axis=0)
+  points = change_points(together[None])[0] if np.isfinite(together).any() else []
+  edges = [0, *points, len(together)]
+  level = np.array([float(np.nanmedian(together[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)])
+  slow = level >= tcp.BUSIER * np.nanmin(level)
+  spans = _spans([int(busy.edges[point]) for point in points], case.counted.blocks)
+  if not slow.any() or slow.all() or not tcp.says_slower(busy, *_sorted(spans, slow)):
+    return None
+  values = [_known(transfer[case.counted.within(*span)]) for span in spans]
+  inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True) if is_slow == which])
+                     for which in (True, False))
+  if not inside.size or not outside.size:
+    return None
+  return _slower(case, busy, spans, slow, inside, outside, case.block_means(transfer) - float(outside.mean()))
+
+
+def _slower(case: Case, busy: tcp.Busy, spans: list[tuple[int, int]], slow: np.ndarray, inside: np.ndarray,
+            outside: np.ndarray, beyond: np.ndarray) -> Slow | None:
+  """Transfers of some spans against those of the others; None where these are few, or hardly longer."""
+  counted, at = case.counted, np.flatnonzero(slow)
+  if (inside.size < min(_SHORTEST, counted.size / 3)
+      or float(inside.mean() - outside.mean()) < _LEAST * case.step_time):
+    return None
+  begin, end = _longest(spans, slow)
+  seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, counted.size)
   blocks = np.concatenate([np.arange(*spans[i]) for i in at])
-  sure = confidence(merged(by_block[blocks] - float(np.median(outside)), np.ones(len(blocks))))
-  return Slow(seconds, sure, begin, end, float(inside.mean()), low, 0.0, links(case, begin, end))
+  return Slow(seconds, confidence(merged(beyond[blocks], np.ones(len(blocks)))), begin, end, float(inside.mean()),
+              float(outside.mean()), 0.0, tcp.whose(case, busy, *_sorted(spans, slow)))
 
 
-def _busier(case: Case, inside: list[tuple[int, int]], outside: list[tuple[int, int]]) -> bool:
-  """Whether the hosts' connections are busy much longer in some stretches than in others."""
-  busy = [[float(np.median(list(own.values()))) for own in (links(case, *span).busy for span in spans) if own]
-          for spans in (inside, outside)]
-  return bool(busy[0] and busy[1] and float(np.median(busy[0])) >= _BUSIER * float(np.median(busy[1])))
+def _longest(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[int, int]:
+  """From where to where it is slow: neighbouring slow spans that hold most of all slow blocks, else all of them."""
+  runs: list[list[int]] = []
+  for (begin, end), is_slow in zip(spans, slow, strict=True):
+    if is_slow and runs and runs[-1][1] == begin:
+      runs[-1][1] = end
+    elif is_slow:
+      runs.append([begin, end])
+  longest = max(runs, key=lambda own: own[1] - own[0])
+  if longest[1] - longest[0] < _MOST * sum(end - begin for begin, end in runs):
+    longest = [runs[0][0], runs[-1][1]]
+  return longest[0], longest[1]
 
 
-def _throughout(case: Case, transfer: np.ndarray) -> Slow | None:
-  """Slow in every step: above a floor known from elsewhere, or because of one host's link."""
-  counted, floor = case.counted, float(case.floor.floor.sum())
-  known = transfer[counted.mask]
-  known = known[np.isfinite(known)]
-  found, seconds, sure = links(case, 0, counted.blocks), 0.0, 0.0
-  mean = float(known.mean())
-  if case.floor.known and float(np.quantile(known, 0.25)) >= (1 + RAISED) * floor:
-    seconds = float(case.floor.contention[:, counted.mask].sum(axis=0).mean())
-    sure = confidence(merged(case.block_means(transfer) - floor, case.totals.block_steps.sum(axis=0)))
-  low, middle = np.quantile(known, [0.05, 0.5])
-  if middle >= _CROWDED * low and middle - low >= _LEAST * case.step_time and not case.floor.known:
-    seconds = float(case.floor.contention[:, counted.mask].sum(axis=0).mean())
-    sure = confidence(merged(case.block_medians(transfer) - floor, case.totals.block_steps.sum(axis=0)))
+def _spans(points: list[int], blocks: int) -> list[tuple[int, int]]:
+  edges = [0, *points, blocks]
+  return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def _sorted(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+  """The slow spans, and the others."""
+  return ([span for span, is_slow in zip(spans, slow, strict=True) if is_slow],
+          [span for span, is_slow in zip(spans, slow, strict=True) if not is_slow])
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+  return values[np.isfinite(values)]
+
+
+def _throughout(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
+  """Slow in every step: above a floor known from elsewhere, by busy connections, or because of one host's link."""
+  counted = case.counted
+  known = _known(transfer[counted.mask])
+  mean, (low, middle) = float(known.mean()), np.quantile(known, [0.05, 0.5])
+  found, seconds, sure = tcp.whose(case, busy, [(0, counted.blocks)], []), 0.0, 0.0
+  # What was measured while other load ran is no floor: transfers of the run that are quicker are believed before it.
+  quiet = min(float(case.floor.floor.sum()), float(low)) if case.floor.known else float(low)
+  told = tcp.says_slow(busy, quiet, mean - quiet)
+  if case.floor.known:
+    least = (1 + RAISED) * quiet if told else _ABOVE * quiet
+    crowded = float(np.quantile(known, 0.25)) >= least
+  else:
+    least = _CROWDED_BUSY * low if told else _CROWDED * low
+    crowded = middle >= least and middle - low >= _LEAST * case.step_time
+  # Processes that wait for a processor make transfers long as well.
+  if crowded and (told is True or told is None and not crowded_processors(case)):
+    seconds = mean - quiet if case.floor.known or told else _contention(case)
+    sure = confidence(merged(case.block_means(transfer) - quiet, case.totals.block_steps.sum(axis=0)))
   if found.slow and found.excess * middle > seconds:
     # What the others' links don't need, nor does this one: an estimate, for the floor of such a run hides it.
     seconds, sure = found.excess * float(middle), 0.99
@@ -151,7 +177,11 @@ def _throughout(case: Case, transfer: np.ndarray) -> Slow | None:
   return Slow(seconds, sure, 0, counted.blocks, mean, mean - seconds, 0.0, found)
 
 
-def _bursts(case: Case, transfer: np.ndarray) -> Slow | None:
+def _contention(case: Case) -> float:
+  return float(case.floor.contention[:, case.counted.mask].sum(axis=0).mean())
+
+
+def _bursts(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
   """Slow now and then: two modes that can be told apart."""
   counted = case.counted
   known = transfer[counted.mask]
@@ -174,7 +204,8 @@ def _bursts(case: Case, transfer: np.ndarray) -> Slow | None:
   level = float(np.exp(order[cut + 1:]).mean())
   beyond = np.where(np.log(np.maximum(transfer, 1e-12)) > order[cut], transfer - quiet, 0.0)
   sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
-  return Slow((level - quiet) * slow, sure, 0, counted.blocks, level, quiet, slow, links(case, 0, counted.blocks))
+  return Slow((level - quiet) * slow, sure, 0, counted.blocks, level, quiet, slow,
+              tcp.whose(case, busy, [(0, counted.blocks)], []))
 
 
 def find(case: Case, slow: Slow) -> Finding:

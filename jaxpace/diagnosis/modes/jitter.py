@@ -9,7 +9,8 @@ import numpy as np
 from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
 from jaxpace.diagnosis.mechanism import Mechanism, crowded_processors, held_by_causes, of_pauses, strikes
-from jaxpace.diagnosis.modes.case import JITTER, Case, Finding
+from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
+from jaxpace.diagnosis.paused import paused
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks
 
@@ -22,8 +23,10 @@ UNEXPLAINED = 0.2
 """Pauses of which the host's columns don't show the cause are a finding from this share of the step on: where other
 programs run on the hosts, gaps are ragged, and that is neither the job's fault nor mendable in it."""
 _FEW = 0.05
-_CHANCE = 0.05
+_CHANCE = 0.01
 """Processes are not named if as few of them hold as many pauses by chance more often than so."""
+_LONG, _FEWEST, _NEARLY_ALL = 0.25, 6, 0.8
+"""Share of the step beyond its usual gap from which on a gap is a pause; and pauses of a process that stands out."""
 _MOST_COUNTED = 400
 """Pauses from which on chance need not be reckoned with."""
 
@@ -72,6 +75,9 @@ class Pauses:
     By what the hosts' columns show where they show something: gaps are ragged everywhere, causes are not.
     """
     shown = held_by_causes(self.case)
+    alone = self.standing_out() if shown is None else None
+    if alone is not None:
+      return np.flatnonzero(self.case.run.process_of_rank == alone).tolist()
     excess = self.excess if shown is None else shown
     total = float(excess.sum())
     order = np.lexsort((np.arange(len(excess)), -excess))
@@ -84,6 +90,23 @@ class Pauses:
     some = [r for r in own if self.excess[r] >= _ALIKE * self.excess[own].max()]
     return some if 2 * len(some) <= len(own) else own
 
+  def standing_out(self) -> int | None:
+    """The process that pauses long and often by itself, while the others next to never do; None where there is none.
+
+    Then it is that process, whatever its columns show. Load on the hosts that strikes all alike is none of theirs.
+    """
+    run, usual = self.case.run, np.nan_to_num(self.case.phases.get("gap", np.zeros(self.case.run.ranks)))
+    if "gap" not in run.durations:
+      return None
+    number: dict[int, int] = {}
+    for rank in range(run.ranks):
+      gaps = run.durations["gap"][rank, self.case.counted.mask].astype(np.float64)
+      long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= _LONG * self.case.step_time))
+      process = int(run.process_of_rank[rank])
+      number[process] = max(number.get(process, 0), long)
+    most = max(number, key=lambda process: number[process])
+    alone = len(number) > 1 and number[most] >= _FEWEST and number[most] >= _NEARLY_ALL * sum(number.values())
+    return most if alone else None
 
   def _by_chance(self, ranks: list[int]) -> bool:
     """Whether some processes would as easily hold so many of the pauses, did each strike all of them alike."""
@@ -101,11 +124,12 @@ def find(case: Case, pauses: Pauses) -> Finding | None:
   run, ranks, struck = case.run, pauses.ranks(), pauses.struck
   mechanisms = pauses.mechanisms()
   # Of pauses with a known cause the finding is what that cause holds.
-  part = min(sum(held for _, held in mechanisms), 1.0) if mechanisms else 1.0
-  least = EXPLAINED if mechanisms else UNEXPLAINED
+  shown = paused(run, case.counted) if mechanisms else None
+  seconds = shown.own + min(shown.waiting, pauses.waiting) if shown else pauses.seconds
+  least = EXPLAINED if mechanisms else COSTLY if pauses.standing_out() is not None else UNEXPLAINED
   if not mechanisms and crowded_processors(case):
     return None
-  if pauses.seconds * part < least * case.step_time or pauses.confidence() < CONFIDENCE:
+  if seconds < least * case.step_time or pauses.confidence() < CONFIDENCE:
     return None
   hosts = hosts_of(run, ranks)
   gap = case.phases.get("gap")
@@ -127,8 +151,7 @@ def find(case: Case, pauses: Pauses) -> Finding | None:
     evidence.append("Neither garbage collection nor data nor checkpoints, as far as the loop measures them, take that "
                     "long: logging, evaluation, or other load on the host's processors?")
   kinds = tuple(m.kind for m, _ in mechanisms)
-  share = pauses.seconds * part / case.step_time
-  return Finding(JITTER, share, pauses.confidence(), tuple(ranks), hosts, tuple(evidence),
+  return Finding(JITTER, seconds / case.step_time, pauses.confidence(), tuple(ranks), hosts, tuple(evidence),
                  _advice(kinds), kinds)
 
 
