@@ -44,7 +44,8 @@ def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
   lateness, counted, totals = diagnosis.lateness, diagnosis.counted, diagnosis.totals
   own = [e for e in lateness.episodes if e.rank in finding.ranks]
   if finding.mode == PERSISTENT or (finding.mode == LOCALITY and own):
-    return hold(totals, counted, own).by_block
+    # Block by block, not the mean of an episode: a rank that is late by more for a while shows.
+    return hold(totals, counted, [e._replace(begin=b, end=b + 1) for e in own for b in range(e.begin, e.end)]).by_block
   if finding.mode == AMPLIFICATION:
     return lateness.random_by_block
   if finding.mode == JITTER:

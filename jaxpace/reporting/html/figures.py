@@ -43,7 +43,9 @@ class Figures:
   def share(self, path: str, digits: int = 1, *, signed: bool = False) -> Markup:
     """A share of one, shown in per cent."""
     value = find(self.document, path)
-    return self._data(path, value, UNKNOWN if value is None else f"{100 * value:{'+' if signed else ''}.{digits}f} %")
+    if value is None:
+      return self._data(path, value, UNKNOWN)
+    return self._data(path, value, f"{100 * value:{'+' if signed else ''}.{digits}f} %".replace("-", "−"))
 
   def times(self, path: str) -> Markup:
     """How many times as fast."""

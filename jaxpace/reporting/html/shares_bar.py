@@ -14,7 +14,7 @@ MEANING = {
     "pacing": "delays asked for, and waiting for them",
 }
 _HEIGHT = 46
-_LABELLED = 0.075
+_LABELLED = 0.085
 """Segments of this share of the bar are wide enough for their name on a wide screen, ..."""
 _ALWAYS = 0.25
 """... those of this share on any."""

@@ -40,7 +40,7 @@ function zoomBy(factor, around) {
 /** Shades what is marked, and draws the window's edges. */
 function shade(chart) {
   chart.over.replaceChildren();
-  if (!marked) return;
+  if (!marked || (marked.first <= everyStep.first && marked.last >= everyStep.last)) return;
   const {left, top, width, height} = chart.grid, from = chart.pixel(marked.first - 0.5, 0)[0], to = chart.pixel(marked.last + 0.5, 0)[0];
   const begin = Math.max(left, from), end = Math.min(left + width, to);
   if (end < begin) return;
