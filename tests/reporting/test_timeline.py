@@ -53,7 +53,7 @@ def slices(parsed):
     names.update({n.iid: n.name for n in packet.interned_data.event_names})
     if packet.HasField("track_descriptor"):
       t = packet.track_descriptor
-      tracks[t.uuid] = (*tracks.get(t.parent_uuid, ()), t.process.process_name or t.name)
+      tracks[t.uuid] = (*tracks.get(t.parent_uuid, ()), t.name) if t.uuid else ()
   events = [p for p in parsed.packet if p.HasField("track_event")]
   for packet in sorted(events, key=lambda p: p.timestamp):  # stable, as the trace processor sorts
     event = packet.track_event

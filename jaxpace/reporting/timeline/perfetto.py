@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.reporting.json_file import UnwritableError
-from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Timeline
+from jaxpace.reporting.timeline.slices import Timeline
 
 _SEQUENCE = 1
 
@@ -57,6 +57,9 @@ def _describe(timeline: Timeline, types: Any, trace: Any) -> None:
   first.first_packet_on_sequence = True
   for i, name in enumerate(timeline.names):
     first.interned_data.event_names.add(iid=i + 1, name=name)
+  # The root, so that Perfetto keeps the order of processes; it orders real ones (`process` descriptors) by itself.
+  root = trace.packet.add(trusted_packet_sequence_id=_SEQUENCE).track_descriptor
+  root.uuid, root.child_ordering = 0, types.TrackDescriptor.EXPLICIT
   heads: dict[int, int] = {}
   for i, track in enumerate(timeline.tracks):
     packet = trace.packet.add()
@@ -69,10 +72,7 @@ def _describe(timeline: Timeline, types: Any, trace: Any) -> None:
       continue
     heads[track.process] = i
     descriptor.child_ordering = types.TrackDescriptor.EXPLICIT
-    if track.process in (JOB, UNKNOWN):
-      descriptor.name = track.name
-    else:
-      descriptor.process.pid, descriptor.process.process_name = track.process, track.name
+    descriptor.name = track.name
   for i, name in enumerate(timeline.counters):
     packet = trace.packet.add()
     packet.trusted_packet_sequence_id = _SEQUENCE
