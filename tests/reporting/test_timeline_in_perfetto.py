@@ -102,7 +102,8 @@ def job(tmp_path_factory):
 def test_perfetto_reads_every_slice_where_it_was(page, job):
   truth, protobuf, _ = job
   open_trace(page, protobuf)
-  shown = page.evaluate("window.app.trace.workspace.children.map(node => node.name)")
+  shown = page.evaluate("""[...window.app.trace.workspace.children].sort((a, b) => a.sortOrder - b.sortOrder)
+      .map(node => node.name)""")
   assert shown == ["job", "host0, process 0", "host1, process 1"]
   wrong = query(page, "select name, value from stats where severity in ('error', 'data_loss') and value > 0")
   assert not wrong
