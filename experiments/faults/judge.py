@@ -116,7 +116,7 @@ def _judge(one: Labelled) -> dict[str, Judged]:
 
 
 def _diagnosed(one: Labelled, blank: Judged, run: Run, how: str) -> Judged:
-  asked = _what_if(blank.injected)
+  asked = _what_if(blank.injected, how)
   found = document.to_json(diagnose(without_counters(run) if how == "bare" else run,
                                     asked=(parse(asked),) if asked else (),
                                     fabric=_fabric(one) if how == "all" else None,
@@ -162,14 +162,17 @@ def detection(run: Run, injected: Sequence[Injected]
   return found, noticed, sum(first is None or alarm.step < first for alarm in begun)
 
 
-def _what_if(injected: Sequence[Injected]) -> str | None:
+def _what_if(injected: Sequence[Injected], how: str) -> str | None:
   """What to take out of a run so that its healthy twin is left; None where nothing gives that.
 
-  Taking all skew out takes the twin's own out as well, so stragglers by turns have no such question.
+  Taking all skew out takes the twin's own out as well, so stragglers by turns have no such question. By the stamps
+  alone pauses can't be told from other gaps: then all jitter is taken out, the twin's own as well.
   """
   if len(injected) != 1:
     return None
   fault = injected[0]
   if fault.mode in (STRAGGLER, LOCALITY) and fault.kind != "misplaced_link":
     return ",".join(f"rank:{rank}" for rank in fault.ranks)
-  return {RUNTIME: "jitter", CONTENTION: "contention"}.get(fault.mode)
+  if fault.mode == RUNTIME:
+    return "jitter" if how == "bare" else "pauses"
+  return "fabric_contention" if fault.mode == CONTENTION else None

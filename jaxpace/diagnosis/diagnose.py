@@ -75,7 +75,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY) for f in found):
       late = lateness.late.tolist()
       without_rank = {r: alternative(mean, float(totals.without[r]) / counted.size) for r in late}
-    played = _play(run, counted, floor, list(without_rank), asked, mean)
+    played = _play(run, counted, floor, list(without_rank), asked, mean, found)
   diagnosis = Diagnosis(
       run=run, counted=counted, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found, verdict="",
@@ -103,15 +103,22 @@ class _Played(NamedTuple):
   asked: tuple[tuple[str, Alternative], ...]
 
 
-def _play(run: Run, counted: Counted, floor: Floor, late: list[int], asked: Sequence[Request], mean: float) -> _Played:
-  """Plays the run without what is worth asking for, and without what was asked for, in one pass."""
+def _play(run: Run, counted: Counted, floor: Floor, late: list[int], asked: Sequence[Request], mean: float,
+          findings: Sequence[Finding]) -> _Played:
+  """Plays the run without what is worth asking for, and without what was asked for, in one pass.
+
+  Of a finding that was asked for, its share is taken out: shares of findings are disjoint parts of the step.
+  """
   scenarios = [resolve(request, run, floor) for request in asked]
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
   hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
   scenarios += [Without(ranks=tuple(r for r, name in enumerate(of_rank) if name == host)) for host in hosts]
   jitter = bool(run.collectives) and has_gaps(run)
   scenarios += [Without(runtime_jitter=True)] * jitter + [Without(ranks=tuple(late))] * (len(late) > 1)
-  results = iter([alternative(mean, seconds) for seconds in saved(run, counted, floor, scenarios)])
+  more = [sum(f.share * mean for f in findings if f.mode in request.findings) for request in asked]
+  more += [0.0] * (len(scenarios) - len(more))
+  results = iter([alternative(mean, seconds + also)
+                  for seconds, also in zip(saved(run, counted, floor, scenarios), more, strict=True)])
   answers = tuple((request.text, next(results)) for request in asked)
   of_host = {host: next(results) for host in hosts}
   no_jitter = next(results) if jitter else None

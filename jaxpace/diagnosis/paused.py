@@ -31,9 +31,7 @@ def paused(run: Run, counted: Counted) -> Paused:
     run: with columns of causes.
     counted: the steps that count.
   """
-  pause = beyond_usual(run, counted)
-  rows = {int(process): row for row, process in enumerate(run.host_causes.processes)}
-  of_rank = np.array([rows.get(int(process), -1) for process in run.process_of_rank])
+  pause = pauses_by_rank(run, counted)
   gaps = "gap" in run.durations
   own = waiting = 0.0
   for part in chunks(run):
@@ -43,7 +41,7 @@ def paused(run: Run, counted: Counted) -> Paused:
     if not some.size:
       continue
     valid, arrival = valid[:, some], undelayed(work)[0][:, some]
-    paused_now = np.where(valid & (of_rank >= 0)[:, None], pause[of_rank][:, part][:, some], 0.0)
+    paused_now = np.where(valid, pause[:, part][:, some], 0.0)
     # The columns are the process's: a rank of it pauses no longer than its own gap.
     paused_now = np.minimum(paused_now, np.where(valid, work.runtime[:, some] if gaps else arrival, 0.0))
     rest = arrival - paused_now
@@ -58,12 +56,21 @@ def paused(run: Run, counted: Counted) -> Paused:
   return Paused(own / size, waiting / size)
 
 
-def beyond_usual(run: Run, counted: Counted) -> np.ndarray:
-  """[P, K] seconds of garbage collection, data and checkpoints, less what is usual in the process."""
-  columns = run.host_causes.columns
-  whole = np.zeros((len(run.host_causes.processes), len(run.steps)))
+def pauses_by_rank(run: Run, counted: Counted) -> np.ndarray:
+  """[R, K] seconds that each rank's process collects garbage, waits for data and writes checkpoints beyond its usual.
+
+  A process has them once: its ranks pause together, each for no longer than its own gap.
+  """
+  causes = run.host_causes
+  whole = np.zeros((len(causes.processes) + 1, len(run.steps)))  # the last row: no process that is known
   for name in CAUSES:
-    if name in columns:
-      values = np.nan_to_num(columns[name].astype(np.float64))
-      whole += np.maximum(values - np.median(values[:, counted.mask], axis=1, keepdims=True), 0.0)
-  return whole
+    if name in causes.columns:
+      values = np.nan_to_num(causes.columns[name].astype(np.float64))
+      whole[:-1] += np.maximum(values - np.median(values[:, counted.mask], axis=1, keepdims=True), 0.0)
+  rows = {int(process): row for row, process in enumerate(causes.processes)}
+  return whole[[rows.get(int(process), -1) for process in run.process_of_rank]]
+
+
+def measures_pauses(run: Run) -> bool:
+  """Whether any of the causes was recorded."""
+  return any(name in run.host_causes.columns for name in CAUSES)

@@ -15,6 +15,7 @@ import numpy as np
 from jaxpace.diagnosis.accounting import Busy, busy, chunks
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.floor import Floor
+from jaxpace.diagnosis.paused import pauses_by_rank
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
@@ -40,6 +41,8 @@ class Without(NamedTuple):
   """Every transfer takes at most its floor."""
   runtime_jitter: bool = False
   """Every rank's gap between steps takes that rank's median gap, in every step."""
+  pauses: bool = False
+  """No process collects garbage, waits for data or writes checkpoints for longer than it usually does."""
   pacing: bool = False
   """No delay costs anything: L = max(A + d) - max(A) is taken out."""
 
@@ -66,6 +69,7 @@ def saved(run: Run, counted: Counted, floor: Floor | None, scenarios: Sequence[W
   if not run.collectives or not scenarios:
     return total.tolist()
   gaps = _typical_gaps(run, counted.mask) if any(s.runtime_jitter for s in scenarios) else np.zeros(run.ranks)
+  pauses = pauses_by_rank(run, counted) if any(s.pauses for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   for part in chunks(run):
     if not counted.mask[part].any():
@@ -75,7 +79,8 @@ def saved(run: Run, counted: Counted, floor: Floor | None, scenarios: Sequence[W
     arrival = undelayed(work)
     recorded = _last(arrival, work.valid)
     for i, scenario in enumerate(scenarios):
-      total[i] += (recorded - _arriving(work, arrival, gaps, scenario, recorded)).sum()
+      total[i] += (recorded - _arriving(work, _unpaused(work, arrival, gaps, scenario, pauses, part), scenario,
+                                        recorded)).sum()
       if scenario.pacing:
         total[i] += (_last(work.arrival, work.valid) - recorded).sum()
       if scenario.contention and contention is not None:
@@ -93,12 +98,21 @@ def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
   return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
 
 
-def _arriving(work: Busy, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
-              recorded: np.ndarray) -> np.ndarray:
-  """[C, k] when the scenario's collectives would find everybody there; as recorded where nobody is left."""
+def _unpaused(work: Busy, arrival: np.ndarray, gaps: np.ndarray, scenario: Without, pauses: np.ndarray | None,
+              part: slice) -> np.ndarray:
+  """[C, R, k] arrivals without the gaps or pauses that the scenario is without."""
+  if not scenario.runtime_jitter and not scenario.pauses:
+    return arrival
+  arrival = arrival.copy()
   if scenario.runtime_jitter:
-    arrival = arrival.copy()
     arrival[0] += gaps[:, None] - work.runtime
+  elif pauses is not None:
+    arrival[0] -= np.minimum(pauses[:, part], work.runtime)
+  return arrival
+
+
+def _arriving(work: Busy, arrival: np.ndarray, scenario: Without, recorded: np.ndarray) -> np.ndarray:
+  """[C, k] when the scenario's collectives would find everybody there; as recorded where nobody is left."""
   valid = work.valid
   if scenario.ranks:
     valid = valid.copy()

@@ -6,13 +6,16 @@ import difflib
 from typing import NamedTuple
 
 from jaxpace.diagnosis.floor import Floor
+from jaxpace.diagnosis.paused import measures_pauses
 from jaxpace.diagnosis.what_if import Without, has_gaps
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run, RunError
 
 _SWITCHES = {"skew": "skew", "contention": "contention", "jitter": "runtime_jitter", "runtime_jitter": "runtime_jitter",
-             "pacing": "pacing"}
-FORMS = "rank:3, rank:4-7, host:NAME, skew, contention, jitter or pacing"
+             "pauses": "pauses", "pacing": "pacing"}
+_FINDINGS = ("persistent_straggler", "locality", "synchronization_amplification", "fabric_contention")
+FORMS = ("rank:3, rank:4-7, host:NAME, skew, contention, jitter, pauses, pacing or a finding of the report "
+         f"({', '.join(_FINDINGS)})")
 
 
 class WhatError(ValueError):
@@ -26,13 +29,14 @@ class Request(NamedTuple):
   ranks: tuple[tuple[int, int], ...]  # first and last
   hosts: tuple[str, ...]
   switches: frozenset[str]  # fields of `Without`
+  findings: frozenset[str] = frozenset()  # modes whose cost is taken out, as far as the report finds them
 
 
 def parse(text: str) -> Request:
   """Reads what is to be taken out.
 
-  >>> parse("rank:3,host:b,jitter")
-  Request(text='rank:3,host:b,jitter', ranks=((3, 3),), hosts=('b',), switches=frozenset({'runtime_jitter'}))
+  >>> parse("rank:3,host:b,jitter")[1:4]
+  (((3, 3),), ('b',), frozenset({'runtime_jitter'}))
 
   Raises:
     WhatError: a part is none of the forms.
@@ -40,6 +44,7 @@ def parse(text: str) -> Request:
   ranks: list[tuple[int, int]] = []
   hosts: list[str] = []
   switches: set[str] = set()
+  findings: set[str] = set()
   for part in (p.strip() for p in text.split(",")):
     kind, colon, value = part.partition(":")
     if kind in ("rank", "ranks") and colon:
@@ -48,9 +53,11 @@ def parse(text: str) -> Request:
       hosts.append(value)
     elif part in _SWITCHES:
       switches.add(_SWITCHES[part])
+    elif part in _FINDINGS:
+      findings.add(part)
     else:
       raise WhatError(f"{part!r} can't be taken out of a run: give {FORMS}, or several joined by commas.")
-  return Request(text, tuple(ranks), tuple(hosts), frozenset(switches))
+  return Request(text, tuple(ranks), tuple(hosts), frozenset(switches), frozenset(findings))
 
 
 def resolve(request: Request, run: Run, floor: Floor | None) -> Without:
@@ -78,6 +85,9 @@ def resolve(request: Request, run: Run, floor: Floor | None) -> Without:
     raise RunError(f"{asked} leaves no rank of the run: take fewer out.")
   if "runtime_jitter" in request.switches and not has_gaps(run):
     raise RunError(f"{asked}: the gaps between steps were not recorded, so jitter of the runtime is part of compute.")
+  if "pauses" in request.switches and not (has_gaps(run) and measures_pauses(run)):
+    raise RunError(f"{asked}: neither garbage collection nor data nor checkpoints were measured "
+                   "(`recorder.measure`), so nothing tells pauses from other gaps.")
   if "contention" in request.switches and floor is None:
     raise RunError(f"{asked}: the floor of the transfers is not known.")
   switches = dict.fromkeys(request.switches, True)

@@ -59,6 +59,11 @@ class Case(NamedTuple):
     """[K] all collectives' own time in each step, s; NaN where not known."""
     return self.totals.transfer.sum(axis=0)
 
+  @property
+  def beyond_arrival(self) -> np.ndarray:
+    """[K] what a step takes beyond its last rank's busy time, s: transfers, and ranks that leave them apart."""
+    return self.transfer + self.totals.per_step["spread"]
+
   def block_means(self, values: np.ndarray) -> np.ndarray:
     """[B] means of [K] values over blocks of counted steps; NaN where nothing is known."""
     use = np.isfinite(values) & (self.counted.block >= 0)

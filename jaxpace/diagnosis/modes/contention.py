@@ -84,7 +84,7 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
   most = np.median(inside) >= np.quantile(outside, 0.9)
   if told is False or not (nearly_all or told and most):
     return None
-  return _slower(case, busy, spans, slow, inside, outside, by_block - float(np.median(outside)))
+  return _slower(case, busy, spans, slow, by_block - float(np.median(outside)))
 
 
 def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
@@ -99,18 +99,22 @@ def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | No
   spans = _spans([int(busy.edges[point]) for point in points], case.counted.blocks)
   if not slow.any() or slow.all() or not tcp.says_slower(busy, *_sorted(spans, slow)):
     return None
-  values = [_known(transfer[case.counted.within(*span)]) for span in spans]
-  inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True) if is_slow == which])
-                     for which in (True, False))
+  by_block = case.block_means(transfer)
+  usual = [by_block[begin:end] for begin, end in _sorted(spans, slow)[1]]
+  return _slower(case, busy, spans, slow, by_block - float(np.nanmean(np.concatenate(usual))))
+
+
+def _slower(case: Case, busy: tcp.Busy, spans: list[tuple[int, int]], slow: np.ndarray, beyond: np.ndarray
+            ) -> Slow | None:
+  """What some spans take longer than the others; None where these are few, or it is hardly anything.
+
+  Ranks that leave a contended collective apart from each other are part of what it costs.
+  """
+  counted, at, whole = case.counted, np.flatnonzero(slow), case.beyond_arrival
+  inside, outside = (np.concatenate([_known(whole[counted.within(*span)]) for span in own])
+                     for own in _sorted(spans, slow))
   if not inside.size or not outside.size:
     return None
-  return _slower(case, busy, spans, slow, inside, outside, case.block_means(transfer) - float(outside.mean()))
-
-
-def _slower(case: Case, busy: tcp.Busy, spans: list[tuple[int, int]], slow: np.ndarray, inside: np.ndarray,
-            outside: np.ndarray, beyond: np.ndarray) -> Slow | None:
-  """Transfers of some spans against those of the others; None where these are few, or hardly longer."""
-  counted, at = case.counted, np.flatnonzero(slow)
   if (inside.size < min(_SHORTEST, counted.size / 3)
       or float(inside.mean() - outside.mean()) < _LEAST * case.step_time):
     return None
@@ -154,7 +158,7 @@ def _throughout(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None
   """Slow in every step: above a floor known from elsewhere, by busy connections, or because of one host's link."""
   counted = case.counted
   known = _known(transfer[counted.mask])
-  mean, (low, middle) = float(known.mean()), np.quantile(known, [0.05, 0.5])
+  mean, (low, middle) = float(_known(case.beyond_arrival[counted.mask]).mean()), np.quantile(known, [0.05, 0.5])
   found, seconds, sure = tcp.whose(case, busy, [(0, counted.blocks)], []), 0.0, 0.0
   # What was measured while other load ran is no floor: transfers of the run that are quicker are believed before it.
   quiet = min(float(case.floor.floor.sum()), float(low)) if case.floor.known else float(low)
