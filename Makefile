@@ -4,13 +4,16 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_FOR_DOCS := $(VENV)/.ready-for-docs
+LOCK = $$($(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")')
 
-.PHONY: help demo test lint types layers doctest clean
+.PHONY: help demo test lint types layers doctest docs clean
 
 help:
 	@echo "make demo     train a small model on 4 processes, one of them late, and report (runs/demo)"
 	@echo "make test     the whole test suite, doctests included"
 	@echo "make lint | types | layers | doctest    one check each"
+	@echo "make docs     the documentation as a website (build/docs/index.html)"
 	@echo "make clean    remove $(VENV) and build products"
 
 demo: $(READY)
@@ -32,6 +35,11 @@ layers: $(READY)
 doctest: $(READY)
 	$(BIN)/python -m pytest -p tests.conftest jaxpace
 
+# Nothing is fetched while building. A page that is in no table of contents, or a link that leads nowhere, is an error.
+docs: $(READY_FOR_DOCS)
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky -q -b html docs build/docs
+	@echo "Open build/docs/index.html"
+
 # The lock is for Python 3.11; other versions get what fits them. The environment is made anew when any of these changes.
 $(READY): setup.py pyproject.toml constraints.txt jaxpace/execution/native/clock.cc
 	@test -n "$(PYTHON)" || { echo "jaxpace needs Python 3.11 or newer: none found on PATH. Or: make PYTHON=/path/to/python"; exit 2; }
@@ -41,11 +49,16 @@ $(READY): setup.py pyproject.toml constraints.txt jaxpace/execution/native/clock
 	@$(PYTHON) -m venv --clear $(VENV) || \
 	  { echo "$(PYTHON) has no working venv module; on Debian and Ubuntu: apt install python3-venv"; exit 2; }
 	@echo "Installing jaxpace and what its tests and examples need"
-	$(BIN)/python -m pip install --disable-pip-version-check \
-	  $$($(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")') \
-	  -e ".[examples,test,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check $(LOCK) -e ".[examples,test,dev]"
 	@$(BIN)/python -c 'from jaxpace.execution import clock_notice, resolve_clock; \
 	  print("Clock:", resolve_clock().name + ".", clock_notice())'
+	@touch $@
+
+# Sphinx is installed only where it is wanted, without building jaxpace once more.
+$(READY_FOR_DOCS): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check $(LOCK) \
+	  $$($(BIN)/python -c 'from importlib import metadata; print(*(line.split(";")[0].replace(" ", "") for line in \
+	  metadata.requires("jaxpace") if "extra == \"docs\"" in line))')
 	@touch $@
 
 clean:

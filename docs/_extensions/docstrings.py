@@ -1,0 +1,41 @@
+"""Docstrings are written to be read in the source; this makes reStructuredText of them, before napoleon takes them.
+
+Indented lines after an empty one are code; a star that begins `**arguments` is no emphasis.
+"""
+
+import re
+
+from sphinx.application import Sphinx
+
+SECTIONS = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example|Examples|Note):$")
+BULLET = re.compile(r"[-*] |\d+\. ")
+STARS = re.compile(r"(?<![`*\w])\*\*(?=\w)")
+
+
+def rewrite(lines: list[str]) -> list[str]:
+  """Returns the lines with `::` before each indented block of the text, up to the first section."""
+  written: list[str] = []
+  inside, text = False, ""  # in a block of code; the last line of text
+  for at, line in enumerate(lines):
+    if SECTIONS.match(line):
+      return [*written, *lines[at:]]
+    if line.startswith(" "):
+      if not inside and at and not lines[at - 1].strip() and not BULLET.match(text):
+        written += ["::", ""]
+        inside = True
+      written.append(line)
+      continue
+    if line.strip():
+      inside, text = False, line
+    written.append(STARS.sub(r"\\*\\*", line))
+  return written
+
+
+def _process(app: Sphinx, what: str, name: str, subject: object, options: object, lines: list[str]) -> None:
+  del app, what, name, subject, options
+  lines[:] = rewrite(lines)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+  app.connect("autodoc-process-docstring", _process, priority=100)
+  return {"parallel_read_safe": True}

@@ -1,0 +1,290 @@
+"""The figures of the table of measurements: what was aimed at, and where in the files the measured value stands.
+
+No measured number is written here: each is read from its JSON file when the pages are built.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shlex
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+FOLDER = pathlib.Path(__file__).parents[1] / "measurements"
+
+
+class Found(NamedTuple):
+  """What a file holds: in words, and whether that was aimed at (None: nothing was, or it can't be told)."""
+
+  words: str
+  met: bool | None
+
+
+class Figure(NamedTuple):
+  """One row: what is measured, what was aimed at, in which file the value is, and how it is read out."""
+
+  what: str
+  aim: str
+  file: str
+  read: Callable[[Any], Found]
+
+
+def percent(value: float, digits: int = 1) -> str:
+  return f"{100 * value:.{digits}f} %"
+
+
+def interval(triple: list[float], unit: str, digits: int = 1) -> str:
+  estimate, low, high = (f"{number:.{digits}f}" for number in triple)
+  return f"{estimate} {unit} [{low}, {high}]"
+
+
+def _overhead(step: str) -> Callable[[Any], Found]:
+  def read(figures: Any) -> Found:
+    here = figures["where"][step]
+    cost, null = (here["arms"][arm]["percent"] for arm in ("recorded", "bare again"))
+    return Found(f"{interval(cost, '%')} of {here['bare_ms'][0]:.1f} ms; null {interval(null, '%')}", cost[2] <= 0.5)
+  return read
+
+
+def _stamp(name: str, most: float) -> Callable[[Any], Found]:
+  def read(figures: Any) -> Found:
+    took = figures["alone"][f"stamp_and_hold_{name}_us"]
+    return Found(interval(took, "µs", 2), took[2] <= most)
+  return read
+
+
+def _truth(figures: Any) -> Found:
+  words, good = [], True
+  for job in figures["processes"]:
+    right = sum(block["agrees_with_entries"] for block in job["blocks"])
+    good &= right == len(job["blocks"])
+    words.append(f"{right} of {len(job['blocks'])} with {job['processes']} processes"
+                 f"{', arrivals shared' if job['shared'] else ''}")
+  return Found("; ".join(words), good)
+
+
+def _bitwise(figures: Any) -> Found:
+  every = [row for part in ("one", "processes", "no_fma", "rows") for row in figures.get(part, ())]
+  nulls = [row for row in every if row["way"].startswith("not at all")]  # the bare step again, or with a gradient
+  rows = [row for row in every if row not in nulls]
+  bits, collectives = sum(not row["bits_equal"] for row in rows), sum(not row["hlo_equal"] for row in rows)
+  return Found(f"{len(rows)} comparisons: {bits} differ in bits, {collectives} in collectives; of the nulls "
+               f"{sum(not row['bits_equal'] for row in nulls)} of {len(nulls)}", bits + collectives == 0)
+
+
+def _speed(figures: Any) -> Found:
+  wall, memory, target = figures["wall_s"], figures["peak_gib"], figures["target"]
+  return Found(f"{wall['median']:.1f} s, {memory['median']:.2f} GiB",
+               wall["worst"] <= target["seconds"] and memory["worst"] <= target["gibibytes"])
+
+
+def _modes(figures: Any) -> Found:
+  judged = figures["judged"]
+  return Found(f"{judged['all']['macro_f1']:.2f} with all that is known, {judged['counters']['macro_f1']:.2f} with the "
+               f"hosts' counters, {judged['bare']['macro_f1']:.2f} by the stamps alone ({judged['all']['runs']} runs)",
+               min(judged[name]["macro_f1"] for name in ("all", "counters")) >= 0.97)
+
+
+def _blame(figures: Any) -> Found:
+  judged = figures["judged"]["all"]
+  return Found(f"{judged['blame']['right']} of {judged['blame']['of']}", judged["blame"]["accuracy"] >= 0.97)
+
+
+def _false_blame(figures: Any) -> Found:
+  judged = figures["judged"]["all"]
+  blamed = len(judged["controls_falsely_blamed"])
+  return Found(f"{blamed} of {judged['controls']}", blamed == 0)
+
+
+def _coverage(figures: Any) -> Found:
+  found = figures["all"]
+  return Found(f"{percent(found['coverage'], 0)} of {found['forecasts']} forecasts; worst error "
+               f"{percent(found['worst_error'])}", found["coverage"] >= 0.85 and found["worst_error"] <= 0.1)
+
+
+def _compare(figures: Any) -> Found:
+  return Found(f"{percent(figures['false_alarms_above_3_percent'])}, at worst "
+               f"{percent(figures['worst_above_3_percent'])}", None)
+
+
+def _alarms(figures: Any) -> Found:
+  late = [row for row in figures["delays"] if row["fault"] == "late_rank"]
+  alarms, steps = (sum(row[name] for row in figures["healthy"]) for name in ("alarms", "steps"))
+  return Found(f"{sum(row['within_30'] for row in late)} of {sum(row['jobs'] for row in late)} late ranks; {alarms} "
+               f"false alarms in {steps:,} healthy steps", all(row["within_30"] == row["jobs"] for row in late))
+
+
+def _watchdog(figures: Any) -> Found:
+  hangs = [row for row in figures["rows"] if row["late_by"] is not None]
+  quiet = [row for row in figures["rows"] if row["late_by"] is None]
+  return Found(f"{sum(row['named'] for row in hangs)} of {len(hangs)} hangs, at most "
+               f"{max(row['late_by'] for row in hangs):.2f} s after the time-out; silent in "
+               f"{sum(row['named'] for row in quiet)} of {len(quiet)} healthy runs",
+               all(row["named"] and (row["late_by"] or 0) <= 2 for row in figures["rows"]))
+
+
+def _null(figures: Any) -> Found:
+  return Found(f"+{percent(figures['worst_ratio'] - 1, 3)} at worst", figures["within_target"])
+
+
+def _null_unshared(figures: Any) -> Found:
+  return Found(f"+{percent(figures['worst_within'], 2)} within the declared ceiling of transfers, "
+               f"+{percent(figures['worst_beyond'], 2)} beyond", figures["worst_beyond"] <= 0.001)
+
+
+def _null_live(figures: Any) -> Found:
+  words, verdicts = [], []
+  for job, kinds in figures["jobs"].items():
+    for kind, row in kinds.items():
+      words.append(f"{job}, {kind}: {interval(row['on_percent'], '%', 2)} ({row['verdict_percent']})")
+      verdicts.append(row["verdict_percent"])
+  return Found("; ".join(words), None if any("inconclusive" in said for said in verdicts) else
+               all(said == "met" for said in verdicts))
+
+
+def _polling(figures: Any) -> Found:
+  arm = figures["cases"]["4 ranks that poll"]["arms"]["cost 0.01"]["change_percent"]
+  return Found(interval(arm, "%"), arm[2] <= -20)
+
+
+def _saved(figures: Any) -> Found:
+  arm = figures["cases"]["2 ranks that poll (null: a core each)"]["arms"]["cost 0.01"]
+  cpu, step = interval(arm["cpu_change_percent"], "%"), interval(arm["change_percent"], "%")
+  return Found(f"{cpu} of the CPU time; step {step}", abs(arm["change_percent"][0]) < 2)
+
+
+def _two_jobs(figures: Any) -> Found:
+  found = {name: here["summary"] for name, here in figures["by_congestion"].items()}
+  words = [f"{name} {interval([100 * share for share in each['recovered']], '%', 0)}, {each['repetitions']} starts"
+           for name, each in found.items()]
+  return Found("; ".join(words), all(summary["recovered"][1] >= 0.6 for summary in found.values()))
+
+
+def _steadiness(figures: Any) -> Found:
+  summary = figures["by_congestion"]["cubic"]["summary"]
+  ratio = summary["interleave_settled_cv"][0] / summary["none_settled_cv"][0]
+  return Found(f"{ratio:.1f} times", ratio <= 1)
+
+
+def _scene(name: str, most: float) -> Callable[[Any], Found]:
+  def read(figures: Any) -> Found:
+    by_control = {cell["control"]: cell["mean"] for cell in figures["cells"] if cell["scene"] == name}
+    return Found(f"{by_control['interleave']:.3f}; without control {by_control['none']:.3f}",
+                 by_control["interleave"] <= most)
+  return read
+
+
+def _false_alarms(figures: Any) -> Found:
+  share = figures["summary"]["false_alarms"]["share"]
+  return Found(percent(share), share <= figures["target"]["false_alarms"])
+
+
+def _regret(steps: int) -> Callable[[Any], Found]:
+  def read(figures: Any) -> Found:
+    row = figures["summary"]["regret"][str(steps)]
+    return Found(f"{row['p95']:.0f} steps", row["p95"] <= row["target"])
+  return read
+
+
+def _update(figures: Any) -> Found:
+  costs = figures["ranks"]["1024"]
+  least, most = min(costs, key=lambda name: costs[name][0]), max(costs, key=lambda name: costs[name][0])
+  return Found(f"{costs[least][0]:.1f} µs ({least}) to {costs[most][0]:.1f} µs ({most})",
+               all(cost[0] <= 10 for cost in costs.values()))
+
+
+def _watch(figures: Any) -> Found:
+  runs = figures["runs"]
+  return Found("; ".join(f"{percent(run['core_share'])} with {run['processes']} processes" for run in runs),
+               all(run["core_share"] <= figures["target_core_share"] for run in runs))
+
+
+def _policies(figures: Any) -> Found:
+  ratios = [row["baseline"]["ratio"][-1] for row in figures["compounding"].values()]
+  nulls = [row["null"]["ratio"][-1] for row in figures["compounding"].values()]
+  return Found(f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} sizes; null {min(nulls):.2f} to "
+               f"{max(nulls):.2f}", None)
+
+
+def _strategies(figures: Any) -> Found:
+  return Found(f"{len(figures['rows'])} strategies and scenes, {figures['seeds']} seeds", None)
+
+
+FIGURES = (
+    Figure("Overhead of a recorded step of 20 ms, native clock, one process", "at most 0.5 %", "overhead.json",
+           _overhead("20")),
+    Figure("… of a step of 50 ms", "at most 0.5 %", "overhead.json", _overhead("50")),
+    Figure("One native stamp with its gate", "at most 3 µs", "overhead.json", _stamp("native", 3.0)),
+    Figure("One callback stamp with its gate", "at most 120 µs", "overhead.json", _stamp("callback", 120.0)),
+    Figure("Known delays of 1 to 200 ms come back within 5 % or 0.3 ms", "all", "truth.json", _truth),
+    Figure("Bits of the parameters after 200 steps, instrumented against bare", "no bit differs", "bitwise.json",
+           _bitwise),
+    Figure("… under every pacer, guard and housekeeper", "no bit differs", "bitwise_pacers.json", _bitwise),
+    Figure("`jaxpace report` on 64 ranks × 100,000 steps", "at most 15 s and 2 GiB", "report_speed.json", _speed),
+    Figure("Failure modes told apart (macro-F1), faults of 5 % or more, held-out runs", "0.97",
+           "fault_lab_seed2.json", _modes),
+    Figure("The right rank or host blamed", "97 %", "fault_lab_seed2.json", _blame),
+    Figure("Healthy controls in which somebody is blamed", "none", "fault_lab_seed2.json", _false_blame),
+    Figure("Forecast intervals of 90 % that hold, 8 ranks to 32 and 64, simulated", "85 %, errors of 10 % at most",
+           "forecast_simulated.json", _coverage),
+    Figure("`jaxpace compare --fail-above 3%` fails on equal runs", "rare", "compare_false_alarms.json", _compare),
+    Figure("A late rank is told within 30 steps, made-up jobs", "all", "stream_alarms.json", _alarms),
+    Figure("The watchdog names the late process", "all, within 2 s", "watchdog.json", _watchdog),
+    Figure("`jaxpace watch`, 64 ranks, a look a second", "at most 2 % of a core", "watch_cost.json", _watch),
+    Figure("Pacing where it can't gain: longer steps, simulated, 4 to 1,024 ranks", "at most 0.1 %",
+           "null_pacing.json", _null),
+    Figure("… where arrivals are not shared", "at most 0.1 %", "null_unshared.json", _null_unshared),
+    Figure("… live, two devices in one process", "at most +0.5 %", "null_live_one.json", _null_live),
+    Figure("… live, also between gloo processes", "at most +0.5 %", "null_live.json", _null_live),
+    Figure("Four polling ranks on two cores, paced", "-20 % of the step", "polling.json", _polling),
+    Figure("Two polling ranks on two cores, paced", "step within 2 %, CPU time saved", "polling.json", _saved),
+    Figure("Two jobs on one trunk of real TCP: share of the loss recovered", "60 %, better 80 %", "two_jobs.json",
+           _two_jobs),
+    Figure("… variation of the step against no control", "no higher", "two_jobs.json", _steadiness),
+    Figure("Two jobs on a link, fluid model, jitter 2 %: period over alone", "at most 1.02",
+           "two_jobs_simulated.json", _scene("two", 1.02)),
+    Figure("Four jobs", "at most 1.03", "two_jobs_simulated.json", _scene("four", 1.03)),
+    Figure("Guard: false alarms in 10,000 steps looked at one by one", "at most 5 %", "guard_simulated.json",
+           _false_alarms),
+    Figure("Guard: regret after 1,000 steps, 95th percentile", "at most 100 steps", "guard_simulated.json",
+           _regret(1000)),
+    Figure("Guard: regret after 10,000 steps", "at most 100 steps", "guard_simulated.json", _regret(10000)),
+    Figure("Guard: regret after 50,000 steps", "at most 500 steps", "guard_simulated.json", _regret(50000)),
+    Figure("One `update` of a pacer at 1,024 ranks", "at most 10 µs", "update_cost.json", _update),
+    Figure("Structural stability: growth of variance over many barriers, simulated", "", "stability.json", _policies),
+    Figure("Synchronisation strategies: time simulated, training real", "", "strategies.json", _strategies),
+)
+
+
+def command(figures: Any) -> str:
+  """The command that made a file, without its note; of files with several parts, the first one's."""
+  if "command" in figures:
+    return shlex.join(part for part in shlex.split(figures["command"]) if not part.startswith("--note="))
+  for value in figures.values():
+    if isinstance(value, dict):
+      found = command(value)
+      if found:
+        return found
+  return ""
+
+
+def rows() -> list[tuple[str, str, str, str, str]]:
+  """The table: what, aim, measured, met, command; in Markdown.
+
+  Raises:
+    FileNotFoundError, KeyError: a file is not there, or no longer holds the figure.
+  """
+  table = []
+  for figure in FIGURES:
+    path = FOLDER / figure.file
+    figures = json.loads(path.read_text())
+    try:
+      found = figure.read(figures)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+      raise KeyError(f"{figure.file} no longer holds what measured_figures.py reads of it: {error!r}") from error
+    page = path.with_suffix(".md")
+    name = f"[{figure.what}]({page.name})" if page.exists() else f"{figure.what} ([raw]({path.name}))"
+    met = "–" if found.met is None or not figure.aim else "yes" if found.met else "**no**"
+    table.append((name, figure.aim or "–", found.words, met, f"`{command(figures)}`"))
+  return table
