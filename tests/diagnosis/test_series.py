@@ -17,6 +17,9 @@ from jaxpace.diagnosis.forecast.sample import take_sample
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.series import blocks, columns, document, outlook, over_time, skew_map
 from jaxpace.diagnosis.series.columns import Columns
+from jaxpace.diagnosis.series.distribution import distribution
+from jaxpace.diagnosis.series.places import places
+from jaxpace.diagnosis.series.where import where
 from jaxpace.locality.types import Cpu, Device, Locality
 from jaxpace.trace import synthetic
 from jaxpace.trace.cut import cut
@@ -35,6 +38,11 @@ def diagnosis(tmp_path_factory):
   path = tmp_path_factory.mktemp("series") / "run"
   synthetic.write(path, JOB)
   return diagnose(read_run(path))
+
+
+@pytest.fixture(scope="module")
+def whole(diagnosis):
+  return document.series(diagnosis)
 
 
 @pytest.fixture
@@ -167,8 +175,8 @@ def test_units_are_round_and_leave_few_digits(largest):
   assert largest / unit <= 500.001 and (largest < 5e-5 or largest / unit >= 150)
 
 
-def test_the_distribution_holds_every_step(diagnosis):
-  found, times = document.series(diagnosis)["distribution"], diagnosis.totals.per_step["step"]
+def test_the_distribution_holds_every_step(diagnosis, whole):
+  found, times = whole["distribution"], diagnosis.totals.per_step["step"]
   steps = times[diagnosis.counted.mask]
   edges = np.array(found["edges"])
   assert sum(found["steps"]) + found["beyond"] == len(steps)
@@ -189,12 +197,12 @@ def test_a_long_tail_is_counted_beyond_the_histogram():
   busy = np.full((3, 900), 10_000_000)
   busy[:, ::2] += 100_000
   busy[0, 500] = 900_000_000
-  found = document.series(diagnose(make_run(*barrier(busy, 1_000_000))))["distribution"]
+  found = distribution(diagnose(make_run(*barrier(busy, 1_000_000))))
   assert found["beyond"] >= 1 and found["edges"][-1] < 0.02 and found["longest_step"] == pytest.approx(0.901, rel=1e-3)
 
 
-def test_where_a_finding_cost_adds_up_to_its_share(diagnosis):
-  found, report = document.series(diagnosis)["where"], to_json(diagnosis)
+def test_where_a_finding_cost_adds_up_to_its_share(diagnosis, whole):
+  found, report = whole["where"], to_json(diagnosis)
   number = np.array(found["blocks"]["number"])
   assert number.sum() == report["steps_counted"] and len(found["findings"]) == len(report["findings"]) >= 3
   for place, finding in zip(found["findings"], report["findings"], strict=True):
@@ -211,7 +219,7 @@ def test_the_costliest_stretch_is_found():
   busy = np.full((4, 400), 10_000_000)
   busy[1, 100:300] += 5_000_000
   busy[1, 200:250] += 25_000_000
-  found = document.series(diagnose(make_run(*barrier(busy, 1_000_000))))["where"]["findings"][0]
+  found = where(diagnose(make_run(*barrier(busy, 1_000_000))))["findings"][0]
   assert found["costliest"] is not None
   assert abs(found["costliest"]["first_step"] - 200) <= 5 and abs(found["costliest"]["last_step"] - 249) <= 5
 
@@ -281,7 +289,7 @@ def test_a_cut_run_is_the_window(diagnosis):
 def test_places_say_which_ranks_a_process_has(diagnosis):
   place = Locality(process=1, hostname="host1", cpu=Cpu(online="0-3", allowed="0-1"), devices=(Device(kind="cpu"),))
   run = dataclasses.replace(diagnosis.run, locality=(place,))
-  found = document.series(dataclasses.replace(diagnosis, run=run))["places"]
+  found = places(dataclasses.replace(diagnosis, run=run))
   assert [row["host"] for row in found["hosts"]] == ["host0", "host1"]
   assert sorted(rank for row in found["hosts"] for rank in row["ranks"]) == list(range(6))
   late_host = next(row for row in found["hosts"] if 4 in row["ranks"])
@@ -293,8 +301,8 @@ def test_places_say_which_ranks_a_process_has(diagnosis):
   assert f"process 1: CPUs 0-1, 1 × cpu, ranks {', '.join(map(str, own))}" in lines
 
 
-def test_everything_is_plain_and_bounded(diagnosis):
-  found = document.series(diagnosis)
+def test_everything_is_plain_and_bounded(whole):
+  found = whole
   text = json.dumps(found, allow_nan=False)
   assert set(found) == {"over_time", "skew", "distribution", "where", "pacing", "places", "forecast"}
   assert json.loads(text) == found and len(text) < 100_000

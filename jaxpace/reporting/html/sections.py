@@ -59,7 +59,7 @@ def shares(figures: Figures) -> Markup:
 def ranks(figures: Figures) -> Markup:
   """The latest ranks."""
   rows = figures.document["per_rank"]
-  order = sorted(range(len(rows)), key=lambda i: -(rows[i]["lateness"] if rows[i]["lateness"] is not None else -1e9))
+  order = _latest_first(rows)
   shown = order[:RANKS_SHOWN]
   body = []
   for i in shown:
@@ -154,7 +154,7 @@ def places(figures: Figures) -> Markup:
   """Hosts, what hangs on what in them, and what is noteworthy of that."""
   places_ = figures.document["series"]["places"]
   hosts = places_["hosts"]
-  order = sorted(range(len(hosts)), key=lambda i: -(hosts[i]["lateness"] or -1e9))
+  order = _latest_first(hosts)
   body = [[hosts[i]["host"] or "host not known", _some(hosts[i]["ranks"]), _some(hosts[i]["processes"]),
            figures.time(f"series/places/hosts/{i}/lateness", signed=True),
            UNKNOWN if hosts[i]["latest_rank"] is None else f"rank {hosts[i]['latest_rank']}"]
@@ -166,7 +166,8 @@ def places(figures: Figures) -> Markup:
   for concern in places_["concerns"]:
     warning = concern["level"] == "warning"
     where = f"{concern['host']}: " if concern["host"] else ""
-    parts.append(element("p", element("strong", "Warning: " if warning else "Note: "), where, concern["sentence"],
+    word = element("strong", "Warning: " if warning else "Note: ")
+    parts.append(element("p", word, where, prose(concern["sentence"]),
                          class_="concern warning" if warning else "concern"))
   if places_["trees"]:
     parts.append(element("ul", *(_tree(tree, 0) for tree in places_["trees"]), class_="tree"))
@@ -174,6 +175,11 @@ def places(figures: Figures) -> Markup:
     parts.append(element("p", "The run does not say what its hosts are made of: it has no readable locality/*.json.",
                          class_="aside"))
   return joined(parts)
+
+
+def _latest_first(rows: list[dict[str, Any]]) -> list[int]:
+  """Positions of rows, those of which nothing is known last."""
+  return sorted(range(len(rows)), key=lambda i: (rows[i]["lateness"] is None, -(rows[i]["lateness"] or 0.0)))
 
 
 def _tree(tree: dict[str, Any], depth: int) -> Markup:

@@ -137,6 +137,7 @@ class Chart {
   }
 
   leave() {
+    this.item = null;
     if (tip.dataset.chart === this.name) tip.hidden = true;
     for (const chart of this.parts.overSteps ? charts.values() : [this]) chart.cursor.hidden = true;
   }

@@ -33,8 +33,10 @@ function showWhole() {
 }
 
 function zoomBy(factor, around) {
-  const centre = around ?? (view.first + view.last) / 2, half = Math.max((view.last - view.first) * factor, 1) / 2;
-  showSteps(centre - half, centre + half);
+  const size = Math.min(Math.max((view.last - view.first) * factor, 1), everyStep.last - everyStep.first);
+  const begin = (around ?? (view.first + view.last) / 2) - size / 2;
+  const first = Math.max(everyStep.first, Math.min(begin, everyStep.last - size));
+  showSteps(first, first + size);
 }
 
 /** Shades what is marked, and draws the window's edges. */
