@@ -94,7 +94,7 @@ ARMS = {
     "DiLoCo, every 16": Arm(LocalSteps(16, 0.7, 0.9), "adamw"),
 }
 OPTIMIZERS: dict[str, tuple[training.Optimizer, tuple[float, ...]]] = {
-    "sgd": (optax.sgd, (0.25, 0.5)), "adamw": (optax.adamw, (3e-3, 1e-2))}
+    "sgd": (optax.sgd, (0.25, 0.5, 1.0, 2.0, 4.0)), "adamw": (optax.adamw, (3e-3, 1e-2, 3e-2, 0.1, 0.3))}
 """And the learning rates tried, of which the one with the least training loss in the end is kept."""
 
 
@@ -202,14 +202,16 @@ def page(figures: dict[str, Any]) -> list[str]:
       "Time is simulated on clusters that are assumed; nothing here was timed. The digits CNN is trained on "
       f"{figures['ranks']} simulated", f"workers with {figures['batch']} images each, for {figures['steps']} steps (or "
       f"as many gradients, one by one), mean of {figures['seeds']} seeds; old", "gradients are as old as the simulated "
-      "schedule makes them, dropped ones those that it drops. Of two learning rates the one with", "the least loss "
+      "schedule makes them, dropped ones those that it drops. Of five learning rates the one with", "the least loss "
       "over the training images in the end is kept. Its gradient is tiny: for time and bytes it stands in for one of",
       "400 MB.", "",
       f"- **step**: simulated ms for one gradient of every rank, at 8, 64 and 512 ranks ({SIZE_STEPS} steps each);",
       f"- **to target**: simulated s until the training loss, mean over seeds, is {figures['target_loss']:g}, and "
       "against synchronous training", "  with the same optimizer; with so few seeds a tenth more or less is noise;",
       "- **loss**, **accuracy**: in the end, over all training images and the 360 that were held out;",
-      "- **age**: updates applied between reading parameters and adding the gradient made of them, mean and most.", ""]
+      "- **age**: updates applied between reading parameters and adding the gradient made of them, mean and most;",
+      "- **rate**: the learning rate kept, with a star if it is the lowest or highest tried: others may do better.",
+      ""]
   for name, scene in figures["scenes"].items():
     rows = [row for row in figures["rows"] if row["scene"] == name]
     base = {row["optimizer"]: row["seconds_to_target"] for row in rows if row["strategy"].startswith("synchronous")}
@@ -220,7 +222,7 @@ def page(figures: dict[str, Any]) -> list[str]:
         [[row["strategy"], *[f"{row['step_seconds'][str(n)] * 1e3:.0f}" for n in SIZES],
           f"{row['megabytes_a_step']:.0f}", _cell(row["seconds_to_target"]),
           _ratio(row["seconds_to_target"], base.get(row["optimizer"])), f"{row['loss'][-1]:.3f}",
-          f"{row['accuracy'][-1]:.3f}", _age(row), f"{row['learning_rate']:g}"] for row in rows])
+          f"{row['accuracy'][-1]:.3f}", _age(row), _rate(row)] for row in rows])
   return lines
 
 
@@ -236,6 +238,11 @@ def _age(row: dict[str, Any]) -> str:
   if row["dropped"]:
     return f"{row['dropped']:.0%} dropped"
   return f"{row['delay_mean']:.1f}, {row['delay_most']}" if row["delay_most"] else "0"
+
+
+def _rate(row: dict[str, Any]) -> str:
+  tried = OPTIMIZERS[row["optimizer"]][1]
+  return f"{row['learning_rate']:g}{'*' if row['learning_rate'] in (tried[0], tried[-1]) else ''}"
 
 
 def _rounded(values: Any) -> list[float | None]:

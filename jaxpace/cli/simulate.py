@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from jaxpace.simulation.fabric import Fabric
   from jaxpace.simulation.scenario import Summary
   from jaxpace.simulation.settings import JobSettings, Scenario
 
@@ -157,12 +158,30 @@ def _set(config: dict[str, Any], change: str) -> None:
 
 def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> Any:
   """What of a job belongs in its run directory."""
+  import numpy as np
+
+  from jaxpace.locality.plain import to_plain
+  from jaxpace.simulation import schedules, surroundings, synchronising
   from jaxpace.simulation.record import Recording
+  fabric, shape = scenario.fabric, job.shape
+  members = [node * fabric.per_node + slot for node in job.nodes for slot in range(fabric.per_node)]
+  size = job.gradient_bytes / job.buckets
+  each = shape.per_process
+  # The mean over a process's ranks: each has a connection each way.
+  busy = np.asarray(job.load.busy)[members].reshape(-1, each).mean(axis=1) / max(job.load.seconds, 1e-30)
+
+  def seconds(on: Fabric, sent: float) -> float:
+    return schedules.load(schedules.rounds(job.algorithm, members, sent, fabric.per_node), on).seconds
+
   return Recording(
-      name=job.name, hosts=[f"node{node}" for node in job.nodes], ranks=job.shape.ranks,
-      bytes=[round(job.gradient_bytes / job.buckets)] * job.buckets, forward=float(job.job.forward),
-      backward=float(job.job.backward), update=float(job.job.update), max_delay=scenario.max_delay,
-      pacer=job.pacer_text, config=json.loads(json.dumps(config, default=list)))
+      name=job.name, hosts=job.processes, ranks=shape.ranks, bytes=[round(size)] * job.buckets,
+      forward=float(job.job.forward), backward=float(job.job.backward), update=float(job.job.update),
+      max_delay=scenario.max_delay, pacer=job.pacer_text, config=json.loads(json.dumps(config, default=list)),
+      notices=synchronising.said(job.strategy, shape.ranks),
+      places=[to_plain(surroundings.place(fabric, process, members[process * each:(process + 1) * each]))
+              for process in range(shape.ranks // each)],
+      floor=surroundings.quiet(fabric, seconds, shape.ranks, size) if shape.ranks > 1 else None,
+      met=job.alone is None, busy=[float(f"{share:.6g}") for share in busy] if job.alone is None and busy.any() else [])
 
 
 def _place(output: str, scenario: Scenario, job: JobSettings) -> pathlib.Path:

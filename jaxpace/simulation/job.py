@@ -11,6 +11,10 @@ pass is done. The collectives run one after the other, each once its last rank i
 
 Couplings between ranks are named and off by default: `polling` (below), aligned pauses (`jaxpace.simulation.noise`).
 With both off nothing a rank does makes another one faster, and no pacer can gain.
+
+Two ways of synchronising less are variants of the same step. With `local` H it is a round: H steps of compute, each
+with noise of its own, then the collectives. With `wait_for` k the collectives begin once k ranks are there; the others'
+gradients are dropped, and they go on with the next step when it begins.
 """
 
 from __future__ import annotations
@@ -39,15 +43,19 @@ class Shape(NamedTuple):
   ranks: int  # R
   per_node: int = 1  # ranks that share a host, for `polling`; it divides R
   overlap: bool = True  # whether buckets are sent while the backward pass goes on
+  causes: tuple[str, ...] = ()  # of each noise component: what its pauses are, "" where not known; empty for none
+  per_process: int = 1  # ranks of a process: a pause with a cause strikes all of them; it divides R
+  local: int = 1  # H, steps of compute before the collectives; above 1 without overlap
+  wait_for: int = 0  # ranks that the collectives wait for; 0 for all. Fewer: without overlap and without a pacer
 
 
 class Job(NamedTuple):
   """The numbers of a job, a pytree: any may be traced, and given a leading axis for `jax.vmap`. Seconds."""
 
-  forward: Any  # [] s
-  backward: Any  # [] s
-  update: Any  # [] s, after the last collective
-  gap: Any  # [] s, between steps
+  forward: Any  # [] s, of each local step
+  backward: Any  # [] s, of each local step
+  update: Any  # [] s, after the last collective; of all local steps
+  gap: Any  # [] s, between steps; of all local steps
   transfers: Any  # [S] s, each bucket's own time on a quiet fabric
   noise: tuple[Any, ...] = ()  # components of `jaxpace.simulation.noise`
   traffic: Any = None  # `noise.Traffic`, or None
@@ -57,7 +65,8 @@ class Job(NamedTuple):
 class Steps(NamedTuple):
   """What happened, step by step: float32 seconds. K steps, R ranks, S buckets.
 
-  Kept by rank if asked for; else what is [K, R] here is [K], the mean over ranks, and `enter`, `info` are too.
+  Kept by rank if asked for; else what is [K, R] here is [K], the mean over ranks, and `enter`, `info` are too. Where
+  not all are waited for, a rank that was dropped has NaN for `enter`; `compute` and `gap` are what it did until then.
   """
 
   step_time: Any  # [K] last exit to last exit
@@ -72,6 +81,7 @@ class Steps(NamedTuple):
   asked: Any  # [K, R] asked for by the pacer
   polling: Any  # [K, R] lost to others' polling
   info: dict[str, Any]  # [K, R] the pacer's columns, decided after the step
+  caused: dict[str, Any]  # [K, R] of `gap`, what has a cause
 
 
 class State(NamedTuple):
@@ -97,6 +107,7 @@ class Draft(NamedTuple):
   polling: jax.Array  # [R] s
   noise: Any
   traffic: Any
+  caused: dict[str, jax.Array]  # [R] s
 
 
 class Mechanics(NamedTuple):
@@ -107,6 +118,8 @@ class Mechanics(NamedTuple):
   """(key, job, state) -> the step to come."""
   finish: Callable[[State, Draft, jax.Array, jax.Array], tuple[State, Steps]]
   """(state, draft, enter [R, S], exit [S]) -> the state after the step, and what happened in it."""
+  meet: Callable[[jax.Array], jax.Array]
+  """[R] when each rank is there -> [] when the collective begins."""
 
 
 class Simulation(NamedTuple):
@@ -140,7 +153,7 @@ def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1, ma
     leave = jnp.float32(0)
     for b in range(buckets):
       enters.append(jnp.maximum(draft.ready[:, b], leave))
-      leave = jnp.max(enters[-1]) + draft.transfers[b]
+      leave = parts.meet(enters[-1]) + draft.transfers[b]
       exits.append(leave)
     return parts.finish(state, draft, jnp.stack(enters, axis=1), jnp.stack(exits))
 
@@ -155,6 +168,13 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
   ranks = shape.ranks
   if ranks < 1 or shape.per_node < 1 or ranks % shape.per_node:
     raise ValueError(f"per_node={shape.per_node} must divide ranks={ranks}, both at least 1.")
+  fewer = 0 < shape.wait_for < ranks
+  if shape.overlap and (fewer or shape.local > 1):
+    raise ValueError("overlap must be False with local steps and where not all ranks are waited for.")
+  if fewer and pacer is not None:
+    raise ValueError("A pacer needs steps in which all ranks meet: it can't pace a job that waits for some.")
+  if shape.per_process < 1 or ranks % shape.per_process:
+    raise ValueError(f"per_process={shape.per_process} must divide ranks={ranks}.")
   numbers = jnp.arange(ranks, dtype=jnp.int32)
   paced = everyone(pacer, ranks, buckets) if pacer is not None else None
   # The share of the backward pass after which each bucket is ready.
@@ -166,24 +186,50 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
     first, second = jax.random.split(jax.random.fold_in(key, 0))
     return State(
         jnp.int32(0), paced.init() if paced else (), jnp.zeros((ranks,), jnp.float32), _nan(), _nan(buckets),
-        noises.init(job.noise, first, ranks), job.traffic.init(second) if job.traffic is not None else ())
+        noises.init(job.noise, first, ranks, shape.causes, shape.per_process),
+        job.traffic.init(second) if job.traffic is not None else ())
+
+  def noise_of(job: Job, key: jax.Array, step: jax.Array, states: Any) -> tuple[Any, ...]:
+    share, pauses, caused, states = noises.sample_causes(
+        job.noise, key, step, states, ranks, shape.causes, shape.per_process)
+    return jnp.maximum(_ONE + share, _LEAST), pauses, caused, states
+
+  def meet(ready: jax.Array) -> jax.Array:
+    return jnp.sort(ready)[shape.wait_for - 1] if fewer else jnp.max(ready)
 
   def draw(key: jax.Array, job: Job, state: State) -> Draft:
     own = jax.random.split(jax.random.fold_in(key, 1))
-    share, pauses, noise = noises.sample(job.noise, own[0], state.step, state.noise, ranks)
+    if shape.local == 1:
+      slower, pauses, caused, noise = noise_of(job, own[0], state.step, state.noise)
+    else:
+      def local(states: Any, number: jax.Array) -> tuple[Any, Any]:
+        *drawn, states = noise_of(job, own[0], state.step * np.int32(shape.local) + number, states)
+        return states, tuple(drawn)
+
+      noise, each = jax.lax.scan(local, state.noise, jnp.arange(shape.local, dtype=jnp.int32))
+      slower, pauses, caused = jax.tree.map(lambda values: jnp.sum(values, axis=0), each)
     factor, traffic = _ONE, state.traffic
     if job.traffic is not None:
       factor, traffic = job.traffic.sample(jax.random.fold_in(own[1], state.step), state.traffic)
-    slower = jnp.maximum(_ONE + share, _LEAST)
     forward, backward = _f32(job.forward) * slower, _f32(job.backward) * slower
     gap, delay = _f32(job.gap) + pauses, bounded(state.asked, most)
     begin = _f32(job.update) + gap + forward + delay
     lost = _polled(begin + done[0] * backward, shape.per_node) * _f32(job.polling)
     ready = (begin + lost)[:, None] + backward[:, None] * done
-    return Draft(ready, factor * _f32(job.transfers), delay, forward + backward + lost, gap, lost, noise, traffic)
+    compute = forward + backward + lost
+    return Draft(ready, factor * _f32(job.transfers), delay, compute, gap, lost, noise, traffic, caused)
 
   def finish(state: State, draft: Draft, enter: jax.Array, leave: jax.Array) -> tuple[State, Steps]:
     entered, delay, step_time = enter[:, 0], draft.delay, leave[-1]
+    begun, compute, gap = jnp.max(enter, axis=0), draft.compute, draft.gap
+    if fewer:
+      # Who comes after the k-th is stopped when the step ends: what it has done by then is all it did.
+      there = entered <= meet(entered)
+      enter = jnp.where(there[:, None], enter, _NAN)
+      entered, begun = enter[:, 0], jnp.nanmax(enter, axis=0)
+      done_by = jnp.maximum(step_time - (draft.ready[:, -1] - draft.compute - gap), _ZERO)
+      gap = jnp.where(there, gap, jnp.minimum(gap, done_by))
+      compute = jnp.where(there, compute, jnp.minimum(compute, done_by - gap))
     undelayed = entered - delay
     asked, pacers, found = state.asked, state.pacer, state.found
     info: dict[str, jax.Array] = {}
@@ -200,19 +246,22 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
       decision, pacers = paced.update(seen, state.pacer)
       asked, info = decision.delay, decision.info
 
+    mean_of, most_of = (jnp.nanmean, jnp.nanmax) if fewer else (jnp.mean, jnp.max)
+
     def keep(values: jax.Array) -> jax.Array:
-      return values if by_rank else jnp.mean(values, axis=0)
+      return values if by_rank else mean_of(values, axis=0)
 
     out = Steps(
-        step_time=step_time, cost=jnp.max(entered) - jnp.max(undelayed),
-        earliness=jnp.mean(jnp.max(entered) - entered), transfers=leave - jnp.max(enter, axis=0), exit=leave,
-        enter=keep(enter), compute=keep(draft.compute), gap=keep(draft.gap), delay=keep(delay), asked=keep(state.asked),
-        polling=keep(draft.polling), info={name: keep(values) for name, values in info.items()})
+        step_time=step_time, cost=most_of(entered) - most_of(undelayed),
+        earliness=mean_of(most_of(entered) - entered), transfers=leave - begun, exit=leave, enter=keep(enter),
+        compute=keep(compute), gap=keep(gap), delay=keep(delay), asked=keep(state.asked), polling=keep(draft.polling),
+        info={name: keep(values) for name, values in info.items()},
+        caused={name: keep(jnp.minimum(values, gap)) for name, values in draft.caused.items()})
     after = State(state.step + np.int32(1), pacers, asked, jnp.where(state.step == np.int32(0), _NAN, step_time), found,
                   draft.noise, draft.traffic)
     return after, out
 
-  return Mechanics(init, draw, finish)
+  return Mechanics(init, draw, finish, meet)
 
 
 def _polled(entered: jax.Array, per_node: int) -> jax.Array:

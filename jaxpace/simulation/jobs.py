@@ -53,15 +53,15 @@ class _Playing(NamedTuple):
   steps: Steps
 
 
-def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets: Sequence[int], steps: int,
-            max_delay: float = 0.25, by_rank: bool = False) -> Several:
+def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets: Sequence[int],
+            steps: int | Sequence[int], max_delay: float = 0.25, by_rank: bool = False) -> Several:
   """Prepares jobs that share a fabric.
 
   Args:
     shapes: of each job.
     pacers: of each job, or None for a job that has none.
     buckets: collectives a step of each job.
-    steps: kept of each job; the run ends once every job that has not left has done so many.
+    steps: kept of each job, one number or each its own; the run ends once all that have not left have done so many.
     max_delay: s, the limit of `jaxpace.instrument`.
     by_rank: keep every rank's times rather than means over ranks.
 
@@ -73,16 +73,17 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
                      "of each is needed for every job.")
   parts = [mechanics(shape, pacer, buckets=count, max_delay=max_delay, by_rank=by_rank)
            for shape, pacer, count in zip(shapes, pacers, buckets, strict=True)]
+  each = [steps] * len(parts) if isinstance(steps, int) else list(steps)
   # Each bucket ends its wait and its sending; some slack for phases that rounding ends in two turns.
-  most = np.int32(min(2 * steps * (1 + 2 * sum(buckets)) * len(parts), 2**31 - 1))
+  most = np.int32(min(2 * max(each) * (1 + 2 * sum(buckets)) * len(parts), 2**31 - 1))
 
   def run(key: jax.Array, jobs: Sequence[Job], shares: Shares, starts: Any, last: Any) -> tuple[Steps, ...]:
     keys = jax.random.split(key, len(parts))
     starts, last = jnp.asarray(starts, jnp.float32), jnp.asarray(last, jnp.int32)
     usage = jnp.where(jnp.asarray(shares.coupled, bool), jnp.asarray(shares.usage, jnp.float32), _ZERO)
     weights = jnp.asarray(shares.weights, jnp.float32)
-    playing = tuple(_begin(part, own, job, start, steps)
-                    for part, own, job, start in zip(parts, keys, jobs, starts, strict=True))
+    playing = tuple(_begin(part, own, job, start, count)
+                    for part, own, job, start, count in zip(parts, keys, jobs, starts, each, strict=True))
 
     def turn(carry: tuple[tuple[_Playing, ...], jax.Array]) -> tuple[tuple[_Playing, ...], jax.Array]:
       all_jobs, turns = carry
@@ -92,12 +93,12 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
       left = jnp.stack([p.left for p in all_jobs])
       wait = jnp.min(jnp.where(there, left / speed, np.float32(np.inf)))
       return tuple(
-          _advance(part, own, job, p, wait, speed[j], there[j], steps)
+          _advance(part, own, job, p, wait, speed[j], there[j], each[j])
           for j, (part, own, job, p) in enumerate(zip(parts, keys, jobs, all_jobs, strict=True))), turns + np.int32(1)
 
     def unfinished(carry: tuple[tuple[_Playing, ...], jax.Array]) -> jax.Array:
       all_jobs, turns = carry
-      going = [p.state.step < jnp.minimum(last[j], np.int32(steps)) for j, p in enumerate(all_jobs)]
+      going = [p.state.step < jnp.minimum(last[j], np.int32(each[j])) for j, p in enumerate(all_jobs)]
       return jnp.any(jnp.stack(going)) & (turns < most)
 
     done, _ = jax.lax.while_loop(unfinished, turn, (playing, jnp.int32(0)))
@@ -112,7 +113,7 @@ def _begin(part: Mechanics, key: jax.Array, job: Job, start: jax.Array, steps: i
   draft = draft._replace(ready=draft.ready + start)
   _, row = jax.eval_shape(part.finish, state, draft, draft.ready, draft.transfers)
   blank = jax.tree.map(lambda leaf: jnp.full((steps, *leaf.shape), np.float32(np.nan), leaf.dtype), row)
-  return _Playing(state, draft, jnp.bool_(False), jnp.int32(0), jnp.max(draft.ready[:, 0]), jnp.float32(0),
+  return _Playing(state, draft, jnp.bool_(False), jnp.int32(0), part.meet(draft.ready[:, 0]), jnp.float32(0),
                   jnp.zeros_like(draft.transfers), blank)
 
 
@@ -142,7 +143,7 @@ def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.A
 
   clock = jnp.where(over, _ZERO, clock)
   bucket = jnp.where(over, np.int32(0), p.bucket + sent.astype(jnp.int32))
-  ready = jnp.max(jax.lax.dynamic_index_in_dim(draft.ready, bucket, axis=1, keepdims=False))
+  ready = part.meet(jax.lax.dynamic_index_in_dim(draft.ready, bucket, axis=1, keepdims=False))
   waiting = jnp.maximum(ready - clock, _ZERO)
   work = jax.lax.dynamic_index_in_dim(draft.transfers, bucket, keepdims=False)
   left = jnp.where(sent, waiting, jnp.where(ended, work, left))

@@ -204,10 +204,12 @@ IN_GAP = (Pauses, Schedule, Bursts)
 """Components that strike the gap before a step, in seconds."""
 
 
-def init(noise: tuple[Any, ...], key: Key, ranks: int) -> tuple[Any, ...]:
-  """Every component's state at the start of a run."""
+def init(noise: tuple[Any, ...], key: Key, ranks: int, causes: tuple[str, ...] = (), together: int = 1
+         ) -> tuple[Any, ...]:
+  """Every component's state at the start of a run; `causes` and `together` as for `sample_causes`."""
   keys = jax.random.split(key, max(len(noise), 1))
-  return tuple(part.init(k, ranks) for part, k in zip(noise, keys, strict=False))
+  return tuple(part.init(k, ranks // together if causes and causes[i] else ranks)
+               for i, (part, k) in enumerate(zip(noise, keys, strict=False)))
 
 
 def sample(noise: tuple[Any, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int
@@ -224,16 +226,38 @@ def sample(noise: tuple[Any, ...], key: Key, step: jax.Array, states: tuple[Any,
   Returns:
     [R] float32 share of the compute to add, [R] float32 s of gap to add, and the states after the step.
   """
+  share, gap, _, after = sample_causes(noise, key, step, states, ranks)
+  return share, gap, after
+
+
+def sample_causes(noise: tuple[Any, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int,
+                  causes: tuple[str, ...] = (), together: int = 1
+                  ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array], tuple[Any, ...]]:
+  """The same, and apart the seconds of gap that have a cause.
+
+  Args:
+    noise, key, step, states, ranks: as for `sample`.
+    causes: of each component, or empty; static. "" has none.
+    together: neighbouring ranks that pauses with a cause strike together, those of a process; static, divides R.
+
+  Returns:
+    As `sample`, with [R] float32 s by cause before the states.
+  """
   share, gap = jnp.zeros((ranks,), jnp.float32), jnp.zeros((ranks,), jnp.float32)
+  by_cause: dict[str, jax.Array] = {}
   if not noise:
-    return share, gap, states
+    return share, gap, by_cause, states
   keys = jax.random.split(jax.random.fold_in(key, step), len(noise))
   after = []
-  for part, own, state in zip(noise, keys, states, strict=True):
-    extra, state = part.sample(own, step, state, ranks)
+  for place, (part, own, state) in enumerate(zip(noise, keys, states, strict=True)):
+    cause = causes[place] if causes else ""
+    extra, state = part.sample(own, step, state, ranks // together if cause else ranks)
+    if cause:
+      extra = jnp.repeat(extra, together)
+      by_cause[cause] = by_cause.get(cause, _ZERO) + extra
     share, gap = (share, gap + extra) if isinstance(part, IN_GAP) else (share + extra, gap)
     after.append(state)
-  return share, gap, tuple(after)
+  return share, gap, by_cause, tuple(after)
 
 
 def _f32(value: Any) -> jax.Array:

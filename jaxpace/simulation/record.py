@@ -5,16 +5,22 @@ from __future__ import annotations
 import pathlib
 import uuid
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
+from jaxpace.locality.job import FOLDER
 from jaxpace.simulation.job import Steps
+from jaxpace.simulation.strategies.own import OwnSteps
 from jaxpace.trace import rundir, schema
 from jaxpace.trace.parts import PartStore
 
+FLOOR_FILE = "fabric.json"
+"""What collectives take on a quiet fabric, beside the run: for `--floor` and `--fabric`."""
 _NS = 1e9
+_SAMPLE = 0.25
+"""s of the run from one sample of the hosts to the next, about."""
 
 
 class Recording(NamedTuple):
@@ -30,6 +36,11 @@ class Recording(NamedTuple):
   max_delay: float
   pacer: str
   config: dict[str, Any]
+  notices: list[str] = []  # noqa: RUF012  # what a reader of the run must know
+  places: list[dict[str, Any]] = []  # noqa: RUF012  # of each process, as `jaxpace.locality` writes them
+  floor: dict[str, Any] | None = None  # what collectives take on a quiet fabric, as `jaxpace bench` writes it
+  met: bool = True  # whether ranks meet in collectives
+  busy: list[float] = []  # noqa: RUF012  # of each process: s its connections are busy in a s of transfer; empty: unknown
 
 
 class RunWriter:
@@ -53,32 +64,43 @@ class RunWriter:
       for path in sorted((self._path / table).glob(f"{run}-*.parquet")):
         path.unlink()
     self._processes = np.array_split(np.arange(recording.ranks), len(recording.hosts))
-    self._stores = [{table: PartStore(self._path, table, run, p) for table in ("steps", "collectives")}
+    self._stores = [{table: PartStore(self._path, table, run, p) for table in schema.TABLES}
                     for p in range(len(recording.hosts))]
     self._exit = np.int64(0)  # last exit so far, on the job's own clock
     self._end = np.int64(-1)  # end of the last step; negative before the first
     self._step = 0
+    self._sent = 0.0  # s of transfers so far
+    self._sampled = 0  # steps from one sample of the hosts to the next; 0 before it is known
     rundir.write_json(self._path / rundir.RUN_FILE, self._info(run, seed))
     for process, ranks in enumerate(self._processes):
       rundir.write_json(self._path / "process" / f"{process}.json", {
           "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "process": process,
           "hostname": recording.hosts[process], "pid": 0, "ranks": ranks.tolist(), "closed_cleanly": True})
+    for process, place in enumerate(recording.places):
+      rundir.write_json(self._path / FOLDER / f"{process}.json", {"run": run, **place})
+    if recording.floor is not None:
+      rundir.write_json(self._path / FLOOR_FILE, recording.floor)
 
-  def write(self, steps: Steps, progress: Callable[[int, int], None] | None = None) -> None:
+  def write(self, steps: Steps | OwnSteps, progress: Callable[[int, int], None] | None = None) -> None:
     """Appends steps, kept by rank; those a job never got to (NaN) are left out.
 
     Args:
-      steps: as a simulation with `by_rank` returns them.
+      steps: as a simulation with `by_rank` returns them; of ranks that go their own ways, all of them.
       progress: called with the processes written and their number.
     """
-    steps = jax.tree.map(np.asarray, steps)
+    if isinstance(steps, OwnSteps):
+      self._write_own(steps, progress)
+      return
+    steps = cast(Steps, jax.tree.map(np.asarray, steps))
     count = int(np.isfinite(steps.step_time).sum())
     if not count:
       return
-    steps = jax.tree.map(lambda values: values[:count], steps)
+    steps = cast(Steps, jax.tree.map(lambda values: values[:count], steps))
     step_time = _ns(steps.step_time)
     base = self._exit + np.concatenate([[0], np.cumsum(step_time)[:-1]])  # last exit of the step before
-    enter, leave = base[:, None, None] + _ns(steps.enter), base[:, None] + _ns(steps.exit)
+    came = np.isfinite(steps.enter)  # all, unless the job waits for some
+    enter = np.ma.masked_array(base[:, None, None] + _ns(np.where(came, steps.enter, 0)), ~came)
+    leave = base[:, None] + _ns(steps.exit)
     update = np.int64(round(self._made.update * _NS))
     gap = _ns(steps.gap)
     start = base[:, None] + update + gap
@@ -91,8 +113,9 @@ class RunWriter:
     number = np.arange(self._step, self._step + count, dtype=np.int64)
     rows = {
         "start_ns": start, "end_ns": end, "forward_ns": forward, "backward_ns": compute - forward,
-        "sync_ns": (leave[:, None] - enter).sum(axis=2), "update_ns": np.full_like(gap, update),
+        "sync_ns": _sum(leave[:, None] - enter), "update_ns": np.full_like(gap, update),
         "gap_ns": np.ma.masked_array(gap, first), "delay_ns": _ns(steps.asked), "delay_applied_ns": _ns(steps.delay),
+        **{f"{cause}_ns": _ns(values) for cause, values in sorted(steps.caused.items())},
         **{f"decision_{name}": values.astype(np.float32) for name, values in sorted(steps.info.items())}}
     for process, ranks in enumerate(self._processes):
       keys: dict[str, np.ndarray] = {
@@ -103,7 +126,48 @@ class RunWriter:
       store["collectives"].append(self._collectives(keys, enter[:, ranks], leave))
       if progress:
         progress(process + 1, len(self._processes))
+    if self._made.busy:
+      self._sample(steps, base + step_time)
     self._exit, self._step = np.int64(leave[-1, -1]), self._step + count
+
+  def _sample(self, steps: Steps, exits: np.ndarray) -> None:
+    """Samples of the hosts: how long each process's connections have been busy, as the kernel counts it."""
+    if not self._sampled:
+      self._sampled = max(1, round(_SAMPLE / float(steps.step_time.mean())))
+    sent = self._sent + np.cumsum(steps.transfers.sum(axis=1, dtype=np.float64))
+    numbers = np.arange(self._step, self._step + len(exits))
+    kept = (numbers + 1) % self._sampled == 0
+    for process, store in enumerate(self._stores):
+      first = [0] if self._step == 0 else []
+      times = np.concatenate([np.asarray(first, np.int64), exits[kept]])
+      busy = np.concatenate([np.asarray(first, np.float64), sent[kept]]) * self._made.busy[process]
+      if len(times):
+        store["hosts"].append({"time_ns": times, "process": np.full(len(times), process, np.int32),
+                               "attempt": np.zeros(len(times), np.int32), "tcp_busy_ns": _ns(busy)})
+    self._sent = float(sent[-1])
+
+  def _write_own(self, own: OwnSteps, progress: Callable[[int, int], None] | None) -> None:
+    """Steps of ranks that don't meet: no collectives, each rank's times on its own."""
+    update = np.int64(round(self._made.update * _NS))
+    begin, end, gap, compute = (_ns(values) for values in (own.begin, own.end, own.gap, own.compute))
+    both = self._made.forward + self._made.backward
+    forward = np.rint(compute * (self._made.forward / both if both else 0.0)).astype(np.int64)
+    first = np.zeros(gap.shape, bool)
+    first[0] = True
+    rows = {
+        "start_ns": begin + update + gap, "end_ns": end + update, "forward_ns": forward,
+        "backward_ns": compute - forward, "sync_ns": np.maximum(end - begin - update - gap - compute, 0),
+        "update_ns": np.full_like(gap, update), "gap_ns": np.ma.masked_array(gap, first),
+        **{f"{cause}_ns": _ns(values) for cause, values in sorted(own.caused.items())}}
+    known = own.known()
+    for process, ranks in enumerate(self._processes):
+      here = known[:, ranks].T
+      number = np.broadcast_to(np.arange(len(known), dtype=np.int64), here.shape)[here]
+      keys = {"step": number, "rank": np.repeat(ranks.astype(np.int32), own.taken[ranks]),
+              "process": np.full(len(number), process, np.int32), "attempt": np.zeros(len(number), np.int32)}
+      self._stores[process]["steps"].append({**keys, **{name: v[:, ranks].T[here] for name, v in rows.items()}})
+      if progress:
+        progress(process + 1, len(self._processes))
 
   def close(self) -> None:
     """Merges small parts."""
@@ -119,7 +183,7 @@ class RunWriter:
     columns["name"] = np.repeat(np.array(self._names()), length)
     columns["axis"] = np.full(slots * length, "data")
     columns["bytes"] = np.repeat(np.asarray(self._made.bytes, np.int64), length)
-    columns["enter_ns"] = enter.transpose(2, 1, 0).reshape(-1)
+    columns["enter_ns"] = enter.transpose(2, 1, 0).reshape(-1)  # null where a rank was not waited for
     columns["exit_ns"] = np.repeat(leave.T[:, None], ranks, axis=1).reshape(-1)
     return columns
 
@@ -130,7 +194,8 @@ class RunWriter:
   def _info(self, run: str, seed: int) -> dict[str, Any]:
     made = self._made
     collectives = [{"slot": c, "name": name, "primitives": ["psum"], "axis": "data", "bytes": made.bytes[c],
-                    "operands": 1, "dtypes": ["float32"], "phase": "backward"} for c, name in enumerate(self._names())]
+                    "operands": 1, "dtypes": ["float32"], "phase": "backward"}
+                   for c, name in enumerate(self._names()) if made.met]
     return {
         "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": made.ranks,
         "processes": len(made.hosts), "axis": "data", "clock": "simulated", "simulated": True, "job": made.name,
@@ -139,8 +204,15 @@ class RunWriter:
         "settings": {"max_delay": made.max_delay, "slots": len(made.bytes), "share": True, "axis": ["data"],
                      "mesh": {"data": made.ranks}},
         "plan": {"axis": "data", "ranks": made.ranks, "clock": "simulated", "share": True, "marks": [],
-                 "collectives": collectives},
+                 "carrier": len(made.bytes) - 1,
+                 "collectives": collectives, "notices": made.notices},
         "config": made.config}
+
+
+def _sum(values: Any) -> Any:
+  """[K, R, S] -> [K, R], null where anything is."""
+  missing = np.ma.getmaskarray(values).any(axis=2)
+  return np.ma.masked_array(np.ma.getdata(values).sum(axis=2), missing)
 
 
 def _ns(seconds: np.ndarray) -> np.ndarray:

@@ -32,6 +32,7 @@ class Load(NamedTuple):
   seconds: float  # it takes on a quiet fabric
   usage: np.ndarray  # [L] share of what each link has for it that it takes meanwhile, on average
   flows: np.ndarray  # [L] most of its messages that are on each link at once
+  busy: np.ndarray  # [R] s for which each rank of the fabric has messages on the way between nodes, both ways added up
 
 
 def ring(ranks: Sequence[int], size: float) -> list[Round]:
@@ -129,6 +130,7 @@ def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | Non
   if background is not None:
     capacities = capacities * (1 - np.asarray(background))
   carried, most = np.zeros(len(capacities)), np.zeros(len(capacities), np.int64)
+  busy = np.zeros(fabric.ranks)
   seconds = 0.0
   for part in schedule:
     paths = fabric.paths(part.sources, part.targets)
@@ -136,12 +138,15 @@ def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | Non
     transfer = np.where(np.isfinite(rates), part.bytes / rates, 0.0)
     latency = part.hops * fabric.latencies(part.sources, part.targets)
     seconds += part.times * float((latency + transfer).max())
+    away = np.where(part.sources // fabric.per_node != part.targets // fabric.per_node, part.times * transfer, 0.0)
+    for ends in (part.sources, part.targets):
+      busy += np.bincount(ends, away, minlength=fabric.ranks)
     crossing = np.bincount(paths[paths >= 0].ravel(), minlength=len(capacities))
     carried += crossing * part.bytes * part.times
     most = np.maximum(most, crossing)
   room = np.where(np.isfinite(capacities), capacities, 0) * seconds
   usage = np.divide(carried, room, out=np.zeros_like(carried), where=room > 0)
-  return Load(seconds, usage, most)
+  return Load(seconds, usage, most, busy)
 
 
 def _fold(ranks: Sequence[int], size: float) -> tuple[np.ndarray, list[Round], list[Round]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from jaxpace.core.types import Pacer
 from jaxpace.simulation import noise as noises
-from jaxpace.simulation import schedules
+from jaxpace.simulation import noise_settings, schedules, synchronising
 from jaxpace.simulation.fabric import Fabric, FabricError
 from jaxpace.simulation.failures import Failures
+from jaxpace.simulation.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.simulation.job import Job, Shape
+from jaxpace.simulation.strategies.cluster import Cluster
+from jaxpace.simulation.strategies.settings import Strategy
 
-MAX_BUCKETS, MAX_STEPS, MAX_CELLS = 64, 10_000_000, 2**31
-
-
-class SettingsError(ValueError):
-  """A field is wrong: a sentence that names it and the allowed range."""
+MAX_BUCKETS, MAX_STEPS, MAX_CELLS, MAX_OWN_CELLS = 64, 10_000_000, 2**31, 2**24
+PROCESSES = ("node", "rank")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +37,18 @@ class JobSettings:
   load: schedules.Load  # of all its gradients at once
   pacer: Pacer | None
   pacer_text: str
+  strategy: Strategy
+  alone: Cluster | None
+  """What ranks run on that go their own ways; None where they meet."""
   start: float  # s
   leaves: int  # after so many steps; 0: never
   failures: Failures | None
+
+  @property
+  def processes(self) -> list[str]:
+    """Host of each process."""
+    each = len(self.nodes) and self.shape.ranks // len(self.nodes) // self.shape.per_process
+    return [f"node{node}" for node in self.nodes for _ in range(each)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Scenario:
 _TOP = {"steps", "seed", "fabric", "jobs", "shared_fabric", "max_delay", "name"}
 _TIMES = {"forward": 10e-3, "backward": 20e-3, "update": 1e-3, "gap": 0.5e-3}
 _JOB = {*_TIMES, "nodes", "gradient_bytes", "buckets", "algorithm", "overlap", "polling", "noise", "traffic", "pacer",
-        "start", "leaves", "failures"}
+        "start", "leaves", "failures", "strategy", "codec_rate", "processes", "far"}
 
 
 def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scenario:
@@ -71,13 +80,13 @@ def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scena
   Raises:
     SettingsError: a field is unknown, missing or out of range.
   """
-  _known("", config, _TOP)
-  steps = _whole("steps", config.get("steps", 1000), 2, MAX_STEPS)
-  fabric = _fabric(_section("fabric", config.get("fabric", {})))
-  declared = _section("jobs", config.get("jobs", {}))
+  known("", config, _TOP)
+  steps = whole("steps", config.get("steps", 1000), 2, MAX_STEPS)
+  fabric = _fabric(section("fabric", config.get("fabric", {})))
+  declared = section("jobs", config.get("jobs", {}))
   if not declared:
     raise SettingsError("jobs is empty: name one job at least, as in jobs={'a': {'forward': 0.01, 'backward': 0.02}}.")
-  jobs = tuple(_job(name, _section(f"jobs.{name}", given), fabric, make_pacer) for name, given in declared.items())
+  jobs = tuple(_job(name, section(f"jobs.{name}", given), fabric, make_pacer) for name, given in declared.items())
   taken: dict[int, str] = {}
   for job in jobs:
     for node in job.nodes:
@@ -85,19 +94,31 @@ def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scena
         raise SettingsError(f"jobs.{job.name}.nodes names node {node}, which job {taken[node]} has: a node belongs to "
                             "one job.")
       taken[node] = job.name
+    if job.alone and steps * job.shape.ranks > MAX_OWN_CELLS:
+      raise SettingsError(f"steps={steps:,} of {job.shape.ranks:,} ranks that go their own ways (job {job.name}) are "
+                          f"more than the {MAX_OWN_CELLS:,} that are held at once. Simulate fewer steps or ranks.")
+    if steps < 2 * job.shape.local:
+      raise SettingsError(f"steps={steps:,} must be two rounds at least of jobs.{job.name}.strategy.every="
+                          f"{job.shape.local:,}.")
     cells = steps * job.shape.ranks * job.buckets
     if cells > MAX_CELLS:
       raise SettingsError(f"steps={steps:,} of {job.shape.ranks:,} ranks with {job.buckets} buckets are {cells:,} rows "
                           f"of job {job.name}; at most {MAX_CELLS:,} can be recorded. Simulate fewer steps, ranks or "
                           "buckets.")
-  return Scenario(steps, _whole("seed", config.get("seed", 0), 0, 2**31 - 1), fabric,
-                  _truth("shared_fabric", config.get("shared_fabric", True)),
-                  _number("max_delay", config.get("max_delay", 0.25), 0, 10, "seconds"), jobs)
+  shared = truth("shared_fabric", config.get("shared_fabric", True))
+  for one, other in itertools.combinations(jobs, 2) if shared else ():
+    if (one.alone or other.alone) and ((one.load.usage > 0) & (other.load.usage > 0)).any():
+      free, by = (one, other) if one.alone else (other, one)
+      raise SettingsError(f"jobs.{free.name}.strategy: ranks that go their own ways send at any time, and what that "
+                          f"does to the links shared with job {by.name} is not simulated. Give the jobs racks of their "
+                          "own, or set shared_fabric to False.")
+  return Scenario(steps, whole("seed", config.get("seed", 0), 0, 2**31 - 1), fabric,
+                  shared, number("max_delay", config.get("max_delay", 0.25), 0, 10, "seconds"), jobs)
 
 
 def _fabric(given: Mapping[str, Any]) -> Fabric:
   fields = {field.name for field in dataclasses.fields(Fabric)}
-  _known("fabric", given, fields)
+  known("fabric", given, fields)
   if "nodes" not in given:
     raise SettingsError("fabric.nodes is missing: how many machines there are.")
   values = dict(given)
@@ -105,7 +126,7 @@ def _fabric(given: Mapping[str, Any]) -> Fabric:
     if isinstance(value, int) and name.endswith(("rate", "latency")):
       values[name] = float(value)
   if "slow_paths" in values:
-    slow = _section("fabric.slow_paths", values["slow_paths"])
+    slow = section("fabric.slow_paths", values["slow_paths"])
     try:
       values["slow_paths"] = {int(rank): factor for rank, factor in slow.items()}
     except (TypeError, ValueError) as error:
@@ -120,40 +141,62 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric, make_pacer: Callab
   at = f"jobs.{name}"
   if not isinstance(name, str) or not name.isidentifier():
     raise SettingsError(f"jobs has a job called {name!r}: use letters, digits and underscores, a letter first.")
-  _known(at, given, _JOB)
+  known(at, given, _JOB)
   nodes = _nodes(f"{at}.nodes", given.get("nodes"), fabric)
   ranks = len(nodes) * fabric.per_node
-  buckets = _whole(f"{at}.buckets", given.get("buckets", 1), 1, MAX_BUCKETS)
-  size = _number(f"{at}.gradient_bytes", given.get("gradient_bytes", 100e6), 0, 1e15, "bytes")
+  buckets = whole(f"{at}.buckets", given.get("buckets", 1), 1, MAX_BUCKETS)
+  size = number(f"{at}.gradient_bytes", given.get("gradient_bytes", 100e6), 0, 1e15, "bytes")
   algorithm = given.get("algorithm", "ring")
   if algorithm not in schedules.NAMES:
     raise SettingsError(f"{at}.algorithm={algorithm!r} must be one of {', '.join(schedules.NAMES)}.")
   members = [node * fabric.per_node + g for node in nodes for g in range(fabric.per_node)]
-  whole = schedules.load(schedules.rounds(algorithm, members, size, fabric.per_node), fabric)
-  bucket = schedules.load(schedules.rounds(algorithm, members, size / buckets, fabric.per_node), fabric)
-  times = {field: _number(f"{at}.{field}", given.get(field, usual), 0, 3600, "seconds")
+  strategy = synchronising.read_strategy(f"{at}.strategy", given.get("strategy"), ranks)
+  sent = synchronising.sent(
+      strategy, algorithm, members, fabric, size, buckets,
+      number(f"{at}.codec_rate", given.get("codec_rate", 1e12), 1e6, 1e15, "bytes a second"))
+  times = {field: number(f"{at}.{field}", given.get(field, usual), 0, 3600, "seconds")
            for field, usual in _TIMES.items()}
-  parts = tuple(_component(f"{at}.noise.{key}", key, _section(f"{at}.noise.{key}", value), ranks)
-                for key, value in _section(f"{at}.noise", given.get("noise", {})).items())
-  traffic = given.get("traffic")
-  failures = given.get("failures")
-  text = given.get("pacer") or ""
+  parts, causes = noise_settings.components(f"{at}.noise", section(f"{at}.noise", given.get("noise", {})), ranks)
+  far = number(f"{at}.far", given.get("far", 0.0), 0, 100, "a share of the compute")
+  if far:
+    slow = np.asarray([far if rank in fabric.slow_paths else 0.0 for rank in members], np.float32)
+    parts, causes = (*parts, noises.Slow(slow)), (*causes, "")
+  local, wait_for = synchronising.local(strategy), synchronising.wait_for(strategy)
+  overlap = truth(f"{at}.overlap", given.get("overlap", True)) and local == 1 and wait_for in (0, ranks)
+  by_node = choice(f"{at}.processes", given.get("processes", "node"), PROCESSES) == "node"
+  shape = Shape(ranks, fabric.per_node, overlap, causes if any(causes) else (), fabric.per_node if by_node else 1,
+                local, wait_for)
+  text, pacer = _pacer(at, given.get("pacer") or "", make_pacer)
+  traffic, failures = given.get("traffic"), given.get("failures")
+  if pacer and (wait_for not in (0, ranks) or synchronising.own_steps(strategy)):
+    raise SettingsError(f"{at}.pacer={text!r} must be '' with this strategy: a pacer needs steps in which all ranks "
+                        "meet.")
+  alone = None
+  if synchronising.own_steps(strategy):
+    for name_of, value in (("traffic", traffic), ("failures", failures), ("polling", given.get("polling"))):
+      if value:
+        raise SettingsError(f"{at}.{name_of} must be left out with this strategy: it is about steps of the whole job.")
+    alone = synchronising.cluster(fabric, members, times["forward"] + times["backward"], times["update"], parts, size)
+  job = Job(forward=np.float32(times["forward"]), backward=np.float32(times["backward"]),
+            update=np.float32(times["update"] * local + sent.coding), gap=np.float32(times["gap"] * local),
+            transfers=np.full(buckets, sent.bucket.seconds, np.float32), noise=parts,
+            traffic=noise_settings.traffic(f"{at}.traffic", section(f"{at}.traffic", traffic)) if traffic else None,
+            polling=np.float32(number(f"{at}.polling", given.get("polling", 0.0), 0, 10, "seconds lost a second")))
+  return JobSettings(
+      name=name, nodes=nodes, shape=shape, job=job, buckets=buckets, gradient_bytes=size, algorithm=algorithm,
+      load=sent.whole, pacer=pacer, pacer_text=text, strategy=strategy, alone=alone,
+      start=number(f"{at}.start", given.get("start", 0.0), 0, 1e6, "seconds"),
+      leaves=whole(f"{at}.leaves", given.get("leaves", 0), 0, MAX_STEPS),
+      failures=_failures(f"{at}.failures", section(f"{at}.failures", failures), len(nodes)) if failures else None)
+
+
+def _pacer(at: str, text: Any, make_pacer: Callable[[str], Pacer]) -> tuple[str, Pacer | None]:
   if not isinstance(text, str):
     raise SettingsError(f"{at}.pacer={text!r} must be an expression in quotes, such as 'pace_early_ranks()', or ''.")
   try:
-    pacer = make_pacer(text) if text else None
+    return text, make_pacer(text) if text else None
   except ValueError as error:
     raise SettingsError(f"{at}.pacer: {error}") from error
-  job = Job(**{field: np.float32(value) for field, value in times.items()},
-            transfers=np.full(buckets, bucket.seconds, np.float32), noise=parts,
-            traffic=_traffic(f"{at}.traffic", _section(f"{at}.traffic", traffic)) if traffic else None,
-            polling=np.float32(_number(f"{at}.polling", given.get("polling", 0.0), 0, 10, "seconds lost a second")))
-  return JobSettings(
-      name=name, nodes=nodes, shape=Shape(ranks, fabric.per_node, _truth(f"{at}.overlap", given.get("overlap", True))),
-      job=job, buckets=buckets, gradient_bytes=size, algorithm=algorithm, load=whole, pacer=pacer, pacer_text=text,
-      start=_number(f"{at}.start", given.get("start", 0.0), 0, 1e6, "seconds"),
-      leaves=_whole(f"{at}.leaves", given.get("leaves", 0), 0, MAX_STEPS),
-      failures=_failures(f"{at}.failures", _section(f"{at}.failures", failures), len(nodes)) if failures else None)
 
 
 def _nodes(at: str, given: Any, fabric: Fabric) -> tuple[int, ...]:
@@ -163,105 +206,18 @@ def _nodes(at: str, given: Any, fabric: Fabric) -> tuple[int, ...]:
     raise SettingsError(f"{at}={given!r} must be a list of nodes, 0 to {fabric.nodes - 1}; left out, it means all.")
   nodes = tuple(given)
   for node in nodes:
-    _whole(at, node, 0, fabric.nodes - 1)
+    whole(at, node, 0, fabric.nodes - 1)
   if not nodes or len(set(nodes)) < len(nodes):
     raise SettingsError(f"{at}={list(nodes)!r} must name one node at least, and none twice.")
   return nodes
 
 
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "deviation": (0, 10, "a share of the compute"), "mean": (0, 100, "a share of the compute"),
-    "scale": (0, 100, "a share of the compute"), "tail": (1.01, 100, "above 1, or there is no mean"),
-    "extra": (-0.9, 100, "a share of the compute"), "spread": (0, 10, "a share of extra"),
-    "probability": (0, 1, "of a pause in a step"), "seconds": (0, 3600, "seconds"), "begins": (0, 1, "in a step"),
-    "length": (1, 1e7, "steps"), "load": (0, 0.99, "a share of the link"), "steps": (0, 1e7, "steps"),
-    "every": (1, 1e7, "steps")}
-
-
-def _component(at: str, key: str, given: Mapping[str, Any], ranks: int) -> Any:
-  values = dict(given)
-  kind = values.pop("kind", key)
-  if kind not in noises.COMPONENTS:
-    raise SettingsError(f"{at}.kind={kind!r} must be one of {', '.join(noises.COMPONENTS)}.")
-  if kind == "slow":
-    return _slow(at, values, ranks)
-  return _numbers(at, noises.COMPONENTS[kind], values)
-
-
-def _slow(at: str, values: Mapping[str, Any], ranks: int) -> noises.Slow:
-  _known(at, values, {"ranks", "extra"})
-  extra = _number(f"{at}.extra", values.get("extra", 0.0), *_RANGES["extra"])
-  slower = values.get("ranks", ())
-  if isinstance(slower, (str, bytes)) or not isinstance(slower, Iterable):
-    raise SettingsError(f"{at}.ranks={slower!r} must be a list of the job's ranks, 0 to {ranks - 1}.")
-  share = np.zeros(ranks, np.float32)
-  for rank in slower:
-    share[_whole(f"{at}.ranks", rank, 0, ranks - 1)] = extra
-  return noises.Slow(share)
-
-
-def _traffic(at: str, values: Mapping[str, Any]) -> Any:
-  return _numbers(at, noises.Traffic, values)
-
-
-def _numbers(at: str, kind: Any, values: Mapping[str, Any]) -> Any:
-  """Makes a component whose fields are numbers."""
-  _known(at, values, set(kind._fields))
-  missing = [field for field in kind._fields if field not in values and field not in kind._field_defaults]
-  if missing:
-    raise SettingsError(f"{at}.{missing[0]} is missing: {kind.__name__.lower()} needs {', '.join(kind._fields)}.")
-  read_fields: dict[str, Any] = {}
-  for field, value in values.items():
-    if field == "aligned":
-      read_fields[field] = np.bool_(_truth(f"{at}.{field}", value))
-    elif field == "every":
-      read_fields[field] = np.int32(_whole(f"{at}.{field}", value, 1, 10_000_000))
-    else:
-      least, most, hint = _RANGES[field]
-      if field == "steps" and kind is not noises.Common:
-        least = 1e-3
-      read_fields[field] = np.float32(_number(f"{at}.{field}", value, least, most, hint))
-  return kind(**read_fields)
-
-
 def _failures(at: str, given: Mapping[str, Any], nodes: int) -> Failures:
-  _known(at, given, {"mtbf", "every", "checkpoint", "restart"})
+  known(at, given, {"mtbf", "every", "checkpoint", "restart"})
   for field in ("mtbf", "every"):
     if field not in given:
       raise SettingsError(f"{at}.{field} is missing: failures need mtbf (s, of one node) and every (steps).")
-  mtbf = _number(f"{at}.mtbf", given["mtbf"], 1e-3, 1e12, "seconds between failures of one node")
-  return Failures(rate=nodes / mtbf, every=_whole(f"{at}.every", given["every"], 1, MAX_STEPS),
-                  checkpoint=_number(f"{at}.checkpoint", given.get("checkpoint", 0.0), 0, 1e6, "seconds"),
-                  restart=_number(f"{at}.restart", given.get("restart", 0.0), 0, 1e7, "seconds"))
-
-
-def _section(at: str, value: Any) -> Mapping[str, Any]:
-  if not isinstance(value, Mapping):
-    raise SettingsError(f"{at}={value!r} must be a dict of fields.")
-  return value
-
-
-def _known(at: str, given: Mapping[str, Any], names: set[str]) -> None:
-  for name in given:
-    if name not in names:
-      where = f"{at}.{name}" if at else str(name)
-      raise SettingsError(f"{where} is no field; there are {', '.join(sorted(names))}.")
-
-
-def _whole(at: str, value: Any, least: int, most: int) -> int:
-  if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
-    raise SettingsError(f"{at}={value!r} must be a whole number from {least:,} to {most:,}.")
-  return int(value)
-
-
-def _number(at: str, value: Any, least: float, most: float, hint: str) -> float:
-  numeric = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-  if not numeric or not math.isfinite(value) or not least <= value <= most:
-    raise SettingsError(f"{at}={value!r} must be a number from {least:g} to {most:g}: {hint}.")
-  return float(value)
-
-
-def _truth(at: str, value: Any) -> bool:
-  if not isinstance(value, (bool, np.bool_)):
-    raise SettingsError(f"{at}={value!r} must be True or False.")
-  return bool(value)
+  mtbf = number(f"{at}.mtbf", given["mtbf"], 1e-3, 1e12, "seconds between failures of one node")
+  return Failures(rate=nodes / mtbf, every=whole(f"{at}.every", given["every"], 1, MAX_STEPS),
+                  checkpoint=number(f"{at}.checkpoint", given.get("checkpoint", 0.0), 0, 1e6, "seconds"),
+                  restart=number(f"{at}.restart", given.get("restart", 0.0), 0, 1e7, "seconds"))

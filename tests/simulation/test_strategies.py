@@ -32,7 +32,7 @@ NORMAL = Cluster(compute=0.1, noise=(noise.Normal(np.float32(0.05)),))
 NOISY = Cluster(compute=0.1, update=1e-3, noise=(noise.Exponential(np.float32(0.2)),), gradient_bytes=1e8, latency=1e-5,
                 rate=1e10)
 _play = jax.jit(play, static_argnums=(0, 3, 4))
-_draw = jax.jit(draw, static_argnums=(2, 3))
+_draw = jax.jit(lambda cluster, *more: draw(cluster, *more).work(cluster.update), static_argnums=(2, 3))
 _decoded = jax.jit(compression.decoded, static_argnums=0)
 _averaged = jax.jit(compression.averaged, static_argnums=0)
 

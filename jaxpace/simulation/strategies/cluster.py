@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.simulation import allreduce
 from jaxpace.simulation import noise as noises
-from jaxpace.simulation.settings import SettingsError
+from jaxpace.simulation.fields import SettingsError
 from jaxpace.simulation.strategies.settings import Compressed, LocalSteps, ParameterServer, Strategy
 
 _ONE = np.float32(1)
@@ -52,18 +52,38 @@ def check(cluster: Cluster) -> Cluster:
   return cluster
 
 
-def draw(cluster: Cluster, key: jax.Array, ranks: int, steps: int) -> jax.Array:
-  """How long each rank is busy with each of its steps, pauses and update included: [K, R] float32 s.
+class Drawn(NamedTuple):
+  """What ranks do by themselves, step by step: float32 s. K steps, R ranks."""
+
+  compute: jax.Array  # [K, R]
+  pauses: jax.Array  # [K, R] between steps
+  caused: dict[str, jax.Array]  # [K, R] of the pauses, those with a cause
+
+  def work(self, update: Any) -> jax.Array:
+    """[K, R] s, all of it, the update included."""
+    return self.compute + self.pauses + jnp.asarray(update, jnp.float32)
+
+
+def draw(cluster: Cluster, key: jax.Array, ranks: int, steps: int, causes: tuple[str, ...] = (), together: int = 1
+         ) -> Drawn:
+  """How long each rank is busy with each of its steps.
 
   The same key gives the same numbers whatever the strategy, so that strategies can be compared step by step.
+
+  Args:
+    cluster: what draws them.
+    key: of the run.
+    ranks: R.
+    steps: K.
+    causes, together: as for `jaxpace.simulation.noise.sample_causes`.
   """
   first, own = jax.random.split(key)
-  states = noises.init(cluster.noise, first, ranks)
-  compute, update = (jnp.asarray(value, jnp.float32) for value in (cluster.compute, cluster.update))
+  states = noises.init(cluster.noise, first, ranks, causes, together)
+  compute = jnp.asarray(cluster.compute, jnp.float32)
 
-  def step(states: Any, number: jax.Array) -> tuple[Any, jax.Array]:
-    share, pauses, states = noises.sample(cluster.noise, own, number, states, ranks)
-    return states, compute * jnp.maximum(_ONE + share, _LEAST) + pauses + update
+  def step(states: Any, number: jax.Array) -> tuple[Any, Drawn]:
+    share, pauses, caused, states = noises.sample_causes(cluster.noise, own, number, states, ranks, causes, together)
+    return states, Drawn(compute * jnp.maximum(_ONE + share, _LEAST), pauses, caused)
 
   return jax.lax.scan(step, states, jnp.arange(steps, dtype=jnp.int32))[1]
 
@@ -91,16 +111,28 @@ def messages(strategy: Strategy, cluster: Cluster, ranks: int) -> Messages:
     return Messages(2 * cluster.latency + size * beta, 1.0 * size)
   if not isinstance(strategy, Compressed):
     return Messages(allreduce.ring(ranks, size, cluster.latency, beta), around * size)
-  passes = _PASSES[strategy.codec] if strategy.passes is None else strategy.passes
-  coding = passes * size / jnp.asarray(cluster.codec_rate, jnp.float32) if ranks > 1 else 0.0
+  coded, wire = coding(strategy, size, cluster.codec_rate, ranks), wire_bytes(strategy, size, ranks)
+  if strategy.codec == "top_k":
+    return Messages((ranks - 1) * (cluster.latency + wire * beta) + coded, (ranks - 1) * wire)
+  return Messages(allreduce.ring(ranks, wire, cluster.latency, beta) + coded, around * wire)
+
+
+def wire_bytes(strategy: Compressed, size: Any, ranks: int) -> Any:
+  """Bytes that stand for a float32 gradient of `size` bytes."""
   if strategy.codec == "top_k":
     # A dense element is as long as its position is: kept elements take twice their share.
-    wire = strategy.keep * size * (_FLOAT32 + _INDEX) / _FLOAT32
-    # Decoding adds up what P ranks have kept.
-    coding += (ranks - 1) * wire / jnp.asarray(cluster.codec_rate, jnp.float32)
-    return Messages((ranks - 1) * (cluster.latency + wire * beta) + coding, (ranks - 1) * wire)
-  wire = size / 2 if strategy.codec == "fp16" else size / 4 + ranks * _SCALE
-  return Messages(allreduce.ring(ranks, wire, cluster.latency, beta) + coding, around * wire)
+    return strategy.keep * size * (_FLOAT32 + _INDEX) / _FLOAT32
+  return size / 2 if strategy.codec == "fp16" else size / 4 + ranks * _SCALE
+
+
+def coding(strategy: Compressed, size: Any, rate: Any, ranks: int) -> Any:
+  """Seconds for which a rank encodes its gradient and decodes what it gets, passing over them at `rate` B/s."""
+  if ranks < 2:
+    return 0.0
+  passes = _PASSES[strategy.codec] if strategy.passes is None else strategy.passes
+  # Decoding of top_k adds up what P ranks have kept.
+  more = (ranks - 1) * wire_bytes(strategy, size, ranks) if strategy.codec == "top_k" else 0.0
+  return (passes * size + more) / jnp.asarray(rate, jnp.float32)
 
 
 def service(strategy: ParameterServer, cluster: Cluster) -> jax.Array:

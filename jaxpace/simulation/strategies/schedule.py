@@ -58,11 +58,14 @@ def play(strategy: Strategy, cluster: Cluster, key: jax.Array, ranks: int, steps
   """
   strategy.check(ranks)
   if isinstance(strategy, ParameterServer):
-    return _serve(strategy, cluster, key, ranks, steps)
-  work = draw(cluster, key, ranks, steps)
+    # What a rank does between one service and the next: fetch, compute, send. Fast ranks take more steps.
+    away = draw(cluster, key, ranks, 2 * steps).work(cluster.update)
+    return served(away + jnp.asarray(messages(strategy, cluster, ranks).seconds, jnp.float32),
+                  service(strategy, cluster), steps * ranks)
+  work = draw(cluster, key, ranks, steps).work(cluster.update)
   exchange = jnp.asarray(messages(strategy, cluster, ranks).seconds, jnp.float32)
   if isinstance(strategy, BoundedStaleness):
-    return _bounded(strategy.staleness, work, exchange)
+    return bounded(strategy.staleness, work, exchange)
   every = strategy.every if isinstance(strategy, LocalSteps) else 1
   wait_for = strategy.wait_for if isinstance(strategy, Backup) else ranks
   return _rounds(work, exchange, every, wait_for)
@@ -85,7 +88,8 @@ def _rounds(work: jax.Array, exchange: jax.Array, every: int, wait_for: int) -> 
   return jax.lax.scan(step, jnp.zeros((ranks,), jnp.float32), rows)[1]
 
 
-def _bounded(staleness: int | None, work: jax.Array, exchange: jax.Array) -> Steps:
+def bounded(staleness: int | None, work: jax.Array, exchange: jax.Array) -> Steps:
+  """Plays bounded staleness on work [K, R] s that was drawn, with exchanges of so many seconds."""
   ranks = work.shape[1]
   # When all had ended the last steps, the oldest first; nobody waits for what was before the run.
   past = jnp.full(((staleness or 0) + 1,), -np.float32(np.inf))
@@ -111,21 +115,25 @@ class _Queue(NamedTuple):
   valid: jax.Array  # [] bool
 
 
-def _serve(strategy: ParameterServer, cluster: Cluster, key: jax.Array, ranks: int, steps: int) -> Served:
-  rows = 2 * steps
-  # What a rank does between one service and the next: fetch, compute, send.
-  away = draw(cluster, key, ranks, rows) + jnp.asarray(messages(strategy, cluster, ranks).seconds, jnp.float32)
-  busy = service(strategy, cluster)
+def served(away: jax.Array, busy: jax.Array, updates: int) -> Served:
+  """Plays a parameter server.
+
+  Args:
+    away: [K, R] s from one service of a rank to its next arrival, in order.
+    busy: [] s that the servers take for one gradient.
+    updates: U; ranks that would need more than K steps stop at theirs, and what follows isn't valid.
+  """
+  rows, ranks = away.shape
 
   def update(queue: _Queue, version: jax.Array) -> tuple[_Queue, Served]:
     rank = jnp.argmin(queue.arrives)
     end = jnp.maximum(queue.arrives[rank], _ZERO) + busy
     done = queue.done.at[rank].add(np.int32(1))
-    served = Served(end, rank.astype(jnp.int32), version - queue.fetched[rank], queue.valid)
+    row = Served(end, rank.astype(jnp.int32), version - queue.fetched[rank], queue.valid)
     following = end + away[jnp.minimum(done[rank], np.int32(rows - 1)), rank]
     return _Queue(queue.arrives.at[rank].set(following) - end, done,
-                  queue.fetched.at[rank].set(version + np.int32(1)), queue.valid & (done[rank] < rows)), served
+                  queue.fetched.at[rank].set(version + np.int32(1)), queue.valid & (done[rank] < rows)), row
 
   nothing = jnp.zeros((ranks,), jnp.int32)
   return jax.lax.scan(update, _Queue(away[0], nothing, nothing, jnp.bool_(True)),
-                      jnp.arange(steps * ranks, dtype=jnp.int32))[1]
+                      jnp.arange(updates, dtype=jnp.int32))[1]

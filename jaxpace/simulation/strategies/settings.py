@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from jaxpace.simulation.settings import SettingsError
+from jaxpace.simulation.fields import SettingsError, number, truth, whole
 
 CODECS = ("fp16", "int8", "top_k")
 MAX_STALENESS, MAX_EVERY, MAX_RANKS = 10_000, 1_000_000, 65_536
@@ -39,7 +36,7 @@ class BoundedStaleness:
 
   def __post_init__(self) -> None:
     if self.staleness is not None:
-      _whole("staleness", self.staleness, 0, MAX_STALENESS, ", or None for no limit")
+      whole("staleness", self.staleness, 0, MAX_STALENESS, ", or None for no limit")
 
   def check(self, ranks: int) -> None:
     """Raises a SettingsError if the strategy is impossible with so many ranks."""
@@ -59,7 +56,7 @@ class ParameterServer:
   servers: int = 1
 
   def __post_init__(self) -> None:
-    _whole("servers", self.servers, 1, MAX_RANKS)
+    whole("servers", self.servers, 1, MAX_RANKS)
 
   def check(self, ranks: int) -> None:
     """Raises a SettingsError if the strategy is impossible with so many ranks."""
@@ -85,9 +82,9 @@ class LocalSteps:
   outer_momentum: float = 0.0
 
   def __post_init__(self) -> None:
-    _whole("every", self.every, 1, MAX_EVERY)
-    _number("outer_rate", self.outer_rate, 1e-6, 10)
-    _number("outer_momentum", self.outer_momentum, 0, 0.999)
+    whole("every", self.every, 1, MAX_EVERY)
+    number("outer_rate", self.outer_rate, 1e-6, 10)
+    number("outer_momentum", self.outer_momentum, 0, 0.999)
 
   def check(self, ranks: int) -> None:
     """Raises a SettingsError if the strategy is impossible with so many ranks."""
@@ -107,12 +104,12 @@ class Backup:
   wait_for: int
 
   def __post_init__(self) -> None:
-    _whole("wait_for", self.wait_for, 1, MAX_RANKS)
+    whole("wait_for", self.wait_for, 1, MAX_RANKS)
 
   def check(self, ranks: int) -> None:
     """Raises a SettingsError if the strategy is impossible with so many ranks."""
     _ranks(ranks)
-    _whole("wait_for", self.wait_for, 1, ranks, f" (there are {ranks} ranks)")
+    whole("wait_for", self.wait_for, 1, ranks, f" (there are {ranks} ranks)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +133,10 @@ class Compressed:
   def __post_init__(self) -> None:
     if self.codec not in CODECS:
       raise SettingsError(f"codec={self.codec!r} must be one of {', '.join(CODECS)}.")
-    _number("keep", self.keep, 1e-9, 1)
-    if not isinstance(self.error_feedback, (bool, np.bool_)):
-      raise SettingsError(f"error_feedback={self.error_feedback!r} must be True or False.")
+    number("keep", self.keep, 1e-9, 1)
+    truth("error_feedback", self.error_feedback)
     if self.passes is not None:
-      _number("passes", self.passes, 0, 1000)
+      number("passes", self.passes, 0, 1000)
 
   def check(self, ranks: int) -> None:
     """Raises a SettingsError if the strategy is impossible with so many ranks."""
@@ -179,15 +175,4 @@ def read(config: Mapping[str, Any]) -> Strategy:
 
 
 def _ranks(ranks: int) -> None:
-  _whole("ranks", ranks, 1, MAX_RANKS)
-
-
-def _whole(name: str, value: Any, least: int, most: int, more: str = "") -> None:
-  if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
-    raise SettingsError(f"{name}={value!r} must be a whole number from {least:,} to {most:,}{more}.")
-
-
-def _number(name: str, value: Any, least: float, most: float) -> None:
-  numeric = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, (bool, np.bool_))
-  if not numeric or not math.isfinite(value) or not least <= value <= most:
-    raise SettingsError(f"{name}={value!r} must be a number from {least:g} to {most:g}.")
+  whole("ranks", ranks, 1, MAX_RANKS)

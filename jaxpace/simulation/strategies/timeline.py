@@ -32,8 +32,14 @@ class Updates:
 
 def rounds(played: Steps) -> Rounds:
   """Times of a strategy in which every rank takes the same steps."""
-  finish = _origins(played)[:, None] + np.asarray(played.finish, np.float64)
+  finish = spans(played)[1]
   return Rounds(finish.max(axis=1), np.asarray(played.counted), finish[-1] / len(finish))
+
+
+def spans(played: Steps) -> tuple[np.ndarray, np.ndarray]:
+  """When each rank began each step, and when it was done with it and its exchange: [K, R] s since the start, each."""
+  origins = _origins(played)[:, None]
+  return origins + np.asarray(played.start, np.float64), origins + np.asarray(played.finish, np.float64)
 
 
 def updates(played: Steps | Served) -> Updates:
@@ -42,9 +48,7 @@ def updates(played: Steps | Served) -> Updates:
     valid = np.asarray(played.valid)
     elapsed = np.asarray(played.elapsed, np.float64)[valid]
     return Updates(elapsed.cumsum(), np.asarray(played.rank)[valid], np.asarray(played.delay)[valid])
-  origins = _origins(played)[:, None]
-  start = (origins + np.asarray(played.start, np.float64)).ravel()
-  finish = (origins + np.asarray(played.finish, np.float64)).ravel()
+  start, finish = (times.ravel() for times in spans(played))
   order = np.argsort(finish, kind="stable")
   ranks = np.broadcast_to(np.arange(played.start.shape[1]), played.start.shape).ravel()
   read = np.searchsorted(finish[order], start[order] + _TIE, side="right")

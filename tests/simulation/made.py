@@ -1,0 +1,54 @@
+"""Small simulated jobs, recorded and read back, for the tests beside it."""
+
+import copy
+
+import jax
+
+from jaxpace.cli import pacer_expression
+from jaxpace.cli.simulate import recording
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.fabric import read_fabric
+from jaxpace.simulation import scenario, settings
+from jaxpace.simulation.record import FLOOR_FILE, RunWriter
+from jaxpace.simulation.strategies.own import OwnSteps
+from jaxpace.trace.reader import read_run
+
+PLAIN = {"steps": 400, "seed": 1, "fabric": {"nodes": 8, "per_node": 1, "card_rate": 1e10}}
+JOB = {"forward": 10e-3, "backward": 20e-3, "gradient_bytes": 5e7, "noise": {"normal": {"deviation": 0.01}}}
+COMPUTE = 30e-3
+
+
+def read(changes=None, fabric=None, steps=400, seed=1):
+  """A scenario of one job, changed here and there."""
+  config = copy.deepcopy({**PLAIN, "steps": steps, "seed": seed})
+  config["fabric"].update(fabric or {})
+  changes = changes or {}
+  config["jobs"] = {"a": {**JOB, **changes, "noise": {**JOB["noise"], **changes.get("noise", {})}}}
+  return settings.read(config, pacer_expression.make), config
+
+
+def play(changes=None, fabric=None, steps=400, seed=1):
+  """Its steps, rank by rank, in one piece."""
+  made, _ = read(changes, fabric, steps, seed)
+  parts = [part.steps for part in scenario.run(made)]
+  assert len(parts) == 1
+  return parts[0]
+
+
+def record(directory, changes=None, fabric=None, steps=400, seed=1):
+  """Writes it as a recorded run and reads that: (steps, run)."""
+  made, config = read(changes, fabric, steps, seed)
+  writer = RunWriter(directory, recording(made.jobs[0], made, config), seed)
+  parts = []
+  for part in scenario.run(made):
+    writer.write(part.steps)
+    parts.append(part.steps)
+  writer.close()
+  whole = parts[0] if isinstance(parts[0], OwnSteps) else jax.tree.map(lambda *x: x[0], *parts)
+  return whole, read_run(directory)
+
+
+def diagnosed(directory, changes=None, fabric=None, steps=400, seed=1, floor=False):
+  """(steps, diagnosis) of it; with `floor`, against what the fabric takes when it is quiet."""
+  steps_done, run = record(directory, changes, fabric, steps, seed)
+  return steps_done, diagnose(run, fabric=read_fabric(directory / FLOOR_FILE) if floor else None)
