@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +23,16 @@ import numpy as np
 from absl import app, flags
 
 from experiments import measured
-from experiments.paper import calibrate, predict, tables
+from experiments.paper import calibrate, paced, predict, quick, tables
 from experiments.paper import world as worlds
 
 WORLDS, OUT = pathlib.Path("docs/measurements/table1_worlds.json"), pathlib.Path("docs/measurements/table1.json")
 COLLECTIONS = pathlib.Path("docs/measurements/collections.json")
 STARTS: dict[str, dict[str, float]] = {
-    "all couplings": {}, "no polling": {"polling": 0.0}, "no collisions": {"claim": 0.5},
-    "neither": {"polling": 0.0, "claim": 0.5}}
-"""Searches, and what is left out of each. Two jobs that claim half of the trunk each never meet."""
+    "all couplings": {}, "nothing lost in collisions": {"lost": 0.0}, "no polling": {"polling": 0.0},
+    "no other traffic": {"load": 0.0}, "no collisions": {"claim": 0.5, "lost": 0.0},
+    "neither": {"polling": 0.0, "claim": 0.5, "lost": 0.0}}
+"""Searches, and what is left out of each. Two jobs that claim half of the trunk each and lose nothing never meet."""
 KEY = 2026
 
 
@@ -47,38 +48,87 @@ def pauses(path: pathlib.Path) -> tuple[float, float]:
 
 
 def find(args: Any) -> None:
-  """Looks for worlds; what was found so far is written after each search."""
-  figures = measured.circumstances("experiments.table1")
+  """Looks for worlds; what was found so far is written after each search, and not looked for again."""
+  path = pathlib.Path(args.worlds)
   struck = pauses(pathlib.Path(args.collections))
-  simulators = [worlds.simulator(nodes, args.steps, args.seeds, struck) for nodes in worlds.NODES]
-  figures.update(pauses=struck, steps=args.steps, seeds=args.seeds, fields=worlds.World._fields, searches=[])
-  for place, (name, fixed) in enumerate(STARTS.items()):
-    say = measured.progress(name, args.rounds)
-    found = calibrate.search(simulators, fixed, population=args.population, rounds=args.rounds,
-                             seed=args.seed + place, key=jax.random.key(KEY), say=say)
-    order = np.argsort(found.misfit)
-    print(f"  {name}: {len(order)} worlds within tolerance of {found.tried:,} tried; least misfit {found.best:.2f}",
+  setting = {"pauses": list(struck), "steps": args.steps, "seeds": args.seeds, "fields": list(worlds.World._fields),
+             "bounds": [list(worlds.BOUNDS[name]) for name in worlds.World._fields], "population": args.population,
+             "rounds": args.rounds, "seed": args.seed}
+  figures = measured.circumstances("experiments.table1") | setting | {"searches": []}
+  if path.is_file():
+    record = json.loads(path.read_text())
+    if all(record.get(name) == value for name, value in setting.items()):
+      figures["searches"] = record["searches"]
+  fitted = quick.simulator(args.steps, args.seeds, struck)
+  longer = quick.simulator(3 * args.steps, args.seeds, struck)
+  done = {search["start"] for search in figures["searches"]}
+  todo = [start for start in _starts(struck, args) if start.name not in done]
+  for start in todo:
+    say = measured.progress(start.name, start.rounds)
+    # All but the first begin with worlds found before, of which the couplings they leave out are taken away.
+    before = [w["values"] for s in figures["searches"] for w in s["worlds"]]
+    begin = np.array(before)[:: max(1, 2 * len(before) // args.population)] if before else None
+    found = calibrate.search(fitted, start.fixed, population=args.population, rounds=start.rounds,
+                             seed=args.seed + len(figures["searches"]), key=jax.random.key(KEY), say=say,
+                             prefer=start.prefer, begin=begin)
+    # Of those found, the best; the last of an edge, which are its outermost.
+    order = (np.arange(len(found.misfit))[::-1] if start.prefer else np.argsort(found.misfit))[: args.checked]
+    misfit = calibrate.again(longer, found.values[order], jax.random.key(KEY + 2), args.population)
+    order, misfit = order[misfit <= 1], misfit[misfit <= 1]
+    chosen = list(range(len(order)))[: args.keep] if start.prefer else _spread(found.values[order], args.keep)
+    print(f"  {start.name}: {len(found.misfit)} of {found.tried:,} worlds tried are within tolerance, least misfit "
+          f"{found.best:.2f}; on other draws {len(order)} of {min(len(found.misfit), args.checked)} are",
           file=sys.stderr, flush=True)
     figures["searches"].append({
-        "start": name, "fixed": fixed, "tried": found.tried, "within": len(order), "least_misfit": found.best,
-        "worlds": [{"values": [float(f"{v:.6g}") for v in found.values[k]], "misfit": float(found.misfit[k])}
-                   for k in _spread(found.values[order], args.keep, order)]})
-    path = pathlib.Path(args.worlds)
+        "start": start.name, "fixed": start.fixed, "tried": found.tried, "within": len(found.misfit),
+        "least_misfit": found.best, "checked": min(len(found.misfit), args.checked), "within_again": len(order),
+        "worlds": [{"values": [float(f"{v:.6g}") for v in found.values[order[k]]],
+                    "misfit": round(float(found.misfit[order[k]]), 4), "misfit_again": round(float(misfit[k]), 4)}
+                   for k in chosen]})
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def _spread(values: np.ndarray, most: int, order: np.ndarray) -> list[int]:
+class Start(NamedTuple):
+  """One search."""
+
+  name: str
+  fixed: dict[str, float]
+  rounds: int
+  prefer: calibrate.Prefer | None = None
+
+
+def _starts(struck: tuple[float, float], args: Any) -> list[Start]:
+  """All searches: with couplings left out, then for the two edges of the band."""
+  starts = [Start(name, fixed, args.rounds // (2 if fixed else 1)) for name, fixed in STARTS.items()]
+  if not args.edges:
+    return starts
+  sizes = [16, 64]
+  bare = [paced.simulator(n, args.steps, args.seeds, struck) for n in sizes]
+  with_pacers = [paced.simulator(n, args.steps, args.seeds, struck, predict.coordination(1)) for n in sizes]
+
+  def gain(made: worlds.World) -> np.ndarray:
+    key, on = jax.random.key(KEY), predict.ON
+    aligned = predict.ARMS["all"].couplings
+    return np.mean([np.asarray(b(key, made, jax.tree.map(jnp.float32, on)).mean)
+                    / np.asarray(p(key, made, jax.tree.map(jnp.float32, aligned)).mean)
+                    for b, p in zip(bare, with_pacers, strict=True)], axis=0) - 1
+
+  return [*starts, Start("largest gain", {}, args.edges, lambda made: -gain(made)),
+          Start("smallest gain", {}, args.edges, gain)]
+
+
+def _spread(values: np.ndarray, most: int) -> list[int]:
   """Of the worlds found, `most` that lie far from each other: each next one is the farthest from those taken."""
-  if len(order) <= most:
-    return order.tolist()
+  if len(values) <= most:
+    return list(range(len(values)))
   low, high = np.array([worlds.BOUNDS[name] for name in worlds.World._fields]).T
   unit = (values - low) / (high - low)
   taken, far = [0], np.full(len(unit), np.inf)
   while len(taken) < most:
     far = np.minimum(far, ((unit - unit[taken[-1]])**2).sum(axis=1))
     taken.append(int(far.argmax()))
-  return order[taken].tolist()
+  return taken
 
 
 def run(args: Any) -> None:
@@ -93,7 +143,10 @@ def run(args: Any) -> None:
     raise app.UsageError(f"{path} holds no world within tolerance.")
   struck = (float(record["pauses"][0]), float(record["pauses"][1]))
   figures = measured.circumstances("experiments.table1")
-  figures.update(pauses=struck, steps=args.steps, seeds=args.seeds, worlds=len(values), starts=starts, sizes={})
+  searches = [{**{name: search[name] for name in search if name != "worlds"}, "kept": len(search["worlds"])}
+              for search in record["searches"]]
+  figures.update(pauses=struck, steps=args.steps, seeds=args.seeds, worlds=len(values), starts=starts,
+                 searches=searches, sizes={})
   key = jax.random.key(KEY + 1)  # other draws than those the worlds were fitted on
 
   def say(what: str) -> None:
@@ -117,8 +170,10 @@ def run(args: Any) -> None:
 def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_bool("calibrate", False, "Look for worlds, and stop.")
-  flags.DEFINE_integer("population", 48, "Worlds at a time.", lower_bound=8)
+  flags.DEFINE_integer("population", 64, "Worlds at a time.", lower_bound=8)
   flags.DEFINE_integer("rounds", 60, "Of each search.", lower_bound=1)
+  flags.DEFINE_integer("edges", 0, "Rounds of the searches for the edges of the band; 0 for none.", lower_bound=0)
+  flags.DEFINE_integer("checked", 256, "Worlds of each search that are run again on other draws.", lower_bound=1)
   flags.DEFINE_integer("keep", 12, "Worlds kept of each search.", lower_bound=1)
   flags.DEFINE_integer("seed", 0, "Of the search.")
   flags.DEFINE_integer("steps", 400, "Of each run.", lower_bound=2 * worlds.WARMUP)

@@ -7,16 +7,19 @@ Every world that was ever within tolerance is kept: many fit equally well. The c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.paper import quick
 from experiments.paper import world as worlds
 
 THROUGHPUT_WITHIN, CV_WITHIN, CV_SHARE = 0.02, 0.004, 0.10
 """A world is kept if throughput is within 2 % and CV within the larger of 0.004 and 10 %, at every size."""
+
+_OUTSIDE = 1e3
 
 
 class Fits(NamedTuple):
@@ -70,37 +73,52 @@ class Found(NamedTuple):
   tried: int
 
 
-def search(simulators: Sequence[worlds.Simulate], fixed: dict[str, float], *, population: int, rounds: int, seed: int,
-           key: jax.Array, say: Callable[[int], None] | None = None) -> Found:
+Prefer = Callable[[worlds.World], np.ndarray]
+"""Worlds [W] -> [W], what to lower among those within tolerance."""
+
+
+def search(moments: quick.Moments, fixed: dict[str, float], *, population: int, rounds: int, seed: int,
+           key: jax.Array, say: Callable[[int], None] | None = None, prefer: Prefer | None = None,
+           begin: np.ndarray | None = None) -> Found:
   """Looks for worlds from one start.
 
   Args:
-    simulators: of each size, without pacers.
+    moments: of the worlds at all sizes, as `quick.simulator` makes them.
     fixed: fields that are not searched: couplings left out, say.
     population: worlds at a time.
     rounds: of evolution.
     seed: of the search.
     key: of the simulated draws, the same for every world.
     say: told the rounds done.
+    prefer: for the edges of the band: which of the worlds within tolerance to go on from. It never makes a world fit.
+    begin: [any, all fields] worlds to begin with; the rest at random.
   """
   names = [name for name in worlds.World._fields if name not in fixed]
   low, high = np.array([worlds.BOUNDS[name] for name in names]).T
   random = np.random.default_rng(seed)
   kept: list[np.ndarray] = []
   misfits: list[np.ndarray] = []
+  best = np.inf
 
   def judge(values: np.ndarray) -> np.ndarray:
+    nonlocal best
     made = stack(values, names, fixed)
-    mean, cv = outcomes(simulators, made, key)
+    mean, cv = moments(key, made)
     exact = fits(mean, cv).misfit
     within = exact <= 1
     kept.append(np.stack([np.asarray(leaf) for leaf in made], axis=1)[within])
     misfits.append(exact[within])
-    best[0] = min(best[0], float(exact.min()))
-    return sum_of_misfits(mean, cv)
+    best = min(best, float(exact.min()))
+    scores = sum_of_misfits(mean, cv)
+    if prefer is None:
+      return scores
+    # Any that fits is better than all that don't.
+    return np.where(within, prefer(made) if within.any() else 0.0, _OUTSIDE + scores)
 
-  best = [np.inf]
   values = low + (high - low) * random.random((population, len(names)))
+  if begin is not None and len(begin):
+    at = [worlds.World._fields.index(name) for name in names]
+    values[:len(begin)] = begin[:population, at].clip(low, high)
   scores = judge(values)
   for done in range(rounds):
     order = np.argsort(scores)
@@ -119,12 +137,14 @@ def search(simulators: Sequence[worlds.Simulate], fixed: dict[str, float], *, po
     values, scores = np.where(better[:, None], trial, values), np.where(better, made, scores)
     if say:
       say(done + 1)
-  return Found(np.concatenate(kept), np.concatenate(misfits), best[0], population * (rounds + 1))
+  return Found(np.concatenate(kept), np.concatenate(misfits), best, population * (rounds + 1))
 
 
-def outcomes(simulators: Sequence[worlds.Simulate], made: worlds.World, key: jax.Array,
-             couplings: worlds.Couplings | None = None) -> tuple[np.ndarray, np.ndarray]:
-  """Mean step and CV at all sizes: [W, N] each."""
-  done: list[Any] = [simulate(key, made, couplings or worlds.Couplings()) for simulate in simulators]
-  return (np.stack([np.asarray(o.mean, np.float64) for o in done], axis=1),
-          np.stack([np.asarray(o.cv, np.float64) for o in done], axis=1))
+def again(moments: quick.Moments, values: np.ndarray, key: jax.Array, batch: int) -> np.ndarray:
+  """[W] misfit of worlds [W, all fields] on other draws, so many at a time: what was fitted to chance doesn't stay."""
+  result = []
+  for start in range(0, len(values), batch):
+    part = values[start:start + batch]
+    full = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)])  # one shape: compiled once
+    result.append(fits(*moments(key, stack(full, worlds.World._fields, {}))).misfit[:len(part)])
+  return np.concatenate(result) if result else np.zeros(0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxpace
+from experiments.paper import paced, quick
 from experiments.paper import world as worlds
 from jaxpace.core.types import Pacer
 
@@ -24,12 +26,12 @@ class Arm(NamedTuple):
   both: bool = False  # whether the neighbour is paced too
 
 
-ON, OFF = worlds.Couplings(), worlds.Couplings(0.0, 0.0, 0.0)
+ON, OFF, ALIGNED = worlds.ON, worlds.OFF, worlds.Couplings(aligned=1.0)
 ARMS = {
-    "all": Arm("early ranks paced, phase shifted, pauses aligned", worlds.Couplings(aligned=1.0), ON, True),
-    "both": Arm("the same, the neighbour coordinated too", worlds.Couplings(aligned=1.0), ON, True, True),
+    "all": Arm("all: early ranks paced, phase shifted, pauses aligned", ALIGNED, ON, True),
+    "both": Arm("the same, the neighbour coordinated too", ALIGNED, ON, True, True),
     "pacers": Arm("pacers alone, pauses left as they come", ON, ON, True),
-    "aligned": Arm("pauses aligned, no pacer", worlds.Couplings(aligned=1.0), ON, False),
+    "aligned": Arm("pauses aligned, no pacer", ALIGNED, ON, False),
     "null": Arm("the null: every coupling off, pacers on", OFF, OFF, True),
 }
 
@@ -52,7 +54,7 @@ class Predicted(NamedTuple):
 
 
 def predict(nodes: int, made: worlds.World, *, steps: int, seeds: int, pauses: tuple[float, float], key: jax.Array,
-            arms: list[str], say: Callable[[str], None]) -> dict[str, Predicted]:
+            arms: Sequence[str], say: Callable[[str], None]) -> dict[str, Predicted]:
   """Runs worlds at one size under every arm, on the same draws.
 
   Args:
@@ -65,23 +67,27 @@ def predict(nodes: int, made: worlds.World, *, steps: int, seeds: int, pauses: t
     arms: names of `ARMS`.
     say: told what is being run.
   """
-  simulators: dict[Any, worlds.Simulate] = {}
+  moments = quick.simulator(steps, seeds, pauses, [nodes])
+  simulators: dict[bool, paced.Simulate] = {}
 
-  def run(paced: bool, both: bool, couplings: worlds.Couplings) -> worlds.Outcome:
-    if (paced, both) not in simulators:
-      simulators[paced, both] = worlds.simulator(
-          nodes, steps, seeds, pauses, coordination(1) if paced else None, coordination(2) if both else None)
-    done = simulators[paced, both](key, made, jax.tree.map(jnp.float32, couplings))
+  @functools.cache
+  def bare(couplings: worlds.Couplings) -> paced.Outcome:
+    mean, cv = moments(key, made, couplings)
+    return paced.Outcome(mean[:, 0], cv[:, 0], np.zeros(len(mean)), np.zeros(len(mean)))
+
+  def run(arm: Arm) -> paced.Outcome:
+    if not arm.paced:
+      return bare(arm.couplings)
+    if arm.both not in simulators:
+      simulators[arm.both] = paced.simulator(
+          nodes, steps, seeds, pauses, coordination(1), coordination(2) if arm.both else None)
+    done = simulators[arm.both](key, made, jax.tree.map(jnp.float32, arm.couplings))
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), done)
 
-  bare: dict[worlds.Couplings, worlds.Outcome] = {}
   result = {}
   for name in arms:
-    arm = ARMS[name]
     say(f"{nodes:,} nodes, {name}")
-    if arm.bare not in bare:
-      bare[arm.bare] = run(False, False, arm.bare)
-    without, having = bare[arm.bare], run(arm.paced, arm.both, arm.couplings)
+    without, having = bare(ARMS[name].bare), run(ARMS[name])
     result[name] = Predicted(without.mean / having.mean - 1, having.cv, without.cv, without.mean, having.cost,
                              having.delay)
   return result

@@ -5,6 +5,10 @@ One job of N nodes, two ranks each, and a neighbour on the trunk they share. In 
     transfer(N) = growth ((N - 1) / 63) ** power        what the job sends, which grows with the nodes it spans
     neighbour:    period ratio, sends `mass` of what the job sends, takes `claim` of the trunk while it does
 
+Speed of each while both send: (1 - lost) min(1, 0.5 / claim). Fluids lose nothing where they share, switches may:
+packets dropped and sent again, links held back for others' sake. In the fabric lab of this repository nothing is lost
+(docs/interleaving.md); `lost` is assumed, and left out of one search.
+
 Compute varies by rank (normal, heavy-tailed), by host (one in sixteen is slower, throughout) and for the whole job;
 other traffic comes and goes; pauses strike as measured. The couplings that coordination can use are three, each with a
 switch: the neighbour (phase collisions), pauses that could be aligned, early ranks that poll beside a late one of their
@@ -13,17 +17,13 @@ node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core.types import Pacer
 from jaxpace.simulation import noise
-from jaxpace.simulation.job import Job, Shape
-from jaxpace.simulation.jobs import Shares, several
+from jaxpace.simulation.job import Job
 
 NODES = (4, 8, 16, 32, 64)
 THROUGHPUT = {"baseline": (1024.0, 1980.0, 3600.0, 5800.0, 8200.0),
@@ -48,6 +48,7 @@ class World(NamedTuple):
   ratio: Any  # neighbour's period over the job's own at this N
   mass: Any  # neighbour's transfer over the job's
   claim: Any  # share of the trunk each takes at full speed
+  lost: Any  # share of the trunk that nobody gets while both send
   begins: Any  # other traffic: probability to begin in a step
   length: Any  # mean steps
   load: Any  # share of the trunk
@@ -63,10 +64,11 @@ class Couplings(NamedTuple):
   aligned: Any = 0.0  # pauses of all ranks in one step: what aligned housekeeping does
 
 
+ON, OFF = Couplings(), Couplings(0.0, 0.0, 0.0)
 BOUNDS = {
     "jitter": (0.001, 0.05), "heavy": (0.0, 0.03), "common": (0.0, 0.05), "slow": (0.0, 0.1), "growth": (0.05, 1.6),
-    "power": (0.6, 1.8), "ratio": (0.9, 1.1), "mass": (0.05, 1.5), "claim": (0.5, 1.0), "begins": (0.001, 0.5),
-    "length": (1.0, 30.0), "load": (0.0, 0.7), "polling": (0.0, 0.6), "step": (0.1, 1.0)}
+    "power": (0.6, 1.8), "ratio": (0.9, 1.1), "mass": (0.05, 1.5), "claim": (0.5, 1.0), "lost": (0.0, 0.6),
+    "begins": (0.001, 0.5), "length": (1.0, 30.0), "load": (0.0, 0.7), "polling": (0.0, 0.6), "step": (0.1, 5.0)}
 """Ranges in which worlds are looked for."""
 
 
@@ -79,6 +81,12 @@ def alone(world: World, nodes: int) -> Any:
   """The job's step where nothing varies and nobody else is there, in units of compute."""
   exposed = jnp.maximum(transfer(world, nodes) / BUCKETS, transfer(world, nodes) - _BACKWARD / BUCKETS)
   return 1.0 + exposed
+
+
+def together(world: World, couplings: Couplings) -> Any:
+  """[] speed of each job while both send, as a share of its own."""
+  shared = jnp.minimum(np.float32(0.5) / world.claim, np.float32(1)) * (1 - world.lost)
+  return jnp.where(jnp.asarray(couplings.collisions) > 0, shared, np.float32(1))
 
 
 def job(world: World, nodes: int, pauses: tuple[float, float], couplings: Couplings) -> Job:
@@ -103,48 +111,3 @@ def neighbour(world: World, nodes: int) -> Job:
   return Job(forward=jnp.maximum(period - sends, 0.05 * period), backward=zero, update=zero, gap=zero,
              transfers=jnp.full((BUCKETS,), 1 / BUCKETS, jnp.float32) * sends,
              noise=(noise.Normal(world.jitter), noise.Common(world.common)))
-
-
-class Outcome(NamedTuple):
-  """Of one world at one size."""
-
-  mean: Any  # [] mean step, in units of compute
-  cv: Any  # [] of the step
-  cost: Any  # [] mean L of the delays, as a share of the mean step
-  delay: Any  # [] mean delay, as a share of the mean step
-
-
-Simulate = Callable[[jax.Array, World, Couplings], Outcome]
-
-
-def simulator(nodes: int, steps: int, seeds: int, pauses: tuple[float, float], ours: Pacer | None = None,
-              theirs: Pacer | None = None) -> Simulate:
-  """Makes the simulation of many worlds at one size: a function (key, worlds [W], couplings [] or [W]) -> outcomes [W].
-
-  The same key gives every world the same draws.
-
-  Args:
-    nodes: N.
-    steps: of each run, the first `WARMUP` not counted.
-    seeds: runs of each world, from random starts of the neighbour.
-    pauses: of one in a step on each rank, and its seconds.
-    ours, theirs: pacers of the job and its neighbour.
-  """
-  plan = several([Shape(nodes * PER_NODE, PER_NODE), Shape(1, overlap=False)], [ours, theirs],
-                 buckets=[BUCKETS, BUCKETS], steps=steps, max_delay=10.0)
-
-  def one(key: jax.Array, world: World, couplings: Couplings) -> tuple[Any, Any, Any, Any]:
-    first, second = jax.random.split(key)
-    start = jax.random.uniform(second) * alone(world, nodes)
-    shares = Shares(jnp.full((2, 1), 1.0) * world.claim, jnp.ones((2,)), jnp.asarray(couplings.collisions) > 0)
-    history, _ = plan.run(first, [job(world, nodes, pauses, couplings), neighbour(world, nodes)], shares,
-                          jnp.stack([jnp.float32(0), start.astype(jnp.float32)]), jnp.array([2**30, 2**30], jnp.int32))
-    kept = history.step_time[WARMUP:]
-    mean = jnp.mean(kept)
-    return mean, jnp.std(kept) / mean, jnp.mean(history.cost[WARMUP:]) / mean, jnp.mean(history.delay[WARMUP:]) / mean
-
-  def world_of(key: jax.Array, world: World, couplings: Couplings) -> Outcome:
-    each = jax.vmap(one, in_axes=(0, None, None))(jax.random.split(key, seeds), world, couplings)
-    return Outcome(*(jnp.mean(values) for values in each))
-
-  return jax.jit(jax.vmap(world_of, in_axes=(None, 0, None)))
