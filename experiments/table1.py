@@ -48,30 +48,29 @@ def pauses(path: pathlib.Path) -> tuple[float, float]:
 
 
 def find(args: Any) -> None:
-  """Looks for worlds; what was found so far is written after each search, and not looked for again."""
+  """Looks for worlds; each search is added to the file when it is done, and not done again."""
   path = pathlib.Path(args.worlds)
   struck = pauses(pathlib.Path(args.collections))
   setting = {"pauses": list(struck), "steps": args.steps, "seeds": args.seeds, "fields": list(worlds.World._fields),
              "bounds": [list(worlds.BOUNDS[name]) for name in worlds.World._fields], "population": args.population,
              "rounds": args.rounds, "seed": args.seed}
-  figures = measured.circumstances("experiments.table1") | setting | {"searches": []}
-  if path.is_file():
-    record = json.loads(path.read_text())
-    if all(record.get(name) == value for name, value in setting.items()):
-      figures["searches"] = record["searches"]
+
+  def recorded() -> list[dict[str, Any]]:
+    record = json.loads(path.read_text()) if path.is_file() else {}
+    same = all(record.get(name) == value for name, value in setting.items())
+    return list(record["searches"]) if same else []
+
+  figures = measured.circumstances("experiments.table1") | setting
   fitted = quick.simulator(args.steps, args.seeds, struck)
   longer = quick.simulator(3 * args.steps, args.seeds, struck)
-  done = {search["start"] for search in figures["searches"]}
-  todo = [start for start in _starts(struck, args) if start.name not in done]
-  for start in todo:
-    say = measured.progress(start.name, start.rounds)
-    # All but the first begin with worlds found before, of which the couplings they leave out are taken away.
-    before = [w["values"] for s in figures["searches"] for w in s["worlds"]]
-    begin = np.array(before)[:: max(1, 2 * len(before) // args.population)] if before else None
-    found = calibrate.search(fitted, start.fixed, population=args.population, rounds=start.rounds,
-                             seed=args.seed + len(figures["searches"]), key=jax.random.key(KEY), say=say,
-                             prefer=start.prefer, begin=begin)
-    # Of those found, the best; the last of an edge, which are its outermost.
+  for number, start in enumerate(_starts(struck, args)):
+    if start.name in [search["start"] for search in recorded()] or (args.only and start.name not in args.only):
+      continue
+    begin = np.array([w["values"] for search in recorded() for w in search["worlds"]]) if start.prefer else None
+    found = calibrate.search(
+        fitted, start.fixed, population=args.population, rounds=start.rounds, seed=args.seed + number,
+        key=jax.random.key(KEY), say=measured.progress(start.name, start.rounds), prefer=start.prefer, begin=begin)
+    # Of those found, the best; of an edge's the last, which are its outermost.
     order = (np.arange(len(found.misfit))[::-1] if start.prefer else np.argsort(found.misfit))[: args.checked]
     misfit = calibrate.again(longer, found.values[order], jax.random.key(KEY + 2), args.population)
     order, misfit = order[misfit <= 1], misfit[misfit <= 1]
@@ -79,12 +78,13 @@ def find(args: Any) -> None:
     print(f"  {start.name}: {len(found.misfit)} of {found.tried:,} worlds tried are within tolerance, least misfit "
           f"{found.best:.2f}; on other draws {len(order)} of {min(len(found.misfit), args.checked)} are",
           file=sys.stderr, flush=True)
-    figures["searches"].append({
-        "start": start.name, "fixed": start.fixed, "tried": found.tried, "within": len(found.misfit),
-        "least_misfit": found.best, "checked": min(len(found.misfit), args.checked), "within_again": len(order),
-        "worlds": [{"values": [float(f"{v:.6g}") for v in found.values[order[k]]],
-                    "misfit": round(float(found.misfit[order[k]]), 4), "misfit_again": round(float(misfit[k]), 4)}
-                   for k in chosen]})
+    done = {"start": start.name, "fixed": start.fixed, "tried": found.tried, "within": len(found.misfit),
+            "least_misfit": found.best, "checked": min(len(found.misfit), args.checked), "within_again": len(order),
+            "worlds": [{"values": [float(f"{v:.6g}") for v in found.values[order[k]]],
+                        "misfit": round(float(found.misfit[order[k]]), 4), "misfit_again": round(float(misfit[k]), 4)}
+                       for k in chosen]}
+    # Read again: several programs may be looking, each for another start.
+    figures["searches"] = [*recorded(), done]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -100,7 +100,7 @@ class Start(NamedTuple):
 
 def _starts(struck: tuple[float, float], args: Any) -> list[Start]:
   """All searches: with couplings left out, then for the two edges of the band."""
-  starts = [Start(name, fixed, args.rounds // (2 if fixed else 1)) for name, fixed in STARTS.items()]
+  starts = [Start(name, fixed, args.rounds) for name, fixed in STARTS.items()]
   if not args.edges:
     return starts
   sizes = [16, 64]
@@ -173,11 +173,12 @@ def define_flags() -> None:
   flags.DEFINE_integer("population", 64, "Worlds at a time.", lower_bound=8)
   flags.DEFINE_integer("rounds", 60, "Of each search.", lower_bound=1)
   flags.DEFINE_integer("edges", 0, "Rounds of the searches for the edges of the band; 0 for none.", lower_bound=0)
+  flags.DEFINE_list("only", [], "Names of searches; none for all. Programs may share the work, each with some of them.")
   flags.DEFINE_integer("checked", 256, "Worlds of each search that are run again on other draws.", lower_bound=1)
   flags.DEFINE_integer("keep", 12, "Worlds kept of each search.", lower_bound=1)
   flags.DEFINE_integer("seed", 0, "Of the search.")
   flags.DEFINE_integer("steps", 400, "Of each run.", lower_bound=2 * worlds.WARMUP)
-  flags.DEFINE_integer("seeds", 2, "Runs of each world.", lower_bound=1)
+  flags.DEFINE_integer("seeds", 3, "Runs of each world.", lower_bound=1)
   flags.DEFINE_list("beyond", ["256", "1024", "4096"], "Sizes beyond the paper's.")
   flags.DEFINE_integer("few", 6, "Worlds run beyond the paper's sizes.", lower_bound=1)
   flags.DEFINE_string("collections", str(COLLECTIONS), "Measured pauses.")

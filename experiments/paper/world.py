@@ -67,7 +67,7 @@ class Couplings(NamedTuple):
 ON, OFF = Couplings(), Couplings(0.0, 0.0, 0.0)
 BOUNDS = {
     "jitter": (0.001, 0.05), "heavy": (0.0, 0.03), "common": (0.0, 0.05), "slow": (0.0, 0.1), "growth": (0.05, 1.6),
-    "power": (0.6, 1.8), "ratio": (0.9, 1.1), "mass": (0.05, 1.5), "claim": (0.5, 1.0), "lost": (0.0, 0.6),
+    "power": (0.6, 1.8), "ratio": (0.9, 1.25), "mass": (0.05, 1.5), "claim": (0.5, 1.0), "lost": (0.0, 0.6),
     "begins": (0.001, 0.5), "length": (1.0, 30.0), "load": (0.0, 0.7), "polling": (0.0, 0.6), "step": (0.1, 5.0)}
 """Ranges in which worlds are looked for."""
 
