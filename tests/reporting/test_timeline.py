@@ -45,7 +45,7 @@ def trace(written):
 
 
 def slices(parsed):
-  """Reads a trace as Perfetto does: [(track path, name, begin, end, depth)], flows {id: [(time, end?)]}."""
+  """Reads a trace as Perfetto does: [((parent, track), name, begin, end, depth)], flows {id: [(time, end?)]}."""
   tracks, names = {}, {}
   opened, found = collections.defaultdict(list), []
   flows = collections.defaultdict(list)
@@ -53,7 +53,7 @@ def slices(parsed):
     names.update({n.iid: n.name for n in packet.interned_data.event_names})
     if packet.HasField("track_descriptor"):
       t = packet.track_descriptor
-      tracks[t.uuid] = (*tracks.get(t.parent_uuid, ()), t.name) if t.uuid else ()
+      tracks[t.uuid] = (*tracks.get(t.parent_uuid, ()), t.name)
   events = [p for p in parsed.packet if p.HasField("track_event")]
   for packet in sorted(events, key=lambda p: p.timestamp):  # stable, as the trace processor sorts
     event = packet.track_event
@@ -66,7 +66,7 @@ def slices(parsed):
       stack.append((names[event.name_iid], packet.timestamp))
     elif event.type == pb.TrackEvent.TYPE_SLICE_END:
       name, begin = stack.pop()
-      found.append((tracks[event.track_uuid], name, begin, packet.timestamp, len(stack)))
+      found.append((tracks[event.track_uuid][-2:], name, begin, packet.timestamp, len(stack)))
   assert not any(opened.values())
   return found, flows
 

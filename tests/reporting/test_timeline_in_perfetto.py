@@ -102,9 +102,13 @@ def job(tmp_path_factory):
 def test_perfetto_reads_every_slice_where_it_was(page, job):
   truth, protobuf, _ = job
   open_trace(page, protobuf)
-  shown = page.evaluate("""[...window.app.trace.workspace.children].sort((a, b) => a.sortOrder - b.sortOrder)
-      .map(node => node.name)""")
-  assert shown == ["job", "host0, process 0", "host1, process 1"]
+  tree = page.evaluate("""() => {
+    const names = node => [node.name, [...node.children].sort((a, b) => a.sortOrder - b.sortOrder).map(names)];
+    return names(window.app.trace.workspace)[1];
+  }""")
+  counters = [[name, []] for name in ("longest wait (ms)", "transfer (ms)")]
+  processes = [[f"host{p}, process {p}", [[f"rank {2 * p + r}", []] for r in range(2)]] for p in range(2)]
+  assert tree == [["job", [*counters, ["steps", []], ["finding 1: persistent_straggler", []], *processes]]]
   wrong = query(page, "select name, value from stats where severity in ('error', 'data_loss') and value > 0")
   assert not wrong
   steps = query(page, """select t.name as track, s.name as step, s.ts as ts, s.dur as dur from slice s

@@ -57,28 +57,28 @@ def _describe(timeline: Timeline, types: Any, trace: Any) -> None:
   first.first_packet_on_sequence = True
   for i, name in enumerate(timeline.names):
     first.interned_data.event_names.add(iid=i + 1, name=name)
-  # The root, so that Perfetto keeps the order of processes; it orders real ones (`process` descriptors) by itself.
-  root = trace.packet.add(trusted_packet_sequence_id=_SEQUENCE).track_descriptor
-  root.uuid, root.child_ordering = 0, types.TrackDescriptor.EXPLICIT
   heads: dict[int, int] = {}
   for i, track in enumerate(timeline.tracks):
     packet = trace.packet.add()
     packet.trusted_packet_sequence_id = _SEQUENCE
     descriptor = packet.track_descriptor
-    descriptor.uuid = _uuid(i)
-    descriptor.sibling_order_rank = i
+    descriptor.uuid, descriptor.name = _uuid(i), track.name
+    descriptor.sibling_order_rank = len(timeline.counters) + i
     if track.thread is not None:
-      descriptor.parent_uuid, descriptor.name = _uuid(heads[track.process]), track.name
+      descriptor.parent_uuid = _uuid(heads[track.process])
       continue
+    if i:
+      # Below the job: what is at the top Perfetto sorts by name, and `process` descriptors by what they do.
+      descriptor.parent_uuid = _uuid(0)
     heads[track.process] = i
     descriptor.child_ordering = types.TrackDescriptor.EXPLICIT
-    descriptor.name = track.name
   for i, name in enumerate(timeline.counters):
     packet = trace.packet.add()
     packet.trusted_packet_sequence_id = _SEQUENCE
     packet.track_descriptor.uuid = _uuid(len(timeline.tracks) + i)
     packet.track_descriptor.parent_uuid = _uuid(0)
     packet.track_descriptor.name = name
+    packet.track_descriptor.sibling_order_rank = i
     packet.track_descriptor.counter.SetInParent()
 
 
