@@ -103,7 +103,7 @@ def judge(runs: Sequence[Labelled], progress: Callable[[int, int], None]) -> dic
 def _judge(one: Labelled) -> dict[str, Judged]:
   spec = one.spec
   injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"], f["cost"],
-                            f["cost_active"]) for f in one.truth["faults"])
+                            f["cost_active"], f["began"]) for f in one.truth["faults"])
   control = not spec.faults and HEALTHY in spec.name
   blank = Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"])
   try:
@@ -144,9 +144,9 @@ def detection(run: Run, injected: Sequence[Injected]
     injected: its faults.
 
   Returns:
-    Steps from onset to the first alarm of the right kind, and of a right rank if it names one, by the place of each
-    fault that begins mid-run, None where there is none; the same to the first alarm of any kind; and the number of
-    alarms before anything was injected.
+    Steps from when a fault first did anything to the first alarm of the right kind, and of a right rank if it names
+    one, by the place of each fault that begins mid-run, None where there is none; the same to the first alarm of any
+    kind; and the number of alarms before anything was injected.
   """
   _, alarms = stream.follow(stream.init(run.ranks), run)
   begun = [alarm for alarm in alarms if not alarm.over]
@@ -155,9 +155,10 @@ def detection(run: Run, injected: Sequence[Injected]
   for place, fault in enumerate(injected):
     if fault.onset > 0:
       kind = stream.TRANSFER if fault.kind == "misplaced_link" else _ALARMS[fault.mode]
-      since = [alarm for alarm in begun if alarm.step >= fault.onset]
+      began = max(fault.onset, fault.began)  # a rare pause can't be noticed before it strikes
+      since = [alarm for alarm in begun if alarm.step >= began]
       right = [alarm for alarm in since if alarm.kind == kind and (alarm.rank is None or alarm.rank in fault.ranks)]
-      found[place], noticed[place] = (some[0].step - fault.onset if some else None for some in (right, since))
+      found[place], noticed[place] = (some[0].step - began if some else None for some in (right, since))
   first = min((fault.onset for fault in injected), default=None)
   return found, noticed, sum(first is None or alarm.step < first for alarm in begun)
 

@@ -42,6 +42,7 @@ class Injected:
   onset: int
   cost: float
   cost_active: float
+  began: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Judged:
     shares: injected truth by group.
     what_if: seconds of a step without the fault: as predicted, as measured in the twin, and as the injectors' own times
       say of this very run; None where not asked or answered.
-    detected: steps from onset until streaming named the mode, by the place of each fault that begins mid-run; None
-      where it never did.
+    detected: steps from when it first did anything until streaming named the mode, by the place of each fault that
+      begins mid-run; None where it never did.
     noticed: the same until it told of anything at all.
     false_alarms: of the stream, before anything was injected.
     trouble: what kept the run from being diagnosed; empty if nothing did.

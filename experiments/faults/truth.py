@@ -66,6 +66,7 @@ class FaultTruth:
     seconds: mean a step over the whole run: injected on the rank it struck most, or added to the transfer.
     cost: share of the run's step time that would be saved without it; without an imbalance all ranks have the mean.
     cost_active: the same of the steps from `onset` to `until`.
+    began: first step from `onset` on in which it did anything: a rare pause begins when it strikes first.
   """
 
   kind: str
@@ -77,6 +78,7 @@ class FaultTruth:
   seconds: float
   cost: float
   cost_active: float
+  began: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +123,19 @@ def truth(spec: Spec, found: Measured, twin: Measured | None) -> Truth:
     seconds = float((in_step + pause)[:, counts].mean(axis=1).max()) + network * float(now.mean())
     faults.append(FaultTruth(
         fault.kind, fault.mode, ranks, hosts, fault.onset, fault.until, seconds, float(saved[counts].mean()) / mean,
-        float(saved[counts & now].mean()) / float(found.step[counts & now].mean())))
+        float(saved[counts & now].mean()) / float(found.step[counts & now].mean()),
+        _began(fault, (in_step + pause).max(axis=0))))
   shares = accounting(inside[:, counts], pauses[:, counts])
   active = max((float((fault.until - fault.onset) / spec.steps) for fault in spec.faults if fault.kind in NETWORK),
                default=0.0)
   shares["contention"] = slowed * active
   return Truth(mean, {name: value / mean for name, value in shares.items()}, tuple(faults))
+
+
+def _began(fault: Fault, seconds: np.ndarray) -> int:
+  """First step from the onset on in which a pause was injected, of [K] seconds; of every other fault, the onset."""
+  struck = np.flatnonzero(seconds[fault.onset:] > 0) if fault.kind in PAUSES else np.zeros(1, np.int64)
+  return fault.onset + int(struck[0]) if struck.size else fault.onset
 
 
 def accounting(inside: np.ndarray, pauses: np.ndarray) -> dict[str, float]:
@@ -156,6 +165,8 @@ def blamed(spec: Spec, fault: Fault) -> tuple[tuple[int, ...], tuple[str, ...]]:
   shape = layout(spec.layout)
   if fault.kind in ("rotating", "imbalance", "trunk"):
     return (), ()
+  if fault.kind == "link" and shape.processes == 2:
+    return (), ()  # one link of two hosts that is slow both ways looks the same from either
   if fault.kind in ("straggler", "misplaced"):
     ranks = fault.targets
   else:

@@ -23,32 +23,43 @@ from jaxpace.trace.run import Run
 
 ALLOWANCE = 0.025
 """Half of what is to be found: a fault that costs 5 % of the step."""
+LARGE = 0.1
+"""Half of what is found sooner where it is large: noise with a heavy tail hides 5 % for long, and 20 % not at all. And
+half of what gaps between steps must take that no measured cause explains, where causes are measured: the report has
+them as a finding from there on."""
 RATE = 1e-6
 """False alarms of one signal a step, at most, as far as its past tells."""
 LEARN = 60
 """Steps before the first alarm."""
 _MEMORY = 512
 _REFRESH = 40
-_CAP, _GAP_CAP, _PAUSE_CAP = 0.15, 0.4, 2.0
+_CAP, _GAP_CAP, _LARGE_CAP, _PAUSE_CAP = 0.15, 0.4, 0.6, 2.0
 """Share of the step that one step adds at most; gaps are long and rare where they are a fault at all, and pauses with
 a cause may make up for 25 steps and more: that cap is 5 % of 40 steps."""
 _TWICE = 2
 """Pauses with a cause that an onset takes; it is over after 80 steps without."""
-_LEAST = 0.45
-"""Least threshold: a fault of 5 % of the step is found within 18 steps, and no two steps by themselves reach it."""
+_LEAST, _LARGE_LEAST = 0.45, 2.5
+"""Least threshold: a fault of 5 % of the step is found within 18 steps, and no two steps by themselves reach it; nor do
+four, where each adds more: one of 50 % of the step is found within 7."""
 _STEADY, _FAR = 0.75, 2.5
 """A rank is told late if it is so in this part of the steps since the onset, or its sum is that many times as high."""
 _FEWEST = 12
-"""Steps in which a rank must be late to be told so; of three, ranks by turns may well be late in all."""
+"""Steps in which a rank must be late to be told so; of three, ranks by turns may well be late in all. Twice as many
+where ranks by turns were told already."""
 _NEAR = 3.0
 """Ranks whose sums are alike within this factor may be taking turns."""
+_PERHAPS = 5
+"""Steps in which a rank must have been late for waiting not to be told yet: of two by turns one is late in any few."""
 _TOGETHER = (1, 4, 16)
 """θ is also that of sums over as many neighbouring steps: what wanders is no onset."""
 _WIDER = 1.15
 """Times the measured θ demands: it is measured on few steps."""
 LATE, WAITING, TRANSFER, GAP = "late_rank", "waiting", "transfer", "gap"
-_PAUSE = "pause"  # told as GAP
-_JOB = (WAITING, TRANSFER, GAP, _PAUSE)
+_LARGE_WAITING, _LARGE_TRANSFER, _PAUSE = "large_waiting", "large_transfer", "pause"
+_JOB = (WAITING, TRANSFER, GAP, _LARGE_WAITING, _LARGE_TRANSFER, _PAUSE)
+_TOLD_AS = {_LARGE_WAITING: WAITING, _LARGE_TRANSFER: TRANSFER, _PAUSE: GAP}
+"""Two views of one thing: the first of them is told when it begins, the last when it ends."""
+_CAPS = {GAP: _GAP_CAP, _LARGE_WAITING: _LARGE_CAP, _LARGE_TRANSFER: _LARGE_CAP, _PAUSE: _PAUSE_CAP}
 
 
 _PAUSES = ("gc", "data", "checkpoint")
@@ -87,7 +98,7 @@ class Alarm(NamedTuple):
 
 
 class State(NamedTuple):
-  """What is carried. S = R + 4 signals: each rank's lateness, waiting, transfer, gap, pauses."""
+  """What is carried. S = R + 6 signals: each rank's lateness, then those of `_JOB`."""
 
   past: np.ndarray  # [S, M] float32, the last usual values, seconds; NaN where there are fewer
   seen: np.ndarray  # [S] int64 values that ever went in
@@ -132,21 +143,22 @@ def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
   usual, threshold, step_time, fresh = state.usual, state.threshold, state.step_time, state.fresh
   alarms: list[Alarm] = []
   rows, until, cap = np.arange(len(seen)), state.until, _caps(len(seen))
+  allowance = _allowances(len(seen), steps.pause is not None)
   for at in new.tolist():
     until, now = int(steps.number[at]), values[:, at]
     known = np.isfinite(now) & np.isfinite(steps.step[at])
     ready = known & np.isfinite(threshold)
     if ready.any():
       share = (now - usual) / step_time
-      more = np.where(active, ALLOWANCE - share, share - ALLOWANCE)
+      more = np.where(active, allowance - share, share - allowance)
       sums = np.where(ready, np.maximum(sums + np.clip(more, -cap, cap), 0.0), sums)
       sums = np.minimum(sums, np.where(np.isfinite(threshold), 2 * _FAR * threshold, np.inf))
       excess, number, raised = excess + np.where(ready, share, 0.0), number + ready, raised + (ready & (more > 0))
       often = raised >= _STEADY * number
-      steady = _steady(often & (number >= _FEWEST), sums, threshold, active)
+      steady = _steady(often & (number >= _FEWEST * (1 + _active(active, WAITING))), sums, threshold, active)
       over = ready & (sums >= threshold)
       over[-1] &= sums[-1] >= _PAUSE_CAP if active[-1] else raised[-1] >= _TWICE
-      passed, told = _passed(over, sums, threshold, active, steady, often | steady)
+      passed, told = _passed(over, sums, threshold, active, steady, often & (number >= _PERHAPS) | steady)
       for signal in told:
         alarms.append(_alarm(signal, until, since, active, excess / np.maximum(number, 1)))
       # A sum that has passed starts anew, the other way.
@@ -163,7 +175,7 @@ def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
       times[int(seen.max()) % _MEMORY] = steps.step[at]
     fresh += 1
     if fresh >= _REFRESH or (not np.isfinite(threshold).any() and int(seen.max()) >= LEARN):
-      usual, threshold, step_time = _thresholds(past, seen, times, state.usual)
+      usual, threshold, step_time = _thresholds(past, seen, times, state.usual, allowance)
       fresh = 0
   return State(past, seen, usual, threshold, step_time, times, sums, since, excess, number, raised, active,
                until, fresh), tuple(alarms)
@@ -186,7 +198,10 @@ def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
 
 
 def _signals(steps: Steps) -> np.ndarray:
-  """[S, k] every rank's arrival after the lower median of all; mean earliness; transfer; mean gap; pauses. Seconds."""
+  """[S, k] every rank's arrival after the lower median of all, mean earliness, transfer, mean gap, pauses; seconds.
+
+  Mean earliness is that for work: gaps have a signal of their own. Large waiting and transfers are looked at twice.
+  """
   valid = np.isfinite(steps.arrival)
   number = np.maximum(valid.sum(axis=0), 1)
   some = valid.any(axis=0)
@@ -196,25 +211,28 @@ def _signals(steps: Steps) -> np.ndarray:
   middle = np.where(some, middle, np.nan)
   # Of two ranks the other one is what a rank is compared with: by turns they are late and early.
   lateness = steps.arrival - (middle if len(valid) > 2 else steps.arrival[::-1])
-  last = np.where(some, np.where(valid, steps.arrival, -np.inf).max(axis=0), np.nan)
-  early = np.where(valid, last - steps.arrival, 0.0).sum(axis=0) / number
+  work = steps.arrival - np.where(np.isfinite(steps.gap), np.minimum(steps.gap, steps.arrival), 0.0)
+  last = np.where(some, np.where(valid, work, -np.inf).max(axis=0), np.nan)
+  early = np.where(some, np.where(valid, last - work, 0.0).sum(axis=0) / number, np.nan)
   gaps = np.isfinite(steps.gap)
   gap = np.where(gaps, steps.gap, 0.0).sum(axis=0) / np.maximum(gaps.sum(axis=0), 1)
   pause = np.full(len(gap), np.nan) if steps.pause is None else steps.pause
-  return np.concatenate([lateness, np.stack([np.where(some, early, np.nan), steps.transfer, gap, pause])])
+  return np.concatenate([lateness, np.stack([early, steps.transfer, gap, early, steps.transfer, pause])])
 
 
 def _steady(often: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray) -> np.ndarray:
   """[S] signals that are raised in most steps; or far beyond their threshold, ranks so where few others nearly are.
 
-  Where ranks take turns several of them gather sums, none in most steps; once that is told, no rank is named for it.
+  Where ranks take turns several of them gather sums, none in most steps; once that is told, a rank is named for it only
+  if no other is anywhere near.
   """
   ranks = len(sums) - len(_JOB)
   far = sums >= _FAR * threshold
+  turns = _active(active, WAITING)
   for rank in np.flatnonzero(far[:ranks] & ~often[:ranks] & ~active[:ranks]).tolist():
     near = np.maximum(0.5, sums[rank] / threshold[rank] / _NEAR) * threshold[:ranks]
     rivals = int((~often[:ranks] & ~active[:ranks] & (sums[:ranks] >= near)).sum()) - 1
-    far[rank] = rivals < min(2, ranks / 2) and not active[ranks + _JOB.index(WAITING)]
+    far[rank] = rivals < min(2, ranks / 2) and (not turns or rivals == 0 and sums[rank] >= 1.9 * _FAR * threshold[rank])
   return often | far
 
 
@@ -223,37 +241,51 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
   """Signals that change sides, and those of them that are told.
 
   A rank is late if it is so in most steps, or for long: where ranks take turns, each is late now and then. Waiting that
-  a late rank or a pause explains is not told; while a rank's sum is well on its way, it waits for that.
+  a late rank explains is not told; while a rank's sum is well on its way, it waits for that.
   """
   ranks = len(sums) - len(_JOB)
   over = over.copy()
-  gaps = ranks + np.array([_JOB.index(GAP), _JOB.index(_PAUSE)])
   over[:ranks] &= steady[:ranks]
   passed = np.flatnonzero(over).tolist()
-  waiting = ranks + _JOB.index(WAITING)
-  # Gaps and pauses are two views of one thing: the first of them is told when it begins, the last when it ends.
-  now = [signal for signal in passed if signal in gaps]
-  told = [signal for signal in passed if signal not in gaps[:1] or not (active[gaps[1]] or len(now) > 1)]
-  told = [signal for signal in told if signal not in gaps[1:] or not active[gaps[0]]]
-  if waiting not in passed or active[waiting]:
-    return passed, told
-  if active[:ranks].any() or over[:ranks].any() or active[gaps].any() or over[gaps].any():
-    return passed, [signal for signal in told if signal != waiting]
-  if (perhaps[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any():
-    passed.remove(waiting)
-    told.remove(waiting)
+  waiting = [signal for signal in passed if signal >= ranks and _kind(signal, ranks) == WAITING and not active[signal]]
+  if waiting and (perhaps[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any() and not (
+      active[:ranks] | over[:ranks]).any():
+    passed = [signal for signal in passed if signal not in waiting]
+    waiting = []
+  told = []
+  for signal in passed:
+    same = [other for other in range(ranks, len(sums)) if other != signal and signal >= ranks
+            and _kind(other, ranks) == _kind(signal, ranks)]
+    # Another view of it has been told, or is told now; at its end, another view of it goes on.
+    if not any(active[other] and other not in passed or other in told for other in same):
+      told.append(signal)
+  if (active[:ranks] | over[:ranks]).any():
+    told = [signal for signal in told if signal not in waiting]
   return passed, told
+
+
+def _kind(signal: int, ranks: int) -> str:
+  """What a signal is told as."""
+  if signal < ranks:
+    return LATE
+  name = _JOB[signal - ranks]
+  return _TOLD_AS.get(name, name)
+
+
+def _active(active: np.ndarray, kind: str) -> bool:
+  """Whether any view of `kind` is active."""
+  ranks = len(active) - len(_JOB)
+  return any(active[signal] for signal in range(ranks, len(active)) if _kind(signal, ranks) == kind)
 
 
 def _alarm(signal: int, step: int, since: np.ndarray, active: np.ndarray, share: np.ndarray) -> Alarm:
   ranks = len(since) - len(_JOB)
   rank = signal if signal < ranks else None
-  kind = LATE if rank is not None else _JOB[signal - ranks].replace(_PAUSE, GAP)
-  return Alarm(kind, rank, step, int(since[signal]) + 1, float(share[signal]), bool(active[signal]))
+  return Alarm(_kind(signal, ranks), rank, step, int(since[signal]) + 1, float(share[signal]), bool(active[signal]))
 
 
-def _thresholds(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Sequence[float] | np.ndarray
-                ) -> tuple[np.ndarray, np.ndarray, float]:
+def _thresholds(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Sequence[float] | np.ndarray,
+                allowance: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
   """Usual level, threshold and step time from the past."""
   known = np.isfinite(times)
   step_time = float(np.median(times[known])) if known.any() else float("nan")
@@ -263,14 +295,15 @@ def _thresholds(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: S
     return usual, threshold, step_time
   own, cap = past[ready].astype(np.float64), _caps(len(seen))[ready, None]
   usual[ready] = _level(own / step_time, cap) * step_time
-  y = np.clip((own - usual[ready, None]) / step_time, -cap, cap) - ALLOWANCE
+  y = np.clip((own - usual[ready, None]) / step_time, -cap, cap) - allowance[ready, None]
   theta = np.full(len(own), np.inf)
   for width in _TOGETHER:
     sums = y.reshape(len(y), -1, width).sum(axis=2)
     there = np.isfinite(sums)
     enough = there.sum(axis=1) >= 3
     theta = np.where(enough, np.minimum(theta, _root(np.where(there, sums, 0.0), there)), theta)
-  threshold[ready] = np.maximum(_WIDER * -np.log(RATE) / theta, _LEAST)
+  least = np.where(cap[:, 0] > _CAP, np.where(allowance[ready] > ALLOWANCE, _LARGE_LEAST, _LEAST), _LEAST)
+  threshold[ready] = np.maximum(_WIDER * -np.log(RATE) / theta, least)
   return usual, threshold, step_time
 
 
@@ -284,10 +317,13 @@ def _level(values: np.ndarray, cap: np.ndarray) -> np.ndarray:
 
 def _caps(signals: int) -> np.ndarray:
   """[S] what one step may add to each signal's sum."""
-  caps = np.full(signals, _CAP)
-  caps[signals - len(_JOB) + _JOB.index(GAP)] = _GAP_CAP
-  caps[signals - len(_JOB) + _JOB.index(_PAUSE)] = _PAUSE_CAP
-  return caps
+  return np.array([_CAP] * (signals - len(_JOB)) + [_CAPS.get(name, _CAP) for name in _JOB])
+
+
+def _allowances(signals: int, causes: bool) -> np.ndarray:
+  """[S] shares of the step by which each signal may exceed its usual level for good; `causes`: pauses are measured."""
+  large = {_LARGE_WAITING, _LARGE_TRANSFER} | ({GAP} if causes else set())
+  return np.array([ALLOWANCE] * (signals - len(_JOB)) + [LARGE if name in large else ALLOWANCE for name in _JOB])
 
 
 def _root(y: np.ndarray, there: np.ndarray) -> np.ndarray:

@@ -12,6 +12,8 @@ from jaxpace.diagnosis.lateness import hold
 
 _HALF = 0.5
 """Blocks that cost at least this part of what the costliest one does belong to its stretch."""
+_MORE = 1.5
+"""It is told if it costs this many times what the finding's steps do on average."""
 _EVERYWHERE = 0.8
 """A stretch of this part of a finding's steps or more is no place in particular."""
 
@@ -29,13 +31,12 @@ def where(diagnosis: Diagnosis) -> dict[str, Any]:
     begin, stop = _stretch(cost)
     since = int(first[0]) if finding.first_step is None else finding.first_step
     until = int(last[-1]) if finding.last_step is None else finding.last_step
-    everywhere = last[stop - 1] - first[begin] >= _EVERYWHERE * (until - since)
-    rows.append({
-        "first_step": since, "last_step": until,
-        "cost": cost.tolist(),
-        "costliest": None if everywhere else {"first_step": int(first[begin]), "last_step": int(last[stop - 1]),
-                                              "cost": float(np.average(cost[begin:stop], weights=number[begin:stop]))},
-    })
+    own = (last >= since) & (first <= until)
+    usual, most = (float(np.average(cost[part], weights=number[part])) for part in (own, slice(begin, stop)))
+    stands_out = most >= _MORE * usual and last[stop - 1] - first[begin] < _EVERYWHERE * (until - since)
+    costliest = {"first_step": int(first[begin]), "last_step": int(last[stop - 1]), "cost": most}
+    rows.append({"first_step": since, "last_step": until, "cost": cost.tolist(),
+                 "costliest": costliest if stands_out else None})
   return {"blocks": {"first": first.tolist(), "last": last.tolist(), "number": number.tolist()}, "findings": rows}
 
 

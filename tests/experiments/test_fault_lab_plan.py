@@ -1,0 +1,95 @@
+"""The fault lab's plan, its schedules and its fixtures of places."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from configs import fault_lab
+from experiments.faults import places, plan, truth
+from experiments.faults.schedule import schedule
+from experiments.faults.spec import MODES, Spec, from_json, layout
+from jaxpace.locality.concerns import WARNING, find_concerns
+from jaxpace.locality.types import Device, Locality
+from tests.experiments.faults_made_up import fault_of, spec_of
+
+
+@pytest.fixture(scope="module")
+def specs() -> list[Spec]:
+  return plan.plan(fault_lab.get_config())
+
+
+def test_the_default_plan_is_large_enough_and_says_twice_the_same(specs: list[Spec]) -> None:
+  assert sum(bool(spec.faults) for spec in specs) >= 200
+  assert sum("healthy" in spec.name for spec in specs) >= 150
+  assert len({spec.name for spec in specs}) == len(specs)
+  assert {mode for spec in specs for mode in spec.modes} == set(MODES)
+  assert {fault.onset > 0 for spec in specs for fault in spec.faults} == {True, False}
+  assert sum(len(spec.faults) == 2 for spec in specs) >= 20
+  assert plan.plan(fault_lab.get_config()) == specs
+
+
+def test_every_run_with_a_fault_comes_after_a_twin_that_works_alike(specs: list[Spec]) -> None:
+  seen: dict[str, Spec] = {}
+  for spec in specs:
+    if spec.faults:
+      assert spec.twin is not None
+      twin = seen[spec.twin]
+      assert not twin.faults and twin.layout == spec.layout
+      both = schedule(twin), schedule(spec)
+      np.testing.assert_array_equal(both[0].work, both[1].work)
+      np.testing.assert_array_equal(both[0].spin, both[1].spin)
+      assert twin.misplaced == spec.misplaced
+    seen[spec.name] = spec
+    kinds = {fault.kind for fault in spec.faults}
+    assert "hog" not in kinds or spec.spinning is not None
+    assert not kinds & {"misplaced", "misplaced_link"} or spec.misplaced
+    struck = {rank for fault in spec.faults if "misplaced" not in fault.kind for rank in truth.blamed(spec, fault)[0]}
+    assert not struck & set(spec.misplaced or ()) or kinds == {"checkpointing"}  # that's process 0, wherever it is
+
+
+def test_specs_survive_json(specs: list[Spec]) -> None:
+  assert [from_json(json.loads(json.dumps(spec.to_json()))) for spec in specs] == specs
+
+
+def test_layouts() -> None:
+  assert (layout("4x1").processes, layout("2x2").ranks, layout("in8").devices) == (4, 4, 8)
+  assert layout("2x2").ranks_of(1) == (2, 3) and layout("2x2").process_of(3) == 1
+  for name in ("in1", "8", "1x4", "4x", "x4", ""):
+    with pytest.raises(ValueError, match="no layout"):
+      layout(name)
+
+
+def test_schedules_hold_what_the_faults_say() -> None:
+  late = schedule(spec_of(fault_of("straggler", (1, 2), 3e-3, onset=80))).extra
+  np.testing.assert_allclose(late[1:3, 80:], 3e-3, rtol=1e-6)
+  assert not late[:, :80].any() and not late[[0, 3]].any()
+  turns = schedule(spec_of(fault_of("rotating", (), 4e-3))).extra
+  assert ((turns > 0).sum(axis=0) == 1).all() and len(set(turns.argmax(axis=0))) == 4
+  both = schedule(spec_of(fault_of("rotating", (), 4e-3), fault_of("rotating", (), 4e-3))).extra
+  assert (np.count_nonzero(both, axis=0) == 2).sum() > 100  # two faults are drawn apart
+  unequal = schedule(spec_of(fault_of("imbalance", (), 2e-3))).extra.astype(np.float64)
+  assert (unequal.max(axis=0) - unequal.mean(axis=0)).mean() == pytest.approx(2e-3, rel=1e-5)
+  saved = schedule(spec_of(fault_of("checkpointing", (0,), 0.1, chance=25.0), name="4x1")).pause["checkpoint"]
+  assert np.flatnonzero(saved[0]).tolist() == list(range(24, 200, 25)) and not saved[1:].any()
+  paused = schedule(spec_of(fault_of("collecting", (2, 3), 0.02, chance=0.1, onset=50), name="4x1")).pause["gc"]
+  assert not paused[:2].any() and not paused[:, :50].any() and 15 < (paused > 0).sum() < 50
+
+
+def test_a_spinning_rank_sleeps_less_by_what_it_computes() -> None:
+  plain, spun = schedule(spec_of()), schedule(spec_of(spinning=2))
+  np.testing.assert_allclose(spun.work + spun.spin, plain.work, rtol=1e-6)
+  assert spun.spin[2].min() > 0 and not spun.spin[[0, 1, 3]].any()
+
+
+def test_the_fixture_of_places_says_who_is_misplaced() -> None:
+  known = Locality(process=0, hostname="h0", devices=tuple(Device(id=i) for i in range(4)))
+  found = places.place(known, (4, 5, 6, 7), (6,))
+  assert [gpu.nic_distance for gpu in found.gpus] == ["PIX", "PIX", "SYS", "PIX"]
+  assert [device.gpu for device in found.devices] == [gpu.pci for gpu in found.gpus]
+  assert len({nic.pci for nic in found.nics} | {gpu.pci for gpu in found.gpus}) == 8
+  wrong = [concern for concern in find_concerns(found) if concern.level == WARNING]
+  assert wrong and all(found.gpus[2].pci in concern.sentence or "mlx5_2" in concern.sentence for concern in wrong)
+  assert not [c for c in find_concerns(places.place(known, (4, 5, 6, 7), ())) if c.level == WARNING]
