@@ -88,12 +88,16 @@ def _setting(args: argparse.Namespace) -> tuple[Setting, list[int]]:
   from jaxpace.planning import model
   from jaxpace.planning.catalogue import DEVICES, NETWORKS
   from jaxpace.planning.plan import PlanError, Setting
-  for name, least in (("parameters", 1e3), ("layers", 1), ("hidden", 1), ("sequence", 1), ("devices", 1)):
+  for name, least in (("parameters", 1e3), ("layers", 1), ("hidden", 1), ("sequence", 1), ("devices", 1),
+                      ("examples", 1e-6), ("global_examples", 1e-6)):
     value = getattr(args, name)
     if value is not None and not least <= value <= 1e15:
       raise PlanError(f"{name}={value!r} must be a number from {least:g} to 1e15.")
+  for name in ("tensor", "pipeline"):
+    if not 1 <= getattr(args, name) <= 10**9:
+      raise PlanError(f"{name}={getattr(args, name)} must be a whole number from 1 to {10**9:,}.")
   split = args.tensor * args.pipeline
-  if split < 1 or args.devices < split:
+  if args.devices < split:
     raise PlanError(f"devices={args.devices} must be at least tensor x pipeline = {split}: one replica.")
   device = DEVICES[args.device]
   network = NETWORKS[args.network or ("ici" if args.device == "tpu-v4" else "ib-400")]

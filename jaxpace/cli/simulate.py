@@ -61,15 +61,17 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.trace import rundir
 
   progress = Progress()
+  writers: list[RunWriter] = []
+  whole = False
   try:
+    if args.output == "":
+      raise ConfigError("--output is empty: name a directory.")
     if args.json:
       check_target(args.json)
     config = load(args.config, args.set)
     scenario = settings.read(config, pacer_expression.make)
-    writers: list[RunWriter] = []
-    if args.output:
-      writers = [RunWriter(_place(args.output, scenario, job), recording(job, scenario, config), scenario.seed)
-                 for job in scenario.jobs]
+    for job in scenario.jobs if args.output else ():
+      writers.append(RunWriter(_place(args.output, scenario, job), recording(job, scenario, config), scenario.seed))
     adding = [scenarios.Adding() for _ in scenario.jobs]
     total, done = scenario.steps * len(scenario.jobs), [0] * len(scenario.jobs)
     for part in scenarios.run(scenario):
@@ -80,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
       progress.simulating(sum(done), total)
     for writer in writers:
       writer.close()
+    whole = True
   except (ConfigError, settings.SettingsError, UnwritableError, rundir.ForeignDirectoryError) as error:
     progress.clear()
     return _fail(str(error))
@@ -89,6 +92,10 @@ def run(args: argparse.Namespace) -> int:
   except MemoryError:
     progress.clear()
     return _fail("this needs more memory than there is: simulate fewer steps, or fewer ranks.")
+  finally:
+    if not whole:
+      for writer in writers:
+        writer.discard()
   progress.clear()
   summaries = [each.summary(job, scenario.seed) for each, job in zip(adding, scenario.jobs, strict=True)]
   wrong = deliver(lambda: print(_text(args, scenario, summaries), flush=True), lambda: _document(scenario, summaries),
@@ -128,7 +135,7 @@ def _from_python(file: pathlib.Path) -> Any:
     return module.get_config()
   except ModuleNotFoundError as error:
     raise ConfigError(f"{file} needs {error.name}, which is not installed: pip install {error.name}.") from error
-  except Exception as error:  # whatever the user's file does
+  except (Exception, SystemExit) as error:  # whatever the user's file does
     raise ConfigError(f"{file} fails: {type(error).__name__}: {error}. It must define get_config().") from error
 
 

@@ -86,6 +86,9 @@ class Setting:
       raise PlanError(f"tensor={self.tensor} must be at most the model's width, {self.model.hidden}.")
     if (self.examples is None) == (self.global_examples is None):
       raise PlanError("Give examples (of each replica) or global_examples (of all together), one of the two.")
+    if self.pipeline > 1 and self.examples is not None and self.micro_batches > self.examples:
+      raise PlanError(f"micro_batches={self.micro_batches} must be at most examples={self.examples:g}: a micro-batch "
+                      "has one example at least.")
     if not (self.batch > 0 and math.isfinite(self.batch)):
       raise PlanError(f"examples={self.examples!r} (global_examples={self.global_examples!r}) must be above 0.")
 

@@ -17,6 +17,7 @@ NONE = -1
 """Stands for no link in a path."""
 _HOPS = 6
 ROUTINGS = ("even", "hash")
+MAX_RANKS = 1 << 20
 
 
 class FabricError(ValueError):
@@ -64,6 +65,12 @@ class Fabric:
     for name in ("nodes", "per_node", "cards", "uplinks"):
       _whole(name, getattr(self, name), 1)
     _whole("rack", self.rack, 0)
+    _whole("seed", self.seed, 0)
+    if self.nodes * self.per_node > MAX_RANKS:
+      raise FabricError(f"nodes={self.nodes:,} of per_node={self.per_node:,} ranks each are more than the "
+                        f"{MAX_RANKS:,} ranks that a fabric may have.")
+    if self.uplinks > MAX_RANKS:
+      raise FabricError(f"uplinks={self.uplinks:,} must be a whole number from 1 to {MAX_RANKS:,}.")
     for name in ("node_rate", "card_rate"):
       _number(name, getattr(self, name), "bytes a second, above 0", above=True)
     for name in ("path_rate", "uplink_rate"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import uuid
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 from jaxpace.locality.job import FOLDER
 from jaxpace.simulation.job import Steps
 from jaxpace.simulation.strategies.own import OwnSteps
+from jaxpace.simulation.surroundings import SIMULATED
 from jaxpace.trace import rundir, schema
 from jaxpace.trace.parts import PartStore
 
@@ -57,7 +59,7 @@ class RunWriter:
       OSError: it can't be written.
     """
     self._path, self._made = pathlib.Path(directory), recording
-    run = f"simulated-{uuid.uuid5(uuid.NAMESPACE_OID, repr((recording, seed))).hex[:12]}"
+    self._run = run = f"simulated-{uuid.uuid5(uuid.NAMESPACE_OID, repr((recording, seed))).hex[:12]}"
     rundir.prepare(self._path)
     rundir.set_aside(self._path, run)
     for table in schema.TABLES:  # the same run again: made anew
@@ -78,7 +80,7 @@ class RunWriter:
           "hostname": recording.hosts[process], "pid": 0, "ranks": ranks.tolist(), "closed_cleanly": True})
     for process, place in enumerate(recording.places):
       rundir.write_json(self._path / FOLDER / f"{process}.json", {"run": run, **place})
-    if recording.floor is not None:
+    if recording.floor is not None and self._owns(self._path / FLOOR_FILE):
       rundir.write_json(self._path / FLOOR_FILE, recording.floor)
 
   def write(self, steps: Steps | OwnSteps, progress: Callable[[int, int], None] | None = None) -> None:
@@ -129,6 +131,24 @@ class RunWriter:
     if self._made.busy:
       self._sample(steps, base + step_time)
     self._exit, self._step = np.int64(leave[-1, -1]), self._step + count
+
+  def discard(self) -> None:
+    """Takes everything back that was written, as far as that can be done: half of a run is of no use."""
+    with contextlib.suppress(OSError):
+      made = [self._path / rundir.RUN_FILE]
+      made += [path for table in schema.TABLES for path in (self._path / table).glob(f"{self._run}-*")]
+      made += [path for folder in ("process", FOLDER) for path in (self._path / folder).glob("*.json")]
+      made += [self._path / FLOOR_FILE] if self._owns(self._path / FLOOR_FILE) else []
+      for path in made:
+        path.unlink(missing_ok=True)
+      for folder in (*schema.TABLES, "process", FOLDER, "."):
+        with contextlib.suppress(OSError):  # others' files keep it
+          (self._path / folder).rmdir()
+
+  @staticmethod
+  def _owns(path: pathlib.Path) -> bool:
+    """Whether a file is not there, or was written by a simulation."""
+    return not path.exists() or (rundir.read_json(path) or {}).get("kind") == SIMULATED
 
   def _sample(self, steps: Steps, exits: np.ndarray) -> None:
     """Samples of the hosts: how long each process's connections have been busy, as the kernel counts it."""

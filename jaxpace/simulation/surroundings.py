@@ -15,6 +15,8 @@ from jaxpace.diagnosis.fabric import SCHEMA
 from jaxpace.locality.types import Cpu, Device, Gpu, Locality, Nic, NumaNode
 from jaxpace.simulation.fabric import Fabric
 
+SIMULATED = "simulated"
+"""Kind of the document of a floor that nobody measured."""
 _POINTS = 4
 _LEAST = 1024.0
 
@@ -64,7 +66,7 @@ def quiet(fabric: Fabric, seconds: Callable[[Fabric, float], float], ranks: int,
   a, b = alpha_beta.coefficients(alpha_beta.ALL_REDUCE, alpha_beta.RING, ranks)
   beta = max((took[-1] - took[0]) / (sizes[-1] - sizes[0]) / b, 0.0) if b else 0.0
   alpha = max((took[0] - b * sizes[0] * beta) / a, 0.0) if a else 0.0
-  return {"schema": SCHEMA, "kind": "simulated", "levels": [
+  return {"schema": SCHEMA, "kind": SIMULATED, "levels": [
       {"level": "simulated fabric", "ranks": None, "measured": ranks, "collectives": {alpha_beta.ALL_REDUCE: {
           "algorithm": alpha_beta.RING, "alpha": alpha, "beta": beta, "points": [
               {"bytes": round(each), "seconds": value} for each, value in zip(sizes, took, strict=True)]}}}]}

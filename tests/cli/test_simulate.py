@@ -1,12 +1,15 @@
 """`jaxpace simulate`, from a config file to a run directory that the other commands read."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
 
 CONFIG = {
@@ -67,18 +70,57 @@ def test_two_jobs_get_a_directory_each_and_a_pacer_runs(config, tmp_path, capsys
     (["{folder}/broken.json"], "is no JSON file"),
     (["{folder}/raises.py"], "fails: ZeroDivisionError"),
     (["{folder}/imports.py"], "needs not_there, which is not installed"),
+    (["{folder}/exits.py"], "fails: SystemExit"),
+    (["{config}", "--output", ""], "--output is empty"),
+    (["{config}", "--set", "fabric.nodes=900000000"], "fabric.nodes=900,000,000 of per_node="),
+    (["{config}", "--set", "fabric.seed=1.5"], "fabric.seed=1.5 must be a whole number"),
+    (["{config}", "--set", 'jobs.only.strategy={{"kind": []}}'], "jobs.only.strategy.kind=[] must be one of"),
     (["{config}", "--output", "{folder}/broken.json"], "can't be written"),
     (["{config}", "--output", "{folder}/foreign"], "was not written by jaxpace")])
 def test_slips_get_a_sentence(config, tmp_path, capsys, arguments, said):
   (tmp_path / "broken.json").write_text("{")
   (tmp_path / "raises.py").write_text("def get_config():\n  return 1 / 0\n")
   (tmp_path / "imports.py").write_text("import not_there\n")
+  (tmp_path / "exits.py").write_text("def get_config():\n  raise SystemExit(3)\n")
   (tmp_path / "foreign").mkdir()
   (tmp_path / "foreign" / "run.json").write_text('{"of": "something else"}')
   status = main(["simulate", *(a.format(config=config, folder=tmp_path) for a in arguments)])
   streams = capsys.readouterr()
   assert status == 2 and said in streams.err and "Traceback" not in streams.err
   assert (tmp_path / "foreign" / "run.json").read_text() == '{"of": "something else"}'
+
+
+def files(folder):
+  return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_job_that_cannot_be_written_leaves_nothing_of_the_others(config, tmp_path, capsys):
+  only = CONFIG["jobs"]["only"]
+  config.write_text(json.dumps({**CONFIG, "jobs": {
+      name: {**only, "nodes": [node], "noise": {}} for node, name in enumerate("ab")}}))
+  (tmp_path / "runs" / "b").mkdir(parents=True)
+  (tmp_path / "runs" / "b" / "run.json").write_text("{}")
+  before = files(tmp_path)
+  assert main(["simulate", str(config), "--output", str(tmp_path / "runs")]) == 2
+  assert "was not written by jaxpace" in capsys.readouterr().err
+  assert files(tmp_path) == before and not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_full_disk_leaves_nothing_half_written_and_what_was_there(config, tmp_path, capsys, monkeypatch):
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "fabric.json").write_text('{"kind": "jaxpace bench"}')
+  before = files(tmp_path)
+
+  def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patched:
+    patched.setattr(PartStore, "compact", full)  # when all parts are written
+    assert main(["simulate", str(config), "--output", str(tmp_path / "run")]) == 2
+  assert "No space left on device" in capsys.readouterr().err
+  assert files(tmp_path) == before
+  assert main(["simulate", str(config), "--output", str(tmp_path / "run")]) == 0
+  assert (tmp_path / "run" / "fabric.json").read_text() == '{"kind": "jaxpace bench"}'
 
 
 def test_the_config_in_the_repository_runs(tmp_path, capsys):

@@ -80,7 +80,8 @@ def test_the_expected_maximum_is_that_of_draws(count):
 @given(data=st.sampled_from([1, 2, 8, 64, 1024]), tensor=st.sampled_from([1, 2, 8]),
        pipeline=st.sampled_from([1, 2, 8]), overlap=st.floats(0, 1), jitter=st.floats(0, 0.3))
 def test_parts_add_up_and_nothing_is_negative(data, tensor, pipeline, overlap, jitter):
-  made = step(setting(data=data, tensor=tensor, pipeline=pipeline, overlap=overlap, jitter=jitter, micro_batches=4))
+  made = step(setting(data=data, tensor=tensor, pipeline=pipeline, overlap=overlap, jitter=jitter, micro_batches=4,
+                      examples=4))
   assert set(made.parts) == set(CAUSES) and sum(made.parts.values()) == pytest.approx(made.seconds)
   assert min(made.parts.values()) >= 0 and made.devices == data * tensor * pipeline
 
@@ -106,7 +107,8 @@ def test_memory_says_what_does_not_fit():
     ({"data": 0}, "data=0 must be a whole number"), ({"tensor": 4096}, "tensor=4096 must be at most"),
     ({"pipeline": 25}, "pipeline=25 has more stages"), ({"overlap": 1.5}, "overlap=1.5 must be a number from 0 to 1"),
     ({"precision": "int8"}, "precision='int8' must be one of"), ({"examples": -1}, "must be above 0"),
-    ({"jitter": math.nan}, "jitter=nan"), ({"global_examples": 8}, "one of the two")])
+    ({"jitter": math.nan}, "jitter=nan"), ({"global_examples": 8}, "one of the two"),
+    ({"pipeline": 4, "micro_batches": 9, "examples": 8}, "micro_batches=9 must be at most examples=8")])
 def test_impossible_settings_are_named(change, said):
   with pytest.raises(PlanError, match=said):
     setting(**change)
@@ -146,9 +148,9 @@ def test_the_command_prints_and_writes(capsys, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--tensor", "16", "--devices", "8"], "at least tensor x pipeline = 16"),
-    (["--tensor", "0"], "at least tensor x pipeline = 0"), (["--parameters", "-5"], "parameters=-5.0"),
+    (["--tensor", "0"], "tensor=0 must be a whole number from 1"), (["--parameters", "-5"], "parameters=-5.0"),
     (["--parameters", "nan"], "parameters=nan"), (["--sustained", "2"], "sustained=2.0"),
-    (["--examples", "0"], "must be above 0"), (["--json", "/no/such/x.json"], "does not exist")])
+    (["--examples", "0"], "examples=0.0 must be a number"), (["--json", "/no/such/x.json"], "does not exist")])
 def test_slips_get_a_sentence(arguments, said, capsys):
   assert main(["plan", *arguments]) == 2
   streams = capsys.readouterr()

@@ -161,7 +161,7 @@ def read(config: Mapping[str, Any]) -> Strategy:
   """
   fields = dict(config)
   kind = fields.pop("kind", None)
-  if kind not in STRATEGIES:
+  if not isinstance(kind, str) or kind not in STRATEGIES:
     raise SettingsError(f"kind={kind!r} must be one of {', '.join(STRATEGIES)}.")
   declared = {field.name: field for field in dataclasses.fields(STRATEGIES[kind])}
   for name in fields:
