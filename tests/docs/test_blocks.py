@@ -1,0 +1,163 @@
+"""Every code block of README.md and docs/ is run or checked by its language; none is left out silently."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import doctest
+import pathlib
+import re
+import subprocess
+
+import duckdb
+import jax
+import pytest
+import yaml
+
+from jaxpace.trace import synthetic
+from tests.docs import names, shell
+from tests.docs.blocks import ROOT, Block, blocks, of, written
+
+SHOWN = {"output", "formula", "layout", "query", "json"}
+"""What a block of text may be; the word after `text` says it, for an output or a layout with of what."""
+CHECKED = {"python", "sh", "sql", "yaml", "diff", "text"}
+PAGES_WITH_PROMPTS = sorted({block.page for block in blocks() if block.prompts})
+COMMANDS = [block for block in written("sh") if not block.text.startswith("#!")]
+OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def unsaid(block: Block) -> str | None:
+  """Why nothing here checks a block, or None."""
+  if block.language.startswith("{"):
+    return None  # a directive: the building of the pages fails where it is wrong
+  if block.language not in CHECKED:
+    return f"the language {block.language!r}: write one of {sorted(CHECKED)} after the three ticks"
+  if block.language == "text":
+    kind, _, of_what = block.rest.partition(" ")
+    if kind.rstrip(",:") not in SHOWN or (kind in ("output", "layout") and not of_what):
+      return f"the text {block.rest!r}: after `text` say one of {sorted(SHOWN)}, and of what"
+  elif block.rest:
+    return f"the words {block.rest!r} after {block.language}"
+  return None
+
+
+def test_every_block_is_checked_by_something():
+  assert len(blocks()) > 100
+  complaints = {block.where: unsaid(block) for block in blocks() if unsaid(block)}
+  assert not complaints, f"blocks that nothing checks: {complaints}"
+
+
+@pytest.mark.parametrize("page", [
+    "a\n```\nls\n```\n", "a\n\n    ls\n", "```bash\nls\n```\n", "```text\nx\n```\n", "```text output\nx\n```\n",
+    "```sh no check\nls\n```\n"])
+def test_what_nothing_checks_is_noticed(page):
+  [block] = of(page, "a.md")
+  assert unsaid(block)
+
+
+def test_a_prompt_is_nowhere_but_in_a_block_of_python():
+  loose = [block.where for block in blocks() if block.prompts and block.language != "python"]
+  for page in sorted((ROOT / "docs").rglob("*.md")):
+    inside = sum(block.text.count(">>> ") for block in blocks() if block.page == str(page.relative_to(ROOT)))
+    loose += [str(page)] * (page.read_text().count(">>> ") != inside)
+  assert not loose
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PROMPTS)
+def test_code_with_prompts_runs(page, tmp_path):
+  synthetic.write(tmp_path, synthetic.Job(ranks=4, steps=200, processes=2, hosts=2))  # for the page on SQL
+  prompts = sum(block.text.count(">>> ") for block in written("python") if block.page == page)
+  with contextlib.chdir(tmp_path), jax.numpy_dtype_promotion("standard"):  # JAX's own promotion, as a reader has it
+    results = doctest.testfile(str(ROOT / page), module_relative=False, optionflags=OPTIONS)
+  assert results.attempted == prompts > 0 and not results.failed
+
+
+@pytest.mark.parametrize("block", [b for b in written("python") if not b.prompts], ids=lambda block: block.where)
+def test_names_and_arguments_of_python_exist(block):
+  assert not names.wrong(block.text)
+
+
+@pytest.mark.parametrize("code", [
+    "jaxpace.instrumnt(step, axis_name='data')", "jaxpace.instrument(step, axis='data')", "recorder.recrod(pace)",
+    "recorder.record()", "from jaxpace import distribute", "from jaxpace.distributed import initialise",
+    "paced.init(mesh, mesh, mesh)", "jaxpace.Recorder()", "jax.shard_mapped(f)"])
+def test_names_and_arguments_that_do_not_exist_are_noticed(code):
+  assert names.wrong(code)
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.where)
+def test_commands_can_be_typed(block):
+  assert shell.check(block.text)
+
+
+@pytest.mark.parametrize("line", [
+    "jaxpace repot runs/demo", "jaxpace report runs/demo --htm x", "jaxpace launch --nproc 2 -- jaxpace bench --jsn x",
+    "python -m experiments.digits.mian", "python -m experiments.digits.main --workdirs=a", "make dmo", "rm -rf /",
+    "sbatch docs/examples/trian.sbatch train.py", "pip install 'jaxpace[metric]'", "chrt -r 5 python -m experiments.no",
+    "jaxpace report a | jaxpace nothing", "python other.py", "jaxpace replay a --pacer 'pace_early_ranks(treshold=1)'"])
+def test_commands_that_would_fail_are_noticed(line):
+  with pytest.raises((shell.NotTypeableError, ValueError)):
+    shell.check(line)
+
+
+def test_queries_run(tmp_path):
+  synthetic.write(tmp_path, synthetic.Job(ranks=4, steps=200, processes=2, hosts=2, host_columns=True))
+  (tmp_path / "runs").mkdir()
+  (tmp_path / "runs" / "demo").symlink_to(tmp_path)
+  with contextlib.chdir(tmp_path), duckdb.connect() as database:
+    for block in written("sql"):
+      database.execute(block.text).fetchall()
+
+
+def test_yaml_is_yaml_and_its_commands_can_be_typed():
+  for block in written("yaml"):
+    for document in yaml.safe_load_all(block.text):
+      for step in document if isinstance(document, list) else ():
+        assert shell.check(step["run"])
+
+
+def test_differences_are_those_of_the_examples():
+  real = []
+  for example in ("digits", "chars"):
+    before, after = ((ROOT / "experiments" / example / f"{name}.py").read_text().splitlines()
+                     for name in ("train", "train_jaxpace"))
+    lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
+    real.append([line for line in lines if not line.startswith("@@")])
+  for block in written("diff"):
+    assert block.text.splitlines() in real, block.where
+
+
+@pytest.mark.parametrize(("page", "shown"), [("slurm", "train.sbatch"), ("kubernetes", "job.yaml")])
+def test_a_file_that_is_shown_whole_is_the_file(page, shown):
+  text = (ROOT / "docs" / "examples" / shown).read_text()
+  assert text in [block.text for block in blocks() if block.page == f"docs/how_to/{page}.md"]
+
+
+def test_the_batch_script_is_a_script():
+  scripts = [block for block in written("sh") if block.text.startswith("#!")]
+  assert scripts
+  for block in scripts:
+    subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+
+
+def _strings(folder: pathlib.Path) -> set[str]:
+  """All constant strings and names of arguments in the package: whatever a key may be made of."""
+  found: set[str] = set()
+  for path in folder.rglob("*.py"):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found.add(node.value)
+      elif isinstance(node, ast.keyword | ast.arg) and node.arg:
+        found.add(node.arg)
+      elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        found.add(node.target.id)
+  return found
+
+
+def test_keys_of_json_are_written_somewhere():
+  said = {(block.where, key) for block in written("text") if block.rest == "json"
+          for key in re.findall(r'"([A-Za-z_]\w*)":', block.text)}
+  real = _strings(ROOT / "jaxpace")
+  assert len(said) > 50
+  assert not {(where, key) for where, key in said if key not in real}
