@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from scipy import stats
+
 from experiments import measured
 
 CONTROLS = {"baseline": "as it is", "young_daly": "checkpoints by Young and Daly", "aligned": "pauses aligned",
@@ -21,6 +23,7 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines += _compounding(figures)
   for world in figures["policies"]:
     lines += _amplification(figures, world) + _controls(figures, world) + _knees(figures, world)
+  lines += _alarms(figures)
   lines += ["## What the report says of such a run", ""]
   own = figures["recorded"]
   lines += [f"{own['groups']} groups, {own['steps']} steps of the baseline, recorded and given to "
@@ -66,7 +69,8 @@ def _compounding(figures: dict[str, Any]) -> list[str]:
   lines += [
       f"Barriers alone: the test gave up independence in {total['null'][0]} of {total['null'][1]} runs; the share "
       f"waited went from {_percent(first)} to {_percent(last)} over the sizes. With drift and wander: "
-      f"{total['baseline'][0]} of {total['baseline'][1]}. So " + (
+      f"{total['baseline'][0]} of {total['baseline'][1]} (of independent steps "
+      f"{_share(*total['null'])} of the runs, of these {_share(*total['baseline'])}; exact 95 % intervals). So " + (
           "what barriers add to i.i.d. jitter is paid again in each step and does not compound; what lasts from step "
           "to step does, and it is memory in the machines that barriers pass on to all, not the barrier."
           if total["null"][0] <= 0.1 * total["null"][1] and total["baseline"][0] > 0.5 * total["baseline"][1] else
@@ -134,6 +138,27 @@ def _knees(figures: dict[str, Any], world: str) -> list[str]:
           "above and not the law.", "",
           *measured.table(["policy", "sigma", "low", "high", "kappa", "low", "high", "misfit", "most throughput at",
                            "efficiency at the largest", "knee"], rows)]
+
+
+def _alarms(figures: dict[str, Any]) -> list[str]:
+  rows = [[row["world"], row["noise"], f"{row['knees']} of {row['trials']}", *_between(row["knees"], row["trials"]),
+           f"{row['kappa']} of {row['trials']}"] for row in figures["alarms"]]
+  return ["## How often a knee is claimed", "",
+          "The threshold: a knee is claimed where kappa's 95 % interval lies above 0 and throughput peaks among the "
+          "sizes that were run. Made-up sweeps over these sizes, with as many runs at each; noise is the deviation of "
+          "a run's throughput (low and high: exact 95 % interval of the share).", "",
+          *measured.table(["sweep", "noise", "knee claimed", "low", "high", "kappa above 0"], rows)]
+
+
+def _share(count: int, of: int) -> str:
+  low, high = _between(count, of)
+  return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+def _between(count: int, of: int) -> tuple[float, float]:
+  """Exact 95 % interval of a share (Clopper and Pearson)."""
+  interval = stats.binomtest(count, of).proportion_ci()
+  return float(interval.low), float(interval.high)
 
 
 def _percent(value: float | None) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs import stability as configured
-from experiments import stability, stability_tables
+from experiments import stability, stability_alarms, stability_tables
 from jaxpace.simulation.stability import Series
 
 
@@ -19,7 +19,8 @@ def made_up(machine, groups, policy, steps, runs, seed):
 @pytest.fixture(scope="module")
 def figures():
   config = configured.get_config()
-  config.update({"sizes": (64, 128, 256, 512), "steps": 800, "runs": 3, "days": 2.0, "plays": 3, "draws": 2})
+  config.update({"sizes": (64, 128, 256, 512), "steps": 800, "runs": 3, "days": 2.0, "plays": 3, "draws": 2,
+                 "trials": 3})
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(stability.stability, "series", made_up)
     patched.setattr(stability, "RECORDED_GROUPS", 4)
@@ -44,6 +45,18 @@ def test_the_page_says_what_the_tests_said(figures):
   assert "in 0 of 12 runs" in text and "With drift and wander: 12 of 12" in text and "does not compound" in text
   assert figures["recorded"]["decision"] in text
   assert text.count("No knee") + text.count("Throughput peaks") == 14
+  assert "(of independent steps 0.0 to 26.5 % of the runs, of these 73.5 to 100.0 %" in text
+  assert text.split("How often a knee")[1].count(" of 3 |") == 2 * len(figures["alarms"])
+
+
+def test_a_knee_is_claimed_where_there_is_one():
+  rows = stability_alarms.alarms([64, 128, 256, 512, 1024], 8, 12)
+  assert len(rows) == 12
+  for row in rows:
+    there = row["world"].startswith("a knee")
+    if row["noise"] < 0.1:
+      assert row["knees"] == (12 if there else 0)
+    assert row["knees"] <= row["kappa"]
 
 
 def test_more_together_needs_the_whole_interval():
