@@ -18,7 +18,7 @@ PAGES = ("replay.md", "control.md")
 def commands():
   found = []
   for page in (*PAGES, "what_if.md", "findings.md", "forecast.md", "bench.md", "compare.md", "link_probe.md",
-               "timeline.md", "stability.md", "watch.md"):
+               "html.md", "timeline.md", "stability.md", "watch.md"):
     for line in (ROOT / "docs" / page).read_text().splitlines():
       if line.startswith("jaxpace "):
         found.append(line)

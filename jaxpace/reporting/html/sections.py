@@ -52,8 +52,8 @@ def shares(figures: Figures) -> Markup:
     label = element("span", shares_bar.swatch(name), name, class_="named")
     rows.append([label, figures.share(f"shares/{name}"), milliseconds(parts[name] * step),
                  shares_bar.MEANING[name]])
-  return joined([shares_bar.bar(parts, described),
-                 table("Shares of the step", ("", "share", "a step", "what it is"), rows, texts=(0, 3), tight=True)])
+  legend = table("Shares of the step", ("spent on", "share", "a step", "what it is"), rows, texts=(0, 3), tight=True)
+  return joined([shares_bar.bar(parts, described), legend])
 
 
 def ranks(figures: Figures) -> Markup:
@@ -93,7 +93,7 @@ def longest(figures: Figures) -> Markup:
     body.append([figures.number(f"{at}/step"), figures.time(f"{at}/step_time"), mostly,
                  UNKNOWN if row["last_rank"] is None else f"rank {row['last_rank']}", go])
   return joined([element("h3", "The longest steps", class_="below"), table(
-      "The longest steps", ("step", "took", "mostly", "waited for", ""), body, texts=(2, 3, 4),
+      "The longest steps", ("step", "took", "mostly", "waited for", "in the charts"), body, texts=(2, 3, 4),
       tight=True)])
 
 
@@ -119,8 +119,8 @@ def what_if(figures: Figures) -> Markup | None:
   step = document["step_time"]["mean"]
   body = [[label, figures.time(f"what_if/{name}/step_time"), figures.times(f"what_if/{name}/speedup"),
            _meter(answers[name]["step_time"] / step)] for label, name in rows]
-  return table("What it would be worth", ("the run again, but", "a step", "as fast", "step, of the recorded one"), body,
-               texts=(0, 3))
+  return table("Steps that might have been",
+               ("the run again, but", "a step", "as fast", "step, of the recorded one"), body, texts=(0, 3))
 
 
 def _meter(share: float) -> Markup:

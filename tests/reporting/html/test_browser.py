@@ -356,6 +356,10 @@ def test_it_prints(page):
   page.page.emulate_media(media="print")
   assert not page.page.locator("nav").is_visible() and page.page.locator("#chart-skew").is_visible()
   page.page.emulate_media(media="screen")
+  for _ in range(100):  # charts notice their new size when the browser tells them
+    if {chart: page.shown(chart) for chart in CHARTS} == before:
+      break
+    page.page.wait_for_timeout(100)
   assert {chart: page.shown(chart) for chart in CHARTS} == before
 
 

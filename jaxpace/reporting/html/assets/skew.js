@@ -14,15 +14,15 @@ function startSkew() {
 
   /** The lateness that has the full colour: nearly the highest in view, so that one pause doesn't bleach the rest. */
   function scale(mode) {
-    const [from, to] = columns.shown, [low, high] = ranksInView().map(rowAt), sizes = [];
+    const [from, to] = columns.shown, [low, high] = ranksInView().map(rowAt), of = values(mode);
+    const sizes = new Int32Array((high - low + 1) * (to - from + 1));
+    let known = 0;
     for (let row = low; row <= high; row++) {
       for (let column = from; column <= to; column++) {
-        const value = values(mode)[row][column];
-        if (value !== null) sizes.push(Math.abs(value));
+        if (of[row][column] !== null) sizes[known++] = Math.abs(of[row][column]);
       }
     }
-    sizes.sort((a, b) => a - b);
-    return Math.max(sizes.length ? sizes[Math.floor(0.995 * (sizes.length - 1))] : 0, 1);
+    return known ? Math.max(sizes.subarray(0, known).sort()[Math.floor(0.995 * (known - 1))], 1) : 1;
   }
 
   function paint(size, mode, full) {

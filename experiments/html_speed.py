@@ -1,0 +1,145 @@
+"""Measures `jaxpace report --html` on a large synthetic run: time to make it, size, first paint, time of a zoom.
+
+    python -m experiments.html_speed
+    python -m experiments.html_speed --ranks=1024 --processes=128 --repeats=1 --output=docs/measurements/html_1024.json
+
+writes the run, makes its page in a process of its own, opens that in a headless Chromium, and writes the numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pathlib
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from absl import app, flags
+
+from jaxpace.trace import synthetic
+from jaxpace.trace.synthetic_faults import Fault
+
+_RANKS = flags.DEFINE_integer("ranks", 64, "Ranks of the synthetic run.", lower_bound=2)
+_STEPS = flags.DEFINE_integer("steps", 100_000, "Steps of the synthetic run.", lower_bound=60)
+_PROCESSES = flags.DEFINE_integer("processes", 8, "Processes of the synthetic run.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Times the page is made and opened.", lower_bound=1)
+_RUN = flags.DEFINE_string("run", None, "Take this run, written before; default is a new one.")
+_KEEP = flags.DEFINE_string("keep", None, "Write the run here and keep it.")
+_OUTPUT = flags.DEFINE_string("output", "docs/measurements/html_speed.json", "Where the numbers go.")
+_TARGET = {"seconds": 20.0, "megabytes": 5.0, "first_paint_s": 2.0}
+_FAULTS = (Fault("pause", 30e-3, (0,), probability=0.1, mechanism="gc"), Fault("contention", 5e-3, begin=0.5))
+_AT_A_TIME = 20_000_000
+"""Rank-steps made up at a time."""
+_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+          "--disable-component-update", "--disable-sync")
+
+_ZOOM = """async times => {
+  const took = [], from = document.getElementById('from'), to = document.getElementById('to');
+  const low = Number(from.min), high = Number(from.max), frame = () => new Promise(requestAnimationFrame);
+  for (let i = 0; i < times; i++) {
+    const begin = performance.now(), middle = low + (high - low) * (i + 0.5) / times;
+    from.value = Math.round(middle - (high - low) / 8);
+    to.value = Math.round(middle + (high - low) / 8);
+    document.getElementById('window-form').requestSubmit();
+    await frame();
+    took.push(performance.now() - begin);
+  }
+  return took;
+}"""
+
+
+def write(run: pathlib.Path) -> None:
+  """Writes the run; one so large that its truth would not fit in memory as several attempts, after restarts."""
+  attempts = -(-_RANKS.value * _STEPS.value // _AT_A_TIME)
+  edges = [_STEPS.value * i // attempts for i in range(attempts + 1)]
+  print(f"Writing {_RANKS.value} ranks x {_STEPS.value:,} steps to {run} ...", flush=True)
+  for attempt, (begin, end) in enumerate(itertools.pairwise(edges)):
+    job = synthetic.Job(ranks=_RANKS.value, steps=end - begin, processes=_PROCESSES.value, hosts=_PROCESSES.value,
+                        noise=0.05, late={min(17, _RANKS.value - 1): 5e-3}, host_columns=True, faults=_FAULTS,
+                        seed=attempt)
+    synthetic.write(run, job, attempt=attempt, first_step=begin)
+    print(f"  {end:,} steps", flush=True)
+
+
+def make(run: pathlib.Path, page: pathlib.Path) -> dict[str, float]:
+  """Makes the page in a new process: wall and processor seconds, interpreter start included, and peak resident GiB."""
+  command = [sys.executable, "-m", "jaxpace", "report", str(run), "--html", str(page)]
+  begin = time.perf_counter()
+  process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                             cwd=pathlib.Path(__file__).parents[1])
+  _, status, usage = os.wait4(process.pid, 0)
+  wall = time.perf_counter() - begin
+  process.returncode = os.waitstatus_to_exitcode(status)
+  if process.returncode:
+    raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}")
+  unit = 1 if sys.platform == "darwin" else 1024  # Linux counts ru_maxrss in KiB, macOS in bytes
+  return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_gib": usage.ru_maxrss * unit / 2**30,
+          "megabytes": page.stat().st_size / 1e6}
+
+
+def look(page: pathlib.Path, chromium: str) -> dict[str, float]:
+  """Opens the page in a new browser: seconds to the first paint and until all is drawn, milliseconds of a zoom."""
+  from playwright.sync_api import sync_playwright
+
+  with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    said: list[str] = []
+    opened.on("console", lambda message: said.append(message.text))
+    opened.goto(page.as_uri())
+    opened.wait_for_selector("html[data-ready=yes]", timeout=120_000)
+    drawn = opened.evaluate("performance.now()") / 1e3
+    paint = opened.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") / 1e3
+    zoom = opened.evaluate(_ZOOM, 20)
+    browser.close()
+  if said:
+    raise RuntimeError(f"The browser complains: {said}")
+  return {"first_paint_s": paint, "all_drawn_s": drawn, "zoom_ms": statistics.median(zoom), "worst_zoom_ms": max(zoom)}
+
+
+def main(argv: list[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+  chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+  if chromium is None:
+    raise app.UsageError("Chromium is needed; on Debian: apt install chromium")
+  folder = pathlib.Path(tempfile.mkdtemp(prefix="html-speed-"))
+  try:
+    run = pathlib.Path(_RUN.value or _KEEP.value or folder / "run")
+    if not _RUN.value:
+      write(run)
+    runs: list[dict[str, Any]] = []
+    for i in range(_REPEATS.value):
+      runs.append(make(run, folder / "report.html"))
+      runs[-1] |= look(folder / "report.html", chromium)
+      print(f"  page {i + 1}: " + ", ".join(f"{name} {value:.2f}" for name, value in runs[-1].items()), flush=True)
+    version = subprocess.run([chromium, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    result = {
+        "command": "python -m experiments.html_speed " + " ".join(
+            f"--{f.name}={f.value}" for f in (_RANKS, _STEPS, _PROCESSES, _REPEATS)),
+        "measured": "jaxpace report RUN --html FILE in a new process, interpreter start included; the page in a new "
+                    "browser; a zoom of all charts over steps, to the next frame",
+        "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "python": platform.python_version(),
+        "browser": version, "load": os.getloadavg()[0], "target": _TARGET,
+        **{name: {"median": round(statistics.median(r[name] for r in runs), 3),
+                  "worst": round(max(r[name] for r in runs), 3)} for name in runs[0]}}
+    result["within_target"] = (result["wall_s"]["worst"] <= _TARGET["seconds"]
+                               and result["megabytes"]["worst"] <= _TARGET["megabytes"]
+                               and result["first_paint_s"]["worst"] <= _TARGET["first_paint_s"])
+    path = pathlib.Path(_OUTPUT.value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+  finally:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+  app.run(main)
