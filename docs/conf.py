@@ -28,5 +28,6 @@ nitpick_ignore_regex = [("py:(class|exc)", r".*")]
 default_role = "code"  # `name` in docstrings
 
 html_theme = "furo"
+html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False

@@ -200,6 +200,40 @@ def _watch(figures: Any) -> Found:
                all(run["core_share"] <= figures["target_core_share"] for run in runs))
 
 
+def _forecast_real(figures: Any) -> Found:
+  errors = {forecast["ranks"]: forecast["error"] for forecast in figures["forecasts"]}
+  return Found(", ".join(f"{percent(error)} at {ranks} ranks" for ranks, error in errors.items()),
+               all(abs(error) <= 0.1 for error in errors.values()))
+
+
+def _probe(figures: Any) -> Found:
+  by_ratio: dict[float, list[bool]] = {}
+  for row in figures["rows"]:
+    by_ratio.setdefault(row["ratio"], []).append(row["right"])
+  words = [f"{sum(right)} of {len(right)} {'healthy' if ratio == 1 else f'{ratio:g} times as slow'}"
+           for ratio, right in sorted(by_ratio.items())]
+  return Found("; ".join(words), all(map(all, by_ratio.values())))
+
+
+def _exporters(figures: Any) -> Found:
+  mean, error = figures["mean"], figures["standard_error"]
+  return Found(f"{mean:.1f} µs, standard error {error:.1f}", mean + 2 * error <= 20)
+
+
+def _pauses(figures: Any) -> Found:
+  runs = [(run["processes"], run["auto"]) for run in figures["runs"] if "auto" in run]
+  return Found("; ".join(f"{processes} processes: {interval([100 * (r - 1) for r in auto['ratio']], '%')}"
+                         for processes, auto in runs), all(auto["shown_within_limit"] for _, auto in runs))
+
+
+def _simulated(figures: Any) -> Found:
+  cases = figures["cases"]
+  slowest = max(cases, key=lambda name: max(cases[name]["run_s"]) / cases[name]["limit_s"])
+  return Found(f"{sum(case['within'] for case in cases.values())} of {len(cases)} cases within; nearest to its limit: "
+               f"{cases[slowest]['about']}, {max(cases[slowest]['run_s']):.1f} of {cases[slowest]['limit_s']:g} s",
+               all(case["within"] for case in cases.values()))
+
+
 def _policies(figures: Any) -> Found:
   ratios = [row["baseline"]["ratio"][-1] for row in figures["compounding"].values()]
   nulls = [row["null"]["ratio"][-1] for row in figures["compounding"].values()]
@@ -222,15 +256,20 @@ FIGURES = (
            _bitwise),
     Figure("… under every pacer, guard and housekeeper", "no bit differs", "bitwise_pacers.json", _bitwise),
     Figure("`jaxpace report` on 64 ranks × 100,000 steps", "at most 15 s and 2 GiB", "report_speed.json", _speed),
+    Figure("… on 1,024 ranks × 10,000 steps", "at most 15 s and 2 GiB", "report_speed_1024.json", _speed),
     Figure("Failure modes told apart (macro-F1), faults of 5 % or more, held-out runs", "0.97",
            "fault_lab_seed2.json", _modes),
     Figure("The right rank or host blamed", "97 %", "fault_lab_seed2.json", _blame),
     Figure("Healthy controls in which somebody is blamed", "none", "fault_lab_seed2.json", _false_blame),
     Figure("Forecast intervals of 90 % that hold, 8 ranks to 32 and 64, simulated", "85 %, errors of 10 % at most",
            "forecast_simulated.json", _coverage),
+    Figure("… 8 devices of a process to 32 and 64, error of the step", "at most 10 %", "forecast_real.json",
+           _forecast_real),
     Figure("`jaxpace compare --fail-above 3%` fails on equal runs", "rare", "compare_false_alarms.json", _compare),
     Figure("A late rank is told within 30 steps, made-up jobs", "all", "stream_alarms.json", _alarms),
     Figure("The watchdog names the late process", "all, within 2 s", "watchdog.json", _watchdog),
+    Figure("The link probe names the slow host or link, lab of four hosts", "all", "link_probe.json", _probe),
+    Figure("Exporters, of the training thread a step", "at most 20 µs", "exporter_cost.json", _exporters),
     Figure("`jaxpace watch`, 64 ranks, a look a second", "at most 2 % of a core", "watch_cost.json", _watch),
     Figure("Pacing where it can't gain: longer steps, simulated, 4 to 1,024 ranks", "at most 0.1 %",
            "null_pacing.json", _null),
@@ -239,6 +278,8 @@ FIGURES = (
     Figure("… live, also between gloo processes", "at most +0.5 %", "null_live.json", _null_live),
     Figure("Four polling ranks on two cores, paced", "-20 % of the step", "polling.json", _polling),
     Figure("Two polling ranks on two cores, paced", "step within 2 %, CPU time saved", "polling.json", _saved),
+    Figure("Housekeeper's mode `auto` against doing nothing, real collections", "never worse by more than 0.5 %",
+           "pauses.json", _pauses),
     Figure("Two jobs on one trunk of real TCP: share of the loss recovered", "60 %, better 80 %", "two_jobs.json",
            _two_jobs),
     Figure("… variation of the step against no control", "no higher", "two_jobs.json", _steadiness),
@@ -252,6 +293,7 @@ FIGURES = (
     Figure("Guard: regret after 10,000 steps", "at most 100 steps", "guard_simulated.json", _regret(10000)),
     Figure("Guard: regret after 50,000 steps", "at most 500 steps", "guard_simulated.json", _regret(50000)),
     Figure("One `update` of a pacer at 1,024 ranks", "at most 10 µs", "update_cost.json", _update),
+    Figure("Speed of the simulator", "5 to 30 s by case", "simulation_speed.json", _simulated),
     Figure("Structural stability: growth of variance over many barriers, simulated", "", "stability.json", _policies),
     Figure("Synchronisation strategies: time simulated, training real", "", "strategies.json", _strategies),
 )
@@ -269,8 +311,8 @@ def command(figures: Any) -> str:
   return ""
 
 
-def rows() -> list[tuple[str, str, str, str, str]]:
-  """The table: what, aim, measured, met, command; in Markdown.
+def rows() -> list[tuple[str, str, str, str]]:
+  """The table: what, aim, measured, met; in Markdown.
 
   Raises:
     FileNotFoundError, KeyError: a file is not there, or no longer holds the figure.
@@ -286,5 +328,20 @@ def rows() -> list[tuple[str, str, str, str, str]]:
     page = path.with_suffix(".md")
     name = f"[{figure.what}]({page.name})" if page.exists() else f"{figure.what} ([raw]({path.name}))"
     met = "–" if found.met is None or not figure.aim else "yes" if found.met else "**no**"
-    table.append((name, figure.aim or "–", found.words, met, f"`{command(figures)}`"))
+    table.append((name, figure.aim or "–", found.words, met))
   return table
+
+
+def commands() -> list[str]:
+  """One item a file: what made it, when, and how busy the machine was; in Markdown."""
+  items = []
+  for path in sorted(FOLDER.glob("*.json")):
+    figures = json.loads(path.read_text())
+    made = figures if "date" in figures else next((v for v in figures.get("by_congestion", {}).values()), figures)
+    load = made.get("load_average_at_start", made.get("load_at_start"))
+    when = [made.get("date"), None if load is None else f"load average {load:.1f}"]
+    said = ", ".join(text for text in when if text)
+    page = path.with_suffix(".md")
+    shown = f"[{path.stem}]({page.name if page.exists() else path.name})"
+    items.append(f"- {shown}: `{command(figures)}`" + (f" ({said})" if said else ""))
+  return items

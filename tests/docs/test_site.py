@@ -1,0 +1,122 @@
+"""The website's parts: nothing public is missing from it, and what it reads from files is there."""
+
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+import jaxpace
+from experiments import architecture
+from jaxpace.cli.main import COMMANDS
+from tests.docs.blocks import ROOT
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def measured_figures():
+  sys.path.insert(0, str(DOCS / "_extensions"))
+  try:
+    import measured_figures
+    yield measured_figures
+  finally:
+    sys.path.remove(str(DOCS / "_extensions"))
+
+
+def test_every_page_is_in_a_table_of_contents():
+  listed = set()
+  for page in (DOCS / "index.md", DOCS / "measurements" / "index.md"):
+    for block in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.DOTALL):
+      for line in block.splitlines():
+        name = re.sub(r"^.*<(.*)>$", r"\1", line)
+        if name and not name.startswith(":"):
+          listed |= set(page.parent.glob(f"{name}.md"))
+  assert set(DOCS.rglob("*.md")) - listed == {DOCS / "index.md"}
+
+
+def test_the_reference_has_every_public_name():
+  said = (DOCS / "reference" / "python.md").read_text()
+  missing = [name for name in jaxpace.__all__
+             if f":: jaxpace.{name}\n" not in said and f":pyobject: {name}\n" not in said]
+  assert not missing
+
+
+def test_the_reference_has_every_command():
+  said = re.findall(r"^```\{command-help\} (\w+)$", (DOCS / "reference" / "commands.md").read_text(), re.MULTILINE)
+  assert said == sorted(COMMANDS)
+
+
+def test_every_layer_has_its_words():
+  said = set(re.findall(r"\*\*`(\w+)`\*\*", (DOCS / "architecture.md").read_text()))
+  assert said == {name for layer in architecture.layers() for name in layer}
+
+
+def test_the_drawing_is_of_the_real_imports():
+  drawn = json.loads((DOCS / "figures" / "architecture.json").read_text())
+  assert drawn == architecture.data(), "the layers or their imports have changed: python -m experiments.architecture"
+  level = {name: at for at, layer in enumerate(drawn["layers"]) for name in layer}
+  assert len(level) > 20 and drawn["imports"]["coordination"] == ["core"]
+  assert all(level[name] <= level[used] for name, others in drawn["imports"].items() for used in others)
+  picture = (DOCS / "figures" / "architecture.svg").read_text()
+  assert all(f">{name}<" in picture for name in drawn["imports"])
+
+
+def test_the_table_of_measurements_is_read_from_the_files(measured_figures, tmp_path, monkeypatch):
+  rows = {what: (measured, met) for what, _, measured, met in measured_figures.rows()}
+  assert len(rows) == len(measured_figures.FIGURES) > 20
+  measured, met = rows["[Guard: false alarms in 10,000 steps looked at one by one](guard_simulated.md)"]
+  real = json.loads((DOCS / "measurements" / "guard_simulated.json").read_text())["summary"]["false_alarms"]["share"]
+  assert measured == f"{100 * real:.1f} %" and met == ("yes" if real <= 0.05 else "**no**")
+  for path in (DOCS / "measurements").glob("*.json"):
+    (tmp_path / path.name).write_text(path.read_text())
+  monkeypatch.setattr(measured_figures, "FOLDER", tmp_path)
+  watchdog = json.loads((tmp_path / "watchdog.json").read_text())
+  next(row for row in watchdog["rows"] if row["late_by"] is not None).update(named=False, late_by=7.5)
+  (tmp_path / "watchdog.json").write_text(json.dumps(watchdog))
+  [(measured, met)] = [row[2:] for row in measured_figures.rows() if "watchdog" in row[0]]
+  assert "7.50 s" in measured and met == "**no**"
+  (tmp_path / "watchdog.json").write_text("{}")
+  with pytest.raises(KeyError, match=r"watchdog\.json no longer holds"):
+    measured_figures.rows()
+
+
+def test_every_file_of_measurements_has_its_command(measured_figures):
+  items = measured_figures.commands()
+  assert len(items) == len(list((DOCS / "measurements").glob("*.json")))
+  assert all("`python -m experiments." in item for item in items), items
+
+
+def test_what_not_to_expect_is_what_was_measured():
+  """The figures in words, on the page that says when not to use it, against the files; to a digit or so."""
+  said = (DOCS / "when_not.md").read_text().replace("\n", " ")
+
+  def measured(name):
+    return json.loads((DOCS / "measurements" / f"{name}.json").read_text())
+
+  where = measured("overhead")["where"]
+  percents = [float(number) for number in re.search(
+      r"20 ms takes ([\d.]+) % longer and one of 50 ms ([\d.]+) %", said).groups()]
+  assert percents == pytest.approx([where[s]["arms"]["recorded"]["percent"][0] for s in ("20", "50")], abs=1)
+  judged = measured("fault_lab_seed2")["judged"]
+  low, high = (float(number) for number in re.search(r"macro-F1 of ([\d.]+) to ([\d.]+)", said).groups())
+  assert [low, high] == pytest.approx([judged["all"]["macro_f1"], judged["counters"]["macro_f1"]], abs=0.01)
+  right, of, healthy = (int(number) for number in re.search(
+      r"blamed in (\d+) of (\d+) cases, and nobody in (\d+) healthy runs", said).groups())
+  assert (right, of) == (judged["all"]["blame"]["right"], judged["all"]["blame"]["of"])
+  assert healthy == judged["all"]["controls"] and not judged["all"]["controls_falsely_blamed"]
+  alone = float(re.search(r"counters, ([\d.]+) \(\[figures\]", said)[1])
+  assert alone == pytest.approx(judged["bare"]["macro_f1"], abs=0.01)
+  row = next(row for row in measured("guard_simulated")["effects"] if row["effect"] == -0.03 and row["cv"] == 0.15)
+  steps = [int(number.replace(",", "")) for number in re.search(
+      r"\*\*([\d,]+) steps\*\* in the median, ([\d,]+) in one case of ten", said).groups()]
+  assert steps == pytest.approx([row["steps_to_decide"]["median"], row["steps_to_decide"]["p90"]], rel=0.03)
+
+
+def test_pages_are_narrow_enough_to_read_and_links_lead_somewhere():
+  for page in DOCS.rglob("*.md"):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+      if not re.match(r"\w+:", target):
+        assert (page.parent / target).exists(), f"{page}: {target}"
+  assert pathlib.Path(DOCS / "conf.py").exists()
