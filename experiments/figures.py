@@ -1,4 +1,4 @@
-"""Draws the paper's figures 1, 2 and 5, as PNG and SVG, with the data beside them.
+"""Draws the paper's figures 1, 2 and 5, PNG and SVG, with the data beside them, and renews the tables of docs/paper.md.
 
     python -m experiments.figures
 
@@ -17,12 +17,13 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from experiments.paper import drawing
+from experiments.paper import document, drawing
 from jaxpace.simulation import noise
 from jaxpace.simulation.job import Job, Shape
 from jaxpace.simulation.jobs import Shares, several
 
 OUT, TABLE = pathlib.Path("docs/figures"), pathlib.Path("docs/measurements/table1.json")
+EMULATED, PAGE = pathlib.Path("docs/measurements/emulated.json"), pathlib.Path("docs/paper.md")
 RANKS, SLOW, STEPS = 8, 5, 60
 
 
@@ -89,11 +90,17 @@ def main(argv: list[str]) -> None:
   (out / "figure2.json").write_text(json.dumps(step, indent=1) + "\n")
   table = pathlib.Path(flags.FLAGS.table)
   if table.is_file():
-    sizes = json.loads(table.read_text())["sizes"]
-    written += drawing.save(drawing.scaling(sizes, False), out / "figure1")
-    written += drawing.save(drawing.scaling(sizes, True), out / "figure5")
+    figures = json.loads(table.read_text())
+    written += drawing.save(drawing.scaling(figures), out / "figure1")
+    written += drawing.save(drawing.comparison(figures), out / "figure5")
+    for name, data in document.data(figures).items():
+      (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
   else:
     print(f"{table} is not there, so figures 1 and 5 are left out: python -m experiments.table1 makes it.")
+  page = pathlib.Path(flags.FLAGS.page)
+  if page.is_file():
+    page.write_text(document.filled(page.read_text(), table, pathlib.Path(flags.FLAGS.emulated)))
+    written.append(page)
   print("Written: " + ", ".join(map(str, written)))
 
 
@@ -101,6 +108,8 @@ def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_string("out", str(OUT), "Where the figures go.")
   flags.DEFINE_string("table", str(TABLE), "Figures of Table 1.")
+  flags.DEFINE_string("emulated", str(EMULATED), "Figures of its measured counterpart.")
+  flags.DEFINE_string("page", str(PAGE), "The page whose tables are made from them.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Table 1 of the paper: worlds whose baseline is the paper's, and what the live pacers do in them.
 
-    python -m experiments.table1 --calibrate        looks for worlds that fit the baseline columns (about 20 minutes)
-    python -m experiments.table1                    predicts the coordination columns in those on record
+    python -m experiments.table1 --calibrate --edges=25        looks for worlds that fit the baseline columns
+    python -m experiments.table1                               predicts the coordination columns in those on record
+
+Some ten minutes of a processor each; what was interrupted goes on where it was.
 
 Only the baseline columns are fitted, by Monte Carlo: throughput within 2 %, CV within the larger of 0.004 and 10 %, at
 all five sizes. How often pauses strike and how long they are comes from `experiments.collections_measured`. Many worlds
@@ -28,11 +30,14 @@ from experiments.paper import world as worlds
 
 WORLDS, OUT = pathlib.Path("docs/measurements/table1_worlds.json"), pathlib.Path("docs/measurements/table1.json")
 COLLECTIONS = pathlib.Path("docs/measurements/collections.json")
+_APART, _ALONE = {"polling": 0.0}, {"load": 0.0, "begins": 0.1, "length": 1.0}
 STARTS: dict[str, dict[str, float]] = {
-    "all couplings": {}, "nothing lost in collisions": {"lost": 0.0}, "no polling": {"polling": 0.0},
-    "no other traffic": {"load": 0.0}, "no collisions": {"claim": 0.5, "lost": 0.0},
-    "neither": {"polling": 0.0, "claim": 0.5, "lost": 0.0}}
-"""Searches, and what is left out of each. Two jobs that claim half of the trunk each and lose nothing never meet."""
+    "all couplings": {}, "no polling": _APART, "no other traffic": _ALONE,
+    "equal periods": {**_ALONE, "ratio": 1.03, "step": 1.1},
+    "nothing lost in collisions": {"lost": 0.0}, "neither": {**_APART, "claim": 0.5, "lost": 0.0}}
+"""Searches, and what is left out of each, or given. Equal periods: no other traffic, the neighbour's period alone is
+about this job's with its pauses, which are as long as the variation at 4 nodes allows. Two jobs that claim half of the
+trunk each and lose nothing never meet."""
 KEY = 2026
 
 
@@ -51,9 +56,7 @@ def find(args: Any) -> None:
   """Looks for worlds; each search is added to the file when it is done, and not done again."""
   path = pathlib.Path(args.worlds)
   struck = pauses(pathlib.Path(args.collections))
-  setting = {"pauses": list(struck), "steps": args.steps, "seeds": args.seeds, "fields": list(worlds.World._fields),
-             "bounds": [list(worlds.BOUNDS[name]) for name in worlds.World._fields], "population": args.population,
-             "rounds": args.rounds, "seed": args.seed}
+  setting = {"pauses": list(struck), "fields": list(worlds.World._fields)}
 
   def recorded() -> list[dict[str, Any]]:
     record = json.loads(path.read_text()) if path.is_file() else {}
@@ -78,8 +81,11 @@ def find(args: Any) -> None:
     print(f"  {start.name}: {len(found.misfit)} of {found.tried:,} worlds tried are within tolerance, least misfit "
           f"{found.best:.2f}; on other draws {len(order)} of {min(len(found.misfit), args.checked)} are",
           file=sys.stderr, flush=True)
-    done = {"start": start.name, "fixed": start.fixed, "tried": found.tried, "within": len(found.misfit),
-            "least_misfit": found.best, "checked": min(len(found.misfit), args.checked), "within_again": len(order),
+    done = {"start": start.name, "fixed": start.fixed, "steps": args.steps, "seeds": args.seeds,
+            "population": args.population, "rounds": start.rounds, "seed": args.seed + number,
+            "bounds": [list(worlds.BOUNDS[name]) for name in worlds.World._fields],
+            "tried": found.tried, "within": len(found.misfit), "least_misfit": found.best,
+            "checked": min(len(found.misfit), args.checked), "within_again": len(order),
             "worlds": [{"values": [float(f"{v:.6g}") for v in found.values[order[k]]],
                         "misfit": round(float(found.misfit[order[k]]), 4), "misfit_again": round(float(misfit[k]), 4)}
                        for k in chosen]}
@@ -142,29 +148,39 @@ def run(args: Any) -> None:
   if not len(values):
     raise app.UsageError(f"{path} holds no world within tolerance.")
   struck = (float(record["pauses"][0]), float(record["pauses"][1]))
-  figures = measured.circumstances("experiments.table1")
-  searches = [{**{name: search[name] for name in search if name != "worlds"}, "kept": len(search["worlds"])}
-              for search in record["searches"]]
-  figures.update(pauses=struck, steps=args.steps, seeds=args.seeds, worlds=len(values), starts=starts,
-                 searches=searches, sizes={})
-  key = jax.random.key(KEY + 1)  # other draws than those the worlds were fitted on
+  setting = {"pauses": list(struck), "steps": args.steps, "seeds": args.seeds, "worlds": len(values), "starts": starts,
+             "searches": [{**{name: search[name] for name in search if name != "worlds"},
+                           "kept": len(search["worlds"])} for search in record["searches"]],
+             "few": list(range(len(values)))[:: max(1, -(-len(values) // args.few))]}  # of the worlds, beyond 64 nodes
+  figures = measured.circumstances("experiments.table1") | setting
+  out = pathlib.Path(args.out)
+
+  def recorded() -> dict[str, Any]:
+    before = json.loads(out.read_text()) if out.is_file() else {}
+    return dict(before["sizes"]) if all(before.get(name) == value for name, value in setting.items()) else {}
 
   def say(what: str) -> None:
     print(f"  {what}", file=sys.stderr, flush=True)
 
-  for nodes in (*worlds.NODES, *map(int, args.beyond)):
+  for nodes in map(int, args.sizes):
+    if str(nodes) in recorded():
+      continue
     large = nodes > max(worlds.NODES)
-    some = values if not large else values[:: max(1, len(values) // args.few)][: args.few]
+    some = values[setting["few"]] if large else values
     made = worlds.World(*(jnp.asarray(column, jnp.float32) for column in some.T))
+    # Other draws than those the worlds were fitted on and checked with.
     done = predict.predict(
         nodes, made, steps=max(args.steps // 3, 2 * worlds.WARMUP) if large else args.steps,
-        seeds=1 if large else args.seeds, pauses=struck, key=key,
+        seeds=1 if large else args.seeds, pauses=struck, key=jax.random.key(KEY + 1),
         arms=["all", "null"] if large else list(predict.ARMS), say=say)
-    figures["sizes"][str(nodes)] = {name: {field: np.round(getattr(p, field), 6).tolist() for field in p._fields}
-                                    for name, p in done.items()}
-    pathlib.Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    pathlib.Path(args.out).write_text(json.dumps(figures, indent=1) + "\n")
-  measured.write(figures, tables.page(figures), pathlib.Path(args.out))
+    found = {name: {field: np.round(getattr(p, field), 6).tolist() for field in p._fields} for name, p in done.items()}
+    # Read again: several programs may be at it, each with other sizes.
+    figures["sizes"] = dict(sorted({**recorded(), str(nodes): found}.items(), key=lambda item: int(item[0])))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(figures, indent=1) + "\n")
+  figures["sizes"] = recorded()
+  if all(str(nodes) in figures["sizes"] for nodes in worlds.NODES):
+    measured.write(figures, tables.page(figures), out)
 
 
 def define_flags() -> None:
@@ -179,7 +195,8 @@ def define_flags() -> None:
   flags.DEFINE_integer("seed", 0, "Of the search.")
   flags.DEFINE_integer("steps", 400, "Of each run.", lower_bound=2 * worlds.WARMUP)
   flags.DEFINE_integer("seeds", 3, "Runs of each world.", lower_bound=1)
-  flags.DEFINE_list("beyond", ["256", "1024", "4096"], "Sizes beyond the paper's.")
+  flags.DEFINE_list("sizes", [str(n) for n in (*worlds.NODES, 256, 1024, 4096)], "Numbers of nodes; those on record "
+                    "are not run again. Programs may share the work.")
   flags.DEFINE_integer("few", 6, "Worlds run beyond the paper's sizes.", lower_bound=1)
   flags.DEFINE_string("collections", str(COLLECTIONS), "Measured pauses.")
   flags.DEFINE_string("worlds", str(WORLDS), "Worlds on record.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.paper import tables
 from experiments.paper import world as worlds
 
 INK, BLUE, ORANGE, GREEN, GREY = "#222222", "#1f6fb4", "#d95f02", "#1b9e77", "#999999"
@@ -15,47 +16,112 @@ PHASES = {"forward": (BLUE, ""), "backward": (GREEN, ""), "waiting": ("#ffffff",
           "pause": (INK, "xx"), "delay": (GREY, "...")}
 
 
-def scaling(sizes: dict[str, Any], said: bool) -> Any:
-  """Figure 1: throughput against ideal; with `said` figure 5: with coordination beside it.
+def scaling(figures: dict[str, Any]) -> Any:
+  """Figure 1: throughput of the baseline against ideal, in the paper and in calibrated worlds.
 
   Args:
-    sizes: of `docs/measurements/table1.json`.
-    said: whether coordination is drawn.
+    figures: `docs/measurements/table1.json`.
 
   Returns:
     A matplotlib figure.
   """
   from matplotlib.figure import Figure
-  figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+  figure = Figure(figsize=(6.8, 4.4), layout="constrained")
   axes = figure.subplots()
-  nodes = np.array(worlds.NODES)
-  mean = np.stack([np.array(sizes[str(n)]["all"]["bare_mean"]) for n in nodes], axis=1)
-  rate = nodes / mean
-  # Samples a step are free: each world's, so that 4 nodes give the paper's throughput.
-  rate = rate * (worlds.THROUGHPUT["baseline"][0] / rate[:, :1])
-  axes.plot(nodes, worlds.THROUGHPUT["baseline"][0] / 4 * nodes, "--", color=GREY, label="ideal, linear")
-  axes.fill_between(nodes, rate.min(axis=0), rate.max(axis=0), color=BLUE, alpha=0.25,
-                    label="baseline, all calibrated worlds")
-  axes.plot(nodes, np.median(rate, axis=0), "-", color=BLUE, label="baseline, middle world")
-  axes.plot(nodes, worlds.THROUGHPUT["baseline"], "o", color=INK, mfc="none", label="paper, baseline")
-  if said:
-    gain = np.stack([np.array(sizes[str(n)]["all"]["gain"]) for n in nodes], axis=1)
-    paced = rate * (1 + gain)
-    axes.fill_between(nodes, paced.min(axis=0), paced.max(axis=0), color=ORANGE, alpha=0.25,
-                      label="coordination, all calibrated worlds")
-    axes.plot(nodes, np.median(paced, axis=0), "-.", color=ORANGE, label="coordination, middle world")
-    axes.plot(nodes, worlds.THROUGHPUT["coordination"], "s", color=INK, mfc="none", label="paper, coordination")
-  axes.set_xscale("log", base=2)
+  sizes, nodes = figures["sizes"], np.array(worlds.NODES)
+  everywhere = np.array(sorted(map(int, sizes)))
+  rate = _rates(sizes)
+  ideal = worlds.THROUGHPUT["baseline"][0] / 4 * everywhere
+  axes.plot(everywhere, ideal, "--", color=GREY, label="ideal: linear from 4")
+  _band(axes, nodes, rate, BLUE, "calibrated worlds")
+  beyond = everywhere[everywhere > nodes[-1]]
+  if len(beyond):
+    far = np.stack([rate[figures["few"], -1], *(
+        rate[figures["few"], 0] * n / 4 * np.array(sizes["4"]["all"]["bare_mean"])[figures["few"]]
+        / np.array(sizes[str(n)]["all"]["bare_mean"]) for n in beyond)], axis=1)
+    at = np.concatenate([nodes[-1:], beyond])
+    axes.fill_between(at, far.min(axis=0), far.max(axis=0), facecolor="none", edgecolor=BLUE, hatch="....", lw=0,
+                      label="the same laws beyond, some of the worlds")
+    axes.plot(at, np.median(far, axis=0), ":", color=BLUE)
+  axes.plot(nodes, worlds.THROUGHPUT["baseline"], "o", color=INK, mfc="white", ms=6, label="paper, baseline", zorder=5)
+  _by_nodes(axes, everywhere)
   axes.set_yscale("log", base=2)
-  axes.set_xticks(nodes, [str(n) for n in nodes])
-  ticks = [1024, 2048, 4096, 8192, 16384]
-  axes.set_yticks(ticks, [f"{t:,}" for t in ticks])
-  axes.set_xlabel("nodes")
-  axes.set_ylabel("samples a second")
-  axes.grid(True, alpha=0.3)
+  axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+  axes.set_ylabel("throughput, samples a second")
   axes.legend(frameon=False, fontsize=8)
-  axes.set_title("Throughput with and without coordination" if said else "Scaling against ideal")
+  axes.set_title("Scaling of the baseline against ideal")
   return figure
+
+
+def comparison(figures: dict[str, Any]) -> Any:
+  """Figure 5: baseline against coordination: throughput, gain and variation, in the paper and in calibrated worlds."""
+  from matplotlib.figure import Figure
+  figure = Figure(figsize=(12.6, 4.4), layout="constrained")
+  left, middle, right = figure.subplots(1, 3)
+  sizes, nodes = figures["sizes"], np.array(worlds.NODES)
+  rate = _rates(sizes)
+  gain, cv, bare = (np.stack([np.array(sizes[str(n)]["all"][name]) for n in nodes], axis=1)
+                    for name in ("gain", "cv", "bare_cv"))
+  null = np.stack([np.array(sizes[str(n)]["null"]["gain"]) for n in nodes], axis=1)
+
+  left.plot(nodes, worlds.THROUGHPUT["baseline"][0] / 4 * nodes, "--", color=GREY, label="ideal: linear from 4")
+  _band(left, nodes, rate, BLUE, "worlds, baseline")
+  _band(left, nodes, rate * (1 + gain), ORANGE, "worlds, coordination", "-.")
+  for column, mark in (("baseline", "o"), ("coordination", "s")):
+    left.plot(nodes, worlds.THROUGHPUT[column], mark, color=INK, mfc="white", ms=6, label=f"paper, {column}", zorder=5)
+  left.set_yscale("log", base=2)
+  left.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+  left.set_ylabel("throughput, samples a second")
+  left.set_title("Throughput")
+
+  said = 100 * (np.array(worlds.THROUGHPUT["coordination"]) / np.array(worlds.THROUGHPUT["baseline"]) - 1)
+  middle.axhline(0, color=INK, lw=0.6)
+  _band(middle, nodes, 100 * gain, ORANGE, "worlds, coordination", "-.")
+  arm, number, _ = tables.best(sizes)
+  middle.plot(nodes, [100 * sizes[str(n)][arm]["gain"][number] for n in nodes], "-^", color=GREEN, ms=5,
+              label="the best world")
+  middle.errorbar(nodes, 100 * np.median(null, axis=0), yerr=100 * np.abs(
+      np.stack([null.min(axis=0), null.max(axis=0)]) - np.median(null, axis=0)), fmt="x", color=GREY, capsize=3, ms=5,
+      label="null: every coupling off")
+  middle.plot(nodes, said, "s", color=INK, mfc="white", ms=6, label="paper, coordination", zorder=5)
+  middle.set_ylabel("gain in throughput, %")
+  middle.set_title("What coordination gains")
+
+  _band(right, nodes, bare, BLUE, "worlds, baseline")
+  _band(right, nodes, cv, ORANGE, "worlds, coordination", "-.")
+  right.plot(nodes, [sizes[str(n)][arm]["cv"][number] for n in nodes], "-^", color=GREEN, ms=5, label="the best world")
+  for column, mark in (("baseline", "o"), ("coordination", "s")):
+    right.plot(nodes, worlds.CV[column], mark, color=INK, mfc="white", ms=6, label=f"paper, {column}", zorder=5)
+  right.set_ylim(0)
+  right.set_ylabel("coefficient of variation of the step")
+  right.set_title("Variation")
+  for axes in (left, middle, right):
+    _by_nodes(axes, nodes)
+    axes.legend(frameon=False, fontsize=8)
+  return figure
+
+
+def _rates(sizes: dict[str, Any]) -> np.ndarray:
+  """Samples a second of the baseline, [W, N]. Samples a step are free: each world's give 4 nodes the paper's rate."""
+  mean = np.stack([np.array(sizes[str(n)]["all"]["bare_mean"]) for n in worlds.NODES], axis=1)
+  rate = np.array(worlds.NODES) / mean
+  return rate * (worlds.THROUGHPUT["baseline"][0] / rate[:, :1])
+
+
+def _band(axes: Any, nodes: np.ndarray, values: np.ndarray, colour: str, label: str, dash: str = "-") -> None:
+  """Lowest to highest faintly, the middle half darker, the median a line. values: [W, N]."""
+  axes.fill_between(nodes, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, lw=0)
+  low, high = np.percentile(values, [25, 75], axis=0)
+  axes.fill_between(nodes, low, high, color=colour, alpha=0.3, lw=0)
+  axes.plot(nodes, np.median(values, axis=0), dash, color=colour, label=f"{label}: median, middle half, all")
+
+
+def _by_nodes(axes: Any, nodes: np.ndarray) -> None:
+  axes.set_xscale("log", base=2)
+  axes.set_xticks(nodes, [f"{n:,}" for n in nodes])
+  axes.minorticks_off()
+  axes.set_xlabel("nodes")
+  axes.grid(True, alpha=0.3)
 
 
 def timeline(spans: Sequence[tuple[int, str, float, float]], marks: Sequence[tuple[float, float, str]], ranks: int

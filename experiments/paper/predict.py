@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,6 +14,8 @@ import jaxpace
 from experiments.paper import paced, quick
 from experiments.paper import world as worlds
 from jaxpace.core.types import Pacer
+
+BATCH = 12
 
 
 class Arm(NamedTuple):
@@ -63,31 +65,38 @@ def predict(nodes: int, made: worlds.World, *, steps: int, seeds: int, pauses: t
     steps: of each run.
     seeds: runs of each.
     pauses: of one in a step on each rank, and its seconds.
-    key: of the draws.
+    key: of the draws, the same for every world.
     arms: names of `ARMS`.
     say: told what is being run.
   """
   moments = quick.simulator(steps, seeds, pauses, [nodes])
-  simulators: dict[bool, paced.Simulate] = {}
 
   @functools.cache
-  def bare(couplings: worlds.Couplings) -> paced.Outcome:
-    mean, cv = moments(key, made, couplings)
+  def simulator(both: bool) -> paced.Simulate:
+    return paced.simulator(nodes, steps, seeds, pauses, coordination(1), coordination(2) if both else None)
+
+  def bare(couplings: worlds.Couplings, part: worlds.World) -> paced.Outcome:
+    mean, cv = moments(key, part, couplings)
     return paced.Outcome(mean[:, 0], cv[:, 0], np.zeros(len(mean)), np.zeros(len(mean)))
 
-  def run(arm: Arm) -> paced.Outcome:
-    if not arm.paced:
-      return bare(arm.couplings)
-    if arm.both not in simulators:
-      simulators[arm.both] = paced.simulator(
-          nodes, steps, seeds, pauses, coordination(1), coordination(2) if arm.both else None)
-    done = simulators[arm.both](key, made, jax.tree.map(jnp.float32, arm.couplings))
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), done)
+  def run(arm: Arm, part: worlds.World) -> Predicted:
+    without = bare(arm.bare, part)
+    having = (bare(arm.couplings, part) if not arm.paced
+              else simulator(arm.both)(key, part, jax.tree.map(jnp.float32, arm.couplings)))
+    mean, cv, cost, delay = (np.asarray(leaf, np.float64) for leaf in having)
+    return Predicted(without.mean / mean - 1, cv, without.cv, without.mean, cost, delay)
 
   result = {}
   for name in arms:
     say(f"{nodes:,} nodes, {name}")
-    without, having = bare(ARMS[name].bare), run(ARMS[name])
-    result[name] = Predicted(without.mean / having.mean - 1, having.cv, without.cv, without.mean, having.cost,
-                             having.delay)
+    done = [run(ARMS[name], part) for part in _batches(made)]
+    result[name] = Predicted(*(np.concatenate(columns)[:len(made.jitter)] for columns in zip(*done, strict=True)))
   return result
+
+
+def _batches(made: worlds.World) -> Iterator[worlds.World]:
+  """`BATCH` worlds at a time, the last one repeated: one shape, compiled once, however many worlds there are."""
+  count = len(made.jitter)
+  for begin in range(0, count, BATCH):
+    place = np.minimum(np.arange(begin, begin + BATCH), count - 1)
+    yield jax.tree.map(lambda leaf, place=place: leaf[place], made)

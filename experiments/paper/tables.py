@@ -35,24 +35,33 @@ def page(figures: dict[str, Any]) -> list[str]:
       f"draws that are other again ({figures['steps']} steps, {figures['seeds']} runs) "
       f"{int((again.misfit <= 1).sum())} of them are within tolerance; the middle one's largest deviation is "
       f"{np.median(again.misfit):.2f} tolerances. Bands are lowest .. middle .. highest over the worlds.", 116)
-  lines += ["", "## The searches", ""]
-  lines += measured.table(
-      ["search", "worlds tried", "within tolerance", "least misfit, tolerances", "of those run again", "within again",
-       "kept"],
-      [[s["start"], s["tried"], s["within"], s["least_misfit"], s["checked"], s["within_again"], s["kept"]]
-       for s in figures["searches"]])
-  lines += ["## The baseline, fitted", "", *baseline(figures)]
-  lines += ["## Coordination, predicted", "", *coordination(figures), *sentence(figures), ""]
-  lines += ["What each part does, throughput, middle of the worlds:", ""]
-  lines += measured.table(["nodes", *(predict.ARMS[name].about for name in predict.ARMS)], [
-      [nodes, *(middle(sizes[str(nodes)][name]["gain"]) for name in predict.ARMS)] for nodes in worlds.NODES])
+  lines += ["", "## The searches", "", *searches(figures), "## The baseline, fitted", "", *baseline(figures)]
+  lines += ["## Coordination, predicted", "", *coordination(figures), *sentence(figures), "", *parts(figures)]
   lines += ["Gain of all parts together by search, lowest .. middle .. highest:", ""]
   kinds = list(dict.fromkeys(starts))
   chosen = {kind: np.array([s == kind for s in starts]) for kind in kinds}
   lines += measured.table(["nodes", *kinds], [
       [nodes, *(percent(np.array(sizes[str(nodes)]["all"]["gain"])[chosen[kind]]) for kind in kinds)]
       for nodes in worlds.NODES])
-  return lines + beyond(figures)
+  return [*lines, "## Beyond the paper's sizes", "", *beyond(figures)]
+
+
+def searches(figures: dict[str, Any]) -> list[str]:
+  """The table of the searches."""
+  return measured.table(
+      ["search", "worlds tried", "within tolerance", "least misfit, tolerances", "of those run again", "within again",
+       "kept"],
+      [[s["start"], s["tried"], s["within"], s["least_misfit"], s["checked"], s["within_again"], s["kept"]]
+       for s in figures["searches"]])
+
+
+def parts(figures: dict[str, Any]) -> list[str]:
+  """The table of the arms."""
+  sizes = figures["sizes"]
+  return ["What each part does, throughput, lowest .. middle .. highest of the worlds:", "", *measured.table(
+      ["nodes", *(predict.ARMS[name].about for name in predict.ARMS)], [
+          [nodes, *(percent(np.array(sizes[str(nodes)][name]["gain"])) for name in predict.ARMS)]
+          for nodes in worlds.NODES])]
 
 
 def baseline(figures: dict[str, Any]) -> list[str]:
@@ -128,18 +137,16 @@ def _again(sizes: dict[str, Any]) -> calibrate.Fits:
 def beyond(figures: dict[str, Any]) -> list[str]:
   """The table of sizes the paper does not have."""
   sizes = figures["sizes"]
-  large = [n for n in map(int, sizes) if n > max(worlds.NODES)]
-  if not large:
-    return []
   rows = []
-  for nodes in large:
+  for nodes in [n for n in map(int, sizes) if n > max(worlds.NODES)]:
     everything, null = (sizes[str(nodes)][name] for name in ("all", "null"))
     of = {name: np.array(values) for name, values in everything.items()}
-    rows.append([nodes, plain(of["bare_mean"], 2), plain(of["bare_cv"]), percent(of["gain"]), plain(of["cv"]),
+    rows.append([f"{nodes:,}", plain(of["bare_mean"], 2), plain(of["bare_cv"]), percent(of["gain"]), plain(of["cv"]),
                  percent(np.array(null["gain"]), 2)])
-  header = ["nodes", "step, in units of compute", "CV", "gain", "CV with it", "null"]
-  return ["## Beyond the paper's sizes", "", "By the same laws: an extrapolation. Fewer worlds, shorter runs.", "",
-          *measured.table(header, rows)]
+  if not rows:
+    return ["Not run."]
+  return [f"By the same laws, in {len(figures['few'])} of the worlds, shorter runs: an extrapolation.", "",
+          *measured.table(["nodes", "step, in units of compute", "CV", "gain", "CV with it", "null"], rows)]
 
 
 def percent(values: np.ndarray, digits: int = 1) -> str:
@@ -150,11 +157,6 @@ def percent(values: np.ndarray, digits: int = 1) -> str:
 def plain(values: np.ndarray, digits: int = 3) -> str:
   """Lowest, middle, highest."""
   return " .. ".join(f"{v:.{digits}f}" for v in _three(values))
-
-
-def middle(values: Any) -> str:
-  """The median, in percent; a dash for none."""
-  return f"{100 * float(np.median(values)):+.2f} %" if len(values) else "–"
 
 
 def _three(values: np.ndarray) -> tuple[float, float, float]:
