@@ -227,7 +227,7 @@ def _pauses(figures: Any) -> Found:
 
 
 def _simulated(figures: Any) -> Found:
-  cases = figures["cases"]
+  cases = {name: case for name, case in figures["cases"].items() if case["limit_s"]}
   slowest = max(cases, key=lambda name: max(cases[name]["run_s"]) / cases[name]["limit_s"])
   return Found(f"{sum(case['within'] for case in cases.values())} of {len(cases)} cases within; nearest to its limit: "
                f"{cases[slowest]['about']}, {max(cases[slowest]['run_s']):.1f} of {cases[slowest]['limit_s']:g} s",
