@@ -58,16 +58,19 @@ def run(args: argparse.Namespace) -> int:
   changes = {name: value for name, value in vars(args).items()
              if name in ("enabled", "max_delay", "threshold", "ranks", "from_step", "until_step") and value is not None}
   try:
+    asked = Request() if args.reset else file.read(path)
+  except RequestError as error:
+    return _fail(f"{path}: {error}. With --reset it is written anew.")
+  try:
     if args.nodes is not None:
       changes["ranks"] = _of_hosts(path.parent, args.nodes)
-    asked = Request() if args.reset else file.read(path)
     if args.reset or changes:
       # Words ("made", "all", "none") stand for the default.
       plain: dict[str, Any] = {name: None if isinstance(value, str) else value for name, value in changes.items()}
-      asked = dataclasses.replace(asked, **plain)
+      asked = Request.from_json(dataclasses.replace(asked, **plain).to_json())
       file.write(path, asked)
   except RequestError as error:
-    return _fail(f"{path}: {error}. With --reset it is written anew.")
+    return _fail(f"{error}.")
   except OSError as error:
     return _fail(f"{path} can't be written: {error.strerror or error}.")
   print(f"asked    {asked}")

@@ -13,6 +13,7 @@ from jaxpace.control.request import Request, RequestError
 
 NAME = "control.json"
 APPLIED = "control.applied.jsonl"
+_LONGEST = 1 << 24  # characters, more than a list of all ranks there can be
 
 Signature = tuple[int, int, int] | None
 """What changes when the file is replaced or written: inode, time, size. None: there is no file."""
@@ -40,14 +41,17 @@ def read(path: pathlib.Path, ranks: int | None = None) -> Request:
     RequestError: it can't be read, is no JSON, or asks for something that can't be.
   """
   try:
-    text = path.read_text(encoding="utf-8")
+    with open(path, encoding="utf-8") as opened:
+      text = opened.read(_LONGEST + 1)
   except FileNotFoundError:
     return Request()
   except (OSError, UnicodeDecodeError) as error:
     raise RequestError(f"it can't be read: {getattr(error, 'strerror', None) or error}") from error
+  if len(text) > _LONGEST:
+    raise RequestError(f"it has more than {_LONGEST:,} characters")
   try:
     data: Any = json.loads(text)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise RequestError(f"it is no JSON: {error}") from error
   return Request.from_json(data, ranks)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 MAX_STEP = 2**31 - 1
+MAX_RANK = 2**20 - 1
+"""A range is written out, rank by rank."""
 
 
 class RequestError(ValueError):
@@ -59,9 +60,12 @@ class Request:
       chosen = parse_ranks(given["ranks"])
       if ranks is not None and chosen[-1] >= ranks:
         raise RequestError(f"there is no rank {chosen[-1]}: the data axis has ranks 0 to {ranks - 1}")
+    first, end = _step(given, "from_step") or 0, _step(given, "until_step")
+    if end is not None and end <= first:
+      raise RequestError(f"until_step={end} must be above from_step={first}, or there is no step between them; to "
+                         "switch pacing off: enabled false")
     return Request(enabled, _number(given, "max_delay", 10, "seconds from 0 to 10; 5 ms is 5e-3"),
-                   _number(given, "threshold", 1, "a share of the step from 0 to 1; 5 % is 0.05"), chosen,
-                   _step(given, "from_step") or 0, _step(given, "until_step"))
+                   _number(given, "threshold", 1, "a share of the step from 0 to 1; 5 % is 0.05"), chosen, first, end)
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain values; inverse of `from_json`. What is as made is left out, but for `enabled`."""
@@ -106,7 +110,7 @@ def parse_ranks(value: Any) -> tuple[int, ...]:
         low, high = int(first), int(last if dash else first)
       else:
         low = high = item
-      if type(low) is not int or not 0 <= low <= high < 2**24:
+      if type(low) is not int or not 0 <= low <= high <= MAX_RANK:
         raise wrong
       chosen.update(range(low, high + 1))
   except (TypeError, ValueError):
@@ -135,8 +139,7 @@ def _number(given: Mapping[str, Any], name: str, most: float, hint: str) -> floa
   value = given.get(name)
   if value is None:
     return None
-  if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value)
-                                                                              and 0 <= value <= most):
+  if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:  # NaN neither
     raise RequestError(f"{name} must be {hint}, not {value!r}")
   return float(value)
 

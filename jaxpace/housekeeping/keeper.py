@@ -175,9 +175,9 @@ class Housekeeper:
     _active.clear()
     if os.getpid() != self._pid:
       return
+    self._collector.restore()  # first: whatever becomes of the rest
     if self._auto is not None:
       self._auto.close()
-    self._collector.restore()
 
   def step(self, pace: Any = None) -> None:
     """Counts a step, and does what is due after it. Call it once after every step, on every process.

@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import os
+import re
 import signal
 import time
 
@@ -15,7 +16,7 @@ import pytest
 import jaxpace
 from jaxpace.control import file
 from jaxpace.control.leader import Message
-from jaxpace.control.request import Request
+from jaxpace.control.request import Request, RequestError
 from jaxpace.core import ring
 from tests.instrument import models
 from tests.instrument.running import P, column, mesh_of
@@ -175,6 +176,20 @@ def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, w
     assert len(warnings) == 1 and words in warnings[0] and "longest delay 0.1 ms" in warnings[0]
     put(tmp_path, enabled=False)
     job.until(control, Request(enabled=False))
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (f'{{"max_delay": 1{"0" * 400}}}', "seconds from 0 to 10"), (f'{{"max_delay": 1{"0" * 5000}}}', "it is no JSON"),
+    ("[" * 100_000, "it is no JSON"), ('{"max_delay": 1e999}', "seconds from 0 to 10"),
+    ('{"ranks": "0-16777215"}', "list of rank numbers"), ('{"from_step": 9, "until_step": 9}', "must be above from_step"),
+    ('{"enabled": tr', "it is no JSON"), ("", "it is no JSON"), (" " * (1 << 24) + "{}", "more than 16,777,216"),
+    (b"\xff\xfe{", "it can't be read")])
+def test_whatever_a_file_holds_it_is_refused_in_a_sentence(tmp_path, text, words):
+  """Anything else raised in process 0's thread would keep the other processes waiting for its message."""
+  path = tmp_path / file.NAME
+  path.write_bytes(text.encode() if isinstance(text, str) else text)
+  with pytest.raises(RequestError, match=re.escape(words)):
+    file.read(path, RANKS)
 
 
 def test_a_signal_switches_off_and_on_and_the_file_says_so(tmp_path):
