@@ -174,8 +174,8 @@ def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> A
   members = [node * fabric.per_node + slot for node in job.nodes for slot in range(fabric.per_node)]
   size = job.gradient_bytes / job.buckets
   each = shape.per_process
-  # The mean over a process's ranks: each has a connection each way.
-  busy = np.asarray(job.load.busy)[members].reshape(-1, each).mean(axis=1) / max(job.load.seconds, 1e-30)
+  # Of the rank whose messages take longest: the mean over a process's ranks would hide one slow card among many.
+  busy = np.asarray(job.load.busy)[members].reshape(-1, each).max(axis=1) / max(job.load.seconds, 1e-30)
 
   def seconds(on: Fabric, sent: float) -> float:
     return schedules.load(schedules.rounds(job.algorithm, members, sent, fabric.per_node), on).seconds

@@ -100,6 +100,16 @@ def test_a_slow_path_is_a_matter_of_locality(tmp_path, factor):
   assert finding.share == pytest.approx(1 - mean(play(), found) / mean(steps, found), abs=0.01)
 
 
+def test_one_slow_card_of_a_host_with_several_is_found(tmp_path):
+  """One process a node, four cards each, a hierarchical all-reduce: the process is named for the one rank behind it."""
+  fabric = {"nodes": 4, "per_node": 4, "cards": 4, "card_rate": 5e9}
+  job = {"algorithm": "hierarchical", "gradient_bytes": 2e8}
+  steps, found = diagnosed(tmp_path, job, {**fabric, "slow_paths": {3: 0.3}}, floor=True)
+  finding = only(found, "locality")
+  assert finding.ranks == (3,) and {"far_nic", "slow_host"} <= set(finding.causes)
+  assert finding.share == pytest.approx(1 - mean(play(job, fabric), found) / mean(steps, found), abs=0.02)
+
+
 def test_two_faults_at_once_have_a_share_each(tmp_path):
   noise = {"late": {"kind": "slow", "ranks": [3], "extra": 0.3},
            "stop": {"kind": "pauses", "probability": 0.02, "seconds": 80e-3, "cause": "gc"}}
