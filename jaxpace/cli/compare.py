@@ -51,11 +51,13 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.diagnosis.compare.compare import compare
   from jaxpace.diagnosis.compare.document import to_json
   from jaxpace.diagnosis.diagnose import diagnose
+  from jaxpace.probing.links import read_links
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.reporting.progress import Progress
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
+  from jaxpace.watching.events import read_events
 
   progress = Progress()
   path = args.a
@@ -64,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
       check_target(args.json)
     diagnosed = []
     for path, window in ((args.a, args.steps_a), (args.b, args.steps_b)):
-      diagnosed.append(diagnose(read_run(path, window=window, progress=progress.reading), progress.adding_up))
+      run = read_run(path, window=window, progress=progress.reading)
+      diagnosed.append(diagnose(run, progress.adding_up, links=read_links(path), events=read_events(path, run.id)))
     found = compare(diagnosed[0], diagnosed[1], args.fail_above)
   except (RunError, UnwritableError) as error:
     progress.clear()

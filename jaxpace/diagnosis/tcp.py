@@ -32,7 +32,7 @@ and below which, on every host, they show that it isn't."""
 OF_TWO = 2.5
 """The first, of two hosts."""
 _CARRIED = 0.3
-"""Part of a transfer that connections are busy, at least, if TCP carries the collectives."""
+"""Part of a quick transfer that connections are busy, at least, if TCP carries the collectives."""
 _PAIR = 2.5
 """Of two hosts, one's link is the slow one if it is busy this many times as long as the other's."""
 _SECOND, _OTHERS = 1.42, 1.5
@@ -85,7 +85,7 @@ def read(case: Case) -> Busy:
   transfer = transfer[np.isfinite(transfer)]
   typical = _medians(seconds)
   carried = bool(len(processes) > 1 and transfer.size and np.isfinite(typical).any()
-                 and np.nanmedian(typical) >= _CARRIED * np.median(transfer))
+                 and np.nanmedian(typical) >= _CARRIED * np.quantile(transfer, 0.25))
   return Busy(processes, edges, seconds, carried)
 
 
@@ -112,6 +112,19 @@ def beyond(busy: Busy, quiet: float) -> float:
   """
   typical = _medians(busy.seconds)
   return float(np.nanmedian(typical)) - 2 * quiet if np.isfinite(typical).any() else 0.0
+
+
+def idle(busy: Busy, quiet: float, seconds: float) -> bool:
+  """Whether connections are hardly busier than one that is busy through each quiet transfer, though these are longer.
+
+  Args:
+    busy: of the run.
+    quiet: what a transfer takes on a quiet fabric, s.
+    seconds: by which the mean transfer is longer.
+  """
+  if not busy.carried or len(busy.processes) < FEWEST_HOSTS or not np.isfinite(busy.seconds).any():
+    return False
+  return float(np.nanmean(busy.seconds)) < quiet + AGREE * seconds
 
 
 def says_slower(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bool | None:

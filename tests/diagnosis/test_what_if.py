@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jaxpace.diagnosis.counted import count_steps
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.paused import paused
 from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.what_if import Without, alternative, saved
 from jaxpace.diagnosis.what_if_request import WhatError, parse, resolve
@@ -19,6 +20,8 @@ from jaxpace.reporting import command
 from jaxpace.trace import synthetic
 from jaxpace.trace.run import MISSING, RunError
 from jaxpace.trace.synthetic import Job
+from jaxpace.trace.synthetic_faults import Fault
+from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import make_run
 
 TICK = 3e-9
@@ -186,3 +189,33 @@ def test_the_command_answers_in_text_and_json(tmp_path, capsys):
   assert what_if["no_runtime_jitter"]["step_time"] == pytest.approx(43.5e-3, abs=1e-5)
   assert "host1" in what_if["without_host"]
   assert "without host:host1,jitter" in out and "every gap as long as" in out
+
+
+@given(st.floats(2e-3, 60e-3), st.integers(0, 99))
+def test_without_pauses_is_the_job_simulated_without_them_though_gaps_stay_ragged(pause, seed):
+  ragged = Fault("pause", 3e-3, probability=0.3)
+  collects = Fault("pause", pause, (1,), probability=0.1, mechanism="gc")
+  job = Job(ranks=3, steps=60, processes=3, hosts=3, noise=0.05, host_columns=True, seed=seed)
+  (run, _), (still, _) = (run_of(dataclasses.replace(job, faults=own)) for own in ((ragged, collects), (ragged,)))
+  assume(count_steps(run).warmup.size == 0)
+  [found] = played(run, Without(pauses=True))
+  assert found == pytest.approx(mean_step(still), abs=1e-7)
+  # What the finding holds is as much: the pauses, and the waiting for them.
+  counted = count_steps(run)
+  held = paused(run, counted)
+  assert mean_step(run) - mean_step(still) == pytest.approx(held.own + held.waiting, abs=pause / 10)
+
+
+def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
+  run, _ = run_of(Job(ranks=4, steps=200, noise=0.02, faults=(Fault("contention", 8e-3, begin=0.5),)))
+  report = diagnose(run, asked=[parse("fabric_contention"), parse("locality"), parse("fabric_contention,rank:0")])
+  (finding,) = report.findings
+  mean = report.step_time.mean
+  crowded, nothing, both = [answer.step_time for _, answer in report.asked]
+  assert crowded == pytest.approx(mean * (1 - finding.share)) and nothing == pytest.approx(mean)
+  assert both <= crowded
+
+
+def test_pauses_are_not_known_where_none_was_measured():
+  with pytest.raises(RunError, match="neither garbage collection nor data nor checkpoints were measured"):
+    resolve(parse("pauses"), recorded(synthetic.simulate(Job())), None)

@@ -206,6 +206,8 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
     return None
   quiet = float(np.exp(order[:cut + 1]).mean())
   level = float(np.exp(order[cut + 1:]).mean())
+  if tcp.idle(busy, quiet, (level - quiet) * slow):
+    return None
   beyond = np.where(np.log(np.maximum(transfer, 1e-12)) > order[cut], transfer - quiet, 0.0)
   sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
   return Slow((level - quiet) * slow, sure, 0, counted.blocks, level, quiet, slow,
