@@ -1,7 +1,6 @@
 """Variance growth, drift, the scalability law, and what one run supports: against closed forms and known truths."""
 
 import dataclasses
-import doctest
 import math
 
 import numpy as np
@@ -14,7 +13,6 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import PERSISTENT, Finding
 from jaxpace.diagnosis.stability import drift, growth, knee, recorded
 from tests.diagnosis.traces import barrier, make_run
-from tests.multiprocess.jobs import ROOT
 
 
 def autoregressive(keep, number, seed):
@@ -173,8 +171,3 @@ def test_the_decision_names_components_first():
   assert recorded.decide((), memory, memory, flat, 0).startswith("Structural coupling")
   assert recorded.decide((finding("synchronization_amplification"),), line, line, flat, 0).startswith("Structural")
   assert recorded.decide((), None, None, None, 0).startswith("Not decided")
-
-
-def test_the_page_runs():
-  results = doctest.testfile(str(ROOT / "docs" / "stability.md"), module_relative=False)
-  assert results.attempted > 5 and results.failed == 0

@@ -1,4 +1,4 @@
-"""The figures of docs/concepts.md: drawn are the numbers that the experiment makes, and they mean what the page says."""
+"""The figures of docs/concepts.md: drawn are the experiment's numbers, and the page says what they mean."""
 
 import json
 

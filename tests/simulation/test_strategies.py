@@ -1,6 +1,5 @@
 """Synchronisation strategies: times against closed forms and a plain loop, messages, mathematics, training."""
 
-import doctest
 import math
 
 import hypothesis.extra.numpy as hnp
@@ -25,7 +24,6 @@ from jaxpace.simulation.strategies.settings import (
     Synchronous,
     read,
 )
-from tests.multiprocess.jobs import ROOT
 
 KEY = jax.random.key(3)
 NORMAL = Cluster(compute=0.1, noise=(noise.Normal(np.float32(0.05)),))
@@ -276,11 +274,6 @@ def test_impossible_clusters_are_refused(change, said):
   assert check(NOISY) is NOISY
   with pytest.raises(SettingsError, match=said):
     check(NOISY._replace(**change))
-
-
-def test_the_page_runs():
-  results = doctest.testfile(str(ROOT / "docs" / "strategies.md"), module_relative=False)
-  assert results.attempted > 5 and results.failed == 0
 
 
 @pytest.mark.slow  # compiles two trainings
