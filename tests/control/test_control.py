@@ -182,7 +182,8 @@ def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, w
     (f'{{"max_delay": 1{"0" * 400}}}', "seconds from 0 to 10"), (f'{{"max_delay": 1{"0" * 5000}}}', "it is no JSON"),
     ("[" * 100_000, "it is no JSON"), ('{"max_delay": 1e999}', "seconds from 0 to 10"),
     ('{"ranks": "0-16777215"}', "list of rank numbers"),
-    ('{"from_step": 9, "until_step": 9}', "must be above from_step=9"), ('{"enabled": tr', "it is no JSON"), ("", "it is no JSON"), (" " * (1 << 24) + "{}", "more than 16,777,216"),
+    ('{"from_step": 9, "until_step": 9}', "must be above from_step=9"), ('{"enabled": tr', "it is no JSON"),
+    ("", "it is no JSON"), (" " * (1 << 24) + "{}", "more than 16,777,216"),
     (b"\xff\xfe{", "it can't be read")])
 def test_whatever_a_file_holds_it_is_refused_in_a_sentence(tmp_path, text, words):
   """Anything else raised in process 0's thread would keep the other processes waiting for its message."""
