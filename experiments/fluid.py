@@ -5,7 +5,8 @@ share at every instant: equally (what per-flow fair queueing and TCP tend to), o
 with what a job has sent of its collective (after "MLTCP: Congestion Control for DNN Training", 2024: 0.25 + 1.75 times
 the share sent), or falls with it, as was measured over TCP, which draws jobs together. One link, one number a job: no
 packets, no round trips, no losses. A step's delay is what the job's pacer asked after the step before, from the
-library's own `Pacer.update`, fed as in a live step: what it sees of the job is one step older than the step just done.
+library's own `Pacer.update`, fed as in a live step: it sees the bucket times of the step just done but for the last
+one's, which carries them, and those of the step before.
 
 Event-driven inside one compiled loop: from one end of a phase to the next. Times are float32 seconds since the phase
 began, never since the run began.
@@ -25,6 +26,9 @@ from jaxpace.core.types import Decision, Observation, Pacer
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _EDGE = np.float32(1e-6)
 """Work below this is done: what rounding leaves of a phase of the order of a second."""
+
+LIVE, LATE, AT_ONCE = "live", "late", "at once"
+"""What pacers are shown of the step just done: all buckets but the last, none, all."""
 
 
 class Jobs(NamedTuple):
@@ -90,14 +94,15 @@ def stack(pacers: list[Any]) -> Any:
   return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *pacers)
 
 
-def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Array] = fair, fresh: bool = False
+def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Array] = fair, shown: str = LIVE
               ) -> Callable[[Jobs, Any], History]:
   """Makes the simulation of one scene, for `jax.jit` and `jax.vmap`.
 
   Args:
     update: of a `Pacer`; the same for all jobs, each with its own state.
     weight: share of the collective sent [J] -> weight on the link [J].
-    fresh: shows pacers the bucket times of the step just done, which no message of a live step can.
+    shown: which bucket times of the step just done pacers see, beside those of the step before: `LIVE`, `LATE` or
+      `AT_ONCE`, which no message of a live step can show them.
 
   Returns:
     A function (jobs, pacer states with a leading axis [J]) -> history.
@@ -107,14 +112,17 @@ def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Arra
     count, most, buckets = jobs.work.shape
     each = jnp.arange(count, dtype=jnp.int32)
     slots = jnp.arange(buckets, dtype=jnp.int32)
+    over = np.asarray({LIVE: np.arange(buckets) < buckets - 1, LATE: np.zeros(buckets, bool),
+                       AT_ONCE: np.ones(buckets, bool)}[shown])
 
     def observe(state: _State, step_time: jax.Array, first: jax.Array) -> Observation:
+      place = jnp.clip(state.step, 0, most - 1)
       return Observation(
           step=state.step, rank=jnp.zeros_like(state.step),
-          arrivals=jnp.where(first, _NAN, jobs.compute[each, jnp.clip(state.step, 0, most - 1)])[:, None],
+          arrivals=jnp.where(first, _NAN, jobs.compute[each, place])[:, None],
           delays=state.delay[:, None], waits=state.now, step_time=jnp.where(first, _NAN, step_time),
-          job_step_time=jnp.where(first, _NAN, step_time) if fresh else state.time_before,
-          job_transfers=state.now if fresh else state.before)
+          job_step_time=state.time_before, job_transfers=state.before,
+          job_transfers_now=jnp.where(over, state.now * jobs.noise[each, place], _NAN))
 
     def turn(state: _State) -> _State:
       place = jnp.clip(state.step, 0, most - 1)

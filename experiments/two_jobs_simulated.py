@@ -22,6 +22,7 @@ from absl import app, flags
 from experiments import fluid, measured
 from jaxpace.coordination import order
 from jaxpace.coordination.coin import uniform
+from jaxpace.coordination.durations import valid
 from jaxpace.coordination.interleave import interleave_jobs
 from jaxpace.core.types import Decision, Observation, Pacer
 
@@ -68,7 +69,7 @@ class Control(NamedTuple):
   make: Callable[[float], Pacer]  # floor of a bucket -> pacer
   weight: Callable[[jax.Array], jax.Array] = fluid.fair
   buckets: int = BUCKETS
-  fresh: bool = False
+  shown: str = fluid.LIVE
 
 
 def at_once(by_order: bool) -> Callable[[float], Pacer]:
@@ -85,9 +86,10 @@ def at_once(by_order: bool) -> Callable[[float], Pacer]:
 
     def update(seen: Observation, state: tuple[jax.Array, ...]) -> tuple[Decision, tuple[jax.Array, ...]]:
       key, bank, moved = state
-      found = order.look(seen.job_transfers, jnp.full(seen.job_transfers.shape, np.float32(floor)))
+      times = jnp.where(jnp.all(valid(seen.job_transfers_now)), seen.job_transfers_now, seen.job_transfers)
+      found = order.look(times, jnp.full(times.shape, np.float32(floor)))
       size, heads = uniform(key, seen.step, 1), uniform(key, seen.step, 2) < np.float32(0.5)
-      total = np.float32(floor * seen.job_transfers.shape[0])
+      total = np.float32(floor * times.shape[0])
       blind = found.ahead if by_order else found.contention * total
       drawn = jnp.where(heads, size * blind, np.float32(0))
       want = jnp.where(found.clears, found.ahead, drawn) if by_order else drawn
@@ -107,12 +109,15 @@ def ours(floor: float) -> Pacer:
 CONTROLS = {
     "none": Control("fair sharing, no control", lambda floor: fluid.nothing()),
     "interleave": Control("`interleave_jobs`, quiet floor given", ours),
+    "late": Control("`interleave_jobs`, had it the bucket times of the step before alone", ours, shown=fluid.LATE),
     "learned": Control("`interleave_jobs`, floor from what it saw", lambda floor: interleave_jobs(MOST, slots=BUCKETS)),
     "one_bucket": Control("`interleave_jobs`, one bucket, quiet floor given",
                           lambda floor: interleave_jobs(MOST, floor=floor, slots=1), buckets=1),
     "random": Control("whoever is contended moves at random, leader or follower", at_once(False)),
-    "at_once": Control("the order rule alone: no test, no waits", at_once(True)),
-    "at_once_fresh": Control("the same, had it the bucket times one step sooner", at_once(True), fresh=True),
+    "at_once": Control("the order rule alone, from the step before: no test, no waits", at_once(True),
+                       shown=fluid.LATE),
+    "at_once_fresh": Control("the same, had it all bucket times of the step just done", at_once(True),
+                             shown=fluid.AT_ONCE),
     "mltcp": Control("MLTCP-like: the network gives more to who has sent more", lambda floor: fluid.nothing(),
                      fluid.mltcp),
     "drawn": Control("no control, the network giving more to who has just begun, as TCP was measured to do",
@@ -150,7 +155,7 @@ def compiled(control: Control, floors: tuple[float, ...]) -> tuple[Callable[...,
   """The simulation of many seeds at once, and the pacer; with several floors, one of each job's own."""
   pacers = [control.make(floor) for floor in floors]
   pacer = pacers[0] if len(pacers) == 1 else by_job(pacers)
-  return jax.jit(jax.vmap(fluid.simulator(pacer.update, control.weight, control.fresh))), pacer
+  return jax.jit(jax.vmap(fluid.simulator(pacer.update, control.weight, control.shown))), pacer
 
 
 def by_job(pacers: list[Pacer]) -> Pacer:
@@ -237,7 +242,8 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines += [
       "A simulation, not a network: every job computes, then sends its buckets over one link that the senders share",
       "equally at every instant (`experiments/fluid.py`). Delays come from the library's own `Pacer.update`, which",
-      "sees bucket times one step late, as in a live step. Step time over the job's own period alone, mean over jobs",
+      "sees the bucket times of the step just done but for the last one's, as in a live step. Step time over the job's",
+      "own period alone, mean over jobs",
       f"and {figures['seeds']} seeds with random starts, steps 51 to 400 unless said otherwise; the least a scene",
       "allows is 1, but 1.6 for the four that have no room. `a` is the share of the period that is communication.", ""]
   names = list(dict.fromkeys(cell["scene"] for cell in figures["cells"]))

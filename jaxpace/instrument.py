@@ -200,7 +200,8 @@ class Instrumented(Recordable):
       state, names = self._after(one, taken, index, ranks)
     self.plan = Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
-        unstamped=written.unstamped, share=share, share_reason=reason, decisions=names, overflow=written.overflow,
+        unstamped=written.unstamped, share=share, share_reason=reason,
+        carrier=written.carrier.slot if share and written.carrier else None, decisions=names, overflow=written.overflow,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
@@ -247,10 +248,16 @@ class Instrumented(Recordable):
       first = jnp.all(one.last_exit == jnp.uint32(0))
       step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit))
       transfers = coordination_arrivals.transfers(waits, arrivals, delays, index)
-      job = jnp.full((1 + self.slots,), nothing) if taken.job is None else jnp.pad(
-          taken.job, (0, 1 + self.slots - taken.job.shape[0]), constant_values=nothing)
-      observation = Observation(step=one.step, rank=index, arrivals=arrivals, delays=delays, waits=waits,
-                                step_time=step_time, job_step_time=job[0], job_transfers=job[1:])
+      said = jnp.zeros((0,), jnp.float32) if taken.job is None else taken.job
+      before = 1 + len(taken.waits)
+
+      def filled(values: jax.Array) -> jax.Array:
+        return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=nothing)
+
+      observation = Observation(
+          step=one.step, rank=index, arrivals=arrivals, delays=delays, waits=waits, step_time=step_time,
+          job_step_time=said[0] if said.shape[0] else nothing, job_transfers=filled(said[1:before]),
+          job_transfers_now=coordination_arrivals.transfers_now(filled(said[before:]), arrivals, delays))
       decision, pacer = self.pacer.update(observation, one.pacer)
       names = checks.decision(decision, pacer, one.pacer)
     info = [jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names]

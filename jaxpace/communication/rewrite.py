@@ -41,7 +41,7 @@ class Taken:
   delay: jax.Array  # float32 [] s, applied
   arrivals: jax.Array | None  # float32 [ranks] s, where shared
   delays: jax.Array | None  # float32 [ranks] s, where shared
-  job: jax.Array | None  # float32 as in `Before`, rank 0's step time and mean transfers, where shared
+  job: jax.Array | None  # float32 as in `Before`, rank 0's step time, means of the rest; then this step's mean waits
   waits: list[jax.Array]  # float32 [] s each, by slot
   last_exit: jax.Array  # uint32 [2]
 
@@ -144,7 +144,10 @@ class _Evaluator:
       return None
     if self.carries(section):
       before = self.before
-      payload = sharing.operand(self.arrival, self.delay, before.job, before.index, before.ranks, section.extra.dtype)
+      job = before.job
+      if job.shape[0] and self.waits:  # what is over by now goes along
+        job = jnp.concatenate([job, jnp.stack(self.waits)])
+      payload = sharing.operand(self.arrival, self.delay, job, before.index, before.ranks, section.extra.dtype)
     elif section.gate is None and section.last:
       payload = jnp.zeros((1,), section.extra.dtype)
     else:

@@ -9,21 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 
-from jaxpace.communication import gates, phases, primitives, schedule
+from jaxpace.communication import gates, phases, primitives, schedule, sharing
 from jaxpace.communication.program import Program, axes_of, size_bytes
+from jaxpace.communication.sharing import Carrier
 from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Mark, Unstamped
 from jaxpace.core.ring import MAX_PHASE_MARKS
 
 _MOST_WAITED = 8  # values a phase boundary waits for
-
-
-@dataclasses.dataclass(frozen=True)
-class Carrier:
-  """The all-reduce in which an operand of ours rides."""
-
-  slot: int
-  dtype: str
-  axes: tuple[str, ...]
 
 
 @dataclasses.dataclass
@@ -135,8 +127,11 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
       notices.append(f"Collective {slot} can start before its entry stamp, which may then be late: none of its "
                      "operands can be held back without a risk to the last bits of the results.")
 
+  # The last that can: it has seen most of the step. If none can, the largest: it is named in the reason.
   joinable = [section for section in sections if section.extra is not None]
-  carrier = max(joinable, key=lambda s: (schedule.group_bytes(program, s.group), s.last)).extra if joinable else None
+  able = [section for section in joinable if not sharing.refusal(section.extra, tuple(axis))]
+  carrier = (able[-1] if able else max(joinable, key=lambda s: schedule.group_bytes(program, s.group))).extra \
+      if joinable else None
   collectives = tuple(_describe(program, s, axis) for s in sections if s.slot is not None)
   overflow = sum(1 for s in sections if s.group and s.slot is None)
   unstamped = [Unstamped(h.name, h.primitive, h.bytes, h.reason) for h in program.hidden]

@@ -7,11 +7,11 @@ would make XLA send a second message or change how gradients are combined.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from jaxpace.communication.script import Carrier
 
 UNKNOWN = -1.0
 """Stands for an arrival that is not known (a rank's first step); NaN would spread to every rank."""
@@ -21,6 +21,15 @@ _NONE = -1e6
 
 _PARTS = {"float32": 1, "float64": 1, "bfloat16": 3}
 """Numbers of a dtype that carry one float32 exactly: 24 bits of mantissa, 8 in each bfloat16."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Carrier:
+  """The all-reduce in which an operand of ours rides."""
+
+  slot: int
+  dtype: str
+  axes: tuple[str, ...]
 
 
 def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
@@ -41,8 +50,8 @@ def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Arr
   Args:
     arrival: [] float32 seconds, NaN if unknown.
     delay: [] float32 seconds applied.
-    job: [1 + collectives] float32 seconds of the step before, or [0]: own step time, of which rank 0's is sent; own
-      transfers, which are averaged. NaN if unknown.
+    job: [1 + n] float32 seconds, or [0]: own step time, of which rank 0's is sent; times of collectives, which are
+      averaged. NaN if unknown.
     index: [] int32, this rank's index along the axis.
     ranks: ranks along the axis.
     dtype: of the all-reduce.

@@ -117,3 +117,24 @@ def transfers(waits: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: ja
     [S] float32 s; NaN where unknown.
   """
   return waits.at[0].set(transfer(waits[0], arrivals, delays, rank))
+
+
+def transfers_now(waits: jax.Array, arrivals: jax.Array, delays: jax.Array) -> jax.Array:
+  """Estimates every collective's own time from the mean over ranks of their waits.
+
+  The mean wait less the mean earliness is what the last rank waited; only what each rank alone would have cut off at
+  zero isn't. Made of what is shared, it is the same on all ranks.
+
+  Args:
+    waits: [S] float32 s, means over ranks; NaN where not known.
+    arrivals: [ranks] float32 s, undelayed, at the first collective.
+    delays: [ranks] float32 s, applied.
+
+  Returns:
+    [S] float32 s, not negative; NaN where unknown.
+  """
+  if not waits.shape[0]:
+    return waits
+  early = jnp.where(all_known(arrivals, delays), jnp.mean(earliness(arrivals + delays)), _NAN)
+  waits = jnp.where(valid(waits), waits, _NAN)
+  return waits.at[0].set(jnp.maximum(waits[0] - early, _ZERO))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import order, settings, shift_test, windows
+from jaxpace.coordination import order, packing, settings, shift_test, windows
 from jaxpace.coordination.coin import checked, uniform
 from jaxpace.coordination.durations import bounded, valid
 from jaxpace.core.types import Decision, Observation, Pacer
@@ -29,10 +30,31 @@ _JUMP = np.float32(0.25)
 """Of the collective; what W grows by more than that is somebody's shift, not drift."""
 _GAIN = np.float32(0.125)
 """Weight of the newest growth."""
-_LATE = np.float32(2)
-"""Steps between the one that is seen and the one that begins with the shift."""
+_SOON = np.int32(32)
+"""Decisions after a shift within which the next touch says whether it went far enough."""
+_WIDER, _NARROWER, _CLOSEST = np.float32(1.5), np.float32(0.7), np.float32(0.1)
+"""Factors on the clearance: touched in front again, touched behind; and its least, as a share of its most."""
+_ENOUGH = np.float32(0.6)
+"""Share of the collective that must be known of the step just done, or the step before it is looked at."""
 _FINE = np.float32(0.4)
 """Of the dead band, what is enough then."""
+
+
+class Own(NamedTuple):
+  """What `interleave_jobs` carries in single numbers, all []."""
+
+  period: windows.Mean  # mean step time less own delays
+  bank: jax.Array  # float32 periods, delay that may be asked for
+  asked: jax.Array  # float32 s, asked after the last step
+  asked_before: jax.Array  # float32 s, after the one before
+  hold: jax.Array  # int32, decisions to sit out until a shift is seen
+  test: shift_test.ShiftTest
+  quiet: jax.Array  # int32, decisions since a shift was wanted, at most `_CALM`
+  since: jax.Array  # int32, decisions since a shift was asked for on more than one sight, at most `_AWAKE`
+  seen: jax.Array  # int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
+  ahead: jax.Array  # float32 s, W in the step seen before; NaN unless this job followed in it
+  growth: jax.Array  # float32 s, by which W grows from one step to the next while nobody moves
+  clear: jax.Array  # float32, share of the floors that it moves beyond the work ahead
 
 
 class Interleave(NamedTuple):
@@ -40,16 +62,20 @@ class Interleave(NamedTuple):
 
   key: jax.Array  # [] uint32, differs from job to job
   floor: windows.Floor  # [B] lowest recent bucket times
-  period: windows.Mean  # [] mean step time less own delays
-  bank: jax.Array  # [] float32 periods, delay that may be asked for
-  asked: jax.Array  # [2] float32 s, asked after the last step and after the one before
-  hold: jax.Array  # [] int32, decisions to sit out until a shift is seen
-  test: shift_test.ShiftTest
-  quiet: jax.Array  # [] int32, decisions since a shift was wanted, at most `_CALM`
-  since: jax.Array  # [] int32, decisions since a shift was asked for on more than one sight, at most `_AWAKE`
-  seen: jax.Array  # [] int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
-  ahead: jax.Array  # [] float32 s, W in the step seen before; NaN unless this job followed in it
-  growth: jax.Array  # [] float32 s, by which W grows from one step to the next while nobody moves
+  packed: packing.Packed
+
+  @property
+  def own(self) -> Own:
+    """Its single numbers, unpacked; axes in front stay in front."""
+    own: Own = packing.unpack(self.packed, _like())
+    return own
+
+
+@functools.cache
+def _like() -> Own:
+  real, whole, flag = packing.REAL, packing.WHOLE, packing.FLAG
+  test = shift_test.ShiftTest(whole, flag, real, real, whole, real, real, real, flag, whole, whole, real)
+  return Own(windows.Mean(real, real), real, real, real, whole, test, whole, whole, whole, real, real, real)
 
 
 def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[float] | float | None = None,
@@ -62,19 +88,22 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   then keeps them apart.
 
   Every rank decides by itself, from what is the same on all ranks to the last bit: each bucket's own time in the step
-  before last, and the step's (`Observation.job_transfers`, `job_step_time`). They must be shared
-  (`jaxpace.instrument(..., share=True)`); where they are not the delay is exactly 0, and no rank may be left out
-  (`only_ranks`) or the others would only wait for it.
+  just done (`Observation.job_transfers_now`, all but that of the last bucket, which carries them), or, where these are
+  less than 0.6 of the collective, in the step before (`job_transfers`), and its time (`job_step_time`). They must be
+  shared (`jaxpace.instrument(..., share=True)`); where they are not the delay is exactly 0, and no rank may be left
+  out (`only_ranks`) or the others would only wait for it.
 
   *The rule.* n is a bucket's time over its floor, the number of jobs that shared the link meanwhile. The running
   minimum of n - 1 over the buckets in order, times the floors, is W: the work that was ahead of this job when it began
   to send (`jaxpace.coordination.order`). Where it clears before the last
-  bucket, or was more at the first bucket than at the last, this job is the follower, and moves by W + 2 g + `clearance`
-  times the floors: g is by how much W was seen to grow from one step to the next while this job did not move, and the
-  shift takes hold two steps after the step that is seen. The leader does nothing. Where neither is so the order cannot
-  be seen (they began together, or there is one bucket only): then it moves by U W, U uniform from 1.1 to 1.5, with
-  probability one half. After a shift it waits for 2 decisions, 2 to 5 where the order could not be seen: its effect is
-  seen two later, and others move too. All draws are hashes of (key, step).
+  bucket, or was more at the first bucket than at the last, this job is the follower, and moves by W + g + the clearance
+  times the floors: g is by how much W was seen to grow from one step to the next while this job did not move, once for
+  each step between the one that is seen and the one that begins with the shift. The clearance begins with a tenth of
+  its most. It becomes half as much again if the next touch, within 32 steps, is with the one ahead again, and 0.7 times
+  as much for each step in which one behind is met. The leader does nothing. Where neither is so the order cannot be
+  seen (they began together, or there is one bucket only): then it moves by U W, U uniform from 1.1 to 1.5, with
+  probability one half. After a shift it waits for a decision (two, where it sees the step before), up to 3 more where
+  the order could not be seen: others move too. All draws are hashes of (key, step).
 
   *When.* For the first shift contention must be beyond the dead band in three steps in a row, for the next 256 steps in
   two. For the first 40 of these a follower moves as soon as W is 4 % of the floors (0.4 dead bands), by W alone, and by
@@ -98,7 +127,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   >>> for _ in range(3):
   ...   decision, state = jax.jit(pacer.update)(seen, state)
   >>> print(f"{decision.delay:.3f} s, contention {decision.info['contention']:.3f} of the floor")
-  0.033 s, contention 0.625 of the floor
+  0.026 s, contention 0.625 of the floor
 
   Args:
     max_delay: s, the longest delay, 0 to 10. `jaxpace.instrument` has a limit of its own.
@@ -108,9 +137,9 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
       the lowest that was seen: then a job that never had a bucket to itself does not see that it is contended.
     window: steps over which a floor that was seen is forgotten.
     dead_band: contention below which nothing is done, as a share of the floors, 0 to 1.
-    clearance: what a follower moves beyond the work ahead of it, as a share of the floors, 0 to 1: half of the gap that
-      is to be between two jobs. Too little, and jobs that are drawn together touch again at once; too much, and it runs
-      into the next one where many share the link.
+    clearance: the most a follower moves beyond the work ahead of it, as a share of the floors, 0 to 1: half of the gap
+      that is to be between two jobs. What it does move it learns. Too little, and jobs that are drawn together touch
+      again at once; too much, and it runs into the next one where many share the link.
     budget: most that delays may add to the run, as a share of it, 0 to 1, after the first period.
     patience: tests after which it is switched off if they have shown no gain.
     retry: steps for which it is then off, the first time; twice as many each time after.
@@ -137,63 +166,81 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   lowest, typical = windows.floor(window), windows.mean(64)
 
   def init(ranks: int) -> Interleave:
-    return Interleave(jnp.asarray(start), lowest.init((slots,)), typical.init(), jnp.float32(1),
-                      jnp.zeros((2,), jnp.float32), jnp.zeros((), jnp.int32), shift_test.init(retry),
-                      jnp.asarray(_CALM), jnp.asarray(_AWAKE), jnp.zeros((), jnp.int32),
-                      jnp.float32(np.nan), jnp.float32(0))
+    zero, none = jnp.float32(0), jnp.int32(0)
+    own = Own(typical.init(), jnp.float32(1), zero, zero, none, shift_test.init(retry), jnp.asarray(_CALM),
+              jnp.asarray(_AWAKE), none, jnp.float32(np.nan), zero, jnp.asarray(_CLOSEST * clear))
+    return Interleave(jnp.asarray(start), lowest.init((slots,)), packing.pack(own))
 
   def update(observation: Observation, state: Interleave) -> tuple[Decision, Interleave]:
-    times = order.first(observation.job_transfers, slots)
-    floors_now = lowest.update(times, state.floor)
-    seen = order.look(times, lowest.value(floors_now) if given is None else jnp.asarray(given))
-    # The step that is seen began with what was asked two decisions ago.
+    key, floor_before, own = state.key, state.floor, state.own
+    before, now = (order.first(times, slots) for times in (observation.job_transfers, observation.job_transfers_now))
+    floors_now = lowest.update(before, floor_before)
+    floors = lowest.value(floors_now) if given is None else jnp.asarray(given)
+    floors = jnp.where(valid(before) | valid(now), floors, _NAN)
+    fresh = _share_of(now, floors) >= _ENOUGH
+    seen = order.look(jnp.where(fresh, now, before), floors)
+    # The step before began with what was asked two decisions ago.
     took = jnp.where(valid(observation.job_step_time), observation.job_step_time, _NAN)
-    own_time = jnp.maximum(took - state.asked[1], _ZERO)
-    period_now = typical.update(own_time, state.period)
+    own_time = jnp.maximum(took - own.asked_before, _ZERO)
+    # Asked in the step that is seen; on its way since then; and steps from it to the one that begins with a shift.
+    in_seen = jnp.where(fresh, own.asked, own.asked_before)
+    on_its_way = jnp.where(fresh, _ZERO, own.asked)
+    late = jnp.where(fresh, np.int32(1), np.int32(2))
+    period_now = typical.update(own_time, own.period)
     period = typical.value(period_now)
     known = valid(seen.ahead) & valid(took) & (period > _ZERO)
-    bank = jnp.where(known, jnp.minimum(state.bank + earned, _ONE), state.bank)
-    test = shift_test.advance(took, period, state.test, patience, retry, level)
+    bank = jnp.where(known, jnp.minimum(own.bank + earned, _ONE), own.bank)
+    test = shift_test.advance(took, period, own.test, patience, retry, level)
 
     # A follower whose W grows by itself is drawn in: what it loses until its shift takes hold is added.
     certain = seen.clears | seen.trails
     follows = known & certain & (seen.ahead > _FINE * band * seen.total)
-    grown = seen.ahead - state.ahead
-    drifts = follows & (state.asked[1] == _ZERO) & (jnp.abs(grown) < _JUMP * seen.total)
-    growth = jnp.where(drifts, state.growth + _GAIN * (grown - state.growth), state.growth)
+    grown = seen.ahead - own.ahead
+    drifts = follows & (in_seen == _ZERO) & (jnp.abs(grown) < _JUMP * seen.total)
+    growth = jnp.where(drifts, own.growth + _GAIN * (grown - own.growth), own.growth)
     ahead = jnp.where(follows, seen.ahead, _NAN)
-    lost = _LATE * jnp.maximum(growth, _ZERO)
-    drawn = (np.float32(1.1) + np.float32(0.4) * uniform(state.key, observation.step, 1)) * seen.ahead
-    # What is on its way already, asked one decision ago, isn't in the step that is seen.
-    sudden = follows & jnp.isnan(state.ahead)
-    whole = jnp.maximum(seen.ahead + lost + clear * seen.total - state.asked[0], _ZERO)
+    lost = late.astype(jnp.float32) * jnp.maximum(growth, _ZERO)
+    drawn = (np.float32(1.1) + np.float32(0.4) * uniform(key, observation.step, 1)) * seen.ahead
+    sudden = follows & jnp.isnan(own.ahead)
+    whole = jnp.maximum(seen.ahead + lost + own.clear * seen.total - on_its_way, _ZERO)
     want = bounded(jnp.where(certain, jnp.where(sudden, seen.ahead, whole), drawn), most)
-    awake = state.since < _AWAKE
+    awake = own.since < _AWAKE
     beyond = known & (seen.contention > band)
-    times_seen = jnp.where(beyond, jnp.minimum(state.seen + np.int32(1), _SURE), np.int32(0))
-    alert = state.since < _ALERT
+    times_seen = jnp.where(beyond, jnp.minimum(own.seen + np.int32(1), _SURE), np.int32(0))
+    alert = own.since < _ALERT
     again = (follows & (alert | (beyond & ~sudden))) | (beyond & (times_seen > _ONCE))
     contended = jnp.where(awake, again, beyond & (times_seen == _SURE))
-    wanted = contended & (state.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
+    wanted = contended & (own.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
     wanted &= want <= bank * period
-    act, tested, test = shift_test.trigger(wanted, awake, own_time, uniform(state.key, observation.step, 2), test)
+    act, tested, test = shift_test.trigger(wanted, awake, own_time, uniform(key, observation.step, 2), test)
     # Where the order can't be seen and no test's coin says whether to move, one of its own does.
-    act &= certain | tested | (uniform(state.key, observation.step, 3) < np.float32(0.5))
+    act &= certain | tested | (uniform(key, observation.step, 3) < np.float32(0.5))
 
     delay = jnp.where(act, want, _ZERO)
     bank = jnp.where(act, jnp.maximum(bank - delay / period, _ZERO), bank)
-    more = (np.float32(4) * uniform(state.key, observation.step, 4)).astype(jnp.int32)
-    wait = np.int32(2) + jnp.where(certain, np.int32(0), more)
+    more = (np.float32(4) * uniform(key, observation.step, 4)).astype(jnp.int32)
+    wait = late + jnp.where(certain, np.int32(0), more)
     wait = jnp.where(sudden, np.int32(0), wait)
-    hold = jnp.where(act, wait, jnp.maximum(state.hold - np.int32(1), np.int32(0)))
-    since = jnp.where(act & ~sudden, np.int32(0), jnp.minimum(state.since + np.int32(1), _AWAKE))
-    quiet = jnp.where(wanted, np.int32(0), jnp.minimum(state.quiet + np.int32(1), _CALM))
+    hold = jnp.where(act, wait, jnp.maximum(own.hold - np.int32(1), np.int32(0)))
+    since = jnp.where(act & ~sudden, np.int32(0), jnp.minimum(own.since + np.int32(1), _AWAKE))
+    quiet = jnp.where(wanted, np.int32(0), jnp.minimum(own.quiet + np.int32(1), _CALM))
+    # Half of the gap is wanted, whose size nobody knows: wider when one ahead is met again, less when one behind is.
+    held_up_behind = known & ~follows & (seen.contention * seen.total - seen.ahead > _FINE * band * seen.total)
+    soon = own.since < _SOON
+    factor = jnp.where(soon & held_up_behind, _NARROWER, jnp.where(soon & act & certain & ~sudden, _WIDER, _ONE))
+    clear_now = jnp.clip(own.clear * factor, _CLOSEST * clear, clear)
     estimate, low, high = shift_test.effect(test, level)
     engaged = (quiet < _CALM) & (test.off == np.int32(0))
     info = {"contention": seen.contention, "ahead": seen.ahead, "engaged": engaged.astype(jnp.float32),
             "shift_effect": estimate, "shift_low": low, "shift_high": high}
-    return Decision(delay, info), Interleave(state.key, floors_now, period_now, bank,
-                                             jnp.stack([delay, state.asked[0]]), hold, test, quiet, since,
-                                             times_seen, ahead, growth)
+    packed = packing.pack(Own(period_now, bank, delay, own.asked, hold, test, quiet, since, times_seen, ahead, growth,
+                              clear_now))
+    return Decision(delay, info), Interleave(key, floors_now, packed)
 
   return Pacer(init, update)
+
+
+def _share_of(times: jax.Array, floors: jax.Array) -> jax.Array:
+  """Share of the collective, by its floors, of which times are known: [B] float32 s, [B] float32 s -> []."""
+  there = jnp.where(valid(floors), floors, _ZERO)
+  return jnp.sum(jnp.where(valid(times), there, _ZERO)) / jnp.maximum(jnp.sum(there), np.float32(1e-30))

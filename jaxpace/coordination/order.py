@@ -24,7 +24,7 @@ _SMALL = np.float32(0.1)
 class Look(NamedTuple):
   """What one step's bucket times say. All NaN or False where nothing is known."""
 
-  contention: jax.Array  # [] float32, time beyond the floors, as a share of the floors
+  contention: jax.Array  # [] float32, time beyond the floors, as a share of the floors, of the buckets that are known
   ahead: jax.Array  # [] float32 s, W: others' work that was on the link when this job began, and had to be shared with
   clears: jax.Array  # [] bool, whether that work was done before this job's last bucket
   leads: jax.Array  # [] bool, not so, and its last bucket was held up more than its first: it was there first
@@ -48,27 +48,30 @@ def look(times: jax.Array, floors: jax.Array) -> Look:
   0.015 s ahead, contention 0.625, clears: True
 
   Args:
-    times: [B] float32 s, in the order in which the buckets are sent; NaN where there is none.
-    floors: [B] float32 s, on a quiet link.
+    times: [B] float32 s, in the order in which the buckets are sent; NaN where it isn't known: n is then taken to be
+      no more than before.
+    floors: [B] float32 s, on a quiet link; NaN where there is no bucket.
   """
-  ok = valid(times) & valid(floors) & (floors > _ZERO)
-  ok &= floors >= _SMALL * jnp.max(jnp.where(ok, floors, _ZERO))
+  sent = valid(floors) & (floors > _ZERO)
+  sent &= floors >= _SMALL * jnp.max(jnp.where(sent, floors, _ZERO))
+  ok = sent & valid(times)
   n = jnp.where(ok, jnp.minimum(times / jnp.where(ok, floors, _ONE), np.float32(1e6)), np.float32(np.inf))
   least = jax.lax.cummin(n)
-  total = jnp.sum(jnp.where(ok, floors, _ZERO))
+  total, looked_at = (jnp.sum(jnp.where(these, floors, _ZERO)) for these in (sent, ok))
 
-  def beyond(number: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.where(ok, floors * jnp.maximum(number - _ONE, _ZERO), _ZERO))
+  def beyond(number: jax.Array, these: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.where(these, floors * jnp.maximum(number - _ONE, _ZERO), _ZERO))
 
   known = jnp.any(ok)
   at = jnp.arange(n.shape[0], dtype=jnp.int32)
   ends = [jnp.sum(jnp.where(at == place, jnp.where(ok, n, _ZERO), _ZERO))
           for place in (jnp.min(jnp.where(ok, at, np.int32(n.shape[0]))), jnp.max(jnp.where(ok, at, np.int32(-1))))]
-  contention = jnp.where(known, beyond(n) / jnp.where(known, total, _ONE), _NAN)
+  contention = jnp.where(known, beyond(n, ok) / jnp.where(known, looked_at, _ONE), _NAN)
   clears = known & (least[-1] < _EDGE)
   unclear = known & ~clears
-  return Look(contention, jnp.where(known, beyond(least), _NAN), clears, unclear & (ends[1] > ends[0] + _RISE),
-              unclear & (ends[0] > ends[1] + _RISE), total)
+  ahead = jnp.where(known, beyond(least, sent & jnp.isfinite(least)), _NAN)
+  return Look(contention, ahead, clears, unclear & (ends[1] > ends[0] + _RISE), unclear & (ends[0] > ends[1] + _RISE),
+              total)
 
 
 def first(times: jax.Array, count: int) -> jax.Array:

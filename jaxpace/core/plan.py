@@ -74,6 +74,8 @@ class Plan:
   share: bool = False
   """Whether the ranks' arrivals ride in an existing all-reduce."""
   share_reason: str = ""
+  carrier: int | None = None
+  """Slot of the collective they ride in, where they do."""
   decisions: tuple[str, ...] = ()
   """Names of the pacer's decision columns, in ring order."""
   overflow: int = 0

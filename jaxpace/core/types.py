@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 PacerState = Any
 """Any pytree of arrays with fixed shapes; carried by the user inside the pace state."""
+
+_NOTHING: Any = np.full((0,), np.nan, np.float32)
 
 
 class Observation(NamedTuple):
@@ -17,7 +20,7 @@ class Observation(NamedTuple):
   A value that is not known is NaN, never 0: a missing arrival is not an early one.
 
   What all ranks must decide alike, they decide from what is the same on all of them: `arrivals` and `delays` where
-  every one is known, `job_step_time`, `job_transfers`, `step`. A rank's waits and step time are its own.
+  every one is known, `step`, and whatever is called `job_...`. A rank's waits and step time are its own.
   """
 
   step: jax.Array  # [] int32, index of the completed step
@@ -29,6 +32,8 @@ class Observation(NamedTuple):
   # Of the step before that one, the same on all ranks to the last bit; NaN unless shared:
   job_step_time: jax.Array  # [] rank 0's step_time
   job_transfers: jax.Array  # [S] mean over ranks of what each found a collective's own time to be
+  # Of the step just done, the same on all ranks: what the message they share it with was not too early for.
+  job_transfers_now: jax.Array = _NOTHING  # [S] as above; NaN from the collective on that carries it; [0] for none
 
 
 class Decision(NamedTuple):

@@ -240,7 +240,9 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
       waits = leave[None] - enter
       seen = Observation(
           step=state.step, rank=numbers, arrivals=seen_arrivals, delays=delay, waits=waits,
-          step_time=jnp.where(first, _NAN, step_time), job_step_time=state.step_time, job_transfers=state.found)
+          step_time=jnp.where(first, _NAN, step_time), job_step_time=state.step_time, job_transfers=state.found,
+          # All but the last bucket are over when the last one carries what is shared.
+          job_transfers_now=said.transfers_now(jnp.mean(waits, axis=0).at[-1].set(_NAN), seen_arrivals, delay))
       each = jax.vmap(said.transfers, in_axes=(0, None, None, 0))(waits, seen_arrivals, delay, numbers)
       found = jnp.mean(each, axis=0)
       decision, pacers = paced.update(seen, state.pacer)

@@ -94,7 +94,8 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   stamped[[c.slot for c in run.collectives if c.slot < slots]] = True
   states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), pacer.init(count))
   carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN), jnp.full((count, slots), _NAN))
-  play = jax.jit(_player(pacer, count, stamped, np.float32(max_delay), shared, as_recorded))
+  over = stamped & (np.arange(slots) < _carrier(run))
+  play = jax.jit(_player(pacer, count, stamped, over, np.float32(max_delay), shared, as_recorded))
   there: np.ndarray = np.any(run.attempt[ranks] >= 0, axis=1)
   parts, width = [], max(64, _CHUNK_CELLS // count)
   for begin in range(0, total, width):
@@ -108,18 +109,27 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def _player(pacer: Pacer, count: int, stamped: np.ndarray, most: np.float32, shared: bool, as_recorded: bool
-            ) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
+def _carrier(run: Run) -> int:
+  """Slot of the collective in which the ranks' numbers ride; of a run that did not share them, the last one."""
+  if not run.plan.get("share", False):
+    return max(c.slot for c in run.collectives)
+  slot = run.plan.get("carrier")
+  return slot if isinstance(slot, int) else 0  # none of the step's own transfers went along yet when it was recorded
+
+
+def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, most: np.float32, shared: bool,
+            as_recorded: bool) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
   numbers = np.arange(count, dtype=np.int32)
   weight = np.float32(1 / count)
 
-  def of_one(step: Any, rank: Any, seen: Any, delays: Any, waits: Any, step_time: Any, job: Any, state: Any) -> Any:
+  def of_one(step: Any, rank: Any, seen: Any, delays: Any, waits: Any, step_time: Any, job: Any, now: Any, state: Any
+             ) -> Any:
     """One rank's decision; what is of all ranks is [R]."""
     if not shared:
       seen, delays = (jnp.where(numbers == rank, values, _NAN) for values in (seen, delays))
-      job = jnp.full_like(job, _NAN)
+      job, now = jnp.full_like(job, _NAN), jnp.full_like(now, _NAN)
     observation = Observation(step=step, rank=rank, arrivals=seen, delays=delays, waits=waits, step_time=step_time,
-                              job_step_time=job[0], job_transfers=job[1:])
+                              job_step_time=job[0], job_transfers=job[1:], job_transfers_now=now)
     decision, after = pacer.update(observation, state)
     names = checks.decision(decision, after, state)
     info = {name: jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names}
@@ -139,8 +149,9 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, most: np.float32, sha
     # As jaxpace.communication.sharing carries them: rank 0's step time, the mean of the transfers if all are known.
     job = jnp.concatenate([carry.step_time[:1], jnp.where(stamped, (carry.transfers * weight).sum(axis=0), _NAN)])
     job = jnp.where(jnp.isnan(row.step_time[0]), _NAN, job)  # an attempt's first step brings nothing along
-    decision, states, transfers = jax.vmap(of_one, in_axes=(None, 0, None, None, 0, 0, None, 0))(
-        row.step, numbers, row.arrivals, delays, waits, step_time, job, carry.states)
+    now = said.transfers_now(jnp.where(over, (waits * weight).sum(axis=0), _NAN), row.arrivals, delays)
+    decision, states, transfers = jax.vmap(of_one, in_axes=(None, 0, None, None, 0, 0, None, None, 0))(
+        row.step, numbers, row.arrivals, delays, waits, step_time, job, now, carry.states)
     return _Carry(states, decision.delay, step_time, transfers), (carry.delay, used, decision.info)
 
   return lambda carry, rows: jax.lax.scan(step, carry, rows)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpace.communication import script
+from jaxpace.communication import script, sharing
 from jaxpace.communication.program import constant_values
 from tests.communication.traced import flat
 
@@ -77,15 +77,33 @@ def test_marks_are_in_the_order_of_time(delayed):
   assert entered[0] == "forward" and entered[-1] == "backward" and result.marks[-1].segment == "update"
 
 
-def test_the_largest_collectives_get_the_slots_and_the_largest_sum_carries():
+def test_the_largest_collectives_get_the_slots_and_the_last_sum_carries():
   result = written(with_a_norm, slots=1)
   assert result.overflow == len(result.unstamped) >= 1
   (kept,) = result.collectives
   gradients = 4 * (7 + 64 + 3 + 1)
   assert kept.bytes == gradients and kept.slot == 0
   every = written(with_a_norm)
-  assert max(every.collectives, key=lambda c: c.bytes).slot == every.carrier.slot
+  assert every.carrier.slot == len(every.collectives) - 1
   assert every.overflow == 0 and not every.unstamped
+
+
+def test_a_later_sum_that_can_carry_no_times_does_not():
+  def step(params, x):
+    mean = jax.lax.psum(jnp.sum(x @ params["w"]), "data")
+    return mean, jax.lax.psum((mean > 0).astype(jnp.int32), "data")
+
+  result = written(step)
+  assert len(result.collectives) == 2
+  assert result.carrier == sharing.Carrier(0, "float32", ("data",))
+
+
+def test_where_none_can_the_largest_is_named():
+  def step(params, x):
+    first = jax.lax.psum(jnp.full((9,), len(x), jnp.int32), "data")
+    return params, jax.lax.psum(first[:2], "data")
+
+  assert written(step).carrier == sharing.Carrier(0, "int32", ("data",))
 
 
 def test_a_boundary_names_the_phase_that_ends_there():

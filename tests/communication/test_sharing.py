@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.communication import sharing
-from jaxpace.communication.script import Carrier
+from jaxpace.communication.sharing import Carrier
 
 # Half a nanosecond to an hour; below that lie the subnormal numbers a bfloat16 part may not have.
 seconds = st.one_of(st.just(0.0), st.floats(2.0**-31, 3600.0, width=32))

@@ -66,17 +66,21 @@ def test_a_delay_moves_the_phase_for_good():
   assert np.flatnonzero(np.asarray(found.delay)[0]).tolist() == [5], "asked after one step, applied in the next"
 
 
-def test_what_a_pacer_sees_of_the_job_is_one_step_old():
+def test_what_a_pacer_sees_of_the_job_is_one_step_old_but_for_the_buckets_that_were_over():
   import jaxpace
 
   def update(seen, state):
-    return jaxpace.Decision(jnp.float32(0), {"took": seen.job_step_time, "sent": jnp.sum(seen.job_transfers)}), state
+    now = seen.job_transfers_now
+    info = {"took": seen.job_step_time, "sent": jnp.sum(seen.job_transfers), "own": jnp.sum(seen.waits[:-1]),
+            "now": jnp.where(jnp.isnan(now[-1]), jnp.sum(now[:-1]), jnp.nan)}
+    return jaxpace.Decision(jnp.float32(0), info), state
 
   jobs = fluid.scene(5, [1, 1], [0.4, 0.4], steps=12, jitter=0.05)
   found = jax.tree.map(np.asarray, jax.jit(fluid.simulator(update))(jobs, ()))
   assert np.isnan(found.info["took"][:, :2]).all(), "a first step's time isn't known"
   np.testing.assert_array_equal(found.info["took"][:, 2:], found.step_time[:, 1:-1])
   np.testing.assert_array_equal(found.info["sent"][:, 1:], found.comm[:, :-1])
+  np.testing.assert_array_equal(found.info["now"], found.info["own"])
 
 
 def test_as_over_tcp_a_leader_loses_its_lead_and_only_the_follower_moves_it():

@@ -12,7 +12,8 @@ from tests.instrument import models
 from tests.instrument.running import PAUSE, P, arrivals, at, column, mesh_of, times
 
 STEPS, SLOTS = 6, 4
-COLUMNS = ["step", "rank", "own", "other", "delays", "wait0", "wait1", "step_time", "job_step", "job0", "job1"]
+COLUMNS = ["step", "rank", "own", "other", "delays", "wait0", "wait1", "step_time", "job_step", "job0", "job1",
+           "now0"]
 
 
 def noting() -> Pacer:
@@ -21,10 +22,12 @@ def noting() -> Pacer:
   def update(o, state):
     index = o.rank
     seen = [o.step, o.rank, o.arrivals[index], o.arrivals[1 - index], o.delays[1 - index], o.waits[0], o.waits[1],
-            o.step_time, o.job_step_time, *o.job_transfers[:2]]
-    assert o.waits.shape == o.job_transfers.shape == (SLOTS,) and o.arrivals.shape == o.delays.shape == (2,)
+            o.step_time, o.job_step_time, *o.job_transfers[:2], o.job_transfers_now[0]]
+    assert o.waits.shape == o.job_transfers.shape == o.job_transfers_now.shape == (SLOTS,)
+    assert o.arrivals.shape == o.delays.shape == (2,)
     info = {name: value.astype(jnp.float32) for name, value in zip(COLUMNS, seen, strict=True)}
     empty = jnp.isnan(o.waits[2:]).all() & jnp.isnan(o.job_transfers[2:]).all()
+    empty &= jnp.isnan(o.job_transfers_now[1:]).all()
     info["wait1"] = jnp.where(empty, info["wait1"], jnp.float32(-1))
     return Decision(jnp.where(index > 0, jnp.float32(PAUSE), jnp.float32(0)), info), state
 
@@ -126,3 +129,18 @@ def test_what_the_job_knows_of_the_step_before_is_the_same_on_all_ranks(observed
   transfers = averaged(np.maximum(noted["wait0"] - early, 0))
   np.testing.assert_allclose(noted["job0"][:, 1:], transfers, rtol=1e-4, atol=1e-6)
   np.testing.assert_array_equal(noted["job0"], noted["job0"][first])
+
+
+def test_what_was_over_when_it_was_shared_is_of_the_step_just_done(observed):
+  pace, plan, noted, share = observed
+  first, second = [0, 0, 2, 2], [1, 1, 3, 3]
+  assert plan.carrier == (1 if share else None), "the last collective carries it"
+  if not share:
+    assert np.isnan(noted["now0"]).all()
+    return
+  entered = noted["own"] + column(pace, ring.DELAY_APPLIED)[:, :-1]
+  early = np.abs(entered[first] - entered[second]) / 2  # mean over the two ranks
+  transfers = (noted["wait0"][first] + noted["wait0"][second]) / 2 - early
+  np.testing.assert_allclose(noted["now0"][:, 1:], np.maximum(transfers, 0)[:, 1:], rtol=1e-3, atol=1e-6)
+  assert np.isnan(noted["now0"][:, 0]).all(), "arrivals aren't known in the first step"
+  np.testing.assert_array_equal(noted["now0"], noted["now0"][first])
