@@ -86,8 +86,8 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
   try:
     typed = _typed(fresh.pacer, pacer)
   except ValueError as error:
-    _LOG.warning("The checkpoint's pace state is of another pacer, or of another version of jaxpace (%s): the pacer starts "
-                 "anew. Its estimates and what it could spend are lost, no training state is.", error)
+    _LOG.warning("The checkpoint's pace state is of another pacer, or of another version of jaxpace (%s): the pacer "
+                 "starts anew. Its estimates and what it could spend are lost, no training state is.", error)
     return fresh
   return fresh._replace(pacer=jax.tree.map(_like, fresh.pacer, typed))
 
