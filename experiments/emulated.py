@@ -91,9 +91,9 @@ def tables(figures: dict[str, Any]) -> list[str]:
       f"Measured. Each process stands for a node: {setup['work_ms']:g} ms of compute, slept, with "
       f"{100 * setup['jitter']:g} % jitter, the last one {100 * setup['late']:g} % slower; gloo's sum over all "
       f"processes; full collections about once in {setup['every']} steps of a process, each made "
-      f"{setup['pause_ms']:g} ms longer by sleeping. That is more often than where pauses were measured, so that minutes "
-      "suffice. Throughput of all processes together, with over without; all arms took turns in blocks. Intervals are "
-      "95 %, bootstrap over rounds.", 116)
+      f"{setup['pause_ms']:g} ms longer by sleeping. That is more often than where pauses were measured, so that "
+      "minutes suffice. Throughput of all processes together, with over without; all arms took turns in blocks. Intervals "
+      "are 95 %, bootstrap over rounds.", 116)
   lines += ["", *throughput(figures)]
   lines += ["Variation of the step (CV over all steps of an arm), and what the pauses cost:", ""]
   lines += measured.table(
@@ -104,8 +104,8 @@ def tables(figures: dict[str, Any]) -> list[str]:
         run["oracle"]["alone_ms"] - run["oracle"]["aligned_ms"], run["oracle"]["measured_ms"]]
        for run in figures["runs"]])
   return lines + textwrap.wrap(
-      "Closed form: a pause of d that strikes each of N processes with probability p costs d (1 - (1 - p)^N) a step, d p "
-      "where all pause together. Pacing can gain nothing here: processes that wait for gloo are asleep.", 116)
+      "Closed form: a pause of d that strikes each of N processes with probability p costs d (1 - (1 - p)^N) a step, "
+      "d p where all pause together. Pacing can gain nothing here: processes that wait for gloo are asleep.", 116)
 
 
 def throughput(figures: dict[str, Any]) -> list[str]:
