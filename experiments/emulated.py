@@ -92,8 +92,8 @@ def tables(figures: dict[str, Any]) -> list[str]:
       f"{100 * setup['jitter']:g} % jitter, the last one {100 * setup['late']:g} % slower; gloo's sum over all "
       f"processes; full collections about once in {setup['every']} steps of a process, each made "
       f"{setup['pause_ms']:g} ms longer by sleeping. That is more often than where pauses were measured, so that "
-      "minutes suffice. Throughput of all processes together, with over without; all arms took turns in blocks. Intervals "
-      "are 95 %, bootstrap over rounds.", 116)
+      "minutes suffice. Throughput of all processes together, with over without; all arms took turns in blocks. "
+      "Intervals are 95 %, bootstrap over rounds.", 116)
   lines += ["", *throughput(figures)]
   lines += ["Variation of the step (CV over all steps of an arm), and what the pauses cost:", ""]
   lines += measured.table(
