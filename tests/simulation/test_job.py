@@ -89,22 +89,24 @@ def test_scheduled_pauses_come_so_often(aligned):
   assert together == (4 if aligned else 0)
 
 
-@pytest.mark.parametrize(("component", "mean", "deviation"), [
-    (noise.Heavy(np.float32(0.1), np.float32(4.0)), 0.1 / 3, 0.1 * math.sqrt(4 / (9 * 2))),
-    (noise.Wandering(np.float32(0.1), np.float32(5.0)), 0.0, 0.1),
-    (noise.Common(np.float32(0.1)), 0.0, 0.1)])
-def test_noise_has_the_moments_it_claims(component, mean, deviation):
+@pytest.mark.parametrize(("component", "mean", "deviation", "beyond", "chance", "together"), [
+    (noise.Heavy(np.float32(0.1), np.float32(4.0)), 0.1 / 3, 0.1 * math.sqrt(4 / (9 * 2)), 0.1, 1 / 16, 1),
+    # An AR(1) of correlation r holds (1 - r) / (1 + r) as much as independent steps do; a common one one rank's worth.
+    (noise.Wandering(np.float32(0.1), np.float32(5.0)), 0.0, 0.1, 0.1, 0.158655, 1 / math.tanh(0.1)),
+    (noise.Common(np.float32(0.1)), 0.0, 0.1, 0.1, 0.158655, 50)])
+def test_noise_is_of_the_distribution_it_claims(component, mean, deviation, beyond, chance, together):
+  """Its mean, and how often it is larger than so much: within 4 standard errors."""
   compute = play(PLAIN._replace(noise=(component,)), 50, 4000, by_rank=True).compute / 30e-3 - 1
-  # Of a heavy tail the sample deviation itself varies much; of a common one there are only as many draws as steps.
-  assert compute.mean() == pytest.approx(mean, abs=0.01)
-  assert compute.std() == pytest.approx(deviation, rel=0.1)
+  number = compute.size / together
+  assert abs(compute.mean() - mean) < 4 * deviation / math.sqrt(number)
+  assert abs((compute > beyond).mean() - chance) < 4 * math.sqrt(chance * (1 - chance) / number)
 
 
 def test_wandering_remembers_and_common_noise_is_common():
   wandering, common = noise.Wandering(np.float32(0.05), np.float32(10)), noise.Common(np.float32(0.05), np.float32(10))
   compute = play(PLAIN._replace(noise=(wandering,)), 40, 2000, by_rank=True).compute
   ahead = np.mean([np.corrcoef(c[:-10], c[10:])[0, 1] for c in compute.T])
-  assert ahead == pytest.approx(math.exp(-1), abs=0.1)
+  assert ahead == pytest.approx(math.exp(-1), abs=4 / math.sqrt(40 * 2000 / 20))  # 20 steps hold one's worth
   compute = play(PLAIN._replace(noise=(common,)), 40, 50, by_rank=True).compute
   assert np.ptp(compute, axis=1).max() == 0 and np.ptp(compute[:, 0]) > 0
 

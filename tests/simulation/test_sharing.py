@@ -1,5 +1,7 @@
 """Max-min fair shares: against brute-force water-filling, and by what defines them."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.sharing import max_min, progress
 
 
@@ -20,6 +23,25 @@ def water_filling(crossing: np.ndarray, capacities: np.ndarray, drops: float) ->
     stopped = open_flows & (crossing[:, full] > 0).any(axis=1)
     open_flows &= ~stopped
     rates[open_flows] += drops
+  return rates
+
+
+def exactly(paths: np.ndarray, capacities: np.ndarray) -> list[Fraction]:
+  """The same in fractions, without a drop: pours as much at once as the next link to be full still takes."""
+  crossing = counts(paths, len(capacities)).astype(int)
+  rates, open_flows = [Fraction(0)] * len(paths), set(range(len(paths)))
+  while open_flows:
+    room = []
+    for link, capacity in enumerate(capacities.tolist()):
+      wanted = sum(int(crossing[flow, link]) for flow in open_flows)
+      if wanted:
+        left = Fraction(capacity) - sum(int(crossing[flow, link]) * rate for flow, rate in enumerate(rates))
+        room.append((left / wanted, link))
+    least = min(room)[0]
+    for flow in open_flows:
+      rates[flow] += least
+    full = {link for more, link in room if more == least}
+    open_flows -= {flow for flow in open_flows if any(crossing[flow, link] for link in full)}
   return rates
 
 
@@ -45,8 +67,27 @@ def test_shares_are_those_of_water_filling_on_a_thousand_fabrics():
   for _ in range(1000):
     paths, capacities = random_fabric(rng)
     expected = water_filling(counts(paths, len(capacities)), capacities, drop)
+    rates = max_min(paths, capacities)
     # A flow stops within one drop of its share; what it leaves is shared by those after it: some drops more.
-    np.testing.assert_allclose(max_min(paths, capacities), expected, atol=12 * drop)
+    np.testing.assert_allclose(rates, expected, atol=12 * drop)
+    np.testing.assert_allclose(rates, [float(rate) for rate in exactly(paths, capacities)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("routing", ["even", "hash"])
+def test_shares_on_described_fabrics_are_exact(routing):
+  """Messages at random between ranks of random fabrics: nodes, cards, racks, uplinks, slow paths."""
+  rng = np.random.default_rng(1)
+  for seed in range(100):
+    racks, rack, per_node = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.choice([2, 4]))
+    fabric = Fabric(racks * rack, per_node, node_rate=64.0, card_rate=float(rng.integers(4, 20)),
+                    cards=int(rng.choice([1, 2])), rack=rack, uplinks=int(rng.integers(1, 4)),
+                    uplink_rate=float(rng.integers(1, 20)), routing=routing, seed=seed, slow_paths={0: 0.5})
+    pairs = np.array([rng.choice(fabric.ranks, 2, replace=False) for _ in range(12)])
+    paths, capacities = fabric.paths(*pairs.T), fabric.capacities()
+    limited = np.isfinite(capacities)
+    shown = np.where((paths >= 0) & limited[paths], paths, -1)
+    expected = [float(rate) for rate in exactly(shown, np.where(limited, capacities, 1.0))]
+    np.testing.assert_allclose(max_min(paths, capacities), expected, rtol=1e-12)
 
 
 @given(seed=st.integers(0, 2**32 - 1))
