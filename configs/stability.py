@@ -17,7 +17,6 @@ def get_config() -> ml_collections.ConfigDict:
   config.runs = 12  # such runs at each size
   config.days = 5.0  # of undisturbed work, played out of those runs with failures
   config.plays = 32  # of that at each size
-  config.trials = 400  # made-up sweeps of each kind, for how often a knee is claimed where there is none
   config.window = 20  # useful steps of an equal amount of work, for the variance
   config.draws = 8  # warm steps drawn for a projection
   config.machine = ml_collections.ConfigDict({

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from experiments import measured, stability_alarms, stability_tables
+from experiments import measured, stability_tables
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.stability import growth, knee, recorded
 from jaxpace.simulation import projection, stability
@@ -226,7 +226,6 @@ def measure(config: Any) -> dict[str, Any]:
   return {"config": config.to_dict(), "sizes": sizes, "alpha": growth.ALPHA, "compounding": compound, "null": null,
           "policies": rows, "amplification": amplified,
           "knees": {name: knees(sizes, rows[name], null) for name in troubles},
-          "alarms": stability_alarms.alarms(sizes, int(config.plays), int(config.trials)),
           "recorded": diagnosed(config, machine)}
 
 

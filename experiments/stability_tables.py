@@ -23,7 +23,6 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines += _compounding(figures)
   for world in figures["policies"]:
     lines += _amplification(figures, world) + _controls(figures, world) + _knees(figures, world)
-  lines += _alarms(figures)
   lines += ["## What the report says of such a run", ""]
   own = figures["recorded"]
   lines += [f"{own['groups']} groups, {own['steps']} steps of the baseline, recorded and given to "
@@ -140,25 +139,15 @@ def _knees(figures: dict[str, Any], world: str) -> list[str]:
                            "efficiency at the largest", "knee"], rows)]
 
 
-def _alarms(figures: dict[str, Any]) -> list[str]:
-  rows = [[row["world"], row["noise"], f"{row['knees']} of {row['trials']}", *_between(row["knees"], row["trials"]),
-           f"{row['kappa']} of {row['trials']}"] for row in figures["alarms"]]
-  return ["## How often a knee is claimed", "",
-          "The threshold: a knee is claimed where kappa's 95 % interval lies above 0 and throughput peaks among the "
-          "sizes that were run. Made-up sweeps over these sizes, with as many runs at each; noise is the deviation of "
-          "a run's throughput (low and high: exact 95 % interval of the share).", "",
-          *measured.table(["sweep", "noise", "knee claimed", "low", "high", "kappa above 0"], rows)]
-
-
-def _share(count: int, of: int) -> str:
-  low, high = _between(count, of)
-  return f"{100 * low:.1f} to {100 * high:.1f} %"
-
-
-def _between(count: int, of: int) -> tuple[float, float]:
+def between(count: int, of: int) -> tuple[float, float]:
   """Exact 95 % interval of a share (Clopper and Pearson)."""
   interval = stats.binomtest(count, of).proportion_ci()
   return float(interval.low), float(interval.high)
+
+
+def _share(count: int, of: int) -> str:
+  low, high = between(count, of)
+  return f"{100 * low:.1f} to {100 * high:.1f} %"
 
 
 def _percent(value: float | None) -> str:
