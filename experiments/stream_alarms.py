@@ -30,7 +30,7 @@ def made_up(ranks: int, size: int, noise: str, seed: int, fault: str | None = No
     noise: one of `NOISES`.
     seed: of the draws.
     fault: one of `FAULTS`: rank 1 late; another rank late in each step; transfers slow; gaps longer on every rank in a
-      tenth of the steps; pauses with a cause in a tenth of the steps.
+      tenth of the steps, where no cause is measured; pauses with a cause in a tenth of the steps.
     cost: what the fault costs, share of the step with it.
   """
   random = np.random.default_rng(seed)
@@ -60,7 +60,7 @@ def made_up(ranks: int, size: int, noise: str, seed: int, fault: str | None = No
     arrival[:, struck] += 10 * more
     if fault == "pauses":
       pause[struck] += 10 * more
-  return Steps(np.arange(size), arrival, transfer, gap, arrival.max(axis=0) + transfer, pause)
+  return Steps(np.arange(size), arrival, transfer, gap, arrival.max(axis=0) + transfer, None if fault == GAP else pause)
 
 
 def follow(given: Steps, ranks: int) -> list[stream.Alarm]:

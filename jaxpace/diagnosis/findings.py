@@ -86,18 +86,17 @@ def _mean_held(own: Held, both: Held, others: Held) -> Held:
 
 def _turns(case: Case) -> list[Finding]:
   """Waiting for ranks by turns: because of pauses between steps, and because of work."""
-  lateness, step = case.lateness, case.step_time
+  lateness = case.lateness
   pauses = jitter.Pauses(case)
   by_turns = float(lateness.random.sum())
   for_work = by_turns - pauses.waiting
   jittery = jitter.find(case, pauses)
   found = [jittery] if jittery else []
-  # Waiting for gaps that are no finding is waiting like any other where it comes on top of waiting for work in step
-  # after step: other load on the hosts makes a few steps long and leaves the median.
-  everyday = amplification.everyday(case) >= COSTLY / 2 * step
-  seconds = by_turns if not jittery and everyday else for_work
+  # Waiting for gaps that are no finding makes one of waiting for work in step after step, which by itself may be too
+  # little to tell: other load on the hosts makes a few steps long and leaves the median.
+  everyday = amplification.everyday(case) >= COSTLY / 2 * case.step_time
   if case.run.ranks > 1:
-    amplified = amplification.find(case, seconds, work_only=seconds < by_turns)
+    amplified = amplification.find(case, for_work, by_turns if not jittery and everyday else for_work)
     found += [amplified] if amplified and amplified.confidence >= CONFIDENCE else []
   return found
 

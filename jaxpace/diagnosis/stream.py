@@ -198,9 +198,9 @@ def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
 
 
 def _signals(steps: Steps) -> np.ndarray:
-  """[S, k] every rank's arrival after the lower median of all, mean earliness, transfer, mean gap, pauses; seconds.
+  """[S, k] every rank's arrival after the lower median of all, earliness, transfer, mean gap, pauses; seconds.
 
-  Mean earliness is that for work: gaps have a signal of their own. Large waiting and transfers are looked at twice.
+  Earliness is that for work, mean over the ranks that wait, so that two ranks wait as long as many: gaps have a signal of their own. Large waiting and transfers are looked at twice.
   """
   valid = np.isfinite(steps.arrival)
   number = np.maximum(valid.sum(axis=0), 1)
@@ -213,7 +213,7 @@ def _signals(steps: Steps) -> np.ndarray:
   lateness = steps.arrival - (middle if len(valid) > 2 else steps.arrival[::-1])
   work = steps.arrival - np.where(np.isfinite(steps.gap), np.minimum(steps.gap, steps.arrival), 0.0)
   last = np.where(some, np.where(valid, work, -np.inf).max(axis=0), np.nan)
-  early = np.where(some, np.where(valid, last - work, 0.0).sum(axis=0) / number, np.nan)
+  early = np.where(some, np.where(valid, last - work, 0.0).sum(axis=0) / np.maximum(number - 1, 1), np.nan)
   gaps = np.isfinite(steps.gap)
   gap = np.where(gaps, steps.gap, 0.0).sum(axis=0) / np.maximum(gaps.sum(axis=0), 1)
   pause = np.full(len(gap), np.nan) if steps.pause is None else steps.pause

@@ -18,20 +18,18 @@ _RARE = 0.5
 """Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential jitter has a third."""
 
 
-def find(case: Case, seconds: float, *, work_only: bool) -> Finding | None:
+def find(case: Case, seconds: float, suspected: float) -> Finding | None:
   """Describes the waiting for ranks by turns; None where it costs little, throughout and in any stretch.
 
   Args:
     case: the run.
-    seconds: of it, a step.
-    work_only: whether these are without the waiting for long gaps.
+    seconds: of it, a step, for ranks that compute longer.
+    suspected: by which it is judged whether that is much.
   """
   run, totals, lateness = case.run, case.totals, case.lateness
-  by_block = lateness.random_by_block
-  if work_only:
-    by_block = by_block - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps)
+  by_block = lateness.random_by_block - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps)
   begin, end = _stretch(case)
-  if seconds < COSTLY * case.step_time and (begin, end) == (0, case.counted.blocks):
+  if suspected < COSTLY * case.step_time and (begin, end) == (0, case.counted.blocks):
     return None
   waited = max(1, int(totals.last.sum()))
   often = totals.last / waited
