@@ -45,9 +45,9 @@ def field(*shape):
       lambda wild: None if wild is None else np.asarray(wild, np.float32))
 
 
-_FIELDS = st.tuples(field(RANKS), field(RANKS), field(SLOTS), field(), field(), field(SLOTS))
+_FIELDS = st.tuples(field(RANKS), field(RANKS), field(SLOTS), field(), field(), field(SLOTS), field(SLOTS))
 _JUNK = st.tuples(st.just(1), _WHOLE, st.one_of(st.integers(-1, RANKS), _WHOLE), _FIELDS)
-_PLAIN = st.tuples(st.integers(1, 12), st.integers(0, 100), st.integers(0, RANKS - 1), st.just((None,) * 6))
+_PLAIN = st.tuples(st.integers(1, 12), st.integers(0, 100), st.integers(0, RANKS - 1), st.just((None,) * 7))
 
 
 def observations(runs):
@@ -65,7 +65,8 @@ def observed(step, rank, fields):
 def plain(step, rank):
   f32 = np.float32
   return Observation(np.int32(step), np.int32(rank), 1e-2 * np.arange(1, 1 + RANKS, dtype=f32), np.zeros(RANKS, f32),
-                     np.full(SLOTS, 3e-2, f32), f32(5e-2), f32(5e-2), np.asarray([3e-3, 2e-3, 1e-3], f32))
+                     np.full(SLOTS, 3e-2, f32), f32(5e-2), f32(5e-2), np.asarray([3e-3, 2e-3, 1e-3], f32),
+                     np.asarray([3e-3, 2e-3, np.nan], f32))
 
 
 def check(decision):
