@@ -63,13 +63,17 @@ class Chart {
   }
 
   get grid() {
-    const width = this.width, height = this.element.clientHeight;
+    const {width, height} = this;
     const {left, right, top, bottom} = {...margins(width), ...(this.parts.margins ? this.parts.margins(width) : {})};
     return {left, right, top, bottom, width: Math.max(width - left - right, 10), height: Math.max(height - top - bottom, 10)};
   }
 
   get width() {
-    return this.printed || this.element.clientWidth;
+    return this.printed ? this.printed.width : this.element.clientWidth;
+  }
+
+  get height() {
+    return this.printed ? this.printed.height : this.element.clientHeight;
   }
 
   draw() {
@@ -83,7 +87,7 @@ class Chart {
   }
 
   resize() {
-    this.library.resize({width: this.width, height: this.element.clientHeight});
+    this.library.resize({width: this.width, height: this.height});
     this.draw();
   }
 

@@ -18,7 +18,7 @@ function startButtons() {
   });
 }
 
-/** Paper is white, and as wide as it is. */
+/** Paper is white, and as wide as it is. Before it is printed the page still has the screen's sizes: page.css has these. */
 function startPrinting() {
   let theme;
   const print = printed => {
@@ -27,7 +27,9 @@ function startPrinting() {
       root.dataset.theme = "light";
     } else if (theme) root.dataset.theme = theme; else delete root.dataset.theme;
     for (const chart of charts.values()) {
-      chart.printed = printed ? Math.min(chart.element.clientWidth, chart.figure.closest(".two") ? 330 : 690) : 0;
+      const {element, figure} = chart;
+      chart.printed = printed ? {width: Math.min(element.clientWidth, figure.closest(".two") ? 330 : 690),
+        height: element.classList.contains("tall") ? 320 : 200} : null;
       chart.resize();
     }
     tip.hidden = true;
