@@ -69,7 +69,12 @@ def spans(step: dict[str, Any]) -> tuple[list[tuple[int, str, float, float]], li
       if arrived[b] > waits_from:
         bars.append((rank, "waiting", waits_from, arrived[b]))
       if leave[b] > max(arrived[b], backward_ends):
-        bars.append((rank, "transfer", max(arrived[b], waits_from), leave[b]))
+        # What it takes on a quiet trunk first, what it takes beyond that behind it: when each was is not known.
+        begins = max(arrived[b], waits_from)
+        quiet = min(begins + step["quiet"], leave[b])
+        bars.append((rank, "transfer", begins, quiet))
+        if leave[b] > quiet:
+          bars.append((rank, "contention", quiet, leave[b]))
   paused = int(np.argmax(step["gap"]))
   contended = float(sum(step["transfers"]) - len(leave) * step["quiet"])
   last = int(enter[:, 0].argmax())

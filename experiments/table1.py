@@ -34,10 +34,11 @@ _APART, _ALONE = {"polling": 0.0}, {"load": 0.0, "begins": 0.1, "length": 1.0}
 STARTS: dict[str, dict[str, float]] = {
     "all couplings": {}, "no polling": _APART, "no other traffic": _ALONE,
     "equal periods": {**_ALONE, "ratio": 1.03, "step": 1.1},
+    "equal periods and other traffic": {"ratio": 1.03, "step": 1.1},
     "nothing lost in collisions": {"lost": 0.0}, "neither": {**_APART, "claim": 0.5, "lost": 0.0}}
-"""Searches, and what is left out of each, or given. Equal periods: no other traffic, the neighbour's period alone is
-about this job's with its pauses, which are as long as the variation at 4 nodes allows. Two jobs that claim half of the
-trunk each and lose nothing never meet."""
+"""Searches, and what is left out of each, or given. Equal periods: the neighbour's alone is about this job's with
+its pauses, which are as long as the variation at 4 nodes allows; without other traffic, and with it. Two jobs that
+claim half of the trunk each and lose nothing never meet."""
 KEY = 2026
 
 
@@ -73,8 +74,8 @@ def find(args: Any) -> None:
     found = calibrate.search(
         fitted, start.fixed, population=args.population, rounds=start.rounds, seed=args.seed + number,
         key=jax.random.key(KEY), say=measured.progress(start.name, start.rounds), prefer=start.prefer, begin=begin)
-    # Of those found, the best; of the edge's the last, which are its outermost.
-    order = (np.arange(len(found.misfit))[::-1] if start.prefer else np.argsort(found.misfit))[: args.checked]
+    # Of those found the best, of the edge's the outermost.
+    order = np.argsort(found.preferred if start.prefer else found.misfit)[: args.checked]
     misfit = calibrate.again(longer, found.values[order], jax.random.key(KEY + 2), args.population)
     order, misfit = order[misfit <= 1], misfit[misfit <= 1]
     chosen = list(range(len(order)))[: args.keep] if start.prefer else _spread(found.values[order], args.keep)
@@ -120,7 +121,9 @@ def _starts(struck: tuple[float, float], args: Any) -> list[Start]:
                      for simulate in simulators], axis=1)
     return np.mean(moments(key, made)[0] / mean - 1, axis=1)
 
-  return [*starts, Start("largest gain", {}, args.edge, lambda made: -gain(made))]
+  # The second begins with what the first has found.
+  return [*starts, *(Start(name, {}, args.edge, lambda made: -gain(made))
+                     for name in ("largest gain", "largest gain continued"))]
 
 
 def _spread(values: np.ndarray, most: int) -> list[int]:

@@ -69,6 +69,7 @@ class Found(NamedTuple):
 
   values: np.ndarray  # [W, all fields]
   misfit: np.ndarray  # [W]
+  preferred: np.ndarray  # [W] what `prefer` said of them; zeros without it
   best: float  # least misfit seen, also where none is within
   tried: int
 
@@ -98,6 +99,7 @@ def search(moments: quick.Moments, fixed: dict[str, float], *, population: int, 
   random = np.random.default_rng(seed)
   kept: list[np.ndarray] = []
   misfits: list[np.ndarray] = []
+  preferred: list[np.ndarray] = []
   best = np.inf
 
   def judge(values: np.ndarray) -> np.ndarray:
@@ -110,10 +112,10 @@ def search(moments: quick.Moments, fixed: dict[str, float], *, population: int, 
     misfits.append(exact[within])
     best = min(best, float(exact.min()))
     scores = sum_of_misfits(mean, cv)
-    if prefer is None:
-      return scores
+    liked = prefer(made) if prefer is not None and within.any() else np.zeros(len(values))
+    preferred.append(liked[within])
     # Any that fits is better than all that don't.
-    return np.where(within, prefer(made) if within.any() else 0.0, _OUTSIDE + scores)
+    return scores if prefer is None else np.where(within, liked, _OUTSIDE + scores)
 
   values = low + (high - low) * random.random((population, len(names)))
   if begin is not None and len(begin):
@@ -137,7 +139,8 @@ def search(moments: quick.Moments, fixed: dict[str, float], *, population: int, 
     values, scores = np.where(better[:, None], trial, values), np.where(better, made, scores)
     if say:
       say(done + 1)
-  return Found(np.concatenate(kept), np.concatenate(misfits), best, population * (rounds + 1))
+  tried = population * (rounds + 1)
+  return Found(np.concatenate(kept), np.concatenate(misfits), np.concatenate(preferred), best, tried)
 
 
 def again(moments: quick.Moments, values: np.ndarray, key: jax.Array, batch: int) -> np.ndarray:

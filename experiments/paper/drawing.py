@@ -12,8 +12,9 @@ from experiments.paper import tables
 from experiments.paper import world as worlds
 
 INK, BLUE, ORANGE, GREEN, GREY = "#222222", "#1f6fb4", "#d95f02", "#1b9e77", "#999999"
-PHASES = {"forward": (BLUE, ""), "backward": (GREEN, ""), "waiting": ("#ffffff", "///"), "transfer": (ORANGE, ""),
-          "pause": (INK, "xx"), "delay": (GREY, "...")}
+PHASES = {"forward": ("#1f4e79", ""), "backward": ("#9ecae1", ""), "waiting": ("#ffffff", "///"),
+          "transfer": ("#f4a442", ""), "contention": ("#c65102", "\\\\\\"), "pause": (INK, ""), "delay": (GREY, "...")}
+"""Colours that differ in grey, too, and hatches."""
 
 
 def scaling(figures: dict[str, Any]) -> Any:
