@@ -12,7 +12,10 @@ function startSkew() {
   const hostOf = rank => report.per_rank[rank].host;
   const rowAt = rank => Math.max(0, Math.min(rows.first.length - 1, lastAtMost(rows.first, Math.round(rank))));
 
-  /** The lateness that has the full colour: nearly the highest in view, so that one pause doesn't bleach the rest. */
+  /**
+   * The lateness that has the full colour: nearly the highest in view, so that one pause doesn't bleach the rest; but a
+   * twentieth of the step at least, so that noise stays pale.
+   */
   function scale(mode) {
     const [from, to] = columns.shown, [low, high] = ranksInView().map(rowAt), of = values(mode);
     const sizes = new Int32Array((high - low + 1) * (to - from + 1));
@@ -22,7 +25,8 @@ function startSkew() {
         if (of[row][column] !== null) sizes[known++] = Math.abs(of[row][column]);
       }
     }
-    return known ? Math.max(sizes.subarray(0, known).sort()[Math.floor(0.995 * (known - 1))], 1) : 1;
+    const least = Math.max(0.05 * report.step_time.mean / unit, 1);
+    return known ? Math.max(sizes.subarray(0, known).sort()[Math.floor(0.995 * (known - 1))], least) : least;
   }
 
   function paint(size, mode, full) {
