@@ -28,6 +28,8 @@ nitpick_ignore_regex = [("py:(class|exc)", r".*")]
 default_role = "code"  # `name` in docstrings
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
