@@ -5,6 +5,8 @@
 
 One rank computes longer than the others, which wait for it in a barrier of this lab's own: polling (as NCCL and MPI
 do), or blocking (as gloo does over TCP). `pace_early_ranks` delays the early ones: they sleep instead of polling.
+Ranks are where the scheduler puts them, which it changes its mind about, so that who shares a core with the late rank
+is drawn anew every now and then; or pinned to cores, as launchers do, where it is the same in all blocks.
 Blocks without pacing, without pacing once more (A/A) and with pacing at several `cost`s take turns in one run. Writes
 docs/measurements/polling.json and .md. Nothing else should run meanwhile.
 """
@@ -22,13 +24,19 @@ from experiments import measured, polling_ranks
 from experiments.paired import estimate
 from experiments.polling_ranks import ARMS_OFF, Setup
 
-CASES = {  # ranks, polling
-    "4 ranks that poll": (4, True),
-    "2 ranks that poll (null: a core each)": (2, True),
-    "4 ranks that block (null: waiting costs nothing)": (4, False),
+CASES = {  # ranks, polling, pinned
+    "4 ranks that poll": (4, True, False),
+    "4 ranks that poll, pinned, two to a core": (4, True, True),
+    "2 ranks that poll (null: a core each)": (2, True, False),
+    "2 ranks that poll, pinned (null: a core each)": (2, True, True),
+    "4 ranks that block (null: waiting costs nothing)": (4, False, False),
+    "4 ranks that block, pinned, two to a core (null)": (4, False, True),
 }
-TARGETS = {"4 ranks that poll": (-100.0, -20.0), "2 ranks that poll (null: a core each)": (-2.0, 2.0),
-           "4 ranks that block (null: waiting costs nothing)": (-100.0, 0.5)}
+TARGETS = {"4 ranks that poll": (-100.0, -20.0), "4 ranks that poll, pinned, two to a core": (-100.0, -20.0),
+           "2 ranks that poll (null: a core each)": (-2.0, 2.0),
+           "2 ranks that poll, pinned (null: a core each)": (-2.0, 2.0),
+           "4 ranks that block (null: waiting costs nothing)": (-100.0, 0.5),
+           "4 ranks that block, pinned, two to a core (null)": (-100.0, 0.5)}
 """% by which the step should change: the interval's ends must lie between."""
 
 
@@ -114,6 +122,7 @@ def define_flags() -> None:
   flags.DEFINE_float("work_ms", 4.0, "Work of each rank a step.", lower_bound=0)
   flags.DEFINE_float("late_ms", 10.0, "Work of the late rank a step.", lower_bound=0)
   flags.DEFINE_integer("cores", 2, "Cores all ranks share.", lower_bound=1)
+  flags.DEFINE_list("cases", [""], "Parts of the titles of the cases to run, such as pinned; all by default.")
   flags.DEFINE_string("out", "docs/measurements/polling.json", "File the figures are written to.")
 
 
@@ -121,9 +130,11 @@ def main(_: list[str]) -> None:
   its = flags.FLAGS
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   figures = measured.circumstances("experiments.polling") | {"cases": {}}
-  for title, (ranks, polling) in CASES.items():
+  for title, (ranks, polling, pinned) in CASES.items():
+    if not any(part in title for part in its.cases):
+      continue
     setup = Setup(ranks, its.cores, polling, its.work_ms, its.late_ms, tuple(map(float, its.costs)), its.warm_up,
-                  its.block, its.rounds)
+                  its.block, its.rounds, pinned)
     figures["cases"][title] = case = measure(setup)
     for arm, entry in case["arms"].items():
       print(f"{title:<50} {arm:<12} {entry['step_ms'][0]:7.2f} ms, change {entry.get('change_percent')} %, CPU "

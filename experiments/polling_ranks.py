@@ -34,6 +34,7 @@ class Setup(NamedTuple):
   warm_up: int  # steps of each paced arm before anything is measured
   block: int  # steps
   rounds: int  # of one block of each arm
+  pinned: bool = False  # every rank to one core, as many on each; else the scheduler puts them where it likes
 
 
 ARMS_OFF = ("off", "off again")
@@ -130,7 +131,8 @@ def launch(setup: Setup) -> list[dict[str, np.ndarray]]:
 def _main(rank: int, setup: Setup, rate: float, flags: Any, numbers: Any, blocking: Any, queue: Any) -> None:
   try:
     if hasattr(os, "sched_setaffinity"):
-      os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:setup.cores])
+      cores = sorted(os.sched_getaffinity(0))[:setup.cores]
+      os.sched_setaffinity(0, [cores[rank % len(cores)]] if setup.pinned else cores)
     barrier = Barrier(rank, setup.ranks, setup.polling, flags, numbers, blocking)
     queue.put((rank, _Rank(rank, setup, rate, barrier).run()))
   except BaseException:

@@ -77,3 +77,9 @@ def test_a_small_run() -> None:
   title = next(iter(polling.CASES))
   text = "\n".join(polling.lines({**measured.circumstances("x"), "cases": {title: found}}))
   assert "| off again |" in text and "Wanted: a change of -20 % or less." in text
+
+
+def test_a_target_for_every_case_and_what_its_title_says() -> None:
+  assert set(polling.TARGETS) == set(polling.CASES)
+  for title, (ranks, polls, pinned) in polling.CASES.items():
+    assert title.startswith(f"{ranks} ranks that {'poll' if polls else 'block'}") and ("pinned" in title) == pinned
