@@ -194,6 +194,22 @@ def test_a_bad_place_at_no_cost_is_no_finding():
   assert diagnose(placed(run_of(job())[0], {1, 3})).findings == ()
 
 
+def test_a_process_late_with_all_its_ranks_is_no_matter_of_the_place_of_one():
+  run, _ = run_of(job(Fault("compute", 9e-3, (4, 5))))  # host2's
+  (finding,) = diagnose(placed(run, {4})).findings
+  assert (finding.mode, finding.ranks) == (PERSISTENT, (4, 5))
+  assert [f.mode for f in diagnose(placed(run, {4, 5})).findings] == [LOCALITY]
+
+
+def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows():
+  pauses = Fault("pause", 25e-3, (4, 5), probability=0.1, aligned=True)
+  (finding,) = diagnose(run_of(job(pauses, host_columns=False))[0]).findings
+  assert (finding.mode, finding.ranks, finding.causes) == (JITTER, (4, 5), ())
+  # The same on all processes, by turns, may be load on the hosts as well.
+  everywhere = Fault("pause", 8e-3, probability=0.1)
+  assert JITTER not in {f.mode for f in diagnose(run_of(job(everywhere, host_columns=False))[0]).findings}
+
+
 def test_a_slow_link_in_a_bad_place_is_a_matter_of_locality():
   run, _ = run_of(job(SLOW_HOST))
   (finding,) = diagnose(placed(run, {6})).findings
