@@ -18,7 +18,7 @@ class _Made(Directive):
   def run(self) -> list[nodes.Node]:
     try:
       lines = self.lines()
-    except (KeyError, FileNotFoundError) as error:
+    except KeyError as error:
       raise self.error(str(error)) from error
     for path in FOLDER.glob("*.json"):
       self.state.document.settings.env.note_dependency(str(path))
