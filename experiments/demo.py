@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
                          f"{_NPROC.value - 1}: choose one of them, or a larger --nproc.")
   began = time.monotonic()
   workdir = pathlib.Path(_WORKDIR.value).absolute()
-  for name in ("result.json", "report.json"):  # of an earlier demo: they must not pass for this one's
+  for name in ("result.json", "report.json", "report.html"):  # of an earlier demo: they must not pass for this one's
     (workdir / name).unlink(missing_ok=True)
   shutil.rmtree(workdir / "tensorboard", ignore_errors=True)
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -98,7 +98,8 @@ def main(argv: list[str]) -> None:
   if status:
     sys.exit(status)
   print(flush=True)
-  status = jaxpace_command(["report", str(workdir), "--json", str(workdir / "report.json")])
+  status = jaxpace_command(["report", str(workdir), "--json", str(workdir / "report.json"),
+                            "--html", str(workdir / "report.html")])
   if status:
     sys.exit(status)
 

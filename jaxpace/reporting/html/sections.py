@@ -25,6 +25,10 @@ def facts(figures: Figures) -> Markup:
   if document["steps_counted"] != document["steps"]:
     steps += f" ({document['steps_counted']:,} counted)"
   parts.append(steps)
+  first, stop = document["window"]
+  if first is not None or stop is not None:
+    parts.append(f"only steps {document['first_step'] if first is None else first:,} to "
+                 f"{document['last_step'] if stop is None else stop - 1:,} were looked at")
   if isinstance(document["clock"], str):
     parts.append(f"{document['clock']} clock")
   return element("p", " · ".join(parts), class_="facts")

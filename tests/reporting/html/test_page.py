@@ -251,6 +251,13 @@ def test_runs_with_little_in_them_have_a_page(tmp_path):
     assert document.all("section") and json.loads(document.all("script", type="application/json")[0][2])
 
 
+def test_a_window_is_said_to_be_one(tmp_path):
+  synthetic.write(tmp_path / "run", Job(ranks=2, steps=1200, processes=2))
+  assert report(tmp_path / "run", tmp_path / "part.html", "--steps", "100:1100") == 0
+  [facts] = Document((tmp_path / "part.html").read_text()).all("p", class_="facts")
+  assert "only steps 100 to 1,099 were looked at" in facts[2] and "1,000 steps" in facts[2]
+
+
 def test_where_it_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr("jaxpace.trace.reader.read_run", lambda *_, **__: pytest.fail("it read the run first"))
   (tmp_path / "folder").mkdir()
