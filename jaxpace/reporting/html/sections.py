@@ -93,7 +93,8 @@ def longest(figures: Figures) -> Markup:
     go = element("button", "Show", type="button", class_="go", data_first=max(first, row["step"]),
                  data_last=min(last, row["step"]), data_title=f"step {row['step']:,}", data_ranks=row["last_rank"],
                  aria_label=f"Show step {row['step']:,} in the charts")
-    mostly = element("span", shares_bar.swatch(name), f"{name} ", figures.share(f"{at}/shares/{escaped(name)}", 0))
+    mostly = element("span", shares_bar.swatch(name), f"{name} ", figures.share(f"{at}/shares/{escaped(name)}", 0),
+                     class_="named")
     body.append([figures.number(f"{at}/step"), figures.time(f"{at}/step_time"), mostly,
                  UNKNOWN if row["last_rank"] is None else f"rank {row['last_rank']}", go])
   return joined([element("h3", "The longest steps", class_="below"), table(
