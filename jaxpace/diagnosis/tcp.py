@@ -142,7 +142,8 @@ def says_slower(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence
     return None
   if (level[known] < HARDLY * usual[known]).all():
     return False
-  apart = np.nanquantile(within[known].mean(axis=0), 0.25) >= np.nanquantile(without[known].mean(axis=0), 0.75)
+  now, then = (together[np.isfinite(together)] for together in (own[known].mean(axis=0) for own in (within, without)))
+  apart = bool(now.size and then.size and np.quantile(now, 0.25) >= np.quantile(then, 0.75))
   least = BUSIER if len(busy.processes) >= FEWEST_HOSTS else OF_TWO
   return True if apart and level[known].sum() >= least * usual[known].sum() else None
 

@@ -77,6 +77,8 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
     return None
   inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True) if is_slow == which])
                      for which in (True, False))
+  if not outside.size:
+    return None
   if np.median(inside) - np.median(outside) < _LEAST * case.step_time:
     return None
   told = tcp.says_slower(busy, *_sorted(spans, slow))
@@ -89,19 +91,19 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
 
 def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
   """The same by the connections: a fabric that is crowded now and then makes few transfers long, and all hosts busy."""
-  if not busy.carried or len(busy.processes) < tcp.FEWEST_HOSTS:
+  if not busy.carried or len(busy.processes) < tcp.FEWEST_HOSTS or not np.isfinite(busy.seconds).any(axis=0).all():
     return None
-  together = busy.seconds.mean(axis=0)
-  points = change_points(together[None])[0] if np.isfinite(together).any() else []
+  together = np.nanmean(busy.seconds, axis=0)
+  points = change_points(together[None])[0]
   edges = [0, *points, len(together)]
-  level = np.array([float(np.nanmedian(together[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)])
-  slow = level >= tcp.BUSIER * np.nanmin(level)
+  level = np.array([float(np.median(together[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)])
+  slow = level >= tcp.BUSIER * level.min()
   spans = _spans([int(busy.edges[point]) for point in points], case.counted.blocks)
   if not slow.any() or slow.all() or not tcp.says_slower(busy, *_sorted(spans, slow)):
     return None
   by_block = case.block_means(transfer)
-  usual = [by_block[begin:end] for begin, end in _sorted(spans, slow)[1]]
-  return _slower(case, busy, spans, slow, by_block - float(np.nanmean(np.concatenate(usual))))
+  usual = _known(np.concatenate([by_block[begin:end] for begin, end in _sorted(spans, slow)[1]]))
+  return _slower(case, busy, spans, slow, by_block - usual.mean()) if usual.size else None
 
 
 def _slower(case: Case, busy: tcp.Busy, spans: list[tuple[int, int]], slow: np.ndarray, beyond: np.ndarray

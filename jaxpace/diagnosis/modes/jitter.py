@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -75,7 +76,7 @@ class Pauses:
     By what the hosts' columns show where they show something: gaps are ragged everywhere, causes are not.
     """
     shown = held_by_causes(self.case)
-    alone = self.standing_out() if shown is None else None
+    alone = self.standing_out if shown is None else None
     if alone is not None:
       return np.flatnonzero(self.case.run.process_of_rank == alone).tolist()
     excess = self.excess if shown is None else shown
@@ -90,6 +91,7 @@ class Pauses:
     some = [r for r in own if self.excess[r] >= _ALIKE * self.excess[own].max()]
     return some if 2 * len(some) <= len(own) else own
 
+  @functools.cached_property
   def standing_out(self) -> int | None:
     """The process that pauses long and often by itself, while the others next to never do; None where there is none.
 
@@ -126,7 +128,7 @@ def find(case: Case, pauses: Pauses) -> Finding | None:
   # Of pauses with a known cause the finding is what that cause holds.
   shown = paused(run, case.counted) if mechanisms else None
   seconds = shown.own + min(shown.waiting, pauses.waiting) if shown else pauses.seconds
-  least = EXPLAINED if mechanisms else COSTLY if pauses.standing_out() is not None else UNEXPLAINED
+  least = EXPLAINED if mechanisms else COSTLY if pauses.standing_out is not None else UNEXPLAINED
   if not mechanisms and crowded_processors(case):
     return None
   if seconds < least * case.step_time or pauses.confidence() < CONFIDENCE:
