@@ -39,6 +39,10 @@ STARTS: dict[str, dict[str, float]] = {
 """Searches, and what is left out of each, or given. Equal periods: the neighbour's alone is about this job's with
 its pauses, which are as long as the variation at 4 nodes allows; without other traffic, and with it. Two jobs that
 claim half of the trunk each and lose nothing never meet."""
+NEAR = {"jitter": 0.0056, "heavy": 0.0014, "common": 0.0075, "slow": 0.0057, "growth": 0.9, "power": 0.8, "ratio": 1.03,
+        "mass": 0.6, "claim": 1.0, "lost": 0.4, "begins": 0.1, "length": 1.0, "load": 0.0, "polling": 0.1, "step": 1.1}
+"""A world made by hand, whose neighbour has about this job's period, and what it is like at 64 nodes is about the
+paper's: three searches begin around it, without other traffic."""
 KEY = 2026
 
 
@@ -71,6 +75,9 @@ def find(args: Any) -> None:
     if start.name in [search["start"] for search in recorded()] or (args.only and start.name not in args.only):
       continue
     begin = np.array([w["values"] for search in recorded() for w in search["worlds"]]) if start.prefer else None
+    if start.near:
+      spread = np.random.default_rng(args.seed + number).normal(1, 0.15, (args.population, len(worlds.World._fields)))
+      begin = spread * [start.near[name] for name in worlds.World._fields]
     found = calibrate.search(
         fitted, start.fixed, population=args.population, rounds=start.rounds, seed=args.seed + number,
         key=jax.random.key(KEY), say=measured.progress(start.name, start.rounds), prefer=start.prefer, begin=begin)
@@ -103,11 +110,13 @@ class Start(NamedTuple):
   fixed: dict[str, float]
   rounds: int
   prefer: calibrate.Prefer | None = None
+  near: dict[str, float] | None = None  # a world around which it begins
 
 
 def _starts(struck: tuple[float, float], args: Any) -> list[Start]:
   """All searches: with couplings left out, then for the upper edge of the band."""
   starts = [Start(name, fixed, args.rounds) for name, fixed in STARTS.items()]
+  starts += [Start(f"near equal periods {k}", _ALONE, args.rounds, near=NEAR) for k in (1, 2, 3)]
   if not args.edge:
     return starts
   # Only a direction to go in: at two sizes, in short runs.
