@@ -3,9 +3,13 @@
 Indented lines after an empty one are code; a star that begins `**arguments` is no emphasis.
 """
 
-import re
+from __future__ import annotations
 
-from sphinx.application import Sphinx
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from sphinx.application import Sphinx
 
 SECTIONS = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example|Examples|Note):$")
 BULLET = re.compile(r"[-*] |\d+\. ")

@@ -1,5 +1,6 @@
 """The website's parts: nothing public is missing from it, and what it reads from files is there."""
 
+import importlib
 import json
 import re
 import sys
@@ -14,14 +15,27 @@ from tests.docs.blocks import ROOT
 DOCS = ROOT / "docs"
 
 
-@pytest.fixture(scope="module")
-def measured_figures():
+def extension(name):
+  """A module of docs/_extensions, which is no package."""
   sys.path.insert(0, str(DOCS / "_extensions"))
   try:
-    import measured_figures
-    yield measured_figures
+    return importlib.import_module(name)
   finally:
     sys.path.remove(str(DOCS / "_extensions"))
+
+
+@pytest.fixture(scope="module")
+def measured_figures():
+  return extension("measured_figures")
+
+
+def test_docstrings_become_restructured_text():
+  rewrite = extension("docstrings").rewrite
+  text = ["Does it.", "", "  with it:", "    run()", "", "Takes **options,", "**only `here`**.", "- one", "", "  more"]
+  sections = ["Args:", "  a: first.", "", "Returns:", "  Two: this and", "  that.", "", "Raises:", "  ValueError: no."]
+  assert rewrite([*text, "", *sections]) == [
+      "Does it.", "", "::", "", "  with it:", "    run()", "", "Takes \\*\\*options,", "**only here**.", "- one", "",
+      "  more", "", "Args:", "  a: first.", "", ":returns: Two: this and", "  that.", "", "Raises:", "  ValueError: no."]
 
 
 def test_every_page_is_in_a_table_of_contents():
