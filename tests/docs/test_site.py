@@ -35,7 +35,8 @@ def test_docstrings_become_restructured_text():
   sections = ["Args:", "  a: first.", "", "Returns:", "  Two: this and", "  that.", "", "Raises:", "  ValueError: no."]
   assert rewrite([*text, "", *sections]) == [
       "Does it.", "", "::", "", "  with it:", "    run()", "", "Takes \\*\\*options,", "**only here**.", "- one", "",
-      "  more", "", "Args:", "  a: first.", "", ":returns: Two: this and", "  that.", "", "Raises:", "  ValueError: no."]
+      "  more", "", "Args:", "  a: first.", "", ":returns: Two: this and", "  that.", "", "Raises:",
+      "  ValueError: no."]
 
 
 def test_every_page_is_in_a_table_of_contents():
