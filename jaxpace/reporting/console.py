@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from jaxpace.reporting.plain_text import plain
+
 if TYPE_CHECKING:
-  from rich.console import Console
+  from rich.console import Console, ConsoleOptions, RenderableType
+  from rich.segment import Segment
 
 _PIPED_WIDTH, _WIDEST = 100, 120
 
 
 def make_console() -> Console:
-  """Makes a console on standard output, of a width that reads well also in a pipe."""
+  """Makes a console on standard output, of a width that reads well also in a pipe.
+
+  Names that a run directory holds may be anybody's: what is printed there is text, neither markup nor steering.
+  """
   from rich.console import Console  # not at the top: `jaxpace --help` needs no rich
+  from rich.segment import Segment
+
+  class PlainConsole(Console):
+    """Shows control characters as what they are."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+      for segment in super().render(renderable, options):
+        if segment.control or segment.text.isprintable() or segment.text == "\n":
+          yield segment
+        else:
+          lines = segment.text.split("\n")
+          yield Segment("\n".join(plain(line, self.encoding) for line in lines), segment.style)
 
   options: dict[str, Any] = {}
   if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
     options["width"] = _PIPED_WIDTH
-  console = Console(highlight=False, **options)
+  console = PlainConsole(highlight=False, markup=False, emoji=False, **options)
   if console.width > _WIDEST:
     console.width = _WIDEST
   return console

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from jaxpace.reporting.watch.plain_text import plain
+from jaxpace.reporting.plain_text import plain
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Process
 from jaxpace.trace.rundir import read_json

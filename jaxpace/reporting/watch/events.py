@@ -7,8 +7,8 @@ import os
 import pathlib
 from typing import Any, NamedTuple
 
+from jaxpace.reporting.plain_text import plain
 from jaxpace.reporting.watch.alive import duration
-from jaxpace.reporting.watch.plain_text import plain
 from jaxpace.watching.events import FOLDER, read_events
 from jaxpace.watching.verdict import LateProcess
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.diagnosis.wording import milliseconds
+from jaxpace.reporting.plain_text import plain
 from jaxpace.reporting.watch.alive import duration
 from jaxpace.reporting.watch.look import Look
-from jaxpace.reporting.watch.plain_text import plain
 
 
 def line(look: Look, news: list[str], encoding: str = "utf-8") -> str:

@@ -17,10 +17,10 @@ from rich.text import Text
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.reporting import bars
+from jaxpace.reporting.plain_text import plain
 from jaxpace.reporting.terminal import COLOUR
 from jaxpace.reporting.watch.alive import duration
 from jaxpace.reporting.watch.look import LateRank, Look, Numbers, Pacing
-from jaxpace.reporting.watch.plain_text import plain
 from jaxpace.trace.problems import plural
 
 WIDEST = 120
