@@ -98,6 +98,7 @@ def test_a_slow_path_is_a_matter_of_locality(tmp_path, factor):
   finding = only(found, "locality")
   assert finding.ranks == (2,) and {"far_nic", "slow_host"} <= set(finding.causes)
   assert finding.share == pytest.approx(1 - mean(play(), found) / mean(steps, found), abs=0.01)
+  assert found.floor.known and found.floor.floor.sum() == pytest.approx(14 * (8e-6 + 5e7 / 8 / 1e10), rel=1e-6)
 
 
 def test_one_slow_card_of_a_host_with_several_is_found(tmp_path):
