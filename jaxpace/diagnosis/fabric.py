@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxpace.core.alpha_beta import (
+from jaxpace.alpha_beta import (
     ALL_GATHER,
     ALL_REDUCE,
     DOUBLING,
@@ -43,7 +43,7 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """Cost of one kind of collective at one level: t = a·α + b·m·β, with (a, b) of `jaxpace.core.alpha_beta`."""
+  """Cost of one kind of collective at one level: t = a·α + b·m·β, with (a, b) of `jaxpace.alpha_beta`."""
 
   alpha: Estimate  # seconds
   beta: Estimate  # seconds a byte

@@ -1,12 +1,12 @@
-"""What an all-reduce costs in the alpha-beta model: `jaxpace.core.alpha_beta` by the names that schedules have.
+"""What an all-reduce costs in the alpha-beta model: `jaxpace.alpha_beta` by the names that schedules have.
 
 P ranks, m bytes, a latency of `alpha` seconds a message and `beta` seconds a byte. A single rank needs none.
 """
 
 from __future__ import annotations
 
-from jaxpace.core import alpha_beta
-from jaxpace.core.alpha_beta import ALL_REDUCE
+from jaxpace import alpha_beta
+from jaxpace.alpha_beta import ALL_REDUCE
 
 
 def ring(ranks: int, size: float, alpha: float, beta: float) -> float:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpace.core import alpha_beta
+from jaxpace import alpha_beta
 from jaxpace.diagnosis.fabric import SCHEMA
 from jaxpace.locality.types import Cpu, Device, Gpu, Locality, Nic, NumaNode
 from jaxpace.simulation.fabric import Fabric

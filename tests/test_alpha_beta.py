@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core.alpha_beta import coefficients, seconds
+from jaxpace.alpha_beta import coefficients, seconds
 
 
 def doubling(ranks):
