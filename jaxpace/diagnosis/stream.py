@@ -49,7 +49,8 @@ where ranks by turns were told already."""
 _NEAR = 3.0
 """Ranks whose sums are alike within this factor may be taking turns."""
 _PERHAPS = 5
-"""Steps in which a rank must have been late for waiting not to be told yet: of two by turns one is late in any few."""
+"""Steps in which a rank must have been late for waiting not to be told yet: of two by turns one is late in any few.
+Before as many have passed waiting isn't told, as it can't be known whether it is for one rank."""
 _TOGETHER = (1, 4, 16)
 """θ is also that of sums over as many neighbouring steps: what wanders is no onset."""
 _WIDER = 1.15
@@ -157,6 +158,7 @@ def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
       often = raised >= _STEADY * number
       steady = _steady(often & (number >= _FEWEST * (1 + _active(active, WAITING))), sums, threshold, active)
       over = ready & (sums >= threshold)
+      over[_views(len(over), WAITING)] &= (number > _PERHAPS)[_views(len(over), WAITING)]
       over[-1] &= sums[-1] >= _PAUSE_CAP if active[-1] else raised[-1] >= _TWICE
       passed, told = _passed(over, sums, threshold, active, steady, often & (number >= _PERHAPS) | steady)
       for signal in told:
@@ -200,7 +202,8 @@ def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
 def _signals(steps: Steps) -> np.ndarray:
   """[S, k] every rank's arrival after the lower median of all, earliness, transfer, mean gap, pauses; seconds.
 
-  Earliness is that for work, mean over the ranks that wait, so that two ranks wait as long as many: gaps have a signal of their own. Large waiting and transfers are looked at twice.
+  Earliness is that for work, mean over the ranks that wait, so that two ranks wait as long as many: gaps have a signal
+  of their own. Waiting and transfers are looked at twice.
   """
   valid = np.isfinite(steps.arrival)
   number = np.maximum(valid.sum(axis=0), 1)
@@ -247,15 +250,14 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
   over = over.copy()
   over[:ranks] &= steady[:ranks]
   passed = np.flatnonzero(over).tolist()
-  waiting = [signal for signal in passed if signal >= ranks and _kind(signal, ranks) == WAITING and not active[signal]]
+  waiting = [signal for signal in passed if signal in _views(len(sums), WAITING) and not active[signal]]
   if waiting and (perhaps[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any() and not (
       active[:ranks] | over[:ranks]).any():
     passed = [signal for signal in passed if signal not in waiting]
     waiting = []
   told = []
   for signal in passed:
-    same = [other for other in range(ranks, len(sums)) if other != signal and signal >= ranks
-            and _kind(other, ranks) == _kind(signal, ranks)]
+    same = [other for other in _views(len(sums), _kind(signal, ranks)) if other != signal]
     # Another view of it has been told, or is told now; at its end, another view of it goes on.
     if not any(active[other] and other not in passed or other in told for other in same):
       told.append(signal)
@@ -272,10 +274,15 @@ def _kind(signal: int, ranks: int) -> str:
   return _TOLD_AS.get(name, name)
 
 
+def _views(signals: int, kind: str) -> list[int]:
+  """The job's signals that are told as `kind`."""
+  ranks = signals - len(_JOB)
+  return [signal for signal in range(ranks, signals) if _kind(signal, ranks) == kind]
+
+
 def _active(active: np.ndarray, kind: str) -> bool:
   """Whether any view of `kind` is active."""
-  ranks = len(active) - len(_JOB)
-  return any(active[signal] for signal in range(ranks, len(active)) if _kind(signal, ranks) == kind)
+  return bool(active[_views(len(active), kind)].any())
 
 
 def _alarm(signal: int, step: int, since: np.ndarray, active: np.ndarray, share: np.ndarray) -> Alarm:

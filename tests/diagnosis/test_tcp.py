@@ -51,6 +51,12 @@ def test_the_host_of_a_slow_link_is_told(ranks, host, seconds, seed):
   assert tcp.whose(CASE, busy, [(0, WINDOWS)], []).slow == (host % ranks,)
 
 
+def test_a_ring_tells_less_than_half_as_much_again():
+  """Busy for 8.8, 6.4 and 4 ms: 1.375 times its partners, and twice the others, with the partners halfway between."""
+  assert tcp.whose(CASE, busy_of(ring(6, 4e-3, {2: 2.4e-3})), [(0, WINDOWS)], []).slow == (2,)
+  assert tcp.whose(CASE, busy_of(np.array([8e-3, 7.5e-3, 3.9e-3, 4e-3])), [(0, WINDOWS)], []).slow == ()
+
+
 @given(st.integers(4, 12), st.floats(0, 30e-3), st.integers(0, 99))
 def test_nobody_is_told_where_all_links_are_alike(ranks, seconds, seed):
   level = np.full(ranks, 4e-3 + seconds)
