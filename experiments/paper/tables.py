@@ -30,7 +30,7 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("Table 1 of the paper, in calibrated worlds", figures)
   lines += textwrap.wrap(
       "Simulated. Worlds are fitted to the paper's *baseline* columns alone, by Monte Carlo; pauses are as measured: "
-      f"{chance:.4f} of one in a step on each rank, {1e3 * seconds:.0f} ms. Of each search those that fit on other "
+      f"{chance:.5f} of one in a step on each rank, {1e3 * seconds:.0f} ms. Of each search those that fit on other "
       f"draws too are kept, and of these at most so many that lie far apart: {figures['worlds']} worlds in all. On "
       f"draws that are other again ({figures['steps']} steps, {figures['seeds']} runs) "
       f"{int((again.misfit <= 1).sum())} of them are within tolerance; the middle one's largest deviation is "
@@ -158,7 +158,8 @@ def beyond(figures: dict[str, Any]) -> list[str]:
 
 def percent(values: np.ndarray, digits: int = 1) -> str:
   """Lowest, middle, highest, in percent."""
-  return " .. ".join(f"{100 * v:+.{digits}f}" for v in _three(values)) + " %"
+  # Rounded first and 0 added, so that there is no -0.0.
+  return " .. ".join(f"{round(100 * v, digits) + 0.0:+.{digits}f}" for v in _three(values)) + " %"
 
 
 def plain(values: np.ndarray, digits: int = 3) -> str:
