@@ -143,3 +143,21 @@ def test_steps_that_are_not_known_are_passed_over():
 def test_the_documents_example_holds():
   path = pathlib.Path(__file__).parents[2] / "docs" / "findings.md"
   assert doctest.testfile(str(path), module_relative=False).failed == 0
+
+
+def test_two_ranks_by_turns_are_told():
+  told = [[a.kind for a in alarms(steps(2, 400, seed=seed, onset=300, fault=WAITING, cost=0.06), 2)
+           if not a.over and a.step < 430] for seed in range(6)]
+  assert sum(kinds == [WAITING] for kinds in told) >= 5
+
+
+def test_gaps_without_a_cause_must_be_long_where_causes_are_measured():
+  for cost, found in ((0.06, []), (0.25, [GAP])):
+    given = steps(4, 400, onset=300, fault=GAP, cost=cost)._replace(pause=np.zeros(400))
+    assert [a.kind for a in alarms(given, 4) if not a.over] == found
+
+
+def test_waiting_for_one_rank_is_not_told_as_turns():
+  for seed in range(4):
+    told = alarms(steps(4, 400, seed=seed, onset=300, fault=LATE, cost=0.3), 4)
+    assert [(a.kind, a.rank) for a in told] == [(LATE, 1)]
