@@ -161,3 +161,13 @@ def test_waiting_for_one_rank_is_not_told_as_turns():
   for seed in range(4):
     told = alarms(steps(4, 400, seed=seed, onset=300, fault=LATE, cost=0.3), 4)
     assert [(a.kind, a.rank) for a in told] == [(LATE, 1)]
+
+
+def test_a_large_fault_is_told_soon_where_noise_hides_a_small_one():
+  """Transfers stray by a quarter of the step; without the second view it takes 25 to 34 steps."""
+  for seed in range(4):
+    given, random = steps(4, 400, seed=seed), np.random.default_rng(seed)
+    transfer = random.exponential(6e-3, 400)
+    transfer[300:] += 12e-3
+    told = alarms(given._replace(transfer=transfer, step=given.arrival.max(axis=0) + transfer), 4)
+    assert [a.kind for a in told] == [TRANSFER] and told[0].step < 400 + 20
