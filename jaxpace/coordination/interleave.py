@@ -32,7 +32,7 @@ _GAIN = np.float32(0.125)
 """Weight of the newest growth."""
 _SOON = np.int32(32)
 """Decisions after a shift within which the next touch says whether it went far enough."""
-_WIDER, _NARROWER, _CLOSEST = np.float32(1.5), np.float32(0.7), np.float32(0.1)
+_WIDER, _NARROWER, _CLOSEST = np.float32(1.4), np.float32(0.5), np.float32(0.1)
 """Factors on the clearance: touched in front again, touched behind; and its least, as a share of its most."""
 _ENOUGH = np.float32(0.6)
 """Share of the collective that must be known of the step just done, or the step before it is looked at."""
@@ -99,7 +99,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   bucket, or was more at the first bucket than at the last, this job is the follower, and moves by W + g + the clearance
   times the floors: g is by how much W was seen to grow from one step to the next while this job did not move, once for
   each step between the one that is seen and the one that begins with the shift. The clearance begins with a tenth of
-  its most. It becomes half as much again if the next touch, within 32 steps, is with the one ahead again, and 0.7 times
+  its most. It becomes 1.4 times as much if the next touch, within 32 steps, is with the one ahead again, and 0.5 times
   as much for each step in which one behind is met. The leader does nothing. Where neither is so the order cannot be
   seen (they began together, or there is one bucket only): then it moves by U W, U uniform from 1.1 to 1.5, with
   probability one half. After a shift it waits for a decision (two, where it sees the step before), up to 3 more where
