@@ -83,7 +83,7 @@ def simulation(pacer: Pacer, ranks: int) -> Callable[[jax.Array], dict[str, jax.
   index = jnp.arange(ranks, dtype=jnp.int32)
   axes: Any = {"step": None, "rank": 0, "arrivals": None, "delays": None, "waits": 0, "step_time": None,
                "job_step_time": None, "job_transfers": None}
-  update = jax.vmap(pacer.update, in_axes=(Observation(**axes), 0))
+  update = jax.vmap(pacer.update, in_axes=(Observation(**axes, job_transfers_now=None), 0))
   start = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * ranks), pacer.init(ranks))
 
   def turn(carry: Any, now: tuple[jax.Array, jax.Array]) -> tuple[Any, dict[str, jax.Array]]:

@@ -45,7 +45,8 @@ def everyone(pacer: Pacer, ranks: int, slots: int) -> Everyone:
   seen = Observation(step=jnp.int32(0), rank=jnp.int32(0), arrivals=jnp.zeros((ranks,), jnp.float32),
                      delays=jnp.zeros((ranks,), jnp.float32), waits=jnp.zeros((slots,), jnp.float32),
                      step_time=jnp.float32(0), job_step_time=jnp.float32(0),
-                     job_transfers=jnp.zeros((slots,), jnp.float32))
+                     job_transfers=jnp.zeros((slots,), jnp.float32),
+                     job_transfers_now=jnp.zeros((slots,), jnp.float32))
 
   def update(observation: Observation, state: Any) -> tuple[Decision, Any]:
     decision, after = pacer.update(observation, state)

@@ -35,7 +35,8 @@ def observe(step, arrivals, delays, seen=None, step_time=None):
   return Observation(
       step=np.full(ranks, step, np.int32), rank=np.arange(ranks, dtype=np.int32), arrivals=everyone(arrivals),
       delays=everyone(delays), waits=waits[:, None], step_time=np.full(ranks, took), job_step_time=np.full(ranks, took),
-      job_transfers=np.full((ranks, 1), TRANSFER, np.float32))
+      job_transfers=np.full((ranks, 1), TRANSFER, np.float32),
+      job_transfers_now=np.full((ranks, 1), np.nan, np.float32))
 
 
 def run(pacer, arrivals, seen=None, overshoot=None):
