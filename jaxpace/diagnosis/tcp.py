@@ -77,9 +77,10 @@ class Links(NamedTuple):
 
 
 def read(case: Case) -> Busy:
-  """Busy times of a run; no processes where they were not sampled."""
+  """Busy times of a run; no processes where they were not sampled, or all are on one host."""
   edges, found = per_window(case.run, case.counted, "tcp_busy_ns", WINDOWS)
-  processes = tuple(sorted(found))
+  # Between processes of one host there is no network: those connections are busy while nobody has a processor to read.
+  processes = () if on_one_host(case) else tuple(sorted(found))
   seconds = 1e-9 * np.array([found[p] for p in processes]) if processes else np.empty((0, len(edges) - 1))
   transfer = case.transfer[case.counted.mask]
   transfer = transfer[np.isfinite(transfer)]
@@ -87,6 +88,12 @@ def read(case: Case) -> Busy:
   carried = bool(len(processes) > 1 and transfer.size and np.isfinite(typical).any()
                  and np.nanmedian(typical) >= _CARRIED * np.quantile(transfer, 0.25))
   return Busy(processes, edges, seconds, carried)
+
+
+def on_one_host(case: Case) -> bool:
+  """Whether all processes are known to be on the same host."""
+  hosts = {p.host for p in case.run.processes}
+  return len(hosts) == 1 and "" not in hosts
 
 
 def says_slow(busy: Busy, quiet: float, seconds: float) -> bool | None:

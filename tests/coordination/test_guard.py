@@ -54,7 +54,8 @@ def run(pacer, times, ranks=2, shared=True):
         delays=np.broadcast_to(asked, (ranks, ranks)) if shared else
         np.where(np.eye(ranks, dtype=bool), asked, np.float32(np.nan)), waits=unknown,
         step_time=took if step else np.full(ranks, np.nan, np.float32),
-        job_step_time=np.full(ranks, job if shared else np.nan, np.float32), job_transfers=unknown)
+        job_step_time=np.full(ranks, job if shared else np.nan, np.float32), job_transfers=unknown,
+        job_transfers_now=unknown)
     decision, state = compiled(pacer)(seen, state)
     job = took[0] if step else np.nan
     asked, info = np.asarray(decision.delay), jax.tree.map(np.asarray, decision.info)

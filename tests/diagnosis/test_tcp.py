@@ -140,3 +140,16 @@ def test_a_fabric_that_is_crowded_now_and_then_shows_by_its_connections():
   assert finding.first_step == pytest.approx(480, abs=45)
   step = np.diff(truth.exit[-1], axis=1).mean() * 1e-9
   assert finding.share == pytest.approx(truth.extra.transfer.mean() / step, abs=0.02)
+
+
+def test_processes_of_one_host_have_no_network_between_them():
+  """Over loopback connections are busy while a process waits for a processor: no fabric is crowded."""
+  crowded = tuple(Fault("contention", seconds, probability=0.4) for seconds in (2e-3, 4e-3, 6e-3, 8e-3))
+  run, _ = run_of(Job(ranks=4, steps=960, processes=4, hosts=4, noise=0.02, transfer_noise=0.2, host_columns=True,
+                      faults=crowded))
+  (finding,) = diagnose(run).findings
+  assert finding.mode == CONTENTION
+  together = tuple(dataclasses.replace(p, host="a") for p in run.processes)
+  assert diagnose(dataclasses.replace(run, processes=together)).findings == ()
+  unknown = tuple(dataclasses.replace(p, host="") for p in run.processes)
+  assert [f.mode for f in diagnose(dataclasses.replace(run, processes=unknown)).findings] == [CONTENTION]

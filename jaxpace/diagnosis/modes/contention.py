@@ -170,7 +170,8 @@ def _throughout(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None
     crowded = float(np.quantile(known, 0.25)) >= least
   else:
     least = _CROWDED_BUSY * low if told else _CROWDED * low
-    crowded = middle >= least and middle - low >= _LEAST * case.step_time
+    # On one host there is no network to be crowded: transfers that vary this much wait for processors or memory.
+    crowded = middle >= least and middle - low >= _LEAST * case.step_time and not tcp.on_one_host(case)
   # Processes that wait for a processor make transfers long as well.
   if crowded and (told is True or told is None and not crowded_processors(case)):
     seconds = mean - quiet if case.floor.known or told else _contention(case)
@@ -227,7 +228,8 @@ def find(case: Case, slow: Slow) -> Finding:
   elif first is None and last is None:
     evidence = [f"The collectives themselves take {milliseconds(slow.level)} a step throughout; "
                 + (f"on a quiet fabric {milliseconds(float(case.floor.floor.sum()))} ({case.floor.source})."
-                   if case.floor.known else f"without that host's link about {milliseconds(slow.quiet)}.")]
+                   if case.floor.known else f"without that host's link about {milliseconds(slow.quiet)}."
+                   if slow.links.slow else f"the quickest about {milliseconds(slow.quiet)}.")]
   else:
     evidence = [f"The collectives themselves take {milliseconds(slow.level)} a step {when.spell(first, last)}, "
                 f"{milliseconds(slow.quiet)} in the rest of the run."]
