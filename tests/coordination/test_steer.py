@@ -29,7 +29,7 @@ def of_all_ranks(step, delays, arrivals):
       step=np.full(RANKS, step, np.int32), rank=np.arange(RANKS, dtype=np.int32),
       arrivals=np.tile(arrivals, (RANKS, 1)), delays=np.tile(delays, (RANKS, 1)),
       waits=(took - arrivals - delays)[:, None], step_time=took, job_step_time=took,
-      job_transfers=np.full((RANKS, 1), 1e-3, np.float32))
+      job_transfers=np.full((RANKS, 1), 1e-3, np.float32), job_transfers_now=np.full((RANKS, 1), np.nan, np.float32))
 
 
 def play(pacer, steps, changes=None):
