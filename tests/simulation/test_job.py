@@ -122,18 +122,26 @@ def test_drift_and_slow_ranks():
 
 
 def test_bursts_come_in_bursts():
-  job = PLAIN._replace(noise=(noise.Bursts(np.float32(0.01), np.float32(20), np.float32(0.5), np.float32(0.1)),))
+  """A chain of two states, left with a and b: 4 standard errors, by its autocovariance pi (1 - pi) (1 - a - b)^k."""
+  a, b, q = 0.01, 1 / 20, 0.5
+  job = PLAIN._replace(noise=(noise.Bursts(np.float32(a), np.float32(1 / b), np.float32(q), np.float32(0.1)),))
   paused = play(job, 50, 3000, by_rank=True).gap > 50e-3
-  often = 0.5 * 0.01 / (0.01 + 0.05)
-  assert paused.mean() == pytest.approx(often, rel=0.15)
-  assert paused[1:][paused[:-1]].mean() == pytest.approx(0.5 * 0.95, rel=0.1)  # after a pause another one is likely
+  bad, stay = a / (a + b), 1 - a - b
+  variance = q * bad * (1 - q * bad) + 2 * q**2 * bad * (1 - bad) * stay / (1 - stay)
+  assert paused.mean() == pytest.approx(q * bad, abs=4 * math.sqrt(variance / paused.size))
+  # After a pause the state was bad, whatever came before: the next one's chance is q (1 - b).
+  again, number = paused[1:][paused[:-1]], paused[:-1].sum()
+  assert again.mean() == pytest.approx(q * (1 - b), abs=4 * math.sqrt(q * (1 - b) * (1 - q * (1 - b)) / number))
 
 
 def test_traffic_lengthens_transfers_while_it_lasts():
-  job = PLAIN._replace(traffic=noise.Traffic(np.float32(0.02), np.float32(30), np.float32(0.5)))
-  transfers = play(job, 2, 8000).transfers[:, 0]
+  a, b, steps = 0.02, 1 / 30, 60_000
+  job = PLAIN._replace(traffic=noise.Traffic(np.float32(a), np.float32(1 / b), np.float32(0.5)))
+  transfers = play(job, 2, steps).transfers[:, 0]
   assert set(np.round(transfers * 1e3, 3)) == {2.0, 4.0}
-  assert (transfers > 3e-3).mean() == pytest.approx(0.02 / (0.02 + 1 / 30), rel=0.2)
+  on, stay = a / (a + b), 1 - a - b
+  error = math.sqrt(on * (1 - on) * (1 + stay) / (1 - stay) / steps)
+  assert (transfers > 3e-3).mean() == pytest.approx(on, abs=4 * error)
 
 
 def test_a_run_cut_into_parts_is_the_same_run():

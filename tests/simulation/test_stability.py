@@ -39,7 +39,7 @@ def test_a_group_waits_for_its_slowest_at_every_barrier():
   mean, variance = highest(8)
   each = 6 * 0.01 * math.sqrt(4)
   assert busy.mean() == pytest.approx(6 + each * mean, abs=4 * each * math.sqrt(variance / 4 / 16 / 4000))
-  assert busy.var() == pytest.approx(each**2 * variance / 4 / 16, rel=0.1)
+  assert busy.var() == pytest.approx(each**2 * variance / 4 / 16, rel=4 * math.sqrt(2.2 / busy.size))  # nearly normal
 
 
 @pytest.mark.parametrize("local", [1, 2])
