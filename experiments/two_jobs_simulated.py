@@ -137,10 +137,11 @@ def states(pacer: Pacer, seeds: int, jobs: int) -> Any:
   return jax.tree.map(lambda leaf: keys if leaf.dtype == jnp.uint32 else leaf, state)
 
 
-def history(scene: Scene, control: Control, seeds: int, **more: Any) -> fluid.History:
-  """Runs a scene under a control: leaves [seeds, jobs, steps]."""
+def history(scene: Scene, control: Control, seeds: int, first: int = 0, **more: Any) -> fluid.History:
+  """Runs a scene under a control from so many starts, of seeds from the first one on: leaves [seeds, jobs, steps]."""
   drawn = stacked([fluid.scene(seed, list(scene.periods), list(scene.fractions), steps=scene.steps,
-                               buckets=control.buckets, **{**scene.more, **more}) for seed in range(seeds)])
+                               buckets=control.buckets, **{**scene.more, **more})
+                   for seed in range(first, first + seeds)])
   floors = [fraction * period / control.buckets
             for fraction, period in zip(scene.fractions, scene.periods, strict=True)]
   run, pacer = compiled(control, tuple(floors) if len(set(floors)) > 1 else (floors[0],))
@@ -214,20 +215,22 @@ def known(values: np.ndarray) -> float | None:
   return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
-def measure(scenes: list[str], controls: list[str], seeds: int, long: int) -> dict[str, Any]:
+def measure(scenes: list[str], controls: list[str], seeds: int, long: int, first: int = 0) -> dict[str, Any]:
   cells = []
   say = measured.progress("scenes", len(scenes))
   for done, name in enumerate(scenes):
     for control in controls:
       how = CONTROLS[control]
-      cells.append({"scene": name, "control": control, **figure(SCENES[name], history(SCENES[name], how, seeds))})
+      found = history(SCENES[name], how, seeds, first)
+      cells.append({"scene": name, "control": control, **figure(SCENES[name], found)})
     say(done + 1)
-  return {"seeds": seeds, "buckets": BUCKETS, "cells": cells, "leaving": leaving(seeds), "evidence": evidence(4, long)}
+  return {"seeds": seeds, "first_seed": first, "buckets": BUCKETS, "cells": cells, "leaving": leaving(seeds),
+          "evidence": evidence(4, long)}
 
 
 def with_kept(figures: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
   """Adds cells that were not measured this time from an earlier run of the same seeds and buckets, and says so."""
-  if any(figures[name] != before.get(name) for name in ("seeds", "buckets")):
+  if any(figures[name] != before.get(name, 0) for name in ("seeds", "first_seed", "buckets")):
     return figures
   new = {(cell["scene"], cell["control"]) for cell in figures["cells"]}
   kept = [cell for cell in before["cells"] if (cell["scene"], cell["control"]) not in new and cell["scene"] in SCENES]
@@ -274,7 +277,8 @@ def main(argv: list[str]) -> None:
   names = [name for name in SCENES if not FLAGS.scenes or name in FLAGS.scenes]
   out = pathlib.Path(FLAGS.out)
   figures = {**measured.circumstances("experiments.two_jobs_simulated"),
-             **measure(names, FLAGS.controls or list(CONTROLS), FLAGS.seeds, FLAGS.long)}
+             **measure(names, FLAGS.controls or list(CONTROLS), FLAGS.seeds, FLAGS.long,
+                       FLAGS.first_seed)}
   if out.exists():
     figures = with_kept(figures, json.loads(out.read_text()))
   measured.write(figures, page(figures), out)
@@ -284,6 +288,7 @@ FLAGS = flags.FLAGS
 
 if __name__ == "__main__":
   flags.DEFINE_integer("seeds", 16, "Random starts of each scene.")
+  flags.DEFINE_integer("first_seed", 0, "The first of them.", lower_bound=0)
   flags.DEFINE_integer("long", 3000, "Steps of the run that shows what the coin shows.")
   flags.DEFINE_list("scenes", [], "Names of scenes; all if empty.")
   flags.DEFINE_multi_enum("controls", [], list(CONTROLS), "Controls to run; all if none is named. What an earlier run "
