@@ -105,8 +105,8 @@ def measure_simulated(sizes: list[int]) -> dict[str, Any]:
           "by_kind_and_ranks": table}
 
 
-def sleeping_run(directory: pathlib.Path, ranks: int, steps: int, seed: int) -> float:
-  """Records a job of `ranks` devices whose work is sleep; returns its mean recorded step, s."""
+def sleeping_run(directory: pathlib.Path, ranks: int, steps: int, seed: int, longer: float = 1.0) -> float:
+  """Records a job of `ranks` devices whose work is sleep, so many times as long; returns its mean recorded step, s."""
   import random as plain
   import threading
   import time
@@ -122,7 +122,6 @@ def sleeping_run(directory: pathlib.Path, ranks: int, steps: int, seed: int) -> 
   from jaxpace.diagnosis.counted import count_steps, step_times
   from jaxpace.trace.reader import read_run
   dice, lock = plain.Random(seed), threading.Lock()
-  longer = flags.FLAGS.longer
 
   def work() -> np.uint32:  # no argument: moving one to the host can hang where devices share few threads
     with lock:
@@ -158,10 +157,10 @@ def measure_real(sizes: list[int]) -> dict[str, Any]:
   rows = []
   with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
     root = pathlib.Path(folder)
-    recorded = sleeping_run(root / "sample", flags.FLAGS.ranks, flags.FLAGS.steps, 1)
+    recorded = sleeping_run(root / "sample", flags.FLAGS.ranks, flags.FLAGS.steps, 1, flags.FLAGS.longer)
     found = forecast(take_sample(read_run(root / "sample")), sizes, per_host=max(sizes))
     for point in found.points:
-      truth = sleeping_run(root / str(point.ranks), point.ranks, flags.FLAGS.checked_steps, 2)
+      truth = sleeping_run(root / str(point.ranks), point.ranks, flags.FLAGS.checked_steps, 2, flags.FLAGS.longer)
       assert point.step_time is not None, point.silent
       rows.append({"ranks": point.ranks, "truth": truth, "waiting": point.waiting, "transfer": point.transfer,
                    "error": point.step_time.estimate / truth - 1, **point.step_time.to_json()})

@@ -73,15 +73,31 @@ def main(argv: Sequence[str] | None = None) -> int:
   if sys.stdout is None:  # closed by the shell (`>&-`)
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
   try:
-    status = _dispatch(list(sys.argv[1:] if argv is None else argv))
-    sys.stdout.flush()
-    return status
+    return _flushed(_dispatch(list(sys.argv[1:] if argv is None else argv)))
   except BrokenPipeError:
-    # the interpreter flushes stdout once more at exit and would complain there
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _give_up_output()
     return 141
   except KeyboardInterrupt:
     return 130
+
+
+def _flushed(status: int) -> int:
+  """Writes out what is still held back. Where that fails, and nobody has said so before, says so."""
+  try:
+    sys.stdout.flush()
+    return status
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    _give_up_output()
+    if status == 0:
+      print(f"jaxpace: standard output can't be written: {error.strerror or error}.", file=sys.stderr)
+    return status or 2
+
+
+def _give_up_output() -> None:
+  """The interpreter flushes standard output once more at exit, and would complain there."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -27,9 +27,10 @@ def test_bits_and_collectives(make):
   plan = both.paced.plan
 
   # Number, kind, groups of ranks and operands of all collectives are the bare step's, but for the shared vector.
-  # Arrivals and delays of 2 ranks, the step time, and each collective's transfer; in bfloat16 three numbers for each.
+  # Arrivals and delays of 2 ranks, the step time, each collective's transfer, the wait of each that is over when the
+  # message leaves; in bfloat16 three numbers for each.
   parts = 3 if make is matrices_clipped_and_cast else 1
-  shared = [f"f32[{parts * (5 + len(plan.collectives))}]"] if plan.share else []
+  shared = [f"f32[{parts * (5 + len(plan.collectives) + plan.carrier)}]"] if plan.share else []
   assert extra_operands(both.bare_hlo, both.hlo) == shared
   assert plan.share == (make is not reduce_scatter_all_gather)  # there, no sum that an operand could join
   if plan.clock == "native":

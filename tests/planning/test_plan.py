@@ -174,8 +174,10 @@ def test_a_usual_shape_has_the_parameters():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-def test_a_full_disk_behind_standard_output_is_a_sentence():
+@pytest.mark.parametrize(("command", "held_back"), [("plan", True), ("plan", False), ("--version", True)])
+def test_a_full_disk_behind_standard_output_is_a_sentence(command, held_back):
+  variables = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
   with open("/dev/full", "w", encoding="utf-8") as full:
-    done = subprocess.run([sys.executable, "-m", "jaxpace", "plan"], stdout=full, stderr=subprocess.PIPE, text=True,
-                          check=False, cwd=ROOT)
+    done = subprocess.run([sys.executable, *([] if held_back else ["-u"]), "-m", "jaxpace", command], stdout=full,
+                          stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT, env=variables)
   assert done.returncode == 2 and "standard output can't be written" in done.stderr and "Traceback" not in done.stderr
