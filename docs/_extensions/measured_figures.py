@@ -150,12 +150,12 @@ def _null_live(figures: Any) -> Found:
 
 
 def _polling(figures: Any) -> Found:
-  arm = figures["cases"]["4 ranks that poll"]["arms"]["cost 0.01"]["change_percent"]
+  arm = figures["cases"]["4 ranks that poll, pinned, two to a core"]["arms"]["cost 0.01"]["change_percent"]
   return Found(interval(arm, "%"), arm[2] <= -20)
 
 
 def _saved(figures: Any) -> Found:
-  arm = figures["cases"]["2 ranks that poll (null: a core each)"]["arms"]["cost 0.01"]
+  arm = figures["cases"]["2 ranks that poll, pinned (null: a core each)"]["arms"]["cost 0.01"]
   cpu, step = interval(arm["cpu_change_percent"], "%"), interval(arm["change_percent"], "%")
   return Found(f"{cpu} of the CPU time; step {step}", abs(arm["change_percent"][0]) < 2)
 
@@ -313,8 +313,9 @@ FIGURES = (
     Figure("… where arrivals are not shared", "at most 0.1 %", "null_unshared.json", _null_unshared),
     Figure("… live, two devices in one process", "at most +0.5 %", "null_live_one.json", _null_live),
     Figure("… live, also between gloo processes", "at most +0.5 %", "null_live.json", _null_live),
-    Figure("Four polling ranks on two cores, paced", "-20 % of the step", "polling.json", _polling),
-    Figure("Two polling ranks on two cores, paced", "step within 2 %, CPU time saved", "polling.json", _saved),
+    Figure("Four polling ranks on two cores, pinned, paced", "-20 % of the step", "polling_pinned.json", _polling),
+    Figure("Two polling ranks on two cores, pinned, paced", "step within 2 %, CPU time saved", "polling_pinned.json",
+           _saved),
     Figure("Housekeeper's mode `auto` against doing nothing, real collections", "never worse by more than 0.5 %",
            "pauses.json", _pauses),
     Figure("Two jobs on one trunk of real TCP: share of the loss recovered", "60 %, better 80 %", "two_jobs.json",
