@@ -19,9 +19,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 hypothesis.settings.register_profile("jaxpace", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("jaxpace")
 
-# Where the tests run in the background of a shell, it has SIGINT ignored, and their children would ignore it too.
+# Where the tests run in the background of a shell, it has SIGINT ignored, `nohup` has SIGHUP, and their children would
+# ignore them too. A handler of Python's ends at exec, so children have the default.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+  signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
