@@ -8,6 +8,8 @@ import socket
 import sys
 from typing import Any
 
+from jaxpace.reporting.refusal import refuse
+
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
       check_target(args.json)
   except UnwritableError as error:
-    return _fail(str(error))
+    return refuse("bench", str(error))
   import jax
 
   import jaxpace.distributed
@@ -65,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
     place = jaxpace.distributed.initialize()
     devices = jax.devices()
   except (RuntimeError, TimeoutError) as error:
-    return _fail(str(error))
+    return refuse("bench", str(error))
   if len(devices) < 2:
-    return _fail("there is one device, which has nobody to exchange with. Start several processes (`jaxpace launch "
-                 "--nproc 2 -- jaxpace bench`, srun, mpirun), or give --devices 8 to make 8 of this CPU.")
+    return refuse("bench", "there is one device, which has nobody to exchange with. Start several processes (`jaxpace "
+                  "launch --nproc 2 -- jaxpace bench`, srun, mpirun), or give --devices 8 to make 8 of this CPU.")
   document = _measure(args, sizes, devices, jax, first=place.index == 0)
   if place.index:
     return 0
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
       write_document(document, args.json)
   except UnwritableError as error:
-    return _fail(str(error))
+    return refuse("bench", str(error))
   return 0
 
 
@@ -182,8 +184,3 @@ def _positive(text: str) -> int:
   if not text.isdecimal() or not 0 < int(text) <= 4096:
     raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 to 4,096")
   return int(text)
-
-
-def _fail(sentence: str) -> int:
-  print(f"jaxpace bench: {sentence}", file=sys.stderr)
-  return 2

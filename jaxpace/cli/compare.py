@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
+
+from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
   from rich.console import Console
@@ -71,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
     found = compare(diagnosed[0], diagnosed[1], args.fail_above)
   except (RunError, UnwritableError) as error:
     progress.clear()
-    return _fail(str(error))
+    return refuse("compare", str(error))
   except MemoryError:
     progress.clear()
-    return _fail(f"{path} needs more memory than there is: compare windows with --steps-a and --steps-b.")
+    return refuse("compare", f"{path} needs more memory than there is: compare windows with --steps-a and --steps-b.")
   progress.clear()
   wrong = deliver(lambda: _render(found, make_console(), args.ranks), lambda: to_json(found), args.json)
   if wrong:
-    return _fail(wrong)
+    return refuse("compare", wrong)
   return 1 if found.failed else 0
 
 
@@ -152,8 +153,3 @@ def _share(text: str) -> float:
   if rest.strip() or not 0 <= value < (10 if percent else 1):
     raise argparse.ArgumentTypeError(f"{text!r} is no share of the step time: write 3% or 0.03")
   return value
-
-
-def _fail(sentence: str) -> int:
-  print(f"jaxpace compare: {sentence}", file=sys.stderr)
-  return 2

@@ -6,11 +6,11 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import sys
 from typing import Any
 
 from jaxpace.control import file
 from jaxpace.control.request import Request, RequestError, parse_ranks
+from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\
 Writes RUN/control.json, which a job with `jaxpace.Control(RUN)` in its loop follows: a few seconds later the change
@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
   """
   path = file.locate(args.run)
   if not path.parent.is_dir():
-    return _fail(f"There is no directory {path.parent}. Give the run directory that the job records to.")
+    return refuse("control", f"There is no directory {path.parent}. Give the run directory that the job records to.")
   changes = {name: value for name, value in vars(args).items()
              if name in ("enabled", "max_delay", "threshold", "ranks", "from_step", "until_step") and value is not None}
   try:
     asked = Request() if args.reset else file.read(path)
   except RequestError as error:
-    return _fail(f"{path}: {error}. With --reset it is written anew.")
+    return refuse("control", f"{path}: {error}. With --reset it is written anew.")
   try:
     if args.nodes is not None:
       changes["ranks"] = _of_hosts(path.parent, args.nodes)
@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
       asked = Request.from_json(dataclasses.replace(asked, **plain).to_json())
       file.write(path, asked)
   except RequestError as error:
-    return _fail(f"{error}.")
+    return refuse("control", f"{error}.")
   except OSError as error:
-    return _fail(f"{path} can't be written: {error.strerror or error}.")
+    return refuse("control", f"{path} can't be written: {error.strerror or error}.")
   print(f"asked    {asked}")
   applied = file.last_note(path)
   if applied is None:
@@ -80,11 +80,6 @@ def run(args: argparse.Namespace) -> int:
   else:
     print(f"applied  {applied[1]}, from step {applied[0]:,} on")
   return 0
-
-
-def _fail(sentence: str) -> int:
-  print(f"jaxpace control: {sentence}", file=sys.stderr)
-  return 2
 
 
 def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:

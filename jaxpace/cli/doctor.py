@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-import sys
 from typing import TYPE_CHECKING, Any
+
+from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
   from rich.console import Console
@@ -64,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
       write_document(document(places, concerns, problems), args.json)
   except (_NothingError, UnwritableError) as error:
-    print(f"jaxpace doctor: {error}", file=sys.stderr)
-    return 2
+    return refuse("doctor", str(error))
   return int(args.strict and any(concern.level == WARNING for concern in concerns))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
+
+from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
   from rich.console import Console
@@ -71,13 +72,14 @@ def run(args: argparse.Namespace) -> int:
                      algorithm=args.algorithm, progress=progress.adding_up)
   except (RunError, UnwritableError) as error:
     progress.clear()
-    return _fail(str(error))
+    return refuse("forecast", str(error))
   except MemoryError:
     progress.clear()
-    return _fail(f"{args.run} needs more memory than there is: forecast from a window of it with --steps A:B.")
+    return refuse("forecast",
+                  f"{args.run} needs more memory than there is: forecast from a window of it with --steps A:B.")
   progress.clear()
   wrong = deliver(lambda: _render(found, recorded, make_console()), lambda: to_json(found, recorded), args.json)
-  return _fail(wrong) if wrong else 0
+  return refuse("forecast", wrong) if wrong else 0
 
 
 def _render(found: Forecast, run: Run, console: Console) -> None:
@@ -138,8 +140,3 @@ def _count(text: str) -> int:
   if not text.strip().isdecimal() or not 0 < int(text) < 1 << 24:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 or more")
   return int(text)
-
-
-def _fail(sentence: str) -> int:
-  print(f"jaxpace forecast: {sentence}", file=sys.stderr)
-  return 2

@@ -13,6 +13,7 @@ from pathlib import Path
 from jaxpace.launch import environment
 from jaxpace.launch.job import Job, LaunchError, find_program
 from jaxpace.launch.supervisor import Supervisor
+from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\
 The script finds its place with `jaxpace.distributed.initialize()`, which also works under srun, mpirun, Kubernetes
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
   """
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if wrong := find_program(command):
-    return _slip(wrong)
+    return refuse("launch", wrong)
   logs = args.logs or Path("runs") / f"launch-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
   threads = args.threads or environment.threads_for(
       args.nproc, args.devices_per_process or 1, environment.available_cores())
@@ -100,9 +101,4 @@ def run(args: argparse.Namespace) -> int:
   try:
     return Supervisor(job).run()
   except LaunchError as error:
-    return _slip(str(error))
-
-
-def _slip(sentence: str) -> int:
-  print(f"jaxpace launch: {sentence}", file=sys.stderr)
-  return 2
+    return refuse("launch", str(error))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
+
+from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
   from jaxpace.planning.plan import Scaling, Setting
@@ -79,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
   except (plan.PlanError, UnwritableError) as error:
     wrong = str(error)
   if wrong:
-    print(f"jaxpace plan: {wrong}", file=sys.stderr)
-    return 2
+    return refuse("plan", wrong)
   return 0
 
 

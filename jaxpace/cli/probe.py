@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from jaxpace.reporting.refusal import refuse
+
 EPILOG = """\
 Start it as you start the training, on the same hosts, in all processes:
   jaxpace launch --nproc 4 -- jaxpace probe --run runs/demo
@@ -46,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     links = probe_links(args.run, message_bytes=args.kib << 10, repeats=args.repeats, seconds=args.seconds,
                         progress=progress)
   except (RuntimeError, TimeoutError, ValueError) as error:
-    print(f"jaxpace probe: {str(error).splitlines()[0]}", file=sys.stderr)
-    return 2
+    return refuse("probe", str(error).splitlines()[0])
   if first:
     print(links.text())
   return 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING, Any
+
+from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
   from jaxpace.simulation.replay_summary import Summary
@@ -87,17 +88,17 @@ def run(args: argparse.Namespace) -> int:
                      "again.")
   except (RunError, UnwritableError, pacer_expression.ExpressionError) as error:
     progress.clear()
-    return _fail(str(error))
+    return refuse("replay", str(error))
   except MemoryError:
     progress.clear()
-    return _fail(f"{args.run} needs more memory than there is: replay a window of it with --steps A:B.")
+    return refuse("replay", f"{args.run} needs more memory than there is: replay a window of it with --steps A:B.")
   progress.clear()
   notes = _notes(recorded, summary, laid_out, not args.no_share)
   wrong = deliver(
       lambda: print(_text(args, recorded, summary, notes), flush=True),
       lambda: replay_summary.to_json(summary, run=recorded.id, pacer=args.pacer, shared=not args.no_share,
                                      as_recorded=args.as_recorded, notes=notes), args.json)
-  return _fail(wrong) if wrong else 0
+  return refuse("replay", wrong) if wrong else 0
 
 
 def _number(value: Any, default: float) -> float:
@@ -155,8 +156,3 @@ def _text(args: argparse.Namespace, run: Run, summary: Summary, notes: list[str]
 
 def _ms(seconds: float) -> str:
   return f"{seconds * 1e3:10.3f} ms"
-
-
-def _fail(sentence: str) -> int:
-  print(f"jaxpace replay: {sentence}", file=sys.stderr)
-  return 2

@@ -7,9 +7,10 @@ import importlib.util
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
   from jaxpace.simulation.fabric import Fabric
@@ -85,13 +86,13 @@ def run(args: argparse.Namespace) -> int:
     whole = True
   except (ConfigError, settings.SettingsError, UnwritableError, rundir.ForeignDirectoryError) as error:
     progress.clear()
-    return _fail(str(error))
+    return refuse("simulate", str(error))
   except OSError as error:
     progress.clear()
-    return _fail(f"{args.output} can't be written: {error.strerror or error}.")
+    return refuse("simulate", f"{args.output} can't be written: {error.strerror or error}.")
   except MemoryError:
     progress.clear()
-    return _fail("this needs more memory than there is: simulate fewer steps, or fewer ranks.")
+    return refuse("simulate", "this needs more memory than there is: simulate fewer steps, or fewer ranks.")
   finally:
     if not whole:
       for writer in writers:
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
   summaries = [each.summary(job, scenario.seed) for each, job in zip(adding, scenario.jobs, strict=True)]
   wrong = deliver(lambda: print(_text(args, scenario, summaries), flush=True), lambda: _document(scenario, summaries),
                   args.json)
-  return _fail(wrong) if wrong else 0
+  return refuse("simulate", wrong) if wrong else 0
 
 
 def load(path: str, changes: list[str]) -> dict[str, Any]:
@@ -232,8 +233,3 @@ def _document(scenario: Scenario, summaries: list[Summary]) -> dict[str, Any]:
 
 def _ms(seconds: float) -> str:
   return f"{seconds * 1e3:>10,.3f} ms"
-
-
-def _fail(sentence: str) -> int:
-  print(f"jaxpace simulate: {sentence}", file=sys.stderr)
-  return 2

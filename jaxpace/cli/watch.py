@@ -6,6 +6,8 @@ import argparse
 import pathlib
 import sys
 
+from jaxpace.reporting.refusal import refuse
+
 EPILOG = """\
 Reads the run directory's files and nothing else: the job is not touched, and may run anywhere that shares them. It may
 be started before the job. Ctrl-C ends it. In a pipe it prints a line a refresh.
@@ -57,13 +59,13 @@ def run(args: argparse.Namespace) -> int:
     else:
       live.in_lines(follower, args.every)
   except RunError as error:
-    return _fail(str(error))
+    return refuse("watch", str(error))
   except PermissionError as error:
-    return _fail(f"No permission to read {error.filename or path}. Ask its owner.")
+    return refuse("watch", f"No permission to read {error.filename or path}. Ask its owner.")
   except BrokenPipeError:
     raise
   except OSError as error:
-    return _fail(f"{error.filename or 'standard output'}: {error.strerror or error}.")
+    return refuse("watch", f"{error.filename or 'standard output'}: {error.strerror or error}.")
   return 0
 
 
@@ -77,11 +79,6 @@ def _check(path: pathlib.Path) -> None:
     wrong = f"There is no directory {path.parent}, so no run can begin at {path}. Is it spelt right?"
   if wrong:
     raise RunError(wrong)
-
-
-def _fail(sentence: str) -> int:
-  print(f"jaxpace watch: {sentence}", file=sys.stderr)
-  return 2
 
 
 def _seconds(text: str) -> float:

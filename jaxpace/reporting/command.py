@@ -7,6 +7,7 @@ import os
 import sys
 
 from jaxpace.reporting import arguments
+from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.
@@ -91,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
       drawn = series(diagnosis, progress.drawing, fabric)
   except (RunError, UnwritableError, WhatError) as error:
     progress.clear()
-    return _fail(str(error))
+    return refuse("report", str(error))
   except MemoryError:
     progress.clear()
-    return _fail(f"{args.run} needs more memory than there is: report on a window of it with --steps A:B.")
+    return refuse("report", f"{args.run} needs more memory than there is: report on a window of it with --steps A:B.")
   progress.clear()
   document = to_json(diagnosis) if args.json or args.html else {}
   try:
@@ -120,18 +121,13 @@ def run(args: argparse.Namespace) -> int:
     _give_up_output()  # the reader of a pipe (`| head`) has seen enough
     return 0
   except UnwritableError as error:
-    return _fail(str(error))
+    return refuse("report", str(error))
   except OSError as error:
     _give_up_output()
-    return _fail(f"standard output can't be written: {error.strerror or error}.")
+    return refuse("report", f"standard output can't be written: {error.strerror or error}.")
   return 0
 
 
 def _give_up_output() -> None:
   """Sends what is left of the output nowhere: Python would complain again of it while it shuts down."""
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fail(sentence: str) -> int:
-  print(f"jaxpace report: {sentence}", file=sys.stderr)
-  return 2
