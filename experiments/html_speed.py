@@ -23,6 +23,7 @@ from typing import Any
 
 from absl import app, flags
 
+from experiments import chromium
 from jaxpace.trace import synthetic
 from jaxpace.trace.synthetic_faults import Fault
 
@@ -37,8 +38,6 @@ _TARGET = {"seconds": 20.0, "megabytes": 5.0, "first_paint_s": 2.0}
 _FAULTS = (Fault("pause", 30e-3, (0,), probability=0.1, mechanism="gc"), Fault("contention", 5e-3, begin=0.5))
 _AT_A_TIME = 20_000_000
 """Rank-steps made up at a time."""
-_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-          "--disable-component-update", "--disable-sync")
 
 _ZOOM = """async times => {
   const took = [], from = document.getElementById('from'), to = document.getElementById('to');
@@ -84,12 +83,12 @@ def make(run: pathlib.Path, page: pathlib.Path) -> dict[str, float]:
           "megabytes": page.stat().st_size / 1e6}
 
 
-def look(page: pathlib.Path, chromium: str) -> dict[str, float]:
+def look(page: pathlib.Path, program: str) -> dict[str, float]:
   """Opens the page in a new browser: seconds to the first paint and until all is drawn, milliseconds of a zoom."""
   from playwright.sync_api import sync_playwright
 
   with sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
+    browser = playwright.chromium.launch(executable_path=program, args=list(chromium.FLAGS))
     opened = browser.new_page(viewport={"width": 1280, "height": 900})
     said: list[str] = []
     opened.on("console", lambda message: said.append(message.text))
@@ -107,8 +106,8 @@ def look(page: pathlib.Path, chromium: str) -> dict[str, float]:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
-  chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-  if chromium is None:
+  program = chromium.find()
+  if program is None:
     raise app.UsageError("Chromium is needed; on Debian: apt install chromium")
   folder = pathlib.Path(tempfile.mkdtemp(prefix="html-speed-"))
   try:
@@ -118,9 +117,9 @@ def main(argv: list[str]) -> None:
     runs: list[dict[str, Any]] = []
     for i in range(_REPEATS.value):
       runs.append(make(run, folder / "report.html"))
-      runs[-1] |= look(folder / "report.html", chromium)
+      runs[-1] |= look(folder / "report.html", program)
       print(f"  page {i + 1}: " + ", ".join(f"{name} {value:.2f}" for name, value in runs[-1].items()), flush=True)
-    version = subprocess.run([chromium, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     result = {
         "command": "python -m experiments.html_speed " + " ".join(
             f"--{f.name}={f.value}" for f in (_RANKS, _STEPS, _PROCESSES, _REPEATS)),

@@ -7,12 +7,12 @@ import functools
 import http.server
 import importlib.util
 import pathlib
-import shutil
 import threading
 
 import numpy as np
 import pytest
 
+from experiments import chromium
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build
@@ -21,9 +21,7 @@ from jaxpace.trace import synthetic
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.synthetic import Job
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]
+CHROMIUM = chromium.find()
 JOB = Job(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3})
 LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look", first_step=20)
 
@@ -53,7 +51,7 @@ def page():
   here = f"http://127.0.0.1:{server.server_port}/"
   try:
     with sync_playwright() as playwright:
-      browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+      browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(chromium.FLAGS))
       opened = browser.new_context(service_workers="block").new_page()
       opened.set_default_timeout(120_000)
       opened.route("**/*", lambda route: route.continue_() if route.request.url.startswith((here, "blob:", "data:"))

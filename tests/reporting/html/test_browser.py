@@ -3,17 +3,15 @@
 import importlib.util
 import json
 import re
-import shutil
 
 import pytest
 
+from experiments import chromium
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting.html.figures import find, late
 from tests.reporting.html.runs import hostile, report, rich
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]
+CHROMIUM = chromium.find()
 CHARTS = ["over-time", "step-time", "skew", "lateness", "histogram", "tail", "pairs", "effect", "forecast"]
 OVER_STEPS = ["over-time", "step-time", "skew", "pairs"]
 
@@ -27,7 +25,7 @@ pytestmark = [
 def browser():
   from playwright.sync_api import sync_playwright
   with sync_playwright() as playwright:
-    opened = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(chromium.FLAGS))
     yield opened
     opened.close()
 
