@@ -43,8 +43,7 @@ class EarlyRanks(NamedTuple):
   @property
   def own(self) -> Own:
     """What it follows, unpacked; axes in front stay in front."""
-    own: Own = packing.unpack(self.packed, _LIKE)
-    return own
+    return packing.unpack(self.packed, _LIKE)
 
 
 def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float = 20e-3, quantile: float = 0.1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -31,6 +30,9 @@ class Own(NamedTuple):
   shared: jax.Array  # bool, a `job_step_time` was seen
 
 
+_LIKE = Own(trial.trials(maths=PLAIN).init(), packing.WHOLE, packing.FLAG, packing.FLAG)
+
+
 class Guard(NamedTuple):
   """State of `guard` on one rank."""
 
@@ -40,13 +42,7 @@ class Guard(NamedTuple):
   @property
   def own(self) -> Own:
     """The guard's own state, unpacked; axes in front stay in front."""
-    own: Own = packing.unpack(self.packed, _like())
-    return own
-
-
-@functools.cache
-def _like() -> Own:
-  return Own(trial.trials(maths=PLAIN).init(), packing.WHOLE, packing.FLAG, packing.FLAG)
+    return packing.unpack(self.packed, _LIKE)
 
 
 def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -57,6 +56,13 @@ class Own(NamedTuple):
   clear: jax.Array  # float32, share of the floors that it moves beyond the work ahead
 
 
+_REAL, _WHOLE, _FLAG = packing.REAL, packing.WHOLE, packing.FLAG
+_LIKE = Own(
+    windows.Mean(_REAL, _REAL), _REAL, _REAL, _REAL, _WHOLE,
+    shift_test.ShiftTest(_WHOLE, _FLAG, _REAL, _REAL, _WHOLE, _REAL, _REAL, _REAL, _FLAG, _WHOLE, _WHOLE, _REAL),
+    _WHOLE, _WHOLE, _WHOLE, _REAL, _REAL, _REAL)
+
+
 class Interleave(NamedTuple):
   """State of `interleave_jobs`; the same on all ranks of a job. `B` is the number of slots it looks at."""
 
@@ -67,15 +73,7 @@ class Interleave(NamedTuple):
   @property
   def own(self) -> Own:
     """Its single numbers, unpacked; axes in front stay in front."""
-    own: Own = packing.unpack(self.packed, _like())
-    return own
-
-
-@functools.cache
-def _like() -> Own:
-  real, whole, flag = packing.REAL, packing.WHOLE, packing.FLAG
-  test = shift_test.ShiftTest(whole, flag, real, real, whole, real, real, real, flag, whole, whole, real)
-  return Own(windows.Mean(real, real), real, real, real, whole, test, whole, whole, whole, real, real, real)
+    return packing.unpack(self.packed, _LIKE)
 
 
 def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[float] | float | None = None,

@@ -6,11 +6,13 @@ guarded pacer took the caller of its step several times as long as its `update`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+Tree = TypeVar("Tree")
 
 REAL: Any = 0.0
 WHOLE: Any = 0
@@ -41,7 +43,7 @@ def pack(tree: Any) -> Packed:
   return Packed(_stacked(reals, np.float32), _stacked(wholes, np.int32))
 
 
-def unpack(packed: Packed, like: Any) -> Any:
+def unpack(packed: Packed, like: Tree) -> Tree:
   """Returns the tree again.
 
   Args:
@@ -57,7 +59,8 @@ def unpack(packed: Packed, like: Any) -> Any:
     value = getattr(packed, name)[..., at[name]]
     at[name] += 1
     found.append(value != np.int32(0) if kind == np.bool_ else value)
-  return jax.tree.unflatten(structure, found)
+  tree: Tree = jax.tree.unflatten(structure, found)
+  return tree
 
 
 def _stacked(values: list[Any], kind: Any) -> jax.Array:

@@ -24,8 +24,7 @@ decides nothing by itself: a pause or a slow spell cuts blocks of either kind.
 - on, if the interval lies below zero, for `HOLD` times as many steps as the pairs took that showed it; then pairs
   again, from no evidence. To stay on, odds of 4 to 1 for a gain are enough, and it stays twice as long each time.
 - off, if the interval lies above zero; or sooner, since not to act takes no proof: at odds of 10 to 1 for a harm, or
-after
-  `patience` pairs. For `retry` steps, twice as long each time; then pairs again, from no evidence.
+  after `patience` pairs. For `retry` steps, twice as long each time; then pairs again, from no evidence.
 
 **Lean.** A small effect takes long to show, and half of it is lost meanwhile. So, from the 24th pair on, steps are put
 between pairs on the side that looks better: 2 z^2 pair lengths, z being the sum of differences over its standard error,

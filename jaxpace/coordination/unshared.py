@@ -74,8 +74,7 @@ class Unshared(NamedTuple):
   @property
   def own(self) -> Own:
     """What it follows, unpacked; axes in front stay in front."""
-    own: Own = packing.unpack(self.packed, _LIKE)
-    return own
+    return packing.unpack(self.packed, _LIKE)
 
 
 def pacer(its: Settings) -> Pacer:
