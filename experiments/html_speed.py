@@ -18,12 +18,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
 from absl import app, flags
 
-from experiments import chromium
+from experiments import child, chromium
 from jaxpace.trace import synthetic
 from jaxpace.trace.synthetic_faults import Fault
 
@@ -69,18 +68,8 @@ def write(run: pathlib.Path) -> None:
 
 def make(run: pathlib.Path, page: pathlib.Path) -> dict[str, float]:
   """Makes the page in a new process: wall and processor seconds, interpreter start included, and peak resident GiB."""
-  command = [sys.executable, "-m", "jaxpace", "report", str(run), "--html", str(page)]
-  begin = time.perf_counter()
-  process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                             cwd=pathlib.Path(__file__).parents[1])
-  _, status, usage = os.wait4(process.pid, 0)
-  wall = time.perf_counter() - begin
-  process.returncode = os.waitstatus_to_exitcode(status)
-  if process.returncode:
-    raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}")
-  unit = 1 if sys.platform == "darwin" else 1024  # Linux counts ru_maxrss in KiB, macOS in bytes
-  return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_gib": usage.ru_maxrss * unit / 2**30,
-          "megabytes": page.stat().st_size / 1e6}
+  command = [sys.executable, "-m", "jaxpace", "report", str(run.resolve()), "--html", str(page)]
+  return {**child.run(command).figures(), "megabytes": page.stat().st_size / 1e6}
 
 
 def look(page: pathlib.Path, program: str) -> dict[str, float]:
@@ -127,8 +116,7 @@ def main(argv: list[str]) -> None:
                     "browser; a zoom of all charts over steps, to the next frame",
         "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "python": platform.python_version(),
         "browser": version, "load": os.getloadavg()[0], "target": _TARGET,
-        **{name: {"median": round(statistics.median(r[name] for r in runs), 3),
-                  "worst": round(max(r[name] for r in runs), 3)} for name in runs[0]}}
+        **child.summary(runs)}
     result["within_target"] = (result["wall_s"]["worst"] <= _TARGET["seconds"]
                                and result["megabytes"]["worst"] <= _TARGET["megabytes"]
                                and result["first_paint_s"]["worst"] <= _TARGET["first_paint_s"])

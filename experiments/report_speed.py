@@ -8,19 +8,16 @@ writes the run, times the command in a process of its own, and writes the number
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import platform
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
 from absl import app, flags
 
+from experiments import child
 from jaxpace.trace import synthetic
 from jaxpace.trace.synthetic_faults import Fault
 
@@ -37,27 +34,11 @@ FAULTS = (Fault("pause", 30e-3, (0,), probability=0.1, mechanism="gc"), Fault("c
 """Beside one late rank: so that the report has findings to make, with the hosts' columns and samples read for them."""
 
 
-def measure(run: pathlib.Path, cores: int) -> dict[str, Any]:
-  """Makes one report in a new process.
-
-  Returns:
-    Wall and processor seconds, peak resident GiB, and the report itself.
-  """
-  output = run / "report.json"
-  command = [sys.executable, "-m", "jaxpace.cli", "report", str(run), "--json", str(output)]
-  allowed = sorted(os.sched_getaffinity(0))[:cores]
-  begin = time.perf_counter()
-  process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=pathlib.Path(__file__).parents[1],
-                             preexec_fn=lambda: os.sched_setaffinity(0, allowed))
-  _, status, usage = os.wait4(process.pid, 0)
-  wall = time.perf_counter() - begin
-  process.returncode = os.waitstatus_to_exitcode(status)
-  if process.returncode:
-    raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}")
-  # Linux counts ru_maxrss in KiB, macOS in bytes.
-  unit = 1 if sys.platform == "darwin" else 1024
-  return {"wall_s": wall, "cpu_s": usage.ru_utime + usage.ru_stime, "peak_gib": usage.ru_maxrss * unit / 2**30,
-          "report": json.loads(output.read_text())}
+def measure(run: pathlib.Path, cores: int) -> tuple[child.Ended, dict[str, Any]]:
+  """Makes one report in a new process; returns what it took, and the report."""
+  output = run.resolve() / "report.json"
+  ended = child.run([sys.executable, "-m", "jaxpace.cli", "report", str(run.resolve()), "--json", str(output)], cores)
+  return ended, json.loads(output.read_text())
 
 
 def main(argv: list[str]) -> None:
@@ -71,12 +52,11 @@ def main(argv: list[str]) -> None:
     print(f"Writing {job.ranks} ranks x {job.steps:,} steps to {directory} ...", flush=True)
     synthetic.write(directory, job, progress=lambda done, total: print(f"  process {done} of {total}", flush=True))
     size = sum(f.stat().st_size for f in directory.rglob("*.parquet")) / 2**20
-    runs = []
+    runs, report = [], {}
     for i in range(_REPEATS.value):
-      runs.append(measure(directory, _CORES.value))
-      print(f"  report {i + 1}: {runs[-1]['wall_s']:.2f} s wall, {runs[-1]['cpu_s']:.2f} s processor, "
-            f"{runs[-1]['peak_gib']:.2f} GiB", flush=True)
-    report = runs[0]["report"]
+      ended, report = measure(directory, _CORES.value)
+      runs.append(ended.figures())
+      print(f"  report {i + 1}: {ended.wall:.2f} s wall, {ended.cpu:.2f} s processor, {ended.peak:.2f} GiB", flush=True)
     wrong = late not in [r for f in report["findings"] for r in f["ranks"]]
     result = {
         "command": "python -m experiments.report_speed " + " ".join(
@@ -85,10 +65,9 @@ def main(argv: list[str]) -> None:
         "rows": {"steps": job.ranks * job.steps, "collectives": job.ranks * job.steps * job.collectives},
         "run_mib": round(size, 1), "cores": _CORES.value, "machine": platform.machine(),
         "python": platform.python_version(), "target": _TARGET,
-        **{name: {"median": round(statistics.median(r[name] for r in runs), 3),
-                  "worst": round(max(r[name] for r in runs), 3)} for name in ("wall_s", "cpu_s", "peak_gib")},
+        **child.summary(runs),
         "late_rank_named": not wrong, "findings": [finding["mode"] for finding in report["findings"]],
-         "share_sum": sum(report["shares"].values())}
+        "share_sum": sum(report["shares"].values())}
     result["within_target"] = (result["wall_s"]["worst"] <= _TARGET["seconds"]
                                and result["peak_gib"]["worst"] <= _TARGET["gibibytes"])
     path = pathlib.Path(_OUTPUT.value)

@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ import numpy as np
 from absl import app, flags
 
 import jaxpace
-from experiments import measured
+from experiments import child, measured
 from jaxpace.cli import pacer_expression
 from jaxpace.core.types import Pacer
 from jaxpace.simulation import noise, scenario, settings
@@ -141,12 +140,7 @@ def inside(case: Case, repeats: int, shorter: int) -> dict[str, Any]:
     took["cpu_s"].append(time.process_time() - worked)
     hashes.add(hashed(done))
     del done
-  return {**took, "hashes": sorted(hashes), "peak_gib": gibibytes(resource.getrusage(resource.RUSAGE_SELF))}
-
-
-def gibibytes(usage: resource.struct_rusage) -> float:
-  """Peak resident memory; Linux counts it in KiB, macOS in bytes."""
-  return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**30
+  return {**took, "hashes": sorted(hashes), "peak_gib": child.gibibytes(resource.getrusage(resource.RUSAGE_SELF))}
 
 
 def hashed(done: Any) -> str:
@@ -155,28 +149,6 @@ def hashed(done: Any) -> str:
   for leaf in jax.tree.leaves(done):
     digest.update(np.ascontiguousarray(leaf).data)
   return digest.hexdigest()[:16]
-
-
-def started(command: list[str], cores: int) -> tuple[str, float, float]:
-  """Runs a command on so many cores.
-
-  Returns:
-    What it wrote to standard output, wall seconds, peak resident GiB.
-
-  Raises:
-    RuntimeError: it failed.
-  """
-  allowed = sorted(os.sched_getaffinity(0))[:cores]
-  begin = time.perf_counter()
-  with tempfile.TemporaryFile("w+") as output:
-    process = subprocess.Popen(command, stdout=output, preexec_fn=lambda: os.sched_setaffinity(0, allowed))
-    _, status, usage = os.wait4(process.pid, 0)
-    took, process.returncode = time.perf_counter() - begin, os.waitstatus_to_exitcode(status)
-    output.seek(0)
-    said = output.read()
-  if process.returncode:
-    raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}.")
-  return said, took, gibibytes(usage)
 
 
 def commanded(cores: int, shorter: int) -> dict[str, Any]:
@@ -189,15 +161,14 @@ def commanded(cores: int, shorter: int) -> dict[str, Any]:
     hashes, size = set(), 0
     for turn in range(STARTS):
       output = pathlib.Path(folder) / str(turn)
-      _, took, peak = started([sys.executable, "-m", "jaxpace", "simulate", str(config), "--output", str(output)],
-                              cores)
+      ended = child.run([sys.executable, "-m", "jaxpace", "simulate", str(config), "--output", str(output)], cores)
       digest, size = hashlib.sha256(), 0
       for file in sorted(path for path in output.rglob("*") if path.is_file()):
         digest.update(str(file.relative_to(output)).encode() + file.read_bytes())
         size += file.stat().st_size
       hashes.add(digest.hexdigest()[:16])
-      runs.append(took)
-      peaks.append(peak)
+      runs.append(ended.wall)
+      peaks.append(ended.peak)
   return {"about": "`jaxpace simulate` of 4,096 paced ranks x 1,000 steps, from start to end, files written",
           "limit_s": None, "run_s": runs, "peak_gib": max(peaks), "same_bytes": len(hashes) == 1,
           "hash": sorted(hashes)[0], "written_mib": size / 2**20}
@@ -213,7 +184,7 @@ def measure(names: list[str], repeats: int, cores: int, shorter: int) -> dict[st
       case = CASES[name]
       command = [sys.executable, "-m", "experiments.simulation_speed", "--inside", f"--case={name}",
                  f"--repeats={repeats}", f"--shorter={shorter}"]
-      parts = [json.loads(started(command, cores)[0].splitlines()[-1]) for _ in range(STARTS)]
+      parts = [json.loads(child.run(command, cores).said.splitlines()[-1]) for _ in range(STARTS)]
       hashes = {h for part in parts for h in part["hashes"]}
       found[name] = {
           "about": case.about, "limit_s": case.limit, "compile_s": [part["compile_s"] for part in parts],
