@@ -14,10 +14,8 @@ import multiprocessing
 import os
 import pathlib
 import platform
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from typing import Any
 
@@ -25,6 +23,7 @@ import numpy as np
 import psutil
 from absl import app, flags
 
+from experiments.terminal import Terminal
 from jaxpace.trace import synthetic
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.synthetic import Job
@@ -85,48 +84,24 @@ def measure(ranks: int, processes: int, step: float, seconds: float, every: floa
     context = multiprocessing.get_context("spawn")
     job = context.Process(target=grow, args=(str(path), ranks, processes, step, _START + seconds + 5), daemon=True)
     job.start()
-    leader, follower = os.openpty()
-    import fcntl
-    import struct
-    import termios
-    fcntl.ioctl(leader, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    variables = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"}
-    watch = subprocess.Popen([sys.executable, "-m", "jaxpace.cli", "watch", str(path), "--every", str(every)],
-                             stdin=follower, stdout=follower, stderr=follower, env=variables)
-    os.close(follower)
-    shown = bytearray()
-    threading.Thread(target=_drain, args=(leader, shown), daemon=True).start()
+    command = [sys.executable, "-m", "jaxpace.cli", "watch", str(path), "--every", str(every)]
     try:
-      time.sleep(_START)
-      process = psutil.Process(watch.pid)
-      before, begin, at = process.cpu_times(), time.monotonic(), len(shown)
-      time.sleep(seconds)
-      after, wall = process.cpu_times(), time.monotonic() - begin
-      memory = process.memory_info().rss
-      if watch.poll() is not None or b"Where the step goes" not in shown[at:]:
-        raise RuntimeError(f"The view shows no run: {bytes(shown[-2000:])!r}")
+      with Terminal(command, columns=120, lines=40) as watch:
+        time.sleep(_START)
+        process = psutil.Process(watch.process.pid)
+        before, begin, at = process.cpu_times(), time.monotonic(), len(watch.shown)
+        time.sleep(seconds)
+        after, wall = process.cpu_times(), time.monotonic() - begin
+        memory = process.memory_info().rss
+        if watch.process.poll() is not None or b"Where the step goes" not in watch.shown[at:]:
+          raise RuntimeError(f"The view shows no run: {bytes(watch.shown[-2000:])!r}")
     finally:
-      watch.kill()
-      watch.wait()
       job.terminate()
       job.join()
-      os.close(leader)
   user, system = after.user - before.user, after.system - before.system
   return {"ranks": ranks, "processes": processes, "step_s": step, "every_s": every, "seconds": round(wall, 2),
           "user_s": round(user, 2), "system_s": round(system, 2), "core_share": (user + system) / wall,
           "resident_mib": round(memory / 2**20, 1)}
-
-
-def _drain(leader: int, shown: bytearray) -> None:
-  while True:
-    try:
-      data = os.read(leader, 65536)
-    except OSError:
-      return
-    if not data:
-      return
-    shown.extend(data)
-    del shown[:-1_000_000]
 
 
 def main(_: list[str]) -> None:

@@ -3,14 +3,13 @@
 import io
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 
 import pytest
 from rich.console import Console
 
+from experiments.terminal import Terminal
 from jaxpace.cli.main import main
 from jaxpace.reporting.watch import live
 from jaxpace.reporting.watch.follower import Follower
@@ -126,51 +125,22 @@ def test_the_screen_follows_the_terminals_size_and_gives_it_back(growing):
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
 def test_a_real_terminal_and_ctrl_c(growing):
-  import fcntl
-  import struct
-  import termios
-  leader, follower = os.openpty()
+  command = [sys.executable, "-m", "jaxpace.cli", "watch", str(growing.directory), "--every", "60"]
+  with Terminal(command, columns=100, lines=40, cwd=ROOT) as terminal:
+    process, shown = terminal.process, terminal.shown
 
-  def resize(columns, lines):
-    fcntl.ioctl(leader, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    def wait_for(word, begin=0):
+      until = time.monotonic() + 60
+      while word not in shown[begin:] and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.02)
+      assert word in shown[begin:], bytes(shown)
 
-  resize(100, 40)
-  variables = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
-  process = subprocess.Popen([sys.executable, "-m", "jaxpace.cli", "watch", str(growing.directory), "--every", "60"],
-                             stdin=follower, stdout=follower, stderr=follower, env=variables, cwd=ROOT)
-  os.close(follower)
-  seen = bytearray()
-
-  def read():
-    while True:
-      try:
-        data = os.read(leader, 65536)
-      except OSError:
-        return
-      if not data:
-        return
-      seen.extend(data)
-
-  reader = threading.Thread(target=read, daemon=True)
-  reader.start()
-
-  def wait_for(word, begin=0):
-    until = time.monotonic() + 60
-    while word not in seen[begin:] and time.monotonic() < until and process.poll() is None:
-      time.sleep(0.02)
-    assert word in seen[begin:], bytes(seen)
-
-  try:
     wait_for(b"Who is late")
-    before = len(seen)
-    resize(60, 20)
+    before = len(shown)
+    terminal.resize(60, 20)
     process.send_signal(signal.SIGWINCH)
     wait_for(b"Step time", before)  # drawn at once, a minute before the next look
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    reader.join(10)
-    assert b"Traceback" not in seen and b"\x1b[?1049l" in seen
-  finally:
-    if process.poll() is None:
-      process.kill()
-    os.close(leader)
+    terminal.read_on(10)
+    assert b"Traceback" not in shown and b"\x1b[?1049l" in shown
