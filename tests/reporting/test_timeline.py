@@ -17,6 +17,7 @@ from jaxpace.diagnosis.findings import Finding
 from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.phases import pour
+from jaxpace.reporting.timeline.slices import text as slices_text
 from jaxpace.reporting.timeline.times import read_bounds
 from jaxpace.trace import synthetic
 from jaxpace.trace.reader import read_run
@@ -26,7 +27,7 @@ from jaxpace.trace.synthetic_faults import Fault
 
 JOB = Job(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
           faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1, mechanism="gc"),), host_columns=True)
-LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look", first_step=20)
+LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look " * 60, first_step=20)
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +196,15 @@ def test_foreign_names_are_text(tmp_path):
   assert {os.path.join(a, f) for a, _, files in os.walk(tmp_path) for f in files} - before == {
       str(out), str(tmp_path / "t.pf")}
   text = (tmp_path / "t.pf").read_bytes() + out.read_bytes()
-  assert b"\x1b[31m" not in text and "\u202e".encode() not in text and b"\\u202e" not in text
+  shown = json.dumps(json.loads(out.read_text()), ensure_ascii=False)  # what a viewer makes of it
+  assert b"\x1b[31m" not in text and "\u202e".encode() not in text and "\u202e" not in shown
   assert b"<script>alert(1)</script>\\x1b[31m" in text
+
+
+def test_long_names_are_cut_and_what_a_finding_advises_is_not(trace):
+  assert slices_text("n" * 200) == "n" * 200 and slices_text("n" * 5000) == "n" * 199 + "…"
+  notes = {a.name: a.string_value for p in trace[1].packet for a in p.track_event.debug_annotations}
+  assert notes["advice"] == LATE.advice
 
 
 @settings(max_examples=40, deadline=None)

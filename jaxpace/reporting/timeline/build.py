@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpace.diagnosis.accounting import busy
 from jaxpace.diagnosis.findings import Finding
+from jaxpace.reporting.plain_text import plain
 from jaxpace.reporting.timeline.align import Alignment, align
 from jaxpace.reporting.timeline.phases import order, pour
 from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Timeline, Track, text
@@ -290,8 +291,8 @@ def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Findin
 
 def _details(told: list[int], findings: tuple[Finding, ...]) -> list[tuple[int, dict[str, str | int | float]]]:
   return [(at, {"share": f.share, "confidence": f.confidence, "ranks": ", ".join(map(str, f.ranks)),
-                "hosts": text(", ".join(f.hosts)), "advice": text(f.advice),
-                **{f"evidence {n + 1}": text(line) for n, line in enumerate(f.evidence)}})
+                "hosts": text(", ".join(f.hosts)), "advice": plain(f.advice),
+                **{f"evidence {n + 1}": plain(line) for n, line in enumerate(f.evidence)}})
           for at, f in zip(told, findings, strict=True) if at >= 0]
 
 

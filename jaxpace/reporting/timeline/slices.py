@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import unicodedata
 from typing import NamedTuple
 
 import numpy as np
+
+from jaxpace.reporting.plain_text import plain
 
 JOB, UNKNOWN = 0, 1 << 30
 """Stand for the job as a whole, and for a process that no row names, where else a process's number from 1 on is."""
@@ -46,10 +47,10 @@ class Timeline:
 
 
 def text(name: object) -> str:
-  """A name as plain text of one line: control characters and what turns the direction of writing are shown as codes.
+  """A name as plain text of one line, cut to 200 characters.
 
   >>> text("host\\x1b[31m\\n<b>")
-  'host\\\\x1b[31m\\\\x0a<b>'
+  'host\\\\x1b[31m\\\\n<b>'
   """
-  shown = "".join(c if unicodedata.category(c)[0] != "C" else f"\\x{ord(c):02x}" for c in str(name)[:_LONGEST + 1])
+  shown = plain(str(name)[:_LONGEST + 1])
   return shown if len(shown) <= _LONGEST else shown[:_LONGEST - 1] + "…"
