@@ -8,6 +8,11 @@ packets, no round trips, no losses. A step's delay is what the job's pacer asked
 library's own `Pacer.update`, fed as in a live step: it sees the bucket times of the step just done but for the last
 one's, which carries them, and those of the step before.
 
+`jaxpace.simulation.jobs` is the model to use for whole jobs: ranks with noise of their own, several links, a fabric,
+runs that are recorded. Its jobs compete by weights that stay as they are; what is here and not there is a weight that
+changes while a collective is sent, factors on what pacers see, and what of the step just done they are shown. Where
+both apply, equal shares of one link, they agree: a test holds one against the other.
+
 Event-driven inside one compiled loop: from one end of a phase to the next. Times are float32 seconds since the phase
 began, never since the run began.
 """

@@ -1,9 +1,12 @@
 """Several jobs on one fabric, each with ranks, noise and a pacer of its own: their collectives share the links.
 
 A collective is a fluid: on a quiet fabric it goes at full speed, takes a known share of every link meanwhile, and slows
-down where others want more than is left, max-min fairly (`jaxpace.simulation.sharing`). No packets, no round trips, no
-losses. Event-driven inside one compiled loop, from one instant at which something begins or ends to the next; times are
-float32 seconds since the job's last exit, never since the run began.
+down where others want more than is left, max-min fairly (`jaxpace.simulation.sharing`), by weights that stay as they
+are while it is sent. No packets, no round trips, no losses; TCP's attraction, which makes the weight fall with what was
+sent, is modelled on a single link in `experiments/fluid.py`.
+
+Event-driven inside one compiled loop, from one instant at which something begins or ends to the next; times are float32
+seconds since the job's last exit, never since the run began.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxpace
 from experiments import fluid, two_jobs_simulated
 from experiments.fabric import attraction
+from jaxpace.simulation.job import Job, Shape
+from jaxpace.simulation.jobs import Shares, several
 
 NOTHING = fluid.nothing()
 
@@ -24,6 +27,33 @@ def test_two_identical_jobs_at_an_offset():
       found = np.asarray(run(jobs._replace(start=jnp.asarray([0, offset], jnp.float32)), ()).step_time)
       expected = max(2 * share, 1 + max(0, share - min(offset, 1 - offset)))
       np.testing.assert_allclose(found[:, 6:], expected, rtol=1e-5, err_msg=f"a = {share}, offset {offset}")
+
+
+@pytest.mark.parametrize("paced", [False, True])
+def test_where_both_models_apply_they_agree(paced):
+  """Jobs of one rank, without noise, at equal shares of one link: `jaxpace.simulation.jobs`, and delays with it.
+
+  For a while: where a pacer feeds back, what rounding makes of the two grows from step to step.
+  """
+  periods, shares, starts, steps, buckets = [1.0, 1.0, 1.3], [0.3, 0.4, 0.2], [0.0, 0.13, 0.41], 20, 4
+  pacer = jaxpace.interleave_jobs(floor=0.075) if paced else NOTHING
+  scene = fluid.scene(0, periods, shares, steps=steps, buckets=buckets, together=True)
+  scene = scene._replace(start=jnp.asarray(starts, jnp.float32))
+  states = fluid.stack([pacer.init(1)] * 3)
+  ours = jax.jit(fluid.simulator(pacer.update))(scene, states)
+  plan = several([Shape(1, overlap=False)] * 3, [pacer] * 3, buckets=[buckets] * 3, steps=steps)
+  zero = np.float32(0)
+  jobs = [Job(forward=np.float32((1 - share) * period), backward=zero, update=zero, gap=zero,
+              transfers=np.full(buckets, share * period / buckets, np.float32))
+          for period, share in zip(periods, shares, strict=True)]
+  theirs = jax.jit(plan.run)(jax.random.key(0), jobs, Shares(np.ones((3, 1), np.float32), np.ones(3, np.float32)),
+                             np.asarray(starts, np.float32), np.full(3, 2**30, np.int32))
+  step_time = np.stack([history.step_time for history in theirs])
+  delay = np.stack([history.delay for history in theirs])
+  assert (delay > 0).any() == paced
+  np.testing.assert_allclose(delay, ours.delay, atol=1e-4)
+  np.testing.assert_allclose(step_time - delay, ours.step_time - ours.delay
+                             + np.asarray(starts)[:, None] * (np.arange(steps) == 0), atol=1e-4)
 
 
 @pytest.mark.parametrize("weight", [fluid.fair, fluid.mltcp, fluid.drawn])
@@ -51,8 +81,6 @@ def test_a_job_alone_takes_what_it_computes_and_sends():
 
 def test_a_delay_moves_the_phase_for_good():
   """A pacer that delays one step by the overlap parts the jobs."""
-  import jaxpace
-
   def update(seen, state):
     delay = jnp.where((state == 0) & (seen.step == 4), np.float32(0.3), np.float32(0))
     return jaxpace.Decision(delay, {}), state
@@ -67,8 +95,6 @@ def test_a_delay_moves_the_phase_for_good():
 
 
 def test_what_a_pacer_sees_of_the_job_is_one_step_old_but_for_the_buckets_that_were_over():
-  import jaxpace
-
   def update(seen, state):
     now = seen.job_transfers_now
     info = {"took": seen.job_step_time, "sent": jnp.sum(seen.job_transfers), "own": jnp.sum(seen.waits[:-1]),
