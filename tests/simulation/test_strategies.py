@@ -1,5 +1,6 @@
 """Synchronisation strategies: times against closed forms and a plain loop, messages, mathematics, training."""
 
+import heapq
 import math
 
 import hypothesis.extra.numpy as hnp
@@ -144,13 +145,29 @@ def test_a_server_is_as_quick_as_its_ranks_or_its_link(ranks):
   assert (np.bincount(found.rank, minlength=ranks) == 200).all()
 
 
-def test_more_servers_shift_the_limit_and_no_limit_is_each_ranks_own_pace():
+def test_more_servers_shift_the_limit():
   cluster = NOISY._replace(server_rate=1e9)
   for servers in (1, 4):
     found = timeline.updates(_play(ParameterServer(servers), cluster, KEY, 16, 100))
     assert 800 / (found.time[-1] - found.time[-801]) == pytest.approx(10 * servers, rel=1e-3)
-  free = timeline.updates(_play(ParameterServer(), NOISY, KEY, 16, 100))
-  assert len(free.time) / free.time[-1] == pytest.approx(16 / (0.101 + 0.02 + 2e-5 + 0.01), rel=0.02)
+
+
+@pytest.mark.parametrize("server_rate", [math.inf, 2e10, 1e9])
+def test_a_server_is_the_queue_in_a_plain_loop(server_rate):
+  """First come, first served, in float64: without a limit, with ranks that meet at times, and saturated."""
+  ranks, cluster = 16, NOISY._replace(server_rate=server_rate)
+  found = timeline.updates(_play(ParameterServer(), cluster, KEY, ranks, 100))
+  away = np.asarray(_draw(cluster, KEY, ranks, 200), np.float64) + 2 * 1e-5 + 1e8 / 1e10
+  arrivals = [(away[0, rank], rank) for rank in range(ranks)]
+  heapq.heapify(arrivals)
+  done, fetched, free = [0] * ranks, [0] * ranks, 0.0
+  for version, (time, rank, delay) in enumerate(zip(found.time, found.rank, found.delay, strict=True)):
+    arrival, own = heapq.heappop(arrivals)
+    free = max(arrival, free) + 1e8 / server_rate
+    assert (rank, delay) == (own, version - fetched[own]) and time == pytest.approx(free, rel=1e-5)
+    done[own], fetched[own] = done[own] + 1, version + 1
+    heapq.heappush(arrivals, (free + away[done[own], own], own))
+  assert len(found.time) == 1600
 
 
 def test_servers_say_how_far_a_run_holds_if_one_rank_does_all_the_work():
