@@ -19,6 +19,8 @@ NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns",
           "hosts": ("time_ns", "process")}
 """Columns that a part of each table must have."""
 _WHOLE = ("step", "rank", "process", "attempt", "collective")
+_USERS = ("host_", "decision_")
+"""Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they hold floats."""
 
 
 class TableFiles:
@@ -147,7 +149,8 @@ def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
   if lacking:
     return f"it has no column {' and '.join(map(repr, lacking))}"
   for field in fields:
-    if (field.name in _WHOLE or field.name.endswith("_ns")) and not pa.types.is_integer(field.type):
+    ours = field.name.endswith("_ns") and not field.name.startswith(_USERS)
+    if (field.name in _WHOLE or ours) and not pa.types.is_integer(field.type):
       return f"its column {field.name!r} holds {field.type}, not whole numbers"
   return meta
 

@@ -4,6 +4,7 @@ import time
 
 import jaxpace
 from jaxpace.housekeeping.modes import MODES
+from jaxpace.trace.reader import read_run
 from tests.trace import fake_step as fake
 from tests.trace.recording import table
 
@@ -25,3 +26,5 @@ def test_collections_and_checkpoints_are_in_the_trace_at_their_steps(tmp_path):
   assert {row["host_housekeeping"] for row in rows.values()} == {MODES.index("aligned")}
   usual = sorted(row["gc_ns"] for row in rows.values())[len(rows) // 2]
   assert all(rows[k]["gc_ns"] > 10 * max(usual, 100_000) for k in (9, 19, 29))  # a whole heap against nothing or a few
+  run = read_run(tmp_path)
+  assert not run.problems and "checkpoint" in run.host_causes.columns
