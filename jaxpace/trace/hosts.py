@@ -1,8 +1,8 @@
 """Samples what the host does while a run is recorded: network, throttling, switches, GPU clocks.
 
 One reading a second by default, on a thread of its own, which touches no device of JAX and needs no privileges.
-Counters are cumulative, from 0 at the first sample on, so that a lost sample loses nothing; what can't be known is
-null.
+Counters are cumulative, from 0 at the first sample on, so that a lost sample loses nothing; round trips, clock and
+power are of the sample; what can't be known is null.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HostCounters:
     self._first: Values | None = None
 
   def read(self) -> Values:
-    """Values of the `hosts` table's columns; counters since the first reading."""
+    """Values of the `hosts` table's columns: counters since the first reading, round trips since the last one."""
     values: Values = {}
     counts = self._sockets.read() if self._sockets else None
     if counts:
@@ -67,6 +67,8 @@ class HostCounters:
       self._first = dict(values)
     first = self._first
     values = {name: None if value is None else value - (first.get(name) or 0) for name, value in values.items()}
+    if counts:
+      values.update(tcp_rtt_ns=counts.rtt_ns, tcp_min_rtt_ns=counts.min_rtt_ns)
     if self._gauges:
       values.update(zip(_GAUGES, self._gauges.read(), strict=True))
     return values

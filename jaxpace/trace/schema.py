@@ -73,6 +73,9 @@ HOSTS = pa.schema([
     pa.field("tcp_busy_ns", _NS),  # of this process's connections: data sent or to be sent, not acknowledged
     pa.field("tcp_receiver_limited_ns", _NS),  # of it, with the receiver's window full
     pa.field("retransmits", pa.int64()),
+    # Of the connections that were busy since the last sample, weighted by how long; null where none was.
+    pa.field("tcp_rtt_ns", _NS),  # round trip, smoothed as the kernel does
+    pa.field("tcp_min_rtt_ns", _NS),  # the shortest one that the kernel remembers: 5 minutes, by default
     pa.field("nic_rx_bytes", pa.int64()),
     pa.field("nic_tx_bytes", pa.int64()),
     pa.field("loopback_bytes", pa.int64()),
@@ -82,6 +85,7 @@ HOSTS = pa.schema([
     pa.field("gpu_clock_mhz", pa.float32()),
     pa.field("gpu_power_w", pa.float32()),
 ])
-"""Samples of one process's host. Counters go up from 0 at the attempt's first sample; clock and power are of now."""
+"""Samples of one process's host. Counters go up from 0 at the attempt's first sample; round trips, clock and power are
+of now. Runs of before a column was known have it null."""
 
 TABLES = {"steps": STEPS, "collectives": COLLECTIVES, "hosts": HOSTS}

@@ -1,4 +1,6 @@
+import contextlib
 import socket
+import struct
 import sys
 import threading
 import time
@@ -54,9 +56,11 @@ def test_traffic_of_this_process_is_counted():
     second = counters.read()
     assert 50_000_000 < second["tcp_busy_ns"] < 60_000_000_000
     assert 0 < second["tcp_receiver_limited_ns"] <= second["tcp_busy_ns"]
+    assert 0 < second["tcp_min_rtt_ns"] <= second["tcp_rtt_ns"] < 10_000_000_000
     assert second["nic_rx_bytes"] >= 32 << 20 <= second["nic_tx_bytes"] and second["loopback_bytes"] >= 32 << 20
   third = counters.read()
   assert third["tcp_busy_ns"] >= second["tcp_busy_ns"], "closed connections keep their part"
+  assert third["tcp_rtt_ns"] is None, "a round trip is of now, no counter"
 
 
 @linux
@@ -65,11 +69,52 @@ def test_a_connection_made_between_two_readings_counts_from_its_beginning():
   before, other = connected()
   with before, other:
     send(before, other, 16 << 20)
-    assert sockets.read() == (0, 0, 0)
+    assert sockets.read() == (0, 0, 0, None, None)
     left, right = connected()
     with left, right:
       send(left, right, 16 << 20)
       assert sockets.read().busy_ns > 50_000_000
+
+
+def kernel_says(connection):
+  """Busy time, round trip and shortest one of a connection in microseconds, as Python's own call reads them."""
+  info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+  return struct.unpack_from("=Q", info, 168)[0], *(struct.unpack_from("=I", info, at)[0] for at in (68, 148))
+
+
+@linux
+def test_round_trips_are_those_of_the_connections_that_were_busy_weighted_by_how_long():
+  idle, quick, slow = pairs = [connected() for _ in range(3)]
+  with contextlib.ExitStack() as stack:
+    for end in (end for pair in pairs for end in pair):
+      stack.enter_context(end)
+    send(*idle, 1 << 20)
+    sockets = own_sockets.OwnSockets()
+    assert sockets.read().rtt_ns is None, "nothing was sent since the first reading"
+    before = [kernel_says(left) for left, _ in pairs]
+    for left, right in (quick, slow):
+      send(left, right, (8 if left is quick[0] else 24) << 20)
+    counts = sockets.read()
+    after = [kernel_says(left) for left, _ in pairs]
+    rise = [now[0] - then[0] for now, then in zip(after, before, strict=True)]
+    assert rise[0] == 0 < min(rise[1:]) and counts.busy_ns == 1000 * sum(rise)
+    for found, at in ((counts.rtt_ns, 1), (counts.min_rtt_ns, 2)):
+      assert found == 1000 * sum(weight * own[at] for weight, own in zip(rise, after, strict=True)) // sum(rise)
+    assert 0 < counts.min_rtt_ns <= counts.rtt_ns
+    assert sockets.read() == (*counts[:3], None, None)
+
+
+@linux
+def test_a_kernel_that_does_not_count_busy_time_gives_no_round_trips(monkeypatch):
+  monkeypatch.setattr(own_sockets, "_FULL", 1 << 10)
+  left, right = connected()
+  with left, right:
+    sockets = own_sockets.OwnSockets()
+    sockets.read()
+    send(left, right, 1 << 20)
+    counts = sockets.read()
+    assert (counts.busy_ns, counts.receiver_limited_ns, counts.rtt_ns, counts.min_rtt_ns) == (None,) * 4
+    assert counts.retransmits >= 0
 
 
 @linux
