@@ -135,14 +135,28 @@ class Instrumented(Recordable):
     states = [pace_state.fresh(first + i, ranks, self.rows, self.slots, self.pacer) for i in range(len(devices))]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
+  def abstract(self, mesh: Mesh, axes: Sequence[str] | None = None) -> PaceState:
+    """Describes the pace state without making it: to compile ahead of time for devices that are not there.
+
+    Args:
+      mesh: the mesh given to `jax.shard_map`, of `jax.experimental.topologies` perhaps.
+      axes: manual axes, where `shard_map` was given `axis_names`.
+
+    Returns:
+      What `init` returns, with a `jax.ShapeDtypeStruct` that has a sharding in place of each array.
+
+    Raises:
+      ValueError: the mesh lacks the data axis.
+    """
+    partition = spec(mesh, axes)
+    one, count = self._laid_out(mesh, partition)
+    sharding = NamedSharding(mesh, partition)
+    state: PaceState = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype, sharding=sharding), one)
+    return state
+
   def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
-    checks.known_axes(self.axis, mesh)
-    self._platform = mesh.devices.flat[0].platform
-    self.mesh_shape = {name: int(size) for name, size in mesh.shape.items()}
-    names = partition[0] if isinstance(partition[0], tuple) else (partition[0],)
-    self.places = count = int(np.prod([mesh.shape[name] for name in names]))
-    ranks = int(np.prod([mesh.shape[name] for name in self.axis]))
-    one = pace_state.fresh(0, ranks, self.rows, self.slots, self.pacer)
+    one, count = self._laid_out(mesh, partition)
     sharding = NamedSharding(mesh, partition)
 
     def lay_out(leaf: np.ndarray) -> jax.Array:
@@ -154,6 +168,16 @@ class Instrumented(Recordable):
     numbers = jax.make_array_from_callback(
         (count,), sharding, lambda index: np.arange(count, dtype=np.int32)[index])
     return state._replace(rank=numbers)
+
+  def _laid_out(self, mesh: Mesh, partition: PartitionSpec) -> tuple[PaceState, int]:
+    """One place's state, and the number of places, on a mesh that is from now on this step's."""
+    checks.known_axes(self.axis, mesh)
+    self._platform = mesh.devices.flat[0].platform
+    self.mesh_shape = {name: int(size) for name, size in mesh.shape.items()}
+    names = partition[0] if isinstance(partition[0], tuple) else (partition[0],)
+    self.places = count = int(np.prod([mesh.shape[name] for name in names]))
+    ranks = int(np.prod([mesh.shape[name] for name in self.axis]))
+    return pace_state.fresh(0, ranks, self.rows, self.slots, self.pacer), count
 
   # The step.
 

@@ -49,3 +49,11 @@ def tracked_axes() -> frozenset[str]:
   if not axes:
     return frozenset()
   return varying(jax.lax.pcast(jax.numpy.zeros((), "uint32"), axes, to="varying"))
+
+
+def unvarying(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+  """Returns a type that says outright that it varies over no axis, which some primitives ask for."""
+  kind = getattr(jax.sharding, "ManualAxisType", None)  # jax >= 0.10
+  if kind is not None:
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind())
+  return jax.ShapeDtypeStruct(shape, dtype, vma=frozenset())  # type: ignore[call-arg]

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-from jaxpace.execution import callback, native
+from jaxpace.execution import callback, native, stream
 
 
 class Stamp(Protocol):
@@ -35,7 +35,7 @@ class Clock(NamedTuple):
   back a parameter, which must not vary. Where a stamp leaves the step, `jaxpace.core.varying.vary` gives it its axes.
 
   Attributes:
-    name: "native" or "callback".
+    name: "native", "stream" or "callback".
     stamp: `stamp(previous, *after)` -> uint32 [2], (high, low) words of nanoseconds of this host's monotonic clock,
       read when `previous` (uint32 [2], the last stamp) and every array of `after` is ready. Arrays of
       any shape and dtype, PRNG keys included; none is read or copied, but XLA hands a native stamp its
@@ -68,11 +68,13 @@ class _Source(NamedTuple):
   delay: Delay
   hold: Hold
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
+  tried: bool = True  # on real devices; "auto" takes no other
 
 
-# Best first. A clock for GPUs goes before the callback, which runs everywhere.
+# Best first.
 _SOURCES = (
     _Source("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold),
+    _Source("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay, stream.hold, tried=False),
     _Source("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold,
             callback.awaited_under_pmap),
 )
@@ -106,7 +108,10 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
     if name not in ("auto", source.name):
       continue
     if reason := _unusable(source, platform):
-      notices.append(reason)
+      if name == source.name or source.tried:
+        notices.append(reason)
+    elif name == "auto" and not source.tried:
+      notices.append(f"The {source.name} clock (clock={source.name!r}) has not been tried on such a device yet.")
     else:
       return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices), source.awaited_under_pmap)
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")

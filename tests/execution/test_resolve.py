@@ -56,8 +56,8 @@ def test_the_native_clock_is_for_cpus(platform):
 
 
 def test_an_unknown_clock_lists_the_known_ones():
-  assert CLOCKS == ("auto", "native", "callback")
-  with pytest.raises(ValueError, match="Unknown clock 'atomic'. Use one of: auto, native, callback"):
+  assert CLOCKS == ("auto", "native", "stream", "callback")
+  with pytest.raises(ValueError, match="Unknown clock 'atomic'. Use one of: auto, native, stream, callback"):
     resolve_clock("atomic")
 
 

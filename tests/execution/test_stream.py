@@ -1,0 +1,142 @@
+"""The GPU's clock as far as it can be seen without a GPU: what it is lowered to, and what it refuses.
+
+That its kernels compile, and where XLA puts them, is for `experiments/gpu_compiled.py`, which needs the CUDA compiler.
+"""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxpace
+from jaxpace.core.varying import varying
+from jaxpace.execution import ClockError, hold, resolve_clock, words
+
+P = PartitionSpec
+
+
+@pytest.fixture
+def clock():
+  return resolve_clock("stream", "gpu")
+
+
+def lowered(function, *arguments):
+  return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def calls(text):
+  """(result, operands, rest) of each kernel, in order."""
+  found = []
+  for line in text.splitlines():
+    if "@__gpu$xla.gpu.triton(" in line:
+      result = line.split("=")[0].strip().split(":")[0]
+      found.append((result, line.split("@__gpu$xla.gpu.triton(")[1].split(")")[0].split(", "), line))
+  return found
+
+
+def test_stamps_are_kernels_on_the_stream_and_nothing_goes_to_the_host(clock):
+  text = lowered(lambda x: clock.stamp(clock.stamp(words.zero(), x)), jnp.ones(3))
+  assert len(calls(text)) == 2 and text.count("custom_call") == 2
+  assert "callback" not in text and "globaltimer" in text
+
+
+def test_a_stamp_is_given_what_it_comes_after_and_the_stamp_before_it(clock):
+  (first, given, _), (_, again, _) = calls(lowered(
+      lambda x, y: clock.stamp(clock.stamp(words.zero(), x), y), jnp.ones((3, 5)), jnp.ones(2)))
+  assert given[0] == "%arg0" and again == ["%arg1", first]
+
+
+def test_what_is_held_stays_in_its_memory_and_waits_for_the_stamp(clock):
+  text = lowered(lambda x, y: hold(clock, clock.stamp(words.zero()), [x, y]), jnp.ones(3), jnp.ones(7, jnp.int32))
+  (stamp, _, _), (_, given, line) = calls(text)
+  assert given == ["%arg0", "%arg1", stamp]
+  assert "operand_index = 0" in line and "operand_index = 1" in line and "operand_index = 2" not in line
+
+
+@pytest.mark.parametrize("dtype", [
+    jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64, jnp.float8_e4m3fn,
+    jnp.int4])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 100), (0, 4)])
+def test_operands_of_every_dtype_and_rank(clock, dtype, shape):
+  def step(x):
+    before, after = clock.delay(jnp.float32(1e-3), 0.1, clock.stamp(words.zero(), x), x)
+    return before, hold(clock, after, [x])
+
+  assert len(calls(lowered(step, jax.ShapeDtypeStruct(shape, dtype)))) == 3
+
+
+def test_keys_too(clock):
+  text = lowered(lambda key: hold(clock, clock.stamp(words.zero(), key), [key]), jax.random.key(0))
+  assert len(calls(text)) == 2
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_under_shard_map_with_replicated_and_varying_operands(clock, check_vma):
+  def step(previous, shared, own):
+    first = clock.stamp(previous, shared)
+    second = clock.stamp(first, shared, own)
+    (kept,) = hold(clock, second, [shared])
+    assert varying(first) == varying(second) == varying(kept) == frozenset(), "what is held keeps its type"
+    return jnp.stack([first, second])[None], kept
+
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+  step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=(P("data"), P()), check_vma=check_vma)
+  assert len(calls(lowered(step, words.zero(), jnp.ones(3), jnp.ones(8)))) == 3
+
+
+def test_a_delay_is_capped_in_the_kernel_and_by_its_limit(clock):
+  text = lowered(lambda seconds: clock.delay(seconds, 0.125, words.zero()), jnp.float32(1))
+  for part in ("nanosleep.u32", "%clock64", "setp.gt.u64 over, cycles"):
+    assert part in text
+  with pytest.raises(ValueError, match=r"none may be longer than 2.0 s.*clock='callback'"):
+    clock.delay(jnp.float32(1), 2.5, words.zero())
+  with pytest.raises(ValueError, match="20 ms is 20e-3"):
+    clock.delay(jnp.float32(1), -1.0, words.zero())
+
+
+def test_a_gradient_goes_through(clock):
+  def loss(x):
+    _, after = clock.delay(jnp.float32(1e-3), 0.1, words.zero(), x)
+    return jnp.sum(hold(clock, after, [x])[0] ** jnp.float32(2))
+
+  assert len(calls(lowered(jax.grad(loss), jnp.ones(3)))) == 2
+
+
+def test_auto_leaves_it_alone_until_it_has_run_on_one_and_says_so():
+  clock = resolve_clock("auto", "gpu")
+  assert clock.name == "callback"
+  assert "clock='stream'" in clock.notice and "not been tried" in clock.notice
+  assert "stream" not in resolve_clock("auto", "tpu").notice
+
+
+def test_it_is_for_gpus():
+  with pytest.raises(ClockError, match="runs on gpu, cuda only, and the step runs on cpu"):
+    resolve_clock("stream", "cpu")
+
+
+def test_it_is_for_those_of_one_maker(monkeypatch):
+  monkeypatch.setattr(jax, "devices", lambda backend=None: ["gfx942"])
+  with pytest.raises(ClockError, match="NVIDIA"):
+    resolve_clock("stream", "gpu")
+
+
+def test_an_instrumented_step_for_devices_that_are_not_there(monkeypatch):
+  """Everything of a step of a GPU: described, traced and lowered here."""
+  mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+
+  def step(w, x):
+    loss, slope = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** jnp.float32(2)))(w)
+    return w - jax.lax.pmean(slope, "data"), jax.lax.pmean(loss, "data")
+
+  paced = jaxpace.instrument(step, "data", jaxpace.pace_early_ranks(), clock="stream")
+  pace = paced.abstract(mesh)
+  made = jaxpace.instrument(step, "data", jaxpace.pace_early_ranks()).init(mesh)
+  assert jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), pace) == jax.tree.map(
+      lambda a: (a.shape, a.dtype, a.sharding), made)
+  monkeypatch.setattr(paced, "_platform", "gpu")  # as the devices of a GPU topology would have set it
+  spec = jaxpace.spec(mesh)
+  text = lowered(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())),
+                 pace, jnp.ones((3, 2)), jnp.ones((8, 3)))
+  assert paced.plan.clock == "stream"
+  assert len(calls(text)) >= len(paced.plan.marks), "a stamp for each mark, the first two by one kernel, and holds"
+  assert "callback" not in text
