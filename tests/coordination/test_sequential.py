@@ -43,6 +43,18 @@ def test_the_ends_are_where_the_evidence_reaches_the_odds(n, mean, deviation, fa
   assert float(compiled) == pytest.approx(half, rel=1e-4)
 
 
+@pytest.mark.parametrize("n, mean, deviation", [(1, 0.5, 0.1), (30, -0.2, 1.0), (200, 0.0, 3.0), (5000, 0.1, 1.0)])
+def test_the_odds_against_zero_are_those_of_the_formula(n, mean, deviation):
+  values = np.random.default_rng(n).normal(mean, deviation, n)
+  rho = 8.0 * deviation**2
+  squares = ((values - values.mean())**2).sum()
+  found = sequential.log_odds(n, values.mean(), squares, rho, PLAIN)
+  assert found == pytest.approx(evidence(values, 0.0, rho), rel=1e-9)
+  compiled = jax.jit(sequential.log_odds)(jnp.int32(n), *map(jnp.float32, (values.mean(), squares, rho)))
+  assert float(compiled) == pytest.approx(found, rel=1e-4, abs=1e-4)
+  assert sequential.log_odds(0, 0.0, 0.0, rho, PLAIN) == 0
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_a_handful_says_nothing(n):
   assert sequential.half_width(n, 0.0, 1e-6, LOG_ODDS, PLAIN) == np.inf

@@ -98,6 +98,21 @@ def test_the_interval_is_that_of_the_block_means():
   np.testing.assert_allclose(trial.effect(state, PLAIN), expected / off.mean(), rtol=1e-9)
 
 
+def test_all_returns_to_pairs_together_spend_the_level():
+  """3/4 of it on the first, 1 / (4 k (k - 1)) on the k-th: 3/4 + 1/8 + 1/24 + ... = 1."""
+  level, parts = 0.05, [0, 3 / 4, *(1 / (4 * k * (k - 1)) for k in range(2, 100_000))]
+  assert parts[2:4] == [1 / 8, 1 / 24] and sum(parts) == pytest.approx(1, abs=1e-5)
+  _, _, states = play(trial.trials(maths=PLAIN, level=level, patience=30, retry=50), noisy(5500))
+  seen = set()
+  for state in states:
+    if state.mode == trial.PAIRS and not state.fresh and np.isfinite(state.high):
+      half = sequential.half_width(state.pairs, state.squares, state.rho, -np.log(level * parts[int(state.tries)]),
+                                   PLAIN)
+      np.testing.assert_allclose((state.low, state.high), (state.mean - half, state.mean + half), rtol=1e-9)
+      seen.add(state.tries)
+  assert {1, 2, 3, 4} <= seen
+
+
 def test_a_gain_is_held_ever_longer_and_a_harm_retried_ever_more_rarely():
   on, _, _ = play(trial.trials(maths=PLAIN), noisy(24_000, -0.2))
   held = [steps for kind, steps in runs_of(on) if kind and steps > 3 * BLOCK]
