@@ -33,7 +33,7 @@ def describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
   problems += _silent_processes(run)
   for process in run.processes:
     problems += _losses(process)
-  open_ones = [p.process for p in run.processes if p.info.get("closed_cleanly") is False]
+  open_ones = [p.process for p in run.processes if p.info.get("closed_cleanly") is False and not p.info.get("stopped")]
   if open_ones and len(open_ones) == len(run.processes):
     problems.append("No process has closed its recording: the job still runs, or was killed.")
   elif open_ones:
@@ -91,7 +91,8 @@ def _whole(value: object) -> int:
 
 
 def plural(number: int, noun: str, many: str = "") -> str:
-  """
+  """A number of things; `many` where their plural isn't made by an s.
+
   >>> plural(1, "row"), plural(2500, "row"), plural(2, "copy", "copies")
   ('1 row', '2,500 rows', '2 copies')
   """

@@ -31,10 +31,12 @@ class RunIdentity(NamedTuple):
   started_unix_ns: int
 
   def to_text(self) -> str:
+    """Returns it as one line of JSON."""
     return json.dumps(self._asdict())
 
   @staticmethod
   def from_text(text: str) -> RunIdentity:
+    """Inverse of `to_text`."""
     return RunIdentity(**json.loads(text))
 
 
@@ -50,7 +52,22 @@ def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -
     OSError: it can't be written.
   """
   path.parent.mkdir(exist_ok=True)
-  whole_file.write_text(path, json.dumps(value, indent=1, default=str) + "\n", fsync=fsync)
+  whole_file.write_text(path, _json_text(value), fsync=fsync)
+
+
+def overwrite_json(path: pathlib.Path, value: dict[str, Any]) -> None:
+  """Writes over a JSON file that is there, in the space that it has: a reader may see half of it for a moment.
+
+  Raises:
+    OSError: there is no such file, or it can't be written.
+  """
+  with path.open("r+", encoding="utf-8") as file:
+    file.write(_json_text(value))
+    file.truncate()
+
+
+def _json_text(value: dict[str, Any]) -> str:
+  return json.dumps(value, indent=1, default=str) + "\n"
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any] | None:

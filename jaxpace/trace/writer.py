@@ -265,13 +265,14 @@ class Writer:
       self._flushed = asked
       self._flush_done.notify_all()
 
-  def _write_process_file(self, closed: bool) -> None:
+  def _write_process_file(self, closed: bool, in_place: bool = False) -> None:
     self._last_heartbeat = time.monotonic()
     info = {**self._process_info, **dataclasses.asdict(self.losses), "rows_written": self.rows_written,
             "closed_cleanly": closed, "ended_by": self.ended_by, "stopped": self.stopped,
             "last_step": self._intake.last_step if self._intake else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
-    rundir.write_json(self._directory / "process" / f"{self._process}.json", info)
+    write = rundir.overwrite_json if in_place else rundir.write_json
+    write(self._directory / "process" / f"{self._process}.json", info)
 
   def _stop(self, error: Exception) -> None:
     with self._lock:
@@ -286,12 +287,14 @@ class Writer:
       self._feed.close(0.1)
     _LOG.warning("Recording stopped, training goes on: %s", self.stopped)
     _LOG.debug("Recording stopped", exc_info=error)
-    with contextlib.suppress(OSError):
+    try:
       self._write_process_file(closed=False)
-    while self._die_at is not None:  # The promise to die of SIGTERM outlives the recording.
+    except OSError:
+      with contextlib.suppress(OSError):
+        self._write_process_file(closed=False, in_place=True)  # on a full disk there is no room for a second file
+    if self._die_at is not None:  # The promise to die of SIGTERM outlives the recording.
       time.sleep(max(self._die_at - time.monotonic(), 0))
       self.termination.raise_again()
-      return
 
 
 def explain(error: BaseException, directory: pathlib.Path) -> str:

@@ -14,7 +14,9 @@ import jax
 import pyarrow.parquet as pq
 import pytest
 
+from jaxpace import whole_file
 from jaxpace.trace import lock, writer
+from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
 from tests.trace import fake_step as fake
 from tests.trace.recording import assert_complete, one_warning, process_file, table, train
@@ -91,6 +93,29 @@ def test_trouble_while_writing_stops_recording_with_one_warning(tmp_path, caplog
   steps = {r["step"] for r in table(tmp_path)}
   assert steps == set(range(len(steps))) and 0 < len(steps) < 100
   assert process_file(tmp_path)["stopped"] and not process_file(tmp_path)["closed_cleanly"]
+
+
+def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends(tmp_path, monkeypatch):
+  written = pq.write_table
+
+  def no_room(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  def until_full(data, path, **options):
+    if "000001" in str(path):
+      monkeypatch.setattr(whole_file, "write_text", no_room)
+      no_room()
+    written(data, path, **options)
+
+  monkeypatch.setattr(pq, "write_table", until_full)
+  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
+      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
+  with Recorder(tmp_path, fake.FakePaced(), every_steps=4) as recorder:
+    train(recorder, 100, pause=0.003)
+    assert not recorder.recording
+  assert "no space is left" in process_file(tmp_path)["stopped"]
+  said = " ".join(read_run(tmp_path).problems)
+  assert "stopped recording: no space is left" in said and "killed" not in said
 
 
 def test_a_directory_deleted_meanwhile(tmp_path, caplog, monkeypatch):
