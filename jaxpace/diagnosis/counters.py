@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxpace.diagnosis.counted import Counted
@@ -11,6 +13,7 @@ from jaxpace.trace.run import MISSING, Run
 CROWDED = 5.0
 """Involuntary switches a step of a process that shares its processors with other programs."""
 _FEWEST = 3
+_FEW_QUANTILES = 12
 
 
 def switches(run: Run, counted: Counted) -> float:
@@ -71,12 +74,10 @@ def per_window(run: Run, counted: Counted, name: str, most: int) -> tuple[np.nda
   if size < 1 or not number:
     return np.zeros(1, np.int64), {}
   edges = np.arange(size + 1) * counted.blocks // size
-  steps = np.flatnonzero(counted.block >= 0)
-  at = steps[np.minimum(np.searchsorted(counted.block[steps], edges), len(steps) - 1)]
+  at = _first_steps(counted, edges)
   found: dict[int, np.ndarray] = {}
   for process, (samples, _, _) in sampled.items():
-    rank = int(np.flatnonzero(run.process_of_rank == process)[0])
-    exits, attempts = run.collectives[-1].exit_ns[rank, at], run.collectives[-1].attempt[rank, at]
+    exits, attempts = _exits(run, process, at)
     values = samples.columns[name]
     known = np.isfinite(values)
     times, rise = samples.time_ns[known], np.maximum.accumulate(values[known])
@@ -84,6 +85,60 @@ def per_window(run: Run, counted: Counted, name: str, most: int) -> tuple[np.nda
     there = (exits != MISSING) & (attempts == attempts.max())
     found[process] = np.where(there[1:] & there[:-1], np.diff(level) / np.maximum(np.diff(at), 1), np.nan)
   return edges, found
+
+
+def median_per_window(run: Run, counted: Counted, name: str, edges: np.ndarray) -> dict[int, np.ndarray]:
+  """Medians of a gauge over its samples in windows of the counted steps.
+
+  Args:
+    run: the run.
+    counted: its steps that count.
+    name: column of the table `hosts`.
+    edges: [W + 1] blocks at which windows begin, and the end of the last one, as `per_window` gives them.
+
+  Returns:
+    [W] by process, in the gauge's unit, NaN where a window holds no sample; without processes that never sampled it.
+  """
+  at = _first_steps(counted, edges)
+  found: dict[int, np.ndarray] = {}
+  for process, (samples, _, _, _) in _windows(run, counted, 0, counted.blocks).items():
+    values = samples.columns.get(name)
+    if values is None or not np.isfinite(values).any():
+      continue
+    exits, attempts = _exits(run, process, at)
+    there = (exits != MISSING) & (attempts == attempts.max())
+    own = np.full(len(edges) - 1, np.nan)
+    for window in np.flatnonzero(there[1:] & there[:-1]):
+      inside = (samples.time_ns > exits[window]) & (samples.time_ns <= exits[window + 1]) & np.isfinite(values)
+      if inside.any():
+        own[window] = np.median(values[inside])
+    found[process] = own
+  return found
+
+
+def quantiles(run: Run, counted: Counted, name: str, probabilities: Sequence[float]) -> dict[int, np.ndarray]:
+  """Quantiles of a gauge over all its samples in the counted steps, by process; of few samples, nothing."""
+  found: dict[int, np.ndarray] = {}
+  for process, (samples, first, last, _) in _windows(run, counted, 0, counted.blocks).items():
+    values = samples.columns.get(name)
+    if values is None:
+      continue
+    known = values[np.isfinite(values) & (samples.time_ns >= first) & (samples.time_ns <= last)]
+    if known.size >= _FEW_QUANTILES:
+      found[process] = np.quantile(known, probabilities)
+  return found
+
+
+def _first_steps(counted: Counted, edges: np.ndarray) -> np.ndarray:
+  """[W + 1] places of the steps at which windows begin; of the last edge, that of the last step."""
+  steps = np.flatnonzero(counted.block >= 0)
+  return steps[np.minimum(np.searchsorted(counted.block[steps], edges), len(steps) - 1)]
+
+
+def _exits(run: Run, process: int, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Last exits of a process's first rank in some steps, on its clock, and the attempts they are from."""
+  rank = int(np.flatnonzero(run.process_of_rank == process)[0])
+  return run.collectives[-1].exit_ns[rank, at], run.collectives[-1].attempt[rank, at]
 
 
 def mean_gauge(run: Run, counted: Counted, name: str, begin: int, end: int) -> dict[int, float]:

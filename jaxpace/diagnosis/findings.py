@@ -20,7 +20,7 @@ from jaxpace.diagnosis.modes.case import (
   Case,
   Finding,
 )
-from jaxpace.diagnosis.wording import hosts_of, milliseconds, name_rank
+from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, name_rank
 
 __all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSISTENT", "Finding", "find", "hosts_of",
            "milliseconds", "name_rank"]
@@ -28,6 +28,9 @@ __all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSI
 
 _TOGETHER = 0.04
 """Two faults that begin within this part of the run from each other are one."""
+_LITTLE = 0.25
+"""A rank that becomes late as transfers become slow is late because of them, where round trips are longer as well and
+its share is less than this part of theirs."""
 
 
 def find(case: Case) -> tuple[Finding, ...]:
@@ -51,10 +54,16 @@ def find(case: Case) -> tuple[Finding, ...]:
   slow = _slow(case)
   transfers = _transfers(case, places, slow)
   if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
-    # A host whose processors are taken is late and slow to send: one fault, and its contention is no fabric's.
-    said = f"Transfers are slower as well then, as this host's processors serve them: {transfers[0].evidence[0]}"
-    late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
-    transfers = []
+    if slow.queued and late[0].share < _LITTLE * transfers[0].share:
+      # Data queue on the way: what its processors do for the network makes a host late.
+      said = f"{joined(late[0].hosts) or 'A rank'} is late by a little since then: {late[0].evidence[0]}"
+      transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
+      late = late[1:]
+    else:
+      # A host whose processors are taken is late and slow to send: one fault, and its contention is no fabric's.
+      said = f"Transfers are slower as well then, as this host's processors serve them: {transfers[0].evidence[0]}"
+      late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
+      transfers = []
   findings = [*late, *_turns(case), *transfers]
   return tuple(sorted(findings, key=lambda f: -f.share))
 
@@ -112,6 +121,10 @@ def _one_fault(case: Case, late: Finding, contended: Finding, slow: contention.S
   if "preempted" in late.causes and (late.first_step or 0) <= (contended.first_step or 0) + _within(case):
     return True
   if tcp.taken_slowly(slow.links, {int(case.run.process_of_rank[r]) for r in late.ranks}):
+    return True
+  # A process that stands still now and then does so in the step and in the collective. Where no connections tell, that
+  # explains both.
+  if slow.bursts and not slow.links.busy:
     return True
   if contended.first_step is None:
     return False

@@ -8,6 +8,10 @@ is busy for all that it sends, and each of its partners for what it sends to tha
 much as all its partners together, in a ring of four or more twice as much as either, and nothing on the hosts beyond.
 Two hosts answer each other over one connection, where acknowledgements wait for data to ride on: busy time then tells
 little by itself.
+
+Round trips tell how long data queue on the way. A process that is late, stopped or without a processor keeps few
+acknowledgements back, for some milliseconds: its partners' connections are busy meanwhile, while the median round trip
+stays as it was.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counters import per_window
+from jaxpace.diagnosis.counters import median_per_window, per_window, quantiles
 from jaxpace.diagnosis.modes.case import Case
 
 WINDOWS = 24
@@ -31,6 +35,17 @@ BUSIER, HARDLY = 2.0, 1.2
 and below which, on every host, they show that it isn't."""
 OF_TWO = 2.5
 """The first, of two hosts."""
+LONGER = 1.6
+"""Times as long as outside that round trips take in a stretch, all hosts together, if data queue longer on the way.
+Healthy runs reach 1.3 between their halves, those in which a process is stopped 1.44 (measured)."""
+_VARY = 2.0
+"""Times as long as a quarter of the round trips are that three quarters of them are, on half of the hosts and more, if
+the network is crowded now and then. Healthy runs on crowded processors reach 1.75, those in which a process is stopped
+1.8, trunks that are crowded now and then 2.1 and more (measured)."""
+_PARTNERS = 1.4
+"""Times as long as any other host, itself included, the partners of a late host are busy if it is slow to take what
+they send. A crowded trunk keeps the hosts that send over it busy 1.25 times as long as those they send to
+(measured)."""
 _CARRIED = 0.3
 """Part of a quick transfer that connections are busy, at least, if TCP carries the collectives."""
 _PAIR = 2.5
@@ -54,17 +69,25 @@ class Busy(NamedTuple):
   edges: np.ndarray  # [W + 1] blocks
   seconds: np.ndarray  # [P, W]; NaN where not known
   carried: bool  # whether TCP carries the collectives at all
+  trips: np.ndarray | None = None  # [P, W] median round trips, seconds; None where they were not sampled
 
   def within(self, begin: int, end: int) -> np.ndarray:
-    """[P, w] windows that lie between two blocks; those that touch them where there are none."""
+    """[W] bool, windows that lie between two blocks; those that touch them where there are none."""
     inside = (self.edges[:-1] >= begin) & (self.edges[1:] <= end)
-    if not inside.any():
-      inside = (self.edges[1:] > begin) & (self.edges[:-1] < end)
-    return self.seconds[:, inside]
+    return inside if inside.any() else (self.edges[1:] > begin) & (self.edges[:-1] < end)
 
   def of(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """[P, w] the windows of several spans."""
-    return np.concatenate([np.empty((len(self.processes), 0)), *(self.within(*span) for span in spans)], axis=1)
+    return self._windows(self.seconds, spans)
+
+  def trips_of(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """[P, w] round trips in the windows of several spans; no windows where they were not sampled."""
+    return self._windows(self.trips if self.trips is not None else np.empty((len(self.processes), 0)), spans)
+
+  def _windows(self, values: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    if not values.shape[1]:
+      return values
+    return np.concatenate([values[:, :0], *(values[:, self.within(*span)] for span in spans)], axis=1)
 
 
 class Links(NamedTuple):
@@ -87,7 +110,10 @@ def read(case: Case) -> Busy:
   typical = _medians(seconds)
   carried = bool(len(processes) > 1 and transfer.size and np.isfinite(typical).any()
                  and np.nanmedian(typical) >= _CARRIED * np.quantile(transfer, 0.25))
-  return Busy(processes, edges, seconds, carried)
+  trips = median_per_window(case.run, case.counted, "tcp_rtt_ns", edges)
+  unknown = np.full(len(edges) - 1, np.nan)
+  return Busy(processes, edges, seconds, carried,
+              1e-9 * np.array([trips.get(p, unknown) for p in processes]) if processes and trips else None)
 
 
 def on_one_host(case: Case) -> bool:
@@ -135,13 +161,15 @@ def idle(busy: Busy, quiet: float, seconds: float) -> bool:
 
 
 def says_slower(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bool | None:
-  """Whether connections are busy longer in some stretches than in others, in nearly all windows of them.
+  """Whether connections are busy longer, or round trips take longer, in some stretches, in nearly all windows of them.
 
   Returns:
     None where the counters can't tell.
   """
   if not busy.carried:
     return None
+  if trips_longer(busy, inside, outside):
+    return True
   within, without = busy.of(inside), busy.of(outside)
   level, usual = _medians(within), _medians(without)
   known = np.isfinite(level) & np.isfinite(usual) & (usual > 0)
@@ -153,6 +181,30 @@ def says_slower(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence
   apart = bool(now.size and then.size and np.quantile(now, 0.25) >= np.quantile(then, 0.75))
   least = BUSIER if len(busy.processes) >= FEWEST_HOSTS else OF_TWO
   return True if apart and level[known].sum() >= least * usual[known].sum() else None
+
+
+def trips_longer(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bool:
+  """Whether data queue longer on the way in some stretches than in others, in nearly all windows of them."""
+  level, usual = typical_trips(busy, inside, outside)
+  if level.size < 2 or level.sum() < LONGER * usual.sum():
+    return False
+  now, then = (together[np.isfinite(together)] for together in (own.mean(axis=0) for own in (
+      busy.trips_of(inside), busy.trips_of(outside))))
+  return bool(now.size and then.size and np.quantile(now, 0.25) >= np.quantile(then, 0.75))
+
+
+def trips_vary(case: Case) -> bool:
+  """Whether data queue on the way now and then, of three hosts and more, by the round trips of all samples."""
+  found = [] if on_one_host(case) else list(quantiles(case.run, case.counted, "tcp_rtt_ns", (0.25, 0.75)).values())
+  return len(found) >= FEWEST_HOSTS and float(np.median([high / max(low, 1.0) for low, high in found])) >= _VARY
+
+
+def typical_trips(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]
+                  ) -> tuple[np.ndarray, np.ndarray]:
+  """Median round trips in some stretches and in others, s, of the processes that sampled them in both."""
+  level, usual = _medians(busy.trips_of(inside)), _medians(busy.trips_of(outside))
+  known = np.isfinite(level) & np.isfinite(usual)
+  return level[known], usual[known]
 
 
 def whose(case: Case, busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> Links:
@@ -184,12 +236,21 @@ def whose(case: Case, busy: Busy, inside: Sequence[tuple[int, int]], outside: Se
 def taken_slowly(links: Links, late: Collection[int]) -> bool:
   """Whether it is a late process that is slow to take what it is sent: others' connections are busier than its own.
 
-  A slow link keeps its own host the busiest, a crowded trunk all hosts.
+  A slow link keeps its own host the busiest, a crowded trunk all hosts. A process that stands still now and then keeps
+  those waiting that send to it and that it sends to: its partners in the ring, and nobody else.
   """
   own = [links.busy[p] for p in late if p in links.busy]
   top = max(links.busy.values(), default=0.0)
-  return (len(links.busy) > FEWEST_HOSTS and len(own) == 1 and not links.slow and not links.everywhere
-          and _EVERYWHERE * top <= own[0] < top)
+  if len(own) != 1 or links.slow:
+    return False
+  order = sorted(links.busy)
+  place = next(i for i, p in enumerate(order) if p in late)
+  partners = {order[place - 1], order[(place + 1) % len(order)]}
+  others = [value for p, value in links.busy.items() if p not in partners]
+  # In a ring of four two hosts have the same partners: the one that takes slowly is not idle beside the other.
+  if min(links.busy[p] for p in partners) >= _PARTNERS * max(others) and own[0] >= _EVERYWHERE * max(others):
+    return True
+  return len(links.busy) > FEWEST_HOSTS and not links.everywhere and _EVERYWHERE * top <= own[0] < top
 
 
 def _stands_out(level: list[float]) -> bool:

@@ -50,6 +50,12 @@ class Slow(NamedTuple):
   quiet: float  # and outside of it, or the floor
   bursts: float  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
   links: tcp.Links
+  trips: tuple[float, float] | None = None  # round trips in the contended stretch and outside, s, where both are known
+
+  @property
+  def queued(self) -> bool:
+    """Whether data queue longer on the way in the contended stretch than outside of it."""
+    return self.trips is not None and self.trips[0] >= tcp.LONGER * self.trips[1]
 
 
 def look(case: Case) -> Slow | None:
@@ -90,14 +96,26 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
 
 
 def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
-  """The same by the connections: a fabric that is crowded now and then makes few transfers long, and all hosts busy."""
-  if not busy.carried or len(busy.processes) < tcp.FEWEST_HOSTS or not np.isfinite(busy.seconds).any(axis=0).all():
+  """The same by the connections: a fabric that is crowded now and then makes few transfers long, and all hosts busy.
+
+  Or it makes round trips longer, where other load on the hosts' processors hides how much longer transfers are.
+  """
+  if not busy.carried:
     return None
-  together = np.nanmean(busy.seconds, axis=0)
+  slow = _stretch_of(case, transfer, busy, busy.seconds, tcp.BUSIER) if len(
+      busy.processes) >= tcp.FEWEST_HOSTS else None
+  return slow or (_stretch_of(case, transfer, busy, busy.trips, tcp.LONGER) if busy.trips is not None else None)
+
+
+def _stretch_of(case: Case, transfer: np.ndarray, busy: tcp.Busy, values: np.ndarray, least: float) -> Slow | None:
+  """Slow where [P, W] busy times or round trips are `least` times as long as where they are shortest."""
+  if not np.isfinite(values).any(axis=0).all():
+    return None
+  together = np.nanmean(values, axis=0)
   points = change_points(together[None])[0]
   edges = [0, *points, len(together)]
   level = np.array([float(np.median(together[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)])
-  slow = level >= tcp.BUSIER * level.min()
+  slow = level >= least * level.min()
   spans = _spans([int(busy.edges[point]) for point in points], case.counted.blocks)
   if not slow.any() or slow.all() or not tcp.says_slower(busy, *_sorted(spans, slow)):
     return None
@@ -124,7 +142,15 @@ def _slower(case: Case, busy: tcp.Busy, spans: list[tuple[int, int]], slow: np.n
   seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, counted.size)
   blocks = np.concatenate([np.arange(*spans[i]) for i in at])
   return Slow(seconds, confidence(merged(beyond[blocks], np.ones(len(blocks)))), begin, end, float(inside.mean()),
-              float(outside.mean()), 0.0, tcp.whose(case, busy, *_sorted(spans, slow)))
+              float(outside.mean()), 0.0, tcp.whose(case, busy, *_sorted(spans, slow)),
+              _trips(busy, *_sorted(spans, slow)))
+
+
+def _trips(busy: tcp.Busy, inside: list[tuple[int, int]], outside: list[tuple[int, int]]
+           ) -> tuple[float, float] | None:
+  """Typical round trips in some spans and in others, s."""
+  level, usual = tcp.typical_trips(busy, inside, outside)
+  return (float(np.median(level)), float(np.median(usual))) if level.size else None
 
 
 def _longest(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[int, int]:
@@ -176,9 +202,12 @@ def _throughout(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None
   if crowded and (told is True or told is None and not crowded_processors(case)):
     seconds = mean - quiet if case.floor.known or told else _contention(case)
     sure = confidence(merged(case.block_means(transfer) - quiet, case.totals.block_steps.sum(axis=0)))
-  if found.slow and found.excess * middle > seconds:
-    # What the others' links don't need, nor does this one: an estimate, for the floor of such a run hides it.
-    seconds, sure = found.excess * float(middle), 0.99
+  # What the others' links don't need, nor does this one: an estimate, for the floor of such a run hides it.
+  excess = found.excess * float(middle)
+  if case.floor.known:
+    excess = min(excess, mean - quiet)
+  if found.slow and excess > seconds:
+    seconds, sure = excess, 0.99
   if not seconds > 0:
     return None
   return Slow(seconds, sure, 0, counted.blocks, mean, mean - seconds, 0.0, found)
@@ -193,7 +222,7 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
   counted = case.counted
   known = transfer[counted.mask]
   known = known[np.isfinite(known) & (known > 0)]
-  if known.size < 20 or crowded_processors(case):
+  if known.size < 20 or crowded_processors(case) and not tcp.trips_vary(case):
     return None
   order = np.sort(np.log(known))
   number = np.arange(1, len(order))
@@ -207,11 +236,12 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
   ratio = float(np.exp(high[cut] - low[cut]))
   if apart < _MODES_APART or ratio < 1 + RAISED or not _LEAST_OF_EACH <= slow <= 1 - _LEAST_OF_EACH:
     return None
-  quiet = float(np.exp(order[:cut + 1]).mean())
-  level = float(np.exp(order[cut + 1:]).mean())
+  is_slow = np.log(np.maximum(transfer, 1e-12)) > order[cut]
+  whole = case.beyond_arrival
+  level, quiet = (float(_known(whole[counted.mask & (is_slow == which)]).mean()) for which in (True, False))
   if tcp.idle(busy, quiet, (level - quiet) * slow):
     return None
-  beyond = np.where(np.log(np.maximum(transfer, 1e-12)) > order[cut], transfer - quiet, 0.0)
+  beyond = np.where(is_slow, whole - quiet, 0.0)
   sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
   return Slow((level - quiet) * slow, sure, 0, counted.blocks, level, quiet, slow,
               tcp.whose(case, busy, [(0, counted.blocks)], []))
@@ -288,6 +318,9 @@ def _whose(case: Case, slow: Slow) -> list[str]:
   else:
     said.append(f"The hosts' TCP counters name no single link: {milliseconds(min(busy.values()))} to "
                 f"{milliseconds(busy[worst])} a step with data on the way, most on {name_process(run, worst)}.")
+  if slow.queued and slow.trips:
+    said.append(f"Data queue on the way: a round trip of the hosts' connections takes {milliseconds(slow.trips[0])} "
+                f"then, {milliseconds(slow.trips[1])} in the rest of the run.")
   resent = per_step(run, case.counted, "retransmits", slow.begin, slow.end)
   if resent and max(resent.values()) >= 0.01:
     most = max(resent, key=lambda p: resent[p])
