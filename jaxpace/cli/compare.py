@@ -88,11 +88,8 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
   from rich.table import Table
   from rich.text import Text
 
-  from jaxpace.diagnosis.findings import milliseconds
+  from jaxpace.diagnosis.wording import milliseconds, signed
   from jaxpace.trace.problems import plural
-
-  def signed(seconds: float) -> str:
-    return ("+" if seconds >= 0 else "-") + milliseconds(abs(seconds))
 
   for letter, diagnosis in (("A", found.a), ("B", found.b)):
     run = diagnosis.run

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.changes import change_points, without_outages
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.counters import CROWDED, switches
@@ -37,6 +38,7 @@ class Held(NamedTuple):
 
   @property
   def seconds(self) -> float:
+    """Of all collectives together, s a step."""
     return float(self.by_collective.sum())
 
 
@@ -77,7 +79,7 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
   blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival))
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0 for row in totals.earliness])
-  waiting = _block_means(totals.earliness.sum(axis=0), counted)
+  waiting = by_block.means(totals.earliness.sum(axis=0), counted)
   if eligible.sum() < 2 or not step_time > 0:
     nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
     none = Held(np.zeros_like(earliness), 0.0, np.zeros(counted.blocks))
@@ -100,11 +102,8 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
   turns = tuple(e for e in steady if e not in named)
   hidden = [e for e in named if _hides(e, named)]
   episodes = tuple(e for e in named if e not in hidden)
-  cost: dict[int, float] = {}
-  for e in episodes:
-    cost[e.rank] = cost.get(e.rank, 0.0) + e.lateness * e.steps
-  late = np.array(sorted(cost, key=lambda rank: -cost[rank]), np.int64)
-  behind = np.array(sorted({e.rank for e in hidden} - set(cost)), np.int64)
+  late = np.array(costliest_first(episodes), np.int64)
+  behind = np.array(sorted({e.rank for e in hidden} - set(late.tolist())), np.int64)
   held = hold(totals, counted, episodes)
   gaps = max(float(totals.waiting_gap[counted.mask].sum()) / size - held.for_gaps, 0.0)
   random = earliness - held.by_collective
@@ -114,15 +113,23 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
                   min(gaps, float(random.sum())), waiting - held.by_block, blocks)
 
 
+def costliest_first(episodes: Sequence[Episode]) -> list[int]:
+  """The ranks of the episodes, by what their lateness adds up to over its steps."""
+  cost: dict[int, float] = {}
+  for e in episodes:
+    cost[e.rank] = cost.get(e.rank, 0.0) + e.lateness * e.steps
+  return sorted(cost, key=lambda rank: -cost[rank])
+
+
 def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> Held:
   """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A, less mean A.
 
   Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and the rest.
   """
   slots = len(totals.lateness)
-  by_collective, by_block, for_gaps = np.zeros(slots), np.zeros(counted.blocks), 0.0
+  by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(counted.blocks), 0.0
   edges = sorted({edge for e in episodes for edge in (e.begin, e.end)})
-  earliness = np.stack([_block_sums(row, counted) for row in totals.earliness])
+  earliness = np.stack([by_block.sums(row, counted) for row in totals.earliness])
   steps = np.bincount(counted.block[counted.mask], minlength=counted.blocks)
   for begin, end in zip(edges[:-1], edges[1:], strict=True):
     own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
@@ -134,13 +141,13 @@ def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> Held:
     mean = totals.lateness[:, own, begin:end].sum(axis=2) / present  # [C, own]
     seconds = np.clip(mean.max(axis=1), 0.0, earliness[:, begin:end].sum(axis=1) / number)
     by_collective += seconds * number / max(1, counted.size)
-    by_block[begin:end] += seconds.sum()
+    each_block[begin:end] += seconds.sum()
     worst = int(mean[0].argmax())
     gap = float(totals.lateness_runtime[own[worst], begin:end].sum() / present[worst])
     rest = max(float(mean[0, worst]) - gap, 0.0)
     if gap > 0:
       for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, counted.size)
-  return Held(by_collective, float(for_gaps), by_block)
+  return Held(by_collective, float(for_gaps), each_block)
 
 
 def _pauses(run: Run, counted: Counted, totals: Totals, blocks: Blocks, episode: Episode) -> bool:
@@ -173,18 +180,6 @@ def _hides(episode: Episode, named: Sequence[Episode]) -> bool:
   return any(other.lateness * HIDDEN > episode.lateness and
              2 * (min(other.end, episode.end) - max(other.begin, episode.begin)) >= episode.end - episode.begin
              for other in named)
-
-
-def _block_means(values: np.ndarray, counted: Counted) -> np.ndarray:
-  """[B] means of [K] values over blocks."""
-  use = np.isfinite(values) & (counted.block >= 0)
-  return _ratio(np.bincount(counted.block[use], values[use], counted.blocks),
-                np.bincount(counted.block[use], minlength=counted.blocks))
-
-
-def _block_sums(values: np.ndarray, counted: Counted) -> np.ndarray:
-  use = np.isfinite(values) & (counted.block >= 0)
-  return np.bincount(counted.block[use], values[use], counted.blocks)
 
 
 def _ratio(total: np.ndarray, number: np.ndarray) -> np.ndarray:

@@ -34,7 +34,8 @@ def name_process(run: Run, process: int) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-  """
+  """Seconds, shown as milliseconds.
+
   >>> milliseconds(0.02034), milliseconds(0.00031), milliseconds(1.5)
   ('20.3 ms', '0.31 ms', '1,500 ms')
   """
@@ -43,8 +44,18 @@ def milliseconds(seconds: float) -> str:
   return f"{value:,.{digits}f} ms"
 
 
-def more(seconds: float) -> str:
+def signed(seconds: float) -> str:
+  """A difference in seconds, shown as milliseconds with its sign.
+
+  >>> signed(0.002), signed(-0.0005)
+  ('+2.00 ms', '-0.50 ms')
   """
+  return ("+" if seconds >= 0 else "-") + milliseconds(abs(seconds))
+
+
+def more(seconds: float) -> str:
+  """A difference in seconds, in words.
+
   >>> more(-0.002)
   '2.00 ms shorter'
   """
@@ -52,7 +63,8 @@ def more(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-  """
+  """A share of one.
+
   >>> percent(0.5), percent(0.0123)
   ('50 %', '1.2 %')
   """
@@ -61,7 +73,8 @@ def percent(share: float) -> str:
 
 
 def joined(words: Sequence[str]) -> str:
-  """
+  """An enumeration.
+
   >>> joined(["a", "b", "c"])
   'a, b and c'
   """

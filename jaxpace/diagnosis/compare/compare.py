@@ -9,7 +9,7 @@ import numpy as np
 from jaxpace.diagnosis.compare.change import Change, change, from_blocks
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
-from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.diagnosis.wording import milliseconds, signed
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run, RunError
 
@@ -134,7 +134,7 @@ def _verdict(found: Comparison) -> str:
     moved = {name: c for name, c in found.shares.items() if c.sure and c.difference * whole.difference > 0}
     name = max(moved, key=lambda n: abs(moved[n].difference), default=None)
     sentence = f"{'Slower' if whole.difference > 0 else 'Faster'}. {said}"
-    sentence += f", most of it {name} ({_signed(moved[name].difference)})." if name else "."
+    sentence += f", most of it {name} ({signed(moved[name].difference)})." if name else "."
     if found.changed_ranks and name in ("skew", "runtime", "pacing"):
       top = found.changed_ranks[0]
       where = f" on {top.host_b}" if top.host_b else ""
@@ -148,10 +148,6 @@ def _verdict(found: Comparison) -> str:
   if relative[0] > found.limit:
     return f"{sentence} That would be above the {allowed} allowed, but it may be chance: more steps would tell."
   return f"{sentence} At most {allowed} are allowed."
-
-
-def _signed(seconds: float) -> str:
-  return ("+" if seconds >= 0 else "-") + milliseconds(abs(seconds))
 
 
 def _notes(a: Diagnosis, b: Diagnosis) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
@@ -39,6 +40,7 @@ class Finding:
   """To which step; None: to the end."""
 
   def to_json(self) -> dict[str, Any]:
+    """Returns plain lists and scalars."""
     return dataclasses.asdict(self)
 
 
@@ -66,20 +68,8 @@ class Case(NamedTuple):
 
   def block_means(self, values: np.ndarray) -> np.ndarray:
     """[B] means of [K] values over blocks of counted steps; NaN where nothing is known."""
-    use = np.isfinite(values) & (self.counted.block >= 0)
-    number = np.bincount(self.counted.block[use], minlength=self.counted.blocks)
-    total = np.bincount(self.counted.block[use], values[use], self.counted.blocks)
-    return np.divide(total, number, out=np.full(len(total), np.nan), where=number > 0)
+    return by_block.means(values, self.counted)
 
   def block_medians(self, values: np.ndarray) -> np.ndarray:
     """[B] medians of [K] values over blocks of counted steps; NaN where nothing is known."""
-    use = np.flatnonzero(np.isfinite(values) & (self.counted.block >= 0))
-    block = self.counted.block[use]
-    order = np.lexsort((values[use], block))
-    block, ordered = block[order], values[use][order]
-    first = np.searchsorted(block, np.arange(self.counted.blocks))
-    number = np.append(first[1:], len(block)) - first
-    medians = np.full(self.counted.blocks, np.nan)
-    some = np.flatnonzero(number)
-    medians[some] = (ordered[first[some] + (number[some] - 1) // 2] + ordered[first[some] + number[some] // 2]) / 2
-    return medians
+    return by_block.medians(values, self.counted)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.episodes import Episode
-from jaxpace.diagnosis.lateness import Held
+from jaxpace.diagnosis.lateness import Held, costliest_first
 from jaxpace.diagnosis.modes import straggler
 from jaxpace.diagnosis.modes.case import LOCALITY, Case, Finding
 from jaxpace.diagnosis.modes.contention import Slow
@@ -115,7 +115,7 @@ def chance(case: Case, bad: Bad) -> float:
 def find_late(case: Case, bad: Bad, episodes: Sequence[Episode], held: Held) -> Finding:
   """Describes ranks that are late because of their place."""
   lateness = float(np.mean([e.lateness for e in episodes]))
-  ranks = straggler.order(case, episodes)
+  ranks = costliest_first(episodes)
   evidence, mechanisms = straggler.describe(case, episodes)
   lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
   head = (f"{lead} {_says(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} {milliseconds(lateness)} a "

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxpace.diagnosis import when
 from jaxpace.diagnosis.episodes import Episode
-from jaxpace.diagnosis.lateness import Held
+from jaxpace.diagnosis.lateness import Held, costliest_first
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
 from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
 from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, more, name_rank, percent
@@ -30,7 +30,7 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
   share = held.seconds / case.step_time
   if not episodes or share < LEAST:
     return None
-  run, late = case.run, order(case, episodes)
+  run, late = case.run, costliest_first(episodes)
   evidence, mechanisms = describe(case, episodes)
   if case.lateness.hidden.size:
     evidence.append(f"Also late, by less than a quarter of that: {list_ranks(case.lateness.hidden)}.")
@@ -47,14 +47,6 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
                  _advice(case, episodes, kinds), kinds, first, last)
 
 
-def order(case: Case, episodes: Sequence[Episode]) -> list[int]:
-  """The ranks of the episodes, costliest first."""
-  cost: dict[int, float] = {}
-  for e in episodes:
-    cost[e.rank] = cost.get(e.rank, 0.0) + e.lateness * e.steps
-  return sorted(cost, key=lambda rank: -cost[rank])
-
-
 def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
   """First and last step of all the episodes together; None where they reach the run's beginning or end."""
   begin, end = min(e.begin for e in episodes), max(e.end for e in episodes)
@@ -69,7 +61,7 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[str], list[M
   """How late each of the costliest ranks is, when, where in the step, and what its host shows of it."""
   run, totals, evidence = case.run, case.totals, []
   mechanisms: list[Mechanism] = []
-  late = order(case, episodes)
+  late = costliest_first(episodes)
   explained: set[int] = set()
   for rank in late[:_SHOWN]:
     own = [e for e in episodes if e.rank == rank]
@@ -129,7 +121,7 @@ def _where(case: Case, episode: Episode) -> str:
 
 def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:
   compute, gap = np.array([excess(case, e) for e in episodes]).sum(axis=0)
-  late = order(case, episodes)
+  late = costliest_first(episodes)
   hosts = hosts_of(case.run, late)
   where = f" on {', '.join(hosts)}" if hosts else ""
   subject = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}{where}"

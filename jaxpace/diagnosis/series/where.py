@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnosis.lateness import hold
@@ -50,16 +51,8 @@ def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
   if finding.mode == AMPLIFICATION:
     return lateness.random_by_block
   if finding.mode == JITTER:
-    return _block_means(diagnosis, totals.per_step["runtime"] + totals.per_step["waiting_runtime"])
-  return _block_means(diagnosis, diagnosis.floor.contention.sum(axis=0))
-
-
-def _block_means(diagnosis: Diagnosis, values: np.ndarray) -> np.ndarray:
-  counted = diagnosis.counted
-  use = np.isfinite(values) & counted.mask
-  number = np.bincount(counted.block[use], minlength=counted.blocks)
-  total = np.bincount(counted.block[use], values[use], counted.blocks)
-  return np.divide(total, number, out=np.zeros(counted.blocks), where=number > 0)
+    return by_block.means(totals.per_step["runtime"] + totals.per_step["waiting_runtime"], counted)
+  return by_block.means(diagnosis.floor.contention.sum(axis=0), counted)
 
 
 def _stretch(cost: np.ndarray) -> tuple[int, int]:
