@@ -55,11 +55,8 @@ def grow(directory: str, ranks: int, processes: int, step: float, seconds: float
   while due and due[0][0] < begin + seconds:
     when, process, turn = due.pop(0)
     time.sleep(max(when - time.monotonic(), 0.0))
-    own, part = owned[process], slice(0, number)
-    keys = synthetic._keys(own, part, turn * number, process, 0)
-    origin = 10**15 + turn * length
-    rows = {"steps": synthetic._step_rows(truth, keys, own, part, origin, True),
-            "collectives": synthetic._collective_rows(truth, keys, own, part, origin)}
+    rows = synthetic.rows(truth, owned[process], slice(0, number), process=process, first_step=turn * number,
+                          origin=10**15 + turn * length)
     for table, columns in rows.items():
       if (table, process) not in stores:
         stores[table, process] = PartStore(path, table, "growing", process)

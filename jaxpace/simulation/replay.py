@@ -178,7 +178,4 @@ def _judge(seen: Observed, there: np.ndarray, asked: np.ndarray, delays: np.ndar
   rounded = (np.rint(asked.astype(np.float64) * 1e9) * 1e-9).astype(np.float32)  # as the table holds it
   agrees = (rounded == seen.asked) | (~np.isfinite(asked) & ~np.isfinite(seen.asked))
   return Replayed(seen.steps.astype(np.int64), delays, known, recorded, recorded - held_back(applied),
-               held_back(delays.astype(np.float64)), agrees, columns)
-
-
-__all__ = ["Replayed", "replay"]
+                  held_back(delays.astype(np.float64)), agrees, columns)

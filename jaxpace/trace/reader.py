@@ -22,9 +22,9 @@ from jaxpace.trace.host_causes import read_host_causes
 from jaxpace.trace.host_samples import read_host_samples
 from jaxpace.trace.problems import describe, plural
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
+from jaxpace.trace.schema import SCHEMA_VERSION
 from jaxpace.trace.table_reader import TableFiles, open_table
 
-SCHEMA_VERSION = 1
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
 _DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns")
 
@@ -125,6 +125,11 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
 
 
 def check_directory(path: pathlib.Path) -> None:
+  """Checks that a directory holds a recorded run, readable or not.
+
+  Raises:
+    RunError: it doesn't; the sentence says what to give instead.
+  """
   if not path.exists():
     raise RunError(f"There is no run at {path}: no such directory. Give the directory a Recorder wrote to.")
   wrong = misplaced(path)

@@ -21,12 +21,13 @@ class RunError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-  """What one process said of itself; `lost` is whatever it reports not to have recorded."""
+  """What one process said of itself."""
 
   process: int
   host: str
   ranks: tuple[int, ...]
   info: dict[str, Any]
+  """Its file as it was read: what it lost, when it last wrote, how it ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Run:
   collectives: tuple[CollectiveTimes, ...]
   process_of_rank: np.ndarray  # [R] int32, -1 where no row says
   skipped: dict[str, int]
-  """Files left out, by reason: "temporary", "foreign", "leftover", "torn"."""
+  """Files left out, by reason: "temporary", "foreign", "unknown", "leftover", "torn", "vanished"."""
   duplicates: int
   """Rows that recorded the same rank and step again; the last attempt's row counts."""
   problems: tuple[str, ...]
@@ -97,6 +98,7 @@ class Run:
 
   @property
   def ranks(self) -> int:
+    """R."""
     return self.attempt.shape[0]
 
   @property

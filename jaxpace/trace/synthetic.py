@@ -172,14 +172,36 @@ def write(directory: str | pathlib.Path, job: Job, *, run: str = "synthetic", at
       PartStore(path, "hosts", run, process).append(samples)
     for begin in range(0, job.steps, part_steps):
       part = slice(begin, min(begin + part_steps, job.steps))
-      keys = _keys(ranks, part, first_step, process, attempt)
-      rows = _step_rows(truth, keys, ranks, part, origins[process], sync)
-      rows.update({name: np.tile(values[part], len(ranks)) for name, values in doings.items()})
-      stores["steps"].append(rows)
-      stores["collectives"].append(_collective_rows(truth, keys, ranks, part, origins[process]))
+      made = rows(truth, ranks, part, process=process, attempt=attempt, first_step=first_step, origin=origins[process],
+                  sync=sync)
+      made["steps"].update({name: np.tile(values[part], len(ranks)) for name, values in doings.items()})
+      for table, columns in made.items():
+        stores[table].append(columns)
     if progress:
       progress(process + 1, job.processes)
   return truth
+
+
+def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt: int = 0, first_step: int = 0,
+         origin: int = 0, sync: bool = True) -> dict[str, Columns]:
+  """Makes the rows that a process would have recorded of some steps.
+
+  Args:
+    truth: the job.
+    ranks: of the process.
+    part: slice of the truth's steps.
+    process: its number.
+    attempt: number of the restart the rows belong to.
+    first_step: number of the truth's first step.
+    origin: nanoseconds the process's clock shows at the job's start.
+    sync: whether there is a `sync_ns`.
+
+  Returns:
+    Columns of the tables `steps` and `collectives`.
+  """
+  keys = _keys(ranks, part, first_step, process, attempt)
+  return {"steps": _step_rows(truth, keys, ranks, part, origin, sync),
+          "collectives": _collective_rows(truth, keys, ranks, part, origin)}
 
 
 def _info(job: Job, run: str) -> dict:
