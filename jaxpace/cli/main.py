@@ -10,13 +10,19 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, cast
 
+from jaxpace.reporting.refusal import give_up_output
+
 
 class Command(Protocol):
   """What a subcommand's module offers. It is imported only when its subcommand is called."""
 
-  def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+  def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments, its description and its examples."""
+    ...
 
-  def run(self, args: argparse.Namespace) -> int: ...
+  def run(self, args: argparse.Namespace) -> int:
+    """Runs it; returns the exit status."""
+    ...
 
 
 class Entry(NamedTuple):
@@ -75,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   try:
     return _flushed(_dispatch(list(sys.argv[1:] if argv is None else argv)))
   except BrokenPipeError:
-    _give_up_output()
+    give_up_output()
     return 141
   except KeyboardInterrupt:
     return 130
@@ -89,15 +95,10 @@ def _flushed(status: int) -> int:
   except BrokenPipeError:
     raise
   except OSError as error:
-    _give_up_output()
+    give_up_output()
     if status == 0:
       print(f"jaxpace: standard output can't be written: {error.strerror or error}.", file=sys.stderr)
     return status or 2
-
-
-def _give_up_output() -> None:
-  """The interpreter flushes standard output once more at exit, and would complain there."""
-  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(argv: list[str]) -> int:

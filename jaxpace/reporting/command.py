@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from jaxpace.reporting import arguments
-from jaxpace.reporting.refusal import refuse
+from jaxpace.reporting.refusal import give_up_output, refuse
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.
@@ -44,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            "without it the floor is estimated from the run, and contention is a lower bound")
   parser.add_argument("--without", metavar="WHAT", action="append", default=[],
                       help="also say how long a step would be without WHAT: rank:3, rank:4-7, host:NAME, skew, "
-                           "contention, jitter or pacing, or several joined by commas; may be given several times")
+                           "contention, jitter, pauses, pacing or a finding's mode, or several joined by commas; may "
+                           "be given several times")
   parser.add_argument("--perfetto", metavar="FILE",
                       help="also write one merged timeline of all ranks in these steps, for https://ui.perfetto.dev")
   parser.add_argument("--chrome", metavar="FILE", help="the same timeline as Chrome's trace JSON")
@@ -118,16 +118,11 @@ def run(args: argparse.Namespace) -> int:
       print(timeline.write(recorded, diagnosis.findings, args.perfetto, args.chrome), file=sys.stderr)
     sys.stdout.flush()
   except BrokenPipeError:
-    _give_up_output()  # the reader of a pipe (`| head`) has seen enough
+    give_up_output()  # the reader of a pipe (`| head`) has seen enough
     return 0
   except UnwritableError as error:
     return refuse("report", str(error))
   except OSError as error:
-    _give_up_output()
+    give_up_output()
     return refuse("report", f"standard output can't be written: {error.strerror or error}.")
   return 0
-
-
-def _give_up_output() -> None:
-  """Sends what is left of the output nowhere: Python would complain again of it while it shuts down."""
-  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,11 +1,17 @@
-"""How a command ends that can't do what it was asked: one sentence on standard error, and status 2."""
+"""How a command ends that can't do what it was asked, or whose output nobody takes."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def refuse(command: str, sentence: str) -> int:
-  """Prints the sentence, with the command's name before it; returns the exit status."""
+  """Prints one sentence on standard error, with the command's name before it; returns the exit status, 2."""
   print(f"jaxpace {command}: {sentence}", file=sys.stderr)
   return 2
+
+
+def give_up_output() -> None:
+  """Sends what is left of standard output nowhere: the interpreter would complain of it once more while it ends."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
