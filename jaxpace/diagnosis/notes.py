@@ -7,11 +7,15 @@ import numpy as np
 from jaxpace.diagnosis.counted import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.diagnosis import Diagnosis
+from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import milliseconds, name_rank
+from jaxpace.diagnosis.unnamed import unnamed_waiting
+from jaxpace.diagnosis.wording import joined, percent
 from jaxpace.trace.problems import list_ranks, plural
 
 _ONE_OFF = 0.01
 """A single step whose waiting takes this share of the whole window is told apart."""
+_WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
 def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -60,6 +64,18 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
       notes.append(f"One-off: step {run.steps[worst]} alone waited {milliseconds(float(whole[worst]))} for "
                    f"{name_rank(run, int(totals.last_rank[worst])).replace('Rank', 'rank', 1)}, "
                    f"{100 * share:.1f} % of all the time recorded.")
+  unnamed = unnamed_waiting(diagnosis)
+  if unnamed:
+    total = sum(diagnosis.waiting.values())
+    causes = [f"{percent(diagnosis.waiting[name] / total)} for {words}" for name, words in _WAITING.items()
+              if diagnosis.waiting.get(name, 0.0) > 0]
+    where = f": {list_ranks(unnamed.steps)}" if unnamed.few else ""
+    notes.append(f"Of the waiting for late ranks, {joined(causes)}. Half of it is in {len(unnamed.steps)} of "
+                 f"{plural(diagnosis.counted.size, 'step')}{where}.")
+  for pauses in few_pauses(diagnosis):
+    notes.append(f"Few long pauses: {pauses.cause} took {milliseconds(pauses.seconds)}, {percent(pauses.share)} of "
+                 f"all the time counted, in {plural(len(pauses.steps), 'step')}: {list_ranks(pauses.steps)}. So few "
+                 "are no finding, but that is what they cost.")
   if abs(diagnosis.spread) > 0.02 * diagnosis.step_time.mean:
     notes.append(f"Ranks leave the collectives {milliseconds(abs(diagnosis.spread))} apart from each other on average; "
                  "that is part of transfer.")

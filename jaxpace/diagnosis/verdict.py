@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnosis.few_pauses import few_pauses
+from jaxpace.diagnosis.findings import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnosis.unnamed import unnamed_waiting
 from jaxpace.diagnosis.when import spell
-from jaxpace.diagnosis.wording import joined, milliseconds
+from jaxpace.diagnosis.wording import joined, milliseconds, percent
 from jaxpace.trace.problems import list_ranks, plural
 
 
@@ -27,10 +29,15 @@ def verdict_on(diagnosis: Diagnosis) -> str:
   if diagnosis.counted.size < MIN_STEPS:
     return (f"Too few steps to judge: {diagnosis.counted.size} count, {MIN_STEPS} are needed. So far waiting for late "
             f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
-  if diagnosis.earliness >= COSTLY * step_time.mean:
-    return ("No lasting fault: no rank is persistently late, and the waiting "
-            f"({100 * diagnosis.earliness / step_time.mean:.0f} % of the time) comes from few stretches of the run: "
-            "see the notes.")
+  pauses = few_pauses(diagnosis)
+  if pauses:
+    return (f"No lasting fault, but few long pauses: {pauses[0].cause} took {percent(pauses[0].share)} of the time in "
+            f"{plural(len(pauses[0].steps), 'step')}; see the notes.")
+  unnamed = unnamed_waiting(diagnosis)
+  if unnamed:
+    where = "comes from few steps" if unnamed.few else "is for ranks by turns, without a cause that shows"
+    return (f"No lasting fault: no rank is persistently late, and the waiting ({percent(unnamed.share)} of the time) "
+            f"{where}: see the notes.")
   return (f"Healthy: no rank is persistently late, and waiting for late ranks takes "
           f"{100 * diagnosis.earliness / step_time.mean:.1f} % of the step. {_largest(diagnosis)}")
 

@@ -1,0 +1,38 @@
+"""Waiting for late ranks that is much and that no finding speaks of: where it is, and what for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.counted import MIN_STEPS
+from jaxpace.diagnosis.diagnosis import Diagnosis
+from jaxpace.diagnosis.findings import COSTLY
+
+_FEW = 0.1
+"""Steps that hold half of the waiting are few up to this share; of exponential jitter, 19 % of the steps hold half."""
+
+
+class Unnamed(NamedTuple):
+  """Waiting without a finding."""
+
+  share: float  # of the step
+  steps: np.ndarray  # numbers of the steps that hold half of it, as few as do
+  few: bool  # whether these are few
+
+
+def unnamed_waiting(diagnosis: Diagnosis) -> Unnamed | None:
+  """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can be judged."""
+  run, counted, step_time = diagnosis.run, diagnosis.counted, diagnosis.step_time
+  if (step_time is None or diagnosis.findings or not run.collectives or run.ranks < 2 or counted.size < MIN_STEPS
+      or diagnosis.earliness < COSTLY * step_time.mean):
+    return None
+  whole = np.where(counted.mask, np.nan_to_num(diagnosis.totals.earliness.sum(axis=0)), 0.0)
+  order = np.argsort(-whole, kind="stable")
+  number = int(np.searchsorted(np.cumsum(whole[order]), whole.sum() / 2)) + 1
+  return Unnamed(diagnosis.earliness / step_time.mean, np.sort(run.steps[order[:number]]),
+                 number <= _FEW * counted.size)
+
+
+__all__ = ["Unnamed", "unnamed_waiting"]

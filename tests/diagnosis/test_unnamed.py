@@ -1,0 +1,77 @@
+"""What the verdict sends its reader to the notes for is in the notes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.trace.run import HostCauses
+from tests.diagnosis.traces import barrier, make_run
+
+MS, RANKS, STEPS = 1_000_000, 4, 200
+
+
+def paused(pause_ms: float, at: list[int], shown: str | None):
+  """10 ms of compute with 2 % of noise and 2 ms of transfer; every rank pauses before the steps `at`."""
+  random = np.random.default_rng(0)
+  compute = 10 * (1 + 0.02 * random.standard_normal((RANKS, STEPS)))
+  gap = np.full((RANKS, STEPS), 0.1)
+  gap[:, at] += pause_ms
+  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
+  columns = {shown: (gap - 0.1).astype(np.float32) * 1e-3} if shown else {}
+  return dataclasses.replace(run, host_causes=HostCauses(np.arange(RANKS), columns))
+
+
+@pytest.mark.parametrize("shown, words", [("checkpoint", "checkpoints"), ("gc", "garbage collection"),
+                                          ("data", "waiting for data")])
+def test_two_long_pauses_of_a_run_are_told_with_their_cost(shown, words):
+  diagnosis = diagnose(paused(900.0, [50, 150], shown))
+  assert diagnosis.findings == ()
+  share = 1800 / (diagnosis.step_time.mean * 1e3 * diagnosis.counted.size)
+  assert 0.4 < share < 0.45 and f"{words} took {100 * share:.0f} % of the time in 2 steps" in diagnosis.verdict
+  (note,) = [n for n in diagnosis.notes if n.startswith("Few long pauses")]
+  assert f"{words} took 1,800 ms" in note and "in 2 steps: 50, 150." in note
+
+
+def test_a_pause_that_the_devices_hide_costs_nothing():
+  run = paused(0.0, [], "checkpoint")
+  columns = {"checkpoint": np.zeros((RANKS, STEPS), np.float32)}
+  columns["checkpoint"][:, [50, 150]] = 0.9
+  diagnosis = diagnose(dataclasses.replace(run, host_causes=HostCauses(np.arange(RANKS), columns)))
+  assert diagnosis.verdict.startswith("Healthy") and not any("pauses" in note for note in diagnosis.notes)
+
+
+def test_pauses_without_a_cause_that_was_measured_are_no_few_pauses():
+  diagnosis = diagnose(paused(900.0, [50, 150], None))
+  assert not any("Few long pauses" in note for note in diagnosis.notes)
+
+
+def test_pauses_that_are_a_finding_are_not_told_twice():
+  diagnosis = diagnose(paused(60.0, list(range(10, STEPS, 10)), "checkpoint"))
+  assert [f.mode for f in diagnosis.findings] == ["runtime_jitter"]
+  assert not any("Few long pauses" in note for note in diagnosis.notes)
+
+
+def test_steps_that_hold_half_of_the_waiting_are_named():
+  busy = (10 * (1 + 0.005 * np.random.default_rng(0).standard_normal((RANKS, STEPS))) * MS).astype(np.int64)
+  for rank, step in ((0, 60), (1, 61), (2, 120), (3, 180)):
+    busy[rank, step] += 200 * MS
+  diagnosis = diagnose(make_run(*barrier(busy, 2 * MS), gap=np.zeros((RANKS, STEPS))))
+  assert diagnosis.findings == () and "comes from few steps: see the notes" in diagnosis.verdict
+  (note,) = [n for n in diagnosis.notes if n.startswith("Of the waiting")]
+  # All four but not the everyday 0.05 ms or so a step: half of it is in two or three of them.
+  named = {int(word) for word in note.partition(": ")[2].rstrip(".").split(", ")}
+  assert named < {60, 61, 120, 180} and len(named) in (2, 3)
+  assert "100 % for longer compute" in note and f"in {len(named)} of {diagnosis.counted.size} steps" in note
+
+
+def test_waiting_spread_over_the_steps_is_not_said_to_come_from_few():
+  random = np.random.default_rng(1)
+  gap = 0.1 + random.exponential(0.9, (RANKS, STEPS))
+  compute = 10 * np.ones((RANKS, STEPS))
+  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
+  diagnosis = diagnose(run)
+  assert diagnosis.findings == () and "by turns, without a cause that shows: see the notes" in diagnosis.verdict
+  (note,) = [n for n in diagnosis.notes if n.startswith("Of the waiting")]
+  assert "100 % for longer gaps" in note and note.endswith(f"of {diagnosis.counted.size} steps.")
