@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxpace.diagnosis import tcp
 from jaxpace.diagnosis.counted import count_steps
-from jaxpace.diagnosis.counters import per_step, per_window
+from jaxpace.diagnosis.counters import median_per_window, per_step, per_window, quantiles
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION
 from jaxpace.diagnosis.tcp import Busy
@@ -153,3 +153,115 @@ def test_processes_of_one_host_have_no_network_between_them():
   assert diagnose(dataclasses.replace(run, processes=together)).findings == ()
   unknown = tuple(dataclasses.replace(p, host="") for p in run.processes)
   assert [f.mode for f in diagnose(dataclasses.replace(run, processes=unknown)).findings] == [CONTENTION]
+
+
+def with_trips(busy: Busy, *stretches: np.ndarray, noise: float = 0.1, seed: int = 0) -> Busy:
+  """The same connections, with round trips of some stretches of equal length."""
+  random = np.random.default_rng(seed)
+  each = busy.seconds.shape[1] // len(stretches)
+  trips = np.concatenate([np.tile(s[:, None], (1, each)) for s in stretches], axis=1)
+  return busy._replace(trips=trips * random.gamma(1 / noise**2, noise**2, trips.shape))
+
+
+@given(st.integers(2, 6), st.floats(2.2, 40), st.integers(0, 99))
+def test_longer_round_trips_tell_where_busy_times_do_not(hosts, times, seed):
+  """Of two hosts, too, and where connections are hardly busier."""
+  busy = busy_of(np.full(hosts, 10e-3), np.full(hosts, 11e-3))
+  assert tcp.says_slower(busy, [(6, 12)], [(0, 6)]) is False
+  trips = np.linspace(0.1e-3, 0.3e-3, hosts)
+  assert tcp.says_slower(with_trips(busy, trips, times * trips, seed=seed), [(6, 12)], [(0, 6)]) is True
+
+
+def test_round_trips_that_vary_as_healthy_ones_do_tell_nothing():
+  busy, trips = busy_of(np.full(4, 10e-3), np.full(4, 15e-3)), np.full(4, 0.3e-3)
+  assert tcp.says_slower(with_trips(busy, trips, 1.3 * trips, noise=0.01), [(6, 12)], [(0, 6)]) is None
+  # One window with many: a pause, and no stretch in which data queue.
+  once = with_trips(busy, trips, trips, noise=0.01)
+  assert once.trips is not None
+  once.trips[:, 8] *= 50
+  assert tcp.says_slower(once, [(6, 12)], [(0, 6)]) is None
+  only_one = with_trips(busy, trips, 9 * trips)
+  assert only_one.trips is not None
+  only_one.trips[1:] = np.nan
+  assert tcp.says_slower(only_one, [(6, 12)], [(0, 6)]) is None
+
+
+def links_of(*busy: float) -> tcp.Links:
+  return tcp.whose(CASE, busy_of(1e-3 * np.array(busy)), [(0, WINDOWS)], [])
+
+
+def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else():
+  """Busy times in ms a step as measured, hosts in the ring's order."""
+  stopped = links_of(3.0, 10.5, 4.9, 11.3)
+  assert tcp.taken_slowly(stopped, {0}) and not tcp.taken_slowly(stopped, {3})
+  assert tcp.taken_slowly(links_of(8.0, 3.1, 7.3, 2.6), {3})
+  assert tcp.taken_slowly(links_of(13.3, 30.2), {0}) and not tcp.taken_slowly(links_of(13.3, 30.2), {1})
+  crowded = links_of(44.2, 35.8, 43.1, 36.1)
+  assert not any(tcp.taken_slowly(crowded, {late}) for late in range(4))
+  both = links_of(87.7, 88.4)
+  assert not tcp.taken_slowly(both, {0}) and not tcp.taken_slowly(both, {1})
+  # A slow link of the host on the other side of the ring, whose partners are the late one's as well.
+  assert not tcp.taken_slowly(links_of(6.7, 3.8, 6.7, 12.8), {1})
+  assert not tcp.taken_slowly(stopped, {0, 2}), "of two late hosts it can't be told"
+
+
+def sampled(run, trips):
+  """The run with round trips: `trips(process, share of the run)` in seconds, at each of its samples."""
+  samples = run.host_samples
+  values = np.full(samples.time_ns.size, np.nan)
+  for process in np.unique(samples.process):
+    own = np.flatnonzero(samples.process == process)
+    values[own] = [1e9 * trips(int(process), i / own.size) for i in range(own.size)]
+  return dataclasses.replace(run, host_samples=samples._replace(columns={**samples.columns, "tcp_rtt_ns": values}))
+
+
+def test_a_queue_shows_where_other_load_hides_it():
+  """Transfers of 2 ms and 6 ms of noise take 6 ms longer; the kernel's time with data on the way hardly changes."""
+  noisy = Job(ranks=4, steps=960, processes=4, hosts=4, transfer=2e-3, transfer_noise=3.0, noise=0.02,
+              host_columns=True, faults=(Fault("contention", 6e-3, begin=0.5),))
+  run, truth = run_of(noisy)
+  step = np.tile(np.unique(run.host_samples.time_ns[run.host_samples.process == 0], return_inverse=True)[1], 4)
+  steady = {**run.host_samples.columns, "tcp_busy_ns": 4e6 * noisy.sample_steps * step}
+  run = dataclasses.replace(run, host_samples=run.host_samples._replace(columns=steady))
+  hidden, quiet = diagnose(run).findings, diagnose(sampled(run, lambda process, at: 0.3e-3)).findings
+  assert hidden == quiet == ()
+  (finding,) = diagnose(sampled(run, lambda process, at: 0.3e-3 if at < 0.5 else 1.2e-3)).findings
+  assert (finding.mode, finding.hosts) == (CONTENTION, ())
+  assert finding.first_step == pytest.approx(480, abs=60)
+  assert finding.share == pytest.approx(
+      truth.extra.transfer.mean() / (np.diff(truth.exit[-1], axis=1).mean() * 1e-9), abs=0.02)
+  assert any("a round trip of the hosts' connections takes 1.20 ms then, 0.30 ms" in line for line in finding.evidence)
+
+
+def test_round_trips_by_window_and_by_process():
+  run, _ = run_of(job())
+  counted = count_steps(run)
+  edges = per_window(run, counted, "tcp_busy_ns", 5)[0]
+  assert median_per_window(run, counted, "tcp_rtt_ns", edges) == {} == quantiles(run, counted, "tcp_rtt_ns", (0.5,))
+  run = sampled(run, lambda process, at: 1e-3 * (process + 1) + at)
+  found = median_per_window(run, counted, "tcp_rtt_ns", edges)
+  assert sorted(found) == [0, 1, 2, 3]
+  steps = np.flatnonzero(counted.block >= 0)
+  for process, medians in found.items():
+    own = run.host_samples.of(process)
+    exits = run.collectives[-1].exit_ns[2 * process]
+    at = [exits[steps[np.flatnonzero(counted.block[steps] >= edge)[0]]] if edge < counted.blocks else exits[steps[-1]]
+          for edge in edges]
+    for i, value in enumerate(medians):
+      inside = own.columns["tcp_rtt_ns"][(own.time_ns > at[i]) & (own.time_ns <= at[i + 1])]
+      assert inside.size and value == sorted(inside)[len(inside) // 2] or value == pytest.approx(np.median(inside))
+    known = own.columns["tcp_rtt_ns"][(own.time_ns >= exits[steps[0]]) & (own.time_ns <= exits[steps[-1]])]
+    assert quantiles(run, counted, "tcp_rtt_ns", (0.0, 1.0))[process].tolist() == [known.min(), known.max()]
+
+
+def test_a_network_that_is_crowded_now_and_then_varies_its_round_trips_on_most_hosts():
+  case = SimpleNamespace(run=run_of(job())[0], counted=None)
+  case.counted = count_steps(case.run)
+
+  def varies(trips):
+    return tcp.trips_vary(SimpleNamespace(run=sampled(case.run, trips), counted=case.counted))
+  bursts = np.random.default_rng(0).random((4, 100)) < 0.4
+  assert varies(lambda process, at: 2e-3 if bursts[process, int(100 * at)] else 0.3e-3)
+  assert not varies(lambda process, at: 2e-3 if process == 1 and bursts[1, int(100 * at)] else 0.3e-3)  # one of four
+  assert not varies(lambda process, at: 0.4e-3 if bursts[process, int(100 * at)] else 0.3e-3)
+  assert not tcp.trips_vary(case), "nothing was sampled"

@@ -1,0 +1,67 @@
+"""Slow transfers in made-up jobs: what they cost, and what is no crowded fabric beside a late rank."""
+
+import numpy as np
+import pytest
+
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
+from jaxpace.diagnosis.findings import CONTENTION, PERSISTENT
+from jaxpace.trace.synthetic_faults import Fault
+from tests.diagnosis.made_up import run_of
+from tests.diagnosis.test_findings import job, with_bytes
+from tests.diagnosis.test_tcp import sampled
+
+BURSTS = (Fault("contention", 9e-3, probability=0.2), Fault("contention", 22e-3, probability=0.2))
+
+
+def cost(truth) -> float:
+  """Seconds that faults added to the transfers, as a share of the step."""
+  return float(truth.extra.transfer.mean() / (np.diff(truth.exit[-1], axis=1).mean() * 1e-9))
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_slow_steps_now_and_then_cost_their_mean(hosts):
+  """Of 9, 22 and 31 ms: the mean of their logarithms would be 1.2 points of the step less."""
+  run, truth = run_of(job(*BURSTS, steps=600, host_columns=hosts))
+  (finding,) = diagnose(run).findings
+  assert finding.mode == CONTENTION and "two kinds" in finding.evidence[0]
+  assert finding.share == pytest.approx(cost(truth), abs=0.006)
+
+
+def test_slow_steps_beside_a_late_rank_are_its_own_where_no_connections_tell():
+  late = Fault("compute", 6e-3, (5,))
+  both = diagnose(run_of(job(*BURSTS, late, steps=600))[0]).findings
+  assert {f.mode for f in both} == {CONTENTION, PERSISTENT}
+  (finding,) = diagnose(run_of(job(*BURSTS, late, steps=600, host_columns=False))[0]).findings
+  assert (finding.mode, finding.ranks) == (PERSISTENT, (5,))
+  assert any("Transfers are slower as well" in line for line in finding.evidence)
+
+
+def test_a_rank_that_is_late_by_a_little_since_transfers_are_slow_is_late_because_of_them():
+  crowded, little = Fault("contention", 15e-3, begin=0.5), Fault("compute", 1.5e-3, (5,), begin=0.5)
+  run, truth = run_of(job(crowded, little))
+  for known in (run, sampled(run, lambda process, at: 0.3e-3 if at < 0.5 else 3e-3)):
+    (finding,) = diagnose(known).findings
+    assert (finding.mode, finding.ranks) == (CONTENTION, ())
+    assert finding.share == pytest.approx(cost(truth), abs=0.02)
+    assert any(line.startswith("host2 is late by a little since then") for line in finding.evidence)
+  # No data queue on the way: then it is the host that is slow.
+  (finding,) = diagnose(sampled(run, lambda process, at: 0.3e-3)).findings
+  assert (finding.mode, finding.ranks) == (PERSISTENT, (5,))
+  # As much as a quarter of the contention is no little.
+  alike = diagnose(run_of(job(Fault("contention", 4e-3, begin=0.5), Fault("compute", 4e-3, (5,), begin=0.5)))[0])
+  assert [f.mode for f in alike.findings] == [PERSISTENT]
+
+
+def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
+  slow = job(Fault("contention", 3e-3, (6, 7)))
+  run = with_bytes(run_of(slow)[0], 4096)
+  (estimated,) = diagnose(run).findings
+  floor = 2.8e-3  # connections of the others are busy for 2.2 ms a step: by those it would cost 3 ms
+  quiet = Estimate(*[floor / 14] * 3)  # 2 (P - 1) α on a ring of 8
+  fabric = Fabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),), "bench.json")
+  diagnosis = diagnose(run, fabric=fabric)
+  (finding,) = diagnosis.findings
+  assert finding.hosts == estimated.hosts == ("host3",)
+  assert estimated.share == pytest.approx(3e-3 / diagnosis.step_time.mean, abs=0.002)
+  assert finding.share == pytest.approx((5.2e-3 - floor) / diagnosis.step_time.mean, abs=0.002)
