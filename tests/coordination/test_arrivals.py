@@ -13,7 +13,8 @@ NAN = np.nan
 SECONDS = st.floats(0, 10, width=32)
 RANKS = st.sampled_from([1, 2, 9]).flatmap(
     lambda n: st.lists(st.tuples(SECONDS, st.floats(0, 0.5, width=32)), min_size=n, max_size=n))
-EARLINESS, LATENESS, TRANSFER = map(jax.jit, (arrivals.earliness, arrivals.lateness, arrivals.transfer))
+EARLINESS, LATENESS, TRANSFER, TRANSFERS_NOW = map(
+    jax.jit, (arrivals.earliness, arrivals.lateness, arrivals.transfer, arrivals.transfers_now))
 
 
 def f32(*values):
@@ -42,6 +43,17 @@ def test_definitions(ranks, own_time):
   wait = (wide_a + wide_d).max() - (wide_a + wide_d)[rank] + own_time
   transfer = TRANSFER(jnp.float32(wait), jnp.asarray(a), jnp.asarray(d), jnp.int32(rank))
   np.testing.assert_allclose(transfer, own_time, atol=3e-6)
+
+
+@hypothesis.given(RANKS, st.floats(0, 1, width=32), st.floats(0, 1, width=32))
+def test_means_of_waits_say_what_the_transfers_took(ranks, own_time, second):
+  """Each rank waits for the last one, delayed as they all are, and then for the transfer."""
+  a, d = np.asarray(ranks, np.float32).T
+  entered = a.astype(np.float64) + d
+  waits = f32((entered.max() - entered + own_time).mean(), second, NAN)
+  np.testing.assert_allclose(TRANSFERS_NOW(waits, jnp.asarray(a), jnp.asarray(d)), [own_time, second, NAN], atol=3e-6)
+  unknown = TRANSFERS_NOW(waits, jnp.asarray(a).at[0].set(NAN), jnp.asarray(d))
+  np.testing.assert_allclose(unknown, [NAN, second, NAN], rtol=1e-6)
 
 
 @pytest.mark.parametrize("junk", [NAN, np.inf, -np.inf, -1e-3, 1e30])
