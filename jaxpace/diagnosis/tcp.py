@@ -241,7 +241,7 @@ def taken_slowly(links: Links, late: Collection[int]) -> bool:
   """
   own = [links.busy[p] for p in late if p in links.busy]
   top = max(links.busy.values(), default=0.0)
-  if len(own) != 1 or links.slow:
+  if len(own) != 1 or len(links.busy) < 2 or links.slow:
     return False
   order = sorted(links.busy)
   place = next(i for i, p in enumerate(order) if p in late)

@@ -203,6 +203,7 @@ def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else(
   # A slow link of the host on the other side of the ring, whose partners are the late one's as well.
   assert not tcp.taken_slowly(links_of(6.7, 3.8, 6.7, 12.8), {1})
   assert not tcp.taken_slowly(stopped, {0, 2}), "of two late hosts it can't be told"
+  assert not tcp.taken_slowly(tcp.Links({0: 1e-3}, (), 0.0, False), {0}), "only one was sampled"
 
 
 def sampled(run, trips):
