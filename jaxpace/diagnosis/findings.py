@@ -29,8 +29,8 @@ __all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSI
 _TOGETHER = 0.04
 """Two faults that begin within this part of the run from each other are one."""
 _LITTLE = 0.25
-"""A rank that becomes late as transfers become slow is late because of them if its share is less than this part of
-theirs, unless round trips show that no data queue on the way."""
+"""A rank that becomes late as transfers become slow is late because of them if round trips show that data queue on the
+way, and its share is less than this part of theirs."""
 
 
 def find(case: Case) -> tuple[Finding, ...]:
@@ -54,7 +54,7 @@ def find(case: Case) -> tuple[Finding, ...]:
   slow = _slow(case)
   transfers = _transfers(case, places, slow)
   if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
-    if (slow.queued or slow.trips is None) and late[0].share < _LITTLE * transfers[0].share:
+    if slow.queued and late[0].share < _LITTLE * transfers[0].share:
       # What its processors do for a crowded network makes a host late by a little.
       said = f"{joined(late[0].hosts) or 'A rank'} is late by a little since then: {late[0].evidence[0]}"
       transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
