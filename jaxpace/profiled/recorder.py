@@ -116,10 +116,8 @@ class ProfiledRecorder(Recorder):
       TypeError: a host column is not a number.
       RuntimeError: the recorder is not open.
     """
-    writer = self._writer
-    if writer is None or self._closed or writer.stopped is not None:
-      if not self._opened or (self._closed and self.directory is not None):
-        raise RuntimeError("record() outside of the recorder's `with` block: open the recorder around the loop.")
+    writer = self._takes()
+    if writer is None:
       return
     extra = self._host_columns(host_columns) if host_columns else {}
     sample = self._causes.sample()

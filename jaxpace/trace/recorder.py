@@ -179,10 +179,8 @@ class Recorder:
       ValueError: `pace` was donated or is not split over all devices, or the instrumented function has no plan.
       RuntimeError: the recorder is not open.
     """
-    writer = self._writer
-    if writer is None or self._closed or writer.stopped is not None:
-      if not self._opened or (self._closed and self.directory is not None):
-        raise RuntimeError("record() outside of the recorder's `with` block: open the recorder around the loop.")
+    writer = self._takes()
+    if writer is None:
       return
     if type(pace) is not self._pace_type:
       self._begin(pace)
@@ -193,7 +191,7 @@ class Recorder:
     copies = self._copies
     copies.note(self._causes.sample(), extra)
     if copies:
-      self._collect()
+      self._hand_over(copies.finished())
     if writer.termination.received:
       self._terminate(writer)
     elif len(copies.samples) >= self._every or time.monotonic() - copies.started_at >= self._every_seconds:
@@ -235,6 +233,15 @@ class Recorder:
   def close(self) -> None:
     """Waits for the last copies, writes everything and says what was lost. Further calls do nothing."""
     self._close(in_trouble=False)
+
+  def _takes(self) -> Writer | None:
+    """The writer; None where nothing is recorded, or no longer. An error where the recorder is not open."""
+    writer = self._writer
+    if writer is not None and not self._closed and writer.stopped is None:
+      return writer
+    if not self._opened or (self._closed and self.directory is not None):
+      raise RuntimeError("record() outside of the recorder's `with` block: open the recorder around the loop.")
+    return None
 
   def _agree(self, process: int) -> rundir.RunIdentity | None:
     """Learns the run's id; None, with a warning, if it can't be recorded."""
@@ -301,22 +308,19 @@ class Recorder:
     if self._copies.start(self._latest, with_ranks=not self._ranks_known):
       self._ranks_known = True
 
-  def _collect(self) -> None:
-    """Hands finished copies to the writer."""
-    for item in self._copies.finished():
-      self._hand_over(item)
-
-  def _hand_over(self, item: Pending) -> None:
+  def _hand_over(self, items: Iterable[Pending]) -> None:
+    """Hands copies to the writer."""
     assert self._writer is not None
-    try:
-      rings, ranks = item.copy.read()
-    except Exception as error:
-      _LOG.debug("A copied ring could not be read", exc_info=error)
-      return
-    if ranks is not None:
-      self._writer.set_ranks(ranks)
-    self._watch_progress(rings, len(item.samples))
-    self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra))
+    for item in items:
+      try:
+        rings, ranks = item.copy.read()
+      except Exception as error:
+        _LOG.debug("A copied ring could not be read", exc_info=error)
+        continue
+      if ranks is not None:
+        self._writer.set_ranks(ranks)
+      self._watch_progress(rings, len(item.samples))
+      self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra))
 
   def _watch_progress(self, rings: np.ndarray, calls: int) -> None:
     """Copies more often if `record` is not called for every step."""
@@ -343,15 +347,10 @@ class Recorder:
   def _finish_copies(self, deadline: float | None) -> None:
     """Gets the copies under way and one of the latest ring, waiting until `deadline` if there is one."""
     if self._copies.full:
-      self._drain(deadline)
+      self._hand_over(self._copies.awaited(deadline))
     if self._latest is not None and not ringcopy.deleted(self._latest):
       self._copy()
-    self._drain(deadline)
-
-  def _drain(self, deadline: float | None) -> None:
-    """Waits for the copies under way, until `deadline` if there is one."""
-    for item in self._copies.awaited(deadline):
-      self._hand_over(item)
+    self._hand_over(self._copies.awaited(deadline))
 
   def _at_exit(self) -> None:
     if self._writer is not None and self._writer.ended_by is None:

@@ -66,7 +66,7 @@ def test_going_back_to_an_earlier_step_is_another_attempt(tmp_path):
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 40)
     while recorder._copies:
-      recorder._collect()
+      recorder._hand_over(recorder._copies.finished())
     train(recorder, 20, first=10)
   rows = table(tmp_path)
   before = {r["step"] for r in rows if r["attempt"] == 0}
