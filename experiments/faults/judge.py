@@ -105,7 +105,8 @@ def _judge(one: Labelled) -> dict[str, Judged]:
   injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"], f["cost"],
                             f["cost_active"], f["began"]) for f in one.truth["faults"])
   control = not spec.faults and HEALTHY in spec.name
-  blank = Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"])
+  blank = Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"],
+                 untouched=one.truth["untouched"])
   try:
     run = read_run(one.path / "run")
     detected, noticed, early = detection(run, injected)

@@ -63,6 +63,7 @@ class Judged:
       begins mid-run; None where it never did.
     noticed: the same until it told of anything at all.
     false_alarms: of the stream, before anything was injected.
+    untouched: error of the truth that contention is compared with, as a share of the step, where it shows.
     trouble: what kept the run from being diagnosed; empty if nothing did.
   """
 
@@ -77,6 +78,7 @@ class Judged:
   detected: Mapping[int, int | None] | None = None
   noticed: Mapping[int, int | None] | None = None
   false_alarms: int = 0
+  untouched: float | None = None
   trouble: str = ""
 
   @property
@@ -256,6 +258,8 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
       "controls_falsely_blamed": sorted(run.name for run in controls if wrongly_blamed(run)),
       "nobody_to_blame": {"runs": len(nobody), "named": sorted(run.name for run in nobody if wrongly_blamed(run))},
       "share_error_points": {group: _spread(values) for group, values in errors.items()},
+      "contention_truth_error_points": _spread(
+          np.array([100 * run.untouched for run in runs if run.untouched is not None])),
       "what_if_error_percent": {"twin": _spread(against_twin), "same_run": _spread(against_own)},
       "fading": fading(runs),
       "detection": {"faults": len(waited), "detected": len(found),

@@ -61,6 +61,8 @@ def _rows(judgements: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
   for group in next(iter(every))["share_error_points"]:
     rows.append(row(f"share error, {group}, points: median, 95 %",
                     lambda s, g=group: _pair(s["share_error_points"][g])))
+  rows.append(row("what contention's truth says of runs with an untouched network, points: median, 95 %",
+                  lambda s: _pair(s["contention_truth_error_points"])))
   for name, key in (("the twin", "twin"), ("the same run, by the injectors", "same_run")):
     rows.append(row(f"what-if error against {name}, %: median, 95 %",
                     lambda s, k=key: _pair(s["what_if_error_percent"][k])))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.faults.schedule import schedule
-from experiments.faults.spec import NETWORK, PAUSES, Fault, Spec, layout
+from experiments.faults.spec import NETWORK, OUTSIDE, PAUSES, Fault, Spec, layout
 
 GROUPS = ("chronic", "wandering", "runtime", "contention")
 """Shares that can be told apart by injection: of ranks late for good (whatever the reason), of ranks late by turns, of
@@ -89,11 +89,14 @@ class Truth:
     step_time: mean step, seconds, measured by the loops.
     shares: of the step time, by `GROUPS`, of all injected time: a healthy run's jitter has shares, too.
     faults: one for each fault of the spec.
+    untouched: what the difference from the twin that is called contention is in a run in whose network, and to whose
+      processes, nothing was done from outside: the error of that truth, as a share of the step; None in other runs.
   """
 
   step_time: float
   shares: dict[str, float]
   faults: tuple[FaultTruth, ...]
+  untouched: float | None = None
 
   def to_json(self) -> dict[str, Any]:
     return dataclasses.asdict(self)
@@ -129,7 +132,10 @@ def truth(spec: Spec, found: Measured, twin: Measured | None) -> Truth:
   active = max((float((fault.until - fault.onset) / spec.steps) for fault in spec.faults if fault.kind in NETWORK),
                default=0.0)
   shares["contention"] = slowed * active
-  return Truth(mean, {name: value / mean for name, value in shares.items()}, tuple(faults))
+  untouched = None
+  if twin is not None and layout(spec.layout).processes > 1 and not any(f.kind in OUTSIDE for f in spec.faults):
+    untouched = _beyond_twin(found, twin, inside + pauses, slice(1, None)) / mean
+  return Truth(mean, {name: value / mean for name, value in shares.items()}, tuple(faults), untouched)
 
 
 def _began(fault: Fault, seconds: np.ndarray) -> int:
@@ -186,10 +192,14 @@ def _slowed(spec: Spec, found: Measured, twin: Measured | None, busy: np.ndarray
   struck = [fault for fault in spec.faults if fault.kind in NETWORK]
   if twin is None or not struck:
     return 0.0
-  now = slice(max(1, struck[0].onset), struck[0].until)
+  return max(_beyond_twin(found, twin, busy, slice(max(1, struck[0].onset), struck[0].until)), 0.0)
+
+
+def _beyond_twin(found: Measured, twin: Measured, busy: np.ndarray, now: slice) -> float:
+  """Seconds by which some steps exceed the twin's, beyond the last rank's [R, K] busy time."""
   rest = found.step - busy.max(axis=0)
   usual = twin.step - (twin.work + twin.extra).max(axis=0)
-  return max(float(rest[now].mean() - usual[now].mean()), 0.0)
+  return float(rest[now].mean() - usual[now].mean())
 
 
 def _parts(spec: Spec, fault: Fault, found: Measured, twin: Measured | None, slowed: float

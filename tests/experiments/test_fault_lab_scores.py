@@ -69,9 +69,12 @@ def test_errors_of_shares_and_what_if_and_detection() -> None:
                                                                  told(LOCALITY, (2,), share=0.1)),
                  shares={"chronic": 0.27}, what_if=(1.02, 1.0, 0.99), detected={0: 12, 1: None}),
           run_of("b", (one(STRAGGLER, (1,)),), (), shares={"chronic": 0.3}, detected={0: 40})]
+  runs[0] = dataclasses.replace(runs[0], untouched=-0.03)
   summary = scores.summary(runs)
   assert summary["share_error_points"]["chronic"]["median_abs"] == pytest.approx(3)
   assert summary["share_error_points"]["chronic"]["number"] == 1
+  truth_error = summary["contention_truth_error_points"]
+  assert (truth_error["number"], truth_error["median_abs"], truth_error["bias"]) == (1, 3, -3)
   assert summary["what_if_error_percent"]["twin"]["max_abs"] == pytest.approx(2)
   assert summary["what_if_error_percent"]["same_run"]["max_abs"] == pytest.approx(100 * (1.02 / 0.99 - 1))
   assert summary["detection"] == {
@@ -84,6 +87,7 @@ def test_errors_of_shares_and_what_if_and_detection() -> None:
              "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"},
              "made": {"load": [0.1, 0.2, 0.3], "seed": 1}, "note": "a word", "misjudged": ["a"]}
   page = "\n".join(tables.markdown(figures))
+  assert "truth says of runs with an untouched network, points: median, 95 % | 3.00, 3.00 (n=1)" in page
   assert "median 0.2" in page and "1 of 3" in page and "–" in page
   assert tables.figures_table(figures["judged"]).row_count == len(tables.figures_table(figures["judged"]).rows)
 

@@ -137,3 +137,16 @@ def test_of_two_hosts_nobody_is_to_blame_for_the_link_between_them() -> None:
   link = fault_of("link", (1,), 40.0)
   assert truth.blamed(spec_of(link, name="2x2"), link) == ((), ())
   assert truth.blamed(spec_of(link, name="4x1"), link) == ((1,), ("h1",))
+
+
+def test_the_truth_of_contention_is_tried_on_runs_in_whose_network_nothing_was_done() -> None:
+  late = dataclasses.replace(spec_of(fault_of("straggler", (1,), 5e-3), name="2x2"), jitter=0.0)
+  twin = dataclasses.replace(late, faults=(), twin=None)
+  # The machine was slower by 2 ms a step than when the twin was made: 10 ms of work, 5 more and 3 of transfer.
+  found = truth.truth(late, measured(late, 3e-3), measured(twin))
+  assert found.untouched == pytest.approx(2e-3 / 18e-3, rel=1e-5) and found.shares["contention"] == 0
+  slow = dataclasses.replace(late, faults=(fault_of("link", (1,), 90.0),))
+  assert truth.truth(slow, measured(slow, 3e-3), measured(twin)).untouched is None
+  assert truth.truth(twin, measured(twin), None).untouched is None
+  inside = dataclasses.replace(late, layout="in4")
+  assert truth.truth(inside, measured(inside), measured(dataclasses.replace(twin, layout="in4"))).untouched is None
