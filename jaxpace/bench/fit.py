@@ -22,6 +22,7 @@ class Measured(NamedTuple):
 
   @property
   def seconds(self) -> float:
+    """Median of the samples, s."""
     return float(np.median(self.samples))
 
 

@@ -23,10 +23,12 @@ class Message(NamedTuple):
   request: Request  # what applies from this round on
 
   def to_text(self) -> str:
+    """Returns it as one line of JSON."""
     return json.dumps([self.next_call, self.version, self.request.to_json()])
 
   @staticmethod
   def from_text(text: str) -> Message:
+    """Inverse of `to_text`."""
     next_call, version, request = json.loads(text)
     return Message(next_call, version, Request.from_json(request))
 

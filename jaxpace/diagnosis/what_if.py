@@ -27,6 +27,7 @@ class Alternative(NamedTuple):
   speedup: float  # recorded step time over this one
 
   def to_json(self) -> dict[str, float]:
+    """Returns plain numbers; seconds."""
     return self._asdict()
 
 

@@ -116,7 +116,6 @@ class _Contest:
   def low(self) -> float:
     return -math.inf if self.state.fresh and not self.shown else _known(trial.effect(self.state, PLAIN)[1], -math.inf)
 
-
   @property
   def looks_worse(self) -> bool:
     """Whether so far it seems to make steps longer."""

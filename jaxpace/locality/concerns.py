@@ -26,6 +26,7 @@ class Concern(NamedTuple):
   processes: tuple[int, ...] = ()
 
   def to_json(self) -> dict[str, Any]:
+    """Returns plain lists and scalars."""
     return {**self._asdict(), "processes": list(self.processes)}
 
 

@@ -12,14 +12,14 @@ from typing import NamedTuple
 from jaxpace.locality import pci
 from jaxpace.locality.types import Gpu, Link, Nic
 
-_NVSWITCH = 0x068000
-
 
 class TopologyError(ValueError):
   """The file is no topology of NCCL: a sentence that says what is wrong."""
 
 
 class Topology(NamedTuple):
+  """What of a topology file is of use here."""
+
   gpus: tuple[Gpu, ...]
   nics: tuple[Nic, ...]
 

@@ -13,6 +13,8 @@ _MAX_LINKS = 18
 
 
 class NvmlGpu(NamedTuple):
+  """A GPU as NVIDIA's library describes it."""
+
   pci: str
   name: str | None
   uuid: str | None

@@ -19,6 +19,7 @@ class Outline(NamedTuple):
   below: tuple[Outline, ...] = ()
 
   def to_json(self) -> dict[str, Any]:
+    """Returns nested plain dicts and lists."""
     return {"text": self.text, "below": [outline.to_json() for outline in self.below]}
 
 

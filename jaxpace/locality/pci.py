@@ -22,6 +22,8 @@ DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS", "?")
 
 
 class PciDevice(NamedTuple):
+  """A device as the system lists it."""
+
   address: str
   directory: str  # in sysfs
   cls: int  # 0xCCSSPP: class, subclass, programming interface
@@ -44,10 +46,12 @@ def is_accelerator(device: PciDevice) -> bool:
 
 
 def is_nvswitch(device: PciDevice) -> bool:
+  """A switch between GPUs: NVIDIA's, of class bridge, other."""
   return device.vendor == _NVIDIA and device.cls >> 8 == 0x0680
 
 
 def vendor_name(device: PciDevice) -> str | None:
+  """Who makes a GPU; None for other makers."""
   return _GPU_VENDORS.get(device.vendor)
 
 

@@ -48,6 +48,7 @@ class Tree:
       return []
 
   def exists(self, path: str) -> bool:
+    """Whether there is such a file or folder."""
     return os.path.exists(self.path(path))
 
   def resolve(self, path: str) -> str:

@@ -50,12 +50,16 @@ class Nic(NamedTuple):
 
 
 class NumaNode(NamedTuple):
+  """Processors and memory that are near each other."""
+
   node: int
   cpus: str  # a kernel list, "0-31,64-95"
   memory_bytes: int | None = None
 
 
 class Cpu(NamedTuple):
+  """The host's processors, and those this process may use."""
+
   model: str | None = None
   online: str = ""
   allowed: str = ""  # this process's affinity

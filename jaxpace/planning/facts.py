@@ -25,6 +25,7 @@ class Fact(NamedTuple):
 
   @property
   def agrees(self) -> bool:
+    """Whether what was found lies within what the text allows."""
     return self.said[0] * (1 - 1e-9) <= self.found <= self.said[1] * (1 + 1e-9)
 
 

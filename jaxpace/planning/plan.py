@@ -94,6 +94,7 @@ class Setting:
 
   @property
   def devices(self) -> int:
+    """Of the whole job."""
     return self.data * self.tensor * self.pipeline
 
   @property

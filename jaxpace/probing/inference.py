@@ -62,6 +62,7 @@ class Culprit(NamedTuple):
     }[self.kind]
 
   def to_json(self) -> dict[str, Any]:
+    """Returns plain values, the sentence with them."""
     return {**self._asdict(), "sentence": self.sentence()}
 
 

@@ -29,8 +29,6 @@ class Times(NamedTuple):
 
   quickest: np.ndarray
   median: np.ndarray
-  rounds: int  # measured
-  of_rounds: int
 
 
 class _Ends:
@@ -95,9 +93,9 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
   payload = here.spread(np.ones((max(1, math.ceil(size / 4)),), np.float32))
   plan = schedule.rounds(n, at_once=len(here.own) == 1)
   own = np.full((2, n, n), np.nan, np.float32)  # quickest and median; from, to
-  began, done = time.monotonic(), 0
+  began = time.monotonic()
   here.gather(np.zeros((1,), np.float32))  # compiled, and all are here
-  for pairs in plan:
+  for done, pairs in enumerate(plan, 1):
     if float(here.gather(np.array([time.monotonic() - began], np.float32)).max()) > seconds:
       break
     program = here.pair_program(pairs)
@@ -110,12 +108,11 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
     for a, b in pairs:
       if b in here.own:
         own[:, a, b] = min(taken), float(np.median(taken))
-    done += 1
     if progress is not None:
       progress(done, len(plan))
   gathered = np.nan_to_num(here.gather(own), nan=np.inf).min(axis=0).astype(np.float64)
   gathered[np.isinf(gathered)] = np.nan
-  return Times(gathered[0], gathered[1], done, len(plan))
+  return Times(gathered[0], gathered[1])
 
 
 def gathered(devices: Sequence[Any], value: np.ndarray) -> np.ndarray:

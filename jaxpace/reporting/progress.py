@@ -23,15 +23,19 @@ class Progress:
     self._on = self._stream.isatty()
 
   def reading(self, done: int, total: int) -> None:
+    """Shows how many rows have been read."""
     self._show("Reading", done, total)
 
   def adding_up(self, done: int, total: int) -> None:
+    """Shows how many steps have been added up."""
     self._show("Adding up", done, total)
 
   def drawing(self, done: int, total: int) -> None:
+    """Shows how many steps are laid out for charts."""
     self._show("Drawing", done, total)
 
   def simulating(self, done: int, total: int) -> None:
+    """Shows how many steps have been simulated."""
     self._show("Simulating", done, total)
 
   def clear(self) -> None:

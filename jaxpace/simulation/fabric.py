@@ -92,10 +92,12 @@ class Fabric:
 
   @property
   def ranks(self) -> int:
+    """Of all nodes."""
     return self.nodes * self.per_node
 
   @property
   def racks(self) -> int:
+    """Groups of nodes below one switch; the last may be smaller."""
     return math.ceil(self.nodes / self.rack) if self.rack else 1
 
   @property

@@ -22,7 +22,9 @@ class Component(Protocol):
   It strikes the compute of a step, as a share of it, unless it is one of `IN_GAP`.
   """
 
-  def init(self, key: Key, ranks: int) -> Any: ...
+  def init(self, key: Key, ranks: int) -> Any:
+    """Makes its state at the start of a run: a pytree of [R, ...]; () where it remembers nothing."""
+    ...
 
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
     """Returns what this step adds on every rank, [R] float32: a share of its compute, or seconds of gap."""
@@ -204,7 +206,7 @@ IN_GAP = (Pauses, Schedule, Bursts)
 """Components that strike the gap before a step, in seconds."""
 
 
-def init(noise: tuple[Any, ...], key: Key, ranks: int, causes: tuple[str, ...] = (), together: int = 1
+def init(noise: tuple[Component, ...], key: Key, ranks: int, causes: tuple[str, ...] = (), together: int = 1
          ) -> tuple[Any, ...]:
   """Every component's state at the start of a run; `causes` and `together` as for `sample_causes`."""
   keys = jax.random.split(key, max(len(noise), 1))
@@ -212,7 +214,7 @@ def init(noise: tuple[Any, ...], key: Key, ranks: int, causes: tuple[str, ...] =
                for i, (part, k) in enumerate(zip(noise, keys, strict=False)))
 
 
-def sample(noise: tuple[Any, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int
+def sample(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int
            ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
   """Adds up what all components do in one step.
 
@@ -230,7 +232,7 @@ def sample(noise: tuple[Any, ...], key: Key, step: jax.Array, states: tuple[Any,
   return share, gap, after
 
 
-def sample_causes(noise: tuple[Any, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int,
+def sample_causes(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int,
                   causes: tuple[str, ...] = (), together: int = 1
                   ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array], tuple[Any, ...]]:
   """The same, and apart the seconds of gap that have a cause.

@@ -26,6 +26,8 @@ class Trouble(NamedTuple):
 
 
 class Projected(NamedTuple):
+  """A policy, and what it is expected to cost."""
+
   policy: Policy
   step: float  # s, mean
   cost: float  # expected s a useful step over those of an undisturbed one

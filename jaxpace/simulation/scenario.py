@@ -204,6 +204,7 @@ class Adding:
     self._own: OwnSteps | None = None
 
   def add(self, steps: Steps | OwnSteps) -> None:
+    """Takes in the next part of the job."""
     if isinstance(steps, OwnSteps):
       self._own = steps
       return
@@ -214,6 +215,7 @@ class Adding:
     self._sums["cost"] += float(np.sum(steps.cost, dtype=np.float64))
 
   def summary(self, settings: JobSettings, seed: int) -> Summary:
+    """Returns the job in figures, of all parts so far."""
     if self._own is not None:
       return _own_summary(settings, self._own)
     step_times = np.concatenate(self._step_times)

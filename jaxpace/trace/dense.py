@@ -27,6 +27,7 @@ class StepAxis:
 
   @property
   def size(self) -> int:
+    """K."""
     return len(self.steps)
 
   @staticmethod
@@ -72,6 +73,7 @@ class Counter:
     self._lock = threading.Lock()
 
   def add(self, rows: int) -> None:
+    """Counts rows that were read, and reports. From any thread."""
     with self._lock:
       self._done += rows
       if self._report:

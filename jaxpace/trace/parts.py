@@ -33,6 +33,7 @@ class PartId(NamedTuple):
 
   @property
   def file_name(self) -> str:
+    """The name of the part's file."""
     return schema.PART_NAME.format(**self._asdict())
 
 
@@ -197,8 +198,12 @@ class PartStore:
 
 
 def _encoding(fields: pa.Schema) -> dict:
-  """Times and steps go up by similar amounts: deltas. Few distinct values: a dictionary."""
+  """Times and steps go up by similar amounts: deltas. Few distinct values: a dictionary.
+
+  Pages have checksums: damaged bytes would be read as other times, without an error.
+  """
   few = [f.name for f in fields if pa.types.is_dictionary(f.type) or f.name in
          ("rank", "process", "attempt", "collective", "bytes")]
   delta = {f.name: "DELTA_BINARY_PACKED" for f in fields if f.name not in few and pa.types.is_integer(f.type)}
-  return {"compression": "zstd", "use_dictionary": few, "column_encoding": delta, "store_schema": True}
+  return {"compression": "zstd", "use_dictionary": few, "column_encoding": delta, "store_schema": True,
+          "write_page_checksum": True}

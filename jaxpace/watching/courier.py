@@ -35,6 +35,7 @@ class Courier:
     self.reads = 0
 
   def start(self) -> None:
+    """Starts the thread."""
     self._thread.start()
 
   def carry(self, word: Word, read: bool) -> None:

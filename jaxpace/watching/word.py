@@ -27,6 +27,7 @@ class Word(NamedTuple):
   stack: str = ""  # of the loop's thread, where it is asked for
 
   def to_text(self) -> str:
+    """Returns it as one line of JSON."""
     return json.dumps(self)
 
   @staticmethod

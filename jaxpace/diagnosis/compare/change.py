@@ -33,6 +33,7 @@ class Change(NamedTuple):
     return (self.difference / self.a, self.low / self.a, self.high / self.a) if self.a > 0 else None
 
   def to_json(self) -> dict[str, float | bool]:
+    """Returns plain values; seconds."""
     return {**self._asdict(), "sure": self.sure}
 
 

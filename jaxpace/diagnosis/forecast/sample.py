@@ -48,14 +48,17 @@ class Sample(NamedTuple):
 
   @property
   def units(self) -> int:
+    """U, ranks or processes whose noise is independent."""
     return self.arrival.shape[1]
 
   @property
   def steps(self) -> int:
+    """K."""
     return self.arrival.shape[2]
 
   @property
   def blocks(self) -> int:
+    """B."""
     return int(self.block[-1]) + 1
 
 

@@ -32,6 +32,7 @@ class Columns(NamedTuple):
 
   @property
   def size(self) -> int:
+    """Number of columns."""
     return len(self.number)
 
   def mean(self, values: np.ndarray) -> np.ndarray:
@@ -48,4 +49,5 @@ class Columns(NamedTuple):
     return np.minimum.reduceat(counted, begin), np.maximum.reduceat(counted, begin)
 
   def to_json(self) -> dict[str, Any]:
+    """Returns plain lists."""
     return {"first": self.first.tolist(), "last": self.last.tolist(), "number": self.number.tolist()}

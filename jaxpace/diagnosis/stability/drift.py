@@ -31,6 +31,7 @@ class Drift(NamedTuple):
 
   @property
   def drifts(self) -> bool:
+    """Whether it is given up that nothing drifts."""
     return self.p < ALPHA
 
 

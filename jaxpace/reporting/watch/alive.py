@@ -37,10 +37,12 @@ class Seen(NamedTuple):
 
   @property
   def closed(self) -> bool:
+    """Whether it has ended its recording by itself."""
     return self.process.info.get("closed_cleanly") is True
 
   @property
   def name(self) -> str:
+    """Its number, and its host's name as plain text."""
     host = plain(self.process.host)
     return f"{self.process.process}" + (f" ({host})" if host else "")
 
@@ -55,10 +57,12 @@ class ProcessFiles:
 
   @property
   def seen(self) -> tuple[Seen, ...]:
+    """All processes seen so far, by number."""
     return tuple(sorted(self._seen.values(), key=lambda seen: seen.process.process))
 
   @property
   def processes(self) -> tuple[Process, ...]:
+    """The same, as they described themselves."""
     return tuple(seen.process for seen in self.seen)
 
   def poll(self, run: str | None, now: float, unix: float) -> None:

@@ -54,6 +54,7 @@ class Window:
 
   @property
   def ranks(self) -> int:
+    """Ranks known so far: one more than the highest number."""
     return self._ranks
 
   @property
