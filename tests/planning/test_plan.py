@@ -66,6 +66,24 @@ def test_a_pipeline_pays_its_bubble():
   assert split.parts["pipeline"] == pytest.approx(bubble + 2 * 3 * (3e-6 + size / 300e9))
 
 
+def test_tensors_pipelines_and_replicas_together():
+  """Replicas of 2 x 2 devices, two to a node of eight: stages wait for their all-reduces too, and send half each."""
+  split = step(setting(tensor=2, pipeline=2, data=16, micro_batches=4, examples=4))
+  compute = 4 * 1024 * (6 * 1e9 + 12 * 24 * 2048 * 1024) / 4 / (0.4 * 312e12)
+  size = 1 * 1024 * 2048 * 2
+  tensor = 4 * 24 / 2 * 4 * 2 * (3e-6 + size / 2 / 300e9)
+  gradients = 2e9 / 4
+  assert split.parts == pytest.approx({
+      "compute": compute, "skew": 0, "tensor": tensor,
+      "pipeline": (compute + tensor) / 4 + 2 * (3e-6 + size / 2 / 300e9),
+      "data": 2 * (3e-6 + gradients / 2 / 300e9) + 2 * 7 * (5e-6 + gradients / 16 / 25e9)})
+
+
+@pytest.mark.parametrize(("precision", "each"), [("bf16", 2 + 2 + 12), ("fp16", 2 + 2 + 12), ("fp32", 4 + 4 + 8)])
+def test_state_is_parameters_gradients_moments_and_a_master_copy(precision, each):
+  assert step(setting(precision=precision)).memory == pytest.approx(each * 1e9)
+
+
 def test_jitter_pays_for_the_slowest():
   jittery = step(setting(data=64, jitter=0.05))
   assert jittery.parts["skew"] == pytest.approx(0.05 * 2.344 * jittery.parts["compute"], rel=1e-3)
