@@ -11,7 +11,7 @@ import dataclasses
 import json
 import pathlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
   if axis.size == 0:
     low, high = _span(tables.values())
     raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
-  ranks = max(_declared_ranks(info), *(t.highest_rank + 1 for t in tables.values()))
+  ranks = max(_declared_ranks(info, processes), *(t.highest_rank + 1 for t in tables.values()))
   dense.check_size(path, ranks, axis, sum(t.rows for t in tables.values()))
 
   count = dense.Counter(progress, sum(t.rows for t in tables.values()))
@@ -254,9 +254,12 @@ def _nothing_read(path: pathlib.Path, run_id: str | None, skipped: Counter[str])
           "finished its first step, and is `recorder.record(pace)` called in the loop?")
 
 
-def _declared_ranks(info: dict[str, Any]) -> int:
-  plan = info.get("plan")
+def _declared_ranks(info: dict[str, Any], processes: Sequence[Process]) -> int:
+  """The number of ranks that the run has by its own word. The plan's are those along the data axis alone."""
+  plan, devices = info.get("plan"), info.get("devices")
   candidates = [info.get("ranks"), plan.get("ranks") if isinstance(plan, dict) else None]
+  if isinstance(devices, int):
+    candidates += [rank + 1 for process in processes for rank in process.ranks if rank < devices]
   return max((c for c in candidates if isinstance(c, int) and 0 < c < 1 << 24), default=0)
 
 

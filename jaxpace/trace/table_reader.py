@@ -65,7 +65,7 @@ class TableFiles:
                  keep: tuple[int, int] | None) -> Iterator[pa.Table]:
     present = [c for c in columns if c in meta.schema.names]
     try:
-      with pq.ParquetFile(part.path, metadata=meta, memory_map=False) as file:
+      with pq.ParquetFile(part.path, metadata=meta, memory_map=False, page_checksum_verification=True) as file:
         for group in range(meta.num_row_groups):
           span = _statistics(meta, group, "step")
           if keep and span and (span[1] < keep[0] or span[0] > keep[1]):

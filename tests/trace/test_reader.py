@@ -210,6 +210,39 @@ def test_a_process_that_died_early_is_named(run_dir):
   assert said(run, "lost 12 rows in 2 holes")
 
 
+def test_ranks_along_other_axes_of_the_mesh_that_recorded_nothing_are_named(run_dir):
+  path, _ = run_dir
+  info = json.loads((path / "run.json").read_text())
+  info["plan"]["ranks"] = 2  # along the data axis of 2 x 2 devices
+  (path / "run.json").write_text(json.dumps({**info, "ranks": 2, "devices": 4}))
+  for table in ("steps", "collectives"):
+    for file in parts(path, table):
+      if "-p00001." in file.name:
+        file.unlink()
+  run = read_run(path)
+  assert run.ranks == 4 and said(run, "2 ranks of 4 recorded nothing: 2, 3")
+
+
+@pytest.mark.parametrize("table", ["steps", "collectives"])
+def test_damaged_bytes_are_never_read_as_times(run_dir, table):
+  path, _ = run_dir
+  whole = read_run(path)
+  file = parts(path, table)[1]
+  intact = file.read_bytes()
+  end = len(intact) - 8 - int.from_bytes(intact[-8:-4], "little")  # where the footer begins
+  noticed = 0
+  for at in range(4, end, max(1, end // 40)):
+    file.write_bytes(intact[:at] + bytes([intact[at] ^ 0x55]) + intact[at + 1:])
+    run = read_run(path)
+    noticed += bool(run.problems)
+    if run.problems:
+      continue
+    np.testing.assert_array_equal(run.collectives[0].enter_ns, whole.collectives[0].enter_ns)
+    for name, values in whole.durations.items():
+      np.testing.assert_array_equal(run.durations[name], values)
+  assert noticed > 10
+
+
 def test_processes_that_left_no_word_are_named(run_dir):
   path, _ = run_dir
   assert not said(read_run(path), "in the folder 'process'") and not said(read_run(path), "no plan")

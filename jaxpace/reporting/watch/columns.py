@@ -61,7 +61,7 @@ def joined(parts: Iterable[Columns]) -> list[Columns]:
 
 
 def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns | None:
-  file = pq.ParquetFile(pa.BufferReader(data))  # of memory: nothing to close
+  file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)  # of memory: nothing to close
   schema, meta = file.schema_arrow, file.metadata
   types = dict(zip(schema.names, schema.types, strict=True))
   present = [name for name in wanted if name in types]
