@@ -116,6 +116,17 @@ def test_the_knee_is_where_doubling_stops_paying():
   assert scale(setting(), [1, 2, 4]).knee is None
 
 
+def test_the_knee_goes_by_doublings_however_far_apart_the_sizes_are():
+  """Four times the devices are two doublings: 1.5 twice over, 2.25 times the throughput."""
+  job = setting(examples=None, global_examples=1024, per_node=1)
+  gains = {}
+  for replicas in (1, 4, 16, 64, 256):
+    found = scale(job, [replicas, 4 * replicas])
+    gains[replicas] = found.steps[1].tokens_per_second / found.steps[0].tokens_per_second
+    assert (found.knee == replicas) == (gains[replicas] < 2.25) and found.knee in (None, replicas)
+  assert any(1.5 < gain < 2.25 for gain in gains.values()) and max(gains.values()) > 2.25
+
+
 def test_memory_says_what_does_not_fit():
   assert not step(setting(model=model.shaped(10e9))).fits  # 16 bytes a parameter
   assert step(setting(model=model.shaped(10e9), tensor=4)).memory == pytest.approx(40e9)
