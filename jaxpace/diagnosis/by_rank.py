@@ -11,6 +11,15 @@ from jaxpace.diagnosis.totals import Totals
 from jaxpace.trace.run import Run
 
 SHARES = ("compute", "skew", "transfer", "contention", "runtime", "pacing")
+MEANING = {
+    "compute": "forward, backward, update",
+    "skew": "waiting for ranks that compute more",
+    "transfer": "the collectives themselves",
+    "contention": "collectives slower than their best",
+    "runtime": "gaps between steps, waiting for them",
+    "pacing": "delays, and waiting for them",
+}
+"""What the time of each share is spent on, in a few words."""
 _AT_A_TIME = 1 << 22
 
 

@@ -45,12 +45,13 @@ def milliseconds(seconds: float) -> str:
 
 
 def signed(seconds: float) -> str:
-  """A difference in seconds, shown as milliseconds with its sign.
+  """A difference in seconds, shown as milliseconds with its sign; what shows as nothing has none.
 
-  >>> signed(0.002), signed(-0.0005)
-  ('+2.00 ms', '-0.50 ms')
+  >>> signed(0.002), signed(-0.0005), signed(-1e-6)
+  ('+2.00 ms', '-0.50 ms', '0.00 ms')
   """
-  return ("+" if seconds >= 0 else "-") + milliseconds(abs(seconds))
+  shown = milliseconds(abs(seconds))
+  return shown if not shown.strip("0., ms") else ("+" if seconds > 0 else "-") + shown
 
 
 def more(seconds: float) -> str:

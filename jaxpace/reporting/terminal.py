@@ -10,20 +10,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
+from jaxpace.diagnosis.by_rank import MEANING, SHARES
+from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import Finding, milliseconds
 from jaxpace.diagnosis.when import spell
+from jaxpace.diagnosis.wording import signed
 from jaxpace.reporting import bars
 from jaxpace.trace.problems import list_ranks, plural
 
-_MEANING = {
-    "compute": "forward, backward, update",
-    "skew": "waiting for ranks that compute more",
-    "transfer": "the collectives themselves",
-    "contention": "collectives slower than their best",
-    "runtime": "gaps between steps, waiting for them",
-    "pacing": "delays, and waiting for them",
-}
 COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta", "runtime": "yellow",
            "pacing": "cyan"}
 
@@ -93,7 +87,7 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
     quiet = "dim" if abs(share) < 5e-4 else ""
     table.add_row(Text(name, style=quiet), Text(bars.bar(share, width, console.encoding), style=COLOUR[name]),
                   Text(milliseconds(share * step.mean), style=quiet), Text(f"{100 * share:.1f} %", style=quiet),
-                  Text(_MEANING[name], style="dim"))
+                  Text(MEANING[name], style="dim"))
   return Group(line, table)
 
 
@@ -144,7 +138,8 @@ def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
     process = int(run.process_of_rank[rank])
     cells = [str(rank), run.host_of_rank(rank) or "?", str(process) if process >= 0 else "?"]
     if number:
-      cells += [_signed(float(lateness.mean[rank])), f"{100 * totals.last[rank] / number:.0f} %",
+      late_by = float(lateness.mean[rank])
+      cells += [signed(late_by) if np.isfinite(late_by) else "?", f"{100 * totals.last[rank] / number:.0f} %",
                 f"{100 * totals.blame[rank] / elapsed:.1f} %",
                 *(milliseconds(float(totals.per_rank[name][rank]) / number) for name in ("compute", "runtime"))]
     else:
@@ -214,13 +209,6 @@ def _bullets(sentences: list[str], last: str = "") -> Table:
 
 def _grid() -> Table:
   return Table.grid(padding=(0, 2, 0, 0))
-
-
-def _signed(seconds: float) -> str:
-  if not np.isfinite(seconds):
-    return "?"
-  text = milliseconds(abs(seconds))
-  return text if float(text.split()[0].replace(",", "")) == 0 else ("+" if seconds > 0 else "-") + text
 
 
 def _confidence(value: float) -> str:

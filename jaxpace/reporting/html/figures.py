@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.diagnosis.wording import milliseconds, signed
 from jaxpace.reporting.html.markup import Markup, element
 
 UNKNOWN = "–"
@@ -68,11 +68,9 @@ class Figures:
 
 
 def late(seconds: float) -> str:
+  """A lateness in seconds, shown as milliseconds with its sign.
+
+  >>> late(0.0123), late(-0.0005)
+  ('+12.3 ms', '−0.50 ms')
   """
-  >>> late(0.0123), late(-0.0005), late(0.000001)
-  ('+12.3 ms', '−0.50 ms', '0.00 ms')
-  """
-  shown = milliseconds(abs(seconds))
-  if float(shown.split()[0].replace(",", "")) == 0:
-    return shown
-  return ("+" if seconds > 0 else "−") + shown
+  return signed(seconds).replace("-", "−")

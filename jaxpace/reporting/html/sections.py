@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnosis.by_rank import SHARES
+from jaxpace.diagnosis.by_rank import MEANING, SHARES
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting.html import shares_bar
 from jaxpace.reporting.html.figures import UNKNOWN, Figures, escaped, find
@@ -54,8 +54,7 @@ def shares(figures: Figures) -> Markup:
   rows: list[list[Any]] = []
   for name in SHARES:
     label = element("span", shares_bar.swatch(name), name, class_="named")
-    rows.append([label, figures.share(f"shares/{name}"), milliseconds(parts[name] * step),
-                 shares_bar.MEANING[name]])
+    rows.append([label, figures.share(f"shares/{name}"), milliseconds(parts[name] * step), MEANING[name]])
   legend = table("Shares of the step", ("spent on", "share", "a step", "what it is"), rows, texts=(0, 3), tight=True)
   return joined([shares_bar.bar(parts, described), legend])
 

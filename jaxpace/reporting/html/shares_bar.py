@@ -5,14 +5,6 @@ from __future__ import annotations
 from jaxpace.diagnosis.by_rank import SHARES
 from jaxpace.reporting.html.markup import Markup, element
 
-MEANING = {
-    "compute": "forward, backward and update",
-    "skew": "waiting for ranks that compute longer",
-    "transfer": "the collectives themselves, at their best",
-    "contention": "collectives slower than their best",
-    "runtime": "gaps between steps, and waiting for them",
-    "pacing": "delays asked for, and waiting for them",
-}
 _HEIGHT = 46
 _LABELLED = 0.085
 """Segments of this share of the bar are wide enough for their name on a wide screen, ..."""
