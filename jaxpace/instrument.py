@@ -21,7 +21,7 @@ from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
 from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.core.varying import vary, varying
-from jaxpace.execution import resolve_clock, words
+from jaxpace.execution import Clock, resolve_clock, words
 
 Share = Literal["auto"] | bool | None
 
@@ -214,7 +214,7 @@ class Instrumented(Recordable):
     checks.some_collective(flat, self.axis, self.step)
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
-    share, reason = self._share(written)
+    share, reason = self._share(written, clock)
     index = jax.lax.axis_index(self.axis)
     before = rewrite.Before(one.last_exit, one.delay, index, ranks,
                             self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
@@ -237,12 +237,14 @@ class Instrumented(Recordable):
     checks.whole_mesh_named(pace)
     return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
 
-  def _share(self, written: script.Script) -> tuple[bool, str]:
+  def _share(self, written: script.Script, clock: Clock) -> tuple[bool, str]:
     if not self.share_wanted:
       return False, "not shared: share=None"
     refusal = sharing.refusal(written.carrier, self.axis)
     if refusal:
       return False, f"not shared: {refusal}"
+    if self.share_wanted == "auto" and self.pacer is None and clock.in_stream:
+      return False, "not shared: no pacer would see it, and it would be some kernels more (share=True shares)"
     processes = jax.process_count()
     platform = self._platform or jax.default_backend()
     if self.share_wanted == "auto" and platform == "cpu" and processes > 2:
@@ -269,7 +271,7 @@ class Instrumented(Recordable):
     step_time, transfers = one.step_time, one.transfers
     if self.pacer is not None:
       waits = jnp.stack([*taken.waits, *([nothing] * (self.slots - len(taken.waits)))])
-      first = jnp.all(one.last_exit == jnp.uint32(0))
+      first = words.is_zero(one.last_exit)
       step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit))
       transfers = coordination_arrivals.transfers(waits, arrivals, delays, index)
       said = jnp.zeros((0,), jnp.float32) if taken.job is None else taken.job

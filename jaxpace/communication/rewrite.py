@@ -142,7 +142,7 @@ class _Evaluator:
     """
     if section.extra is None:
       return None
-    if self.carries(section):
+    if carries := self.carries(section):
       before = self.before
       job = before.job
       if job.shape[0] and self.waits:  # what is over by now goes along
@@ -152,21 +152,25 @@ class _Evaluator:
       payload = jnp.zeros((1,), section.extra.dtype)
     else:
       return None
-    (held,) = hold(self.clock, enter, [vary(payload, varying(self.before.last_exit) & set(section.extra.axes))])
+    payload = vary(payload, varying(self.before.last_exit) & set(section.extra.axes))
+    if carries and self.clock.in_stream:
+      return payload  # made of the entry stamp: it can't be there before it
+    (held,) = hold(self.clock, enter, [payload])
     return held
 
   def note_arrival(self, enter: jax.Array) -> None:
     busy = words.seconds_between(self.before.last_exit, enter) - self.delay
-    first = jnp.all(self.before.last_exit == jnp.uint32(0))
+    first = words.is_zero(self.before.last_exit)
     self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
 
   def witness(self, number: int) -> jax.Array:
     """What a stamp is given so that it waits for a value: the value if it is flat, else one element of it.
 
-    A stamp's operands are in default layout, which must not be forced upon matrices.
+    A stamp's operands are in default layout, which must not be forced upon matrices. Where they are kernels in a
+    stream XLA makes matrices in that layout anyway, and each element would be a copy of its own.
     """
     value = self.env[number]
-    return value if value.ndim < 2 and not self.before.automatic else _first(value)
+    return value if (value.ndim < 2 or self.clock.in_stream) and not self.before.automatic else _first(value)
 
   def run(self) -> list[Any]:
     self.begin()

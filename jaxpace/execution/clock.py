@@ -48,6 +48,8 @@ class Clock(NamedTuple):
     notice: why a better clock is not used; empty where there is none better.
     awaited_under_pmap: `awaited_under_pmap(results)` -> those results of a step under `jax.pmap` that its last stamp
       can wait for without a change in how they are computed.
+    in_stream: whether what a stamp waits for is best given whole, and costs nothing: kernels that run one after the
+      other are given addresses, and to cut an element out would be one more kernel.
   """
 
   name: str
@@ -56,6 +58,7 @@ class Clock(NamedTuple):
   hold: Hold
   notice: str = ""
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
+  in_stream: bool = False
 
 
 class _Source(NamedTuple):
@@ -68,13 +71,15 @@ class _Source(NamedTuple):
   delay: Delay
   hold: Hold
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
+  in_stream: bool = False
   tried: bool = True  # on real devices; "auto" takes no other
 
 
 # Best first.
 _SOURCES = (
     _Source("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold),
-    _Source("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay, stream.hold, tried=False),
+    _Source("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay, stream.hold, in_stream=True,
+            tried=False),
     _Source("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold,
             callback.awaited_under_pmap),
 )
@@ -113,7 +118,8 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
     elif name == "auto" and not source.tried:
       notices.append(f"The {source.name} clock (clock={source.name!r}) has not been tried on such a device yet.")
     else:
-      return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices), source.awaited_under_pmap)
+      return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices), source.awaited_under_pmap,
+                   source.in_stream)
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
 
 

@@ -17,6 +17,9 @@ import numpy as np
 from jaxpace.core.varying import unvarying
 from jaxpace.execution import limits, operands
 
+_MOST_OPERANDS = 256
+"""Addresses given to one kernel: 2 of the 4 KiB of parameters that any GPU takes."""
+
 LONGEST_S = 2.0
 """No delay on the stream is longer: what holds up a GPU for longer looks like a hang, to NCCL too."""
 
@@ -59,14 +62,15 @@ def unavailable() -> str:
 
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the GPU's timer on the stream; see `jaxpace.execution.Clock`."""
-  arguments = operands.prepare((*after, previous))  # in this order: see ORDER in jaxpace.execution.native
+  *ready, previous = operands.prepare((*after, previous))  # in this order: see ORDER in jaxpace.execution.native
 
   def kernel(*refs: Any) -> None:
     *_, previous, taken = refs
     _write(taken, _now(_word(previous)))
 
-  (taken,) = _call(kernel, "jaxpace_stamp", arguments, [_WORDS])
-  return taken
+  for lot in _lots(ready) or [[]]:  # more than one kernel takes: one comes after the other, and the last counts
+    (previous,) = _call(kernel, "jaxpace_stamp", [*lot, previous], [_WORDS])
+  return previous
 
 
 def delay(
@@ -83,6 +87,8 @@ def delay(
                      "s. Delays are a few milliseconds: 20 ms is 20e-3. Or use clock='callback'.")
   seconds = jnp.asarray(seconds, jnp.float32).reshape((1,))
   *ready, seconds, previous = operands.prepare((*after, seconds, previous))
+  if len(ready) > _MOST_OPERANDS:
+    ready = [stamp(previous, *ready)]
 
   def kernel(*refs: Any) -> None:
     *_, seconds, previous, before, end = refs
@@ -101,10 +107,15 @@ def delay(
 
 def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
   """Hands values through in their own memory, after the stamp; see `jaxpace.execution.hold`."""
-  return _call(lambda *_: None, "jaxpace_hold", [*values, stamp], values, {i: i for i in range(len(values))})
+  return [held for lot in _lots(values)
+          for held in _call(lambda *_: None, "jaxpace_hold", [*lot, stamp], lot, {i: i for i in range(len(lot))})]
 
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+
+def _lots(arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
+  return [list(arrays[i:i + _MOST_OPERANDS]) for i in range(0, len(arrays), _MOST_OPERANDS)]
 
 
 def _first() -> Any:

@@ -20,6 +20,14 @@ def zero() -> jax.Array:
   return jnp.zeros((2,), jnp.uint32)
 
 
+def is_zero(a: jax.Array) -> jax.Array:
+  """Returns whether timestamps are 0: [...] bool, of [..., 2] uint32.
+
+  Without a reduction, which would be a kernel of its own.
+  """
+  return (a[..., 0] | a[..., 1]) == jnp.uint32(0)
+
+
 def add(a: jax.Array, b: jax.Array) -> jax.Array:
   """Adds two timestamps or durations with carry, modulo 2**64.
 

@@ -3,6 +3,8 @@
 That its kernels compile, and where XLA puts them, is for `experiments/gpu_compiled.py`, which needs the CUDA compiler.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -51,6 +53,20 @@ def test_what_is_held_stays_in_its_memory_and_waits_for_the_stamp(clock):
   (stamp, _, _), (_, given, line) = calls(text)
   assert given == ["%arg0", "%arg1", stamp]
   assert "operand_index = 0" in line and "operand_index = 1" in line and "operand_index = 2" not in line
+
+
+def test_more_operands_than_a_kernel_takes(clock):
+  many = [jnp.float32(i) for i in range(600)]
+
+  def step(*xs):
+    before, _ = clock.delay(jnp.float32(0), 0.1, clock.stamp(words.zero(), *xs), *xs)
+    return hold(clock, before, xs)
+
+  found = calls(lowered(step, *many))
+  assert max(len(given) for _, given, _ in found) < 300  # 512 addresses fill a kernel's parameters
+  given = [operand for _, operands, _ in found[:3] for operand in operands]
+  assert {f"%arg{i}" for i in range(600)} <= set(given), "the stamp waits for all of them"
+  assert found[0][0] in found[1][1] and found[1][0] in found[2][1], "one kernel after the other"
 
 
 @pytest.mark.parametrize("dtype", [
@@ -120,23 +136,51 @@ def test_it_is_for_those_of_one_maker(monkeypatch):
     resolve_clock("stream", "gpu")
 
 
-def test_an_instrumented_step_for_devices_that_are_not_there(monkeypatch):
-  """Everything of a step of a GPU: described, traced and lowered here."""
+def compiled_for_gpus(monkeypatch, pacer, **settings):
+  """An instrumented step of four devices that are not there: described, traced and lowered here."""
   mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
 
   def step(w, x):
     loss, slope = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** jnp.float32(2)))(w)
     return w - jax.lax.pmean(slope, "data"), jax.lax.pmean(loss, "data")
 
-  paced = jaxpace.instrument(step, "data", jaxpace.pace_early_ranks(), clock="stream")
+  paced = jaxpace.instrument(step, "data", pacer, clock="stream", **settings)
   pace = paced.abstract(mesh)
-  made = jaxpace.instrument(step, "data", jaxpace.pace_early_ranks()).init(mesh)
+  made = jaxpace.instrument(step, "data", pacer).init(mesh)
   assert jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), pace) == jax.tree.map(
       lambda a: (a.shape, a.dtype, a.sharding), made)
   monkeypatch.setattr(paced, "_platform", "gpu")  # as the devices of a GPU topology would have set it
   spec = jaxpace.spec(mesh)
-  text = lowered(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())),
-                 pace, jnp.ones((3, 2)), jnp.ones((8, 3)))
+  return paced, lowered(
+      jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())),
+      pace, jnp.ones((3, 2)), jnp.ones((8, 3)))
+
+
+@pytest.mark.parametrize("pacer", [
+    jaxpace.pace_early_ranks(), jaxpace.guard(jaxpace.pace_early_ranks()),
+    jaxpace.chain(jaxpace.pace_early_ranks(), jaxpace.interleave_jobs()), None],
+    ids=["early", "guard", "chain", "none"])
+def test_an_instrumented_step_asks_nothing_of_the_host(monkeypatch, pacer):
+  paced, text = compiled_for_gpus(monkeypatch, pacer)
   assert paced.plan.clock == "stream"
   assert len(calls(text)) >= len(paced.plan.marks), "a stamp for each mark, the first two by one kernel, and holds"
   assert "callback" not in text
+  assert "stablehlo.if" not in text and "stablehlo.while" not in text, "the host would read which way to go"
+  known = set(re.findall(r"(%\w+) = stablehlo.constant", text))
+  for made, which in re.findall(r'(?:(%\w+)\S* = )?"stablehlo.case"\((%\w+)\)', text):
+    assert which in known, "only what depends on the platform, which XLA folds"
+    known.add(made)
+
+
+def test_an_entry_stamp_takes_whole_gradients(monkeypatch):
+  _, text = compiled_for_gpus(monkeypatch, None)
+  gradient = next(line.split("=")[0].strip() for line in text.splitlines() if "-> tensor<3x2xf32>" in line
+                  and "dot_general" in line)
+  assert any(gradient in given for _, given, _ in calls(text)), "an element of it would be a copy of its own"
+
+
+def test_arrivals_are_shared_for_a_pacer_alone(monkeypatch):
+  assert compiled_for_gpus(monkeypatch, jaxpace.pace_early_ranks())[0].plan.share
+  recorded = compiled_for_gpus(monkeypatch, None)[0].plan
+  assert not recorded.share and "no pacer would see it" in recorded.share_reason
+  assert compiled_for_gpus(monkeypatch, None, share=True)[0].plan.share

@@ -74,3 +74,8 @@ def test_leading_dimensions_are_element_by_element_and_compile():
   np.testing.assert_allclose(seconds, (ends - starts) * 1e-9, rtol=3e-7)
   assert words.compare(jnp.asarray(words.from_ns(starts)), jnp.asarray(words.from_ns(ends))).tolist() == [
       [-1, -1], [1, -1]]
+
+
+def test_only_zero_is_zero():
+  stamps = words.from_ns(np.array([0, 1, 2**32, 2**32 - 1, -1]))
+  assert words.is_zero(jnp.asarray(stamps)).tolist() == [True, False, False, False, False]
