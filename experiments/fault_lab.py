@@ -30,6 +30,7 @@ _RUNS = flags.DEFINE_string("runs", "runs/fault_lab", "Directory of the runs.")
 _MAKE = flags.DEFINE_bool("make", False, "Only make the runs.")
 _JUDGE = flags.DEFINE_bool("judge", False, "Only judge the runs that are there.")
 _ONLY = flags.DEFINE_list("only", [], "Only runs whose name holds one of these; their twins too.")
+_SKIP = flags.DEFINE_list("skip", [], "No runs whose name holds one of these, to be made later by the same command.")
 _NOTE = flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
 _OUT = flags.DEFINE_string("out", "docs/measurements/fault_lab.json", "Where the figures go; tables beside it.")
 
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> None:
     chosen = {spec.name for spec in specs if any(part in spec.name for part in _ONLY.value)}
     chosen |= {spec.twin for spec in specs if spec.name in chosen and spec.twin}
     specs = [spec for spec in specs if spec.name in chosen]
+  specs = [spec for spec in specs if not any(part in f"{spec.name} {spec.twin}" for part in _SKIP.value)]
   if not _JUDGE.value:
     try:
       failed = make.make(specs, _CONFIG.value, runs, _show, _say)

@@ -199,6 +199,12 @@ def trips_vary(case: Case) -> bool:
   return len(found) >= FEWEST_HOSTS and float(np.median([high / max(low, 1.0) for low, high in found])) >= _VARY
 
 
+def round_trip(busy: Busy, span: tuple[int, int]) -> float:
+  """Median round trip in a stretch, s, mean over the hosts; NaN where not sampled."""
+  level = _medians(busy.trips_of([span]))
+  return float(level[np.isfinite(level)].mean()) if np.isfinite(level).any() else float("nan")
+
+
 def typical_trips(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]
                   ) -> tuple[np.ndarray, np.ndarray]:
   """Median round trips in some stretches and in others, s, of the processes that sampled them in both."""

@@ -67,3 +67,13 @@ def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
   assert finding.hosts == estimated.hosts == ("host3",)
   assert estimated.share == pytest.approx(3e-3 / diagnosis.step_time.mean, abs=0.002)
   assert finding.share == pytest.approx((5.2e-3 - floor) / diagnosis.step_time.mean, abs=0.002)
+
+
+def test_where_data_queue_is_contended_though_half_of_the_transfers_are_quick():
+  """All transfers are slow for a while, then two of five to the end: their median is as on a quiet fabric."""
+  run, truth = run_of(job(Fault("contention", 20e-3, begin=0.4, end=0.7),
+                          Fault("contention", 20e-3, begin=0.7, probability=0.4), steps=600))
+  (without,) = diagnose(run).findings
+  (finding,) = diagnose(sampled(run, lambda process, at: 0.3e-3 if at < 0.4 else 3e-3)).findings
+  assert finding.share == pytest.approx(cost(truth), abs=0.01) and without.share < cost(truth) - 0.03
+  assert (finding.first_step, finding.last_step) == (pytest.approx(240, abs=5), None)

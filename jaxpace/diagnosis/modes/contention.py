@@ -92,7 +92,14 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
   most = np.median(inside) >= np.quantile(outside, 0.9)
   if told is False or not (nearly_all or told and most):
     return None
-  return _slower(case, busy, spans, slow, by_block - float(np.median(outside)))
+  return _slower(case, busy, spans, slow | _queued(busy, spans, slow), by_block - float(np.median(outside)))
+
+
+def _queued(busy: tcp.Busy, spans: list[tuple[int, int]], slow: np.ndarray) -> np.ndarray:
+  """[S] bool, spans in which data queue on the way as in the slow ones, though half of the transfers are quick."""
+  level = np.array([tcp.round_trip(busy, span) for span in spans])
+  usual = np.nanmin(level[~slow]) if np.isfinite(level[~slow]).any() else np.nan
+  return ~slow & (level >= tcp.LONGER * usual)
 
 
 def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
