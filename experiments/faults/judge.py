@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.faults import truth
 from experiments.faults.make import FABRIC, LABEL, label
-from experiments.faults.scores import Found, Injected, Judged
+from experiments.faults.scores import COSTLY, STRETCH, Found, Injected, Judged
 from experiments.faults.spec import (
     AMPLIFICATION,
     CONTENTION,
@@ -110,7 +110,13 @@ def _judge(one: Labelled) -> dict[str, Judged]:
   try:
     run = read_run(one.path / "run")
     detected, noticed, early = detection(run, injected)
-    followed = dataclasses.replace(blank, detected=detected, noticed=noticed, false_alarms=early)
+    followed = dataclasses.replace(blank, detected=detected, noticed=noticed, false_alarms=len(early),
+                                   steps=len(run.steps))
+    if control:
+      found = truth.read(one.path, spec)
+      followed = dataclasses.replace(
+          followed, disturbed=truth.disturbed(found, COSTLY, STRETCH),
+          of_disturbances=sum(truth.lost(found, alarm.onset, alarm.step) >= COSTLY for alarm in early))
     return {how: _diagnosed(one, followed, run, how) for how in WAYS}
   except RunError as error:
     return dict.fromkeys(WAYS, dataclasses.replace(blank, trouble=str(error)))
@@ -137,7 +143,7 @@ _ALARMS = {STRAGGLER: stream.LATE, LOCALITY: stream.LATE, AMPLIFICATION: stream.
 
 
 def detection(run: Run, injected: Sequence[Injected]
-              ) -> tuple[dict[int, int | None], dict[int, int | None], int]:
+              ) -> tuple[dict[int, int | None], dict[int, int | None], list[stream.Alarm]]:
   """Follows a run step by step, as it would be followed live.
 
   Args:
@@ -147,7 +153,7 @@ def detection(run: Run, injected: Sequence[Injected]
   Returns:
     Steps from when a fault first did anything to the first alarm of the right kind, and of a right rank if it names
     one, by the place of each fault that begins mid-run, None where there is none; the same to the first alarm of any
-    kind; and the number of alarms before anything was injected.
+    kind; and the alarms before anything was injected.
   """
   _, alarms = stream.follow(stream.init(run.ranks), run)
   begun = [alarm for alarm in alarms if not alarm.over]
@@ -161,7 +167,7 @@ def detection(run: Run, injected: Sequence[Injected]
       right = [alarm for alarm in since if alarm.kind == kind and (alarm.rank is None or alarm.rank in fault.ranks)]
       found[place], noticed[place] = (some[0].step - began if some else None for some in (right, since))
   first = min((fault.onset for fault in injected), default=None)
-  return found, noticed, sum(first is None or alarm.step < first for alarm in begun)
+  return found, noticed, [alarm for alarm in begun if first is None or alarm.step < first]
 
 
 def _what_if(injected: Sequence[Injected], how: str) -> str | None:

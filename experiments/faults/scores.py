@@ -13,6 +13,8 @@ from experiments.faults.spec import AMPLIFICATION, CONTENTION, HEALTHY, LOCALITY
 
 COSTLY = 0.05
 """Faults that cost this share of a run's time count; what becomes of cheaper ones is told apart."""
+STRETCH = 24
+"""Steps over which it is asked how often healthy runs are disturbed: what the stream looks back on."""
 BINS = (0.0, 0.02, 0.035, 0.05, 0.1, 0.2, 1.0)
 """Edges of the classes of cost."""
 GROUP_OF = {STRAGGLER: "chronic", LOCALITY: "chronic", AMPLIFICATION: "wandering", RUNTIME: "runtime",
@@ -63,6 +65,10 @@ class Judged:
       begins mid-run; None where it never did.
     noticed: the same until it told of anything at all.
     false_alarms: of the stream, before anything was injected.
+    of_disturbances: those of them in whose steps, from the onset told to the alarm, the job lost `COSTLY` of its time
+      or more to something that nobody injected, by the loops' own clocks.
+    disturbed: in a healthy control, share of its stretches of `STRETCH` steps in which it lost as much; else None.
+    steps: of the run.
     untouched: error of the truth that contention is compared with, as a share of the step, where it shows.
     trouble: what kept the run from being diagnosed; empty if nothing did.
   """
@@ -78,6 +84,9 @@ class Judged:
   detected: Mapping[int, int | None] | None = None
   noticed: Mapping[int, int | None] | None = None
   false_alarms: int = 0
+  of_disturbances: int = 0
+  disturbed: float | None = None
+  steps: int = 0
   untouched: float | None = None
   trouble: str = ""
 
@@ -267,6 +276,9 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
                     "noticed_within_30": sum(steps is not None and steps <= 30
                                              for steps in delays(runs, lambda run: run.noticed)),
                     "false_alarms_in_controls": sum(run.false_alarms for run in controls),
+                    "of_disturbances": sum(run.of_disturbances for run in controls),
+                    "steps_of_controls": sum(run.steps for run in controls),
+                    "disturbed_stretches": float(np.mean([run.disturbed or 0.0 for run in controls] or [0.0])),
                     "by_kind": _by_kind(runs),
                     "median": float(np.median(found)) if found else None,
                     "p95": float(np.percentile(found, 95)) if found else None},

@@ -71,7 +71,11 @@ def _rows(judgements: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
                     lambda s, k=key: f"{s['detection'][k]} of {s['detection']['faults']}"))
   rows.append(row("steps to detection: median, 95 %", lambda s: "–" if s["detection"]["median"] is None else
                   f"{s['detection']['median']:.0f}, {s['detection']['p95']:.0f}"))
-  rows.append(row("false alarms of the stream in controls", lambda s: s["detection"]["false_alarms_in_controls"]))
+  rows.append(row("false alarms of the stream in controls, of steps", lambda s: (
+      f"{s['detection']['false_alarms_in_controls']} in {s['detection']['steps_of_controls']:,}")))
+  rows.append(row("of them, where the machine cost the job 5 % or more", lambda s: s["detection"]["of_disturbances"]))
+  rows.append(row("stretches of 24 healthy steps in which it did", lambda s: (
+      f"{100 * s['detection']['disturbed_stretches']:.0f} %")))
   rows.append(row("runs not diagnosed", lambda s: len(s["undiagnosed"])))
   return rows
 

@@ -57,6 +57,23 @@ def read(directory: pathlib.Path, spec: Spec) -> Measured:
   return Measured(arrays["work"], arrays["extra"], arrays["over"], pause, step)
 
 
+def lost(found: Measured, first: int, last: int) -> float:
+  """Share of the step that steps `first` to `last` took longer than is usual in the run, whatever the reason.
+
+  By the loops' own clocks: what a step takes beyond the longest work and pauses that were asked for, less the run's
+  median of it.
+  """
+  asked = (found.work + found.extra - found.over + sum(found.pause.values(), np.zeros_like(found.work))).max(axis=0)
+  rest = found.step - asked
+  return float((np.nanmean(rest[first:last + 1]) - np.nanmedian(rest)) / np.nanmedian(found.step))
+
+
+def disturbed(found: Measured, cost: float, steps: int) -> float:
+  """Share of all stretches of so many steps in which that share, `lost`, is `cost` at least."""
+  begins = range(1, len(found.step) - steps + 1)
+  return float(np.mean([lost(found, begin, begin + steps - 1) >= cost for begin in begins])) if begins else 0.0
+
+
 @dataclasses.dataclass(frozen=True)
 class FaultTruth:
   """What one fault did.

@@ -79,7 +79,8 @@ def test_errors_of_shares_and_what_if_and_detection() -> None:
   assert summary["what_if_error_percent"]["same_run"]["max_abs"] == pytest.approx(100 * (1.02 / 0.99 - 1))
   assert summary["detection"] == {
       "faults": 3, "detected": 2, "within_30": 1, "noticed_within_30": 0, "median": 26.0, "p95": 38.6,
-      "false_alarms_in_controls": 0, "by_kind": {"kind": [12, 40, None]}}
+      "false_alarms_in_controls": 0, "of_disturbances": 0, "steps_of_controls": 0, "disturbed_stretches": 0.0,
+      "by_kind": {"kind": [12, 40, None]}}
   fading = {(row["from"], row["to"]): (row["runs"], row["found"]) for row in summary["fading"]}
   assert fading[0.1, 0.2] == (1, 0)
   assert "missed" in scores.misjudged(runs)[0] and len(scores.misjudged(runs)) == 1

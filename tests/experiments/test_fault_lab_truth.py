@@ -150,3 +150,22 @@ def test_the_truth_of_contention_is_tried_on_runs_in_whose_network_nothing_was_d
   assert truth.truth(twin, measured(twin), None).untouched is None
   inside = dataclasses.replace(late, layout="in4")
   assert truth.truth(inside, measured(inside), measured(dataclasses.replace(twin, layout="in4"))).untouched is None
+
+
+def test_what_the_machine_took_is_told_by_the_loops_own_clocks() -> None:
+  found = measured(spec_of())
+  assert truth.lost(found, 50, 80) == pytest.approx(0, abs=1e-9)
+  usual = float(np.nanmedian(found.step))
+  step, work, over = found.step.copy(), found.work.copy(), found.over.copy()
+  step[60:90] += 0.1 * usual  # what nobody asked for
+  work[0, 180:] += 5e-3
+  over[0, 180:] += 5e-3  # a sleep that was too long is the machine's too
+  step[180:] += 5e-3
+  found = found._replace(step=step, work=work, over=over)
+  assert truth.lost(found, 60, 89) == pytest.approx(0.1, rel=0.05)
+  assert truth.lost(found, 180, 199) == pytest.approx(5e-3 / usual, rel=0.05)
+  assert truth.lost(found, 20, 59) == pytest.approx(0, abs=1e-9)
+  whole = found._replace(step=found.step[:100], work=found.work[:, :100], extra=found.extra[:, :100],
+                         over=found.over[:, :100])
+  # 30 disturbed steps of 99: those stretches of 10 that hold 5 of them at least.
+  assert truth.disturbed(whole, 0.05, 10) == pytest.approx(31 / 90, abs=0.03)
