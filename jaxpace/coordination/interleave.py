@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import order, packing, settings, shift_test, windows
+from jaxpace.coordination import order, packing, settings, shift_trial, windows
 from jaxpace.coordination.coin import checked, uniform
 from jaxpace.coordination.durations import bounded, valid
 from jaxpace.core.types import Decision, Observation, Pacer
@@ -47,7 +47,7 @@ class Own(NamedTuple):
   asked: jax.Array  # float32 s, asked after the last step
   asked_before: jax.Array  # float32 s, after the one before
   hold: jax.Array  # int32, decisions to sit out until a shift is seen
-  test: shift_test.ShiftTest
+  test: shift_trial.ShiftTest
   quiet: jax.Array  # int32, decisions since a shift was wanted, at most `_CALM`
   since: jax.Array  # int32, decisions since a shift was asked for on more than one sight, at most `_AWAKE`
   seen: jax.Array  # int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
@@ -59,7 +59,7 @@ class Own(NamedTuple):
 _REAL, _WHOLE, _FLAG = packing.REAL, packing.WHOLE, packing.FLAG
 _LIKE = Own(
     windows.Mean(_REAL, _REAL), _REAL, _REAL, _REAL, _WHOLE,
-    shift_test.ShiftTest(_WHOLE, _FLAG, _REAL, _REAL, _WHOLE, _REAL, _REAL, _REAL, _FLAG, _WHOLE, _WHOLE, _REAL),
+    shift_trial.ShiftTest(_WHOLE, _FLAG, _REAL, _REAL, _WHOLE, _REAL, _REAL, _REAL, _FLAG, _WHOLE, _WHOLE, _REAL),
     _WHOLE, _WHOLE, _WHOLE, _REAL, _REAL, _REAL)
 
 
@@ -108,7 +108,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   the rest if it follows in the next step too; so a phase that wanders off is set right before jobs collide, and a
   pause of one rank, which looks alike, moves it little and doesn't count as a shift.
 
-  *Its test* is the coin of `jaxpace.coordination.shift_test`: of the shifts that are wanted some are not made, and the
+  *Its test* is the coin of `jaxpace.coordination.shift_trial`: of the shifts that are wanted some are not made, and the
   steps that follow are compared. It switches itself off where shifts make steps longer, or show nothing for long.
 
   *Bounds.* Nothing is asked while contention, the sum of what buckets took beyond their floors, is at most `dead_band`
@@ -165,7 +165,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
 
   def init(ranks: int) -> Interleave:
     zero, none = jnp.float32(0), jnp.int32(0)
-    own = Own(typical.init(), jnp.float32(1), zero, zero, none, shift_test.init(retry), jnp.asarray(_CALM),
+    own = Own(typical.init(), jnp.float32(1), zero, zero, none, shift_trial.init(retry), jnp.asarray(_CALM),
               jnp.asarray(_AWAKE), none, jnp.float32(np.nan), zero, jnp.asarray(_CLOSEST * clear))
     return Interleave(jnp.asarray(start), lowest.init((slots,)), packing.pack(own))
 
@@ -188,7 +188,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     period = typical.value(period_now)
     known = valid(seen.ahead) & valid(took) & (period > _ZERO)
     bank = jnp.where(known, jnp.minimum(own.bank + earned, _ONE), own.bank)
-    test = shift_test.advance(took, period, own.test, patience, retry, level)
+    test = shift_trial.advance(took, period, own.test, patience, retry, level)
 
     # A follower whose W grows by itself is drawn in: what it loses until its shift takes hold is added.
     certain = seen.clears | seen.trails
@@ -210,7 +210,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     contended = jnp.where(awake, again, beyond & (times_seen == _SURE))
     wanted = contended & (own.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
     wanted &= want <= bank * period
-    act, tested, test = shift_test.trigger(wanted, awake, own_time, uniform(key, observation.step, 2), test)
+    act, tested, test = shift_trial.trigger(wanted, awake, own_time, uniform(key, observation.step, 2), test)
     # Where the order can't be seen and no test's coin says whether to move, one of its own does.
     act &= certain | tested | (uniform(key, observation.step, 3) < np.float32(0.5))
 
@@ -227,7 +227,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     soon = own.since < _SOON
     factor = jnp.where(soon & held_up_behind, _NARROWER, jnp.where(soon & act & certain & ~sudden, _WIDER, _ONE))
     clear_now = jnp.clip(own.clear * factor, _CLOSEST * clear, clear)
-    estimate, low, high = shift_test.effect(test, level)
+    estimate, low, high = shift_trial.effect(test, level)
     engaged = (quiet < _CALM) & (test.off == np.int32(0))
     info = {"contention": seen.contention, "ahead": seen.ahead, "engaged": engaged.astype(jnp.float32),
             "shift_effect": estimate, "shift_low": low, "shift_high": high}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.coordination import shift_test
+from jaxpace.coordination import shift_trial
 
 LEVEL, PATIENCE, RETRY = 0.05, 48, 100
 
@@ -22,17 +22,17 @@ def run(steps):
   def turn(carry, now):
     state, since, last, before = carry
     draw, noise, effect = now
-    state = shift_test.advance(before, jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
+    state = shift_trial.advance(before, jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
     judged = state
     wanted = (since > 12) & (state.age == 0)
-    act, tested, state = shift_test.trigger(wanted, jnp.asarray(False), jnp.float32(1), draw, state)
+    act, tested, state = shift_trial.trigger(wanted, jnp.asarray(False), jnp.float32(1), draw, state)
     since = jnp.where(act, 0, since + 1)
     # This decision is about the step that comes now; its time is seen by the decision after the next one.
-    took = jnp.float32(1) + noise + jnp.where(since < shift_test.STEPS, effect, jnp.float32(0))
+    took = jnp.float32(1) + noise + jnp.where(since < shift_trial.STEPS, effect, jnp.float32(0))
     return (state, since, took, last), (judged, act, tested, wanted)
 
   def scan(draws, noise, effect):
-    start = (shift_test.init(RETRY), jnp.int32(99), jnp.float32(1), jnp.float32(1))
+    start = (shift_trial.init(RETRY), jnp.int32(99), jnp.float32(1), jnp.float32(1))
     effects = jnp.broadcast_to(jnp.float32(effect), draws.shape)
     return jax.lax.scan(turn, start, (draws, noise, effects))[1]
 
@@ -48,7 +48,7 @@ def jobs(count, steps, sigma, seed=0):
 @pytest.mark.parametrize("effect", [-0.05, 0.1])
 def test_it_estimates_the_effect_and_shows_its_sign(effect):
   states, _, _, _ = run(1500)(*jobs(16, 1500, 0.02), effect)
-  estimate, low, high = jax.vmap(jax.vmap(lambda s: shift_test.effect(s, LEVEL)))(states)
+  estimate, low, high = jax.vmap(jax.vmap(lambda s: shift_trial.effect(s, LEVEL)))(states)
   enough = np.asarray(states.tests) == 8
   assert np.asarray(estimate)[enough].mean() == pytest.approx(effect, rel=0.25)
   inside = (np.asarray(low) <= effect) & (np.asarray(high) >= effect)
@@ -60,7 +60,7 @@ def test_it_estimates_the_effect_and_shows_its_sign(effect):
 
 def test_where_shifts_do_nothing_it_rarely_says_otherwise_and_gives_up():
   states, _, _, _ = run(1500)(*jobs(200, 1500, 0.02, seed=1), 0.0)
-  _, low, high = jax.vmap(jax.vmap(lambda s: shift_test.effect(s, LEVEL)))(states)
+  _, low, high = jax.vmap(jax.vmap(lambda s: shift_trial.effect(s, LEVEL)))(states)
   false = ((np.asarray(low) > 0) | (np.asarray(high) < 0)).any(axis=1)
   assert false.mean() <= 0.05 + 0.03
   assert (np.asarray(states.off) > 0).any(axis=1).mean() > 0.9
@@ -74,30 +74,30 @@ def test_half_of_the_triggers_are_tests_and_nothing_happens_in_tails():
   assert act[triggers].mean() == pytest.approx(0.75, abs=0.05)
   assert act[tested].mean() == pytest.approx(0.5, abs=0.05)
   runs = np.asarray(states.age)
-  assert runs.max() == shift_test.STEPS + shift_test.LAG and not act[~triggers].any()
+  assert runs.max() == shift_trial.STEPS + shift_trial.LAG and not act[~triggers].any()
 
 
 def test_a_step_that_is_not_known_voids_its_test():
-  state = shift_test.init(RETRY)
-  _, tested, state = shift_test.trigger(jnp.asarray(True), jnp.asarray(False), jnp.float32(1),
+  state = shift_trial.init(RETRY)
+  _, tested, state = shift_trial.trigger(jnp.asarray(True), jnp.asarray(False), jnp.float32(1),
                                        jnp.float32(0.1), state)
   assert bool(tested)
   for k in range(12):
     took = jnp.float32(np.nan if k == 4 else 1)
-    state = shift_test.advance(took, jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
+    state = shift_trial.advance(took, jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
   assert int(state.tests) == 0 and int(state.age) == 0
 
 
 @pytest.mark.parametrize("draw, sign", [(0.1, 1), (0.3, -1)])
 def test_exactly_the_eight_steps_after_the_trigger_are_compared(draw, sign):
   """Decided after step 0; a decision sees the step before the one just done."""
-  state = shift_test.init(RETRY)
-  act, tested, state = shift_test.trigger(
+  state = shift_trial.init(RETRY)
+  act, tested, state = shift_trial.trigger(
       jnp.asarray(True), jnp.asarray(False), jnp.float32(1), jnp.float32(draw), state)
   assert bool(tested) and bool(act) == (sign > 0)
   for decision in range(1, 11):
     step = decision - 1
     took = 1.2 if 1 <= step <= 8 else 50.0
-    state = shift_test.advance(jnp.float32(took), jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
+    state = shift_trial.advance(jnp.float32(took), jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
     assert int(state.tests) == (step >= 8)
   assert float(state.mean) == pytest.approx(sign * 2 * 0.2, rel=1e-4)
