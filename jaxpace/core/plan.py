@@ -60,6 +60,10 @@ class Unstamped:
   reason: str
 
 
+OF_DEVICES = frozenset({"stream"})
+"""Clocks whose zero is each device's own, not that of the host's monotonic clock."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What every stamp of a step means, and what was decided when the step was traced."""

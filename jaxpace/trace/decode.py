@@ -59,8 +59,14 @@ def newest_step(copy: np.ndarray) -> int:
   return int(copy[valid, ring.STEP].max()) if valid.any() else -1
 
 
+def end_ns(copy: np.ndarray, plan: Plan) -> int:
+  """Returns the last stamp of the newest completed step of a [rows, width] ring; ns of the clock it is of."""
+  newest = copy[(copy[:, ring.FLAGS] & ring.VALID != 0) & (copy[:, ring.STEP] == newest_step(copy))]
+  return int(_times(newest, len(plan.marks)).max())
+
+
 def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
-           previous: Previous | None = None) -> tuple[Columns, Columns]:
+           previous: Previous | None = None, shift: int = 0) -> tuple[Columns, Columns]:
   """Decodes one rank's ring rows.
 
   A phase the plan has no mark for is absent (null), never 0: forward and backward that can't be told apart are
@@ -73,6 +79,7 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
     process: index of the process that owns it.
     attempt: 0, then 1, 2, ... after restarts.
     previous: last step decoded before this batch, for the first row's `gap_ns`; None if there is none.
+    shift: ns to add to every stamp, from the clock they are of to the host's.
 
   Returns:
     Columns of the `steps` table [n] and of the `collectives` table [n * stamped collectives], both ordered by step.
@@ -90,6 +97,7 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
   steps = rows[:, ring.STEP].astype(np.int64)
   times = _times(rows, len(marks))
   taken = times != 0
+  times = np.where(taken, times + shift, 0)
   identity: Columns = {"step": steps, "rank": np.full(len(steps), rank, np.int32),
                        "process": np.full(len(steps), process, np.int32),
                        "attempt": np.full(len(steps), attempt, np.int32)}

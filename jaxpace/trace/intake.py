@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxpace.core.plan import Plan
+from jaxpace.core.plan import OF_DEVICES, Plan
 from jaxpace.trace import decode, host
 
 
@@ -18,6 +18,7 @@ class Batch:
   plan: Plan
   samples: list[host.Sample]  # one for each `record` call since the last batch, the newest step's last
   extra: list[dict[str, float]]  # the user's own columns, one dict a sample
+  read_ns: int = 0  # when the copy was read, of the host's monotonic clock; needed where the stamps are of another
   sampled: bool = False  # whether steps between this batch and the one before were left out on purpose
 
 
@@ -41,6 +42,7 @@ class Intake:
     self._ranks, self._process, self._attempt, self._losses = ranks, process, attempt, losses
     self._seen: list[int] | None = None  # last step seen of each rank
     self._previous: list[decode.Previous | None] = [None] * len(ranks)
+    self._shift: list[int | None] = [None] * len(ranks)  # ns from each device's clock to the host's
     self._rows: list[list[np.ndarray]] = [[] for _ in ranks]
     self._host: list[tuple[int, list[host.Sample], list[dict[str, float]]]] = []
     self.rows = 0
@@ -73,6 +75,9 @@ class Intake:
       self._host.append((max(newest), batch.samples, batch.extra))
     hole = False
     for i, copy in enumerate(batch.ring):
+      if self._shift[i] is None and newest[i] >= 0:
+        # Once and for all: what is between two stamps must not depend on when they were copied.
+        self._shift[i] = batch.read_ns - decode.end_ns(copy, batch.plan) if batch.plan.clock in OF_DEVICES else 0
       rows, missing = decode.new_rows(copy, self._seen[i])
       if not batch.sampled:
         self._losses.lost_rows += missing
@@ -90,7 +95,7 @@ class Intake:
       if not self._rows[i]:
         continue
       columns, waits = decode.decode(np.concatenate(self._rows[i]), plan, rank, self._process, self._attempt,
-                                     self._previous[i])
+                                     self._previous[i], self._shift[i] or 0)
       last_end = columns["end_ns"][-1]
       self._previous[i] = decode.Previous(
           int(columns["step"][-1]), 0 if last_end is np.ma.masked else int(last_end))

@@ -320,7 +320,7 @@ class Recorder:
       if ranks is not None:
         self._writer.set_ranks(ranks)
       self._watch_progress(rings, len(item.samples))
-      self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra))
+      self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra, time.monotonic_ns()))
 
   def _watch_progress(self, rings: np.ndarray, calls: int) -> None:
     """Copies more often if `record` is not called for every step."""

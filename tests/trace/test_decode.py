@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from jaxpace.core import ring
 from jaxpace.core.plan import Mark, Plan
-from jaxpace.trace import decode
+from jaxpace.trace import decode, host
+from jaxpace.trace.intake import Batch, Intake, Losses
 from tests.trace import fake_step as fake
 
 
@@ -140,3 +141,32 @@ def test_host_columns_join_by_step():
   host = {"step": np.array([4, 3, 6]), "cpu_ns": np.ma.masked_array([40, 30, 60], [False, False, True])}
   assert decode.join_host(columns, host)["cpu_ns"].tolist() == [30, 40, None, None]
   assert "cpu_ns" not in decode.join_host(columns, {"step": np.zeros(0, np.int64), "cpu_ns": np.zeros(0)})
+
+
+def test_stamps_of_a_device_s_clock_become_the_host_s_by_one_shift_for_each_rank():
+  plan = dataclasses.replace(fake.PLAN, clock="stream")
+  ranks = [3, 5]
+  intake = Intake(ranks, process=1, attempt=0, losses=Losses())
+
+  def batch(steps, read_ns):
+    rings = np.stack([fake.numpy_rows(steps, rank=rank) for rank in ranks])
+    return Batch(rings, plan, [(None,) * len(host.NAMES)] * len(steps), [{}] * len(steps), read_ns)
+
+  intake.add(batch([0, 1], 7_000_000))
+  first, waits = intake.decode(plan)
+  intake.add(batch([2, 3], 90_000_000))  # read late: that must not move it
+  second, _ = intake.decode(plan)
+  for rank in ranks:
+    ends = np.concatenate([columns["end_ns"][columns["rank"] == rank] for columns in (first, second)])
+    assert ends.tolist() == [7_000_000 + (step - 1) * fake.PERIOD for step in range(4)]
+    assert second["gap_ns"][second["rank"] == rank].tolist() == [fake.PERIOD - sum(fake.DURATIONS)] * 2
+    mine = waits["rank"] == rank
+    assert (waits["exit_ns"] - waits["enter_ns"])[mine].tolist() == [fake.DURATIONS[5]] * 2
+    assert (first["end_ns"][first["rank"] == rank] - waits["exit_ns"][mine]).tolist() == [sum(fake.DURATIONS[6:])] * 2
+
+
+def test_stamps_of_the_host_s_clock_are_left_alone():
+  intake = Intake([3], process=1, attempt=0, losses=Losses())
+  intake.add(Batch(fake.numpy_rows([4], rank=3)[None], fake.PLAN, [], [], 7_000_000))  # steps before the recording
+  intake.add(Batch(fake.numpy_rows([5], rank=3)[None], fake.PLAN, [], [], 7_000_000))
+  assert intake.decode(fake.PLAN)[0]["end_ns"].tolist() == [fake.stamp(5, 3, 7)]
