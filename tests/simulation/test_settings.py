@@ -2,11 +2,12 @@
 
 import copy
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpace.cli.pacer_expression import make
-from jaxpace.simulation import noise, scenario
+from jaxpace.simulation import noise, scenario, sharing
 from jaxpace.simulation.settings import SettingsError, read
 
 GOOD = {
@@ -115,3 +116,21 @@ def test_equal_jobs_weigh_the_same_and_share_half():
   assert shares.weights[0] == pytest.approx(shares.weights[1])
   np.testing.assert_allclose(shares.usage[0], shares.usage[1])
   assert shares.usage.max() > 0.9
+
+
+def test_where_jobs_compete_each_of_their_messages_gets_the_same():
+  """A ring of one message each way across the racks, beside one of two: as max-min sharing of all messages has it."""
+  config = {
+      "steps": 4, "fabric": {"nodes": 8, "per_node": 1, "card_rate": 7.5e9, "rack": 4, "uplink_rate": 10e9,
+                             "node_latency": 0.0, "rack_latency": 0.0, "spine_latency": 0.0},
+      "jobs": {"a": {"nodes": [0, 4]}, "b": {"nodes": [1, 5, 2, 6]}}}
+  made = read(config, make)
+  shares = scenario.shares(list(made.jobs))
+  speed = np.asarray(sharing.progress(*map(jnp.asarray, (shares.usage, shares.weights, np.ones(2, bool)))))
+  capacities = made.fabric.capacities()
+  messages = [made.fabric.paths(np.array(job.nodes), np.roll(job.nodes, -1)) for job in made.jobs]
+  together = sharing.max_min(np.concatenate(messages), capacities)
+  expected = [together[own].min() / sharing.max_min(paths, capacities).min()
+              for own, paths in zip((slice(0, 2), slice(2, 6)), messages, strict=True)]
+  np.testing.assert_allclose(expected, [4 / 9, 2 / 3], rtol=1e-9)
+  np.testing.assert_allclose(speed, expected, rtol=1e-5)
