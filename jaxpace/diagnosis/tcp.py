@@ -185,11 +185,12 @@ def says_slower(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence
 
 def trips_longer(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bool:
   """Whether data queue longer on the way in some stretches than in others, in nearly all windows of them."""
-  level, usual = typical_trips(busy, inside, outside)
-  if level.size < 2 or level.sum() < LONGER * usual.sum():
+  level, usual = _medians(busy.trips_of(inside)), _medians(busy.trips_of(outside))
+  known = np.isfinite(level) & np.isfinite(usual)
+  if known.sum() < 2 or level[known].sum() < LONGER * usual[known].sum():
     return False
-  now, then = (together[np.isfinite(together)] for together in (own.mean(axis=0) for own in (
-      busy.trips_of(inside), busy.trips_of(outside))))
+  now, then = (together[np.isfinite(together)] for together in (
+      busy.trips_of(spans)[known].mean(axis=0) for spans in (inside, outside)))
   return bool(now.size and then.size and np.quantile(now, 0.25) >= np.quantile(then, 0.75))
 
 
