@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING, Any
 
 from jaxpace.reporting import arguments
 from jaxpace.reporting.refusal import give_up_output, refuse
+
+if TYPE_CHECKING:
+  from jaxpace.diagnosis.diagnosis import Diagnosis
+  from jaxpace.reporting.progress import Progress
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.
@@ -58,38 +63,15 @@ def run(args: argparse.Namespace) -> int:
   Returns:
     Exit status: 0, or 2 where there is nothing to report on or a file can't be written.
   """
-  # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
-  from jaxpace.diagnosis.diagnose import diagnose
-  from jaxpace.diagnosis.document import to_json
-  from jaxpace.diagnosis.fabric import read_fabric
-  from jaxpace.diagnosis.what_if_request import WhatError, parse
-  from jaxpace.probing.links import read_links
-  from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.html import write as html
-  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
+  # Parquet, numpy and rich are imported where they are needed: `jaxpace --help` needs none of them.
+  from jaxpace.diagnosis.what_if_request import WhatError
+  from jaxpace.reporting.json_file import UnwritableError
   from jaxpace.reporting.progress import Progress
-  from jaxpace.reporting.terminal import render
-  from jaxpace.reporting.timeline import write as timeline
-  from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
-  from jaxpace.watching.events import read_events
 
   progress = Progress()
   try:
-    if args.json:
-      check_target(args.json)
-    html.check(args.html)
-    timeline.check(args.perfetto, args.chrome)
-    asked = [parse(text) for text in args.without]
-    fabric = read_fabric(args.floor) if args.floor else None
-    recorded = read_run(args.run, window=args.steps, progress=progress.reading)
-    diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric, links=read_links(args.run),
-                         events=read_events(args.run, recorded.id))
-    drawn = None
-    if args.html or (args.series and args.json):
-      from jaxpace.diagnosis.series.document import series  # forecasts need scipy, which other reports don't wait for
-
-      drawn = series(diagnosis, progress.drawing, fabric)
+    diagnosis, drawn = _diagnosed(args, progress)
   except (RunError, UnwritableError, WhatError) as error:
     progress.clear()
     return refuse("report", str(error))
@@ -97,26 +79,8 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
     return refuse("report", f"{args.run} needs more memory than there is: report on a window of it with --steps A:B.")
   progress.clear()
-  document = to_json(diagnosis) if args.json or args.html else {}
   try:
-    if args.json != "-":
-      render(diagnosis, make_console(), args.ranks)
-    if args.stability:
-      from jaxpace.diagnosis.stability import recorded as stability
-      from jaxpace.reporting.stability import render_stability
-
-      found = stability.recorded(diagnosis)
-      document["stability"] = stability.to_json(found)
-      if args.json != "-":
-        render_stability(found, make_console())
-    if args.html:
-      html.write(document | {"series": drawn}, args.html)
-      print(f"{args.html} written: open it in a browser.", file=sys.stderr)
-    if args.json:
-      write_document(document | ({"series": drawn} if args.series else {}), args.json)
-    if args.perfetto or args.chrome:
-      print(timeline.write(recorded, diagnosis.findings, args.perfetto, args.chrome), file=sys.stderr)
-    sys.stdout.flush()
+    _deliver(args, diagnosis, drawn)
   except BrokenPipeError:
     give_up_output()  # the reader of a pipe (`| head`) has seen enough
     return 0
@@ -126,3 +90,61 @@ def run(args: argparse.Namespace) -> int:
     give_up_output()
     return refuse("report", f"standard output can't be written: {error.strerror or error}.")
   return 0
+
+
+def _diagnosed(args: argparse.Namespace, progress: Progress) -> tuple[Diagnosis, dict[str, Any] | None]:
+  """The diagnosis, and what charts show of the run, where they are wanted. All targets are checked before the work."""
+  from jaxpace.diagnosis.diagnose import diagnose
+  from jaxpace.diagnosis.fabric import read_fabric
+  from jaxpace.diagnosis.what_if_request import parse
+  from jaxpace.probing.links import read_links
+  from jaxpace.reporting.html import write as html
+  from jaxpace.reporting.json_file import check_target
+  from jaxpace.reporting.timeline import write as timeline
+  from jaxpace.trace.reader import read_run
+  from jaxpace.watching.events import read_events
+
+  if args.json:
+    check_target(args.json)
+  html.check(args.html)
+  timeline.check(args.perfetto, args.chrome)
+  asked = [parse(text) for text in args.without]
+  fabric = read_fabric(args.floor) if args.floor else None
+  recorded = read_run(args.run, window=args.steps, progress=progress.reading)
+  diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric, links=read_links(args.run),
+                       events=read_events(args.run, recorded.id))
+  if not (args.html or (args.series and args.json)):
+    return diagnosis, None
+  from jaxpace.diagnosis.series.document import series  # forecasts need scipy, which other reports don't wait for
+
+  return diagnosis, series(diagnosis, progress.drawing, fabric)
+
+
+def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None) -> None:
+  """Prints the report, and writes what was asked for."""
+  from jaxpace.diagnosis.document import to_json
+  from jaxpace.reporting.console import make_console
+  from jaxpace.reporting.html import write as html
+  from jaxpace.reporting.json_file import write_document
+  from jaxpace.reporting.terminal import render
+  from jaxpace.reporting.timeline import write as timeline
+
+  document = to_json(diagnosis) if args.json or args.html else {}
+  if args.json != "-":
+    render(diagnosis, make_console(), args.ranks)
+  if args.stability:
+    from jaxpace.diagnosis.stability import recorded as stability
+    from jaxpace.reporting.stability import render_stability
+
+    found = stability.recorded(diagnosis)
+    document["stability"] = stability.to_json(found)
+    if args.json != "-":
+      render_stability(found, make_console())
+  if args.html:
+    html.write(document | {"series": drawn}, args.html)
+    print(f"{args.html} written: open it in a browser.", file=sys.stderr)
+  if args.json:
+    write_document(document | ({"series": drawn} if args.series else {}), args.json)
+  if args.perfetto or args.chrome:
+    print(timeline.write(diagnosis.run, diagnosis.findings, args.perfetto, args.chrome), file=sys.stderr)
+  sys.stdout.flush()
