@@ -253,8 +253,9 @@ def test_impossible_shapes_are_refused():
     simulation(Shape(4, 3))
 
 
-def test_failures_take_what_daly_says():
-  failures = Failures(rate=1 / 4000, every=100, checkpoint=30.0, restart=120.0)
+@pytest.mark.parametrize("mtbf", [4000, 300])  # now and then, and twice in most segments
+def test_failures_take_what_daly_says(mtbf):
+  failures = Failures(rate=1 / mtbf, every=100, checkpoint=30.0, restart=120.0)
   survived = survive(np.full(100 * 20_000, 6.0), failures, seed=1)
   within_4_sigma(survived.segments, expected(600.0, failures))
   parts = survived.work + survived.checkpoints + survived.lost + survived.restarts

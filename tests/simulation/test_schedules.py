@@ -78,6 +78,7 @@ def test_an_oversubscribed_spine_slows_a_ring_only_where_it_crosses():
           "spine_latency": ALPHA}
   thick = flat(8)
   assert Fabric(**thin).oversubscription == 4
+  assert Fabric(**{**thin, "per_node": 4, "cards": 2, "uplinks": 4}).oversubscription == 2  # 4 x 2 cards on 4 uplinks
   ring = schedules.ring(range(8), SIZE)
   assert schedules.load(ring, Fabric(**thin)).seconds == pytest.approx(schedules.load(ring, thick).seconds)
   halving = schedules.halving_doubling(range(8), SIZE)
