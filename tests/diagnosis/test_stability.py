@@ -89,6 +89,22 @@ def test_a_drift_comes_back_and_goes_away():
   assert growth.grow(steps).rises and not growth.grow(left).rises
 
 
+@pytest.mark.parametrize("slope", [0.0, 0.04, 0.08])
+def test_its_p_is_that_of_all_orders_of_the_blocks(slope):
+  """As many signs between blocks as would come up in a random order of them, counted."""
+  rng = np.random.default_rng(2)
+  values = 100 + rng.normal(size=24) + slope * np.arange(24)
+
+  def signs(ordered):
+    first, second = np.triu_indices(24, 1)
+    return np.abs(np.sign(ordered[..., second] - ordered[..., first]).sum(axis=-1))
+
+  found = drift.drift(np.repeat(values, 10))
+  assert found.blocks == 24
+  p = np.mean(signs(rng.permuted(np.tile(values, (20_000, 1)), axis=1)) >= signs(values))
+  assert found.p == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / 20_000) + 0.005)
+
+
 @pytest.mark.parametrize("keep", [0.0, 0.8])
 def test_drift_is_seldom_seen_where_there_is_none(keep):
   alarms = [drift.drift(autoregressive(keep, 1500, seed)).drifts for seed in range(300)]
