@@ -5,7 +5,11 @@ import pathlib
 
 import numpy as np
 import pytest
+from hypothesis import given as given_any  # `given` is a job here
+from hypothesis import settings
+from hypothesis import strategies as st
 
+from experiments import stream_alarms
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, Steps
 from jaxpace.trace.synthetic import Job
@@ -171,3 +175,74 @@ def test_a_large_fault_is_told_soon_where_noise_hides_a_small_one():
     transfer[300:] += 12e-3
     told = alarms(given._replace(transfer=transfer, step=given.arrival.max(axis=0) + transfer), 4)
     assert [a.kind for a in told] == [TRANSFER] and told[0].step < 400 + 20
+
+
+def struck(kind, begin, length, size, seed=0, every=1) -> Steps:
+  """A healthy job of 4 ranks, and each `every`-th of `length` steps longer by `size` of the step: rank 1 late, ..."""
+  given, now = steps(4, 480, seed=seed), np.arange(begin, min(begin + length, 480), every)
+  arrival, gap, transfer = given.arrival.copy(), given.gap.copy(), given.transfer.copy()
+  more = size * float(np.median(given.step))
+  if kind == LATE:
+    arrival[1, now] += more
+  elif kind == WAITING:
+    arrival[now % 4, now] += more
+  elif kind == TRANSFER:
+    transfer[now] += more
+  else:
+    gap[:, now] += more
+    arrival[:, now] += more
+  return Steps(given.number, arrival, transfer, gap, arrival.max(axis=0) + transfer, np.zeros(480))
+
+
+@settings(max_examples=40, deadline=None)
+@given_any(st.sampled_from([LATE, WAITING, TRANSFER, GAP]), st.integers(70, 400), st.integers(1, 12),
+       st.floats(0.05, 5.0), st.integers(0, 9))
+def test_what_is_over_after_a_dozen_steps_is_never_told(kind, begin, length, size, seed):
+  assert alarms(struck(kind, begin, length, size, seed), 4) == []
+
+
+@pytest.mark.parametrize("kind", [LATE, WAITING, TRANSFER, GAP])
+def test_what_stays_is_told_though_the_same_for_a_while_is_not(kind):
+  told = [a for a in alarms(struck(kind, 300, 400, 0.6), 4) if not a.over]
+  assert [a.kind for a in told][:1] == [kind] and 14 <= told[0].step - 400 <= 30
+  assert alarms(struck(kind, 300, 15, 0.6), 4) == []
+
+
+def test_bursts_that_come_again_are_told_only_if_they_leave_no_quiet_spell():
+  def bursts(apart):
+    given = steps(4, 480)
+    transfer = given.transfer.copy()
+    for begin in range(200, 480, apart):
+      transfer[begin:begin + 10] += 12e-3
+    return alarms(given._replace(transfer=transfer, step=given.arrival.max(axis=0) + transfer), 4)
+
+  assert bursts(40) == []
+  assert {(a.kind, a.step < 480) for a in bursts(14)} == {(TRANSFER, True)}
+
+
+def test_what_is_high_in_half_of_the_steps_is_told_once_it_has_lasted():
+  told = [a for a in alarms(struck(TRANSFER, 200, 280, 0.6, every=2), 4) if not a.over]
+  assert [a.kind for a in told] == [TRANSFER] and 95 <= told[0].step - told[0].onset <= 110
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_noise_that_wanders_is_no_fault(ranks):
+  """AR(0.9), 2 % of the work: thresholds for independent steps told a late rank in 8 of 10,000 steps of two."""
+  number = 0
+  for seed in range(12):
+    number += len(alarms(stream_alarms.made_up(ranks, 600, "AR(0.9)", 1000 + seed), ranks, chunk=600))
+  assert number == 0
+
+
+@settings(max_examples=10, deadline=None)
+@given_any(st.integers(0, 50), st.sampled_from([LATE, WAITING, TRANSFER, GAP]), st.integers(1, 200), st.integers(-6, 6),
+       st.permutations(range(4)))
+def test_neither_chunks_nor_units_nor_the_order_of_ranks_matter(seed, kind, chunk, power, order):
+  given = struck(kind, 200, 120, 0.2, seed)
+  told = alarms(given, 4, chunk=480)
+  assert alarms(given, 4, chunk=chunk) == told
+  scaled = Steps(given.number, *(2.0**power * values for values in given[1:]))
+  assert alarms(scaled, 4, chunk=480) == told
+  moved = alarms(given._replace(arrival=given.arrival[list(order)], gap=given.gap[list(order)]), 4, chunk=480)
+  assert ([a._replace(rank=None if a.rank is None else order[a.rank], share=0.0) for a in moved]
+          == [a._replace(share=0.0) for a in told])
