@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import platform
 import resource
 import statistics
 import subprocess
@@ -11,7 +13,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from absl import flags
 
 
 class Ended(NamedTuple):
@@ -61,3 +65,18 @@ def summary(runs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
   """
   return {name: {"median": round(statistics.median(r[name] for r in runs), 3),
                  "worst": round(max(r[name] for r in runs), 3)} for name in runs[0]}
+
+
+def circumstances(module: str, given: Sequence[flags.FlagHolder[Any]], measured: str) -> dict[str, Any]:
+  """What goes before the figures: the command with its flags, what was measured, the machine."""
+  return {"command": " ".join(["python -m", module, *(f"--{flag.name}={flag.value}" for flag in given)]),
+          "measured": measured, "machine": platform.machine(), "python": platform.python_version()}
+
+
+def write(figures: Mapping[str, Any], output: str) -> None:
+  """Writes figures as JSON, and prints them."""
+  text = json.dumps(figures, indent=1)
+  path = pathlib.Path(output)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(text + "\n")
+  print(text)

@@ -9,10 +9,8 @@ writes the run, makes its page in a process of its own, opens that in a headless
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import pathlib
-import platform
 import shutil
 import statistics
 import subprocess
@@ -110,20 +108,16 @@ def main(argv: list[str]) -> None:
       print(f"  page {i + 1}: " + ", ".join(f"{name} {value:.2f}" for name, value in runs[-1].items()), flush=True)
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     result = {
-        "command": "python -m experiments.html_speed " + " ".join(
-            f"--{f.name}={f.value}" for f in (_RANKS, _STEPS, _PROCESSES, _REPEATS)),
-        "measured": "jaxpace report RUN --html FILE in a new process, interpreter start included; the page in a new "
-                    "browser; a zoom of all charts over steps, to the next frame",
-        "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "python": platform.python_version(),
-        "browser": version, "load": os.getloadavg()[0], "target": _TARGET,
+        **child.circumstances(
+            "experiments.html_speed", (_RANKS, _STEPS, _PROCESSES, _REPEATS),
+            "jaxpace report RUN --html FILE in a new process, interpreter start included; the page in a new browser; a "
+            "zoom of all charts over steps, to the next frame"),
+        "cores": len(os.sched_getaffinity(0)), "browser": version, "load": os.getloadavg()[0], "target": _TARGET,
         **child.summary(runs)}
     result["within_target"] = (result["wall_s"]["worst"] <= _TARGET["seconds"]
                                and result["megabytes"]["worst"] <= _TARGET["megabytes"]
                                and result["first_paint_s"]["worst"] <= _TARGET["first_paint_s"])
-    path = pathlib.Path(_OUTPUT.value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    child.write(result, _OUTPUT.value)
   finally:
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import platform
 import shutil
 import sys
 import tempfile
@@ -59,21 +58,16 @@ def main(argv: list[str]) -> None:
       print(f"  report {i + 1}: {ended.wall:.2f} s wall, {ended.cpu:.2f} s processor, {ended.peak:.2f} GiB", flush=True)
     wrong = late not in [r for f in report["findings"] for r in f["ranks"]]
     result = {
-        "command": "python -m experiments.report_speed " + " ".join(
-            f"--{f.name}={f.value}" for f in (_RANKS, _STEPS, _PROCESSES, _REPEATS, _CORES)),
-        "measured": "jaxpace report RUN --json FILE in a new process, interpreter start included",
+        **child.circumstances("experiments.report_speed", (_RANKS, _STEPS, _PROCESSES, _REPEATS, _CORES),
+                              "jaxpace report RUN --json FILE in a new process, interpreter start included"),
         "rows": {"steps": job.ranks * job.steps, "collectives": job.ranks * job.steps * job.collectives},
-        "run_mib": round(size, 1), "cores": _CORES.value, "machine": platform.machine(),
-        "python": platform.python_version(), "target": _TARGET,
+        "run_mib": round(size, 1), "cores": _CORES.value, "target": _TARGET,
         **child.summary(runs),
         "late_rank_named": not wrong, "findings": [finding["mode"] for finding in report["findings"]],
         "share_sum": sum(report["shares"].values())}
     result["within_target"] = (result["wall_s"]["worst"] <= _TARGET["seconds"]
                                and result["peak_gib"]["worst"] <= _TARGET["gibibytes"])
-    path = pathlib.Path(_OUTPUT.value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    child.write(result, _OUTPUT.value)
   finally:
     if not _KEEP.value:
       shutil.rmtree(directory, ignore_errors=True)
