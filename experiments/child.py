@@ -58,11 +58,7 @@ def gibibytes(usage: resource.struct_rusage) -> float:
 
 
 def summary(runs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-  """Median and greatest of every figure over the runs.
-
-  >>> summary([{"wall_s": 1.0}, {"wall_s": 3.0}, {"wall_s": 1.5}])
-  {'wall_s': {'median': 1.5, 'worst': 3.0}}
-  """
+  """Median and greatest of every figure over the runs."""
   return {name: {"median": round(statistics.median(r[name] for r in runs), 3),
                  "worst": round(max(r[name] for r in runs), 3)} for name in runs[0]}
 

@@ -122,6 +122,14 @@ def test_a_gain_is_held_ever_longer_and_a_harm_retried_ever_more_rarely():
   assert len(idle) > 3 and all(1.9 * a <= b <= 2.2 * a for a, b in itertools.pairwise(idle[:-1]))
 
 
+def test_a_gain_is_enjoyed_for_eight_times_as_long_as_it_took_to_show():
+  _, _, states = play(trial.trials(maths=PLAIN), noisy(6000, -0.2))
+  modes = [state.mode for state in states]
+  decided = modes.index(trial.KEPT)
+  kept = modes[decided:].index(trial.PAIRS)
+  assert kept == 8 * 2 * BLOCK * states[decided].pairs > 0
+
+
 def test_what_shows_nothing_is_off_after_a_while():
   on, _, states = play(trial.trials(maths=PLAIN, patience=40, retry=500), noisy(3000))
   decided = BLOCK + 41 * 2 * BLOCK  # the warm-up, a pair that tells nothing, and 40 that do
