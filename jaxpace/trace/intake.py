@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxpace.core.plan import OF_DEVICES, Plan
 from jaxpace.trace import decode, host
+from jaxpace.trace.problems import plural
 
 
 @dataclasses.dataclass
@@ -31,8 +32,9 @@ class Losses:
   dropped_batches: int = 0  # copies dropped because the disk was too slow
 
   def __str__(self) -> str:
-    dropped = f", {self.dropped_batches} copies dropped because the disk was too slow" if self.dropped_batches else ""
-    return f"{self.lost_rows} rows in {self.holes} holes{dropped}"
+    copies = plural(self.dropped_batches, "copy", "copies")
+    dropped = f", {copies} dropped because the disk was too slow" if self.dropped_batches else ""
+    return f"{plural(self.lost_rows, 'row')} in {plural(self.holes, 'hole')}{dropped}"
 
 
 class Intake:
@@ -41,6 +43,7 @@ class Intake:
   def __init__(self, ranks: list[int], process: int, attempt: int, losses: Losses):
     self._ranks, self._process, self._attempt, self._losses = ranks, process, attempt, losses
     self._seen: list[int] | None = None  # last step seen of each rank
+    self._went_back = False  # whether the next batch is the first after the loop went back
     self._previous: list[decode.Previous | None] = [None] * len(ranks)
     self._shift: list[int | None] = [None] * len(ranks)  # ns from each device's clock to the host's
     self._rows: list[list[np.ndarray]] = [[] for _ in ranks]
@@ -60,7 +63,7 @@ class Intake:
   def next_attempt(self) -> None:
     """Counts the steps that follow as another attempt. Nothing may be waiting to be decoded."""
     self._attempt += 1
-    self._seen = None
+    self._seen, self._went_back = None, True
     self._previous = [None] * len(self._ranks)
 
   def add(self, batch: Batch) -> None:
@@ -73,12 +76,14 @@ class Intake:
       self._seen = [max(step - calls, -1) for step in newest]
     if max(newest) - max(self._seen) == calls or first or batch.sampled:
       self._host.append((max(newest), batch.samples, batch.extra))
-    hole = False
+    hole, went_back, self._went_back = False, self._went_back, False
     for i, copy in enumerate(batch.ring):
       if self._shift[i] is None and newest[i] >= 0:
         # Once and for all: what is between two stamps must not depend on when they were copied.
         self._shift[i] = batch.read_ns - decode.end_ns(copy, batch.plan) if batch.plan.clock in OF_DEVICES else 0
       rows, missing = decode.new_rows(copy, self._seen[i])
+      if went_back:  # steps of the state before that no copy holds: it was gone when the next was due
+        missing = max(missing, calls - len(rows))
       if not batch.sampled:
         self._losses.lost_rows += missing
         hole |= missing > 0

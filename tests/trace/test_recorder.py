@@ -211,3 +211,19 @@ def test_pmap(tmp_path):
       pace = step(pace)
       recorder.record(pace)
   assert_complete(tmp_path, range(30))
+
+
+def test_steps_of_a_pace_state_that_was_made_anew_before_they_were_copied_are_counted_as_lost(tmp_path, caplog):
+  mesh = fake.mesh()
+  step = fake.make_step(mesh)
+  with Recorder(tmp_path, fake.FakePaced(), every_steps=10, every_seconds=1e6) as recorder:
+    for calls in (25, 12):
+      pace = fake.init(mesh, 16)
+      for _ in range(calls):
+        pace = step(pace)
+        recorder.record(pace)
+  ranks = len(mesh.devices.flat)
+  rows = table(tmp_path)
+  assert [sorted({r["step"] for r in rows if r["attempt"] == a}) for a in (0, 1)] == [list(range(20)), list(range(12))]
+  assert (recorder.lost["lost_rows"], recorder.lost["holes"]) == (5 * ranks, 1)
+  assert f"with losses: {5 * ranks} rows in 1 hole." in caplog.text
