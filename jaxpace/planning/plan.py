@@ -3,10 +3,10 @@
     step = compute + skew + tensor + pipeline + data
 
 compute: FLOPs of a device over what it sustains. tensor: the all-reduces of activations, four a layer and micro-batch,
-all exposed. pipeline: the bubble, (p - 1) / m of the compute, and the sends between stages. data: the gradients'
-all-reduce, less what hides behind the backward pass. skew: waiting for the slowest of N devices, the compute's
-deviation times E[max of N normals]. Collectives cost what the closed forms say (`jaxpace.simulation.allreduce`): inside
-a node a ring, across nodes hierarchical.
+all exposed. pipeline: the bubble, (p - 1) / m of the compute and these, and the sends between stages. data: the
+gradients' all-reduce, less what hides behind the backward pass. skew: waiting for the slowest of N devices, the
+compute's deviation times E[max of N normals]. Collectives cost what the closed forms say
+(`jaxpace.simulation.allreduce`): inside a node a ring, across nodes hierarchical.
 """
 
 from __future__ import annotations
