@@ -211,7 +211,7 @@ def _throughout(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None
     sure = confidence(merged(case.block_means(transfer) - quiet, case.totals.block_steps.sum(axis=0)))
   # What the others' links don't need, nor does this one: an estimate, for the floor of such a run hides it.
   excess = found.excess * float(middle)
-  if case.floor.known:
+  if quiet < low:  # a floor above what the run itself has was measured while other load ran, and tells nothing
     excess = min(excess, mean - quiet)
   if found.slow and excess > seconds:
     seconds, sure = excess, 0.99
