@@ -161,6 +161,18 @@ def test_a_cut_block_ends_on_whichever_side_it_falls():
       steps for kind, steps in blocks[:-1] if not kind) < BLOCK
 
 
+def test_what_is_usual_follows_over_64_steps_and_says_how_pairs_will_scatter():
+  judge = trial.trials(maths=PLAIN)
+  state = judge.init()
+  for seconds in [1.0] * 300 + [1.3] * 64:
+    state = judge.update(seconds, 0, False, state)
+  assert state.usual == pytest.approx(1.3 - 0.3 * (63 / 64)**64, rel=1e-9)
+  _, _, states = play(judge, noisy(BLOCK * 9))
+  first = next(state for state in states if state.pairs == 1)
+  assert first.rho == pytest.approx(sequential.prior(2 / (BLOCK - 1) * first.spread), rel=1e-12)
+  assert first.spread == pytest.approx(0.05**2, rel=0.5)
+
+
 def test_one_huge_pause_does_not_drown_the_rest():
   base = noisy(4000, -0.1)
   on, _, states = play(trial.trials(maths=PLAIN),
