@@ -129,8 +129,10 @@ def _progress(what: str) -> Any:
 
 
 def _text(document: dict[str, Any]) -> str:
-  lines = [f"{document['devices']} {document['backend']} devices, {document['processes']} processes, "
-           f"{document['hosts']} hosts; {document['algorithm']} formula", ""]
+  from jaxpace.trace.problems import plural
+  lines = [f"{plural(document['devices'], document['backend'] + ' device')}, "
+           f"{plural(document['processes'], 'process', 'processes')}, {plural(document['hosts'], 'host')}; "
+           f"{document['algorithm']} formula", ""]
   for level in document["levels"]:
     lines.append(f"{level['level']}, {level['measured']} ranks" + (f", {level['groups']} groups at once"
                                                                    if level["groups"] > 1 else ""))

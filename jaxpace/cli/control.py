@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
 def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   """Ranks, by their index along the data axis, of the hosts of the first processes."""
   from jaxpace.trace.along_axis import groups
+  from jaxpace.trace.problems import plural
   hosts: dict[str, list[int]] = {}
   processes = sorted((path for path in (directory / "process").glob("*.json") if path.stem.isdigit()),
                      key=lambda path: int(path.stem))
@@ -95,7 +96,7 @@ def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   if not devices:
     raise RequestError("the run does not say yet which ranks are on which host; name them with --ranks")
   if not 1 <= count <= len(hosts):
-    raise RequestError(f"the run has {len(hosts)} hosts, not {count}")
+    raise RequestError(f"the run has {plural(len(hosts), 'host')}, not {count}")
   laid_out = groups(_json(directory / "run.json"), devices)
   if laid_out is None:
     raise RequestError("run.json does not tell which ranks are along the data axis; name them with --ranks")

@@ -127,8 +127,10 @@ def _notes(run: Run, summary: Summary, laid_out: Any, shared: bool) -> list[str]
 
 def _text(args: argparse.Namespace, run: Run, summary: Summary, notes: list[str]) -> str:
   from jaxpace.simulation.replay_summary import CANNOT_KNOW
+  from jaxpace.trace.problems import plural
   ranks = len(summary.delay)
-  lines = [f"{run.path}  run {run.id}: {ranks} ranks, {summary.steps:,} steps", f"pacer  {args.pacer}", ""]
+  lines = [f"{run.path}  run {run.id}: {plural(ranks, 'rank')}, {plural(summary.steps, 'step')}",
+           f"pacer  {args.pacer}", ""]
   if args.as_recorded:
     lines += [f"Shown what was really observed, it asks for the recorded delay in {summary.agreement:.2%} of "
               f"{ranks * summary.steps:,} cases.", ""]

@@ -83,7 +83,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
       preempted=preempted, notes=(), links=links, events=tuple(events))
-  return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis), notes=(*notes_on(diagnosis), *hung(events)))
+  return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
+                             notes=(*notes_on(diagnosis, fabric), *hung(events)))
 
 
 def _measurable(counted: Counted, totals: Totals) -> Counted:

@@ -7,8 +7,10 @@ import numpy as np
 from jaxpace.diagnosis.counted import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.diagnosis import Diagnosis
+from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import milliseconds, name_rank
+from jaxpace.diagnosis.floor import RUNNING_MINIMUM
 from jaxpace.diagnosis.unnamed import unnamed_waiting
 from jaxpace.diagnosis.wording import joined, percent
 from jaxpace.trace.problems import list_ranks, plural
@@ -18,8 +20,13 @@ _ONE_OFF = 0.01
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
-def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
-  """Sentences on how the numbers came about; the reader's own problems are the run's."""
+def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None) -> tuple[str, ...]:
+  """Sentences on how the numbers came about; the reader's own problems are the run's.
+
+  Args:
+    diagnosis: without its notes.
+    fabric: that was given as the quiet one, if any was.
+  """
   run, notes = diagnosis.run, []
   if diagnosis.counted.warmup.size:
     steps = diagnosis.counted.warmup
@@ -31,6 +38,10 @@ def notes_on(diagnosis: Diagnosis) -> tuple[str, ...]:
                  "recorded.")
   if diagnosis.step_time:
     notes += _measured(diagnosis)
+  if fabric is not None and run.collectives and diagnosis.floor.source == RUNNING_MINIMUM:
+    notes.append(f"The quiet fabric that was given ({fabric.source}) says nothing of this run's collectives over "
+                 f"{plural(run.ranks, 'rank')}, so it was not used: measure it as the job runs, on as many hosts and "
+                 "processes.")
   jumped = np.flatnonzero(diagnosis.totals.jumped)
   if jumped.size:
     number = plural(int(diagnosis.totals.jumped.sum()), "step")

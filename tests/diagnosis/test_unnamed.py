@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.trace.run import HostCauses
 from tests.diagnosis.traces import barrier, make_run
 
@@ -75,3 +76,15 @@ def test_waiting_spread_over_the_steps_is_not_said_to_come_from_few():
   assert diagnosis.findings == () and "by turns, without a cause that shows: see the notes" in diagnosis.verdict
   (note,) = [n for n in diagnosis.notes if n.startswith("Of the waiting")]
   assert "100 % for longer gaps" in note and note.endswith(f"of {diagnosis.counted.size} steps.")
+
+
+def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
+  run = paused(0.0, [], None)
+  run = dataclasses.replace(run, collectives=tuple(
+      dataclasses.replace(c, name="psum", bytes=4096) for c in run.collectives))
+  cost = Cost(Estimate(1e-5, 1e-5, 1e-5), Estimate(0.0, 0.0, 0.0), RING)
+  for ranks, used in ((RANKS, True), (2, False)):
+    fabric = Fabric((Level("process", ranks, ranks, {ALL_REDUCE: cost}),), "bench.json")
+    diagnosis = diagnose(run, fabric=fabric)
+    assert (diagnosis.floor.source != "running minimum") == used
+    assert any("bench.json" in note and "not used" in note for note in diagnosis.notes) != used
