@@ -92,6 +92,22 @@ def test_a_stretch_in_which_a_clock_jumped_does_not_move_the_rest(recorded):
   assert np.abs(off - np.median(off, axis=0))[~strange].max() < 0.1e6
 
 
+@pytest.mark.parametrize("hour", [3600 * 10**9, -3600 * 10**9])
+def test_a_clock_that_jumped_half_way_is_right_before_or_after(recorded, hour):
+  run, truth = recorded
+  half = JOB.steps // 2
+
+  def jumping(process, times):
+    moved = times + 7 + (hour if process == 3 else 0) * (np.arange(JOB.steps) >= half)
+    return moved.astype(np.int64)
+
+  one = on_clocks(run, truth, jumping)
+  off = align(one).apply(one.collectives[0].enter_ns) - truth.enter[0]
+  off = np.abs(off - np.median(off, axis=0))
+  assert off[:6].max() < 0.1e6
+  assert min(off[6:, :half].max(), off[6:, half:].max()) < 0.1e6
+
+
 def test_attempts_follow_each_other_and_what_is_missing_stays_missing(recorded):
   run, truth = recorded
   attempt = run.attempt.copy()

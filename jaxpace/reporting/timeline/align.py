@@ -193,9 +193,13 @@ def _fit(own: np.ndarray, common: np.ndarray) -> Correction:
     common: [n] int64 ns on the common axis.
   """
   base, away = int(own[0]), common - own
+  x = (own - base).astype(np.float64)
+  room = _JUMP + _FASTEST * np.abs(x - np.median(x))  # a clock that jumped says nothing of drift
   shift = int(np.median(away - away[0])) + int(away[0])
-  x, y = (own - base).astype(np.float64), (away - shift).astype(np.float64)
-  sane = np.abs(y) <= _JUMP + _FASTEST * np.abs(x - np.median(x))  # a clock that jumped says nothing of drift
+  if not (np.abs(away - shift) <= room).any():  # it jumped half way: the median lies between, where no exit is
+    shift = int(np.sort(away)[(len(away) - 1) // 2])
+  y = (away - shift).astype(np.float64)
+  sane = np.abs(y) <= room
   x, y = x[sane], y[sane]
   low, high = float(x.min()), float(x.max())
   if len(x) < _FEW or high <= low:
