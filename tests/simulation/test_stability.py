@@ -116,6 +116,14 @@ def test_the_parts_of_a_run_add_up(seed, every, local, mtbf):
   assert least < lived.energy < 700 * lived.done[-1]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_were_cut_off_took_energy_too(seed):
+  """Every second of a step takes 600 J, of one that failed as of one that lasted; of a restart, 100 J."""
+  lived = survival.live(EVEN, 1, 200, 1 / 80, 10, 0.0, 30.0, POWER, seed)
+  assert lived.failures > 0
+  assert lived.energy == pytest.approx(600 * (lived.useful + lived.lost) + 100 * lived.restarts)
+
+
 def test_the_projection_picks_young_and_aligned_pauses_and_agrees_with_the_run():
   machine = MACHINE._replace(pause=0.2, pause_rate=1 / 600)
   trouble = Trouble(mtbf=1145 * 3600.0, node=8, checkpoint=60.0, restart=600.0)
