@@ -11,6 +11,7 @@ from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import milliseconds, name_rank
 from jaxpace.diagnosis.floor import RUNNING_MINIMUM
+from jaxpace.diagnosis.queues import unexplained_queue
 from jaxpace.diagnosis.unnamed import unnamed_waiting
 from jaxpace.diagnosis.wording import joined, percent
 from jaxpace.trace.problems import list_ranks, plural
@@ -67,6 +68,12 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
   if run.collectives and not diagnosis.floor.known:
     notes.append("Contention is a lower bound: the floor of a transfer is the lowest running median of "
                  f"{diagnosis.floor.width} steps of this run ({diagnosis.floor.source}), not that of a quiet fabric.")
+  queue = unexplained_queue(diagnosis)
+  if queue:
+    notes.append(f"Data queue on the way: a round trip between the hosts takes {milliseconds(queue.trip)}, the "
+                 f"shortest {milliseconds(queue.shortest)}, and transfers are {percent(queue.share)} of the step. "
+                 "Whether that is this job's own traffic on a slow network or others' can't be told without a known "
+                 "floor: `--floor` takes what `jaxpace bench` measured.")
   whole = totals.earliness.sum(axis=0)
   if np.isfinite(whole).any() and diagnosis.counted.size >= 100:
     worst = int(np.nanargmax(whole))

@@ -77,3 +77,27 @@ def test_where_data_queue_is_contended_though_half_of_the_transfers_are_quick():
   (finding,) = diagnose(sampled(run, lambda process, at: 0.3e-3 if at < 0.4 else 3e-3)).findings
   assert finding.share == pytest.approx(cost(truth), abs=0.01) and without.share < cost(truth) - 0.03
   assert (finding.first_step, finding.last_step) == (pytest.approx(240, abs=5), None)
+
+
+def test_a_queue_that_nothing_explains_is_a_note():
+  """Transfers of 16 ms in a step of 47, alike from the first step to the last: no floor says whether they are slow."""
+  run, _ = run_of(job(Fault("contention", 14e-3)))
+  queued = sampled(sampled(run, lambda process, at: 4e-3 + 1e-3 * process), lambda process, at: 1e-5, "tcp_min_rtt_ns")
+
+  def said(of, fabric=None):
+    diagnosis = diagnose(of, fabric=fabric)
+    return [note for note in diagnosis.notes if note.startswith("Data queue on the way")], diagnosis
+  (note,), diagnosis = said(queued)
+  assert diagnosis.findings == ()
+  share = diagnosis.shares["transfer"] + diagnosis.shares["contention"]
+  assert f"takes 5.50 ms, the shortest 0.01 ms, and transfers are {round(100 * share)} % of the step" in note
+  assert "--floor" in note
+  assert said(run)[0] == [], "no round trips were sampled"
+  assert said(sampled(queued, lambda process, at: 6e-4, "tcp_min_rtt_ns"))[0] == [], "a long way, and no queue"
+  quick = run_of(job())[0]
+  few = sampled(sampled(quick, lambda process, at: 4e-3), lambda process, at: 1e-5, "tcp_min_rtt_ns")
+  assert said(few)[0] == [], "transfers cost little"
+  quiet = Estimate(*[2e-3 / 14] * 3)
+  fabric = Fabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),), "bench.json")
+  notes, diagnosis = said(with_bytes(queued, 4096), fabric)
+  assert notes == [] and [f.mode for f in diagnosis.findings] == [CONTENTION]

@@ -216,14 +216,14 @@ def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else(
   assert not tcp.taken_slowly(tcp.Links({0: 1e-3}, (), 0.0, False), {0}), "only one was sampled"
 
 
-def sampled(run, trips):
+def sampled(run, trips, name="tcp_rtt_ns"):
   """The run with round trips: `trips(process, share of the run)` in seconds, at each of its samples."""
   samples = run.host_samples
   values = np.full(samples.time_ns.size, np.nan)
   for process in np.unique(samples.process):
     own = np.flatnonzero(samples.process == process)
     values[own] = [1e9 * trips(int(process), i / own.size) for i in range(own.size)]
-  return dataclasses.replace(run, host_samples=samples._replace(columns={**samples.columns, "tcp_rtt_ns": values}))
+  return dataclasses.replace(run, host_samples=samples._replace(columns={**samples.columns, name: values}))
 
 
 def test_a_queue_shows_where_other_load_hides_it():
