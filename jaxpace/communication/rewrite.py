@@ -117,7 +117,8 @@ class _Evaluator:
       outputs = evaluate(equation, [self.read(ref, seen) for ref in equation.inputs])
       self.env.update(zip(equation.outputs, outputs, strict=True))
     with jax.named_scope("jaxpace"):
-      ends = [self.witness(section.result)]
+      # On a GPU XLA makes several collectives of one group, to overlap them with what is computed meanwhile.
+      ends = [self.witness(value) for value in (section.results if self.clock.in_stream else [section.result])]
       if ours is not None and section.extra is not None:
         total = jax.lax.psum(ours, section.extra.axes)
         if self.carries(section):
@@ -125,8 +126,9 @@ class _Evaluator:
         else:
           ends.append(total)  # XLA drops what nobody reads, and with it what holds the group back
       leave = self.stamp(*ends)
-      held = hold(self.clock, leave, [self.env[value] for value in section.held_after])
-      self.env.update(zip(section.held_after, held, strict=True))
+      if not self.clock.in_stream:
+        held = hold(self.clock, leave, [self.env[value] for value in section.held_after])
+        self.env.update(zip(section.held_after, held, strict=True))
       self.exits.append(leave)
       self.waits.append(words.seconds_between(enter, leave))
 

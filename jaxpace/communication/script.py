@@ -46,7 +46,9 @@ class Section:
   enters: list[int] = dataclasses.field(default_factory=list)
   """Operands of the group, which the entry stamp waits for."""
   result: int = -1
-  """Result of the group that the exit stamp waits for."""
+  """Result of the group that the exit stamp waits for, where what it waits for must be little."""
+  results: list[int] = dataclasses.field(default_factory=list)
+  """All of them: where XLA makes several collectives of a group, the last to come ends it."""
   held_after: list[int] = dataclasses.field(default_factory=list)
   """Scalar inputs of the step that what follows sees only after the exit stamp."""
   last: bool = False
@@ -115,14 +117,16 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
     gate = _gate(program, producers, stage.group) if slot is not None else None
     enters: list[int] = []
     held_after: list[int] = []
-    result = -1
+    result, results = -1, []
     if slot is not None:
       met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
       enters = _operands(program, producers, met, told)
-      result = _result(program, producers, met)
+      results = _results(program, producers, met)
+      result = next((value for value in results if _flat(program, value)), results[0])
       held_after = _scalar_inputs(program, producers, stages[number + 1])
     last = bool(stage.group) and number == len(stages) - 2
-    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, held_after, last))
+    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, results, held_after,
+                            last))
     if slot is not None and gate is None and not (last and extra):
       notices.append(f"Collective {slot} can start before its entry stamp, which may then be late: none of its "
                      "operands can be held back without a risk to the last bits of the results.")
@@ -254,16 +258,16 @@ def _gate(program: Program, producers: gates.Producers, group: Sequence[int]) ->
   return min(candidates)[2] if candidates else None
 
 
-def _result(program: Program, producers: gates.Producers, group: Sequence[int]) -> int:
-  """The result of a group that its exit stamp waits for: one, flat, and the first such that XLA meets.
+def _results(program: Program, producers: gates.Producers, group: Sequence[int]) -> list[int]:
+  """The results of a group that can tell that it is over, in the order in which XLA meets them.
 
+  Where a stamp should be given little, it waits for the first flat one.
   A gradient can't be held back between all-reduce and update: an opaque operation would ask for a layout, an
   arithmetic one would change which products the compiler contracts with which sums. But XLA runs what becomes
   ready in order, and the first result's readers are ready first; and see `_scalar_inputs`.
   """
   results = [o for i in group for o in program.equations[i].outputs if size_bytes(program.avals[o])]
-  results = [v for v in results if v not in producers.constant] or results
-  return next((v for v in results if _flat(program, v)), results[0])
+  return [v for v in results if v not in producers.constant] or results
 
 
 def _scalar_inputs(program: Program, producers: gates.Producers, following: schedule.Stage) -> list[int]:

@@ -172,11 +172,14 @@ def test_an_instrumented_step_asks_nothing_of_the_host(monkeypatch, pacer):
     known.add(made)
 
 
-def test_an_entry_stamp_takes_whole_gradients(monkeypatch):
+def test_stamps_of_a_collective_take_all_of_it_whole(monkeypatch):
+  """An element of a gradient would be a copy of its own; and of one group XLA may make several collectives."""
   _, text = compiled_for_gpus(monkeypatch, None)
-  gradient = next(line.split("=")[0].strip() for line in text.splitlines() if "-> tensor<3x2xf32>" in line
-                  and "dot_general" in line)
-  assert any(gradient in given for _, given, _ in calls(text)), "an element of it would be a copy of its own"
+  gradient = re.findall(r"(%\w+) = stablehlo.transpose .*-> tensor<3x2xf32>", text)
+  sums = re.findall(r'(%\w+) = "stablehlo.all_reduce"', text)
+  assert len(gradient) == 1 and len(sums) == 3  # JAX's own, of the gradient, and the user's two
+  assert any(gradient[0] in given for _, given, _ in calls(text))
+  assert any(set(sums[1:]) <= set(given) for _, given, _ in calls(text))
 
 
 def test_arrivals_are_shared_for_a_pacer_alone(monkeypatch):
