@@ -101,25 +101,36 @@ def judge(runs: Sequence[Labelled], progress: Callable[[int, int], None]) -> dic
 
 
 def _judge(one: Labelled) -> dict[str, Judged]:
+  try:
+    run = read_run(one.path / "run")
+    followed = follow(one, run)
+    return {how: _diagnosed(one, followed, run, how) for how in WAYS}
+  except RunError as error:
+    return dict.fromkeys(WAYS, dataclasses.replace(_blank(one), trouble=str(error)))
+
+
+def _blank(one: Labelled) -> Judged:
+  """What is known before the run is read."""
   spec = one.spec
   injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"], f["cost"],
                             f["cost_active"], f["began"]) for f in one.truth["faults"])
   control = not spec.faults and HEALTHY in spec.name
-  blank = Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"],
-                 untouched=one.truth["untouched"])
-  try:
-    run = read_run(one.path / "run")
-    detected, noticed, early = detection(run, injected)
-    followed = dataclasses.replace(blank, detected=detected, noticed=noticed, false_alarms=len(early),
-                                   steps=len(run.steps))
-    if control:
-      found = truth.read(one.path, spec)
-      followed = dataclasses.replace(
-          followed, disturbed=truth.disturbed(found, COSTLY, STRETCH),
-          of_disturbances=sum(truth.lost(found, alarm.onset, alarm.step) >= COSTLY for alarm in early))
-    return {how: _diagnosed(one, followed, run, how) for how in WAYS}
-  except RunError as error:
-    return dict.fromkeys(WAYS, dataclasses.replace(blank, trouble=str(error)))
+  return Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"],
+                untouched=one.truth["untouched"])
+
+
+def follow(one: Labelled, run: Run) -> Judged:
+  """Judges what the stream of alarms tells of a run; nothing else is diagnosed."""
+  blank = _blank(one)
+  detected, noticed, early = detection(run, blank.injected)
+  followed = dataclasses.replace(blank, detected=detected, noticed=noticed, false_alarms=len(early),
+                                 steps=len(run.steps))
+  if not blank.control:
+    return followed
+  found = truth.read(one.path, one.spec)
+  return dataclasses.replace(
+      followed, disturbed=truth.disturbed(found, COSTLY, STRETCH),
+      of_disturbances=sum(truth.lost(found, alarm.onset, alarm.step) >= COSTLY for alarm in early))
 
 
 def _diagnosed(one: Labelled, blank: Judged, run: Run, how: str) -> Judged:

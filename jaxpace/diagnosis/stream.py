@@ -187,9 +187,9 @@ def _advance(sums: Sums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule
     alarms = [_alarm(signal, step, int(sums.since[signal]), bool(active[signal]), float(share[signal]), len(now))
               for signal in told]
     # A sum that has passed starts anew, the other way.
-    active, recent = active.copy(), recent.copy()
+    active = active.copy()
     active[passed] = ~active[passed]
-    total[passed], recent[passed] = 0.0, 0
+    total[passed] = 0.0
   anew = ready & (total <= 0)
   return Sums(total, np.where(anew, step, sums.since), np.where(anew, 0.0, excess), np.where(anew, 0, number),
               np.where(anew, 0, raised), recent, active), alarms

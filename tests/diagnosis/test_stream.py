@@ -246,3 +246,19 @@ def test_neither_chunks_nor_units_nor_the_order_of_ranks_matter(seed, kind, chun
   moved = alarms(given._replace(arrival=given.arrival[list(order)], gap=given.gap[list(order)]), 4, chunk=480)
   assert ([a._replace(rank=None if a.rank is None else order[a.rank], share=0.0) for a in moved]
           == [a._replace(share=0.0) for a in told])
+
+
+def test_rare_long_gaps_are_told_where_no_causes_are_measured():
+  given = struck(GAP, 300, 180, 0.8, every=9)._replace(pause=None)
+  told = [a for a in alarms(given, 4) if not a.over]
+  assert [a.kind for a in told][:1] == [GAP] and told[0].step - 400 <= 30
+
+
+def test_a_small_fault_that_is_in_every_step_is_told_though_the_past_was_noisy():
+  given, random = steps(4, 480), np.random.default_rng(8)
+  arrival = given.arrival.copy()
+  arrival[1] += 5e-3 * (random.random(480) < 0.1)  # a past that asks for a high sum
+  arrival[1, 300:] += 0.07 * 22e-3
+  told = [a for a in alarms(given._replace(arrival=arrival, step=arrival.max(axis=0) + given.transfer), 4)
+          if not a.over]
+  assert [(a.kind, a.rank) for a in told][:1] == [(LATE, 1)] and 20 <= told[0].step - 400 <= 30
