@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import importlib.metadata
 import os
 import pathlib
@@ -9,6 +11,7 @@ import platform
 import socket
 import sys
 import time
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +21,8 @@ from jaxpace import distributed
 from jaxpace.core.recordable import Recordable
 from jaxpace.trace import rundir, schema
 
+_DEEPEST = 20
+"""Dicts and lists of a configuration inside each other, at most."""
 _PACKAGES = ("jaxpace", "jax", "jaxlib", "flax", "numpy", "pyarrow")
 
 
@@ -30,7 +35,7 @@ def process(identity: rundir.RunIdentity, index: int) -> dict[str, Any]:
   }
 
 
-def run(identity: rundir.RunIdentity, paced: Recordable, config: Mapping[str, Any] | None,
+def run(identity: rundir.RunIdentity, paced: Recordable, config: Any,
         directory: pathlib.Path) -> dict[str, Any]:
   """Describes the run, all but the plan, which is not known before the first trace.
 
@@ -92,11 +97,38 @@ def _versions() -> dict[str, str]:
   return versions
 
 
-def _plain(config: Mapping[str, Any] | None) -> Any:
-  """Plain dicts and scalars of a configuration; what JSON can't hold becomes its `str` when it is written."""
-  if config is None:
+def check_config(config: Any) -> None:
+  """Checks that a configuration has names for its values.
+
+  Raises:
+    TypeError: it has none.
+  """
+  if config is not None and _named(config) is None:
+    raise TypeError("config takes names with values: a dict, an ml_collections.ConfigDict, a dataclass, an "
+                    "argparse.Namespace or, of absl, flags.FLAGS.flag_values_dict(). This is a "
+                    f"{type(config).__name__}.")
+
+
+def _named(value: Any) -> Mapping[Any, Any] | None:
+  """The value as a mapping, where it is something like one; else None."""
+  if isinstance(value, Mapping):
+    return value
+  if isinstance(value, type):
     return None
-  to_dict = getattr(config, "to_dict", None)
-  if to_dict is not None:
-    return to_dict()
-  return {str(key): _plain(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+  if callable(to_dict := getattr(value, "to_dict", None)):
+    made = to_dict()
+    return made if isinstance(made, Mapping) else None
+  if dataclasses.is_dataclass(value):
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+  return vars(value) if isinstance(value, argparse.Namespace | types.SimpleNamespace) else None
+
+
+def _plain(value: Any, inside: tuple[int, ...] = ()) -> Any:
+  """Plain dicts, lists and scalars of a configuration; what JSON can't hold becomes its `str` when it is written."""
+  if id(value) in inside or len(inside) > _DEEPEST:
+    return "..."
+  inside = (*inside, id(value))
+  if isinstance(value, list | tuple):
+    return [_plain(entry, inside) for entry in value]
+  named = _named(value)
+  return value if named is None else {str(key): _plain(entry, inside) for key, entry in named.items()}

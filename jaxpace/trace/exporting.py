@@ -40,7 +40,7 @@ class Feed:
     Raises:
       TypeError: something is no exporter.
     """
-    self._exporters = list(exporters)
+    self._exporters = list(exporters) if isinstance(exporters, Iterable) else [exporters]
     for exporter in self._exporters:
       if not isinstance(exporter, Exporter) or isinstance(exporter, type):
         raise TypeError(f"exporters takes objects with methods export and close, such as jaxpace.reporting.exporters."

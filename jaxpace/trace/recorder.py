@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -53,7 +53,7 @@ class Recorder:
 
   def __init__(self, directory: str | os.PathLike[str] | None, paced: Recordable | None, *,
                every_steps: int | None = None, every_seconds: float = 1.0, resume: bool = False,
-               config: Mapping[str, Any] | None = None, grace_seconds: float = 5.0, handle_sigterm: bool = True,
+               config: Any = None, grace_seconds: float = 5.0, handle_sigterm: bool = True,
                hosts: bool | float = True, exporters: Iterable[Exporter] = ()):
     """Prepares; nothing is touched before `with` or `open`.
 
@@ -63,7 +63,8 @@ class Recorder:
       every_steps: steps between two copies of the ring; by default half of what the ring holds.
       every_seconds: time between two copies, if that is sooner.
       resume: whether to go on with the run in `directory`, as its next attempt, instead of setting it aside.
-      config: the program's configuration, kept in `run.json`; a dict or an `ml_collections.ConfigDict`.
+      config: the program's configuration, kept in `run.json`: a dict, an `ml_collections.ConfigDict`, a dataclass or an
+        `argparse.Namespace`.
       grace_seconds: after SIGTERM, how long the loop has to reach the next `record` call before the process ends.
       handle_sigterm: whether to write what is on the host when SIGTERM arrives.
       hosts: whether to sample the host's counters, by a thread: each second, or each so many seconds.
@@ -71,7 +72,7 @@ class Recorder:
         They end with the recording.
 
     Raises:
-      TypeError: `paced` is not an instrumented function, or an exporter is none.
+      TypeError: `paced` is not an instrumented function, an exporter is none, or `config` has no names for its values.
       ValueError: a period is not positive.
     """
     if directory is not None and not isinstance(paced, Recordable):
@@ -79,6 +80,7 @@ class Recorder:
           f"Recorder takes the function that jaxpace.instrument returned: Recorder(directory, paced). This is a "
           f"{type(paced).__name__}. Pass the instrumented function itself, not the jax.jit, jax.shard_map or jax.pmap "
           "around it.")
+    describe.check_config(config)
     if not hosts >= 0:
       raise ValueError(f"hosts={hosts} must be True, False or the seconds between two samples of the host.")
     if (every_steps is not None and every_steps < 1) or not every_seconds > 0:

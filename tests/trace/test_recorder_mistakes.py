@@ -1,5 +1,10 @@
 """A slip of the user's is named, or warned of once."""
 
+import argparse
+import dataclasses
+import json
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,3 +106,48 @@ def test_a_compiled_function_is_no_instrumented_one(tmp_path):
   step.plan = fake.PLAN
   with pytest.raises(TypeError, match=r"jaxpace\.instrument returned.*not the jax\.jit"):
     Recorder(tmp_path, jax.jit(step))
+
+
+@dataclasses.dataclass
+class Settings:
+  rate: float
+  layers: list
+
+
+@pytest.mark.parametrize("config, kept", [
+    (argparse.Namespace(rate=0.1, name="ü"), {"rate": 0.1, "name": "ü"}),
+    (Settings(0.1, [{(1, 2): Settings(1.0, [])}]), {"rate": 0.1, "layers": [{"(1, 2)": {"rate": 1.0, "layers": []}}]}),
+    ({"a": {3: [types.SimpleNamespace(b=None)]}}, {"a": {"3": [{"b": None}]}})])
+def test_configurations_of_many_kinds_are_kept(tmp_path, config, kept):
+  with Recorder(tmp_path, fake.FakePaced(), config=config) as recorder:
+    train(recorder, 3)
+  assert json.loads((tmp_path / "run.json").read_text())["config"] == kept
+
+
+def test_a_configuration_that_holds_itself_ends_somewhere(tmp_path):
+  config: dict = {"rate": 1}
+  config["again"] = config
+  with Recorder(tmp_path, fake.FakePaced(), config=config) as recorder:
+    train(recorder, 3)
+  assert json.loads((tmp_path / "run.json").read_text())["config"] == {"rate": 1, "again": "..."}
+
+
+@pytest.mark.parametrize("config", [[1], "lr=1", 3, Settings])
+def test_a_configuration_without_names_is_told_at_once(tmp_path, config):
+  with pytest.raises(TypeError, match="config takes names with values"):
+    Recorder(tmp_path, fake.FakePaced(), config=config)
+
+
+def test_an_exporter_that_is_not_in_a_list_is_taken(tmp_path):
+  taken = []
+
+  class Mine:
+    def export(self, steps, collectives):
+      taken.append(len(steps["step"]))
+
+    def close(self):
+      taken.append("closed")
+
+  with Recorder(tmp_path, fake.FakePaced(), exporters=Mine()) as recorder:
+    train(recorder, 30)
+  assert sum(taken[:-1]) == 30 * 8 and taken[-1] == "closed"
