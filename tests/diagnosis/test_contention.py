@@ -101,3 +101,7 @@ def test_a_queue_that_nothing_explains_is_a_note():
   fabric = Fabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),), "bench.json")
   notes, diagnosis = said(with_bytes(queued, 4096), fabric)
   assert notes == [] and [f.mode for f in diagnosis.findings] == [CONTENTION]
+  slow_by_itself = Estimate(*[17e-3 / 14] * 3)
+  fabric = Fabric((Level("all", None, None, {ALL_REDUCE: Cost(slow_by_itself, Estimate(0.0, 0.0, 0.0), RING)}),), "b")
+  notes, diagnosis = said(with_bytes(queued, 4096), fabric)
+  assert notes == [] and diagnosis.findings == () and diagnosis.floor.known

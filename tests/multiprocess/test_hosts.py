@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from jaxpace.trace.host_samples import read_host_samples
@@ -31,5 +32,9 @@ def test_traffic_of_gloo_is_counted_in_each_process(tmp_path):
   assert [place.process for place in run.locality] == [0, 1] and run.locality[1].devices[0].process == 1
   busy, sent = samples.increase("tcp_busy_ns"), samples.increase("loopback_bytes")
   assert busy[0] > 0 and busy[1] > 0
+  trips, shortest = (samples.columns[name][samples.process == 0] for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
+  known = np.isfinite(trips)
+  assert known.any() and (known == np.isfinite(shortest)).all() and (shortest[known] > 0).all()
+  assert (shortest[known] <= trips[known]).all() and trips[known].max() < 10e9
   # A ring of two sends each megabyte once from each process; both processes see the whole loopback interface.
   assert min(sent.values()) > 0.8 * 2 * STEPS * (1 << 20), "all but what passed after the slower one's last sample"
