@@ -8,35 +8,14 @@ import shutil
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.trace import synthetic
 from jaxpace.trace.reader import read_run
-from jaxpace.trace.run import MISSING, RunError
+from jaxpace.trace.run import RunError
 from jaxpace.trace.synthetic import Job
-
-JOB = Job(ranks=4, steps=60, processes=2, noise=0.05, late={3: 5e-3})
-
-
-@pytest.fixture
-def run_dir(tmp_path):
-  path = tmp_path / "run"
-  truth = synthetic.write(path, JOB, part_steps=20)
-  return path, truth
-
-
-def parts(path, table="steps"):
-  return sorted((path / table).glob("*.parquet"))
-
-
-def rewrite(file: pathlib.Path, change) -> None:
-  pq.write_table(change(pq.read_table(file)), file)
-
-
-def said(run, *words) -> bool:
-  return any(all(word in problem for word in words) for problem in run.problems)
+from tests.trace.written import JOB, parts, rewrite, said
 
 
 def test_every_value_comes_back(run_dir):
@@ -108,37 +87,6 @@ def test_a_window_reads_the_step_before_it_too(run_dir):
   assert diagnosis.step_time.mean == pytest.approx(expected)
   with pytest.raises(RunError, match="steps 0 to 59"):
     read_run(path, window=(100, 200))
-
-
-@pytest.mark.parametrize("damage", [
-    lambda file: file.write_bytes(b""),
-    lambda file: file.write_bytes(file.read_bytes()[:-100]),
-    lambda file: file.write_bytes(b"not parquet at all"),
-    lambda file: file.write_bytes(file.read_bytes()[:4] + bytes(200) + file.read_bytes()[204:]),
-])
-def test_a_damaged_part_costs_only_its_own_rows(run_dir, damage):
-  path, _ = run_dir
-  damage(parts(path, "collectives")[0])
-  run = read_run(path)
-  assert run.skipped["torn"] == 1
-  assert said(run, parts(path, "collectives")[0].name)
-  assert (run.collectives[0].exit_ns[:2, :20] == MISSING).all()
-  assert (run.collectives[0].exit_ns[2:] != MISSING).all()
-  assert sum(diagnose(run).shares.values()) == pytest.approx(1)
-
-
-def test_leftovers_of_a_merge_are_not_read_twice_but_save_a_torn_one(run_dir):
-  path, truth = run_dir
-  files = parts(path, "steps")[:3]
-  merged = files[0].with_name(files[0].name.replace("-000000.parquet", "-000002.parquet"))
-  pq.write_table(pa.concat_tables([pq.read_table(f) for f in files]), merged)
-  run = read_run(path)
-  assert run.duplicates == 0
-  assert run.skipped["leftover"] == 3
-  merged.write_bytes(merged.read_bytes()[:500])
-  run = read_run(path)
-  np.testing.assert_allclose(run.durations["forward"], truth.forward * 1e-9, rtol=1e-6)
-  assert said(run, merged.name)
 
 
 def test_temporaries_foreign_parts_and_strangers_are_left_out(run_dir):
@@ -223,26 +171,6 @@ def test_ranks_along_other_axes_of_the_mesh_that_recorded_nothing_are_named(run_
   assert run.ranks == 4 and said(run, "2 ranks of 4 recorded nothing: 2, 3")
 
 
-@pytest.mark.parametrize("table", ["steps", "collectives"])
-def test_damaged_bytes_are_never_read_as_times(run_dir, table):
-  path, _ = run_dir
-  whole = read_run(path)
-  file = parts(path, table)[1]
-  intact = file.read_bytes()
-  end = len(intact) - 8 - int.from_bytes(intact[-8:-4], "little")  # where the footer begins
-  noticed = 0
-  for at in range(4, end, max(1, end // 40)):
-    file.write_bytes(intact[:at] + bytes([intact[at] ^ 0x55]) + intact[at + 1:])
-    run = read_run(path)
-    noticed += bool(run.problems)
-    if run.problems:
-      continue
-    np.testing.assert_array_equal(run.collectives[0].enter_ns, whole.collectives[0].enter_ns)
-    for name, values in whole.durations.items():
-      np.testing.assert_array_equal(run.durations[name], values)
-  assert noticed > 10
-
-
 def test_processes_that_left_no_word_are_named(run_dir):
   path, _ = run_dir
   assert not said(read_run(path), "in the folder 'process'") and not said(read_run(path), "no plan")
@@ -259,48 +187,6 @@ def test_a_run_without_a_plan_says_so(run_dir):
   info = json.loads((path / "run.json").read_text())
   (path / "run.json").write_text(json.dumps(info | {"plan": None}))
   assert said(read_run(path), "run.json holds no plan")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "nonsense"])
-def test_torn_json_is_no_obstacle(run_dir, text):
-  path, _ = run_dir
-  (path / "run.json").write_text(text)
-  (path / "process" / "0.json").write_text(text)
-  run = read_run(path)
-  assert (run.id, run.ranks) == ("synthetic", 4)
-  assert said(run, "run.json can't be read")
-  assert said(run, "process/0.json")
-  assert run.host_of_rank(0) == ""
-
-
-def test_absurd_json_values_are_no_obstacle(run_dir):
-  path, _ = run_dir
-  (path / "run.json").write_text(json.dumps({
-      "run": 7, "ranks": "many", "processes": None, "clock": 3,
-      "plan": {"ranks": -1, "collectives": "none", "unstamped": 3, "notices": [1], "overflow": "x"}}))
-  (path / "process" / "0.json").write_text(json.dumps({"process": 0, "ranks": "all", "lost_rows": "some"}))
-  diagnosis = diagnose(read_run(path))
-  assert diagnosis.findings[0].ranks == (3,)
-
-
-def test_step_numbers_far_apart_take_no_memory(run_dir):
-  path, _ = run_dir
-  for table in ("steps", "collectives"):
-    for file in parts(path, table):
-      rewrite(file, lambda t: t.set_column(t.schema.get_field_index("step"), "step", pa.array(
-          np.where(t["step"].to_numpy() < 30, t["step"].to_numpy(), t["step"].to_numpy() + 10**12))))
-  run = read_run(path)
-  assert len(run.steps) == 60
-  assert run.steps[30] == 10**12 + 30
-  assert diagnose(run).counted.size == 58
-
-
-def test_absurd_rank_numbers_are_refused(run_dir):
-  path, _ = run_dir
-  rewrite(parts(path)[0], lambda t: t.set_column(
-      t.schema.get_field_index("rank"), "rank", pa.array([2**31 - 1] * len(t), pa.int32())))
-  with pytest.raises(RunError, match="damaged"):
-    read_run(path)
 
 
 def test_directories_without_a_run(tmp_path, run_dir):
@@ -374,41 +260,3 @@ def test_no_permission_whoever_runs_the_tests(run_dir, monkeypatch):
   monkeypatch.setattr(pathlib.Path, "read_text", refuse)
   with pytest.raises(RunError, match=r"No permission to read .*run\.json"):
     read_run(path)
-
-
-@pytest.mark.parametrize(("table", "column", "values"), [
-    ("steps", "step", "text"), ("steps", "forward_ns", 0.5), ("collectives", "exit_ns", None)])
-def test_columns_of_another_kind_cost_only_their_part(run_dir, table, column, values):
-  path, _ = run_dir
-
-  def change(t):
-    if values is None:
-      return t.drop_columns([column])
-    return t.set_column(t.schema.get_field_index(column), column, pa.array([values] * len(t)))
-  rewrite(parts(path, table)[0], change)
-  run = read_run(path)
-  assert run.skipped["torn"] == 1
-  assert said(run, column, parts(path, table)[0].name)
-  assert sum(diagnose(run).shares.values()) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_what_crashes_leave_behind_never_ends_in_a_traceback(run_dir, seed):
-  """Files cut short anywhere, and blocks that never reached the disk and read as zeros."""
-  path, _ = run_dir
-  random = np.random.default_rng(seed)
-  for file in sorted(f for f in path.rglob("*") if f.is_file()):
-    if random.random() < 0.4:
-      content = bytearray(file.read_bytes())
-      at = random.integers(0, len(content))
-      if random.random() < 0.5:
-        del content[at:]
-      else:
-        content[at:at + 512] = bytes(len(content[at:at + 512]))
-      file.write_bytes(content)
-  try:
-    diagnosis = diagnose(read_run(path))
-  except RunError as error:
-    assert len(str(error)) > 20
-  else:
-    assert diagnosis.shares is None or sum(diagnosis.shares.values()) == pytest.approx(1, abs=1e-6)

@@ -1,0 +1,12 @@
+import pytest
+
+from jaxpace.trace import synthetic
+from tests.trace.written import JOB
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+  """A run's directory, and what was written there."""
+  path = tmp_path / "run"
+  truth = synthetic.write(path, JOB, part_steps=20)
+  return path, truth
