@@ -3,9 +3,9 @@
     python -m experiments.overhead_starts
 
 `experiments.overhead` lets several loops take turns in one process. What each then costs also depends on how many
-there are: they share the compiler's pool of threads and one heap. A user has one loop. Here every figure is of a process
-of its own; a round starts each kind once, in an order drawn anew. Writes docs/measurements/overhead_starts.json and .md.
-Nothing else should run meanwhile. Takes some twenty minutes.
+there are: they share the compiler's pool of threads and one heap. A user has one loop. Here every figure is of a
+process of its own; a round starts each kind once, in an order drawn anew. Nothing else should run meanwhile. Writes
+docs/measurements/overhead_starts.json and .md. Takes some twenty minutes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def _measure(size: str, rounds: int, arms: list[str]) -> dict[str, Any]:
 def _lines(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("What being measured costs, one loop a process", figures)
   lines += ["Each start is a process of its own that runs one loop; a round starts each kind once. Medians over "
-            "rounds with their 95 % bootstrap intervals, of differences and ratios within a round. `bare again` is the null.", ""]
+            "rounds with their 95 % bootstrap intervals, of differences and ratios within a round. "
+            "`bare again` is the null.", ""]
   for entry in figures["sizes"].values():
     median, low, high = entry["bare_ms"]
     lines += measured.table(
