@@ -201,6 +201,16 @@ def test_messages_cost_what_their_bytes_do():
   assert float(messages(Synchronous(), NOISY, 1).seconds) == 0
 
 
+@pytest.mark.parametrize(("codec", "sent", "passed_over"), [
+    ("fp16", 14, 2 * 1e8), ("int8", 14, 4 * 1e8), ("top_k", 7, 8 * 1e8 + 7 * 2e6)])
+def test_coding_passes_over_the_gradient_and_over_what_others_kept(codec, sent, passed_over):
+  """On top of latencies: so many passes, and of top_k the kept values and positions of the seven others."""
+  strategy = Compressed(codec, keep=0.01)
+  cluster = NOISY._replace(latency=1e-3, rate=math.inf, codec_rate=1e11)
+  assert float(messages(strategy, cluster, 8).seconds) == pytest.approx(sent * 1e-3 + passed_over / 1e11)
+  assert float(messages(strategy, cluster, 1).seconds) == 0
+
+
 def test_many_clusters_run_in_one_compiled_program():
   def end(deviation):
     played = play(Synchronous(), NORMAL._replace(noise=(noise.Normal(deviation),)), KEY, 4, 50)
