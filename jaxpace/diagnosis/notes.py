@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 
 from jaxpace.diagnosis.counted import WARMUP_FACTOR, WARMUP_STEPS
@@ -52,9 +54,12 @@ def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None) -> tuple[str, .
     notes.append(f"Other programs run on the hosts' processors: up to {diagnosis.preempted:.0f} involuntary switches "
                  "of a process a step. Ragged gaps and transfers are put down to that, not to the job or the fabric.")
   plan = run.plan
-  for entry in _dicts(plan.get("unstamped")):
-    name, reason = entry.get("primitive") or entry.get("name"), entry.get("reason", "no reason given")
-    notes.append(f"Not stamped: {name} ({reason}); its waiting counts as compute.")
+  unstamped = collections.Counter((str(entry.get("primitive") or entry.get("name")),
+                                   str(entry.get("reason", "no reason given")))
+                                  for entry in _dicts(plan.get("unstamped")))
+  for (name, reason), number in unstamped.items():
+    many = f"{number} of {name}" if number > 1 else name
+    notes.append(f"Not stamped: {many} ({reason}); {'their' if number > 1 else 'its'} waiting counts as compute.")
   if isinstance(plan.get("overflow"), int) and plan["overflow"] > 0:
     notes.append(f"{plural(plan['overflow'], 'collective')} had no slot left and count as compute: give `instrument` "
                  "more slots.")

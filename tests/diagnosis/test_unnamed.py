@@ -88,3 +88,13 @@ def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
     diagnosis = diagnose(run, fabric=fabric)
     assert (diagnosis.floor.source != "running minimum") == used
     assert any("bench.json" in note and "not used" in note for note in diagnosis.notes) != used
+
+
+def test_collectives_without_stamps_are_told_once_a_reason():
+  run = paused(0.0, [], None)
+  entries = [{"primitive": "psum", "reason": "more collectives than slots"}] * 40 + [
+      {"primitive": "psum", "reason": "inside jax.lax.scan: it runs many times a step"}]
+  notes = diagnose(dataclasses.replace(run, info={"plan": {"unstamped": entries}})).notes
+  assert [note for note in notes if note.startswith("Not stamped")] == [
+      "Not stamped: 40 of psum (more collectives than slots); their waiting counts as compute.",
+      "Not stamped: psum (inside jax.lax.scan: it runs many times a step); its waiting counts as compute."]
