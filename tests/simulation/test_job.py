@@ -214,17 +214,21 @@ def test_what_all_ranks_share_is_carried_once():
 
 
 def test_a_state_that_depends_on_the_rank_is_carried_by_rank():
-  """A pacer that counts its own late steps: its state must differ, and must not be shared by mistake."""
+  """A pacer that counts its own late steps, and knows its last wait: neither must be shared by mistake."""
   def update(seen, state):
     late = seen.arrivals[seen.rank] >= jnp.max(seen.arrivals)
-    return Decision(jnp.float32(0), {"late": state["own"].astype(jnp.float32)}), {
-        "own": state["own"] + late.astype(jnp.int32), "of_own": state["own"], "same": state["same"] + 1}
+    return Decision(jnp.float32(0), {"late": state["own"].astype(jnp.float32), "waited": state["waited"]}), {
+        "own": state["own"] + late.astype(jnp.int32), "of_own": state["own"], "same": state["same"] + 1,
+        "waited": jnp.sum(seen.waits)}
 
-  pacer = Pacer(lambda ranks: {"own": jnp.int32(0), "of_own": jnp.int32(0), "same": jnp.int32(0)}, update)
-  assert everyone(pacer, 3, 1).own == {"own": True, "of_own": True, "same": False}
+  none = jnp.int32(0)
+  pacer = Pacer(lambda ranks: {"own": none, "of_own": none, "same": none, "waited": jnp.float32(0)}, update)
+  assert everyone(pacer, 3, 1).own == {"own": True, "of_own": True, "same": False, "waited": True}
   slow = np.array([0, 0.5, 0], np.float32)
   steps = play(PLAIN._replace(noise=(noise.Slow(slow),)), 3, 10, pacer=pacer, by_rank=True)
   np.testing.assert_array_equal(steps.info["late"][-1], [0, 8, 0])  # the first step is not known; decided after ten
+  early, late, _ = steps.info["waited"][-1]
+  assert early - late == pytest.approx(0.5 * 30e-3, rel=1e-4)  # forward and backward
 
 
 def test_without_a_coupling_pacing_never_gains_and_costs_no_more_than_its_bucket():
