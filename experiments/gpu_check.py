@@ -25,6 +25,7 @@ import importlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -136,7 +137,8 @@ def child(given: argparse.Namespace) -> int:
     given.child.write_text(json.dumps({"skipped": reason}))
     return 0
   limit = SECTIONS[given.section].limit_s if given.section else 60.0
-  bench = Bench(given.platform, given.clock, given.size, min(limit, given.limit_s))
+  bench = Bench(given.platform, given.clock, given.size, min(limit, given.limit_s),
+                given.child if given.section else None)
   if given.one_loop:
     name, arm, batch, seconds = given.one_loop.split(",")
     result = steps.one_loop(bench, name, arm, int(batch), float(seconds))
@@ -166,21 +168,23 @@ def start(name: str, given: argparse.Namespace, cache: str, left_s: float) -> di
     out = pathlib.Path(folder) / "section.json"
     command = [sys.executable, "-m", "experiments.gpu_check", f"--section={name}", f"--child={out}",
                f"--platform={given.platform}", f"--clock={given.clock}", f"--size={given.size}", f"--limit_s={left_s}"]
+    # Twice its own measure: compiling is not in it.
+    longest = max(10.0, min(2 * section.limit_s + 60, left_s))
     process = subprocess.Popen(command, env=environment(section, cache, folder))
+    error = ""
     try:
-      # Twice its own measure: compiling is not in it.
-      status = process.wait(timeout=max(10.0, min(2 * section.limit_s + 60, left_s)))
+      if status := process.wait(timeout=longest):
+        error = f"its process ended with status {status}"
     except subprocess.TimeoutExpired:
-      process.kill()
-      process.wait()
-      return {"error": f"took longer than {min(2 * section.limit_s + 60, left_s):.0f} s and was ended"}
-    except KeyboardInterrupt:
-      process.kill()
-      raise
-    if not out.exists():
-      return {"error": f"its process ended with status {status} and left nothing"}
-    result: dict[str, Any] = json.loads(out.read_text())
-    return result
+      error = f"took longer than {longest:.0f} s and was ended"
+    finally:
+      if process.poll() is None:
+        process.kill()
+        process.wait()
+    result: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    if not result and not error:
+      error = "its process left nothing"
+    return result | ({"error": error} if error else {})
 
 
 def failures(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -236,6 +240,7 @@ def main(words: Sequence[str] | None = None) -> int:
   if given.child is not None:
     return child(given)
   begun = time.monotonic()
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending the section's process
   figures: dict[str, Any] = measured.circumstances("experiments.gpu_check") | {"sections": {}, "not_run": []}
   left = functools.partial(_left, begun, given.limit_s)
   with tempfile.TemporaryDirectory() as cache:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import pathlib
 import time
 from typing import Any
 
@@ -24,12 +26,14 @@ class Bench:
     clock: name of the clock under test.
     size: "full", "quick" (fewer repetitions), or "tiny" (models and repetitions for tests on CPU).
     limit_s: seconds the section may take; it measures less often where that is short.
+    out: file the results are kept in as they come, for when it is ended before time; None for none.
   """
 
   platform: str = "gpu"
   clock: str = "stream"
   size: str = "full"
   limit_s: float = 120.0
+  out: pathlib.Path | None = None
   figures: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   checks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   notes: list[str] = dataclasses.field(default_factory=list)
@@ -68,6 +72,7 @@ class Bench:
   def figure(self, name: str, value: Any, unit: str = "") -> None:
     """Keeps a number, an `Estimate` or a word."""
     self.figures.append({"name": name, "value": plain(value), "unit": unit})
+    self._keep()
     self.say(f"{name}: {shown(plain(value))} {unit}".rstrip())
 
   def at_most(self, name: str, value: Any, limit: float, unit: str) -> None:
@@ -88,8 +93,13 @@ class Bench:
 
   def _check(self, name: str, value: Any, limit: str, unit: str, passed: bool) -> None:
     self.checks.append({"name": name, "value": plain(value), "unit": unit, "limit": limit, "passed": passed})
+    self._keep()
     self.say(f"{'passed' if passed else 'FAILED'}  {name}: {shown(plain(value))} {unit}"
              + (f"  (wanted {limit})" if limit else ""))
+
+  def _keep(self) -> None:
+    if self.out is not None:
+      self.out.write_text(json.dumps(self.to_json()))
 
   def to_json(self) -> dict[str, Any]:
     return {"platform": self.platform, "clock": self.clock, "size": self.size,

@@ -10,10 +10,10 @@ import re
 from experiments import hlo
 from experiments.gpu import transformer
 from experiments.gpu.bench import Bench
-from experiments.gpu.loops import Program
+from experiments.gpu.loops import Program, instrumented
 
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = .*? ([a-z][a-z0-9\-]*)\(", re.MULTILINE)
-_THUNK = re.compile(r"^\s*\d+: (k\w+)\s.*?\]\s*(\S*)", re.MULTILINE)
+_THUNK = re.compile(r"^\s*\d+: (k\w+)\s.*?\][^\S\n]*(\S*)", re.MULTILINE)
 
 
 def operations(text: str) -> collections.Counter[str]:
@@ -67,7 +67,7 @@ def run(bench: Bench) -> None:
   programs: dict[str, collections.Counter[str]] = {}
   sequences: dict[str, collections.Counter[str]] = {}
   texts: dict[str, str] = {}
-  for arm in ("bare", "stamped", "paced", "guarded"):
+  for arm in ("bare", *instrumented(bench)):
     before = set(glob.glob(os.path.join(folder, "*"))) if folder else set()
     texts[arm] = Program(bench, size, arm).compile()
     programs[arm] = operations(texts[arm])
@@ -88,7 +88,7 @@ def run(bench: Bench) -> None:
                if kinds[kind] != counted["bare"][kind]}
       if arm != "bare":
         bench.figure(f"{arm}: {what} beyond bare", ", ".join(f"{n:+d} {kind}" for kind, n in added.items()) or "none")
-  for arm in ("stamped", "paced", "guarded"):
+  for arm in instrumented(bench):
     compared = hlo.compare(texts["bare"], texts[arm])
     bench.holds(f"{arm}: the step's collectives are the bare one's, one operand more at most",
                 compared.same_but_for(1), f"{len(hlo.collectives(texts['bare']))} bare, {compared.added} joined")

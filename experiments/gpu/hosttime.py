@@ -81,6 +81,8 @@ def drift(offsets: list[list[float]]) -> tuple[float, float, float]:
     return float("nan"), 0.0, float("nan")
   table = np.asarray(offsets, np.float64)
   x, y = table[:, 0] - table[0, 0], table[:, 1] - table[0, 1]
+  if not np.ptp(x):
+    return float("nan"), 0.0, float("nan")
   slope, at_start = np.polyfit(x, y, 1)
   return float(slope * 1e6), float(np.ptp(x) * 1e-9), float(np.max(np.abs(y - slope * x - at_start)))
 

@@ -93,7 +93,7 @@ def run(bench: Bench) -> None:
   """Section injected."""
   read = hosttime.reader(bench)
   hosttime.note_offset(bench, read, bench.times(200, 100, 20))
-  size = transformer.SIZES["2ms" if bench.size != "tiny" else "tiny"]
+  size = transformer.SIZES["small" if bench.size != "tiny" else "tiny"]
   mesh, spec = bench.mesh(), jaxpace.spec(bench.mesh())
   lengths = INJECTED_S if bench.size != "tiny" else (0.0, 2e-3, 5e-3)
   paced = jaxpace.instrument(spinning_step(bench, size), "data", clock=bench.clock)
@@ -112,7 +112,7 @@ def run(bench: Bench) -> None:
     bench.note("One device: XLA removed the all-reduce, so its entry and exit stamps have nothing between them. "
                "What is checked is when it would be entered.")
   for where in (BEFORE, AFTER):
-    kinds = np.random.default_rng(1).permutation(np.tile(np.arange(len(lengths)), bench.times(30, 12, 4)))
+    kinds = np.random.default_rng(1).permutation(np.tile(np.arange(len(lengths)), bench.times(60, 25, 4)))
     kinds = np.concatenate([np.zeros(WARM, np.int64), kinds])
     per_ring = 100
     taken: dict[str, list[np.ndarray]] = {}

@@ -21,6 +21,11 @@ PACERS: dict[str, Callable[[], Any]] = {
 """Arms with a pacer, by name; "stamped" has none, "bare" is not instrumented."""
 
 
+def instrumented(bench: Bench) -> tuple[str, ...]:
+  """The instrumented arms; but one where the program itself is tried."""
+  return ("stamped",) if bench.size == "tiny" else ("stamped", *PACERS)
+
+
 class Program:
   """A step compiled once, for any number of loops."""
 

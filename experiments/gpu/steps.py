@@ -20,7 +20,7 @@ import numpy as np
 
 from experiments.gpu import hosttime, transformer
 from experiments.gpu.bench import Bench
-from experiments.gpu.loops import Loop, Program, calibrated
+from experiments.gpu.loops import Loop, Program, calibrated, instrumented
 from experiments.paired import Estimate, estimate, interleave
 
 LIMITS = {"20ms": 0.2, "2ms": 1.0}
@@ -79,8 +79,9 @@ def _loops(bench: Bench, size: transformer.Size, folder: str | None) -> tuple[di
   stamped = Program(bench, size, "stamped")
   arms: dict[str, Callable[[int], Loop]] = {
       "bare": lambda _: Loop(bare), "bare again": lambda _: Loop(bare), "stamped": lambda _: Loop(stamped),
-      "paced": lambda _: Loop(Program(bench, size, "paced")),
       "callback": lambda _: Loop(Program(bench, size, "stamped", "callback"))}
+  if bench.size != "tiny":
+    arms["paced"] = lambda _: Loop(Program(bench, size, "paced"))
   if folder is not None:
     arms["recorded"] = lambda turns: Loop(stamped, os.path.join(folder, "run"), turns)
   loops: dict[str, Loop] = {}
@@ -163,9 +164,8 @@ def run_bits(bench: Bench) -> None:
   steps = bench.times(50, 50, 5)
   states = {}
   bare = Program(bench, size, "bare")
-  for arm, program in (("bare", bare), ("bare again", bare), ("bare, compiled anew", Program(bench, size, "bare")),
-                       ("stamped", Program(bench, size, "stamped")), ("paced", Program(bench, size, "paced")),
-                       ("guarded", Program(bench, size, "guarded"))):
+  arms = {"bare": bare, "bare again": bare, "bare, compiled anew": Program(bench, size, "bare")}
+  for arm, program in (arms | {arm: Program(bench, size, arm) for arm in instrumented(bench)}).items():
     loop = Loop(program)
     loop.block(steps - 2)
     states[arm] = loop.bits()
@@ -180,7 +180,7 @@ def run_bits(bench: Bench) -> None:
     count = differing(states["bare"], states[arm])
     steady &= count == 0
     bench.figure(f"bare against {arm}: words that differ", count)
-  for arm in ("stamped", "paced", "guarded"):
+  for arm in instrumented(bench):
     count = differing(states["bare"], states[arm])
     bench.holds(f"bare against {arm}: the same bits after {steps} steps", count == 0, f"{count} of {words} differ")
   if not steady:

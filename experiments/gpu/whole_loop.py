@@ -6,7 +6,7 @@ import re
 
 from experiments.gpu import transformer
 from experiments.gpu.bench import Bench
-from experiments.gpu.loops import Loop, Program
+from experiments.gpu.loops import Loop, Program, instrumented
 from experiments.gpu.traced import Seen, trace
 
 _FROM_HOST_SIDE = re.compile(
@@ -23,7 +23,7 @@ def run(bench: Bench) -> None:
   size = transformer.SIZES["2ms" if bench.size != "tiny" else "tiny"]
   steps = bench.times(20, 20, 3)
   bare: Seen | None = None
-  for arm in ("bare", "stamped", "paced", "guarded"):
+  for arm in ("bare", *instrumented(bench)):
     program = Program(bench, size, arm)
     ways = host_operations(program.compile())
     bench.holds(f"{arm}: nothing in the compiled step goes through the host", not ways, ", ".join(ways) or "nothing")
@@ -57,6 +57,9 @@ def _report(bench: Bench, arm: str, seen: Seen, bare: Seen | None, steps: int) -
   bench.figure(f"{arm}: time in all of them, a step", total * 1e-3 / steps, "us")
   bench.figure(f"{arm}: time in jaxpace's by name, a step", own * 1e-3 / steps, "us")
   bench.figure(f"{arm}: CUDA graphs launched, a step", seen.graphs / steps)
+  if bare is not None:
+    bench.holds(f"{arm}: the step is not cut into more CUDA graphs", seen.graphs <= bare.graphs,
+                f"{seen.graphs}, bare {bare.graphs}")
   bench.raw[arm] = {name: [n, round(times)] for name, (n, times) in sorted(
       seen.kernels.items(), key=lambda item: -item[1][1])[:40]}
 
