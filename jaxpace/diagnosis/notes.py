@@ -57,9 +57,9 @@ def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None) -> tuple[str, .
   unstamped = collections.Counter((str(entry.get("primitive") or entry.get("name")),
                                    str(entry.get("reason", "no reason given")))
                                   for entry in _dicts(plan.get("unstamped")))
-  for (name, reason), number in unstamped.items():
-    many = f"{number} of {name}" if number > 1 else name
-    notes.append(f"Not stamped: {many} ({reason}); {'their' if number > 1 else 'its'} waiting counts as compute.")
+  for (name, reason), times in unstamped.items():
+    many = f"{times} of {name}" if times > 1 else name
+    notes.append(f"Not stamped: {many} ({reason}); {'their' if times > 1 else 'its'} waiting counts as compute.")
   if isinstance(plan.get("overflow"), int) and plan["overflow"] > 0:
     notes.append(f"{plural(plan['overflow'], 'collective')} had no slot left and count as compute: give `instrument` "
                  "more slots.")
