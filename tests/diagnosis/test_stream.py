@@ -262,3 +262,13 @@ def test_a_small_fault_that_is_in_every_step_is_told_though_the_past_was_noisy()
   told = [a for a in alarms(given._replace(arrival=arrival, step=arrival.max(axis=0) + given.transfer), 4)
           if not a.over]
   assert [(a.kind, a.rank) for a in told][:1] == [(LATE, 1)] and 20 <= told[0].step - 400 <= 30
+
+
+def test_gaps_without_a_cause_are_told_at_once_only_if_all_of_them_are_long():
+  given, told = struck(GAP, 300, 180, 0.05), []
+  for every in (1, 2):
+    longer = struck(GAP, 300, 180, 0.25, every=every)
+    both = given._replace(gap=np.maximum(given.gap, longer.gap), arrival=np.maximum(given.arrival, longer.arrival),
+                          step=np.maximum(given.step, longer.step))
+    told.append(next(a.step - 400 for a in alarms(both, 4) if not a.over and a.kind == GAP))
+  assert 20 <= told[0] <= 30 and told[1] >= 90

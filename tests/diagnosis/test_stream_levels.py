@@ -101,3 +101,11 @@ def test_what_wanders_by_every_other_step_is_seen_in_sums_of_neighbours():
   wandering = levels.wandering((x - x.mean())[None], np.ones((1, 512), bool))
   found = learnt(np.stack([0.06 * white, 0.06 * x / x.std(), *np.zeros((6, 512))]) + 1.0)
   assert wandering < 1.3 and found.threshold[1] > 2 * found.threshold[0]
+
+
+def test_what_wanders_asks_for_more_where_little_of_it_was_seen():
+  random, x = np.random.default_rng(5), np.zeros(64)
+  for step in range(1, 64):
+    x[step] = 0.8 * x[step - 1] + 0.015 * random.normal()
+  few = np.concatenate([(x - x.mean())[None], np.zeros((6, 64))]) + 1.0
+  assert learnt(few).threshold[0] > 1.5 * learnt(np.tile(few, 8)).threshold[0] > 1.5 * 0.45
