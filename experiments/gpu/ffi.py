@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.gpu import delays, stamps
 from experiments.gpu.bench import Bench
-from jaxpace.execution import words
+from experiments.gpu.beside import measure
 
 SOURCE = pathlib.Path(__file__).with_name("clock.cu")
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
@@ -80,12 +79,4 @@ def run(bench: Bench) -> None:
       bench.note(f"The FFI handlers were not measured: {error}.")
       return
     bench.say("clock.cu is compiled and registered")
-    each = stamps.cost(bench, handlers, "FFI handler", 32, 160, bench.times(40, 20, 5))
-    bench.at_most("a stamp by an FFI handler", each, stamps.WANTED_US, "us")
-    program = jax.jit(delays.around(handlers, 0.25))
-    for asked in (0.0, 10e-6, 100e-6, 1e-3, 20e-3):
-      taken = []
-      for _ in range(bench.times(20, 10, 3)):
-        times = words.to_ns(np.asarray(program(jax.device_put(np.float32(asked), bench.device()))))
-        taken.append(float(times[2] - times[1]) * 1e-9)
-      bench.figure(f"FFI delay of {asked * 1e6:g} us, by its own stamps, median", float(np.median(taken)) * 1e6, "us")
+    measure(bench, handlers, "FFI handler")

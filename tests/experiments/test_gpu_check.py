@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from experiments import gpu_check
 from experiments.gpu import (
+  beside,
   compiled,
   delays,
   hosttime,
@@ -27,6 +28,7 @@ from experiments.gpu import (
   kernels,
   loops,
   machine,
+  ptx,
   stamps,
   steps,
   traced,
@@ -309,6 +311,30 @@ def test_the_spinning_kernel_is_lowered_in_its_own_memory() -> None:
       lowering_platforms=("cuda",)).as_text()
   assert text.count("__gpu$xla.gpu.triton") == 1 and "globaltimer" in text and "%clock64" in text
   assert "operand_index = 0" in text
+
+
+def test_ptx_is_handed_over_with_a_pointer_for_each_operand_and_result() -> None:
+  kernel = ptx.Kernels()
+
+  def both(previous: jax.Array, seconds: jax.Array) -> tuple[jax.Array, ...]:
+    first = kernel.stamp(previous, seconds)
+    return kernel.delay(seconds, 0.25, first)
+
+  text = jax.jit(both).trace(words.zero(), jnp.float32(1)).lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("__gpu$xla.gpu.ptx") == 2
+  assert ".param .u64 p2)" in ptx.stamp_text(2) and "[p2]" in ptx.stamp_text(2)
+  delay = ptx.delay_text(2, 250_000_000)
+  assert ".param .u64 p3)" in delay and "nanosleep.u32" in delay
+  limit = delay.split("min.f32 asked, asked, 0f")[1][:8]
+  assert np.frombuffer(bytes.fromhex(limit), ">f4")[0] == 250e6
+
+
+def test_what_is_measured_beside_is_measured_alike() -> None:
+  bench = tiny()
+  beside.measure(bench, bench.timer(), "native")
+  wanted = [check["limit"].split(" ")[0] for check in bench.checks]
+  assert wanted == ["0", "10", "100", "1000", "20000", "0", "100000"]
+  assert [check["passed"] for check, value in zip(bench.checks, wanted, strict=True) if value == "0"] == [True, True]
 
 
 # The program.
