@@ -23,6 +23,7 @@ from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.totals import Totals, add_up
+from jaxpace.diagnosis.unfinished import without_unfinished
 from jaxpace.diagnosis.verdict import verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import Request, resolve
@@ -48,7 +49,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
   """
-  counted = count_steps(run)
+  finished, unfinished = without_unfinished(run)
+  counted = count_steps(finished)
   totals = add_up(run, counted, progress)
   counted = _measurable(counted, totals)
   floor = find_floor(run, totals.transfer, fabric)
@@ -84,7 +86,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
       preempted=preempted, notes=(), links=links, events=tuple(events))
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
-                             notes=(*notes_on(diagnosis, fabric), *hung(events)))
+                             notes=(*notes_on(diagnosis, fabric, unfinished), *hung(events)))
 
 
 def _measurable(counted: Counted, totals: Totals) -> Counted:

@@ -23,19 +23,25 @@ _ONE_OFF = 0.01
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
-def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None) -> tuple[str, ...]:
+def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None, unfinished: np.ndarray | None = None
+             ) -> tuple[str, ...]:
   """Sentences on how the numbers came about; the reader's own problems are the run's.
 
   Args:
     diagnosis: without its notes.
     fabric: that was given as the quiet one, if any was.
+    unfinished: numbers of the last steps, left out because some ranks' rows are missing.
   """
   run, notes = diagnosis.run, []
   if diagnosis.counted.warmup.size:
     steps = diagnosis.counted.warmup
     notes.append(f"Warm-up left out: step{'s' if steps.size > 1 else ''} {list_ranks(steps)} (of the first "
                  f"{WARMUP_STEPS} steps, all up to the last that took over {WARMUP_FACTOR:g} times the median).")
+  if unfinished is not None and unfinished.size:
+    notes.append(f"The last {plural(unfinished.size, 'step')} left out, from step {unfinished[0]:,} on: rows of some "
+                 "ranks are missing there. They come later while the job runs, and never if a process was killed.")
   uncounted = diagnosis.recorded - diagnosis.counted.size - diagnosis.counted.warmup.size
+  uncounted -= 0 if unfinished is None else unfinished.size
   if diagnosis.step_time and uncounted > 1:
     notes.append(f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, which is not "
                  "recorded.")
