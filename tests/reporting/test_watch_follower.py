@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxpace.diagnosis import stream
+from jaxpace.diagnosis.counted import WARMUP_STEPS
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.reporting.watch import follower as followers
 from jaxpace.reporting.watch import parts, window
@@ -239,6 +241,22 @@ def test_the_guard_is_that_of_the_lowest_rank_now(tmp_path):
   assert [pacing.effect for pacing in seen] == [None, pytest.approx(-0.03), pytest.approx(-0.03)]
   assert seen[1].interval is None and seen[2].interval == (pytest.approx(-0.05), pytest.approx(-0.01))
   assert seen[2].active == pytest.approx(0.25) and seen[2].pairs == 2
+
+
+def test_what_is_told_live_is_what_a_replay_of_the_run_tells(tmp_path):
+  """Pauses with a cause that the processes measure too, of which most parts hold none."""
+  job = Job(ranks=4, steps=320, processes=2, noise=0.02, host_columns=True,
+            faults=(Fault("pause", 60e-3, (2, 3), begin=0.6, probability=0.1, aligned=True, mechanism="checkpoint"),))
+  growing = Growing(tmp_path / "run", job, tmp_path / "written")
+  follower, state, replayed = Follower(growing.directory), stream.init(4), []
+  for step in range(20, 321, 20):
+    growing.write(step)
+    told = [told.sentence for told in follower.poll(float(step), 0.0).told]
+  run = read_run(tmp_path / "written")
+  assert run.host_causes.columns["checkpoint"].max() > 0.05
+  state = state._replace(until=WARMUP_STEPS - 1)
+  replayed = [alarm.sentence() for alarm in stream.follow(state, run)[1]]
+  assert told == replayed and "ranks pause between steps" in told[0]
 
 
 def test_without_collectives_the_step_time_is_still_told(growing):

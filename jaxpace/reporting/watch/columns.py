@@ -21,6 +21,8 @@ Columns = Mapping[str, np.ndarray]
 """Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for null."""
 
 KEYS = ("step", "rank", "process", "attempt", "collective")
+CAUSES = ("gc_ns", "data_ns", "checkpoint_ns")
+"""Of what a process did between steps; most often none of it, in all rows of a part."""
 _SMALL = 1 << 18
 """Bytes. Larger files are merged ones, which come one at a time."""
 
@@ -73,11 +75,15 @@ def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns 
   group = meta.row_group(0)
   constant: dict[str, int] = {}
   for at, name in enumerate(schema.names):
-    if name not in KEYS:
+    if name not in KEYS and name not in CAUSES:
       continue
     found = group.column(at).statistics
     if found is None or not found.has_null_count or found.null_count:
-      return None
+      if name in KEYS:
+        return None
+      if found is not None and found.null_count == meta.num_rows and name in present:
+        present.remove(name)
+      continue
     if found.has_min_max and (low := found.min) == found.max:
       constant[name] = low
   read = file.read_row_group(0, columns=[name for name in present if name not in constant], use_threads=False)

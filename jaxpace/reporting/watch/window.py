@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.reporting.watch.columns import Columns
+from jaxpace.reporting.watch.columns import CAUSES, Columns
 from jaxpace.trace.decisions import GUARD
 from jaxpace.trace.dense import CollectiveRows, SlotTimes
 from jaxpace.trace.reader import name_collectives
-from jaxpace.trace.run import MISSING, Process, Run
+from jaxpace.trace.run import MISSING, HostCauses, Process, Run
 
 CELLS = 1 << 21
 """Ranks times collectives times steps kept, about: 16 bytes each."""
@@ -19,7 +19,7 @@ LEAST, MOST = 256, 8192
 """Steps kept, whatever the number of ranks: processes write every few seconds, not at the same time."""
 RANKS = 1 << 17
 """Rank numbers from here on are damaged."""
-STEPS_COLUMNS = ("step", "rank", "process", "attempt", "gap_ns", "delay_applied_ns")
+STEPS_COLUMNS = ("step", "rank", "process", "attempt", "gap_ns", "delay_applied_ns", *CAUSES)
 COLLECTIVES_COLUMNS = ("step", "rank", "process", "attempt", "collective", "enter_ns", "exit_ns")
 GUARD_COLUMNS = tuple(f"decision_{name}" for name in GUARD)
 _LARGEST_STEP = 1 << 53
@@ -106,6 +106,12 @@ class Window:
     for name, values in self._durations.items():
       if f"{name}_ns" in data:
         values[ranks, at] = _seconds(data[f"{name}_ns"][rows])
+    for column in CAUSES:
+      if column in data:
+        name = column.removesuffix("_ns")
+        if name not in self._causes:
+          self._causes[name] = np.full((self._ranks, self.size), np.nan, np.float32)
+        self._causes[name][ranks, at] = _seconds(data[column][rows])
     if leads and "end_ns" in data:
       self._end[ranks, at] = data["end_ns"][rows]
     guards = [name for name in GUARD_COLUMNS if name in data]
@@ -145,6 +151,11 @@ class Window:
     attempt = self._recorded[:, at]
     for times in slots.values():
       np.maximum(attempt, times.attempt, out=attempt)
+    # All ranks of a process have its causes: those of its first one are taken.
+    owners, own = np.unique(self._process, return_index=True)
+    own = own[owners >= 0]
+    causes = HostCauses(owners[owners >= 0].astype(np.int64), {name: values[np.ix_(own, at)]
+                                                               for name, values in self._causes.items()})
     # Where the attempt's beginning is in it, its warm-up is told as such.
     middle = low > self.first
     return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=processes, steps=steps,
@@ -153,7 +164,7 @@ class Window:
                collectives=name_collectives(info, CollectiveRows(slots, {}, self._process)),
                process_of_rank=self._process.copy(), skipped={}, duplicates=0, problems=(),
                window=(low + 1 if middle else None, None),
-               guard={name: values[at] for name, values in self._guard.items()})
+               guard={name: values[at] for name, values in self._guard.items()}, host_causes=causes)
 
   def _place(self, data: Columns, now: float, leads: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Rows that count, their ranks and their places in the ring; None if there are none."""
@@ -189,6 +200,7 @@ class Window:
     self._recorded = np.full(shape, -1, np.int16)
     self._end = np.full(shape, MISSING, np.int64)
     self._durations = {name: np.full(shape, np.nan, np.float32) for name in ("gap", "delay_applied")}
+    self._causes: dict[str, np.ndarray] = {}  # [R, W] s, by name
     self._slots: dict[int, SlotTimes] = {}
     self._guard: dict[str, np.ndarray] = {}
     self._guard_rank = -1
@@ -206,6 +218,7 @@ class Window:
 
     self._recorded, self._end = grown(self._recorded, -1), grown(self._end, MISSING)
     self._durations = {name: grown(values, np.nan) for name, values in self._durations.items()}
+    self._causes = {name: grown(values, np.nan) for name, values in self._causes.items()}
     for slot, times in self._slots.items():
       self._slots[slot] = SlotTimes(grown(times.enter_ns, MISSING), grown(times.exit_ns, MISSING),
                                     grown(times.attempt, -1))
@@ -223,7 +236,7 @@ class Window:
     if len(at) == self.size and self.first < 0:
       return  # still empty
     self._recorded[:, at], self._end[:, at] = -1, MISSING
-    for values in self._durations.values():
+    for values in (*self._durations.values(), *self._causes.values()):
       values[:, at] = np.nan
     for times in self._slots.values():
       times.enter_ns[:, at], times.exit_ns[:, at], times.attempt[:, at] = MISSING, MISSING, -1
