@@ -37,10 +37,11 @@ def series_change(run: Run, counted: Counted, values: np.ndarray, block: int) ->
 def _split(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:
   known = np.isfinite(values)
   values, numbers = values[known], numbers[known]
-  if len(values) < 3:
+  if len(values) < 4:
     return otherwise
-  low, high = np.quantile(values, [0.05, 0.95])
-  total = np.cumsum(np.clip(values, low, high))  # one pause is no change
+  # One pause is no change, however few the steps: it is cut to the next value, not to something between the two.
+  low, high = np.quantile(values, 0.05, method="higher"), np.quantile(values, 0.95, method="lower")
+  total = np.cumsum(np.clip(values, low, high))
   at = np.arange(1, len(values))
   gain = total[:-1]**2 / at + (total[-1] - total[:-1])**2 / (len(values) - at)
   return int(numbers[1 + int(gain.argmax())])

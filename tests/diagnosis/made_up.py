@@ -4,8 +4,14 @@ import dataclasses
 
 import numpy as np
 
+from jaxpace.diagnosis.counted import count_steps
+from jaxpace.diagnosis.floor import find_floor
+from jaxpace.diagnosis.lateness import find_late
+from jaxpace.diagnosis.modes.case import Case
+from jaxpace.diagnosis.phases import phase_medians
+from jaxpace.diagnosis.totals import add_up
 from jaxpace.trace.host_samples import COLUMNS, HostSamples
-from jaxpace.trace.run import HostCauses
+from jaxpace.trace.run import HostCauses, Run
 from jaxpace.trace.synthetic import Job, _host_columns, _host_samples, simulate
 from tests.diagnosis.traces import make_run
 
@@ -33,6 +39,15 @@ def run_of(job: Job):
         host_samples=HostSamples(*(np.concatenate([s[n] for s in samples]) for n in ("process", "attempt", "time_ns")),
                                  columns))
   return run, truth
+
+
+def case_of(run: Run) -> Case:
+  """What failure modes are looked for in."""
+  counted = count_steps(run)
+  totals = add_up(run, counted)
+  step = float(totals.per_step["step"][counted.mask].mean())
+  return Case(run, counted, totals, find_late(run, totals, counted, step), phase_medians(run, counted.mask),
+              find_floor(run, totals.transfer, None), step)
 
 
 def true_shares(truth, quiet: float) -> dict[str, float]:

@@ -5,29 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxpace.diagnosis.counted import count_steps
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.floor import find_floor
-from jaxpace.diagnosis.lateness import find_late
-from jaxpace.diagnosis.modes.case import AMPLIFICATION, Case
+from jaxpace.diagnosis.modes.case import AMPLIFICATION
 from jaxpace.diagnosis.modes.jitter import Pauses
-from jaxpace.diagnosis.phases import phase_medians
-from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.wording import percent
 from jaxpace.trace.synthetic import Job
 from jaxpace.trace.synthetic_faults import Fault
-from tests.diagnosis.made_up import run_of
+from tests.diagnosis.made_up import case_of, run_of
 
 STEPS = 300
-
-
-def case_of(job: Job) -> Case:
-  run, _ = run_of(job)
-  counted = count_steps(run)
-  totals = add_up(run, counted)
-  step = float(totals.per_step["step"][counted.mask].mean())
-  return Case(run, counted, totals, find_late(run, totals, counted, step), phase_medians(run, counted.mask),
-              find_floor(run, totals.transfer, None), step)
 
 
 @pytest.mark.parametrize("struck", [(2, 5), (2, 2, 5), (2, 2, 2, 5), (2, 2, 2, 2, 5), (2, 2, 2, 6, 7)])
@@ -35,11 +21,11 @@ def test_a_process_is_named_if_chance_would_not_give_any_one_so_many_pauses(stru
   """Chance by counting all ways in which eight processes can have these pauses."""
   pauses = [Fault("pause", 0.1, (2 * process, 2 * process + 1), begin=(60 + 20 * i) / STEPS,
                   end=(61 + 20 * i) / STEPS, mechanism="gc") for i, process in enumerate(struck)]
-  made = case_of(Job(ranks=16, steps=STEPS, processes=8, hosts=8, noise=0.02, host_columns=True, faults=tuple(pauses)))
+  run, _ = run_of(Job(ranks=16, steps=STEPS, processes=8, hosts=8, noise=0.02, host_columns=True, faults=tuple(pauses)))
   most = struck.count(2)
   ways = itertools.product(range(8), repeat=len(struck))
   chance = np.mean([max(way.count(process) for process in set(way)) >= most for way in ways])
-  assert Pauses(made).ranks() == ([4, 5] if chance < 0.01 else [])
+  assert Pauses(case_of(run)).ranks() == ([4, 5] if chance < 0.01 else [])
 
 
 @pytest.mark.parametrize("fault", [Fault("rotating", 8e-3), Fault("jitter", 6e-3)])
