@@ -35,6 +35,13 @@ def test_two_long_pauses_of_a_run_are_told_with_their_cost(shown, words):
   assert f"{words} took 1,800 ms" in note and "in 2 steps: 50, 150." in note
 
 
+def test_what_one_process_of_four_does_counts_for_a_quarter():
+  run = paused(900.0, [50, 150], "gc")
+  run.host_causes.columns["gc"][1:] = 0.0
+  (note,) = [n for n in diagnose(run).notes if n.startswith("Few long pauses")]
+  assert "garbage collection took 450.0 ms" in note
+
+
 def test_a_pause_that_the_devices_hide_costs_nothing():
   run = paused(0.0, [], "checkpoint")
   columns = {"checkpoint": np.zeros((RANKS, STEPS), np.float32)}

@@ -101,6 +101,7 @@ def test_it_probes_when_transfers_have_become_slow_and_rests_then(monkeypatch, c
   assert calls == [("where", {"repeats": 3})] and "2.0 times their floor" in caplog.text
   assert [prober.step(slow) for _ in range(20)] == [None] * 20
   assert [prober.step(slow) is not None for _ in range(6)] == [False, True, False, False, False, False]
+  assert [prober.step(slow) for _ in range(30)] == [None] * 30  # two at most
   few = _pace(mesh, paced.plan, groups, [90e-3] * 3, 0)
   assert jaxpace.ProbeOnContention(None, paced, every=1, floor=1e-3).step(few) is None
   with pytest.raises(ValueError, match="above=1"):

@@ -1,0 +1,68 @@
+"""What the hosts' columns are taken to show: always of one process against the others."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxpace.diagnosis.mechanism import of_lateness, of_pauses
+from jaxpace.trace.run import HostCauses
+from jaxpace.trace.synthetic import Job
+from tests.diagnosis.made_up import case_of, run_of
+
+STEPS = 100
+
+
+def shown(causes=None, samples=None, processes=4):
+  """A run with these columns of each process, per step. Samples' columns: what a counter rises by, or a gauge is."""
+  run, _ = run_of(Job(ranks=processes, steps=STEPS, processes=processes, noise=0.01, host_columns=True, sample_steps=1))
+  columns = {name: np.broadcast_to(np.array(values, np.float32).reshape(processes, -1), (processes, STEPS))
+             for name, values in (causes or {}).items()}
+  of_host = dict(run.host_samples.columns)
+  for name, values in (samples or {}).items():
+    each = np.array(values, float)[run.host_samples.process]
+    of_host[name] = each * np.tile(np.arange(STEPS), processes) if name.endswith("_ns") else each
+  return case_of(dataclasses.replace(run, host_causes=HostCauses(np.arange(processes), columns),
+                                     host_samples=run.host_samples._replace(columns=of_host)))
+
+
+def kinds(case, lateness, process=2):
+  return [found.kind for found in of_lateness(case, process, 0, case.counted.blocks, lateness)]
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_column_is_compared_with_the_other_processes_alone(processes):
+  case = shown({"data": [1e-3] * (processes - 1) + [4e-3]}, processes=processes)
+  (found,) = of_lateness(case, processes - 1, 0, case.counted.blocks, 3e-3)
+  assert found.kind == "data" and "for 4.00 ms a step, 3.00 ms more than the others" in found.sentence
+
+
+def test_what_all_processes_have_explains_no_lateness():
+  throttled = shown(samples={"throttled_ns": [1e6, 1e6, 5e6, 1e6]})
+  (found,) = of_lateness(throttled, 2, 0, throttled.counted.blocks, 5e-3)
+  assert found.kind == "throttled" and "4.00 ms a step more than the others" in found.sentence
+  assert kinds(shown(samples={"throttled_ns": [5e6] * 4}), 5e-3) == []
+  assert kinds(shown({"data": [5e-3] * 4}), 5e-3) == []
+
+
+def test_switches_are_preemption_unless_the_process_has_as_much_more_work():
+  switched = {"nivcsw": [0.1, 0.1, 5.1, 0.1]}
+  assert kinds(shown(switched | {"cpu": [0.01] * 4}), 5e-3) == ["preempted"]
+  assert kinds(shown(switched | {"cpu": [0.01, 0.01, 0.015, 0.01]}), 5e-3) == ["work"]
+  assert kinds(shown(switched), 5e-3) == ["preempted"]
+
+
+@pytest.mark.parametrize("clock, slow", [(1500, True), (1650, False)])
+def test_a_gpu_clock_that_is_a_twentieth_lower_is_named(clock, slow):
+  assert kinds(shown(samples={"gpu_clock_mhz": [1700, 1700, clock, 1700]}), 5e-3) == ["gpu_clock"] * slow
+
+
+def test_pauses_are_divided_among_what_was_measured_in_them():
+  """Every tenth step of process 0: 60 ms of garbage collection and 30 ms of data, of 100 ms."""
+  struck = np.arange(STEPS) % 10 == 5
+  case = shown({"gc": [0.06 * struck, *np.zeros((3, STEPS))], "data": [0.03 * struck, *np.zeros((3, STEPS))]})
+  share = struck[case.counted.mask].mean()
+  found = of_pauses(case, [0], 0.1 * share)
+  assert [mechanism.kind for mechanism, _ in found] == ["gc", "data"]
+  assert [part for _, part in found] == pytest.approx([0.6, 0.3])
+  assert f"{60 * share:.2f} ms a step, 60 % of the pauses" in found[0][0].sentence
