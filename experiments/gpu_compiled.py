@@ -134,7 +134,9 @@ def _row(name: str, one: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]
       "stamps": found.count("stamp", "delay"), "holds": found.count("hold"),
       "copies_added": found.count("copy") - plain.count("copy"),
       "kernels_added": len(found.operations) - found.count("copy") - len(plain.operations) + plain.count("copy"),
-      "collectives": found.count("start"), "reduced": found.reduced, "reduced_more": found.reduced - plain.reduced,
+      "fused": sum(gpu_schedule.kernels(one["text"]).values()),
+      "changed": gpu_schedule.changed(bare["text"], one["text"]), "collectives": found.count("start"),
+      "reduced": found.reduced, "reduced_more": found.reduced - plain.reduced,
       "starts": found.starts(), "beside_collectives": found.beside_collectives(),
       "before_exit": found.before_exit(), "branches": found.branches, "to_the_host": found.host,
       "graphs": launched and launched.graphs, "in_graphs": launched and launched.inside,
@@ -167,12 +169,13 @@ def _tally(kinds: list[str]) -> str:
 def _lines(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("An instrumented step, compiled for eight GPUs", figures)
   lines += ["Compiled for eight H200 of one host by XLA's GPU compiler; nothing ran, and nothing here is a time.", ""]
-  header = ["step", "kernels added", "copies added", "of them stamps", "holds", "collectives", "numbers more in them",
+  header = ["step", "kernels added", "copies added", "of them stamps", "holds",
+            "kernels that calculate, changed", "collectives", "numbers more in them",
             "start after, of the products", "kernels beside collectives", "kernels before the exit stamp",
             "branches", "to the host", "CUDA graphs", "thunks in them", "outside", "out of order"]
   lines += measured.table(header, [[
-      row["step"], row["kernels_added"], row["copies_added"], row["stamps"], row["holds"], row["collectives"],
-      row["reduced_more"], _span(row["starts"]), row["beside_collectives"], row["before_exit"],
+      row["step"], row["kernels_added"], row["copies_added"], row["stamps"], row["holds"], row["changed"],
+      row["collectives"], row["reduced_more"], _span(row["starts"]), row["beside_collectives"], row["before_exit"],
       row["branches"], row["to_the_host"], row["graphs"], row["in_graphs"],
       None if row["outside_graphs"] is None else _tally(row["outside_graphs"]),
       "; ".join(row["problems"]) or "nothing"] for row in figures["steps"]])

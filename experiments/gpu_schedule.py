@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import pathlib
 import re
@@ -11,6 +12,12 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<type>.*?) (?
 _NO_WORK = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all"}
 _HOST = ("callback", "outfeed", "infeed", "SendToHost", "RecvFromHost", "MoveToHost", "MoveToDevice")
 _SHAPE = re.compile(r"\w\[([0-9,]*)\]")
+_COMPUTATION = re.compile(r"^%(?P<name>[\w.\-]+) (?P<body>\(.*?\) -> .*? \{\n.*?^\})", re.MULTILINE | re.DOTALL)
+_CALLED = re.compile(r"calls=%([\w.\-]+)")
+_KIND = re.compile(r"kind=\w+")
+_NAME = re.compile(r"%[\w.\-]+|(?<=[(,] )\w[\w.]*(?=: )|(?<=\()\w[\w.]*(?=: )")
+_ARITHMETIC = re.compile(r" (?:add|subtract|multiply|divide|dot|reduce|negate|power|rsqrt|exponential|log|tanh)\(")
+_METADATA = re.compile(r", metadata=\{[^}]*\}|, backend_config=\{.*?\}(?=\n)")
 _THUNK = re.compile(r"^(?P<indent> *)\d+: (?P<kind>k\w+)")
 
 
@@ -105,6 +112,30 @@ def _kind(kind: str, name: str, line: str) -> str:
   if "gemm" in name or "cublas" in line or "__triton_nested_gemm" in line or kind == "dot":
     return "product"
   return "other"
+
+
+def kernels(text: str) -> collections.Counter[str]:
+  """What each fused kernel of a compiled program computes, without the names in it, and how often."""
+  bodies = {match["name"]: match["body"] for match in _COMPUTATION.finditer(text)}
+  entry = text[text.index("\nENTRY "):]
+  return collections.Counter(_nameless(bodies.get(called, called)) + _KIND.search(line)[0]  # type: ignore[index]
+                             for line in entry.splitlines() if " fusion(" in line
+                             for called in _CALLED.findall(line))
+
+
+def changed(bare: str, instrumented: str) -> int:
+  """How many fused kernels that calculate the bare program has and the other lacks.
+
+  Those that only cut, join or move what another made are left out: with an operand more in a collective, its buffer is
+  cut elsewhere.
+  """
+  missing = kernels(bare) - kernels(instrumented)
+  return sum(count for body, count in missing.items() if _ARITHMETIC.search(body))
+
+
+def _nameless(body: str) -> str:
+  names: dict[str, str] = {}
+  return _NAME.sub(lambda match: names.setdefault(match[0], f"%{len(names)}"), _METADATA.sub("", body))
 
 
 class Thunks(NamedTuple):

@@ -92,3 +92,23 @@ def test_thunks_are_counted_by_what_launches_them(tmp_path):
   found = gpu_schedule.thunks(tmp_path, "jit_step")
   assert (found.graphs, found.inside) == (2, 3)
   assert found.outside == ["kAsyncStart", "kAllReduce", "kAsyncDone"]
+
+
+def program(name, body):
+  return (f"HloModule m\n\n%{name} (param_0.{len(name)}: f32[8], param_1: f32[8]) -> f32[8] {{\n"
+          f"  %param_0.{len(name)} = f32[8]{{0}} parameter(0), metadata={{scheduling_name=\"{name}\"}}\n"
+          f"  %param_1 = f32[8]{{0}} parameter(1)\n  ROOT %{name}.7 = f32[8]{{0}} {body}\n}}\n\n"
+          f"ENTRY %main (a: f32[8]) -> f32[8] {{\n"
+          f"  ROOT %f.{name} = f32[8]{{0}} fusion(%a, %a), kind=kLoop, calls=%{name}, "
+          f"metadata={{op_name=\"{name}\"}}\n}}\n")
+
+
+def test_kernels_are_told_apart_by_what_they_compute_not_by_their_names():
+  first = program("fused_add", "add(%param_0.9, %param_1), metadata={op_name=\"x\"}")
+  same = program("fused_add.clone", "add(%param_0.15, %param_1)")
+  assert gpu_schedule.kernels(first) == gpu_schedule.kernels(same) and gpu_schedule.changed(first, same) == 0
+  other = program("fused_add", "multiply(%param_0.9, %param_1)")
+  swapped = program("fused_add", "add(%param_1, %param_0.9)")
+  assert gpu_schedule.changed(first, other) == gpu_schedule.changed(first, swapped) == 1
+  cut = program("cut", "concatenate(%param_0.3, %param_1), dimensions={0}")
+  assert gpu_schedule.changed(cut, other) == 0, "only joins what is there"
