@@ -20,8 +20,12 @@ from experiments.faults import judge, scores
 from jaxpace.trace.reader import read_run
 
 
-def judged(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
+def judged(directories: Sequence[pathlib.Path], bare: bool = False) -> dict[str, Any]:
   """The stream's figures of all runs in these directories, those of the same seed together.
+
+  Args:
+    directories: of the lab's runs.
+    bare: as they would be told, had the processes not measured what they do between steps.
 
   Raises:
     ValueError: a directory holds no run with a label.
@@ -31,7 +35,8 @@ def judged(directories: Sequence[pathlib.Path]) -> dict[str, Any]:
     seed = int(json.loads((directory / "plan.json").read_text())["config"]["seed"])
     ready = judge.labelled(directory)
     for number, one in enumerate(ready):
-      found.setdefault(seed, []).append(judge.follow(one, read_run(one.path / "run")))
+      run = read_run(one.path / "run")
+      found.setdefault(seed, []).append(judge.follow(one, judge.without_counters(run) if bare else run))
       if number % 100 == 99:
         print(f"{directory}: {number + 1} of {len(ready)} runs followed", file=sys.stderr, flush=True)
   return {str(seed): {"runs": len(runs), "controls": sum(run.control for run in runs),
@@ -67,16 +72,17 @@ def page(figures: Mapping[str, Any]) -> list[str]:
 def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_list("runs", ["runs/fault_lab"], "Directories that `experiments.fault_lab --make` made.")
+  flags.DEFINE_bool("bare", False, "Without the columns of causes.")
   flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
   flags.DEFINE_string("out", "docs/measurements/stream_lab.json", "Where the figures go; a table beside it.")
 
 
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
-    raise app.UsageError(f"What is {argv[1]!r}? All arguments are flags: --runs=DIR,DIR, --note, --out.")
+    raise app.UsageError(f"What is {argv[1]!r}? All arguments are flags: --runs=DIR,DIR, --bare, --note, --out.")
   args = flags.FLAGS
   try:
-    seeds = judged([pathlib.Path(path) for path in args.runs])
+    seeds = judged([pathlib.Path(path) for path in args.runs], args.bare)
   except (OSError, ValueError) as error:
     sys.exit(f"stream_lab: {error}")
   figures = {**measured.circumstances("experiments.stream_lab"), "note": args.note, "seeds": seeds}

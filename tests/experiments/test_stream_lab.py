@@ -27,6 +27,7 @@ def test_runs_of_a_seed_are_judged_together(tmp_path: pathlib.Path) -> None:
   assert (one["runs"], one["controls"], one["steps_of_controls"], one["false_alarms_in_controls"]) == (2, 1, 200, 0)
   (steps,) = one["by_kind"]["straggler"]
   assert one["faults"] == one["within_30"] == 1 and 10 < steps <= 30
+  assert stream_lab.judged([tmp_path], bare=True)["7"]["by_kind"]["straggler"] == [steps]
   page = "\n".join(stream_lab.page({**measured.circumstances("experiments.stream_lab"), "note": "a word",
                                     "seeds": seeds}))
   assert "a word" in page and "| 7 | 2 | 1 | 200 | 0 | 0 | 0 | 0 % |" in page and f"| 7 | straggler | {steps} |" in page
