@@ -180,7 +180,7 @@ def test_the_timers_steps_are_a_whole_multiple_of_what_is_found(step: int, count
 
 
 def test_carries_are_counted() -> None:
-  times = np.array([2**32 - 2, 2**32 - 1, 2**32, 2**32 + 1, 3 * 2**32], np.int64)
+  times = np.array([2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 3 * 2**32], np.int64)
   assert stamps.carries(times) == 2
   np.testing.assert_array_equal(stamps.gaps(words.from_ns(times)), np.diff(times))
 
