@@ -89,6 +89,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   notices: list[str] = []
   order = _meeting_order(program, producers)
   told = _told(program, weighty)
+  behind = _behind(program)
   slot_of = _slots(program, [stage.group for stage in stages if stage.group], slots)
 
   sections: list[Section] = []
@@ -122,7 +123,8 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
       met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
       enters = _operands(program, producers, met, told)
       results = _results(program, producers, met)
-      result = next((value for value in results if _flat(program, value)), results[0])
+      latest = _latest(program, results, behind)
+      result = next((value for value in latest if _flat(program, value)), latest[0])
       held_after = _scalar_inputs(program, producers, stages[number + 1])
     last = bool(stage.group) and number == len(stages) - 2
     sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, results, held_after,
@@ -268,6 +270,29 @@ def _results(program: Program, producers: gates.Producers, group: Sequence[int])
   """
   results = [o for i in group for o in program.equations[i].outputs if size_bytes(program.avals[o])]
   return [v for v in results if v not in producers.constant] or results
+
+
+def _latest(program: Program, results: Sequence[int], behind: Mapping[int, int]) -> list[int]:
+  """Those results of a group whose operands come after the most collectives.
+
+  XLA moves an operand that is ready early into an earlier all-reduce of the same kind: with batch norm over all ranks
+  the last layer's biases into that of the layer before. Only what depends on all the others' results can't be moved.
+  """
+  made = {o: equation for equation in program.equations for o in equation.outputs}
+
+  def after(value: int) -> int:
+    equation = made[value]
+    each = len(equation.inputs) == len(equation.outputs)
+    reads = [equation.inputs[equation.outputs.index(value)]] if each else equation.reads()
+    return functools.reduce(operator.or_, (behind.get(v, 0) for v in reads if isinstance(v, int)), 0).bit_count()
+
+  most = max(map(after, results))
+  return [value for value in results if after(value) == most]
+
+
+def _behind(program: Program) -> dict[int, int]:
+  """By value, the collectives that must be over before it is there: one bit each."""
+  return _told(program, frozenset(i for i, equation in enumerate(program.equations) if equation.collective))
 
 
 def _scalar_inputs(program: Program, producers: gates.Producers, following: schedule.Stage) -> list[int]:
