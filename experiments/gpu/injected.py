@@ -37,7 +37,7 @@ def spinning_step(bench: Bench, size: transformer.Size) -> Callable[..., Any]:
     value, slopes = jax.value_and_grad(transformer.loss)(state[0], batch, size)
     slopes = {**slopes, "scale": last(slopes, before, value)}
     slopes, value = jax.lax.pmean((slopes, value), "data")
-    moved, *rest = transformer.adam(state, slopes)
+    moved, *rest = transformer.adam(state, transformer.clipped(slopes))
     return ({**moved, "scale": last(moved, after, *jax.tree.leaves(rest))}, *rest), value
 
   return step

@@ -135,6 +135,13 @@ def test_a_step_of_the_transformer_trains() -> None:
   assert int(final[3]) == 300
 
 
+def test_gradients_are_clipped_by_their_global_norm() -> None:
+  slopes = {"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}
+  assert jax.tree.map(lambda leaf: leaf.tolist(), transformer.clipped(slopes, 10.0)) == {"a": [3.0, 0.0], "b": 4.0}
+  found = transformer.clipped(slopes, 1.0)
+  np.testing.assert_allclose([*found["a"], found["b"]], [0.6, 0.0, 0.8], rtol=1e-6)
+
+
 def test_adam_is_the_formula() -> None:
   state = ({"w": jnp.float32(1.0)}, {"w": jnp.float32(0.2)}, {"w": jnp.float32(0.03)}, jnp.int32(4))
   moved, first, second, count = transformer.adam(state, {"w": jnp.float32(0.5)})
