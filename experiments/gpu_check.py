@@ -73,7 +73,7 @@ SECTIONS = {
     "compiled": Section("compiled", "what instrumenting adds to the compiled step", 60, cached=False,
                         xla_flags="--xla_dump_to={folder}"),
     "ffi": Section("ffi", "stamp and delay by FFI handlers in CUDA C++", 60),
-    "ptx": Section("ptx", "stamp and delay by PTX handed to XLA", 40),
+    "pallas": Section("pallas", "stamp and delay by Pallas and Triton", 60),
     "stamp_no_graphs": Section("stamps", "stamps with command buffers off", 40, xla_flags=NO_GRAPHS),
     "ffi_no_graphs": Section("ffi", "FFI handlers with command buffers off", 60, xla_flags=NO_GRAPHS),
     "bitwise_fixed": Section("steps", "the same with --xla_gpu_deterministic_ops", 60, "run_bits", cached=False,

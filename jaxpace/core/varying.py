@@ -41,19 +41,3 @@ def vary(value: jax.Array, axes: frozenset[str] | tuple[str, ...]) -> jax.Array:
   """Returns `value`, its type varying over `axes` too. No data moves."""
   missing = tuple(sorted(set(axes) - varying(value)))
   return jax.lax.pcast(value, missing, to="varying") if missing else value
-
-
-def tracked_axes() -> frozenset[str]:
-  """The manual axes if jax tracks variation here (`check_vma=True`), else none."""
-  axes = manual_axes()
-  if not axes:
-    return frozenset()
-  return varying(jax.lax.pcast(jax.numpy.zeros((), "uint32"), axes, to="varying"))
-
-
-def unvarying(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-  """Returns a type that says outright that it varies over no axis, which some primitives ask for."""
-  kind = getattr(jax.sharding, "ManualAxisType", None)  # jax >= 0.10
-  if kind is not None:
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind())
-  return jax.ShapeDtypeStruct(shape, dtype, vma=frozenset())  # type: ignore[call-arg]

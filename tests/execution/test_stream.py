@@ -7,6 +7,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
@@ -30,9 +31,9 @@ def calls(text):
   """(result, operands, rest) of each kernel, in order."""
   found = []
   for line in text.splitlines():
-    if "@__gpu$xla.gpu.triton(" in line:
+    if "@__gpu$xla.gpu.ptx(" in line:
       result = line.split("=")[0].strip().split(":")[0]
-      found.append((result, line.split("@__gpu$xla.gpu.triton(")[1].split(")")[0].split(", "), line))
+      found.append((result, line.split("@__gpu$xla.gpu.ptx(")[1].split(")")[0].split(", "), line))
   return found
 
 
@@ -108,6 +109,24 @@ def test_a_delay_is_capped_in_the_kernel_and_by_its_limit(clock):
     clock.delay(jnp.float32(1), 2.5, words.zero())
   with pytest.raises(ValueError, match="20 ms is 20e-3"):
     clock.delay(jnp.float32(1), -1.0, words.zero())
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.125, 2.0])
+def test_a_delay_s_limit_is_a_number_of_its_kernel(clock, limit):
+  text = lowered(lambda seconds: clock.delay(seconds, limit, words.zero()), jnp.float32(1))
+  capped = re.search(r"min.f32 asked, asked, 0f([0-9A-F]{8});", text)
+  assert np.frombuffer(bytes.fromhex(capped[1]), ">f4")[0] == np.float32(limit * 1e9)
+  billion = re.search(r"mul.f32 asked, asked, 0f([0-9A-F]{8});", text)
+  assert np.frombuffer(bytes.fromhex(billion[1]), ">f4")[0] == 1e9
+
+
+def test_addresses_of_a_kernel_are_those_of_its_operands_then_of_its_results(clock):
+  text = lowered(lambda x, y, s: clock.delay(s, 0.1, clock.stamp(words.zero(), x, y), x, y),
+                 jnp.ones(3), jnp.ones(2), jnp.float32(0))
+  (_, of_stamp, stamp), (_, of_delay, delay) = calls(text)
+  assert len(of_stamp) == 3 and "p3)" in stamp and "[p3]" in stamp, "two operands, the stamp before, the result"
+  assert of_delay[2] == "%arg2" and "ld.param.u64 place, [p2]" in delay, "the seconds"
+  assert len(of_delay) == 4 and "[p4]" in delay and "[p5]" in delay and "p5)" in delay
 
 
 def test_a_gradient_goes_through(clock):

@@ -4,19 +4,19 @@ import pytest
 
 from experiments import gpu_schedule
 
-_STAMP = 'custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(step)/jaxpace/jaxpace_stamp/pallas_call"}'
+_STAMP = 'custom_call_target="__gpu$xla.gpu.ptx", backend_config={name = "jaxpace_stamp"}'
 _LINES = {
-    "delay": '%pallas_call.1 = (u32[2]{0}, u32[2]{0}) custom-call(%p.0), metadata={op_name="jit(s)/jaxpace_delay/p"}',
-    "hold": '%pallas_call.2 = s32[4]{0} custom-call(%p.1, %g.1), metadata={op_name="jit(s)/jaxpace_hold/p"}',
+    "delay": '%ffi_call.1 = (u32[2]{0}, u32[2]{0}) custom-call(%p.0), backend_config={name = "jaxpace_delay"}',
+    "hold": '%ffi_call.2 = s32[4]{0} custom-call(%p.1, %g.1), backend_config={name = "jaxpace_hold"}',
     "product": "%gemm_fusion_dot.3 = f32[8,8]{1,0} fusion(%p.1, %p.2), kind=kCustom, calls=%c.3",
     "other": "%loop_add_fusion = f32[8,8]{1,0} fusion(%gemm_fusion_dot.3), kind=kLoop, calls=%c.4",
-    "enter": f"%pallas_call.4 = u32[2]{{0}} custom-call(%loop_add_fusion, %g.1), {_STAMP}",
+    "enter": f"%ffi_call.4 = u32[2]{{0}} custom-call(%loop_add_fusion, %g.1), {_STAMP}",
     "start": "%all-reduce-start = f32[64]{0} all-reduce-start(%b.1), replica_groups={{0,1}}, to_apply=%add",
     "copy": "%copy.9 = f32[1,24]{1,0} copy(%p.3)",
     "done": "%all-reduce-done = f32[64]{0} all-reduce-done(%all-reduce-start)",
-    "exit": f"%pallas_call.5 = u32[2]{{0}} custom-call(%all-reduce-done, %pallas_call.4), {_STAMP}",
+    "exit": f"%ffi_call.5 = u32[2]{{0}} custom-call(%all-reduce-done, %ffi_call.4), {_STAMP}",
     "update": "%wrapped_slice.2 = f32[8]{0} fusion(%all-reduce-done), kind=kLoop, calls=%c.7",
-    "end": f"%pallas_call.6 = u32[2]{{0}} custom-call(%wrapped_slice.2, %pallas_call.5), {_STAMP}",
+    "end": f"%ffi_call.6 = u32[2]{{0}} custom-call(%wrapped_slice.2, %ffi_call.5), {_STAMP}",
 }
 _ORDER = list(_LINES)
 
