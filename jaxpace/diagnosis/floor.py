@@ -59,7 +59,8 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
   own = running_minimum(transfer)
   if fabric is None or not run.collectives:
     return own
-  told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, run.ranks)
+  joined = _joined(run)
+  told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, joined)
           for c in run.collectives]
   floor = np.array([low if seconds is None or not seconds < low else seconds
                     for seconds, low in zip(told, own.floor, strict=True)])
@@ -68,6 +69,13 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
     return _above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}" if some else own.source,
                   own.width)
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
+
+
+def _joined(run: Run) -> int:
+  """Ranks that one collective joins: on a data × model mesh those along the data axis, not all that recorded."""
+  plan = run.info.get("plan")
+  ranks = plan.get("ranks") if isinstance(plan, dict) else None
+  return ranks if isinstance(ranks, int) and 0 < ranks <= run.ranks else run.ranks
 
 
 def _above(transfer: np.ndarray, floor: np.ndarray, source: str, width: int) -> Floor:

@@ -5,7 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
+from jaxpace.diagnosis.floor import find_floor, running_minimum
+from jaxpace.trace.synthetic import Job
+from tests.diagnosis.made_up import run_of
+from tests.diagnosis.test_contention import with_bytes
 
 
 @pytest.mark.parametrize("freaks", [[100], [100, 101]])
@@ -39,3 +43,14 @@ def test_transfer_is_split_exactly_and_never_negatively(values):
   np.testing.assert_allclose(floor.quiet + floor.contention, transfer, atol=1e-15)
   assert not (floor.contention < 0).any()
   assert not (floor.quiet < 0).any()
+
+
+@pytest.mark.parametrize("plan, joined", [({"ranks": 2}, 2), ({}, 4), ({"ranks": 0}, 4), ({"ranks": "2"}, 4)])
+def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joined):
+  """On a data x model mesh of four devices the sums join two."""
+  run = with_bytes(run_of(Job(ranks=4, steps=40))[0], 4096)
+  costs = {count: Cost(Estimate(count * 1e-9, 0, 0), Estimate(0.0, 0.0, 0.0), RING) for count in (2, 4)}
+  fabric = Fabric(tuple(Level(str(count), count, None, {ALL_REDUCE: cost}) for count, cost in costs.items()), "made up")
+  run.info["plan"] = {**(run.info.get("plan") or {}), **plan}
+  floor = find_floor(run, np.full((len(run.collectives), 40), 1.0), fabric)
+  np.testing.assert_allclose(floor.floor, costs[joined].seconds(ALL_REDUCE, joined, 4096))

@@ -90,6 +90,19 @@ def test_a_pipe_gets_a_line_a_refresh(tmp_path, capsys):
   assert all("latest rank 3 on host1" in line for line in said[2:])
 
 
+def test_a_pipe_ends_with_the_run(growing, capsys):
+  looks = iter(range(10))
+
+  def sleep(seconds):
+    if next(looks) == 1:
+      for process in range(JOB.processes):
+        growing.heartbeat(process, closed_cleanly=True)
+
+  live.in_lines(Follower(growing.directory), 1.0, sleep)
+  said = capsys.readouterr().out.splitlines()
+  assert len(said) == 3 and "has ended" in said[-1] and "has ended" not in said[0]
+
+
 def test_a_pipe_whose_reader_has_left_ends_quietly(growing, monkeypatch):
   class Broken(io.StringIO):
     def write(self, text):

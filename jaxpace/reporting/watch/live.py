@@ -67,7 +67,7 @@ def on_terminal(follower: Follower, console: Console, every: float, sleep: Sleep
 
 
 def in_lines(follower: Follower, every: float, sleep: Sleep = time.sleep) -> None:
-  """Prints a line a look.
+  """Prints a line a look, until the run has ended.
 
   Args:
     follower: of the run.
@@ -82,6 +82,8 @@ def in_lines(follower: Follower, every: float, sleep: Sleep = time.sleep) -> Non
     begin = time.monotonic()
     look = follower.poll(begin, time.time())
     print(line(look, news.of(look), encoding), flush=True)
+    if look.state.kind == "ended":
+      return
     sleep(max(begin + every - time.monotonic(), 0.0))
 
 
