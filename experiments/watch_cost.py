@@ -45,7 +45,7 @@ def grow(directory: str, ranks: int, processes: int, step: float, seconds: float
   path = pathlib.Path(directory)
   number = round(_FLUSH / step)
   job = Job(ranks=ranks, steps=number, processes=processes, hosts=processes, forward=0.3 * step, backward=0.5 * step,
-            update=0.02 * step, gap=0.02 * step, transfer=0.1 * step, noise=0.02, transfer_noise=0.1)
+            update=0.02 * step, gap=0.02 * step, transfer=0.1 * step, noise=0.02, transfer_noise=0.1, host_columns=True)
   truth = synthetic.simulate(job)
   length = int(truth.end.max())
   stores: dict[tuple[str, int], PartStore] = {}
