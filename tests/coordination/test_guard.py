@@ -160,6 +160,22 @@ def test_a_pacer_that_asks_for_nothing_is_never_judged():
   assert np.isnan(columns["effect"][1:]).all()
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_pacer_that_asks_in_the_first_step_of_a_block_alone_is_judged(shared):
+  """What is asked is of the same step as its time, also where that comes a step later."""
+  steps = BLOCK * 12
+  _, always_asked, _ = run(GUARDED, steps_of(noisy(steps)), shared=shared)
+  on = always_asked["guard_on"][:, 0] == 1
+  first = jnp.asarray(np.append(on[1:] & ~on[:-1], False))  # [step]: whether the next one is the first of a block on
+
+  def update(observation, state):
+    return Decision(jnp.where(first[observation.step], jnp.float32(WAIT), jnp.float32(0)), {}), state
+
+  applied, columns, _ = run(jaxpace.guard(Pacer(lambda ranks: (), update)), steps_of(noisy(steps)), shared=shared)
+  np.testing.assert_array_equal(np.flatnonzero(applied.any(axis=1)), np.flatnonzero(first) + 1)
+  assert np.array_equal(columns["pairs"][-1], always_asked["pairs"][-1]) and columns["pairs"][-1].all()
+
+
 def test_harm_is_switched_off_and_gain_kept():
   for effect in (-0.2, 0.2):
     applied, columns, _ = run(GUARDED, steps_of(noisy(2500, effect)))
