@@ -24,7 +24,7 @@ class Ended(NamedTuple):
   said: str  # standard output
   wall: float  # s, the interpreter's start included
   cpu: float  # s, user and system, of it and the children it waited for
-  peak: float  # GiB of resident memory, at most at once
+  peak: float  # GiB of resident memory, at most at once; what this process had when it forked counts, if that is more
 
   def figures(self) -> dict[str, float]:
     """By the names they have in a file of figures."""
