@@ -61,6 +61,14 @@ def progress(what: str, of: int) -> Callable[[int], None]:
   return say
 
 
+def portable(text: str) -> str:
+  """Takes the folders of the checkout and of Python out of a text: of tracebacks, say."""
+  root = pathlib.Path(__file__).parents[1]
+  for folder in sorted({str(root), sys.prefix, sys.base_prefix}, key=len, reverse=True):
+    text = text.replace(f"{folder}/", "")
+  return text
+
+
 def introduction(title: str, figures: dict[str, Any]) -> list[str]:
   """Heading, and what `circumstances` says, in Markdown."""
   machine = figures["machine"]
@@ -87,8 +95,8 @@ def cell(value: Any) -> str:
 
 
 def write(figures: dict[str, Any], lines: Sequence[str], out: pathlib.Path) -> None:
-  """Writes `out` (.json) and the Markdown beside it."""
+  """Writes `out` (.json) and the Markdown beside it, both without paths of this machine."""
   out.parent.mkdir(parents=True, exist_ok=True)
-  out.write_text(json.dumps(figures, indent=1) + "\n")
-  out.with_suffix(".md").write_text("\n".join(lines).rstrip("\n") + "\n")
+  out.write_text(portable(json.dumps(figures, indent=1)) + "\n")
+  out.with_suffix(".md").write_text(portable("\n".join(lines).rstrip("\n")) + "\n")
   print(f"Written to {out} and {out.with_suffix('.md')}.")
