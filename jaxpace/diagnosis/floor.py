@@ -59,7 +59,7 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
   own = running_minimum(transfer)
   if fabric is None or not run.collectives:
     return own
-  joined = _joined(run)
+  joined = joined_ranks(run)
   told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, joined)
           for c in run.collectives]
   floor = np.array([low if seconds is None or not seconds < low else seconds
@@ -71,10 +71,9 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
 
 
-def _joined(run: Run) -> int:
+def joined_ranks(run: Run) -> int:
   """Ranks that one collective joins: on a data × model mesh those along the data axis, not all that recorded."""
-  plan = run.info.get("plan")
-  ranks = plan.get("ranks") if isinstance(plan, dict) else None
+  ranks = run.plan.get("ranks")
   return ranks if isinstance(ranks, int) and 0 < ranks <= run.ranks else run.ranks
 
 

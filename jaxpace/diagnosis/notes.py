@@ -12,7 +12,7 @@ from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import milliseconds, name_rank
-from jaxpace.diagnosis.floor import RUNNING_MINIMUM
+from jaxpace.diagnosis.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnosis.queues import unexplained_queue
 from jaxpace.diagnosis.unnamed import unnamed_waiting
 from jaxpace.diagnosis.wording import joined, percent
@@ -49,8 +49,8 @@ def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None, unfinished: np.
     notes += _measured(diagnosis)
   if fabric is not None and run.collectives and diagnosis.floor.source == RUNNING_MINIMUM:
     notes.append(f"The quiet fabric that was given ({fabric.source}) says nothing of this run's collectives over "
-                 f"{plural(run.ranks, 'rank')}, so it was not used: measure it as the job runs, on as many hosts and "
-                 "processes.")
+                 f"{plural(joined_ranks(run), 'rank')}, so it was not used: measure it as the job runs, on as many "
+                 "hosts and processes.")
   jumped = np.flatnonzero(diagnosis.totals.jumped)
   if jumped.size:
     number = plural(int(diagnosis.totals.jumped.sum()), "step")

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.floor import find_floor, running_minimum
 from jaxpace.trace.synthetic import Job
@@ -54,3 +55,11 @@ def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joi
   run.info["plan"] = {**(run.info.get("plan") or {}), **plan}
   floor = find_floor(run, np.full((len(run.collectives), 40), 1.0), fabric)
   np.testing.assert_allclose(floor.floor, costs[joined].seconds(ALL_REDUCE, joined, 4096))
+
+
+def test_the_note_on_a_floor_that_says_nothing_counts_the_ranks_that_were_asked_for():
+  run = with_bytes(run_of(Job(ranks=4, steps=200))[0], 4096)
+  run.info["plan"] = {**(run.info.get("plan") or {}), "ranks": 2}
+  one = Fabric((Level("one", 1, None, {}),), "made up")
+  (said,) = (note for note in diagnose(run, fabric=one).notes if "quiet fabric that was given" in note)
+  assert "this run's collectives over 2 ranks" in said
