@@ -18,7 +18,7 @@ _KIND = re.compile(r"kind=\w+")
 _NAME = re.compile(r"%[\w.\-]+|(?<=[(,] )\w[\w.]*(?=: )|(?<=\()\w[\w.]*(?=: )")
 _ARITHMETIC = re.compile(r" (?:add|subtract|multiply|divide|dot|reduce|negate|power|rsqrt|exponential|log|tanh)\(")
 _METADATA = re.compile(r", metadata=\{[^}]*\}|, backend_config=\{.*?\}(?=\n)")
-_THUNK = re.compile(r"^(?P<indent> *)\d+: (?P<kind>k\w+)")
+_THUNK = re.compile(r"^(?P<indent>\s*)\d+: (?P<kind>k\w+)(?:\s.*?\][^\S\n]*(?P<name>\S*))?")
 
 
 class Operation(NamedTuple):
@@ -138,6 +138,26 @@ def _nameless(body: str) -> str:
   return _NAME.sub(lambda match: names.setdefault(match[0], f"%{len(names)}"), _METADATA.sub("", body))
 
 
+class Thunk(NamedTuple):
+  """One line of a sequence of thunks that XLA dumped."""
+
+  kind: str  # kCustomKernel, kCopy, kCommandBuffer, ...
+  name: str  # a kernel's
+  in_graph: bool  # whether a command buffer holds it
+
+
+def sequence(text: str) -> list[Thunk]:
+  """Reads a dumped sequence; XLA indents what a command buffer holds, and what an asynchronous start does."""
+  found, within = [], False
+  for line in text.splitlines():
+    if match := _THUNK.match(line):
+      buffer = match["kind"] == "kCommandBuffer"
+      held = not buffer and within and bool(match["indent"])
+      found.append(Thunk(match["kind"], match["name"] or "", held))
+      within = buffer or held
+  return found
+
+
 class Thunks(NamedTuple):
   """How the runtime launches a step."""
 
@@ -151,14 +171,7 @@ def thunks(folder: pathlib.Path, module: str) -> Thunks | None:
   files = sorted(folder.glob(f"*{module}*thunk_sequence_after_thunk_passes.txt"))
   if not files:
     return None
-  graphs, inside, outside, within = 0, 0, [], False
-  for line in files[-1].read_text().splitlines():
-    if match := _THUNK.match(line):
-      if match["kind"] == "kCommandBuffer":
-        graphs, within = graphs + 1, True
-      elif match["indent"] and within:
-        inside += 1
-      else:
-        within = False
-        outside.append(match["kind"])
-  return Thunks(graphs, inside, outside)
+  found = sequence(files[-1].read_text())
+  alone = [thunk.kind for thunk in found if not thunk.in_graph]
+  return Thunks(alone.count("kCommandBuffer"), len(found) - len(alone),
+                [kind for kind in alone if kind != "kCommandBuffer"])

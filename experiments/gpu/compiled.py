@@ -7,13 +7,12 @@ import glob
 import os
 import re
 
-from experiments import hlo
+from experiments import gpu_schedule, hlo
 from experiments.gpu import transformer
 from experiments.gpu.bench import Bench
 from experiments.gpu.loops import Program, instrumented
 
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = .*? ([a-z][a-z0-9\-]*)\(", re.MULTILINE)
-_THUNK = re.compile(r"^\s*\d+: (k\w+)\s.*?\][^\S\n]*(\S*)", re.MULTILINE)
 
 
 def operations(text: str) -> collections.Counter[str]:
@@ -24,23 +23,15 @@ def operations(text: str) -> collections.Counter[str]:
 
 def thunks(text: str) -> collections.Counter[str]:
   """XLA's sequence of thunks, as it dumps it, by kind; kernels of jaxpace apart."""
-  found: collections.Counter[str] = collections.Counter()
-  for kind, name in _THUNK.findall(text):
-    found[f"{kind} of jaxpace" if "jaxpace" in name else kind] += 1
-  return found
+  return collections.Counter(f"{thunk.kind} of jaxpace" if "jaxpace" in thunk.name else thunk.kind
+                             for thunk in gpu_schedule.sequence(text))
 
 
 def outside_graphs(text: str) -> tuple[int, int]:
-  """Command buffers in a sequence of thunks, and thunks of jaxpace that are in none of them.
-
-  XLA indents what a command buffer holds.
-  """
-  buffers = outside = 0
-  for line in text.splitlines():
-    if match := _THUNK.match(line):
-      buffers += match.group(1) == "kCommandBuffer"
-      outside += "jaxpace" in match.group(2) and not line.startswith(" ")
-  return buffers, outside
+  """Command buffers in a sequence of thunks, and thunks of jaxpace that are in none of them."""
+  found = gpu_schedule.sequence(text)
+  return (sum(thunk.kind == "kCommandBuffer" for thunk in found),
+          sum("jaxpace" in thunk.name and not thunk.in_graph for thunk in found))
 
 
 def dumped() -> str | None:
