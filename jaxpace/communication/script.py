@@ -123,12 +123,11 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
       met = sorted(stage.group, key=lambda index: order.get(index, len(order)))
       enters = _operands(program, producers, met, told)
       results = _results(program, producers, met)
-      latest = _latest(program, results, behind)
+      latest = _latest(program, producers, results, behind)
       result = next((value for value in latest if _flat(program, value)), latest[0])
       held_after = _scalar_inputs(program, producers, stages[number + 1])
     last = bool(stage.group) and number == len(stages) - 2
-    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, results, held_after,
-                            last))
+    sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, results, held_after, last))
     if slot is not None and gate is None and not (last and extra):
       notices.append(f"Collective {slot} can start before its entry stamp, which may then be late: none of its "
                      "operands can be held back without a risk to the last bits of the results.")
@@ -272,22 +271,23 @@ def _results(program: Program, producers: gates.Producers, group: Sequence[int])
   return [v for v in results if v not in producers.constant] or results
 
 
-def _latest(program: Program, results: Sequence[int], behind: Mapping[int, int]) -> list[int]:
+def _latest(program: Program, producers: gates.Producers, results: Sequence[int], behind: Mapping[int, int]
+            ) -> list[int]:
   """Those results of a group whose operands come after the most collectives.
 
   XLA moves an operand that is ready early into an earlier all-reduce of the same kind: with batch norm over all ranks
   the last layer's biases into that of the layer before. Only what depends on all the others' results can't be moved.
   """
-  made = {o: equation for equation in program.equations for o in equation.outputs}
-
   def after(value: int) -> int:
-    equation = made[value]
+    index = producers.of(value)
+    assert index is not None, "a collective's"
+    equation = program.equations[index]
     each = len(equation.inputs) == len(equation.outputs)
     reads = [equation.inputs[equation.outputs.index(value)]] if each else equation.reads()
     return functools.reduce(operator.or_, (behind.get(v, 0) for v in reads if isinstance(v, int)), 0).bit_count()
 
-  most = max(map(after, results))
-  return [value for value in results if after(value) == most]
+  counts = [after(value) for value in results]
+  return [value for value, count in zip(results, counts, strict=True) if count == max(counts)]
 
 
 def _behind(program: Program) -> dict[int, int]:
