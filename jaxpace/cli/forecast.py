@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
   """Runs the command.
 
   Returns:
-    Exit status: 0, also where it is silent on some numbers of ranks; 2 where there is nothing to forecast from or the
+    Exit status: 0, also where some numbers of ranks can't be told; 2 where there is nothing to forecast from or the
     JSON file can't be written.
   """
   # numpy, scipy, Parquet and rich are imported here: `jaxpace --help` needs none of them.
@@ -88,6 +88,7 @@ def _render(found: Forecast, run: Run, console: Console) -> None:
   from rich.text import Text
 
   from jaxpace.diagnosis.findings import milliseconds
+  from jaxpace.diagnosis.wording import joined
   sample = found.sample
   console.print(Text(f"{run.path}  run {run.id}: {sample.ranks} ranks, {sample.steps:,} steps with every rank known"))
   console.print()
@@ -100,7 +101,7 @@ def _render(found: Forecast, run: Run, console: Console) -> None:
                 milliseconds(float(sample.transfer.sum(axis=0).mean())), style="dim")
   for point in found.points:
     if point.silent is not None:
-      table.add_row(f"{point.ranks:,}", "silent", style="yellow")
+      table.add_row(f"{point.ranks:,}", "unknown", "why: below", style="yellow")
       continue
     assert point.step_time and point.cv and point.efficiency and point.change
     assert point.waiting is not None and point.transfer is not None
@@ -117,7 +118,7 @@ def _render(found: Forecast, run: Run, console: Console) -> None:
   for point in found.points:
     if point.silent is not None:
       silent.setdefault(point.silent, []).append(f"{point.ranks:,}")
-  sentences = [f"{' and '.join(ranks)}: {why}" for why, ranks in silent.items()] + [*found.notes, *run.problems]
+  sentences = [f"{joined(ranks)} ranks can't be forecast. {why}" for why, ranks in silent.items()] + [*found.notes, *run.problems]
   if sentences:
     console.print()
   for sentence in sentences:

@@ -20,7 +20,7 @@ from jaxpace.diagnosis.modes.case import (
   Case,
   Finding,
 )
-from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, name_rank
+from jaxpace.diagnosis.wording import hosts_of, milliseconds, name_rank, named
 
 __all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSISTENT", "Finding", "find", "hosts_of",
            "milliseconds", "name_rank"]
@@ -56,7 +56,7 @@ def find(case: Case) -> tuple[Finding, ...]:
   if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
     if slow.queued and late[0].share < _LITTLE * transfers[0].share:
       # What its processors do for a crowded network makes a host late by a little.
-      said = f"{joined(late[0].hosts) or 'A rank'} is late by a little since then: {late[0].evidence[0]}"
+      said = f"{named(late[0].hosts) or 'A rank'} is late by a little since then: {late[0].evidence[0]}"
       transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
       late = late[1:]
     else:

@@ -8,7 +8,7 @@ from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnosis.unnamed import unnamed_waiting
 from jaxpace.diagnosis.when import spell
-from jaxpace.diagnosis.wording import joined, milliseconds, percent
+from jaxpace.diagnosis.wording import joined, milliseconds, named, percent
 from jaxpace.trace.problems import list_ranks, plural
 
 
@@ -51,7 +51,7 @@ def _of_mode(diagnosis: Diagnosis, finding: Finding) -> str:
   if finding.mode == LOCALITY:
     return f"Every step loses {cost} to the place of {subject}: {_lower(finding.advice)}"
   if finding.mode == CONTENTION:
-    whose = f"the link of {', '.join(finding.hosts)}" if finding.hosts else "a crowded fabric"
+    whose = f"the link of {named(finding.hosts)}" if finding.hosts else "a crowded fabric"
     return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
   if finding.mode == JITTER:
     return f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: {_lower(finding.advice)}"
@@ -59,7 +59,7 @@ def _of_mode(diagnosis: Diagnosis, finding: Finding) -> str:
 
 
 def _subject(finding: Finding) -> str:
-  hosts = ", ".join(finding.hosts[:3]) + (" and others" if len(finding.hosts) > 3 else "")
+  hosts = named(finding.hosts)
   if not finding.ranks:
     return hosts
   ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)}"

@@ -73,6 +73,23 @@ def percent(share: float) -> str:
   return f"{value:.0f} %" if value >= 9.95 or value == 0 else f"{value:.1f} %"
 
 
+NAMED = 3
+"""Names that a sentence holds; of more it tells how many. The JSON report has all."""
+
+
+def named(names: Sequence[str]) -> str:
+  """A few of many names, and how many more there are; all where there is one more at most.
+
+  >>> named(["vm1", "vm2"]), named(["vm1", "vm2", "vm3", "vm4"])
+  ('vm1 and vm2', 'vm1, vm2, vm3 and vm4')
+  >>> named([f"vm{i}" for i in range(1, 33)])
+  'vm1, vm2, vm3 and 29 more'
+  """
+  if len(names) > NAMED + 1:
+    names = [*names[:NAMED], f"{len(names) - NAMED:,} more"]
+  return joined(names)
+
+
 def joined(words: Sequence[str]) -> str:
   """An enumeration.
 

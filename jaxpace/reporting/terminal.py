@@ -14,7 +14,7 @@ from jaxpace.diagnosis.by_rank import MEANING, SHARES
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import Finding, milliseconds
 from jaxpace.diagnosis.when import spell
-from jaxpace.diagnosis.wording import signed
+from jaxpace.diagnosis.wording import named, signed
 from jaxpace.reporting import bars
 from jaxpace.trace.problems import list_ranks, plural
 
@@ -112,7 +112,7 @@ def _who(finding: Finding) -> Text:
   facts = [("ranks " if len(finding.ranks) > 1 else "rank ") + list_ranks(finding.ranks) if finding.ranks else
            "no rank in particular"]
   if finding.hosts:
-    facts.append("on " + ", ".join(finding.hosts[:4]) + (" and others" if len(finding.hosts) > 4 else ""))
+    facts.append("on " + named(finding.hosts))
   facts.append(spell(finding.first_step, finding.last_step))
   if finding.causes:
     facts.append("cause: " + ", ".join(finding.causes).replace("_", " "))

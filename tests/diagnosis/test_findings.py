@@ -1,12 +1,14 @@
 """Every failure mode in made-up jobs: found, blamed on the right rank or host, with the share it really has."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
 from jaxpace.diagnosis.by_rank import by_host, by_rank
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.document import to_json
 from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
 from jaxpace.locality.types import Device, Gpu, Locality, Nic
@@ -287,3 +289,17 @@ def test_a_clock_that_jumps_is_left_out_and_named():
     if by > 0:
       assert diagnosis.totals.jumped.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
       assert any("clock of rank 3 jumped" in note for note in diagnosis.notes)
+
+
+def test_many_hosts_are_counted_and_the_document_names_them_all():
+  late = {rank: 8e-3 for rank in range(0, 64, 2)}
+  diagnosis = diagnose(run_of(Job(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
+  (finding,) = diagnosis.findings
+  assert set(finding.ranks) == set(late) and len(finding.hosts) == 32
+  sentences = [diagnosis.verdict, finding.advice, *finding.evidence]
+  assert all(len(re.findall(r"host\d+", sentence)) <= 4 for sentence in sentences)
+  first = [f"host{rank}" for rank in finding.ranks[:3]]
+  for sentence in (diagnosis.verdict, finding.advice):
+    assert f"{', '.join(first)} and 29 more" in sentence
+  document = to_json(diagnosis)["findings"][0]
+  assert sorted(document["hosts"]) == sorted(f"host{rank}" for rank in late)

@@ -60,13 +60,30 @@ def test_times_are_those_of_the_report(answers):
 def test_the_late_rank_is_the_late_rank(answers):
   _, truth, report, found = answers
   assert found["late"][0]["rank"] == found["lateness"][0]["rank"] == 3
-  own = truth.busy[0] - truth.delay
-  late = (own - own.mean(axis=0))[:, 1:].mean(axis=1) / 1e6
+  own = truth.busy.copy()
+  own[0] -= truth.delay
+  late = (own - own.mean(axis=1, keepdims=True))[:, :, 1:]
+  mean = late.sum(axis=0).mean(axis=1) / 1e6
   for row in found["lateness"]:
-    assert row["late_ms"] == pytest.approx(late[row["rank"]], abs=2e-3)
-  last = np.bincount(own[:, 1:].argmax(axis=0), minlength=4)
+    assert row["late_ms"] == pytest.approx(mean[row["rank"]] - np.sort(mean)[1], abs=2e-3)
+    assert row["late_ms"] == pytest.approx(1e3 * report["per_rank"][row["rank"]]["lateness"], abs=0.02)
+  last = np.bincount(late.max(axis=0).argmax(axis=0), minlength=4)
   assert {row["rank"]: row["times_last"] for row in found["lateness"]} == dict(enumerate(last.tolist()))
   assert any(finding["ranks"] == [3] for finding in report["findings"])
+
+
+def test_lateness_of_two_ranks_is_the_reports(tmp_path):
+  synthetic.write(tmp_path, Job(ranks=2, steps=200, noise=0.01, late={1: 15e-3}))
+  report = to_json(diagnose(read_run(tmp_path)))["per_rank"]
+  queries = dict(re.findall(r"```sql\n-- name: (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
+  views = re.findall(r"```sql\n(create.*?)```", PAGE.read_text(), re.DOTALL)
+  with contextlib.chdir(tmp_path), duckdb.connect() as database:
+    for view in views:
+      database.execute(view)
+    rows = database.execute(queries["lateness"]).fetchall()
+  assert [row[0] for row in rows] == [1, 0]
+  assert [row[1] for row in rows] == pytest.approx([1e3 * report[1]["lateness"], 0.0], abs=0.02)
+  assert rows[0][1] == pytest.approx(15.0, abs=0.2)
 
 
 def test_phases_pauses_and_delays(answers):

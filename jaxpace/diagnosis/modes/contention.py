@@ -13,7 +13,7 @@ from jaxpace.diagnosis.counters import per_step
 from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes.case import CONTENTION, Case, Finding
-from jaxpace.diagnosis.wording import hosts_of_processes, joined, milliseconds, name_process, percent
+from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, named, percent
 
 RAISED = 0.3
 """Part of the quiet level by which the median transfer of a stretch exceeds it if the stretch is contended. What is
@@ -278,7 +278,7 @@ def find(case: Case, slow: Slow) -> Finding:
   evidence += told
   hosts = hosts_of_processes(run, processes)
   share = slow.seconds / case.step_time
-  advice = (f"Look at the link of {joined(hosts)}: its rate and errors, its cable and port, other traffic on it."
+  advice = (f"Look at the link of {named(hosts)}: its rate and errors, its cable and port, other traffic on it."
             if hosts else
             "Look for other traffic on the links that all hosts share (other jobs, storage, checkpoints): place the "
             "job under one switch, shift the jobs' phases (`jaxpace.interleave_jobs`), or send less.")

@@ -11,7 +11,7 @@ from jaxpace.diagnosis.episodes import Episode
 from jaxpace.diagnosis.lateness import Held, costliest_first
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
 from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
-from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, more, name_rank, percent
+from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, more, name_rank, named, percent
 from jaxpace.trace.problems import list_ranks
 
 _SHOWN, _ALIKE = 4, 3
@@ -37,10 +37,10 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
   if whole:
-    evidence.append(f"All ranks of {', '.join(whole)} are late: the host, not a single device.")
+    evidence.append(f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a single device.")
   elsewhere = [h for h in hosts if h not in whole]
   if whole and elsewhere:
-    evidence.append(f"On {', '.join(elsewhere)} other ranks are in time.")
+    evidence.append(f"On {named(elsewhere)} other ranks are in time.")
   first, last = spell_of(case, episodes)
   kinds = tuple(dict.fromkeys(m.kind for m in mechanisms if m.kind))
   return Finding(PERSISTENT, share, min(e.confidence for e in episodes), tuple(late), hosts, tuple(evidence),
@@ -123,7 +123,7 @@ def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> 
   compute, gap = np.array([excess(case, e) for e in episodes]).sum(axis=0)
   late = costliest_first(episodes)
   hosts = hosts_of(case.run, late)
-  where = f" on {', '.join(hosts)}" if hosts else ""
+  where = f" on {named(hosts)}" if hosts else ""
   subject = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}{where}"
   for kind, advice in _ADVICE.items():
     if kind in kinds:

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.diagnosis.when import spell
+from jaxpace.diagnosis.wording import named
 from jaxpace.reporting.html.figures import Figures
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.trace.problems import list_ranks
@@ -58,7 +59,7 @@ def _who(finding: dict[str, Any]) -> str:
   ranks, hosts = finding["ranks"], finding["hosts"]
   facts = [("Ranks " if len(ranks) > 1 else "Rank ") + list_ranks(ranks) if ranks else "No rank in particular"]
   if hosts:
-    facts.append("on " + ", ".join(hosts[:4]) + (" and others" if len(hosts) > 4 else ""))
+    facts.append("on " + named(hosts))
   facts.append(spell(finding["first_step"], finding["last_step"]))
   if finding["causes"]:
     facts.append("cause: " + ", ".join(finding["causes"]).replace("_", " "))
