@@ -118,7 +118,8 @@ def _render(found: Forecast, run: Run, console: Console) -> None:
   for point in found.points:
     if point.silent is not None:
       silent.setdefault(point.silent, []).append(f"{point.ranks:,}")
-  sentences = [f"{joined(ranks)} ranks can't be forecast. {why}" for why, ranks in silent.items()] + [*found.notes, *run.problems]
+  sentences = [f"{joined(ranks)} ranks can't be forecast. {why}" for why, ranks in silent.items()]
+  sentences += [*found.notes, *run.problems]
   if sentences:
     console.print()
   for sentence in sentences:

@@ -292,7 +292,7 @@ def test_a_clock_that_jumps_is_left_out_and_named():
 
 
 def test_many_hosts_are_counted_and_the_document_names_them_all():
-  late = {rank: 8e-3 for rank in range(0, 64, 2)}
+  late = dict.fromkeys(range(0, 64, 2), 0.008)
   diagnosis = diagnose(run_of(Job(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
   (finding,) = diagnosis.findings
   assert set(finding.ranks) == set(late) and len(finding.hosts) == 32

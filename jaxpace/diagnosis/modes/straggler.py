@@ -37,7 +37,8 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
   if whole:
-    evidence.append(f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a single device.")
+    evidence.append(f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a single "
+                    "device.")
   elsewhere = [h for h in hosts if h not in whole]
   if whole and elsewhere:
     evidence.append(f"On {named(elsewhere)} other ranks are in time.")
