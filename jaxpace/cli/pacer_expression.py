@@ -13,8 +13,10 @@ from typing import Any
 from jaxpace.core.types import Pacer
 
 _OWN = re.compile(r"^([A-Za-z_][\w.]*):([A-Za-z_]\w*)(\(.*\))?$", re.DOTALL)
-_EXAMPLE = "such as 'pace_early_ranks(window=64, threshold=0.05)' or 'my_module:my_pacer'"
-_NAMED = {"range": range, "True": True, "False": False, "None": None}
+_EXAMPLE = "such as 'pace_early_ranks(window=64, threshold=0.05)'"
+SWITCH = "--pacer-from"
+"""The one switch that lets a command line name a module, which is imported and so run."""
+_LONGEST, _MOST_RANKS = 10_000, 2**20
 _SIGNS: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 
 
@@ -30,11 +32,10 @@ def factories() -> dict[str, Callable[..., Any]]:
 
 
 def make(text: str) -> Pacer:
-  """Makes a pacer of an expression.
+  """Makes a pacer of an expression: data, which may come from a file. Nothing is imported for it, whatever it says.
 
   Calls of jaxpace's own factories with literals, `range(...)` and further calls, e.g.
-  `chain(pace_early_ranks(), limit(my, 5e-3))`; or `module:attribute`, a pacer of the user's or a factory, which may be
-  called with literals. The module is looked for in the current directory too. Importing it runs it.
+  `chain(pace_early_ranks(), limit(pace_early_ranks(), 5e-3))`.
 
   >>> make("limit(pace_early_ranks(window=16), 5e-3)").init(2).own.active
   Array(False, dtype=bool)
@@ -45,15 +46,44 @@ def make(text: str) -> Pacer:
   Raises:
     ExpressionError: it isn't such an expression, or it makes no pacer.
   """
+  if _OWN.match(text.strip()):
+    raise ExpressionError(f"{text!r} would import a module, and so run it; a file or a setting can't have that done. "
+                          f"On the command line {SWITCH} does it.")
+  return _pacer(_value(_parsed(text.strip(), text, f"Give a pacer, {_EXAMPLE}.")), text)
+
+
+def import_pacer(text: str) -> Pacer:
+  """Imports `module:attribute`, a pacer of the user's or a factory of one, which may be called with literals.
+
+  Only for what somebody wrote on the command line behind `SWITCH`. The module is looked for in the current directory
+  too.
+
+  Args:
+    text: such as `my_pacers:careful(rate=0.1)`.
+
+  Raises:
+    ExpressionError: it names none, the module can't be imported, or it makes no pacer.
+  """
   own = _OWN.match(text.strip())
-  if own:
-    module, attribute, call = own.groups()
-    return _pacer(_from_module(module, attribute, _arguments(call) if call else None), text)
+  if not own:
+    raise ExpressionError(f"{SWITCH} takes MODULE:ATTRIBUTE, such as 'my_pacers:careful(rate=0.1)', not {text!r}. "
+                          "A pacer of jaxpace is given without that switch.")
+  module, attribute, call = own.groups()
+  return _pacer(_from_module(module, attribute, _arguments(call) if call else None), text)
+
+
+def _parsed(source: str, text: str, hint: str) -> ast.expr:
+  if len(source) > _LONGEST:
+    raise ExpressionError(f"a pacer's expression has {len(source):,} characters; at most {_LONGEST:,} are read. {hint}")
+  shown = repr(text if len(text) < 200 else f"{text[:200]}...")
   try:
-    tree = ast.parse(text.strip(), mode="eval").body
+    parsed = ast.parse(source, mode="eval").body
+    ast.unparse(parsed)  # what is said of a part of it later is no deeper
   except (SyntaxError, ValueError) as error:
-    raise ExpressionError(f"{text!r} is no expression: {error.args[0]}. Give a pacer, {_EXAMPLE}.") from error
-  return _pacer(_value(tree), text)
+    raise ExpressionError(f"{shown} is no expression: {error.args[0]}. {hint}") from error
+  except (RecursionError, MemoryError) as error:
+    raise ExpressionError(f"{shown} is nested too deeply. {hint}") from error
+  return parsed
 
 
 def _pacer(made: Any, text: str) -> Pacer:
@@ -76,10 +106,7 @@ def _from_module(module: str, attribute: str, arguments: tuple[list[Any], dict[s
 
 
 def _arguments(call: str) -> tuple[list[Any], dict[str, Any]]:
-  try:
-    tree = ast.parse(f"f{call}", mode="eval").body
-  except (SyntaxError, ValueError) as error:
-    raise ExpressionError(f"{call!r} are no arguments: {error.args[0]}.") from error
+  tree = _parsed(f"f{call}", call, "Give arguments, such as '(rate=0.1)'.")
   if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
     raise ExpressionError(f"{call!r} are no arguments of one call.")
   return _given(tree)
@@ -110,7 +137,7 @@ def _value(node: ast.expr) -> Any:
       if callable(called):
         return _called(called, *_given(node), ast.unparse(function))
   raise ExpressionError(f"{ast.unparse(node)!r} can't be used here: only jaxpace's pacers, numbers, strings, lists and "
-                        f"range. Put anything else into a module and give it as 'module:attribute'.")
+                        f"range. Put anything else into a module and name that with {SWITCH} MODULE:ATTRIBUTE.")
 
 
 def _named(name: str) -> Any:
@@ -119,8 +146,19 @@ def _named(name: str) -> Any:
     return _NAMED[name]
   if name not in known:
     raise ExpressionError(f"jaxpace has no pacer {name!r}; there are: {', '.join(sorted(known))}. One of your own is "
-                          "given as 'module:attribute'.")
+                          f"given with {SWITCH} MODULE:ATTRIBUTE.")
   return known[name]
+
+
+def _range(*bounds: int) -> range:
+  """`range` of a number of ranks that there can be: whoever takes it writes it out."""
+  made = range(*bounds)
+  if len(made) > _MOST_RANKS:
+    raise ValueError(f"{len(made):,} are more ranks than there can be, {_MOST_RANKS:,}.")
+  return made
+
+
+_NAMED = {"range": _range, "True": True, "False": False, "None": None}
 
 
 def _called(function: Callable[..., Any], args: list[Any], words: dict[str, Any], text: str) -> Any:

@@ -16,12 +16,13 @@ EPILOG = """\
 The pacer's own code runs over the recorded arrivals, in the model in which a step lasts until its last rank has
 arrived. It says what the pacer would have done and cost. It cannot say that pacing helps: see the end of the output.
 
-EXPR is a pacer of jaxpace with its settings, or MODULE:ATTRIBUTE, a pacer or factory of your own (MODULE is imported).
+EXPR is a pacer of jaxpace with its settings. A pacer or factory of your own is given with --pacer-from, which imports
+MODULE, and so runs it.
 
 examples:
   jaxpace replay runs/demo --pacer 'pace_early_ranks(window=64, threshold=0.05)'
   jaxpace replay runs/demo --pacer 'chain(pace_early_ranks(), limit(pace_early_ranks(cost=1e-2), 5e-3))'
-  jaxpace replay runs/demo --pacer 'my_pacers:careful(rate=0.1)' --json replay.json
+  jaxpace replay runs/demo --pacer-from 'my_pacers:careful(rate=0.1)' --json replay.json
 """
 
 
@@ -32,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", help="run directory")
-  parser.add_argument("--pacer", metavar="EXPR", required=True, help="what to run, see below")
+  which = parser.add_mutually_exclusive_group(required=True)
+  which.add_argument("--pacer", metavar="EXPR", help="what to run, see below")
+  which.add_argument("--pacer-from", metavar="MODULE:ATTRIBUTE", help="a pacer of your own; imports MODULE")
   parser.add_argument("--json", metavar="FILE",
                       help="also write the result as JSON; '-' writes it to standard output and nothing else")
   parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
@@ -64,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
 
-  progress = Progress()
+  progress, named = Progress(), args.pacer_from or args.pacer
   try:
     if args.json:
       check_target(args.json)
-    pacer = pacer_expression.make(args.pacer)
+    pacer = pacer_expression.import_pacer(named) if args.pacer_from else pacer_expression.make(named)
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
     laid_out = groups(recorded.info, recorded.ranks)
     if laid_out is None:
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                         slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
                         as_recorded=args.as_recorded, progress=progress.adding_up)
     except (ValueError, TypeError) as error:
-      raise RunError(f"{args.pacer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
+      raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
     summary = replay_summary.summarise(replayed, count_steps(recorded).mask)
     if summary is None:
       raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: nothing can be played "
@@ -96,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
   notes = _notes(recorded, summary, laid_out, not args.no_share)
   wrong = deliver(
       lambda: print(_text(args, recorded, summary, notes), flush=True),
-      lambda: replay_summary.to_json(summary, run=recorded.id, pacer=args.pacer, shared=not args.no_share,
+      lambda: replay_summary.to_json(summary, run=recorded.id, pacer=named, shared=not args.no_share,
                                      as_recorded=args.as_recorded, notes=notes), args.json)
   return refuse("replay", wrong) if wrong else 0
 
@@ -130,7 +133,7 @@ def _text(args: argparse.Namespace, run: Run, summary: Summary, notes: list[str]
   from jaxpace.trace.problems import plural
   ranks = len(summary.delay)
   lines = [f"{run.path}  run {run.id}: {plural(ranks, 'rank')}, {plural(summary.steps, 'step')}",
-           f"pacer  {args.pacer}", ""]
+           f"pacer  {args.pacer_from or args.pacer}", ""]
   if args.as_recorded:
     lines += [f"Shown what was really observed, it asks for the recorded delay in {summary.agreement:.2%} of "
               f"{ranks * summary.steps:,} cases.", ""]

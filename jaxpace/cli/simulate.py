@@ -18,7 +18,8 @@ if TYPE_CHECKING:
   from jaxpace.simulation.settings import JobSettings, Scenario
 
 EPILOG = """\
-CONFIG is a Python file with a get_config() (it is run), or a JSON file. configs/simulate.py shows every field.
+CONFIG is a Python file with a get_config() (it is run), or a JSON file, which is data: nothing in it is run.
+configs/simulate.py shows every field.
 The pacers are the live ones, unchanged. Each job becomes a run directory, DIR itself or DIR/<job> with several jobs, on
 which `jaxpace report`, `replay` and the others work as on a real one.
 
@@ -42,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--output", metavar="DIR", help="write each job as a recorded run")
   parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[],
                       help="change a field of the config, such as jobs.a.forward=0.02; may be given often")
+  parser.add_argument("--pacer-from", metavar="[JOB=]MODULE:ATTRIBUTE", action="append", default=[],
+                      help="pace the job (or all) with a pacer of your own; imports MODULE, and so runs it")
   parser.add_argument("--json", metavar="FILE",
                       help="also write the figures as JSON; '-' writes them to standard output and nothing else")
 
@@ -70,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
       check_target(args.json)
     config = load(args.config, args.set)
-    scenario = settings.read(config, pacer_expression.make)
+    named = _named(args.pacer_from, config)
+    scenario = settings.read(config, lambda text: pacer_expression.import_pacer(text) if text in named
+                             else pacer_expression.make(text))
     for job in scenario.jobs if args.output else ():
       writers.append(RunWriter(_place(args.output, scenario, job), recording(job, scenario, config), scenario.seed))
     adding = [scenarios.Adding() for _ in scenario.jobs]
@@ -118,7 +123,7 @@ def load(path: str, changes: list[str]) -> dict[str, Any]:
   else:
     try:
       config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
       raise ConfigError(f"{path} is no JSON file: {error}. A Python config ends in .py.") from error
   if not isinstance(config, dict):
     raise ConfigError(f"{path} gives a {type(config).__name__}; a dict of fields is needed.")
@@ -160,8 +165,26 @@ def _set(config: dict[str, Any], change: str) -> None:
       raise ConfigError(f"--set {change}: there is no section {'.'.join(path)} in the config.")
   try:
     place[last] = json.loads(text)
-  except ValueError:
+  except (ValueError, RecursionError):
     place[last] = text  # a word, or a pacer
+
+
+def _named(given: list[str], config: dict[str, Any]) -> set[str]:
+  """Puts the pacers of `--pacer-from` into the config; returns their names, which alone may be imported."""
+  named = set()
+  jobs = config.get("jobs")
+  for one in given:
+    job, equals, text = one.partition("=")
+    if not equals or ":" in job:  # an equals sign of an argument, or none
+      job, text = "", one
+    if not isinstance(jobs, dict) or (job and job not in jobs):
+      raise ConfigError(f"--pacer-from {one}: the config has no job {job or 'at all'}.")
+    for name in [job] if job else list(jobs):
+      if not isinstance(jobs[name], dict):
+        raise ConfigError(f"jobs.{name} must be a dict of fields.")
+      jobs[name] = {**jobs[name], "pacer": text}
+    named.add(text)
+  return named
 
 
 def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> Any:

@@ -62,15 +62,15 @@ def test_text_and_json_say_the_same_and_what_cannot_be_known(run, tmp_path, caps
 
 def test_a_module_of_the_users_own_in_a_process_of_its_own(run, tmp_path):
   environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "replay", str(run), "--pacer", "my_pacers:last(2e-3)",
-                         "--json", "-"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "replay", str(run), "--pacer-from",
+                         "my_pacers:last(2e-3)", "--json", "-"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
   document = json.loads(done.stdout)
   assert document["cost"]["total"] == pytest.approx(2e-3 * document["steps"], rel=1e-4)
 
 
 def test_as_recorded_compares_with_the_recorded_delays(run, monkeypatch, capsys):
   monkeypatch.chdir(run.parent)
-  assert replay(run, "--pacer", "my_pacers:made", "--as-recorded") == 0
+  assert replay(run, "--pacer-from", "my_pacers:made", "--as-recorded") == 0
   assert "66.67% of 237 cases" in capsys.readouterr().out
 
 
@@ -85,15 +85,37 @@ def test_as_recorded_compares_with_the_recorded_delays(run, monkeypatch, capsys)
     ("pace_early_ranks.__globals__", "can't be used here"),
     ("chain(*[1])", "* and **"),
     ("3", "makes a int, not a Pacer"),
-    ("no_such_module:pacer", "No module named 'no_such_module'"),
-    ("os:getcwd", "makes a str, not a Pacer"),
-    ("only_ranks(pace_early_ranks(), [9])", "given rank 9"),
-    ("my_pacers:broken", "must return (Decision, state)")])
+    ("os:getcwd", "would import a module"),
+    ("only_ranks(pace_early_ranks(), range(10**9))", "can't be used here"),
+    ("only_ranks(pace_early_ranks(), range(1000000000000))", "more ranks than there can be"),
+    ("(" * 5000 + ")" * 5000, "is no expression"), ("+" + "-" * 9000 + "1", "nested too deeply"),
+    ("chain(" * 1400 + ")" * 1400, "is no expression"), ("1" * 20000, "has 20,000 characters"),
+    ("only_ranks(pace_early_ranks(), [9])", "given rank 9")])
 def test_slips_are_one_sentence_and_status_2(run, monkeypatch, capsys, pacer, words):
   monkeypatch.chdir(run.parent)
-  assert replay(run, "--pacer", pacer) == 2
+  assert replay(run, f"--pacer={pacer}") == 2
+  captured = capsys.readouterr()
+  assert len(captured.err) < 1000
+  assert captured.out == "" and words in captured.err and captured.err.startswith("jaxpace replay: ")
+
+
+@pytest.mark.parametrize(("pacer", "words"), [
+    ("no_such_module:pacer", "No module named 'no_such_module'"), ("os:getcwd", "makes a str, not a Pacer"),
+    ("my_pacers:broken", "must return (Decision, state)"), ("my_pacers:last(rate=open)", "no pacer 'open'"),
+    ("my_pacers:last(" + "-" * 5000 + "1)", "nested too deeply"), ("pace_early_ranks()", "takes MODULE:ATTRIBUTE")])
+def test_slips_about_a_module_of_ones_own_too(run, monkeypatch, capsys, pacer, words):
+  monkeypatch.chdir(run.parent)
+  assert replay(run, "--pacer-from", pacer) == 2
   captured = capsys.readouterr()
   assert captured.out == "" and words in captured.err and captured.err.startswith("jaxpace replay: ")
+
+
+def test_without_the_switch_nothing_is_imported(run, monkeypatch, capsys):
+  (run.parent / "evil.py").write_text("open('sentinel', 'w').close()")
+  monkeypatch.chdir(run.parent)
+  monkeypatch.syspath_prepend(str(run.parent))
+  assert replay(run, "--pacer", "evil:pacer") == 2
+  assert "--pacer-from" in capsys.readouterr().err and not (run.parent / "sentinel").exists()
 
 
 def test_json_that_cannot_be_written_is_a_sentence_before_the_work_is_done(run, tmp_path, monkeypatch, capsys):

@@ -126,3 +126,41 @@ def test_a_full_disk_leaves_nothing_half_written_and_what_was_there(config, tmp_
 def test_the_config_in_the_repository_runs(tmp_path, capsys):
   assert main(["simulate", "configs/simulate.py", "--set", "steps=20", "--json", "-"]) == 0
   assert set(json.loads(capsys.readouterr().out)["jobs"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize("pacer", [
+    "os:system('touch {sentinel}')", "os:system(\"touch {sentinel}\")", " subprocess:getoutput('touch {sentinel}') ",
+    "pathlib:Path('{sentinel}')", "evil:pacer", "chain(os:system('touch {sentinel}'))",
+    "__import__('os').system('touch {sentinel}')", "chain(__import__('evil'))", "open('{sentinel}', 'w')",
+    "jaxpace.simulation.record", "chain.__globals__['sys']"])
+@pytest.mark.parametrize("by", ["file", "--set"])
+def test_a_config_is_data_nothing_in_it_is_run(config, tmp_path, monkeypatch, capsys, pacer, by):
+  """A job's pacer such as "os:system('...')" ran its command before it was refused."""
+  sentinel = tmp_path / "sentinel"
+  (tmp_path / "evil.py").write_text(f"open({str(sentinel)!r}, 'w').close()")
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  text = pacer.format(sentinel=sentinel)
+  changed = ["--set", f"jobs.only.pacer={text}"]
+  if by == "file":
+    config.write_text(json.dumps({**CONFIG, "jobs": {"only": {**CONFIG["jobs"]["only"], "pacer": text}}}))
+    changed = []
+  assert main(["simulate", str(config), *changed]) == 2
+  assert capsys.readouterr().err.startswith("jaxpace simulate: jobs.only.pacer") and not sentinel.exists()
+
+
+def test_a_pacer_of_ones_own_has_a_switch_that_names_it(config, tmp_path, monkeypatch, capsys):
+  (tmp_path / "simulate_pacers.py").write_text(
+      "import jaxpace\ndef own(window=16):\n  return jaxpace.pace_early_ranks(window=window)\n")
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  for given in ("simulate_pacers:own", "only=simulate_pacers:own(window=8)"):
+    assert main(["simulate", str(config), "--pacer-from", given]) == 0
+    assert f"only is paced by {given.removeprefix('only=')}" in capsys.readouterr().out
+  assert main(["simulate", str(config), "--pacer-from", "other=simulate_pacers:own"]) == 2
+  assert "no job other" in capsys.readouterr().err
+
+
+def test_a_config_nested_without_end_is_a_sentence(config, capsys):
+  config.write_text("[" * 200_000)
+  assert main(["simulate", str(config)]) == 2 and "is no JSON file" in capsys.readouterr().err

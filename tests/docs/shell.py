@@ -99,7 +99,7 @@ def _jaxpace(words: list[str]) -> None:
   except (SystemExit, argparse.ArgumentError) as error:
     raise NotTypeableError(f"jaxpace {shlex.join(words)}: {error}") from error
   pacer = getattr(args, "pacer", None)
-  if words[0] == "replay" and pacer and not re.match(r"my_\w+:", pacer):
+  if words[0] == "replay" and pacer:
     pacer_expression.make(pacer)
   if words[0] == "simulate":
     _need((ROOT / args.config).is_file(), ["jaxpace", *words], "names no config that is there")
