@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   switch.add_argument("--on", dest="enabled", action="store_true", default=None, help="allow delays")
   switch.add_argument("--off", dest="enabled", action="store_false", default=None, help="no delays")
   switch.add_argument("--reset", action="store_true", help="everything as the pacer was made")
-  parser.add_argument("--max-delay", type=_seconds, metavar="TIME", help="longest delay, such as 5ms; 'made' as it was")
+  parser.add_argument("--max-delay", type=_seconds, metavar="TIME",
+                      help="longest delay, with its unit, such as 5ms or 0.005s; 'made' as it was")
   parser.add_argument("--threshold", type=_share, metavar="SHARE",
                       help="persistent slack at which pacing begins, such as 0.1 of a step; 'made' as it was")
   who = parser.add_mutually_exclusive_group()
@@ -115,8 +116,8 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
 def _seconds(text: str) -> float | str:
   """Parses a time.
 
-  >>> _seconds("5ms"), _seconds("0.02"), _seconds("250us")
-  (0.005, 0.02, 0.00025)
+  >>> _seconds("5ms"), _seconds("0.02s"), _seconds("250us"), _seconds("0")
+  (0.005, 0.02, 0.00025, 0.0)
   """
   if text == "made":
     return text
@@ -125,8 +126,10 @@ def _seconds(text: str) -> float | str:
     value = float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
   except ValueError:
     value = -1.0
+  if not unit and value > 0:
+    raise argparse.ArgumentTypeError(f"{text!r} has no unit: write {text}ms for milliseconds, or 0.005s for seconds")
   if not 0 <= value <= 10:
-    raise argparse.ArgumentTypeError(f"{text!r} is no time from 0 to 10 s: write 5ms, 250us or 0.005")
+    raise argparse.ArgumentTypeError(f"{text!r} is no time from 0 to 10 s: write 5ms, 250us or 0.005s")
   return round(value, 12)
 
 

@@ -26,7 +26,12 @@ examples:
 """
 
 
-def _at_least(low: int, what: str) -> Callable[[str], int]:
+_MOST_DEVICES, _MOST_THREADS = 1024, 4096
+_LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
+"""Processes that are never too many, and those that a core may have: more are a slip, and would take the machine."""
+
+
+def _at_least(low: int, what: str, most: int | None = None) -> Callable[[str], int]:
   def parse(text: str) -> int:
     try:
       value = int(text)
@@ -34,6 +39,8 @@ def _at_least(low: int, what: str) -> Callable[[str], int]:
       raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < low:
       raise argparse.ArgumentTypeError(f"{what} must be at least {low}, not {value}")
+    if most is not None and value > most:
+      raise argparse.ArgumentTypeError(f"{what} must be at most {most:,}, not {value:,}")
     return value
   return parse
 
@@ -61,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.epilog = EPILOG
   parser.add_argument("--nproc", "-n", type=_at_least(1, "the number of processes"), required=True, metavar="N",
                       help="number of processes")
-  parser.add_argument("--devices-per-process", type=_at_least(1, "the number of devices"), metavar="D",
+  parser.add_argument("--devices-per-process", type=_at_least(1, "the number of devices", _MOST_DEVICES), metavar="D",
                       help="devices of each process: simulated ones on CPU, D of the machine's GPUs each otherwise "
                            "(default: one GPU each where there are enough, else JAX's own choice)")
   parser.add_argument("--logs", type=Path, metavar="DIR",
@@ -73,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="seconds between SIGTERM and SIGKILL (default: 10)")
   parser.add_argument("--tail", type=_at_least(0, "the number of lines"), default=20, metavar="LINES",
                       help="lines of the failed process's log to print (default: 20)")
-  parser.add_argument("--threads", type=_at_least(1, "the number of threads"), metavar="T",
+  parser.add_argument("--threads", type=_at_least(1, "the number of threads", _MOST_THREADS), metavar="T",
                       help="XLA CPU threads of each process (default: the cores shared out, at least D + 1)")
   parser.add_argument("--port", type=_port, default=0, metavar="P",
                       help="TCP port of the coordinator on the loopback interface (default: a free one)")
@@ -92,9 +99,14 @@ def run(args: argparse.Namespace) -> int:
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if wrong := find_program(command):
     return refuse("launch", wrong)
+  cores = environment.available_cores()
+  most = max(_LEAST_BOUND, _PROCESSES_A_CORE * cores)
+  if args.nproc > most:
+    return refuse("launch", f"--nproc {args.nproc:,} is more than this machine of {cores} cores can run: at most "
+                            f"{most:,}. Simulated devices are cheaper: --devices-per-process.")
   logs = args.logs or Path("runs") / f"launch-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
   threads = args.threads or environment.threads_for(
-      args.nproc, args.devices_per_process or 1, environment.available_cores())
+      args.nproc, args.devices_per_process or 1, cores)
   job = Job(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace, tail_lines=args.tail,
             devices=args.devices_per_process, threads=threads, port=args.port, as_slurm=args.as_slurm)
   print(f"jaxpace launch: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)

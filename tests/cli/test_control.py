@@ -51,12 +51,22 @@ def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments", [
+    ["--max-delay", "5"], ["--max-delay", "0.02"], ["--max-delay", "inf"], ["--max-delay", "nanms"],
     ["--max-delay", "5m"], ["--max-delay", "-1"], ["--max-delay", "11s"], ["--threshold", "5"], ["--ranks", "3-1"],
     ["--ranks", ""], ["--from-step", "-1"], ["--on", "--off"], ["--nodes", "1", "--ranks", "0"]])
 def test_slips_change_nothing(tmp_path, arguments, capsys):
   with pytest.raises(SystemExit) as stopped:
     control(tmp_path, *arguments)
   assert stopped.value.code == 2 and not (tmp_path / "control.json").exists()
+
+
+def test_a_time_has_a_unit(tmp_path, capsys):
+  """`--max-delay 5` was taken for 5 s, a thousand times what was meant."""
+  with pytest.raises(SystemExit):
+    control(tmp_path, "--max-delay", "5")
+  assert "'5' has no unit: write 5ms" in capsys.readouterr().err
+  for text, seconds in [("20ms", 0.02), ("0.02s", 0.02), ("250us", 25e-5), ("0", 0), ("2 ms", 2e-3)]:
+    assert control(tmp_path, "--max-delay", text) == 0 and written(tmp_path)["max_delay"] == seconds
 
 
 def test_no_run_and_a_broken_file_are_sentences(tmp_path, capsys):

@@ -347,3 +347,14 @@ print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
       "JAX_NUM_PROCESSES 2", "JAX_PROCESS_ID 1",
       "XLA_FLAGS --xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=4",
       "JAX_NUM_CPU_DEVICES 4", "SLURM_PROCID 1", "SLURM_NTASKS 2", "True True"]
+
+
+@pytest.mark.parametrize(("option", "words"), [
+    (["--nproc", "1000000"], "more than this machine of"), (["--nproc", "9" * 30], "more than this machine of"),
+    (["--nproc", "1", "--devices-per-process", "1000000"], "must be at most 1,024"),
+    (["--nproc", "1", "--threads", "1000000"], "must be at most 4,096")])
+def test_more_than_a_machine_can_run_is_refused_before_anything_starts(tmp_path, option, words):
+  """A slip of the finger started processes until the machine gave up."""
+  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", *option, "--logs", str(tmp_path / "logs"), "--",
+                         sys.executable, "-c", "pass"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+  assert done.returncode == 2 and words in done.stderr and not (tmp_path / "logs").exists()
