@@ -95,6 +95,38 @@ def test_a_library_that_does_not_load_is_a_reason_not_a_crash(fresh, monkeypatch
   assert "can't be loaded" in clock_notice("cpu")
 
 
+def test_a_library_cut_short_at_any_length_is_a_reason_and_the_process_lives(tmp_path):
+  """The linker maps what the headers speak of: the first touch beyond the end of the file was a SIGBUS."""
+  if library.find_library() is None:
+    pytest.skip("this environment was installed without a C++ compiler")
+  program = """
+import pathlib, sys
+from jaxpace.execution import clock_notice, resolve_clock
+from jaxpace.execution.native import library
+whole = library.find_library().read_bytes()
+def try_out(data, fine=False):
+  target = pathlib.Path(sys.argv[1]) / f"clock{try_out.number}.so"
+  try_out.number += 1
+  target.write_bytes(data)
+  library.find_library = lambda: target
+  library.unavailable.cache_clear()
+  assert (clock_notice("cpu") == "") == fine, (len(data), clock_notice("cpu"))
+  assert fine or (resolve_clock("auto", "cpu").name == "callback" and "einstall" in clock_notice("cpu"))
+  target.unlink()
+try_out.number = 0
+steps = [*range(0, 200, 7), *range(200, len(whole), 2048), len(whole) - 100, len(whole) - 1]
+for length in steps:
+  try_out(whole[:length])
+for length in steps:
+  if 64 < length < len(whole) - 64:
+    try_out(whole[:length] + bytes(len(whole) - length))  # its room was taken, the rest never came
+try_out(whole, fine=True)
+print("lives", len(steps))
+"""
+  done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0 and done.stdout.startswith("lives"), (done.returncode, done.stderr[-2000:])
+
+
 @pytest.mark.parametrize("handlers, words", [
     ("", "jaxpace_handlers"),  # older than that function
     (f"int jaxpace_handlers(void) {{ return {library.HANDLERS - 1}; }}", "left over from another version of jaxpace"),

@@ -10,6 +10,8 @@ import sys
 
 import jax
 
+from jaxpace.execution.native.elf import whole
+
 STAMP, DELAY, HOLD = "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold"
 """Names under which the handlers are known to XLA, and in the library."""
 
@@ -33,6 +35,9 @@ def unavailable() -> str:
   path = find_library()
   if path is None:
     return f"The native clock is not part of this installation of jaxpace (no compiler at the time?). {_REINSTALL}"
+  if not whole(path):
+    return (f"The native clock's library {path} is damaged: a part of it is missing (a copy or an installation that was "
+            f"cut short?). {_REINSTALL}")
   try:
     library = ctypes.CDLL(str(path))
     if library.jaxpace_handlers() != HANDLERS:
