@@ -36,7 +36,7 @@ def unavailable() -> str:
   if path is None:
     return f"The native clock is not part of this installation of jaxpace (no compiler at the time?). {_REINSTALL}"
   if not whole(path):
-    return (f"The native clock's library {path} is damaged: a part of it is missing (a copy or an installation that was "
+    return (f"The native clock's library {path} is damaged: a part of it is missing (was a copy or an installation "
             f"cut short?). {_REINSTALL}")
   try:
     library = ctypes.CDLL(str(path))
