@@ -100,15 +100,17 @@ def count_steps(run: Run) -> Counted:
     slow = mask & (np.nan_to_num(times) > WARMUP_FACTOR * np.median(times[mask]))
     newest = run.attempt.max(axis=0)
     length = min(WARMUP_STEPS, int(mask.sum()) // 5)
-    for begin in np.flatnonzero(np.diff(newest, prepend=-2) != 0):
-      if newest[begin] < 0:
-        continue
+    # Steps that were not recorded end no attempt: a sampled run has more of those than others.
+    recorded = np.flatnonzero(newest >= 0)
+    for first in np.flatnonzero(np.diff(newest[recorded], prepend=-2) != 0):
+      begin = int(recorded[first])
       # A window that opens in the middle of the run has no warm-up.
       if run.window[0] is not None and begin <= 1 and run.steps[begin] > 0 and run.steps[begin] == run.window[0] - 1:
         continue
-      late = np.flatnonzero(slow[begin:begin + length])
+      own = recorded[first:first + length]
+      late = own[slow[own]]
       if late.size:
-        warmup[begin:begin + late[-1] + 1] = True
+        warmup[begin:late[-1] + 1] = True
   left_out = run.steps[mask & warmup]
   mask &= ~warmup
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))

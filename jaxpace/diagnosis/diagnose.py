@@ -22,6 +22,7 @@ from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
+from jaxpace.diagnosis.sampled import Sampled, hold_back
 from jaxpace.diagnosis.totals import Totals, add_up
 from jaxpace.diagnosis.unfinished import without_unfinished
 from jaxpace.diagnosis.verdict import verdict_on
@@ -60,6 +61,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   lateness = find_late(run, totals, counted, mean)
   phases = phase_medians(run, counted.mask)
   found: tuple[Finding, ...] = ()
+  sampled = Sampled(())
   no_skew = no_contention = None
   without_rank: dict[int, Alternative] = {}
   played = _Played(None, None, {}, ())
@@ -71,7 +73,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     contention = float(floor.contention[:, counted.mask].sum(axis=0).mean())
     shares = shares_of(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
     case = Case(run, counted, totals, lateness, phases, floor, mean, links)
-    found, preempted = findings_module.find(case), switches(run, counted)
+    sampled = hold_back(case, findings_module.find(case))
+    found, preempted = sampled.findings, switches(run, counted)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
     if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY) for f in found):
@@ -84,9 +87,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
-      preempted=preempted, notes=(), links=links, events=tuple(events))
+      preempted=preempted, notes=(), links=links, events=tuple(events), doubt=sampled.doubt)
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
-                             notes=(*notes_on(diagnosis, fabric, unfinished), *hung(events)))
+                             notes=(*notes_on(diagnosis, fabric, unfinished), *sampled.notes, *hung(events)))
 
 
 def _measurable(counted: Counted, totals: Totals) -> Counted:

@@ -61,6 +61,7 @@ class Diagnosis:
   notes: tuple[str, ...]
   links: Links | None = None  # what a link probe measured
   events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
+  doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
 
   @property
   def earliness(self) -> float:

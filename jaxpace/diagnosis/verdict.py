@@ -29,6 +29,9 @@ def verdict_on(diagnosis: Diagnosis) -> str:
   if diagnosis.counted.size < MIN_STEPS:
     return (f"Too few steps to judge: {diagnosis.counted.size} count, {MIN_STEPS} are needed. So far waiting for late "
             f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
+  if diagnosis.doubt:
+    return (f"It can't be told whether a rank is late: {diagnosis.doubt}, and waiting takes "
+            f"{percent(diagnosis.earliness / step_time.mean)} of the step; see the notes.")
   pauses = few_pauses(diagnosis)
   if pauses:
     return (f"No lasting fault, but few long pauses: {pauses[0].cause} took {percent(pauses[0].share)} of the time in "

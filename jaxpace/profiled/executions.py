@@ -8,6 +8,7 @@ ties them to that.
 from __future__ import annotations
 
 import collections
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ class Execution(NamedTuple):
 
   begin_ns: int
   end_ns: int
-  collectives: dict[str, tuple[int, int]]  # entry and exit by name of the operation
+  collectives: dict[str, tuple[int, int]]  # entry and exit by name of the operation, and turn of its loop
 
 
 class ProfileError(Exception):
@@ -136,16 +137,33 @@ def executions(found: Iterable[Operation], offset: int, steps: int) -> tuple[str
 
 
 def _execution(own: list[Operation], offset: int) -> Execution:
-  collectives: dict[str, tuple[int, int]] = {}
-  for operation in own:
+  """One device's operations as an execution.
+
+  An operation that a loop repeats is a collective of its own in each turn: what a device does between two turns is no
+  part of either. A start and its done are one, the first with the first.
+  """
+  turns: dict[str, dict[str, list[tuple[int, int]]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+  for operation in sorted(own, key=lambda one: one.begin_ns):
     if is_collective(operation.name):
-      name = re.sub(r"-(start|done)", "", operation.name)
-      begin, end = round(operation.begin_ns) + offset, round(operation.end_ns) + offset
-      if name in collectives:  # a start and its done, or turns of a loop
-        begin, end = min(begin, collectives[name][0]), max(end, collectives[name][1])
-      collectives[name] = begin, end
+      half = re.search(r"-(start|done)", operation.name)
+      turns[re.sub(r"-(start|done)", "", operation.name)][half[1] if half else ""].append(
+          (round(operation.begin_ns) + offset, round(operation.end_ns) + offset))
+  collectives: dict[str, tuple[int, int]] = {}
+  for name, halves in turns.items():
+    for turn, parts in enumerate(itertools.zip_longest(*halves.values())):
+      known = [part for part in parts if part is not None]
+      collectives[turn_name(name, turn)] = min(part[0] for part in known), max(part[1] for part in known)
   return Execution(round(min(one.begin_ns for one in own)) + offset, round(max(one.end_ns for one in own)) + offset,
                    collectives)
+
+
+def turn_name(name: str, turn: int) -> str:
+  """Name of a collective in a turn of its loop; the first keeps the operation's own.
+
+  >>> turn_name("all-reduce.5", 0), turn_name("all-reduce.5", 2)
+  ('all-reduce.5', 'all-reduce.5@2')
+  """
+  return f"{name}@{turn}" if turn else name
 
 
 def _joined(parts: list[Execution]) -> Execution:

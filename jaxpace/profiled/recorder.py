@@ -27,6 +27,8 @@ from jaxpace.trace.recorder import Recorder
 _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 60.0
 _CLOSE_SECONDS = 60.0
+_LITTLE = 0.01
+"""Share of the step that may lie between collectives put together without being spoken of."""
 
 
 class _Session(NamedTuple):
@@ -99,6 +101,7 @@ class ProfiledRecorder(Recorder):
     self._plans: dict[tuple[str, tuple[str, ...]], tuple[Plan, stamps.Groups]] = {}
     self._ranks: list[int] | None = None
     self._told: set[str] = set()
+    self._checked = False  # whether `record` was given arrays, the first time
 
   @property
   def sampling(self) -> bool:
@@ -109,29 +112,33 @@ class ProfiledRecorder(Recorder):
     """Counts a step, and begins or ends a session when it is due. Call it after every step, on every process.
 
     Args:
-      result: anything the step returned: what a session waits for. It may be donated afterwards.
+      result: anything the step returned that has arrays of the devices in it: a session waits for them. It may be
+        donated afterwards.
       **host_columns: numbers of the host to keep with this step, see `jaxpace.Recorder.record`.
 
     Raises:
-      TypeError: a host column is not a number.
+      TypeError: `result` holds no array of a device, or a host column is not a number.
       RuntimeError: the recorder is not open.
     """
     writer = self._takes()
     if writer is None:
       return
+    if not self._checked:
+      _waitable(result)
+      self._checked = True
     extra = self._host_columns(host_columns) if host_columns else {}
     sample = self._causes.sample()
     self._step += 1
     if self._began is not None:
       self._copies.note(sample, extra)
       if self._step == self._began + self._length:
-        jax.block_until_ready(result)
+        jax.block_until_ready(_waitable(result))
         self._end()
     if writer.termination.received:
       self._abandon()
       self._terminate(writer)
     elif self._began is None and self._step % self._period == 0:
-      jax.block_until_ready(result)
+      jax.block_until_ready(_waitable(result))
       self._begin_session()
 
   def _begin_session(self) -> None:
@@ -233,7 +240,12 @@ class ProfiledRecorder(Recorder):
       own = json.dumps(stamps.group(steps))
       text = distributed.share_string(f"profiled/{len(self._plans)}", own, _SHARE_SECONDS)
       groups = tuple(tuple(members) for members in json.loads(text or own))
-      self._plans[key] = stamps.plan(program, groups, self._axis, local * jax.process_count()), groups
+      together = stamps.between(steps, groups)
+      notices = [] if together < _LITTLE else [
+          f"A step has {len(key[1])} collectives, turns of loops counted, and {stamps.MAX_SLOTS} are told apart: what "
+          f"lies between those put together, {100 * together:.0f} % of the step, counts as transfer, and so does "
+          "being late there."]
+      self._plans[key] = stamps.plan(program, groups, self._axis, local * jax.process_count(), notices), groups
     return self._plans[key]
 
   def _say(self, sentence: str) -> None:
@@ -241,6 +253,20 @@ class ProfiledRecorder(Recorder):
     if sentence not in self._told:
       self._told.add(sentence)
       _LOG.warning("%s. Training goes on; a failure like this is not told again.", sentence)
+
+
+def _waitable(result: Any) -> list[jax.Array]:
+  """The arrays in what a step returned.
+
+  Raises:
+    TypeError: there are none, so nothing says when the devices are done.
+  """
+  arrays = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
+  if not arrays:
+    raise TypeError(
+        "record(...) takes what the step returned, the arrays themselves (its loss, say): a sample waits for them, and "
+        f"a {type(result).__name__} without any can't be waited for.")
+  return arrays
 
 
 def _line(error: Exception) -> str:

@@ -11,7 +11,8 @@ from jaxpace.core import ring
 from jaxpace.core.plan import COMPUTE, GAP, SYNC, Collective, Mark, Plan
 from jaxpace.profiled.executions import Execution
 
-MAX_SLOTS = 16
+MAX_SLOTS = 256
+"""Nothing is put into the step, so there is room for what loops repeat; each slot is a row of every rank and step."""
 CLOCK = "profiler"
 
 Groups = tuple[tuple[str, ...], ...]
@@ -25,13 +26,11 @@ def group(steps: Sequence[Execution], most: int = MAX_SLOTS) -> Groups:
     steps: executions of one device.
     most: slots at most.
   """
-  names = sorted({name for step in steps for name in step.collectives})
-  times = {name: np.array([step.collectives[name] for step in steps if name in step.collectives], np.float64)
-           - np.array([[step.begin_ns] for step in steps if name in step.collectives], np.float64) for name in names}
-  spans = sorted(((*times[name].mean(axis=0), (name,)) for name in names), key=lambda span: span[0])
+  times = _times(steps)
+  spans = sorted(((*times[name], (name,)) for name in times), key=lambda span: span[:2])
   slots: list[tuple[float, float, tuple[str, ...]]] = []
   for begin, end, members in spans:
-    if slots and begin < slots[-1][1]:
+    if slots and _at_once(steps, slots[-1][2], members[0]):
       slots[-1] = slots[-1][0], max(end, slots[-1][1]), slots[-1][2] + members
     else:
       slots.append((begin, end, members))
@@ -41,7 +40,42 @@ def group(steps: Sequence[Execution], most: int = MAX_SLOTS) -> Groups:
   return tuple(members for _, _, members in slots)
 
 
-def plan(program: str, groups: Groups, axis: str, ranks: int) -> Plan:
+def between(steps: Sequence[Execution], groups: Groups) -> float:
+  """Share of the steps that lies between collectives of the same slot, and so counts as waiting; 0 to 1."""
+  lost = total = 0
+  for step in steps:
+    total += step.end_ns - step.begin_ns
+    for members in groups:
+      reached: int | None = None
+      for begin, end in sorted(step.collectives[name] for name in members if name in step.collectives):
+        lost += max(0, begin - reached) if reached is not None else 0
+        reached = end if reached is None else max(end, reached)
+  return lost / total if total > 0 else 0.0
+
+
+def _times(steps: Sequence[Execution]) -> dict[str, tuple[float, float]]:
+  """Entry and exit by name, ns from the step's beginning: of the step with most collectives, else the mean."""
+  fullest = max(steps, key=lambda step: len(step.collectives), default=None)
+  own: dict[str, list[tuple[int, int]]] = {}
+  for step in (fullest, *steps) if fullest is not None else ():
+    for name, (begin, end) in step.collectives.items():
+      if fullest is None or step is fullest or name not in fullest.collectives:
+        own.setdefault(name, []).append((begin - step.begin_ns, end - step.begin_ns))
+  return {name: (sum(t[0] for t in found) / len(found), sum(t[1] for t in found) / len(found))
+          for name, found in own.items()}
+
+
+def _at_once(steps: Sequence[Execution], members: Sequence[str], name: str) -> bool:
+  """Whether a collective begins before others have ended, in most of the steps in which both ran."""
+  found = []
+  for step in steps:
+    ends = [step.collectives[member][1] for member in members if member in step.collectives]
+    if ends and name in step.collectives:
+      found.append(step.collectives[name][0] < max(ends))
+  return 2 * sum(found) > len(found)
+
+
+def plan(program: str, groups: Groups, axis: str, ranks: int, notices: Sequence[str] = ()) -> Plan:
   """Says what the stamps mean: start, entry and exit of each slot, end. What lies between is compute."""
   marks = [Mark("start", GAP)]
   for slot in range(len(groups)):
@@ -52,7 +86,7 @@ def plan(program: str, groups: Groups, axis: str, ranks: int) -> Plan:
                  (), COMPUTE) for slot, members in enumerate(groups))
   notice = (f"Entries and exits are those of {program} in sampled traces of JAX's profiler: no phases, sizes, pacing "
             "or sharing.")
-  return Plan(axis, ranks, CLOCK, tuple(marks), collectives, notices=(notice,))
+  return Plan(axis, ranks, CLOCK, tuple(marks), collectives, notices=(notice, *notices))
 
 
 def rows(steps: Sequence[Execution], groups: Groups, first_step: int) -> np.ndarray:
@@ -107,7 +141,7 @@ def in_order(by_device: Mapping[int, list[Execution]], ordinals: Sequence[int]) 
 
 
 def _kind(name: str) -> str:
-  return re.sub(r"[.#].*", "", name)
+  return re.sub(r"[.#@].*", "", name)
 
 
 def _name(members: tuple[str, ...]) -> str:

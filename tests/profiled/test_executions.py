@@ -69,6 +69,44 @@ def test_a_start_and_its_done_are_one_collective():
   assert is_collective("collective-permute.12") and not is_collective("all-reduce-fusion")
 
 
+def test_turns_of_a_loop_are_told_apart():
+  def turn(k, begin):
+    return [op("fusion.2", 1, 0, begin, 30), op("all-reduce.5", 1, 0, begin + 30, 10)]
+  found = operations(profile(op("while.1", 1, 0, 0, 120), *turn(2, 80), *turn(0, 0), *turn(1, 40),
+                             op("all-reduce.7", 1, 0, 130, 5)))[0]
+  only = executions(found, 0, 1)[1][0][0]
+  assert only.collectives == {"all-reduce.5": (30, 40), "all-reduce.5@1": (70, 80), "all-reduce.5@2": (110, 120),
+                              "all-reduce.7": (130, 135)}
+  plan = stamps.plan("p", stamps.group([only]), "data", 1)
+  assert [c.name for c in plan.collectives] == list(only.collectives)
+  assert {c.primitives for c in plan.collectives} == {("all-reduce",)}
+
+
+def test_starts_and_dones_of_a_loop_are_paired_turn_by_turn():
+  found = operations(profile(*(op(f"all-gather-{half}.1", 1, 0, 100 * turn + at, 10)
+                               for turn in range(3) for half, at in (("start", 0), ("done", 50)))))[0]
+  assert executions(found, 0, 1)[1][0][0].collectives == {
+      "all-gather.1": (0, 60), "all-gather.1@1": (100, 160), "all-gather.1@2": (200, 260)}
+
+
+def test_more_turns_than_there_is_room_for_are_put_together_and_that_is_said():
+  only = Execution(0, 4000, {f"all-reduce.1@{k}": (10 * k, 10 * k + 4) for k in range(stamps.MAX_SLOTS + 44)})
+  groups = stamps.group([only])
+  assert len(groups) == stamps.MAX_SLOTS and sum(map(len, groups)) == stamps.MAX_SLOTS + 44
+  assert stamps.between([only], groups) == pytest.approx(44 * 6 / 4000)
+  assert stamps.between([only], tuple((name,) for name in only.collectives)) == 0
+  notices = stamps.plan("p", groups, "data", 1, ["so it is"]).notices
+  assert notices[1:] == ("so it is",)
+
+
+def test_a_loop_that_turns_more_often_in_some_steps_keeps_its_order():
+  def one(turns):
+    own = {f"all-reduce.1@{k}": (10 + 20 * k, 14 + 20 * k) for k in range(turns)}
+    return Execution(0, 100 + 20 * turns, {**own, "all-reduce.2": (20 * turns + 10, 20 * turns + 15)})
+  groups = stamps.group([one(2), one(5), one(3)])
+  assert groups == (*((f"all-reduce.1@{k}",) for k in range(5)), ("all-reduce.2",))
+
+
 def test_slots_are_collectives_that_run_at_once_and_no_more_than_there_is_room_for():
   def one(shift):
     return Execution(shift, shift + 1000, {"a": (shift + 10, shift + 50), "b": (shift + 40, shift + 60),

@@ -1,0 +1,98 @@
+"""What a run that was sampled by the profiler can't tell is no finding, and the report says so."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxpace.diagnosis.counted import count_steps
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.sampled import never_meet, turns
+from jaxpace.locality.types import Cgroup, Cpu, Device, Locality
+from tests.diagnosis.traces import barrier, make_run
+
+MS = 1_000_000
+
+
+def sampled(enter, leave, cores="0-1", platform="cpu", clock="profiler", processes=None, limit=None):
+  ranks = enter.shape[1]
+  processes = np.zeros(ranks, np.int32) if processes is None else np.asarray(processes)
+  run = make_run(enter, leave, processes=processes)
+  places = tuple(Locality(process=int(p), hostname=f"host{p}", cpu=Cpu(allowed=cores), cgroup=Cgroup(cpu_limit=limit),
+                          devices=tuple(Device(platform=platform) for _ in np.flatnonzero(processes == p)))
+                 for p in np.unique(processes))
+  return dataclasses.replace(run, info={"plan": {"clock": clock}}, locality=places)
+
+
+def late_rank(late_ms, spread_ms=0.5, ranks=8, size=120):
+  busy = np.full((ranks, size), 5 * MS) + np.random.default_rng(0).integers(0, MS // 10, (ranks, size))
+  busy += np.linspace(0, spread_ms * MS, ranks).astype(np.int64)[:, None]  # as devices are launched one by one
+  busy[3] += int(late_ms * MS)
+  return barrier(busy, MS)
+
+
+def test_a_rank_as_late_as_its_turn_is_not_blamed():
+  made = late_rank(1.0)
+  assert diagnose(sampled(*made, clock="native")).findings  # that somebody is late for good is right; why, isn't
+  found = diagnose(sampled(*made))
+  assert not found.findings and "rank 3" not in found.verdict
+  assert "can't be told" in found.verdict and "8 devices take turns on 2 cores" in found.verdict
+  assert any("take turns" in note for note in found.notes)
+
+
+def test_a_rank_that_stands_out_from_its_turn_is():
+  assert diagnose(sampled(*late_rank(20.0))).findings[0].ranks == (3,)
+  assert diagnose(sampled(*late_rank(60.0))).findings[0].ranks == (3,)
+
+
+@pytest.mark.parametrize("where", [{"cores": "0-8"}, {"platform": "gpu"}, {"clock": "native"}])
+def test_devices_with_a_core_each_are_judged_as_ever(where):
+  found = diagnose(sampled(*late_rank(1.0), **where))
+  assert 3 in found.findings[0].ranks and not found.doubt
+  assert not any("take turns" in note for note in found.notes)
+
+
+def test_pauses_of_devices_that_share_cores_are_no_fault():
+  rng = np.random.default_rng(1)
+  made = barrier(5 * MS + rng.exponential(2 * MS, (8, 200)).astype(np.int64), MS)
+  assert diagnose(sampled(*made, cores="0-15")).findings
+  found = diagnose(sampled(*made))
+  assert not found.findings and "can't be told" in found.verdict
+
+
+def test_turns_are_those_of_the_fullest_host():
+  made = late_rank(1.0)
+  assert turns(sampled(*made)) == (7, 8, 2)
+  assert turns(sampled(*made, cores="0-4")) == (1, 8, 5)
+  assert turns(sampled(*made, cores="0-15", limit=3.0)) == (3, 8, 3)
+  assert turns(sampled(*made, processes=[0, 0, 0, 0, 0, 0, 1, 1], cores="0-3")) == (1, 6, 4)
+  assert turns(sampled(*made, cores="")) == (0, 0, 0)  # not known
+
+
+def test_ranks_that_never_meet_are_not_compared_in_earnest():
+  slow, quick = np.full((2, 100), 15 * MS), np.full((2, 100), 10 * MS)
+  one, other = barrier(slow, 2 * MS), barrier(quick, 2 * MS)
+  enter, leave = (np.concatenate([a, b], axis=1) for a, b in zip(one, other, strict=True))
+  run = sampled(enter, leave, cores="0-15")
+  assert never_meet(run) == ["psum0"]
+  found = diagnose(run)
+  assert not found.findings and "don't all wait for each other" in found.verdict
+  assert any("psum0 before others have reached it" in note for note in found.notes)
+
+
+def test_ranks_of_two_processes_are_not_compared_by_their_clocks():
+  enter, leave = late_rank(1.0, ranks=4)
+  shift = np.array([0, 0, 10**12, 10**12])[None, :, None]
+  assert never_meet(sampled(enter + shift, leave + shift, processes=[0, 0, 1, 1])) == []
+
+
+def test_a_session_is_no_attempt_that_warms_up():
+  busy = np.full((2, 400), 20 * MS)
+  busy[:, 1] *= 100
+  busy[:, [100, 101, 200]] *= 10
+  enter, leave = barrier(busy, 2 * MS)
+  kept = np.flatnonzero(np.arange(400) % 10 < 6)
+  attempt = np.full((2, 400), -1)
+  attempt[:, kept] = 0
+  run = make_run(enter, leave, attempt=attempt)
+  assert count_steps(run).warmup.tolist() == [1]
