@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 from jaxpace.reporting.refusal import refuse
@@ -15,7 +16,7 @@ The number of data-parallel replicas is swept over powers of two, up to --device
 its share of the batch (weak scaling); with --global-examples the batch stays and is divided (strong scaling).
 
 examples:
-  jaxpace plan --parameters 10e9 --device a100 --network ib-400 --devices 512
+  jaxpace plan --parameters 10e9 --tensor 4 --device a100 --network ib-400 --devices 512
   jaxpace plan --parameters 175e9 --layers 96 --tensor 8 --pipeline 8 --micro-batches 32 --examples 32 --devices 4096
   jaxpace plan --facts
 """
@@ -118,8 +119,8 @@ def _text(setting: Setting, scaling: Scaling) -> str:
   model, device = setting.model, setting.device
   first = scaling.steps[0]
   lines = [
-      f"{model.parameters:.3g} parameters, {model.layers} layers of width {model.hidden:,}, {model.sequence:,} tokens "
-      f"an example, {setting.precision}",
+      f"{_count(model.parameters)} parameters, {model.layers} layers of width {model.hidden:,}, "
+      f"{model.sequence:,} tokens an example, {setting.precision}",
       f"{device.name} ({device.peak / 1e12:,.0f} TFLOP/s, {setting.sustained:.0%} of it sustained), nodes of "
       f"{setting.per_node} on {device.link} ({device.link_rate / 1e9:,.0f} GB/s), {setting.network.name} "
       f"({setting.network.rate / 1e9:,.1f} GB/s a device)",
@@ -143,10 +144,30 @@ def _text(setting: Setting, scaling: Scaling) -> str:
                  "throughput.")
   if not first.fits:
     lines.append(f"It does not fit: {first.memory / 1e9:,.1f} GB on a device of {device.memory / 1e9:,.0f} GB, "
-                 "activations not counted. Divide it further (tensor, pipeline), or shard the optimiser over replicas.")
+                 f"activations not counted. {_divided(setting, first.memory)}hard the optimiser over replicas.")
   lines += ["", "Data sheets and assumptions, not measurements: what is sustained, achieved, overlapped is up to you.",
             f"  {device.name}: {device.source}", f"  {setting.network.name}: {setting.network.source}"]
   return "\n".join(lines)
+
+
+def _divided(setting: Setting, memory: float) -> str:
+  """What would make it fit and leave a fifth free, as the beginning of a sentence that goes on with another way."""
+  needed = memory / (0.8 * setting.device.memory)
+  tensor, pipeline = setting.tensor * 2 ** max(0, math.ceil(math.log2(needed))), setting.pipeline
+  options = f"--tensor {tensor}"
+  if tensor > setting.per_node:
+    tensor = setting.per_node
+    pipeline *= 2 ** max(0, math.ceil(math.log2(needed * setting.tensor / tensor)))
+    options = f"--tensor {tensor} --pipeline {pipeline}"
+  return "S" if pipeline > setting.model.layers else f"It would with {options}; or s"
+
+
+def _count(number: float) -> str:
+  """A number as people say it, three digits: 10 billion, 1.3 billion, 350 million."""
+  for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+    if float(f"{number:.3g}") >= size:
+      return f"{float(f'{number / size:.3g}'):,g} {word}"
+  return f"{number:,.0f}"
 
 
 def _document(setting: Setting, scaling: Scaling) -> dict[str, Any]:

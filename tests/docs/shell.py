@@ -15,7 +15,7 @@ from jaxpace.cli import pacer_expression
 from jaxpace.cli.main import COMMANDS
 from tests.docs.blocks import ROOT
 
-OTHERS = {"cd", "duckdb", "apt-get", "apt", "ip", "tc"}
+OTHERS = {"cd", "apt-get", "apt", "ip", "tc"}
 """Programs of others that are named without a check of their arguments."""
 USERS = re.compile(r"(train|serve|client|my_\w+)\.py")
 """Scripts that stand for the reader's own."""
@@ -106,6 +106,11 @@ def _jaxpace(words: list[str]) -> None:
 
 
 def _python(words: list[str]) -> None:
+  if words[0] == "-c":
+    imports = [node for node in ast.walk(ast.parse(words[1])) if isinstance(node, ast.Import)]
+    for name in [alias.name for node in imports for alias in node.names]:
+      importlib.import_module(name)
+    return
   if words[0] != "-m":
     _need(USERS.fullmatch(words[0]), words, "is no script that stands for the reader's own")
     return

@@ -6,9 +6,11 @@ import ast
 import contextlib
 import difflib
 import doctest
+import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import duckdb
 import jax
@@ -113,6 +115,16 @@ def test_queries_run(tmp_path):
     for block in written("sql"):
       rows = database.execute(block.text).fetchall()
       assert rows or "create" in block.text.lower(), block.where
+
+
+def test_the_first_query_can_be_typed(tmp_path):
+  """With what `pip install duckdb` brings: a module, and no command of that name."""
+  synthetic.write(tmp_path / "runs" / "demo", synthetic.Job(ranks=2, steps=20))
+  lines = next(block.text for block in written("sh") if "duckdb" in block.text)
+  environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
+  typed = subprocess.run(["bash", "-ec", lines], cwd=tmp_path, env=environment, capture_output=True, text=True)
+  assert typed.returncode == 0, typed.stderr
+  assert "start_ns" in typed.stdout and "5 rows" in typed.stdout
 
 
 def test_yaml_is_yaml_and_its_commands_can_be_typed():

@@ -5,6 +5,8 @@ import doctest
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.cli import plan as plan_command
 from jaxpace.cli.main import main
 from jaxpace.planning import model
 from jaxpace.planning.catalogue import DEVICES, NETWORKS
@@ -173,6 +176,35 @@ def test_the_command_prints_and_writes(capsys, tmp_path):
   assert len(json.loads(capsys.readouterr().out)["facts"]) == 15
   assert main(["plan", "--facts"]) == 0
   assert "DEPARTS" in capsys.readouterr().out
+
+
+def examples(text):
+  return [shlex.split(line)[1:] for line in text.splitlines() if line.strip().startswith("jaxpace plan --")]
+
+
+def test_the_examples_are_of_jobs_that_fit(capsys):
+  shown = [*examples(plan_command.EPILOG), *examples(PAGE.read_text())]
+  assert len(shown) >= 4
+  for arguments in shown:
+    assert main(arguments) == 0
+    assert "does not fit" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--parameters", "175e9", "--devices", "4096"],
+                                       ["--parameters", "70e9", "--device", "tpu-v4"]])
+def test_what_does_not_fit_is_told_what_would(arguments, capsys):
+  assert main(["plan", *arguments]) == 0
+  said = re.search(r"does not fit: .* It would with ([^;]*);", capsys.readouterr().out)
+  assert main(["plan", *arguments, *said[1].split()]) == 0
+  assert "does not fit" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "said"), [
+    ("10e9", "10 billion"), ("175e9", "175 billion"), ("1.3e9", "1.3 billion"), ("350e6", "350 million"),
+    ("1e12", "1 trillion"), ("999.9e6", "1 billion"), ("123456", "123,456")])
+def test_parameters_are_written_as_people_say_them(number, said, capsys):
+  assert main(["plan", "--parameters", number]) == 0
+  assert capsys.readouterr().out.startswith(f"{said} parameters, ")
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
