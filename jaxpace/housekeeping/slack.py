@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpace.core import context
+
 _KEEP = 16
 _ENOUGH = 8
 _QUANTILE = 0.1  # early by as much in nine steps of ten
@@ -51,7 +53,8 @@ class SlackReader:
       self._copy = None
     if self._calls % self._interval == 0:
       arrivals, delays = (field.addressable_shards[0].data for field in (pace.arrivals, pace.delays))
-      self._copy = _joined()(arrivals, delays)
+      with context.of_array(arrivals):
+        self._copy = _joined()(arrivals, delays)
 
   def own(self) -> float | None:
     """Returns the seconds this process's ranks are all early by in nine steps of ten; None while that isn't known."""
@@ -77,7 +80,7 @@ class SlackReader:
       self._own = np.empty((0,), np.int64)  # Other mesh axes: a device's number is not its index along the data axis.
       return
     if self._numbers is None:
-      self._numbers = [_copied()(shard.data) for shard in pace.rank.addressable_shards]
+      self._numbers = [_duplicate(shard.data) for shard in pace.rank.addressable_shards]
     if all(number.is_ready() for number in self._numbers):
       self._own = np.concatenate([np.asarray(number).reshape(-1) for number in self._numbers]).astype(np.int64)
 
@@ -90,3 +93,8 @@ def _joined() -> Any:
 @functools.cache
 def _copied() -> Any:
   return jax.jit(jnp.copy)
+
+
+def _duplicate(array: jax.Array) -> Any:
+  with context.of_array(array):
+    return _copied()(array)

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpace.core import context
 from jaxpace.probing import schedule
 
 _AXIS = "ends"
@@ -53,7 +54,8 @@ class _Ends:
 
   def gather(self, value: np.ndarray) -> np.ndarray:
     """Returns every end's value, [ends, ...], the same on all processes."""
-    return np.asarray(self._gather(self.spread(value)))
+    with context.of_mesh(self.mesh):
+      return np.asarray(self._gather(self.spread(value)))
 
   def pair_program(self, pairs: schedule.Round) -> Callable[[jax.Array], jax.Array]:
     """Compiles the program of a round."""
@@ -64,7 +66,14 @@ class _Ends:
       ready = jnp.where(heard == jnp.float32(-1.0), jnp.zeros_like(payload), payload)  # never -1: only after hearing
       return jax.lax.ppermute(ready, _AXIS, list(pairs))[:, :1]
 
-    return jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False))
+    program = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False))
+
+    def run(payload: jax.Array) -> jax.Array:
+      with context.of_mesh(self.mesh):
+        result: jax.Array = program(payload)
+      return result
+
+    return run
 
 
 def ends() -> list[Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jaxpace.trace import host, ringcopy
+from jaxpace.trace.problems import plural
 from jaxpace.trace.writer import KEEP_SAMPLES
 
 _LOG = logging.getLogger("jaxpace")
@@ -32,6 +33,8 @@ class Copies:
     self.extra: list[dict[str, float]] = []
     self.started_at = 0.0  # when the last was started, monotonic
     self.most = 1
+    self.failed = 0  # copies that could not be made or read
+    self.reason: str | None = None  # of the first of them
     self._queue: collections.deque[Pending] = collections.deque()
 
   def __len__(self) -> int:
@@ -63,13 +66,22 @@ class Copies:
       return False  # The devices lag; the ring holds what is not copied now.
     try:
       copy = ringcopy.start(pace, with_ranks)
-    except Exception as error:
-      _LOG.debug("The ring could not be copied", exc_info=error)
+    except Exception as error:  # Whatever it is, training goes on.
+      self.fail(error)
       return False
     self._queue.append(Pending(copy, self.samples, self.extra))
     self.samples, self.extra = [], []
     self.started_at = time.monotonic()
     return True
+
+  def fail(self, error: BaseException) -> None:
+    """Takes note of a copy that could not be made or read; the first time, with a warning."""
+    self.failed += 1
+    _LOG.debug("The ring of stamps could not be copied", exc_info=error)
+    if self.reason is None:
+      self.reason = in_a_line(error)
+      _LOG.warning("The stamps of these steps can't be copied off the devices, so they are not recorded; training "
+                   "goes on: %s", self.reason)
 
   def finished(self) -> Iterator[Pending]:
     """Takes out those that can be read at once."""
@@ -90,6 +102,23 @@ class Copies:
         time.sleep(0.001)
       yield self._queue.popleft()
 
+  def give_back(self, item: Pending) -> None:
+    """Keeps the samples of a copy that could not be read for the next, which holds the same steps and more."""
+    samples, extra = (self._queue[0].samples, self._queue[0].extra) if self._queue else (self.samples, self.extra)
+    samples[:0], extra[:0] = item.samples, item.extra
+
+  def lost(self) -> str | None:
+    """What was not recorded for that, in a sentence; None if all could be copied."""
+    if not self.failed:
+      return None
+    return f"{plural(self.failed, 'copy', 'copies')} of the stamps could not be made: {self.reason}"
+
   def forget(self) -> None:
     """Lets go of all of them."""
     self._queue.clear()
+
+
+def in_a_line(error: BaseException) -> str:
+  """What went wrong, in one line."""
+  message = next(iter(str(error).splitlines()), "")[:200]
+  return f"{type(error).__name__}: {message}" if message else type(error).__name__

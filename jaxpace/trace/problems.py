@@ -81,8 +81,17 @@ def _losses(process: Process) -> list[str]:
                 + (f", {plural(dropped, 'copy', 'copies')} dropped because the disk was too slow." if dropped else "."))
   if info.get("ended_by"):
     said.append(f"{name} was ended by {str(info['ended_by']).rstrip('.')}.")
-  if info.get("stopped"):
-    said.append(f"{name} stopped recording: {str(info['stopped']).rstrip('.')}.")
+  return said + kept_from_recording(process)
+
+
+def kept_from_recording(process: Process) -> list[str]:
+  """Says what kept a process from recording all its steps, in its own words."""
+  name = f"Process {process.process}" + (f" ({process.host})" if process.host else "")
+  said = []
+  if process.info.get("not_copied"):
+    said.append(f"{name} lacks steps: {str(process.info['not_copied'])[:400].rstrip('.')}.")
+  if process.info.get("stopped"):
+    said.append(f"{name} stopped recording: {str(process.info['stopped']).rstrip('.')}.")
   return said
 
 

@@ -20,7 +20,7 @@ from jaxpace.locality.job import read_places
 from jaxpace.trace import decisions, dense, part_files
 from jaxpace.trace.host_causes import read_host_causes
 from jaxpace.trace.host_samples import read_host_samples
-from jaxpace.trace.problems import describe, plural
+from jaxpace.trace.problems import describe, kept_from_recording, plural
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
 from jaxpace.trace.schema import SCHEMA_VERSION
 from jaxpace.trace.table_reader import TableFiles, open_table
@@ -72,7 +72,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
   steps_table, collectives_table = tables["steps"], tables["collectives"]
   skipped["torn"] = sum(t.torn for t in tables.values())
   if not steps_table.rows and not collectives_table.rows:
-    raise RunError(_nothing_read(path, run_id, skipped))
+    raise RunError(_nothing_read(path, run_id, skipped, processes))
 
   axis = dense.StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
                              lambda: [s for t in tables.values() for s in t.distinct_steps()],
@@ -96,7 +96,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
     problems.extend(table.problems)
   if not steps_rows.found and not collective_rows.found:
     if skipped["torn"]:
-      raise RunError(_nothing_read(path, run_id, skipped))
+      raise RunError(_nothing_read(path, run_id, skipped, processes))
     low, high = _span(tables.values())
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
 
@@ -243,13 +243,16 @@ def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[s
   return open_table(table, folder.parts)
 
 
-def _nothing_read(path: pathlib.Path, run_id: str | None, skipped: Counter[str]) -> str:
+def _nothing_read(path: pathlib.Path, run_id: str | None, skipped: Counter[str], processes: Sequence[Process]) -> str:
   if skipped["torn"]:
     return (f"No row of {path} can be read: {plural(skipped['torn'], 'part')} torn or corrupt. "
             "Was it copied completely?")
   if skipped["foreign"]:
     return (f"{path} has no rows of its own run {run_id}, only {plural(skipped['foreign'], 'part')} of other runs. "
             "Was run.json overwritten, or the directory used twice?")
+  reasons = [reason for process in processes for reason in kept_from_recording(process)]
+  if reasons:
+    return f"{path} holds a run without a single recorded step. {' '.join(reasons[:3])}"
   return (f"{path} holds a run without a single recorded step yet. Rows are written every few seconds: has the job "
           "finished its first step, and is `recorder.record(pace)` called in the loop?")
 

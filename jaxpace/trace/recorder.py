@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpace.core.recordable import Recordable
 from jaxpace.trace import describe, host, places, progress, ringcopy, rundir
-from jaxpace.trace.copies import Copies, Pending
+from jaxpace.trace.copies import Copies, Pending, in_a_line
 from jaxpace.trace.exporting import Exporter, Feed
 from jaxpace.trace.hosts import HostCounters, HostSampler
 from jaxpace.trace.intake import Batch
@@ -103,6 +103,7 @@ class Recorder:
     self._copies = Copies()
     self._progress = progress.Progress()
     self._ranks_known = False
+    self._local_ranks = 0
     self.run: str | None = None
 
   @property
@@ -112,10 +113,11 @@ class Recorder:
 
   @property
   def lost(self) -> dict[str, Any]:
-    """What was lost so far: rows, holes, dropped copies, and why recording stopped, if it did."""
+    """What was lost so far: rows, holes, dropped copies, and why recording stopped or copies failed, if so."""
     if self._writer is None:
       return {}
-    return {**vars(self._writer.losses), "stopped": self._writer.stopped}
+    not_copied = {"not_copied": self._writer.not_copied} if self._writer.not_copied else {}
+    return {**vars(self._writer.losses), "stopped": self._writer.stopped, **not_copied}
 
   def __enter__(self) -> Self:
     self.open()
@@ -124,7 +126,7 @@ class Recorder:
   def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                trace: TracebackType | None) -> None:
     if kind is not None and self._writer is not None and not self._closed and self._writer.ended_by is None:
-      self._writer.ended_by = _in_a_line(error or kind())
+      self._writer.ended_by = in_a_line(error or kind())
     self._close(in_trouble=kind is not None)
 
   def open(self) -> None:
@@ -291,7 +293,7 @@ class Recorder:
       raise ValueError(
           "The recorder's function has not been traced, so these stamps are another function's. Give the Recorder the "
           "very object that `jaxpace.instrument` returned and the step calls; do not instrument twice.")
-    self._pace_type = type(pace)
+    self._pace_type, self._local_ranks = type(pace), ringcopy.local_ranks(pace)
 
   def _host_columns(self, columns: dict[str, float]) -> dict[str, float]:
     extra = {}
@@ -309,6 +311,8 @@ class Recorder:
     """Asks the devices for a copy of the latest ring."""
     if self._copies.start(self._latest, with_ranks=not self._ranks_known):
       self._ranks_known = True
+    if self._writer is not None:
+      self._writer.not_copied = self._copies.lost()
 
   def _hand_over(self, items: Iterable[Pending]) -> None:
     """Hands copies to the writer."""
@@ -316,8 +320,10 @@ class Recorder:
     for item in items:
       try:
         rings, ranks = item.copy.read()
-      except Exception as error:
-        _LOG.debug("A copied ring could not be read", exc_info=error)
+      except Exception as error:  # Whatever it is, training goes on.
+        self._copies.fail(error)
+        self._copies.give_back(item)
+        self._writer.not_copied = self._copies.lost()
         continue
       if ranks is not None:
         self._writer.set_ranks(ranks)
@@ -357,7 +363,7 @@ class Recorder:
   def _at_exit(self) -> None:
     if self._writer is not None and self._writer.ended_by is None:
       error = getattr(sys, "last_value", None)  # the exception that ended the program, if one did
-      self._writer.ended_by = _in_a_line(error) if error else "the end of the program, without close()"
+      self._writer.ended_by = in_a_line(error) if error else "the end of the program, without close()"
     self._close(in_trouble=True)
 
   def _close(self, in_trouble: bool) -> None:
@@ -374,9 +380,11 @@ class Recorder:
         lost = len(self._copies.samples) if self._latest is not None and ringcopy.deleted(self._latest) else 0
         # After an error the devices may never finish: a peer is dead, say.
         self._finish_copies(time.monotonic() + self._grace_seconds if in_trouble else None)
+        if self._copies.failed:
+          lost = len(self._copies.samples)
         lost += self._copies.steps
         if lost:
-          writer.add_lost(lost)
+          writer.add_lost(lost, self._local_ranks)
     finally:  # Ctrl-C while waiting, say: what has come is written all the same.
       self._finish(writer)
 
@@ -388,14 +396,11 @@ class Recorder:
     else:
       _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory, _CLOSE_SECONDS)
     unfinished = writer.termination.received and writer.termination.raises_again
-    if writer.losses.lost_rows and writer.stopped is None:
+    if writer.not_copied and writer.stopped is None:
+      _LOG.warning("%s lacks steps: %s.", self.directory, writer.not_copied.rstrip("."))
+    elif writer.losses.lost_rows and writer.stopped is None:
       _LOG.warning("Recorded %s with losses: %s.", self.directory, writer.losses)
     if unfinished:
       writer.termination.raise_again()
     writer.termination.restore()
     writer.release()
-
-
-def _in_a_line(error: BaseException) -> str:
-  message = next(iter(str(error).splitlines()), "")[:200]
-  return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpace.core import context
 from jaxpace.core import ring as layout
 
 _EXAMPLE = "`pace, out = step(pace, state, batch)`, then `recorder.record(pace)`"
@@ -72,6 +73,11 @@ def local_bytes(pace: Any) -> int:
   return sum(shard.data.nbytes for shard in pace.ring.addressable_shards)
 
 
+def local_ranks(pace: Any) -> int:
+  """Returns the number of ranks whose rings this process holds."""
+  return sum(shard.data.shape[0] for shard in pace.ring.addressable_shards if shard.replica_id == 0)
+
+
 def newest(rings: np.ndarray) -> int:
   """Returns the newest completed step of [local, rows, width] rings' first rank, -1 for none."""
   ring = rings[0]
@@ -92,8 +98,9 @@ class RingCopy:
 
   def read(self) -> tuple[np.ndarray, list[int] | None]:
     """Returns [local ranks, rows, width] uint32 in host memory of its own, and the ranks if they were asked for."""
-    rings = np.array(self._ring, copy=True).reshape(-1, self._rows, self._width)
-    return rings, None if self._rank is None else [int(r) for r in np.asarray(self._rank).reshape(-1)]
+    # Said to be wanted, so that `jax.transfer_guard` lets it pass.
+    rings = np.array(jax.device_get(self._ring), copy=True).reshape(-1, self._rows, self._width)
+    return rings, None if self._rank is None else [int(r) for r in jax.device_get(self._rank).reshape(-1)]
 
 
 def start(pace: Any, with_ranks: bool) -> RingCopy:
@@ -117,7 +124,9 @@ def _copier() -> Any:
 
 
 def _duplicate(array: jax.Array) -> jax.Array:
-  return _copier()(array)
+  with context.of_array(array):
+    copy: jax.Array = _copier()(array)
+  return copy
 
 
 def _local(array: jax.Array) -> jax.Array:

@@ -68,6 +68,7 @@ class Writer:
     self.losses = Losses()
     self.stopped: str | None = None  # why recording stopped early
     self.rows_written = 0
+    self.not_copied: str | None = None  # what never came off the devices, and why
     self.ended_by: str | None = None  # "SIGTERM", or the exception that left the recorder's `with`
     self._lock = threading.Lock()
     self._queue: collections.deque[Batch] = collections.deque()
@@ -119,9 +120,9 @@ class Writer:
       self._queued_bytes += batch.ring.nbytes
     self._notify()
 
-  def add_lost(self, steps: int) -> None:
-    """Counts the last steps of a run as lost."""
-    self.losses.lost_rows += steps * len(self._process_info["ranks"])
+  def add_lost(self, steps: int, ranks: int) -> None:
+    """Counts the last steps of a run as lost, on so many ranks of this process."""
+    self.losses.lost_rows += steps * ranks
     self.losses.holes += 1
 
   def flush(self, timeout: float) -> bool:
@@ -268,7 +269,7 @@ class Writer:
   def _write_process_file(self, closed: bool, in_place: bool = False) -> None:
     self._last_heartbeat = time.monotonic()
     info = {**self._process_info, **dataclasses.asdict(self.losses), "rows_written": self.rows_written,
-            "closed_cleanly": closed, "ended_by": self.ended_by, "stopped": self.stopped,
+            "closed_cleanly": closed, "ended_by": self.ended_by, "stopped": self.stopped, "not_copied": self.not_copied,
             "last_step": self._intake.last_step if self._intake else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
     write = rundir.overwrite_json if in_place else rundir.write_json

@@ -179,6 +179,9 @@ class Follower:
       stopped = seen.process.info.get("stopped")
       if stopped:
         notes.append(f"Process {seen.name} stopped recording: {str(stopped)[:300].rstrip('.')}.")
+      not_copied = seen.process.info.get("not_copied")
+      if not_copied:
+        notes.append(f"Process {seen.name} lacks steps: {str(not_copied)[:300].rstrip('.')}.")
     return (*notes[:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
 
 
