@@ -71,8 +71,8 @@ def note(path: pathlib.Path, step: int, unix_ns: int, request: Request) -> None:
   Raises:
     OSError: it can't be written.
   """
-  with open(path.with_name(APPLIED), "a", encoding="utf-8") as file:
-    file.write(json.dumps({"step": step, "unix_ns": unix_ns, "settings": request.to_json()}) + "\n")
+  line = json.dumps({"step": step, "unix_ns": unix_ns, "settings": request.to_json()})
+  whole_file.append(path.with_name(APPLIED), line + "\n")
 
 
 def last_note(path: pathlib.Path) -> tuple[int, Request] | None:

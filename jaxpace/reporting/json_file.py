@@ -30,10 +30,8 @@ def check_target(target: str) -> None:
   if not path.parent.is_dir():
     reason = "is a file" if path.parent.exists() else "does not exist"
     raise UnwritableError(f"{path} can't be written: the directory {path.parent} {reason}.")
-  temporary = whole_file.temporary(path)
   try:
-    temporary.touch()
-    temporary.unlink()
+    whole_file.try_out(whole_file.followed(path))
   except OSError as error:
     raise UnwritableError(_refused(path, error)) from error
 
@@ -86,7 +84,7 @@ def write_document(document: dict[str, Any], target: str) -> None:
     if _is_special(path):  # a pipe or device can't be renamed over
       path.write_text(text, encoding="utf-8")
       return
-    whole_file.write_text(path, text)
+    whole_file.write_text(whole_file.followed(path), text)
   except OSError as error:
     raise UnwritableError(_refused(path, error)) from error
 

@@ -7,6 +7,8 @@ import os
 import pathlib
 import socket
 
+from jaxpace import whole_file
+
 try:
   import fcntl
 except ImportError:  # Windows
@@ -44,7 +46,7 @@ class DirectoryLock:
     if fcntl is None:
       return DirectoryLock(path, None)
     while True:
-      descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+      descriptor = whole_file.open_own(path, os.O_RDWR)
       try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
@@ -75,7 +77,7 @@ class DirectoryLock:
 
 def _is_at(descriptor: int, path: pathlib.Path) -> bool:
   try:
-    return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return os.path.samestat(os.fstat(descriptor), os.lstat(path))
   except FileNotFoundError:
     return False
 

@@ -93,7 +93,8 @@ class PartStore:
     self._table = table
     self._run, self._process = run, process
     self._merge_parts, self._merge_rows, self._fsync = merge_parts, merge_rows, fsync
-    self._folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    whole_file.folder(self._folder)
     self._parts = self._recover()
 
   @property
@@ -155,8 +156,8 @@ class PartStore:
     """Writes a part under a temporary name, then gives it its own."""
     # A name without the process's number: the next attempt finds what a crash has left.
     temporary = self._folder / f".{part.file_name}.tmp"
-    with whole_file.replacing(self._folder / part.file_name, temporary, fsync=self._fsync) as written:
-      pq.write_table(data, written, **_encoding(data.schema))
+    with whole_file.replacing(self._folder / part.file_name, temporary, fsync=self._fsync) as file:
+      pq.write_table(data, file, **_encoding(data.schema))
 
   def _merge_full_levels(self) -> None:
     while True:

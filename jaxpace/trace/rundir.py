@@ -51,7 +51,10 @@ def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -
   Raises:
     OSError: it can't be written.
   """
-  path.parent.mkdir(exist_ok=True)
+  if _PROCESS_FILE.match(path.name):
+    whole_file.folder(path.parent)
+  else:
+    path.parent.mkdir(exist_ok=True)
   whole_file.write_text(path, _json_text(value), fsync=fsync)
 
 
@@ -61,7 +64,7 @@ def overwrite_json(path: pathlib.Path, value: dict[str, Any]) -> None:
   Raises:
     OSError: there is no such file, or it can't be written.
   """
-  with path.open("r+", encoding="utf-8") as file:
+  with open(whole_file.open_own(path, os.O_RDWR, create=False), "r+", encoding="utf-8") as file:
     file.write(_json_text(value))
     file.truncate()
 
@@ -161,6 +164,7 @@ def _is_ours(info: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
 
 def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> int:
   target = directory / PREVIOUS / pathlib.Path(run).name / path.relative_to(directory)
-  target.parent.mkdir(parents=True, exist_ok=True)
+  for folder in reversed(target.relative_to(directory).parents[:-1]):
+    whole_file.folder(directory / folder)
   os.replace(path, target)
   return 1

@@ -11,13 +11,12 @@ all that on a clock with an origin of its own.
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from jaxpace.trace import schema
+from jaxpace.trace import rundir, schema
 from jaxpace.trace.decode import Columns
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.synthetic_faults import Extra, Fault, strike
@@ -157,14 +156,15 @@ def write(directory: str | pathlib.Path, job: Job, *, run: str = "synthetic", at
   """
   truth = simulate(job)
   path = pathlib.Path(directory)
-  (path / "process").mkdir(parents=True, exist_ok=True)
+  path.mkdir(parents=True, exist_ok=True)
   origins = list(origins) if origins is not None else [10**15 + 7 * 10**14 * p for p in range(job.processes)]
-  (path / "run.json").write_text(json.dumps(_info(job, run)))
+  rundir.write_json(path / "run.json", _info(job, run))
   for process, ranks in enumerate(np.array_split(np.arange(job.ranks), job.processes)):
     host = f"host{process * job.hosts // job.processes}"
-    (path / "process" / f"{process}.json").write_text(json.dumps(
+    rundir.write_json(
+        path / "process" / f"{process}.json",
         {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt, "process": process, "hostname": host,
-         "pid": 1000 + process, "ranks": ranks.tolist(), "closed_cleanly": True}))
+         "pid": 1000 + process, "ranks": ranks.tolist(), "closed_cleanly": True})
     stores = {table: PartStore(path, table, run, process) for table in ("steps", "collectives")}
     doings = _host_columns(truth, ranks) if job.host_columns else {}
     if job.host_columns:

@@ -27,6 +27,7 @@ from jaxpace.trace.intake import Batch, Intake, Losses
 from jaxpace.trace.lock import BusyError
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.signals import Termination
+from jaxpace.whole_file import ForeignFileError
 
 _LOG = logging.getLogger("jaxpace")
 _HEARTBEAT_SECONDS = 5.0
@@ -301,7 +302,7 @@ class Writer:
 def explain(error: BaseException, directory: pathlib.Path) -> str:
   """Says in a sentence what kept the recorder from writing, and what to do about it."""
   number = error.errno if isinstance(error, OSError) else None
-  if isinstance(error, rundir.ForeignDirectoryError | BusyError):
+  if isinstance(error, rundir.ForeignDirectoryError | BusyError | ForeignFileError):
     return str(error)
   if number in (errno.ENOSPC, errno.EDQUOT):
     return f"no space is left for {directory} (disk or quota full). What was written until now can be read."

@@ -8,6 +8,7 @@ import os
 import pathlib
 from typing import Any
 
+from jaxpace import whole_file
 from jaxpace.watching.verdict import Late
 
 _LOG = logging.getLogger("jaxpace")
@@ -29,11 +30,9 @@ class EventFile:
       return
     line = json.dumps({"event": event, "run": self._run, "when_unix_ns": when_unix_ns, **values})
     try:
-      self._path.parent.mkdir(parents=True, exist_ok=True)
-      with open(self._path, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+      self._path.parent.parent.mkdir(parents=True, exist_ok=True)
+      whole_file.folder(self._path.parent)
+      whole_file.append(self._path, line + "\n", fsync=True)
     except OSError as error:
       self._failed = True
       _LOG.warning("What the watchdog finds is not recorded: %s can't be written (%s).", self._path,

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from jaxpace import whole_file
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.reporting import command
 from jaxpace.trace import reader, synthetic
@@ -197,7 +198,7 @@ def test_json_that_cannot_be_written_is_found_out_before_the_run_is_read(late, t
   def refuse(self, *_, **__):
     raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
-  monkeypatch.setattr(pathlib.Path, "touch", refuse)
+  monkeypatch.setattr(whole_file, "open", refuse, raising=False)
   monkeypatch.setattr(reader, "read_run", None)
   assert report(late, "--json", tmp_path / "r.json") == 2
   assert f"no file can be made in {tmp_path}" in capsys.readouterr().err

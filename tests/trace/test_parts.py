@@ -105,8 +105,8 @@ def test_a_crash_while_writing_leaves_the_sources(tmp_path, monkeypatch):
   store.append(columns(0, 2))
   store.append(columns(2, 2))
 
-  def torn(_table, path, **_options):
-    pathlib.Path(path).write_bytes(b"PAR1 half a file")
+  def torn(_table, file, **_options):
+    file.write(b"PAR1 half a file")
     raise OSError(errno.ENOSPC, "No space left on device")
 
   monkeypatch.setattr(pq, "write_table", torn)

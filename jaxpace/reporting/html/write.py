@@ -40,6 +40,6 @@ def write(document: dict[str, Any], target: str) -> None:
     if path.exists() and not path.is_file():  # a pipe or device can't be renamed over
       path.write_text(made, encoding="utf-8")
     else:
-      whole_file.write_text(path, made)
+      whole_file.write_text(whole_file.followed(path), made)
   except OSError as error:
     raise UnwritableError(f"{path} can't be written: {error.strerror or error}.") from error

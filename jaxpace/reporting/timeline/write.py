@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 from jaxpace import whole_file
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.reporting.json_file import UnwritableError, check_target
@@ -51,7 +49,7 @@ def write(run: Run, findings: tuple[Finding, ...], perfetto_file: str | None, ch
     if target is None:
       continue
     try:
-      with whole_file.replacing(pathlib.Path(target)) as written, written.open("wb") as file:
+      with whole_file.replacing(whole_file.followed(target)) as file:
         file.writelines(encode(timeline))
     except OSError as error:
       raise UnwritableError(f"{target} can't be written: {error.strerror or error}.") from error
