@@ -1,9 +1,13 @@
 """Exporters: figures against the rows, bounded labels, trouble that stops nobody."""
 
+import contextlib
+import gzip
 import json
 import logging
 import re
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 
@@ -11,7 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from jaxpace.reporting.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard
+from jaxpace.reporting.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard, endpoint
 from jaxpace.reporting.exporters.figures import figures
 from jaxpace.trace.exporting import Feed
 from jaxpace.trace.recorder import Recorder
@@ -142,6 +146,108 @@ def test_a_port_that_is_taken_is_passed_over():
     exporter = Prometheus(port=port)
     exporter.export(*made_up())
     assert port < exporter.port < port + 64
+    exporter.close()
+
+
+IDLE = """
+import pathlib, resource, sys, threading, time, urllib.request
+from jaxpace.reporting.exporters import Prometheus
+from jaxpace.trace.recorder import Recorder
+from tests.trace import fake_step as fake
+from tests.trace.recording import assert_complete
+# Of the process's own files some sixty are open: a client that took the rest would end the recording.
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+directory, many = sys.argv[1], int(sys.argv[2])
+exporter = Prometheus(port=0)
+
+class Strangers:
+  def export(self, steps, collectives):
+    if exporter.port and not hasattr(self, "said"):
+      print("PORT", exporter.port, flush=True)
+      assert sys.stdin.readline() == "connected\\n"
+      self.said = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10).read().decode()
+      self.threads = threading.active_count()
+      self.files = len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+strangers = Strangers()
+strangers.close = lambda: None
+with Recorder(directory, fake.FakePaced(), exporters=[exporter, strangers], every_seconds=0.1) as recorder:
+  mesh = fake.mesh()
+  step, pace, steps, left = fake.make_step(mesh), fake.init(mesh, 16, 0), 0, 100
+  while left:
+    pace, steps = step(pace), steps + 1
+    recorder.record(pace)
+    time.sleep(0.01)
+    left -= hasattr(strangers, "files")
+assert recorder.lost["stopped"] is None, recorder.lost
+assert_complete(pathlib.Path(directory), range(steps))
+assert 'jaxpace_steps_total{rank="0"}' in strangers.said
+print("FINE", strangers.threads, strangers.files, flush=True)
+"""
+
+
+def test_idle_connections_take_neither_the_endpoint_nor_the_recording(tmp_path):
+  """1,010 connections that said nothing took the process's descriptors, and a thread each; the recording ended."""
+  process = subprocess.Popen([sys.executable, "-c", IDLE, str(tmp_path / "run"), "1010"], cwd=ROOT, text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  idle = []
+  try:
+    port = int(process.stdout.readline().split()[1])
+    for number in range(1010):
+      idle.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+      if number % 3 == 1:
+        with contextlib.suppress(OSError):  # hung up on already
+          idle[-1].sendall(b"GET /metrics HTTP/1.1\r\nX-")
+    out, err = process.communicate("connected\n", timeout=90)
+  finally:
+    for connection in idle:
+      connection.close()
+    process.kill()
+    process.communicate()
+  assert process.returncode == 0, err[-3000:]
+  word, threads, files = out.split()
+  assert word == "FINE" and int(threads) < 16 and int(files) < 100
+
+
+def test_the_endpoint_answers_what_is_asked_and_drops_the_rest():
+  exporter = Prometheus(port=0)
+  exporter.export(*made_up())
+
+  def ask(request, slowly=False):
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
+      for piece in [request[i:i + 7] for i in range(0, len(request), 7)] if slowly else [request]:
+        client.sendall(piece)
+      found = b""
+      with contextlib.suppress(ConnectionResetError):
+        while piece := client.recv(1 << 16):
+          found += piece
+      return found
+  try:
+    for slowly in (False, True):
+      assert b'jaxpace_steps_total{rank="0"} 3.0' in ask(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", slowly)
+    text = ask(b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
+    assert b"Content-Type: application/openmetrics-text" in text and text.endswith(b"# EOF\n")
+    packed = ask(b"GET / HTTP/1.1\r\nAccept-Encoding: gzip\r\n\r\n").partition(b"\r\n\r\n")[2]
+    assert b"jaxpace_steps_total" in gzip.decompress(packed)
+    assert ask(b"POST / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405")
+    assert ask(b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert ask(b"x" * 9000) == b""
+    assert exporter._server._connections == {}
+  finally:
+    exporter.close()
+  with pytest.raises(OSError):
+    socket.create_connection(("127.0.0.1", exporter.port), timeout=1)
+
+
+def test_who_says_nothing_is_hung_up_on(monkeypatch):
+  monkeypatch.setattr(endpoint, "REQUEST_SECONDS", 0.2)
+  exporter = Prometheus(port=0)
+  exporter.export(*made_up())
+  try:
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
+      client.sendall(b"GET")
+      assert client.recv(1) == b""
+  finally:
     exporter.close()
 
 

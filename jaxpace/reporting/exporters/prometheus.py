@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 
+from jaxpace import whole_file
 from jaxpace.reporting.exporters.bounded import (
   MOST_COLLECTIVES,
   MOST_DECISIONS,
@@ -17,6 +17,7 @@ from jaxpace.reporting.exporters.bounded import (
   OTHER,
   Bounded,
 )
+from jaxpace.reporting.exporters.endpoint import Endpoint
 from jaxpace.reporting.exporters.figures import Figures, figures
 from jaxpace.trace.decode import Columns
 
@@ -36,7 +37,8 @@ class Prometheus:
 
     Args:
       port: of the HTTP endpoint; where another process of this host has it, the next free one. 0: any. None: none.
-      address: to listen on. By default only this host can read the endpoint, which has no password.
+      address: to listen on. By default only this host can read the endpoint, which has no password. It has one thread
+        and at most 16 connections; one that says nothing for 5 s, or is the oldest of too many, is hung up on.
       textfile: folder and file, `metrics/jaxpace.prom` say; process 3 writes `metrics/jaxpace-3.prom`.
 
     Raises:
@@ -54,7 +56,7 @@ class Prometheus:
     self._client = prometheus_client
     self._wanted, self._address = port, address
     self._textfile = None if textfile is None else pathlib.Path(os.path.abspath(textfile))
-    self._server: Any = None
+    self._server: Endpoint | None = None
     self._bounded = Bounded()
     self.port: int | None = None  # at which the endpoint listens
     self.registry = prometheus_client.CollectorRegistry()
@@ -95,8 +97,7 @@ class Prometheus:
     """Writes the file a last time and closes the endpoint."""
     self._write()
     if self._server is not None:
-      self._server.shutdown()
-      self._server.server_close()
+      self._server.close()
       self._server = None
 
   def _take(self, found: Figures) -> None:
@@ -132,7 +133,7 @@ class Prometheus:
     last = self._wanted + _PORTS if self._wanted else 1
     for port in range(self._wanted, min(last, 65536)):
       try:
-        self._server, _ = self._client.start_http_server(port, addr=self._address, registry=self.registry)
+        self._server = Endpoint(self._address, port, self._client.make_wsgi_app(self.registry))
       except OSError as error:
         if error.errno != errno.EADDRINUSE or port + 1 == min(last, 65536):
           raise
@@ -145,4 +146,4 @@ class Prometheus:
       return
     self._textfile.parent.mkdir(parents=True, exist_ok=True)
     own = self._textfile.with_name(f"{self._textfile.stem}-{self._process}{self._textfile.suffix or '.prom'}")
-    self._client.write_to_textfile(str(own), self.registry)
+    whole_file.write_text(own, self._client.generate_latest(self.registry).decode("utf-8"))
