@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxpace.locality.job import host_name
 from jaxpace.locality.tree import parse_list
-from jaxpace.locality.types import Gpu, Link, Locality, Nic
+from jaxpace.locality.types import Gpu, Link, Locality, Nic, NumaNode
 
 _SHOWN = 16
 
@@ -57,8 +57,7 @@ def host_outline(names: Sequence[str], places: Sequence[Locality], more: Callabl
   nodes = sorted({node.node for node in place.numa} | {card.numa_node for card in cards if card.numa_node is not None})
   for node in nodes:
     own = next((n for n in place.numa if n.node == node), None)
-    memory = f", {own.memory_bytes / 2**30:.0f} GiB" if own and own.memory_bytes else ""
-    lines.append(Outline(f"NUMA node {node}{f': CPUs {own.cpus}{memory}' if own else ''}",
+    lines.append(Outline(f"NUMA node {node}{f': {_node(own)}' if own else ''}",
                          _cards(card for card in cards if card.numa_node == node)))
   homeless = [card for card in cards if card.numa_node is None]
   if homeless:
@@ -72,6 +71,12 @@ def host_outline(names: Sequence[str], places: Sequence[Locality], more: Callabl
   if len(processes) > _SHOWN:
     lines.append(Outline(f"and {len(processes) - _SHOWN} more processes"))
   return Outline(title, tuple(lines))
+
+
+def _node(node: NumaNode) -> str:
+  """CPUs and memory of a node. One of memory alone (HBM, CXL, that of a GPU) has no CPUs."""
+  memory = f"{node.memory_bytes / 2**30:.0f} GiB" if node.memory_bytes else ""
+  return ", ".join(filter(None, [f"CPUs {node.cpus}" if node.cpus else "no CPUs", memory]))
 
 
 def _cards(cards: Iterable[Gpu | Nic]) -> tuple[Outline, ...]:

@@ -38,6 +38,14 @@ def test_a_sound_machine_as_a_tree(tmp_path, capsys):
   assert "NVIDIA H100 80GB HBM3, x16 at 32 GT/s, NVLink, nearest NIC mlx5_0" in out
 
 
+def test_a_node_of_memory_alone_is_said_to_have_no_cpus(tmp_path, capsys):
+  machines.dgx(tmp_path)
+  machines.write(tmp_path, "/sys/devices/system/node/node2/cpulist", "")
+  machines.write(tmp_path, "/sys/devices/system/node/node2/meminfo", "Node 2 MemTotal:       15728640 kB")
+  _, out, _ = doctor(capsys, "--root", tmp_path)
+  assert "NUMA node 2: no CPUs, 15 GiB" in out and "CPUs ," not in out
+
+
 @pytest.mark.parametrize("strict, expected", [((), 0), (("--strict",), 1)])
 def test_warnings_count_only_when_asked(tmp_path, capsys, strict, expected):
   status, out, _ = doctor(capsys, "--root", machines.laptop(tmp_path), *strict)
