@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxpace.locality import pci
 from jaxpace.locality.tree import Tree
@@ -12,6 +12,8 @@ from jaxpace.locality.types import Gpu, Nic
 
 _INFINIBAND = "/sys/class/infiniband"
 _NET = "/sys/class/net"
+_FAR = 1 << 16
+"""More hops than any tree has: for places that are not known."""
 
 
 def read_nics(tree: Tree) -> tuple[Nic, ...]:
@@ -37,11 +39,21 @@ def read_nics(tree: Tree) -> tuple[Nic, ...]:
   return tuple(found)
 
 
-def nearest(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[Gpu, ...]:
-  """Gives every GPU its nearest NIC.
+def nearest(
+    gpus: Sequence[Gpu],
+    nics: Sequence[Nic],
+    told: Mapping[tuple[str, str], str] | None = None,
+) -> tuple[Gpu, ...]:
+  """Gives every GPU its nearest NIC: of those on its NUMA node the one that is the fewest hops away on the PCI tree.
 
   Only the fabric's NICs count, see `fabric_of`. Of NICs as near as each other the least taken is chosen, so that two
   GPUs and two NICs on one switch pair up.
+
+  Args:
+    gpus: GPUs of a host.
+    nics: its NICs.
+    told: how far apart a GPU and a NIC are, one of `pci.DISTANCES` by (bus id of the GPU, name of the NIC), where
+      something else than the tree says it. It goes before the tree.
   """
   fabric = fabric_of(nics)
   taken: Counter[str] = Counter()
@@ -50,12 +62,24 @@ def nearest(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[Gpu, ...]:
     if not fabric:
       placed.append(gpu._replace(nic=None, nic_distance=None))
       continue
-    ranked = [(pci.DISTANCES.index(pci.distance(gpu.path, nic.path, gpu.numa_node, nic.numa_node)),
-               taken[nic.name], i) for i, nic in enumerate(fabric)]
-    far, _, chosen = min(ranked)
+    ranked = [(*_nearness(gpu, nic, told or {}), taken[nic.name], i) for i, nic in enumerate(fabric)]
+    *_, distance, _, chosen = min(ranked)
     taken[fabric[chosen].name] += 1
-    placed.append(gpu._replace(nic=fabric[chosen].name, nic_distance=pci.DISTANCES[far]))
+    placed.append(gpu._replace(nic=fabric[chosen].name, nic_distance=pci.DISTANCES[distance]))
   return tuple(placed)
+
+
+def _nearness(gpu: Gpu, nic: Nic, told: Mapping[tuple[str, str], str]) -> tuple[int, int, int]:
+  """What is smaller the nearer they are: what lies between their nodes, hops, index of the distance's name."""
+  word = told.get((gpu.pci, nic.name))
+  if word is not None:
+    hops = None
+  else:
+    word = pci.distance(gpu.path, nic.path, gpu.numa_node, nic.numa_node)
+    hops = pci.hops(gpu.path, nic.path)
+  # Ways through another socket, or not known at all, are the last however short they look on the tree.
+  between = {"SYS": 1, "?": 2}.get(word, 0)
+  return between, _FAR if hops is None else hops, pci.DISTANCES.index(word)
 
 
 def fabric_of(nics: Sequence[Nic]) -> list[Nic]:

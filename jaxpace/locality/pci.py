@@ -117,9 +117,7 @@ def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b:
     node_a: NUMA node of one; None where it is not known.
     node_b: NUMA node of the other.
   """
-  common = 0
-  while common < min(len(a), len(b)) and a[common] == b[common]:
-    common += 1
+  common = _common(a, b)
   if common >= 2:
     below = 1 if a[0].startswith("cpu") else 2  # the device; the switch's port above it, where ports are listed
     return "PIX" if max(len(a), len(b)) - common <= below else "PXB"
@@ -128,6 +126,25 @@ def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b:
   if node_a is None or node_b is None:
     return "?"
   return "NODE" if node_a == node_b else "SYS"
+
+
+def hops(a: tuple[str, ...], b: tuple[str, ...]) -> int | None:
+  """Links between two devices on the tree of bridges, with the host bridges of a node joined at its processor.
+
+  None where the place of one of them is not known.
+
+  >>> hops(("pci0000:15", "0000:15:01.0", "0000:16:00.0"), ("pci0000:15", "0000:15:02.0", "0000:17:00.0"))
+  4
+  """
+  return len(a) + len(b) - 2 * _common(a, b) if a and b else None
+
+
+def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+  """How far two ways from the top are the same."""
+  common = 0
+  while common < min(len(a), len(b)) and a[common] == b[common]:
+    common += 1
+  return common
 
 
 def _speed(tree: Tree, path: str) -> float | None:
