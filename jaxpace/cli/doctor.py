@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--json", metavar="FILE",
                       help="also write it as JSON; '-' writes it to standard output and nothing else")
   parser.add_argument("--topology", metavar="FILE",
-                      help="NCCL topology file (what NCCL_TOPO_DUMP_FILE writes), for hosts that hide their PCIe tree")
+                      help="file that describes the PCIe tree, for hosts that hide theirs: an NCCL topology "
+                           "(NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE), `lstopo --of xml`, or `nvidia-smi topo -m`")
   parser.add_argument("--root", metavar="DIR", default="/",
                       help="folder that holds a copy of another machine's /sys and /proc (default: /)")
   parser.add_argument("--devices", action="store_true",
@@ -81,8 +82,8 @@ class _NothingError(Exception):
 
 
 def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
+  from jaxpace.locality.described import TopologyError
   from jaxpace.locality.job import FOLDER, read_places
-  from jaxpace.locality.nccl_topology import TopologyError
   from jaxpace.locality.read import read_locality
 
   if args.run is not None:

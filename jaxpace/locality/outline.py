@@ -52,7 +52,9 @@ def host_outline(names: Sequence[str], places: Sequence[Locality], more: Callabl
   """
   place = places[0]
   title = names[0] if len(names) == 1 else f"{len(names)} hosts alike: {_some(names)}"
-  lines = [Outline(_processor(place)), Outline(_limits(place))]
+  lines = [Outline(_processor(place))]
+  if place.sources != ("topology file",):
+    lines.append(Outline(_limits(place)))
   cards: list[Gpu | Nic] = [*place.gpus, *place.nics]
   nodes = sorted({node.node for node in place.numa} | {card.numa_node for card in cards if card.numa_node is not None})
   for node in nodes:
@@ -91,9 +93,11 @@ def _cards(cards: Iterable[Gpu | Nic]) -> tuple[Outline, ...]:
 
 
 def _gpu(gpu: Gpu) -> str:
-  parts = [f"GPU {gpu.pci}  {gpu.name or 'accelerator'}", _link(gpu.link)]
+  parts = [f"GPU {gpu.pci.removeprefix('GPU')}  {gpu.name or 'accelerator'}", _link(gpu.link)]
   if gpu.interconnect == "nvlink":
     parts.append(f"{gpu.nvlinks} NVLinks" if gpu.nvlinks else "NVLink")
+  if gpu.interconnect == "xgmi":
+    parts.append(f"{gpu.xgmi_links} XGMI link{'s' if gpu.xgmi_links > 1 else ''}" if gpu.xgmi_links else "XGMI")
   if gpu.nic:
     parts.append(f"nearest NIC {gpu.nic} ({gpu.nic_distance})")
   return ", ".join(filter(None, parts))

@@ -39,15 +39,48 @@ def devices(tree: Tree) -> Iterator[PciDevice]:
       yield PciDevice(address, tree.resolve(directory), cls, tree.number(f"{directory}/vendor") or 0)
 
 
+def ways(tree: Tree) -> dict[str, tuple[str, ...]]:
+  """The way from the host bridge down to every PCI device, by its bus id."""
+  return {device.address: path_of(device.directory) for device in devices(tree)}
+
+
 def is_accelerator(device: PciDevice) -> bool:
   """A GPU that computes, or a processing accelerator (class 0x12)."""
-  kind = device.cls >> 16
-  return kind == 0x12 or (kind == 0x03 and device.vendor in _GPU_VENDORS)
+  return is_accelerator_class(device.cls, device.vendor)
+
+
+def is_accelerator_class(cls: int, vendor: int | None) -> bool:
+  """Whether a device of this class and maker computes.
+
+  Where the maker is left blank, as in topology files (none, 0 or 0xffff), a display is taken for a GPU that does.
+  """
+  kind = cls >> 16
+  return kind == 0x12 or (kind == 0x03 and (vendor in _GPU_VENDORS or vendor in (None, 0, 0xFFFF)))
+
+
+def is_network_class(cls: int) -> bool:
+  """Ethernet (0x0200), InfiniBand (0x0207), other networks (0x0280)."""
+  return cls >> 16 == 0x02
+
+
+def is_infiniband_class(cls: int) -> bool:
+  """InfiniBand, the one class of network that is RDMA by itself."""
+  return cls >> 8 == 0x0207
+
+
+def is_bridge_class(cls: int | None) -> bool:
+  """A host bridge (0x0600) or a PCI bridge (0x0604), such as a port of a switch."""
+  return cls is not None and cls >> 8 in (0x0600, 0x0604)
 
 
 def is_nvswitch(device: PciDevice) -> bool:
   """A switch between GPUs: NVIDIA's, of class bridge, other."""
   return device.vendor == _NVIDIA and device.cls >> 8 == 0x0680
+
+
+def is_nvidia(device: PciDevice) -> bool:
+  """Whether NVIDIA makes the device."""
+  return device.vendor == _NVIDIA
 
 
 def vendor_name(device: PciDevice) -> str | None:

@@ -8,9 +8,10 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxpace.locality import cgroup, host, nccl_topology, nics, nvml, pci
+from jaxpace.locality import cgroup, host, join, kfd, nics, nvml, pci, topology_file
+from jaxpace.locality.described import read_name
 from jaxpace.locality.tree import Tree
-from jaxpace.locality.types import Device, Gpu, Link, Locality, Nic
+from jaxpace.locality.types import Device, Gpu, Locality
 
 
 def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = None, devices: Iterable[Any] = (),
@@ -21,15 +22,16 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     root: folder that stands for "/".
     process: index of this process in its job.
     devices: JAX devices of this process, or anything with their attributes; they are only looked at.
-    topology: NCCL topology file; what it says of GPUs and NICs goes before what sysfs says.
+    topology: file that describes the PCI tree: NCCL's or hwloc's XML, or the output of `nvidia-smi topo -m`. It adds to
+      what the machine shows; where none of its cards is on a machine without GPUs, it alone is shown.
     environment: variables such as CUDA_VISIBLE_DEVICES; None takes this process's own, or none for another root.
 
   Raises:
-    nccl_topology.TopologyError: the topology file can't be read or is another document.
+    described.TopologyError: the topology file can't be read or is another document.
   """
   tree = Tree(root)
   environment = (os.environ if tree.live else {}) if environment is None else environment
-  described = nccl_topology.read_topology(topology) if topology else None
+  described = topology_file.read_topology(topology) if topology else None
   sources = ["sysfs"] if tree.exists("/sys") else []
   notes: list[str] = []
   gpus, found = read_gpus(tree), nics.read_nics(tree)
@@ -38,26 +40,36 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     told, notes = nvml.read_gpus(module)
     gpus = _join_nvml(gpus, told)
     sources.append("nvml")
+  numa = host.read_numa(tree)
+  joined, name = join.Joined(gpus, found, {}), read_name(os.path.basename(topology or "")) or "the file"
   if described:
-    gpus, found = _join_gpus(gpus, described.gpus), _join_nics(found, described.nics)
-    sources.append("topology file")
-  gpus = nics.nearest(gpus, found)
+    joined = join.join(join.Shown(gpus, found, pci.ways(tree), len(numa)), described, name)
+    if joined.ignored is None:
+      sources.append("topology file")
+  gpus, found = nics.nearest(joined.gpus, joined.nics, joined.distances), joined.nics
+  if described and (joined.alone or (joined.ignored is None and not tree.exists("/sys"))):
+    # Nothing of this machine's processors and limits belongs to the cards.
+    return Locality(
+        process=process, hostname=described.hostname or name, cpu=described.cpu, numa=described.numa, gpus=gpus,
+        nics=found, sources=("topology file",), topology_used=joined.used)
   clock, clocks = host.read_clock(tree)
   return Locality(
       process=process,
       hostname=socket.gethostname() if tree.live else tree.text("/etc/hostname"),
       kernel=platform.release() if tree.live else tree.text("/proc/sys/kernel/osrelease"),
-      cpu=host.read_cpu(tree), numa=host.read_numa(tree), cgroup=cgroup.read_cgroup(tree),
+      cpu=host.read_cpu(tree), numa=numa, cgroup=cgroup.read_cgroup(tree),
       memory_bytes=host.read_memory(tree), clock_source=clock, clock_sources=clocks,
       huge_pages=host.read_huge_pages(tree), allocator=host.read_allocator(tree), gpus=gpus, nics=found,
       devices=tuple(_place(describe_device(d), gpus, environment) for d in devices),
-      sources=tuple(sources), notes=tuple(notes))
+      sources=tuple(sources), notes=tuple(notes), topology_used=joined.used,
+      topology_ignored=joined.ignored)
 
 
 def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
   """GPUs and other accelerators on the PCIe bus."""
   everything = list(pci.devices(tree))
   switched = any(pci.is_nvswitch(device) for device in everything)
+  xgmi = kfd.read_xgmi_links(tree)
   gpus = []
   for device in everything:
     if pci.is_accelerator(device):
@@ -66,9 +78,13 @@ def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
       lines = [line.partition(":") for line in information.splitlines()]
       facts = {key.strip(): value.strip() for key, _, value in lines}
       vendor = pci.vendor_name(device)
+      links = xgmi.get(device.address)
+      interconnect = "nvlink" if switched and pci.is_nvidia(device) else None
+      if links is not None:
+        interconnect = "xgmi" if links else "pcie"
       gpus.append(Gpu(device.address, facts.get("Model") or (f"{vendor} GPU" if vendor else None),
                       facts.get("GPU UUID"), pci.numa_node(tree, device.directory), path, pci.switch_of(path),
-                      pci.link(tree, device.directory), interconnect="nvlink" if switched and vendor else None))
+                      pci.link(tree, device.directory), interconnect=interconnect, xgmi_links=links))
   return tuple(gpus)
 
 
@@ -118,35 +134,6 @@ def _join_nvml(gpus: tuple[Gpu, ...], told: list[nvml.NvmlGpu]) -> tuple[Gpu, ..
         name=one.name or gpu.name, uuid=one.uuid or gpu.uuid, nvlinks=one.nvlinks,
         interconnect=gpu.interconnect if one.nvlinks is None else "nvlink" if one.nvlinks else "pcie")
   return tuple(sorted(known.values()))
-
-
-def _join_gpus(gpus: tuple[Gpu, ...], described: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-  known = {gpu.pci: gpu for gpu in gpus}
-  for one in described:
-    gpu = known.get(one.pci, Gpu(one.pci))
-    known[one.pci] = gpu._replace(
-        numa_node=gpu.numa_node if one.numa_node is None else one.numa_node, path=one.path, switch=one.switch,
-        link=_join_link(gpu.link, one.link), nvlinks=gpu.nvlinks if one.nvlinks is None else one.nvlinks,
-        interconnect=one.interconnect)
-  # One kind of path, so that the GPUs can be compared with the NICs: those the file does not name have none.
-  named = {one.pci for one in described}
-  return tuple(gpu if gpu.pci in named else gpu._replace(path=()) for gpu in sorted(known.values()))
-
-
-def _join_nics(found: tuple[Nic, ...], described: tuple[Nic, ...]) -> tuple[Nic, ...]:
-  known = {nic.name: nic for nic in found}
-  for one in described:
-    nic = known.get(one.name)
-    known[one.name] = one if nic is None else nic._replace(
-        rate_gbps=one.rate_gbps or nic.rate_gbps, pci=one.pci or nic.pci, path=one.path, switch=one.switch,
-        numa_node=nic.numa_node if one.numa_node is None else one.numa_node, link=_join_link(nic.link, one.link))
-  named = {one.name for one in described}
-  return tuple(nic if nic.name in named else nic._replace(path=()) for nic in known.values())
-
-
-def _join_link(known: Link, described: Link) -> Link:
-  """A file's link is what was negotiated; what the device and the slot could do only sysfs knows."""
-  return known._replace(speed=known.speed or described.speed, width=known.width or described.width)
 
 
 def _get(device: Any, name: str) -> Any:

@@ -21,7 +21,7 @@ class Link(NamedTuple):
 class Gpu(NamedTuple):
   """A GPU of this host, or another accelerator on its PCIe bus."""
 
-  pci: str  # bus id, "0000:17:00.0"
+  pci: str  # bus id, "0000:17:00.0"; "GPU0" where only its number is known
   name: str | None = None
   uuid: str | None = None
   numa_node: int | None = None
@@ -29,16 +29,17 @@ class Gpu(NamedTuple):
   switch: str | None = None  # upstream port of the PCIe switch it hangs on
   link: Link = Link()
   nvlinks: int | None = None
-  interconnect: str | None = None  # to its peers: "nvlink" or "pcie"
+  interconnect: str | None = None  # to its peers: "nvlink", "xgmi" (AMD's Infinity Fabric) or "pcie"
   nic: str | None = None  # name of the nearest NIC
   nic_distance: str | None = None  # PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo` has them; "?": can't be told
+  xgmi_links: int | None = None  # to other GPUs
 
 
 class Nic(NamedTuple):
   """A network interface with hardware behind it."""
 
   name: str  # of the RDMA device if it is one ("mlx5_0"), else of the interface ("eth0")
-  kind: str = "ethernet"  # "ethernet", "roce" or "infiniband"
+  kind: str = "ethernet"  # "ethernet", "roce" or "infiniband"; "rdma": one of the latter two
   interfaces: tuple[str, ...] = ()  # network interfaces of the same PCI device
   pci: str | None = None
   rate_gbps: float | None = None
@@ -108,3 +109,5 @@ class Locality(NamedTuple):
   devices: tuple[Device, ...] = ()
   sources: tuple[str, ...] = ()
   notes: tuple[str, ...] = ()  # what could not be read, and why
+  topology_used: tuple[str, ...] = ()  # what was taken from a topology file, and what was left out
+  topology_ignored: str | None = None  # why nothing was taken from it

@@ -1,4 +1,4 @@
-"""The nearest NIC is the one fewest hops away on the PCI tree, held against a search of the tree that knows no paths."""
+"""The nearest NIC is the one fewest hops away on the PCI tree, held against a search that knows no paths."""
 
 import collections
 
@@ -64,7 +64,7 @@ def test_fewest_hops_on_random_trees(tree):
 
   def place(name):
     node, *path = way(parent, name)
-    return dict(numa_node=int(node[4:]), path=tuple(path))
+    return {"numa_node": int(node[4:]), "path": tuple(path)}
 
   placed = nearest([Gpu(gpu, **place(gpu)) for gpu in gpus], [Nic(nic, pci=nic, **place(nic)) for nic in nics])
   for gpu in placed:
