@@ -12,7 +12,12 @@ from jaxpace.locality.types import Cpu, Gpu, Link, Nic, NumaNode
 _ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _LONGEST_NAME = 64
 _MASK = re.compile(r"^(?:0x)?[0-9a-f]{1,8}(?:,(?:0x)?[0-9a-f]{0,8})*$", re.IGNORECASE)
-_LONGEST_MASK = 1 << 13
+_LONGEST_MASK = 1 << 12
+"""Characters; 8,192 processors take 2,800."""
+MOST_NODES = 1024
+"""NUMA nodes that are read; the kernel has no more."""
+_MOST_GPUS, _MOST_NICS = 512, 4096
+"""Of one host, virtual functions included."""
 
 
 class TopologyError(ValueError):
@@ -82,9 +87,26 @@ def read_mask(text: str | None) -> str | None:
   >>> read_mask("00000003,0000ffff"), read_mask("0xf...f")
   ('0-15,32-33', None)
   """
+  value = mask_value(text)
+  return None if value is None else format_list(tuple(i for i, bit in enumerate(f"{value:b}"[::-1]) if bit == "1"))
+
+
+def mask_value(text: str | None) -> int | None:
+  """A mask as a number; None for what is none, or is without an end."""
   if not text or len(text) > _LONGEST_MASK or not _MASK.match(text):
     return None
   value = 0
   for word in text.split(","):
     value = value << 32 | int(word or "0", 16)
-  return format_list(tuple(i for i in range(value.bit_length()) if value >> i & 1))
+  return value
+
+
+def check_size(described: Described) -> Described:
+  """Returns it as it is.
+
+  Raises:
+    TopologyError: it has more cards than any host; each GPU is compared with each NIC.
+  """
+  if len(described.gpus) > _MOST_GPUS or len(described.nics) > _MOST_NICS:
+    raise TopologyError(f"this file has {len(described.gpus):,} GPUs and {len(described.nics):,} NICs: no host has.")
+  return described

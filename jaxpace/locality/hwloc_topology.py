@@ -12,8 +12,15 @@ import xml.etree.ElementTree as xml
 from collections.abc import Iterator
 
 from jaxpace.locality import pci
-from jaxpace.locality.described import Described, read_address, read_mask, read_name, read_number
-from jaxpace.locality.tree import parse_list
+from jaxpace.locality.described import (
+  MOST_NODES,
+  Described,
+  mask_value,
+  read_address,
+  read_mask,
+  read_name,
+  read_number,
+)
 from jaxpace.locality.types import Cpu, Gpu, Nic, NumaNode
 
 FORM = "hwloc topology"
@@ -32,7 +39,7 @@ _FIRST_BUS = re.compile(r"^([0-9a-fA-F]{4,8}):\[([0-9a-fA-F]{2})-")
 def read_topology(root: xml.Element) -> Described:
   """What the element `topology` says."""
   numa = _numa(root)
-  reader = _Reader((root.get("version") or "1").split(".")[0], {node.node for node in numa if not node.cpus})
+  reader = _Reader((root.get("version") or "1").split(".")[0], sum(1 << node.node for node in numa if not node.cpus))
   for child in root.findall("object"):
     reader.walk(child, (), None)
   interconnects = _interconnects(root)
@@ -41,7 +48,7 @@ def read_topology(root: xml.Element) -> Described:
   gpus = tuple(gpu._replace(interconnect=interconnects.get(maker)) for maker, gpu in reader.gpus)
   infos = {info.get("name"): info.get("value") for info in reversed(list(root.iter("info")))}
   machine = root.find("object")
-  packages = [*root.iterfind(".//object[@type='Package']"), *root.iterfind(".//object[@type='Socket']")]
+  packages = [*root.iterfind(".//object[@type='Package']"), *root.iterfind(".//object[@type='Socket']")][:MOST_NODES]
   cpu = Cpu(read_name(infos.get("CPUModel")), read_mask(machine.get("cpuset")) or "" if machine is not None else "",
             sockets=tuple(filter(None, (read_mask(package.get("cpuset")) for package in packages))))
   return Described(FORM, gpus, tuple(reader.nics), others=reader.others, unreadable=reader.unreadable,
@@ -51,14 +58,14 @@ def read_topology(root: xml.Element) -> Described:
 class _Reader:
   """Collects devices on the way down."""
 
-  def __init__(self, version: str, memory_only: set[int]) -> None:
+  def __init__(self, version: str, memory_only: int) -> None:
     self.gpus: list[tuple[str | None, Gpu]] = []  # with their makers
     self.nics: list[Nic] = []
     self.nvswitch = False
     self.others = 0
     self.unreadable = 0
     self._version = version
-    self._memory_only = memory_only
+    self._memory_only = memory_only  # a mask of nodes
 
   def walk(self, element: xml.Element, path: tuple[str, ...], node: int | None) -> None:
     """Takes in an object; `path` leads to it from its host bridge, `node` is the NUMA node around it."""
@@ -98,8 +105,8 @@ class _Reader:
 
   def _only_node(self, nodeset: str | None) -> int | None:
     """The node that something is on, apart from nodes of memory alone; None of several: it is on none of them."""
-    nodes = [node for node in parse_list(read_mask(nodeset)) if node not in self._memory_only]
-    return nodes[0] if len(nodes) == 1 else None
+    nodes = (mask_value(nodeset) or 0) & ~self._memory_only
+    return nodes.bit_length() - 1 if nodes and not nodes & (nodes - 1) else None
 
   def _kind(self, device: xml.Element) -> str | None:
     kind = device.get("osdev_type") or ""
@@ -138,14 +145,14 @@ def _numa(root: xml.Element) -> tuple[NumaNode, ...]:
   memory_only: set[str] = set()
   for element in root.iterfind(".//object[@type='NUMANode']"):
     number = read_number(element.get("os_index"))
-    if number is None or not 0 <= number < 1 << 16:
+    if number is None or not 0 <= number < 1 << 16 or number in nodes or len(nodes) >= MOST_NODES:
       continue
     cpus = read_mask(element.get("cpuset")) or ""
     # Nodes of memory alone have the CPUs that are near to them; the kernel counts those to one node.
     cpus = "" if cpus in memory_only else cpus
     memory_only.add(cpus)
     memory = read_number(element.get("local_memory"))
-    nodes.setdefault(number, NumaNode(number, cpus, memory if memory and memory > 0 else None))
+    nodes[number] = NumaNode(number, cpus, memory if memory and memory > 0 else None)
   return tuple(sorted(nodes.values()))
 
 

@@ -156,10 +156,11 @@ class _Join:
         other = None if other is not None and other.pci and nic.pci else other
       if other is not None:
         pairs[nic.name] = other
+    taken = {id(nic) for nic in pairs.values()}
     kinds = {nic.kind == "ethernet" for nic in self.shown.nics}
     new, missing = [], []
     for nic in self.described.nics:
-      if nic in pairs.values():
+      if id(nic) in taken:
         continue
       # A machine that shows some of its RDMA devices shows all of them; so with plain network cards.
       if self.shown.ways and (nic.kind == "ethernet") in kinds:

@@ -10,7 +10,16 @@ from __future__ import annotations
 import xml.etree.ElementTree as xml
 
 from jaxpace.locality import pci
-from jaxpace.locality.described import Described, Place, TopologyError, read_address, read_mask, read_name, read_number
+from jaxpace.locality.described import (
+  MOST_NODES,
+  Described,
+  Place,
+  TopologyError,
+  read_address,
+  read_mask,
+  read_name,
+  read_number,
+)
 from jaxpace.locality.types import Gpu, Link, Nic, NumaNode
 from jaxpace.locality.xml_document import parse_xml
 
@@ -45,9 +54,9 @@ def read_system(root: xml.Element) -> Described:
   for i, cpu in enumerate(cpus):
     node = read_number(cpu.get("numaid"))
     node = node if node is not None and node >= 0 else None
-    mask = read_mask(cpu.get("affinity"))
-    if node is not None and mask:
-      reader.numa.setdefault(node, mask)
+    mask = read_mask(cpu.get("affinity")) if node is not None and node not in reader.numa else None
+    if node is not None and mask and len(reader.numa) < MOST_NODES:
+      reader.numa[node] = mask
     for child in cpu:
       reader.walk(child, (f"cpu{i if node is None else node}",), node)
   return Described(

@@ -79,15 +79,18 @@ def _read(labels: list[str], tail: list[str], lines: list[str]) -> Described | N
   described = tuple(_gpu(label, labels, *rows[label], tail) for label in gpus)
   known = [(label, read_name(names.get(label, label)) or label) for label in nics]
   distances = []
-  for gpu in gpus:
+  column = {label: i for i, label in enumerate(labels)}
+  near: dict[str, set[int | None]] = {}
+  for gpu in described:
     for label, name in known:
-      word = rows[gpu][0][labels.index(label)]
+      word = rows[gpu.pci][0][column[label]]
       word = "SYS" if word == "SOC" else word
       if word in pci.DISTANCES:
-        distances.append(((gpu, name), word))
-  nodes = {gpu.pci: gpu.numa_node for gpu in described}
+        distances.append(((gpu.pci, name), word))
+      if word in pci.DISTANCES and word != "SYS":
+        near.setdefault(name, set()).add(gpu.numa_node)
   # A NIC without a name of its own has none here that another source would know.
-  placed = tuple(Nic(name, "rdma", numa_node=_node_of(name, distances, nodes)) for _, name in known)
+  placed = tuple(Nic(name, "rdma", numa_node=_node_of(near.get(name))) for _, name in known)
   unnamed = sum(label == name and label.startswith("NIC") for label, name in known)
   note = f"{unnamed} of its NICs are numbers without a legend: keep the lines below the matrix, too."
   return Described(FORM, described, placed, numbered=True, distances=tuple(distances), notes=(note,) if unnamed else (),
@@ -131,10 +134,9 @@ def _single(text: str | None) -> int | None:
   return int(text) if text and text.isdigit() and len(text) < 5 else None
 
 
-def _node_of(name: str, distances: list[tuple[tuple[str, str], str]], nodes: dict[str, int | None]) -> int | None:
-  """The NUMA node of a NIC: that of the GPUs it reaches without crossing to another."""
-  here = {nodes[gpu] for (gpu, nic), word in distances if nic == name and word != "SYS"}
-  return here.pop() if len(here) == 1 else None
+def _node_of(near: set[int | None] | None) -> int | None:
+  """The NUMA node of a NIC, given those of the GPUs it reaches without crossing to another."""
+  return next(iter(near)) if near and len(near) == 1 else None
 
 
 def _numa(gpus: list[str], rows: dict[str, tuple[list[str], list[str]]], tail: list[str]) -> tuple[NumaNode, ...]:

@@ -6,7 +6,7 @@ import os
 import stat
 
 from jaxpace.locality import hwloc_topology, nccl_topology, smi_topology
-from jaxpace.locality.described import Described, TopologyError, read_name
+from jaxpace.locality.described import Described, TopologyError, check_size, read_name
 from jaxpace.locality.xml_document import parse_xml
 
 _LARGEST = 32 << 20
@@ -22,7 +22,7 @@ def read_topology(path: str) -> Described:
     TopologyError: the file can't be read, or is of no format that is known.
   """
   try:
-    return parse_topology(_read(path))
+    return check_size(parse_topology(_read(path)))
   except OSError as error:
     raise TopologyError(f"The topology file {path} can't be read: {error.strerror or error}.") from error
   except TopologyError as error:
