@@ -6,8 +6,10 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import sys
 from typing import Any
 
+from jaxpace import whole_file
 from jaxpace.control import file
 from jaxpace.control.request import Request, RequestError, parse_ranks
 from jaxpace.reporting.refusal import refuse
@@ -22,6 +24,7 @@ examples:
   jaxpace control runs/demo --ranks all --max-delay 5ms --threshold 0.1
   jaxpace control runs/demo --reset
 """
+_LONGEST = 1 << 26  # bytes of a JSON file of a run
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -61,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
   try:
     asked = Request() if args.reset else file.read(path)
   except RequestError as error:
-    return refuse("control", f"{path}: {error}. With --reset it is written anew.")
+    if args.enabled is not False:  # whatever stands there: pacing can be switched off
+      return refuse("control", f"{path}: {error}. With --reset it is written anew.")
+    print(f"jaxpace control: {path}: {error}. It is written anew.", file=sys.stderr)
+    asked = Request()
   try:
     if args.nodes is not None:
       changes["ranks"] = _of_hosts(path.parent, args.nodes)
@@ -107,8 +113,8 @@ def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
   try:
-    data = json.loads(path.read_text(encoding="utf-8"))
-  except (OSError, ValueError):
+    data = json.loads(whole_file.read(path, _LONGEST))
+  except (OSError, ValueError, RecursionError):
     return {}
   return data if isinstance(data, dict) else {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -20,6 +19,7 @@ from jaxpace.core.pace import PaceState
 _LOG = logging.getLogger("jaxpace")
 _FIRST_CALLS, _LEAST_CALLS, _MOST_CALLS = 8, 4, 1_000_000
 _NEVER = 1 << 62
+_RETRY_SECONDS = 5.0  # before a message that could not be read is asked for again
 _counter = itertools.count()  # Makes the keys of successive controls differ; the same in every process.
 
 
@@ -40,7 +40,9 @@ class Control:
 
   A call counts and compares. Every few seconds' worth of calls there is a *round*: process 0 says, half a round
   before, what applies from there on and when the next round is; so every process knows at which call to look, and none
-  can be late: one whose answer has not come yet waits for it there. Nothing is compiled again, no collective is added.
+  can be late: one whose answer has not come yet waits for it there, up to `timeout`; then it keeps its settings, goes
+  on, and joins again as soon as it hears of a later round. Nothing is compiled again, no collective is added. The file
+  is never touched by the loop's thread: a file system that hangs holds up nothing but the next change.
   """
 
   def __init__(self, path: str | os.PathLike[str] | None, *, every_seconds: float = 2.0, timeout: float = 120.0,
@@ -50,7 +52,8 @@ class Control:
     Args:
       path: the run directory, whose `control.json` is followed, or a file of that kind. None: off.
       every_seconds: about how long a round takes. A change applies one to two rounds after it was made.
-      timeout: s, longest wait for process 0 at a round. After that this process keeps its settings, with a warning.
+      timeout: s, longest wait for process 0 at a round. After that this process keeps its settings, with a warning,
+        until it hears of process 0 again.
       toggle_signal: a signal to process 0, such as `signal.SIGUSR1`, that switches pacing off, and on again. Only in
         the main thread. The file is rewritten, so that it says what applies.
 
@@ -70,6 +73,8 @@ class Control:
     self._ask_at = self._boundary = 0  # calls: when to ask what applies from the next round on, and that round
     self._round = self._version = self._first_step = 0
     self._taken_at, self._taken_call = 0.0, 0
+    self._late = False  # whether a round's message did not come in time, and is waited for no more
+    self._retry_at = 0.0
     self.request = Request()
     """What applies now."""
 
@@ -100,6 +105,8 @@ class Control:
     if self._messages is not None:
       self._messages.close()
       self._messages = None
+      if self._leader is not None:
+        self._leader.follower.close()
       self._toggle.restore()
     self._wake = _NEVER
 
@@ -130,7 +137,7 @@ class Control:
         assert self.path is not None
         self._leader = Leader(self.path, self._toggle, pace.arrivals.shape[-1])
     if call >= self._ask_at:
-      self._ask(messages, self._boundary + (self._round_calls(call) if call else _FIRST_CALLS))
+      self._ask(messages, max(self._boundary, call) + (self._round_calls(call) if call else _FIRST_CALLS))
       self._ask_at = _NEVER
     if call >= self._boundary:
       pace = self._take(messages, pace, call)
@@ -152,15 +159,27 @@ class Control:
 
   def _take(self, messages: distributed.Announcements, pace: PaceState, call: int) -> PaceState:
     """A round: learns what applies from this call on, and when the next round is."""
-    try:
-      message = Message.from_text(messages.get(self._round, self._timeout))
-    except (TimeoutError, ConnectionError, ValueError, TypeError) as error:
-      _LOG.warning("Run-time control ends in this process, pacing stays as it is here (%s): %s.", self.request, error)
-      self._ask_at = self._boundary = _NEVER
+    if time.monotonic() < self._retry_at:
       return pace
-    self._round += 1
+    try:
+      number, text = messages.take(self._round, 0.0 if self._late else self._timeout)
+      message = Message.from_text(text)
+    except TimeoutError as error:
+      self._lag(str(error))
+      return pace
+    except (ConnectionError, ValueError, TypeError) as error:
+      self._lag(str(error))
+      self._retry_at = time.monotonic() + _RETRY_SECONDS
+      self._ask_at = self._boundary = call + 1
+      return pace
+    behind = message.next_call <= call
+    if self._late and not behind:
+      _LOG.warning("Run-time control goes on in this process: process 0 is heard of again.")
+    self._round = number + 1
     self._boundary = message.next_call
-    self._ask_at = call + (message.next_call - call) // 2
+    # Behind the others: what comes next was said already, and is asked for at once.
+    self._ask_at = max(call + (message.next_call - call) // 2, call + 1)
+    self._late = behind
     self._taken_at, self._taken_call = time.monotonic(), call
     if message.version != self._version:
       self._version, self.request = message.version, message.request
@@ -169,6 +188,13 @@ class Control:
       self._tell(self._first_step + call + 1)  # the delay of this very step was decided after the last
     return pace
 
+  def _lag(self, reason: str) -> None:
+    """The message of this round has not come: goes on without, and looks for it now and then."""
+    if not self._late:
+      _LOG.warning("Pacing stays as it is in this process (%s) until process 0 is heard of again: %s.", self.request,
+                   reason)
+    self._late = True
+
   def _tell(self, step: int) -> None:
     if self._leader is None or self.path is None:
       return
@@ -176,5 +202,4 @@ class Control:
       _LOG.warning("%s was there when the job began. From step %d on: %s.", self.path, step, self.request)
     else:
       _LOG.info("From step %d on: %s (%s).", step, self.request, self.path)
-    with contextlib.suppress(OSError):
-      file.note(self.path, step, time.time_ns(), self.request)
+    self._leader.follower.note(step, time.time_ns(), self.request)

@@ -13,7 +13,8 @@ from jaxpace.control.request import Request, RequestError
 
 NAME = "control.json"
 APPLIED = "control.applied.jsonl"
-_LONGEST = 1 << 24  # characters, more than a list of all ranks there can be
+_LONGEST = 1 << 20
+"""Bytes: ranges of ranks are short, and reading more would hold up the interpreter, and so the loop."""
 
 Signature = tuple[int, int, int] | None
 """What changes when the file is replaced or written: inode, time, size. None: there is no file."""
@@ -41,19 +42,17 @@ def read(path: pathlib.Path, ranks: int | None = None) -> Request:
     RequestError: it can't be read, is no JSON, or asks for something that can't be.
   """
   try:
-    with open(path, encoding="utf-8") as opened:
-      text = opened.read(_LONGEST + 1)
+    data = whole_file.read(path, _LONGEST)
+    text = data.decode("utf-8")
   except FileNotFoundError:
     return Request()
   except (OSError, UnicodeDecodeError) as error:
     raise RequestError(f"it can't be read: {getattr(error, 'strerror', None) or error}") from error
-  if len(text) > _LONGEST:
-    raise RequestError(f"it has more than {_LONGEST:,} characters")
   try:
-    data: Any = json.loads(text)
+    asked: Any = json.loads(text)
   except (ValueError, RecursionError) as error:
     raise RequestError(f"it is no JSON: {error}") from error
-  return Request.from_json(data, ranks)
+  return Request.from_json(asked, ranks)
 
 
 def write(path: pathlib.Path, request: Request) -> None:
@@ -78,6 +77,7 @@ def note(path: pathlib.Path, step: int, unix_ns: int, request: Request) -> None:
 def last_note(path: pathlib.Path) -> tuple[int, Request] | None:
   """Returns the step of the last note, and what applies from it on; None where there is none."""
   with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-    entry = json.loads(path.with_name(APPLIED).read_text(encoding="utf-8").splitlines()[-1])
+    text = whole_file.read(path.with_name(APPLIED), _LONGEST, end=True).decode("utf-8", errors="replace")
+    entry = json.loads(text.splitlines()[-1])
     return int(entry["step"]), Request.from_json(entry["settings"])
   return None

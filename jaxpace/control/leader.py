@@ -8,7 +8,7 @@ import logging
 import pathlib
 from typing import NamedTuple
 
-from jaxpace.control import file
+from jaxpace.control.follower import Follower
 from jaxpace.control.request import Request, RequestError
 from jaxpace.control.toggle import Toggle
 
@@ -34,12 +34,12 @@ class Message(NamedTuple):
 
 
 class Leader:
-  """Follows the file. `message` does its I/O, and belongs to one thread."""
+  """Says what applies. `message` belongs to one thread; it does no I/O, and never waits for the file system long."""
 
   def __init__(self, path: pathlib.Path, toggle: Toggle, ranks: int):
     """Prepares; `ranks` along the data axis, against which requests are checked."""
-    self._path, self._toggle, self._ranks = path, toggle, ranks
-    self._seen: file.Signature = None
+    self._path, self._toggle = path, toggle
+    self.follower = Follower(path, ranks)
     self._request, self._version = Request(), 0
 
   def message(self, next_call: int) -> Message:
@@ -48,20 +48,14 @@ class Leader:
     return Message(next_call, self._version, self._request)
 
   def _look(self) -> None:
-    now = file.signature(self._path)
-    if now != self._seen:
-      self._seen = now
-      try:
-        self._change(file.read(self._path, self._ranks))
-      except RequestError as error:
-        _LOG.warning("%s is not followed: %s. Pacing stays as it is: %s.", self._path, error, self._request)
+    found = self.follower.look()
+    if isinstance(found, RequestError):
+      _LOG.warning("%s is not followed: %s. Pacing stays as it is: %s.", self._path, found, self._request)
+    elif found is not None:
+      self._change(found)
     if self._toggle.turned():
       self._change(dataclasses.replace(self._request, enabled=not self._request.enabled))
-      try:
-        file.write(self._path, self._request)
-        self._seen = file.signature(self._path)
-      except OSError as error:
-        _LOG.warning("%s can't be written, it does not say that a signal switched pacing: %s", self._path, error)
+      self.follower.write(self._request)
 
   def _change(self, request: Request) -> None:
     if request != self._request:

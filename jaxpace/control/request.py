@@ -9,7 +9,8 @@ from typing import Any
 
 MAX_STEP = 2**31 - 1
 MAX_RANK = 2**20 - 1
-"""A range is written out, rank by rank."""
+_MOST_RANGES, _MOST_LISTED = 2**16, 64
+"""Ranges that are read; ranks that are written one by one, and not as ranges."""
 
 
 class RequestError(ValueError):
@@ -48,18 +49,16 @@ class Request:
     names = {field.name for field in dataclasses.fields(Request)}
     for key in data:
       if key not in names:
-        close = difflib.get_close_matches(str(key), names, n=1)
-        raise RequestError(f"there is no setting {key!r}; " + (
+        close = difflib.get_close_matches(str(key)[:50], names, n=1)
+        raise RequestError(f"there is no setting {str(key)[:50]!r}; " + (
             f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(names))}"))
     given = {key: value for key, value in data.items() if value is not None}
     enabled = given.get("enabled", True)
     if not isinstance(enabled, bool):
-      raise RequestError(f"enabled must be true or false, not {enabled!r}")
+      raise RequestError(f"enabled must be true or false, not {_shown(enabled)}")
     chosen = None
     if "ranks" in given:
-      chosen = parse_ranks(given["ranks"])
-      if ranks is not None and chosen[-1] >= ranks:
-        raise RequestError(f"there is no rank {chosen[-1]}: the data axis has ranks 0 to {ranks - 1}")
+      chosen = parse_ranks(given["ranks"], ranks)
     first, end = _step(given, "from_step") or 0, _step(given, "until_step")
     if end is not None and end <= first:
       raise RequestError(f"until_step={end} must be above from_step={first}, or there is no step between them; to "
@@ -71,7 +70,7 @@ class Request:
     """Returns plain values; inverse of `from_json`. What is as made is left out, but for `enabled`."""
     default = Request()
     values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
+    return {name: _listed(value) if isinstance(value, tuple) else value for name, value in values.items()
             if name == "enabled" or value != getattr(default, name)}
 
   def __str__(self) -> str:
@@ -92,17 +91,25 @@ class Request:
     return "pacing on, " + (", ".join(words) if words else "as the pacer was made")
 
 
-def parse_ranks(value: Any) -> tuple[int, ...]:
-  """Reads ranks: a list of numbers, or text such as "0-7,9".
+def parse_ranks(value: Any, ranks: int | None = None) -> tuple[int, ...]:
+  """Reads ranks: a list of numbers, or text such as "0-7,9". Nothing is written out before all of it is checked.
 
   >>> parse_ranks("0-2,9")
   (0, 1, 2, 9)
 
+  Args:
+    value: of a JSON file, or of a command line.
+    ranks: ranks along the data axis, where that is known.
+
   Raises:
-    RequestError: there are none, or it is something else.
+    RequestError: there are none, it is something else, or there is no such rank.
   """
-  wrong = RequestError(f"ranks must be a list of rank numbers, or text such as \"0-7,9\", not {value!r}")
-  chosen: set[int] = set()
+  wrong = RequestError(f"ranks must be a list of rank numbers, or text such as \"0-7,9\", not {_shown(value)}")
+  if not isinstance(value, str | list | tuple):
+    raise wrong
+  if (len(value) if not isinstance(value, str) else value.count(",") + 1) > _MOST_RANGES:
+    raise RequestError(f"ranks has more than {_MOST_RANGES:,} pieces: write neighbours as a range, such as \"0-7\"")
+  ranges: list[tuple[int, int]] = []
   try:
     for item in value.split(",") if isinstance(value, str) else value:
       if isinstance(item, str):
@@ -112,12 +119,19 @@ def parse_ranks(value: Any) -> tuple[int, ...]:
         low = high = item
       if type(low) is not int or not 0 <= low <= high <= MAX_RANK:
         raise wrong
-      chosen.update(range(low, high + 1))
+      ranges.append((low, high))
   except (TypeError, ValueError):
     raise wrong from None
-  if not chosen:
+  if not ranges:
     raise wrong
-  return tuple(sorted(chosen))
+  last_rank = max(high for _, high in ranges)
+  if ranks is not None and last_rank >= ranks:
+    raise RequestError(f"there is no rank {last_rank}: the data axis has ranks 0 to {ranks - 1}")
+  chosen: list[int] = []
+  for low, high in sorted(ranges):
+    # each rank once: where ranges overlap, only what is beyond the ones before
+    chosen.extend(range(max(low, chosen[-1] + 1 if chosen else 0), high + 1))
+  return tuple(chosen)
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -135,12 +149,25 @@ def format_ranks(ranks: Iterable[int]) -> str:
   return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in pieces)
 
 
+def _listed(ranks: tuple[int, ...]) -> list[int] | str:
+  return list(ranks) if len(ranks) <= _MOST_LISTED else format_ranks(ranks)
+
+
+def _shown(value: Any) -> str:
+  """A value as it is written in Python, as far as it fits into a sentence."""
+  try:
+    text = repr(value)
+  except (ValueError, RecursionError):  # a number of thousands of digits
+    return f"a {type(value).__name__}"
+  return text if len(text) <= 100 else f"{text[:100]}..."
+
+
 def _number(given: Mapping[str, Any], name: str, most: float, hint: str) -> float | None:
   value = given.get(name)
   if value is None:
     return None
   if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:  # NaN neither
-    raise RequestError(f"{name} must be {hint}, not {value!r}")
+    raise RequestError(f"{name} must be {hint}, not {_shown(value)}")
   return float(value)
 
 
@@ -149,5 +176,5 @@ def _step(given: Mapping[str, Any], name: str) -> int | None:
   if value is None:
     return None
   if type(value) is not int or not 0 <= value <= MAX_STEP:
-    raise RequestError(f"{name} must be the number of a step, from 0, not {value!r}")
+    raise RequestError(f"{name} must be the number of a step, from 0, not {_shown(value)}")
   return value

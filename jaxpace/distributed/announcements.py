@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import queue
 import threading
 from collections.abc import Callable
 
 from jaxpace.distributed.client import process_count, process_index
-from jaxpace.distributed.store import key_value_delete, key_value_get, key_value_set
+from jaxpace.distributed.store import key_value_delete, key_value_directory, key_value_get, key_value_set
 
 KEPT = 8
-"""Messages that stay readable: a process would have to lag this many behind to miss one."""
+"""Messages that stay readable. A process that lags more behind gets the newest one instead."""
 _SLICE_SECONDS = 0.5  # a longer wait would keep the thread from ending
+_SLICES_A_LOOK = 10  # of so many waits one is followed by a look at which messages there are
 _CLOSE_SECONDS = 5.0
 
-_Answer = concurrent.futures.Future[str]
+_Answer = concurrent.futures.Future[tuple[int, str]]
 
 
 class Announcements:
@@ -37,51 +39,61 @@ class Announcements:
     """
     self.name = f"jaxpace/{name}"
     self._answers: dict[int, _Answer] = {}
-    self._tasks: queue.SimpleQueue[tuple[_Answer, Callable[[], str]] | None] = queue.SimpleQueue()
+    self._tasks: queue.SimpleQueue[tuple[_Answer, Callable[[], tuple[int, str]]] | None] = queue.SimpleQueue()
     self._closing = threading.Event()
     self._thread = threading.Thread(target=self._work, name=f"jaxpace-{name}", daemon=True)
 
   def say(self, number: int, make: Callable[[], str]) -> None:
     """On process 0: makes a message known, some time soon. `make()` is called by the thread."""
 
-    def send() -> str:
+    def send() -> tuple[int, str]:
       text = make()
       if process_count() > 1:
         key_value_set(self.key(number), text, overwrite=True)
         if number >= KEPT:
           key_value_delete(self.key(number - KEPT))
-      return text
+      return number, text
 
     self._submit(number, send)
 
   def expect(self, number: int) -> None:
-    """On the other processes: begins to read a message, without waiting for it."""
+    """On the other processes: begins to read a message, without waiting for it. One that is gone: the newest."""
 
-    def receive() -> str:
-      while not self._closing.is_set():
+    def receive() -> tuple[int, str]:
+      for tries in itertools.count(1):
+        if self._closing.is_set():
+          break
         with contextlib.suppress(TimeoutError):
           text = key_value_get(self.key(number), _SLICE_SECONDS)
           assert text is not None, "who is alone says it"
-          return text
+          return number, text
+        if tries % _SLICES_A_LOOK == 0 and (newer := self._newest()) is not None and newer[0] > number:
+          return newer
       raise ConnectionError("closed meanwhile")
 
     self._submit(number, receive)
 
   def get(self, number: int, timeout: float) -> str:
-    """Returns a message that was said or expected, once; waits for it if it has not come.
+    """Returns a message that was said or expected, once; waits for it if it has not come. See `take`."""
+    return self.take(number, timeout)[1]
+
+  def take(self, number: int, timeout: float) -> tuple[int, str]:
+    """Returns a message that was said or expected, once, with its number; waits for it if it has not come.
 
     Args:
-      number: which.
-      timeout: longest wait in seconds.
+      number: which. Where that is gone by now it is a later one.
+      timeout: longest wait in seconds; 0 only looks. After a time-out it may be asked for again.
 
     Raises:
       TimeoutError: it didn't come in time.
       ConnectionError: it can't come: process 0 is gone, or could not make it.
     """
-    answer = self._answers.pop(number)
-    concurrent.futures.wait([answer], timeout)
+    answer = self._answers[number]
+    if not answer.done() and timeout > 0:
+      concurrent.futures.wait([answer], timeout)
     if not answer.done():
       raise TimeoutError(f"process {process_index()} waited {timeout:g} s for {self.key(number)} of process 0")
+    del self._answers[number]
     error = answer.exception()
     if error is None or isinstance(error, ConnectionError):
       return answer.result()
@@ -98,7 +110,13 @@ class Announcements:
     """Where the coordination service keeps a message."""
     return f"{self.name}/{number}"
 
-  def _submit(self, number: int, task: Callable[[], str]) -> None:
+  def _newest(self) -> tuple[int, str] | None:
+    """The last message that the service keeps."""
+    kept = {key.rpartition("/")[2]: text for key, text in key_value_directory(self.name).items()}
+    numbers = [int(number) for number in kept if number.isdigit()]
+    return (max(numbers), kept[str(max(numbers))]) if numbers else None
+
+  def _submit(self, number: int, task: Callable[[], tuple[int, str]]) -> None:
     answer: _Answer = concurrent.futures.Future()
     self._answers[number] = answer
     self._tasks.put((answer, task))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 
@@ -72,8 +73,26 @@ def test_a_time_has_a_unit(tmp_path, capsys):
 def test_no_run_and_a_broken_file_are_sentences(tmp_path, capsys):
   assert control(tmp_path / "none", "--off") == 2 and "There is no directory" in capsys.readouterr().err
   (tmp_path / "control.json").write_text("{")
-  assert control(tmp_path, "--off") == 2 and "--reset" in capsys.readouterr().err
+  assert control(tmp_path, "--threshold", "0.1") == 2 and "--reset" in capsys.readouterr().err
   assert control(tmp_path, "--reset", "--ranks", "0") == 0 and written(tmp_path)["ranks"] == [0]
+
+
+@pytest.mark.parametrize("what", ["broken", "pipe", "huge", "notes", "run"])
+def test_off_works_whatever_stands_there(tmp_path, what, capsys):
+  synthetic.write(tmp_path, Job(ranks=2, steps=2))
+  target = tmp_path / "control.json"
+  if what == "broken":
+    target.write_text("[" * 100_000)
+  elif what == "huge":
+    target.write_bytes(b" " * (1 << 21))
+  else:
+    for name in {"pipe": ["control.json"], "notes": ["control.applied.jsonl"], "run": ["process/0.json"]}[what]:
+      (tmp_path / name).unlink(missing_ok=True)
+      os.mkfifo(tmp_path / name)
+  assert control(tmp_path, "--off") == 0 and written(tmp_path) == {"enabled": False}
+  assert ("It is written anew" in capsys.readouterr().err) == (what in ("broken", "pipe", "huge"))
+  if what == "run":
+    assert control(tmp_path, "--nodes", "1") == 2 and "which ranks are" in capsys.readouterr().err
 
 
 def test_it_does_not_wait_for_jax(tmp_path):

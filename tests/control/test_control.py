@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import signal
+import socket
+import threading
 import time
 
 import jax
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.control import file
+from jaxpace.cli import main as cli
+from jaxpace.control import file, request
 from jaxpace.control.leader import Message
 from jaxpace.control.request import Request, RequestError
 from jaxpace.core import ring
@@ -183,14 +186,20 @@ def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, w
     ("[" * 100_000, "it is no JSON"), ('{"max_delay": 1e999}', "seconds from 0 to 10"),
     ('{"ranks": "0-16777215"}', "list of rank numbers"),
     ('{"from_step": 9, "until_step": 9}', "must be above from_step=9"), ('{"enabled": tr', "it is no JSON"),
-    ("", "it is no JSON"), (" " * (1 << 24) + "{}", "more than 16,777,216"),
+    ("", "it is no JSON"), (" " * (1 << 20) + "{}", "more than 1,048,576"),
+    ('{"ranks": "' + "0," * 70_000 + '0"}', "more than 65,536 pieces"), ('{"ranks": {"0": 1}}', "list of rank numbers"),
+    ('{"ranks": "' + "0-1048575," * 120 + '0"}', "there is no rank 1048575"),
+    ('{"ranks": [[0]]}', "list of rank numbers"), ('{"enabled": "' + "x" * 10_000 + '"}', "must be true or false"),
+    ('{"' + "x" * 10_000 + '": 1}', "there is no setting"),
     (b"\xff\xfe{", "it can't be read")])
 def test_whatever_a_file_holds_it_is_refused_in_a_sentence(tmp_path, text, words):
   """Anything else raised in process 0's thread would keep the other processes waiting for its message."""
   path = tmp_path / file.NAME
   path.write_bytes(text.encode() if isinstance(text, str) else text)
-  with pytest.raises(RequestError, match=re.escape(words)):
+  began = time.process_time()
+  with pytest.raises(RequestError, match=re.escape(words)) as refused:
     file.read(path, RANKS)
+  assert time.process_time() - began < 0.5 and len(str(refused.value)) < 400
 
 
 def test_a_signal_switches_off_and_on_and_the_file_says_so(tmp_path):
@@ -220,7 +229,7 @@ def test_process_0_that_says_nothing_does_not_stop_training(tmp_path, monkeypatc
   job = Job()
   with control_of(tmp_path, timeout=0.2) as control:
     job.run(control, 20)
-  assert len(caplog.records) == 1 and "ends in this process" in caplog.text and "0.2 s" in caplog.text
+  assert len(caplog.records) == 1 and "stays as it is in this process" in caplog.text and "0.2 s" in caplog.text
   assert (job.asked()[:, 1:] == np.float32(DELAY)).all()
 
 
@@ -237,6 +246,105 @@ def test_a_job_that_lost_process_0_says_so_at_once(tmp_path, monkeypatch, caplog
   with control_of(tmp_path, timeout=60) as control:
     job.run(control, 3)
   assert "process 0 is gone" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "socket", "link to a pipe"])
+def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(tmp_path, caplog, what):
+  """A pipe stopped training for 120 s, then control was gone, with delays left on."""
+  job, target = Job(), tmp_path / file.NAME
+  with control_of(tmp_path) as control:
+    job.run(control, 3)
+    if what == "pipe":
+      os.mkfifo(target)
+    elif what == "link to a pipe":
+      os.mkfifo(tmp_path / "pipe")
+      target.symlink_to("pipe")
+    elif what == "device":
+      target.symlink_to("/dev/zero")
+    elif what == "folder":
+      target.mkdir()
+    else:
+      with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(target))
+    began = time.monotonic()
+    while not caplog.records:
+      job.run(control)
+    job.run(control, 30)
+    assert time.monotonic() - began < 10 and len(caplog.records) == 1 and "is not followed" in caplog.text
+    assert control.request == Request()
+    if what == "folder":
+      target.rmdir()
+    assert cli.main(["control", str(tmp_path), "--off"]) == 0
+    job.until(control, Request(enabled=False))
+  assert file.last_note(target)[1] == Request(enabled=False)
+
+
+def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(tmp_path, monkeypatch):
+  """Everything that touches the directory hangs; the steps go on with the settings there are, and off is off."""
+  go_on, hangs = threading.Event(), []
+  job = Job()
+
+  def hanging(do):
+    def function(*args, **options):
+      assert threading.current_thread() is not threading.main_thread()
+      if hangs:
+        assert go_on.wait(60)
+      return do(*args, **options)
+    return function
+
+  for name in ("signature", "read", "write", "note"):
+    monkeypatch.setattr(file, name, hanging(getattr(file, name)))
+  with control_of(tmp_path, toggle_signal=signal.SIGUSR1, timeout=30) as control:
+    job.run(control, 12)
+    hangs.append(1)
+    longest = 0.0
+    for _ in range(300):
+      began = time.monotonic()
+      job.run(control)
+      longest = max(longest, time.monotonic() - began)
+      time.sleep(0.005)
+    assert longest < 5 and control.request == Request()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    job.until(control, Request(enabled=False))
+    go_on.set()
+    put(tmp_path, enabled=True, threshold=0.5)
+    job.until(control, Request(threshold=0.5))
+  lines = [json.loads(line)["settings"] for line in (tmp_path / file.APPLIED).read_text().splitlines()]
+  assert lines == [{"enabled": False}, {"enabled": True, "threshold": 0.5}]
+
+
+def test_a_process_that_heard_nothing_in_time_joins_again(tmp_path, monkeypatch, caplog):
+  """It keeps its settings and goes on; when process 0 is heard of again, at whatever round, it follows."""
+  words, asked = {}, []
+
+  def get(key, timeout):
+    asked.append(key)
+    if key not in words:
+      time.sleep(0.01)
+      raise TimeoutError
+    return words[key]
+
+  monkeypatch.setattr("jaxpace.distributed.process_index", lambda: 1)
+  monkeypatch.setattr("jaxpace.distributed.announcements.key_value_get", get)
+  monkeypatch.setattr("jaxpace.distributed.announcements.key_value_directory", lambda name: dict(words))
+  job = Job()
+  with control_of(tmp_path, timeout=0.3) as control:
+    name = control._messages.name
+    words[f"{name}/0"] = Message(8, 0, Request()).to_text()
+    began = time.monotonic()
+    job.run(control, 40)
+    assert time.monotonic() - began < 10 and "until process 0 is heard of again" in caplog.text
+    # Process 0 has gone on meanwhile, and deleted what nobody was to be waiting for any more.
+    words.clear()
+    words[f"{name}/29"] = Message(job.steps - 4, 1, Request(max_delay=DELAY / 2)).to_text()
+    words[f"{name}/30"] = Message(job.steps + 4, 2, Request(enabled=False)).to_text()
+    job.until(control, Request(enabled=False))
+    assert control._round == 31
+    words[f"{name}/31"] = Message(10**6, 3, Request()).to_text()
+    job.until(control, Request())
+  said = [record.getMessage() for record in caplog.records]
+  assert len(said) == 2 and "goes on in this process" in said[1]
+  assert job.steps < 2000
 
 
 def test_a_call_does_nothing_between_rounds(tmp_path):
@@ -263,6 +371,16 @@ def test_wrong_uses_name_the_fix(tmp_path):
     control.open()
   with pytest.raises(ValueError, match="positive"):
     jaxpace.Control(tmp_path, every_seconds=0)
+
+
+def test_ranks_are_checked_before_they_are_written_out():
+  assert request.parse_ranks("0-5,3-9,3,20") == (*range(10), 20) and request.parse_ranks([5, 1, 5]) == (1, 5)
+  many = "0-1048575," * 6000 + "0"
+  began = time.process_time()
+  assert len(request.parse_ranks(many)) == 1 << 20
+  assert time.process_time() - began < 2
+  long = Request(ranks=tuple(range(1000)))
+  assert long.to_json()["ranks"] == "0-999" and Request.from_json(long.to_json(), 1000) == long
 
 
 def test_messages_and_rounds():

@@ -4,6 +4,7 @@ Usage: control_worker.py DIRECTORY STEPS. The environment joins the job. Process
 """
 
 import json
+import os
 import pathlib
 import sys
 import time
@@ -51,6 +52,8 @@ def main() -> None:
       pace = control(pace)
       if control.request != before:
         applied.append([k + 1, control.request.enabled])
+      if process == 0 and k == 20:
+        os.mkfifo(directory / file.NAME)  # nobody will ever write to it
       if process == 0 and k == 40:
         file.write(directory / file.NAME, Request(enabled=False))
       if process == 0 and len(applied) == 1 and not asked_at:
