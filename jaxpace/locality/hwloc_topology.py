@@ -131,7 +131,8 @@ def _nic(device: pci.PciDevice, path: tuple[str, ...], node: int | None,
   rdma = [child for kind, child in own if kind == _RDMA]
   kind = "ethernet"
   if rdma or pci.is_infiniband_class(device.cls):
-    kind = "infiniband" if pci.is_infiniband_class(device.cls) else "roce"
+    # Cards that can be either say so by a class of neither.
+    kind = {0x0207: "infiniband", 0x0200: "roce"}.get(device.cls >> 8, "rdma")
   name = next(filter(None, (read_name(child.get("name")) for child in rdma)), None)
   states = [info.get("value") for child in rdma for info in child.findall("info")
             if re.match(r"^Port\d+State$", info.get("name") or "")]

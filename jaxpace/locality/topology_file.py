@@ -21,12 +21,14 @@ def read_topology(path: str) -> Described:
   Raises:
     TopologyError: the file can't be read, or is of no format that is known.
   """
+  # A name may hold what steers a terminal.
+  shown = "".join(c if c.isprintable() else "?" for c in path)
   try:
     return check_size(parse_topology(_read(path)))
   except OSError as error:
-    raise TopologyError(f"The topology file {path} can't be read: {error.strerror or error}.") from error
+    raise TopologyError(f"The topology file {shown} can't be read: {error.strerror or error}.") from error
   except TopologyError as error:
-    raise TopologyError(f"{path}: {error}") from error
+    raise TopologyError(f"{shown}: {error}") from error
 
 
 def parse_topology(content: bytes) -> Described:

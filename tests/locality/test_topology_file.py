@@ -80,6 +80,11 @@ def test_large_files_are_not_read_whole(tmp_path, capsys):
   assert "larger than 32 MiB" in capsys.readouterr().err
 
 
+def test_neither_can_the_files_own(tmp_path, capsys):
+  assert main(["doctor", "--topology", str(tmp_path / "a\x1b[31m\nb")]) == 2
+  assert "a?[31m?b can't be read" in capsys.readouterr().err
+
+
 def test_names_can_not_steer_a_terminal(tmp_path, capsys):
   file = tmp_path / "topo.xml"
   net = f'<net name="mlx5&#x9b;31m&#x202e;{"y" * 500}" speed="{"9" * 400}" guid="0x1"/>'
