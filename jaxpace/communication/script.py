@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 
 from jaxpace.communication import gates, phases, primitives, schedule, sharing
-from jaxpace.communication.program import Program, axes_of, size_bytes
+from jaxpace.communication.program import Equation, Program, axes_of, size_bytes
 from jaxpace.communication.sharing import Carrier
 from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Mark, Unstamped
 from jaxpace.core.ring import MAX_PHASE_MARKS
@@ -128,9 +128,14 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
       held_after = _scalar_inputs(program, producers, stages[number + 1])
     last = bool(stage.group) and number == len(stages) - 2
     sections.append(Section(segments, stage.group, slot, gate, extra, enters, result, results, held_after, last))
-    if slot is not None and gate is None and not (last and extra):
-      notices.append(f"Collective {slot} can start before its entry stamp, which may then be late: none of its "
-                     "operands can be held back without a risk to the last bits of the results.")
+
+  early = [section.slot for section in sections if section.slot is not None and _may_begin_early(section)]
+  if early:
+    several = len(early) > 1
+    notices.append(f"Collective{'s' if several else ''} {', '.join(map(str, early))} can start before "
+                   f"{'their entry stamps' if several else 'its entry stamp'}, which may then be late: none of "
+                   f"{'their' if several else 'its'} operands can be held back without a risk to the last bits of the "
+                   "results.")
 
   # The last that can: it has seen most of the step. If none can, the largest: it is named in the reason.
   joinable = [section for section in sections if section.extra is not None]
@@ -314,11 +319,39 @@ def _describe(program: Program, section: Section, axis: Sequence[str]) -> Collec
       slot=section.slot if section.slot is not None else -1,
       name=phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant"),
       primitives=tuple(sorted({e.primitive.name for e in equations})),
-      axis=",".join(axis),
+      axis=",".join(_axes(equations, axis)),
       bytes=_bytes(program, operands),
       operands=len(operands),
       dtypes=tuple(sorted({str(program.avals[v].dtype) for v in operands})),
-      phase=phase)
+      phase=phase,
+      pairs=_pairs(equations),
+      index_groups=_index_groups(equations),
+      may_begin_early=_may_begin_early(section))
+
+
+def _may_begin_early(section: Section) -> bool:
+  """Whether nothing holds a section's collectives back until their entry stamp is taken."""
+  return bool(section.group) and section.gate is None and not (section.last and section.extra)
+
+
+def _axes(equations: Sequence[Equation], axis: Sequence[str]) -> Sequence[str]:
+  """Axes that the collectives of a slot go over: those of the step, unless all of them name the same others."""
+  named = {tuple(axes_of(e.primitive, e.params)) for e in equations}
+  own = named.pop() if len(named) == 1 else ()
+  return own if own and set(own) != set(axis) else axis
+
+
+def _pairs(equations: Sequence[Equation]) -> tuple[tuple[int, int], ...]:
+  """Sources and targets where all of the slot's collectives are point-to-point transfers; else none."""
+  if any(e.primitive.name != "ppermute" for e in equations):
+    return ()
+  return tuple(sorted({(int(source), int(target)) for e in equations for source, target in e.params.get("perm", ())}))
+
+
+def _index_groups(equations: Sequence[Equation]) -> tuple[tuple[int, ...], ...]:
+  """Groups along the axis where all of the slot's collectives have the same ones; else none."""
+  told = {tuple(tuple(map(int, group)) for group in e.params.get("axis_index_groups") or ()) for e in equations}
+  return told.pop() if len(told) == 1 else ()
 
 
 def _marks(sections: Sequence[Section], delayed: bool) -> tuple[Mark, ...]:

@@ -48,6 +48,12 @@ class Collective:
   dtypes: tuple[str, ...]
   phase: str
   """Phase the collective was called from: "forward" (loss, batch norm), "backward", or "update"."""
+  pairs: tuple[tuple[int, int], ...] = ()
+  """Source and target of a point-to-point transfer, by their index along `axis`; empty for a collective of all."""
+  index_groups: tuple[tuple[int, ...], ...] = ()
+  """Ranks that meet, by their index along `axis`, where not all along it do."""
+  may_begin_early: bool = False
+  """Whether it can begin before its entry stamp, which may then be late."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +107,8 @@ class Plan:
     fields = {key: value for key, value in data.items() if key in known}
     fields["marks"] = tuple(Mark(**mark) for mark in data["marks"])
     fields["collectives"] = tuple(
-        Collective(**{**c, "primitives": tuple(c["primitives"]), "dtypes": tuple(c["dtypes"])})
+        Collective(**{**c, "primitives": tuple(c["primitives"]), "dtypes": tuple(c["dtypes"]),
+                      **{name: tuple(map(tuple, c.get(name, ()))) for name in ("pairs", "index_groups")}})
         for c in data["collectives"])
     fields["unstamped"] = tuple(Unstamped(**u) for u in data.get("unstamped", ()))
     fields["decisions"] = tuple(data.get("decisions", ()))

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis.grouped_waits import Waits, step_through
+from jaxpace.diagnosis.meetings import Meetings, meetings
 from jaxpace.trace.run import MISSING, Run
 
 JUMP = 10.0
@@ -43,6 +45,7 @@ class Busy(NamedTuple):
   pacing: np.ndarray  # [R, K]
   synchronised: bool = True  # False where no collective is stamped: then nobody waits for anybody that one could see
   jumped: np.ndarray | None = None  # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
+  meetings: Meetings | None = None  # who waits for whom; None: every rank for all
 
 
 class Account(NamedTuple):
@@ -58,8 +61,9 @@ class Account(NamedTuple):
   waiting_compute: np.ndarray  # [R, K] earliness because the last rank computed longer
   waiting_runtime: np.ndarray  # [R, K] earliness because the last rank's gap was longer
   waiting_pacing: np.ndarray  # [R, K] earliness because the last rank was delayed longer
-  transfer: np.ndarray  # [C, K] the collective's own time: floor + contention
+  transfer: np.ndarray  # [C, K] the collective's own time: floor + contention; of several groups their ranks' mean
   spread: np.ndarray  # [R, K]
+  waits: list[Waits] | None = None  # of each collective, where not all ranks meet
 
 
 def chunks(run: Run) -> Iterator[slice]:
@@ -86,11 +90,20 @@ def busy(run: Run, part: slice) -> Busy:
   newest = run.attempt[:, before].max(axis=0)
   current = (run.attempt[:, before] == newest) & (newest >= 0)
   stamps = _stamps(run, before)
-  for enter, leave, attempt in stamps:
-    current &= (enter != MISSING) & (leave != MISSING) & (attempt == newest)
+  found = meetings(run)
+  if found is not None:
+    stamps = [_in_part(times, grouped.of_rank == grouped.size)
+              for times, grouped in zip(stamps, found.grouped, strict=True)]
+  for c, (enter, leave, attempt) in enumerate(stamps):
+    there = (enter != MISSING) & (leave != MISSING) & (attempt == newest)
+    if found is not None:  # a rank that takes no part has no stamps there
+      there |= (found.grouped[c].of_rank == found.grouped[c].size)[:, None]
+    current &= there
   last_exit = stamps[0][1]
   for _, leave, _ in stamps[1:]:
     last_exit = np.maximum(last_exit, leave)
+  if found is not None:
+    current &= last_exit != MISSING
   valid = np.zeros((run.ranks, size), bool)
   adjacent = np.diff(run.steps[before]) == 1
   adjacent &= newest[1:] == newest[:-1]
@@ -107,18 +120,44 @@ def busy(run: Run, part: slice) -> Busy:
     waits.append(_seconds(end, begin, valid))
     previous = end
   arrival, wait, step = np.stack(arrivals), np.stack(waits), _seconds(previous, first, valid)
-  jumped = _jumped(step, valid) if run.collectives else None
+  jumped = _jumped(step, valid, found) if run.collectives else None
   if jumped is not None:
     valid &= ~jumped
     for values in (step, *arrival, *wait):
       values[jumped] = np.nan
+  if found is not None:
+    _begin_with_their_first(arrival, found)
   pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
-  return Busy(valid, step, arrival, wait, arrival[0] - pacing - runtime, runtime, pacing, bool(run.collectives), jumped)
+  return Busy(valid, step, arrival, wait, arrival[0] - pacing - runtime, runtime, pacing, bool(run.collectives), jumped,
+              found)
 
 
-def _jumped(step: np.ndarray, valid: np.ndarray) -> np.ndarray | None:
+def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray
+             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Stamps without those of the ranks that take no part in the collective."""
+  if not apart.any():
+    return times
+  enter, leave, attempt = times
+  return np.where(apart[:, None], MISSING, enter), np.where(apart[:, None], MISSING, leave), attempt
+
+
+def _begin_with_their_first(arrival: np.ndarray, found: Meetings) -> None:
+  """Moves what ranks do before their first collective to the step's first one, where they take no part in that."""
+  outside = np.array([grouped.of_rank == grouped.size for grouped in found.grouped])  # [C, R]
+  for rank in np.flatnonzero(outside[0]).tolist():
+    first = int((~outside[:, rank]).argmax())
+    if first:
+      arrival[[0, first], rank] = arrival[[first, 0], rank]
+
+
+def _jumped(step: np.ndarray, valid: np.ndarray, found: Meetings | None = None) -> np.ndarray | None:
   """[R, K] ranks whose step differs so much from the others' that only their clock can have jumped; None: nobody's."""
+  if found is not None and found.apart:
+    owners = (found.joined[:, None] == number for number in range(int(found.joined.max()) + 1))
+    parts = [_jumped(np.where(own, step, np.nan), valid & own) for own in owners]
+    some = [jumped for jumped in parts if jumped is not None]
+    return np.logical_or.reduce(some) if some else None
   high = np.where(valid, step, -np.inf).max(axis=0)
   low = np.where(valid, step, np.inf).min(axis=0)
   odd = np.flatnonzero(valid.any(axis=0) & ((high - low > JUMP) | (high > LONGEST) | (low < 0)))
@@ -137,6 +176,8 @@ def account(work: Busy) -> Account:
   Earliness is split by the positive differences (last rank - this rank) in compute, runtime and pacing, scaled
   to its sum. Ahead of the second and later collectives of a step there is only compute.
   """
+  if work.meetings is not None and work.synchronised:
+    return _account_by_group(work, work.meetings)
   waiting = [np.where(work.valid, 0.0, np.nan) for _ in range(3)]
   earliness = np.where(work.valid, 0.0, np.nan)
   for c, arrival in enumerate(work.arrival if work.synchronised else ()):
@@ -158,6 +199,34 @@ def account(work: Busy) -> Account:
   compute = work.compute + work.arrival[1:].sum(axis=0)
   spread = work.wait.sum(axis=0) - earliness - transfer.sum(axis=0)
   return Account(work.step, compute, work.runtime, work.pacing, waiting[0], waiting[1], waiting[2], transfer, spread)
+
+
+def _account_by_group(work: Busy, found: Meetings) -> Account:
+  """The same where ranks wait for those of their own group only."""
+  waits = step_through(found, work.arrival, work.wait, work.valid)
+  waiting = [np.where(work.valid, 0.0, np.nan) for _ in range(3)]
+  earliness, transfers = np.where(work.valid, 0.0, np.nan), np.zeros(work.valid.shape)
+  transfer = np.full((len(waits), work.valid.shape[1]), np.nan)
+  number = work.valid.sum(axis=0)
+  for c, waited in enumerate(waits):
+    own_transfer = np.where(waited.takes, waited.transfer, 0.0)
+    transfers += own_transfer
+    np.divide(own_transfer.sum(axis=0), number, out=transfer[c], where=number > 0)
+    earliness += waited.early
+    waiting[0] += waited.early - waited.own
+    if c:
+      waiting[0] += waited.own
+      continue
+    excess = [np.where(waited.there, np.maximum(np.take_along_axis(x, waited.last, axis=0) - x, 0.0), 0.0)
+              for x in (work.compute, work.runtime, work.pacing)]
+    total = excess[0] + excess[1] + excess[2]
+    scale = np.divide(waited.own, total, out=np.zeros_like(total), where=total > 0)
+    for charged, x in zip(waiting, excess, strict=True):
+      charged += x * scale
+    waiting[0] += np.where(total > 0, 0.0, waited.own)
+  compute = work.compute + work.arrival[1:].sum(axis=0)
+  return Account(work.step, compute, work.runtime, work.pacing, waiting[0], waiting[1], waiting[2], transfer,
+                 work.wait.sum(axis=0) - earliness - transfers, waits)
 
 
 def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

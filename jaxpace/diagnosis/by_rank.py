@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxpace.diagnosis.floor import Floor
-from jaxpace.diagnosis.totals import Totals
+from jaxpace.diagnosis.totals import ByGroup, Totals
 from jaxpace.trace.run import Run
 
 SHARES = ("compute", "skew", "transfer", "contention", "runtime", "pacing")
@@ -84,6 +84,8 @@ def _mean_shares(totals: Totals, quiet: np.ndarray, contention: np.ndarray,
 
 def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
   """[R] seconds of transfer up to the floor and beyond it, summed over the steps in which each rank is known."""
+  if totals.groups is not None and floor.by_group is not None:
+    return _split_by_group(totals.groups, totals.known, floor.by_group)
   quiet, contention = (np.nan_to_num(values.sum(axis=0)) for values in (floor.quiet, floor.contention))
   ranks, size = totals.known.shape
   sums = np.zeros((2, ranks))
@@ -95,4 +97,16 @@ def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
       sums += np.array([[quiet[part].sum()], [contention[part].sum()]])
     else:
       sums += (known.astype(np.float64) @ np.stack([quiet[part], contention[part]], axis=1)).T
+  return sums[0], sums[1]
+
+
+def _split_by_group(groups: ByGroup, known: np.ndarray, by_group: tuple[np.ndarray, np.ndarray]
+                    ) -> tuple[np.ndarray, np.ndarray]:
+  """The same, of the groups that each rank is in."""
+  sums = np.zeros((2, len(known)))
+  parts = [np.nan_to_num(values) for values in by_group]
+  for rows in groups.row:
+    for rank in np.flatnonzero(rows < len(groups.collective)).tolist():
+      for which, values in enumerate(parts):
+        sums[which, rank] += float(values[rows[rank]] @ known[rank])
   return sums[0], sums[1]

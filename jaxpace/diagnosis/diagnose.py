@@ -23,8 +23,10 @@ from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
+from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Totals, add_up
 from jaxpace.diagnosis.unfinished import without_unfinished
+from jaxpace.diagnosis.untold import unseen, untold
 from jaxpace.diagnosis.verdict import verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import Request, resolve
@@ -54,7 +56,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   counted = count_steps(finished)
   totals = add_up(run, counted, progress)
   counted = _measurable(counted, totals)
-  floor = find_floor(run, totals.transfer, fabric)
+  floor = find_floor(run, totals.transfer, fabric, totals.groups)
   steps = totals.per_step["step"][counted.mask]
   step_time = _step_time(steps) if steps.size else None
   mean = step_time.mean if step_time else float("nan")
@@ -66,6 +68,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   without_rank: dict[int, Alternative] = {}
   played = _Played(None, None, {}, ())
   shares, spread, waiting, preempted = None, 0.0, {}, 0.0
+  untold_why = untold(run, counted)
   if step_time:
     parts = {name: float(values[counted.mask].mean()) for name, values in totals.per_step.items()}
     spread = parts["spread"]
@@ -75,11 +78,20 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     case = Case(run, counted, totals, lateness, phases, floor, mean, links)
     sampled = hold_back(case, findings_module.find(case))
     found, preempted = sampled.findings, switches(run, counted)
+    if untold_why is not None:  # who is last by turns is told by the stamps that are in doubt
+      found = tuple(finding for finding in found if finding.mode != findings_module.AMPLIFICATION)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
-    if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY) for f in found):
-      late = lateness.late.tolist()
+    late = lateness.late.tolist() if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY)
+                                         for f in found) else []
+    if totals.groups is None:
       without_rank = {r: alternative(mean, float(totals.without[r]) / counted.size) for r in late}
+    else:
+      direct = bool(totals.groups.found.direct.all())
+      even, *others = saved(run, counted, floor, [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
+      no_skew = no_skew if direct else alternative(mean, even)
+      without_rank = {r: alternative(mean, seconds) for r, seconds in zip(late, others, strict=True)}
+    no_skew = None if untold_why is not None and not late else no_skew
     played = _play(run, counted, floor, list(without_rank), asked, mean, found)
   diagnosis = Diagnosis(
       run=run, counted=counted, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
@@ -87,7 +99,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
-      preempted=preempted, notes=(), links=links, events=tuple(events), doubt=sampled.doubt)
+      preempted=preempted, notes=(), links=links, events=tuple(events), doubt=sampled.doubt,
+      unseen=tuple(unseen(counted, totals).tolist()), untold=untold_why, stages=stages(run, counted, totals))
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
                              notes=(*notes_on(diagnosis, fabric, unfinished), *sampled.notes, *hung(events)))
 

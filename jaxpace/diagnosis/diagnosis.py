@@ -14,7 +14,9 @@ from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
 from jaxpace.diagnosis.pacing import Measured
+from jaxpace.diagnosis.stages import Stages
 from jaxpace.diagnosis.totals import Totals
+from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.probing.links import Links
 from jaxpace.trace.run import Run
@@ -62,6 +64,9 @@ class Diagnosis:
   links: Links | None = None  # what a link probe measured
   events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
+  unseen: tuple[int, ...] = ()  # ranks of the job that nothing can be said of: too few of their rows are there
+  untold: Untold | None = None  # why it can't be told who is late
+  stages: Stages | None = None  # signs that groups wait for each other as the stages of a pipeline do
 
   @property
   def earliness(self) -> float:

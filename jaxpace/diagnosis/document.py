@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpace.diagnosis.by_rank import by_host, by_rank
 from jaxpace.diagnosis.diagnosis import Diagnosis
+from jaxpace.diagnosis.fabric import kind_in
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.locality.concerns import WARNING
 from jaxpace.locality.job import job_concerns
@@ -38,6 +39,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "warmup": diagnosis.counted.warmup.tolist(),
       "clock": run.info.get("clock") or run.plan.get("clock"),
       "missing": _missing(diagnosis),
+      "not_judged": list(diagnosis.unseen),
       "step_time": vars(diagnosis.step_time) if diagnosis.step_time else dict.fromkeys(("mean", "median", "p99", "cv")),
       "shares": diagnosis.shares,
       "waiting": diagnosis.waiting or None,
@@ -92,6 +94,7 @@ def _what_if(diagnosis: Diagnosis) -> dict[str, Any]:
   if diagnosis.without_late:
     result["without_late_ranks"] = {"ranks": diagnosis.lateness.late.tolist(), **diagnosis.without_late.to_json()}
   result["without_host"] = {host: _optional(a) for host, a in diagnosis.without_host.items()}
+  result["stages"] = bool(diagnosis.stages)
   result["asked"] = [{"without": text, **a.to_json()} for text, a in diagnosis.asked]
   return result
 
@@ -130,9 +133,12 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
 
 
 def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
-  mask, rows = diagnosis.counted.mask, []
+  mask, kept = diagnosis.counted.mask, diagnosis.totals.groups
+  rows: list[dict[str, Any]] = []
   for c, collective in enumerate(diagnosis.run.collectives):
     rows.append({"slot": collective.slot, "name": collective.name, "bytes": collective.bytes,
+                 "kind": "point_to_point" if collective.point_to_point else kind_in(diagnosis.run, collective),
+                 "groups": 1 if kept is None else kept.found.grouped[c].size,
                  "transfer": _mean(diagnosis.totals.transfer[c][mask]), "floor": float(diagnosis.floor.floor[c]),
                  "contention": _mean(diagnosis.floor.contention[c][mask]),
                  "waiting": _mean(diagnosis.totals.earliness[c][mask])})

@@ -58,6 +58,7 @@ class Blocks(NamedTuple):
   eligible: np.ndarray  # [R] ranks that are judged at all
   step_time: float
   usual: np.ndarray  # [R, B] `arrival` with single blocks cut that stick out; what ranks are judged by
+  joined: np.ndarray | None = None  # [R] ranks of different numbers never meet and aren't compared; None: all may be
 
   def mean(self, begin: int, end: int) -> np.ndarray:
     """[R] mean of `usual` over the steps of some blocks; NaN where a rank was not there."""
@@ -66,10 +67,22 @@ class Blocks(NamedTuple):
     number = weights.sum(axis=1)
     return np.divide(total.sum(axis=1), number, out=np.full(len(values), np.nan), where=number > 0)
 
-  def typical(self, begin: int, end: int) -> np.ndarray:
-    """The ranks between the lower quartile and the lower median of mean arrival: half may be late without a shift."""
+  def typical(self, begin: int, end: int, rank: int | None = None) -> np.ndarray:
+    """The ranks between the lower quartile and the lower median of mean arrival: half may be late without a shift.
+
+    Args:
+      begin: first block.
+      end: one past the last.
+      rank: that they are to be compared with: of ranks that never meet it, none are; None: of all parts of the job.
+    """
+    if self.joined is not None and rank is None:
+      parts = [self.typical(begin, end, int(np.flatnonzero(self.joined == number)[0]))
+               for number in np.unique(self.joined)]
+      return np.concatenate(parts)
     mean = self.mean(begin, end)
     known = np.flatnonzero(self.eligible & np.isfinite(mean))
+    if self.joined is not None:
+      known = known[self.joined[known] == self.joined[rank]]
     order = known[np.argsort(mean[known], kind="stable")]
     return order[(len(order) + 1) // 4:(len(order) - 1) // 2 + 1] if len(order) else order
 
@@ -79,12 +92,14 @@ class Blocks(NamedTuple):
     Blocks carry the noise, autocorrelated or not: one pause, however long, makes one block late, which is nothing
     persistent.
     """
-    typical = self.typical(begin, end)
     values, weights = self.usual[:, begin:end], self.steps[:, begin:end]
-    level = _mean_known(values[typical])
     overall = self.mean(begin, end)
-    result = []
+    result, part = [], None
     for rank in ranks:
+      if part is None or self.joined is not None and self.joined[rank] != part:
+        part = 0 if self.joined is None else int(self.joined[rank])
+        typical = self.typical(begin, end, rank)
+        level = _mean_known(values[typical]) if typical.size else np.full(values.shape[1], np.nan)
       differences = merged(values[rank] - level, weights[rank])
       known = differences[np.isfinite(differences)]
       result.append(Tested(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.fabric import Fabric, kind_in, quiet_seconds
+from jaxpace.diagnosis.totals import ByGroup
 from jaxpace.trace.run import Run
 
 RUNNING_MINIMUM = "running minimum"
@@ -22,6 +23,8 @@ class Floor(NamedTuple):
   contention: np.ndarray  # [C, K] max(transfer - floor, 0)
   source: str
   width: int  # steps of the running median; 0 where the floor is known from elsewhere
+  by_group: tuple[np.ndarray, np.ndarray] | None = None
+  """[T, K] quiet and contention of each group of ranks that meets, where not all do: the others' are their means."""
 
   @property
   def known(self) -> bool:
@@ -46,7 +49,7 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   return _above(transfer, floor, RUNNING_MINIMUM, width)
 
 
-def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
+def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None, groups: ByGroup | None = None) -> Floor:
   """The floor of every collective: what the fabric says if that is known, else the run's own running minimum.
 
   A transfer that is quick for long in the run itself is believed before a fabric that says it can't be.
@@ -55,7 +58,10 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
     run: the recorded run.
     transfer: [C, K] seconds, NaN where not known.
     fabric: measured by `jaxpace bench`, or described.
+    groups: where not all ranks meet: each group of them has a floor of its own.
   """
+  if groups is not None and len(groups.transfer):
+    return _of_groups(run, fabric, groups, len(transfer))
   own = running_minimum(transfer)
   if fabric is None or not run.collectives:
     return own
@@ -69,6 +75,35 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None) -> Floor:
     return _above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}" if some else own.source,
                   own.width)
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
+
+
+def _of_groups(run: Run, fabric: Fabric | None, groups: ByGroup, slots: int) -> Floor:
+  """Floors of every group, and their means over the ranks."""
+  own = running_minimum(groups.transfer)
+  if fabric is not None:
+    sizes = [int((groups.row == row).sum()) for row in range(len(groups.collective))]
+    collectives = [run.collectives[c] for c in groups.collective]
+    told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, size)
+            for c, size in zip(collectives, sizes, strict=True)]
+    floor = np.array([low if seconds is None or not seconds < low else seconds
+                      for seconds, low in zip(told, own.floor, strict=True)])
+    if all(seconds is not None for seconds in told):
+      own = _above(groups.transfer, floor, f"{MEASURED}: {fabric.source}", 0)
+    elif any(seconds is not None for seconds in told):
+      own = _above(groups.transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}", own.width)
+  there = groups.number.sum(axis=1)
+  present = groups.present
+  floor, quiet, contention = np.full(slots, np.nan), *(np.full((slots, len(present)), np.nan) for _ in range(2))
+  for c in range(slots):
+    rows = groups.collective == c
+    weight = groups.number[rows]
+    for values, mean in ((own.quiet, quiet), (own.contention, contention)):
+      total = np.where(weight > 0, np.nan_to_num(values[rows]) * weight, 0.0).sum(axis=0)
+      np.divide(total, present, out=mean[c], where=present > 0)
+    known = np.isfinite(own.floor[rows])
+    if known.any():
+      floor[c] = np.average(own.floor[rows][known], weights=np.maximum(there[rows][known], 1))
+  return Floor(floor, quiet, contention, own.source, own.width, (own.quiet, own.contention))
 
 
 def joined_ranks(run: Run) -> int:

@@ -16,7 +16,7 @@ from jaxpace.diagnosis.changes import change_points, without_outages
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.counters import CROWDED, switches
 from jaxpace.diagnosis.episodes import CHRONIC, Blocks, Episode, blamed, find_episodes
-from jaxpace.diagnosis.totals import Totals
+from jaxpace.diagnosis.totals import ByGroup, Totals
 from jaxpace.trace.run import Run
 
 HIDDEN = 0.25
@@ -77,7 +77,8 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
   ranks, size = len(totals.present), max(1, counted.size)
   eligible = totals.present >= max(1, counted.size / 2)
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
-  blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival))
+  joined = totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart else None
+  blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival), joined)
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0 for row in totals.earliness])
   waiting = by_block.means(totals.earliness.sum(axis=0), counted)
   if eligible.sum() < 2 or not step_time > 0:
@@ -87,7 +88,7 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
                     none.by_collective, earliness, (), (), (), none, 0.0, waiting, blocks)
   tested = blocks.test(range(ranks), 0, counted.blocks, ranks)
   whole = _ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
-  mean = np.where(eligible, whole - whole[blocks.typical(0, counted.blocks)].mean(), np.nan)
+  mean = np.where(eligible, whole - _typical_level(blocks, whole, counted.blocks), np.nan)
   changes: list[list[int]] = [[] for _ in range(ranks)]
   judged = np.flatnonzero(eligible)
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
@@ -111,6 +112,19 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
                   np.where(eligible, [t.persistence for t in tested], np.nan), late, behind,
                   blocks.typical(0, counted.blocks), held.by_collective, random, episodes, pausing, turns, held,
                   min(gaps, float(random.sum())), waiting - held.by_block, blocks)
+
+
+def _typical_level(blocks: Blocks, mean: np.ndarray, size: int) -> np.ndarray | float:
+  """Mean arrival of the typical ranks; [R] of those that each rank meets, where not all do."""
+  if blocks.joined is None:
+    return float(mean[blocks.typical(0, size)].mean())
+  level = np.full(len(mean), np.nan)
+  for number in np.unique(blocks.joined):
+    own = np.flatnonzero(blocks.joined == number)
+    typical = blocks.typical(0, size, int(own[0]))
+    if typical.size:
+      level[own] = mean[typical].mean()
+  return level
 
 
 def costliest_first(episodes: Sequence[Episode]) -> list[int]:
@@ -139,7 +153,9 @@ def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> Held:
       continue
     present = np.maximum(present, 1)
     mean = totals.lateness[:, own, begin:end].sum(axis=2) / present  # [C, own]
-    seconds = np.clip(mean.max(axis=1), 0.0, earliness[:, begin:end].sum(axis=1) / number)
+    seconds = mean.max(axis=1) if totals.groups is None else _held_by_group(
+        totals.groups, mean, own, slice(begin, end), number)
+    seconds = np.clip(seconds, 0.0, earliness[:, begin:end].sum(axis=1) / number)
     by_collective += seconds * number / max(1, counted.size)
     each_block[begin:end] += seconds.sum()
     worst = int(mean[0].argmax())
@@ -148,6 +164,28 @@ def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> Held:
     if gap > 0:
       for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, counted.size)
   return Held(by_collective, float(for_gaps), each_block)
+
+
+def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: slice, number: int) -> np.ndarray:
+  """[C] seconds that the job waits for some ranks, of which each holds up those of its own group, and who wait for it.
+
+  Args:
+    groups: the run's.
+    mean: [C, own] by which each arrives after its group's mean.
+    own: the ranks.
+    span: blocks.
+    number: steps of them.
+  """
+  seconds = np.zeros(len(mean))
+  ranks = groups.row.shape[1]
+  for c, direct in enumerate(groups.found.direct):
+    rows = groups.row[c, list(own)]
+    if (direct & groups.found.levels(c))[groups.row[c] < len(groups.collective)].all():
+      for row in np.unique(rows[rows < len(groups.collective)]):
+        seconds[c] += mean[c, rows == row].max() * (groups.row[c] == row).sum() / ranks
+    else:  # what is waited on their account
+      seconds[c] = groups.charged[c][list(own), span].sum() / number
+  return seconds
 
 
 def _pauses(run: Run, counted: Counted, totals: Totals, blocks: Blocks, episode: Episode) -> bool:
@@ -161,7 +199,7 @@ def _pauses(run: Run, counted: Counted, totals: Totals, blocks: Blocks, episode:
   gaps = gaps[np.isfinite(gaps)]
   if not gaps.size:
     return False
-  typical = blocks.typical(begin, end)
+  typical = blocks.typical(begin, end, episode.rank)
   number = np.maximum(totals.block_steps[:, begin:end].sum(axis=1), 1)
   longer = totals.lateness_runtime[:, begin:end].sum(axis=1) / number
   excess = float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))

@@ -14,8 +14,12 @@ from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import milliseconds, name_rank
 from jaxpace.diagnosis.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnosis.queues import unexplained_queue
+from jaxpace.diagnosis.stages import sentences as stage_sentences
 from jaxpace.diagnosis.unnamed import unnamed_waiting
+from jaxpace.diagnosis.untold import once
+from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.wording import joined, percent
+from jaxpace.trace.along_axis import groups
 from jaxpace.trace.problems import list_ranks, plural
 
 _ONE_OFF = 0.01
@@ -47,6 +51,9 @@ def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None, unfinished: np.
                  "recorded.")
   if diagnosis.step_time:
     notes += _measured(diagnosis)
+  if diagnosis.untold is not None and diagnosis.findings:  # without any the verdict says it
+    notes.append(untold_sentence(diagnosis.untold, len(run.collectives)))
+  notes += _groups(diagnosis)
   if fabric is not None and run.collectives and diagnosis.floor.source == RUNNING_MINIMUM:
     notes.append(f"The quiet fabric that was given ({fabric.source}) says nothing of this run's collectives over "
                  f"{plural(joined_ranks(run), 'rank')}, so it was not used: measure it as the job runs, on as many "
@@ -69,7 +76,7 @@ def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None, unfinished: np.
   if isinstance(plan.get("overflow"), int) and plan["overflow"] > 0:
     notes.append(f"{plural(plan['overflow'], 'collective')} had no slot left and count as compute: give `instrument` "
                  "more slots.")
-  notes += [str(notice) for notice in plan.get("notices") or () if isinstance(notice, str)]
+  notes += once(str(notice) for notice in plan.get("notices") or () if isinstance(notice, str))
   return tuple(notes)
 
 
@@ -93,7 +100,7 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
       notes.append(f"One-off: step {run.steps[worst]} alone waited {milliseconds(float(whole[worst]))} for "
                    f"{name_rank(run, int(totals.last_rank[worst])).replace('Rank', 'rank', 1)}, "
                    f"{100 * share:.1f} % of all the time recorded.")
-  unnamed = unnamed_waiting(diagnosis)
+  unnamed = unnamed_waiting(diagnosis) if diagnosis.untold is None else None
   if unnamed:
     total = sum(diagnosis.waiting.values())
     causes = [f"{percent(diagnosis.waiting[name] / total)} for {words}" for name, words in _WAITING.items()
@@ -111,6 +118,22 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
   if totals.delayed:
     notes.append("Pacing was active: lateness, blame and what-if are by arrivals with each rank's own delay taken out.")
   return notes
+
+
+def _groups(diagnosis: Diagnosis) -> list[str]:
+  """Who never meets whom, and what stages mean."""
+  run, notes = diagnosis.run, []
+  if not diagnosis.step_time or not run.collectives:
+    return []
+  kept = diagnosis.totals.groups
+  if kept is not None and kept.found.apart:
+    number = int(kept.found.joined.max()) + 1
+    notes.append(f"The ranks are {number} groups that never meet in a stamped collective: each rank is compared with "
+                 "those of its own group, and the job's figures are means over all ranks.")
+  elif kept is None and groups(run.info, run.ranks) is None:
+    notes.append("run.json does not tell which ranks meet in a collective (no `settings` with `mesh` and `axis` of as "
+                 "many devices): all of them are taken to.")
+  return notes + (stage_sentences(diagnosis.stages, len(run.collectives)) if diagnosis.stages else [])
 
 
 def _dicts(value: object) -> list[dict]:

@@ -45,7 +45,12 @@ def paused(run: Run, counted: Counted) -> Paused:
     # The columns are the process's: a rank of it pauses no longer than its own gap.
     paused_now = np.minimum(paused_now, np.where(valid, work.runtime[:, some] if gaps else arrival, 0.0))
     rest = arrival - paused_now
-    last = np.where(valid, arrival, -np.inf).argmax(axis=0)[None]
+    reach = np.where(valid, arrival, -np.inf)
+    last = reach.argmax(axis=0)[None]
+    if work.meetings is not None:
+      groups = work.meetings.grouped[0]
+      last = groups.first(valid & (reach == groups.highest(reach)))
+      last = np.where(last < len(valid), last, np.arange(len(valid))[:, None])
     early, more, other = (np.where(valid, np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0), 0.0)
                           for x in (arrival, paused_now, rest))
     split = np.divide(more, more + other, out=np.zeros_like(more), where=more + other > 0)

@@ -22,6 +22,7 @@ import numpy as np
 from jaxpace.diagnosis import stream_levels as levels
 from jaxpace.diagnosis import stream_signals as signals
 from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis.meetings import joined_ranks_of
 from jaxpace.diagnosis.stream_levels import Levels
 from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING, Rules, Steps
 from jaxpace.diagnosis.totals import undelayed
@@ -106,18 +107,19 @@ def init(ranks: int) -> State:
                Sums(nothing, none - 1, nothing, none, none, np.zeros(number, np.uint64), np.zeros(number, bool)), -1, 0)
 
 
-def update(state: State, steps: Steps) -> tuple[State, tuple[Alarm, ...]]:
+def update(state: State, steps: Steps, joined: np.ndarray | None = None) -> tuple[State, tuple[Alarm, ...]]:
   """Takes new steps in.
 
   Args:
     state: as `init` or the last `update` returned it.
     steps: steps after those taken in before; earlier ones are left out.
+    joined: [R] ranks of different numbers never meet, and nobody waits for the other ones; None: all meet.
 
   Returns:
     The new state, and what began or was over in these steps, in their order.
   """
   new = np.flatnonzero(steps.number > state.until)
-  values = signals.signals(steps)
+  values = signals.signals(steps, joined)
   rule = signals.rules(len(state.seen), steps.pause is not None)
   past, seen, times = state.past.copy(), state.seen.copy(), state.times.copy()
   usual, sums, until, fresh = state.levels, state.sums, state.until, state.fresh
@@ -156,7 +158,7 @@ def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
   columns = [values for name, values in run.host_causes.columns.items() if name in _PAUSES]
   pause = np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0) if columns else None
   return update(state, Steps(run.steps[first:], undelayed(work).sum(axis=0), split.transfer.sum(axis=0), work.runtime,
-                             mean, pause))
+                             mean, pause), joined_ranks_of(run))
 
 
 def _advance(sums: Sums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule: Rules, step: int

@@ -77,28 +77,50 @@ def rules(signals: int, causes: bool) -> Rules:
                np.array([name not in rare for name in names]))
 
 
-def signals(steps: Steps) -> np.ndarray:
+def signals(steps: Steps, joined: np.ndarray | None = None) -> np.ndarray:
   """[S, k] every rank's arrival after the lower median of all, earliness, transfer, mean gap, pauses; seconds.
 
   Earliness is that for work, mean over the ranks that wait, so that two ranks wait as long as many: gaps have a signal
   of their own. Waiting and transfers are looked at twice.
+
+  Args:
+    steps: the steps.
+    joined: [R] ranks of different numbers never meet, and aren't compared; None: all meet.
   """
-  valid = np.isfinite(steps.arrival)
-  number = np.maximum(valid.sum(axis=0), 1)
-  some = valid.any(axis=0)
-  arrival = np.where(valid, steps.arrival, np.inf)
-  order = np.sort(arrival, axis=0)
-  middle = np.take_along_axis(order, ((number - 1) // 2)[None], axis=0)[0]
-  middle = np.where(some, middle, np.nan)
-  # Of two ranks the other one is what a rank is compared with: by turns they are late and early.
-  lateness = steps.arrival - (middle if len(valid) > 2 else steps.arrival[::-1])
-  work = steps.arrival - np.where(np.isfinite(steps.gap), np.minimum(steps.gap, steps.arrival), 0.0)
-  last = np.where(some, np.where(valid, work, -np.inf).max(axis=0), np.nan)
-  early = np.where(some, np.where(valid, last - work, 0.0).sum(axis=0) / np.maximum(number - 1, 1), np.nan)
+  lateness, early = _lateness(steps.arrival, steps.gap) if joined is None else _by_part(steps, joined)
   gaps = np.isfinite(steps.gap)
   gap = np.where(gaps, steps.gap, 0.0).sum(axis=0) / np.maximum(gaps.sum(axis=0), 1)
   pause = np.full(len(gap), np.nan) if steps.pause is None else steps.pause
   return np.concatenate([lateness, np.stack([early, steps.transfer, gap, early, steps.transfer, pause])])
+
+
+def _by_part(steps: Steps, joined: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The same of ranks that meet: each is compared with those of its own part; earliness is the mean over all ranks."""
+  lateness = np.full(steps.arrival.shape, np.nan)
+  early, waiting = np.zeros(steps.arrival.shape[1]), np.zeros(steps.arrival.shape[1])
+  for number in np.unique(joined):
+    own = np.flatnonzero(joined == number)
+    lateness[own], part = _lateness(steps.arrival[own], steps.gap[own])
+    those = np.maximum(np.isfinite(steps.arrival[own]).sum(axis=0) - 1, 0)  # the ranks that wait
+    early += np.nan_to_num(part) * those
+    waiting += those
+  return lateness, np.where(np.isfinite(steps.arrival).any(axis=0), early / np.maximum(waiting, 1), np.nan)
+
+
+def _lateness(all_arrival: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """[R, k] arrival after the lower median, and [k] earliness for work, of ranks that all meet."""
+  valid = np.isfinite(all_arrival)
+  number = np.maximum(valid.sum(axis=0), 1)
+  some = valid.any(axis=0)
+  arrival = np.where(valid, all_arrival, np.inf)
+  order = np.sort(arrival, axis=0)
+  middle = np.take_along_axis(order, ((number - 1) // 2)[None], axis=0)[0]
+  middle = np.where(some, middle, np.nan)
+  # Of two ranks the other one is what a rank is compared with: by turns they are late and early.
+  lateness = all_arrival - (middle if len(valid) > 2 else all_arrival[::-1])
+  work = all_arrival - np.where(np.isfinite(gap), np.minimum(gap, all_arrival), 0.0)
+  last = np.where(some, np.where(valid, work, -np.inf).max(axis=0), np.nan)
+  return lateness, np.where(some, np.where(valid, last - work, 0.0).sum(axis=0) / np.maximum(number - 1, 1), np.nan)
 
 
 def kind(signal: int, ranks: int) -> str:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import Busy, account, busy, chunks
+from jaxpace.diagnosis.accounting import Account, Busy, account, busy, chunks
 from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.grouped_waits import accounts
+from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
 from jaxpace.trace.run import Run
 
 PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime", "waiting_pacing", "spread")
@@ -36,6 +38,33 @@ class Totals:
   without: np.ndarray  # [R] sum of what the step would be shorter if this rank were as quick as the others' last
   delayed: int  # rank-steps with an applied delay
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
+  groups: ByGroup | None = None  # where not all ranks meet in all collectives
+
+
+@dataclasses.dataclass
+class ByGroup:
+  """What is kept of the groups of ranks that meet. T groups of all collectives together."""
+
+  found: Meetings
+  collective: np.ndarray  # [T] collective of each group
+  row: np.ndarray  # [C, R] group of each rank, T where it is in none, or nothing is transferred to it
+  transfer: np.ndarray  # [T, K] s, NaN where not known
+  number: np.ndarray  # [T, K] ranks to which something is transferred
+  present: np.ndarray  # [K] ranks whose step is known
+  charged: np.ndarray  # [C, R, B] sum of the job's mean wait on account of the rank
+  behind: np.ndarray  # [R] on whose account each rank is late at the end of the steps added up so far
+
+  @staticmethod
+  def none(found: Meetings, ranks: int, size: int, blocks: int) -> ByGroup:
+    """Before any step was added up."""
+    sizes = [grouped.size for grouped in found.grouped]
+    begin = np.concatenate([[0], np.cumsum(sizes)])
+    number = int(begin[-1])
+    row = np.array([np.where((grouped.of_rank < grouped.size) & found.receives(c), grouped.of_rank + begin[c], number)
+                    for c, grouped in enumerate(found.grouped)])
+    return ByGroup(found, np.repeat(np.arange(len(sizes)), sizes), row, np.full((number, size), np.nan),
+                   np.zeros((number, size), np.int32), np.zeros(size, np.int64),
+                   np.zeros((len(sizes), ranks, blocks)), np.arange(ranks))
 
 
 def undelayed(work: Busy) -> np.ndarray:
@@ -57,6 +86,9 @@ def add_up(run: Run, counted: Counted, progress: Callable[[int, int], None] | No
       block_steps=np.zeros((ranks, counted.blocks), np.int64), blame=np.zeros(ranks), last=np.zeros(ranks, np.int64),
       last_rank=np.full(size, -1, np.int64), without=np.zeros(ranks), delayed=0,
       jumped=np.zeros(ranks, np.int64))
+  found = meetings(run)
+  if found is not None:
+    totals.groups = ByGroup.none(found, ranks, size, counted.blocks)
   for part in chunks(run):
     if counted.mask[part].any():
       _add_chunk(totals, run, counted, part)
@@ -86,11 +118,14 @@ def _add_chunk(totals: Totals, run: Run, counted: Counted, part: slice) -> None:
   totals.lateness_compute += _relative(split.compute, valid, number).sum(axis=1)
   into.add(totals.lateness_runtime, _relative(split.runtime, valid, number))
   if work.synchronised:
-    _add_lateness(totals, part, work, number, into)
-    waiting = split.waiting_runtime
+    alone = split
     if (valid & (work.pacing > 0)).any():
-      alone = work._replace(arrival=undelayed(work), pacing=np.zeros_like(work.pacing))
-      waiting = account(alone).waiting_runtime
+      alone = account(work._replace(arrival=undelayed(work), pacing=np.zeros_like(work.pacing)))
+    if totals.groups is None:
+      _add_lateness(totals, part, work, number, into)
+    else:
+      _add_by_group(totals, totals.groups, part, work, alone, number, into)
+    waiting = alone.waiting_runtime
     totals.waiting_gap[part] = np.nan_to_num(_mean(np.where(valid, waiting, 0.0), number))
 
 
@@ -133,6 +168,59 @@ def _add_lateness(totals: Totals, part: slice, work: Busy, number: np.ndarray, i
   waited = worst > 0
   totals.last_rank[part] = np.where(waited, worst_rank, -1)
   totals.last += np.bincount(worst_rank[waited], minlength=len(totals.last))
+
+
+def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: Busy, alone: Account, number: np.ndarray,
+                  into: _Blocks) -> None:
+  """The same where ranks wait for those of their own group only.
+
+  Args:
+    totals: to add to.
+    groups: of them, what is kept of groups.
+    part: slice of the step axis.
+    work: the steps.
+    alone: their account without delays.
+    number: [K] ranks that are there.
+    into: the blocks of the steps.
+  """
+  assert alone.waits is not None
+  groups.present[part] = number
+  ranks, size = work.valid.shape
+  others, groups.behind = accounts(groups.found, alone.waits, groups.behind)
+  weight = np.divide(1.0, number, out=np.zeros(size), where=number > 0)
+  steps = np.broadcast_to(np.arange(size), (ranks, size))
+  charged = np.zeros((ranks, size))
+  joined = Grouped(groups.found.joined)
+  for c, (waited, arrival) in enumerate(zip(alone.waits, undelayed(work), strict=True)):
+    grouped = groups.found.grouped[c]
+    if not grouped.size:
+      continue
+    # Ranks that are joined by whatever collectives are judged together.
+    mean = joined.mean(arrival, waited.there)
+    into.add(totals.lateness[c], np.where(waited.there, arrival - mean, 0.0))
+    totals.earliness[c, part] = np.where(number > 0, waited.early.sum(axis=0) * weight, np.nan)
+    for_whom = np.zeros((ranks, size))
+    np.add.at(for_whom, (waited.last, steps), waited.own * weight)
+    np.add.at(for_whom, (others[c], steps), (waited.early - waited.own) * weight)
+    into.add(groups.charged[c], for_whom)
+    charged += for_whom
+    own = groups.row[c]
+    rows = np.unique(own[own < len(groups.transfer)])
+    first = np.array([int((own == row).argmax()) for row in rows])
+    present = grouped.reduce(np.add, waited.takes.astype(np.int32))
+    groups.number[rows, part] = present
+    groups.transfer[rows, part] = np.where(present > 0, waited.transfer[first], np.nan)
+  totals.blame += charged.sum(axis=1)
+  # Ranks that are joined wait for one rank at a time.
+  worst = np.full(size, 0.0)
+  for part_of_job in range(int(groups.found.joined.max(initial=0)) + 1):
+    own = np.flatnonzero(groups.found.joined == part_of_job)
+    at = charged[own].argmax(axis=0)
+    most, last = charged[own].max(axis=0), own[at]
+    np.add.at(totals.last, last[most > 0], 1)
+    more = most > worst
+    worst[more] = most[more]
+    totals.last_rank[part][more] = last[more]
 
 
 def _mean(values: np.ndarray, number: np.ndarray) -> np.ndarray:

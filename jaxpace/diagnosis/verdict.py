@@ -7,13 +7,28 @@ from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnosis.unnamed import unnamed_waiting
+from jaxpace.diagnosis.untold import sentence as untold_sentence
+from jaxpace.diagnosis.untold import unseen_sentence
 from jaxpace.diagnosis.when import spell
 from jaxpace.diagnosis.wording import joined, milliseconds, named, percent
 from jaxpace.trace.problems import list_ranks, plural
 
 
 def verdict_on(diagnosis: Diagnosis) -> str:
-  """Says what to do about the costliest finding, or that there is none."""
+  """Says what to do about the costliest finding, or that there is none; clears no rank that it can't see."""
+  said = _on_those_seen(diagnosis)
+  if not diagnosis.unseen or diagnosis.step_time is None or not diagnosis.run.collectives:
+    return said
+  if len(diagnosis.unseen) == diagnosis.run.ranks:
+    return unseen_sentence(diagnosis.run, diagnosis.unseen)
+  hidden = unseen_sentence(diagnosis.run, diagnosis.unseen)
+  if diagnosis.findings and diagnosis.findings[0].mode != CONTENTION:
+    return f"{said} {hidden}"
+  # What may be waiting for them is no crowded fabric before they are seen.
+  return f"{hidden} {'As far as the others tell' if diagnosis.findings else 'Of the others'}: {_lower(said)}"
+
+
+def _on_those_seen(diagnosis: Diagnosis) -> str:
   run, step_time = diagnosis.run, diagnosis.step_time
   if step_time is None:
     return (f"Nothing to judge: {plural(diagnosis.recorded, 'step')} recorded, and none of them has a recorded step "
@@ -22,6 +37,8 @@ def verdict_on(diagnosis: Diagnosis) -> str:
     said = _of_mode(diagnosis, diagnosis.findings[0])
     others = [f"{f.mode.replace('_', ' ')} ({100 * f.share:.0f} %)" for f in diagnosis.findings[1:]]
     return f"{said} Then: {joined(others)}." if others else said
+  if diagnosis.untold is not None:
+    return untold_sentence(diagnosis.untold, len(run.collectives))
   if not run.collectives:
     return "No collective was recorded: it can't be told whether ranks wait for each other; see the notes."
   if run.ranks < 2:

@@ -15,9 +15,14 @@ import numpy as np
 from jaxpace.diagnosis.accounting import Busy, busy, chunks
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.floor import Floor
+from jaxpace.diagnosis.meetings import Meetings, meetings
 from jaxpace.diagnosis.paused import pauses_by_rank
+from jaxpace.diagnosis.played import evened, mean_steps, without_ranks
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
+
+_MOST_CELLS = 1 << 26
+"""Arrivals that are played at a time, where not all ranks meet."""
 
 
 class Alternative(NamedTuple):
@@ -72,6 +77,9 @@ def saved(run: Run, counted: Counted, floor: Floor | None, scenarios: Sequence[W
   gaps = _typical_gaps(run, counted.mask) if any(s.runtime_jitter for s in scenarios) else np.zeros(run.ranks)
   pauses = pauses_by_rank(run, counted) if any(s.pauses for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
+  found = meetings(run)
+  if found is not None:
+    return _saved_by_group(run, counted, found, contention, scenarios, gaps, pauses)
   for part in chunks(run):
     if not counted.mask[part].any():
       continue
@@ -87,6 +95,31 @@ def saved(run: Run, counted: Counted, floor: Floor | None, scenarios: Sequence[W
       if scenario.contention and contention is not None:
         total[i] += contention[part][counted.mask[part]].sum()
   return (total / max(1, counted.size)).tolist()
+
+
+def _saved_by_group(run: Run, counted: Counted, found: Meetings, contention: np.ndarray | None,
+                    scenarios: Sequence[Without], gaps: np.ndarray, pauses: np.ndarray | None) -> list[float]:
+  """The same where ranks wait for those of their own group only: all steps are played, one after the other."""
+
+  def change(work: Busy, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
+    if number == 0:
+      return arrival
+    if number == 1:
+      return work.arrival
+    scenario = scenarios[number - 2]
+    changed = _unpaused(work, arrival, gaps, scenario, pauses, part)
+    if scenario.ranks:
+      changed = without_ranks(found, changed, work.valid, np.isin(np.arange(run.ranks), scenario.ranks))
+    return evened(found, changed, work.valid & np.isfinite(changed).all(axis=0)) if scenario.skew else changed
+
+  at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * counted.size))
+  numbers = list(range(len(scenarios) + 2))
+  recorded, delayed, *played = [float(value) for begin in range(0, len(numbers), at_once) for value in mean_steps(
+      run, found, counted.mask, numbers[begin:begin + at_once], change)]
+  lost = 0.0 if contention is None else float(contention[counted.mask].sum()) / max(1, counted.size)
+  return [recorded - value + (delayed - recorded if scenario.pacing else 0.0)
+          + (lost if scenario.contention else 0.0)
+          for value, scenario in zip(played, scenarios, strict=True)]
 
 
 def has_gaps(run: Run) -> bool:

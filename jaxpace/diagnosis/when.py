@@ -22,8 +22,10 @@ def rank_change(run: Run, counted: Counted, rank: int, block: int) -> int:
     return counted.first_step(run, block)
   part = slice(int(steps[0]), int(steps[-1]) + 1)
   work = busy(run, part)
-  arrival = undelayed(work).sum(axis=0)
-  others = np.where(work.valid, arrival, 0.0).sum(axis=0) / np.maximum(work.valid.sum(axis=0), 1)
+  arrival, valid = undelayed(work).sum(axis=0), work.valid
+  if work.meetings is not None and work.meetings.apart:
+    valid = valid & (work.meetings.joined == work.meetings.joined[rank])[:, None]
+  others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
   values = (arrival[rank] - others)[steps - part.start]
   return _split(values, run.steps[steps], counted.first_step(run, block))
 

@@ -18,8 +18,10 @@ import numpy as np
 
 from jaxpace.locality.job import read_places
 from jaxpace.trace import decisions, dense, part_files
+from jaxpace.trace.along_axis import laid_out
 from jaxpace.trace.host_causes import read_host_causes
 from jaxpace.trace.host_samples import read_host_samples
+from jaxpace.trace.meeting import Meeting, read_meeting, sends
 from jaxpace.trace.problems import describe, kept_from_recording, plural
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
 from jaxpace.trace.schema import SCHEMA_VERSION
@@ -257,10 +259,24 @@ def _nothing_read(path: pathlib.Path, run_id: str | None, skipped: Counter[str],
           "finished its first step, and is `recorder.record(pace)` called in the loop?")
 
 
+def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int, ranks: int
+              ) -> tuple[Meeting | None, bool, bool]:
+  """Who meets in a collective, whether it is a point-to-point transfer, and whether its entry stamps may be late."""
+  point_to_point = sends(entry.get("primitives") or [str(entry.get("name") or name)])
+  plan = info.get("plan")
+  notices = plan.get("notices") if isinstance(plan, dict) else None
+  early = any(isinstance(notice, str) and notice.startswith(f"Collective {slot} can start before its entry stamp")
+              for notice in (notices if isinstance(notices, list) else ()))
+  return (read_meeting(info, entry, ranks, point_to_point), point_to_point,
+          early or entry.get("may_begin_early") is True)
+
+
 def _declared_ranks(info: dict[str, Any], processes: Sequence[Process]) -> int:
   """The number of ranks that the run has by its own word. The plan's are those along the data axis alone."""
   plan, devices = info.get("plan"), info.get("devices")
   candidates = [info.get("ranks"), plan.get("ranks") if isinstance(plan, dict) else None]
+  mesh = laid_out(info)
+  candidates.append(None if mesh is None else mesh.size)
   if isinstance(devices, int):
     candidates += [rank + 1 for process in processes for rank in process.ranks if rank < devices]
   return max((c for c in candidates if isinstance(c, int) and 0 < c < 1 << 24), default=0)
@@ -283,7 +299,8 @@ def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows) -> tuple[
     entry = planned.get(slot, {})
     name, size = rows.names.get(slot, ("", None))
     result.append(CollectiveTimes(slot, str(entry.get("name") or name or f"collective {slot}"),
-                                  entry.get("bytes", size), times.enter_ns, times.exit_ns, times.attempt))
+                                  entry.get("bytes", size), times.enter_ns, times.exit_ns, times.attempt,
+                                  *_topology(info, entry, name, slot, len(times.enter_ns))))
   if len(result) < 2:
     return tuple(result)
   first = result[0]

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxpace.locality.types import Locality
 from jaxpace.trace.host_samples import HostSamples
+from jaxpace.trace.meeting import Meeting
 
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
@@ -40,6 +41,12 @@ class CollectiveTimes:
   enter_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
   exit_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
   attempt: np.ndarray  # [R, K] int16, attempt the two belong to; -1 where there is no row
+  meeting: Meeting | None = None
+  """Who waits for whom; None: every rank for all."""
+  point_to_point: bool = False
+  """Whether ranks send to single others, as the stages of a pipeline do, instead of all meeting."""
+  may_begin_early: bool = False
+  """Whether it can begin before its entry stamp, which may then be late."""
 
 
 @dataclasses.dataclass(frozen=True)

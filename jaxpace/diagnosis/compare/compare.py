@@ -9,10 +9,13 @@ import numpy as np
 from jaxpace.diagnosis.compare.change import Change, change, from_blocks
 from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
+from jaxpace.diagnosis.findings import AMPLIFICATION, LOCALITY, PERSISTENT
+from jaxpace.diagnosis.untold import unseen_sentence
 from jaxpace.diagnosis.wording import milliseconds, signed
-from jaxpace.trace.problems import plural
+from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run, RunError
 
+_OF_RANKS = (PERSISTENT, LOCALITY, AMPLIFICATION)
 NOTABLE = 0.01
 """A rank's lateness has changed if surely so, and by this share of the step or more."""
 
@@ -36,6 +39,7 @@ class Comparison(NamedTuple):
   ranks: tuple[RankChange, ...]  # empty where ranks can't be set beside each other
   new: tuple[str, ...]  # modes of findings that only B has
   gone: tuple[str, ...]  # that only A has
+  untold: tuple[str, ...]  # sentences on findings of one run that the other can't tell: the ranks left no rows there
   limit: float | None  # share of A's step time that B may be longer
   failed: bool
   verdict: str
@@ -71,9 +75,37 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
   failed = bool(limit is not None and relative and relative[0] > limit and whole.low > 0)
   modes = [tuple(dict.fromkeys(f.mode for f in d.findings)) for d in (a, b)]
   found = Comparison(
-      a, b, whole, shares, _ranks(a, b), tuple(m for m in modes[1] if m not in modes[0]),
-      tuple(m for m in modes[0] if m not in modes[1]), limit, failed, "", tuple(_notes(a, b)))
+      a, b, whole, shares, _ranks(a, b), *_only_in_one(a, b, modes), limit, failed, "", tuple(_notes(a, b)))
   return found._replace(verdict=_verdict(found))
+
+
+def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
+                 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+  """Modes new in B, gone in B, and sentences on those of which the other run can't tell whether it has them."""
+  untold: list[str] = []
+
+  def only(one: Diagnosis, other: Diagnosis, own: tuple[str, ...], others: tuple[str, ...], letters: str
+           ) -> tuple[str, ...]:
+    sure = []
+    for mode in own:
+      if mode in others:
+        continue
+      ranks = {r for f in one.findings if f.mode == mode for r in f.ranks}
+      hidden = sorted(ranks & set(other.unseen)) or (list(other.unseen) if not ranks and mode in _OF_RANKS else [])
+      if hidden:
+        said = (f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and {letters[1]} can't "
+                f"tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} {list_ranks(hidden)} are missing there.")
+      elif other.untold is not None and mode in _OF_RANKS:
+        said = (f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and {letters[1]} can't "
+                "tell who waits for whom.")
+      else:
+        sure.append(mode)
+        continue
+      untold.append(said)
+    return tuple(sure)
+
+  new, gone = only(b, a, modes[1], modes[0], "BA"), only(a, b, modes[0], modes[1], "AB")
+  return new, gone, tuple(untold)
 
 
 def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:
@@ -140,6 +172,8 @@ def _verdict(found: Comparison) -> str:
       where = f" on {top.host_b}" if top.host_b else ""
       sentence += (f" Rank {top.rank}{where} arrives {milliseconds(abs(top.lateness.difference))} "
                    f"{'later' if top.lateness.difference > 0 else 'earlier'} than before, against the usual rank.")
+  sentence = " ".join([sentence, *(f"{letter}: {unseen_sentence(d.run, d.unseen)}"
+                                   for letter, d in (("A", found.a), ("B", found.b)) if d.unseen)])
   if found.limit is None:
     return sentence
   allowed = f"{100 * found.limit:g} %"

@@ -22,7 +22,7 @@ def to_json(found: Comparison) -> dict[str, Any]:
       "shares": {name: c.to_json() for name, c in found.shares.items()},
       "ranks": [{"rank": r.rank, "host_a": r.host_a or None, "host_b": r.host_b or None, "notable": r.rank in notable,
                  **r.lateness.to_json()} for r in found.ranks],
-      "findings": {"new": list(found.new), "gone": list(found.gone)},
+      "findings": {"new": list(found.new), "gone": list(found.gone), "untold": list(found.untold)},
       "fail_above": found.limit, "failed": found.failed, "verdict": found.verdict, "notes": list(found.notes)}
 
 

@@ -97,7 +97,7 @@ def excess(case: Case, episode: Episode) -> tuple[float, float]:
   totals, span = case.totals, slice(episode.begin, episode.end)
   number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
   longer = totals.lateness_runtime[:, span].sum(axis=1) / number
-  typical = case.lateness.blocks.typical(episode.begin, episode.end)
+  typical = case.lateness.blocks.typical(episode.begin, episode.end, episode.rank)
   gap = float(longer[episode.rank] - longer[typical].mean())
   return episode.lateness - gap, gap
 
@@ -108,7 +108,7 @@ def _where(case: Case, episode: Episode) -> str:
   said = f"Against the typical rank, its compute is {more(compute)} and its gap between steps {more(gap)}."
   longer = []
   for name, medians in case.phases.items():
-    typical = medians[case.lateness.typical]
+    typical = medians[_typical_for(case, episode.rank)]
     if name == "sync" or not np.isfinite(medians[episode.rank]) or not np.isfinite(typical).any():
       continue
     difference = float(medians[episode.rank] - np.nanmean(typical))
@@ -118,6 +118,12 @@ def _where(case: Case, episode: Episode) -> str:
   if longer:
     said += f" Its {'; its '.join(text for _, text in sorted(longer, reverse=True))}."
   return said
+
+
+def _typical_for(case: Case, rank: int) -> np.ndarray:
+  """The typical ranks that a rank meets."""
+  blocks = case.lateness.blocks
+  return case.lateness.typical if blocks.joined is None else blocks.typical(0, case.counted.blocks, rank)
 
 
 def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:

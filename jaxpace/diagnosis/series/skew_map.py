@@ -69,14 +69,26 @@ def skew_map(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None =
 def _late(work: Busy) -> np.ndarray:
   """[R, k] arrival after the median rank's, seconds; NaN where the rank's step is not known."""
   arrival = undelayed(work).sum(axis=0)
-  reach = np.where(work.valid, arrival, np.inf)
-  number = work.valid.sum(axis=0)
+  found = work.meetings
+  if found is None or not found.apart:
+    return _after_median(arrival, work.valid)
+  late = np.full(arrival.shape, np.nan)
+  for number in range(int(found.joined.max()) + 1):  # ranks that never meet are not compared
+    own = found.joined == number
+    late[own] = _after_median(arrival[own], work.valid[own])
+  return late
+
+
+def _after_median(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  """[R, k] arrival after that of the median of these ranks, seconds; NaN where the rank's step is not known."""
+  reach = np.where(valid, arrival, np.inf)
+  number = valid.sum(axis=0)
   if (number == len(reach)).all():
     middle = np.partition(reach, (len(reach) - 1) // 2, axis=0)[(len(reach) - 1) // 2]
   else:
     middle = np.take_along_axis(np.sort(reach, axis=0), np.maximum(number - 1, 0)[None] // 2, axis=0)[0]
   with np.errstate(invalid="ignore"):
-    return np.where(work.valid, arrival - middle, np.nan)
+    return np.where(valid, arrival - middle, np.nan)
 
 
 def _unit(values: np.ndarray) -> float:

@@ -13,6 +13,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxpace.diagnosis.meetings import meetings
 from jaxpace.trace.run import MISSING, Run
 
 SAME_CLOCK = 100_000_000
@@ -63,6 +64,7 @@ class Alignment:
   attempt: np.ndarray  # [K] attempt of each step, -1 where nothing was recorded
   corrections: dict[tuple[int, int], Correction]  # by clock and attempt
   spread: float  # seconds: median deviation of exits from the common ones, once aligned
+  apart: bool = False  # there are groups of ranks that nothing ties together: each is shown to begin with the others
 
   def apply(self, times: np.ndarray) -> np.ndarray:
     """Puts [R, K] times, int64 ns on each rank's own clock, on the common axis; `MISSING` where that is not known."""
@@ -90,6 +92,11 @@ def align(run: Run) -> Alignment:
     stamped = [(run.end_ns, current)]
   exits = [np.where(there & possible(times), times, MISSING) for times, there in stamped]
   clock = _clocks(run, exits)
+  found = meetings(run)
+  if found is not None:  # only ranks that meet leave together: the exits of each group are events of their own
+    exits = [np.where((grouped.of_rank == group)[:, None], e, MISSING)
+             for e, grouped in zip(exits, found.grouped, strict=True) for group in range(grouped.size)]
+  apart = False
   corrections: dict[tuple[int, int], Correction] = {}
   deviations, last = [np.zeros(0)], None
   for attempt in np.unique(newest[newest >= 0]).tolist():
@@ -97,12 +104,13 @@ def align(run: Run) -> Alignment:
     # [R, E] in the order of time: all collectives of a step, then those of the next one.
     events = (np.stack([e[:, steps] for e in exits], axis=2).reshape(run.ranks, -1) if exits
               else np.zeros((run.ranks, 0), np.int64))
-    own, deviation, end = _attempt(events, clock, last, tied=bool(run.collectives))
+    own, deviation, end, loose = _attempt(events, clock, last, tied=bool(run.collectives), grouped=found is not None)
+    apart |= loose
     deviations.append(deviation)
     last = end if end is not None else last
     corrections.update({(c, attempt): correction for c, correction in own.items()})
-  apart = np.concatenate(deviations)
-  return Alignment(clock, newest, corrections, float(np.median(apart)) * 1e-9 if apart.size else 0.0)
+  away = np.concatenate(deviations)
+  return Alignment(clock, newest, corrections, float(np.median(away)) * 1e-9 if away.size else 0.0, apart)
 
 
 def _clocks(run: Run, exits: list[np.ndarray]) -> np.ndarray:
@@ -129,19 +137,24 @@ def _apart(exits: np.ndarray, one: np.ndarray, other: np.ndarray) -> float:
   return float(np.median(b[both] - a[both])) if both.any() else np.inf
 
 
-def _attempt(events: np.ndarray, clock: np.ndarray, last: tuple[int, int, int] | None, *, tied: bool
-             ) -> tuple[dict[int, Correction], np.ndarray, tuple[int, int, int] | None]:
-  """Corrections of one attempt, deviations of exits (ns), and the reference clock, its last exit, common and own."""
+def _attempt(events: np.ndarray, clock: np.ndarray, last: tuple[int, int, int] | None, *, tied: bool,
+             grouped: bool = False) -> tuple[dict[int, Correction], np.ndarray, tuple[int, int, int] | None, bool]:
+  """Corrections of one attempt, deviations of exits (ns), the reference clock, its last exit, common and own.
+
+  And whether there are clocks that nothing ties to the reference.
+  """
   clocks = np.unique(clock)
   middle = np.stack([_median(events[clock == c]) for c in clocks])  # [U, E]
   known = middle != MISSING
   if not known.any():
-    return {}, np.zeros(0), None
+    return {}, np.zeros(0), None, False
   reference = int(known.sum(axis=1).argmax())
   common = middle[reference].copy()
   shift = _shift(int(clocks[reference]), int(common[known[reference]][0]), last)
   fits: dict[int, Correction] = {}
-  for _ in range(_ROUNDS):
+  rounds, loose = _ROUNDS, False
+  while rounds:
+    before = len(fits)
     for u, number in enumerate(clocks.tolist()):
       both = known[u] & (common != MISSING)
       if both.any() and tied:
@@ -152,6 +165,15 @@ def _attempt(events: np.ndarray, clock: np.ndarray, last: tuple[int, int, int] |
     aligned = np.stack([fits[c](middle[u]) if c in fits else np.full_like(common, MISSING)
                         for u, c in enumerate(clocks.tolist())])
     common = _median(aligned)
+    rounds -= 1
+    if grouped and len(fits) > before:
+      rounds = max(rounds, 1)  # what one group ties may tie the next
+    untied = [u for u, c in enumerate(clocks.tolist()) if c not in fits and known[u].any()]
+    if grouped and not rounds and untied:
+      other = max(untied, key=lambda u: int(known[u].sum()))
+      begin = int(common[common != MISSING].min() - middle[other][known[other]].min())
+      common = np.where((common == MISSING) & known[other], middle[other] + begin, common)
+      rounds, loose = 1, True
   ranks = np.stack([fits[c](row) if c in fits else np.full_like(row, MISSING)
                     for c, row in zip(clock.tolist(), events, strict=True)])
   there = (ranks != MISSING) & (common != MISSING)
@@ -159,7 +181,7 @@ def _attempt(events: np.ndarray, clock: np.ndarray, last: tuple[int, int, int] |
   end = common[common != MISSING].max()
   own_end = middle[reference][known[reference]].max()
   moved = {c: dataclasses.replace(fit, shift=fit.shift + shift) for c, fit in fits.items()}
-  return moved, deviation, (int(clocks[reference]), int(end) + shift, int(own_end))
+  return moved, deviation, (int(clocks[reference]), int(end) + shift, int(own_end)), loose
 
 
 def _shift(reference: int, first: int, last: tuple[int, int, int] | None) -> int:

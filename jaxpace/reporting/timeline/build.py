@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import busy
+from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.findings import Finding
+from jaxpace.diagnosis.grouped_waits import Waits
 from jaxpace.reporting.plain_text import plain
 from jaxpace.reporting.timeline.align import Alignment, align
 from jaxpace.reporting.timeline.phases import order, pour
@@ -33,6 +34,7 @@ class _Waits(NamedTuple):
   last: np.ndarray  # [K] rank that the others waited for
   transfer: np.ndarray  # [K] ns; -1 where not known
   longest: np.ndarray  # [K] ns
+  of_rank: tuple[np.ndarray, np.ndarray] | None = None  # [R, K] `last` and `transfer` of each; None: all alike
 
 
 class _Slices:
@@ -107,10 +109,10 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
     size = "" if collective.bytes is None else f" ({collective.bytes:,} bytes)"
     there = inside & known & edges.stamped[c]
     gathered.add(of_rank[:, None], enter, leave, gathered.name(text(collective.name) + size), run.steps, 1, there)
-    split = np.clip(leave - np.where(waits[c].transfer >= 0, waits[c].transfer, leave - enter), enter, leave)
+    last, transfer = waits[c].of_rank or (waits[c].last, waits[c].transfer)
+    split = np.clip(leave - np.where(transfer >= 0, transfer, leave - enter), enter, leave)
     waiting = np.array([gathered.name(f"wait for rank {rank}") for rank in range(run.ranks)], np.int64)
-    gathered.add(of_rank[:, None], enter, split, waiting[waits[c].last], run.steps, 2,
-                 there & (waits[c].transfer >= 0))
+    gathered.add(of_rank[:, None], enter, split, waiting[last], run.steps, 2, there & (transfer >= 0))
     transfers.append(gathered.add(of_rank[:, None], split, leave, gathered.name("transfer"), run.steps, 2, there))
   _pauses(run, edges, known, gathered, tracks)
   told = _findings(run, edges, known & inside, findings, gathered)
@@ -124,7 +126,8 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
       begin=columns["begin"] - origin, end=columns["end"] - origin, step=columns["step"], details=details,
       flows=tuple(flow for flow in (Flow(int(place[a]), int(place[b])) for a, b in flows)
                   if (columns["begin"][flow.begin], flow.begin) < (columns["begin"][flow.end], flow.end)),
-      counters={name: (at - origin, values) for name, (at, values) in counters.items()}, spread=alignment.spread)
+      counters={name: (at - origin, values) for name, (at, values) in counters.items()}, spread=alignment.spread,
+      apart=alignment.apart)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +239,7 @@ def _waits(run: Run) -> list[_Waits]:
   work = busy(run, slice(0, len(run.steps))) if run.collectives else None
   newest = run.attempt.max(axis=0)
   found = []
+  split = account(work).waits if work is not None and work.meetings is not None else None
   for c, collective in enumerate(run.collectives):
     assert work is not None
     there = (collective.enter_ns != MISSING) & (collective.exit_ns != MISSING) & (collective.attempt == newest)
@@ -243,11 +247,25 @@ def _waits(run: Run) -> list[_Waits]:
     exposed = np.where(work.valid, work.wait[c] * 1e9, np.inf).min(axis=0)
     some, accounted = there.any(axis=0), work.valid.any(axis=0)
     arrival = np.where(work.valid, work.arrival[c], -np.inf)
+    if split is not None:
+      found.append(_in_groups(split[c], work.valid, wait, there))
+      continue
     last = np.where(accounted, arrival.argmax(axis=0), wait.argmin(axis=0))
     least = np.where(some, wait.min(axis=0), -1)
     transfer = np.where(accounted, np.rint(np.where(accounted, exposed, 0)).astype(np.int64), least)
     found.append(_Waits(last, transfer, np.where(there, wait, 0).max(axis=0)))
   return found
+
+
+def _in_groups(waits: Waits, valid: np.ndarray, wait: np.ndarray, there: np.ndarray) -> _Waits:
+  """The same where ranks wait for those of their own group only: of the group that waits longest."""
+  longest = np.where(waits.there, waits.early, -1.0).argmax(axis=0)[None]
+  last = np.take_along_axis(waits.last, longest, axis=0)[0]
+  took = np.take_along_axis(waits.transfer, longest, axis=0)[0]
+  transfer = np.where(valid.any(axis=0) & np.isfinite(took), np.rint(np.nan_to_num(took) * 1e9), -1).astype(np.int64)
+  of_rank = np.where(valid & np.isfinite(waits.transfer), np.rint(np.nan_to_num(waits.transfer) * 1e9), -1)
+  most = np.where(there & (waits.last == last), np.where(there, wait, 0), 0).max(axis=0)
+  return _Waits(last, transfer, most, (waits.last, of_rank.astype(np.int64)))
 
 
 def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: _Slices, tracks: list[Track]) -> None:
@@ -326,6 +344,8 @@ def _late_flows(run: Run, edges: _Edges, waits: list[_Waits], work: list[np.ndar
   for c, wait in enumerate(waits):
     source = work[c][wait.last, steps]
     waited = np.where(edges.stamped[c], edges.exit[c] - edges.enter[c], -1) - np.maximum(wait.transfer, 0)
+    if wait.of_rank is not None:
+      waited = np.where(wait.of_rank[0] == wait.last, waited, -1)
     for ranks in groups:
       most = ranks[waited[ranks].argmax(axis=0)]
       target = transfers[c][most, steps]

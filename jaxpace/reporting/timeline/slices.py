@@ -44,6 +44,7 @@ class Timeline:
   flows: tuple[Flow, ...]
   counters: dict[str, tuple[np.ndarray, np.ndarray]]  # of the job: [n] int64 ns and [n] float64 values, by name
   spread: float  # seconds, see `Alignment`
+  apart: bool = False  # see `Alignment`
 
 
 def text(name: object) -> str:

@@ -57,5 +57,7 @@ def write(run: Run, findings: tuple[Finding, ...], perfetto_file: str | None, ch
   left_out = "" if shown is run else ", the last ones that a browser can show: choose others with --steps A:B"
   names = " and ".join(name for name in (perfetto_file, chrome_file) if name is not None)
   return (f"Timeline of {shown.ranks} ranks, steps {steps[0]} to {steps[-1]}{left_out}, in {names}. Once aligned, "
-          f"exits of a collective lie {timeline.spread * 1e3:.3f} ms from their common one (median).")
+          f"exits of a collective lie {timeline.spread * 1e3:.3f} ms from their common one (median)."
+          + (" Groups of ranks that never meet have no time in common: each is shown from the others' beginning on."
+             if timeline.apart else ""))
 

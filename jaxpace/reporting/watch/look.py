@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxpace.diagnosis.by_rank import shares_of
 from jaxpace.diagnosis.counted import count_steps, step_times
-from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.floor import find_floor
 from jaxpace.diagnosis.totals import PARTS, Totals, add_up
 from jaxpace.reporting.watch.alive import State
 from jaxpace.reporting.watch.events import Event
@@ -94,7 +94,7 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   steps = steps[np.isfinite(steps)]
   if not steps.size or not steps.mean() > 0:
     return None
-  own = running_minimum(totals.transfer).floor
+  own = find_floor(run, totals.transfer, None, totals.groups).floor
   if floor is not None and floor.shape == own.shape:
     own = np.fmin(own, floor)
   mean = float(steps.mean())
@@ -122,7 +122,7 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
   if not run.collectives or len(known) < 2:
     return ()
   mean = totals.lateness.sum(axis=(0, 2))[known] / totals.present[known]
-  lateness = mean - np.sort(mean)[(len(mean) - 1) // 2]
+  lateness = mean - _middle(mean, np.zeros(len(known)) if totals.groups is None else totals.groups.found.joined[known])
   elapsed = float(np.nansum(totals.per_step["step"]))
   rows = []
   for at in np.argsort(-lateness, kind="stable").tolist():
@@ -132,6 +132,15 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
     if len(rows) == 64:
       break
   return tuple(rows)
+
+
+def _middle(mean: np.ndarray, joined: np.ndarray) -> np.ndarray:
+  """Lower median over the ranks that each meets."""
+  level = np.empty(len(mean))
+  for number in np.unique(joined):
+    own = joined == number
+    level[own] = np.sort(mean[own])[(int(own.sum()) - 1) // 2]
+  return level
 
 
 def _pacing(run: Run, totals: Totals) -> Pacing:

@@ -1,0 +1,138 @@
+"""What every rank waits for in a collective that not all ranks meet in: for whom, and on whose account.
+
+Ranks of a group that left their last collective together are compared by their busy time since then, as where all ranks
+meet. Ranks that come from different groups have no common origin but this collective's end: there the wait beyond the
+group's shortest one counts. It is for the rank that waited least, on that rank's account as far as it was busy for
+longer, else on the account of whom it waited for before: blame travels to the rank that is late itself. In a
+point-to-point transfer each rank waits for its source alone, and blame travels up the chain.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.meetings import Grouped, Meetings
+
+
+class Waits(NamedTuple):
+  """Of one collective; [R, K], 0 where the rank is not there."""
+
+  early: np.ndarray  # s, wait for a rank that came later
+  last: np.ndarray  # int64, that rank; the rank itself where there is none
+  own: np.ndarray  # s of `early` because that rank was busy for longer itself
+  transfer: np.ndarray  # s, what the collective takes the rank's group; NaN where the rank is not in it
+  there: np.ndarray  # bool
+  takes: np.ndarray  # bool, ranks to which something is transferred
+  beyond: np.ndarray  # s, wait beyond the shortest of the group, whatever it is for
+
+
+def waits_of(found: Meetings, c: int, arrival: np.ndarray, wait: np.ndarray, valid: np.ndarray,
+             before: np.ndarray) -> Waits:
+  """Says who waits for whom in one collective.
+
+  Args:
+    found: who meets.
+    c: which collective, in the order of a step.
+    arrival: [R, K] s busy since the own last exit.
+    wait: [R, K] s in the collective.
+    valid: [R, K] ranks whose step is known.
+    before: [R, K] s that each rank waited in its last collective beyond the shortest wait there.
+  """
+  grouped = found.grouped[c]
+  there = valid & (grouped.of_rank < grouped.size)[:, None]
+  own_rank = np.broadcast_to(np.arange(len(valid))[:, None], valid.shape)
+  sources = found.of[c].sources
+  if not grouped.size:
+    nothing = np.zeros(valid.shape)
+    return Waits(nothing, own_rank, nothing, np.full(valid.shape, np.nan), there, there, nothing)
+  if sources is not None:
+    return _from_sources(grouped, sources, arrival, wait, there, own_rank, before)
+  reach = np.where(there, arrival, -np.inf)
+  least = np.where(there, wait, np.inf)
+  low = grouped.spread(grouped.reduce(np.minimum, least), np.nan)
+  direct = found.direct[c, :, None]
+  last = np.where(direct, grouped.first(there & (reach == grouped.highest(reach))),
+                  grouped.first(there & (least == low)))
+  last = np.where(there, last, own_rank)
+  with np.errstate(invalid="ignore"):
+    longer = np.where(there, np.take_along_axis(arrival, last, axis=0) - arrival, 0.0)
+    early = np.where(direct, longer, np.where(there, wait - low, 0.0))
+  return Waits(early, last, np.where(direct, early, np.clip(longer, 0.0, early)),
+               np.where(np.isfinite(low), low, np.nan), there, there, early)
+
+
+def _from_sources(grouped: Grouped, sources: np.ndarray, arrival: np.ndarray, wait: np.ndarray, there: np.ndarray,
+                  own_rank: np.ndarray, before: np.ndarray) -> Waits:
+  receives = there & np.asarray((sources >= 0).any(axis=0))[:, None]
+  low = grouped.spread(grouped.reduce(np.minimum, np.where(receives, wait, np.inf)), np.nan)
+  low = np.where(np.isfinite(low), low, np.nan)
+  # Of several sources the one that comes latest, as far as busy times and waits before tell.
+  last, most = own_rank, np.full(arrival.shape, -np.inf)
+  late = np.where(there, arrival + before, -np.inf)
+  for row in sources:
+    source = np.where(row >= 0, row, np.arange(len(row)))
+    reach = np.where((row >= 0)[:, None] & receives, late[source], -np.inf)
+    last, most = np.where(reach > most, source[:, None], last), np.maximum(reach, most)
+  with np.errstate(invalid="ignore"):
+    beyond = np.where(receives & (last != own_rank), np.clip(wait - low, 0.0, None), 0.0)
+    longer = np.where(there, np.take_along_axis(arrival, last, axis=0) - arrival, 0.0)
+  own = np.clip(np.nan_to_num(longer), 0.0, beyond)
+  inherited = np.minimum(beyond - own, np.take_along_axis(before, last, axis=0))
+  early = own + inherited
+  # What is neither is the transfer itself.
+  took = np.where(receives, wait - early, 0.0)
+  number = np.maximum(grouped.reduce(np.add, receives.astype(np.int64)), 1)
+  mean = grouped.spread(grouped.reduce(np.add, took) / number, np.nan)
+  return Waits(early, last, own, np.where(receives & np.isfinite(low), mean, np.nan), there, receives, beyond)
+
+
+def step_through(found: Meetings, arrival: np.ndarray, wait: np.ndarray, valid: np.ndarray
+                 ) -> list[Waits]:
+  """The waits of all [C, R, K] collectives of some steps, in their order."""
+  first = np.zeros(valid.shape)
+  waits: list[Waits] = []
+  for _ in range(1 if found.direct.all() else 2):  # what was waited for at the end of a step is known the second time
+    waits, before = [], first
+    for c in range(len(arrival)):
+      waits.append(waits_of(found, c, arrival[c], wait[c], valid, before))
+      before = np.where(waits[-1].there, waits[-1].beyond, before)
+    first = np.zeros(valid.shape)
+    first[:, 1:] = before[:, :-1]
+  return waits
+
+
+def accounts(found: Meetings, waits: list[Waits], start: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+  """On whose account ranks wait, beyond what the last rank was busy for longer itself.
+
+  Args:
+    found: who meets.
+    waits: of the collectives of some steps.
+    start: [R] on whose account each rank is late at the first of the steps; itself to begin with.
+
+  Returns:
+    For each collective [R, K] ranks to which `early - own` goes; and [R] on whose account ranks are late at the end.
+  """
+  ranks, size = waits[0].early.shape
+  none = np.broadcast_to(np.arange(ranks)[:, None], (ranks, size))
+  # Whose lateness each rank has, as the number of a rank at the start of the step, or as R + rank.
+  now, told = none, []
+  steps = np.broadcast_to(np.arange(size), (ranks, size))
+  for c, waited in enumerate(waits):
+    other = np.take_along_axis(now, waited.last, axis=0)
+    told.append(other)
+    itself = 2 * waited.own >= waited.early
+    now = np.where(waited.early > 0, np.where(itself, ranks + waited.last, other), now)
+    # Whom others wait for because it was busy for longer itself is late on its own account, whatever was before.
+    by_itself = np.zeros((ranks, size), bool)
+    some = itself & (waited.early > 0)
+    by_itself[waited.last[some], steps[some]] = True
+    now = np.where(by_itself | found.levels(c)[:, None], ranks + none, now)
+  begin = np.empty((ranks, size), np.int64)
+  fixed = np.arange(ranks)
+  for k in range(size):
+    begin[:, k] = start
+    start = np.concatenate([start, fixed])[now[:, k]]
+  return [np.where(code >= ranks, code - ranks, np.take_along_axis(begin, np.minimum(code, ranks - 1), axis=0))
+          for code in told], start

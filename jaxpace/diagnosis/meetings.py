@@ -1,0 +1,164 @@
+"""Who waits for whom in the collectives of a run, where not all ranks meet in all of them.
+
+Ranks that meet in a collective are one group of it; groups that share ranks, in whatever collectives, are joined. What
+is never joined is never compared: its clocks, and what its ranks wait for, have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.trace.meeting import Meeting
+from jaxpace.trace.run import Run
+
+
+class Grouped:
+  """Reduces [R, K] values over groups of ranks and gives each rank its group's."""
+
+  def __init__(self, groups: np.ndarray):
+    """Sorts the ranks.
+
+    Args:
+      groups: [R] group of each rank, -1 for none.
+    """
+    members = np.flatnonzero(groups >= 0)
+    self.order = members[np.argsort(groups[members], kind="stable")]
+    ordered = groups[self.order]
+    self.starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    self.size = len(self.starts)
+    self.of_rank = np.full(len(groups), self.size, np.int64)
+    """[R] number of the group, from 0 without a gap; the number of groups for a rank of none."""
+    self.of_rank[self.order] = np.repeat(np.arange(self.size), np.diff(np.append(self.starts, len(self.order))))
+
+  def reduce(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
+    """[R, K] to [G, K]."""
+    return how.reduceat(values[self.order], self.starts, axis=0)
+
+  def spread(self, values: np.ndarray, fill: float) -> np.ndarray:
+    """[G, K] to [R, K]; `fill` for ranks of no group."""
+    padding = np.full((1, values.shape[1]), fill, values.dtype)
+    return np.concatenate([values, padding])[self.of_rank]
+
+  def highest(self, values: np.ndarray) -> np.ndarray:
+    """[R, K] highest of the rank's group; -inf for ranks of none."""
+    return self.spread(self.reduce(np.maximum, values), -np.inf)
+
+  def mean(self, values: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """[R, K] mean over the ranks of the group that are there; 0 where none is."""
+    number = self.reduce(np.add, there.astype(np.int64))
+    total = self.reduce(np.add, np.where(there, values, 0.0))
+    return self.spread(np.divide(total, number, out=np.zeros(total.shape), where=number > 0), 0.0)
+
+  def first(self, which: np.ndarray) -> np.ndarray:
+    """[R, K] lowest rank of the group for which [R, K] `which` is true; R where there is none."""
+    ranks = np.where(which, np.arange(len(which))[:, None], len(which))
+    return self.spread(self.reduce(np.minimum, ranks), len(which))
+
+
+class Meetings(NamedTuple):
+  """The meetings of all C collectives, in the order of a step; R ranks."""
+
+  of: tuple[Meeting, ...]
+  grouped: tuple[Grouped, ...]
+  direct: np.ndarray
+  """[C, R] bool: the ranks of the group left their last collective together, so that own exits are one origin."""
+  joined: np.ndarray
+  """[R] number of the ranks that are joined by any collectives, from 0 on; of their own where in none."""
+
+  @property
+  def apart(self) -> bool:
+    """Whether there are ranks that nothing joins."""
+    return bool(self.joined.max(initial=0) > 0)
+
+  def levels(self, c: int) -> np.ndarray:
+    """[R] bool, ranks that meet all those they are joined with in the c-th collective: they leave it together."""
+    if self.of[c].sources is not None:
+      return np.zeros(len(self.joined), bool)
+    grouped = self.grouped[c]
+    inside = grouped.of_rank < grouped.size
+    sizes = np.append(np.diff(np.append(grouped.starts, len(grouped.order))), -1)
+    return np.asarray(inside & (sizes[grouped.of_rank] == np.bincount(self.joined)[self.joined]))
+
+  def receives(self, c: int) -> np.ndarray:
+    """[R] bool, ranks to which the c-th collective brings something."""
+    sources = self.of[c].sources
+    return np.asarray(self.of[c].groups >= 0 if sources is None else (sources >= 0).any(axis=0))
+
+
+def meetings(run: Run) -> Meetings | None:
+  """Who meets in which collective; None where all ranks meet in all of them."""
+  if all(c.meeting is None for c in run.collectives):
+    return None
+  whole = Meeting(np.zeros(run.ranks, np.int64))
+  of = tuple(whole if c.meeting is None else c.meeting for c in run.collectives)
+  key = tuple((m.groups.tobytes(), b"" if m.sources is None else m.sources.tobytes()) for m in of)
+  return _meetings(key, run.ranks)
+
+
+def joined_ranks_of(run: Run) -> np.ndarray | None:
+  """[R] number of the joined ranks that each belongs to; None where nothing keeps any apart."""
+  found = meetings(run)
+  return found.joined if found is not None and found.apart else None
+
+
+@functools.lru_cache(maxsize=8)
+def _meetings(key: tuple[tuple[bytes, bytes], ...], ranks: int) -> Meetings:
+  of = tuple(Meeting(np.frombuffer(groups, np.int64),
+                     np.frombuffer(sources, np.int64).reshape(-1, ranks) if sources else None)
+             for groups, sources in key)
+  return Meetings(of, tuple(Grouped(_who_wait(m)) for m in of), _direct(of, ranks), _joined(of, ranks))
+
+
+def _who_wait(meeting: Meeting) -> np.ndarray:
+  """[R] groups, without the ranks of which nobody receives and that receive from nobody."""
+  if meeting.sources is None:
+    return meeting.groups
+  chain = _joined((Meeting(np.full(meeting.groups.shape, -1, np.int64), meeting.sources),), len(meeting.groups))
+  takes_part = np.asarray((meeting.sources >= 0).any(axis=0))
+  takes_part[meeting.sources[meeting.sources >= 0]] = True
+  return np.where(takes_part, chain, -1)
+
+
+def _direct(of: tuple[Meeting, ...], ranks: int) -> np.ndarray:
+  """[C, R] whether all ranks of the rank's group left one and the same group of one collective before."""
+  takes_part = [_who_wait(m) >= 0 for m in of]
+  direct = np.zeros((len(of), ranks), bool)
+  for c, meeting in enumerate(of):
+    if meeting.sources is not None:
+      continue
+    left = np.full(ranks, -1, np.int64)  # which group of which collective before, as one number
+    for back in range(len(of), 0, -1):  # the nearest comes last
+      before = (c - back) % len(of)
+      groups = of[before].groups
+      together = of[before].sources is None
+      left = np.where(takes_part[before], before * (ranks + 1) + groups if together else -1, left)
+    for group in np.unique(meeting.groups[meeting.groups >= 0]).tolist():
+      own = np.flatnonzero(meeting.groups == group)
+      direct[c, own] = left[own].min() >= 0 and left[own].min() == left[own].max()
+  return direct
+
+
+def _joined(of: tuple[Meeting, ...], ranks: int) -> np.ndarray:
+  """[R] connected ranks, numbered by their first one."""
+  number = np.arange(ranks)
+  pairs = [np.empty((2, 0), np.int64)]
+  for meeting in of:
+    members = np.flatnonzero(meeting.groups >= 0)
+    if meeting.sources is None and members.size:
+      _, first, inverse = np.unique(meeting.groups[members], return_index=True, return_inverse=True)
+      pairs.append(np.stack([members, members[first][inverse]]))
+    for sources in () if meeting.sources is None else meeting.sources:
+      targets = np.flatnonzero(sources >= 0)
+      pairs.append(np.stack([targets, sources[targets]]))
+  one, other = np.concatenate(pairs, axis=1)
+  while True:
+    low = np.minimum(number[one], number[other])
+    before = number.copy()
+    np.minimum.at(number, one, low)
+    np.minimum.at(number, other, low)
+    number = number[number]
+    if (number == before).all():
+      return np.unique(number, return_inverse=True)[1]

@@ -1,0 +1,123 @@
+"""Recorded steps played again where not all ranks meet in all collectives.
+
+Each rank has a time of its own, t. A collective lets the ranks of a group out together, t = max over the group of
+(t + A) + C; a point-to-point transfer lets a rank out when it and its source are there. Times run on from step to step,
+so that one rank's lateness reaches others through whatever collectives join them, and ranks that nothing joins never
+meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxpace.diagnosis.accounting import Busy, busy, chunks
+from jaxpace.diagnosis.grouped_waits import step_through
+from jaxpace.diagnosis.meetings import Meetings
+from jaxpace.diagnosis.totals import undelayed
+from jaxpace.trace.run import Run
+
+_LANES, _LEAST = 64, 512
+"""Stretches of steps that are played side by side, each from a common beginning, and steps of one at least."""
+
+Change = Callable[[Busy, np.ndarray, slice, int], np.ndarray]
+"""From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its arrivals; minus
+infinity for a rank that is not there."""
+
+
+def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[int], change: Change) -> np.ndarray:
+  """[scenarios] mean over ranks and counted steps of the time a step takes, seconds.
+
+  Args:
+    run: the recorded run.
+    found: who meets.
+    mask: [K] counted steps.
+    scenarios: their numbers.
+    change: makes a scenario's arrivals.
+  """
+  steps = np.flatnonzero(mask)
+  lanes = int(np.clip(len(steps) // _LEAST, 1, _LANES))
+  edges = np.linspace(0, len(steps), lanes + 1).astype(int)
+  longest = int(np.diff(edges).max(initial=0))
+  lane = np.searchsorted(edges, np.arange(len(steps)), side="right") - 1
+  place = np.arange(len(steps)) - edges[lane]
+  shape = len(run.collectives), longest, lanes, run.ranks
+  arrivals = np.full((len(scenarios), *shape), -np.inf, np.float32)
+  transfers = np.zeros(shape, np.float32)
+  for part in chunks(run):
+    own = np.flatnonzero((steps >= part.start) & (steps < part.stop))
+    if not own.size:
+      continue
+    work = busy(run, part)
+    work = work._replace(valid=work.valid & mask[part])
+    arrival = undelayed(work)
+    at = steps[own] - part.start
+    for c, waited in enumerate(step_through(found, work.arrival, work.wait, work.valid)):
+      transfers[c, place[own], lane[own]] = np.nan_to_num(np.where(waited.takes, waited.transfer, 0.0))[:, at].T
+    for i, number in enumerate(scenarios):
+      changed = np.where(work.valid, change(work, arrival, part, number), -np.inf)
+      arrivals[i][:, place[own], lane[own]] = np.moveaxis(changed[:, :, at], 1, 2)
+  return _play(found, arrivals, transfers) / max(1, len(steps))
+
+
+def _play(found: Meetings, arrivals: np.ndarray, transfers: np.ndarray) -> np.ndarray:
+  """[scenarios] sum over lanes of the ranks' mean time at the end.
+
+  Args:
+    found: who meets.
+    arrivals: [S, C, L, W, R]; minus infinity for a rank that is not there.
+    transfers: [C, L, W, R].
+  """
+  scenarios, slots, longest, lanes, ranks = arrivals.shape
+  time = np.zeros((scenarios, lanes, ranks))
+  for k in range(longest):
+    for c in range(slots):
+      time = _leave(found, c, time, time + arrivals[:, c, k]) + transfers[c, k]
+  return np.asarray(time.mean(axis=2).sum(axis=1))
+
+
+def _leave(found: Meetings, c: int, time: np.ndarray, ready: np.ndarray) -> np.ndarray:
+  """[S, W, R] when ranks that were ready then are let out; those whose group is not there stay where they were."""
+  grouped, sources = found.grouped[c], found.of[c].sources
+  if not grouped.size:
+    return np.where(np.isfinite(ready), ready, time)
+  if sources is None:
+    top = np.maximum.reduceat(ready[..., grouped.order], grouped.starts, axis=-1)
+    top = np.concatenate([top, np.full((*top.shape[:-1], 1), -np.inf)], axis=-1)[..., grouped.of_rank]
+    top = np.where(grouped.of_rank < grouped.size, top, ready)
+  else:
+    top = ready
+    for row in sources:
+      top = np.maximum(top, np.where(row >= 0, ready[..., row], -np.inf))
+  return np.where(np.isfinite(top), top, time)
+
+
+def evened(found: Meetings, arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  """[C, R, k] arrivals with every rank of those that meet, in whatever collectives, as busy as their mean."""
+  result = arrival.copy()
+  for number in range(int(found.joined.max(initial=0)) + 1):
+    own = found.joined == number
+    for c, grouped in enumerate(found.grouped):
+      inside = own & (grouped.of_rank < grouped.size)
+      there = valid[inside]
+      if there.size:
+        mean = np.where(there, arrival[c, inside], 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+        result[c, inside] = mean
+  return result
+
+
+def without_ranks(found: Meetings, arrival: np.ndarray, valid: np.ndarray, gone: np.ndarray) -> np.ndarray:
+  """[C, R, k] arrivals without some ranks; those without whom nobody of their group is left stay.
+
+  A rank that hands on what others wait for can't be left out: it is as quick as the mean of those it is joined with.
+  """
+  result = arrival.copy()
+  quick = np.minimum(arrival, evened(found, arrival, valid & ~gone[:, None]))
+  for c, grouped in enumerate(found.grouped):
+    if found.of[c].sources is not None:
+      result[c, gone] = quick[c, gone]
+    elif grouped.size:
+      left = grouped.spread(grouped.reduce(np.add, (valid & ~gone[:, None]).astype(np.int64)), 0)
+      result[c] = np.where(gone[:, None] & (left > 0), -np.inf, arrival[c])
+  return result

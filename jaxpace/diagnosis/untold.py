@@ -1,0 +1,101 @@
+"""What a run can't tell: ranks that left no rows, and collectives whose stamps say nothing of who came late."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.accounting import busy, chunks
+from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.totals import Totals
+from jaxpace.diagnosis.wording import hosts_of, named
+from jaxpace.trace.problems import list_ranks, plural
+from jaxpace.trace.run import Run
+
+_MOST = 0.5
+"""Who is late can't be told where what ranks do before the collectives that don't tell takes this share of their busy
+time."""
+_SEEN = 0.5
+"""A rank is judged that is known in this share of the counted steps, at least."""
+
+
+class Untold(NamedTuple):
+  """Why a run's stamps don't tell who is late."""
+
+  slots: tuple[int, ...]  # collectives that don't tell
+  early: bool  # some of them can begin before their entry stamps
+  partners: bool  # some are point-to-point transfers without a word on who sends to whom
+
+
+def untold(run: Run, counted: Counted) -> Untold | None:
+  """Returns why it can't be told who is late; None where it can."""
+  early = [c.may_begin_early for c in run.collectives]
+  alone = [c.point_to_point and (c.meeting is None or c.meeting.sources is None) for c in run.collectives]
+  if not any(early) and not any(alone):
+    return None
+  which = np.array(early) | np.array(alone)
+  part = next((part for part in chunks(run) if counted.mask[part].any()), None)
+  if part is None:
+    return None
+  work = busy(run, part)
+  valid = work.valid & counted.mask[part]
+  before = np.where(valid, work.arrival, 0.0).sum(axis=(1, 2))
+  # Stamps at the begin of the wait say nothing of what was waited before: the time ahead of them is in doubt.
+  if before[which].sum() < _MOST * before.sum():
+    return None
+  slots = tuple(c.slot for c, doubted in zip(run.collectives, which, strict=True) if doubted)
+  return Untold(slots, any(early), any(alone))
+
+
+def sentence(found: Untold, collectives: int) -> str:
+  """Says so."""
+  which = (f"{len(found.slots)} of {plural(collectives, 'collective')}" if len(found.slots) < collectives
+           else "the collectives" if collectives > 1 else "the collective")
+  why = []
+  if found.early:
+    why.append(f"{which} can begin before {'its entry stamp' if which == 'the collective' else 'their entry stamps'}, "
+               "so that waiting may count as compute")
+  if found.partners:
+    why.append("it is not recorded who sends to whom")
+  return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
+
+
+def unseen(counted: Counted, totals: Totals) -> np.ndarray:
+  """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said of them."""
+  if not counted.size:
+    return np.empty(0, np.int64)
+  return np.flatnonzero(totals.present < max(1.0, _SEEN * counted.size))
+
+
+def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
+  """Names the ranks that nothing is known of."""
+  silent = not (run.attempt[list(ranks)][:, run.inside] >= 0).any()
+  several = len(ranks) > 1
+  hosts = hosts_of(run, ranks)
+  where = f" ({named(hosts)})" if hosts else ""
+  return (f"Nothing is said of rank{'s' if several else ''} {list_ranks(ranks)}{where}: "
+          + (f"{'they' if several else 'it'} left no rows" if silent else
+             f"{'their' if several else 'its'} rows are missing in most of the steps")
+          + f", so {'they' if several else 'it'} may be what the others wait for; that would count as transfer.")
+
+
+def once(notices: Iterable[str]) -> list[str]:
+  """Notices that differ in the number of a collective alone, said once.
+
+  >>> once(["Collective 0 is odd.", "Collective 2 is odd.", "So."])
+  ['Collective 0 is odd. (So are 1 more: 2.)', 'So.']
+  """
+  said: dict[str, list[int]] = {}
+  for notice in notices:
+    match = re.match(r"Collective (\d{1,9}) (?=\D)", notice)
+    key = notice if match is None else notice[match.end():]
+    said.setdefault(("" if match is None else "\0") + key, []).append(0 if match is None else int(match[1]))
+  return [key if not key.startswith("\0") else f"Collective {numbers[0]} {key[1:]}" + _more(numbers[1:])
+          for key, numbers in said.items()]
+
+
+def _more(numbers: Sequence[int]) -> str:
+  return f" (So are {len(numbers)} more: {list_ranks(numbers)}.)" if numbers else ""

@@ -1,0 +1,111 @@
+"""Which ranks meet in a collective, and who waits for whom there."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.trace.along_axis import laid_out
+
+_SENDS = ("ppermute", "collective_permute", "collective-permute", "send", "recv")
+_MOST_SOURCES = 8
+"""Ranks that one rank waits for in a point-to-point transfer, at most."""
+
+
+class Meeting(NamedTuple):
+  """The ranks of a collective that wait for each other; R ranks. Ranks of two groups never do."""
+
+  groups: np.ndarray  # [R] int64, group of each rank; -1: the rank takes no part
+  sources: np.ndarray | None = None
+  """[M, R] int64, ranks that each rank receives from, -1 for none; None: each waits for all of its group."""
+
+
+def sends(names: Any) -> bool:
+  """Whether operations of these names are transfers from one rank to another, not collectives of many.
+
+  >>> sends(["ppermute"]), sends(["psum", "ppermute"]), sends([])
+  (True, False, False)
+  """
+  names = [str(name).lower() for name in names] if isinstance(names, list | tuple) else []
+  return bool(names) and all(name.startswith(_SENDS) for name in names)
+
+
+def read_meeting(info: dict[str, Any], entry: dict[str, Any], ranks: int, point_to_point: bool) -> Meeting | None:
+  """Finds out who meets in a collective.
+
+  Args:
+    info: `run.json`, whose `settings` tell the mesh and the axis.
+    entry: what its plan says of the collective: `axis`; `groups`, lists of ranks, where they are not those along the
+      axis; by their index along it, `index_groups` of those that do and, of a point-to-point transfer, `pairs` of
+      source and target.
+    ranks: R, recorded ranks.
+    point_to_point: whether it is one.
+
+  Returns:
+    Who meets; None where all ranks do, or nothing is known of it.
+  """
+  told = _told(entry.get("groups"), ranks)
+  rows = None
+  if told is None:
+    axis = entry.get("axis")
+    rows = laid_out(info, axis.split(",") if isinstance(axis, str) else None)
+    rows = laid_out(info) if rows is None else rows
+    told = np.zeros(ranks, np.int64)
+    if rows is not None and rows.size >= ranks:
+      of_device = np.empty(rows.size, np.int64)
+      of_device[rows] = np.arange(len(rows))[:, None]
+      told = of_device[:ranks]
+    else:
+      rows = None
+    inside = _told(entry.get("index_groups"), rows.shape[1] if rows is not None else ranks)
+    if inside is not None:
+      along = np.arange(ranks)
+      if rows is not None:
+        of_device = np.empty(rows.size, np.int64)
+        of_device[rows] = np.arange(rows.shape[1])[None]
+        along = of_device[:ranks]
+      told = np.where(inside[along] >= 0, told * len(inside) + inside[along], -1)
+  sources = None
+  if point_to_point:
+    sources = _sources(entry.get("pairs"), rows if rows is not None else np.arange(ranks)[None], ranks)
+  if sources is None and (told == told[0]).all():
+    return None
+  return Meeting(told, sources)
+
+
+def _told(value: Any, ranks: int) -> np.ndarray | None:
+  """[R] groups of lists of ranks; None where they are not such."""
+  if not isinstance(value, list | tuple) or not value:
+    return None
+  of_rank = np.full(ranks, -1, np.int64)
+  for group, members in enumerate(value):
+    if not isinstance(members, list | tuple) or len(members) > 1 << 20:
+      return None
+    for rank in members:
+      if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0 or (rank < ranks and of_rank[rank] >= 0):
+        return None
+      if rank < ranks:
+        of_rank[rank] = group
+  return of_rank if (of_rank >= 0).any() else None
+
+
+def _sources(pairs: Any, rows: np.ndarray, ranks: int) -> np.ndarray | None:
+  """[M, R] sources of every rank; None where they are not told."""
+  if not isinstance(pairs, list | tuple) or not pairs:
+    return None
+  sources = np.full((_MOST_SOURCES, ranks), -1, np.int64)
+  for pair in pairs:
+    if not (isinstance(pair, list | tuple) and len(pair) == 2
+            and all(isinstance(at, int) and 0 <= at < rows.shape[1] for at in pair)):
+      return None
+    if pair[0] == pair[1]:
+      continue
+    for source, target in zip(rows[:, pair[0]].tolist(), rows[:, pair[1]].tolist(), strict=True):
+      if source >= ranks or target >= ranks or source in sources[:, target]:
+        continue
+      free = np.flatnonzero(sources[:, target] < 0)
+      if free.size:
+        sources[free[0], target] = source
+  used = int((sources >= 0).any(axis=1).sum())
+  return sources[:used] if used else None

@@ -1,0 +1,217 @@
+"""Runs in whose collectives not all ranks meet: who waits for whom, who is blamed, what it would be worth."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxpace.__main__ import main
+from tests.diagnosis import grouped
+
+STEPS = 240
+TWO = {"mesh": {"replica": 2, "data": 2}, "axis": ["data"]}
+_ROWS = [[0, 1], [2, 3]]
+_COLUMNS = [[0, 2], [1, 3]]
+
+
+def noisy(busy, seed=0, noise=0.01):
+  """[C, R, K] of [C, R] seconds."""
+  busy = np.repeat(np.asarray(busy, float)[..., None], STEPS, axis=-1)
+  return busy * (1 + noise * np.random.default_rng(seed).standard_normal(busy.shape))
+
+
+def report(path, *arguments):
+  main_json = path.parent / f"{path.name}.json"
+  assert main(["report", str(path), "--json", str(main_json), *arguments]) == 0
+  return json.loads(main_json.read_text())
+
+
+def check_shares(document):
+  assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
+  for row in [*document["per_rank"], *({"shares": shares} for shares in document["per_host"].values())]:
+    if row["shares"] is not None:
+      assert sum(row["shares"].values()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("told", ["mesh", "groups", "index_groups"])
+def test_two_groups_that_never_meet_do_not_wait_for_each_other(tmp_path, told):
+  """10 and 15 ms of compute, 2 ms of transfer each."""
+  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 15e-3]], noise=0), [2e-3], [_ROWS])
+  grouped.write(tmp_path / "run", enter, leave, settings=TWO if told == "mesh" else None,
+                collectives=None if told == "mesh" else [{told: _ROWS}])
+  document = report(tmp_path / "run")
+  check_shares(document)
+  step = document["step_time"]["mean"]
+  assert step == pytest.approx(14.5e-3, rel=1e-6)  # mean over ranks of 12 and 17 ms
+  assert document["shares"]["transfer"] * step == pytest.approx(2e-3, rel=1e-6)
+  assert document["shares"]["skew"] == pytest.approx(0, abs=1e-9)
+  assert not document["findings"] and document["verdict"].startswith("Healthy")
+  assert document["what_if"]["no_skew"]["speedup"] == pytest.approx(1, abs=1e-6)
+  assert not any(row["late"] for row in document["per_rank"])
+  assert [row["lateness"] for row in document["per_rank"]] == pytest.approx([0] * 4, abs=1e-9)
+  assert [row["shares"]["transfer"] * row["step_time"] for row in document["per_rank"]] == pytest.approx([2e-3] * 4)
+  assert any("2 groups that never meet" in note for note in document["notes"])
+  assert document["collectives"][0]["groups"] == 2
+
+
+def test_the_late_rank_of_one_group_is_named_and_the_other_group_is_not(tmp_path):
+  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 20e-3]]), [2e-3], [_ROWS])
+  grouped.write(tmp_path / "run", enter, leave, settings=TWO)
+  document = report(tmp_path / "run", "--without", "rank:3", "--without", "skew", "--without", "host:host0")
+  check_shares(document)
+  (finding,) = document["findings"]
+  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [3]
+  lateness = [row["lateness"] for row in document["per_rank"]]
+  assert lateness == pytest.approx([0, 0, 0, 5e-3], abs=1e-4)
+  # Its own group alone waits for it: one of four ranks, 5 ms; without it two of four take 5 ms less.
+  assert finding["share"] * document["step_time"]["mean"] == pytest.approx(5e-3 / 4, rel=0.03)
+  alone = document["what_if"]["without_rank"]["3"]["step_time"]
+  assert document["step_time"]["mean"] - alone == pytest.approx(5e-3 / 2, rel=0.03)
+  asked = {a["without"]: a["step_time"] for a in document["what_if"]["asked"]}
+  assert asked["rank:3"] == pytest.approx(alone)
+  assert document["step_time"]["mean"] - asked["skew"] == pytest.approx(
+      document["shares"]["skew"] * document["step_time"]["mean"], rel=1e-3)
+  assert document["step_time"]["mean"] - asked["host:host0"] < 1e-4
+
+
+def test_each_group_has_a_floor_of_its_own(tmp_path):
+  """Contended by turns: each group's transfers are quick in one half of the run, the mean never is."""
+  arrivals, size = noisy([[10e-3] * 4], noise=0), STEPS // 2
+  parts = []
+  for contended in ((0, 1), (2, 3)):
+    slow = [grouped.play(arrivals[:, :2, :size], [6e-3 if 0 in contended else 2e-3]),
+            grouped.play(arrivals[:, 2:, :size], [2e-3 if 0 in contended else 6e-3])]
+    parts.append([np.concatenate([s[i] for s in slow], axis=1) for i in range(2)])
+  ends = parts[0][1][:, :, -1:]
+  enter, leave = (np.concatenate([parts[0][i], parts[1][i] + ends], axis=2) for i in range(2))
+  grouped.write(tmp_path / "run", enter, leave, settings=TWO)
+  document = report(tmp_path / "run")
+  check_shares(document)
+  assert document["shares"]["contention"] * document["step_time"]["mean"] == pytest.approx(2e-3, rel=0.05)
+
+
+def test_several_kinds_of_groups_pass_lateness_on(tmp_path):
+  """Tensor-parallel pairs, then data-parallel pairs: rank 3's 10 ms hold up all, by way of ranks 1 and 2."""
+  busy = noisy([[10e-3, 10e-3, 10e-3, 20e-3], [5e-3] * 4])
+  enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _COLUMNS])
+  grouped.write(tmp_path / "run", enter, leave, collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
+  document = report(tmp_path / "run")
+  check_shares(document)
+  (finding,) = document["findings"]
+  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [3]
+  assert document["per_rank"][3]["lateness"] == pytest.approx(10e-3, rel=0.02)
+  assert document["per_rank"][3]["last_share"] > 0.99
+  step = document["step_time"]["mean"]
+  assert document["shares"]["skew"] * step == pytest.approx(7.5e-3, rel=0.03)
+  assert document["shares"]["transfer"] * step == pytest.approx(3e-3, rel=0.03)
+  assert document["what_if"]["without_rank"]["3"]["step_time"] == pytest.approx(18e-3, rel=0.02)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_chain_is_judged_along_the_chain(tmp_path, back):
+  """Each rank waits for its source: the 20 ms of rank 2 reach all those behind it, and it alone is to blame."""
+  sources = [3 if back else -1, 0, 1, 2]
+  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 30e-3, 10e-3]]), [1e-3], sources=[sources])
+  grouped.write(tmp_path / "run", enter, leave, collectives=[
+      {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[s, t] for t, s in enumerate(sources) if s >= 0]}])
+  document = report(tmp_path / "run")
+  check_shares(document)
+  (finding,) = document["findings"]
+  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [2]
+  assert "Look at rank 2" in document["verdict"]
+  assert document["per_rank"][2]["lateness"] == pytest.approx(20e-3, rel=0.02)
+  assert document["collectives"][0]["kind"] == "point_to_point"
+  notes = " ".join(document["notes"])
+  assert "1 of 1 collective is a point-to-point transfer" in notes and "bubbles" in notes
+
+
+def test_a_pipeline_that_ends_in_a_sum_blames_the_late_stage_alone(tmp_path):
+  busy = noisy([*[[2.5e-3, 2.5e-3, 7.5e-3, 2.5e-3]] * 4, [1e-3] * 4])
+  chain = [-1, 0, 1, 2]
+  enter, leave = grouped.play(busy, [1e-3] * 4 + [2e-3], sources=[chain] * 4 + [None])
+  send = {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]]}
+  grouped.write(tmp_path / "run", enter, leave, collectives=[send] * 4 + [{}])
+  document = report(tmp_path / "run")
+  check_shares(document)
+  (finding,) = document["findings"]
+  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [2]
+  assert document["what_if"]["without_rank"]["2"]["step_time"] == pytest.approx(17e-3, rel=0.03)
+
+
+def test_even_stages_have_no_late_rank(tmp_path):
+  chain = [-1, 0, 1, 2]
+  enter, leave = grouped.play(noisy([[5e-3] * 4] * 2 + [[1e-3] * 4]), [1e-3, 1e-3, 2e-3],
+                              sources=[chain, chain, None])
+  send = {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]]}
+  grouped.write(tmp_path / "run", enter, leave, collectives=[send, send, {}])
+  document = report(tmp_path / "run")
+  check_shares(document)
+  assert not document["findings"] and document["verdict"].startswith("Healthy")
+
+
+def test_groups_that_keep_step_without_meeting_are_told_as_stages(tmp_path):
+  """Two stages' data-parallel groups: the shorter stage waits for the other one inside its compute or transfer."""
+  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 15e-3]], noise=0), [2e-3])
+  grouped.write(tmp_path / "run", enter, leave, settings={"mesh": {"stage": 2, "data": 2}, "axis": ["data"]})
+  document = report(tmp_path / "run")
+  check_shares(document)
+  assert document["what_if"]["stages"]
+  notes = " ".join(document["notes"])
+  assert "never meet in a stamped collective, and yet take the same step" in notes and "bubbles" in notes
+
+
+def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_path, capsys):
+  """A pipeline whose transfers begin before their entry stamps: what is recorded there says nothing of who is late."""
+  random = np.random.default_rng(3)
+  slots = 10
+  busy = np.full((slots, 4, STEPS), 3e-3) + random.exponential(1e-3, (slots, 4, STEPS))
+  enter, leave = grouped.play(busy, [1e-5] * slots)
+  notices = [f"Collective {c} can start before its entry stamp, which may then be late: none of its operands can be "
+             "held back without a risk to the last bits of the results." for c in range(slots)]
+  grouped.write(tmp_path / "run", enter, leave, plan={"notices": notices}, collectives=[
+      {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]]}] * slots)
+  document = report(tmp_path / "run")
+  said = capsys.readouterr().out
+  check_shares(document)
+  assert not document["findings"] and document["what_if"]["no_skew"] is None
+  assert document["verdict"].startswith("It can't be told whether ranks wait for each other")
+  assert sum("can start before its entry stamp" in note for note in document["notes"]) == 1
+  assert "change from step to step" not in said
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_ranks_without_rows_are_not_cleared(tmp_path, capsys, whole):
+  """The late rank's disk was full: the others' waiting for it looks like transfer."""
+  busy = np.tile(noisy([[10e-3, 10e-3, 10e-3, 14e-3]]), 4)
+  enter, leave = grouped.play(busy, [2e-3])
+  grouped.write(tmp_path / "all", enter, leave, run="all")
+  grouped.write(tmp_path / "run", enter, leave, left_out=(3,))
+  if not whole:
+    grouped.write(tmp_path / "other", enter[:, :, :80], leave[:, :, :80])
+    for table in ("steps", "collectives"):
+      for part in (tmp_path / "other" / table).glob("*-p00003.*"):
+        part.rename(tmp_path / "run" / table / part.name)
+  document = report(tmp_path / "run")
+  capsys.readouterr()
+  assert document["not_judged"] == [3]
+  assert document["verdict"].startswith("Nothing is said of rank 3") and "Healthy" not in document["verdict"]
+  target = tmp_path / "compared.json"
+  assert main(["compare", str(tmp_path / "all"), str(tmp_path / "run"), "--json", str(target)]) == 0
+  said = " ".join(capsys.readouterr().out.split())
+  assert "No longer in B" not in said and "rows of rank 3 are missing there" in said
+  compared = json.loads(target.read_text())
+  assert not compared["findings"]["gone"] and "Nothing is said of rank 3" in compared["verdict"]
+
+
+def test_the_timeline_does_not_let_a_group_wait_for_another_one(tmp_path, capsys):
+  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 20e-3]]), [2e-3], [_ROWS])
+  grouped.write(tmp_path / "run", enter, leave, settings=TWO)
+  target = tmp_path / "timeline.json"
+  assert main(["report", str(tmp_path / "run"), "--chrome", str(target)]) == 0
+  assert "Groups of ranks that never meet" in " ".join(capsys.readouterr().err.split())
+  events = json.loads(target.read_text())
+  events = events["traceEvents"] if isinstance(events, dict) else events
+  names = {event["args"]["name"]: event["tid"] for event in events
+           if event.get("name") == "thread_name" and "rank" in event["args"]["name"]}
+  late = [event for event in events if event.get("name") == "wait for rank 3" and event.get("dur", 0) > 1000]
+  assert late and {event["tid"] for event in late} == {names["rank 2"]}
