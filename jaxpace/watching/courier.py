@@ -19,13 +19,20 @@ _CLOSE_SECONDS = 1.0
 class Courier:
   """Carries this process's word to the store and the others' from there. Methods may be called from any thread."""
 
-  def __init__(self, name: str, process: int):
-    """Prepares; `name` is the keys' directory, the same in every process."""
-    self._name, self._process = name, process
+  def __init__(self, name: str, process: int, stale: str | None = None):
+    """Prepares.
+
+    Args:
+      name: the keys' directory, the same in every process.
+      process: this process's index.
+      stale: directory of an earlier watchdog, from which this process's last word may go.
+    """
+    self._name, self._process, self._stale = name, process, stale
     self._lock = threading.Lock()
     self._wanted = threading.Event()
     self._word: Word | None = None
     self._read = False
+    self._last: Word | None = None  # to be left behind
     self._ears = Ears()
     self._began: float | None = None  # when the call under way began
     self._closing = False
@@ -54,8 +61,12 @@ class Courier:
     with self._lock:
       return 0.0 if self._began is None else time.monotonic() - self._began
 
-  def close(self) -> None:
-    """Takes this process's word back and ends the thread; where the store does not answer, leaves them."""
+  def close(self, last: Word) -> None:
+    """Leaves a last word behind and ends the thread; where the store does not answer, leaves them as they are.
+
+    The others know this process's newest step from it alone: its word before may be half a second, and many steps, old.
+    """
+    self._last = last
     self._closing = True
     self._wanted.set()
     if self._thread.is_alive():
@@ -63,6 +74,9 @@ class Courier:
 
   def _run(self) -> None:
     try:
+      if self._stale is not None:
+        with contextlib.suppress(Exception):
+          distributed.key_value_delete(f"{self._stale}/{self._process}")
       while not self._closing:
         self._wanted.wait()
         self._wanted.clear()
@@ -70,8 +84,9 @@ class Courier:
           word, read, self._word, self._read = self._word, self._read, None, False
         if word is not None and not self._closing:
           self._trip(word, read)
-      with contextlib.suppress(Exception):  # the job may have ended
-        distributed.key_value_delete(f"{self._name}/{self._process}")
+      if self._last is not None:
+        with contextlib.suppress(Exception):  # the job may have ended
+          distributed.key_value_set(f"{self._name}/{self._process}", self._last.to_text(), overwrite=True)
     finally:
       self._ended.set()
 

@@ -56,7 +56,8 @@ class Watchdog:
               save(state)
 
   Two threads beside the loop; neither starts anything on a device. Each process publishes twice a second how far its
-  loop is (one key of the store that `jax.distributed` runs, overwritten in place, deleted at the end). When a step
+  loop is (one key of the store that `jax.distributed` runs, overwritten in place, the last word when it leaves its
+  loop). When a step
   does not complete in time, one process logs a warning, and writes to the run directory, who has not arrived, where
   its loop is, and its Python stack if its own watchdog can still answer. The loop goes on: nothing is killed.
 
@@ -113,9 +114,11 @@ class Watchdog:
     self._opened = True
     self._process, self._processes = distributed.process_index(), distributed.process_count()
     self._beat = max(_BEAT_SECONDS, self._processes / _BEATS_A_SECOND)
-    name = f"jaxpace/watchdog/{next(_counter)}"
+    number = next(_counter)
     if self._processes > 1:
-      self._courier = Courier(name, self._process)
+      # The one before may still be asked for what this process did last.
+      stale = f"jaxpace/watchdog/{number - 2}" if number >= 2 else None
+      self._courier = Courier(f"jaxpace/watchdog/{number}", self._process, stale)
       self._courier.start()
     directory = self._directory or (self._recorder.directory if self._recorder is not None else None)
     if directory is not None:
@@ -131,7 +134,9 @@ class Watchdog:
     if threading.current_thread() is not self._thread:
       self._thread.join(2 * _LOOK_SECONDS)
     if self._courier is not None:
-      self._courier.close()
+      self._progress.look()
+      now = time.monotonic()
+      self._courier.close(self._word(now, now - self._progress.moved, False, False)._replace(left=True))
 
   def watch(self, step: Callable[P, R]) -> Callable[P, R]:
     """Makes a function whose calls are counted as steps.

@@ -25,6 +25,7 @@ class Word(NamedTuple):
   excused: float  # s since it last announced that it would take long; 0 while it does
   waiting: bool  # whether `age` is past its timeout
   stack: str = ""  # of the loop's thread, where it is asked for
+  left: bool = False  # whether its loop has ended: this is its last word
 
   def to_text(self) -> str:
     """Returns it as one line of JSON."""
@@ -48,7 +49,7 @@ class Heard(NamedTuple):
 
   word: Word
   silence: float  # s
-  left: bool = False  # whether it has taken its word back: it is not watched any more
+  left: bool = False  # whether its loop has ended, by its last word or because that is gone: it is not watched any more
 
 
 class Ears:
@@ -63,14 +64,14 @@ class Ears:
     """Takes in everything that is in the store at the moment.
 
     Args:
-      words: all of them; a process heard before that is not among them has left.
+      words: all of them; a process heard before that is not among them has left, as has one that says so.
       now: seconds.
     """
     for word in words:
       known = self._words.get(word.process)
       if known is None or (known.number, known.pid) != (word.number, word.pid):
         self._words[word.process], self._since[word.process] = word, now
-    self._left = set(self._words) - {word.process for word in words}
+    self._left = set(self._words) - {word.process for word in words if not word.left}
 
   def heard(self, now: float) -> dict[int, Heard]:
     """Returns the last word of every process that ever said one."""

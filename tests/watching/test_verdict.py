@@ -99,6 +99,17 @@ def test_silence_is_counted_from_the_last_new_word_and_a_word_taken_back_means_l
   assert not known[1].left and known[1].silence == 0.0
 
 
+def test_a_last_word_says_which_step_the_others_wait_for():
+  """A process that has left was taken to be where its word of half a second before had it."""
+  ears = Ears()
+  ears.hear([word(0, 251, 250, number=1), word(1, 250, 249, number=1)], 10.0)
+  ears.hear([word(0, 300, 299, number=2), word(1, 299, 299, number=2)._replace(left=True)], 10.4)
+  known = ears.heard(10.5)
+  assert known[1].left and not known[0].left
+  found = verdict.judge(known, 2, SILENCE, 0, 5.0)
+  assert found.step == 300 and [(p.state, p.last_step) for p in found.late] == [("left", 299)]
+
+
 @hypothesis.given(st.integers(0, 9999), st.integers(0), st.text(max_size=50), st.floats(0, 1e9), st.booleans())
 def test_words_survive_the_store(process, entered, text, age, waiting):
   one = word(process, entered, 0, text, age=age, waiting=waiting, stack=text)

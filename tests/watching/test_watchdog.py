@@ -92,13 +92,15 @@ def test_torn_and_foreign_lines_are_left_out(tmp_path):
   assert read_events(tmp_path / "none") == []
 
 
-@pytest.mark.parametrize("scenario", ["starving", pytest.param("zero stopped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scenario", ["starving", "left", pytest.param("zero stopped", marks=pytest.mark.slow)])
 def test_real_processes(scenario):
   found = lab.run(scenario, timeout=1.5, processes=2)
   assert found["named"], "\n".join(found["log"])
   late = found["events"][0]["late"][0]
   if scenario == "starving":
     assert "next_batch" in late["stack"] and late["last_step"] == lab._BAD_STEP
+  if scenario == "left":
+    assert late["last_step"] == lab._BAD_STEP and found["events"][0]["step"] == lab._BAD_STEP + 1
 
 
 def test_in_large_jobs_few_processes_read_at_a_time_and_late_ones_later():
