@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
   os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with the job itself
   from jaxpace.cli import pacer_expression
   from jaxpace.diagnosis.counted import count_steps
+  from jaxpace.diagnosis.meetings import that_all_meet
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.reporting.progress import Progress
   from jaxpace.simulation import replay_summary
@@ -73,7 +74,13 @@ def run(args: argparse.Namespace) -> int:
       check_target(args.json)
     pacer = pacer_expression.import_pacer(named) if args.pacer_from else pacer_expression.make(named)
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
+    parts = that_all_meet(recorded)
+    if parts is None:
+      raise RunError(f"{args.run} has collectives in which not all ranks meet that others join: groups of several "
+                     "kinds, or transfers from rank to rank. A pacer's ranks all wait for all: nothing can be played.")
     laid_out = groups(recorded.info, recorded.ranks)
+    if len(parts) > 1 and (laid_out is None or len(laid_out) != len(parts)):
+      laid_out = _of_one_size(parts)
     if laid_out is None:
       raise RunError(f"run.json of {args.run} does not tell which of its {recorded.ranks} recorded ranks synchronise "
                      "with each other along the data axis, so their arrivals can't be put together.")
@@ -104,6 +111,12 @@ def run(args: argparse.Namespace) -> int:
   return refuse("replay", wrong) if wrong else 0
 
 
+def _of_one_size(parts: Any) -> Any:
+  """[groups, R] parts of the job; None where they are of several sizes."""
+  import numpy as np
+  return np.stack(parts) if len({len(ranks) for ranks in parts}) == 1 else None
+
+
 def _number(value: Any, default: float) -> float:
   return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else default
 
@@ -122,7 +135,7 @@ def _notes(run: Run, summary: Summary, laid_out: Any, shared: bool) -> list[str]
     notes.append("Arrivals were not shared when this was recorded. The pacer was shown them all the same, as with "
                  "share=True; --no-share shows each rank its own only.")
   if groups > 1:
-    notes.append(f"The mesh has {groups} groups of ranks along the data axis: the first was replayed.")
+    notes.append(f"The job has {groups} groups of ranks that never meet: the first was replayed.")
   if run.window[0] is not None:
     notes.append(f"The pacer starts new at step {run.window[0]:,}.")
   return [*notes, *run.problems]

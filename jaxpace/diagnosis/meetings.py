@@ -98,6 +98,19 @@ def meetings(run: Run) -> Meetings | None:
   return _meetings(key, run.ranks)
 
 
+def that_all_meet(run: Run) -> list[np.ndarray] | None:
+  """Parts of the run whose ranks all meet in each collective; None where there are none such.
+
+  Each is ranks, in their order; together they are all ranks.
+  """
+  found = meetings(run)
+  if found is None:
+    return [np.arange(run.ranks)]
+  if not all(found.levels(c).all() for c in range(len(found.of))):
+    return None
+  return [np.flatnonzero(found.joined == number) for number in range(int(found.joined.max(initial=0)) + 1)]
+
+
 def joined_ranks_of(run: Run) -> np.ndarray | None:
   """[R] number of the joined ranks that each belongs to; None where nothing keeps any apart."""
   found = meetings(run)

@@ -26,6 +26,7 @@ from jaxpace.diagnosis.meetings import joined_ranks_of
 from jaxpace.diagnosis.stream_levels import Levels
 from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING, Rules, Steps
 from jaxpace.diagnosis.totals import undelayed
+from jaxpace.diagnosis.untold import untold_of
 from jaxpace.trace.run import Run
 
 __all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "State", "Steps", "follow", "init", "update"]
@@ -157,7 +158,10 @@ def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
                    where=number > 0)
   columns = [values for name, values in run.host_causes.columns.items() if name in _PAUSES]
   pause = np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0) if columns else None
-  return update(state, Steps(run.steps[first:], undelayed(work).sum(axis=0), split.transfer.sum(axis=0), work.runtime,
+  arrival = undelayed(work).sum(axis=0)
+  if untold_of(run, work) is not None:  # nobody is told late by stamps that may say nothing of it
+    arrival = np.full_like(arrival, np.nan)
+  return update(state, Steps(run.steps[first:], arrival, split.transfer.sum(axis=0), work.runtime,
                              mean, pause), joined_ranks_of(run))
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import busy, chunks
+from jaxpace.diagnosis.accounting import Busy, busy, chunks
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import hosts_of, named
@@ -32,17 +32,28 @@ class Untold(NamedTuple):
 
 def untold(run: Run, counted: Counted) -> Untold | None:
   """Returns why it can't be told who is late; None where it can."""
-  early = [c.may_begin_early for c in run.collectives]
-  alone = [c.point_to_point and (c.meeting is None or c.meeting.sources is None) for c in run.collectives]
-  if not any(early) and not any(alone):
+  if not any(map(any, _doubted(run))):
     return None
-  which = np.array(early) | np.array(alone)
   part = next((part for part in chunks(run) if counted.mask[part].any()), None)
   if part is None:
     return None
   work = busy(run, part)
-  valid = work.valid & counted.mask[part]
-  before = np.where(valid, work.arrival, 0.0).sum(axis=(1, 2))
+  return untold_of(run, work._replace(valid=work.valid & counted.mask[part]))
+
+
+def _doubted(run: Run) -> tuple[list[bool], list[bool]]:
+  """Collectives that can begin before their entry stamps, and transfers of which nobody knows whose they are."""
+  return ([c.may_begin_early for c in run.collectives],
+          [c.point_to_point and (c.meeting is None or c.meeting.sources is None) for c in run.collectives])
+
+
+def untold_of(run: Run, work: Busy) -> Untold | None:
+  """The same of some steps."""
+  early, alone = _doubted(run)
+  which = np.array(early) | np.array(alone)
+  if not which.any():
+    return None
+  before = np.where(work.valid, work.arrival, 0.0).sum(axis=(1, 2))
   # Stamps at the begin of the wait say nothing of what was waited before: the time ahead of them is in doubt.
   if before[which].sum() < _MOST * before.sum():
     return None

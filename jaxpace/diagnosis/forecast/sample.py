@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxpace.diagnosis.accounting import busy, chunks
 from jaxpace.diagnosis.counted import count_steps
 from jaxpace.diagnosis.fabric import kind_in
 from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.meetings import that_all_meet
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.along_axis import groups
 from jaxpace.trace.problems import list_ranks, plural
@@ -71,12 +73,18 @@ def take_sample(run: Run) -> Sample:
   notes: list[str] = []
   if not run.collectives:
     raise RunError(f"{run.path} holds no stamped collective, so nobody knows who waits for whom: no forecast.")
-  laid_out = groups(run.info, run.ranks)
-  if laid_out is None:
+  parts = that_all_meet(run)
+  if parts is None:
+    raise RunError(f"{run.path} has collectives in which not all ranks meet that others join: groups of several kinds, "
+                   "or transfers from rank to rank. A forecast is made of ranks that all wait for all: none here.")
+  laid_out: Sequence[np.ndarray] | np.ndarray | None = groups(run.info, run.ranks)
+  if laid_out is None and len(parts) == 1:
     laid_out = np.arange(run.ranks)[None]
     notes.append("run.json does not tell which ranks synchronise with each other: all of them are taken to.")
+  if laid_out is None or len(laid_out) != len(parts):
+    laid_out = parts
   if len(laid_out) > 1:
-    notes.append(f"The mesh has {len(laid_out)} groups of ranks along the data axis: the first one is the sample.")
+    notes.append(f"The job has {len(laid_out)} groups of ranks that never meet: the first one is the sample.")
   ranks = laid_out[0]
   if len(ranks) < 2:
     raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own can't be told apart. "

@@ -172,6 +172,9 @@ class Follower:
       if numbers.silent:
         notes.append(f"{plural(len(numbers.silent), 'rank')} recorded nothing in the steps shown: "
                      f"{list_ranks(numbers.silent)}.")
+        notes.append("What the others wait for ranks without rows counts as transfer: nothing here clears them.")
+      if numbers.untold:
+        notes.append(numbers.untold)
       late = sorted(set(behind.tolist()) - set(numbers.silent))
       if late:
         notes.append(f"{plural(len(late), 'rank')} stopped recording before the others: {list_ranks(late)}.")

@@ -10,6 +10,8 @@ from jaxpace.diagnosis.by_rank import shares_of
 from jaxpace.diagnosis.counted import count_steps, step_times
 from jaxpace.diagnosis.floor import find_floor
 from jaxpace.diagnosis.totals import PARTS, Totals, add_up
+from jaxpace.diagnosis.untold import sentence as untold_sentence
+from jaxpace.diagnosis.untold import untold
 from jaxpace.reporting.watch.alive import State
 from jaxpace.reporting.watch.events import Event
 from jaxpace.trace.run import Run
@@ -52,6 +54,7 @@ class Numbers(NamedTuple):
   silent: tuple[int, ...]  # ranks without a row in the window
   pacing: Pacing
   floor: np.ndarray  # [C] lowest so far
+  untold: str = ""  # why it can't be told who is late, in a sentence
 
 
 class Told(NamedTuple):
@@ -97,13 +100,14 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   own = find_floor(run, totals.transfer, None, totals.groups).floor
   if floor is not None and floor.shape == own.shape:
     own = np.fmin(own, floor)
-  mean = float(steps.mean())
+  mean, doubt = float(steps.mean()), untold(run, counted)
   return Numbers(
       first=int(run.steps[counted.mask][0]), last=int(run.steps[-1]), steps=counted.size, warmup=len(counted.warmup),
       mean=mean, median=float(np.median(steps)), p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
       series=step_times(run)[run.inside], shares=_shares(run, totals, counted.mask, own),
       late=_late(run, totals), silent=tuple(np.flatnonzero(~(run.attempt >= 0).any(axis=1)).tolist()),
-      pacing=_pacing(run, totals), floor=own)
+      pacing=_pacing(run, totals), floor=own,
+      untold="" if doubt is None else untold_sentence(doubt, len(run.collectives)))
 
 
 def _shares(run: Run, totals: Totals, mask: np.ndarray, floor: np.ndarray) -> dict[str, float] | None:

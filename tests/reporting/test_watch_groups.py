@@ -1,0 +1,58 @@
+"""The live view of runs in whose collectives not all ranks meet, or whose stamps don't tell."""
+
+import numpy as np
+import pytest
+
+from jaxpace.reporting.watch.follower import Follower
+from tests.diagnosis import grouped
+
+STEPS = 400
+ROWS = [[0, 1], [2, 3]]
+MESH = {"mesh": {"replica": 2, "data": 2}, "axis": ["data"]}
+
+
+def noisy(busy):
+  busy = np.repeat(np.asarray(busy, float)[..., None], STEPS, axis=-1)
+  return busy * (1 + 0.01 * np.random.default_rng(0).standard_normal(busy.shape))
+
+
+def test_groups_that_never_meet_are_not_compared(tmp_path):
+  """One of them becomes slower half way, both of its ranks alike: nobody waits for anybody."""
+  busy = noisy([[10e-3, 10e-3, 15e-3, 15e-3]])
+  busy[:, 2:, STEPS // 2:] += 10e-3
+  grouped.write(tmp_path / "run", *grouped.play(busy, [2e-3], [ROWS]), settings=MESH)
+  look = Follower(tmp_path / "run").poll(0.0, 0.0)
+  assert not look.told
+  assert max(abs(rank.lateness) for rank in look.numbers.late) < 0.5e-3
+  shares = look.numbers.shares
+  assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
+  assert shares["skew"] < 0.02 and shares["transfer"] * look.numbers.mean == pytest.approx(2e-3, rel=0.05)
+
+
+def test_a_rank_that_becomes_late_in_its_group_is_told(tmp_path):
+  busy = noisy([[10e-3, 10e-3, 15e-3, 15e-3]])
+  busy[:, 3, STEPS // 2:] += 5e-3
+  grouped.write(tmp_path / "run", *grouped.play(busy, [2e-3], [ROWS]), settings=MESH)
+  look = Follower(tmp_path / "run", steps=100).poll(0.0, 0.0)
+  assert [told.sentence for told in look.told if "rank 3 is late" in told.sentence]
+  assert not [told.sentence for told in look.told if "rank 3" not in told.sentence]
+  assert look.numbers.late[0].rank == 3 and look.numbers.late[0].lateness == pytest.approx(5e-3, rel=0.1)
+  assert [abs(rank.lateness) < 0.5e-3 for rank in look.numbers.late[1:]] == [True] * 3
+
+
+def test_ranks_without_rows_are_named_and_not_cleared(tmp_path):
+  grouped.write(tmp_path / "run", *grouped.play(noisy([[10e-3, 10e-3, 10e-3, 14e-3]]), [2e-3]), left_out=(3,))
+  notes = Follower(tmp_path / "run").poll(0.0, 0.0).notes
+  assert any("recorded nothing in the steps shown: 3" in note for note in notes)
+  assert any("nothing here clears them" in note for note in notes)
+
+
+def test_stamps_that_do_not_tell_blame_nobody(tmp_path):
+  busy = noisy([[10e-3] * 4])
+  busy[:, :, STEPS // 2:] += np.random.default_rng(1).exponential(5e-3, (1, 4, STEPS // 2))
+  enter, leave = grouped.play(busy, [1e-3])
+  grouped.write(tmp_path / "told", enter, leave)
+  assert any("change from step to step" in told.sentence for told in Follower(tmp_path / "told").poll(0.0, 0.0).told)
+  grouped.write(tmp_path / "run", enter, leave, collectives=[{"may_begin_early": True}])
+  look = Follower(tmp_path / "run").poll(0.0, 0.0)
+  assert not look.told and any("can't be told whether ranks wait" in note for note in look.notes)
