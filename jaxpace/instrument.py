@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace import checks
+from jaxpace.calls import Call
 from jaxpace.communication import program, rewrite, script, sharing
 from jaxpace.coordination import arrivals as coordination_arrivals
 from jaxpace.core import pace as pace_state
@@ -193,23 +194,15 @@ class Instrumented(Recordable):
     one, stacked = self._one_rank(pace)
     checks.same_ranks(one, ranks, self.axis)
     clock = resolve_clock(self.clock_wanted, self._platform or jax.default_backend())
-    everything, tree = jax.tree.flatten((args, kwargs))
-    # What is no array (a flag, a name) is the step's own business, as it is without jaxpace.
-    places = [i for i, leaf in enumerate(everything) if isinstance(leaf, (jax.Array, np.ndarray, np.generic))]
-    leaves = [everything[i] for i in places]
     automatic = checks.axes_left_to_the_compiler(clock)
-    shape: Any = None
+    with Call(self.step, args, kwargs) as call:
+      state, outputs = self._stamped(one, stacked, ranks, clock, automatic, call)
+      return state, call.result(outputs)
 
-    def shaped_step(*leaves: Any) -> list[Any]:
-      nonlocal shape
-      given = list(everything)
-      for place, leaf in zip(places, leaves, strict=True):
-        given[place] = leaf
-      args, kwargs = jax.tree.unflatten(tree, given)
-      out, shape = jax.tree.flatten(self.step(*args, **kwargs))
-      return out
-
-    closed = jax.make_jaxpr(shaped_step)(*leaves)
+  def _stamped(self, one: PaceState, stacked: bool, ranks: int, clock: Clock, automatic: tuple[str, ...], call: Call
+               ) -> tuple[PaceState, list[Any]]:
+    """Traces the step, and evaluates it with stamps: the state after it, and its results, flat."""
+    closed = jax.make_jaxpr(call.traced)(*call.leaves)
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
@@ -219,7 +212,7 @@ class Instrumented(Recordable):
     before = rewrite.Before(one.last_exit, one.delay, index, ranks,
                             self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
                             mapped=not stacked, automatic=bool(automatic))
-    outputs, taken = rewrite.run(written, clock, before, leaves)
+    outputs, taken = rewrite.run(written, clock, before, call.leaves)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, taken, index, ranks)
     self.plan = Plan(
@@ -229,7 +222,7 @@ class Instrumented(Recordable):
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
-    return state, jax.tree.unflatten(shape, outputs)
+    return state, outputs
 
   def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
     """This rank's state without the axis of ranks, and whether there was one (shard_map) or not (pmap)."""
