@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxpace.communication import phases, primitives
 from jaxpace.communication.program import Program, axes_of, bodies
 from jaxpace.core import ring
 from jaxpace.core.pace import PaceState
+from jaxpace.core.plan import BACKWARD
 from jaxpace.core.types import Decision, Pacer
 from jaxpace.core.varying import automatic_axes, manual_axes, varying
 from jaxpace.execution import CLOCKS, Clock
@@ -165,6 +167,33 @@ def some_collective(program: Program, axis: Sequence[str], step: Callable[..., A
       f"{name} has no collective over {label!r}: nothing synchronises the ranks there, so there is nothing to time. "
       f"Likely causes: the gradients are not averaged, e.g. grads = jax.lax.pmean(grads, {label!r}); or the psum is "
       "outside of the function given to jaxpace.instrument; or the batch isn't split over the axis in in_specs.")
+
+
+_LOOPS = ("inside jax.lax.scan", "inside jax.lax.while_loop")
+_AGAIN = "inside jax.checkpoint"
+
+
+def untimed_sums(program: Program, axis: Sequence[str]) -> tuple[str, ...]:
+  """A notice on sums that aren't timed for a loop or jax.checkpoint holds them, with the line that mends it.
+
+  Under `check_vma` JAX sums the gradient of a parameter that is the same on all ranks where it is differentiated: in an
+  accumulation loop at every turn. The gradient of a copy whose type varies is left for the user to sum.
+  """
+  name = repr(axis[0]) if len(axis) == 1 else repr(tuple(axis))
+  sums = [hidden for hidden in program.hidden if hidden.primitive in primitives.SUMS]
+  by_autodiff = [hidden for hidden in sums
+                 if phases.classify(hidden.name) == BACKWARD and hidden.reason.startswith((*_LOOPS, _AGAIN))]
+  by_hand = [hidden for hidden in sums if hidden.reason.startswith(_LOOPS)]
+  for hidden in [*by_autodiff, *by_hand][:1]:
+    where = hidden.reason.partition(":")[0]
+    untimed = f"{where}, where nothing is timed, so the waiting for late ranks counts as compute."
+    if by_autodiff:
+      return (f"Gradients are summed over {name} {untimed} For one sum that is timed: "
+              f'`params = jax.lax.pcast(params, {name}, to="varying")` before they are differentiated, and '
+              f"`grads = jax.lax.psum(grads, {name})` after it.",)
+    return (f"A sum over {name} runs {untimed} Where only the total is needed, add up in the loop and sum over the "
+            f"ranks after it: `total = jax.lax.psum(total, {name})`.",)
+  return ()
 
 
 def decision(made: Any, after: Any, before: Any) -> tuple[str, ...]:

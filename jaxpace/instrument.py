@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ from jaxpace.core.recordable import Recordable
 from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, resolve_clock, words
+
+_LOG = logging.getLogger("jaxpace")
 
 Share = Literal["auto"] | bool | None
 
@@ -102,6 +105,7 @@ class Instrumented(Recordable):
     self.plan = None
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
+    self._warned = False
 
   # Making the state.
 
@@ -205,6 +209,10 @@ class Instrumented(Recordable):
     closed = jax.make_jaxpr(call.traced)(*call.leaves)
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
+    untimed = checks.untimed_sums(flat, self.axis)
+    if untimed and not self._warned:
+      self._warned = True
+      _LOG.warning("%s", untimed[0])
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
     share, reason = self._share(written, clock)
@@ -219,7 +227,7 @@ class Instrumented(Recordable):
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
         unstamped=written.unstamped, share=share, share_reason=reason,
         carrier=written.carrier.slot if share and written.carrier else None, decisions=names, overflow=written.overflow,
-        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic))
+        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic, *untimed))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, outputs
