@@ -169,6 +169,35 @@ def some_collective(program: Program, axis: Sequence[str], step: Callable[..., A
       "outside of the function given to jaxpace.instrument; or the batch isn't split over the axis in in_specs.")
 
 
+def of_specs(error: Exception) -> str | None:
+  """Says what is wrong about specs or axes that JAX refused for the pace state; None if it refused something else.
+
+  JAX compares them with arguments and results before and after the instrumented function runs, where that can't see
+  them; but whoever calls the compiled step sees JAX's error.
+  """
+  said = str(error)
+  if "pytree structure error" in said:
+    if "shard_map in_specs" in said:
+      return ("in_specs of jax.shard_map don't fit the instrumented step's arguments, of which the pace state is the "
+              "first: in_specs=(spec, *old), with spec = jaxpace.spec(mesh) and the bare step's in_specs as old.")
+    if "shard_map out_specs" in said:
+      return ("out_specs of jax.shard_map don't fit what the instrumented step returns: always two things, the pace "
+              "state and all that the bare step returns, as it returns it. out_specs=(spec, old), with the bare step's "
+              "out_specs as old: (spec, (P(), P())) where they were (P(), P()), not (spec, P(), P()).")
+    if "pmap in_axes" in said:
+      return ("in_axes of jax.pmap don't fit the instrumented step's arguments, of which the pace state is the first: "
+              "in_axes=(0, *old), with the bare step's in_axes as old.")
+    if "broadcast_prefix" in said or "out_axes" in said:
+      return ("out_axes of jax.pmap don't fit what the instrumented step returns: always two things, the pace state "
+              "and all that the bare step returns, as it returns it. out_axes=(0, old), with the bare step's out_axes "
+              "as old: (0, (None, 0)) where they were (None, 0).")
+  if "require replication" in said and ("out_specs is " in said or "out_specs[0] is " in said):
+    return ("out_specs of jax.shard_map say that the first result is the same on all devices, but it is the pace "
+            "state, each device's own: out_specs=(spec, old), with spec = jaxpace.spec(mesh) and the bare step's "
+            "out_specs as old.")
+  return None
+
+
 _LOOPS = ("inside jax.lax.scan", "inside jax.lax.while_loop")
 _AGAIN = "inside jax.checkpoint"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxpace import checks
 from jaxpace.instrument import Instrumented
 from jaxpace.trace.recorder import Recorder
 
@@ -27,8 +28,18 @@ class Recorded:
     self.pace = pace
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Runs one step, records it, and returns what the bare step would have."""
-    self.pace, out = self._step(self.pace, *args, **kwargs)
+    """Runs one step, records it, and returns what the bare step would have.
+
+    Raises:
+      ValueError: the step was compiled for other arguments or results than the pace state and the bare step's.
+    """
+    try:
+      self.pace, out = self._step(self.pace, *args, **kwargs)
+    except ValueError as error:
+      told = checks.of_specs(error)
+      if told is None:
+        raise
+      raise ValueError(told) from error
     self.recorder.record(self.pace)
     return out
 

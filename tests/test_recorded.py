@@ -100,3 +100,73 @@ def test_the_usual_slips_are_named(tmp_path: pathlib.Path, mesh: jax.sharding.Me
     jaxpace.recorded(tmp_path, paced, step)
   with pytest.raises(TypeError, match="jaxpace.instrument"):
     jaxpace.recorded(tmp_path, step, step, mesh)
+
+
+def placed(mesh):
+  """A state and a batch on a mesh."""
+  return (jax.device_put(jnp.ones(3, jnp.float32), jax.NamedSharding(mesh, P())),
+          jax.device_put(batches()[0], jax.NamedSharding(mesh, P("data"))))
+
+
+def vma_step(state, batch):
+  def loss(weights):
+    return jax.lax.pmean(((batch @ weights - jnp.float32(1)) ** 2).mean(), "data")
+
+  value, gradient = jax.value_and_grad(loss)(state)
+  return state - jnp.float32(0.1) * gradient, value
+
+
+@pytest.mark.parametrize("ins, outs, check_vma, words", [
+    (lambda spec: (P(), P("data")), lambda spec: (spec, P()), False, r"in_specs=\(spec, \*old\)"),
+    (lambda spec: (spec, P(), P("data")), lambda spec: (spec, P(), P()), False, r"out_specs=\(spec, old\).*not \(spec, "),
+    (lambda spec: (spec, P(), P("data")), lambda spec: (spec, (P(), P(), P())), False, r"out_specs=\(spec, old\)"),
+    (lambda spec: (spec, P(), P("data")), lambda spec: P(), True, r"each device's own: out_specs=\(spec, old\)"),
+    (lambda spec: (spec, P(), P("data")), lambda spec: (P(), P()), True, r"each device's own: out_specs=\(spec, old\)"),
+], ids=["in", "flat", "one too many", "as before", "shared"])
+def test_specs_that_do_not_fit_are_told_of_in_a_sentence(ins, outs, check_vma, words, mesh) -> None:
+  paced, spec = jaxpace.instrument(vma_step, axis_name="data"), jaxpace.spec(mesh)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=ins(spec), out_specs=outs(spec), check_vma=check_vma))
+  with (jaxpace.recorded(None, paced, step, mesh) as run, pytest.raises(ValueError, match=words) as raised):
+    run(*placed(mesh))
+  assert raised.value.__cause__ is not None, "what JAX says of it comes along"
+
+
+@pytest.mark.parametrize("ins, outs, words", [
+    ((None, 0), (0, (0, 0)), r"in_axes=\(0, \*old\)"),
+    ((0, None, 0), (0, 0, 0), r"out_axes=\(0, old\)"),
+])
+def test_axes_of_pmap_that_do_not_fit(ins, outs, words) -> None:
+  devices = jax.local_devices()[:2]
+  paced = jaxpace.instrument(train_step, axis_name="data")
+  step = jax.pmap(paced, axis_name="data", in_axes=ins, out_axes=outs, devices=devices)
+  with jaxpace.recorded(None, paced, step, devices=devices) as run, pytest.raises(ValueError, match=words):
+    run(jnp.ones(3, jnp.float32), batches()[0].reshape(2, 4, 3))
+
+
+def test_a_pace_state_of_one_device_alone_out_of_pmap(tmp_path) -> None:
+  devices = jax.local_devices()[:2]
+  paced = jaxpace.instrument(train_step, axis_name="data")
+  step = jax.pmap(paced, axis_name="data", in_axes=(0, None, 0), out_axes=(None, None), devices=devices)
+  with (jaxpace.recorded(tmp_path, paced, step, devices=devices) as run,
+        pytest.raises(ValueError, match=r"1 device of 2.*out_axes=\(0, old\)")):
+    run(jnp.ones(3, jnp.float32), batches()[0].reshape(2, 4, 3))
+
+
+def test_steps_with_any_number_of_results_keep_them(mesh) -> None:
+  """What the bare step returned comes back as it was: one thing, three, none."""
+  def of(results):
+    def step(state, batch):
+      state, size = train_step(state, batch)
+      return {1: state, 3: (state, size, batch), 0: None}[results]
+    return step
+
+  for results, old in ((1, P()), (3, (P(), P(), P("data"))), (0, P())):
+    bare = jax.jit(jax.shard_map(of(results), mesh=mesh, in_specs=(P(), P("data")), out_specs=old, check_vma=False))
+    paced, spec = jaxpace.instrument(of(results), axis_name="data"), jaxpace.spec(mesh)
+    step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, old),
+                                 check_vma=False))
+    with jaxpace.recorded(None, paced, step, mesh) as run:
+      found = run(*placed(mesh))
+    expected = bare(*placed(mesh))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

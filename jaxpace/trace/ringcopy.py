@@ -59,13 +59,13 @@ def check_split(pace: Any, places: int | None) -> None:
   Raises:
     ValueError: it holds fewer: the step's out_specs dropped the others.
   """
-  held = pace.ring.shape[0]
+  held = pace.ring.shape[0] if pace.ring.ndim > 2 else 1
   if places is not None and held < places:
     raise ValueError(
         f"The pace state that the step returned holds the part of {held} device{'s' if held > 1 else ''} of {places}: "
         "its partition spec in out_specs of jax.shard_map leaves out a mesh axis, so the others' stamps are lost, and "
         "the next step will not take it. Use spec = jaxpace.spec(mesh) in both in_specs and out_specs: "
-        "out_specs=(spec, P()).")
+        "out_specs=(spec, P()). With jax.pmap: in_axes=(0, *old), out_axes=(0, old).")
 
 
 def local_bytes(pace: Any) -> int:
