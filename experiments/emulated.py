@@ -27,7 +27,7 @@ from absl import app, flags
 
 import jaxpace.distributed
 from experiments import measured
-from experiments.paired import Estimate, ratio_of_means
+from experiments.paired import Estimate, jackknifed, ratio_of_means
 from experiments.paper.emulated_worker import AGAIN, ARMS, HOUSEKEEPING, OFF, Setup, work
 
 OUT = pathlib.Path("docs/measurements/emulated.json")
@@ -77,10 +77,13 @@ def _cv(values: np.ndarray) -> float:
 
 
 def _ratio_of_cv(values: np.ndarray, base: np.ndarray) -> Estimate:
-  """With the bootstrap's 95 % interval over rounds."""
-  draws = np.random.default_rng(0).integers(0, len(base), (1000, len(base)))
-  low, high = np.percentile([_cv(values[draw]) / _cv(base[draw]) for draw in draws], [2.5, 97.5])
-  return Estimate(_cv(values) / _cv(base), float(low), float(high))
+  """With its 95 % interval over rounds."""
+  return jackknifed(lambda rounds: _cv(values[rounds]) / _cv(base[rounds]), len(base))
+
+
+def _slept_ms(setup: dict[str, Any], run: dict[str, Any]) -> float:
+  """What a step would take of sleep alone: the late process's work, and the pauses, unaligned."""
+  return float(setup["work_ms"] * (1 + setup["late"]) + run["oracle"]["alone_ms"])
 
 
 def tables(figures: dict[str, Any]) -> list[str]:
@@ -93,7 +96,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
       f"processes; full collections about once in {setup['every']} steps of a process, each made "
       f"{setup['pause_ms']:g} ms longer by sleeping. That is more often than where pauses were measured, so that "
       "minutes suffice. Throughput of all processes together, with over without; all arms took turns in blocks. "
-      "Intervals are 95 %, bootstrap over rounds.", 116)
+      f"{measured.about_intervals(figures.get('intervals'), 'as many rounds as the table says')}", 116)
   lines += ["", *throughput(figures)]
   lines += ["Variation of the step (CV over all steps of an arm), and what the pauses cost:", ""]
   lines += measured.table(
@@ -103,6 +106,19 @@ def tables(figures: dict[str, Any]) -> list[str]:
         _interval(run["arms"]["both"]["cv_ratio"]), run["oracle"]["chance"],
         run["oracle"]["alone_ms"] - run["oracle"]["aligned_ms"], run["oracle"]["measured_ms"]]
        for run in figures["runs"]])
+  off = [run["processes"] for run in figures["runs"] if not run["arms"][AGAIN]["throughput"][1] <= 1
+         <= run["arms"][AGAIN]["throughput"][2]]
+  if off:
+    lines += [*textwrap.wrap(
+        f"`{AGAIN}` is the A/A control, and should enclose 0. With {' and '.join(map(str, off))} processes it doesn't: "
+        "there these intervals are too narrow, and an effect of its size is none.", 116), ""]
+  slow = [(run["processes"], run["arms"][OFF]["step_ms"], _slept_ms(setup, run)) for run in figures["runs"]]
+  said = ", ".join(f"with {processes} processes it takes {step:.0f} ms, of which sleep and pauses make {slept:.0f}"
+                   for processes, step, slept in slow if step > 2 * slept)
+  if said:
+    lines += [*textwrap.wrap(
+        f"Sleeps alone don't pace the step: {said}; the rest is gloo and Python, whose processes share the machine's "
+        "cores.", 116), ""]
   return lines + textwrap.wrap(
       "Closed form: a pause of d that strikes each of N processes with probability p costs d (1 - (1 - p)^N) a step, "
       "d p where all pause together. Pacing can gain nothing here: processes that wait for gloo are asleep.", 116)

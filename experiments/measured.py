@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 
+from experiments import paired
+
 
 def circumstances(module: str) -> dict[str, Any]:
   """Command line, machine, versions, date and load of this run of a program.
@@ -25,7 +27,7 @@ def circumstances(module: str) -> dict[str, Any]:
           "date": datetime.date.today().isoformat(),
           "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "jax": jax.__version__,
                       "python": platform.python_version()},
-          "load_average_at_start": round(os.getloadavg()[0], 2)}
+          "load_average_at_start": round(os.getloadavg()[0], 2), "intervals": paired.METHOD}
 
 
 # glibc's allocator gives the memory of large temporary buffers back to the system and takes it anew, or doesn't, as the
@@ -100,3 +102,20 @@ def write(figures: dict[str, Any], lines: Sequence[str], out: pathlib.Path) -> N
   out.write_text(portable(json.dumps(figures, indent=1)) + "\n")
   out.with_suffix(".md").write_text(portable("\n".join(lines).rstrip("\n")) + "\n")
   print(f"Written to {out} and {out.with_suffix('.md')}.")
+
+
+def about_intervals(method: str | None, rounds: int | str | None) -> str:
+  """What the intervals of a page are, in a sentence or two, and over how many rounds.
+
+  Args:
+    method: as `circumstances` wrote it down; None in files that are older.
+    rounds: a number, or in words; None where it isn't known.
+  """
+  over = f"{rounds} rounds" if isinstance(rounds, int) else rounds or "the rounds"
+  if method == paired.METHOD:
+    return f"Means with Student's 95 % intervals over {over}."
+  few = "of 3 to 12 rounds such an interval holds the truth in 73 to 94 of 100 cases, not in 95"
+  if isinstance(rounds, int) and rounds >= 40:
+    few = "of so many rounds such an interval holds the truth in about 94 of 100 cases"
+  return (f"Intervals are a percentile bootstrap's over {over}. The rounds themselves were not kept, so these can't "
+          f"be made anew: {few} ([intervals](intervals.md)).")

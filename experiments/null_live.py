@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 import jaxpace.distributed
 from experiments import measured
-from experiments.paired import Estimate, estimate, ratio_of_means, rounds_needed
+from experiments.paired import METHOD, Estimate, median_of_many, ratio_of_means, rounds_needed
 
 BLOCK, BUSY, LATE = 2, 10e-3, 3e-3  # steps, s, s
 _CUT = 0.25  # of a usual step; what a pair differs by beyond is somebody else's pause
@@ -144,17 +144,17 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
   usual = float(np.median(by_arm[OFF]))
   delays = np.asarray(found["delays"])
   on, rest = delays[order == ON], delays[order != ON]
-  result: dict[str, Any] = {"off_ms": estimate(by_arm[OFF] * 1e3).to_json(),
+  result: dict[str, Any] = {"off_ms": median_of_many(by_arm[OFF] * 1e3).to_json(),
                             "mean_delay_ms": 1e3 * float(on.mean()), "largest_mean_delay_ms": 1e3 * float(
                                 on.mean(axis=0).max()),
                             "blocks_delayed": float((on > 0).any(axis=1).mean()), "delay_while_off": float(rest.max())}
   for name, which in (("on", ON), ("again", AGAIN)):
     more = (by_arm[which] - by_arm[OFF]) / usual
-    result[f"{name}_percent"] = estimate(100 * more).to_json()
+    result[f"{name}_percent"] = median_of_many(100 * more).to_json()
     result[f"{name}_cut"] = float(np.mean(np.abs(more) > _CUT))
     cut = np.clip(more, -_CUT, _CUT).reshape(-1, BLOCK).mean(axis=1)  # steps of one block are neighbours
     mean = ratio_of_means(1 + cut, np.ones_like(cut))
-    result[f"{name}_mean_percent"] = [float(f"{100 * (x - 1):.6g}") for x in (mean.median, mean.low, mean.high)]
+    result[f"{name}_mean_percent"] = [float(f"{100 * (x - 1):.6g}") for x in (mean.value, mean.low, mean.high)]
   for kind in ("percent", "mean_percent"):
     again = result[f"again_{kind}"]
     result[f"verdict_{kind}"] = verdict(result[f"on_{kind}"], again)
@@ -176,11 +176,15 @@ def lines(figures: dict[str, Any]) -> list[str]:
            f"rank late by {1e3 * LATE:g} ms throughout, so that the others are really delayed. `pace_early_ranks()` as "
            f"it comes, share=True; {figures['rounds']} rounds of three blocks of {BLOCK} steps with equal busy times: "
            "on, off, off again (A/A), in an order drawn for each round. Each step is waited for. On and A/A against "
-           "off, step by step, in % of the usual step, with 95 % bootstrap intervals: of the median of the "
-           f"differences, and of their mean, each difference cut to {100 * _CUT:g} % (the share of those that were is "
+           "off, step by step, in % of the usual step, with 95 % intervals: of the median of the "
+           f"differences (over steps), and of their mean (over rounds), each difference cut to {100 * _CUT:g} % "
+           "(the share of those that were is "
            f"given). Wanted: at most +{TARGET:g} % at the upper end; inconclusive where A/A lies outside of that "
            "itself. Rounds needed: with which four runs in five would show that a cost of nothing is within it, by "
            "A/A's width.", ""]
+  if figures.get("intervals") != METHOD:
+    page += [f"The intervals are a percentile bootstrap's. The {figures['rounds']} rounds were not kept; of so many "
+             "such an interval covers as it should ([intervals](intervals.md)).", ""]
   for title, kind in (("Median of the differences", "percent"), ("Mean of the differences, cut", "mean_percent")):
     rows = []
     for job, shapes in figures["jobs"].items():

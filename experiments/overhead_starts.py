@@ -26,7 +26,7 @@ from absl import app, flags
 from experiments import measured
 from experiments.overhead_loops import Loop, batch_for, mlp, one_device
 from experiments.overhead_where import ARMS
-from experiments.paired import estimate
+from experiments.paired import METHOD, estimate
 
 _MODULE = "experiments.overhead_starts"
 _BLOCK_SECONDS = 0.1
@@ -91,11 +91,16 @@ def _measure(size: str, rounds: int, arms: list[str]) -> dict[str, Any]:
   return entry
 
 
-def _lines(figures: dict[str, Any]) -> list[str]:
+def lines(figures: dict[str, Any]) -> list[str]:
+  """The figures as a page."""
   lines = measured.introduction("What being measured costs, one loop a process", figures)
-  lines += ["Each start is a process of its own that runs one loop; a round starts each kind once. Medians over "
-            "rounds with their 95 % bootstrap intervals, of differences and ratios within a round. "
-            "`bare again` is the null.", ""]
+  rounds = len(next(iter(next(iter(figures["sizes"].values()))["starts"].values())))
+  lines += ["Each start is a process of its own that runs one loop; a round starts each kind once. Differences and "
+            f"ratios are within a round. {measured.about_intervals(METHOD, rounds)} `bare again` is the null.", ""]
+  if figures.get("intervals") != METHOD:
+    lines += ["Wall times were worked out again from the starts, which were kept; CPU times were not, so theirs are "
+              "medians with percentile-bootstrap intervals, which are too narrow for so few rounds "
+              "([intervals](intervals.md)).", ""]
   for entry in figures["sizes"].values():
     median, low, high = entry["bare_ms"]
     lines += measured.table(
@@ -124,7 +129,7 @@ def main(_: list[str]) -> None:
   arms = list(dict.fromkeys(["bare", *given.arms]))
   figures = {**measured.circumstances(_MODULE),
              "sizes": {size: _measure(size, given.rounds, arms) for size in given.sizes_ms}}
-  measured.write(figures, _lines(figures), pathlib.Path(given.out))
+  measured.write(figures, lines(figures), pathlib.Path(given.out))
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ _PIECES = {
 def lines(figures: dict[str, Any]) -> list[str]:
   """Renders what has been measured; parts that have not been are left out."""
   text = measured.introduction("What being measured costs", figures)
-  text += ["Medians with their 95 % bootstrap intervals. Alternatives take turns in one run, in an order drawn anew "
-           "each round; differences and ratios are of the same round. `bare again` is the null: the same bare step a "
-           "second time.", ""]
+  text += ["Alternatives take turns in one run, in an order drawn anew each round; differences and ratios are of "
+           "the same round. `bare again` is the null: the same bare step a second time.", ""]
   if "alone" in figures:
-    text += ["## Each piece alone", ""]
+    text += ["## Each piece alone", "", _about(figures, "alone"), ""]
     text += measured.table(["piece", "µs"], [[name, _interval(figures["alone"][key])] for key, name in _PIECES.items()])
   if "steps" in figures:
-    text += ["## Whole steps, one device, recording on, no pacer, arrivals not shared", ""]
+    text += ["## Whole steps, one device, recording on, no pacer, arrivals not "
+             "shared", "", _about(figures, "steps"), ""]
     text += ["The allocator keeps its memory here (`experiments.measured.keep_memory`). Left to itself, glibc's gives "
              "the temporary buffers of a step back to the system and takes them anew in some starts of a program, bare "
              "or instrumented: 2,000 page faults and 3 to 7 ms a step.", ""]
@@ -36,15 +36,20 @@ def lines(figures: dict[str, Any]) -> list[str]:
             "native_no_phases_extra_us", "callback_percent", "callback_extra_us")), _faults(entry)]
          for entry in figures["steps"].values()])
   if "where" in figures:
-    text += _where(figures["where"])
+    text += _where(figures["where"], _about(figures, "where"))
   if "dispatch" in figures:
-    text += ["## Dispatch", "", "How long the call of a step holds the training thread.", ""]
-    text += measured.table(["step", "call returns after, ms", "step takes, ms"],
-                           [[name, _interval(entry["call_ms"]), _interval(entry["step_ms"])]
+    text += ["## Dispatch", "",
+             "How long the call of a step holds the training thread. The three take turns, call by call.",
+             _about(figures, "dispatch"), ""]
+    text += measured.table(["step", "call returns after, ms", "step takes, ms", "above bare, %"],
+                           [[name, _interval(entry["call_ms"]), _interval(entry["step_ms"]),
+                             _interval(entry["step_percent"])]
                             for name, entry in figures["dispatch"].items()])
   if "processes" in figures:
     text += ["## Several gloo processes, native clock", "",
-             "The difference between `share` and `no sharing` is what the ranks\' arrivals cost in the all-reduce.", ""]
+             "The difference between `share` and `no sharing` is what the ranks\' arrivals cost in the "
+             "all-reduce.", _about(figures, "processes"),
+             ""]
     text += measured.table(
         ["processes", "bare step, ms", "bare again, µs", "no sharing, µs", "share, µs"],
         [[count, *(_interval(entry[key]) for key in
@@ -53,8 +58,15 @@ def lines(figures: dict[str, Any]) -> list[str]:
   return text
 
 
-def _where(sizes: dict[str, Any]) -> list[str]:
-  text = ["## Where it goes", "",
+def _about(figures: dict[str, Any], part: str) -> str:
+  """What the intervals of a part are, and of another run than the page's, which."""
+  made = figures.get("parts", {}).get(part, {})
+  run = f" Of a run of its own: `{made['command']}`, {made['date']}, load average {made['load']:g}." if made else ""
+  return measured.about_intervals(made.get("intervals"), made.get("rounds")) + run
+
+
+def _where(sizes: dict[str, Any], about: str) -> list[str]:
+  text = ["## Where it goes", "", about, "",
           "One device, native clock, arrivals not shared; each arm adds something to the one before. More wall "
           "time than CPU time is overlap lost: a kernel waits while the other core is idle. The recorder's threads run "
           "beside all arms alike, so no row holds them.", ""]
@@ -73,5 +85,5 @@ def _faults(entry: dict[str, Any]) -> str | None:
 
 
 def _interval(values: list[float]) -> str:
-  median, low, high = values
-  return f"{median:.3g} [{low:.3g}, {high:.3g}]"
+  value, low, high = values
+  return f"{value:.3g} [{low:.3g}, {high:.3g}]"

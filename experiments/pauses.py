@@ -25,7 +25,7 @@ from absl import app, flags
 
 import jaxpace.distributed
 from experiments import measured, pauses_worker
-from experiments.paired import Estimate, estimate, ratio_of_means, rounds_needed
+from experiments.paired import Estimate, estimate, jackknifed, ratio_of_means, rounds_needed
 from experiments.pauses_worker import AGAIN, ALONE, OFF, STAGES, Setup
 
 LIMIT = 0.005  # "auto" may be slower than doing nothing by as much
@@ -61,7 +61,7 @@ def judge(found: list[dict[str, Any]], every: int) -> dict[str, Any]:
 
   Returns:
     By stage and arm: step time in ms, ratio to "alone" in the same round; predictions; what "auto" did. Intervals are
-    [median, low, high].
+    [mean, low, high].
   """
   processes = len(found)
   stages: dict[str, Any] = {}
@@ -112,14 +112,14 @@ def paired(blocks: list[dict[str, Any]], shares: dict[str, float]) -> dict[str, 
   verdict = ("no" if ratio.high <= 1 + LIMIT else "YES" if ratio.low > 1 + LIMIT else "not shown either way"
              if close else "inconclusive: A/A fails")
   return {"ratio": ratio.to_json(), "again": again.to_json(), "over_limit": verdict, "rounds": len(base),
-          "rounds_needed": rounds_needed(Estimate(*(value - 1 for value in (again.median, again.low, again.high))),
+          "rounds_needed": rounds_needed(Estimate(*(value - 1 for value in (again.value, again.low, again.high))),
                                          len(base), LIMIT)}
 
 
 def judge_auto(found: list[dict[str, Any]], every: int) -> dict[str, Any]:
   """What "auto" chose, and its step time, trial included, against its own periods left alone.
 
-  Each step counts, warm-up aside. The interval is a bootstrap's over periods.
+  Each step counts, warm-up aside. The interval is over periods.
   """
   auto = found[0]["auto"]
   if any(one["auto"]["modes"] != auto["modes"] for one in found):
@@ -128,14 +128,15 @@ def judge_auto(found: list[dict[str, Any]], every: int) -> dict[str, Any]:
   times = np.asarray(auto["times"][:count]).reshape(-1, every).mean(axis=1)[2:]
   modes = [auto["modes"][k + every // 2] for k in range(0, count, every)][2:]
   left = np.asarray([mode == ALONE for mode in modes])
-  rng = np.random.default_rng(0)
-  draws = rng.integers(0, len(times), (2000, len(times)))
-  ratios = [times[draw].mean() / times[draw][left[draw]].mean() for draw in draws if left[draw].any()]
-  low, high = np.percentile(ratios, [2.5, 97.5])
-  ratio = float(times.mean() / times[left].mean())
+
+  def against_left(periods: np.ndarray) -> float:
+    alone = times[periods][left[periods]]
+    return float(times[periods].mean() / alone.mean()) if len(alone) else float("nan")
+
+  ratio, low, high = jackknifed(against_left, len(times)).to_json()
   shares = {mode: modes.count(mode) / len(modes) for mode in sorted(set(modes))}
   return {"steps": len(auto["times"]), "found": auto["found"], "shares": shares,
-          "ratio": [ratio, float(low), float(high)], "within_limit": bool(low <= 1 + LIMIT),
+          "ratio": [ratio, low, high], "within_limit": bool(low <= 1 + LIMIT),
           "shown_within_limit": bool(high <= 1 + LIMIT)}
 
 
@@ -159,8 +160,9 @@ def tables(figures: dict[str, Any]) -> list[str]:
       f"Each process keeps {setup['heap']:,} container objects alive, besides JAX's own, and replaces about",
       f"{setup['churn']:,} of them a step; {setup['work_ms']:g} ms of {work}, then a sum over all processes.",
       f"Aligned collections every {setup['every']} steps. All arms of a stage take turns in blocks of two periods, in",
-      "random order; ratios are within a round, medians with 95 % intervals. `alone again` is the A/A arm; `never in",
-      "full` collects young objects only: the step time without pauses.", ""]
+      "random order; ratios are within a round. `alone again` is the A/A arm; `never in",
+      "full` collects young objects only: the step time without pauses.", "",
+      measured.about_intervals(figures.get("intervals"), "as many rounds as the tables say"), ""]
   for stage in STAGES:
     rows = []
     for run in figures["runs"]:

@@ -67,7 +67,7 @@ def verdict(change: list[float], again: list[float], within: tuple[float, float]
   """Says whether an interval lies where it should; inconclusive where A/A itself doesn't.
 
   Args:
-    change: % [median, low, high].
+    change: % [mean, low, high].
     again: the same of A/A.
     within: % where the interval should lie. A/A should lie within its upper end, or 2 % where that is a gain.
   """
@@ -82,7 +82,7 @@ def verdict(change: list[float], again: list[float], within: tuple[float, float]
 _ABOUT = (
     "Each rank computes, the last one longer, then waits for all in a barrier in shared memory. The early ones run "
     "the library's own `pace_early_ranks(cost=...)`, all else as it comes. Change: of the mean step of a block "
-    "against the block without pacing of the same round; median and 95 % bootstrap interval over the rounds. CPU: user "
+    "against the block without pacing of the same round. CPU: user "
     "and system time of all ranks a step. Each paced arm first ran unmeasured, so that its bucket could fill. In "
     "blocks without pacing, `update` runs and is not obeyed.")
 
@@ -90,7 +90,8 @@ _ABOUT = (
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Ranks that poll and share processors", figures)
-  page += [_ABOUT, ""]
+  rounds = sorted({case["setup"]["rounds"] for case in figures["cases"].values()})
+  page += [_ABOUT, "", measured.about_intervals(figures.get("intervals"), f"{', '.join(map(str, rounds))} rounds"), ""]
   for title, case in figures["cases"].items():
     its, found, within = case["setup"], case["arms"], TARGETS[title]
     again = found[ARMS_OFF[1]]["change_percent"]

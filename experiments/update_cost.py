@@ -82,7 +82,7 @@ def size(pacer: jaxpace.Pacer, ranks: int) -> dict[str, int]:
 
 
 def measure(ranks: int, rounds: int, turns: int) -> dict[str, list[float]]:
-  """Microseconds of one update of each pacer, [median, low, high]."""
+  """Microseconds of one update of each pacer, [mean, low, high]."""
   loops = {"": loop(None, ranks, turns)} | {name: loop(pacer, ranks, turns) for name, pacer in pacers(ranks).items()}
   for run in loops.values():
     run()
@@ -95,7 +95,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("The cost of `update`", figures)
   page += [f"One `update` in a compiled loop on one core, {SLOTS} collectives, less the same loop without a pacer; "
-           f"median of {figures['rounds']} interleaved timings of {figures['turns']:,} updates, with 95 % intervals. "
+           f"{figures['rounds']} interleaved timings of {figures['turns']:,} updates. "
+           f"{measured.about_intervals(figures.get('intervals'), figures['rounds'])} "
            f"Wanted: at most {TARGET:g} us at 1,024 ranks. Kernels: of the compiled `update`, branches that are rarely "
            "taken included. Each array of the state costs the step's caller about 0.7 us beside this.", ""]
   rows = []

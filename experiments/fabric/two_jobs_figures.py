@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.fabric import timeline
 from experiments.fabric.timeline import Timeline
+from experiments.paired import jackknifed
 
 _BLOCK = 50  # steps, for the raw figures
 Figures = dict[str, Any]
@@ -62,7 +63,7 @@ def of_leave(stays: Timeline, left_at: float) -> Figures:
 
 
 def summary(repetitions: Sequence[Figures]) -> Figures:
-  """What all repetitions say together, each with its 95 % bootstrap interval over repetitions.
+  """What all repetitions say together, each with its 95 % interval over repetitions.
 
   Args:
     repetitions: each a dict of `of_run` figures by `none`, `interleave`, `alone_none`, `alone_interleave`.
@@ -99,13 +100,10 @@ def summary(repetitions: Sequence[Figures]) -> Figures:
       "cost_alone": _interval(cost_alone, len(repetitions))}
 
 
-def _interval(figure: Callable[[np.ndarray], float], count: int, draws: int = 2000) -> list[float]:
-  """[figure of all repetitions, 2.5 and 97.5 percentile over repetitions drawn with replacement]."""
-  rng = np.random.default_rng(0)
-  drawn = [figure(rng.integers(0, count, count)) for _ in range(draws)]
-  drawn = [value for value in drawn if np.isfinite(value)]
-  low, high = np.percentile(drawn, [2.5, 97.5]) if drawn else (np.nan, np.nan)
-  return [round(float(value), 5) for value in (figure(np.arange(count)), low, high)]
+def _interval(figure: Callable[[np.ndarray], float], count: int) -> list[float | None]:
+  """[figure of all repetitions, and the ends of Student's interval of it]; no ends where there is one repetition."""
+  found = jackknifed(figure, count)
+  return [round(value, 5) if np.isfinite(value) else None for value in (found.value, found.low, found.high)]
 
 
 def _mean(values: Any) -> float:

@@ -14,7 +14,9 @@ def markdown(figures: dict[str, Any]) -> list[str]:
   lines = ["# Two jobs on a shared trunk", "",
            "Real TCP between real JAX processes: two jobs of two ranks each, on two racks in network namespaces of",
            "one machine; every all-reduce crosses the one shaped trunk. How it is built: [fabric.md](../fabric.md).",
-           "Figures with their 95 % bootstrap intervals over repetitions; raw ones in the JSON file beside this.", ""]
+           "Figures with Student's 95 % intervals over repetitions (jackknife for what is no mean): of 2 "
+           "repetitions they",
+           "are very wide, and rightly so; of one there is none. Raw figures are in the JSON file beside this.", ""]
   for name, here in figures.get("by_congestion", {}).items():
     lines += _one(name, here)
   return lines
@@ -66,11 +68,15 @@ def _recovered(repetition: dict[str, Any]) -> str | None:
   return f"{(none - repetition['interleave']['mean_ms']) / (none - alone):.0%}"
 
 
-def _with_interval(estimate: list[float], digits: int) -> str:
+def _with_interval(estimate: list[float | None], digits: int) -> str:
+  if None in estimate:
+    return "–" if estimate[0] is None else f"{estimate[0]:.{digits}f}"
   value, low, high = (f"{number:.{digits}f}" for number in estimate)
   return f"{value} ({low} to {high})"
 
 
-def _percent(estimate: list[float]) -> str:
+def _percent(estimate: list[float | None]) -> str:
+  if None in estimate:
+    return "–" if estimate[0] is None else f"{100 * estimate[0]:.1f} %"
   value, low, high = (f"{100 * number:.1f}" for number in estimate)
   return f"{value} % ({low} to {high})"

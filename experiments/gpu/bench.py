@@ -76,8 +76,8 @@ class Bench:
     self.say(f"{name}: {shown(plain(value))} {unit}".rstrip())
 
   def at_most(self, name: str, value: Any, limit: float, unit: str) -> None:
-    """Checks that a figure (of an `Estimate`: its median) is at most a limit. NaN is not."""
-    middle = value.median if isinstance(value, Estimate) else float(value)
+    """Checks that a figure (of an `Estimate`: its value) is at most a limit. NaN is not."""
+    middle = value.value if isinstance(value, Estimate) else float(value)
     self._check(name, value, f"<= {limit:g}", unit, bool(middle <= limit))
 
   def holds(self, name: str, truth: bool, seen: Any = "") -> None:
@@ -110,7 +110,7 @@ class Bench:
 def plain(value: Any) -> Any:
   """A value as JSON knows it: numbers that are not finite become words."""
   if isinstance(value, Estimate):
-    return [plain(part) for part in (value.median, value.low, value.high)]
+    return [plain(part) for part in (value.value, value.low, value.high)]
   if isinstance(value, (bool, np.bool_)):
     return bool(value)
   if isinstance(value, (int, np.integer)):
@@ -123,7 +123,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-  """A plain value in a line: a median with its interval in brackets.
+  """A plain value in a line: a figure with its interval in brackets.
 
   >>> shown([1.25, 1.0, 1.5]), shown(0.5), shown("yes")
   ('1.25 [1, 1.5]', '0.5', 'yes')

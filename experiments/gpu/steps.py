@@ -30,7 +30,7 @@ BASE = "bare"
 
 
 def extra_percent(figures: dict[str, np.ndarray], arm: str) -> Estimate:
-  """What an arm costs above the bare one of the same round, percent: median, and its 95 % bootstrap interval."""
+  """What an arm costs above the bare one of the same round, percent: mean, and its 95 % interval."""
   return estimate((figures[arm] / figures[BASE] - 1) * 100)
 
 

@@ -116,14 +116,15 @@ def test_what_not_to_expect_is_what_was_measured():
       r"20 ms takes ([\d.]+) % longer and one of 50 ms ([\d.]+) %", said).groups()]
   assert percents == pytest.approx([where[s]["arms"]["recorded"]["percent"][0] for s in ("20", "50")], abs=1)
   judged = measured("fault_lab_seed4")["judged"]
-  low, high = (float(number) for number in re.search(r"macro-F1 of ([\d.]+) to ([\d.]+)", said).groups())
-  assert [low, high] == pytest.approx(sorted(judged[way]["macro_f1"] for way in ("all", "counters")), abs=0.01)
+  low, high = (float(number) for number in re.search(
+      r"macro-F1 of ([\d.]+) \(with the hosts' counters\) and ([\d.]+) \(with a link probe", said).groups())
+  assert [low, high] == pytest.approx([judged[way]["macro_f1"] for way in ("counters", "all")], abs=0.001)
   right, of, healthy = (int(number) for number in re.search(
       r"blamed in (\d+) of (\d+) cases, and nobody in (\d+) healthy runs", said).groups())
   assert (right, of) == (judged["all"]["blame"]["right"], judged["all"]["blame"]["of"])
   assert healthy == judged["all"]["controls"] and not judged["all"]["controls_falsely_blamed"]
-  alone = float(re.search(r"counters, ([\d.]+) \(\[figures\]", said)[1])
-  assert alone == pytest.approx(judged["bare"]["macro_f1"], abs=0.01)
+  alone = float(re.search(r"by stamps alone it was ([\d.]+) \(\[figures\]", said)[1])
+  assert alone == pytest.approx(judged["bare"]["macro_f1"], abs=0.001)
   row = next(row for row in measured("guard_simulated")["effects"] if row["effect"] == -0.03 and row["cv"] == 0.15)
   steps = [int(number.replace(",", "")) for number in re.search(
       r"\*\*([\d,]+) steps\*\* in the median, ([\d,]+) in one case of ten", said).groups()]

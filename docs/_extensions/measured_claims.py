@@ -1,0 +1,193 @@
+"""Sentences of README.md and docs/ that name measured values, with these left out: each is filled in from its file.
+
+A test fills them in and looks for the sentence on its page, so a page can't say other than the record does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from measured_figures import FOLDER
+
+
+class Claim(NamedTuple):
+  """A sentence, or part of one."""
+
+  page: str  # below the root of the repository
+  words: str  # with `{}` where values go
+  file: str  # in docs/measurements
+  values: Callable[[Any], list[str]]
+
+  def filled(self) -> str:
+    """The words with the values of the file.
+
+    Raises:
+      KeyError, IndexError, TypeError: the file no longer holds them.
+    """
+    return self.words.format(*self.values(json.loads((FOLDER / self.file).read_text())))
+
+
+README, WHEN_NOT = "README.md", "docs/when_not.md"
+_LAB = "fault_lab_seed4.json"
+
+
+def _round(value: float, digits: int = 0) -> str:
+  return f"{abs(value):.{digits}f}"
+
+
+def _three(triple: list[float], digits: int = 0) -> list[str]:
+  return [f"{value:.{digits}f}" for value in triple]
+
+
+def _f1(figures: Any, way: str, name: str = "macro_f1") -> str:
+  return f"{figures['judged'][way][name]:.3f}"
+
+
+def _enter(figures: Any) -> list[str]:
+  judged = figures["judged"]["all"]
+  return [str(judged["counted"] + judged["controls"]), str(judged["with_faults"] + judged["controls"])]
+
+
+def _blamed(figures: Any, way: str) -> list[str]:
+  blame = figures["judged"][way]["blame"]
+  return [str(blame["right"]), str(blame["of"])]
+
+
+def _what_if(figures: Any) -> list[str]:
+  errors = [figures["judged"][way]["what_if_error_percent"]["twin"] for way in ("all", "counters", "bare")]
+  return [f"{error['p95_abs']:.1f}" for error in errors]
+
+
+def _controls(figures: Any) -> list[str]:
+  judged = figures["judged"]["all"]
+  return [str(len(judged["controls_with_findings"])), str(judged["controls"])]
+
+
+def _shared(figures: Any) -> list[str]:
+  found = []
+  for count, digits in (("2", 1), ("4", 1)):
+    entry = figures["processes"][count]
+    found += [*_three(entry["share_percent"]), f"{entry['bare_ms'][0]:.{digits}f}"]
+  return found
+
+
+def _frozen(figures: Any) -> list[str]:
+  runs = [run["stages"]["balanced"] for run in figures["runs"]]
+  again = [100 * (value - 1) for value in runs[-1]["arms"]["alone again"]["ratio"]]
+  return [*(_round(100 * (run["arms"]["frozen"]["ratio"][0] - 1)) for run in runs),
+          *(str(run["rounds"]) for run in runs), *_three(again, 1)]
+
+
+def _auto(figures: Any) -> list[str]:
+  return [_round(100 * (run["auto"]["ratio"][0] - 1), 1) for run in figures["runs"]]
+
+
+def _polling(figures: Any) -> list[str]:
+  arms = figures["cases"]["4 ranks that poll, pinned, two to a core"]["arms"]
+  return [_round(arms["cost 0.001"]["change_percent"][0], 1), _round(arms["cost 0.01"]["change_percent"][0], 1),
+          _round(arms["cost 0.01"]["cpu_change_percent"][0])]
+
+
+def _jobs(figures: Any) -> list[str]:
+  found = figures["by_congestion"]
+  cubic = found["cubic"]["summary"]
+  return [_round(100 * cubic["recovered"][0]), str(cubic["repetitions"]),
+          *(_round(100 * found[name]["summary"]["recovered"][0]) for name in ("bbr", "reno")),
+          str(found["bbr"]["summary"]["repetitions"]),
+          f"{cubic['interleave_settled_cv'][0] / cubic['none_settled_cv'][0]:.1f}"]
+
+
+def _job_steps(figures: Any) -> list[str]:
+  cubic = figures["by_congestion"]["cubic"]["summary"]
+  return [f"{cubic[name][0]:.1f}" for name in ("none_mean_ms", "interleave_mean_ms", "alone_none_mean_ms")]
+
+
+def _truth(figures: Any) -> list[str]:
+  agree = {(job["processes"], job["shared"]): sum(block["agrees_with_entries"] for block in job["blocks"])
+           for job in figures["processes"]}
+  sleeps = [sum(block["agrees_with_sleep"] for block in job["blocks"]) for job in figures["processes"]
+            if job["processes"] == 4]
+  count = len(figures["processes"][0]["blocks"])
+  return [str(min(sleeps)), str(count), str(agree[4, False]), str(agree[4, True]), str(count), str(agree[2, False]),
+          str(agree[2, True])]
+
+
+def _starts(figures: Any) -> list[str]:
+  found = []
+  for size in figures["sizes"].values():
+    found += [*_three(size["arms"]["recorded"]["percent"], 1), f"{size['bare_ms'][0]:.1f}"]
+  return [*found, str(len(figures["sizes"]["5"]["starts"]["bare"]))]
+
+
+def _table(step: str) -> Callable[[Any], list[str]]:
+  def read(figures: Any) -> list[str]:
+    here = figures["steps"][step]
+    return [f"{value:.3g}" for value in (here["bare_ms"][0], *here["bare_again_percent"], *here["native_percent"],
+                                         *here["callback_percent"])]
+  return read
+
+
+def _stamps(figures: Any) -> list[str]:
+  native, callback = (figures["alone"][f"stamp_and_hold_{name}_us"] for name in ("native", "callback"))
+  return [*_three(native, 3), *(f"{value:.3g}" for value in callback)]
+
+
+CLAIMS = (
+    *(Claim(README, "a step of {} ms, recorded, null {} [{}, {}] % | {} [{}, {}] % | {} [{}, {}] %", "overhead.json",
+            _table(step)) for step in ("2", "5", "20", "50")),
+    Claim(README, "with the value it holds back | {} [{}, {}] µs | {} [{}, {}] µs", "overhead.json", _stamps),
+    Claim(README, "a macro-F1 of {} (faults that cost 5 % of the run or more: {} of {} runs enter; {} for faults of "
+                  "5 % while they last), the right rank or host is blamed in {} of {} cases, and none of {} healthy "
+                  "runs has a finding. By the stamps alone it is {} and {} of {}", _LAB,
+          lambda f: [_f1(f, "all"), *_enter(f), _f1(f, "all", "macro_f1_active"), *_blamed(f, "all"),
+                     _controls(f)[1], _f1(f, "bare"), *_blamed(f, "bare")]),
+    Claim(README, "on a busy machine it was {} and {} of {}", "fault_lab_seed3.json",
+          lambda f: [_f1(f, "all"), *_blamed(f, "all")]),
+    Claim(README, "had a finding in {} of {} and ", "fault_lab.json", _controls),
+    Claim(README, " and {} of {} healthy runs", "fault_lab_seed2.json", _controls),
+    Claim(README, "by {} % in the middle case and by {} % at the 95th percentile against the same run made without the "
+          "fault ({} % with the counters only, {} % by the stamps alone)", _LAB,
+          lambda f: [f"{f['judged']['all']['what_if_error_percent']['twin']['median_abs']:.2f}", *_what_if(f)]),
+    Claim(README, "a step takes {} % [{}, {}] longer with 2 processes (a step of {} ms) and {} % [{}, {}] with 4 "
+                  "({} ms)",
+          "overhead.json", _shared),
+    Claim(README, "then takes {} % [{}, {}] longer (a step of {} ms", "overhead.json",
+          lambda f: [*_three(f["dispatch"]["callback"]["step_percent"]), f"{f['dispatch']['bare']['step_ms'][0]:.0f}"]),
+    Claim(README, "({} % [{}, {}] when measured again, null {} % [{}, {}])", "overhead.json",
+          lambda f: [*_three(f["where"]["20"]["arms"]["recorded"]["percent"], 1),
+                     *_three(f["where"]["20"]["arms"]["bare again"]["percent"], 1)]),
+    Claim(README, "stamps and the state's upkeep cost {} µs a step and `record` {} µs", "overhead.json",
+          lambda f: [f"{f['alone']['upkeep_us'][0]:.1f}", f"{f['alone']['record_us'][0]:.2f}"]),
+    Claim(README, "it took {} % off the step as it comes, and {} % (and {} % of the CPU time)", "polling_pinned.json",
+          _polling),
+    Claim(README, "got back {} % of what they cost each other with cubic ({} starts), {} % with bbr and {} % with reno "
+          "({} starts each), and with cubic their steps vary {} times", "two_jobs.json", _jobs),
+    Claim(README, "freezing the heap took {}, {} and {} % off the step ({}, {} and {} rounds; with 8 processes the "
+                  "bare step against itself differs by {} % [{}, {}])", "pauses.json", _frozen),
+    Claim(README, "`jaxpace.Housekeeper` {}, {} and {} % where", "pauses.json", _auto),
+    Claim(README, "{} to {} ms a step (alone {})", "two_jobs.json", _job_steps),
+    Claim(README, "two to a core: {} % with `cost=0.01`", "polling_pinned.json", lambda f: _polling(f)[1:2]),
+    Claim(README, "in {} of {} cases, as medians over 100 steps and against the sleeps ({} and {} of {} against "
+                  "entries, without and with sharing; on 2 processes {} and {})", "truth.json", _truth),
+    Claim(WHEN_NOT, "macro-F1 of {} (with the hosts' counters) and {} (with a link probe", _LAB,
+          lambda f: [_f1(f, "counters"), _f1(f, "all")]),
+    Claim(WHEN_NOT, "({} of {} runs enter); {} and {} for faults of 5 % while they last. The right rank or host was "
+                    "blamed in {} of {} cases, and nobody in {} healthy runs; by stamps alone it was {}", _LAB,
+          lambda f: [*_enter(f), _f1(f, "counters", "macro_f1_active"), _f1(f, "all", "macro_f1_active"),
+                     *_blamed(f, "all"), _controls(f)[1], _f1(f, "bare")]),
+    Claim(WHEN_NOT, "On a busy machine it was {} and {}", "fault_lab_seed3.json",
+          lambda f: [_f1(f, "counters"), _f1(f, "all")]),
+    Claim(WHEN_NOT, "had a finding in {} of [{}]", "fault_lab.json", _controls),
+    Claim(WHEN_NOT, "in {} of [{}](measurements/fault_lab_seed2.md) healthy runs", "fault_lab_seed2.json", _controls),
+    Claim(WHEN_NOT, "off by {} % at the 95th percentile ({} % with the counters only, {} % by stamps "
+                    "alone)", _LAB, _what_if),
+    Claim(WHEN_NOT, "it is {} % [{}, {}] of {} ms and {} % [{}, {}] of {} ms, of {} "
+                    "rounds", "overhead_starts.json", _starts),
+    Claim(WHEN_NOT, "adds {} % [{}, {}] to a step of {} ms on 2 gloo processes and {} % [{}, {}] to one of {} ms on 4",
+          "overhead.json", _shared),
+    Claim(WHEN_NOT, "a recorded step of 20 ms takes {} % longer and one of 50 ms {} %", "overhead.json",
+          lambda f: [f"{f['where']['20']['arms']['recorded']['percent'][0]:.0f}",
+                     f"{f['where']['50']['arms']['recorded']['percent'][0]:.1f}"]),
+)

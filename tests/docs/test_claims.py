@@ -1,0 +1,53 @@
+"""README.md and docs/when_not.md say what the records say, and name no measured value without a record."""
+
+import json
+import re
+
+import pytest
+
+from tests.docs.blocks import ROOT
+from tests.docs.test_site import extension
+
+claims = extension("measured_claims")
+
+SECTIONS = {"README.md": ("## What it costs", "## Taking time back"), "docs/when_not.md": ("## What it costs",
+                                                                                            "## How sure a report is")}
+"""Sections that name measured values: each of these must be in a claim."""
+NOT_MEASURED = {
+    "README.md": {"0.5 %", "20 ms", "2 to 20 ms", "35 %", "5 %", "0.1 %", "0.8 ms", "19.5 ms", "0.2 to 0.3 %",
+                  "3 ms"},
+    "docs/when_not.md": {"20 ms", "50 ms", "0.5 %", "5 %"}}
+"""Aims, sizes that were chosen, bounds that hold by construction, and what README takes from the text of a page."""
+
+
+def plain(text):
+  """A page in one line."""
+  return " ".join(text.split())
+
+
+def section(text, heading):
+  return text.partition(heading)[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: f"{claim.page}: {claim.words[:40]}")
+def test_a_claim_is_what_its_record_says(claim):
+  assert plain(claim.filled()) in plain((ROOT / claim.page).read_text())
+
+
+@pytest.mark.parametrize("page", SECTIONS)
+def test_no_measured_value_is_without_its_record(page):
+  text = plain("\n".join(re.sub(r"```.*?```", "", section((ROOT / page).read_text(), heading), flags=re.DOTALL)
+                         for heading in SECTIONS[page]))
+  for claim in claims.CLAIMS:
+    if claim.page == page:
+      text = text.replace(plain(claim.filled()), " ")
+  left = set(re.findall(r"\d[\d.,]*(?: to \d[\d.,]*)? (?:%|ms|µs)", text)) | set(re.findall(r"\d+ of \d+", text))
+  assert left <= NOT_MEASURED[page], left - NOT_MEASURED[page]
+
+
+def test_a_claim_that_its_record_does_not_bear_is_noticed():
+  claim = next(claim for claim in claims.CLAIMS if claim.file == "pauses.json")
+  figures = json.loads((claims.FOLDER / claim.file).read_text())
+  figures["runs"][0]["stages"]["balanced"]["arms"]["frozen"]["ratio"][0] += 0.02
+  wrong = claim.words.format(*claim.values(figures))
+  assert plain(wrong) not in plain((ROOT / claim.page).read_text())
