@@ -4,7 +4,7 @@
 """
 
 from jaxpace.distributed.announcements import Announcements
-from jaxpace.distributed.client import process_count, process_index
+from jaxpace.distributed.client import asks_for_preemption, process_count, process_index
 from jaxpace.distributed.joining import initialize
 from jaxpace.distributed.place import Place, place_from_environment
 from jaxpace.distributed.store import (
@@ -17,6 +17,6 @@ from jaxpace.distributed.store import (
 )
 
 __all__ = [
-  "Announcements", "Place", "barrier", "initialize", "key_value_delete", "key_value_directory", "key_value_get",
-  "key_value_set", "place_from_environment", "process_count", "process_index", "share_string",
+  "Announcements", "Place", "asks_for_preemption", "barrier", "initialize", "key_value_delete", "key_value_directory",
+  "key_value_get", "key_value_set", "place_from_environment", "process_count", "process_index", "share_string",
 ]

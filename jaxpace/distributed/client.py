@@ -37,6 +37,36 @@ def coordinator_address() -> str | None:
   return _state().coordinator_address if jax.distributed.is_initialized() else None
 
 
+class _Asked:
+  """JAX's preemption manager, and whether it was ever asked for the step at which to stop."""
+
+  def __init__(self, manager: Any):
+    self._manager, self.ever = manager, False
+
+  def reached_sync_point(self, *args: Any, **kwargs: Any) -> Any:
+    """Asks the manager, and notes that somebody did."""
+    self.ever = True
+    return self._manager.reached_sync_point(*args, **kwargs)
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._manager, name)
+
+
+def asks_for_preemption() -> bool:
+  """Whether the program has asked JAX for the step at which to stop, since this was called first.
+
+  JAX swallows SIGTERM for the sake of programs that call `reached_preemption_sync_point` (orbax does), as they must, at
+  every step. Where none does, nothing will ever come of the signal. True where this JAX doesn't let it be seen.
+  """
+  state = _state()
+  manager = getattr(state, "preemption_sync_manager", None)
+  if not isinstance(manager, _Asked):
+    if not hasattr(manager, "reached_sync_point"):
+      return True
+    state.preemption_sync_manager = manager = _Asked(manager)
+  return manager.ever
+
+
 def bind_gloo_to(address: str) -> None:
   """Makes gloo listen on `address` in this process, instead of on what the host's name resolves to.
 

@@ -95,7 +95,7 @@ class Recorder:
     self._causes = host.HostCauses()
     self._writer: Writer | None = None
     self._lock: DirectoryLock | None = None
-    self._opened = self._closed = self._terminated = False
+    self._opened = self._closed = self._terminated = self._patient = False
     self._every = 1
     self._pid = 0
     self._pace_type: type | None = None
@@ -126,7 +126,9 @@ class Recorder:
   def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                trace: TracebackType | None) -> None:
     if kind is not None and self._writer is not None and not self._closed and self._writer.ended_by is None:
-      self._writer.ended_by = in_a_line(error or kind())
+      # A peer that has ended of the same signal first makes this one's collective fail.
+      signalled = self._writer.termination.received and self._writer.termination.raises_again
+      self._writer.ended_by = "SIGTERM" if signalled else in_a_line(error or kind())
     self._close(in_trouble=kind is not None)
 
   def open(self) -> None:
@@ -338,12 +340,15 @@ class Recorder:
 
   def _terminate(self, writer: Writer) -> None:
     """A step boundary after SIGTERM: gets everything to the disk, then lets the process go the way it would have."""
-    if self._terminated:
+    dying = writer.termination.raises_again
+    if self._terminated and not (dying and self._patient):
       if time.monotonic() - self._copies.started_at >= _URGENT_SECONDS:
         self._copy()
       return
+    # A whole iteration, in which the program can ask JAX for the step at which to stop.
+    self._patient = writer.termination.may_be_asked and not self._terminated
     self._terminated = True
-    dying = writer.termination.raises_again
+    dying = dying and not self._patient
     if dying:
       writer.ended_by = "SIGTERM"
     deadline = time.monotonic() + self._grace_seconds

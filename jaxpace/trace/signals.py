@@ -6,7 +6,8 @@ The recorder wants the rows on disk before the process dies; the program may wan
     waits inside a collective and no Python handler can run;
   * a Python handler that was there before is called as before;
   * a handler of a C library, such as the preemption notifier `jax.distributed.initialize` installs, is told as
-    well, so that `reached_preemption` and orbax work on: it is called through its pointer;
+    well, so that `reached_preemption` and orbax work on: it is called through its pointer. That notifier swallows the
+    signal. Where the program never asks it, nobody will stop for it, and the process dies as if there were none;
   * where nobody handled SIGTERM the process dies of it as before, only later: once the loop has
     reached a step boundary, or after the grace time. So it is with a C handler that can't be called by hand;
   * forked children (data loaders) get back what was there before: their SIGTERM is not this process's.
@@ -24,6 +25,7 @@ import socket
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
 _LOG = logging.getLogger("jaxpace")
@@ -40,13 +42,14 @@ _FLAGS_OFFSET = 12 if sys.platform == "darwin" else ctypes.sizeof(ctypes.c_void_
 class Termination:
   """Watches for SIGTERM. `install` and `restore` belong to the main thread, the rest to any."""
 
-  def __init__(self, wake: socket.socket):
+  def __init__(self, wake: socket.socket, asked: Callable[[], bool] = lambda: True):
     """Prepares, installs nothing.
 
     Args:
       wake: non-blocking socket; the number of an arriving signal is written to it as one byte.
+      asked: whether the program asks a C library's handler whether the signal has come.
     """
-    self._wake = wake
+    self._wake, self._asked = wake, asked
     self._previous: Any = None
     self._saved_action: ctypes.Array | None = None
     self._native: Any = None
@@ -80,6 +83,7 @@ class Termination:
     else:
       self.mode = "native"
       self._saved_action, self._native = saved, _native_handler(saved)
+      self._asked()  # from here on it is known whether it is
     other = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=functools.partial(_forget, weakref.ref(self)))
     self._had_wakeup = other == -1
@@ -112,12 +116,17 @@ class Termination:
   @property
   def raises_again(self) -> bool:
     """Whether the signal still has to take its course (`raise_again`) once the rows are written."""
-    return self.mode == "default" or (self.mode == "native" and self._native is None)
+    return self.mode == "default" or (self.mode == "native" and (self._native is None or not self._asked()))
+
+  @property
+  def may_be_asked(self) -> bool:
+    """Whether the program may have been about to ask a C library's handler for the first time."""
+    return self.mode == "native" and self._native is not None
 
   def raise_again(self) -> None:
     """Lets SIGTERM do what it would have done without the recorder. Works from any thread."""
     libc = _libc()
-    if self._saved_action is not None:
+    if self._saved_action is not None and self._native is None:
       libc.sigaction(int(signal.SIGTERM), self._saved_action, None)
     else:
       libc.signal.restype = ctypes.c_void_p

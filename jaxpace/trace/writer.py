@@ -19,6 +19,7 @@ import threading
 import time
 from typing import Any
 
+from jaxpace import distributed
 from jaxpace.core.plan import Plan
 from jaxpace.trace import decode, rundir
 from jaxpace.trace.exporting import Feed
@@ -65,7 +66,7 @@ class Writer:
     self._hosts, self._feed = hosts, feed
     self._receive, self.wake = socket.socketpair()
     self.wake.setblocking(False)
-    self.termination = Termination(self.wake)
+    self.termination = Termination(self.wake, distributed.asks_for_preemption)
     self.losses = Losses()
     self.stopped: str | None = None  # why recording stopped early
     self.rows_written = 0
@@ -175,10 +176,12 @@ class Writer:
           self._flush(merge=not terminating)
           self._answer(asked)
         if self._die_at is not None and time.monotonic() >= self._die_at:
-          self.ended_by = "SIGTERM"
-          self._write_process_file(closed=False)
-          self.termination.raise_again()
-          return
+          if self.termination.raises_again:
+            self.ended_by = "SIGTERM"
+            self._write_process_file(closed=False)
+            self.termination.raise_again()
+            return
+          self._die_at = None  # the program has asked JAX meanwhile, and stops by itself
       self._take_in()
       if self._hosts:
         self._hosts.stop(_SAMPLE_SECONDS)
@@ -270,11 +273,17 @@ class Writer:
   def _write_process_file(self, closed: bool, in_place: bool = False) -> None:
     self._last_heartbeat = time.monotonic()
     info = {**self._process_info, **dataclasses.asdict(self.losses), "rows_written": self.rows_written,
-            "closed_cleanly": closed, "ended_by": self.ended_by, "stopped": self.stopped, "not_copied": self.not_copied,
+            "closed_cleanly": closed, "ended_by": self._ended_by(closed), "stopped": self.stopped,
+            "not_copied": self.not_copied,
             "last_step": self._intake.last_step if self._intake else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
     write = rundir.overwrite_json if in_place else rundir.write_json
     write(self._directory / "process" / f"{self._process}.json", info)
+
+  def _ended_by(self, closed: bool) -> str | None:
+    """What ends the run; from SIGTERM on it is that, should nothing more be written."""
+    told = self.termination.received and not closed and self.termination.mode != "ignored"
+    return self.ended_by or ("SIGTERM" if told else None)
 
   def _stop(self, error: Exception) -> None:
     with self._lock:
@@ -296,7 +305,8 @@ class Writer:
         self._write_process_file(closed=False, in_place=True)  # on a full disk there is no room for a second file
     if self._die_at is not None:  # The promise to die of SIGTERM outlives the recording.
       time.sleep(max(self._die_at - time.monotonic(), 0))
-      self.termination.raise_again()
+      if self.termination.raises_again:
+        self.termination.raise_again()
 
 
 def explain(error: BaseException, directory: pathlib.Path) -> str:

@@ -5,6 +5,7 @@ Usage: recorder_worker.py DIRECTORY STEPS PAUSE [--processes N --index I --port 
 Prints "step K at T" (T on the machine's monotonic clock) after each step. Modes:
   plain      nothing handles SIGTERM
   handler    a Python handler was there before
+  deaf       one that goes on
   stuck      after step 30 the main thread sleeps in C, where no Python handler can run
   sync       orbax-like: asks JAX whether a preemption was announced, and ends the loop
   gloo       every step has a psum over all processes
@@ -42,6 +43,8 @@ def main() -> None:
     jax.distributed.initialize(f"127.0.0.1:{args.port}", args.processes, args.index)
   if args.mode == "handler":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+  if args.mode == "deaf":
+    signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
   mesh = fake.mesh()
   spec = P("data")
 

@@ -182,6 +182,40 @@ def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(
   assert info(tmp_path)["pid"] == workers[0].process.pid
 
 
+@pytest.mark.parametrize("told", [(0, 1), (1,)], ids=["both", "one"])
+def test_sigterm_ends_a_joined_job_that_never_asks_for_preemption(tmp_path, start, told):
+  """JAX's notifier swallowed it: the job went on until it was killed, and nothing said what had ended it."""
+  port = free_port()
+  workers = [start(tmp_path, 100_000, 0.05, "--processes", 2, "--index", i, "--port", port, "--mode", "gloo",
+                   "--grace", 60) for i in range(2)]
+  workers[0].wait_for("step 30 ")
+  for index in told:
+    workers[index].process.send_signal(signal.SIGTERM)
+  # At the next step but one, long before the grace time, or as the peer of one that did.
+  endings = [workers[index].finish(30) for index in told]
+  assert all(ending == -signal.SIGTERM for ending in endings), (endings, [worker.lines[-5:] for worker in workers])
+  for index in told:
+    assert info(tmp_path, index)["ended_by"] == "SIGTERM"
+    values = steps(tmp_path)[index]
+    assert values == list(range(len(values))) and len(values) > 25
+  for worker in workers:
+    worker.process.kill()
+
+
+def test_a_job_that_is_killed_after_sigterm_says_that_this_came(tmp_path, start):
+  """As a launcher or a cluster does with what asks for preemption and does not come to an end in time."""
+  worker = start(tmp_path, 100_000, 0.05, "--mode", "deaf")
+  worker.wait_for("step 20 ")
+  worker.process.send_signal(signal.SIGTERM)
+  worker.wait_for("told")
+  deadline = time.monotonic() + 20
+  while info(tmp_path)["ended_by"] is None and time.monotonic() < deadline:
+    time.sleep(0.1)
+  worker.process.kill()
+  worker.finish()
+  assert (info(tmp_path)["ended_by"], info(tmp_path)["closed_cleanly"]) == ("SIGTERM", False)
+
+
 def test_a_dead_peer_does_not_keep_the_others_from_writing_their_rows(tmp_path, start):
   port = free_port()
   workers = [start(tmp_path, 100_000, 0.02, "--processes", 2, "--index", i, "--port", port, "--mode", "gloo")
