@@ -73,6 +73,8 @@ def never_meet(run: Run) -> list[str]:
   """
   found = []
   for times in run.collectives:
+    if times.meeting is not None:
+      continue  # who meets is recorded
     for process in np.unique(run.process_of_rank[run.process_of_rank >= 0]):
       own = run.process_of_rank == process
       enter, leave = times.enter_ns[own], times.exit_ns[own]

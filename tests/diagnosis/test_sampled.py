@@ -9,6 +9,7 @@ from jaxpace.diagnosis.counted import count_steps
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.sampled import never_meet, turns
 from jaxpace.locality.types import Cgroup, Cpu, Device, Locality
+from jaxpace.trace.meeting import Meeting
 from tests.diagnosis.traces import barrier, make_run
 
 MS = 1_000_000
@@ -78,6 +79,18 @@ def test_ranks_that_never_meet_are_not_compared_in_earnest():
   found = diagnose(run)
   assert not found.findings and "don't all wait for each other" in found.verdict
   assert any("psum0 before others have reached it" in note for note in found.notes)
+
+
+def test_ranks_whose_groups_are_recorded_are_compared_within_them():
+  slow, quick = np.full((2, 100), 15 * MS), np.full((2, 100), 10 * MS)
+  one, other = barrier(slow, 2 * MS), barrier(quick, 2 * MS)
+  enter, leave = (np.concatenate([a, b], axis=1) for a, b in zip(one, other, strict=True))
+  run = sampled(enter, leave, cores="0-15")
+  known = Meeting(np.array([0, 0, 1, 1]))
+  run = dataclasses.replace(run, collectives=tuple(dataclasses.replace(c, meeting=known) for c in run.collectives))
+  assert never_meet(run) == []
+  found = diagnose(run)
+  assert not found.findings and not found.doubt and "can't be told" not in found.verdict
 
 
 def test_ranks_of_two_processes_are_not_compared_by_their_clocks():
