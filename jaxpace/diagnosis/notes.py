@@ -6,6 +6,7 @@ import collections
 
 import numpy as np
 
+from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.counted import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.diagnosis import Diagnosis
@@ -21,6 +22,7 @@ from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.wording import joined, percent
 from jaxpace.trace.along_axis import groups
 from jaxpace.trace.problems import list_ranks, plural
+from jaxpace.trace.run import Run
 
 _ONE_OFF = 0.01
 """A single step whose waiting takes this share of the whole window is told apart."""
@@ -80,6 +82,12 @@ def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None, unfinished: np.
   return tuple(notes)
 
 
+def _waited(run: Run, step: int) -> float:
+  """Seconds that the first rank waited in a step for the last: what the job lost, not its mean over ranks."""
+  found = account(busy(run, slice(step, step + 1)))
+  return float(np.nanmax(found.waiting_compute + found.waiting_runtime + found.waiting_pacing))
+
+
 def _measured(diagnosis: Diagnosis) -> list[str]:
   run, totals, notes = diagnosis.run, diagnosis.totals, []
   assert diagnosis.step_time is not None
@@ -97,9 +105,10 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
     worst = int(np.nanargmax(whole))
     share = float(whole[worst]) / (diagnosis.step_time.mean * diagnosis.counted.size)
     if share > _ONE_OFF:
-      notes.append(f"One-off: step {run.steps[worst]} alone waited {milliseconds(float(whole[worst]))} for "
-                   f"{name_rank(run, int(totals.last_rank[worst])).replace('Rank', 'rank', 1)}, "
-                   f"{100 * share:.1f} % of all the time recorded.")
+      lost = milliseconds(_waited(run, worst))
+      notes.append(f"One-off: in step {run.steps[worst]} alone the others waited {lost} for "
+                   f"{name_rank(run, int(totals.last_rank[worst])).replace('Rank', 'rank', 1)}; as the mean over all "
+                   f"ranks that is {100 * share:.1f} % of all the time recorded.")
   unnamed = unnamed_waiting(diagnosis) if diagnosis.untold is None else None
   if unnamed:
     total = sum(diagnosis.waiting.values())

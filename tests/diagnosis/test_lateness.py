@@ -119,6 +119,17 @@ def test_one_long_pause_is_a_one_off_not_a_straggler():
   assert any("step 250" in note and "rank 2" in note for note in diagnosis.notes)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_stop_of_five_seconds_is_told_as_five(ranks):
+  """Of three ranks two waited 5 s: "waited 3,333 ms" was the mean over all."""
+  busy = noise(ranks, 400, deviation=0.0)
+  busy[1, 250] += 5000 * MS
+  said = [note for note in diagnose_busy(busy).notes if note.startswith("One-off")]
+  share = 100 * (5 * (ranks - 1) / ranks) / (400 * 0.022 + 5)
+  assert len(said) == 1 and "in step 250 alone the others waited 5,000 ms for rank 1" in said[0]
+  assert abs(float(said[0].rpartition("that is ")[2].split()[0]) - share) < 0.2
+
+
 def test_late_from_the_middle_of_the_run_on_is_persistent():
   busy = noise(4, 400, deviation=0.1)
   busy[2, 160:] += 10 * MS
