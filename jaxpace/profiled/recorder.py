@@ -27,7 +27,7 @@ from jaxpace.trace.recorder import Recorder
 _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 60.0
 _CLOSE_SECONDS = 60.0
-_LITTLE = 0.01
+_LITTLE = 0.001
 """Share of the step that may lie between collectives put together without being spoken of."""
 
 
@@ -237,13 +237,13 @@ class ProfiledRecorder(Recorder):
     """The program's plan, made once; which collectives form a slot is process 0's choice."""
     key = program, tuple(sorted({name for step in steps for name in step.collectives}))
     if key not in self._plans:
-      own = json.dumps(stamps.group(steps))
+      own = json.dumps(stamps.group(steps, stamps.MAX_SLOTS))
       text = distributed.share_string(f"profiled/{len(self._plans)}", own, _SHARE_SECONDS)
       groups = tuple(tuple(members) for members in json.loads(text or own))
       together = stamps.between(steps, groups)
       notices = [] if together < _LITTLE else [
           f"A step has {len(key[1])} collectives, turns of loops counted, and {stamps.MAX_SLOTS} are told apart: what "
-          f"lies between those put together, {100 * together:.0f} % of the step, counts as transfer, and so does "
+          f"lies between those put together, {100 * together:.1f} % of the step, counts as transfer, and so does "
           "being late there."]
       self._plans[key] = stamps.plan(program, groups, self._axis, local * jax.process_count(), notices), groups
     return self._plans[key]

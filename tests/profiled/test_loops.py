@@ -1,6 +1,7 @@
 """Plain-jit steps whose collectives are in loops: layers scanned, data parallel and FSDP, one device late in a turn."""
 
 import itertools
+import re
 import time
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.profiled import stamps
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 
@@ -108,6 +110,15 @@ def test_all_of_a_delay_in_one_turn_is_found(tmp_path, kind):
   assert f"rank {LATE} " in found.verdict
   held = found.lateness.persistent  # by collective: of one turn, not spread over the loop
   assert held.max() > 0.8 * held.sum()
+
+
+def test_more_turns_than_are_told_apart_are_spoken_of(tmp_path, monkeypatch):
+  monkeypatch.setattr(stamps, "MAX_SLOTS", 4)
+  run = record(tmp_path, "fsdp", late=False, sessions=1)
+  assert len(run.collectives) == 4
+  said = re.search(r"A step has 10 collectives, turns of loops counted, and 4 are told apart: what lies between those "
+                   r"put together, ([\d.]+) % of the step, counts as transfer", " ".join(diagnose(run).notes))
+  assert 0 < float(said[1]) < 100
 
 
 @pytest.mark.parametrize("result", [None, 1.5, (), {"loss": np.float32(1)}])
