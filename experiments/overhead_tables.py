@@ -41,8 +41,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
     text += ["## Dispatch", "",
              "How long the call of a step holds the training thread. The three take turns, call by call. (Measured one "
              "after the other, as they were before, a bare step took 51 ms and one with callbacks 34: that compares "
-             "the "
-             "machine at two times, and says nothing of callbacks.)",
+             "the machine at two times, and says nothing of callbacks.)",
              _about(figures, "dispatch"), ""]
     text += measured.table(["step", "call returns after, ms", "step takes, ms", "above bare, %"],
                            [[name, _interval(entry["call_ms"]), _interval(entry["step_ms"]),

@@ -181,19 +181,16 @@ CLAIMS = (
           lambda f: [_f1(f, "counters"), _f1(f, "all")]),
     Claim(WHEN_NOT, "had a finding in {} of [{}]", "fault_lab.json", _controls),
     Claim(WHEN_NOT, "in {} of [{}](measurements/fault_lab_seed2.md) healthy runs", "fault_lab_seed2.json", _controls),
-    Claim("docs/what_if.md", "{} % at the 95th percentile ({} % with the hosts' counters only, {} % by the stamps alone)",
-          _LAB, _what_if),
+    Claim("docs/what_if.md", "{} % at the 95th percentile ({} % with the hosts' counters only, {} % by the stamps "
+          "alone)", _LAB, _what_if),
     Claim("docs/interleaving.md", "**{} % [{}, {}]** |", "two_jobs.json",
           lambda f: _three([100 * value for value in f["by_congestion"]["cubic"]["summary"]["recovered"]])),
-    Claim("docs/housekeeping.md", "`auto` is one run of each size, against its own periods left alone; weighting the blocks "
-          "of the other columns by the time it spent in each mode, which leaves the changes of mode out, gives −{}, "
-          "−{} "
-          "and −{} %", "pauses.json",
+    Claim("docs/housekeeping.md", "which leaves the changes of mode out, gives −{}, −{} and −{} %", "pauses.json",
           lambda f: [_round(100 * (run["auto"]["paired"]["ratio"][0] - 1)) for run in f["runs"]]),
     Claim("docs/pacing.md", "longer by {} % [{}, {}] on 2 processes", "overhead.json",
           lambda f: _three(f["processes"]["2"]["share_percent"])),
-    Claim(WHEN_NOT, "off by {} % at the 95th percentile ({} % with the counters only, {} % by stamps "
-                    "alone)", _LAB, _what_if),
+    Claim(WHEN_NOT, "off by {} % at the 95th percentile ({} % with the counters only, {} % by stamps alone)",
+          _LAB, _what_if),
     Claim(WHEN_NOT, "it is {} % [{}, {}] of {} ms and {} % [{}, {}] of {} ms, of {} "
                     "rounds", "overhead_starts.json", _starts),
     Claim(WHEN_NOT, "adds {} % [{}, {}] to a step of {} ms on 2 gloo processes and {} % [{}, {}] to one of {} ms on 4",
