@@ -100,7 +100,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
       preempted=preempted, notes=(), links=links, events=tuple(events), doubt=sampled.doubt,
-      unseen=tuple(unseen(counted, totals).tolist()), untold=untold_why, stages=stages(run, counted, totals))
+      unseen=tuple(unseen(run, counted, totals).tolist()), untold=untold_why, stages=stages(run, counted, totals))
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
                              notes=(*notes_on(diagnosis, fabric, unfinished), *sampled.notes, *hung(events)))
 

@@ -12,6 +12,7 @@ from jaxpace.diagnosis.accounting import Busy, busy, chunks
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import hosts_of, named
+from jaxpace.trace.along_axis import laid_out
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 
@@ -74,11 +75,19 @@ def sentence(found: Untold, collectives: int) -> str:
   return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
 
 
-def unseen(counted: Counted, totals: Totals) -> np.ndarray:
-  """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said of them."""
+def unseen(run: Run, counted: Counted, totals: Totals) -> np.ndarray:
+  """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said of them.
+
+  A gap in the numbers of the ranks is no rank, unless the run or one of its processes says that it has it.
+  """
   if not counted.size:
     return np.empty(0, np.int64)
-  return np.flatnonzero(totals.present < max(1.0, _SEEN * counted.size))
+  there = np.asarray((run.attempt >= 0).any(axis=1))
+  mesh = laid_out(run.info)
+  said = [run.info.get("ranks"), run.plan.get("ranks"), None if mesh is None else mesh.size]
+  there[:max((n for n in said if isinstance(n, int) and n > 0), default=0)] = True
+  there[[rank for process in run.processes for rank in process.ranks if 0 <= rank < run.ranks]] = True
+  return np.flatnonzero(there & (totals.present < max(1.0, _SEEN * counted.size)))
 
 
 def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:

@@ -12,6 +12,8 @@ _SENDS = ("ppermute", "collective_permute", "collective-permute", "send", "recv"
 _MOST_SOURCES = 8
 """Ranks that one rank waits for in a point-to-point transfer, at most."""
 
+_MOST_PAIRS = 1 << 22
+
 
 class Meeting(NamedTuple):
   """The ranks of a collective that wait for each other; R ranks. Ranks of two groups never do."""
@@ -92,7 +94,7 @@ def _told(value: Any, ranks: int) -> np.ndarray | None:
 
 def _sources(pairs: Any, rows: np.ndarray, ranks: int) -> np.ndarray | None:
   """[M, R] sources of every rank; None where they are not told."""
-  if not isinstance(pairs, list | tuple) or not pairs:
+  if not isinstance(pairs, list | tuple) or not pairs or len(pairs) * len(rows) > _MOST_PAIRS:
     return None
   sources = np.full((_MOST_SOURCES, ranks), -1, np.int64)
   for pair in pairs:

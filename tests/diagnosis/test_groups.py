@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from jaxpace.__main__ import main
-from tests.diagnosis import grouped
+from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis.meetings import Grouped, Meetings
+from jaxpace.trace.meeting import Meeting
+from jaxpace.trace.synthetic import Job
+from tests.diagnosis import grouped, made_up
 
 STEPS = 240
 TWO = {"mesh": {"replica": 2, "data": 2}, "axis": ["data"]}
@@ -179,6 +183,16 @@ def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_pa
   assert "change from step to step" not in said
 
 
+def test_transfers_of_which_nobody_knows_whose_they_are_blame_no_ranks_by_turns(tmp_path):
+  busy = np.random.default_rng(4).gamma(4, 3e-3, (1, 4, STEPS))
+  enter, leave = grouped.play(busy, [1e-3], sources=[[-1, 0, 1, 2]])
+  grouped.write(tmp_path / "run", enter, leave, collectives=[{"name": "send", "primitives": ["send", "recv"]}])
+  document = report(tmp_path / "run")
+  assert not document["findings"]
+  assert "it is not recorded who sends to whom" in document["verdict"]
+  assert document["collectives"][0]["kind"] == "point_to_point"
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_ranks_without_rows_are_not_cleared(tmp_path, capsys, whole):
   """The late rank's disk was full: the others' waiting for it looks like transfer."""
@@ -229,3 +243,54 @@ def test_what_needs_ranks_that_all_meet_takes_such_or_says_that_there_are_none(t
   grouped.write(tmp_path / "mixed", enter, leave, collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
   assert main([command, str(tmp_path / "mixed"), *arguments]) == 2
   assert "groups of several kinds" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_gap_in_the_numbers_is_no_rank_that_is_missed(tmp_path):
+  enter, leave = grouped.play(noisy([[10e-3] * 4]), [2e-3])
+  grouped.write(tmp_path / "run", enter, leave, left_out=(1,))
+  assert report(tmp_path / "run")["not_judged"] == [1]  # the run says that it has 4
+  info = json.loads((tmp_path / "run" / "run.json").read_text())
+  del info["ranks"]
+  (tmp_path / "run" / "run.json").write_text(json.dumps(info))
+  document = report(tmp_path / "run")
+  assert document["not_judged"] == [] and document["verdict"].startswith("Healthy")
+
+
+def test_one_group_of_all_is_accounted_for_as_without_groups():
+  """The way by groups and the one where all ranks meet, on the same noisy run with delays."""
+  job = Job(ranks=5, steps=STEPS, processes=5, hosts=5, noise=0.1, collectives=3, transfer_noise=0.3, late={2: 3e-3},
+            delays={0: 2e-3}, pause=10e-3, pause_probability=0.05)
+  run, _ = made_up.run_of(job)
+  work = busy(run, slice(0, STEPS))
+  found = Meetings((Meeting(np.zeros(5, np.int64)),) * 3, (Grouped(np.zeros(5, np.int64)),) * 3,
+                   np.ones((3, 5), bool), np.zeros(5, np.int64))
+  plain, by_group = account(work), account(work._replace(meetings=found))
+  for name in plain._fields[:-1]:
+    np.testing.assert_allclose(getattr(by_group, name), getattr(plain, name), rtol=1e-12, atol=1e-15, err_msg=name)
+
+
+def test_groups_that_never_meet_are_accounted_for_as_jobs_of_their_own(tmp_path):
+  random = np.random.default_rng(5)
+  busy_of = [random.gamma(20, base / 20, (2, ranks, STEPS)) for base, ranks in ((8e-3, 3), (12e-3, 2))]
+  single = [grouped.play(arrivals, [1e-3, 2e-3]) for arrivals in busy_of]
+  documents = []
+  for at, (enter, leave) in enumerate(single):
+    grouped.write(tmp_path / f"{at}", enter, leave)
+    documents.append(report(tmp_path / f"{at}"))
+  enter, leave = (np.concatenate([one[i] for one in single], axis=1) for i in range(2))
+  grouped.write(tmp_path / "both", enter, leave, collectives=[{"groups": [[0, 1, 2], [3, 4]]}] * 2)
+  both = report(tmp_path / "both")
+  check_shares(both)
+  alone = [row for document in documents for row in document["per_rank"]]
+  for row, own in zip(both["per_rank"], alone, strict=True):
+    assert row["step_time"] == pytest.approx(own["step_time"])
+    assert row["lateness"] == pytest.approx(own["lateness"], abs=1e-9)
+    assert row["waiting"] == pytest.approx(own["waiting"])
+    assert row["last_share"] == pytest.approx(own["last_share"])
+    assert row["shares"] == pytest.approx(own["shares"], abs=1e-6)
+  for name, share in both["shares"].items():
+    seconds = [document["shares"][name] * document["step_time"]["mean"] for document in documents]
+    assert share * both["step_time"]["mean"] == pytest.approx((3 * seconds[0] + 2 * seconds[1]) / 5, abs=1e-9)
+  gains = [document["step_time"]["mean"] - document["what_if"]["no_skew"]["step_time"] for document in documents]
+  assert both["step_time"]["mean"] - both["what_if"]["no_skew"]["step_time"] == pytest.approx(
+      (3 * gains[0] + 2 * gains[1]) / 5)
