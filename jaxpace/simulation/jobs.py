@@ -1,9 +1,10 @@
 """Several jobs on one fabric, each with ranks, noise and a pacer of its own: their collectives share the links.
 
-A collective is a fluid: on a quiet fabric it goes at full speed, takes a known share of every link meanwhile, and slows
-down where others want more than is left, max-min fairly (`jaxpace.simulation.sharing`), by weights that stay as they
-are while it is sent. No packets, no round trips, no losses; TCP's attraction, which makes the weight fall with what was
-sent, is modelled on a single link in `experiments/fluid.py`.
+A collective is a fluid in stretches, one for each set of messages that are on the way together: on a quiet fabric it
+goes at full speed, takes a known share of every link meanwhile, and slows down where others want more than is left,
+max-min fairly (`jaxpace.simulation.sharing`), by weights that stay as they are while a stretch is sent. All messages of
+a stretch slow down alike. No packets, no round trips, no losses; TCP's attraction, which makes the weight fall with
+what was sent, is modelled on a single link in `experiments/fluid.py`.
 
 Event-driven inside one compiled loop, from one instant at which something begins or ends to the next; times are float32
 seconds since the job's last exit, never since the run began.
@@ -28,11 +29,19 @@ _EDGE = np.float32(1e-7)
 
 
 class Shares(NamedTuple):
-  """What the jobs' collectives want of the links they share: J jobs, L links."""
+  """What the jobs' collectives want of the links they share: J jobs, L links, and P stretches of a collective.
 
-  usage: Any  # [J, L] share of a link that a job's collective takes at full speed
-  weights: Any  # [J] of each job where they compete; equal for equal shares of speed
-  coupled: Any = True  # [] False: every job as if it had the fabric to itself
+  Without the axis P, and without `parts`, a collective wants the same from its begin to its end.
+  """
+
+  # [J, P, L] or [J, L], share of a link that a job's collective takes at full speed
+  usage: Any
+  # [J, P] or [J], of each job where they compete; equal for equal shares of speed
+  weights: Any
+  # [] False: every job as if it had the fabric to itself
+  coupled: Any = True
+  # [J, P], of each collective's own time the share that each stretch takes; the rows sum to 1, unused ones last, 0
+  parts: Any = None
 
 
 class Several(NamedTuple):
@@ -50,7 +59,8 @@ class _Playing(NamedTuple):
   draft: Draft
   sending: jax.Array  # [] bool, else waiting for its last rank
   bucket: jax.Array  # [] int32
-  left: jax.Array  # [] s of waiting, or of sending at full speed
+  stretch: jax.Array  # [] int32, of the bucket
+  left: jax.Array  # [] s of waiting, or of sending the stretch at full speed
   clock: jax.Array  # [] s since the last exit
   exits: jax.Array  # [S] s, of the buckets sent in this step
   steps: Steps
@@ -77,14 +87,14 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
   parts = [mechanics(shape, pacer, buckets=count, max_delay=max_delay, by_rank=by_rank)
            for shape, pacer, count in zip(shapes, pacers, buckets, strict=True)]
   each = [steps] * len(parts) if isinstance(steps, int) else list(steps)
-  # Each bucket ends its wait and its sending; some slack for phases that rounding ends in two turns.
-  most = np.int32(min(2 * max(each) * (1 + 2 * sum(buckets)) * len(parts), 2**31 - 1))
 
   def run(key: jax.Array, jobs: Sequence[Job], shares: Shares, starts: Any, last: Any) -> tuple[Steps, ...]:
     keys = jax.random.split(key, len(parts))
     starts, last = jnp.asarray(starts, jnp.float32), jnp.asarray(last, jnp.int32)
-    usage = jnp.where(jnp.asarray(shares.coupled, bool), jnp.asarray(shares.usage, jnp.float32), _ZERO)
-    weights = jnp.asarray(shares.weights, jnp.float32)
+    usage, weights, pieces = _by_stretch(shares)
+    # Each bucket ends its wait and its stretches; some slack for phases that rounding ends in two turns.
+    most = np.int32(min(2 * max(each) * (1 + (1 + pieces.shape[1]) * sum(buckets)) * len(parts), 2**31 - 1))
+    numbers = np.arange(len(parts), dtype=np.int32)
     playing = tuple(_begin(part, own, job, start, count)
                     for part, own, job, start, count in zip(parts, keys, jobs, starts, each, strict=True))
 
@@ -92,11 +102,12 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
       all_jobs, turns = carry
       there = jnp.stack([p.state.step < last[j] for j, p in enumerate(all_jobs)])
       sending = jnp.stack([p.sending for p in all_jobs]) & there
-      speed = jnp.where(sending, progress(usage, weights, sending), _ONE)
+      at = jnp.stack([p.stretch for p in all_jobs])
+      speed = jnp.where(sending, progress(usage[numbers, at], weights[numbers, at], sending), _ONE)
       left = jnp.stack([p.left for p in all_jobs])
       wait = jnp.min(jnp.where(there, left / speed, np.float32(np.inf)))
       return tuple(
-          _advance(part, own, job, p, wait, speed[j], there[j], each[j])
+          _advance(part, own, job, p, wait, speed[j], there[j], each[j], pieces[j])
           for j, (part, own, job, p) in enumerate(zip(parts, keys, jobs, all_jobs, strict=True))), turns + np.int32(1)
 
     def unfinished(carry: tuple[tuple[_Playing, ...], jax.Array]) -> jax.Array:
@@ -110,23 +121,37 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
   return Several(run)
 
 
+def _by_stretch(shares: Shares) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """[J, P, L] usage, 0 for jobs without a coupling, [J, P] weights, [J, P] parts."""
+  usage, weights = jnp.asarray(shares.usage, jnp.float32), jnp.asarray(shares.weights, jnp.float32)
+  usage = jnp.where(jnp.asarray(shares.coupled, bool), usage, _ZERO)
+  if usage.ndim == 2:
+    usage, weights = usage[:, None], weights[:, None]
+  parts = jnp.ones_like(weights) if shares.parts is None else jnp.asarray(shares.parts, jnp.float32)
+  return usage, weights, parts
+
+
 def _begin(part: Mechanics, key: jax.Array, job: Job, start: jax.Array, steps: int) -> _Playing:
   state = part.init(key, job)
   draft = part.draw(key, job, state)
   draft = draft._replace(ready=draft.ready + start)
   _, row = jax.eval_shape(part.finish, state, draft, draft.ready, draft.transfers)
   blank = jax.tree.map(lambda leaf: jnp.full((steps, *leaf.shape), np.float32(np.nan), leaf.dtype), row)
-  return _Playing(state, draft, jnp.bool_(False), jnp.int32(0), part.meet(draft.ready[:, 0]), jnp.float32(0),
-                  jnp.zeros_like(draft.transfers), blank)
+  return _Playing(state, draft, jnp.bool_(False), jnp.int32(0), jnp.int32(0), part.meet(draft.ready[:, 0]),
+                  jnp.float32(0), jnp.zeros_like(draft.transfers), blank)
 
 
 def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.Array, speed: jax.Array,
-             there: jax.Array, steps: int) -> _Playing:
-  """One job after `wait` seconds in which it went at `speed`."""
+             there: jax.Array, steps: int, pieces: jax.Array) -> _Playing:
+  """One job after `wait` seconds in which it went at `speed`; `pieces` [P] are the stretches of its collectives."""
   clock = p.clock + wait
   left = p.left - wait * speed
   ended = (left <= _EDGE) & there
-  sent = ended & p.sending
+  # Stretches that are not used come last, so the next one ends the collective if it is such a one.
+  following = p.stretch + np.int32(1)
+  more = jnp.where(following < np.int32(len(pieces)), pieces.at[following].get(mode="clip"), _ZERO)
+  passed = ended & p.sending & (more > _ZERO)
+  sent = ended & p.sending & ~passed
   slots = jnp.arange(len(p.exits), dtype=jnp.int32)
   exits = jnp.where(sent & (slots == p.bucket), clock, p.exits)
   over = sent & (p.bucket == np.int32(len(p.exits) - 1))
@@ -149,5 +174,9 @@ def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.A
   ready = part.meet(jax.lax.dynamic_index_in_dim(draft.ready, bucket, axis=1, keepdims=False))
   waiting = jnp.maximum(ready - clock, _ZERO)
   work = jax.lax.dynamic_index_in_dim(draft.transfers, bucket, keepdims=False)
-  left = jnp.where(sent, waiting, jnp.where(ended, work, left))
-  return _Playing(state, draft, jnp.where(ended, ~p.sending, p.sending), bucket, left, clock, exits, kept)
+  stretch = jnp.where(sent, np.int32(0), p.stretch + passed.astype(jnp.int32))
+  # What rounding left of one stretch, or took beyond it, is the next one's.
+  begun = jnp.maximum(work * pieces[stretch] + jnp.where(passed, left, _ZERO), _ZERO)
+  left = jnp.where(sent, waiting, jnp.where(ended, begun, left))
+  sending = jnp.where(sent, False, p.sending | ended)
+  return _Playing(state, draft, sending, bucket, stretch, left, clock, exits, kept)

@@ -23,6 +23,10 @@ _PART_CELLS = 1 << 21
 """Rank-steps times buckets that are kept at once; about 100 bytes each."""
 
 
+_MOST_STRETCHES = 64
+"""Stretches of a collective between which its use of shared links is told apart."""
+
+
 class Part(NamedTuple):
   """Some steps of one job."""
 
@@ -176,23 +180,64 @@ def _shared(scenario: Scenario, group: list[int]) -> Iterator[Part]:
 
 
 def shares(jobs: list[JobSettings]) -> Shares:
-  """What jobs want of the links that two or more of them use.
+  """What jobs want of the links that two or more of them use, stretch by stretch of their collectives.
 
   Where jobs compete, each of their messages gets the same: a job's weight is its messages on its busiest shared link,
   over the share of that link it takes at full speed.
   """
-  usage = np.stack([j.load.usage for j in jobs])
-  common = (usage > 0).sum(axis=0) > 1
+  common = (np.stack([j.load.usage for j in jobs]) > 0).sum(axis=0) > 1
   if not common.any():
     return Shares(np.zeros((len(jobs), 1), np.float32), np.ones(len(jobs), np.float32))
-  usage = usage[:, common]
-  flows = np.stack([j.load.flows for j in jobs])[:, common]
-  busiest = usage.argmax(axis=1)
-  each = np.arange(len(jobs))
-  top = usage[each, busiest]
-  weights = np.where(top > 0, flows[each, busiest] / np.where(top > 0, top, 1), 1.0)
-  columns = np.unique(usage, axis=1)  # many links look alike: one of each will do
-  return Shares(columns.astype(np.float32), weights.astype(np.float32))
+  each = [_merged([_On(s.seconds, s.usage[common], s.flows[common]) for s in j.load.stretches]) for j in jobs]
+  length = max(map(len, each))
+  usage = np.zeros((len(jobs), length, int(common.sum())))
+  weights, parts = np.ones((len(jobs), length)), np.zeros((len(jobs), length))
+  for j, own in enumerate(each):
+    total = sum(piece.seconds for piece in own)
+    parts[j, 0] = 1.0  # of a job that sends nothing
+    for p, piece in enumerate(own):
+      busiest = piece.usage.argmax()
+      usage[j, p], parts[j, p] = piece.usage, piece.seconds / total
+      if piece.usage[busiest] > 0:
+        weights[j, p] = piece.flows[busiest] / piece.usage[busiest]
+  # Many links look alike: one of each will do.
+  columns = np.unique(usage.reshape(-1, usage.shape[2]), axis=1).reshape(len(jobs), length, -1)
+  if length == 1:
+    return Shares(columns[:, 0].astype(np.float32), weights[:, 0].astype(np.float32))
+  return Shares(columns.astype(np.float32), weights.astype(np.float32), parts=parts.astype(np.float32))
+
+
+class _On(NamedTuple):
+  """A stretch of a job's collective on the links it shares."""
+
+  seconds: float
+  usage: np.ndarray
+  flows: np.ndarray
+
+  def like(self, other: _On) -> bool:
+    return np.allclose(self.usage, other.usage, rtol=1e-6, atol=1e-9) and bool((self.flows == other.flows).all())
+
+  def joined(self, other: _On) -> _On:
+    seconds = self.seconds + other.seconds
+    mean = (self.usage * self.seconds + other.usage * other.seconds) / seconds
+    return _On(seconds, mean, np.maximum(self.flows, other.flows))
+
+
+def _merged(pieces: list[_On]) -> list[_On]:
+  """Stretches that take the same of the shared links as the one before are one with it.
+
+  Where that leaves too many, the shortest are joined to the shorter of their neighbours.
+  """
+  kept: list[_On] = []
+  for piece in pieces:
+    if kept and kept[-1].like(piece):
+      kept[-1] = kept[-1].joined(piece)
+    else:
+      kept.append(piece)
+  while len(kept) > _MOST_STRETCHES:
+    at = min(range(len(kept) - 1), key=lambda i: kept[i].seconds + kept[i + 1].seconds)
+    kept[at:at + 2] = [kept[at].joined(kept[at + 1])]
+  return kept
 
 
 class Adding:

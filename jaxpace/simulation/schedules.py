@@ -1,38 +1,51 @@
-"""The messages of an all-reduce, round by round, for four algorithms; and how long they take on a fabric.
+"""The messages of an all-reduce, round by round, for five algorithms; and how long they take on a fabric.
 
-A round's messages start together and the round ends with the last of them: its latency plus its bytes at the rate that
-max-min sharing leaves it. On a fabric where nothing is shared the totals are the closed forms of
-`jaxpace.simulation.allreduce`.
+All ranks begin together; from then on each goes to its next round when its own messages are over. A message takes its
+latency, then its bytes at the rate that max-min sharing leaves it. On a fabric where nothing is shared the totals are
+the closed forms of `jaxpace.simulation.allreduce`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.simulation.allreduce import filling
 from jaxpace.simulation.fabric import Fabric, FabricError
+from jaxpace.simulation.messages import Messages, Stretch, play
 from jaxpace.simulation.sharing import max_min
 
 
 class Round(NamedTuple):
-  """Messages that start together."""
+  """Messages that start together where nothing holds a rank back."""
 
-  sources: np.ndarray  # [F] int, ranks
-  targets: np.ndarray  # [F] int, ranks
-  bytes: float  # of each message
-  times: int = 1  # the round is repeated so often, each time after the last
-  hops: int = 1  # latencies that one pass takes: a pipeline is filled hop by hop
+  # [F] int, ranks
+  sources: np.ndarray
+  # [F] int, ranks
+  targets: np.ndarray
+  # of each message
+  bytes: float
+  # the round is repeated so often, each time after the last
+  times: int = 1
+  # messages that a byte takes, one after the other: with more than 1 it goes on in pieces, beside the rounds next to it
+  # that do, too
+  hops: int = 1
 
 
 class Load(NamedTuple):
   """What an all-reduce does to a fabric."""
 
-  seconds: float  # it takes on a quiet fabric
-  usage: np.ndarray  # [L] share of what each link has for it that it takes meanwhile, on average
-  flows: np.ndarray  # [L] most of its messages that are on each link at once
-  busy: np.ndarray  # [R] s for which each rank of the fabric has messages on the way between nodes, both ways added up
+  # it takes on a quiet fabric
+  seconds: float
+  # [L] share of what each link has for it that it takes meanwhile, on average
+  usage: np.ndarray
+  # [R] s for which each rank of the fabric has messages on the way between nodes, both ways added up
+  busy: np.ndarray
+  # its stretches, in order, which add up to `seconds`: what it takes of each link in each of them
+  stretches: tuple[Stretch, ...]
 
 
 def ring(ranks: Sequence[int], size: float) -> list[Round]:
@@ -60,9 +73,8 @@ def halving_doubling(ranks: Sequence[int], size: float) -> list[Round]:
 def double_tree(ranks: Sequence[int], size: float) -> list[Round]:
   """Two binary trees, each for half of the bytes, in which every rank but one is a leaf of one: up, then down.
 
-  Pipelined in many small pieces: it takes the latency of the deepest way up and down once, and every link carries its
-  bytes all along. (Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-  2009.)
+  Pipelined, up and down at once, in as many pieces as make it quickest: `jaxpace.simulation.allreduce.filling`.
+  (Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.)
   """
   at = np.asarray(ranks)
   count = len(at)
@@ -118,6 +130,9 @@ def rounds(algorithm: str, ranks: Sequence[int], size: float, per_node: int) -> 
 def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | None = None) -> Load:
   """Plays the rounds on a fabric that carries nothing else, or steady traffic of others.
 
+  Rounds that are repeated or pipelined begin and end for all ranks together, others don't: see
+  `jaxpace.simulation.messages`. Where that has too many instants of its own they, too, end for all ranks together.
+
   Args:
     schedule: rounds, one after the other.
     fabric: what they run on.
@@ -129,24 +144,91 @@ def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | Non
   capacities = fabric.capacities()
   if background is not None:
     capacities = capacities * (1 - np.asarray(background))
-  carried, most = np.zeros(len(capacities)), np.zeros(len(capacities), np.int64)
   busy = np.zeros(fabric.ranks)
-  seconds = 0.0
-  for part in schedule:
-    paths = fabric.paths(part.sources, part.targets)
-    rates = max_min(paths, capacities)
-    transfer = np.where(np.isfinite(rates), part.bytes / rates, 0.0)
-    latency = part.hops * fabric.latencies(part.sources, part.targets)
-    seconds += part.times * float((latency + transfer).max())
-    away = np.where(part.sources // fabric.per_node != part.targets // fabric.per_node, part.times * transfer, 0.0)
-    for ends in (part.sources, part.targets):
-      busy += np.bincount(ends, away, minlength=fabric.ranks)
-    crossing = np.bincount(paths[paths >= 0].ravel(), minlength=len(capacities))
-    carried += crossing * part.bytes * part.times
-    most = np.maximum(most, crossing)
+  stretches: list[Stretch] = []
+  everyone = np.unique(np.concatenate([np.concatenate([p.sources, p.targets]) for p in schedule])) if schedule else ()
+  for (repeated, pipelined), parts in itertools.groupby(schedule, key=lambda part: (part.times > 1, part.hops > 1)):
+    here = list(parts)
+    if pipelined:
+      stretches.append(_pipeline(here, fabric, capacities, busy))
+      continue
+    alike = repeated or all(_alike(part, fabric, capacities, len(everyone)) for part in here)
+    played = None if alike else _played(here, fabric, capacities, busy)
+    stretches += played or [piece for part in here for piece in _together(part, fabric, capacities, busy)]
+  seconds = sum(piece.seconds for piece in stretches)
+  usage = sum((piece.usage * piece.seconds for piece in stretches), start=np.zeros(len(capacities)))
+  return Load(seconds, usage / seconds if seconds else usage, busy, tuple(stretches))
+
+
+def _alike(part: Round, fabric: Fabric, capacities: np.ndarray, ranks: int) -> bool:
+  """Whether all ranks are in a round and none of its messages takes longer than another."""
+  if len(part.sources) != ranks or len(np.unique(part.sources)) != ranks or len(np.unique(part.targets)) != ranks:
+    return False
+  rates = max_min(fabric.paths(part.sources, part.targets), capacities)
+  latencies = fabric.latencies(part.sources, part.targets)
+  return bool(rates.min() >= rates.max() * (1 - 1e-9) and np.ptp(latencies) == 0)
+
+
+def _played(parts: list[Round], fabric: Fabric, capacities: np.ndarray, busy: np.ndarray) -> list[Stretch] | None:
+  """Rounds in which each rank waits for its own messages alone; None where that takes too long to play."""
+  sources, targets = (np.concatenate([getattr(part, end) for part in parts]) for end in ("sources", "targets"))
+  counts = [len(part.sources) for part in parts]
+  sent = Messages(
+      sources, targets, np.repeat(np.arange(len(parts)), counts), np.repeat([part.bytes for part in parts], counts),
+      fabric.latencies(sources, targets), fabric.paths(sources, targets))
+  played = play(sent, capacities)
+  if played is None:
+    return None
+  _count_busy(busy, sources, targets, played.flowing, fabric)
+  return played.stretches
+
+
+def _together(part: Round, fabric: Fabric, capacities: np.ndarray, busy: np.ndarray) -> list[Stretch]:
+  """A round that begins and ends for all ranks together: latency, then transfer; of a repeated one their mean."""
+  transfer, latency, flows = _alone(part, fabric, capacities)
+  _count_busy(busy, part.sources, part.targets, part.times * transfer, fabric)
+  seconds = part.times * float((latency + transfer).max())
+  if part.times > 1:
+    return [_mean(seconds, part.bytes * part.times, flows, capacities)]
+  waiting = float(latency[(latency + transfer).argmax()])
+  idle = Stretch(waiting, np.zeros(len(capacities)), np.zeros(len(capacities), np.int64))
+  both = idle, _mean(seconds - waiting, part.bytes, flows, capacities)
+  return [piece for piece in both if piece.seconds > 0]
+
+
+def _pipeline(parts: list[Round], fabric: Fabric, capacities: np.ndarray, busy: np.ndarray) -> Stretch:
+  """Rounds of as many hops and bytes each, through which everything goes in pieces, all at once."""
+  sources, targets = (np.concatenate([getattr(part, end) for part in parts]) for end in ("sources", "targets"))
+  every = Round(sources, targets, parts[0].bytes)
+  transfer, latency, flows = _alone(every, fabric, capacities)
+  _count_busy(busy, sources, targets, transfer, fabric)
+  hops = sum(part.hops for part in parts)
+  slowest = int((hops * latency + transfer).argmax())
+  least, longest = float(latency[slowest]), float(transfer[slowest])
+  seconds = hops * least + longest + filling(hops // len(parts), least, longest)
+  return _mean(seconds, every.bytes, flows, capacities)
+
+
+def _alone(part: Round, fabric: Fabric, capacities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Of a round that has the fabric to itself: [F] s of transfer, [F] s of latency, [L] messages on each link."""
+  paths = fabric.paths(part.sources, part.targets)
+  rates = max_min(paths, capacities)
+  transfer = np.where(np.isfinite(rates), part.bytes / rates, 0.0)
+  flows = np.bincount(paths[paths >= 0].ravel(), minlength=len(capacities))
+  return transfer, fabric.latencies(part.sources, part.targets), flows
+
+
+def _mean(seconds: float, sent: float, flows: np.ndarray, capacities: np.ndarray) -> Stretch:
+  """So many bytes of every message in so many seconds."""
   room = np.where(np.isfinite(capacities), capacities, 0) * seconds
-  usage = np.divide(carried, room, out=np.zeros_like(carried), where=room > 0)
-  return Load(seconds, usage, most, busy)
+  return Stretch(seconds, np.divide(flows * sent, room, out=np.zeros(len(capacities)), where=room > 0), flows)
+
+
+def _count_busy(busy: np.ndarray, sources: np.ndarray, targets: np.ndarray, seconds: np.ndarray, fabric: Fabric
+                ) -> None:
+  away = np.where(sources // fabric.per_node != targets // fabric.per_node, seconds, 0.0)
+  for ends in (sources, targets):
+    busy += np.bincount(ends, away, minlength=fabric.ranks)
 
 
 def _fold(ranks: Sequence[int], size: float) -> tuple[np.ndarray, list[Round], list[Round]]:

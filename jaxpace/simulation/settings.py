@@ -34,7 +34,7 @@ class JobSettings:
   buckets: int
   gradient_bytes: float
   algorithm: str
-  load: schedules.Load  # of all its gradients at once
+  load: schedules.Load  # of one of its buckets
   pacer: Pacer | None
   pacer_text: str
   strategy: Strategy
@@ -184,7 +184,7 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric, make_pacer: Callab
             polling=np.float32(number(f"{at}.polling", given.get("polling", 0.0), 0, 10, "seconds lost a second")))
   return JobSettings(
       name=name, nodes=nodes, shape=shape, job=job, buckets=buckets, gradient_bytes=size, algorithm=algorithm,
-      load=sent.whole, pacer=pacer, pacer_text=text, strategy=strategy, alone=alone,
+      load=sent.bucket, pacer=pacer, pacer_text=text, strategy=strategy, alone=alone,
       start=number(f"{at}.start", given.get("start", 0.0), 0, 1e6, "seconds"),
       leaves=whole(f"{at}.leaves", given.get("leaves", 0), 0, MAX_STEPS),
       failures=_failures(f"{at}.failures", section(f"{at}.failures", failures), len(nodes)) if failures else None)

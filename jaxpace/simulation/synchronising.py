@@ -32,8 +32,7 @@ from jaxpace.simulation.strategies.settings import (
 class Sent(NamedTuple):
   """What an exchange is on a fabric."""
 
-  whole: Load  # all gradients at once
-  bucket: Load  # one bucket of them
+  bucket: Load  # one bucket of the gradients
   coding: float  # s of encoding and decoding
 
 
@@ -96,7 +95,7 @@ def sent(strategy: Strategy, algorithm: str, members: Sequence[int], fabric: Fab
     return schedules.load(schedules.rounds(algorithm, members, bytes_sent, fabric.per_node), fabric)
 
   coded = float(coding(packed, size, codec_rate, len(members))) if packed else 0.0
-  return Sent(load(wire), load(wire / buckets), coded)
+  return Sent(load(wire / buckets), coded)
 
 
 def cluster(fabric: Fabric, members: Sequence[int], compute: float, update: float, noise: tuple[Any, ...],
