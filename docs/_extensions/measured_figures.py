@@ -284,6 +284,12 @@ def _intervals(figures: Any) -> Found:
                f"{percent(min(old), 0)} to {percent(max(old), 0)}", min(own) >= 0.93)
 
 
+def _accuracy(figures: Any) -> Found:
+  errors = [abs(case["error"]) for case in figures["cases"] if "trunk" in case["group"]]
+  return Found(f"{sum(error <= 0.01 for error in errors)} of {len(errors)} cases, at most {percent(max(errors))}",
+               max(errors) <= 0.01)
+
+
 def _simulated(figures: Any) -> Found:
   cases = {name: case for name, case in figures["cases"].items() if case["limit_s"]}
   slowest = max(cases, key=lambda name: max(cases[name]["run_s"]) / cases[name]["limit_s"])
@@ -366,6 +372,8 @@ FIGURES = (
     Figure("Guard: regret after 50,000 steps", "at most 500 steps", "guard_simulated.json", _regret(50000)),
     Figure("One `update` of a pacer at 1,024 ranks", "at most 10 µs", "update_cost.json", _update),
     Figure("Speed of the simulator", "5 to 30 s by case", "simulation_speed.json", _simulated),
+    Figure("Simulated steps against every message played: jobs on a trunk", "within 1 %", "simulation_accuracy.json",
+           _accuracy),
     Figure("Structural stability: growth of variance over many barriers, simulated", "", "stability.json", _policies),
     Figure("Synchronisation strategies: time simulated, training real", "", "strategies.json", _strategies),
 )

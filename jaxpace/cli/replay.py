@@ -57,18 +57,20 @@ def run(args: argparse.Namespace) -> int:
   """
   # JAX, numpy and Parquet are imported here: `jaxpace --help` needs none of them.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with the job itself
+  from jaxpace.reporting.progress import Progress
+  progress = Progress()
+  progress.during("Starting")
   from jaxpace.cli import pacer_expression
   from jaxpace.diagnosis.counted import count_steps
   from jaxpace.diagnosis.meetings import that_all_meet
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
-  from jaxpace.reporting.progress import Progress
   from jaxpace.simulation import replay_summary
   from jaxpace.simulation.replay import replay
   from jaxpace.trace.along_axis import groups
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
 
-  progress, named = Progress(), args.pacer_from or args.pacer
+  named = args.pacer_from or args.pacer
   try:
     if args.json:
       check_target(args.json)
@@ -86,10 +88,11 @@ def run(args: argparse.Namespace) -> int:
                      "with each other along the data axis, so their arrivals can't be put together.")
     settings = recorded.info.get("settings") if isinstance(recorded.info.get("settings"), dict) else {}
     assert isinstance(settings, dict)
+    progress.during("Compiling and replaying")
     try:
       replayed = replay(recorded, pacer, ranks=laid_out[0], max_delay=_number(settings.get("max_delay"), 0.25),
                         slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
-                        as_recorded=args.as_recorded, progress=progress.adding_up)
+                        as_recorded=args.as_recorded, progress=progress.replaying)
     except (ValueError, TypeError) as error:
       raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
     summary = replay_summary.summarise(replayed, count_steps(recorded).mask)
@@ -102,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
   except MemoryError:
     progress.clear()
     return refuse("replay", f"{args.run} needs more memory than there is: replay a window of it with --steps A:B.")
-  progress.clear()
+  finally:
+    progress.clear()
   notes = _notes(recorded, summary, laid_out, not args.no_share)
   wrong = deliver(
       lambda: print(_text(args, recorded, summary, notes), flush=True),

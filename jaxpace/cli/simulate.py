@@ -56,15 +56,16 @@ def run(args: argparse.Namespace) -> int:
     Exit status: 0, or 2 where the config is wrong or something can't be written.
   """
   os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with a job
+  from jaxpace.reporting.progress import Progress
+  progress = Progress()
+  progress.during("Starting")
   from jaxpace.cli import pacer_expression
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
-  from jaxpace.reporting.progress import Progress
   from jaxpace.simulation import scenario as scenarios
   from jaxpace.simulation import settings
   from jaxpace.simulation.record import RunWriter
   from jaxpace.trace import rundir
 
-  progress = Progress()
   writers: list[RunWriter] = []
   whole = False
   try:
@@ -80,10 +81,11 @@ def run(args: argparse.Namespace) -> int:
       writers.append(RunWriter(_place(args.output, scenario, job), recording(job, scenario, config), scenario.seed))
     adding = [scenarios.Adding() for _ in scenario.jobs]
     total, done = scenario.steps * len(scenario.jobs), [0] * len(scenario.jobs)
+    progress.during("Compiling and simulating")
     for part in scenarios.run(scenario):
       adding[part.job].add(part.steps)
       if writers:
-        writers[part.job].write(part.steps)
+        writers[part.job].write(part.steps, progress.writing)
       done[part.job] = part.done
       progress.simulating(sum(done), total)
     for writer in writers:
@@ -99,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
     return refuse("simulate", "this needs more memory than there is: simulate fewer steps, or fewer ranks.")
   finally:
+    progress.clear()
     if not whole:
       for writer in writers:
         writer.discard()
-  progress.clear()
   summaries = [each.summary(job, scenario.seed) for each, job in zip(adding, scenario.jobs, strict=True)]
   wrong = deliver(lambda: print(_text(args, scenario, summaries), flush=True), lambda: _document(scenario, summaries),
                   args.json)
