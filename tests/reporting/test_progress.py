@@ -80,8 +80,8 @@ def test_long_commands_say_on_a_terminal_what_they_do(tmp_path):
 
 def on_terminal(*arguments):
   """What a command writes on a terminal; quick machines show it from the first second on, as slow ones do."""
-  program = ("import sys; from jaxpace.reporting import progress; progress.Progress.__init__.__defaults__ = (None, 0.3); "
-             "from jaxpace.cli.main import main; sys.exit(main(sys.argv[1:]))")
+  program = ("import sys; from jaxpace.reporting.progress import Progress; Progress.__init__.__defaults__ = (None, 0.3)"
+             "; from jaxpace.cli.main import main; sys.exit(main(sys.argv[1:]))")
   master, slave = pty.openpty()
   child = subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=ROOT, stdin=slave, stdout=slave,
                            stderr=slave, env={**os.environ, "JAX_PLATFORMS": "cpu"})
