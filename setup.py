@@ -55,7 +55,8 @@ setuptools.setup(
         )
     ] if headers else [],
     cmdclass={"build_ext": BuildLibrary},
-    install_requires=["jax>=0.10", "numpy>=2.0", "absl-py>=2.1", "pyarrow>=16", "rich>=13", "scipy>=1.11"],
+    install_requires=["jax>=0.10", "numpy>=2.0", "absl-py>=2.1", "pyarrow>=16", "rich>=13", "scipy>=1.11",
+                      "msgspec>=0.19"],
     extras_require={
         "examples": [
             "flax>=0.12",

@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.diagnosis.counted import count_steps
   from jaxpace.diagnosis.meetings import that_all_meet
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
+  from jaxpace.reporting.plain_text import write_plain
   from jaxpace.simulation import replay_summary
   from jaxpace.simulation.replay import replay
   from jaxpace.trace.along_axis import groups
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     progress.clear()
   notes = _notes(recorded, summary, laid_out, not args.no_share)
   wrong = deliver(
-      lambda: print(_text(args, recorded, summary, notes), flush=True),
+      lambda: write_plain(_text(args, recorded, summary, notes)),
       lambda: replay_summary.to_json(summary, run=recorded.id, pacer=named, shared=not args.no_share,
                                      as_recorded=args.as_recorded, notes=notes), args.json)
   return refuse("replay", wrong) if wrong else 0
@@ -146,10 +147,11 @@ def _notes(run: Run, summary: Summary, laid_out: Any, shared: bool) -> list[str]
 
 
 def _text(args: argparse.Namespace, run: Run, summary: Summary, notes: list[str]) -> str:
+  from jaxpace.reporting.plain_text import plain
   from jaxpace.simulation.replay_summary import CANNOT_KNOW
   from jaxpace.trace.problems import plural
   ranks = len(summary.delay)
-  lines = [f"{run.path}  run {run.id}: {plural(ranks, 'rank')}, {plural(summary.steps, 'step')}",
+  lines = [f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, {plural(summary.steps, 'step')}",
            f"pacer  {args.pacer_from or args.pacer}", ""]
   if args.as_recorded:
     lines += [f"Shown what was really observed, it asks for the recorded delay in {summary.agreement:.2%} of "

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
   progress.during("Starting")
   from jaxpace.cli import pacer_expression
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
+  from jaxpace.reporting.plain_text import write_plain
   from jaxpace.simulation import scenario as scenarios
   from jaxpace.simulation import settings
   from jaxpace.simulation.record import RunWriter
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
       for writer in writers:
         writer.discard()
   summaries = [each.summary(job, scenario.seed) for each, job in zip(adding, scenario.jobs, strict=True)]
-  wrong = deliver(lambda: print(_text(args, scenario, summaries), flush=True), lambda: _document(scenario, summaries),
+  wrong = deliver(lambda: write_plain(_text(args, scenario, summaries)), lambda: _document(scenario, summaries),
                   args.json)
   return refuse("simulate", wrong) if wrong else 0
 

@@ -14,6 +14,8 @@ MAX_BLOCKS = 256
 """Blocks of neighbouring steps, at most, that say when something began and ended."""
 MAX_COARSE = 32
 """Blocks of neighbouring steps, at most, that statistics are made of."""
+_LONGEST = 1e6
+"""Seconds from one exit to the next, at most: no step takes eleven days. Nor does one take no time, or less."""
 MIN_STEPS = 20
 """Fewer counted steps than these carry no finding."""
 
@@ -25,6 +27,7 @@ class Counted(NamedTuple):
   warmup: np.ndarray  # step numbers left out as warm-up
   block: np.ndarray  # [K] int32, block of neighbouring counted steps, -1 for a step that doesn't count
   blocks: int
+  impossible: int = 0  # steps left out because no clock can have read their times
 
   @property
   def size(self) -> int:
@@ -94,7 +97,9 @@ def count_steps(run: Run) -> Counted:
   the last one that took more than 3 times the median step.
   """
   times = step_times(run)
-  mask = np.isfinite(times) & run.inside
+  known = np.isfinite(times) & run.inside
+  mask = known & is_possible(times)
+  impossible = int((known & ~mask).sum())
   warmup = np.zeros_like(mask)
   if mask.any():
     slow = mask & (np.nan_to_num(times) > WARMUP_FACTOR * np.median(times[mask]))
@@ -116,4 +121,9 @@ def count_steps(run: Run) -> Counted:
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
   block = np.full(len(mask), -1, np.int32)
   block[mask] = np.arange(int(mask.sum())) * blocks // max(1, int(mask.sum()))
-  return Counted(mask, left_out, block, blocks)
+  return Counted(mask, left_out, block, blocks, impossible)
+
+
+def is_possible(times: np.ndarray) -> np.ndarray:
+  """Which times of steps, in seconds, a clock can have read; False for NaN."""
+  return (times > 0) & (times < _LONGEST)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.diagnosis import findings as findings_module
 from jaxpace.diagnosis.by_rank import shares_of
-from jaxpace.diagnosis.counted import Counted, count_steps
+from jaxpace.diagnosis.counted import Counted, count_steps, is_possible
 from jaxpace.diagnosis.counters import switches
 from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
 from jaxpace.diagnosis.fabric import Fabric
@@ -31,6 +31,7 @@ from jaxpace.diagnosis.verdict import verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import Request, resolve
 from jaxpace.probing.links import Links
+from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run
 
 
@@ -102,12 +103,20 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       preempted=preempted, notes=(), links=links, events=tuple(events), doubt=sampled.doubt,
       unseen=tuple(unseen(run, counted, totals).tolist()), untold=untold_why, stages=stages(run, counted, totals))
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
-                             notes=(*notes_on(diagnosis, fabric, unfinished), *sampled.notes, *hung(events)))
+                             notes=(*_impossible(counted), *notes_on(diagnosis, fabric, unfinished), *sampled.notes,
+                                    *hung(events)))
+
+
+def _impossible(counted: Counted) -> tuple[str, ...]:
+  if not counted.impossible:
+    return ()
+  return (f"{plural(counted.impossible, 'step')} left out: by the stamps they took no time, less than none, or more "
+          "than eleven days. Are the columns nanoseconds of one clock for each rank?",)
 
 
 def _measurable(counted: Counted, totals: Totals) -> Counted:
   """Without the steps that no rank could be measured in after all."""
-  lost = counted.mask & ~np.isfinite(totals.per_step["step"])
+  lost = counted.mask & ~is_possible(totals.per_step["step"])
   if not lost.any():
     return counted
   return counted._replace(mask=counted.mask & ~lost, block=np.where(lost, -1, counted.block))

@@ -28,7 +28,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "schema": SCHEMA,
       "run": run.id,
       "path": str(run.path),
-      "ranks": run.ranks,
+      "ranks": run.ranks_in_all,
       "processes": _processes(diagnosis),
       "hosts": hosts,
       "steps": diagnosis.recorded,
@@ -74,11 +74,11 @@ def _processes(diagnosis: Diagnosis) -> int:
 def _missing(diagnosis: Diagnosis) -> dict[str, Any]:
   run = diagnosis.run
   present = run.attempt[:, run.inside] >= 0
-  recording = present.any(axis=1)
+  recording, recorded = present.any(axis=1), (run.attempt >= 0).any(axis=1)
   some = present.any(axis=0)
   lacking = (~present[:, some]).sum(axis=1)
   return {
-      "ranks": np.flatnonzero(~recording).tolist(),
+      "ranks": sorted({*np.flatnonzero(~recording & recorded).tolist(), *run.silent.tolist()}),
       "steps": int((~some).sum()),
       "rank_steps": {str(r): int(lacking[r]) for r in np.flatnonzero(recording & (lacking > 0))},
   }
@@ -117,7 +117,9 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
   late = set(lateness.late.tolist()) if diagnosis.without_rank else set()
   shares = by_rank(totals, diagnosis.floor) if diagnosis.step_time else [None] * run.ranks
   rows: list[dict[str, Any]] = []
-  for rank in range(run.ranks):
+  # A gap in the rank numbers is no rank.
+  there = np.flatnonzero((run.attempt >= 0).any(axis=1)).tolist()
+  for rank in sorted({*there, *run.silent.tolist()}):
     number = int(totals.present[rank])
     mean = {name: float(values[rank]) / number if number else float("nan") for name, values in totals.per_rank.items()}
     waiting = mean["waiting_compute"] + mean["waiting_runtime"] + mean["waiting_pacing"]

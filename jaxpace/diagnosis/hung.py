@@ -37,7 +37,9 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[str]:
 def _sentence(event: Mapping[str, Any], taken: float | None) -> str:
   lates = event.get("late")
   late = [one for one in lates if isinstance(one, dict)] if isinstance(lates, list | tuple) else []
-  who = "; ".join(_name(one) for one in late) or "all processes were inside it: a device or the network hung"
+  others = f"; {len(late) - _MOST:,} more" if len(late) > _MOST else ""
+  who = "; ".join(_name(one) for one in late[:_MOST]) + others
+  who = who or "all processes were inside it: a device or the network hung"
   ended = f"for {taken:.0f} s" if taken is not None else f"for {float(event['waited']):.0f} s and more"
   return f"Watchdog: step {event['step']} hung {ended}; {who}."
 

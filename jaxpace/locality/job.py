@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import re
 from collections import Counter
@@ -14,6 +13,8 @@ from jaxpace.locality.nics import fabric_of
 from jaxpace.locality.plain import from_plain
 from jaxpace.locality.tree import parse_list
 from jaxpace.locality.types import SCHEMA, Locality
+from jaxpace.validation.documents import LARGEST, parse
+from jaxpace.validation.files import UnreadableError, read_bytes
 
 FOLDER = "locality"
 
@@ -32,16 +33,14 @@ def read_places(directory: str | pathlib.Path, run: str | None = None) -> tuple[
   problems: list[str] = []
   folder = pathlib.Path(directory) / FOLDER
   try:
-    files = sorted(path for path in folder.iterdir() if re.match(r"^\d+\.json$", path.name))
+    files = sorted(path for path in folder.iterdir() if re.match(r"^[0-9]{1,8}\.json$", path.name))
   except (FileNotFoundError, NotADirectoryError):
     files = []
   except OSError as error:
     return [], [f"{FOLDER}/ can't be read ({error.strerror})."]
   for file in files:
     try:
-      document = json.loads(file.read_text(encoding="utf-8"))
-      if not isinstance(document, dict):
-        raise ValueError("no object")
+      document = parse(read_bytes(file, LARGEST))
       if run is not None and document.get("run", run) != run:
         problems.append(f"{FOLDER}/{file.name} belongs to another run: left out.")
         continue
@@ -52,7 +51,10 @@ def read_places(directory: str | pathlib.Path, run: str | None = None) -> tuple[
     except OSError as error:
       problems.append(f"{FOLDER}/{file.name} can't be read ({error.strerror}).")
       continue
-    except (ValueError, RecursionError):
+    except UnreadableError as error:
+      problems.append(f"{FOLDER}/{file.name} {error}: left out.")
+      continue
+    except ValueError:
       problems.append(f"{FOLDER}/{file.name} can't be read (torn, or not of this format): left out.")
       continue
     process = int(file.stem)

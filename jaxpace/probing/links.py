@@ -16,11 +16,15 @@ import numpy as np
 
 from jaxpace import whole_file
 from jaxpace.probing.inference import Culprit, Inference, infer
+from jaxpace.validation.documents import read_document
+from jaxpace.validation.schemas import LinksFile
 
 _LOG = logging.getLogger("jaxpace")
 FILE = "links.json"
 SCHEMA = 1
 _LARGEST, _SMALLEST = 1 << 28, 1 << 10
+_LARGEST_FILE = 64 << 20
+"""Bytes: two times a pair of 1,024 ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +158,8 @@ def write_links(directory: str | os.PathLike[str], links: Links) -> None:
 def read_links(directory: str | os.PathLike[str]) -> Links | None:
   """Returns what a probe left in a run directory; None if there is nothing that can be read. Imports no JAX."""
   try:
-    data = json.loads((pathlib.Path(directory) / FILE).read_text(encoding="utf-8"))
-    return Links.from_json(data) if isinstance(data, dict) else None
+    document = read_document(pathlib.Path(directory) / FILE, LinksFile, most=_LARGEST_FILE)
+    return Links.from_json(document.value)
   except (OSError, ValueError):
     return None
 

@@ -126,6 +126,7 @@ def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, An
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.html import write as html
   from jaxpace.reporting.json_file import write_document
+  from jaxpace.reporting.plain_text import write_plain
   from jaxpace.reporting.terminal import render
   from jaxpace.reporting.timeline import write as timeline
 
@@ -142,9 +143,9 @@ def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, An
       render_stability(found, make_console())
   if args.html:
     html.write(document | {"series": drawn}, args.html)
-    print(f"{args.html} written: open it in a browser.", file=sys.stderr)
+    write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
   if args.json:
     write_document(document | ({"series": drawn} if args.series else {}), args.json)
   if args.perfetto or args.chrome:
-    print(timeline.write(diagnosis.run, diagnosis.findings, args.perfetto, args.chrome), file=sys.stderr)
+    write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.perfetto, args.chrome), sys.stderr)
   sys.stdout.flush()

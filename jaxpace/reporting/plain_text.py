@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TextIO
+
 
 def plain(text: object, encoding: str = "utf-8") -> str:
   r"""Shows control characters, escapes, line ends and changes of direction as what they are.
@@ -15,3 +18,15 @@ def plain(text: object, encoding: str = "utf-8") -> str:
   """
   shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
   return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def write_plain(text: str, stream: TextIO | None = None) -> None:
+  """Prints lines in which there may be names that others wrote, the path of a run, say; nothing in them steers.
+
+  Args:
+    text: one line or several.
+    stream: where to; None takes standard output.
+  """
+  stream = sys.stdout if stream is None else stream
+  encoding = getattr(stream, "encoding", None) or "utf-8"
+  print("\n".join(plain(line, encoding) for line in text.split("\n")), file=stream, flush=True)

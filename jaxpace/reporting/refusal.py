@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
+from jaxpace.reporting.plain_text import plain
+
 
 def refuse(command: str, sentence: str) -> int:
-  """Prints one sentence on standard error, with the command's name before it; returns the exit status, 2."""
-  print(f"jaxpace {command}: {sentence}", file=sys.stderr)
+  """Prints one sentence on standard error, with the command's name before it; returns the exit status, 2.
+
+  A path or name in it may be anybody's: it stays text, in one line.
+  """
+  print(plain(f"jaxpace {command}: {sentence}"), file=sys.stderr)
   return 2
 
 

@@ -54,7 +54,7 @@ def _header(diagnosis: Diagnosis) -> Text:
   run = diagnosis.run
   hosts = {h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h}
   processes = len(set(run.process_of_rank[run.process_of_rank >= 0].tolist()))
-  facts = [plural(run.ranks, "rank"), plural(processes, "process", "processes")]
+  facts = [plural(run.ranks_in_all, "rank"), plural(processes, "process", "processes")]
   if hosts:
     facts.append(plural(len(hosts), "host"))
   steps = plural(diagnosis.recorded, "step")

@@ -14,6 +14,9 @@ import pyarrow.compute as pc
 from jaxpace.trace.run import MISSING, RunError
 from jaxpace.trace.table_reader import TableFiles
 
+_ROOM, _ROOM_ANYWAY = 20, 1_000_000
+"""Cells of a dense array for each row that there is, and cells in any case."""
+_ROOM_OF_SLOTS = 64
 _SPARSE = 4
 """Step numbers are laid out as they are unless that takes this many times as many cells as there are rows."""
 
@@ -32,7 +35,7 @@ class StepAxis:
 
   @staticmethod
   def over(ranges: Sequence[tuple[int, int]], window: tuple[int | None, int | None],
-           distinct: Callable[[], list[np.ndarray]], rows: int) -> StepAxis:
+           distinct: Callable[[], np.ndarray], rows: int) -> StepAxis:
     """Makes the axis over the tables' step ranges, cut to the window and the step before it.
 
     Args:
@@ -51,7 +54,7 @@ class StepAxis:
       return StepAxis(np.empty(0, np.int64), True)
     if high - low < _SPARSE * rows + 1000:
       return StepAxis(np.arange(low, high + 1, dtype=np.int64), True)
-    steps = np.unique(np.concatenate(distinct()))
+    steps = np.unique(distinct())
     return StepAxis(steps[(steps >= low) & (steps <= high)].astype(np.int64), False)
 
   def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -112,15 +115,43 @@ class CollectiveRows:
   found: int = 0
 
 
-def check_size(path: pathlib.Path, ranks: int, axis: StepAxis, rows: int) -> None:
-  """Refuses rank numbers that can't be right before memory is asked for.
+def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: StepAxis, rows: int,
+              problems: list[str]) -> tuple[int, np.ndarray | None]:
+  """Finds how many rows the dense arrays have: one a rank number, unless the numbers lie far apart.
+
+  Args:
+    path: run directory, for the error.
+    tables: what holds rows.
+    declared: ranks that the run says it has.
+    axis: the steps.
+    rows: rows of the largest table.
+    problems: sentences are added to it.
+
+  Returns:
+    R; and the rank number of each row, None where that is the row's own.
 
   Raises:
-    RunError: the dense arrays would be hundreds of times larger than the rows they hold.
+    RunError: the dense arrays would be much larger than the rows they hold.
   """
-  if ranks * axis.size > 200 * rows + 50_000_000:
-    raise RunError(f"{path} names {ranks:,} ranks over {axis.size:,} steps but holds only {rows:,} rows: its rank or "
-                   "step numbers are damaged. Give a window with --steps, or remove the damaged part.")
+  def fits(ranks: int, factor: int = 1) -> bool:
+    return ranks * axis.size <= factor * (_ROOM * rows + _ROOM_ANYWAY)
+
+  highest = max(table.highest_rank + 1 for table in tables)
+  for ranks in (max(declared, highest), highest):
+    if fits(ranks):
+      return ranks, None
+  numbers = np.unique(np.concatenate([table.distinct("rank") for table in tables]))
+  if not fits(numbers.size, 3):
+    raise RunError(f"{path} names {numbers.size:,} ranks over {axis.size:,} steps but holds only {rows:,} rows: its "
+                   "rank or step numbers are damaged. Give a window with --steps, or remove the damaged part.")
+  if numbers.size == highest:
+    return highest, None
+  changed = np.flatnonzero(numbers != np.arange(numbers.size))
+  named = [f"{at} is {numbers[at]} in the files" for at in changed[:8].tolist()]
+  more = f" and {len(changed) - 8} more" if len(changed) > 8 else ""
+  problems.append(f"The rank numbers lie far apart: the {numbers.size} ranks that recorded are numbered in their "
+                  f"order here, so rank {', '.join(named)}{more}.")
+  return int(numbers.size), numbers
 
 
 def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequence[str], times: Sequence[str],
@@ -148,6 +179,7 @@ def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequenc
 def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Counter) -> CollectiveRows:
   """Reads entries and exits of the `collectives` table, one pair of arrays a slot."""
   rows = CollectiveRows({}, {}, np.full(ranks, -1, np.int32))
+  left_out: set[int] = set()
   columns = ["step", "rank", "attempt", "process", "enter_ns", "exit_ns"]
   several = table.highest_slot > 0
   if several:
@@ -156,6 +188,9 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Count
     for slot, part in _by_slot(data, several):
       if slot not in rows.slots:
         shape = ranks, axis.size
+        if len(rows.slots) * ranks * axis.size > _ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY:
+          left_out.add(slot)
+          continue
         rows.slots[slot] = SlotTimes(np.full(shape, MISSING, np.int64), np.full(shape, MISSING, np.int64),
                                      np.full(shape, -1, np.int16))
       times = rows.slots[slot]
@@ -166,6 +201,9 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Count
       placed.put(times.enter_ns, _integers(part.column("enter_ns")))
       placed.put(times.exit_ns, _integers(part.column("exit_ns")))
     count.add(data.num_rows)
+  if left_out:
+    table.problems.append(f"'collectives' numbers more collectives than its rows can be of: {len(left_out):,} of them "
+                          "are left out.")
   rows.names = _names(table, set(rows.slots))
   return rows
 
@@ -238,7 +276,8 @@ def _names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | No
       hits = np.flatnonzero(slots == slot)
       if hits.size:
         size = data.column("bytes")[int(hits[0])].as_py() if "bytes" in data.column_names else None
-        names[slot] = str(data.column("name")[int(hits[0])].as_py() or ""), size
+        size = size if isinstance(size, int) and size >= 0 else None
+        names[slot] = str(data.column("name")[int(hits[0])].as_py() or "")[:4096], size
     if not wanted - set(names):
       break
   return names

@@ -47,7 +47,7 @@ def run(identity: rundir.RunIdentity, paced: Recordable, config: Any,
   """
   devices = jax.devices()
   earlier = rundir.read_json(directory / rundir.RUN_FILE) or {}
-  attempts = earlier.get("attempts", []) if earlier.get("run") == identity.run else []
+  attempts = (earlier.get("attempts") or []) if earlier.get("run") == identity.run else []
   settings = paced.settings_json()
   return {
       "schema_version": schema.SCHEMA_VERSION,
@@ -55,7 +55,7 @@ def run(identity: rundir.RunIdentity, paced: Recordable, config: Any,
       "attempt": identity.attempt,
       "attempts": [*attempts, {"attempt": identity.attempt, "started_unix_ns": identity.started_unix_ns,
                                "processes": jax.process_count(), "devices": len(devices)}],
-      "started_unix_ns": attempts[0]["started_unix_ns"] if attempts else identity.started_unix_ns,
+      "started_unix_ns": attempts[0].get("started_unix_ns") if attempts else identity.started_unix_ns,
       "versions": {"python": platform.python_version(), **_versions()},
       "platform": devices[0].platform,
       "device_kind": devices[0].device_kind,

@@ -27,6 +27,7 @@ class Folder(NamedTuple):
   temporary: int
   foreign: int  # parts of other runs
   unknown: int  # files that are no part at all
+  others: tuple[str, ...] = ()  # names of some of those
 
 
 def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
@@ -41,6 +42,7 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
   """
   parts: list[PartFile] = []
   temporary = foreign = unknown = 0
+  others: list[str] = []
   try:
     names = sorted(os.listdir(folder))
   except (FileNotFoundError, NotADirectoryError):
@@ -51,12 +53,13 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
       temporary += 1
     elif not match or int(match["first"]) > int(match["last"]):
       unknown += 1
+      others.append(name)
     elif run is not None and match["run"] != run:
       foreign += 1
     else:
       parts.append(PartFile(folder / name, match["run"], int(match["process"]), int(match["first"]),
                             int(match["last"])))
-  return Folder(_nest(parts), temporary, foreign, unknown)
+  return Folder(_nest(parts), temporary, foreign, unknown, tuple(others[:3]))
 
 
 def _nest(parts: list[PartFile]) -> list[PartFile]:

@@ -45,9 +45,11 @@ def describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
 def _missing_ranks(run: Run) -> list[str]:
   problems = []
   present = run.attempt >= 0
-  silent = np.flatnonzero(~present.any(axis=1))
-  if silent.size:
-    problems.append(f"{plural(silent.size, 'rank')} of {run.ranks} recorded nothing: {list_ranks(silent)}.")
+  silent = run.silent
+  unlisted = max(run.declared - run.ranks, 0)
+  if silent.size + unlisted:
+    problems.append(f"{plural(silent.size + unlisted, 'rank')} of {run.ranks_in_all} recorded nothing"
+                    + (f": {list_ranks(silent)}." if not unlisted else "."))
   last = np.where(present.any(axis=1), present.shape[1] - 1 - np.argmax(present[:, ::-1], axis=1), -1)
   early = np.flatnonzero((last >= 0) & (int(last.max()) - last > max(2, 0.02 * len(run.steps))))
   if early.size:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import json
 import pathlib
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,13 +22,19 @@ from jaxpace.trace.along_axis import laid_out
 from jaxpace.trace.host_causes import read_host_causes
 from jaxpace.trace.host_samples import read_host_samples
 from jaxpace.trace.meeting import Meeting, read_meeting, sends
-from jaxpace.trace.problems import describe, kept_from_recording, plural
+from jaxpace.trace.nothing_read import nothing_read
+from jaxpace.trace.problems import describe, plural
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
 from jaxpace.trace.schema import SCHEMA_VERSION
 from jaxpace.trace.table_reader import TableFiles, open_table
+from jaxpace.validation.documents import read_document
+from jaxpace.validation.files import UnreadableError
+from jaxpace.validation.schemas import ProcessFile, RunFile
 
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
 _DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns")
+
+_PROCESS_NAME = re.compile(r"^p?([0-9]{1,8})$")
 
 Progress = Callable[[int, int], None]
 """Called from reading threads with the rows read so far and the rows in all."""
@@ -74,16 +80,24 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
   steps_table, collectives_table = tables["steps"], tables["collectives"]
   skipped["torn"] = sum(t.torn for t in tables.values())
   if not steps_table.rows and not collectives_table.rows:
-    raise RunError(_nothing_read(path, run_id, skipped, processes))
+    problems += [problem for table in tables.values() for problem in table.problems]
+    raise RunError(nothing_read(path, run_id, skipped, processes, problems))
 
   axis = dense.StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
-                             lambda: [s for t in tables.values() for s in t.distinct_steps()],
+                             lambda: np.concatenate([t.distinct("step") for t in tables.values()]),
                              max(t.rows for t in tables.values()))
   if axis.size == 0:
     low, high = _span(tables.values())
     raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
-  ranks = max(_declared_ranks(info, processes), *(t.highest_rank + 1 for t in tables.values()))
-  dense.check_size(path, ranks, axis, sum(t.rows for t in tables.values()))
+  declared = _declared_ranks(info, processes)
+  ranks, numbers = dense.rank_axis(path, tuple(tables.values()), declared, axis,
+                                   max(t.rows for t in tables.values()), problems)
+  if numbers is not None:
+    for table in tables.values():
+      table.renumber(numbers)
+    place = {number: at for at, number in enumerate(numbers.tolist())}
+    info = _renumbered(info, place)
+    processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place)) for p in processes)
 
   count = dense.Counter(progress, sum(t.rows for t in tables.values()))
   names = steps_table.columns_like(_DURATIONS, prefix="phase_")
@@ -98,7 +112,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
     problems.extend(table.problems)
   if not steps_rows.found and not collective_rows.found:
     if skipped["torn"]:
-      raise RunError(_nothing_read(path, run_id, skipped, processes))
+      raise RunError(nothing_read(path, run_id, skipped, processes, problems))
     low, high = _span(tables.values())
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
 
@@ -116,7 +130,8 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
             process_of_rank=process_of_rank,
             skipped=dict(skipped), duplicates=max(steps_rows.duplicates, collective_rows.duplicates),
             problems=(), window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt),
-            host_causes=read_host_causes(steps_table, axis, steps_rows.attempt, steps_rows.process_of_rank))
+            host_causes=read_host_causes(steps_table, axis, steps_rows.attempt, steps_rows.process_of_rank),
+            numbers=numbers, declared=declared)
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
   places, unreadable = read_places(path, run_id)
   problems.extend(unreadable)
@@ -171,29 +186,27 @@ def _looks_like_run(path: pathlib.Path) -> bool:
       (path / table).is_dir() and any((path / table).glob("*.parquet")) for table in ("steps", "collectives"))
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns the object in `path`; None where it is no JSON object."""
-  try:
-    data = json.loads(path.read_text(encoding="utf-8"))
-  except PermissionError:
-    raise
-  except (OSError, ValueError):
-    return None
-  return data if isinstance(data, dict) else None
+def _why(error: OSError | UnreadableError) -> str:
+  """The end of a sentence that begins with a file's name."""
+  return f"can't be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
 
 
 def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
   file = path / "run.json"
-  if not file.exists():
+  try:
+    document = read_document(file, RunFile)
+  except FileNotFoundError:
     problems.append("run.json is missing: run id, ranks and clock are taken from the rows themselves.")
     return {}
-  info = _read_json(file)
-  if info is None:
-    problems.append("run.json can't be read (torn or not JSON): run id, ranks and clock are taken from the rows "
-                    "themselves.")
+  except PermissionError:
+    raise
+  except (OSError, UnreadableError) as error:
+    problems.append(f"run.json {_why(error)}: run id, ranks and clock are taken from the rows themselves.")
     return {}
+  problems.extend(f"run.json: {sentence}." for sentence in document.left_out)
+  info = document.value
   version = info.get("schema_version", SCHEMA_VERSION)
-  if isinstance(version, int) and version > SCHEMA_VERSION:
+  if version is not None and version > SCHEMA_VERSION:
     raise RunError(f"{path} was recorded with schema {version}, this jaxpace reads up to {SCHEMA_VERSION}. "
                    "Upgrade jaxpace where you read it.")
   return info
@@ -203,26 +216,32 @@ def _read_processes(path: pathlib.Path, run_id: str | None, problems: list[str])
   processes = []
   folder = path / "process"
   for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-    info = _read_json(file)
-    number = info.get("process", file.stem) if info is not None else None
-    if info is None or not str(number).lstrip("p").isdigit():
-      problems.append(f"process/{file.name} can't be read (torn or not JSON): its host name is unknown.")
+    try:
+      document = read_document(file, ProcessFile)
+    except PermissionError:
+      raise
+    except (OSError, UnreadableError) as error:
+      problems.append(f"process/{file.name} {_why(error)}: its host name is unknown.")
+      continue
+    problems.extend(f"process/{file.name}: {sentence}." for sentence in document.left_out)
+    info = document.value
+    named = _PROCESS_NAME.match(file.stem)
+    number = info.get("process", int(named[1]) if named else None)
+    if number is None:
+      problems.append(f"process/{file.name} does not say which process it is of: left out.")
       continue
     if info.get("run", run_id) != run_id:
       problems.append(f"process/{file.name} belongs to another run: left out.")
       continue
-    ranks = info.get("ranks")
-    ranks = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
-    processes.append(Process(int(str(number).lstrip("p")), str(info.get("hostname") or info.get("host") or ""),
-                             ranks, info))
+    processes.append(Process(number, info.get("hostname") or info.get("host") or "", tuple(info.get("ranks") or ()),
+                             info))
   return tuple(processes)
 
 
 def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> str | None:
   """The id in `run.json`, else that of most parts; None if there are no parts either."""
-  named = info.get("run")
-  if isinstance(named, str) and named:
-    return named
+  if info.get("run"):
+    return info["run"]
   ids = Counter(part.run for table in ("steps", "collectives")
                 for part in part_files.list_parts(path / table, None).parts)
   if len(ids) > 1:
@@ -241,22 +260,10 @@ def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[s
   if folder.foreign:
     problems.append(f"{plural(folder.foreign, 'part')} of other runs in '{table}' left out.")
   if folder.unknown:
-    problems.append(f"{plural(folder.unknown, 'file')} in '{table}' left out: not parts of a recorded run.")
+    more = f" and {folder.unknown - len(folder.others)} more" if folder.unknown > len(folder.others) else ""
+    problems.append(f"{plural(folder.unknown, 'file')} in '{table}' left out ({', '.join(folder.others)}{more}): not "
+                    "named as parts of a recorded run are, such as run-p00000.000000-000000.parquet.")
   return open_table(table, folder.parts)
-
-
-def _nothing_read(path: pathlib.Path, run_id: str | None, skipped: Counter[str], processes: Sequence[Process]) -> str:
-  if skipped["torn"]:
-    return (f"No row of {path} can be read: {plural(skipped['torn'], 'part')} torn or corrupt. "
-            "Was it copied completely?")
-  if skipped["foreign"]:
-    return (f"{path} has no rows of its own run {run_id}, only {plural(skipped['foreign'], 'part')} of other runs. "
-            "Was run.json overwritten, or the directory used twice?")
-  reasons = [reason for process in processes for reason in kept_from_recording(process)]
-  if reasons:
-    return f"{path} holds a run without a single recorded step. {' '.join(reasons[:3])}"
-  return (f"{path} holds a run without a single recorded step yet. Rows are written every few seconds: has the job "
-          "finished its first step, and is `recorder.record(pace)` called in the loop?")
 
 
 def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int, ranks: int
@@ -271,15 +278,25 @@ def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int,
           early or entry.get("may_begin_early") is True)
 
 
+def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:
+  """What `run.json` says of ranks, by their new numbers; a mesh lays out all numbers, so it tells nothing here."""
+  settings = {key: value for key, value in (info.get("settings") or {}).items() if key != "mesh"}
+  plan = dict(info.get("plan") or {})
+  plan["collectives"] = [
+      {key: [[place[rank] for rank in members if rank in place] for members in value] if key == "groups" else value
+       for key, value in entry.items() if key not in ("index_groups", "pairs")}
+      for entry in plan.get("collectives") or ()]
+  return {**info, "settings": settings, "plan": plan}
+
+
 def _declared_ranks(info: dict[str, Any], processes: Sequence[Process]) -> int:
   """The number of ranks that the run has by its own word. The plan's are those along the data axis alone."""
-  plan, devices = info.get("plan"), info.get("devices")
-  candidates = [info.get("ranks"), plan.get("ranks") if isinstance(plan, dict) else None]
+  devices = info.get("devices") or 0
+  candidates = [info.get("ranks"), (info.get("plan") or {}).get("ranks")]
   mesh = laid_out(info)
   candidates.append(None if mesh is None else mesh.size)
-  if isinstance(devices, int):
-    candidates += [rank + 1 for process in processes for rank in process.ranks if rank < devices]
-  return max((c for c in candidates if isinstance(c, int) and 0 < c < 1 << 24), default=0)
+  candidates += [rank + 1 for process in processes for rank in process.ranks if rank < devices]
+  return max(filter(None, candidates), default=0)
 
 
 def _span(tables: Any) -> tuple[int, int]:

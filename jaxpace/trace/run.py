@@ -103,10 +103,27 @@ class Run:
   host_samples: HostSamples | None = None
   """Samples of each process's host; None where there are none."""
 
+  numbers: np.ndarray | None = None
+  """[R] rank numbers in the files, where those lie so far apart that ranks are numbered in their order here."""
+  declared: int = 0
+  """Ranks that the run has by its own word; 0 where it does not say."""
+
   @property
   def ranks(self) -> int:
-    """R."""
+    """R: one more than the highest rank number."""
     return self.attempt.shape[0]
+
+  @property
+  def ranks_in_all(self) -> int:
+    """Ranks that the run has: as many as it says, else those that recorded. A gap in their numbers is no rank."""
+    return max(self.declared, int((self.attempt >= 0).any(axis=1).sum()))
+
+  @property
+  def silent(self) -> np.ndarray:
+    """Ranks that the run says it has, or a process calls its own, and that recorded nothing; rising."""
+    named = {rank for process in self.processes for rank in process.ranks}
+    ranks = np.flatnonzero(~(self.attempt >= 0).any(axis=1))
+    return ranks[[rank < self.declared or rank in named for rank in ranks.tolist()]]
 
   @property
   def inside(self) -> np.ndarray:

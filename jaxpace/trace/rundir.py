@@ -10,9 +10,13 @@ import re
 import uuid
 from typing import Any, NamedTuple, TypeGuard
 
+import msgspec
+
 from jaxpace import whole_file
 from jaxpace.trace import schema
 from jaxpace.trace.parts import parse_part_name
+from jaxpace.validation import documents
+from jaxpace.validation.schemas import ProcessFile, RunFile
 
 RUN_FILE = "run.json"
 PREVIOUS = ".previous"
@@ -73,13 +77,12 @@ def _json_text(value: dict[str, Any]) -> str:
   return json.dumps(value, indent=1, default=str) + "\n"
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any] | None:
-  """Returns a JSON file's dict; None if there is no such file, or it holds something else."""
+def read_json(path: pathlib.Path, schema: type[msgspec.Struct] = RunFile) -> dict[str, Any] | None:
+  """Returns a JSON file's dict, without what is not of its schema; None if there is none, or it is no such file."""
   try:
-    value = json.loads(path.read_text(encoding="utf-8"))
-  except (OSError, ValueError):
+    return documents.read_document(path, schema).value
+  except (OSError, documents.UnreadableError):
     return None
-  return value if isinstance(value, dict) else None
 
 
 def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
@@ -92,7 +95,7 @@ def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
   directory.mkdir(parents=True, exist_ok=True)
   path = directory / RUN_FILE
   earlier = read_json(path)
-  if path.exists() and not _is_ours(earlier):
+  if os.path.lexists(path) and not _is_ours(earlier):
     raise ForeignDirectoryError(
         f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of its own.")
   return earlier
@@ -141,7 +144,7 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
   for path in _files(directory / "process"):
     number = _PROCESS_FILE.match(path.name)
     if number and process in (None, int(number[1])):
-      info = read_json(path)
+      info = read_json(path, ProcessFile)
       if _is_ours(info) and info["run"] != current:
         moved += _move(directory, path, info["run"])
   # `run.json` and what belongs to it go last: as long as it is there, the earlier run can be read.

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jaxpace.trace.part_files import PartFile
+from jaxpace.trace.sound import LIMITS, Soundness, name_fault, type_fault
+from jaxpace.validation.files import UnreadableError, check_regular
 
-_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)  # the last: column names of a damaged footer
+# The last but one: column names of a damaged footer.
+_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
 NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns"),
           "hosts": ("time_ns", "process")}
 """Columns that a part of each table must have."""
-_WHOLE = ("step", "rank", "process", "attempt", "collective")
-_USERS = ("host_", "decision_")
-"""Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they hold floats."""
+MOST_PHASES = 64
+"""A user's phases that are read; a ring of stamps has room for fewer."""
+_LARGEST_FOOTER = 8 << 20
+_LARGEST_GROUP = 1 << 30
+"""Bytes of a row group when unpacked; a recorder's have a million rows at most."""
+_LARGEST_BATCH = 1 << 20
+"""Rows that are handed on at once."""
+_ROWS_OF_A_BYTE, _ROWS_ANYWAY = 1000, 1 << 20
+"""More rows than this a byte of the file are no rows: the plainest part that a recorder writes has 70."""
 
 
 class TableFiles:
@@ -32,20 +40,28 @@ class TableFiles:
     self.torn = torn
     self.vanished = vanished
     self.problems = problems
-    self.unkeyed = 0
+    self._sound = Soundness(name, problems)
     self._files = files
     self.rows = sum(meta.num_rows for _, meta in files)
     self.step_range = self._range("step")
+    if self.step_range[1] < 0:
+      self.rows = 0  # none that says which step it is of
     self.highest_rank = self._range("rank")[1] if self.rows else -1
     self.highest_slot = self._range("collective")[1] if self.rows and name == "collectives" else -1
+    self.too_many = 0  # of a user's phases
 
   @property
   def columns(self) -> set[str]:
     return {name for _, meta in self._files for name in meta.schema.names}
 
   def columns_like(self, wanted: Sequence[str], prefix: str) -> list[str]:
-    """Names of the columns in `wanted` or with a prefix, as far as any part has them."""
-    return sorted(c for c in self.columns if c in wanted or (c.startswith(prefix) and c.endswith("_ns")))
+    """Names of the columns in `wanted` or with a prefix, as far as any part has them; of the latter `MOST_PHASES`."""
+    columns = self.columns
+    others = sorted(c for c in columns if c not in wanted and c.startswith(prefix) and c.endswith("_ns"))
+    if len(others) > MOST_PHASES and not self.too_many:
+      self.too_many = len(others) - MOST_PHASES
+      self.problems.append(f"'{self.name}' has {len(others):,} columns {prefix}*: the first {MOST_PHASES} were read.")
+    return sorted([c for c in columns if c in wanted] + others[:MOST_PHASES])
 
   def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[pa.Table]:
     """Yields the rows, at most a row group at a time.
@@ -57,9 +73,14 @@ class TableFiles:
     for part, meta in self._files:
       yield from self._read_part(part, meta, columns, keep)
 
-  def distinct_steps(self) -> list[np.ndarray]:
-    """Every part's distinct step numbers."""
-    return [np.unique(table.column("step").to_numpy()) for table in self.read(["step"])]
+  def renumber(self, ranks: np.ndarray) -> None:
+    """From now on hands a rank's place in `ranks`, which rise, on instead of its number."""
+    self._sound.ranks = ranks
+
+  def distinct(self, column: str) -> np.ndarray:
+    """The distinct numbers of a column, rising."""
+    parts = [np.unique(table.column(column).to_numpy()) for table in self.read([column])]
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
   def _read_part(self, part: PartFile, meta: pq.FileMetaData, columns: Sequence[str],
                  keep: tuple[int, int] | None) -> Iterator[pa.Table]:
@@ -70,7 +91,8 @@ class TableFiles:
           span = _statistics(meta, group, "step")
           if keep and span and (span[1] < keep[0] or span[0] > keep[1]):
             continue
-          yield self._keyed(file.read_row_group(group, columns=present, use_threads=False))
+          for batch in file.iter_batches(_LARGEST_BATCH, row_groups=[group], columns=present, use_threads=False):
+            yield self._sound.rows(pa.Table.from_batches([batch]))
     except FileNotFoundError:
       # The job still runs and has merged this part into another since it was listed.
       self.vanished += 1
@@ -86,17 +108,6 @@ class TableFiles:
         if inner_meta is not None and not isinstance(inner_meta, str):
           yield from self._read_part(inner, inner_meta, columns, keep)
 
-  def _keyed(self, rows: pa.Table) -> pa.Table:
-    """Without the rows that don't say which rank, step or attempt they are of."""
-    keys = [name for name in rows.column_names if name in _WHOLE and rows.column(name).null_count]
-    if not keys:
-      return rows
-    known = rows.filter(functools.reduce(pc.and_, [pc.is_valid(rows.column(name)) for name in keys]))
-    if not self.unkeyed:
-      self.problems.append(f"'{self.name}' holds rows without {' and '.join(keys)}: left out.")
-    self.unkeyed += rows.num_rows - known.num_rows
-    return known
-
   def _range(self, column: str) -> tuple[int, int]:
     spans: list[tuple[int, int]] = []
     for part, meta in self._files:
@@ -105,7 +116,11 @@ class TableFiles:
         values = [t.column(column).to_numpy() for t in self._read_part(part, meta, [column], None)]
         found = [(int(v.min()), int(v.max())) for v in values if v.size]
       spans.extend(s for s in found if s)
-    return (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else (0, -1)
+    most = LIMITS[column]
+    for low, high in spans:
+      self._sound.check(column, low, high)
+    inside = [(max(low, 0), min(high, most)) for low, high in spans if low <= most and high >= 0]
+    return (min(s[0] for s in inside), max(s[1] for s in inside)) if inside else (0, -1)
 
 
 def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
@@ -135,24 +150,41 @@ def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
 def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
   """The footer, or why it can't be used; None if the file is gone."""
   try:
-    if part.path.stat().st_size == 0:
-      return "empty file"
+    size = check_regular(part.path)
+    if size == 0:
+      return "empty"
+    _check_footer(part.path, size)
     meta = pq.read_metadata(part.path)
-    names, fields = meta.schema.names, list(meta.schema.to_arrow_schema())
+    fields = list(meta.schema.to_arrow_schema())
+    names = [field.name for field in fields]
   except PermissionError:
     raise
   except FileNotFoundError:
     return None
   except _UNREADABLE as error:
     return f"torn or no Parquet file ({_first_line(error)})"
+  except UnreadableError as error:
+    return f"it {error}"
   lacking = [name for name in NEEDED[table] if name not in names]
   if lacking:
     return f"it has no column {' and '.join(map(repr, lacking))}"
-  for field in fields:
-    ours = field.name.endswith("_ns") and not field.name.startswith(_USERS)
-    if (field.name in _WHOLE or ours) and not pa.types.is_integer(field.type):
-      return f"its column {field.name!r} holds {field.type}, not whole numbers"
+  fault = name_fault(names) or next(filter(None, map(type_fault, fields)), None)
+  if fault:
+    return fault
+  if meta.num_rows > _ROWS_ANYWAY + _ROWS_OF_A_BYTE * size:
+    return f"it claims {meta.num_rows:,} rows in {size:,} bytes"
+  groups = [meta.row_group(group).total_byte_size for group in range(meta.num_row_groups)]
+  if groups and max(groups) > _LARGEST_GROUP:
+    return f"it has a row group of {max(groups):,} bytes, more than {_LARGEST_GROUP:,}"
   return meta
+
+
+def _check_footer(path: pathlib.Path, size: int) -> None:
+  with open(path, "rb") as file:
+    file.seek(max(0, size - 8))
+    length = int.from_bytes(file.read(4), "little")
+  if _LARGEST_FOOTER < length <= size:
+    raise UnreadableError(f"has a footer of {length:,} bytes, more than {_LARGEST_FOOTER:,}")
 
 
 def _statistics(meta: pq.FileMetaData, group: int, column: str) -> tuple[int, int] | None:

@@ -9,10 +9,15 @@ import pathlib
 from typing import Any
 
 from jaxpace import whole_file
+from jaxpace.validation.documents import check, parse
+from jaxpace.validation.files import UnreadableError, read_end
+from jaxpace.validation.schemas import EventLine
 from jaxpace.watching.verdict import Late
 
 _LOG = logging.getLogger("jaxpace")
 FOLDER = "watchdog"
+_LARGEST, _MOST = 16 << 20, 10_000
+"""Bytes that are read of a process's file, from its end; events."""
 
 
 class EventFile:
@@ -53,20 +58,21 @@ def read_events(directory: str | os.PathLike[str], run: str | None = None) -> li
 
   Returns:
     Events: dicts with "event" ("late" or "resumed"), "when_unix_ns", "process" and what `Late` holds, or the "seconds"
-    that it took. Lines that can't be read are left out.
+    that it took. Lines that can't be read are left out, and so are values that are not what a watchdog writes. Of very
+    many the newest count.
   """
   found = []
   folder = pathlib.Path(directory) / FOLDER
   for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
     try:
-      lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+      lines = read_end(path, _LARGEST).splitlines()
+    except (OSError, UnreadableError):
       continue
-    for line in lines:
+    for line in lines[-_MOST:]:
       try:
-        event = json.loads(line)
-      except ValueError:
+        event = check(parse(line), EventLine).value
+      except UnreadableError:
         continue
-      if isinstance(event, dict) and isinstance(event.get("when_unix_ns"), int) and run in (None, event.get("run")):
+      if event.get("when_unix_ns") is not None and run in (None, event.get("run")):
         found.append(event)
-  return sorted(found, key=lambda event: event["when_unix_ns"])
+  return sorted(found, key=lambda event: event["when_unix_ns"])[-_MOST:]

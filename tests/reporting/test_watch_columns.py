@@ -13,6 +13,7 @@ from jaxpace.trace.run import MISSING
 from jaxpace.trace.table_reader import NEEDED, open_table
 
 LONG = st.integers(-2**40, 2**40)
+STEP = st.integers(0, 2**40)
 
 
 def table(rows, steps, ranks, attempt, gaps):
@@ -33,7 +34,7 @@ def path(tmp_path_factory):
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=st.integers(1, 12), steps=st.lists(LONG, min_size=12, max_size=12),
+@given(rows=st.integers(1, 12), steps=st.lists(STEP, min_size=12, max_size=12),
        ranks=st.lists(st.integers(0, 2), min_size=12, max_size=12), attempt=st.integers(0, 5),
        gaps=st.lists(st.none() | LONG, min_size=12, max_size=12), statistics=st.booleans())
 def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, attempt, gaps, statistics):
@@ -56,6 +57,10 @@ def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, atte
     lambda t: t.set_column(3, "attempt", pa.array([0.0, 0.0, 0.0])),
     lambda t: t.set_column(4, "gap_ns", pa.array(["a", "b", "c"])),
     lambda t: t.set_column(4, "gap_ns", pa.array([1, 2, 3], pa.timestamp("ns"))),
+    lambda t: t.set_column(0, "step", pa.array([1, -2, 3])),
+    lambda t: t.set_column(0, "step", pa.array([1, 2, 2**64 - 1], pa.uint64())),
+    lambda t: t.set_column(4, "gap_ns", pa.array([1, 2, 2**63 - 1])),
+    lambda t: t.append_column("rank", t.column("rank")),
     lambda t: t.drop_columns(["rank"]),
     lambda t: t.slice(0, 0),
 ])

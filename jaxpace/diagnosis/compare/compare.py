@@ -190,7 +190,8 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[str]:
     notes.append("Both are the same run.")
   hosts = [{h for h in (d.run.host_of_rank(r) for r in range(d.run.ranks)) if h} for d in (a, b)]
   if a.run.ranks != b.run.ranks:
-    notes.append(f"A has {plural(a.run.ranks, 'rank')}, B {b.run.ranks}: ranks are not set beside each other. More "
+    notes.append(f"A has {plural(a.run.ranks_in_all, 'rank')}, B {b.run.ranks_in_all}: "
+                 "ranks are not set beside each other. More "
                  "ranks wait longer for their last one and exchange more, without anything being wrong; `jaxpace "
                  "forecast` says how much.")
   if hosts[0] != hosts[1]:

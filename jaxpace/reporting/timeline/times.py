@@ -26,6 +26,8 @@ def read_bounds(run: Run) -> Bounds:
   table = open_table("steps", part_files.list_parts(run.path / "steps", run.id).parts)
   contiguous = bool((np.diff(run.steps) == 1).all())
   axis = dense.StepAxis(run.steps, contiguous)
+  if run.numbers is not None:
+    table.renumber(run.numbers)
   rows = dense.read_steps(table, run.ranks, axis, (), _BOUNDS, dense.Counter(None, 0))
   # A row written since the run was read may belong to a newer attempt, on another clock.
   same = rows.attempt == run.attempt

@@ -11,6 +11,7 @@ from jaxpace.reporting.plain_text import plain
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Process
 from jaxpace.trace.rundir import read_json
+from jaxpace.validation.schemas import ProcessFile
 
 Kind = Literal["waiting", "running", "ended", "quiet", "dead"]
 SILENT = 20.0
@@ -92,7 +93,7 @@ class ProcessFiles:
       if before and len(self._seen) > _FEW and now - before.read < _REREAD:
         self._seen[entry.name] = before._replace(stamp=stamp, changed=changed, fresh=False)
         continue
-      info = read_json(pathlib.Path(entry.path))
+      info = read_json(pathlib.Path(entry.path), ProcessFile)
       if info is None or (run is not None and info.get("run", run) != run):
         self._seen.pop(entry.name, None)
         continue

@@ -16,6 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jaxpace.trace.run import MISSING
+from jaxpace.trace.sound import LIMITS, is_whole, name_fault, type_fault
+from jaxpace.validation.files import UnreadableError, read_bytes
+from jaxpace.validation.schemas import TIME
 
 Columns = Mapping[str, np.ndarray]
 """Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for null."""
@@ -44,12 +47,12 @@ def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str])
     PermissionError: it can't be read.
   """
   try:
-    with open(path, "rb") as file:
-      data = file.read(_SMALL + 1)
-    return _read(data, needed, wanted) if 0 < len(data) <= _SMALL else None
+    data = read_bytes(path, _SMALL)
+    found = _read(data, needed, wanted) if data else None
+    return found if found is not None and all(_sound(name, values) for name, values in found.items()) else None
   except PermissionError:
     raise
-  except (OSError, pa.ArrowException, UnicodeDecodeError):
+  except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
     return None
 
 
@@ -65,12 +68,11 @@ def joined(parts: Iterable[Columns]) -> list[Columns]:
 def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns | None:
   file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)  # of memory: nothing to close
   schema, meta = file.schema_arrow, file.metadata
+  if name_fault(schema.names) or any(map(type_fault, schema)) or meta.num_rows > 16 * _SMALL:
+    return None
   types = dict(zip(schema.names, schema.types, strict=True))
   present = [name for name in wanted if name in types]
   if meta.num_row_groups != 1 or not meta.num_rows or not types.keys() >= set(needed):
-    return None
-  if any((name in KEYS or name.endswith("_ns")) and not pa.types.is_integer(types[name])
-         for name in {*present, *needed}):
     return None
   group = meta.row_group(0)
   constant: dict[str, int] = {}
@@ -91,9 +93,18 @@ def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns 
           for name in present}
 
 
+def _sound(name: str, values: np.ndarray) -> bool:
+  """Whether all numbers are in the range that `trace.sound` gives them; null is `MISSING` by now."""
+  if name in LIMITS:
+    return not values.size or (values.min() >= 0 and values.max() <= LIMITS[name])
+  if not is_whole(name):
+    return True
+  return bool((((values > -TIME) & (values < TIME)) | (values == MISSING)).all())
+
+
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
   if not pa.types.is_integer(column.type):
-    return column.to_numpy().astype(np.float32, copy=False)
+    return column.cast(pa.float32(), safe=False).fill_null(np.nan).to_numpy()
   if column.null_count:
     column = pc.fill_null(column.cast(pa.int64()), MISSING)
   return column.to_numpy().astype(np.int64, copy=False)

@@ -160,8 +160,9 @@ class Follower:
     declared = _number(self._info, "processes")
     state = judge(seen, declared, age if step >= 0 else None, step, numbers.median if numbers else None, now)
     hosts = {s.process.host for s in seen if s.process.host}
+    ranks = max(_number(self._info, "ranks"), window.recorded if window else 0)
     return Look(str(self._path), str(self._info.get("run") or ""), max(self._attempt, _number(self._info, "attempt")),
-                max(_number(self._info, "ranks"), window.ranks if window else 0), max(declared, len(seen)), len(hosts),
+                ranks, max(declared, len(seen)), len(hosts),
                 state, step, age if step >= 0 else None, numbers, tuple(self._told), events, self._notes())
 
   def _notes(self) -> tuple[str, ...]:
@@ -178,6 +179,8 @@ class Follower:
       late = sorted(set(behind.tolist()) - set(numbers.silent))
       if late:
         notes.append(f"{plural(len(late), 'rank')} stopped recording before the others: {list_ranks(late)}.")
+    if window is not None and window.left_out:
+      notes.append(f"Rank numbers from {window.left_out:,} on are left out here; `jaxpace report` reads them.")
     for seen in self._processes.seen:
       stopped = seen.process.info.get("stopped")
       if stopped:

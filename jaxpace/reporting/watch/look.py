@@ -105,7 +105,7 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
       first=int(run.steps[counted.mask][0]), last=int(run.steps[-1]), steps=counted.size, warmup=len(counted.warmup),
       mean=mean, median=float(np.median(steps)), p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
       series=step_times(run)[run.inside], shares=_shares(run, totals, counted.mask, own),
-      late=_late(run, totals), silent=tuple(np.flatnonzero(~(run.attempt >= 0).any(axis=1)).tolist()),
+      late=_late(run, totals), silent=tuple(run.silent.tolist()),
       pacing=_pacing(run, totals), floor=own,
       untold="" if doubt is None else untold_sentence(doubt, len(run.collectives)))
 

@@ -15,6 +15,8 @@ from jaxpace.trace.run import MISSING, HostCauses, Process, Run
 
 CELLS = 1 << 21
 """Ranks times collectives times steps kept, about: 16 bytes each."""
+_ROOM = 1 << 24
+"""Ranks times steps, at most: 20 bytes each for a collective. A rank number that needs more is left out."""
 LEAST, MOST = 256, 8192
 """Steps kept, whatever the number of ranks: processes write every few seconds, not at the same time."""
 RANKS = 1 << 17
@@ -50,12 +52,18 @@ class Window:
     self._ranks = 0
     self._guard_rank = -1  # whose guard is shown: the lowest rank's
     self._clear()
-    self._grow(min(ranks, RANKS))
+    self.left_out = 0  # rank numbers from here on had rows that were left out; 0: none
+    self._grow(min(ranks, max(_ROOM // steps, 1)))
 
   @property
   def ranks(self) -> int:
     """Ranks known so far: one more than the highest number."""
     return self._ranks
+
+  @property
+  def recorded(self) -> int:
+    """Ranks that have brought rows in this attempt."""
+    return int(((self._recorded >= 0).any(axis=1) | (self._last >= 0)).sum())
 
   @property
   def low(self) -> int:
@@ -76,11 +84,11 @@ class Window:
     enter, leave = data["enter_ns"][rows], data["exit_ns"][rows]
     slots = data["collective"][rows] if "collective" in data else np.zeros(len(rows), np.int64)
     for slot in np.unique(slots).tolist():
-      if not 0 <= slot < 1 << 16:
-        continue
       own = slots == slot
       times = self._slots.get(slot)
       if times is None:
+        if len(self._slots) * self._ranks * self.size > 4 * _ROOM:
+          continue
         times = self._slots[slot] = _no_times((self._ranks, self.size))
       times.enter_ns[ranks[own], at[own]] = enter[own]
       times.exit_ns[ranks[own], at[own]] = leave[own]
@@ -164,13 +172,17 @@ class Window:
                collectives=name_collectives(info, CollectiveRows(slots, {}, self._process)),
                process_of_rank=self._process.copy(), skipped={}, duplicates=0, problems=(),
                window=(low + 1 if middle else None, None),
-               guard={name: values[at] for name, values in self._guard.items()}, host_causes=causes)
+               guard={name: values[at] for name, values in self._guard.items()}, host_causes=causes,
+               declared=info.get("ranks") or 0)
 
   def _place(self, data: Columns, now: float, leads: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Rows that count, their ranks and their places in the ring; None if there are none."""
     steps, ranks = data["step"], data["rank"]
     attempts = data["attempt"] if "attempt" in data else np.zeros(len(steps), np.int64)
     sound = (steps >= 0) & (steps < _LARGEST_STEP) & (ranks >= 0) & (ranks < RANKS) & (attempts < 1 << 15)
+    room = max(self._ranks, _ROOM // self.size)
+    if (ranks[sound] >= room).any():
+      self.left_out, sound = room, sound & (ranks < room)
     if not sound.any():
       return None
     newest = int(attempts[sound].max())

@@ -1,0 +1,140 @@
+"""What the rows of a part must be like: their columns' names and types, and the range of every number.
+
+A number outside its range would overflow in a difference, or ask for memory. A row whose step, rank or the like is
+outside says nothing of anybody and is left out; a time that is outside is not known. Both are said once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jaxpace.validation.schemas import RANKS, TIME
+
+LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
+          "collective": (1 << 16) - 1}
+"""The largest of each of the whole numbers that say what a row is of; the smallest is 0."""
+_USERS = ("host_", "decision_")
+"""Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they hold floats."""
+_COUNTS = ("bytes", "nivcsw")
+_OURS = ("name", "axis", *LIMITS, *_COUNTS)
+
+
+def is_whole(name: str) -> bool:
+  """Whether a column of this name holds whole numbers."""
+  return name in LIMITS or (name.endswith("_ns") and not name.startswith(_USERS))
+
+
+def name_fault(names: Sequence[str]) -> str | None:
+  """What is wrong about the names of a part's columns."""
+  counts = Counter(names)
+  twice = [name for name, number in counts.items() if number > 1 and (name in _OURS or is_whole(name))]
+  return f"it has {counts[twice[0]]} columns {twice[0]!r}" if twice else None
+
+
+def type_fault(field: pa.Field) -> str | None:
+  """What is wrong about the type of a column."""
+  if is_whole(field.name) and not pa.types.is_integer(field.type):
+    return (f"its column {field.name!r} holds {field.type}, not whole numbers: "
+            f"convert it with .cast(\"int64\"), null for what is not known")
+  if field.name in ("name", "axis") and not _is_text(field.type):
+    return f"its column {field.name!r} holds {field.type}, not text"
+  if field.name.startswith("decision_") and not _is_number(field.type):
+    return f"its column {field.name!r} holds {field.type}, not numbers"
+  return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+  kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+  return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+  return pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+
+
+class Soundness:
+  """Brings rows into range, and says once what it left out."""
+
+  def __init__(self, table: str, problems: list[str]):
+    """Args: the table's name, and the list that sentences are added to."""
+    self._table, self._problems = table, problems
+    self._said: set[str] = set()
+    self.ranks: np.ndarray | None = None
+    """Rank numbers by the row that each has in the dense arrays; None where these are the same."""
+
+  def rows(self, rows: pa.Table) -> pa.Table:
+    """Returns the rows that say what they are of, every time within its range or null, whole numbers signed."""
+    kept = []
+    for name in rows.column_names:
+      if name not in LIMITS:
+        continue
+      column = rows.column(name)
+      if column.null_count:
+        self._say(f"'{self._table}' holds rows without {name}: left out.")
+        kept.append(pc.is_valid(column))
+      low, high = _span(column)
+      if not self.check(name, low, high):
+        # Null where the number itself is null: such a row is left out as well.
+        kept.append(pc.and_(pc.greater_equal(column, _like(0, column)),
+                            pc.less_equal(column, _like(LIMITS[name], column))))
+    if kept:
+      rows = rows.filter(functools.reduce(pc.and_, kept))
+    for at, name in enumerate(rows.column_names):
+      column = rows.column(name)
+      kind = column.type
+      if not pa.types.is_integer(kind):
+        continue
+      if name not in LIMITS:
+        low, high = _span(column)
+        # Users' own columns may be anything; they are not read as times.
+        if low <= -TIME or high >= TIME:
+          self._say(f"'{self._table}' holds numbers beyond 2^62 in {name!r}: taken as not known.")
+          inside = pc.less(column, _like(TIME, column))
+          if pa.types.is_signed_integer(kind):
+            inside = pc.and_(inside, pc.greater(column, _like(-TIME, column)))
+          column = pc.if_else(inside, column, pa.scalar(None, kind))
+      if pa.types.is_unsigned_integer(kind):
+        column = column.cast(pa.int64())
+      rows = rows.set_column(at, pa.field(name, column.type), column)
+    return rows if self.ranks is None or "rank" not in rows.column_names else self._renumbered(rows)
+
+  def check(self, name: str, low: int, high: int) -> bool:
+    """Whether the lowest and the highest of a column are in its range; says it if not."""
+    if low >= 0 and high <= LIMITS[name]:
+      return True
+    self._say(f"'{self._table}' holds rows whose {name} is not a number from 0 to {LIMITS[name]:,}: left out.")
+    return False
+
+  def _renumbered(self, rows: pa.Table) -> pa.Table:
+    assert self.ranks is not None
+    numbers = rows.column("rank").to_numpy()
+    at = np.minimum(np.searchsorted(self.ranks, numbers), len(self.ranks) - 1)
+    named = rows.set_column(rows.column_names.index("rank"), "rank", pa.array(at, pa.int64()))
+    known = self.ranks[at] == numbers
+    return named if known.all() else named.filter(pa.array(known))
+
+  def _say(self, sentence: str) -> None:
+    if sentence not in self._said:
+      self._said.add(sentence)
+      self._problems.append(sentence)
+
+
+def _span(column: pa.ChunkedArray) -> tuple[int, int]:
+  found = pc.min_max(column)
+  low, high = found["min"].as_py(), found["max"].as_py()
+  return (0, 0) if low is None else (low, high)
+
+
+def _like(value: int, column: pa.ChunkedArray) -> pa.Scalar:
+  """A limit as a scalar of the column's type: the nearest that the type can hold."""
+  kind = column.type
+  bits = kind.bit_width
+  unsigned = pa.types.is_unsigned_integer(kind)
+  low, high = (0, (1 << bits) - 1) if unsigned else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+  return pa.scalar(min(max(value, low), high), kind)

@@ -1,0 +1,352 @@
+"""Every file of a run may be anything: commands end in a report or in one sentence, in bounded time and memory.
+
+`JAXPACE_FUZZ_SECONDS=600 pytest tests/cli/test_hostile_runs.py -k fuzz` looks longer, from another seed each time.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jaxpace.cli.main import main
+from jaxpace.trace import rundir, synthetic
+from jaxpace.trace.synthetic_faults import Fault
+
+JOB = synthetic.Job(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True, sample_steps=5,
+                    faults=(Fault("compute", 8e-3, (1,)), Fault("contention", 5e-3, begin=0.5)))
+ROOT = pathlib.Path(__file__).parents[2]
+SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
+
+
+def write_sound(path: pathlib.Path) -> None:
+  """A run with every file that a job can leave in its directory."""
+  synthetic.write(path, JOB)
+  info = json.loads((path / "run.json").read_text())
+  plan = info.get("plan") or {}
+  plan |= {"axis": "data", "ranks": 4, "clock": "native", "share": True, "carrier": 0, "overflow": 0,
+           "marks": [{"kind": "start", "segment": "gap", "collective": None},
+                     {"kind": "enter", "segment": "forward", "collective": 0}],
+           "unstamped": [{"name": "psum", "primitive": "psum", "bytes": 8, "reason": "inside scan"}],
+           "notices": ["one", "two"], "decisions": ["delay"]}
+  info |= {"plan": plan, "processes": 2, "devices": 4, "config": {"lr": 0.1, "layers": [1, 2]},
+           "attempts": [{"attempt": 0, "started_unix_ns": 1, "processes": 2, "devices": 4}],
+           "settings": {"axis": ["data"], "mesh": {"data": 4}, "max_delay": 0.02, "slots": 16, "pacer": None}}
+  (path / "run.json").write_text(json.dumps(info))
+  for folder in ("locality", "watchdog"):
+    (path / folder).mkdir()
+  late = {"process": 1, "state": "outside", "host": "host1", "pid": 7, "last_step": 3, "phase": "data", "seconds": 4.0,
+          "stack": "File x"}
+  for process in range(2):
+    (path / "locality" / f"{process}.json").write_text(json.dumps({
+        "run": info["run"], "schema": 1, "hostname": f"host{process}", "memory_bytes": 2**34,
+        "cpu": {"model": "a", "online": "0-3", "allowed": "0-3", "sockets": ["0-3"]},
+        "numa": [{"node": 0, "cpus": "0-3", "memory_bytes": 2**34}], "nics": [{"name": "eth0", "rate_gbps": 100.0}]}))
+    (path / "watchdog" / f"{process}.jsonl").write_text("\n".join(json.dumps(event) for event in (
+        {"event": "late", "run": info["run"], "when_unix_ns": 10**18, "step": 4, "waited": 5.0, "late": [late],
+         "arrived": [0], "process": process},
+        {"event": "resumed", "run": info["run"], "when_unix_ns": 10**18 + 1, "seconds": 7.0, "process": process})))
+  (path / "links.json").write_text(json.dumps({
+      "schema": 1, "when_unix_ns": 10**18, "message_bytes": 1024, "taken_seconds": 1.0, "hosts": ["a", "b", "c"],
+      "seconds": [[None, 1e-3, 1e-3], [1e-3, None, 5e-3], [1e-3, 5e-3, None]], "culprits": [], "cannot_tell": "",
+      "median_seconds": [[None, 1e-3, 1e-3], [1e-3, None, 5e-3], [1e-3, 5e-3, None]]}))
+  (path / "control.json").write_text(json.dumps({"pacing": "on", "max_delay": 0.01, "ranks": "0-3"}))
+  (path / "control.applied.jsonl").write_text(
+      json.dumps({"step": 3, "unix_ns": 1, "settings": {"pacing": "on"}}) + "\n")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+  path = tmp_path_factory.mktemp("sound") / "run"
+  write_sound(path)
+  return path
+
+
+def test_fuzz_every_file_of_a_run(sound, tmp_path):
+  seconds, seed = (float(SECONDS), int(time.time()) * 1000) if SECONDS else (20.0, 1)
+  done = subprocess.run(
+      [sys.executable, "-m", "tests.cli.hostile_worker", str(sound), str(tmp_path), str(seconds), str(seed)],
+      cwd=ROOT, capture_output=True, text=True, timeout=seconds + 400, check=False,
+      env={**os.environ, "JAX_PLATFORMS": "cpu"})
+  assert done.stdout.strip(), done.stderr[-4000:]
+  found = json.loads(done.stdout.splitlines()[-1])
+  print({name: found[name] for name in ("tried", "by_command", "next_seed", "slowest", "grown_mib")})
+  assert not found["failures"], f"{len(found['failures'])} of {found['tried']}:\n" + "\n".join(found["failures"][:5])
+  assert found["tried"] >= 5
+
+
+def copied(sound, tmp_path) -> pathlib.Path:
+  return pathlib.Path(shutil.copytree(sound, tmp_path / "run"))
+
+
+def jaxpace(capsys, *argv) -> tuple[int, str, str]:
+  """Runs a command in this process; a traceback would be an exception here."""
+  capsys.readouterr()
+  status = main([str(argument) for argument in argv])
+  done = capsys.readouterr()
+  return status, done.out, done.err
+
+
+def alter(run, table, **columns) -> None:
+  """Gives columns of all parts of a table other values."""
+  for file in sorted((run / table).glob("*.parquet")):
+    rows = pq.read_table(file)
+    for name, make in columns.items():
+      made = make(rows.num_rows) if callable(make) else pa.array([make] * rows.num_rows)
+      rows = rows.set_column(rows.column_names.index(name), name, made)
+    pq.write_table(rows, file)
+
+
+def random_stamps(rows):
+  return pa.array(np.random.default_rng(rows).integers(-2**63, 2**63 - 1, rows))
+
+
+def document(run, name, change) -> None:
+  path = run / name
+  value = json.loads(path.read_text())
+  change(value)
+  path.write_text(json.dumps(value))
+
+
+JSON_FILES = ("run.json", "process/0.json", "locality/0.json", "links.json", "watchdog/0.jsonl", "control.json",
+              "control.applied.jsonl")
+EVERY = (("report",), ("report", "--stability"), ("watch", "--once"), ("forecast", "--ranks", "8"),
+         ("replay", "--pacer", "pace_early_ranks()"))
+
+
+def all_end_well(capsys, run, sound, commands=EVERY) -> list[str]:
+  """Every command ends in a report, or in one sentence; returns the sentences."""
+  sentences = []
+  for command, *rest in (*commands, ("compare", sound)):
+    status, out, err = jaxpace(capsys, command, run, *rest)
+    assert status in (0, 2), (command, status, err)
+    assert "Traceback" not in out + err
+    if status:
+      assert err.startswith(f"jaxpace {command}: ")
+      assert err.count("\n") == 1
+      sentences.append(err)
+  return sentences
+
+
+@pytest.mark.parametrize("stamps", [0, -1, -2**40, 2**63 - 1, -2**63, random_stamps],
+                         ids=["zero", "minus one", "negative", "largest", "smallest", "random"])
+def test_stamps_that_no_clock_has_read(sound, tmp_path, capsys, stamps):
+  run = copied(sound, tmp_path)
+  alter(run, "collectives", enter_ns=stamps, exit_ns=stamps)
+  alter(run, "steps", start_ns=stamps, end_ns=stamps)
+  all_end_well(capsys, run, sound)
+
+
+def test_steps_without_a_sign_are_read_as_others(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  for table in ("steps", "collectives"):
+    for file in sorted((run / table).glob("*.parquet")):
+      rows = pq.read_table(file)
+      pq.write_table(rows.set_column(0, "step", rows.column("step").cast(pa.uint64())), file)
+  expected, same = (json.loads(jaxpace(capsys, "report", path, "--json", "-")[1]) for path in (sound, run))
+  assert (same["verdict"], same["step_time"]) == (expected["verdict"], expected["step_time"])
+  alter(run, "steps", step=lambda rows: pa.array(np.full(rows, 2**64 - 1, np.uint64)))
+  status, out, _ = jaxpace(capsys, "report", run)
+  assert status == 0
+  assert "whose step is not a number from 0 to" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("column", ["step", "rank", "exit_ns", "name"])
+def test_two_columns_of_one_name(sound, tmp_path, capsys, column):
+  run = copied(sound, tmp_path)
+  for file in sorted((run / "collectives").glob("*.parquet")):
+    rows = pq.read_table(file)
+    pq.write_table(rows.append_column(column, rows.column(column)), file)
+  said = " ".join("".join(jaxpace(capsys, "report", run)[1:]).split())
+  assert f"2 columns {column!r}" in said
+  assert jaxpace(capsys, "watch", run, "--once")[0] in (0, 2)
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"run": ' + "[" * 900 + "]" * 900 + "}"], ids=["torn", "whole"])
+def test_json_nested_deeply(sound, tmp_path, capsys, deep):
+  run = copied(sound, tmp_path)
+  for name in JSON_FILES:
+    (run / name).write_text(deep)
+  assert all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once"), ("doctor",))) == []
+  said = " ".join(jaxpace(capsys, "report", run)[1].split())
+  for name in ("run.json", "process/0.json", "locality/0.json"):
+    assert f"{name} nests more than 40 objects and lists inside each other" in said
+
+
+@pytest.mark.parametrize("value", [3, "x", [1], {"a": 1}, 10**399, "\ud800", [["x" * 1000] * 3], 1e300, -1, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_plan_holds_what_no_plan_holds(sound, tmp_path, capsys, whole, value):
+  run = copied(sound, tmp_path)
+  document(run, "run.json", lambda info: info.update(plan=value) if whole else info["plan"].update(
+      dict.fromkeys(info["plan"], value)))
+  assert all_end_well(capsys, run, sound, commands=(("report",),)) == []
+
+
+def test_a_wrong_value_costs_only_itself_and_is_named(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  document(run, "run.json", lambda info: info["plan"].update(overflow="many"))
+  document(run, "process/0.json", lambda info: info.update(lost_rows=[3]))
+  status, out, _ = jaxpace(capsys, "report", run)
+  out = " ".join(out.split())
+  assert status == 0
+  assert "run.json: 'plan.overflow' is left out: expected `int`" in out
+  assert "process/0.json: 'lost_rows' is left out: expected `int`" in out
+  assert "inside scan" in out  # the rest of the plan is there
+
+
+def test_a_long_text_instead_of_notices(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  document(run, "run.json", lambda info: info["plan"].update(notices="n" * 10_000_000, collectives="c" * 1_000_000))
+  began = time.monotonic()
+  tracemalloc.start()
+  status, out, _ = jaxpace(capsys, "report", run)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert status == 0
+  assert "'plan.notices' is left out: expected `array`, got `str`" in " ".join(out.split())
+  assert peak < 300e6
+  assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_fifo_or_a_device_in_a_files_place(sound, tmp_path, capsys, kind):
+  run = copied(sound, tmp_path)
+  parts = [sorted((run / table).glob("*.parquet"))[0] for table in ("steps", "collectives", "hosts")]
+  for path in (*(run / name for name in JSON_FILES), *parts):
+    path.unlink()
+    if kind == "fifo":
+      os.mkfifo(path)
+    else:
+      path.symlink_to("/dev/zero")
+  with limit(60):
+    assert all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once"))) == []
+
+
+@pytest.mark.parametrize("name", ["run.json", "process/0.json"])
+def test_a_recorder_starts_where_a_fifo_lies(sound, tmp_path, name):
+  run = copied(sound, tmp_path)
+  (run / name).unlink()
+  os.mkfifo(run / name)
+  with limit(60):
+    if name == "run.json":
+      with pytest.raises(rundir.ForeignDirectoryError, match="was not written by jaxpace"):
+        rundir.claim(run, False, 10**18)
+    else:
+      identity = rundir.claim(run, False, 10**18)
+      assert identity.attempt == 0
+
+
+def test_one_rank_number_far_from_the_others_takes_no_memory(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  for table in ("steps", "collectives"):
+    file = sorted((run / table).glob("*.parquet"))[0]
+    rows = pq.read_table(file)
+    ranks = np.where(rows["rank"].to_numpy() == 0, 100_000, rows["rank"].to_numpy())
+    pq.write_table(rows.set_column(1, "rank", pa.array(ranks, pa.int32())), file)
+  for name in ("process/0.json", "process/1.json"):
+    (run / name).unlink()
+  tracemalloc.start()
+  status, out, _ = jaxpace(capsys, "report", run, "--json", tmp_path / "out.json")
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert status == 0
+  assert peak < 200e6
+  assert "rank 0 is 1 in the files" in " ".join(out.split())
+  assert "is 100000 in the files" in " ".join(out.split())
+  found = json.loads((tmp_path / "out.json").read_text())
+  assert len(found["per_rank"]) == 4
+  assert jaxpace(capsys, "watch", run, "--once")[0] == 0
+
+
+def test_a_gap_in_the_rank_numbers_is_no_rank(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  for table in ("steps", "collectives"):
+    for file in sorted((run / table).glob("*.parquet")):
+      rows = pq.read_table(file)
+      pq.write_table(rows.set_column(1, "rank", pa.array(2 * rows["rank"].to_numpy(), pa.int32())), file)
+  for name in ("run.json", "process/0.json", "process/1.json"):
+    (run / name).unlink()
+  status, out, _ = jaxpace(capsys, "report", run, "--json", tmp_path / "out.json")
+  assert status == 0
+  assert "4 ranks" in out
+  assert "recorded nothing" not in out
+  found = json.loads((tmp_path / "out.json").read_text())
+  assert found["ranks"] == 4
+  assert [rank["rank"] for rank in found["per_rank"]] == [0, 2, 4, 6]
+  assert "4 ranks" in jaxpace(capsys, "watch", run, "--once")[1]
+  assert "4 ranks" in jaxpace(capsys, "compare", run, run)[1]
+
+
+def test_thousands_of_phases(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  for file in sorted((run / "steps").glob("*.parquet")):
+    rows = pq.read_table(file)
+    for i in range(3_000):
+      rows = rows.append_column(f"phase_{i}_ns", pa.array(np.full(rows.num_rows, 1000 + i)))
+    pq.write_table(rows, file)
+  began = time.monotonic()
+  status, out, _ = jaxpace(capsys, "report", run)
+  assert status == 0
+  assert "3,000 columns phase_*: the first 64 were read" in " ".join(out.split())
+  assert time.monotonic() - began < 30
+
+
+def test_a_hundred_thousand_names_in_one_event(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  late = {"process": 1, "state": "outside", "host": "h" * 30, "phase": "data", "seconds": 4.0}
+  event = {"event": "late", "run": "synthetic", "when_unix_ns": 2 * 10**18, "step": 9, "waited": 5.0, "process": 0,
+           "late": [late] * 100_000}
+  (run / "watchdog" / "0.jsonl").write_text(json.dumps(event) + "\n")
+  status, out, _ = jaxpace(capsys, "report", run)
+  assert status == 0
+  assert len(out) < 20_000
+  assert "99,992 more" in " ".join(out.split())
+  assert jaxpace(capsys, "watch", run, "--once")[0] == 0
+
+
+def test_process_numbers_at_random(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  for table in ("steps", "collectives", "hosts"):
+    alter(run, table, process=lambda rows: pa.array(np.random.default_rng(rows).integers(-2**31, 2**31 - 1, rows)))
+  began = time.monotonic()
+  all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once")))
+  assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("command", [*EVERY, ("compare",)], ids=" ".join)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_escapes_in_a_directorys_name_are_shown_not_obeyed(sound, tmp_path, capsys, command, wrong):
+  run = tmp_path / "a\x1b]0;title\x07\x1b[31mrun"
+  if wrong:
+    run.mkdir()
+  else:
+    shutil.copytree(sound, run)
+  name, *rest = command
+  argv = [name, run, run] if name == "compare" else [name, run, *rest]
+  _, out, err = jaxpace(capsys, *argv)
+  assert not [c for c in out + err if c < " " and c != "\n"]
+  assert "\\x1b[31mrun" in "".join((out + err).split("\n"))
+
+
+@contextlib.contextmanager
+def limit(seconds):
+  """Ends what hangs, with its stack."""
+  def late(*_):
+    raise TimeoutError(f"longer than {seconds} s")
+  before = signal.signal(signal.SIGALRM, late)
+  signal.alarm(seconds)
+  try:
+    yield
+  finally:
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
