@@ -1,7 +1,7 @@
 """Shows workers' logs on the terminal while they grow, and reads the end of one.
 
-Workers write to their log files themselves. Nothing passes through the launcher, so a slow terminal never slows a
-worker, and what a worker said is on disk whatever becomes of the launcher.
+Workers' output goes to their log files by way of the scribe. Nothing passes through the launcher, so a slow terminal
+never slows a worker, and what a worker said is on disk whatever becomes of the launcher.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from jaxpace.launch.environment import LAUNCH_ID
+from jaxpace.launch.scribe import Scribe
 
 _PR_SET_PDEATHSIG = 1
 _PROC = Path("/proc")
@@ -35,14 +36,15 @@ def _die_with(parent: int) -> Callable[[], None] | None:
 class Worker:
   """One process of the job, leader of its own session and process group."""
 
-  def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str], log: Path):
+  def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str], log: Path, scribe: Scribe):
     """Starts the process with stdout and stderr in `log` and an empty stdin.
 
     Args:
       index: process index.
       command: program and arguments.
       env: whole environment.
-      log: log file; overwritten.
+      log: log file, which must not be there.
+      scribe: writes it.
 
     Raises:
       OSError: if the program cannot be started or the log not be written.
@@ -51,10 +53,13 @@ class Worker:
     self.log = log
     self.status: int | None = None
     self.ended_ns: int | None = None
-    with log.open("wb") as out:
+    out = scribe.open(log)
+    try:
       self._process = subprocess.Popen(
           list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
           start_new_session=True, preexec_fn=_die_with(os.getpid()))  # the launcher has no threads
+    finally:
+      os.close(out)
     self.pid = self._process.pid
 
   def poll(self) -> bool:

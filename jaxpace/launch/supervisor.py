@@ -14,6 +14,7 @@ from pathlib import Path
 from jaxpace.launch import environment, outcome, processes
 from jaxpace.launch.job import Job, LaunchError
 from jaxpace.launch.output import Display, LogView, Screen, tail
+from jaxpace.launch.scribe import Scribe
 from jaxpace.launch.signals import Signals
 
 TICK_SECONDS = 0.05
@@ -49,6 +50,17 @@ class Supervisor:
       LaunchError: if it cannot be started.
     """
     self._prepare_logs()
+    try:
+      self._scribe = Scribe()
+    except OSError as error:
+      raise LaunchError(f"no process can be started: {error.strerror}") from error
+    try:
+      return self._run()
+    finally:
+      self._scribe.close()
+
+  def _run(self) -> int:
+    """Runs the job between the scribe's beginning and end."""
     job = self._job
     try:
       port = environment.PortReservation(job.port)
@@ -67,6 +79,7 @@ class Supervisor:
           watchdog.add(groups[-1])
         display = self._display()
         self._loop(signals, display)
+        self._scribe.sync()
         display.finish()
       finally:
         processes.clear_away(groups, self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
@@ -98,7 +111,7 @@ class Supervisor:
         notice=str(self._notice_path(index)), devices=job.devices, threads=job.threads,
         gpus=environment.count_gpus(os.environ), as_slurm=job.as_slurm)
     try:
-      self._workers.append(processes.Worker(index, job.command, env, self.log_path(index)))
+      self._workers.append(processes.Worker(index, job.command, env, self.log_path(index), self._scribe))
     except OSError as error:
       raise LaunchError(f"process {index} cannot be started: {job.command[0]}: {error.strerror}") from error
 
@@ -210,6 +223,7 @@ class Supervisor:
     return outcome.exit_status(status or 1)
 
   def _evidence(self) -> tuple[list[outcome.Failure], list[str]]:
+    self._scribe.sync()
     failures = [self._failures[index] for index in sorted(self._failures)]
     return failures, ["\n".join(tail(self._workers[failure.index].log, 12)) for failure in failures]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -223,6 +224,13 @@ sys.exit(6)
   assert process.returncode == 6
 
 
+def commands():
+  """Command lines of all processes."""
+  for path in PROC.glob("[0-9]*/cmdline"):
+    with contextlib.suppress(OSError):
+      yield path.read_bytes()
+
+
 CHILDREN = """
 deaf = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)'
 child = subprocess.Popen([sys.executable, '-c', deaf], start_new_session=i == 1)
@@ -242,7 +250,8 @@ def test_grandchildren_go_too_even_in_a_session_of_their_own(tmp_path, ending):
   script = CHILDREN.format(directory=str(tmp_path)) + ("sys.exit(0)" if ending == "success" else "sys.exit(9)")
   status, _, _, _ = run(tmp_path, script, "--grace", "0.3", nproc=2)
   assert status == (0 if ending == "success" else 9)
-  written = [int(p.read_text()) for p in family(tmp_path) if p.exists()]
+  # One that was ended between opening its file and writing to it has left it empty.
+  written = [int(text) for p in family(tmp_path) if p.exists() and (text := p.read_text())]
   assert written and not any(alive(pid) for pid in written)
 
 
@@ -254,6 +263,7 @@ def test_no_orphan_when_the_launcher_itself_is_killed(tmp_path):
   process.kill()
   assert process.communicate(timeout=10)[0] == ""  # nothing of the launch holds the pipe open
   wait_until(lambda: not any(alive(pid) for pid in pids))
+  wait_until(lambda: not any(str(tmp_path).encode() in line for line in commands()))  # the scribe as well
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux kills children with their parent")
@@ -264,9 +274,10 @@ time.sleep(60)
 """, nproc=2)
   pids = wait_for_files([tmp_path / "worker-0", tmp_path / "worker-1"])
   children = set(map(int, (PROC / str(process.pid) / "task" / str(process.pid) / "children").read_text().split()))
-  assert len(children) == 3 and set(pids) < children  # the third is the watchdog
+  assert len(children) == 4 and set(pids) < children  # the others are the watchdog and the scribe
   process.send_signal(signal.SIGSTOP)  # or it would see the watchdog go
-  os.kill(*(children - set(pids)), signal.SIGKILL)
+  for other in children - set(pids):
+    os.kill(other, signal.SIGKILL)
   process.kill()
   process.communicate(timeout=10)
   wait_until(lambda: not any(alive(pid) for pid in pids))
@@ -358,3 +369,39 @@ def test_more_than_a_machine_can_run_is_refused_before_anything_starts(tmp_path,
   done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", *option, "--logs", str(tmp_path / "logs"), "--",
                          sys.executable, "-c", "pass"], cwd=ROOT, capture_output=True, text=True, timeout=30)
   assert done.returncode == 2 and words in done.stderr and not (tmp_path / "logs").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A file system of 1 MiB, where the machine allows it."""
+  place = tmp_path / "small"
+  place.mkdir()
+  if os.geteuid() != 0 or subprocess.run(
+      ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
+    pytest.skip("needs the right to mount a small file system; tests/launch/test_scribe.py limits the size of a file")
+  yield place
+  subprocess.run(["umount", str(place)], check=True)
+
+
+def test_logs_on_a_full_disk_do_not_end_the_job(tmp_path, small_disk):
+  """`print` raised in every worker, and the job was over."""
+  script = """
+for k in range(400):
+  print("x" * 8000, flush=True)
+  sys.stderr.write("y" * 100)
+open(os.environ["DONE"] + str(i), "w").write("whole")
+"""
+  done = tmp_path / "done"
+  process = start(tmp_path, script, "--logs", str(small_disk / "logs"), nproc=2, env={**os.environ, "DONE": str(done)})
+  out, err = process.communicate(timeout=60)
+  assert process.returncode == 0, err
+  assert [pathlib.Path(f"{done}{i}").read_text() for i in range(2)] == ["whole"] * 2
+  assert sum(path.stat().st_size for path in (small_disk / "logs").iterdir()) > 900_000
+
+
+def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path):
+  (tmp_path / "logs").mkdir()
+  (tmp_path / "victim").write_text("mine")
+  (tmp_path / "logs" / "process-0.log").symlink_to(tmp_path / "victim")
+  assert run(tmp_path, "print(i)", nproc=1)[0] == 0
+  assert (tmp_path / "victim").read_text() == "mine" and (tmp_path / "logs" / "process-0.log").read_text() == "0\n"
