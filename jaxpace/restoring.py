@@ -77,6 +77,9 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
   steps, pacer, ranks = (_field(saved, name) for name in ("step", "pacer", "arrivals"))
   fresh = fresh._replace(step=_like(fresh.step, np.broadcast_to(_one(steps), fresh.step.shape)))
   here, there = fresh.arrivals.shape, np.shape(ranks)
+  if len(there) != len(here) or 0 in there:
+    raise TypeError(f"The saved pace state's 'arrivals' have the shape {list(there)}, which no pace state has: it is "
+                    "damaged, or is something else. restore_pace(None, paced, mesh) starts anew.")
   if here != there:
     # Along the data axis if that differs; else in all, where other axes of the mesh do.
     what, was, now = ("ranks", there[-1], here[-1]) if there[-1] != here[-1] else ("devices", there[0], here[0])
@@ -139,8 +142,15 @@ def _like(leaf: jax.Array, value: Any) -> jax.Array:
 
 def _one(steps: Any) -> np.ndarray:
   """The number of steps, the same on all ranks: int32 []."""
-  local = steps.addressable_shards[0].data if isinstance(steps, jax.Array) else steps
-  return np.asarray(local, np.int32).reshape(-1)[0]
+  shards = steps.addressable_shards if isinstance(steps, jax.Array) else ()
+  local = np.asarray(shards[0].data if shards else steps).reshape(-1)
+  whole = local.size > 0 and (np.issubdtype(local.dtype, np.integer) or (
+      np.issubdtype(local.dtype, np.floating) and bool(np.isfinite(local[0])) and local[0] == np.rint(local[0])))
+  if not whole or not 0 <= local[0] <= np.iinfo(np.int32).max:
+    holds = f"{local.dtype}{list(np.shape(steps))}" + (f" {local[0]}" if local.size else "")
+    raise TypeError(f"The saved pace state's 'step' is no number of steps but {holds}: the checkpoint's pace state is "
+                    "damaged, or is something else. restore_pace(None, paced, mesh) starts anew.")
+  return local[0].astype(np.int32)
 
 
 __all__ = ["pace_target", "restore_pace"]

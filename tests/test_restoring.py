@@ -152,3 +152,18 @@ def test_wrong_uses_name_the_fix(saved):
     jaxpace.restore_pace(np.zeros(3), loop.paced, loop.mesh)
   with pytest.raises(ValueError, match="metadata of the pace state alone"):
     jaxpace.pace_target({"pace": "x"}, loop.mesh)
+
+
+@pytest.mark.parametrize("step", [np.zeros(0, np.int32), np.float32(np.nan), np.full(2, np.inf), np.int64(-1),
+                                  np.int64(2**40), np.float32(1.5), "many"], ids=str)
+def test_a_number_of_steps_that_is_none_is_refused_in_a_sentence(saved, step):
+  _, pace, loop = saved
+  with pytest.raises(TypeError, match="'step' is no number of steps"):
+    jaxpace.restore_pace(pace._replace(step=step), loop.paced, loop.mesh)
+
+
+@pytest.mark.parametrize("arrivals", [np.float32(1.0), np.zeros((0, 2), np.float32), np.zeros(0, np.float32)], ids=str)
+def test_arrivals_of_no_rank_are_refused_in_a_sentence(saved, arrivals):
+  _, pace, loop = saved
+  with pytest.raises(TypeError, match="'arrivals' have the shape"):
+    jaxpace.restore_pace(pace._replace(arrivals=arrivals), loop.paced, loop.mesh)

@@ -214,9 +214,14 @@ def _floats(rows: np.ndarray, column: int) -> np.ndarray:
   return np.ascontiguousarray(rows[:, column]).view(np.float32)
 
 
+_LONGEST = 1e9
+"""Seconds, thirty years: what is asked beyond is recorded as this, since its nanoseconds would not fit."""
+
+
 def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
   unknown = ~np.isfinite(seconds)
-  return _null(np.rint(np.where(unknown, 0, seconds).astype(np.float64) * 1e9).astype(np.int64), unknown)
+  fitting = np.clip(np.where(unknown, 0, seconds).astype(np.float64), -_LONGEST, _LONGEST)
+  return _null(np.rint(fitting * 1e9).astype(np.int64), unknown)
 
 
 def _null(values: np.ndarray, unknown: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ so a crash in between leaves parts contained in another, which readers ignore.
 
 from __future__ import annotations
 
+import logging
 import pathlib
 from typing import NamedTuple
 
@@ -17,7 +18,10 @@ import pyarrow.parquet as pq
 from jaxpace import whole_file
 from jaxpace.trace import schema
 from jaxpace.trace.decode import Columns
+from jaxpace.validation.files import UnreadableError, check_regular
 
+_LOG = logging.getLogger("jaxpace")
+_NEVER_MERGED = 99
 MERGE_PARTS = 32
 MERGE_ROWS = 1_000_000
 """Rows of the largest part a merge makes: it keeps a merge well under a second, and its memory small."""
@@ -141,8 +145,9 @@ class PartStore:
         (self._folder / name.file_name).unlink(missing_ok=True)
         continue
       try:
+        check_regular(self._folder / name.file_name)
         rows = pq.read_metadata(self._folder / name.file_name).num_rows
-      except (OSError, pa.ArrowException):
+      except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
         rows = self._merge_rows  # Damaged: left as it is, and too large to be merged with anything.
       # Level 1: not merged with the new small parts before `compact`.
       parts.append(_Part(name, rows, 1))
@@ -182,20 +187,37 @@ class PartStore:
         groups.append([part])
     merged = self._parts[:begin]
     for group in groups:
-      merged.append(self._merge_group(group, level))
+      merged += self._merge_group(group, level)
     self._parts = merged
 
-  def _merge_group(self, group: list[_Part], level: int) -> _Part:
+  def _merge_group(self, group: list[_Part], level: int) -> list[_Part]:
+    """Merges parts into one; one that can't be read stays as it is, and those before and after it are merged apart."""
     if len(group) == 1:
-      return group[0]._replace(level=level)
-    paths = [self._folder / part.id.file_name for part in group]
-    tables = [pq.ParquetFile(path).read(use_threads=False) for path in paths]
-    data = pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+      return [group[0]._replace(level=level)]
+    tables: list[pa.Table] = []
+    for at, part in enumerate(group):
+      try:
+        tables.append(self._read(part))
+        data = pa.concat_tables(tables, promote_options="default")
+      except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError) as error:
+        _LOG.warning("%s can't be read any more (%s): it is left as it is, recording goes on.",
+                     self._folder / part.id.file_name, str(error).partition("\n")[0][:200])
+        # Too large to be merged with anything.
+        damaged = part._replace(rows=self._merge_rows, level=_NEVER_MERGED)
+        rest = group[at + 1:]
+        return [*(self._merge_group(group[:at], level) if at else []), damaged,
+                *(self._merge_group(rest, level) if rest else [])]
     merged = _Part(group[0].id._replace(last=group[-1].id.last), data.num_rows, level)
-    self._write(merged.id, data)
-    for path in paths:
-      path.unlink(missing_ok=True)
-    return merged
+    self._write(merged.id, data.unify_dictionaries())
+    for part in group:
+      (self._folder / part.id.file_name).unlink(missing_ok=True)
+    return [merged]
+
+  def _read(self, part: _Part) -> pa.Table:
+    path = self._folder / part.id.file_name
+    check_regular(path)
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+      return file.read(use_threads=False)
 
 
 def _encoding(fields: pa.Schema) -> dict:

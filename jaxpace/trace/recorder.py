@@ -104,6 +104,7 @@ class Recorder:
     self._progress = progress.Progress()
     self._ranks_known = False
     self._local_ranks = 0
+    self._calls = 0  # of `record`
     self.run: str | None = None
 
   @property
@@ -117,7 +118,12 @@ class Recorder:
     if self._writer is None:
       return {}
     not_copied = {"not_copied": self._writer.not_copied} if self._writer.not_copied else {}
-    return {**vars(self._writer.losses), "stopped": self._writer.stopped, **not_copied}
+    lost = vars(self._writer.losses).copy()
+    if self._writer.stopped is not None:  # nobody counted since: a row a call and rank was due
+      unwritten = self._calls * self._local_ranks - self._writer.rows_written
+      if unwritten > lost["lost_rows"]:
+        lost |= {"lost_rows": unwritten, "holes": lost["holes"] + 1}
+    return {**lost, "stopped": self._writer.stopped, **not_copied}
 
   def __enter__(self) -> Self:
     self.open()
@@ -186,6 +192,7 @@ class Recorder:
       RuntimeError: the recorder is not open.
     """
     writer = self._takes()
+    self._calls += 1
     if writer is None:
       return
     if type(pace) is not self._pace_type:

@@ -95,6 +95,14 @@ def test_a_delay_that_is_not_a_number_is_null():
   assert steps["delay_applied_ns"].tolist() == [125_000]
 
 
+@pytest.mark.parametrize(("asked", "recorded"), [(1e30, 10**18), (-1e30, -10**18), (1e9, 10**18), (np.inf, None)])
+def test_a_delay_of_any_size_keeps_its_sign(asked, recorded):
+  rows = fake.numpy_rows([1])
+  rows[0, ring.DELAY_ASKED] = np.array(asked, np.float32).view(np.uint32)
+  steps, _ = decode.decode(rows, fake.PLAN, 0, 0, 0)
+  assert steps["delay_ns"].tolist() == [recorded]
+
+
 def test_rows_too_narrow_for_the_plan():
   with pytest.raises(ValueError, match="another pace state"):
     decode.decode(fake.numpy_rows([1])[:, :ring.STAMPS + 4], fake.PLAN, 0, 0, 0)

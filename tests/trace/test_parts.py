@@ -1,4 +1,5 @@
 import errno
+import os
 import pathlib
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.trace import decode, parts, schema
+from jaxpace.trace import decode, part_files, parts, schema
 from tests.trace import fake_step as fake
 
 
@@ -145,3 +146,41 @@ def test_arrow_values_survive(tmp_path):
   assert table["gap_ns"].to_pylist() == [None, 6]
   assert table["forward_ns"].to_pylist() == [None, None]
   assert table["gap_ns"].type == pa.int64()
+
+
+def test_a_damaged_part_is_left_out_of_the_merge_and_nothing_else_is_lost(tmp_path, caplog):
+  store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=8)
+  for i in range(4):
+    store.append(columns(i, 1))
+  damaged = store.files[2]
+  content = bytearray(damaged.read_bytes())
+  content[4:60] = bytes(56)  # pages; the footer still tells its rows
+  damaged.write_bytes(content)
+  for i in range(4, 20):
+    store.append(columns(i, 1))
+  store.compact()
+  assert damaged.read_bytes() == content
+  assert caplog.text.count("can't be read any more") == 1
+  assert damaged.name in caplog.text
+  assert [row["step"] for row in read([path for path in store.files if path != damaged])] == [0, 1, *range(3, 20)]
+  found = part_files.list_parts(tmp_path / "steps", "run").parts
+  assert damaged in [part.path for part in found]  # not hidden inside another's range
+  assert not any(part.inside for part in found)
+
+
+@pytest.mark.parametrize("how", ["gone", "fifo", "other columns"])
+def test_whatever_lies_in_a_parts_place_the_recording_goes_on(tmp_path, how):
+  store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=4)
+  for i in range(3):
+    store.append(columns(i, 1))
+  path = store.files[1]
+  path.unlink()
+  if how == "fifo":
+    os.mkfifo(path)
+  if how == "other columns":
+    pq.write_table(pa.table({"step": ["a"], "rank": [[1]]}), path)
+  for i in range(3, 9):
+    store.append(columns(i, 1))
+  store.compact()
+  left = [file for file in store.files if file != path]
+  assert [row["step"] for row in read(left)] == [0, *range(2, 9)]

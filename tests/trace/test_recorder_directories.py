@@ -114,7 +114,9 @@ def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends
     train(recorder, 100, pause=0.003)
     assert not recorder.recording
   assert "no space is left" in process_file(tmp_path)["stopped"]
-  said = " ".join(read_run(tmp_path).problems)
+  run = read_run(tmp_path)
+  assert recorder.lost["lost_rows"] == 8 * 100 - int((run.attempt >= 0).sum()) > 0
+  said = " ".join(run.problems)
   assert "stopped recording: no space is left" in said and "killed" not in said
 
 
