@@ -71,6 +71,9 @@ def run(block: Block, script: dict[str, Any], folder: Any) -> dict[str, Any]:
            "batches": [script["batch"]] * 3}
   if "next(batches)" in block.text:
     names["batches"] = iter(names["batches"])
+  if 'axes=["data"]' in block.text:
+    names["mesh"] = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4],
+                                  axis_types=(jax.sharding.AxisType.Auto,) * 2)
   if "ProfiledRecorder" in block.text:  # a step that is plain jit, over sharded arrays
     names["train_step"] = lambda state, batch: (state, {"loss": jnp.mean(batch["x"] @ state["weights"])})
   if block.page == "docs/control.md" and "orbax" in block.text:
