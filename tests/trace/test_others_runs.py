@@ -1,0 +1,56 @@
+"""Runs that other programs write: what is not as docs/trace.md says is refused with its reason, and the files named."""
+
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from jaxpace.cli.main import main
+from jaxpace.trace import synthetic
+from tests.trace.written import JOB, parts, rewrite
+
+
+@pytest.fixture
+def run(tmp_path):
+  synthetic.write(tmp_path / "run", JOB)
+  return tmp_path / "run"
+
+
+def refusal(run, capsys) -> str:
+  assert main(["report", str(run)]) == 2
+  said = capsys.readouterr().err
+  assert said.count("\n") == 1
+  return said
+
+
+@pytest.mark.parametrize("values", [1.0, np.nan])
+def test_floats_are_refused_with_the_reason(run, capsys, values):
+  for table, column in (("steps", "gap_ns"), ("collectives", "enter_ns")):
+    for file in parts(run, table):
+      rewrite(file, lambda t, column=column: t.set_column(
+          t.column_names.index(column), column, pa.array(np.full(len(t), values))))
+  said = refusal(run, capsys)
+  assert "its column 'gap_ns' holds double, not whole numbers" in said
+  assert 'convert it with .cast("int64")' in said
+  assert parts(run)[0].name in said
+  assert "torn" not in said and "copied completely" not in said
+
+
+def test_other_names_are_named(run, capsys):
+  for table in ("steps", "collectives"):
+    for at, file in enumerate(parts(run, table)):
+      file.rename(file.with_name(f"part-{at}.parquet"))
+  said = refusal(run, capsys)
+  assert "2 files in 'steps' left out (part-0.parquet, part-1.parquet)" in said
+  assert "run-p00000.000000-000000.parquet" in said
+  assert "without a single recorded step" not in said
+
+
+def test_a_missing_column_is_named(run, capsys):
+  shutil.rmtree(run / "steps")
+  for file in parts(run, "collectives"):
+    rewrite(file, lambda t: t.drop_columns(["exit_ns"]))
+  said = refusal(run, capsys)
+  assert "it has no column 'exit_ns'" in said
+  assert "torn" not in said
