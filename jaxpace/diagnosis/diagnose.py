@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.diagnosis import findings as findings_module
 from jaxpace.diagnosis.by_rank import shares_of
-from jaxpace.diagnosis.counted import Counted, count_steps, is_possible
+from jaxpace.diagnosis.counted import MIN_STEPS, Counted, count_steps, is_possible
 from jaxpace.diagnosis.counters import switches
 from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
 from jaxpace.diagnosis.fabric import Fabric
@@ -27,12 +27,17 @@ from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Totals, add_up
 from jaxpace.diagnosis.unfinished import without_unfinished
 from jaxpace.diagnosis.untold import unseen, untold
-from jaxpace.diagnosis.verdict import verdict_on
+from jaxpace.diagnosis.usually_last import unnamed, usually_last
+from jaxpace.diagnosis.verdict import mended, saving, verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import Request, resolve
+from jaxpace.diagnosis.wording import percent
 from jaxpace.probing.links import Links
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run
+
+_MORE, _MORE_BY = 1.2, 0.02
+"""A finding whose mending saves that many times its share, and that part of the step more, needs a sentence on it."""
 
 
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
@@ -78,6 +83,11 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     shares = shares_of(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
     case = Case(run, counted, totals, lateness, phases, floor, mean, links)
     sampled = hold_back(case, findings_module.find(case))
+    usual = (unnamed(usually_last(run, totals, counted, mean), sampled.findings)
+             if counted.size >= MIN_STEPS and untold_why is None and not sampled.doubt else [])
+    if usual:
+      lateness = find_late(run, totals, counted, mean, usual)
+      sampled = hold_back(case._replace(lateness=lateness), findings_module.find(case._replace(lateness=lateness)))
     found, preempted = sampled.findings, switches(run, counted)
     if untold_why is not None:  # who is last by turns is told by the stamps that are in doubt
       found = tuple(finding for finding in found if finding.mode != findings_module.AMPLIFICATION)
@@ -102,6 +112,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
       preempted=preempted, notes=(), links=links, events=tuple(events), doubt=sampled.doubt,
       unseen=tuple(unseen(run, counted, totals).tolist()), untold=untold_why, stages=stages(run, counted, totals))
+  diagnosis = dataclasses.replace(diagnosis, findings=tuple(_explained(diagnosis, f) for f in found))
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
                              notes=(*_impossible(counted), *notes_on(diagnosis, fabric, unfinished), *sampled.notes,
                                     *hung(events)))
@@ -112,6 +123,17 @@ def _impossible(counted: Counted) -> tuple[str, ...]:
     return ()
   return (f"{plural(counted.impossible, 'step')} left out: by the stamps they took no time, less than none, or more "
           "than eleven days. Are the columns nanoseconds of one clock for each rank?",)
+
+
+def _explained(diagnosis: Diagnosis, finding: Finding) -> Finding:
+  """With a sentence on why mending it saves more than its share, where it does by much."""
+  after = mended(diagnosis, finding)
+  if after is None or not saving(after) >= max(_MORE * finding.share, finding.share + _MORE_BY):
+    return finding
+  late = "the late rank itself waits" if len(finding.ranks) == 1 else "the late ranks themselves wait"
+  said = (f"{percent(finding.share)} of the step is what the ranks wait for that, mean over all, of which {late} "
+          f"little; the job as a whole would save {percent(saving(after))}: {after.speedup:.2f} times as fast.")
+  return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 
 def _measurable(counted: Counted, totals: Totals) -> Counted:

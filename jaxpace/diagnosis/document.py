@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.diagnosis.by_rank import by_host, by_rank
+from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.fabric import kind_in
 from jaxpace.diagnosis.what_if import Alternative
@@ -43,6 +44,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "step_time": vars(diagnosis.step_time) if diagnosis.step_time else dict.fromkeys(("mean", "median", "p99", "cv")),
       "shares": diagnosis.shares,
       "waiting": diagnosis.waiting or None,
+      "waiting_for_data": waiting_for_data(run, diagnosis.counted),
       "floor_source": diagnosis.floor.source if run.collectives else None,
       "findings": [finding.to_json() for finding in diagnosis.findings],
       "verdict": diagnosis.verdict,

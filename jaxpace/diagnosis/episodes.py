@@ -23,6 +23,11 @@ CHRONIC = 0.5
 """A rank that is late in this share of the steps is late for good, whoever else is late in the rest."""
 TURNS = 3
 """As many groups of ranks, late one after another, take turns: then the work wanders, and no rank is to blame."""
+FAINT, FAINT_SHARE = 0.25, 0.05
+"""A rank late by less than this part of what it is late by in another stretch, and less than this share of the step,
+is not late for that reason, which began with that stretch."""
+BRIEF = 0.5
+"""Nor one late by less than this part, for which the job waits for less than the square of that."""
 _SAME_TIME = 0.5
 
 
@@ -129,7 +134,7 @@ def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) 
     late = [i for i, test in enumerate(tested) if test.late(blocks.step_time)]
     joined: list[list[int]] = []
     for begin, end in (spans[i] for i in _grown(late, tested, blocks.step_time)):
-      if joined and joined[-1][1] == begin:
+      if joined and joined[-1][1] == begin and _alike(blocks, rank, joined[-1], (begin, end)):
         joined[-1][1] = end
       else:
         joined.append([begin, end])
@@ -140,7 +145,19 @@ def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) 
       test = blocks.test([rank], begin, end, len(ranks))[0]
       if end - begin >= min(SHORTEST, size) and number >= min(FEWEST_STEPS, steps):
         found.append(Episode(rank, begin, end, number, *test))
-  return found
+  return [e for e in found if not any(
+      _faint(e.lateness, other.lateness, blocks) or e.lateness < BRIEF * other.lateness and
+      e.lateness * e.steps < BRIEF * BRIEF * other.lateness * other.steps for other in found if other.rank == e.rank)]
+
+
+def _alike(blocks: Blocks, rank: int, *spans: Sequence[int]) -> bool:
+  """Whether a rank's lateness in neighbouring stretches may be one fault's, which became more or less."""
+  lateness = [blocks.test([rank], begin, end, 1)[0].lateness for begin, end in spans]
+  return not _faint(min(lateness), max(lateness), blocks)
+
+
+def _faint(lateness: float, other: float, blocks: Blocks) -> bool:
+  return lateness < FAINT * other and lateness < FAINT_SHARE * blocks.step_time
 
 
 def _grown(late: Sequence[int], tested: Sequence[Tested], step_time: float) -> list[int]:

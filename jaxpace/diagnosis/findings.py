@@ -77,7 +77,7 @@ def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
     return [late] if late else []
   bad, own = match
   others = [e for e in episodes if e not in own]
-  placed, rest = (hold(case.totals, case.counted, some) for some in (own, others))
+  placed, rest = (hold(case.totals, case.counted, some, case.lateness.usual) for some in (own, others))
   # Both may be late at once: each gets the mean of what it holds alone and what it adds to the other (Shapley).
   placed = _mean_held(placed, held, rest)
   rest = Held(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,

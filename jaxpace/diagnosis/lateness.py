@@ -15,12 +15,15 @@ from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.changes import change_points, without_outages
 from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.counters import CROWDED, switches
-from jaxpace.diagnosis.episodes import CHRONIC, Blocks, Episode, blamed, find_episodes
+from jaxpace.diagnosis.episodes import CHRONIC, CONFIDENCE, Blocks, Episode, blamed, find_episodes
+from jaxpace.diagnosis.stretches import whole_stretches
 from jaxpace.diagnosis.totals import ByGroup, Totals
 from jaxpace.trace.run import Run
 
 HIDDEN = 0.25
 """A rank whose lateness is less than this part of the latest one's at the time hides behind it: it isn't named."""
+LITTLE = 0.05
+"""So does one for which the job waits for less than this part of what it waits for that one."""
 PAUSES = 0.5
 """A rank this part of whose lateness comes from a few long gaps pauses now and then: it is late by no fixed amount."""
 
@@ -57,12 +60,14 @@ class Lateness(NamedTuple):
   pausing: tuple[Episode, ...]  # ranks later than the others on average for a few long gaps
   turns: tuple[Episode, ...]  # ranks late one after another, of which none is to blame
   held: Held  # the persistent part
+  usual: tuple[int, ...]  # of the late ranks, those that are last in most steps, by no fixed amount
   gaps: float  # s of `random` that is for longer gaps
   random_by_block: np.ndarray  # [B]
   blocks: Blocks
 
 
-def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> Lateness:
+def find_late(run: Run, totals: Totals, counted: Counted, step_time: float,
+              usual: Sequence[int] = ()) -> Lateness:
   """Tests every rank against the typical one, between the changes of its own level.
 
   Args:
@@ -70,6 +75,7 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
     totals: the run, added up.
     counted: the steps that count.
     step_time: mean step, seconds.
+    usual: ranks that are late whatever the tests of their means say: they are last in most of the steps.
 
   Returns:
     The lateness of every rank. `persistent` + `random` is the mean earliness of each collective, exactly.
@@ -85,7 +91,7 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
     nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
     none = Held(np.zeros_like(earliness), 0.0, np.zeros(counted.blocks))
     return Lateness(np.where(eligible, 0.0, np.nan), nothing, nothing, nobody, nobody, np.flatnonzero(eligible),
-                    none.by_collective, earliness, (), (), (), none, 0.0, waiting, blocks)
+                    none.by_collective, earliness, (), (), (), none, (), 0.0, waiting, blocks)
   tested = blocks.test(range(ranks), 0, counted.blocks, ranks)
   whole = _ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
   mean = np.where(eligible, whole - _typical_level(blocks, whole, counted.blocks), np.nan)
@@ -93,25 +99,29 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float) -> L
   judged = np.flatnonzero(eligible)
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
     changes[rank] = points
-  every = find_episodes(blocks, changes, counted.size)
-  pausing = tuple(e for e in every if _pauses(run, counted, totals, blocks, e))
-  steady = [e for e in every if e not in pausing]
+  every = whole_stretches(run, counted, find_episodes(blocks, changes, counted.size), blocks)
+  pausing = tuple(e for e in every if e.rank not in usual and _pauses(run, counted, totals, blocks, e))
+  steady = [e for e in every if e not in pausing and e.rank not in usual]
   named = blamed(steady, counted.size)
   brief = _brief(totals, counted, named) if switches(run, counted) >= CROWDED else []
   if hold(totals, counted, brief).seconds < CROWDED_LEAST * step_time:
     named = [e for e in named if e not in brief]
   turns = tuple(e for e in steady if e not in named)
-  hidden = [e for e in named if _hides(e, named)]
+  last = [e for rank in usual for e in _usual(totals, counted, every, rank)]
+  hidden = [e for e in named if _hides(e, [*named, *last])]
+  named += last
   episodes = tuple(e for e in named if e not in hidden)
   late = np.array(costliest_first(episodes), np.int64)
   behind = np.array(sorted({e.rank for e in hidden} - set(late.tolist())), np.int64)
-  held = hold(totals, counted, episodes)
+  held = hold(totals, counted, episodes, usual)
   gaps = max(float(totals.waiting_gap[counted.mask].sum()) / size - held.for_gaps, 0.0)
   random = earliness - held.by_collective
   return Lateness(mean, np.where(eligible, [t.confidence for t in tested], np.nan),
                   np.where(eligible, [t.persistence for t in tested], np.nan), late, behind,
                   blocks.typical(0, counted.blocks), held.by_collective, random, episodes, pausing, turns, held,
-                  min(gaps, float(random.sum())), waiting - held.by_block, blocks)
+                  tuple(usual),
+                  min(gaps, float(random.sum())),
+                  waiting - held.by_block, blocks)
 
 
 def _typical_level(blocks: Blocks, mean: np.ndarray, size: int) -> np.ndarray | float:
@@ -135,10 +145,12 @@ def costliest_first(episodes: Sequence[Episode]) -> list[int]:
   return sorted(cost, key=lambda rank: -cost[rank])
 
 
-def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> Held:
+def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode], usual: Sequence[int] = ()) -> Held:
   """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A, less mean A.
 
-  Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and the rest.
+  Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and the rest. Where one
+  of the `usual` ranks is among them, who are late by no fixed amount, it is the waiting in the steps in which the
+  job waits for one of them.
   """
   slots = len(totals.lateness)
   by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(counted.blocks), 0.0
@@ -148,6 +160,18 @@ def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> Held:
   for begin, end in zip(edges[:-1], edges[1:], strict=True):
     own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
     number = int(steps[begin:end].sum())
+    if set(own) & set(usual) and totals.groups is not None:
+      seconds = np.array([charged[own, begin:end].sum() for charged in totals.groups.charged]) / max(1, counted.size)
+      by_collective += seconds
+      each_block[begin:end] += seconds.sum() * counted.size / max(1, number)
+      continue
+    if set(own) & set(usual):
+      last = counted.within(begin, end) & np.isin(totals.last_rank, own)
+      by_collective += np.nansum(totals.earliness[:, last], axis=1) / max(1, counted.size)
+      whole = np.where(last, np.nan_to_num(totals.earliness).sum(axis=0), 0.0)
+      each_block += by_block.sums(whole, counted) / np.maximum(steps, 1)
+      for_gaps += float(totals.waiting_gap[last].sum()) / max(1, counted.size)
+      continue
     present = totals.block_steps[own, begin:end].sum(axis=1)
     if not own or not number or not present.any():
       continue
@@ -188,6 +212,32 @@ def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: 
   return seconds
 
 
+def _usual(totals: Totals, counted: Counted, every: Sequence[Episode], rank: int) -> list[Episode]:
+  """When a rank is late that is last in most of the steps: as its mean tells if it does so, else throughout.
+
+  Its lateness is then what the others wait for it, mean over the steps in which it is last.
+  """
+  own = [e for e in every if e.rank == rank]
+  if sum(e.steps for e in own) >= CHRONIC * int(totals.present[rank]):
+    return own
+  last = counted.mask & (totals.last_rank == rank)
+  often = by_block.means(np.where(counted.mask, last, np.nan), counted)
+  edges = [0, *change_points(often[None])[0], counted.blocks]
+  level = [float(np.nanmean(often[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)]
+  high = [i for i, share in enumerate(level) if share >= CHRONIC]
+  begin, end = (edges[high[0]], edges[high[-1] + 1]) if high else (0, counted.blocks)
+  return [Episode(rank, begin, end, int(totals.block_steps[rank, begin:end].sum()), waited_for(totals, rank),
+                  CONFIDENCE, float(np.nanmean(often[begin:end])))]
+
+
+def waited_for(totals: Totals, rank: int) -> float:
+  """Seconds that each other rank waits for this one, mean over the steps in which it is last."""
+  ranks = int((totals.present > 0).sum())
+  joined = totals.groups.found.joined if totals.groups is not None else np.zeros(len(totals.present))
+  others = int(((joined == joined[rank]) & (totals.present > 0)).sum()) - 1
+  return float(totals.blame[rank]) / max(1, int(totals.last[rank])) * ranks / max(1, others)
+
+
 def _pauses(run: Run, counted: Counted, totals: Totals, blocks: Blocks, episode: Episode) -> bool:
   """Whether the rank is late for a few long gaps: its mean gap is long, its median gap is not."""
   if "gap" not in run.durations:
@@ -214,10 +264,17 @@ def _brief(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> lis
 
 
 def _hides(episode: Episode, named: Sequence[Episode]) -> bool:
-  """Whether another rank was much later during most of it."""
-  return any(other.lateness * HIDDEN > episode.lateness and
-             2 * (min(other.end, episode.end) - max(other.begin, episode.begin)) >= episode.end - episode.begin
-             for other in named)
+  """Whether another rank was much later during most of it, or costs many times as much for being later."""
+
+  def much_later(other: Episode) -> bool:
+    together = min(other.end, episode.end) - max(other.begin, episode.begin)
+    return other.lateness * HIDDEN > episode.lateness and 2 * together >= episode.end - episode.begin
+
+  def much_costlier(other: Episode) -> bool:
+    return (other.lateness > episode.lateness
+            and other.lateness * other.steps * LITTLE > episode.lateness * episode.steps)
+
+  return any(much_later(other) or much_costlier(other) for other in named if other.rank != episode.rank)
 
 
 def _ratio(total: np.ndarray, number: np.ndarray) -> np.ndarray:

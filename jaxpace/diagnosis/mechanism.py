@@ -17,6 +17,10 @@ _LEAST = 0.025
 _LONG = 0.1
 """Share of the step that a pause takes at least; shorter than half of the median one it is none like them."""
 _SWITCHES = 0.2
+SLICE = 10e-3
+"""Seconds that a process which is preempted waits for its processor again, at most, as a rule: Linux grants others a
+slice of 3 to 5 ms, longer on many cores. Switches explain no more lateness than so each: a process that sleeps is
+switched now and then as well, on a machine with few cores."""
 _SLOWER_CLOCK = 0.05
 _DOES = {"gc": "collects garbage", "data": "waits for data", "checkpoint": "writes checkpoints"}
 
@@ -28,7 +32,8 @@ class Mechanism(NamedTuple):
   sentence: str
 
 
-def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
+def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float,
+                gap: float = 0.0) -> list[Mechanism]:
   """Compares a late process with the others, from block `begin` to before block `end`.
 
   Args:
@@ -37,11 +42,12 @@ def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float)
     begin: first block.
     end: one past the last.
     lateness: seconds a step to be explained.
+    gap: of it, for a longer gap between steps, in which a process computes next to nothing.
   """
-  return [*_columns(case, process, begin, end, lateness), *_samples(case, process, begin, end, lateness)]
+  return [*_columns(case, process, begin, end, lateness, gap), *_samples(case, process, begin, end, lateness)]
 
 
-def _columns(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
+def _columns(case: Case, process: int, begin: int, end: int, lateness: float, gap: float) -> list[Mechanism]:
   causes = case.run.host_causes
   row = causes.row(process)
   if row is None:
@@ -69,8 +75,11 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float) ->
     return found
   work = excess.get("cpu")
   switches = excess.get("nivcsw", 0.0)
-  if switches >= _SWITCHES and float(means["nivcsw"][row]) >= 2 * (float(means["nivcsw"][row]) - switches) and (
-      work is None or work < 0.5 * lateness):
+  # It is where a process computes that it is preempted: a gap holds little of that.
+  computing = max(lateness - gap, 0.0)
+  explained = min(switches * SLICE, computing) >= PART * lateness
+  if explained and switches >= _SWITCHES and float(means["nivcsw"][row]) >= 2 * (
+      float(means["nivcsw"][row]) - switches) and (work is None or work < 0.5 * lateness):
     found.append(Mechanism("preempted", (
         f"{who} is preempted: {float(means['nivcsw'][row]):.1f} involuntary switches a step, {switches:.1f} more than "
         "the others" + (", while its CPU time is not longer" if work is not None else "")
@@ -80,8 +89,8 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float) ->
                                    "others'."))
   elif work is not None and len(causes.processes) > 1:
     found.append(Mechanism("", (
-        f"{who} uses no more CPU time than the others and is not preempted more often: it stands still or waits for a "
-        "device, and the host's columns don't say for what.")))
+        f"{who} uses no more CPU time than the others, and is not preempted so often that it would explain this: it "
+        "sleeps, stands still or waits for a device, and the host's columns don't say for what.")))
   return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-
 import numpy as np
 
 from jaxpace.diagnosis.accounting import account, busy
@@ -17,6 +15,7 @@ from jaxpace.diagnosis.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnosis.queues import unexplained_queue
 from jaxpace.diagnosis.stages import sentences as stage_sentences
 from jaxpace.diagnosis.unnamed import unnamed_waiting
+from jaxpace.diagnosis.untimed import NO_SLOT, untimed
 from jaxpace.diagnosis.untold import once
 from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.wording import joined, percent
@@ -69,15 +68,13 @@ def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None, unfinished: np.
     notes.append(f"Other programs run on the hosts' processors: up to {diagnosis.preempted:.0f} involuntary switches "
                  "of a process a step. Ragged gaps and transfers are put down to that, not to the job or the fabric.")
   plan = run.plan
-  unstamped = collections.Counter((str(entry.get("primitive") or entry.get("name")),
-                                   str(entry.get("reason", "no reason given")))
-                                  for entry in _dicts(plan.get("unstamped")))
-  for (name, reason), times in unstamped.items():
+  for (name, reason), times in untimed(run).items():
+    if reason == NO_SLOT:
+      notes.append(f"{plural(times, 'collective')} had no slot left and count as compute: give `instrument` more "
+                   "slots.")
+      continue
     many = f"{times} of {name}" if times > 1 else name
     notes.append(f"Not stamped: {many} ({reason}); {'their' if times > 1 else 'its'} waiting counts as compute.")
-  if isinstance(plan.get("overflow"), int) and plan["overflow"] > 0:
-    notes.append(f"{plural(plan['overflow'], 'collective')} had no slot left and count as compute: give `instrument` "
-                 "more slots.")
   notes += once(str(notice) for notice in plan.get("notices") or () if isinstance(notice, str))
   return tuple(notes)
 
@@ -143,7 +140,3 @@ def _groups(diagnosis: Diagnosis) -> list[str]:
     notes.append("run.json does not tell which ranks meet in a collective (no `settings` with `mesh` and `axis` of as "
                  "many devices): all of them are taken to.")
   return notes + (stage_sentences(diagnosis.stages, len(run.collectives)) if diagnosis.stages else [])
-
-
-def _dicts(value: object) -> list[dict]:
-  return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -9,6 +9,9 @@ Each signal is a share of the step; its own past says what is usual (`stream_lev
   ten steps costs those ten steps and is over before anybody could act; a fault stays. What is high in half of the steps
   only is told once it has lasted 96 steps. A quiet spell ends what was possible.
 
+A rank that has been late since the first step is no onset: its past knows nothing else. It is told once enough is known
+of it, and what is usual for it is then to be in time.
+
 Pauses with a cause that the processes measure themselves (garbage collection, data, checkpoints) are rare and long, and
 next to nothing at other times: two of them are an onset.
 """
@@ -25,6 +28,7 @@ from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.meetings import joined_ranks_of
 from jaxpace.diagnosis.stream_levels import Levels
 from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING, Rules, Steps
+from jaxpace.diagnosis.stream_start import late_from_start
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.diagnosis.untold import untold_of
 from jaxpace.trace.run import Run
@@ -65,6 +69,7 @@ class Alarm(NamedTuple):
   onset: int  # at which it began, about
   share: float  # of the usual step, mean since the onset
   over: bool  # it is over
+  throughout: bool = False  # it has been so in all steps looked at; `onset` is the first of them
 
   def sentence(self) -> str:
     """What a person reads."""
@@ -72,7 +77,10 @@ class Alarm(NamedTuple):
             TRANSFER: "transfers are slow", GAP: "ranks pause between steps"}[self.kind]
     if self.over:
       return f"Step {self.step}: no longer so: {what}."
-    return f"Step {self.step}: {what}, by {100 * self.share:.0f} % of the step, since about step {self.onset}."
+    by = f"Step {self.step}: {what}, by {100 * self.share:.0f} % of the step"
+    if self.throughout:
+      return f"{by}, in all steps looked at, from step {self.onset} on."
+    return f"{by}, since about step {self.onset}."
 
 
 class Sums(NamedTuple):
@@ -97,6 +105,7 @@ class State(NamedTuple):
   sums: Sums
   until: int  # last step taken in; -1 before the first
   fresh: int  # steps since levels were learnt
+  first: int = -1  # first step taken in; -1 before that
 
 
 def init(ranks: int) -> State:
@@ -123,11 +132,12 @@ def update(state: State, steps: Steps, joined: np.ndarray | None = None) -> tupl
   values = signals.signals(steps, joined)
   rule = signals.rules(len(state.seen), steps.pause is not None)
   past, seen, times = state.past.copy(), state.seen.copy(), state.times.copy()
-  usual, sums, until, fresh = state.levels, state.sums, state.until, state.fresh
+  usual, sums, until, fresh, first = state.levels, state.sums, state.until, state.fresh, state.first
   alarms: list[Alarm] = []
   rows = np.arange(len(seen))
   for at in new.tolist():
     until, now = int(steps.number[at]), values[:, at]
+    first = until if first < 0 else first
     known = np.isfinite(now) & bool(np.isfinite(steps.step[at]))
     ready = known & np.isfinite(usual.threshold)
     if ready.any():
@@ -143,7 +153,22 @@ def update(state: State, steps: Steps, joined: np.ndarray | None = None) -> tupl
     if fresh >= _REFRESH or (not np.isfinite(usual.threshold).any() and int(seen.max()) >= levels.LEARN):
       usual = levels.learn(past, seen, times, usual, rule)
       fresh = 0
-  return State(past, seen, times, usual, sums, until, fresh), tuple(alarms)
+      late = [rank for rank in late_from_start(past, seen, usual, len(seen) - len(signals.JOB))
+              if not sums.active[rank]]
+      if late:
+        alarms += [Alarm(LATE, rank, until, first, float(usual.middle[rank] / usual.step_time), False, True)
+                   for rank in late]
+        past, usual, sums = _told_late(past, usual, sums, late)
+  return State(past, seen, times, usual, sums, until, fresh, first), tuple(alarms)
+
+
+def _told_late(past: np.ndarray, usual: Levels, sums: Sums, late: list[int]) -> tuple[np.ndarray, Levels, Sums]:
+  """What is usual for ranks that have always been late becomes to be in time, as noisy as they are."""
+  past[late] -= usual.middle[late, None].astype(past.dtype)
+  level, middle, total, active = (x.copy() for x in (usual.usual, usual.middle, sums.total, sums.active))
+  level[late] -= middle[late]
+  middle[late], total[late], active[late] = 0.0, 0.0, True
+  return past, usual._replace(usual=level, middle=middle), sums._replace(total=total, active=active)
 
 
 def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from jaxpace.diagnosis.counted import MIN_STEPS
+from jaxpace.diagnosis.counters import CROWDED
+from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.few_pauses import few_pauses
-from jaxpace.diagnosis.findings import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnosis.unnamed import unnamed_waiting
+from jaxpace.diagnosis.untimed import untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.untold import unseen_sentence
+from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.diagnosis.when import spell
 from jaxpace.diagnosis.wording import joined, milliseconds, named, percent
 from jaxpace.trace.problems import list_ranks, plural
+
+WORTH = COSTLY
+"""Part of the step that mending it saves from which on a finding makes the headline; below it, nothing costs much. And
+what takes this part and is no finding is told before anything is called healthy."""
 
 
 def verdict_on(diagnosis: Diagnosis) -> str:
@@ -34,18 +42,24 @@ def _on_those_seen(diagnosis: Diagnosis) -> str:
     return (f"Nothing to judge: {plural(diagnosis.recorded, 'step')} recorded, and none of them has a recorded step "
             "before it to measure from. Let the job run on.")
   if diagnosis.findings:
-    said = _of_mode(diagnosis, diagnosis.findings[0])
-    others = [f"{f.mode.replace('_', ' ')} ({100 * f.share:.0f} %)" for f in diagnosis.findings[1:]]
-    return f"{said} Then: {joined(others)}." if others else said
+    return _found(diagnosis)
   if diagnosis.untold is not None:
     return untold_sentence(diagnosis.untold, len(run.collectives))
   if not run.collectives:
     return "No collective was recorded: it can't be told whether ranks wait for each other; see the notes."
+  lasting = _lasting(diagnosis)
   if run.ranks < 2:
-    return f"Healthy: one rank has nobody to wait for. {_largest(diagnosis)}"
+    return f"{lasting or 'Healthy: one rank has nobody to wait for.'} {_largest(diagnosis)}"
   if diagnosis.counted.size < MIN_STEPS:
     return (f"Too few steps to judge: {diagnosis.counted.size} count, {MIN_STEPS} are needed. So far waiting for late "
             f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
+  hidden = untimed(run)
+  if hidden:
+    number = sum(hidden.values())
+    what = joined([name if times == 1 else f"{times} of {name}" for (name, _), times in hidden.items()])
+    return (f"It can't be told whether ranks wait for each other: {plural(number, 'collective')} of the step "
+            f"{'is' if number == 1 else 'are'} not timed ({what}), ranks meet there, and their waiting counts as "
+            f"compute; the notes say why. {_largest(diagnosis)}")
   if diagnosis.doubt:
     return (f"It can't be told whether a rank is late: {diagnosis.doubt}, and waiting takes "
             f"{percent(diagnosis.earliness / step_time.mean)} of the step; see the notes.")
@@ -55,11 +69,69 @@ def _on_those_seen(diagnosis: Diagnosis) -> str:
             f"{plural(len(pauses[0].steps), 'step')}; see the notes.")
   unnamed = unnamed_waiting(diagnosis)
   if unnamed:
-    where = "comes from few steps" if unnamed.few else "is for ranks by turns, without a cause that shows"
+    where = ("comes from few steps" if unnamed.few else
+             f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
+             if unnamed.rank is not None else "is for ranks by turns, without a cause that shows")
     return (f"No lasting fault: no rank is persistently late, and the waiting ({percent(unnamed.share)} of the time) "
-            f"{where}: see the notes.")
-  return (f"Healthy: no rank is persistently late, and waiting for late ranks takes "
-          f"{100 * diagnosis.earliness / step_time.mean:.1f} % of the step. {_largest(diagnosis)}")
+            f"{where}: see the notes.{f' {lasting}' if lasting else ''}")
+  waiting = (f"no rank is persistently late, and waiting for late ranks takes "
+             f"{100 * diagnosis.earliness / step_time.mean:.1f} % of the step")
+  if lasting:
+    return f"{lasting} Besides, {waiting}."
+  return f"Healthy: {waiting}. {_largest(diagnosis)}"
+
+
+def _lasting(diagnosis: Diagnosis) -> str:
+  """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than their best."""
+  step_time = diagnosis.step_time
+  assert step_time is not None
+  if not step_time.mean > 0:
+    return ""
+  data = waiting_for_data(diagnosis.run, diagnosis.counted) or 0.0
+  if data >= WORTH * step_time.mean:
+    return (f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, mean over "
+            "ranks: prefetch further ahead, and look at the storage and the decoding it comes from.")
+  slower = diagnosis.no_contention
+  if slower and diagnosis.run.ranks > 1 and saving(slower) >= WORTH:
+    why = ("other programs run on the hosts' processors, and transfers wait for these as well as for the network"
+           if diagnosis.preempted >= CROWDED else
+           "whether the network or waiting for processors makes them so can't be told from this run")
+    return (f"Transfers take longer than their best for {percent(saving(slower))} of the step, which would be "
+            f"{slower.speedup:.2f} times as fast without that: {why}.")
+  return ""
+
+
+def saving(after: Alternative) -> float:
+  """Part of the step that is saved."""
+  return 1 - 1 / after.speedup if after.speedup > 0 else 0.0
+
+
+def _found(diagnosis: Diagnosis) -> str:
+  said = _of_mode(diagnosis, diagnosis.findings[0])
+  others = [f"{f.mode.replace('_', ' ')} {_of_whom(f)}({100 * f.share:.0f} %)" for f in diagnosis.findings[1:]]
+  if others:
+    said = f"{said} Then: {joined(others)}."
+  if sum(_worth(diagnosis, finding) for finding in diagnosis.findings) >= WORTH:
+    return said
+  return f"No fault that costs much. {_largest(diagnosis)} {said}"
+
+
+def _of_whom(finding: Finding) -> str:
+  return f"of rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)} " if finding.ranks else ""
+
+
+def _worth(diagnosis: Diagnosis, finding: Finding) -> float:
+  """Part of the step that mending it would save."""
+  after = mended(diagnosis, finding)
+  return max(finding.share, saving(after)) if after else finding.share
+
+
+def mended(diagnosis: Diagnosis, finding: Finding) -> Alternative | None:
+  """The step without the ranks of a finding being late; None for other findings."""
+  if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
+    return None
+  everyone = set(finding.ranks) == set(diagnosis.lateness.late.tolist())
+  return (diagnosis.without_late if everyone else None) or diagnosis.without_rank.get(finding.ranks[0])
 
 
 def _of_mode(diagnosis: Diagnosis, finding: Finding) -> str:
@@ -75,7 +147,11 @@ def _of_mode(diagnosis: Diagnosis, finding: Finding) -> str:
     return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
   if finding.mode == JITTER:
     return f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: {_lower(finding.advice)}"
-  return f"Every step waits {cost} for ranks that change from step to step: {_lower(finding.advice)}"
+  late = sorted({rank for other in diagnosis.findings for rank in other.ranks})
+  whose = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}"
+  why = (f"because lateness varies, beside what it waits for {whose} as a rule"
+         if late else "for ranks that change from step to step")
+  return f"Every step waits {cost} {why}: {_lower(finding.advice)}"
 
 
 def _subject(finding: Finding) -> str:
@@ -87,25 +163,31 @@ def _subject(finding: Finding) -> str:
 
 
 def _persistent(diagnosis: Diagnosis, finding: Finding) -> str:
-  ranks = list(finding.ranks)
-  lateness = [max(e.lateness for e in diagnosis.lateness.episodes if e.rank == rank) for rank in ranks]
-  after = diagnosis.without_late if set(ranks) == set(diagnosis.lateness.late.tolist()) else None
-  after = after or diagnosis.without_rank[ranks[0]]
-  amount = milliseconds(min(lateness))
-  if len(ranks) > 1 and milliseconds(max(lateness)) != amount:
-    amount += f" to {milliseconds(max(lateness))}"
-  assert diagnosis.step_time is not None
-  does = "they arrive" if len(ranks) > 1 else "it arrives"
-  return (f"Look at {_subject(finding)}: {does} {amount} late {spell(finding.first_step, finding.last_step)}, and "
-          f"without that a step would take {milliseconds(after.step_time)} instead of "
-          f"{milliseconds(diagnosis.step_time.mean)} ({after.speedup:.2f} times as fast).")
+  ranks, lateness, totals = list(finding.ranks), diagnosis.lateness, diagnosis.totals
+  after = mended(diagnosis, finding)
+  assert diagnosis.step_time is not None and after is not None
+  saved = (f"and without that a step would take {milliseconds(after.step_time)} instead of "
+           f"{milliseconds(diagnosis.step_time.mean)} ({after.speedup:.2f} times as fast).")
+  several = len(ranks) > 1
+  if set(ranks) & set(lateness.usual):
+    often = float(totals.last[ranks].sum()) / max(1, int(totals.present[ranks].max()))
+    throughout = (finding.first_step, finding.last_step) == (None, None)
+    when = "" if throughout else f", {spell(finding.first_step, finding.last_step)}"
+    return (f"Look at {_subject(finding)}: {'one of them' if several else 'it'} is last in {percent(often)} of the "
+            f"steps{when}, {saved}")
+  late = [max(e.lateness for e in lateness.episodes if e.rank == rank) for rank in ranks]
+  amount = milliseconds(min(late))
+  if several and milliseconds(max(late)) != amount:
+    amount += f" to {milliseconds(max(late))}"
+  does = "they arrive" if several else "it arrives"
+  return f"Look at {_subject(finding)}: {does} {amount} late {spell(finding.first_step, finding.last_step)}, {saved}"
 
 
 def _largest(diagnosis: Diagnosis) -> str:
   """Where most of the step goes."""
   assert diagnosis.shares is not None
   name, share = max(diagnosis.shares.items(), key=lambda entry: entry[1])
-  return f"Most of it is {name} ({100 * share:.0f} %)."
+  return f"Most of the step is {name} ({100 * share:.0f} %)."
 
 
 def _lower(text: str) -> str:

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpace.diagnosis.by_rank import MEANING, SHARES
+from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import Finding, milliseconds
 from jaxpace.diagnosis.when import spell
-from jaxpace.diagnosis.wording import named, signed
+from jaxpace.diagnosis.wording import named, percent, signed
 from jaxpace.reporting import bars
 from jaxpace.trace.problems import list_ranks, plural
 
@@ -82,12 +83,16 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
   for justify in ("left", "left", "right", "right"):
     table.add_column(justify=justify, no_wrap=True)
   table.add_column(no_wrap=False)
+  data = waiting_for_data(diagnosis.run, diagnosis.counted) or 0.0
   for name in SHARES:
     share = shares[name]
+    meaning = MEANING[name]
+    if name == "runtime" and data >= 5e-3 * step.mean:
+      meaning += f"; data {percent(data / step.mean)} of the step"
     quiet = "dim" if abs(share) < 5e-4 else ""
     table.add_row(Text(name, style=quiet), Text(bars.bar(share, width, console.encoding), style=COLOUR[name]),
                   Text(milliseconds(share * step.mean), style=quiet), Text(f"{100 * share:.1f} %", style=quiet),
-                  Text(MEANING[name], style="dim"))
+                  Text(meaning, style="dim"))
   return Group(line, table)
 
 

@@ -31,15 +31,11 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
   begin, end = _stretch(case)
   if suspected < COSTLY * case.step_time and (begin, end) == (0, case.counted.blocks):
     return None
-  waited = max(1, int(totals.last.sum()))
-  often = totals.last / waited
-  chance = 1 / max(1, int((totals.present > 0).sum()))
   whole = totals.earliness.sum(axis=0)
   whole = np.sort(whole[np.isfinite(whole)])
   worst = float(whole[-max(1, len(whole) // 10):].sum() / max(whole.sum(), 1e-12))
   evidence = [
-      f"The last rank changes: {plural(int((totals.last > 0).sum()), 'rank')} of {run.ranks} were last; the most "
-      f"frequent, {int(often.argmax())}, in {percent(often.max())} of the steps ({percent(chance)} by chance).",
+      _last_rank(case),
       f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
       + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses.")]
   first = None if begin == 0 else when.series_change(run, case.counted, _for_work(case), begin)
@@ -71,6 +67,27 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
   sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
   return Finding(AMPLIFICATION, seconds / case.step_time, sure, (), hosts, tuple(evidence), advice, (), first,
                  last)
+
+
+def _last_rank(case: Case) -> str:
+  """How the last rank changes, beside ranks that are late for good."""
+  totals, late = case.totals, case.lateness.late
+  last = totals.last.copy()
+  last[late] = 0
+  others = np.flatnonzero(last)
+  waited = max(1, int(totals.last.sum()))
+  if not late.size:
+    often, chance = last / waited, 1 / max(1, int((totals.present > 0).sum()))
+    return (f"The last rank changes: {plural(len(others), 'rank')} of {case.run.ranks} were last; the most frequent, "
+            f"{int(often.argmax())}, in {percent(often.max())} of the steps ({percent(chance)} by chance).")
+  beside = f"Beside rank{'s' if late.size > 1 else ''} {list_ranks(late)}"
+  if not others.size:
+    return f"{beside} no rank is ever last: lateness varies from step to step."
+  worst = int(last.argmax())
+  if others.size == 1:
+    return f"{beside} it is rank {worst} that is last, in {percent(last[worst] / waited)} of the steps."
+  return (f"{beside} the last rank changes: {len(others)} others were last, in {percent(last.sum() / waited)} of the "
+          f"steps, rank {worst} most often, in {percent(last[worst] / waited)}.")
 
 
 def everyday(case: Case) -> float:

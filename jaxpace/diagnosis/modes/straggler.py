@@ -8,13 +8,15 @@ import numpy as np
 
 from jaxpace.diagnosis import when
 from jaxpace.diagnosis.episodes import Episode
-from jaxpace.diagnosis.lateness import Held, costliest_first
+from jaxpace.diagnosis.lateness import Held, costliest_first, waited_for
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
 from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
 from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, more, name_rank, named, percent
 from jaxpace.trace.problems import list_ranks
 
 _SHOWN, _ALIKE = 4, 3
+_MAIN = 0.5
+"""What is late since when is told of the episodes that cost this part of the costliest one, at least."""
 LEAST = 0.01
 """Share of the step below which waiting for late ranks is no finding: ranks never arrive at quite the same time."""
 
@@ -33,7 +35,7 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
   run, late = case.run, costliest_first(episodes)
   evidence, mechanisms = describe(case, episodes)
   if case.lateness.hidden.size:
-    evidence.append(f"Also late, by less than a quarter of that: {list_ranks(case.lateness.hidden)}.")
+    evidence.append(f"Also late, but by much less or for a short while: {list_ranks(case.lateness.hidden)}.")
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
   if whole:
@@ -42,7 +44,8 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
   elsewhere = [h for h in hosts if h not in whole]
   if whole and elsewhere:
     evidence.append(f"On {named(elsewhere)} other ranks are in time.")
-  first, last = spell_of(case, episodes)
+  cost = max(e.lateness * e.steps for e in episodes)
+  first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= _MAIN * cost])
   kinds = tuple(dict.fromkeys(m.kind for m in mechanisms if m.kind))
   return Finding(PERSISTENT, share, min(e.confidence for e in episodes), tuple(late), hosts, tuple(evidence),
                  _advice(case, episodes, kinds), kinds, first, last)
@@ -70,17 +73,23 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[str], list[M
     longest = max(own, key=lambda e: e.steps)
     spells = [spell_of(case, [e]) for e in own[:3]]
     times = joined([when.spell(*found) for found in spells])
-    chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
-    evidence.append(
-        f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} after the typical rank, "
-        f"{times}{chronic}: so in {percent(longest.persistence)} of the stretches of {_stretch(case, longest)} steps; "
-        f"the job waited for it in {percent(often)} of all steps.")
+    if rank in case.lateness.usual:
+      evidence.append(
+          f"{name_rank(run, rank)} is last in {percent(often)} of all steps ({times}), and the others wait "
+          f"{milliseconds(waited_for(case.totals, rank))} for it then, mean of steps that differ much.")
+    else:
+      chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
+      evidence.append(
+          f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} after the typical rank, "
+          f"{times}{chronic}: so in {percent(longest.persistence)} of the stretches of {_stretch(case, longest)} "
+          f"steps; the job waited for it in {percent(often)} of all steps.")
     if rank == late[0] or len(late) < _ALIKE:
       evidence.append(_where(case, longest))
     process = int(run.process_of_rank[rank])
     if process >= 0 and process not in explained:
       explained.add(process)
-      mechanisms += of_lateness(case, process, longest.begin, longest.end, longest.lateness)
+      compute, gap = excess(case, longest)
+      mechanisms += of_lateness(case, process, longest.begin, longest.end, max(compute + gap, 0.0), gap)
   if len(late) > _SHOWN:
     evidence.append(f"Late as well, and less: {list_ranks(late[_SHOWN:])}.")
   evidence += [m.sentence for m in mechanisms]
@@ -99,7 +108,11 @@ def excess(case: Case, episode: Episode) -> tuple[float, float]:
   longer = totals.lateness_runtime[:, span].sum(axis=1) / number
   typical = case.lateness.blocks.typical(episode.begin, episode.end, episode.rank)
   gap = float(longer[episode.rank] - longer[typical].mean())
-  return episode.lateness - gap, gap
+  lateness = episode.lateness
+  if episode.rank in case.lateness.usual:
+    mean = case.lateness.blocks.mean(episode.begin, episode.end)
+    lateness = float(mean[episode.rank] - mean[typical].mean())
+  return lateness - gap, gap
 
 
 def _where(case: Case, episode: Episode) -> str:
