@@ -114,7 +114,7 @@ def contradictions(document) -> list[str]:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_verdict_and_findings_say_what_the_tables_say(shape, kind, ranks):
   found = {}
-  for steps in (60, 200, 600):
+  for steps in (60, 300):
     for where in ("compute", "gap"):
       for size in (0.15, 0.5, 1.5):
         document = to_json(diagnose(made(shape, where, kind, ranks, steps, size, seed=3)))
@@ -163,8 +163,8 @@ def test_a_rank_late_in_three_steps_of_five_is_not_told_to_change():
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("size", [0.15, 0.5, 1.5])
 def test_a_fault_of_the_first_step_is_so_throughout(size, kind, ranks):
-  if kind == "slow start":  # a third of what all ranks stray by for 90 steps can't be seen in these
-    size = max(size, 0.3)
+  if kind == "slow start":  # less than what all ranks stray by for 90 steps can't be seen in these
+    size = max(size, 0.5)
   for seed in range(3):
     late = [f for f in diagnose(made(constant, "compute", kind, ranks, 600, size, seed)).findings
             if ranks - 1 in f.ranks]

@@ -174,7 +174,9 @@ def test_a_restart_begins_anew_and_says_so(tmp_path):
   look = follower.poll(1.0, 0.0)
   assert (look.attempt, look.step, look.numbers.first) == (1, 159, 121)
   assert look.numbers.mean == pytest.approx(55.5e-3, rel=0.01)
-  assert [told.sentence for told in look.told] == ["Restarted: attempt 2 goes on at step 120."]
+  assert [told.sentence for told in look.told] == [
+      "Step 79: rank 2 is late, by 10 % of the step, in all steps looked at, from step 19 on.",
+      "Restarted: attempt 2 goes on at step 120."]
   late_comer = Follower(tmp_path / "run", 50).poll(1.0, 0.0)
   assert (late_comer.attempt, late_comer.step, late_comer.numbers.mean) == (1, 159, pytest.approx(look.numbers.mean))
 
