@@ -66,3 +66,12 @@ def test_pauses_are_divided_among_what_was_measured_in_them():
   assert [mechanism.kind for mechanism, _ in found] == ["gc", "data"]
   assert [part for _, part in found] == pytest.approx([0.6, 0.3])
   assert f"{60 * share:.2f} ms a step, 60 % of the pauses" in found[0][0].sentence
+
+
+def test_switches_explain_no_more_than_the_processor_can_have_been_gone():
+  """A process that sleeps for 40 ms on a machine of few cores is switched now and then as well."""
+  assert kinds(shown({"nivcsw": [0.1, 0.1, 0.6, 0.1], "cpu": [0.01] * 4}), 40e-3) == [""]
+  case = shown({"nivcsw": [0.1, 0.1, 9.0, 0.1], "cpu": [0.01] * 4})
+  assert [found.kind for found in of_lateness(case, 2, 0, case.counted.blocks, 40e-3)] == ["preempted"]
+  # All of it in the gap between steps, where a process computes next to nothing.
+  assert [found.kind for found in of_lateness(case, 2, 0, case.counted.blocks, 40e-3, 39e-3)] == [""]
