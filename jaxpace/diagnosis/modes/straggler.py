@@ -149,8 +149,10 @@ def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> 
     if kind in kinds:
       return advice.format(subject=subject)
   if gap > compute:
+    measured = "data" in case.run.host_causes.columns
     return (f"See what the process of {subject} does between steps: data loading, logging, checkpoints, garbage "
-            "collection, other load on its host's processors.")
+            "collection, other load on its host's processors." + (
+                "" if measured else ' `with recorder.measure("data")` around the loader tells whether it is that.'))
   return (f"Compare {subject} with the others: clocks and throttling, other load on the host, a slower device; or more "
           "work than the others get (longer sequences, uneven shards). Replace or relieve what is slow.")
 
