@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import sys
 from typing import Any
 
-from jaxpace import whole_file
 from jaxpace.control import file
 from jaxpace.control.request import Request, RequestError, parse_ranks
 from jaxpace.reporting.refusal import refuse
@@ -24,7 +22,6 @@ examples:
   jaxpace control runs/demo --ranks all --max-delay 5ms --threshold 0.1
   jaxpace control runs/demo --reset
 """
-_LONGEST = 1 << 26  # bytes of a JSON file of a run
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -91,32 +88,26 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   """Ranks, by their index along the data axis, of the hosts of the first processes."""
+  from jaxpace.trace import rundir
   from jaxpace.trace.along_axis import groups
   from jaxpace.trace.problems import plural
+  from jaxpace.validation.schemas import ProcessFile
   hosts: dict[str, list[int]] = {}
   processes = sorted((path for path in (directory / "process").glob("*.json") if path.stem.isdigit()),
                      key=lambda path: int(path.stem))
   for path in processes:
-    info = _json(path)
+    info = rundir.read_json(path, ProcessFile) or {}
     hosts.setdefault(str(info.get("hostname")), []).extend(info.get("ranks") or [])
   devices = sum(map(len, hosts.values()))
   if not devices:
     raise RequestError("the run does not say yet which ranks are on which host; name them with --ranks")
   if not 1 <= count <= len(hosts):
     raise RequestError(f"the run has {plural(len(hosts), 'host')}, not {count}")
-  laid_out = groups(_json(directory / "run.json"), devices)
+  laid_out = groups(rundir.read_json(directory / rundir.RUN_FILE) or {}, devices)
   if laid_out is None:
     raise RequestError("run.json does not tell which ranks are along the data axis; name them with --ranks")
   chosen = {device for ranks in list(hosts.values())[:count] for device in ranks}
   return tuple(rank for rank in range(laid_out.shape[1]) if set(laid_out[:, rank].tolist()) & chosen)
-
-
-def _json(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    data = json.loads(whole_file.read(path, _LONGEST))
-  except (OSError, ValueError, RecursionError):
-    return {}
-  return data if isinstance(data, dict) else {}
 
 
 def _seconds(text: str) -> float | str:

@@ -350,3 +350,15 @@ def limit(seconds):
   finally:
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("ranks", [3, "0-3", [[0]], [-1], [2**40]], ids=str)
+def test_control_reads_processes_that_say_what_no_process_says(sound, tmp_path, capsys, ranks):
+  run = copied(sound, tmp_path)
+  (run / "control.json").unlink()
+  for name in ("process/0.json", "process/1.json"):
+    document(run, name, lambda info: info.update(ranks=ranks))
+  status, _, err = jaxpace(capsys, "control", run, "--nodes", "1")
+  assert status == 2
+  assert "which ranks are on which host" in err
+  assert err.count("\n") == 1
