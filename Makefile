@@ -17,7 +17,7 @@ help:
 	@echo "make clean    remove $(VENV) and build products"
 
 demo: $(READY)
-	$(BIN)/python -m experiments.demo --workdir runs/demo
+	$(BIN)/python -m experiments.examples.demo --workdir runs/demo
 
 # Files of tests are spread over the cores, in the order of their names: the last are quick, so no core waits long.
 test: $(READY)

@@ -19,7 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
   # TCP congestion control of every route, and of the routes among one job's hosts; "": the kernel's default.
   config.congestion = "cubic"
   config.job_congestion = ml_collections.ConfigDict()
-  # What a step of `experiments.fabric.two_jobs` costs: 300 KB take 24 ms at 100 Mbit/s, two fifths of its period.
+  # What a step of `experiments.labs.fabric.two_jobs` costs: 300 KB take 24 ms at 100 Mbit/s, two fifths of its period.
   config.compute_ms = 36.0  # ms, mean
   config.jitter = 0.02  # standard deviation of the compute time, as a share of it
   config.gradient_kb = 300.0  # KB (1,000 bytes), all buckets together

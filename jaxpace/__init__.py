@@ -1,94 +1,90 @@
 """jaxpace: where the step time of a distributed JAX training run goes, who is late, and why."""
 
 import importlib
-import sys
-import types
 from typing import TYPE_CHECKING
 
+# For type checkers and editors only. A test holds it against the table below.
 if TYPE_CHECKING:
-  from jaxpace.communication.phases import phase
-  from jaxpace.control.control import Control
-  from jaxpace.coordination.combinators import chain, limit, only_ranks
-  from jaxpace.coordination.early_ranks import pace_early_ranks
-  from jaxpace.coordination.guard import guard
-  from jaxpace.coordination.interleave import interleave_jobs
-  from jaxpace.coordination.knobs import Knobs
-  from jaxpace.coordination.steer import steerable
-  from jaxpace.core.pace import PaceState
-  from jaxpace.core.plan import Plan
-  from jaxpace.core.types import Decision, Observation, Pacer
-  from jaxpace.housekeeping.keeper import Housekeeper
-  from jaxpace.instrument import instrument, spec
-  from jaxpace.pieces import delay, pmean, psum
-  from jaxpace.probing.links import probe_links
-  from jaxpace.probing.on_contention import ProbeOnContention
-  from jaxpace.profiled.recorder import ProfiledRecorder
-  from jaxpace.recorded import recorded
-  from jaxpace.restoring import pace_target, restore_pace
-  from jaxpace.trace.recorder import Recorder
-  from jaxpace.watching.watchdog import Watchdog
-
-__all__ = [
-    "Control", "Decision", "Housekeeper", "Knobs", "Observation", "PaceState", "Pacer", "Plan", "ProbeOnContention",
-    "ProfiledRecorder", "Recorder", "Watchdog", "chain", "delay", "guard", "instrument", "interleave_jobs", "limit",
-    "only_ranks", "pace_early_ranks", "pace_target", "phase", "pmean", "probe_links", "psum", "recorded",
-    "restore_pace", "spec", "steerable"]
+  from jaxpace.communication.phases import phase as phase
+  from jaxpace.coordination.combinators import chain as chain
+  from jaxpace.coordination.combinators import limit as limit
+  from jaxpace.coordination.combinators import only_ranks as only_ranks
+  from jaxpace.coordination.early_ranks import pace_early_ranks as pace_early_ranks
+  from jaxpace.coordination.guard import guard as guard
+  from jaxpace.coordination.interleave import interleave_jobs as interleave_jobs
+  from jaxpace.coordination.knobs import Knobs as Knobs
+  from jaxpace.coordination.steer import steerable as steerable
+  from jaxpace.core.pace import PaceState as PaceState
+  from jaxpace.core.plan import Plan as Plan
+  from jaxpace.core.types import Decision as Decision
+  from jaxpace.core.types import Observation as Observation
+  from jaxpace.core.types import Pacer as Pacer
+  from jaxpace.hosts import distributed as distributed
+  from jaxpace.live.control.control import Control as Control
+  from jaxpace.live.housekeeping.keeper import Housekeeper as Housekeeper
+  from jaxpace.live.probe.links import probe_links as probe_links
+  from jaxpace.live.probe.on_contention import ProbeOnContention as ProbeOnContention
+  from jaxpace.live.profiler.recorder import ProfiledRecorder as ProfiledRecorder
+  from jaxpace.live.watchdog.watchdog import Watchdog as Watchdog
+  from jaxpace.step.instrument import instrument as instrument
+  from jaxpace.step.instrument import spec as spec
+  from jaxpace.step.pieces import delay as delay
+  from jaxpace.step.pieces import pmean as pmean
+  from jaxpace.step.pieces import psum as psum
+  from jaxpace.step.restoring import pace_target as pace_target
+  from jaxpace.step.restoring import restore_pace as restore_pace
+  from jaxpace.trace.recorded import recorded as recorded
+  from jaxpace.trace.recorder import Recorder as Recorder
 
 _HOMES = {
-    "Control": "jaxpace.control.control",
-    "Decision": "jaxpace.core.types",
-    "Housekeeper": "jaxpace.housekeeping.keeper",
-    "Knobs": "jaxpace.coordination.knobs",
-    "Observation": "jaxpace.core.types",
-    "PaceState": "jaxpace.core.pace",
-    "Pacer": "jaxpace.core.types",
-    "Plan": "jaxpace.core.plan",
-    "ProbeOnContention": "jaxpace.probing.on_contention",
-    "ProfiledRecorder": "jaxpace.profiled.recorder",
-    "Recorder": "jaxpace.trace.recorder",
-    "Watchdog": "jaxpace.watching.watchdog",
-    "chain": "jaxpace.coordination.combinators",
-    "delay": "jaxpace.pieces",
-    "guard": "jaxpace.coordination.guard",
-    "instrument": "jaxpace.instrument",
-    "interleave_jobs": "jaxpace.coordination.interleave",
-    "limit": "jaxpace.coordination.combinators",
-    "only_ranks": "jaxpace.coordination.combinators",
-    "pace_early_ranks": "jaxpace.coordination.early_ranks",
-    "pace_target": "jaxpace.restoring",
-    "phase": "jaxpace.communication.phases",
-    "pmean": "jaxpace.pieces",
-    "probe_links": "jaxpace.probing.links",
-    "psum": "jaxpace.pieces",
-    "recorded": "jaxpace.recorded",
-    "restore_pace": "jaxpace.restoring",
-    "spec": "jaxpace.instrument",
-    "steerable": "jaxpace.coordination.steer",
+    "Control": "live.control.control",
+    "Decision": "core.types",
+    "Housekeeper": "live.housekeeping.keeper",
+    "Knobs": "coordination.knobs",
+    "Observation": "core.types",
+    "PaceState": "core.pace",
+    "Pacer": "core.types",
+    "Plan": "core.plan",
+    "ProbeOnContention": "live.probe.on_contention",
+    "ProfiledRecorder": "live.profiler.recorder",
+    "Recorder": "trace.recorder",
+    "Watchdog": "live.watchdog.watchdog",
+    "chain": "coordination.combinators",
+    "delay": "step.pieces",
+    "guard": "coordination.guard",
+    "instrument": "step.instrument",
+    "interleave_jobs": "coordination.interleave",
+    "limit": "coordination.combinators",
+    "only_ranks": "coordination.combinators",
+    "pace_early_ranks": "coordination.early_ranks",
+    "pace_target": "step.restoring",
+    "phase": "communication.phases",
+    "pmean": "step.pieces",
+    "probe_links": "live.probe.links",
+    "psum": "step.pieces",
+    "recorded": "trace.recorded",
+    "restore_pace": "step.restoring",
+    "spec": "step.instrument",
+    "steerable": "coordination.steer",
 }
-"""Where each name lives. It is imported when first used: the `jaxpace` command must not wait for JAX."""
+"""Where each public name lives. It is imported when first used: the `jaxpace` command must not wait for JAX."""
 
-_MODULES = ("distributed", "flags")
+_MODULES = {"distributed": "hosts.distributed"}
 """Modules that are used by their own name after `import jaxpace`."""
 
-
-class _Package(types.ModuleType):
-  """The package itself; `jaxpace.instrument` is the function, also after its module of the same name was imported."""
-
-  def __getattr__(self, name: str) -> object:
-    if name in _MODULES:
-      return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-      raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    setattr(self, name, value)
-    return value
-
-  def __setattr__(self, name: str, value: object) -> None:
-    if not (name in _HOMES and isinstance(value, types.ModuleType)):  # the import system binds submodules so
-      super().__setattr__(name, value)
-
-  def __dir__(self) -> list[str]:
-    return sorted({*super().__dir__(), *__all__, *_MODULES})
+__all__ = [*_HOMES]
 
 
-sys.modules[__name__].__class__ = _Package
+def __getattr__(name: str) -> object:
+  if name in _MODULES:
+    value: object = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+  elif name in _HOMES:
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+  else:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__, *_MODULES})

@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from experiments import emulated
-from experiments.paper import predict, tables
+from experiments.paper import emulated, predict, tables
 from experiments.paper import world as worlds
 
 TABLE: dict[str, Callable[[dict[str, Any]], list[str]]] = {
@@ -34,7 +33,7 @@ def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
     if name == "emulated":
       lines = _from(measured, emulated.throughput, emulated.MODULE)
     elif name in TABLE:
-      lines = _from(table, TABLE[name], "experiments.table1")
+      lines = _from(table, TABLE[name], "experiments.paper.table1")
     else:
       raise ValueError(f"Nothing is made for the mark {name!r}; there are emulated, {', '.join(TABLE)}.")
     return f"<!-- {name} -->\n" + "\n".join(lines).strip("\n") + "\n<!-- end -->"

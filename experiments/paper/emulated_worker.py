@@ -1,4 +1,4 @@
-"""One process of `experiments.emulated`: compute that is slept, real collectives, the collector's pauses."""
+"""One process of `experiments.paper.emulated`: compute that is slept, real collectives, the collector's pauses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 import jaxpace
-import jaxpace.distributed
-from experiments.pauses_worker import Fulls, Heap
+from experiments.measure.pauses_worker import Fulls, Heap
 
 SETTLE = 2
 """Steps at the beginning of each block that don't count."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import measured
+from experiments.lib import measured
 from experiments.paper import calibrate, predict
 from experiments.paper import world as worlds
 
@@ -22,7 +22,7 @@ def page(figures: dict[str, Any]) -> list[str]:
   """Markdown lines.
 
   Args:
-    figures: as `experiments.table1` writes them.
+    figures: as `experiments.paper.table1` writes them.
   """
   sizes, starts = figures["sizes"], figures["starts"]
   again = _again(sizes)

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return refuse("bench", str(error))
   import jax
 
-  import jaxpace.distributed
+  import jaxpace
   try:
     place = jaxpace.distributed.initialize()
     devices = jax.devices()
@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any, first: bool) -> dict[str, Any]:
-  from jaxpace.bench.document import to_json
-  from jaxpace.bench.fit import fit
-  from jaxpace.bench.measure import host_of_processes, measure
-  from jaxpace.bench.places import levels
+  from jaxpace.costs.bench.fabric_json import to_json
+  from jaxpace.costs.bench.fit import fit
+  from jaxpace.costs.bench.measure import host_of_processes, measure
+  from jaxpace.costs.bench.places import levels
 
   hosts = host_of_processes(socket.gethostname())
   devices = sorted(devices, key=lambda d: (hosts[d.process_index], d.process_index, d.id))

@@ -25,7 +25,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace compare`."""
-  from jaxpace.reporting import arguments
+  from jaxpace.cli import arguments
   parser.description = "Says what changed from run A to run B: step time, shares, ranks, findings, with 95 % intervals."
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -50,15 +50,15 @@ def run(args: argparse.Namespace) -> int:
   """
   # numpy, scipy, Parquet and rich are imported here: `jaxpace --help` needs none of them.
   from jaxpace.diagnosis.compare.compare import compare
-  from jaxpace.diagnosis.compare.document import to_json
+  from jaxpace.diagnosis.compare.comparison_json import to_json
   from jaxpace.diagnosis.diagnose import diagnose
-  from jaxpace.probing.links import read_links
+  from jaxpace.live.probe.links import read_links
+  from jaxpace.live.watchdog.events import read_events
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.reporting.progress import Progress
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
-  from jaxpace.watching.events import read_events
 
   progress = Progress()
   path = args.a

@@ -8,8 +8,8 @@ import pathlib
 import sys
 from typing import Any
 
-from jaxpace.control import file
-from jaxpace.control.request import Request, RequestError, parse_ranks
+from jaxpace.live.control import file
+from jaxpace.live.control.request import Request, RequestError, parse_ranks
 from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\
@@ -88,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   """Ranks, by their index along the data axis, of the hosts of the first processes."""
+  from jaxpace.files.schemas import ProcessFile
   from jaxpace.trace import rundir
   from jaxpace.trace.along_axis import groups
   from jaxpace.trace.problems import plural
-  from jaxpace.validation.schemas import ProcessFile
   hosts: dict[str, list[int]] = {}
   processes = sorted((path for path in (directory / "process").glob("*.json") if path.stem.isdigit()),
                      key=lambda path: int(path.stem))

@@ -12,8 +12,8 @@ from jaxpace.reporting.refusal import refuse
 if TYPE_CHECKING:
   from rich.console import Console
 
-  from jaxpace.locality.concerns import Concern
-  from jaxpace.locality.types import Locality
+  from jaxpace.hosts.locality.concerns import Concern
+  from jaxpace.hosts.locality.types import Locality
 
 EPILOG = """\
 Without RUN it looks at this machine, as a process started like this one sees it: start it the way the job is started
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     Exit status: 0; 1 with --strict where there is a warning; 2 where there is nothing to look at or a file can't be
     read or written.
   """
-  from jaxpace.locality.concerns import WARNING
-  from jaxpace.locality.job import job_concerns
+  from jaxpace.hosts.locality.concerns import WARNING
+  from jaxpace.hosts.locality.job import job_concerns
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def document(places: list[Locality], concerns: list[Concern], problems: list[str]) -> dict[str, Any]:
   """The JSON document: every process's place, the concerns, and what could not be read."""
-  from jaxpace.locality.plain import to_plain
+  from jaxpace.hosts.locality.plain import to_plain
   return {"schema": 1, "processes": [to_plain(place) for place in places],
           "concerns": [concern.to_json() for concern in concerns], "problems": problems}
 
@@ -82,9 +82,9 @@ class _NothingError(Exception):
 
 
 def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
-  from jaxpace.locality.described import TopologyError
-  from jaxpace.locality.job import FOLDER, read_places
-  from jaxpace.locality.read import read_locality
+  from jaxpace.hosts.locality.described import TopologyError
+  from jaxpace.hosts.locality.job import FOLDER, read_places
+  from jaxpace.hosts.locality.read import read_locality
 
   if args.run is not None:
     if args.topology or args.devices or args.root != "/":
@@ -129,9 +129,9 @@ def render(places: list[Locality], concerns: list[Concern], problems: list[str],
   from rich.text import Text
 
   from jaxpace.cli.doctor_tree import host_tree
-  from jaxpace.locality.concerns import WARNING
-  from jaxpace.locality.job import host_name
-  from jaxpace.locality.outline import outlines
+  from jaxpace.hosts.locality.concerns import WARNING
+  from jaxpace.hosts.locality.job import host_name
+  from jaxpace.hosts.locality.outline import outlines
 
   if title:
     console.print(Text(title, style="bold"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 from rich.tree import Tree
 
-from jaxpace.locality.outline import Outline
+from jaxpace.hosts.locality.outline import Outline
 
 
 def host_tree(outline: Outline) -> Tree:

@@ -26,7 +26,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace forecast`."""
-  from jaxpace.reporting import arguments
+  from jaxpace.cli import arguments
   parser.description = "Says how long a step would take at other numbers of ranks, with 90 % intervals."
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     JSON file can't be written.
   """
   # numpy, scipy, Parquet and rich are imported here: `jaxpace --help` needs none of them.
-  from jaxpace.diagnosis.fabric import read_fabric
-  from jaxpace.diagnosis.forecast.document import to_json
+  from jaxpace.costs.fabric_file import read_fabric
   from jaxpace.diagnosis.forecast.forecast import forecast
+  from jaxpace.diagnosis.forecast.forecast_json import to_json
   from jaxpace.diagnosis.forecast.sample import take_sample
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver

@@ -1,4 +1,4 @@
-"""`jaxpace launch`: arguments and their checks. The work is done in `jaxpace.launch`."""
+"""`jaxpace launch`: arguments and their checks. The work is done in `jaxpace.hosts.launch`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxpace.launch import environment
-from jaxpace.launch.job import Job, LaunchError, find_program
-from jaxpace.launch.supervisor import Supervisor
+from jaxpace.hosts.launch import environment
+from jaxpace.hosts.launch.job import Job, LaunchError, find_program
+from jaxpace.hosts.launch.supervisor import Supervisor
 from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\

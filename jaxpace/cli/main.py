@@ -39,10 +39,9 @@ COMMANDS = {
     "doctor": Entry("jaxpace.cli.doctor", "show where processes run, and what is wrong there"),
     "forecast": Entry("jaxpace.cli.forecast", "say how long a step would take at other numbers of ranks"),
     "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
-    "plan": Entry("jaxpace.cli.plan", "say what a job would take on hardware that you name, and how it scales"),
     "probe": Entry("jaxpace.cli.probe", "measure the links between a job's hosts, and say which is slow"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
-    "report": Entry("jaxpace.reporting.command", "say where the step time of a recorded run went"),
+    "report": Entry("jaxpace.cli.report", "say where the step time of a recorded run went"),
     "simulate": Entry("jaxpace.cli.simulate", "simulate jobs on a fabric, with the pacers of the live step"),
     "watch": Entry("jaxpace.cli.watch", "show a run in the terminal while it grows"),
 }
@@ -101,14 +100,25 @@ def _flushed(status: int) -> int:
     return status or 2
 
 
+def _say(text: str) -> int:
+  """Prints what was asked for. Where nothing is held back, a full disk shows here, not when output is flushed."""
+  try:
+    print(text)
+    return 0
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    give_up_output()
+    print(f"jaxpace: standard output can't be written: {error.strerror or error}.", file=sys.stderr)
+    return 2
+
+
 def _dispatch(argv: list[str]) -> int:
   if not argv or argv[0] in ("-h", "--help", "help"):
-    print(usage())
-    return 0
+    return _say(usage())
   name, rest = argv[0], argv[1:]
   if name in ("--version", "-V"):
-    print(f"jaxpace {version()}")
-    return 0
+    return _say(f"jaxpace {version()}")
   if name not in COMMANDS:
     close = difflib.get_close_matches(name, COMMANDS, n=1)
     meant = f"did you mean `jaxpace {close[0]}`?" if close else f"there are: {', '.join(COMMANDS)}."

@@ -28,7 +28,7 @@ def factories() -> dict[str, Callable[..., Any]]:
   """Pacer factories and combinators among jaxpace's public names."""
   import jaxpace
   return {name: getattr(jaxpace, name) for name, home in jaxpace._HOMES.items()
-          if home.startswith("jaxpace.coordination.") and name[0].islower()}
+          if home.startswith("coordination.") and name[0].islower()}
 
 
 def make(text: str) -> Pacer:

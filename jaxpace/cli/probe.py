@@ -1,4 +1,4 @@
-"""`jaxpace probe`: measures the links of the job that it is started in. The work is done in `jaxpace.probing`."""
+"""`jaxpace probe`: measures the links of the job that it is started in. The work is done in `jaxpace.live.probe`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
   """
   import jax
 
-  from jaxpace import distributed
-  from jaxpace.probing.links import probe_links
+  from jaxpace.hosts import distributed
+  from jaxpace.live.probe.links import probe_links
 
   try:
     distributed.initialize()

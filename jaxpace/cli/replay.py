@@ -28,7 +28,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace replay`."""
-  from jaxpace.reporting import arguments
+  from jaxpace.cli import arguments
   parser.description = "Says what a pacer would have done in a recorded run, and what that would have cost."
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -61,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
   progress = Progress()
   progress.during("Starting")
   from jaxpace.cli import pacer_expression
-  from jaxpace.diagnosis.counted import count_steps
   from jaxpace.diagnosis.meetings import that_all_meet
+  from jaxpace.diagnosis.selected_steps import count_steps
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
-  from jaxpace.reporting.plain_text import write_plain
   from jaxpace.simulation import replay_summary
   from jaxpace.simulation.replay import replay
   from jaxpace.trace.along_axis import groups
+  from jaxpace.trace.plain_text import write_plain
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
 
@@ -147,8 +147,8 @@ def _notes(run: Run, summary: Summary, laid_out: Any, shared: bool) -> list[str]
 
 
 def _text(args: argparse.Namespace, run: Run, summary: Summary, notes: list[str]) -> str:
-  from jaxpace.reporting.plain_text import plain
   from jaxpace.simulation.replay_summary import CANNOT_KNOW
+  from jaxpace.trace.plain_text import plain
   from jaxpace.trace.problems import plural
   ranks = len(summary.delay)
   lines = [f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, {plural(summary.steps, 'step')}",

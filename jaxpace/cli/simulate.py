@@ -61,11 +61,11 @@ def run(args: argparse.Namespace) -> int:
   progress.during("Starting")
   from jaxpace.cli import pacer_expression
   from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
-  from jaxpace.reporting.plain_text import write_plain
   from jaxpace.simulation import scenario as scenarios
   from jaxpace.simulation import settings
   from jaxpace.simulation.record import RunWriter
   from jaxpace.trace import rundir
+  from jaxpace.trace.plain_text import write_plain
 
   writers: list[RunWriter] = []
   whole = False
@@ -194,7 +194,7 @@ def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> A
   """What of a job belongs in its run directory."""
   import numpy as np
 
-  from jaxpace.locality.plain import to_plain
+  from jaxpace.hosts.locality.plain import to_plain
   from jaxpace.simulation import schedules, surroundings, synchronising
   from jaxpace.simulation.record import Recording
   fabric, shape = scenario.fabric, job.shape

@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
   # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
   from rich.console import Console
 
+  from jaxpace.diagnosis.live.follower import Follower
   from jaxpace.reporting.watch import live
-  from jaxpace.reporting.watch.follower import Follower
   from jaxpace.trace.reader import check_directory
   from jaxpace.trace.run import RunError
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import arrivals
+from jaxpace.core import arrivals
 
 _ZERO = np.float32(0)
 _ROUNDING = np.float32(2.0**-21)

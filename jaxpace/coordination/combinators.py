@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import settings
-from jaxpace.coordination.durations import bounded
+from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Observation, Pacer, PacerState
 
 _ZERO = np.float32(0)

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import arrivals, bucket, knobs, packing, settings, windows
+from jaxpace.coordination import bucket, knobs, packing, settings, windows
 from jaxpace.coordination import unshared as unshared_rule
-from jaxpace.coordination.durations import bounded
 from jaxpace.coordination.knobs import Knobs
+from jaxpace.core import arrivals
+from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _NAN, _HALF = np.float32(0), np.float32(np.nan), np.float32(0.5)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import packing, settings, trial
-from jaxpace.coordination.durations import valid
 from jaxpace.coordination.maths import PLAIN
+from jaxpace.core.durations import valid
 from jaxpace.core.types import Decision, Observation, Pacer, PacerState
 
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.coordination import order, packing, settings, shift_trial, windows
 from jaxpace.coordination.coin import checked, uniform
-from jaxpace.coordination.durations import bounded, valid
+from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination.durations import LONGEST, valid
+from jaxpace.core.durations import LONGEST, valid
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _EDGE = np.float32(1.1)

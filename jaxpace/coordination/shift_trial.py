@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import sequential
-from jaxpace.coordination.durations import valid
+from jaxpace.core.durations import valid
 
 STEPS = 8
 """Steps that are compared."""

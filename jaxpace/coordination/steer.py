@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import settings
-from jaxpace.coordination.durations import bounded
 from jaxpace.coordination.knobs import Knobs
+from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Observation, Pacer, PacerState
 
 _NO_STEP = np.iinfo(np.int32).max

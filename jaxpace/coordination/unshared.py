@@ -29,9 +29,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import arrivals, bucket, knobs, packing, windows
-from jaxpace.coordination.durations import bounded, valid
+from jaxpace.coordination import bucket, knobs, packing, windows
 from jaxpace.coordination.knobs import Knobs
+from jaxpace.core import arrivals
+from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _NAN, _HALF = np.float32(0), np.float32(np.nan), np.float32(0.5)

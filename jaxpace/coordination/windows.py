@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import settings
-from jaxpace.coordination.durations import valid
+from jaxpace.core.durations import valid
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 

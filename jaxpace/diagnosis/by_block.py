@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.selected_steps import Counted
 
 
 def sums(values: np.ndarray, counted: Counted) -> np.ndarray:

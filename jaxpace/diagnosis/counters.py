@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import Counted
-from jaxpace.trace.host_samples import HostSamples
+from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.trace.read_host_samples import HostSamples
 from jaxpace.trace.run import MISSING, Run
 
 CROWDED = 5.0

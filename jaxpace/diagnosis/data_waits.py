@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.trace.run import Run
 
 _AT_A_TIME = 1 << 14

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.costs.fabric_file import Fabric
 from jaxpace.diagnosis import findings as findings_module
 from jaxpace.diagnosis.by_rank import shares_of
-from jaxpace.diagnosis.counted import MIN_STEPS, Counted, count_steps, is_possible
 from jaxpace.diagnosis.counters import switches
 from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
-from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.findings import Finding, hosts_of
 from jaxpace.diagnosis.floor import Floor, find_floor
 from jaxpace.diagnosis.hung import hung
@@ -23,6 +22,7 @@ from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
+from jaxpace.diagnosis.selected_steps import MIN_STEPS, Counted, count_steps, is_possible
 from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Totals, add_up
 from jaxpace.diagnosis.unfinished import without_unfinished
@@ -32,7 +32,7 @@ from jaxpace.diagnosis.verdict import mended, saving, verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import Request, resolve
 from jaxpace.diagnosis.wording import percent
-from jaxpace.probing.links import Links
+from jaxpace.live.probe.links import Links
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run
 
@@ -51,9 +51,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     asked: what else the run is to be played without.
     fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it the floor is
       estimated from the run itself, and contention is a lower bound.
-    links: what a link probe measured, as `jaxpace.probing.links.read_links` returns it: it names the slow host or link
+    links: what a link probe measured, as `jaxpace.live.probe.links.read_links` returns it: it names the slow host or link
       of contended transfers where the hosts' counters don't.
-    events: what watchdogs found, as `jaxpace.watching.events.read_events` returns it; goes into the notes.
+    events: what watchdogs found, as `jaxpace.live.watchdog.events.read_events` returns it; goes into the notes.
 
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from jaxpace.diagnosis.by_rank import SHARES
-from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
 from jaxpace.diagnosis.pacing import Measured
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.stages import Stages
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.what_if import Alternative
-from jaxpace.probing.links import Links
+from jaxpace.live.probe.links import Links
 from jaxpace.trace.run import Run
 
 __all__ = ["SHARES", "Diagnosis", "StepTime"]

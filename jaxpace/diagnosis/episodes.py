@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.changes import SHORTEST
-from jaxpace.diagnosis.counted import merged
+from jaxpace.diagnosis.selected_steps import merged
 
 EFFECT = 0.02
 """A rank is late if it arrives at least this share of the mean step after the typical rank ..."""

@@ -6,7 +6,6 @@ import dataclasses
 
 from jaxpace.diagnosis import tcp, when
 from jaxpace.diagnosis.changes import change_points
-from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.episodes import CONFIDENCE
 from jaxpace.diagnosis.lateness import Held, hold
 from jaxpace.diagnosis.modes import amplification, contention, jitter, locality, straggler
@@ -20,6 +19,7 @@ from jaxpace.diagnosis.modes.case import (
   Case,
   Finding,
 )
+from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, name_rank, named
 
 __all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSISTENT", "Finding", "find", "hosts_of",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.fabric import Fabric, kind_in, quiet_seconds
+from jaxpace.costs.fabric_file import Fabric, kind_in, quiet_seconds
 from jaxpace.diagnosis.totals import ByGroup
 from jaxpace.trace.run import Run
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.changes import change_points, without_outages
-from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.counters import CROWDED, switches
 from jaxpace.diagnosis.episodes import CHRONIC, CONFIDENCE, Blocks, Episode, blamed, find_episodes
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.stretches import whole_stretches
 from jaxpace.diagnosis.totals import ByGroup, Totals
 from jaxpace.trace.run import Run

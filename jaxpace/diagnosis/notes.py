@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpace.costs.fabric_file import Fabric
 from jaxpace.diagnosis.accounting import account, busy
-from jaxpace.diagnosis.counted import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.fabric import Fabric
 from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import milliseconds, name_rank
 from jaxpace.diagnosis.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnosis.queues import unexplained_queue
+from jaxpace.diagnosis.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.stages import sentences as stage_sentences
 from jaxpace.diagnosis.unnamed import unnamed_waiting
 from jaxpace.diagnosis.untimed import NO_SLOT, untimed

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import step_times
+from jaxpace.diagnosis.selected_steps import step_times
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run
 

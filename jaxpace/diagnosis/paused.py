@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import busy, chunks
-from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpace.diagnosis.modes.case import LOCALITY, PERSISTENT, Case, Finding
 from jaxpace.diagnosis.wording import joined, milliseconds
-from jaxpace.locality.tree import parse_list
+from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.trace.run import MISSING, Run
 
 CLOCK = "profiler"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.trace.problems import list_ranks, plural

@@ -14,8 +14,8 @@ import numpy as np
 from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.accounting import busy, chunks
 from jaxpace.diagnosis.changes import change_points
-from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.episodes import FEWEST_STEPS, Blocks, Episode
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import Account, Busy, account, busy, chunks
-from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.grouped_waits import accounts
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.trace.run import Run
 
 PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime", "waiting_pacing", "spread")

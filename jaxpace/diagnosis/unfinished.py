@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import MIN_STEPS, step_times
+from jaxpace.diagnosis.selected_steps import MIN_STEPS, step_times
 from jaxpace.trace.run import Run
 
 _LONGEST = 10.0

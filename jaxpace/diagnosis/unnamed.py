@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import COSTLY
+from jaxpace.diagnosis.selected_steps import MIN_STEPS
 
 _FEW = 0.1
 """Steps that hold half of the waiting are few up to this share; of exponential jitter, 19 % of the steps hold half."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import Busy, busy, chunks
-from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import hosts_of, named
 from jaxpace.trace.along_axis import laid_out

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Finding
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.trace.run import Run
 

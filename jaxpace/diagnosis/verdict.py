@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.few_pauses import few_pauses
 from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.diagnosis.unnamed import unnamed_waiting
 from jaxpace.diagnosis.untimed import untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import Busy, busy, chunks
-from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.meetings import Meetings, meetings
 from jaxpace.diagnosis.paused import pauses_by_rank
 from jaxpace.diagnosis.played import evened, mean_steps, without_ranks
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnosis.accounting import busy
-from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 

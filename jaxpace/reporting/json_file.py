@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxpace import whole_file
+from jaxpace.files import atomic_write
 
 
 class UnwritableError(Exception):
@@ -31,7 +31,7 @@ def check_target(target: str) -> None:
     reason = "is a file" if path.parent.exists() else "does not exist"
     raise UnwritableError(f"{path} can't be written: the directory {path.parent} {reason}.")
   try:
-    whole_file.try_out(whole_file.followed(path))
+    atomic_write.try_out(atomic_write.followed(path))
   except OSError as error:
     raise UnwritableError(_refused(path, error)) from error
 
@@ -84,7 +84,7 @@ def write_document(document: dict[str, Any], target: str) -> None:
     if _is_special(path):  # a pipe or device can't be renamed over
       path.write_text(text, encoding="utf-8")
       return
-    whole_file.write_text(whole_file.followed(path), text)
+    atomic_write.write_text(atomic_write.followed(path), text)
   except OSError as error:
     raise UnwritableError(_refused(path, error)) from error
 

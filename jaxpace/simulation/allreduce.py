@@ -1,12 +1,12 @@
-"""What an all-reduce costs in the alpha-beta model: `jaxpace.alpha_beta` by the names that schedules have.
+"""What an all-reduce costs in the alpha-beta model: `jaxpace.costs.alpha_beta` by the names that schedules have.
 
 P ranks, m bytes, a latency of `alpha` seconds a message and `beta` seconds a byte. A single rank needs none.
 """
 
 from __future__ import annotations
 
-from jaxpace import alpha_beta
-from jaxpace.alpha_beta import ALL_REDUCE
+from jaxpace.costs import alpha_beta
+from jaxpace.costs.alpha_beta import ALL_REDUCE
 
 
 def ring(ranks: int, size: float, alpha: float, beta: float) -> float:
@@ -44,7 +44,7 @@ def filling(hops: int, latency: float, transfer: float) -> float:
   In k pieces, 3/4 ((h - 1) transfer / k + (k - 1) latency): the ways of the first piece, on which links idle, and the
   latencies of the others, in part hidden behind one another; k is what makes it least. The form is that of Sanders,
   Speck and Träff (2009), the factor fits pipelines played piece by piece, to 5 % of the whole from 4 ranks on
-  (`experiments/simulation_accuracy.py`).
+  (`experiments/measure/simulation_accuracy.py`).
 
   Args:
     hops: h, messages from the deepest leaf to the root.

@@ -26,11 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import arrivals as said
-from jaxpace.coordination.durations import bounded
+from jaxpace.core import arrivals as said
+from jaxpace.core.durations import bounded
 from jaxpace.core.types import Observation, Pacer
 from jaxpace.simulation import noise as noises
-from jaxpace.simulation.everyone import everyone
+from jaxpace.simulation.vmap_ranks import everyone
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _LEAST = np.float32(0.05)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 
-from jaxpace.locality.job import FOLDER
+from jaxpace.hosts.locality.job import FOLDER
 from jaxpace.simulation.job import Steps
 from jaxpace.simulation.strategies.own import OwnSteps
 from jaxpace.simulation.surroundings import SIMULATED
@@ -39,7 +39,7 @@ class Recording(NamedTuple):
   pacer: str
   config: dict[str, Any]
   notices: list[str] = []  # noqa: RUF012  # what a reader of the run must know
-  places: list[dict[str, Any]] = []  # noqa: RUF012  # of each process, as `jaxpace.locality` writes them
+  places: list[dict[str, Any]] = []  # noqa: RUF012  # of each process, as `jaxpace.hosts.locality` writes them
   floor: dict[str, Any] | None = None  # what collectives take on a quiet fabric, as `jaxpace bench` writes it
   met: bool = True  # whether ranks meet in collectives
   busy: list[float] = []  # noqa: RUF012  # of each process: s its connections are busy in a s of transfer; empty: unknown

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace import checks
-from jaxpace.coordination import arrivals as said
-from jaxpace.coordination.durations import bounded, valid
+from jaxpace.core import arrivals as said
+from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.simulation.observed import Observed, observe
+from jaxpace.step import checks
 from jaxpace.trace.run import Run, RunError
 
 _CHUNK_CELLS = 1 << 18

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpace import alpha_beta
-from jaxpace.diagnosis.fabric import SCHEMA
-from jaxpace.locality.types import Cpu, Device, Gpu, Locality, Nic, NumaNode
+from jaxpace.costs import alpha_beta
+from jaxpace.costs.fabric_file import SCHEMA
+from jaxpace.hosts.locality.types import Cpu, Device, Gpu, Locality, Nic, NumaNode
 from jaxpace.simulation.fabric import Fabric
 
 SIMULATED = "simulated"

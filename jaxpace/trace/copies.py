@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jaxpace.trace import host, ringcopy
+from jaxpace.trace import ringcopy
+from jaxpace.trace import step_causes as host
 from jaxpace.trace.problems import plural
 from jaxpace.trace.writer import KEEP_SAMPLES
 

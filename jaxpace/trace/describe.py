@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from jaxpace import distributed
 from jaxpace.core.recordable import Recordable
+from jaxpace.hosts import distributed
 from jaxpace.trace import rundir, schema
 
 _DEEPEST = 20

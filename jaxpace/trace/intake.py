@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 
 from jaxpace.core.plan import OF_DEVICES, Plan
-from jaxpace.trace import decode, host
+from jaxpace.trace import decode
+from jaxpace.trace import step_causes as host
 from jaxpace.trace.problems import plural
 
 

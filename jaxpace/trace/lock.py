@@ -7,7 +7,7 @@ import os
 import pathlib
 import socket
 
-from jaxpace import whole_file
+from jaxpace.files import atomic_write
 
 try:
   import fcntl
@@ -46,7 +46,7 @@ class DirectoryLock:
     if fcntl is None:
       return DirectoryLock(path, None)
     while True:
-      descriptor = whole_file.open_own(path, os.O_RDWR)
+      descriptor = atomic_write.open_own(path, os.O_RDWR)
       try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxpace import whole_file
+from jaxpace.files import atomic_write
+from jaxpace.files.reading import UnreadableError, check_regular
 from jaxpace.trace import schema
 from jaxpace.trace.decode import Columns
-from jaxpace.validation.files import UnreadableError, check_regular
 
 _LOG = logging.getLogger("jaxpace")
 _NEVER_MERGED = 99
@@ -98,7 +98,7 @@ class PartStore:
     self._run, self._process = run, process
     self._merge_parts, self._merge_rows, self._fsync = merge_parts, merge_rows, fsync
     directory.mkdir(parents=True, exist_ok=True)
-    whole_file.folder(self._folder)
+    atomic_write.folder(self._folder)
     self._parts = self._recover()
 
   @property
@@ -161,7 +161,7 @@ class PartStore:
     """Writes a part under a temporary name, then gives it its own."""
     # A name without the process's number: the next attempt finds what a crash has left.
     temporary = self._folder / f".{part.file_name}.tmp"
-    with whole_file.replacing(self._folder / part.file_name, temporary, fsync=self._fsync) as file:
+    with atomic_write.replacing(self._folder / part.file_name, temporary, fsync=self._fsync) as file:
       pq.write_table(data, file, **_encoding(data.schema))
 
   def _merge_full_levels(self) -> None:

@@ -1,4 +1,4 @@
-"""Writes down where a process of a recorded run runs, see `jaxpace.locality`. Trouble is one quiet line, no error."""
+"""Writes down where a process of a recorded run runs, see `jaxpace.hosts.locality`. Trouble is one quiet line, no error."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pathlib
 
 import jax
 
-from jaxpace.locality import job, nvml
-from jaxpace.locality.plain import to_plain
-from jaxpace.locality.read import read_locality
-from jaxpace.locality.types import Locality
+from jaxpace.hosts.locality import job, nvml
+from jaxpace.hosts.locality.plain import to_plain
+from jaxpace.hosts.locality.read import read_locality
+from jaxpace.hosts.locality.types import Locality
 from jaxpace.trace import rundir
 
 _LOG = logging.getLogger("jaxpace")

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.locality.job import read_places
+from jaxpace.files.documents import read_document
+from jaxpace.files.reading import UnreadableError
+from jaxpace.files.schemas import ProcessFile, RunFile
+from jaxpace.hosts.locality.job import read_places
 from jaxpace.trace import decisions, dense, part_files
 from jaxpace.trace.along_axis import laid_out
-from jaxpace.trace.host_causes import read_host_causes
-from jaxpace.trace.host_samples import read_host_samples
 from jaxpace.trace.meeting import Meeting, read_meeting, sends
 from jaxpace.trace.nothing_read import nothing_read
 from jaxpace.trace.problems import describe, plural
+from jaxpace.trace.read_host_samples import read_host_samples
+from jaxpace.trace.read_step_causes import read_host_causes
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
 from jaxpace.trace.schema import SCHEMA_VERSION
 from jaxpace.trace.table_reader import TableFiles, open_table
-from jaxpace.validation.documents import read_document
-from jaxpace.validation.files import UnreadableError
-from jaxpace.validation.schemas import ProcessFile, RunFile
 
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
 _DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns")

@@ -18,10 +18,11 @@ import jax
 import numpy as np
 
 from jaxpace.core.recordable import Recordable
-from jaxpace.trace import describe, host, places, progress, ringcopy, rundir
+from jaxpace.trace import describe, places, progress, ringcopy, rundir
+from jaxpace.trace import step_causes as host
 from jaxpace.trace.copies import Copies, Pending, in_a_line
 from jaxpace.trace.exporting import Exporter, Feed
-from jaxpace.trace.hosts import HostCounters, HostSampler
+from jaxpace.trace.host_sampler import HostCounters, HostSampler
 from jaxpace.trace.intake import Batch
 from jaxpace.trace.lock import DirectoryLock
 from jaxpace.trace.writer import Writer, explain

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.locality.types import Locality
-from jaxpace.trace.host_samples import HostSamples
+from jaxpace.hosts.locality.types import Locality
 from jaxpace.trace.meeting import Meeting
+from jaxpace.trace.read_host_samples import HostSamples
 
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
@@ -58,7 +58,7 @@ class HostCauses:
 
   processes: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [P], rising
   columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  """[P, K] float32 by name of `jaxpace.trace.host.NAMES` without `_ns`: seconds, "nivcsw" a count; NaN where null."""
+  """[P, K] float32 by name of `jaxpace.trace.step_causes.NAMES` without `_ns`: seconds, "nivcsw" a count; NaN where null."""
 
   def row(self, process: int) -> int | None:
     """Row of a process; None where it recorded nothing."""

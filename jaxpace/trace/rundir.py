@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from jaxpace import whole_file
+from jaxpace.files import atomic_write, documents
+from jaxpace.files.schemas import ProcessFile, RunFile
 from jaxpace.trace import schema
 from jaxpace.trace.parts import parse_part_name
-from jaxpace.validation import documents
-from jaxpace.validation.schemas import ProcessFile, RunFile
 
 RUN_FILE = "run.json"
 PREVIOUS = ".previous"
@@ -56,10 +55,10 @@ def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -
     OSError: it can't be written.
   """
   if _PROCESS_FILE.match(path.name):
-    whole_file.folder(path.parent)
+    atomic_write.folder(path.parent)
   else:
     path.parent.mkdir(exist_ok=True)
-  whole_file.write_text(path, _json_text(value), fsync=fsync)
+  atomic_write.write_text(path, _json_text(value), fsync=fsync)
 
 
 def overwrite_json(path: pathlib.Path, value: dict[str, Any]) -> None:
@@ -68,7 +67,7 @@ def overwrite_json(path: pathlib.Path, value: dict[str, Any]) -> None:
   Raises:
     OSError: there is no such file, or it can't be written.
   """
-  with open(whole_file.open_own(path, os.O_RDWR, create=False), "r+", encoding="utf-8") as file:
+  with open(atomic_write.open_own(path, os.O_RDWR, create=False), "r+", encoding="utf-8") as file:
     file.write(_json_text(value))
     file.truncate()
 
@@ -168,6 +167,6 @@ def _is_ours(info: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
 def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> int:
   target = directory / PREVIOUS / pathlib.Path(run).name / path.relative_to(directory)
   for folder in reversed(target.relative_to(directory).parents[:-1]):
-    whole_file.folder(directory / folder)
+    atomic_write.folder(directory / folder)
   os.replace(path, target)
   return 1

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxpace.validation.schemas import RANKS, TIME
+from jaxpace.files.schemas import RANKS, TIME
 
 LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
           "collective": (1 << 16) - 1}

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jaxpace.files.reading import UnreadableError, check_regular
 from jaxpace.trace.part_files import PartFile
 from jaxpace.trace.sound import LIMITS, Soundness, name_fault, type_fault
-from jaxpace.validation.files import UnreadableError, check_regular
 
 # The last but one: column names of a damaged footer.
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)

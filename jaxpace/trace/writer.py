@@ -19,16 +19,16 @@ import threading
 import time
 from typing import Any
 
-from jaxpace import distributed
 from jaxpace.core.plan import Plan
+from jaxpace.files.atomic_write import ForeignFileError
+from jaxpace.hosts import distributed
 from jaxpace.trace import decode, rundir
 from jaxpace.trace.exporting import Feed
-from jaxpace.trace.hosts import HostSampler
+from jaxpace.trace.host_sampler import HostSampler
 from jaxpace.trace.intake import Batch, Intake, Losses
 from jaxpace.trace.lock import BusyError
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.signals import Termination
-from jaxpace.whole_file import ForeignFileError
 
 _LOG = logging.getLogger("jaxpace")
 _HEARTBEAT_SECONDS = 5.0

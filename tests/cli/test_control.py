@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from jaxpace.cli import control as command
-from jaxpace.control import file
-from jaxpace.control.request import Request
-from jaxpace.trace import synthetic
-from jaxpace.trace.synthetic import Job
+from jaxpace.live.control import file
+from jaxpace.live.control.request import Request
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import Job
 from tests.multiprocess.jobs import ROOT
 
 
@@ -46,7 +46,7 @@ def test_changes_add_up_and_reset_undoes_them(tmp_path, capsys):
 
 
 def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
-  synthetic.write(tmp_path, Job(ranks=8, steps=20, processes=4, hosts=2))
+  made_up_runs.write(tmp_path, Job(ranks=8, steps=20, processes=4, hosts=2))
   assert control(tmp_path, "--nodes", "1") == 0 and written(tmp_path)["ranks"] == [0, 1, 2, 3]
   assert control(tmp_path, "--nodes", "3") == 2 and "has 2 hosts, not 3" in capsys.readouterr().err
 
@@ -79,7 +79,7 @@ def test_no_run_and_a_broken_file_are_sentences(tmp_path, capsys):
 
 @pytest.mark.parametrize("what", ["broken", "pipe", "huge", "notes", "run"])
 def test_off_works_whatever_stands_there(tmp_path, what, capsys):
-  synthetic.write(tmp_path, Job(ranks=2, steps=2))
+  made_up_runs.write(tmp_path, Job(ranks=2, steps=2))
   target = tmp_path / "control.json"
   if what == "broken":
     target.write_text("[" * 100_000)

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.locality.plain import to_plain
-from jaxpace.locality.read import read_locality
+from jaxpace.hosts.locality.plain import to_plain
+from jaxpace.hosts.locality.read import read_locality
 from jaxpace.trace import rundir
-from tests.locality import machines
-from tests.locality.test_read import cuda
+from tests.hosts.locality import machines
+from tests.hosts.locality.test_read import cuda
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -20,10 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.trace import rundir, synthetic
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.trace import rundir
 
-JOB = synthetic.Job(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True, sample_steps=5,
+JOB = made_up_runs.Job(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True, sample_steps=5,
                     faults=(Fault("compute", 8e-3, (1,)), Fault("contention", 5e-3, begin=0.5)))
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
@@ -31,7 +32,7 @@ SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
 
 def write_sound(path: pathlib.Path) -> None:
   """A run with every file that a job can leave in its directory."""
-  synthetic.write(path, JOB)
+  made_up_runs.write(path, JOB)
   info = json.loads((path / "run.json").read_text())
   plan = info.get("plan") or {}
   plan |= {"axis": "data", "ranks": 4, "clock": "native", "share": True, "carrier": 0, "overflow": 0,

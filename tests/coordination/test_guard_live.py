@@ -6,8 +6,8 @@ import pytest
 
 import jaxpace
 from jaxpace.core import ring
-from tests.instrument import models
-from tests.instrument.running import column, mesh_of, pair
+from tests.step import models
+from tests.step.running import column, mesh_of, pair
 
 RANKS, BLOCK = 2, 4
 

@@ -6,8 +6,8 @@ import numpy as np
 
 import jaxpace
 from jaxpace.core import ring
-from tests.instrument import models
-from tests.instrument.running import P, column, mesh_of, pair
+from tests.step import models
+from tests.step.running import P, column, mesh_of, pair
 
 
 def step(params, batch):

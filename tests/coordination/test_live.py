@@ -7,8 +7,8 @@ import pytest
 
 import jaxpace
 from jaxpace.core import ring
-from tests.instrument import models
-from tests.instrument.running import P, column, mesh_of, pair
+from tests.step import models
+from tests.step.running import P, column, mesh_of, pair
 
 RANKS, LATE, WINDOW = 4, 2, 16
 LATENESS = 10e-3

@@ -4,15 +4,15 @@ import dataclasses
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import count_steps
 from jaxpace.diagnosis.floor import find_floor
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.phases import phase_medians
+from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import add_up
-from jaxpace.trace.host_samples import COLUMNS, HostSamples
+from jaxpace.testing.made_up_runs import Job, _host_columns, _host_samples, simulate
+from jaxpace.trace.read_host_samples import COLUMNS, HostSamples
 from jaxpace.trace.run import HostCauses, Run
-from jaxpace.trace.synthetic import Job, _host_columns, _host_samples, simulate
 from tests.diagnosis.traces import make_run
 
 

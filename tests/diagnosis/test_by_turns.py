@@ -9,8 +9,8 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes.case import AMPLIFICATION
 from jaxpace.diagnosis.modes.jitter import Pauses
 from jaxpace.diagnosis.wording import percent
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from tests.diagnosis.made_up import case_of, run_of
 
 STEPS = 300

@@ -15,9 +15,9 @@ from jaxpace.diagnosis.compare.change import change, from_blocks
 from jaxpace.diagnosis.compare.compare import compare, series
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.diagnosis import SHARES
-from jaxpace.trace import synthetic
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.run import RunError
-from jaxpace.trace.synthetic import Job
 from tests.diagnosis.traces import barrier, make_run
 
 
@@ -50,7 +50,7 @@ def test_equal_runs_are_seldom_told_apart_even_where_noise_remembers(keep):
 
 
 def recorded(job, **options):
-  truth = synthetic.simulate(job)
+  truth = made_up_runs.simulate(job)
   gap = truth.gap.astype(float)
   gap[:, 0] = np.nan
   return diagnose(make_run(truth.enter, truth.exit, gap=gap, delay=truth.delay.astype(float), **options))
@@ -126,7 +126,7 @@ def call(*arguments):
 
 def test_the_command_its_exit_status_and_json(tmp_path, capsys):
   for name, job in (("a", JOB), ("b", dataclasses.replace(JOB, seed=1, late={2: 8e-3}))):
-    synthetic.write(tmp_path / name, dataclasses.replace(job, steps=200))
+    made_up_runs.write(tmp_path / name, dataclasses.replace(job, steps=200))
   info = json.loads((tmp_path / "b" / "run.json").read_text())
   (tmp_path / "b" / "run.json").write_text(json.dumps({**info, "config": {"batch": 64}, "clock": "native"}))
   target = tmp_path / "compare.json"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.findings import CONTENTION, PERSISTENT
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.testing.made_up_faults import Fault
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_findings import job, with_bytes
 from tests.diagnosis.test_tcp import sampled

@@ -6,14 +6,14 @@ import re
 import numpy as np
 import pytest
 
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.by_rank import by_host, by_rank
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.document import to_json
-from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
-from jaxpace.locality.types import Device, Gpu, Locality, Nic
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.diagnosis.report_json import to_json
+from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from tests.diagnosis.made_up import run_of, true_shares
 
 BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.floor import find_floor, running_minimum
-from jaxpace.trace.synthetic import Job
+from jaxpace.testing.made_up_runs import Job
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_contention import with_bytes
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from jaxpace.diagnosis import fabric as fabrics
-from jaxpace.diagnosis.fabric import Cost, Estimate, Fabric, Level
+from jaxpace.costs import fabric_file as fabrics
+from jaxpace.costs.fabric_file import Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.forecast import tails
-from jaxpace.diagnosis.forecast.document import to_json
 from jaxpace.diagnosis.forecast.forecast import RESAMPLED, TAIL, forecast
+from jaxpace.diagnosis.forecast.forecast_json import to_json
 from jaxpace.diagnosis.forecast.noise import predict_offsets, separate
 from jaxpace.diagnosis.forecast.sample import correlation_time, take_sample
 from jaxpace.trace.run import MISSING, RunError

@@ -8,8 +8,8 @@ import pytest
 from jaxpace.__main__ import main
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.meetings import Grouped, Meetings
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.meeting import Meeting
-from jaxpace.trace.synthetic import Job
 from tests.diagnosis import grouped, made_up
 
 STEPS = 240

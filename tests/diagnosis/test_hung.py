@@ -4,11 +4,11 @@ import dataclasses
 import json
 
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.document import to_json
 from jaxpace.diagnosis.hung import hung
-from jaxpace.trace.synthetic import Job
-from jaxpace.watching.events import late_event, read_events
-from jaxpace.watching.verdict import Late, LateProcess
+from jaxpace.diagnosis.report_json import to_json
+from jaxpace.live.watchdog.events import late_event, read_events
+from jaxpace.live.watchdog.verdict import Late, LateProcess
+from jaxpace.testing.made_up_runs import Job
 from tests.diagnosis.made_up import run_of
 
 

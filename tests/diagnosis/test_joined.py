@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.document import to_json
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
-from jaxpace.probing.inference import Culprit
-from jaxpace.probing.links import Links
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.diagnosis.report_json import to_json
+from jaxpace.live.probe.inference import Culprit
+from jaxpace.live.probe.links import Links
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import barrier, make_run
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.mechanism import of_lateness, of_pauses
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.run import HostCauses
-from jaxpace.trace.synthetic import Job
 from tests.diagnosis.made_up import case_of, run_of
 
 STEPS = 100

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxpace.diagnosis.counted import count_steps
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.sampled import never_meet, turns
-from jaxpace.locality.types import Cgroup, Cpu, Device, Locality
+from jaxpace.diagnosis.selected_steps import count_steps
+from jaxpace.hosts.locality.types import Cgroup, Cpu, Device, Locality
 from jaxpace.trace.meeting import Meeting
 from tests.diagnosis.traces import barrier, make_run
 

@@ -12,22 +12,23 @@ from hypothesis import strategies as st
 from jaxpace.diagnosis import accounting
 from jaxpace.diagnosis.by_rank import SHARES
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.document import to_json
 from jaxpace.diagnosis.forecast.forecast import forecast
 from jaxpace.diagnosis.forecast.sample import take_sample
 from jaxpace.diagnosis.pacing import measured
-from jaxpace.diagnosis.series import blocks, columns, document, outlook, over_time, skew_map
+from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.series import blocks, columns, outlook, over_time, skew_map
+from jaxpace.diagnosis.series import series_json as document
 from jaxpace.diagnosis.series.columns import Columns
 from jaxpace.diagnosis.series.distribution import distribution
 from jaxpace.diagnosis.series.places import places
 from jaxpace.diagnosis.series.where import where
-from jaxpace.locality.types import Cpu, Device, Locality
-from jaxpace.trace import synthetic
+from jaxpace.hosts.locality.types import Cpu, Device, Locality
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.cut import cut
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
 from tests.diagnosis.traces import barrier, make_run
 
 JOB = Job(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2, late={4: 6e-3}, contention=4e-3,
@@ -37,7 +38,7 @@ JOB = Job(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2, l
 @pytest.fixture(scope="module")
 def diagnosis(tmp_path_factory):
   path = tmp_path_factory.mktemp("series") / "run"
-  synthetic.write(path, JOB)
+  made_up_runs.write(path, JOB)
   return diagnose(read_run(path))
 
 

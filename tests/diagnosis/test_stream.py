@@ -9,11 +9,11 @@ from hypothesis import given as given_any  # `given` is a job here
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from experiments import stream_alarms
+from experiments.measure import stream_alarms
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, Steps
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from tests.diagnosis.made_up import run_of
 
 BASE = 20e-3

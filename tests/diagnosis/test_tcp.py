@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.diagnosis import tcp
-from jaxpace.diagnosis.counted import count_steps
 from jaxpace.diagnosis.counters import median_per_window, per_step, per_window, quantiles
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION
+from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.tcp import Busy
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_findings import job
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.run import MISSING
-from jaxpace.trace.synthetic import Job
 from tests.diagnosis.made_up import run_of
 
 JOB = Job(ranks=4, processes=2, hosts=2, steps=300, noise=0.02, late={2: 8e-3, 3: 8.2e-3})

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.fabric import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
 from jaxpace.trace.run import HostCauses
 from tests.diagnosis.traces import barrier, make_run
 

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jaxpace.diagnosis.counted import count_steps
+from jaxpace.cli import report as command
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.floor import running_minimum
 from jaxpace.diagnosis.paused import paused
+from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.what_if import Without, alternative, saved
 from jaxpace.diagnosis.what_if_request import WhatError, parse, resolve
-from jaxpace.reporting import command
-from jaxpace.trace import synthetic
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.run import MISSING, RunError
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import make_run
 
@@ -55,7 +55,7 @@ jobs = st.builds(
 @given(jobs, st.integers(0, 4))
 def test_without_a_rank_is_the_job_simulated_without_it(job, rank):
   assume(rank < job.ranks)
-  truth = synthetic.simulate(job)
+  truth = made_up_runs.simulate(job)
   kept = np.delete(np.arange(job.ranks), rank)
   again = truth.busy[:, kept].max(axis=1) + truth.transfer
   expected = float(again.sum(axis=0)[1:].mean() * 1e-9)
@@ -65,8 +65,8 @@ def test_without_a_rank_is_the_job_simulated_without_it(job, rank):
 
 @given(jobs, st.floats(1e-3, 80e-3))
 def test_without_jitter_is_the_job_simulated_without_pauses(job, pause):
-  shaken = synthetic.simulate(dataclasses.replace(job, pause=pause, pause_probability=0.1))
-  still = synthetic.simulate(job)
+  shaken = made_up_runs.simulate(dataclasses.replace(job, pause=pause, pause_probability=0.1))
+  still = made_up_runs.simulate(job)
   run = recorded(shaken)
   assume(count_steps(run).warmup.size == 0)
   [found] = played(run, Without(runtime_jitter=True))
@@ -75,21 +75,21 @@ def test_without_jitter_is_the_job_simulated_without_pauses(job, pause):
 
 @given(jobs, st.floats(1e-3, 50e-3))
 def test_without_contention_is_the_job_simulated_on_a_quiet_fabric(job, contention):
-  busy = synthetic.simulate(dataclasses.replace(job, contention=contention, contended=(0.4, 0.9)))
+  busy = made_up_runs.simulate(dataclasses.replace(job, contention=contention, contended=(0.4, 0.9)))
   [found] = played(recorded(busy), Without(contention=True))
-  assert found == pytest.approx(mean_step(recorded(synthetic.simulate(job))), abs=TICK)
+  assert found == pytest.approx(mean_step(recorded(made_up_runs.simulate(job))), abs=TICK)
 
 
 @given(jobs, st.floats(1e-3, 50e-3))
 def test_without_pacing_is_the_job_simulated_without_delays(job, delay):
-  paced = synthetic.simulate(dataclasses.replace(job, delays={0: delay}))
+  paced = made_up_runs.simulate(dataclasses.replace(job, delays={0: delay}))
   [found] = played(recorded(paced), Without(pacing=True))
-  assert found == pytest.approx(mean_step(recorded(synthetic.simulate(job))), abs=TICK)
+  assert found == pytest.approx(mean_step(recorded(made_up_runs.simulate(job))), abs=TICK)
 
 
 @given(jobs)
 def test_without_skew_everybody_arrives_at_the_mean(job):
-  truth = synthetic.simulate(job)
+  truth = made_up_runs.simulate(job)
   run = recorded(truth)
   even = truth.busy.mean(axis=1) + truth.transfer
   [found] = played(run, Without(skew=True))
@@ -104,9 +104,9 @@ def test_several_things_at_once(job, rank):
   """Rank, pauses, contention and delays together are not the sum of each alone."""
   assume(rank < job.ranks)
   worse = dataclasses.replace(job, pause=15e-3, pause_probability=0.1, contention=5e-3, contended=(0.5, 1.0))
-  run = recorded(synthetic.simulate(worse))
+  run = recorded(made_up_runs.simulate(worse))
   assume(count_steps(run).warmup.size == 0)
-  still = synthetic.simulate(job)
+  still = made_up_runs.simulate(job)
   kept = np.delete(np.arange(job.ranks), rank)
   expected = (still.busy[:, kept].max(axis=1) + still.transfer).sum(axis=0)[1:].mean() * 1e-9
   [found] = played(run, Without(ranks=(rank,), runtime_jitter=True, contention=True))
@@ -116,7 +116,7 @@ def test_several_things_at_once(job, rank):
 def test_missing_ranks_and_holes():
   """A rank counts where it was recorded; steps without anybody else stay as they were; a hole is no long step."""
   job = Job(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
-  truth = synthetic.simulate(job)
+  truth = made_up_runs.simulate(job)
   run = recorded(truth)
   for rank, steps in ((2, slice(10, 21)), (0, slice(30, 41)), (1, slice(30, 41))):
     for collective in run.collectives:
@@ -137,7 +137,7 @@ def test_missing_ranks_and_holes():
 
 def test_without_all_of_the_late_hosts_ranks():
   """Two equally late ranks of a host are worth nothing one by one, and everything together."""
-  truth = synthetic.simulate(Job(ranks=4, steps=80, late={2: 10e-3, 3: 10e-3}))
+  truth = made_up_runs.simulate(Job(ranks=4, steps=80, late={2: 10e-3, 3: 10e-3}))
   run = recorded(truth, hosts={0: "a", 1: "b"}, processes=[0, 0, 1, 1])
   report = diagnose(run, asked=[parse("rank:2"), parse("host:b"), parse("rank:2-3")])
   mean = report.step_time.mean
@@ -149,7 +149,7 @@ def test_without_all_of_the_late_hosts_ranks():
 
 
 def test_jitter_is_not_known_where_no_gap_was_recorded():
-  truth = synthetic.simulate(Job())
+  truth = made_up_runs.simulate(Job())
   run = make_run(truth.enter, truth.exit)
   assert diagnose(run).no_runtime_jitter is None
   with pytest.raises(RunError, match="gaps between steps were not recorded"):
@@ -166,7 +166,7 @@ def test_what_cannot_be_taken_out_is_said(text):
     ("rank:9", "numbered 0 to 3"), ("host:host7", "did you mean 'host"), ("rank:0-3", "leaves no rank"),
     ("host:zzz", "there are host0, host1"), ("rank:x", "names no rank")])
 def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
-  synthetic.write(tmp_path, Job())
+  made_up_runs.write(tmp_path, Job())
   parser = argparse.ArgumentParser()
   command.add_arguments(parser)
   assert command.run(parser.parse_args([str(tmp_path), "--without", text])) == 2
@@ -175,7 +175,7 @@ def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
 
 
 def test_the_command_answers_in_text_and_json(tmp_path, capsys):
-  synthetic.write(tmp_path / "run", Job(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
+  made_up_runs.write(tmp_path / "run", Job(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
   parser = argparse.ArgumentParser()
   command.add_arguments(parser)
   target = tmp_path / "report.json"
@@ -218,4 +218,4 @@ def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
 
 def test_pauses_are_not_known_where_none_was_measured():
   with pytest.raises(RunError, match="neither garbage collection nor data nor checkpoints were measured"):
-    resolve(parse("pauses"), recorded(synthetic.simulate(Job())), None)
+    resolve(parse("pauses"), recorded(made_up_runs.simulate(Job())), None)

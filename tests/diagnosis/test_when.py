@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.when import series_change
-from jaxpace.trace.synthetic import Job
+from jaxpace.testing.made_up_runs import Job
 from tests.diagnosis.made_up import case_of, run_of
 
 

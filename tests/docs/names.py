@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jaxpace
-from jaxpace.instrument import Instrumented
+from jaxpace.step.instrument import Instrumented
 
 KNOWN: dict[str, Any] = {
     "recorder": jaxpace.Recorder, "paced": Instrumented, "control": jaxpace.Control, "keeper": jaxpace.Housekeeper,

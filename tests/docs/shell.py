@@ -9,8 +9,8 @@ import importlib
 import pathlib
 import re
 import shlex
+from collections.abc import Callable
 
-import jaxpace.flags
 from jaxpace.cli import pacer_expression
 from jaxpace.cli.main import COMMANDS
 from tests.docs.blocks import ROOT
@@ -19,8 +19,7 @@ OTHERS = {"cd", "apt-get", "apt", "ip", "tc"}
 """Programs of others that are named without a check of their arguments."""
 USERS = re.compile(r"(train|serve|client|my_\w+)\.py")
 """Scripts that stand for the reader's own."""
-FLAGS_OF_JAXPACE = {f"jaxpace_{name}" for name in jaxpace.flags.Switches.__dataclass_fields__} | {
-    "alsologtostderr", "v", "log_dir", "verbosity", "help"}
+FLAGS_OF_ABSL = {"alsologtostderr", "v", "log_dir", "verbosity", "help"}
 DEFINES = re.compile(r"DEFINE_(\w+)")
 
 
@@ -92,17 +91,22 @@ def _jaxpace(words: list[str]) -> None:
     own, started = own[:at], own[at + 1:]
     _command(started)
     own = [*own, "--", *started]
-  parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
-  importlib.import_module(COMMANDS[words[0]].module).add_arguments(parser)
-  try:
-    args = parser.parse_args(own)
-  except (SystemExit, argparse.ArgumentError) as error:
-    raise NotTypeableError(f"jaxpace {shlex.join(words)}: {error}") from error
+  args = _parse(importlib.import_module(COMMANDS[words[0]].module).add_arguments, ["jaxpace", *words], own)
   pacer = getattr(args, "pacer", None)
   if words[0] == "replay" and pacer:
     pacer_expression.make(pacer)
   if words[0] == "simulate":
     _need((ROOT / args.config).is_file(), ["jaxpace", *words], "names no config that is there")
+
+
+def _parse(add_arguments: Callable[[argparse.ArgumentParser], None], words: list[str],
+           own: list[str]) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+  add_arguments(parser)
+  try:
+    return parser.parse_args(own)
+  except (SystemExit, argparse.ArgumentError) as error:
+    raise NotTypeableError(f"{shlex.join(words)}: {error}") from error
 
 
 def _python(words: list[str]) -> None:
@@ -123,11 +127,15 @@ def _python(words: list[str]) -> None:
     at = rest.index("--")
     rest, started = rest[:at], rest[at + 1:]
     _command(started)
+  program = (ROOT / (module.replace(".", "/") + ".py"))
+  if program.is_file() and "def add_arguments(" in program.read_text():
+    _parse(importlib.import_module(module).add_arguments, ["python", *words], rest)
+    return
   defined = flags_of(module)
   for word in rest:
     if word.startswith("--"):
       flag = word[2:].partition("=")[0].partition(".")[0]
-      known = flag in defined or flag in FLAGS_OF_JAXPACE or defined.get(flag.removeprefix("no")) in ("bool", "boolean")
+      known = flag in defined or flag in FLAGS_OF_ABSL or defined.get(flag.removeprefix("no")) in ("bool", "boolean")
       _need(known, words, f"{module} has no flag --{flag}; it has {sorted(defined)}")
 
 

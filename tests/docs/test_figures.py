@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments import concept_drawing, concept_figures
+from experiments.docs import concept_drawing, concept_figures
 from tests.docs.blocks import ROOT
 
 FOLDER = ROOT / "docs" / "figures"

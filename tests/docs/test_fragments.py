@@ -21,7 +21,7 @@ NOT_RUN = {
     "with Lab(fabric.get_config())": "makes network namespaces; tests/experiments does so",
     "distributed.initialize()  ": "a script: tests/docs/test_five_minutes.py runs it",
     "source = batches(300)": "the other loop of that script, run there",
-    "links = jaxpace.probe_links": "takes seconds; tests/probing measures links",
+    "links = jaxpace.probe_links": "takes seconds; tests/live/probe measures links",
     "from perfetto.trace_processor": "a program that is downloaded; tests/reporting asks it where it is there",
 }
 """Words of fragments that are checked for names and arguments alone, and why."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.faults.scores import Injected
-from experiments.faults.spec import Fault, Spec
+from experiments.labs.faults.scores import Injected
+from experiments.labs.faults.spec import Fault, Spec
 
 
 def spec_of(*faults: Fault, name: str = "in4", steps: int = 200, **more: Any) -> Spec:

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import bitwise_cases, bitwise_models, bitwise_tables, hlo
-from experiments.bitwise_cases import LAYOUTS, Case, Result, Way
+from experiments.lib import hlo
+from experiments.measure import bitwise_cases, bitwise_models, bitwise_tables
+from experiments.measure.bitwise_cases import LAYOUTS, Case, Result, Way
 
 _ALL_REDUCE = """
   %all-reduce.1 = (f32[40,6]{1,0}, /*index=1*/f32[]) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1},{2,3}}, x=1

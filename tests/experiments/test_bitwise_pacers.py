@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from experiments import bitwise_pacers, measured
-from experiments.bitwise_cases import Case
+from experiments.lib import measured
+from experiments.measure import bitwise_pacers
+from experiments.measure.bitwise_cases import Case
 
 _GOOD = {"model": "mlp", "dtype": "float32", "layout": "pmap", "ranks": 2, "way": "pace_early_ranks", "leaves": [],
          "bits_equal": True, "hlo_equal": True, "hlo": "", "delays": 7, "longest_delay_ms": 0.3, "collections": None}

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import chars as chars_config
-from experiments.chars import data, train
-from experiments.chars.model import Transformer
-from experiments.start import UserError
+from experiments.examples.chars import data, train
+from experiments.examples.chars.model import Transformer
+from experiments.examples.start import UserError
 
 
 def test_the_default_text_is_the_one_whose_origin_is_told() -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from experiments import child
+from experiments.lib import child
 
 
 def test_what_a_command_said_and_took():

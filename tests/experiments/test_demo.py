@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments import demo
+from experiments.examples import demo
 
 
 def report(late: dict[int, float], mode: str = demo.STRAGGLER) -> dict[str, Any]:

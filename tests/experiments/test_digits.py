@@ -14,9 +14,9 @@ from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 from configs import digits as digits_config
-from experiments.digits import data, train
-from experiments.digits.model import CNN
-from experiments.start import UserError
+from experiments.examples.digits import data, train
+from experiments.examples.digits.model import CNN
+from experiments.examples.start import UserError
 
 
 def mesh_of(devices: int) -> jax.sharding.Mesh:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import jaxpace
-from experiments import emulated, measured
-from experiments.paper import document, emulated_worker
+from experiments.lib import measured
+from experiments.paper import document, emulated, emulated_worker
 from experiments.paper.emulated_worker import AGAIN, ARMS, BOTH, HOUSEKEEPING, OFF, PACERS, Setup
 from tests.multiprocess import jobs
 
@@ -43,7 +43,7 @@ def test_arms_are_compared_and_pauses_with_the_closed_form():
 
 def test_the_page_and_the_papers_page_hold_it(tmp_path):
   runs = [emulated.judge(processes(count), SETUP) for count in (2, 4)]
-  figures = measured.circumstances("experiments.emulated") | {"setup": SETUP._asdict(), "runs": runs}
+  figures = measured.circumstances("experiments.paper.emulated") | {"setup": SETUP._asdict(), "runs": runs}
   page = "\n".join(emulated.tables(figures))
   assert "| 4 | 6 | 60 |" in page and "+50.0 %" in page and "| 2 | 0.017 |" in page
   path, none = tmp_path / "emulated.json", tmp_path / "none.json"
@@ -51,7 +51,7 @@ def test_the_page_and_the_papers_page_hold_it(tmp_path):
   text = "before\n<!-- emulated -->\nold\n<!-- end -->\nbetween\n<!-- coordination -->\n<!-- end -->\nafter"
   filled = document.filled(text, none, path)
   assert "old" not in filled and "+50.0 %" in filled and filled.startswith("before\n") and filled.endswith("\nafter")
-  assert "Not run yet: `python -m experiments.table1`." in filled
+  assert "Not run yet: `python -m experiments.paper.table1`." in filled
   assert document.filled(filled, none, path) == filled
   with pytest.raises(ValueError, match="'what'"):
     document.filled("<!-- what -->\n<!-- end -->", none, path)
@@ -95,7 +95,7 @@ def test_a_full_collection_is_made_longer_and_no_other():
 def test_it_runs_on_real_processes(tmp_path):
   out = tmp_path / "emulated.json"
   done = subprocess.run(
-      [sys.executable, "-m", "experiments.emulated", "--processes=2", "--seconds=0.1", "--every=6", "--work_ms=1",
+      [sys.executable, "-m", "experiments.paper.emulated", "--processes=2", "--seconds=0.1", "--every=6", "--work_ms=1",
        "--pause_ms=2", "--churn=12000", f"--out={out}"],
       cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
       timeout=240)

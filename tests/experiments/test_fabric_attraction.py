@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.fabric import attraction
-from experiments.fabric.attraction import Stretch
+from experiments.labs.fabric import attraction
+from experiments.labs.fabric.attraction import Stretch
 
 
 def test_equal_sharing_keeps_the_lead_and_makes_both_wait_for_the_overlap():

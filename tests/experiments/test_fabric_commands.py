@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 from configs import fabric
-from experiments.fabric import commands, machine
-from experiments.fabric.topology import ConfigError, Topology, from_config
+from experiments.labs.fabric import commands, machine
+from experiments.labs.fabric.topology import ConfigError, Topology, from_config
 
 
 def topology(**changes: object) -> Topology:

@@ -14,9 +14,9 @@ import ml_collections
 import pytest
 
 from configs import fabric
-from experiments.fabric import commands, lab, machine, run
-from experiments.fabric.machine import LabError
-from experiments.fabric.topology import ConfigError
+from experiments.labs.fabric import commands, lab, machine, run
+from experiments.labs.fabric.machine import LabError
+from experiments.labs.fabric.topology import ConfigError
 from tests.multiprocess import jobs
 
 _SLOW_MBIT = 40.0
@@ -24,7 +24,7 @@ _SLOW_MBIT = 40.0
 _MAKER = """
 import sys, time
 from configs import fabric
-from experiments.fabric.lab import Lab
+from experiments.labs.fabric.lab import Lab
 with Lab(fabric.get_config()) as lab:
   lab.popen("a0", ["sleep", "600"])
   print(lab.name, flush=True)

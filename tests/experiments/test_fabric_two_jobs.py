@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from configs import fabric
-from experiments.fabric import jobs, run, two_jobs_figures, two_jobs_tables
-from experiments.fabric.timeline import Timeline, cut, periods, together
-from experiments.fabric.topology import ConfigError, from_config
+from experiments.labs.fabric import jobs, run, two_jobs_figures, two_jobs_tables
+from experiments.labs.fabric.timeline import Timeline, cut, periods, together
+from experiments.labs.fabric.topology import ConfigError, from_config
 
 
 def line(period: float, count: int, start: float = 0.0, delays: float = 0.0) -> Timeline:

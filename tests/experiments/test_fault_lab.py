@@ -15,18 +15,19 @@ import numpy as np
 import pytest
 
 from configs import fault_lab
-from experiments.faults import cluster, judge, make, outside, plan, scores, truth
-from experiments.faults.schedule import schedule
-from experiments.faults.spec import RUNTIME, STRAGGLER, Spec, layout
-from jaxpace.trace import synthetic, synthetic_faults
+from experiments.labs.faults import cluster, judge, make, outside, plan, scores, truth
+from experiments.labs.faults.schedule import schedule
+from experiments.labs.faults.spec import RUNTIME, STRAGGLER, Spec, layout
+from jaxpace.testing import made_up_faults as synthetic_faults
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.reader import read_run
-from jaxpace.trace.synthetic import Job
 from tests.experiments.faults_made_up import fault_of, one, spec_of
 
 
 def write_run(root: pathlib.Path, spec: Spec, job: Job) -> None:
   """A run of the lab as it would have been made, had the synthetic job run in it."""
-  found = synthetic.write(root / spec.name / "run", job)
+  found = made_up_runs.write(root / spec.name / "run", job)
   todo = schedule(spec)
   (root / spec.name / "injected").mkdir()
   np.savez(root / spec.name / "injected" / "0.npz", ranks=np.arange(4), work=todo.work, spin=todo.spin,
@@ -62,7 +63,7 @@ def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
 
 def test_detection_is_counted_from_onset_and_takes_the_right_rank_only(tmp_path: pathlib.Path) -> None:
   struck = synthetic_faults.Fault("compute", 6e-3, (2,), begin=0.5)
-  synthetic.write(tmp_path, Job(ranks=4, steps=240, processes=1, hosts=1, noise=0.02, faults=(struck,)))
+  made_up_runs.write(tmp_path, Job(ranks=4, steps=240, processes=1, hosts=1, noise=0.02, faults=(struck,)))
   run = read_run(tmp_path)
   injected = dataclasses.replace(one(STRAGGLER, (2,)), onset=120)
   found, noticed, early = judge.detection(run, [injected])

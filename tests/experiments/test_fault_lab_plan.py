@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from configs import fault_lab
-from experiments.faults import places, plan, truth
-from experiments.faults.schedule import schedule
-from experiments.faults.spec import MODES, Spec, from_json, layout
-from jaxpace.locality.concerns import WARNING, find_concerns
-from jaxpace.locality.types import Device, Locality
+from experiments.labs.faults import places, plan, truth
+from experiments.labs.faults.schedule import schedule
+from experiments.labs.faults.spec import MODES, Spec, from_json, layout
+from jaxpace.hosts.locality.concerns import WARNING, find_concerns
+from jaxpace.hosts.locality.types import Device, Locality
 from tests.experiments.faults_made_up import fault_of, spec_of
 
 

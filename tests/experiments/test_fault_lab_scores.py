@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.faults import scores, tables
-from experiments.faults.scores import Found, Injected, Judged
-from experiments.faults.spec import AMPLIFICATION, LOCALITY, MODES, RUNTIME, STRAGGLER
+from experiments.labs.faults import scores, tables
+from experiments.labs.faults.scores import Found, Injected, Judged
+from experiments.labs.faults.spec import AMPLIFICATION, LOCALITY, MODES, RUNTIME, STRAGGLER
 from tests.experiments.faults_made_up import one
 
 

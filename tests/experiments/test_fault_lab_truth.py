@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.faults import truth
-from experiments.faults.schedule import schedule
-from experiments.faults.spec import Spec, layout
+from experiments.labs.faults import truth
+from experiments.labs.faults.schedule import schedule
+from experiments.labs.faults.spec import Spec, layout
 from tests.experiments.faults_made_up import fault_of, spec_of
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import first_call
+from experiments.measure import first_call
 
 
 @pytest.mark.parametrize("arm", ["bare", "instrumented"])
@@ -13,7 +13,7 @@ def test_a_trainer_is_compiled(arm):
 
 def test_the_page_says_what_was_measured():
   stages = {"trace": 1.0, "lower": 0.5, "compile": 8.5}
-  figures = {"command": "python -m experiments.first_call", "date": "2026-11-22", "load_average_at_start": 0.1,
+  figures = {"command": "python -m experiments.measure.first_call", "date": "2026-11-22", "load_average_at_start": 0.1,
              "machine": {"cores": 2, "platform": "Linux", "jax": "0.10.2", "python": "3.11"},
              "trainers": {"digits": {
                  "seconds": {"bare": stages, "instrumented": stages}, "total": {"bare": [10.0, 9.0, 11.0],

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxpace
-from experiments import fluid, two_jobs_simulated
-from experiments.fabric import attraction
+from experiments.labs.fabric import attraction
+from experiments.measure import fluid, two_jobs_simulated
 from jaxpace.simulation.job import Job, Shape
 from jaxpace.simulation.jobs import Shares, several
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import compare_false_alarms, forecast_accuracy
+from experiments.measure import compare_false_alarms, forecast_accuracy
 from jaxpace.trace.reader import read_run
 
 

@@ -18,25 +18,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments import gpu_check
-from experiments.gpu import (
-  beside,
-  compiled,
-  delays,
-  hosttime,
-  injected,
-  kernels,
-  loops,
-  machine,
-  pallas,
-  stamps,
-  steps,
-  traced,
-  transformer,
-  whole_loop,
+from experiments.labs import gpu_check
+from experiments.labs.gpu import (
+    beside,
+    compiled,
+    delays,
+    hosttime,
+    injected,
+    kernels,
+    loops,
+    machine,
+    pallas,
+    stamps,
+    steps,
+    traced,
+    transformer,
+    whole_loop,
 )
-from experiments.gpu.bench import Bench, plain, shown
-from experiments.paired import Estimate
+from experiments.labs.gpu.bench import Bench, plain, shown
+from experiments.lib.paired import Estimate
 from jaxpace.core import ring
 from jaxpace.core.plan import Mark, Plan
 from jaxpace.execution import words
@@ -342,7 +342,7 @@ def test_what_is_measured_beside_is_measured_alike() -> None:
 
 
 def test_without_a_gpu_one_line_says_so_and_the_status_is_0(tmp_path: pathlib.Path) -> None:
-  done = subprocess.run([sys.executable, str(jobs.ROOT / "experiments/gpu_check.py"), f"--out={tmp_path / 'gpu.json'}"],
+  done = subprocess.run([sys.executable, str(jobs.ROOT / "experiments/labs/gpu_check.py"), f"--out={tmp_path / 'gpu.json'}"],
                         cwd=tmp_path, env=jobs.clean_environment(JAX_PLATFORMS="cpu"), text=True, capture_output=True,
                         timeout=300)
   assert done.returncode == 0, done.stderr
@@ -364,7 +364,7 @@ def test_the_sections_are_those_that_are_there(capsys: pytest.CaptureFixture[str
   assert gpu_check.main(["--list"]) == 0
   assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(gpu_check.SECTIONS)
   for section in gpu_check.SECTIONS.values():
-    module = __import__(f"experiments.gpu.{section.module}", fromlist=[section.function])
+    module = __import__(f"experiments.labs.gpu.{section.module}", fromlist=[section.function])
     assert callable(getattr(module, section.function))
   chosen = gpu_check.arguments([])
   assert "alone_2ms" not in chosen.sections and (chosen.platform, chosen.clock) == ("gpu", "stream")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import gpu_schedule
+from experiments.labs import gpu_schedule
 
 _STAMP = 'custom_call_target="__gpu$xla.gpu.ptx", backend_config={name = "jaxpace_stamp"}'
 _LINES = {

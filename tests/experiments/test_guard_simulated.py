@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments import guard_simulated
-from experiments.guard_simulated import Cell
+from experiments.measure import guard_simulated
+from experiments.measure.guard_simulated import Cell
 from tests.coordination.test_guard import GUARDED, run
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from experiments import late
-from experiments.start import UserError
+from experiments.examples import late
+from experiments.examples.start import UserError
 
 
 def step_of(check_vma: bool, seconds: float, rank: int = 1, dtype=jnp.float32):

@@ -5,7 +5,7 @@ import pathlib
 import sys
 import traceback
 
-from experiments import measured
+from experiments.lib import measured
 
 
 def test_no_path_of_this_machine_is_written_down(tmp_path):

@@ -8,7 +8,7 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from experiments import metrics
+from experiments.examples import metrics
 
 
 def test_lines_come_every_so_often_with_the_time_a_step_took(

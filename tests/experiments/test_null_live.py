@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import jaxpace
-from experiments import measured, null_live
-from experiments.null_live import AGAIN, BLOCK, OFF, ON
+from experiments.lib import measured
+from experiments.measure import null_live
+from experiments.measure.null_live import AGAIN, BLOCK, OFF, ON
 
 WARM_UP = 20
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import null_pacing
+from experiments.measure import null_pacing
 from tests.coordination import jobs
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments import measured, null_unshared
-from experiments.null_pacing import SHAPES
+from experiments.lib import measured
+from experiments.measure import null_unshared
+from experiments.measure.null_pacing import SHAPES
 from tests.coordination import jobs
 from tests.coordination.test_unshared import run
 

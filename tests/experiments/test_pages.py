@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from experiments import measured, pages
-from experiments.paired import METHOD
+from experiments.docs import pages
+from experiments.lib import measured
+from experiments.lib.paired import METHOD
 
 
 @pytest.mark.parametrize("name", pages.PAGES)

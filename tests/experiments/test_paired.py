@@ -8,8 +8,8 @@ import statistics
 import numpy as np
 import pytest
 
-from experiments import intervals
-from experiments.paired import Estimate, estimate, jackknifed, median_of_many, ratio_of_means, rounds_needed
+from experiments.lib.paired import Estimate, estimate, jackknifed, median_of_many, ratio_of_means, rounds_needed
+from experiments.measure import intervals
 
 
 def test_a_ratio_of_means_pairs_rounds() -> None:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import collections_measured, figures, table1
-from experiments.paper import calibrate, document, drawing, paced, predict, quick, tables
+from experiments.measure import collections_measured
+from experiments.paper import calibrate, document, drawing, figures, paced, predict, quick, table1, tables
 from experiments.paper import world as worlds
 from jaxpace.core.types import Decision, Pacer
 from jaxpace.simulation.job import Shape
@@ -179,5 +179,5 @@ def test_pauses_come_from_the_middle_heap(tmp_path):
   path = tmp_path / "c.json"
   path.write_text(json.dumps({"rows": [{"per_step": p, "seconds_median": s} for p, s in ((1, 1), (0.1, 0.2), (3, 3))]}))
   assert table1.pauses(path) == (0.1, 0.2)
-  with pytest.raises(Exception, match="run python -m experiments.collections_measured first"):
+  with pytest.raises(Exception, match="run python -m experiments.measure.collections_measured first"):
     table1.pauses(tmp_path / "none.json")

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import measured, pauses, pauses_worker
+from experiments.lib import measured
+from experiments.measure import pauses, pauses_worker
 from tests.multiprocess import jobs
 
 EVERY, STEPS = 10, 20
@@ -70,7 +71,7 @@ def test_processes_in_different_modes_are_an_error():
 def test_the_page_holds_every_stage_that_was_run():
   setup = pauses_worker.Setup(1000, 100, EVERY, 3.0, False, 30.0, 1.0, 1.0)._asdict()
   runs = [pauses.judge([process() for _ in range(count)], EVERY) for count in (2, 4)]
-  page = "\n".join(pauses.tables(measured.circumstances("experiments.pauses") | {"setup": setup, "runs": runs}))
+  page = "\n".join(pauses.tables(measured.circumstances("experiments.measure.pauses") | {"setup": setup, "runs": runs}))
   for words in ("## Balanced", "## One late", "## No heap", "| 4 | in-slack |", "| 2 | frozen | 11 | -38.9 % "):
     assert words in page
 
@@ -90,7 +91,7 @@ def test_the_heap_keeps_its_size_and_ages_into_full_collections():
 def test_it_runs_on_real_processes(tmp_path):
   out = tmp_path / "pauses.json"
   done = subprocess.run(
-      [sys.executable, "-m", "experiments.pauses", "--processes=2", "--block_seconds=0.1", "--auto_seconds=0.1",
+      [sys.executable, "-m", "experiments.measure.pauses", "--processes=2", "--block_seconds=0.1", "--auto_seconds=0.1",
        "--every=8", "--heap=2000", "--churn=2000", f"--out={out}"],
       cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
       timeout=240)

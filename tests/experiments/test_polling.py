@@ -7,8 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from experiments import measured, polling, polling_ranks
-from experiments.polling_ranks import ARMS_OFF, Barrier, Setup
+from experiments.lib import measured
+from experiments.measure import polling, polling_ranks
+from experiments.measure.polling_ranks import ARMS_OFF, Barrier, Setup
 
 SETUP = Setup(ranks=2, cores=2, polling=True, work_ms=0.1, late_ms=3.0, costs=(1.0,), warm_up=90, block=6, rounds=2)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments import message_reference as reference
-from experiments import simgrid_reference, simulation_accuracy
+from experiments.measure import message_reference as reference
+from experiments.measure import simgrid_reference, simulation_accuracy
 
 RATE = 10e9
 

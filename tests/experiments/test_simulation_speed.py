@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import simulation_speed as speed
+from experiments.measure import simulation_speed as speed
 
 
 def test_a_case_is_compiled_once_and_gives_the_same_bytes_each_time():

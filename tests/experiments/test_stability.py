@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from configs import stability as configured
-from experiments import stability, stability_alarms, stability_tables
-from jaxpace.simulation.stability import Series
+from experiments.stability import alarms as stability_alarms
+from experiments.stability import run as stability
+from experiments.stability import tables as stability_tables
+from experiments.stability.job import Series
 
 CIRCUMSTANCES = {"command": "c", "date": "d", "load_average_at_start": 0.0,
                  "machine": {"cores": 1, "platform": "p", "jax": "j", "python": "3"}}

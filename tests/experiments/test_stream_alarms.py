@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments import measured, stream_alarms
+from experiments.lib import measured
+from experiments.measure import stream_alarms
 
 
 @pytest.mark.parametrize("fault", stream_alarms.FAULTS)
@@ -21,7 +22,7 @@ def test_the_page_holds_every_figure(tmp_path, monkeypatch):
   monkeypatch.setattr(stream_alarms, "RANKS", (4,))
   monkeypatch.setattr(stream_alarms, "FAULTS", (stream_alarms.LATE,))
   figures = stream_alarms.measure(300, 1, 0.1)
-  page = stream_alarms.page({**measured.circumstances("experiments.stream_alarms"), **figures})
+  page = stream_alarms.page({**measured.circumstances("experiments.measure.stream_alarms"), **figures})
   assert figures["healthy"][0]["alarms"] == 0
   assert figures["delays"][0]["within_30"] == 1
   assert "| 4 | normal | 300 | 0 | 0 | 0 |" in page

@@ -6,9 +6,10 @@ import pathlib
 
 import pytest
 
-from experiments import measured, stream_lab
-from jaxpace.trace import synthetic_faults
-from jaxpace.trace.synthetic import Job
+from experiments.labs import stream_lab
+from experiments.lib import measured
+from jaxpace.testing import made_up_faults
+from jaxpace.testing.made_up_runs import Job
 from tests.experiments.faults_made_up import fault_of, spec_of
 from tests.experiments.test_fault_lab import write_run
 
@@ -19,7 +20,7 @@ def test_runs_of_a_seed_are_judged_together(tmp_path: pathlib.Path) -> None:
   fault = dataclasses.replace(fault_of("straggler", (2,), 6e-3), onset=100)
   late = dataclasses.replace(spec_of(fault), name="in4-001-straggler", twin=twin.name)
   write_run(tmp_path, twin, job)
-  struck = synthetic_faults.Fault("compute", 6e-3, (2,), begin=0.5)
+  struck = made_up_faults.Fault("compute", 6e-3, (2,), begin=0.5)
   write_run(tmp_path, late, dataclasses.replace(job, faults=(struck,)))
   (tmp_path / "plan.json").write_text(json.dumps({"config": {"seed": 7}}))
   seeds = stream_lab.judged([tmp_path])
@@ -28,7 +29,7 @@ def test_runs_of_a_seed_are_judged_together(tmp_path: pathlib.Path) -> None:
   (steps,) = one["by_kind"]["straggler"]
   assert one["faults"] == one["within_30"] == 1 and 10 < steps <= 30
   assert stream_lab.judged([tmp_path], bare=True)["7"]["by_kind"]["straggler"] == [steps]
-  page = "\n".join(stream_lab.page({**measured.circumstances("experiments.stream_lab"), "note": "a word",
+  page = "\n".join(stream_lab.page({**measured.circumstances("experiments.labs.stream_lab"), "note": "a word",
                                     "seeds": seeds}))
   assert "a word" in page and "| 7 | 2 | 1 | 200 | 0 | 0 | 0 | 0 % |" in page and f"| 7 | straggler | {steps} |" in page
   with pytest.raises(OSError):

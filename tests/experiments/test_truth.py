@@ -9,8 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
-from experiments import lateness_found, measured, truth_processes, truth_steps, truth_tables
-from experiments.injection import PLACES, LateJob, fault
+from experiments.lib import lateness_found, measured
+from experiments.lib.injection import PLACES, LateJob, fault
+from experiments.measure import truth_processes, truth_steps, truth_tables
 
 
 def test_the_tolerance_is_the_larger_of_two() -> None:

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxpace
-from experiments import measured, update_cost
+from experiments.lib import measured
+from experiments.measure import update_cost
 
 
 def test_every_update_of_the_loop_is_run() -> None:

@@ -16,10 +16,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from jaxpace.control import file
-from jaxpace.control.request import Request
 from jaxpace.core import ring
-from jaxpace.distributed import announcements
+from jaxpace.hosts.distributed import announcements
+from jaxpace.live.control import file
+from jaxpace.live.control.request import Request
 
 
 def eager():
@@ -67,7 +67,7 @@ def main() -> None:
   assert (asked == asked[:1]).all(), "devices along the other axis do alike"
   kept = 0
   jaxpace.distributed.barrier("done", 60)
-  from jaxpace.distributed.client import client
+  from jaxpace.hosts.distributed.client import client
   joined = client()
   if joined is not None:
     kept = len(joined.key_value_dir_get(newest.rpartition("/")[0]))

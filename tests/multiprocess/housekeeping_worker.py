@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace import distributed
-from jaxpace.distributed import announcements
+from jaxpace.hosts.distributed import announcements
 
 EVERY = 3
 

@@ -8,7 +8,7 @@ import sys
 
 import yaml
 
-from jaxpace.distributed.place import Place, place_from_environment
+from jaxpace.hosts.distributed.place import Place, place_from_environment
 from tests.multiprocess import jobs
 from tests.multiprocess.test_distributed import PSUM, assert_joined
 

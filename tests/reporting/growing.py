@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jaxpace.trace import synthetic
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.decode import Columns
 from jaxpace.trace.parts import PartStore
-from jaxpace.trace.synthetic import Job
 
 
 class Growing:
@@ -21,7 +21,7 @@ class Growing:
                first_step=0, merge_parts=4, extra=None):
     self.directory, self.job, self.run = directory, job, run
     if not (scratch / "run.json").exists():
-      synthetic.write(scratch, job, run=run, attempt=attempt, first_step=first_step)
+      made_up_runs.write(scratch, job, run=run, attempt=attempt, first_step=first_step)
     self._rows = {table: pq.read_table(scratch / table) for table in ("steps", "collectives")}
     self._upto = dict.fromkeys(range(job.processes), first_step)
     self._merge_parts, self._extra = merge_parts, extra

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.document import to_json
-from jaxpace.trace import synthetic
+from jaxpace.diagnosis.report_json import to_json
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.reader import read_run
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
 from tests.multiprocess.jobs import ROOT
 
 PAGE = ROOT / "docs" / "sql.md"
@@ -24,7 +24,7 @@ JOB = Job(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2, l
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
   path = tmp_path_factory.mktemp("sql") / "run"
-  truth = synthetic.write(path, JOB, part_steps=80)
+  truth = made_up_runs.write(path, JOB, part_steps=80)
   found = {}
   with contextlib.chdir(path), duckdb.connect() as database:
     for number, query in enumerate(re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)):
@@ -73,7 +73,7 @@ def test_the_late_rank_is_the_late_rank(answers):
 
 
 def test_lateness_of_two_ranks_is_the_reports(tmp_path):
-  synthetic.write(tmp_path, Job(ranks=2, steps=200, noise=0.01, late={1: 15e-3}))
+  made_up_runs.write(tmp_path, Job(ranks=2, steps=200, noise=0.01, late={1: 15e-3}))
   report = to_json(diagnose(read_run(tmp_path)))["per_rank"]
   queries = dict(re.findall(r"```sql\n-- name: (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
   views = re.findall(r"```sql\n(create.*?)```", PAGE.read_text(), re.DOTALL)
@@ -103,8 +103,8 @@ def test_code_with_a_prompt_runs(answers):
 
 
 def test_newest_attempts_count(answers, tmp_path):
-  synthetic.write(tmp_path, JOB)
-  synthetic.write(tmp_path, Job(ranks=4, steps=50, processes=2, forward=1e-3), attempt=1, first_step=150)
+  made_up_runs.write(tmp_path, JOB)
+  made_up_runs.write(tmp_path, Job(ranks=4, steps=50, processes=2, forward=1e-3), attempt=1, first_step=150)
   view, *_ = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
   with contextlib.chdir(tmp_path), duckdb.connect() as database:
     database.execute(view)

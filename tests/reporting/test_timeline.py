@@ -18,12 +18,12 @@ from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.phases import pour
 from jaxpace.reporting.timeline.slices import text as slices_text
-from jaxpace.reporting.timeline.times import read_bounds
-from jaxpace.trace import synthetic
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.trace.step_times import read_bounds
 
 JOB = Job(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
           faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1, mechanism="gc"),), host_columns=True)
@@ -33,7 +33,7 @@ LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late"
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
   path = tmp_path_factory.mktemp("timeline") / "run"
-  return path, synthetic.write(path, JOB)
+  return path, made_up_runs.write(path, JOB)
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_what_cannot_be_written_is_said_before_the_work(written, capsys, target)
 
 def test_foreign_names_are_text(tmp_path):
   path = tmp_path / "run"
-  synthetic.write(path, Job(ranks=2, steps=30, processes=2))
+  made_up_runs.write(path, Job(ranks=2, steps=30, processes=2))
   evil = '../../<script>alert(1)</script>\x1b[31m\u202e"'
   for name in ("process/0.json", "process/1.json"):
     info = json.loads((path / name).read_text())
@@ -262,7 +262,7 @@ def test_damaged_stamps_leave_a_sound_timeline(written, seed, share):
 @pytest.mark.parametrize("job", [
     Job(ranks=1, steps=5, processes=1), Job(ranks=2, steps=2, processes=2), Job(ranks=2, steps=40, collectives=4)])
 def test_small_runs(tmp_path, job):
-  synthetic.write(tmp_path, job)
+  made_up_runs.write(tmp_path, job)
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))
   assert_sound(timeline)
@@ -271,7 +271,7 @@ def test_small_runs(tmp_path, job):
 
 @pytest.mark.parametrize("table", ["steps", "collectives"])
 def test_a_run_of_one_table(tmp_path, table):
-  synthetic.write(tmp_path, Job(ranks=2, steps=30))
+  made_up_runs.write(tmp_path, Job(ranks=2, steps=30))
   shutil.rmtree(tmp_path / table)
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))
@@ -281,8 +281,8 @@ def test_a_run_of_one_table(tmp_path, table):
 
 
 def test_restarted_ranks_are_shown_once_a_step(tmp_path):
-  synthetic.write(tmp_path, Job(ranks=2, steps=40))
-  synthetic.write(tmp_path, Job(ranks=2, steps=20), attempt=1, first_step=30, origins=[5, 10**14])
+  made_up_runs.write(tmp_path, Job(ranks=2, steps=40))
+  made_up_runs.write(tmp_path, Job(ranks=2, steps=20), attempt=1, first_step=30, origins=[5, 10**14])
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))
   assert_sound(timeline)

@@ -12,14 +12,14 @@ import threading
 import numpy as np
 import pytest
 
-from experiments import chromium
+from experiments.lib import chromium
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build
-from jaxpace.reporting.timeline.times import read_bounds
-from jaxpace.trace import synthetic
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.reader import read_run
-from jaxpace.trace.synthetic import Job
+from jaxpace.trace.step_times import read_bounds
 
 CHROMIUM = chromium.find()
 JOB = Job(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3})
@@ -88,7 +88,7 @@ def query(page, sql):
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
   folder = tmp_path_factory.mktemp("perfetto")
-  truth = synthetic.write(folder / "run", JOB)
+  truth = made_up_runs.write(folder / "run", JOB)
   run = read_run(folder / "run")
   timeline = build(run, read_bounds(run), (LATE,))
   protobuf, json = folder / "job.pftrace", folder / "job.json"

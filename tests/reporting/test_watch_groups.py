@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpace.reporting.watch.follower import Follower
+from jaxpace.diagnosis.live.follower import Follower
 from tests.diagnosis import grouped
 
 STEPS = 400

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from jaxpace.diagnosis.live.alive import State
+from jaxpace.diagnosis.live.events import Event
+from jaxpace.diagnosis.live.follower import Follower
+from jaxpace.diagnosis.live.look import LateRank, Look, Numbers, Pacing, Told
 from jaxpace.reporting.watch import line as lines
 from jaxpace.reporting.watch import live
-from jaxpace.reporting.watch.alive import State
-from jaxpace.reporting.watch.events import Event
-from jaxpace.reporting.watch.follower import Follower
-from jaxpace.reporting.watch.look import LateRank, Look, Numbers, Pacing, Told
 from jaxpace.reporting.watch.screen import Screen, binned, pacing_words, sparkline
-from jaxpace.trace.synthetic import Job
+from jaxpace.testing.made_up_runs import Job
 from tests.reporting.growing import Growing
 
 EVIL = "h\x1b[2J[red]\x07\u202eab\r\nc\x9b1m"

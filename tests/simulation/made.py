@@ -6,8 +6,8 @@ import jax
 
 from jaxpace.cli import pacer_expression
 from jaxpace.cli.simulate import recording
+from jaxpace.costs.fabric_file import read_fabric
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.fabric import read_fabric
 from jaxpace.simulation import scenario, settings
 from jaxpace.simulation.record import FLOOR_FILE, RunWriter
 from jaxpace.simulation.strategies.own import OwnSteps

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import message_reference as reference
+from experiments.measure import message_reference as reference
 from jaxpace.cli.main import main
 from jaxpace.simulation import scenario
 from jaxpace.simulation.settings import read

@@ -11,9 +11,9 @@ import pytest
 import jaxpace
 from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.simulation import noise
-from jaxpace.simulation.everyone import everyone
 from jaxpace.simulation.failures import Failures, best_interval, expected, survive
 from jaxpace.simulation.job import Job, Shape, simulation
+from jaxpace.simulation.vmap_ranks import everyone
 
 KEY = jax.random.key(7)
 PLAIN = Job(forward=10e-3, backward=20e-3, update=1e-3, gap=0.5e-3, transfers=np.array([2e-3], np.float32))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import message_reference as reference
+from experiments.measure import message_reference as reference
 from jaxpace.simulation import messages, schedules
 from jaxpace.simulation.fabric import Fabric
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.diagnosis.counted import count_steps
+from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.simulation import replay_summary
 from jaxpace.simulation.observed import observe
 from jaxpace.simulation.replay import replay
-from jaxpace.trace import synthetic
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import Job
 from jaxpace.trace.along_axis import groups
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import RunError
-from jaxpace.trace.synthetic import Job
 from tests.coordination.test_live import late_step
-from tests.instrument import models
-from tests.instrument.running import P, mesh_of
+from tests.step import models
+from tests.step.running import P, mesh_of
 
 LATE = Job(ranks=4, steps=1500, noise=0.02, late={3: 20e-3})
 NAN = np.float32(np.nan)
@@ -28,7 +28,7 @@ NAN = np.float32(np.nan)
 @pytest.fixture
 def written(tmp_path):
   def write(job, name="run"):
-    truth = synthetic.write(tmp_path / name, job)
+    truth = made_up_runs.write(tmp_path / name, job)
     return read_run(tmp_path / name), truth
   return write
 

@@ -11,19 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.measure import compression
 from jaxpace.simulation import allreduce, noise
 from jaxpace.simulation.settings import SettingsError
-from jaxpace.simulation.strategies import compression, timeline
+from jaxpace.simulation.strategies import timeline
 from jaxpace.simulation.strategies.cluster import Cluster, bytes_per_step, check, draw, messages, service
 from jaxpace.simulation.strategies.schedule import Steps, play
 from jaxpace.simulation.strategies.settings import (
-    Backup,
-    BoundedStaleness,
-    Compressed,
-    LocalSteps,
-    ParameterServer,
-    Synchronous,
-    read,
+  Backup,
+  BoundedStaleness,
+  Compressed,
+  LocalSteps,
+  ParameterServer,
+  Synchronous,
+  read,
 )
 
 KEY = jax.random.key(3)
@@ -306,7 +307,7 @@ def test_impossible_clusters_are_refused(change, said):
 @pytest.mark.slow  # compiles two trainings
 def test_training_one_by_one_without_age_is_synchronous_training():
   """In lockstep, R updates of a R-th of the rate are one step with the mean gradient."""
-  optax, training = pytest.importorskip("optax"), pytest.importorskip("experiments.strategies_training")
+  optax, training = pytest.importorskip("optax"), pytest.importorskip("experiments.measure.strategies_training")
   task, keys = training.task(2, 4), jax.random.split(KEY, 1)
   cluster = NOISY._replace(gradient_bytes=0.0)
   rounds = steps_of(Synchronous(), cluster, 2, 12)
@@ -319,7 +320,7 @@ def test_training_one_by_one_without_age_is_synchronous_training():
 
 
 def test_when_a_loss_is_first_reached():
-  seconds_to = pytest.importorskip("experiments.strategies").seconds_to
+  seconds_to = pytest.importorskip("experiments.measure.strategies").seconds_to
   seconds = np.array([0.0, 10.0, 20.0, 30.0])
   assert seconds_to(0.5, seconds, [2.0, 1.0, 0.2, 0.9]) == pytest.approx(10 + 10 * 0.5 / 0.8)
   assert seconds_to(0.1, seconds, [2.0, 1.0, 0.2, 0.9]) is None

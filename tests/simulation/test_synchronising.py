@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxpace.alpha_beta import coefficients
 from jaxpace.cli.main import main
+from jaxpace.costs.alpha_beta import coefficients
 from jaxpace.simulation import scenario
 from jaxpace.simulation.fields import SettingsError
 from tests.simulation.made import COMPUTE, JOB, play, read, record

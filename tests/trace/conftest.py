@@ -1,6 +1,6 @@
 import pytest
 
-from jaxpace.trace import synthetic
+from jaxpace.testing import made_up_runs
 from tests.trace.written import JOB
 
 
@@ -8,5 +8,5 @@ from tests.trace.written import JOB
 def run_dir(tmp_path):
   """A run's directory, and what was written there."""
   path = tmp_path / "run"
-  truth = synthetic.write(path, JOB, part_steps=20)
+  truth = made_up_runs.write(path, JOB, part_steps=20)
   return path, truth

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from jaxpace.core import ring
 from jaxpace.core.plan import Mark, Plan
-from jaxpace.trace import decode, host
+from jaxpace.trace import decode
+from jaxpace.trace import step_causes as host
 from jaxpace.trace.intake import Batch, Intake, Losses
 from tests.trace import fake_step as fake
 

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.trace import synthetic
+from jaxpace.testing import made_up_runs
 from tests.trace.written import JOB, parts, rewrite
 
 
 @pytest.fixture
 def run(tmp_path):
-  synthetic.write(tmp_path / "run", JOB)
+  made_up_runs.write(tmp_path / "run", JOB)
   return tmp_path / "run"
 
 

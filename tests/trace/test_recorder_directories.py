@@ -14,7 +14,7 @@ import jax
 import pyarrow.parquet as pq
 import pytest
 
-from jaxpace import whole_file
+from jaxpace.files import atomic_write
 from jaxpace.trace import lock, writer
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
@@ -103,7 +103,7 @@ def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends
 
   def until_full(data, path, **options):
     if "000001" in str(path):
-      monkeypatch.setattr(whole_file, "write_text", no_room)
+      monkeypatch.setattr(atomic_write, "write_text", no_room)
       no_room()
     written(data, path, **options)
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.compare.change import Change, change, from_blocks
-from jaxpace.diagnosis.counted import MIN_STEPS
 from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
 from jaxpace.diagnosis.findings import AMPLIFICATION, LOCALITY, PERSISTENT
+from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.diagnosis.untold import unseen_sentence
 from jaxpace.diagnosis.wording import milliseconds, signed
 from jaxpace.trace.problems import list_ranks, plural

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxpace.diagnosis.fabric import Estimate, Fabric
+from jaxpace.costs.fabric_file import Estimate, Fabric
 from jaxpace.diagnosis.forecast.noise import Noise, calibration, predict_offsets, separate
 from jaxpace.diagnosis.forecast.sample import Sample
 from jaxpace.diagnosis.forecast.tails import Pooled, largest, largest_apart, with_tail

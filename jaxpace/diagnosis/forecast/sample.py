@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.costs.fabric_file import kind_in
 from jaxpace.diagnosis.accounting import busy, chunks
-from jaxpace.diagnosis.counted import count_steps
-from jaxpace.diagnosis.fabric import kind_in
 from jaxpace.diagnosis.floor import running_minimum
 from jaxpace.diagnosis.meetings import that_all_meet
+from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.along_axis import groups
 from jaxpace.trace.problems import list_ranks, plural

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.fabric import ALGORITHMS, RING, TREE, Cost, Fabric, Level, coefficients
+from jaxpace.costs.fabric_file import ALGORITHMS, RING, TREE, Cost, Fabric, Level, coefficients
 from jaxpace.diagnosis.forecast.sample import Sample
 from jaxpace.trace.problems import plural
 

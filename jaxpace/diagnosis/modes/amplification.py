@@ -6,9 +6,9 @@ import numpy as np
 
 from jaxpace.diagnosis import when
 from jaxpace.diagnosis.changes import change_points
-from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.modes.case import AMPLIFICATION, COSTLY, Case, Finding
+from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.wording import percent
 from jaxpace.trace.problems import list_ranks, plural
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis import by_block
-from jaxpace.diagnosis.counted import Counted
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.diagnosis.totals import Totals
-from jaxpace.probing.links import Links
+from jaxpace.live.probe.links import Links
 from jaxpace.trace.run import Run
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"

@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxpace.diagnosis import tcp, when
 from jaxpace.diagnosis.changes import change_points
-from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.counters import per_step
 from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes.case import CONTENTION, Case, Finding
+from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, named, percent
 
 RAISED = 0.3

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import merged
 from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
 from jaxpace.diagnosis.mechanism import Mechanism, crowded_processors, held_by_causes, of_pauses, strikes
 from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
 from jaxpace.diagnosis.paused import paused
+from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks
 

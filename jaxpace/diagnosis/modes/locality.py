@@ -14,7 +14,7 @@ from jaxpace.diagnosis.modes import straggler
 from jaxpace.diagnosis.modes.case import LOCALITY, Case, Finding
 from jaxpace.diagnosis.modes.contention import Slow
 from jaxpace.diagnosis.wording import hosts_of, milliseconds
-from jaxpace.locality.concerns import WARNING, Concern, find_concerns
+from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
 from jaxpace.trace.problems import list_ranks
 from jaxpace.trace.run import Run
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import step_times
 from jaxpace.diagnosis.pacing import compare, effect_of
+from jaxpace.diagnosis.selected_steps import step_times
 from jaxpace.trace.run import Run
 
 MOST_PAIRS = 256

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counted import Counted
+from jaxpace.diagnosis.selected_steps import Counted
 from jaxpace.trace.run import Run
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnosis.fabric import Fabric
-from jaxpace.diagnosis.forecast.document import to_json
+from jaxpace.costs.fabric_file import Fabric
 from jaxpace.diagnosis.forecast.forecast import forecast
+from jaxpace.diagnosis.forecast.forecast_json import to_json
 from jaxpace.diagnosis.forecast.sample import take_sample
 from jaxpace.trace.cut import cut
 from jaxpace.trace.run import Run, RunError

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.locality.job import job_concerns
-from jaxpace.locality.outline import outlines
+from jaxpace.hosts.locality.job import job_concerns
+from jaxpace.hosts.locality.outline import outlines
 from jaxpace.trace.problems import list_ranks
 
 

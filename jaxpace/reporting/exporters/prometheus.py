@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from jaxpace import whole_file
+from jaxpace.files import atomic_write
 from jaxpace.reporting.exporters.bounded import (
   MOST_COLLECTIVES,
   MOST_DECISIONS,
@@ -146,4 +146,4 @@ class Prometheus:
       return
     self._textfile.parent.mkdir(parents=True, exist_ok=True)
     own = self._textfile.with_name(f"{self._textfile.stem}-{self._process}{self._textfile.suffix or '.prom'}")
-    whole_file.write_text(own, self._client.generate_latest(self.registry).decode("utf-8"))
+    atomic_write.write_text(own, self._client.generate_latest(self.registry).decode("utf-8"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from jaxpace.reporting.plain_text import plain
+from jaxpace.trace.plain_text import plain
 
 _VOID = ("br", "meta")
 

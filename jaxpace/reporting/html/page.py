@@ -19,7 +19,7 @@ from jaxpace.reporting.html import sections, shares_bar
 from jaxpace.reporting.html.figures import Figures
 from jaxpace.reporting.html.findings import findings
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
-from jaxpace.reporting.plain_text import plain
+from jaxpace.trace.plain_text import plain
 from jaxpace.trace.problems import plural
 
 LIBRARY, LIBRARY_VERSION = "echarts.min.js", "6.1.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from jaxpace import whole_file
+from jaxpace.files import atomic_write
 from jaxpace.reporting.html.page import page
 from jaxpace.reporting.json_file import UnwritableError, check_target
 
@@ -40,6 +40,6 @@ def write(document: dict[str, Any], target: str) -> None:
     if path.exists() and not path.is_file():  # a pipe or device can't be renamed over
       path.write_text(made, encoding="utf-8")
     else:
-      whole_file.write_text(whole_file.followed(path), made)
+      atomic_write.write_text(atomic_write.followed(path), made)
   except OSError as error:
     raise UnwritableError(f"{path} can't be written: {error.strerror or error}.") from error

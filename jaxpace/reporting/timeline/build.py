@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis.clock_alignment import Alignment, align
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.grouped_waits import Waits
-from jaxpace.reporting.plain_text import plain
-from jaxpace.reporting.timeline.align import Alignment, align
 from jaxpace.reporting.timeline.phases import order, pour
 from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Timeline, Track, text
-from jaxpace.reporting.timeline.times import Bounds
 from jaxpace.trace.cut import cut
+from jaxpace.trace.plain_text import plain
 from jaxpace.trace.run import MISSING, Run
+from jaxpace.trace.step_times import Bounds
 
 MOST_SLICES = 2_000_000
 """A timeline of more takes a browser too long."""

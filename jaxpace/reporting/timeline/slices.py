@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.reporting.plain_text import plain
+from jaxpace.trace.plain_text import plain
 
 JOB, UNKNOWN = 0, 1 << 30
 """Stand for the job as a whole, and for a process that no row names, where else a process's number from 1 on is."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from jaxpace import whole_file
 from jaxpace.diagnosis.findings import Finding
+from jaxpace.files import atomic_write
 from jaxpace.reporting.json_file import UnwritableError, check_target
 from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build, latest
-from jaxpace.reporting.timeline.times import read_bounds
 from jaxpace.trace.run import Run
+from jaxpace.trace.step_times import read_bounds
 
 
 def check(perfetto_file: str | None, chrome_file: str | None) -> None:
@@ -49,7 +49,7 @@ def write(run: Run, findings: tuple[Finding, ...], perfetto_file: str | None, ch
     if target is None:
       continue
     try:
-      with whole_file.replacing(whole_file.followed(target)) as file:
+      with atomic_write.replacing(atomic_write.followed(target)) as file:
         file.writelines(encode(timeline))
     except OSError as error:
       raise UnwritableError(f"{target} can't be written: {error.strerror or error}.") from error

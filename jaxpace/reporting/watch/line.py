@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jaxpace.diagnosis.diagnosis import SHARES
+from jaxpace.diagnosis.live.alive import duration
+from jaxpace.diagnosis.live.look import Look
 from jaxpace.diagnosis.wording import milliseconds
-from jaxpace.reporting.plain_text import plain
-from jaxpace.reporting.watch.alive import duration
-from jaxpace.reporting.watch.look import Look
+from jaxpace.trace.plain_text import plain
 
 
 def line(look: Look, news: list[str], encoding: str = "utf-8") -> str:

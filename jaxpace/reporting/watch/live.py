@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.reporting.console import make_console
-from jaxpace.reporting.watch.follower import Follower
 from jaxpace.reporting.watch.line import News, line
 from jaxpace.reporting.watch.screen import Screen
 from jaxpace.trace.run import RunError

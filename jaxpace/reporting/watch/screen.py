@@ -15,12 +15,12 @@ from rich.style import Style
 from rich.text import Text
 
 from jaxpace.diagnosis.diagnosis import SHARES
+from jaxpace.diagnosis.live.alive import duration
+from jaxpace.diagnosis.live.look import LateRank, Look, Numbers, Pacing
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.reporting import bars
-from jaxpace.reporting.plain_text import plain
 from jaxpace.reporting.terminal import COLOUR
-from jaxpace.reporting.watch.alive import duration
-from jaxpace.reporting.watch.look import LateRank, Look, Numbers, Pacing
+from jaxpace.trace.plain_text import plain
 from jaxpace.trace.problems import plural
 
 WIDEST = 120

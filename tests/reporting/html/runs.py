@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxpace.cli.main import main
-from jaxpace.trace import synthetic
-from jaxpace.trace.synthetic import Job
-from jaxpace.trace.synthetic_faults import Fault
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import Job
 
 STEPS = 1300
 RICH = Job(ranks=6, steps=STEPS, processes=3, hosts=3, noise=0.05, collectives=2, late={4: 6e-3}, compile=1.0, faults=(
@@ -24,7 +24,7 @@ NASTY = ('</script><script>window.hacked=1</script><img src=x onerror="window.ha
 
 def rich(path: pathlib.Path) -> pathlib.Path:
   """A late rank, pauses, contention from the middle on, a guard, and places."""
-  synthetic.write(path, RICH)
+  made_up_runs.write(path, RICH)
   guard(path)
   (path / "locality").mkdir()
   for process in range(3):
@@ -57,7 +57,7 @@ def with_columns(path: pathlib.Path, table: str, columns: dict[str, np.ndarray])
 def hostile(folder: pathlib.Path) -> pathlib.Path:
   """A run in which everything that has a name is called `NASTY`."""
   path = folder / "<img src=x onerror=alert(1)>"
-  synthetic.write(path, Job(ranks=3, steps=130, processes=3, hosts=3, noise=0.05, late={1: 8e-3}))
+  made_up_runs.write(path, Job(ranks=3, steps=130, processes=3, hosts=3, noise=0.05, late={1: 8e-3}))
   for file in [path / "run.json", *(path / "process").glob("*.json")]:
     text = file.read_text()
     document = json.loads(text)

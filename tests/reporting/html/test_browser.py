@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from experiments import chromium
+from experiments.lib import chromium
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting.html.figures import find, late
 from tests.reporting.html.runs import hostile, report, rich

@@ -16,8 +16,8 @@ from jaxpace.cli.main import main
 from jaxpace.reporting.html import figures, page, write
 from jaxpace.reporting.html.markup import element, prose, text
 from jaxpace.reporting.json_file import UnwritableError
-from jaxpace.trace import synthetic
-from jaxpace.trace.synthetic import Job
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import Job
 from tests.reporting.html.runs import NASTY, hostile, report, rich
 
 VOID = {"meta", "br"}
@@ -244,7 +244,7 @@ def test_runs_with_little_in_them_have_a_page(tmp_path):
   for name, job, why in (("one", Job(ranks=1, steps=60, processes=1, hosts=1), "one rank"),
                          ("short", Job(ranks=3, steps=2, processes=3, compile=0.1), "stamped"),
                          ("quiet", Job(ranks=4, steps=300, noise=0.01), "Nothing found")):
-    synthetic.write(tmp_path / name, job)
+    made_up_runs.write(tmp_path / name, job)
     target = tmp_path / f"{name}.html"
     assert report(tmp_path / name, target) == 0, why
     document = Document(target.read_text())
@@ -252,7 +252,7 @@ def test_runs_with_little_in_them_have_a_page(tmp_path):
 
 
 def test_a_window_is_said_to_be_one(tmp_path):
-  synthetic.write(tmp_path / "run", Job(ranks=2, steps=1200, processes=2))
+  made_up_runs.write(tmp_path / "run", Job(ranks=2, steps=1200, processes=2))
   assert report(tmp_path / "run", tmp_path / "part.html", "--steps", "100:1100") == 0
   [facts] = Document((tmp_path / "part.html").read_text()).all("p", class_="facts")
   assert "only steps 100 to 1,099 were looked at" in facts[2] and "1,000 steps" in facts[2]
@@ -295,7 +295,7 @@ def test_a_pipe_can_take_it(tmp_path, made):
 
 
 def test_series_are_only_in_the_json_where_they_are_asked_for(tmp_path, made):
-  synthetic.write(tmp_path / "run", Job(ranks=2, steps=60, processes=2))
+  made_up_runs.write(tmp_path / "run", Job(ranks=2, steps=60, processes=2))
   assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "plain.json")]) == 0
   assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "more.json"), "--series"]) == 0
   plain, more = (json.loads((tmp_path / name).read_text()) for name in ("plain.json", "more.json"))

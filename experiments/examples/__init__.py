@@ -1,0 +1,1 @@
+"""Examples that a user copies: the demo, and trainers before and after."""

@@ -1,0 +1,1 @@
+"""Labs: labelled faults, real TCP on a shaped trunk, GPUs."""

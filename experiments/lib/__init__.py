@@ -1,0 +1,1 @@
+"""What the programs share: measuring, timing in turns, child processes. No programs."""

@@ -1,0 +1,121 @@
+"""What goes with every measurement: the command, the machine, the day; and tables of Markdown."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from experiments.lib import paired
+
+
+def circumstances(module: str) -> dict[str, Any]:
+  """Command line, machine, versions, date and load of this run of a program.
+
+  Args:
+    module: name of the program, as in `python -m`.
+  """
+  return {"command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+          "date": datetime.date.today().isoformat(),
+          "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "jax": jax.__version__,
+                      "python": platform.python_version()},
+          "load_average_at_start": round(os.getloadavg()[0], 2), "intervals": paired.METHOD}
+
+
+# glibc's allocator gives the memory of large temporary buffers back to the system and takes it anew, or doesn't, as the
+# heap happens to lie: some starts of a program pay thousands of page faults a step, others none.
+_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_TOP_PAD_": str(256 << 20),
+         "MALLOC_ARENA_MAX": "1"}
+
+
+def keep_memory(module: str) -> None:
+  """Starts this program anew, once, with an allocator that keeps its memory; returns if it does already.
+
+  Programs started by this one inherit that. Has no effect where the C library isn't glibc.
+
+  Args:
+    module: name of the program, as in `python -m`.
+  """
+  if all(os.environ.get(name) == value for name, value in _HEAP.items()):
+    return
+  sys.stdout.flush()
+  os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **_HEAP})
+
+
+def progress(what: str, of: int) -> Callable[[int], None]:
+  """Makes a function that tells on standard error how far something is, a few times in all."""
+  said = -1
+
+  def say(done: int) -> None:
+    nonlocal said
+    if done * 4 // of > said:
+      said = done * 4 // of
+      print(f"  {what}: {done} of {of}", file=sys.stderr, flush=True)
+
+  return say
+
+
+def portable(text: str) -> str:
+  """Takes the folders of the checkout and of Python out of a text: of tracebacks, say."""
+  root = pathlib.Path(__file__).parents[2]
+  for folder in sorted({str(root), sys.prefix, sys.base_prefix}, key=len, reverse=True):
+    text = text.replace(f"{folder}/", "")
+  return text
+
+
+def introduction(title: str, figures: dict[str, Any]) -> list[str]:
+  """Heading, and what `circumstances` says, in Markdown."""
+  machine = figures["machine"]
+  return [f"# {title}", "",
+          f"`{figures['command']}`, {figures['date']}, {machine['cores']} cores, {machine['platform']}, "
+          f"jax {machine['jax']}, Python {machine['python']}, load average at the start "
+          f"{figures['load_average_at_start']:g}.", ""]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+  """A Markdown table, numbers with four significant digits at most, and an empty line."""
+  lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+  lines += ["| " + " | ".join(cell(value) for value in row) + " |" for row in rows]
+  return [*lines, ""]
+
+
+def cell(value: Any) -> str:
+  """One entry: yes and no for booleans, a dash for what is not known."""
+  if value is None:
+    return "–"
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def write(figures: dict[str, Any], lines: Sequence[str], out: pathlib.Path) -> None:
+  """Writes `out` (.json) and the Markdown beside it, both without paths of this machine."""
+  out.parent.mkdir(parents=True, exist_ok=True)
+  out.write_text(portable(json.dumps(figures, indent=1)) + "\n")
+  out.with_suffix(".md").write_text(portable("\n".join(lines).rstrip("\n")) + "\n")
+  print(f"Written to {out} and {out.with_suffix('.md')}.")
+
+
+def about_intervals(method: str | None, rounds: int | str | None) -> str:
+  """What the intervals of a page are, in a sentence or two, and over how many rounds.
+
+  Args:
+    method: as `circumstances` wrote it down; None in files that are older.
+    rounds: a number, or in words; None where it isn't known.
+  """
+  over = f"{rounds} rounds" if isinstance(rounds, int) else rounds or "the rounds"
+  if method == paired.METHOD:
+    return f"Means with Student's 95 % intervals over {over}."
+  few = "of 3 to 12 rounds such an interval holds the truth in 73 to 94 of 100 cases, not in 95"
+  if isinstance(rounds, int) and rounds >= 40:
+    few = "of so many rounds such an interval holds the truth in about 94 of 100 cases"
+  return (f"Intervals are a percentile bootstrap's over {over}. The rounds themselves were not kept, so these can't "
+          f"be made anew: {few} ([intervals](intervals.md)).")

@@ -1,0 +1,1 @@
+"""Measurements of the package itself, one program a question."""

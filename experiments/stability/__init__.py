@@ -1,0 +1,1 @@
+"""Structural stability of large synchronised jobs: growth, survival, knee, projection."""

@@ -1,0 +1,193 @@
+"""What the JSON files of a run hold: types, ranges and how long they may be. Every key may be absent.
+
+These are limits for readers: a file within them may still be wrong, but takes no more time or memory than it should.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+RANKS = 1 << 24
+"""Rank numbers, processes and counts of them are below."""
+TIME = 1 << 62
+"""Nanoseconds, either sign: the difference of two such times still fits."""
+
+Line = Annotated[str, Meta(max_length=4096)]
+Text = Annotated[str, Meta(max_length=1 << 20)]
+Count = Annotated[int, Meta(ge=0, le=TIME)]
+Step = Annotated[int, Meta(ge=-1, lt=TIME)]
+Number = Annotated[int, Meta(ge=0, lt=RANKS)]
+Nanoseconds = Annotated[int, Meta(gt=-TIME, lt=TIME)]
+Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
+Numbers = Annotated[list[Number], Meta(max_length=1 << 20)]
+Lines = Annotated[list[Line], Meta(max_length=4096)]
+Groups = Annotated[list[Numbers], Meta(max_length=1 << 20)]
+_MOST_OF_A_STEP = 4096
+
+
+class Mark(Struct):
+  """A stamp of the step."""
+
+  kind: Line = ""
+  segment: Line = ""
+  collective: Number | None = None
+
+
+class Collective(Struct):
+  """A stamped collective."""
+
+  slot: Number | None = None
+  name: Line = ""
+  primitives: Lines = []
+  axis: Line = ""
+  bytes: Count | None = None
+  operands: Count | None = None
+  dtypes: Lines = []
+  phase: Line = ""
+  groups: Groups | None = None
+  index_groups: Groups | None = None
+  pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)] | None = None
+  may_begin_early: bool | None = None
+
+
+class Unstamped(Struct):
+  """A collective without stamps."""
+
+  name: Line = ""
+  primitive: Line = ""
+  bytes: Count | None = None
+  reason: Line = ""
+
+
+class PlanOfStep(Struct):
+  """`plan` of run.json, see `jaxpace.core.plan`."""
+
+  axis: Line | None = None
+  ranks: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
+  clock: Line | None = None
+  marks: Annotated[list[Mark], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
+  collectives: Annotated[list[Collective], Meta(max_length=_MOST_OF_A_STEP)] = []
+  unstamped: Annotated[list[Unstamped], Meta(max_length=_MOST_OF_A_STEP)] = []
+  share: bool | None = None
+  share_reason: Line | None = None
+  carrier: Number | None = None
+  decisions: Lines = []
+  overflow: Number = 0
+  notices: Annotated[list[Line], Meta(max_length=256)] = []
+
+
+class Settings(Struct):
+  """`settings` of run.json: how the step was instrumented."""
+
+  axis: Annotated[list[Line], Meta(max_length=64)] | Line | None = None
+  mesh: Annotated[dict[Line, Annotated[int, Meta(ge=1, lt=RANKS)]], Meta(max_length=64)] | None = None
+  slots: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
+  rows: Count | None = None
+  max_delay: Seconds | None = None
+  pacer: Line | None = None
+  clock: Line | None = None
+
+
+class Attempt(Struct):
+  """One start of the job."""
+
+  attempt: Number = 0
+  started_unix_ns: Nanoseconds | None = None
+  processes: Number | None = None
+  devices: Number | None = None
+
+
+class RunFile(Struct):
+  """`run.json`."""
+
+  schema_version: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+  run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+  attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
+  attempts: Annotated[list[Attempt], Meta(max_length=1 << 15)] = []
+  started_unix_ns: Nanoseconds | None = None
+  ranks: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
+  processes: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
+  devices: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
+  axis: Line | None = None
+  clock: Line | None = None
+  pacer: Line | None = None
+  platform: Line | None = None
+  device_kind: Line | None = None
+  program: Text | None = None
+  kind: Line | None = None
+  versions: dict[Line, Line] | None = None
+  settings: Settings | None = None
+  plan: PlanOfStep | None = None
+
+
+class ProcessFile(Struct):
+  """`process/<process>.json`."""
+
+  schema_version: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+  run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+  attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
+  process: Number | None = None
+  hostname: Annotated[str, Meta(max_length=255)] | None = None
+  host: Annotated[str, Meta(max_length=255)] | None = None
+  pid: Count | None = None
+  ranks: Numbers = []
+  lost_rows: Count = 0
+  holes: Count = 0
+  dropped_batches: Count = 0
+  rows_written: Count = 0
+  closed_cleanly: bool | None = None
+  ended_by: Line | None = None
+  stopped: Line | None = None
+  last_step: Step | None = None
+  monotonic_ns: Nanoseconds | None = None
+  wall_ns: Nanoseconds | None = None
+
+
+class Late(Struct):
+  """A process that has not arrived, in a watchdog's event, see `jaxpace.live.watchdog.verdict.LateProcess`."""
+
+  process: Number | None = None
+  state: Line | None = None
+  host: Line | None = None
+  pid: Count | None = None
+  last_step: Step | None = None
+  phase: Line | None = None
+  seconds: Seconds | None = None
+  stack: Text | None = None
+
+
+class EventLine(Struct):
+  """A line of `watchdog/<process>.jsonl`."""
+
+  event: Line | None = None
+  run: Line | None = None
+  when_unix_ns: Nanoseconds | None = None
+  process: Number | None = None
+  step: Step | None = None
+  waited: Seconds | None = None
+  seconds: Seconds | None = None
+  late: Annotated[list[Late], Meta(max_length=1 << 17)] = []
+  arrived: Numbers = []
+
+
+class LinksFile(Struct):
+  """`links.json`."""
+
+  schema: int | None = None
+  when_unix_ns: Nanoseconds | None = None
+  message_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
+  taken_seconds: Seconds | None = None
+  hosts: Annotated[list[Line], Meta(max_length=4096)] = []
+  seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)] = []
+  median_seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)] = []
+  cannot_tell: Line | None = None
+
+
+class Note(Struct):
+  """A line of `control.applied.jsonl`; what `settings` may hold is `jaxpace.live.control.request`'s to say."""
+
+  step: Step | None = None
+  unix_ns: Nanoseconds | None = None
+  settings: dict[str, Any] | None = None

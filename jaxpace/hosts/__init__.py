@@ -1,0 +1,1 @@
+"""Where a job runs: its hosts' places, how its processes join, and the launcher."""

@@ -1,0 +1,127 @@
+"""Joins a process to its job, whatever started it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import time
+from collections.abc import Iterator
+from os import environ
+
+import jax
+
+from jaxpace.hosts.distributed import failing, gloo
+from jaxpace.hosts.distributed.client import coordinator_address, process_count, process_index
+from jaxpace.hosts.distributed.place import (
+    ADDRESS,
+    COUNT,
+    INDEX,
+    Place,
+    in_a_cluster,
+    place_from_environment,
+    refuse_to_split,
+)
+
+_TOO_LATE = "must be called before"  # in the message of jax.distributed.initialize
+
+
+def initialize(timeout: float = 300.0) -> Place:
+  """Joins this process to its job, whatever started it. Call it before anything that uses a device.
+
+  Looks, in this order, for the variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (`jaxpace
+  launch` sets them), for what `jax.distributed.initialize` detects by itself, and for the variables of other MPI
+  launchers. Finding none of them it does nothing: the process is a job of its own. Calling it again does nothing.
+
+  CPU collectives across processes go through gloo unless `jax_cpu_collectives_implementation` says otherwise. An
+  uncaught exception ends a joined process without the wait for its peers that JAX does at exit (they wait for this one:
+  that would take minutes); what was registered with `atexit` after this call still runs. A process that leaves
+  early by `sys.exit` does wait for its peers: let it raise instead.
+
+  Args:
+    timeout: seconds to wait for the other processes.
+
+  Returns:
+    The place of this process.
+
+  Raises:
+    RuntimeError: if a device has been used already, or the job's variables contradict each other.
+    TimeoutError: if process 0 cannot be reached.
+  """
+  if jax.distributed.is_initialized():
+    return Place(process_index(), process_count(), "joined", coordinator_address())
+  place = place_from_environment(environ)
+  with _explained():
+    if _cpu_collectives() is None:
+      jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if place is not None:
+      assert place.coordinator is not None
+      if place.index != 0:
+        _wait_for_coordinator(place, timeout)
+      jax.distributed.initialize(
+          place.coordinator, place.count, place.index, initialization_timeout=math.ceil(timeout),
+          # else SLURM_LOCALID and the like of an outer job choose the GPUs; JAX_LOCAL_DEVICE_IDS still may
+          cluster_detection_method="deactivate")
+    elif _joined_by_detection(timeout):
+      place = Place(process_index(), process_count(), "cluster", coordinator_address())
+    else:
+      refuse_to_split(environ)
+      return Place(0, 1, "alone")
+  if _cpu_collectives() == "gloo":
+    gloo.choose_address()
+  failing.install()
+  return place
+
+
+def _cpu_collectives() -> str | None:
+  return getattr(jax.config, "jax_cpu_collectives_implementation", None)
+
+
+def _joined_by_detection(timeout: float) -> bool:
+  try:
+    jax.distributed.initialize(initialization_timeout=math.ceil(timeout))
+  except ValueError as error:
+    if "must be defined" in str(error) or "should be defined" in str(error):
+      if environ.get(ADDRESS):
+        raise RuntimeError(f"{ADDRESS} is set, but nothing says how many processes there are or which one this is. "
+                           f"Set {COUNT} and {INDEX} as well.") from error
+      return False
+    raise
+  except RuntimeError as error:
+    if _TOO_LATE in str(error) and not in_a_cluster(environ) and jax.default_backend() != "tpu":
+      return False  # nothing to join, so nothing is lost: a notebook, or a second call
+    raise
+  return True
+
+
+def _wait_for_coordinator(place: Place, timeout: float) -> None:
+  """Waits until process 0 listens; JAX itself would end the process with a native stack trace."""
+  assert place.coordinator is not None
+  host, _, port = place.coordinator.rpartition(":")
+  deadline = time.monotonic() + timeout
+  reason = ""
+  while True:
+    try:
+      socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+      return
+    except OSError as error:
+      reason = str(error)
+    if time.monotonic() >= deadline:
+      raise TimeoutError(
+          f"process {place.index} of {place.count} waited {timeout:g} s for process 0 at {place.coordinator} "
+          f"({reason}). Is process 0 running, does its host have this address, and is the port open between the hosts?")
+    time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+  """Puts JAX's errors of joining into words that name the usual mistake."""
+  try:
+    yield
+  except RuntimeError as error:
+    if _TOO_LATE not in str(error):
+      raise
+    raise RuntimeError(
+        "jaxpace.distributed.initialize() comes too late: a device has been used already, so this process cannot join "
+        "the job any more. Call it first in main(), before any jnp operation, jax.devices(), jax.random.key() and the "
+        "like, also those at the top of imported modules.") from error

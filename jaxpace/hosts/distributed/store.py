@@ -1,0 +1,166 @@
+"""The few words the processes exchange outside the training step: strings by key, and barriers.
+
+In a process that has joined no job everything here is a no-op of a job of one process.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+
+import jax
+
+from jaxpace.hosts.distributed.client import client as _client
+from jaxpace.hosts.distributed.client import process_count, process_index
+
+_shared: collections.Counter[str] = collections.Counter()
+"""How often `share_string` was called for a name: a key lives as long as the job, so each use needs its own."""
+
+
+def key_value_set(key: str, value: str, overwrite: bool = False) -> None:
+  """Publishes a string to all processes. Keys live until deleted or the job ends. A no-op alone.
+
+  Args:
+    key: name; slashes make directories.
+    value: any string.
+    overwrite: whether an existing key may be replaced.
+
+  Raises:
+    KeyError: if the key exists and `overwrite` is false.
+    ConnectionError: if process 0 is gone.
+  """
+  client = _client()
+  if client is None:
+    return
+  try:
+    client.key_value_set(key, value, allow_overwrite=overwrite)
+  except jax.errors.JaxRuntimeError as error:
+    if "ALREADY_EXISTS" in str(error):
+      raise KeyError(f"{key!r} has a value already; pass overwrite=True to replace it") from error
+    raise _lost(f"publishing {key!r}", error) from error
+
+
+def key_value_get(key: str, timeout: float) -> str | None:
+  """Returns the string published under a key, waiting for it; None alone.
+
+  Args:
+    key: name.
+    timeout: seconds to wait for someone to publish it.
+
+  Raises:
+    TimeoutError: if nobody did.
+    ConnectionError: if process 0 is gone.
+  """
+  client = _client()
+  if client is None:
+    return None
+  try:
+    return str(client.blocking_key_value_get(key, _milliseconds(timeout)))
+  except jax.errors.JaxRuntimeError as error:
+    if "DEADLINE_EXCEEDED" in str(error):
+      raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for {key!r}, "
+                         "which no process published") from error
+    raise _lost(f"waiting for {key!r}", error) from error
+
+
+def key_value_directory(directory: str) -> dict[str, str]:
+  """Returns all strings published below a directory at the moment, by their whole keys. Empty alone.
+
+  Raises:
+    ConnectionError: if process 0 is gone.
+  """
+  client = _client()
+  if client is None:
+    return {}
+  try:
+    return dict(client.key_value_dir_get(directory))
+  except jax.errors.JaxRuntimeError as error:
+    if "NOT_FOUND" in str(error):
+      return {}
+    raise _lost(f"reading {directory!r}", error) from error
+
+
+def key_value_delete(key: str) -> None:
+  """Deletes a key, and all below it if it is a directory; one that does not exist is no error. A no-op alone."""
+  client = _client()
+  if client is None:
+    return
+  try:
+    client.key_value_delete(key)
+  except jax.errors.JaxRuntimeError as error:
+    raise _lost(f"deleting {key!r}", error) from error
+
+
+def barrier(name: str, timeout: float) -> None:
+  """Waits until all processes have called this with the same name. A no-op alone.
+
+  Args:
+    name: what is waited for, in words: it appears in the error.
+    timeout: seconds.
+
+  Raises:
+    TimeoutError: if some process did not come in time; the message names those.
+    ConnectionError: if a process is gone.
+  """
+  client = _client()
+  if client is None:
+    return
+  try:
+    client.wait_at_barrier(name, _milliseconds(timeout))
+  except jax.errors.JaxRuntimeError as error:
+    if "DEADLINE_EXCEEDED" not in str(error):
+      raise _lost(f"waiting for {name!r}", error) from error
+    missing = missing_at_barrier(str(error))
+    who = f"process {', '.join(map(str, missing))} did not come" if missing else "not all processes came"
+    raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for {name!r}: "
+                       f"{who}") from error
+
+
+def missing_at_barrier(message: str) -> list[int]:
+  """Returns the indices of the processes that a barrier's time-out message says have not come."""
+  listed = re.search(r"timed out task names:(.*?)(?:\n\s*\n|RPC:|$)", message, re.DOTALL)
+  return sorted({int(n) for n in re.findall(r"(?:task:)?\b(\d+)\b", listed.group(1))}) if listed else []
+
+
+def share_string(name: str, value: str | None, timeout: float) -> str | None:
+  """Returns process 0's value on every process. Call it equally often on all of them.
+
+  Args:
+    name: what is shared; may be used again.
+    value: the string, on process 0; looked at nowhere else.
+    timeout: seconds to wait for process 0.
+
+  Returns:
+    Process 0's value; `value` itself in a process that is alone.
+
+  Raises:
+    ValueError: if process 0 has no value.
+    TimeoutError: if process 0 did not publish one in time.
+  """
+  if process_index() == 0 and value is None and process_count() > 1:
+    raise ValueError(f"process 0 shares {name!r} and must have a value, not None")
+  if _client() is None:
+    return value
+  key = f"jaxpace/shared/{name}/{_shared[name]}"
+  _shared[name] += 1
+  if process_index() == 0:
+    assert value is not None
+    key_value_set(key, value)
+    return value
+  try:
+    return key_value_get(key, timeout)
+  except TimeoutError as error:
+    raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for process 0 to share "
+                       f"{name!r}. Is process 0 alive, and does it run the same code?") from error
+
+
+def _milliseconds(seconds: float) -> int:
+  if not (math.isfinite(seconds) and seconds > 0):
+    raise ValueError(f"timeout must be a positive number of seconds, not {seconds}")
+  return max(1, math.ceil(seconds * 1e3))
+
+
+def _lost(doing: str, error: Exception) -> ConnectionError:
+  return ConnectionError(f"process {process_index()} of {process_count()} lost its job while {doing}: "
+                         f"{str(error).splitlines()[0]}")

@@ -1,0 +1,189 @@
+"""PCI devices as sysfs shows them: the way down from the host bridge, the link, the NUMA node.
+
+Source: Documentation/ABI/testing/sysfs-bus-pci of the Linux kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxpace.hosts.locality.tree import Tree
+from jaxpace.hosts.locality.types import Link
+
+_ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
+_BRIDGE = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
+_GPU_VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD"}  # makers of displays that compute; not those on a server's main board
+_NVIDIA = 0x10DE
+
+DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS", "?")
+"""Nearest first: one PCIe switch, several, one host bridge, one NUMA node, across sockets, not known."""
+
+
+class PciDevice(NamedTuple):
+  """A device as the system lists it."""
+
+  address: str
+  directory: str  # in sysfs
+  cls: int  # 0xCCSSPP: class, subclass, programming interface
+  vendor: int
+
+
+def devices(tree: Tree) -> Iterator[PciDevice]:
+  """All PCI devices, in the order of their addresses."""
+  for address in tree.names("/sys/bus/pci/devices"):
+    directory = f"/sys/bus/pci/devices/{address}"
+    cls = tree.number(f"{directory}/class")
+    if _ADDRESS.match(address) and cls is not None:
+      yield PciDevice(address, tree.resolve(directory), cls, tree.number(f"{directory}/vendor") or 0)
+
+
+def ways(tree: Tree) -> dict[str, tuple[str, ...]]:
+  """The way from the host bridge down to every PCI device, by its bus id."""
+  return {device.address: path_of(device.directory) for device in devices(tree)}
+
+
+def is_accelerator(device: PciDevice) -> bool:
+  """A GPU that computes, or a processing accelerator (class 0x12)."""
+  return is_accelerator_class(device.cls, device.vendor)
+
+
+def is_accelerator_class(cls: int, vendor: int | None) -> bool:
+  """Whether a device of this class and maker computes.
+
+  Where the maker is left blank, as in topology files (none, 0 or 0xffff), a display is taken for a GPU that does.
+  """
+  kind = cls >> 16
+  return kind == 0x12 or (kind == 0x03 and (vendor in _GPU_VENDORS or vendor in (None, 0, 0xFFFF)))
+
+
+def is_network_class(cls: int) -> bool:
+  """Ethernet (0x0200), InfiniBand (0x0207), other networks (0x0280)."""
+  return cls >> 16 == 0x02
+
+
+def is_infiniband_class(cls: int) -> bool:
+  """InfiniBand, the one class of network that is RDMA by itself."""
+  return cls >> 8 == 0x0207
+
+
+def is_bridge_class(cls: int | None) -> bool:
+  """A host bridge (0x0600) or a PCI bridge (0x0604), such as a port of a switch."""
+  return cls is not None and cls >> 8 in (0x0600, 0x0604)
+
+
+def is_nvswitch(device: PciDevice) -> bool:
+  """A switch between GPUs: NVIDIA's, of class bridge, other."""
+  return device.vendor == _NVIDIA and device.cls >> 8 == 0x0680
+
+
+def is_nvidia(device: PciDevice) -> bool:
+  """Whether NVIDIA makes the device."""
+  return device.vendor == _NVIDIA
+
+
+def vendor_name(device: PciDevice) -> str | None:
+  """Who makes a GPU; None for other makers."""
+  return _GPU_VENDORS.get(device.vendor)
+
+
+def address_of(directory: str) -> str | None:
+  """The innermost PCI device of a path in sysfs, such as the one a network interface belongs to."""
+  found = [part for part in directory.split("/") if _ADDRESS.match(part)]
+  return found[-1] if found else None
+
+
+def path_of(directory: str) -> tuple[str, ...]:
+  """The way from the host bridge down to a device, both included.
+
+  >>> path_of("/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/net/eth0")
+  ('pci0000:15', '0000:15:01.0', '0000:16:00.0')
+  """
+  return tuple(part for part in directory.split("/") if _ADDRESS.match(part) or _BRIDGE.match(part))
+
+
+def switch_of(path: tuple[str, ...]) -> str | None:
+  """Upstream port of the PCIe switch a device hangs on; None where it hangs on a root port.
+
+  A path reads host bridge, root port, then for each switch its upstream and downstream port, then the device. A
+  topology file leaves ports out: there it reads "cpu0", switch, device.
+  """
+  if path and path[0].startswith("cpu"):
+    return path[-2] if len(path) > 2 else None
+  return path[-3] if len(path) >= 5 else None
+
+
+def numa_node(tree: Tree, directory: str) -> int | None:
+  """The NUMA node of a device or the nearest bridge above that says one; firmware that says none writes -1."""
+  while "/pci" in directory:
+    node = tree.number(f"{directory}/numa_node")
+    if node is not None and node >= 0:
+      return node
+    directory = directory.rpartition("/")[0]
+  return None
+
+
+def link(tree: Tree, directory: str) -> Link:
+  """The PCIe link of a device; fields are None where there is none, as for virtual functions."""
+  parent = directory.rpartition("/")[0]
+  return Link(_speed(tree, f"{directory}/current_link_speed"), _width(tree, f"{directory}/current_link_width"),
+              _speed(tree, f"{directory}/max_link_speed"), _width(tree, f"{directory}/max_link_width"),
+              _speed(tree, f"{parent}/max_link_speed"), _width(tree, f"{parent}/max_link_width"))
+
+
+def parse_speed(text: str | None) -> float | None:
+  """GT/s a lane of "16.0 GT/s PCIe"; None for "Unknown"."""
+  match = re.match(r"([\d.]+) GT/s", text or "")
+  try:
+    return float(match[1]) if match else None
+  except ValueError:
+    return None
+
+
+def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b: int | None) -> str:
+  """How far apart two devices are, one of `DISTANCES`.
+
+  Args:
+    a: path of one.
+    b: path of the other.
+    node_a: NUMA node of one; None where it is not known.
+    node_b: NUMA node of the other.
+  """
+  common = _common(a, b)
+  if common >= 2:
+    below = 1 if a[0].startswith("cpu") else 2  # the device; the switch's port above it, where ports are listed
+    return "PIX" if max(len(a), len(b)) - common <= below else "PXB"
+  if common == 1:
+    return "PHB"
+  if node_a is None or node_b is None:
+    return "?"
+  return "NODE" if node_a == node_b else "SYS"
+
+
+def hops(a: tuple[str, ...], b: tuple[str, ...]) -> int | None:
+  """Links between two devices on the tree of bridges, with the host bridges of a node joined at its processor.
+
+  None where the place of one of them is not known.
+
+  >>> hops(("pci0000:15", "0000:15:01.0", "0000:16:00.0"), ("pci0000:15", "0000:15:02.0", "0000:17:00.0"))
+  4
+  """
+  return len(a) + len(b) - 2 * _common(a, b) if a and b else None
+
+
+def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+  """How far two ways from the top are the same."""
+  common = 0
+  while common < min(len(a), len(b)) and a[common] == b[common]:
+    common += 1
+  return common
+
+
+def _speed(tree: Tree, path: str) -> float | None:
+  return parse_speed(tree.text(path))
+
+
+def _width(tree: Tree, path: str) -> int | None:
+  width = tree.number(path)
+  return width if width and 0 < width <= 32 else None  # 0 and 255 stand for "no link"

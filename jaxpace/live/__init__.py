@@ -1,0 +1,1 @@
+"""What stands beside the training loop: housekeeping, control, watchdog, link probe, profiler."""

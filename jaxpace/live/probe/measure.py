@@ -1,0 +1,142 @@
+"""Times messages between pairs of devices, all processes together, each by its own clock.
+
+A pair's program: both ends send each other one number, then the sender its payload. So the receiver's time begins when
+both are in the program, as near as one latency, whoever came late; the quickest of a few runs is free of what
+else the hosts did.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxpace.core import context
+from jaxpace.live.probe import schedule
+
+_AXIS = "ends"
+
+
+class Times(NamedTuple):
+  """Seconds from row to column: [n, n], NaN where not measured."""
+
+  quickest: np.ndarray
+  median: np.ndarray
+
+
+class _Ends:
+  """One device a process, or all devices of a process that is alone; values of every end, known to every process."""
+
+  def __init__(self, devices: Sequence[Any]):
+    self.devices = list(devices)
+    self.count = len(self.devices)
+    self.mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,), axis_types=(AxisType.Auto,))
+    own = jax.process_index()
+    self.own = [i for i, device in enumerate(self.devices) if device.process_index == own]
+
+  def spread(self, value: np.ndarray) -> jax.Array:
+    """Makes [ends, ...] of which each end holds `value`."""
+    shape = (self.count, *value.shape)
+    return jax.make_array_from_callback(
+        shape, NamedSharding(self.mesh, P(_AXIS)), lambda index: np.broadcast_to(value, shape)[index])
+
+  @functools.cached_property
+  def _gather(self) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, P()))
+
+  def gather(self, value: np.ndarray) -> np.ndarray:
+    """Returns every end's value, [ends, ...], the same on all processes."""
+    with context.of_mesh(self.mesh):
+      return np.asarray(self._gather(self.spread(value)))
+
+  def pair_program(self, pairs: schedule.Round) -> Callable[[jax.Array], jax.Array]:
+    """Compiles the program of a round."""
+    hello = [*pairs, *((b, a) for a, b in pairs)]
+
+    def local(payload: jax.Array) -> jax.Array:
+      heard = jax.lax.ppermute(payload[:, :1], _AXIS, hello)
+      ready = jnp.where(heard == jnp.float32(-1.0), jnp.zeros_like(payload), payload)  # never -1: only after hearing
+      return jax.lax.ppermute(ready, _AXIS, list(pairs))[:, :1]
+
+    program = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False))
+
+    def run(payload: jax.Array) -> jax.Array:
+      with context.of_mesh(self.mesh):
+        result: jax.Array = program(payload)
+      return result
+
+    return run
+
+
+def ends() -> list[Any]:
+  """The devices that stand for the ends: the first of each process, or all of a process that is alone."""
+  if jax.process_count() == 1:
+    return list(jax.devices())
+  first: dict[int, Any] = {}
+  for device in jax.devices():
+    first.setdefault(device.process_index, device)
+  return [first[process] for process in sorted(first)]
+
+
+def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
+            progress: Callable[[int, int], None] | None = None) -> Times:
+  """Times every ordered pair. Every process of the job calls it, at the same point between steps.
+
+  Args:
+    devices: the ends, at least 2.
+    size: bytes of a message.
+    repeats: messages a pair, after a first that does not count.
+    seconds: no round begins later than this; all processes decide it alike.
+    progress: called with the rounds done and the rounds there are.
+  """
+  here = _Ends(devices)
+  n = here.count
+  payload = here.spread(np.ones((max(1, math.ceil(size / 4)),), np.float32))
+  plan = schedule.rounds(n, at_once=len(here.own) == 1)
+  own = np.full((2, n, n), np.nan, np.float32)  # quickest and median; from, to
+  began = time.monotonic()
+  here.gather(np.zeros((1,), np.float32))  # compiled, and all are here
+  for done, pairs in enumerate(plan, 1):
+    if float(here.gather(np.array([time.monotonic() - began], np.float32)).max()) > seconds:
+      break
+    program = here.pair_program(pairs)
+    jax.block_until_ready(program(payload))
+    taken = []
+    for _ in range(repeats):
+      before = time.monotonic()
+      jax.block_until_ready(program(payload))
+      taken.append(time.monotonic() - before)
+    for a, b in pairs:
+      if b in here.own:
+        own[:, a, b] = min(taken), float(np.median(taken))
+    if progress is not None:
+      progress(done, len(plan))
+  gathered = np.nan_to_num(here.gather(own), nan=np.inf).min(axis=0).astype(np.float64)
+  gathered[np.isinf(gathered)] = np.nan
+  return Times(gathered[0], gathered[1])
+
+
+def gathered(devices: Sequence[Any], value: np.ndarray) -> np.ndarray:
+  """Returns every end's `value`, [n, ...], the same on all processes, which all call this."""
+  return _Ends(devices).gather(value)
+
+
+def host_names(devices: Sequence[Any], name: str) -> list[str]:
+  """Returns the name of each end's host.
+
+  Args:
+    devices: the ends.
+    name: of this process's host.
+  """
+  text = np.zeros((64,), np.int32)
+  letters = name.encode("utf-8", errors="replace")[:64]
+  text[:len(letters)] = list(letters)
+  return [bytes(int(c) for c in row if c).decode("utf-8", errors="replace") for row in gathered(devices, text)]

@@ -1,0 +1,183 @@
+"""Who keeps the others waiting: from what the processes say of themselves. Pure: no clock, no I/O.
+
+A process that waits inside a step has arrived; one that has not called it, or that says nothing any more, has not. A
+step that has completed anywhere was called by all: each holds a collective over all processes. The step that is waited
+for is the one after the last that any process has seen complete: loops may run ahead of their devices by different
+numbers of steps, so the farthest step called says nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jaxpace.live.watchdog.heartbeat import Heard, Word
+
+State = Literal["silent", "outside", "left", "absent", "service"]
+"""Why a process has not arrived.
+
+"silent": nothing has been heard of it lately; "outside": it answers, its loop is elsewhere; "left": its loop has
+ended; "absent": it was never heard of; "service": process 0, and the store that lives in it, answer nobody.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class LateProcess:
+  """A process that has not arrived."""
+
+  process: int
+  state: State
+  host: str = ""
+  pid: int = 0
+  last_step: int | None = None  # last step it is known to have called; None where nobody knows
+  phase: str = ""  # where its loop is, or was when it was last heard of
+  seconds: float = 0.0  # how long it has been so, approximately
+  stack: str = ""
+
+  def sentence(self) -> str:
+    """Says it in words, without the stack."""
+    who = f"process {self.process}" + (f" (host {self.host}, pid {self.pid})" if self.host else "")
+    if self.state == "absent":
+      return f"{who} was never heard of: it has not opened its watchdog, or has ended"
+    last = "; its last step isn't known" if self.last_step is None else f"; its last step is {self.last_step}"
+    if self.state == "service":
+      return (f"{who} does not answer, nor does the coordination service, which lives in it: it is stopped, or its "
+              f"host can't be reached{last}")
+    if self.state == "left":
+      return f"{who} has left its loop{last}"
+    place = where(self.phase)
+    if self.state == "silent":
+      return (f"{who} has not been heard of for {self.seconds:.1f} s: stopped, swapped out, or its interpreter is "
+              f"held by native code; when last heard of it was {place}{last}")
+    return f"{who} has been {place} for {self.seconds:.1f} s{last}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Late:
+  """What a watchdog has found.
+
+  Attributes:
+    step: the step that is waited for, counted from 1 as the watchdog sees them: the first call is step 1.
+    waited: seconds since a step last completed here.
+    late: those that have not arrived; empty where all have, and their devices or the network between them hang.
+    arrived: indices of those that wait inside the step.
+    process: index of the process that says so.
+  """
+
+  step: int
+  waited: float
+  late: tuple[LateProcess, ...]
+  arrived: tuple[int, ...]
+  process: int
+
+  def text(self) -> str:
+    """Says it in words, a line for each late process, each stack indented below its process."""
+    lines = [f"step {self.step} has not completed for {self.waited:.1f} s."]
+    if not self.late:
+      lines[0] += (f" All {len(self.arrived)} processes are inside it: none is late. A device or the network between "
+                   "them hangs, or the step itself takes this long.")
+    for process in self.late:
+      lines.append(f"  not arrived: {process.sentence()}")
+      lines += [f"    | {line}" for line in process.stack.splitlines()]
+    if self.late and self.arrived:
+      lines.append(f"  waiting: {_ranges(self.arrived)}")
+    return "\n".join(lines)
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars."""
+    return dataclasses.asdict(self)
+
+
+def excused(heard: Mapping[int, Heard], silence: float) -> float:
+  """Seconds since the last process said that it would take long (a pause, a compilation); 0 while one does.
+
+  Args:
+    heard: words by process.
+    silence: seconds after which a process counts as silent: its excuse no longer holds.
+
+  Returns:
+    Infinity if nobody did.
+  """
+  fresh = [one for one in heard.values() if one.silence <= silence and not one.left]
+  return min((0.0 if one.word.excused == 0 else one.word.excused + one.silence for one in fresh),
+             default=float("inf"))
+
+
+def speaker(heard: Mapping[int, Heard], silence: float, own: int) -> int:
+  """The one process that tells: the lowest that is heard of and has itself waited too long; or `own`."""
+  return min([own, *(process for process, one in heard.items()
+                     if one.silence <= silence and one.word.waiting and not one.left)])
+
+
+def judge(heard: Mapping[int, Heard], processes: int, silence: float, own: int, waited: float) -> Late:
+  """Says who has not arrived.
+
+  Args:
+    heard: words by process, this process's own included.
+    processes: number of processes of the job.
+    silence: seconds without a new word after which a process counts as silent.
+    own: this process.
+    waited: seconds since a step last completed here.
+  """
+  # No step has completed that one of those heard of now has not called, whatever the others take for completed: where
+  # all results are donated they can only count calls.
+  called = [one.word.entered for one in heard.values() if one.left or one.silence <= silence]
+  step = 1 + min([max(one.word.completed for one in heard.values()), *called])
+  late, arrived = [], []
+  for process in range(processes):
+    one = heard.get(process)
+    if one is None:
+      late.append(LateProcess(process, "absent"))
+      continue
+    word = one.word
+    if one.left:
+      late.append(_late(word, "left"))
+    elif one.silence > silence:
+      late.append(_late(word._replace(entered=max(word.entered, step - 1)), "silent", one.silence))
+    elif word.entered < step:
+      late.append(_late(word, "outside", word.age + one.silence, word.stack))
+    else:
+      arrived.append(process)
+  return Late(step, waited, tuple(late), tuple(arrived), own)
+
+
+def without_service(heard: Mapping[int, Heard], own: Heard, waited: float) -> Late:
+  """Names process 0, in which the store lives that does not answer: all that a process can know by itself.
+
+  Args:
+    heard: words heard before.
+    own: this process's own.
+    waited: seconds since a step last completed here.
+  """
+  inside = own.word.entered > own.word.completed
+  step = own.word.completed + 1
+  if 0 in heard:
+    word = heard[0].word
+    zero = _late(word._replace(entered=max(word.entered, step - 1)), "service", heard[0].silence)
+  else:
+    zero = LateProcess(0, "service", last_step=step - 1)
+  return Late(step, waited, (zero,), (own.word.process,) if inside else (), own.word.process)
+
+
+def _late(word: Word, state: State, seconds: float = 0.0, stack: str = "") -> LateProcess:
+  return LateProcess(word.process, state, word.host, word.pid, word.entered, word.phase, seconds, stack)
+
+
+def where(phase: str) -> str:
+  """Says in words where a loop is."""
+  known = {"step": "inside its step", "between steps": "between two steps", "compiling": "compiling",
+           "data": "waiting for data", "checkpoint": "writing a checkpoint", "": "not yet at its first step"}
+  return known.get(phase, f"in {phase!r}")
+
+
+def _ranges(processes: tuple[int, ...]) -> str:
+  """"0-2, 5" of (0, 1, 2, 5)."""
+  pieces: list[list[int]] = []
+  for process in processes:
+    if pieces and process == pieces[-1][1] + 1:
+      pieces[-1][1] = process
+    else:
+      pieces.append([process, process])
+  words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in pieces)
+  return f"process{'es' if len(processes) > 1 else ''} {words}"

@@ -1,0 +1,1 @@
+"""Puts timers, collectives and pacing together around a user's step."""

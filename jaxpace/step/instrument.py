@@ -1,0 +1,320 @@
+"""Wraps a per-device train step: phases and collectives timed, delays applied, nothing else changed."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpace.communication import program, rewrite, script, sharing
+from jaxpace.core import arrivals as coordination_arrivals
+from jaxpace.core import pace as pace_state
+from jaxpace.core import ring
+from jaxpace.core.pace import PaceState
+from jaxpace.core.plan import Plan
+from jaxpace.core.recordable import Recordable
+from jaxpace.core.types import Decision, Observation, Pacer
+from jaxpace.core.varying import vary, varying
+from jaxpace.execution import Clock, resolve_clock, words
+from jaxpace.step import checks
+from jaxpace.step.calls import Call
+
+_LOG = logging.getLogger("jaxpace")
+
+Share = Literal["auto"] | bool | None
+
+
+def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
+  """Returns the partition spec of the pace state: its leading axis over every manual axis of the mesh.
+
+  Naming only some of them would silently drop the other devices' stamps.
+
+  Args:
+    mesh: the mesh given to `jax.shard_map`.
+    axes: the manual axes, where `shard_map` was given `axis_names`; all axes of the mesh by default.
+
+  Raises:
+    ValueError: the mesh has no such axis.
+  """
+  checks.is_mesh(mesh)
+  names = tuple(mesh.axis_names if axes is None else axes)
+  checks.known_axes(names, mesh)
+  return PartitionSpec(names[0] if len(names) == 1 else names)
+
+
+def instrument(
+    step: Callable[..., Any],
+    axis_name: str | Sequence[str],
+    pacer: Pacer | None = None,
+    *,
+    clock: str = "auto",
+    share: Share = "auto",
+    slots: int = 16,
+    rows: int = 128,
+    max_delay: float = 0.25,
+    phases: bool = True,
+) -> Instrumented:
+  """Instruments a per-device train step.
+
+  `(state, batch) -> out` becomes `(pace, state, batch) -> (pace, out)`, to be used where the bare step was: under
+  `jax.shard_map` or `jax.pmap`. The step is traced once and evaluated again equation by equation, with timers at the
+  boundaries of its phases and around its collectives over the data axis. Its results are the same, bit for bit.
+
+  Args:
+    step: the per-device function. It must exchange data over `axis_name`, by the user's hand or by JAX's.
+    axis_name: the data axis, or several that together are the data axis.
+    pacer: what decides on delays; None records only.
+    clock: "auto", or a name from `jaxpace.execution.CLOCKS`.
+    share: whether the ranks' arrivals ride in the gradient all-reduce, so that each rank's pacer sees all of them:
+      True, False or None for not, "auto" by layout and backend. `plan.share_reason` says what was chosen.
+    slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
+    rows: steps the ring of stamps holds; the recorder copies it before it comes round.
+    max_delay: seconds; no delay is longer, whatever a pacer asks.
+    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for which XLA must not
+      run parts of both at once; without, what precedes a collective is `compute`.
+
+  Returns:
+    A callable with `init`, and with `plan` once it has been traced.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows, max_delay=max_delay,
+                      phases=phases)
+
+
+class Instrumented(Recordable):
+  """An instrumented step; made by `instrument`."""
+
+  def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None, *, clock: str,
+               share: Share, slots: int, rows: int, max_delay: float, phases: bool):
+    checks.settings(step, axis_name, pacer, clock, share, slots, rows, max_delay, phases)
+    functools.update_wrapper(self, step, updated=())
+    self.step = step
+    self.axis = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    self.pacer = pacer
+    self.clock_wanted = clock
+    self.share_wanted: Share = share
+    self.slots, self.rows, self.max_delay, self.phases = slots, rows, max_delay, phases
+    self.plan = None
+    self.mesh_shape: dict[str, int] = {}
+    self._platform: str | None = None
+    self._warned = False
+
+  # Making the state.
+
+  def init(self, mesh: Mesh | None = None, *, devices: Sequence[jax.Device] | None = None,
+           axes: Sequence[str] | None = None) -> PaceState:
+    """Makes the pace state. Every process calls it, with the same mesh.
+
+    Args:
+      mesh: the mesh of `jax.shard_map`; the state is laid out over it by `jaxpace.spec(mesh)`.
+      devices: for `jax.pmap` instead: this process's devices, `jax.local_devices()`.
+      axes: manual axes, where `shard_map` was given `axis_names`.
+
+    Returns:
+      The state, before its first step.
+
+    Raises:
+      ValueError: neither or both of mesh and devices given, the mesh lacks the data axis, or jax_debug_nans is on.
+    """
+    checks.nan_is_allowed()
+    if (mesh is None) == (devices is None):
+      raise ValueError("paced.init needs either the mesh of jax.shard_map, paced.init(mesh), or the devices of "
+                       "jax.pmap, paced.init(devices=jax.local_devices()).")
+    if mesh is not None:
+      return self._init_mesh(mesh, spec(mesh, axes))
+    assert devices is not None
+    checks.some_devices(devices)
+    self._platform = devices[0].platform
+    self.places = len(devices)
+    ranks = len(devices) * jax.process_count()
+    first = jax.process_index() * len(devices)
+    self.mesh_shape = {self.axis[0]: ranks}
+    states = [pace_state.fresh(first + i, ranks, self.rows, self.slots, self.pacer) for i in range(len(devices))]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+  def abstract(self, mesh: Mesh, axes: Sequence[str] | None = None) -> PaceState:
+    """Describes the pace state without making it: to compile ahead of time for devices that are not there.
+
+    Args:
+      mesh: the mesh given to `jax.shard_map`, of `jax.experimental.topologies` perhaps.
+      axes: manual axes, where `shard_map` was given `axis_names`.
+
+    Returns:
+      What `init` returns, with a `jax.ShapeDtypeStruct` that has a sharding in place of each array.
+
+    Raises:
+      ValueError: the mesh lacks the data axis.
+    """
+    partition = spec(mesh, axes)
+    one, count = self._laid_out(mesh, partition)
+    sharding = NamedSharding(mesh, partition)
+    state: PaceState = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype, sharding=sharding), one)
+    return state
+
+  def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
+    one, count = self._laid_out(mesh, partition)
+    sharding = NamedSharding(mesh, partition)
+
+    def lay_out(leaf: np.ndarray) -> jax.Array:
+      shape = (count, *leaf.shape)
+      return jax.make_array_from_callback(
+          shape, sharding, lambda index: np.broadcast_to(leaf, shape)[index])
+
+    state = jax.tree.map(lay_out, one)
+    numbers = jax.make_array_from_callback(
+        (count,), sharding, lambda index: np.arange(count, dtype=np.int32)[index])
+    return state._replace(rank=numbers)
+
+  def _laid_out(self, mesh: Mesh, partition: PartitionSpec) -> tuple[PaceState, int]:
+    """One place's state, and the number of places, on a mesh that is from now on this step's."""
+    checks.known_axes(self.axis, mesh)
+    self._platform = mesh.devices.flat[0].platform
+    self.mesh_shape = {name: int(size) for name, size in mesh.shape.items()}
+    names = partition[0] if isinstance(partition[0], tuple) else (partition[0],)
+    self.places = count = int(np.prod([mesh.shape[name] for name in names]))
+    ranks = int(np.prod([mesh.shape[name] for name in self.axis]))
+    return pace_state.fresh(0, ranks, self.rows, self.slots, self.pacer), count
+
+  # The step.
+
+  def __call__(self, pace: PaceState, *args: Any, **kwargs: Any) -> tuple[PaceState, Any]:
+    """Runs one step on one device. Call it where the bare step was called: inside `shard_map` or `pmap`.
+
+    Raises:
+      ValueError: the state isn't one of this step's, or the step has no collective over the axis.
+    """
+    checks.nan_is_allowed()
+    checks.is_pace(pace)
+    ranks = checks.axis_size(self.axis)
+    one, stacked = self._one_rank(pace)
+    checks.same_ranks(one, ranks, self.axis)
+    clock = resolve_clock(self.clock_wanted, self._platform or jax.default_backend())
+    automatic = checks.axes_left_to_the_compiler(clock)
+    with Call(self.step, args, kwargs) as call:
+      state, outputs = self._stamped(one, stacked, ranks, clock, automatic, call)
+      return state, call.result(outputs)
+
+  def _stamped(self, one: PaceState, stacked: bool, ranks: int, clock: Clock, automatic: tuple[str, ...], call: Call
+               ) -> tuple[PaceState, list[Any]]:
+    """Traces the step, and evaluates it with stamps: the state after it, and its results, flat."""
+    closed = jax.make_jaxpr(call.traced)(*call.leaves)
+    flat = program.flatten(closed, self.axis)
+    checks.some_collective(flat, self.axis, self.step)
+    untimed = checks.untimed_sums(flat, self.axis)
+    if untimed and not self._warned:
+      self._warned = True
+      _LOG.warning("%s", untimed[0])
+    written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
+                                  phases_apart=self.phases)
+    share, reason = self._share(written, clock)
+    index = jax.lax.axis_index(self.axis)
+    before = rewrite.Before(one.last_exit, one.delay, index, ranks,
+                            self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
+                            mapped=not stacked, automatic=bool(automatic))
+    outputs, taken = rewrite.run(written, clock, before, call.leaves)
+    with jax.named_scope("jaxpace"):
+      state, names = self._after(one, taken, index, ranks)
+    self.plan = Plan(
+        axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
+        unstamped=written.unstamped, share=share, share_reason=reason,
+        carrier=written.carrier.slot if share and written.carrier else None, decisions=names, overflow=written.overflow,
+        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic, *untimed))
+    axes = varying(one.last_exit)
+    state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
+    return state, outputs
+
+  def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
+    """This rank's state without the axis of ranks, and whether there was one (shard_map) or not (pmap)."""
+    stacked = jnp.ndim(pace.step) == 1
+    checks.whole_mesh_named(pace)
+    return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
+
+  def _share(self, written: script.Script, clock: Clock) -> tuple[bool, str]:
+    if not self.share_wanted:
+      return False, "not shared: share=None"
+    refusal = sharing.refusal(written.carrier, self.axis)
+    if refusal:
+      return False, f"not shared: {refusal}"
+    if self.share_wanted == "auto" and self.pacer is None and clock.in_stream:
+      return False, "not shared: no pacer would see it, and it would be some kernels more (share=True shares)"
+    processes = jax.process_count()
+    platform = self._platform or jax.default_backend()
+    if self.share_wanted == "auto" and platform == "cpu" and processes > 2:
+      # gloo sends every operand in turn: one more operand is one more round of messages.
+      return False, f"not shared: gloo would send {processes} processes one more message a step (share=True shares)"
+    return True, "shared in the all-reduce of collective " + str(written.carrier.slot if written.carrier else 0)
+
+  def _job(self, one: PaceState, written: script.Script, share: bool) -> jax.Array:
+    """What is shared of the step before; nothing where no pacer would see it."""
+    if not share or self.pacer is None:
+      return jnp.zeros((0,), jnp.float32)
+    return jnp.concatenate([one.step_time[None], one.transfers[:len(written.collectives)]])
+
+  def _after(self, one: PaceState, taken: rewrite.Taken, index: jax.Array, ranks: int
+             ) -> tuple[PaceState, tuple[str, ...]]:
+    """The state after the step: its stamps in the ring, and the pacer's decision for the next."""
+    nothing = jnp.float32(np.nan)
+    mine = jnp.arange(ranks, dtype=jnp.int32) == index
+    arrivals, delays = taken.arrivals, taken.delays
+    if arrivals is None or delays is None:
+      arrivals, delays = jnp.where(mine, taken.arrival, nothing), jnp.where(mine, taken.delay, nothing)
+    decision, pacer = Decision(jnp.float32(0), {}), one.pacer
+    names: tuple[str, ...] = ()
+    step_time, transfers = one.step_time, one.transfers
+    if self.pacer is not None:
+      waits = jnp.stack([*taken.waits, *([nothing] * (self.slots - len(taken.waits)))])
+      first = words.is_zero(one.last_exit)
+      step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit))
+      transfers = coordination_arrivals.transfers(waits, arrivals, delays, index)
+      said = jnp.zeros((0,), jnp.float32) if taken.job is None else taken.job
+      before = 1 + len(taken.waits)
+
+      def filled(values: jax.Array) -> jax.Array:
+        return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=nothing)
+
+      observation = Observation(
+          step=one.step, rank=index, arrivals=arrivals, delays=delays, waits=waits, step_time=step_time,
+          job_step_time=said[0] if said.shape[0] else nothing, job_transfers=filled(said[1:before]),
+          job_transfers_now=coordination_arrivals.transfers_now(filled(said[before:]), arrivals, delays))
+      decision, pacer = self.pacer.update(observation, one.pacer)
+      names = checks.decision(decision, pacer, one.pacer)
+    info = [jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names]
+    info += [jnp.float32(0)] * (ring.MAX_DECISIONS - len(info))
+    row = self._row(one, taken)
+    return PaceState(
+        ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None], one.step % jnp.int32(self.rows), 0),
+        step=one.step + jnp.int32(1), rank=one.rank, last_exit=taken.last_exit,
+        delay=jnp.asarray(decision.delay).astype(jnp.float32).reshape(()), info=jnp.stack(info), arrivals=arrivals,
+        delays=delays, step_time=step_time, transfers=transfers, pacer=pacer), names
+
+  def _row(self, one: PaceState, taken: rewrite.Taken) -> jax.Array:
+    bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
+    head = jnp.stack([one.step.astype(jnp.uint32), jnp.uint32(ring.VALID), bits(one.delay), bits(taken.delay)])
+    # Last stamp first, then turned round: XLA, walking through operands, must meet the step's results before the
+    # earlier stamps (see ORDER in jaxpace.execution.native).
+    stamps = jax.lax.rev(jnp.stack(taken.stamps[::-1]), (0,)).reshape(-1)
+    rest = jnp.zeros((ring.row_width(self.slots) - ring.STAMPS - stamps.shape[0],), jnp.uint32)
+    return jnp.concatenate([head, bits(one.info), stamps, rest])
+
+  # What the recorder writes down.
+
+  def settings_json(self) -> dict[str, Any]:
+    """Returns how the step was instrumented, as plain JSON values."""
+    pacer = self.pacer
+    name: str | None = getattr(pacer.update, "__qualname__", repr(pacer)).split(".")[0] if pacer is not None else None
+    return {"step": getattr(self.step, "__qualname__", repr(self.step)), "axis": list(self.axis),
+            "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots, "rows": self.rows,
+            "max_delay": self.max_delay, "phases": self.phases, "pacer": name, "mesh": self.mesh_shape,
+            "platform": self._platform}
+
+
+__all__ = ["Instrumented", "instrument", "spec"]

@@ -1,0 +1,1 @@
+"""Reads a run that still grows: each row once, a window of bounded size."""

@@ -1,0 +1,184 @@
+"""Samples what the host does while a run is recorded: network, throttling, switches, GPU clocks.
+
+One reading a second by default, on a thread of its own, which touches no device of JAX and needs no privileges.
+Counters are cumulative, from 0 at the first sample on, so that a lost sample loses nothing; round trips, clock and
+power are of the sample; what can't be known is null.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxpace.hosts.locality import cgroup, nvml
+from jaxpace.hosts.locality.tree import Tree
+from jaxpace.trace import schema
+from jaxpace.trace.own_sockets import OwnSockets
+
+_LOG = logging.getLogger("jaxpace")
+_KEEP = 16384  # samples kept while nobody takes them
+_WRITE_SECONDS = 5.0
+_NET = "/sys/class/net"
+_INFINIBAND = "/sys/class/infiniband"
+_GAUGES = ("gpu_clock_mhz", "gpu_power_w")
+
+Values = dict[str, int | float | None]
+
+
+class HostCounters:
+  """Reads the counters. Which interfaces and control groups there are is looked up once."""
+
+  def __init__(self, root: str | os.PathLike[str] = "/", *, nics: Sequence[str] | None = None,
+               gauges: nvml.Gauges | None = None):
+    """Looks up what to read.
+
+    Args:
+      root: folder that stands for "/".
+      nics: network interfaces to add up; None takes those with hardware behind them, and RDMA ports.
+      gauges: GPUs whose clock and power to read.
+    """
+    self._tree = Tree(root)
+    self._interfaces, self._ports = (tuple(nics), ()) if nics is not None else find_interfaces(self._tree)
+    self._group = cgroup.chain(self._tree, "cpu")
+    self._sockets = OwnSockets() if self._tree.live else None
+    self._gauges = gauges
+    self._tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    self._first: Values | None = None
+
+  def read(self) -> Values:
+    """Values of the `hosts` table's columns: counters since the first reading, round trips since the last one."""
+    values: Values = {}
+    counts = self._sockets.read() if self._sockets else None
+    if counts:
+      values.update(tcp_busy_ns=counts.busy_ns, tcp_receiver_limited_ns=counts.receiver_limited_ns,
+                    retransmits=counts.retransmits)
+    values["nic_rx_bytes"], values["nic_tx_bytes"], values["loopback_bytes"] = self._bytes()
+    values["throttled_ns"] = cgroup.throttled_ns(self._tree, *self._group)
+    values["steal_ns"] = self._steal()
+    values["nivcsw"] = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    if self._first is None:
+      self._first = dict(values)
+    first = self._first
+    values = {name: None if value is None else value - (first.get(name) or 0) for name, value in values.items()}
+    if counts:
+      values.update(tcp_rtt_ns=counts.rtt_ns, tcp_min_rtt_ns=counts.min_rtt_ns)
+    if self._gauges:
+      values.update(zip(_GAUGES, self._gauges.read(), strict=True))
+    return values
+
+  def _bytes(self) -> tuple[int | None, int | None, int | None]:
+    """Received and sent by the NICs, and received over loopback."""
+    found = {}
+    for line in (self._tree.text("/proc/net/dev") or "").splitlines():
+      name, colon, rest = line.partition(":")
+      numbers = rest.split()
+      if colon and len(numbers) >= 9 and numbers[0].isdigit() and numbers[8].isdigit():
+        found[name.strip()] = int(numbers[0]), int(numbers[8])
+    counted = [found[name] for name in self._interfaces if name in found]
+    for port in self._ports:
+      received = self._tree.number(f"{port}/counters/port_rcv_data")
+      sent = self._tree.number(f"{port}/counters/port_xmit_data")
+      if received is not None and sent is not None:
+        counted.append((4 * received, 4 * sent))  # counted in words of 4 bytes
+    loopback = found["lo"][0] if "lo" in found else None
+    if not counted:
+      return None, None, loopback
+    return sum(r for r, _ in counted), sum(s for _, s in counted), loopback
+
+  def _steal(self) -> int | None:
+    """Time the hypervisor gave this guest's CPUs to others, ns, over all of them."""
+    numbers = (self._tree.text("/proc/stat") or "").partition("\n")[0].split()
+    return int(numbers[8]) * self._tick_ns if len(numbers) > 8 and numbers[8].isdigit() else None
+
+
+def find_interfaces(tree: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Network interfaces to add up, and RDMA ports.
+
+  Interfaces with hardware behind them; where there is none, as in a container, all that do not sit on others.
+  InfiniBand's own ports count what goes over IP as well, so their interfaces are left out; ports on Ethernet count
+  RDMA only, which the interface does not see.
+  """
+  names = [name for name in tree.names(_NET) if name != "lo"]
+  hardware = [name for name in names if tree.exists(f"{_NET}/{name}/device")]
+  ports, counted = [], set()
+  for device in tree.names(_INFINIBAND):
+    for port in tree.names(f"{_INFINIBAND}/{device}/ports"):
+      folder = f"{_INFINIBAND}/{device}/ports/{port}"
+      if tree.number(f"{folder}/counters/port_rcv_data") is None:
+        continue
+      ports.append(folder)
+      if (tree.text(f"{folder}/link_layer") or "").lower() == "infiniband":
+        counted.update(tree.names(f"{_INFINIBAND}/{device}/device/net"))
+  lowest = [name for name in names if not any(entry.startswith("lower_") for entry in tree.names(f"{_NET}/{name}"))]
+  chosen = hardware or ([] if ports else lowest)
+  return tuple(name for name in chosen if name not in counted), tuple(ports)
+
+
+class HostSampler:
+  """A daemon thread that samples, and keeps the samples until the writer takes them."""
+
+  def __init__(self, process: int, attempt: int, period: float = 1.0, *,
+               make: Callable[[], HostCounters] = HostCounters):
+    """Prepares; `start` starts the thread.
+
+    Args:
+      process: index of this process.
+      attempt: attempt its rows belong to.
+      period: seconds between two samples.
+      make: makes the counters, on the thread.
+    """
+    self._process, self._attempt, self._period, self._make = process, attempt, period, make
+    self._rows: collections.deque[tuple[int, Values]] = collections.deque(maxlen=_KEEP)
+    self._end = threading.Event()
+    self._taken_at = time.monotonic()
+    self._thread = threading.Thread(target=self._run, name="jaxpace-hosts", daemon=True)
+
+  def start(self) -> None:
+    self._thread.start()
+
+  def stop(self, timeout: float) -> None:
+    """Takes a last sample and ends the thread, if it answers within `timeout` seconds: a broken GPU may hold it."""
+    self._end.set()
+    if self._thread.is_alive():
+      self._thread.join(timeout)
+
+  def take(self, force: bool) -> dict[str, np.ndarray]:
+    """Samples not taken yet, as columns of the `hosts` table.
+
+    Args:
+      force: also where the last taking was just now; otherwise few at a time are left for later.
+    """
+    now = time.monotonic()
+    if not self._rows or not (force or now - self._taken_at >= _WRITE_SECONDS):
+      return {}
+    self._taken_at = now
+    rows = [self._rows.popleft() for _ in range(len(self._rows))]
+    columns: dict[str, np.ndarray] = {"time_ns": np.array([at for at, _ in rows], np.int64),
+                                      "process": np.full(len(rows), self._process, np.int32),
+                                      "attempt": np.full(len(rows), self._attempt, np.int32)}
+    for field in schema.HOSTS:
+      values = [row.get(field.name) for _, row in rows]
+      if field.name not in columns and any(value is not None for value in values):
+        kind = np.float32 if field.name in _GAUGES else np.int64
+        columns[field.name] = np.ma.array(np.array([value or 0 for value in values], kind),
+                                          mask=[value is None for value in values])
+    return columns
+
+  def _run(self) -> None:
+    try:
+      counters = self._make()
+      while True:
+        ending = self._end.is_set()
+        self._rows.append((time.monotonic_ns(), counters.read()))
+        if ending:
+          return
+        self._end.wait(self._period)
+    except Exception as error:  # Whatever it is: the rest of the recording goes on.
+      _LOG.info("The host's counters are no longer sampled: %s: %s", type(error).__name__, error)

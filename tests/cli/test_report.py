@@ -1,0 +1,242 @@
+"""`jaxpace report` as a user meets it."""
+
+import argparse
+import errno
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jaxpace.cli import report as command
+from jaxpace.diagnosis.diagnosis import SHARES
+from jaxpace.files import atomic_write
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import Job
+from jaxpace.trace import reader
+
+ROOT = pathlib.Path(__file__).parents[2]
+LATE = Job(ranks=4, steps=120, processes=4, noise=0.02, late={3: 20e-3}, compile=2.0)
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory):
+  path = tmp_path_factory.mktemp("runs") / "late"
+  made_up_runs.write(path, LATE)
+  return path
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+  path = tmp_path_factory.mktemp("runs") / "large"
+  made_up_runs.write(path, Job(ranks=200, steps=60, processes=4, noise=0.02, late={150: 20e-3}))
+  return path
+
+
+def report(*arguments) -> int:
+  parser = argparse.ArgumentParser(prog="jaxpace report")
+  command.add_arguments(parser)
+  return command.run(parser.parse_args([str(a) for a in arguments]))
+
+
+def run_program(*arguments, **environment):
+  variables = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")}
+  code = ("import argparse, sys; from jaxpace.reporting import command; p = argparse.ArgumentParser(); "
+          "command.add_arguments(p); sys.exit(command.run(p.parse_args()))")
+  return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
+                        encoding="utf-8", cwd=ROOT, env={**variables, **environment}, check=False)
+
+
+def numbers(value):
+  if isinstance(value, dict):
+    value = list(value.values())
+  if isinstance(value, list):
+    for item in value:
+      yield from numbers(item)
+  elif isinstance(value, float):
+    yield value
+
+
+def test_json_has_every_key_of_the_schema(late, tmp_path, capsys):
+  file = tmp_path / "report.json"
+  assert report(late, "--json", file) == 0
+  assert "Verdict" in capsys.readouterr().out
+  document = json.loads(file.read_text())
+  assert (document["schema"], document["run"], document["ranks"], document["processes"], document["steps"]) == (
+      1, "synthetic", 4, 4, 120)
+  assert document["missing"] == {"ranks": [], "steps": 0, "rank_steps": {}}
+  assert set(document["step_time"]) == {"mean", "median", "p99", "cv"}
+  assert tuple(document["shares"]) == SHARES
+  assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
+  (finding,) = document["findings"]
+  assert set(finding) == {"mode", "share", "confidence", "ranks", "hosts", "evidence", "advice", "causes",
+                          "first_step", "last_step"}
+  assert (finding["mode"], finding["ranks"], finding["hosts"]) == ("persistent_straggler", [3], ["host1"])
+  assert 0.99 <= finding["confidence"] <= 1
+  assert set(document["what_if"]) >= {"no_skew", "no_contention", "no_runtime_jitter", "without_rank"}
+  no_skew = document["what_if"]["no_skew"]
+  assert no_skew["speedup"] == pytest.approx(1 / (1 - no_skew["skew"]))
+  assert set(document["what_if"]["without_rank"]["3"]) == {"step_time", "speedup"}
+  assert set(document["pacing"]) == {"active_share", "effect", "effect_interval", "blocks"}
+  assert isinstance(document["verdict"], str)
+  assert document["warmup"] == [1]
+  assert all(math.isfinite(x) for x in numbers(document))
+  assert list(tmp_path.iterdir()) == [file]  # no temporary left
+
+
+def test_known_truth_comes_back(late, tmp_path, capsys):
+  assert report(late, "--json", tmp_path / "r.json") == 0
+  document = json.loads((tmp_path / "r.json").read_text())
+  lateness = {row["rank"]: row["lateness"] for row in document["per_rank"]}
+  assert lateness[3] == pytest.approx(20e-3, abs=0.3e-3)
+  # 51 ms busy and 2 of transfer with the late rank, 33.5 without.
+  assert document["step_time"]["mean"] == pytest.approx(53.5e-3, abs=0.3e-3)
+  assert document["what_if"]["without_rank"]["3"]["step_time"] == pytest.approx(33.7e-3, abs=0.4e-3)
+  assert document["shares"]["skew"] == pytest.approx(15 / 53.5, abs=0.01)
+  assert sum(row["cost_share"] for row in document["per_rank"]) == pytest.approx(no_skew(document), abs=1e-9)
+
+
+def no_skew(document):
+  return document["what_if"]["no_skew"]["skew"]
+
+
+def test_dash_writes_json_and_nothing_else(late, capsys):
+  assert report(late, "--json", "-") == 0
+  captured = capsys.readouterr()
+  assert json.loads(captured.out)["schema"] == 1
+  assert captured.err == ""
+
+
+def test_what_a_person_reads(late, capsys):
+  assert report(late) == 0
+  text = capsys.readouterr().out
+  head = text[:text.index("Where the step goes")]
+  assert "Look at rank 3 on host1" in " ".join(head.split())
+  for word in (*SHARES, "Findings", "Who is late", "Phases", "backward", "What it would be worth", "Notes", "Warm-up"):
+    assert word in text
+  assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 150])
+def test_it_fits_the_width(late, large, columns):
+  for run in (late, large):
+    done = run_program(run, COLUMNS=str(columns))
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= min(columns, 120)
+    if columns >= 80:
+      assert "contention" in done.stdout
+      assert "…" not in done.stdout
+
+
+def test_piped_it_is_100_wide_without_colour(late):
+  done = run_program(late)
+  assert max(map(len, done.stdout.splitlines())) == 100
+  assert "\x1b" not in done.stdout
+
+
+def test_plain_ascii_where_the_terminal_knows_no_more(late):
+  done = run_program(late, PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0")
+  assert done.returncode == 0, done.stderr
+  assert "###" in done.stdout
+  assert done.stdout.isascii()
+
+
+def test_many_ranks_stay_readable(large, capsys):
+  report(large)
+  text = capsys.readouterr().out
+  assert "190 more ranks" in text
+  assert len(text.splitlines()) < 80
+  assert "150 " in text[text.index("Who is late"):]
+  report(large, "--ranks", "all")
+  assert len(capsys.readouterr().out.splitlines()) > 220
+
+
+def test_a_window(late, capsys, tmp_path):
+  assert report(late, "--steps", "40:90", "--json", tmp_path / "r.json") == 0
+  document = json.loads((tmp_path / "r.json").read_text())
+  assert (document["steps"], document["window"], document["warmup"]) == (50, [40, 90], [])
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--steps", "5"], "is no range of steps"), (["--steps", "9:3"], "is empty"), (["--steps", "-3:4"], None),
+    (["--steps", "a:b"], "is no range"), (["--ranks", "0"], "is no number of ranks"), (["--ranks", "few"], "'all'")])
+def test_slips_get_a_sentence_and_status_2(late, capsys, arguments, words):
+  with pytest.raises(SystemExit) as stop:
+    report(late, *arguments)
+  assert stop.value.code == 2
+  assert words is None or words in capsys.readouterr().err
+
+
+def test_what_is_no_run_gets_a_sentence_and_status_2(tmp_path, late):
+  (tmp_path / "empty").mkdir()
+  torn = tmp_path / "torn"
+  (torn / "steps").mkdir(parents=True)
+  (torn / "steps" / "x-p00000.000000-000000.parquet").write_bytes(b"PAR1 torn")
+  for path in (tmp_path / "nowhere", tmp_path / "empty", tmp_path, torn, late / "run.json", late.parent):
+    done = run_program(path)
+    assert done.returncode == 2, path
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("jaxpace report: ")
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_json_that_cannot_be_written_gets_a_sentence(late, tmp_path, capsys):
+  assert report(late, "--json", tmp_path) == 2
+  assert "is a directory" in capsys.readouterr().err
+  assert report(late, "--json", tmp_path / "no" / "r.json") == 2
+  assert f"the directory {tmp_path / 'no'} does not exist" in capsys.readouterr().err
+  (tmp_path / "file").touch()
+  assert report(late, "--json", tmp_path / "file" / "r.json") == 2
+  assert f"the directory {tmp_path / 'file'} is a file" in capsys.readouterr().err
+
+
+def test_json_that_cannot_be_written_is_found_out_before_the_run_is_read(late, tmp_path, capsys, monkeypatch):
+  """Some directories take no files though they look as if: /proc, a disk of another owner."""
+  def refuse(self, *_, **__):
+    raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+  monkeypatch.setattr(atomic_write, "open", refuse, raising=False)
+  monkeypatch.setattr(reader, "read_run", None)
+  assert report(late, "--json", tmp_path / "r.json") == 2
+  assert f"no file can be made in {tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [(), ("--json", "-")])
+def test_a_full_standard_output_is_named_and_nothing_else(late, arguments):
+  with open("/dev/full", "w") as full:
+    done = subprocess.run([sys.executable, "-m", "jaxpace", "report", str(late), *arguments], stdout=full,
+                          stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+  assert done.returncode == 2
+  assert done.stderr == "jaxpace report: standard output can't be written: No space left on device.\n"
+
+
+def test_a_closed_standard_output_is_no_reason_not_to_write_the_file(late, tmp_path):
+  command = f'exec "{sys.executable}" -m jaxpace report "{late}" --json "{tmp_path / "r.json"}" >&-'
+  done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+  assert (done.returncode, done.stderr) == (0, "")
+  assert json.loads((tmp_path / "r.json").read_text())["ranks"] == 4
+
+
+def test_a_reader_that_leaves_is_no_error(large):
+  code = ("import argparse, sys; from jaxpace.reporting import command; p = argparse.ArgumentParser(); "
+          "command.add_arguments(p); sys.exit(command.run(p.parse_args()))")
+  with subprocess.Popen([sys.executable, "-c", code, str(large), "--json", "-"], stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE, cwd=ROOT) as process:
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() in (0, 141)
+
+
+def test_the_report_needs_no_jax(late):
+  """The package's own __init__ aside, which may name jax's: the layers below must not pull it in."""
+  code = ("import sys, types, argparse; package = types.ModuleType('jaxpace'); package.__path__ = ['jaxpace']; "
+          "sys.modules['jaxpace'] = package; from jaxpace.reporting import command; p = argparse.ArgumentParser(); "
+          "command.add_arguments(p); command.run(p.parse_args()); assert 'jax' not in sys.modules, 'jax was imported'")
+  done = subprocess.run([sys.executable, "-c", code, str(late)], capture_output=True, text=True, cwd=ROOT, check=False)
+  assert done.returncode == 0, done.stderr

@@ -1,0 +1,159 @@
+"""`jaxpace watch` as a user meets it: mistakes, a picture, lines in a pipe, a terminal that changes its size."""
+
+import io
+import os
+import signal
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from experiments.lib.terminal import Terminal
+from jaxpace.cli.main import main
+from jaxpace.diagnosis.live.follower import Follower
+from jaxpace.reporting.watch import live
+from jaxpace.testing.made_up_runs import Job
+from tests.multiprocess.jobs import ROOT
+from tests.reporting.growing import Growing
+
+JOB = Job(ranks=4, steps=120, processes=2, noise=0.02, late={3: 5e-3})
+
+
+@pytest.fixture
+def growing(tmp_path):
+  growing = Growing(tmp_path / "run", JOB, tmp_path / "elsewhere" / "whole")
+  growing.write(60)
+  return growing
+
+
+@pytest.mark.parametrize("make, says", [
+    (lambda path: path / "no" / "such", "no directory"), (lambda path: path / "run" / "run.json", "Give its directory"),
+    (lambda path: path / "run" / "steps", "is a part of a run"), (lambda path: path, "holds one")])
+@pytest.mark.parametrize("options", [(), ("--once", )])
+def test_a_mistake_is_a_sentence(growing, tmp_path, capsys, make, says, options):
+  assert main(["watch", str(make(tmp_path)), *options]) == 2
+  said = capsys.readouterr()
+  assert said.err.startswith("jaxpace watch: ") and says in said.err
+  assert len(said.err.splitlines()) == 1 and not said.out
+
+
+@pytest.mark.parametrize("options", [("--every", "0"), ("--every", "nan"), ("--every", "soon"), ("--steps", "3"),
+                                     ("--steps", "-5"), ("--steps", "1e3")])
+def test_arguments_out_of_range(growing, capsys, options):
+  assert main(["watch", str(growing.directory), *options]) == 2
+  assert options[1] in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_once_where_nothing_is_recorded_yet(tmp_path, capsys):
+  (tmp_path / "empty").mkdir()
+  (tmp_path / "foreign").mkdir()
+  (tmp_path / "foreign" / "run.json").write_text("{}")
+  for name in ("empty", "foreign", "missing"):
+    assert main(["watch", str(tmp_path / name), "--once"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_once_prints_the_whole_picture(growing, capsys, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "90")
+  monkeypatch.setenv("LINES", "10")
+  assert main(["watch", str(growing.directory), "--once", "--steps", "20"]) == 0
+  text = capsys.readouterr().out
+  assert "steps 40 to 59" in text and "Who is late" in text and "host1" in text
+  assert max(map(len, text.splitlines())) <= 90 and "\x1b" not in text
+
+
+class Ended(Exception):
+  pass
+
+
+def test_a_pipe_gets_a_line_a_refresh(tmp_path, capsys):
+  """From before the job begins, on."""
+  path, looks = tmp_path / "run", iter(range(100))
+  grown = []
+
+  def sleep(seconds):
+    look = next(looks)
+    if look == 0:
+      grown.append(Growing(path, JOB, tmp_path / "whole"))
+    elif look < 4:
+      grown[0].write(30 * look)
+    else:
+      raise Ended
+
+  with pytest.raises(Ended):
+    live.in_lines(Follower(path, 20), 1.0, sleep)
+  said = capsys.readouterr().out.splitlines()
+  assert said[0] == "Nothing is recorded yet: waiting for the job to start."
+  assert said[1].startswith("2 processes started, no step recorded yet")
+  assert [line.split(";")[0] for line in said[2:]] == ["step 29", "step 59", "step 89"]
+  assert all("latest rank 3 on host1" in line for line in said[2:])
+
+
+def test_a_pipe_ends_with_the_run(growing, capsys):
+  looks = iter(range(10))
+
+  def sleep(seconds):
+    if next(looks) == 1:
+      for process in range(JOB.processes):
+        growing.heartbeat(process, closed_cleanly=True)
+
+  live.in_lines(Follower(growing.directory), 1.0, sleep)
+  said = capsys.readouterr().out.splitlines()
+  assert len(said) == 3 and "has ended" in said[-1] and "has ended" not in said[0]
+
+
+def test_a_pipe_whose_reader_has_left_ends_quietly(growing, monkeypatch):
+  class Broken(io.StringIO):
+    def write(self, text):
+      raise BrokenPipeError
+
+  monkeypatch.setattr(sys, "stdout", Broken())
+  with pytest.raises(BrokenPipeError):
+    live.in_lines(Follower(growing.directory), 1.0, lambda seconds: None)
+
+
+def test_the_screen_follows_the_terminals_size_and_gives_it_back(growing):
+  file = io.StringIO()
+  console = Console(file=file, force_terminal=True, width=100, height=40, highlight=False, color_system=None,
+                    legacy_windows=False, _environ={})
+  sizes = iter([(40, 12), (200, 50), (1, 1), (80, 24)])
+  begins = []
+
+  def sleep(seconds):
+    begins.append(file.tell())
+    try:
+      console.size = next(sizes)
+    except StopIteration:
+      raise Ended from None
+
+  with pytest.raises(Ended):
+    live.on_terminal(Follower(growing.directory, 20), console, 1.0, sleep)
+  text = file.getvalue()
+  assert text.index("\x1b[?1049h") < text.index("Step time") < text.rindex("\x1b[?1049l")
+  assert "Step time" in text[text.rindex("\x1b[?1049l"):] and "\x1b[?25h" in text  # the last look stays, and the cursor
+  narrow = text[begins[0]:begins[1]].replace("\x1b[H", "")
+  assert max(map(len, narrow.splitlines())) <= 40 and len(narrow.splitlines()) <= 12
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
+def test_a_real_terminal_and_ctrl_c(growing):
+  command = [sys.executable, "-m", "jaxpace.cli", "watch", str(growing.directory), "--every", "60"]
+  with Terminal(command, columns=100, lines=40, cwd=ROOT) as terminal:
+    process, shown = terminal.process, terminal.shown
+
+    def wait_for(word, begin=0):
+      until = time.monotonic() + 60
+      while word not in shown[begin:] and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.02)
+      assert word in shown[begin:], bytes(shown)
+
+    wait_for(b"Who is late")
+    before = len(shown)
+    terminal.resize(60, 20)
+    process.send_signal(signal.SIGWINCH)
+    wait_for(b"Step time", before)  # drawn at once, a minute before the next look
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    terminal.read_on(10)
+    assert b"Traceback" not in shown and b"\x1b[?1049l" in shown

@@ -1,0 +1,92 @@
+"""The bench on the eight devices of the tests, and on two processes."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpace.cli import bench as command
+from jaxpace.costs.bench import measure
+from jaxpace.costs.bench.places import Group
+from jaxpace.costs.fabric_file import KINDS, read_fabric
+from tests.multiprocess.jobs import ROOT, clean_environment
+
+
+def call(*arguments):
+  parser = argparse.ArgumentParser(prog="jaxpace bench")
+  command.add_arguments(parser)
+  return command.run(parser.parse_args([str(a) for a in arguments]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_timed_is_the_collective_of_that_size_in_a_loop(kind):
+  """The compiled loop holds one collective over all of the vector, and its turns depend on each other."""
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("group", "rank"))
+  loop = measure._loop(kind, mesh)
+  own = 512 if kind == "all_gather" else 1024
+  shapes = jax.ShapeDtypeStruct((own * 4,), np.float32), jax.ShapeDtypeStruct((), np.int32)
+  text = loop.lower(*shapes).compile().as_text()
+  op = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather",
+        "shift": "collective-permute"}[kind]
+  lines = [line for line in text.splitlines() if f" {op}(" in line or f" {op}-start(" in line]
+  assert len(lines) == 1, text
+  assert f"f32[{512 if kind == 'reduce_scatter' else 1024}]" in lines[0]
+  assert " while(" in text
+  ones = jax.device_put(np.full(own * 4, 1, np.float32), jax.sharding.NamedSharding(
+      mesh, jax.sharding.PartitionSpec(("group", "rank"))))
+  first = np.asarray(loop(ones, np.int32(3)))[0]  # 3 turns of x[0] = 0.5 * collective(x)[0]
+  assert first == {"all_reduce": 1.0, "reduce_scatter": 1.0, "all_gather": 0.125, "shift": 0.125}[kind]
+
+
+def test_groups_exchange_among_themselves():
+  found = measure.measure("all_reduce", Group("process", ((0, 1), (2, 3)), 2), [1000, 64], 2, jax.devices()[:4])
+  assert [m.bytes for m in found] == [1000, 64] and all(len(m.samples) == 2 for m in found)
+
+
+def test_on_the_devices_of_one_process(tmp_path, capsys):
+  target = tmp_path / "bench.json"
+  assert call("--json", target, "--sizes", "1K,64K", "--kinds", "all_reduce,shift", "--repeats", "2") == 0
+  text = capsys.readouterr().out
+  document = json.loads(target.read_text())
+  [level] = document["levels"]
+  assert level["level"] == "process" and level["measured"] == level["ranks"] == len(jax.devices())
+  assert list(level["collectives"]) == ["all_reduce", "shift"]
+  assert [p["bytes"] for p in level["collectives"]["shift"]["points"]] == [1024, 65536]
+  assert max(p["seconds"] for p in level["collectives"]["all_reduce"]["points"]) > 0
+  assert read_fabric(target).level(8).costs["all_reduce"].alpha.estimate >= 0
+  assert "process, 8 ranks" in text and "64 KiB" in text
+
+
+def test_two_processes_of_a_host(tmp_path):
+  target = tmp_path / "bench.json"
+  done = subprocess.run(
+      [sys.executable, "-m", "jaxpace", "launch", "--nproc", "2", "--logs", str(tmp_path / "logs"), "--",
+       sys.executable, "-m", "jaxpace", "bench", "--json", str(target), "--sizes", "1K,16K", "--kinds", "all_reduce",
+       "--repeats", "2"],
+      cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0, done.stdout + done.stderr
+  document = json.loads(target.read_text())
+  assert document["processes"] == 2 and document["hosts"] == 1
+  [level] = document["levels"]
+  assert level["level"] == "host" and level["measured"] == 2
+  assert all(p["seconds"] >= 0 for p in level["collectives"]["all_reduce"]["points"])
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--sizes", "1X"], "no size in bytes"), (["--sizes", "0"], "no size in bytes"),
+    (["--sizes", ""], "no size in bytes"),
+    (["--kinds", "all_to_all"], "no collective of bench"), (["--repeats", "0"], "from 1 to 4,096")])
+def test_slips_are_said(arguments, words, capsys):
+  with pytest.raises(SystemExit):
+    call(*arguments)
+  assert words in capsys.readouterr().err
+
+
+def test_one_device_is_a_sentence(monkeypatch, capsys):
+  monkeypatch.setattr(jax, "devices", lambda *a: [object()])
+  assert call() == 2
+  assert "one device, which has nobody to exchange with" in capsys.readouterr().err

@@ -1,0 +1,78 @@
+"""The cost of collectives against the design's formulas, and files that are no fabric."""
+
+import json
+import math
+
+import pytest
+
+from jaxpace.costs import fabric_file as fabric
+from jaxpace.costs.fabric_file import coefficients, quiet_seconds, read_fabric
+from jaxpace.testing import made_up_runs
+from jaxpace.trace.run import RunError
+from tests.diagnosis.traces import make_run
+
+
+@pytest.mark.parametrize("p", [2, 8, 96])
+@pytest.mark.parametrize("m", [0, 4096, 2e8])
+def test_formulas(p, m):
+  alpha, beta = 7e-6, 3e-10
+
+  def seconds(kind, algorithm):
+    a, b = coefficients(kind, algorithm, p)
+    return a * alpha + b * m * beta
+
+  assert seconds("all_reduce", "ring") == pytest.approx(2 * (p - 1) * (alpha + m * beta / p))
+  levels, sent = math.floor(math.log2(p)), 2 if p > 2 else 1  # with two ranks half of the bytes go each way
+  folded = 2 if p == 96 else 0
+  assert seconds("all_reduce", "doubling") == pytest.approx((levels + folded) * (alpha + m * beta))
+  assert seconds("all_reduce", "tree") == pytest.approx(2 * levels * alpha + sent * m * beta)
+  halves = seconds("reduce_scatter", "ring") + seconds("all_gather", "ring")
+  assert halves == pytest.approx(seconds("all_reduce", "ring"))
+  halving = seconds("reduce_scatter", "tree") + seconds("all_gather", "tree")  # Rabenseifner
+  assert halving == pytest.approx(2 * math.ceil(math.log2(p)) * alpha + 2 * (p - 1) / p * m * beta)
+  assert seconds("shift", "ring") == pytest.approx(alpha + m * beta)
+  assert coefficients("all_reduce", "ring", 1) == (0, 0)
+
+
+def test_a_described_fabric_and_a_measured_one(tmp_path):
+  path = tmp_path / "fabric.json"
+  points = [{"bytes": 1000, "seconds": 1e-3}, {"bytes": 100_000, "seconds": 1e-1}]
+  path.write_text(json.dumps({"schema": 1, "levels": [
+      {"level": "all", "ranks": None, "alpha": 1e-5, "beta": 1e-9, "algorithm": "tree"},
+      {"level": "host", "ranks": 8, "measured": 8, "collectives": {"all_reduce": {
+          "alpha": {"estimate": 2e-6, "low": 1e-6, "high": 3e-6}, "beta": 0, "points": points}}}]}))
+  found = read_fabric(path)
+  assert [level.name for level in found.levels] == ["host", "all"]
+  assert found.level(8).name == "host" and found.level(9).name == "all"
+  assert quiet_seconds(found, "all_reduce", 10_000, 8) == pytest.approx(1e-2)  # halfway on logarithmic scales
+  assert quiet_seconds(found, "all_reduce", 10_000, 4) == pytest.approx(6 * 2e-6)  # not as measured: by the formula
+  assert quiet_seconds(found, "all_reduce", 10, 8) == pytest.approx(14 * 2e-6)
+  assert quiet_seconds(found, "all_gather", 10, 8) is None
+  assert quiet_seconds(found, "all_reduce", 1000, 16) == pytest.approx(8e-5 + 2e-6)
+  assert found.levels[0].costs["all_reduce"].alpha.deviation == pytest.approx(2e-6 / 3.29, rel=1e-3)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (None, "no such file"), ("{", "not JSON"), ("[]", "no list 'levels'"), ('{"levels": []}', "no list 'levels'"),
+    ('{"levels": [3]}', "level 1 is no object"), ('{"levels": [{"ranks": -1}]}', "no number of ranks"),
+    ('{"levels": [{"alpha": 1}]}', "beta must be a number"), ('{"levels": [{"alpha": NaN, "beta": 1}]}', "alpha must"),
+    ('{"levels": [{"alpha": 1, "beta": 1, "algorithm": "magic"}]}', "must be one of ring"),
+    ('{"levels": [{"collectives": {}}]}', "says nothing of"), ('{"levels": [{"collectives": 3}]}', "no object"),
+    ('{"levels": [{"collectives": {"all_reduce": 3}}]}', "no object with alpha"),
+    ('{"schema": 9, "levels": [{}]}', "newer jaxpace"), ("\x00\xff", "not JSON")])
+def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
+  path = tmp_path / "fabric.json"
+  if text is not None:
+    path.write_bytes(text.encode("latin-1"))
+  with pytest.raises(RunError, match=words):
+    read_fabric(path)
+
+
+def test_kinds():
+  assert {fabric.kind_of(n) for n in ("psum", "pmean", "gradients", "psum_invariant")} == {"all_reduce"}
+  truth = made_up_runs.simulate(made_up_runs.Job(steps=5))
+  run = make_run(truth.enter, truth.exit)
+  assert fabric.kind_in(run, run.collectives[0]) == "all_reduce"
+  run.info["plan"] = {"collectives": [3, {"slot": 0, "primitives": ["reduce_scatter"]}]}
+  assert fabric.kind_in(run, run.collectives[0]) == "reduce_scatter"
+  assert fabric.kind_of("reduce_scatter") == "reduce_scatter" and fabric.kind_of("all_gather") == "all_gather"

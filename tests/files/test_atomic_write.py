@@ -1,0 +1,184 @@
+"""A file is the old one or the new one, and nothing else is left behind."""
+
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from jaxpace.files import atomic_write
+
+
+def test_it_is_replaced_as_a_whole(tmp_path):
+  path = tmp_path / "a.json"
+  atomic_write.write_text(path, "old\n")
+  with atomic_write.replacing(path, fsync=True) as written:
+    written.write(b"new")
+    written.flush()
+    assert path.read_text() == "old\n" and os.path.dirname(written.name) == str(tmp_path)
+    assert str(os.getpid()) in os.path.basename(written.name)
+  assert path.read_text() == "new" and os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_after_an_error_the_old_one_is_there_and_no_other(tmp_path, begun):
+  path = tmp_path / "a.json"
+  atomic_write.write_text(path, "old")
+  with pytest.raises(KeyboardInterrupt), atomic_write.replacing(path) as written:
+    if begun:
+      written.write(b"half")
+    raise KeyboardInterrupt
+  assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.json"]
+
+
+def test_where_it_can_not_be_written(tmp_path):
+  with pytest.raises(FileNotFoundError):
+    atomic_write.write_text(tmp_path / "no such folder" / "a.json", "text")
+  (tmp_path / "folder").mkdir()
+  with pytest.raises(OSError):
+    atomic_write.write_text(tmp_path / "folder", "text")
+  assert os.listdir(tmp_path) == ["folder"]
+
+
+def planted(kind, path, victim):
+  """Puts something at `path` that isn't what it seems."""
+  victim.write_text("mine")
+  if kind == "link":
+    path.symlink_to(victim)
+  elif kind == "dangling":
+    path.symlink_to(victim.with_name("not there"))
+  elif kind == "second name":
+    os.link(victim, path)
+  elif kind == "pipe":
+    os.mkfifo(path)
+  elif kind == "device":
+    path.symlink_to("/dev/full")
+
+
+KINDS = ["link", "dangling", "second name", "pipe", "device"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stands_under_a_temporary_name_is_not_written_to(tmp_path, kind):
+  path, victim = tmp_path / "a.json", tmp_path / "victim"
+  planted(kind, atomic_write.temporary(path), victim)
+  atomic_write.write_text(path, "text")
+  assert path.read_text() == "text" and not path.is_symlink() and victim.read_text() == "mine"
+  assert sorted(os.listdir(tmp_path)) == ["a.json", "victim"]
+
+
+def test_a_temporary_name_that_is_taken_for_good_is_no_obstacle(tmp_path):
+  path = tmp_path / "a.json"
+  atomic_write.temporary(path).mkdir()
+  atomic_write.write_text(path, "text")
+  atomic_write.try_out(path)
+  assert path.read_text() == "text" and len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_written_in_place_is_one_of_its_own(tmp_path, kind, caplog):
+  path, victim = tmp_path / "note.jsonl", tmp_path / "victim"
+  planted(kind, path, victim)
+  atomic_write.append(path, "one\n")
+  atomic_write.append(path, "two\n", fsync=True)
+  assert path.read_text() == "one\ntwo\n" and stat.S_ISREG(path.lstat().st_mode)
+  assert victim.read_text() == "mine" and not victim.with_name("not there").exists()
+  assert len(caplog.records) == 1 and "it was removed, not followed" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+def test_somebody_elses_file_is_left_as_it_is(tmp_path):
+  path = tmp_path / "note.jsonl"
+  path.write_text("theirs")
+  os.chown(path, 12345, 12345)
+  with pytest.raises(atomic_write.ForeignFileError, match="belongs to another user"):
+    atomic_write.append(path, "mine")
+  assert path.read_text() == "theirs" and os.listdir(tmp_path) == ["note.jsonl"]
+
+
+def test_the_folders_of_a_run_are_no_links(tmp_path):
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "steps").symlink_to(tmp_path / "elsewhere")
+  with pytest.raises(atomic_write.ForeignFileError, match="is a link"):
+    atomic_write.folder(tmp_path / "steps")
+  assert atomic_write.folder(tmp_path / "hosts").is_dir() and atomic_write.folder(tmp_path / "hosts").is_dir()
+
+
+def test_a_name_that_the_user_gave_is_followed(tmp_path):
+  (tmp_path / "latest.json").symlink_to("first.json")
+  for text in ("one", "two"):
+    atomic_write.write_text(atomic_write.followed(tmp_path / "latest.json"), text)
+    assert (tmp_path / "latest.json").is_symlink() and (tmp_path / "first.json").read_text() == text
+
+
+PROGRAM = """
+import os, pathlib, sys
+import jax, jax.numpy as jnp
+import jaxpace
+from jaxpace.live.control import file
+from jaxpace.live.control.request import Request
+directory, victims = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+victims.mkdir(); directory.mkdir(parents=True)
+def plant(name):
+  (directory / name).parent.mkdir(exist_ok=True)
+  victim = victims / name.replace("/", "-")
+  victim.write_text("mine")
+  (directory / name).symlink_to(victim)
+pid = os.getpid()
+for name in (".lock", "control.applied.jsonl", "run.json", "process/0.json", "locality/0.json", "watchdog/0.jsonl",
+             "links.json", "control.json", f".control.json.{pid}.tmp", f".run.json.{pid}.tmp",
+             f"process/.0.json.{pid}.tmp", f"locality/.0.json.{pid}.tmp", f".links.json.{pid}.tmp"):
+  plant(name)
+victims.joinpath("run.json").unlink(); (directory / "run.json").unlink()   # else it is no run's directory
+pacer = jaxpace.steerable(jaxpace.pace_early_ranks(window=8))
+paced = jaxpace.instrument(lambda w, x: (w - jax.lax.pmean(w * x.mean(), "data")), "data", pacer, share=True)
+mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+spec = jaxpace.spec(mesh)
+step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, jax.P(), jax.P("data")), out_specs=(spec, jax.P()),
+                             check_vma=False))
+pace, w, x = paced.init(mesh), jnp.ones(3), jnp.ones((1, 3))
+file.write(directory / file.NAME, Request(enabled=False))
+with jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory, every_seconds=0.01) as control:
+  with jaxpace.Watchdog(recorder=recorder) as watchdog:
+    watchdog._events.write("late", 1, {})
+    for _ in range(30):
+      pace = control(pace)
+      pace, w = step(pace, w, x)
+      recorder.record(pace)
+assert not control.request.enabled and recorder.lost["stopped"] is None, (control.request, recorder.lost)
+from jaxpace.live.probe.links import Links, write_links
+import numpy
+none = numpy.full((1, 1), numpy.nan)
+write_links(directory, Links(("a",), 1, none, none, (), (), 0.0, 0))
+left = {victim.name: victim.read_text() for victim in victims.iterdir() if victim.read_text() != "mine"}
+assert not left, left
+links = [path for path in directory.rglob("*") if path.is_symlink()]
+print("fine", [path.name for path in links])
+"""
+
+
+def test_links_planted_in_a_run_directory_lead_nowhere(tmp_path):
+  """Every file that a job writes to its run directory, by the names that anybody can guess."""
+  done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "run"), str(tmp_path / "victims")],
+                        capture_output=True, text=True, timeout=120, cwd=pathlib.Path(__file__).parents[2])
+  assert done.returncode == 0 and done.stdout.startswith("fine []"), (done.stdout, done.stderr[-3000:])
+
+
+@pytest.mark.parametrize("name", ["steps", "collectives", "hosts", "process"])
+def test_a_planted_folder_ends_the_recording_in_a_sentence(tmp_path, name):
+  (tmp_path / "run").mkdir()
+  (tmp_path / "elsewhere").mkdir()
+  (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+  program = """
+import sys
+import jaxpace
+paced = jaxpace.instrument(lambda x: x, "data")
+with jaxpace.Recorder(sys.argv[1], paced) as recorder:
+  print(recorder.recording)
+"""
+  done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True,
+                        timeout=120, cwd=pathlib.Path(__file__).parents[2])
+  assert done.stdout == "False\n" and f"{name} is a link" in done.stderr, (done.stdout, done.stderr[-3000:])
+  assert not os.listdir(tmp_path / "elsewhere")

@@ -1,0 +1,100 @@
+"""Logs shown while they grow, and their ends."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpace.hosts.launch.output import LINE_LIMIT_BYTES, Display, LogView, Screen, tail
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12))
+def test_bytes_come_through_as_they_are_however_they_arrive(tmp_path_factory, pieces):
+  log = tmp_path_factory.mktemp("log") / "log"
+  log.touch()
+  view, shown = LogView(log), b""
+  for piece in pieces:
+    with log.open("ab") as file:
+      file.write(piece)
+    shown += view.read()
+  assert shown + view.finish() == b"".join(pieces)
+
+
+@given(st.lists(st.text("ab\n", max_size=8), max_size=12))
+def test_with_a_prefix_every_line_is_whole_and_has_it(tmp_path_factory, pieces):
+  log = tmp_path_factory.mktemp("log") / "log"
+  log.touch()
+  view, shown = LogView(log, "[3] "), b""
+  for piece in pieces:
+    with log.open("a") as file:
+      file.write(piece)
+    shown += view.read()
+    assert shown == b"" or shown.endswith(b"\n")
+  whole = "".join(pieces)
+  lines = whole.split("\n")
+  expected = [*lines[:-1], *([lines[-1]] if lines[-1] else [])]
+  assert (shown + view.finish()).decode() == "".join(f"[3] {line}\n" for line in expected)
+
+
+def test_an_endless_line_is_shown_in_pieces(tmp_path):
+  log = tmp_path / "log"
+  log.write_bytes(b"x" * (3 * LINE_LIMIT_BYTES))
+  view = LogView(log, "[0] ")
+  assert sum(len(view.read()) for _ in range(4)) > 2 * LINE_LIMIT_BYTES
+  view.finish()
+
+
+def test_a_truncated_log_is_read_from_its_start(tmp_path):
+  log = tmp_path / "log"
+  log.write_bytes(b"long line before")
+  view = LogView(log)
+  assert view.read() == b"long line before"
+  log.write_bytes(b"new")
+  assert view.read() == b"new"
+  view.finish()
+
+
+def test_a_reader_that_stands_still_is_not_waited_for(tmp_path):
+  log = tmp_path / "log"
+  log.write_bytes(b"y" * (1 << 20))
+  read, write = os.pipe()
+  display = Display([LogView(log)], Screen(write))
+  for _ in range(5):
+    display.update()  # would block for ever
+  got = b""
+  while len(got) < 1 << 20:
+    got += os.read(read, 1 << 16)
+    display.update()
+  display.finish()
+  assert got == b"y" * (1 << 20)
+  os.close(read)
+  os.close(write)
+
+
+def test_a_reader_that_has_left_is_forgotten(tmp_path):
+  log = tmp_path / "log"
+  log.write_bytes(b"z" * 100)
+  read, write = os.pipe()
+  os.close(read)
+  display = Display([LogView(log)], Screen(write))
+  display.update()
+  display.finish()
+  os.close(write)
+
+
+@pytest.mark.parametrize(("content", "lines", "expected"), [
+    (b"", 5, []), (b"a\nb\nc\n", 2, ["b", "c"]), (b"a\nb\n\n \n", 5, ["a", "b"]), (b"a\nb", 0, []),
+    (b"1 %\r2 %\r3 %\ndone\r\n", 5, ["3 %", "done"]), (b"\xff\n", 1, ["\ufffd"])])
+def test_tail(tmp_path, content, lines, expected):
+  log = tmp_path / "log"
+  log.write_bytes(content)
+  assert tail(log, lines) == expected
+
+
+def test_the_tail_of_a_large_or_missing_log(tmp_path):
+  log = tmp_path / "log"
+  log.write_text("".join(f"line {k}\n" for k in range(50_000)))
+  assert tail(log, 3) == ["line 49997", "line 49998", "line 49999"]
+  assert tail(log, 10**6, limit_bytes=100)[0].startswith("line ")
+  assert tail(tmp_path / "none", 3) == []

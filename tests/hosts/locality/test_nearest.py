@@ -1,0 +1,113 @@
+"""The nearest NIC is the one fewest hops away on the PCI tree, held against a search that knows no paths."""
+
+import collections
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpace.hosts.locality.nics import nearest
+from jaxpace.hosts.locality.read import read_locality
+from jaxpace.hosts.locality.types import Gpu, Nic
+from tests.hosts.locality import machines
+
+
+def search(links, start):
+  """Links from `start` to every vertex, by breadth."""
+  far, queue = {start: 0}, collections.deque([start])
+  while queue:
+    vertex = queue.popleft()
+    for other in links[vertex]:
+      if other not in far:
+        far[other] = far[vertex] + 1
+        queue.append(other)
+  return far
+
+
+@st.composite
+def trees(draw):
+  """Two NUMA nodes, host bridges below them, bridges below those; GPUs and NICs anywhere. (parent of each, devices)"""
+  parent = {"node0": None, "node1": None}
+  bridges = []
+  for i in range(draw(st.integers(1, 4))):
+    name = f"pci{i:04x}:00"
+    parent[name] = f"node{draw(st.integers(0, 1))}"
+    bridges.append(name)
+  for i in range(draw(st.integers(0, 12))):
+    name = f"0000:{i:02x}:00.0"
+    parent[name] = draw(st.sampled_from(bridges))
+    bridges.append(name)
+  devices = {"gpu": [], "nic": []}
+  for kind, most in (("gpu", 5), ("nic", 6)):
+    for i in range(draw(st.integers(1, most))):
+      name = f"0000:{'a' if kind == 'gpu' else 'b'}{i:x}:00.0"
+      parent[name] = draw(st.sampled_from(bridges))
+      devices[kind].append(name)
+  return parent, devices["gpu"], devices["nic"]
+
+
+def way(parent, name):
+  found = [name]
+  while parent[found[0]] is not None:
+    found.insert(0, parent[found[0]])
+  return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees())
+def test_fewest_hops_on_random_trees(tree):
+  parent, gpus, nics = tree
+  links = collections.defaultdict(set)
+  for child, above in parent.items():
+    if above is not None:
+      links[child].add(above)
+      links[above].add(child)
+
+  def place(name):
+    node, *path = way(parent, name)
+    return {"numa_node": int(node[4:]), "path": tuple(path)}
+
+  placed = nearest([Gpu(gpu, **place(gpu)) for gpu in gpus], [Nic(nic, pci=nic, **place(nic)) for nic in nics])
+  for gpu in placed:
+    # The two nodes are not joined: what is found is on the GPU's own.
+    far = search(links, gpu.pci)
+    here = [far[nic] for nic in nics if nic in far]
+    if here:
+      assert far[gpu.nic] == min(here)
+      assert gpu.nic_distance != "SYS"
+    else:
+      assert gpu.nic_distance == "SYS"
+
+
+def card(root, way, *, gpu=False, name=None):
+  directory = machines.pci(root, way, "0x030200" if gpu else "0x020700", "0x10de" if gpu else "0x15b3", numa=0)
+  if name:
+    machines.rdma(root, name, directory, 200)
+
+
+def test_of_two_nics_behind_several_switches_the_one_a_switch_nearer(tmp_path):
+  top = "pci0000:10/0000:10:01.0/0000:11:00.0"
+  card(tmp_path, f"{top}/0000:12:00.0/0000:13:00.0/0000:14:00.0/0000:15:00.0", gpu=True)
+  # The first one hangs on a switch of its own below the common one, the second on the common one itself.
+  card(tmp_path, f"{top}/0000:12:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0", name="mlx5_0")
+  card(tmp_path, f"{top}/0000:12:02.0/0000:19:00.0", name="mlx5_1")
+  (gpu,) = read_locality(tmp_path).gpus
+  assert (gpu.nic, gpu.nic_distance) == ("mlx5_1", "PXB")
+
+
+def test_two_gpus_share_the_near_nic_rather_than_go_a_switch_farther(tmp_path):
+  top = "pci0000:10/0000:10:01.0/0000:11:00.0"
+  for i in range(2):
+    card(tmp_path, f"{top}/0000:12:00.0/0000:13:00.0/0000:14:0{i}.0/0000:1{5 + i}:00.0", gpu=True)
+  card(tmp_path, f"{top}/0000:12:01.0/0000:17:00.0", name="mlx5_0")
+  card(tmp_path, f"{top}/0000:12:02.0/0000:18:00.0/0000:19:00.0/0000:1a:00.0", name="mlx5_1")
+  assert [gpu.nic for gpu in read_locality(tmp_path).gpus] == ["mlx5_0", "mlx5_0"]
+
+
+def test_another_socket_is_farther_however_short_its_way(tmp_path):
+  deep = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0/0000:14:00.0"
+  card(tmp_path, "pci0000:10/0000:10:02.0/0000:15:00.0", gpu=True)
+  card(tmp_path, f"{deep}/0000:16:00.0", name="mlx5_1")
+  other = machines.pci(tmp_path, "pci0000:80/0000:80:00.0", "0x020700", "0x15b3", numa=1)
+  machines.rdma(tmp_path, "mlx5_0", other, 200)
+  (gpu,) = read_locality(tmp_path).gpus
+  assert (gpu.nic, gpu.nic_distance) == ("mlx5_1", "PHB")

@@ -1,0 +1,156 @@
+import json
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpace.hosts.locality import cgroup, pci
+from jaxpace.hosts.locality.plain import from_plain, to_plain
+from jaxpace.hosts.locality.read import describe_device, read_locality, visible
+from jaxpace.hosts.locality.tree import Tree, format_list, parse_list
+from jaxpace.hosts.locality.types import Gpu, Locality
+from tests.hosts.locality import machines
+
+
+def cuda(number, process=0):
+  return types.SimpleNamespace(id=8 * process + number, device_kind="NVIDIA H100", platform="gpu",
+                               process_index=process, local_hardware_id=number, slice_index=None)
+
+
+def test_dgx_pairs_every_gpu_with_the_nic_on_its_switch(tmp_path):
+  place = read_locality(machines.dgx(tmp_path), process=3, devices=[cuda(0, 3), cuda(5, 3)])
+  assert [gpu.nic for gpu in place.gpus] == [f"mlx5_{i}" for i in range(8)]
+  assert {gpu.nic_distance for gpu in place.gpus} == {"PIX"}
+  assert [gpu.numa_node for gpu in place.gpus] == [0] * 4 + [1] * 4
+  assert {gpu.name for gpu in place.gpus} == {"NVIDIA H100 80GB HBM3"}
+  assert {gpu.interconnect for gpu in place.gpus} == {"nvlink"}
+  first = place.gpus[0]
+  assert first.path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0")
+  assert first.switch == "0000:16:00.0" == place.nics[0].switch
+  assert (first.link.speed, first.link.width, first.link.slot_width) == (32.0, 16, 16)
+  nic = place.nics[7]
+  assert (nic.name, nic.kind, nic.interfaces, nic.rate_gbps, nic.up) == ("mlx5_7", "infiniband", ("ib7",), 400.0, True)
+  assert [n.name for n in place.nics] == [*(f"mlx5_{i}" for i in range(8)), "eno1"], "no virtual ones"
+  assert [device.gpu for device in place.devices] == [place.gpus[0].pci, place.gpus[5].pci]
+  assert place.cpu.sockets == ("0-3", "4-7") and [node.cpus for node in place.numa] == ["0-3", "4-7"]
+  assert place.numa[0].memory_bytes == 1056705000 * 1024
+  assert (place.clock_source, place.cgroup.version, place.cgroup.cpu_limit) == ("tsc", 2, None)
+
+
+def test_two_gpus_and_two_nics_on_one_switch_pair_up(tmp_path):
+  for i in range(2):
+    up = "pci0000:10/0000:10:01.0/0000:11:00.0"
+    machines.pci(tmp_path, f"{up}/0000:12:0{i}.0/0000:1{3 + i}:00.0", "0x030200", "0x10de", numa=0)
+    card = machines.pci(tmp_path, f"{up}/0000:12:1{i}.0/0000:1{5 + i}:00.0", "0x020700", "0x15b3", numa=0)
+    machines.rdma(tmp_path, f"mlx5_{i}", card, 200)
+  assert [gpu.nic for gpu in read_locality(tmp_path).gpus] == ["mlx5_0", "mlx5_1"]
+
+
+def test_a_nic_that_is_down_is_nobodys_nearest(tmp_path):
+  machines.dgx(tmp_path)
+  machines.write(tmp_path, "/sys/class/infiniband/mlx5_2/ports/1/state", "1: DOWN")
+  place = read_locality(tmp_path)
+  assert place.gpus[2].nic != "mlx5_2" and place.gpus[2].nic_distance == "NODE"
+
+
+def test_cloud_vm_without_numa_says_what_it_can(tmp_path):
+  place = read_locality(machines.cloud_vm(tmp_path))
+  assert [gpu.numa_node for gpu in place.gpus] == [None, None] and place.numa == ()
+  assert [(gpu.nic, gpu.nic_distance) for gpu in place.gpus] == [("eth0", "PHB")] * 2
+  (nic,) = place.nics
+  assert (nic.pci, nic.rate_gbps, nic.link.width) == ("0000:00:03.0", None, None)
+  assert place.gpus[0].link.speed is None and place.gpus[0].switch is None
+  # The group's path lies outside of the container's mount: its limits are those at the mount.
+  assert (place.cgroup.cpu_limit, place.cgroup.memory_limit_bytes) == (4.0, 64 << 30)
+
+
+def test_laptop_with_both_versions_of_control_groups(tmp_path):
+  place = read_locality(machines.laptop(tmp_path))
+  assert place.gpus == () and place.huge_pages == "never"
+  assert (place.cgroup.version, place.cgroup.cpu_limit, place.cgroup.memory_limit_bytes) == (1, 2.5, 8 << 30)
+  tree = Tree(tmp_path)
+  assert cgroup.throttled_ns(tree, *cgroup.chain(tree, "cpu")) == 7000
+
+
+def test_throttling_of_version_two_is_in_microseconds(tmp_path):
+  tree = Tree(machines.cloud_vm(tmp_path))
+  assert cgroup.throttled_ns(tree, *cgroup.chain(tree, "cpu")) == 1_500_000
+
+
+def test_the_tightest_limit_on_the_way_up_counts(tmp_path):
+  machines.cgroup2(tmp_path, "/kubepods/pod/own", {"cpu.max": "max 100000", "memory.max": "max"})
+  machines.write(tmp_path, "/sys/fs/cgroup/kubepods/pod/cpu.max", "150000 50000")
+  machines.write(tmp_path, "/sys/fs/cgroup/kubepods/cpu.max", "800000 100000")
+  limits = cgroup.read_cgroup(Tree(tmp_path))
+  assert (limits.version, limits.path, limits.cpu_limit, limits.memory_limit_bytes) == (
+      2, "/sys/fs/cgroup/kubepods/pod/own", 3.0, None)
+
+
+def test_this_machine_and_an_empty_one():
+  place = read_locality()
+  assert place.hostname and place.cpu.online and place.cpu.allowed and place.kernel
+
+
+def test_nothing_there_is_no_error(tmp_path):
+  assert read_locality(tmp_path, process=1) == Locality(process=1)
+
+
+def test_devices_are_only_looked_at():
+  import jax
+  (place,) = {describe_device(device)._replace(id=None, local_hardware_id=None) for device in jax.local_devices()}
+  assert (place.platform, place.kind, place.process, place.gpu) == ("cpu", "cpu", 0, None)
+  tpu = types.SimpleNamespace(id=3, platform="tpu", process_index=1, coords=[1, 0, 2], slice_index=4)
+  assert describe_device(tpu) == (3, None, "tpu", 1, None, 4, (1, 0, 2), None)
+
+  class Broken:
+    @property
+    def coords(self):
+      raise NotImplementedError
+  assert describe_device(Broken()).coords is None
+
+
+def test_visible_gpus_follow_the_variable():
+  gpus = tuple(Gpu(f"0000:0{i}:00.0", uuid=f"GPU-{i}abc") for i in range(4))
+  assert visible(gpus, None) == gpus
+  assert visible(gpus, "2,0") == (gpus[2], gpus[0])
+  assert visible(gpus, "GPU-3, 9,MIG-x") == (gpus[3], None, None)
+  assert visible(gpus, "") == ()
+
+
+def test_json_and_back(tmp_path):
+  place = read_locality(machines.dgx(tmp_path), devices=[cuda(1)])
+  document = json.loads(json.dumps(to_plain(place)))
+  assert from_plain(Locality, document) == place
+  assert from_plain(Locality, {**document, "of_a_newer_version": 1}) == place
+  for wrong in ([], None, {"gpus": 3}, {"gpus": [{}]}, {"process": True}, {"numa": [{"node": 0, "cpus": 5}]},
+                {"memory_bytes": 1 << 70}, {"cgroup": {"cpu_limit": float("nan")}}, {"cgroup": {"cpu_limit": 10**400}}):
+    with pytest.raises(ValueError, match="Locality"):
+      from_plain(Locality, wrong)
+
+
+@given(st.lists(st.integers(0, 300)))
+def test_lists_of_cpus_and_back(numbers):
+  assert parse_list(format_list(tuple(numbers))) == tuple(sorted(set(numbers)))
+
+
+@given(st.text())
+def test_no_text_is_an_error(text):
+  assert all(number >= 0 for number in parse_list(text))
+  assert pci.parse_speed(text) is None or "GT/s" in text
+
+
+@pytest.mark.parametrize("a, b, nodes, expected", [
+    (("p", "r", "u", "d0", "x"), ("p", "r", "u", "d1", "y"), (0, 0), "PIX"),
+    (("p", "r", "u", "d0", "u2", "d3", "x"), ("p", "r", "u", "d1", "y"), (0, 0), "PXB"),
+    (("p", "r", "u", "d0", "u2", "x"), ("p", "r", "u", "d1", "y"), (0, 0), "PXB"),
+    (("cpu0", "s", "x"), ("cpu0", "s", "y"), (0, 0), "PIX"),
+    (("cpu0", "s", "s2", "x"), ("cpu0", "s", "y"), (0, 0), "PXB"),
+    (("p", "r0", "x"), ("p", "r1", "y"), (0, 0), "PHB"),
+    (("p", "r", "x"), ("q", "r", "y"), (1, 1), "NODE"),
+    (("p", "r", "x"), ("q", "r", "y"), (0, 1), "SYS"),
+    (("p", "r", "x"), ("q", "r", "y"), (None, 1), "?"),
+    ((), (), (0, 1), "SYS"),
+])
+def test_distance(a, b, nodes, expected):
+  assert pci.distance(a, b, *nodes) == pci.distance(b, a, *nodes[::-1]) == expected

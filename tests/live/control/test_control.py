@@ -1,0 +1,404 @@
+"""Settings changed while a job runs: at one step, without compiling again, and nothing that can stop training."""
+
+import functools
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.cli import main as cli
+from jaxpace.core import ring
+from jaxpace.live.control import file, request
+from jaxpace.live.control.leader import Message
+from jaxpace.live.control.request import Request, RequestError
+from tests.step import models
+from tests.step.running import P, column, mesh_of
+
+RANKS, DELAY = 2, 2e-4
+COMPILED: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def listening():
+  """Notes every compilation of this process; jax has no public way to stop listening again."""
+  jax.monitoring.register_event_duration_secs_listener(
+      lambda event, *_, **__: COMPILED.append(event) if "backend_compile" in event else None)
+
+
+def eager():
+  """Asks every rank for the same delay always, cut by its knob."""
+  def update(seen, state):
+    return jaxpace.Decision(jnp.float32(DELAY), {"mine": jnp.float32(1)}), state
+  return jaxpace.Pacer(lambda ranks: (), update)
+
+
+@functools.cache
+def compiled(form, pacer):
+  """The instrumented step, its compiled form, and how to make its state: once for all tests."""
+  traces: list[int] = []
+
+  def counted(params, batch):
+    traces.append(1)
+    return (models.vma_step if form == "check_vma" else models.plain_step)(params, batch)
+
+  paced = jaxpace.instrument(counted, "data", pacer(), share=True, rows=4096)
+  if form == "pmap":
+    devices = jax.local_devices()[:RANKS]
+    return paced, jax.pmap(paced, "data", devices=devices, donate_argnums=0), {"devices": devices}, traces
+  mesh = mesh_of(data=RANKS)
+  spec = jaxpace.spec(mesh)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                               check_vma=form == "check_vma"), donate_argnums=0)
+  return paced, step, {"mesh": mesh}, traces
+
+
+def steered():
+  return jaxpace.steerable(eager())
+
+
+def steered_early_ranks():
+  return jaxpace.steerable(jaxpace.pace_early_ranks(window=8))
+
+
+class Job:
+  """A training loop, step by step."""
+
+  def __init__(self, form="shard_map", pacer=steered):
+    self.paced, self.step, place, self.traces = compiled(form, pacer)
+    self.pace, self.state, self.batch = self.paced.init(**place), models.mlp_params(), models.batches(RANKS)[0]
+    if form == "pmap":
+      self.state = jax.tree.map(lambda leaf: jnp.stack([leaf] * RANKS), self.state)
+      self.batch = jax.tree.map(lambda leaf: leaf.reshape(RANKS, -1, *leaf.shape[1:]), self.batch)
+    self.steps = 0
+
+  def run(self, control, steps=1):
+    for _ in range(steps):
+      self.pace = control(self.pace)
+      self.pace, (self.state, _) = jax.block_until_ready(self.step(self.pace, self.state, self.batch))
+      self.steps += 1
+
+  def until(self, control, said, most=4000):
+    """Runs until the control's request is `said`. Returns the first step whose delay was decided under it."""
+    for _ in range(most):
+      self.run(control)
+      if control.request == said:
+        return self.steps
+      time.sleep(0.001)
+    raise AssertionError(f"never {said}: {control.request}")
+
+  def asked(self):
+    """Delays asked for, [RANKS, steps]."""
+    return column(self.pace, ring.DELAY_ASKED)[:, :self.steps]
+
+
+def control_of(path, **options):
+  return jaxpace.Control(path, **{"every_seconds": 0.05, **options})
+
+
+def put(path, **settings):
+  put_text(path, json.dumps(settings))
+
+
+def put_text(path, text):
+  (path / "new").write_text(text)
+  os.replace(path / "new", path / "control.json")
+
+
+@pytest.mark.parametrize("form", ["shard_map", "check_vma", "pmap"])
+def test_off_and_on_at_a_step_without_compiling_again(tmp_path, form):
+  job = Job(form)
+  with control_of(tmp_path) as control:
+    job.run(control, 12)
+    traced, compilations = len(job.traces), len(COMPILED)
+    put(tmp_path, enabled=False)
+    off = job.until(control, Request(enabled=False))
+    job.run(control, 5)
+    put(tmp_path, ranks=[1], max_delay=DELAY / 2, from_step=off + 3)
+    some = job.until(control, Request(ranks=(1,), max_delay=DELAY / 2, from_step=off + 3))
+    job.run(control, 5)
+    os.remove(tmp_path / "control.json")
+    made = job.until(control, Request())
+    job.run(control, 3)
+  assert traced >= 1 and compilations >= 1 and (len(job.traces), len(COMPILED)) == (traced, compilations)
+  asked = job.asked()
+  assert (asked[:, 1:off] == np.float32(DELAY)).all()
+  assert (asked[:, off:some] == 0).all()
+  assert (asked[0, off:made] == 0).all() and (asked[1, some:made] == np.float32(DELAY / 2)).all()
+  assert (asked[:, made:] == np.float32(DELAY)).all()
+  lines = [json.loads(line) for line in (tmp_path / file.APPLIED).read_text().splitlines()]
+  assert [(line["step"], line["settings"]["enabled"]) for line in lines] == [(off, False), (some, True), (made, True)]
+  assert file.last_note(tmp_path / "control.json") == (made, Request())
+
+
+def test_the_threshold_changes_a_running_pacer(tmp_path):
+  job = Job(pacer=steered_early_ranks)
+  with control_of(tmp_path) as control:
+    put(tmp_path, threshold=0.25)
+    job.until(control, Request(threshold=0.25))
+    job.run(control, 2)
+  assert np.asarray(job.pace.pacer.inner.knobs.threshold).tolist() == [0.25] * RANKS
+  assert np.isnan(np.asarray(job.pace.pacer.inner.knobs.max_delay)).all()
+
+
+def test_a_file_that_was_there_applies_from_the_start_and_says_so(tmp_path, caplog):
+  put(tmp_path, enabled=False)
+  job = Job()
+  with control_of(tmp_path) as control:
+    job.run(control, 6)
+  assert (job.asked() == 0).all()
+  assert "pacing off" in caplog.text and f"{tmp_path / 'control.json'} was there when the job began" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("{", "it is no JSON"), ("[]", "must hold an object"), ('{"enable": false}', "did you mean 'enabled'?"),
+    ('{"enabled": 1}', "must be true or false"), ('{"max_delay": -1}', "seconds from 0 to 10"),
+    ('{"max_delay": NaN}', "seconds from 0 to 10"), ('{"ranks": [7]}', "there is no rank 7: the data axis has"),
+    ('{"ranks": []}', "list of rank numbers"), ('{"from_step": 1.5}', "number of a step")])
+def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, words):
+  job = Job()
+  with control_of(tmp_path) as control:
+    job.run(control)
+    put(tmp_path, max_delay=1e-4)
+    job.until(control, Request(max_delay=1e-4))
+    put_text(tmp_path, text)
+    while not caplog.records:
+      job.run(control)
+    job.run(control, 30)
+    assert control.request == Request(max_delay=1e-4)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1 and words in warnings[0] and "longest delay 0.1 ms" in warnings[0]
+    put(tmp_path, enabled=False)
+    job.until(control, Request(enabled=False))
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (f'{{"max_delay": 1{"0" * 400}}}', "seconds from 0 to 10"), (f'{{"max_delay": 1{"0" * 5000}}}', "it is no JSON"),
+    ("[" * 100_000, "it is no JSON"), ('{"max_delay": 1e999}', "seconds from 0 to 10"),
+    ('{"ranks": "0-16777215"}', "list of rank numbers"),
+    ('{"from_step": 9, "until_step": 9}', "must be above from_step=9"), ('{"enabled": tr', "it is no JSON"),
+    ("", "it is no JSON"), (" " * (1 << 20) + "{}", "more than 1,048,576"),
+    ('{"ranks": "' + "0," * 70_000 + '0"}', "more than 65,536 pieces"), ('{"ranks": {"0": 1}}', "list of rank numbers"),
+    ('{"ranks": "' + "0-1048575," * 120 + '0"}', "there is no rank 1048575"),
+    ('{"ranks": [[0]]}', "list of rank numbers"), ('{"enabled": "' + "x" * 10_000 + '"}', "must be true or false"),
+    ('{"' + "x" * 10_000 + '": 1}', "there is no setting"),
+    (b"\xff\xfe{", "it can't be read")])
+def test_whatever_a_file_holds_it_is_refused_in_a_sentence(tmp_path, text, words):
+  """Anything else raised in process 0's thread would keep the other processes waiting for its message."""
+  path = tmp_path / file.NAME
+  path.write_bytes(text.encode() if isinstance(text, str) else text)
+  began = time.process_time()
+  with pytest.raises(RequestError, match=re.escape(words)) as refused:
+    file.read(path, RANKS)
+  assert time.process_time() - began < 0.5 and len(str(refused.value)) < 400
+
+
+def test_a_signal_switches_off_and_on_and_the_file_says_so(tmp_path):
+  heard = []
+  before = signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+  try:
+    job = Job()
+    with control_of(tmp_path, toggle_signal=signal.SIGUSR1) as control:
+      put(tmp_path, threshold=0.5)
+      job.until(control, Request(threshold=0.5))
+      os.kill(os.getpid(), signal.SIGUSR1)
+      job.until(control, Request(enabled=False, threshold=0.5))
+      assert json.loads((tmp_path / "control.json").read_text()) == {"enabled": False, "threshold": 0.5}
+      os.kill(os.getpid(), signal.SIGUSR1)
+      job.until(control, Request(threshold=0.5))
+    assert heard == [1, 1], "whoever listened before still does"
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [1, 1, 1]
+  finally:
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_process_0_that_says_nothing_does_not_stop_training(tmp_path, monkeypatch, caplog):
+  monkeypatch.setattr("jaxpace.distributed.process_index", lambda: 1)
+  monkeypatch.setattr("jaxpace.distributed.announcements.key_value_get",
+                      lambda key, timeout: time.sleep(0.05) or raise_timeout())
+  job = Job()
+  with control_of(tmp_path, timeout=0.2) as control:
+    job.run(control, 20)
+  assert len(caplog.records) == 1 and "stays as it is in this process" in caplog.text and "0.2 s" in caplog.text
+  assert (job.asked()[:, 1:] == np.float32(DELAY)).all()
+
+
+def raise_timeout():
+  raise TimeoutError
+
+
+def test_a_job_that_lost_process_0_says_so_at_once(tmp_path, monkeypatch, caplog):
+  def lost(key, timeout):
+    raise ConnectionError("process 0 is gone")
+  monkeypatch.setattr("jaxpace.distributed.process_index", lambda: 1)
+  monkeypatch.setattr("jaxpace.distributed.announcements.key_value_get", lost)
+  job = Job()
+  with control_of(tmp_path, timeout=60) as control:
+    job.run(control, 3)
+  assert "process 0 is gone" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "socket", "link to a pipe"])
+def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(tmp_path, caplog, what):
+  """A pipe stopped training for 120 s, then control was gone, with delays left on."""
+  job, target = Job(), tmp_path / file.NAME
+  with control_of(tmp_path) as control:
+    job.run(control, 3)
+    if what == "pipe":
+      os.mkfifo(target)
+    elif what == "link to a pipe":
+      os.mkfifo(tmp_path / "pipe")
+      target.symlink_to("pipe")
+    elif what == "device":
+      target.symlink_to("/dev/zero")
+    elif what == "folder":
+      target.mkdir()
+    else:
+      with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(target))
+    began = time.monotonic()
+    while not caplog.records:
+      job.run(control)
+    job.run(control, 30)
+    assert time.monotonic() - began < 10 and len(caplog.records) == 1 and "is not followed" in caplog.text
+    assert control.request == Request()
+    if what == "folder":
+      target.rmdir()
+    assert cli.main(["control", str(tmp_path), "--off"]) == 0
+    job.until(control, Request(enabled=False))
+  assert file.last_note(target)[1] == Request(enabled=False)
+
+
+def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(tmp_path, monkeypatch):
+  """Everything that touches the directory hangs; the steps go on with the settings there are, and off is off."""
+  go_on, hangs = threading.Event(), []
+  job = Job()
+
+  def hanging(do):
+    def function(*args, **options):
+      assert threading.current_thread() is not threading.main_thread()
+      if hangs:
+        assert go_on.wait(60)
+      return do(*args, **options)
+    return function
+
+  for name in ("signature", "read", "write", "note"):
+    monkeypatch.setattr(file, name, hanging(getattr(file, name)))
+  with control_of(tmp_path, toggle_signal=signal.SIGUSR1, timeout=30) as control:
+    job.run(control, 12)
+    hangs.append(1)
+    longest = 0.0
+    for _ in range(300):
+      began = time.monotonic()
+      job.run(control)
+      longest = max(longest, time.monotonic() - began)
+      time.sleep(0.005)
+    assert longest < 5 and control.request == Request()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    job.until(control, Request(enabled=False))
+    go_on.set()
+    put(tmp_path, enabled=True, threshold=0.5)
+    job.until(control, Request(threshold=0.5))
+  lines = [json.loads(line)["settings"] for line in (tmp_path / file.APPLIED).read_text().splitlines()]
+  assert lines == [{"enabled": False}, {"enabled": True, "threshold": 0.5}]
+
+
+def test_a_process_that_heard_nothing_in_time_joins_again(tmp_path, monkeypatch, caplog):
+  """It keeps its settings and goes on; when process 0 is heard of again, at whatever round, it follows."""
+  words, asked = {}, []
+
+  def get(key, timeout):
+    asked.append(key)
+    if key not in words:
+      time.sleep(0.01)
+      raise TimeoutError
+    return words[key]
+
+  monkeypatch.setattr("jaxpace.distributed.process_index", lambda: 1)
+  monkeypatch.setattr("jaxpace.distributed.announcements.key_value_get", get)
+  monkeypatch.setattr("jaxpace.distributed.announcements.key_value_directory", lambda name: dict(words))
+  job = Job()
+  with control_of(tmp_path, timeout=0.3) as control:
+    name = control._messages.name
+    words[f"{name}/0"] = Message(8, 0, Request()).to_text()
+    began = time.monotonic()
+    job.run(control, 40)
+    assert time.monotonic() - began < 10 and "until process 0 is heard of again" in caplog.text
+    # Process 0 has gone on meanwhile, and deleted what nobody was to be waiting for any more.
+    words.clear()
+    words[f"{name}/29"] = Message(job.steps - 4, 1, Request(max_delay=DELAY / 2)).to_text()
+    words[f"{name}/30"] = Message(job.steps + 4, 2, Request(enabled=False)).to_text()
+    job.until(control, Request(enabled=False))
+    assert control._round == 31
+    words[f"{name}/31"] = Message(10**6, 3, Request()).to_text()
+    job.until(control, Request())
+  said = [record.getMessage() for record in caplog.records]
+  assert len(said) == 2 and "goes on in this process" in said[1]
+  assert job.steps < 2000
+
+
+def test_a_call_does_nothing_between_rounds(tmp_path):
+  job = Job()
+  with control_of(tmp_path) as control:
+    job.run(control, 3)
+    assert control(job.pace) is job.pace
+  assert control(job.pace) is job.pace, "closed: the pacer keeps its settings"
+  off = jaxpace.Control(None)
+  with off:
+    assert off("anything") == "anything"
+
+
+def test_wrong_uses_name_the_fix(tmp_path):
+  job = Job(pacer=eager)
+  with control_of(tmp_path) as control, pytest.raises(ValueError, match="jaxpace.steerable"):
+    control(job.pace)
+  with control_of(tmp_path) as control, pytest.raises(TypeError, match=r"pace = control\(pace\)"):
+    control((job.pace, None))
+  with pytest.raises(RuntimeError, match="outside of its `with` block"):
+    control_of(tmp_path)(job.pace)
+  control = control_of(tmp_path)
+  with control, pytest.raises(RuntimeError, match="used once"):
+    control.open()
+  with pytest.raises(ValueError, match="positive"):
+    jaxpace.Control(tmp_path, every_seconds=0)
+
+
+def test_ranks_are_checked_before_they_are_written_out():
+  assert request.parse_ranks("0-5,3-9,3,20") == (*range(10), 20) and request.parse_ranks([5, 1, 5]) == (1, 5)
+  many = "0-1048575," * 6000 + "0"
+  began = time.process_time()
+  assert len(request.parse_ranks(many)) == 1 << 20
+  assert time.process_time() - began < 2
+  long = Request(ranks=tuple(range(1000)))
+  assert long.to_json()["ranks"] == "0-999" and Request.from_json(long.to_json(), 1000) == long
+
+
+def test_messages_and_rounds():
+  message = Message(12, 3, Request(ranks=(0, 5), until_step=9, max_delay=1e-3))
+  assert Message.from_text(message.to_text()) == message
+  control = jaxpace.Control("x", every_seconds=2)
+  control._taken_at, control._taken_call = time.monotonic() - 1.0, 100
+  assert 150 <= control._round_calls(200) <= 200
+  assert control._round_calls(100) == 4, "a slow step: not more rarely than every four"
+
+
+def test_only_debug_lines_where_the_note_cant_be_written(tmp_path, caplog):
+  caplog.set_level(logging.INFO)
+  missing = tmp_path / "gone"
+  missing.mkdir()
+  job = Job()
+  with control_of(missing) as control:
+    put(missing, enabled=False)
+    (missing / file.APPLIED).mkdir()
+    job.until(control, Request(enabled=False))
+  assert "From step" in caplog.text

@@ -1,0 +1,164 @@
+"""The garbage collector under the housekeeper, against what the interpreter itself says."""
+
+import gc
+import sys
+import weakref
+
+import pytest
+
+from jaxpace.live.housekeeping.collector import Collector
+
+old_generation = pytest.mark.skipif(sys.version_info >= (3, 14), reason="no threshold of an oldest generation")
+
+
+class Node:
+  pass
+
+
+def cycle():
+  """A cycle of garbage; the returned reference tells whether it is still there."""
+  node = Node()
+  node.itself = node
+  return weakref.ref(node)
+
+
+def aged_cycle():
+  """The same, in the oldest generation."""
+  node = Node()
+  node.itself = node
+  gc.collect()
+  return weakref.ref(node)
+
+
+def fill(count):
+  """Survivors by the thousand, as a program makes them that builds up its heap."""
+  return [[i] for i in range(count)]
+
+
+@pytest.fixture
+def collector():
+  one = Collector()
+  one.take()
+  yield one
+  one.restore()
+
+
+@old_generation
+def test_held_back_there_is_no_full_collection_and_young_garbage_still_goes(collector):
+  collector.hold_back()
+  old = aged_cycle()
+  collector_runs = collector.full
+  young = cycle()
+  heap = fill(300_000)
+  assert collector.full == collector_runs and old() is not None and young() is None
+  assert collector.withholds
+  collector.collect()
+  assert old() is None and len(heap) == 300_000 and collector.full == collector_runs + 1
+
+
+@old_generation
+def test_left_alone_the_interpreter_collects_by_itself_and_that_is_counted(collector):
+  collector.leave()
+  assert not collector.withholds
+  # The interpreter waits until the oldest generation has grown by a quarter, and this process's may be large.
+  gc.freeze()
+  try:
+    gc.collect()
+    before = collector.full
+    heap = fill(300_000)
+    assert heap and collector.full > before and collector.own == 0 and collector.full_ns > 0
+  finally:
+    gc.unfreeze()
+
+
+def test_frozen_objects_are_out_of_collections_until_a_collection_is_asked_for(collector):
+  node = Node()
+  node.itself = node
+  gone = weakref.ref(node)
+  collector.freeze()
+  assert gc.get_freeze_count() > 1000
+  del node
+  gc.collect()
+  assert gone() is not None
+  collector.collect()
+  assert gone() is None and gc.get_freeze_count() > 1000  # and frozen again
+  collector.leave()
+  assert gc.get_freeze_count() == 0
+
+
+@old_generation
+def test_frozen_what_outlives_a_full_collection_is_frozen_too(collector):
+  collector.freeze()
+  gc.collect()  # of what isn't frozen: the interpreter waits until that, not the whole heap, has grown by a quarter
+  before, runs = gc.get_freeze_count(), collector.full
+  heap = fill(200_000)
+  assert collector.full > runs  # an automatic one, of new objects only
+  collector.refresh()
+  assert gc.get_freeze_count() > before + 100_000 and heap
+  frozen = gc.get_freeze_count()
+  more = fill(100)
+  collector.refresh()  # nothing was collected meanwhile
+  assert gc.get_freeze_count() == frozen and more
+
+
+@pytest.mark.parametrize("mode", ["leave", "hold_back", "freeze"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_settings_are_restored_whatever_they_were(mode, enabled):
+  thresholds = gc.get_threshold()
+  try:
+    gc.set_threshold(500, 7, 5)
+    (gc.enable if enabled else gc.disable)()
+    collector = Collector()
+    collector.take()
+    getattr(collector, mode)()
+    collector.restore()
+    assert gc.isenabled() == enabled and gc.get_freeze_count() == 0
+    assert gc.get_threshold()[:2] == (500, 7)
+  finally:
+    gc.set_threshold(*thresholds)
+    gc.enable()
+
+
+def test_a_collector_the_user_switched_off_stays_off(collector):
+  gc.disable()
+  one = Collector()
+  one.take()
+  for mode in (one.hold_back, one.freeze, one.leave):
+    mode()
+    assert not gc.isenabled()
+  one.restore()
+  gc.enable()
+
+
+def test_what_the_user_froze_stays_frozen():
+  gc.freeze()
+  frozen = gc.get_freeze_count()
+  collector = Collector()
+  collector.take()
+  collector.freeze()
+  collector.collect()
+  collector.restore()
+  assert gc.get_freeze_count() >= frozen
+  gc.unfreeze()
+
+
+def test_growth_counts_container_objects_since_the_last_collection(collector):
+  collector.hold_back()
+  collector.collect()
+  assert collector.growth() < 5_000
+  heap = fill(100_000)
+  assert 80_000 < collector.growth() < 130_000 and heap
+  collector.collect()
+  assert collector.growth() < 5_000
+
+
+@old_generation
+def test_after_freezing_the_interpreter_waits_as_long_as_before(collector):
+  heap = fill(400_000)
+  collector.freeze()
+  more = fill(150_000)  # full collections of few objects meanwhile
+  assert collector.full > collector.own
+  collector.leave()
+  runs = collector.full
+  again = fill(80_000)  # fewer than a quarter of the heap
+  assert collector.full == runs and heap and more and again

@@ -1,0 +1,102 @@
+"""Gradients that JAX sums inside a loop aren't timed: that is said at tracing, with the line that mends it."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from tests.step import models
+from tests.step.running import P, mesh_of
+
+TURNS = 4
+
+
+def accumulating(mended, checkpoint=False):
+  """A step that adds up the gradients of TURNS micro-batches in a scan."""
+  loss = jax.checkpoint(models.square_loss) if checkpoint else models.square_loss
+
+  def step(params, batch):
+    own = params
+    if mended:
+      params = jax.lax.pcast(params, "data", to="varying")
+    micro = jax.tree.map(lambda a: a.reshape(TURNS, -1, a.shape[-1]), batch)
+
+    def turn(total, part):
+      return jax.tree.map(jnp.add, total, jax.grad(loss)(params, part)), None
+
+    grads, _ = jax.lax.scan(turn, jax.tree.map(jnp.zeros_like, params), micro)
+    if mended:
+      grads = jax.lax.psum(grads, "data")
+    grads = jax.tree.map(lambda g: g / jnp.float32(TURNS * jax.lax.axis_size("data")), grads)
+    return models.sgd(own, grads), jax.lax.pmean(models.square_loss(params, batch), "data")
+
+  return step
+
+
+def train(step, check_vma=True):
+  mesh = mesh_of(data=2)
+  paced = jaxpace.instrument(step, "data")
+  spec, pace = jaxpace.spec(mesh), paced.init(mesh)
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                              check_vma=check_vma))
+  params = models.mlp_params()
+  for batch in models.batches(2, each=2 * TURNS):
+    pace, (params, _) = run(pace, params, batch)
+  return params, paced.plan
+
+
+def warnings(caplog):
+  return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_warning_comes_once_and_its_line_mends_it(caplog, checkpoint):
+  found, plan = train(accumulating(mended=False, checkpoint=checkpoint))
+  said = warnings(caplog)
+  assert len(said) == 1 and said[0] in plan.notices and len(plan.unstamped) > 1
+  assert "summed over 'data' inside jax.lax.scan" in said[0]
+  assert '`params = jax.lax.pcast(params, \'data\', to="varying")`' in said[0]
+  assert "`grads = jax.lax.psum(grads, 'data')`" in said[0]
+  caplog.clear()
+  mended, plan = train(accumulating(mended=True, checkpoint=checkpoint))
+  assert not warnings(caplog) and not plan.unstamped
+  sizes = sum(leaf.nbytes for leaf in jax.tree.leaves(mended))
+  assert sum(c.bytes for c in plan.collectives) == sizes + 4, "every gradient, and the loss"
+  for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(mended), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sum_written_into_the_loop(caplog):
+  def step(params, batch):
+    micro = jax.tree.map(lambda a: a.reshape(TURNS, -1, a.shape[-1]), batch)
+
+    def turn(total, part):
+      grads = jax.lax.pmean(jax.grad(models.square_loss)(params, part), "data")
+      return jax.tree.map(jnp.add, total, grads), None
+
+    grads, _ = jax.lax.scan(turn, jax.tree.map(jnp.zeros_like, params), micro)
+    return models.sgd(params, grads), jnp.float32(0)
+
+  train(step, check_vma=False)
+  said = warnings(caplog)
+  assert len(said) == 1 and "add up in the loop" in said[0] and "pcast" not in said[0]
+
+
+def test_layers_in_a_scan_whose_gradients_are_summed_after_it_give_no_warning(caplog):
+  def loss(params, batch):
+    hidden, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch[0], params)
+    return jnp.mean(jnp.square(hidden))
+
+  def step(params, batch):
+    value, grads = jax.lax.pmean(jax.value_and_grad(loss)(params, batch), "data")
+    return params - jnp.float32(0.1) * grads, value
+
+  mesh = mesh_of(data=2)
+  paced = jaxpace.instrument(step, "data")
+  spec = jaxpace.spec(mesh)
+  run = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), check_vma=False)
+  jax.eval_shape(run, paced.init(mesh), models.normal(0, 3, models.FEATURES, models.FEATURES), models.batches(2)[0])
+  assert not warnings(caplog)

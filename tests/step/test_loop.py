@@ -1,0 +1,48 @@
+"""The loop of a user around an instrumented step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from tests.step import models
+from tests.step.running import P, bits, mesh_of, restless
+
+
+@pytest.mark.parametrize("pmap", [False, True])
+def test_one_trace_donation_and_a_checkpoint(pmap):
+  """The loop of a user: state donated, saved and restored half way, compiled once."""
+  traces = []
+
+  def step(params, batch):
+    traces.append(1)
+    return models.plain_step(params, batch)
+
+  ranks, data = 2, models.batches(2)
+  paced = jaxpace.instrument(step, "data", restless(), rows=8)
+  if pmap:
+    devices = jax.local_devices()[:ranks]
+    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * ranks), models.mlp_params())
+    data = [jax.tree.map(lambda leaf: leaf.reshape(ranks, -1, leaf.shape[-1]), batch) for batch in data]
+    pace = paced.init(devices=devices)
+    run = jax.pmap(paced, "data", devices=devices, donate_argnums=(0, 1))
+    bare = jax.pmap(models.plain_step, "data", devices=devices)
+  else:
+    mesh = mesh_of(data=ranks)
+    state, pace, spec = models.mlp_params(), paced.init(mesh), jaxpace.spec(mesh)
+    run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                                check_vma=False), donate_argnums=(0, 1))
+    bare = jax.jit(jax.shard_map(models.plain_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
+                                 check_vma=False))
+  expected = state
+  for k in range(20):
+    expected, _ = bare(expected, data[k % 3])
+    pace, (state, _) = run(pace, jax.tree.map(jnp.copy, state) if k == 0 else state, data[k % 3])
+    if k == 10:
+      shardings = jax.tree.map(lambda leaf: leaf.sharding, pace)
+      pace = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, pace), shardings)
+  assert bits(state) == bits(expected)
+  assert np.asarray(pace.step).tolist() == [20] * ranks
+  assert np.asarray(pace.rank).tolist() == list(range(ranks))
+  assert len(traces) <= 2, "retraced"
