@@ -26,11 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import arrivals as said
+from jaxpace.core import pacing
 from jaxpace.core.durations import bounded
-from jaxpace.core.types import Observation, Pacer
+from jaxpace.core.types import Pacer
 from jaxpace.simulation import noise as noises
-from jaxpace.simulation.vmap_ranks import everyone
+from jaxpace.simulation.vmap_ranks import OWN, everyone
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _LEAST = np.float32(0.05)
@@ -181,6 +181,10 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
   done = np.arange(1, buckets + 1, dtype=np.float32) / np.float32(buckets)
   done = done if shape.overlap else np.ones_like(done)
   most = np.float32(max_delay)
+  # The last bucket carries what is shared.
+  over = pacing.over_before(buckets - 1, buckets)
+  observe = jax.vmap(pacing.observe, in_axes=(None, 0, None, None, 0, None, None),
+                     out_axes=(jax.tree.map(lambda own: 0 if own else None, OWN), 0))
 
   def init(key: jax.Array, job: Job) -> State:
     first, second = jax.random.split(jax.random.fold_in(key, 0))
@@ -238,12 +242,8 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
       first = state.step == np.int32(0)
       seen_arrivals = jnp.where(first, _NAN, undelayed)
       waits = leave[None] - enter
-      seen = Observation(
-          step=state.step, rank=numbers, arrivals=seen_arrivals, delays=delay, waits=waits,
-          step_time=jnp.where(first, _NAN, step_time), job_step_time=state.step_time, job_transfers=state.found,
-          # All but the last bucket are over when the last one carries what is shared.
-          job_transfers_now=said.transfers_now(jnp.mean(waits, axis=0).at[-1].set(_NAN), seen_arrivals, delay))
-      each = jax.vmap(said.transfers, in_axes=(0, None, None, 0))(waits, seen_arrivals, delay, numbers)
+      shared = pacing.Shared(state.step_time, state.found, jnp.where(over, jnp.mean(waits, axis=0), _NAN))
+      seen, each = observe(state.step, numbers, seen_arrivals, delay, waits, jnp.where(first, _NAN, step_time), shared)
       found = jnp.mean(each, axis=0)
       decision, pacers = paced.update(seen, state.pacer)
       asked, info = decision.delay, decision.info

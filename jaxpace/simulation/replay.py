@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import arrivals as said
+from jaxpace.core import pacing
 from jaxpace.core.durations import bounded, valid
-from jaxpace.core.types import Decision, Observation, Pacer
+from jaxpace.core.types import Pacer
 from jaxpace.simulation.observed import Observed, observe
-from jaxpace.step import checks
 from jaxpace.trace.run import Run, RunError
 
 _CHUNK_CELLS = 1 << 18
@@ -94,7 +94,7 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   stamped[[c.slot for c in run.collectives if c.slot < slots]] = True
   states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), pacer.init(count))
   carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN), jnp.full((count, slots), _NAN))
-  over = stamped & (np.arange(slots) < _carrier(run))
+  over = stamped & pacing.over_before(_carrier(run), slots)
   play = jax.jit(_player(pacer, count, stamped, over, np.float32(max_delay), shared, as_recorded))
   there: np.ndarray = np.any(run.attempt[ranks] >= 0, axis=1)
   parts, width = [], max(64, _CHUNK_CELLS // count)
@@ -109,12 +109,13 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def _carrier(run: Run) -> int:
+def _carrier(run: Run) -> int | None:
   """Slot of the collective in which the ranks' numbers ride; of a run that did not share them, the last one."""
   if not run.plan.get("share", False):
     return max(c.slot for c in run.collectives)
+  # None in older runs: none of a step's own transfers went along yet when they were recorded.
   slot = run.plan.get("carrier")
-  return slot if isinstance(slot, int) else 0  # none of the step's own transfers went along yet when it was recorded
+  return slot if isinstance(slot, int) else None
 
 
 def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, most: np.float32, shared: bool,
@@ -122,19 +123,14 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, mos
   numbers = np.arange(count, dtype=np.int32)
   weight = np.float32(1 / count)
 
-  def of_one(step: Any, rank: Any, seen: Any, delays: Any, waits: Any, step_time: Any, job: Any, now: Any, state: Any
-             ) -> Any:
+  def of_one(step: Any, rank: Any, arrivals: Any, delays: Any, waits: Any, step_time: Any, along: pacing.Shared,
+             state: Any) -> Any:
     """One rank's decision; what is of all ranks is [R]."""
     if not shared:
-      seen, delays = (jnp.where(numbers == rank, values, _NAN) for values in (seen, delays))
-      job, now = jnp.full_like(job, _NAN), jnp.full_like(now, _NAN)
-    observation = Observation(step=step, rank=rank, arrivals=seen, delays=delays, waits=waits, step_time=step_time,
-                              job_step_time=job[0], job_transfers=job[1:], job_transfers_now=now)
-    decision, after = pacer.update(observation, state)
-    names = checks.decision(decision, after, state)
-    info = {name: jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names}
-    transfers = said.transfers(waits, seen, delays, rank)
-    return Decision(jnp.asarray(decision.delay).astype(jnp.float32).reshape(()), info), after, transfers
+      arrivals, delays = (jnp.where(numbers == rank, values, _NAN) for values in (arrivals, delays))
+      along = pacing.nothing_shared(len(stamped))
+    seen, transfers = pacing.observe(step, rank, arrivals, delays, waits, step_time, along)
+    return (*pacing.decide(pacer, seen, state), transfers)
 
   def step(carry: _Carry, row: _Row) -> tuple[_Carry, Any]:
     used = bounded(carry.delay, most)
@@ -147,11 +143,14 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, mos
       waits = waits.at[:, 0].set(jnp.maximum(waits[:, 0] + moved - own, np.float32(0)))
       step_time = jnp.maximum(step_time + moved, np.float32(0))
     # As jaxpace.communication.sharing carries them: rank 0's step time, the mean of the transfers if all are known.
-    job = jnp.concatenate([carry.step_time[:1], jnp.where(stamped, (carry.transfers * weight).sum(axis=0), _NAN)])
-    job = jnp.where(jnp.isnan(row.step_time[0]), _NAN, job)  # an attempt's first step brings nothing along
-    now = said.transfers_now(jnp.where(over, (waits * weight).sum(axis=0), _NAN), row.arrivals, delays)
-    decision, states, transfers = jax.vmap(of_one, in_axes=(None, 0, None, None, 0, 0, None, None, 0))(
-        row.step, numbers, row.arrivals, delays, waits, step_time, job, now, carry.states)
+    # An attempt's first step brings nothing of the step before along.
+    fresh = jnp.isnan(row.step_time[0])
+    along = pacing.Shared(
+        step_time=jnp.where(fresh, _NAN, carry.step_time[0]),
+        transfers=jnp.where(stamped & ~fresh, (carry.transfers * weight).sum(axis=0), _NAN),
+        waits=jnp.where(over, (waits * weight).sum(axis=0), _NAN))
+    decision, states, transfers = jax.vmap(of_one, in_axes=(None, 0, None, None, 0, 0, None, 0))(
+        row.step, numbers, row.arrivals, delays, waits, step_time, along, carry.states)
     return _Carry(states, decision.delay, step_time, transfers), (carry.delay, used, decision.info)
 
   return lambda carry, rows: jax.lax.scan(step, carry, rows)

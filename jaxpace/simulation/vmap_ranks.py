@@ -14,8 +14,8 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
+from jaxpace.core import pacing
 from jaxpace.core.types import Decision, Observation, Pacer
-from jaxpace.step import checks
 
 OWN = Observation._make(name in ("rank", "waits") for name in Observation._fields)
 """What of an observation differs between the ranks of a job whose collectives all ranks leave together."""
@@ -49,10 +49,7 @@ def everyone(pacer: Pacer, ranks: int, slots: int) -> Everyone:
                      job_transfers_now=jnp.zeros((slots,), jnp.float32))
 
   def update(observation: Observation, state: Any) -> tuple[Decision, Any]:
-    decision, after = pacer.update(observation, state)
-    names = checks.decision(decision, after, state)
-    info = {name: jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names}
-    return Decision(jnp.asarray(decision.delay).astype(jnp.float32).reshape(()), info), after
+    return pacing.decide(pacer, observation, state)
 
   own = _own_leaves(update, seen, state)
   axes = jax.tree.map(lambda differs: 0 if differs else None, (OWN, own))

@@ -12,10 +12,9 @@ from jax.sharding import Mesh
 
 from jaxpace.communication import phases, primitives
 from jaxpace.communication.program import Program, axes_of, bodies
-from jaxpace.core import ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import BACKWARD
-from jaxpace.core.types import Decision, Pacer
+from jaxpace.core.types import Pacer
 from jaxpace.core.varying import automatic_axes, manual_axes, varying
 from jaxpace.execution import CLOCKS, Clock
 
@@ -223,21 +222,3 @@ def untimed_sums(program: Program, axis: Sequence[str]) -> tuple[str, ...]:
     return (f"A sum over {name} runs {untimed} Where only the total is needed, add up in the loop and sum over the "
             f"ranks after it: `total = jax.lax.psum(total, {name})`.",)
   return ()
-
-
-def decision(made: Any, after: Any, before: Any) -> tuple[str, ...]:
-  """Checks what a pacer's update returned. Returns the names of its columns, sorted."""
-  if not isinstance(made, Decision):
-    raise ValueError(f"pacer.update must return (Decision, state); the first is a {type(made).__name__}.")
-  if len(made.info) > ring.MAX_DECISIONS:
-    raise ValueError(f"A pacer may record {ring.MAX_DECISIONS} columns a step; this one has {len(made.info)}: "
-                     f"{', '.join(sorted(made.info))}.")
-
-  def describe(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf).name), tree)
-
-  given: Any = jax.tree.structure(before)
-  if jax.tree.structure(after) != given or describe(after) != describe(before):
-    raise ValueError("pacer.update must return a state of the same structure, shapes and dtypes as it was given: it is "
-                     f"carried from step to step.\nGiven:    {describe(before)}\nReturned: {describe(after)}")
-  return tuple(sorted(made.info))

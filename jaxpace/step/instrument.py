@@ -13,13 +13,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.communication import program, rewrite, script, sharing
-from jaxpace.core import arrivals as coordination_arrivals
 from jaxpace.core import pace as pace_state
-from jaxpace.core import ring
+from jaxpace.core import pacing, ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
-from jaxpace.core.types import Decision, Observation, Pacer
+from jaxpace.core.types import Decision, Pacer
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, resolve_clock, words
 from jaxpace.step import checks
@@ -274,27 +273,28 @@ class Instrumented(Recordable):
       waits = jnp.stack([*taken.waits, *([nothing] * (self.slots - len(taken.waits)))])
       first = words.is_zero(one.last_exit)
       step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit))
-      transfers = coordination_arrivals.transfers(waits, arrivals, delays, index)
-      said = jnp.zeros((0,), jnp.float32) if taken.job is None else taken.job
-      before = 1 + len(taken.waits)
-
-      def filled(values: jax.Array) -> jax.Array:
-        return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=nothing)
-
-      observation = Observation(
-          step=one.step, rank=index, arrivals=arrivals, delays=delays, waits=waits, step_time=step_time,
-          job_step_time=said[0] if said.shape[0] else nothing, job_transfers=filled(said[1:before]),
-          job_transfers_now=coordination_arrivals.transfers_now(filled(said[before:]), arrivals, delays))
-      decision, pacer = self.pacer.update(observation, one.pacer)
-      names = checks.decision(decision, pacer, one.pacer)
-    info = [jnp.asarray(decision.info[name]).astype(jnp.float32).reshape(()) for name in names]
+      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time, self._shared(taken))
+      decision, pacer = pacing.decide(self.pacer, seen, one.pacer)
+      names = tuple(decision.info)
+    info = [*decision.info.values()]
     info += [jnp.float32(0)] * (ring.MAX_DECISIONS - len(info))
     row = self._row(one, taken)
     return PaceState(
         ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None], one.step % jnp.int32(self.rows), 0),
         step=one.step + jnp.int32(1), rank=one.rank, last_exit=taken.last_exit,
-        delay=jnp.asarray(decision.delay).astype(jnp.float32).reshape(()), info=jnp.stack(info), arrivals=arrivals,
+        delay=decision.delay, info=jnp.stack(info), arrivals=arrivals,
         delays=delays, step_time=step_time, transfers=transfers, pacer=pacer), names
+
+  def _shared(self, taken: rewrite.Taken) -> pacing.Shared:
+    """What came along in the step's message, slot by slot."""
+    if taken.job is None or not taken.job.shape[0]:
+      return pacing.nothing_shared(self.slots)
+    before = 1 + len(taken.waits)
+
+    def filled(values: jax.Array) -> jax.Array:
+      return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=np.float32(np.nan))
+
+    return pacing.Shared(taken.job[0], filled(taken.job[1:before]), filled(taken.job[before:]))
 
   def _row(self, one: PaceState, taken: rewrite.Taken) -> jax.Array:
     bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
