@@ -27,7 +27,8 @@ def get_config() -> ml_collections.ConfigDict:
       "compute": 6.0,  # s
       "gap": 0.05,  # s; assumed
       "gradient": 17.5e9,  # bytes of an accelerator: 70 B parameters in 16 bits over the 8 of a group; assumed
-      "rate": 50e9,  # B/s: 400 Gb/s a card (`experiments.cost_facts.planning.catalogue`, ib-400); not overlapped: assumed
+      # B/s: 400 Gb/s a card (`experiments.cost_facts.planning.catalogue`, ib-400); not overlapped: assumed
+      "rate": 50e9,
       "latency": 5e-6,  # s a message; assumed, as in the catalogue
       "jitter": 0.01,  # of one accelerator's step; assumed
       # Sinha et al., "Not All GPUs Are Created Equal" (SC 2022, arXiv:2208.11035): accelerators of a kind differ by 8 %

@@ -24,7 +24,8 @@ FOLDER = pathlib.Path("docs/measurements")
 PAGES = {
     "emulated": ("experiments.paper.emulated", "tables"), "intervals": ("experiments.measure.intervals", "lines"),
     "null_live": ("experiments.measure.null_live", "lines"),
-    "overhead": ("experiments.measure.overhead_tables", "lines"), "overhead_starts": ("experiments.measure.overhead_starts", "lines"),
+    "overhead": ("experiments.measure.overhead_tables", "lines"),
+    "overhead_starts": ("experiments.measure.overhead_starts", "lines"),
     "pauses": ("experiments.measure.pauses", "tables"), "polling": ("experiments.measure.polling", "lines"),
     "polling_pinned": ("experiments.measure.polling", "lines"),
     **dict.fromkeys(("two_jobs", "two_jobs_fresh", "two_jobs_leave", "two_jobs_random"),

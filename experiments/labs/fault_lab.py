@@ -1,7 +1,8 @@
 """The fault lab: makes runs with labelled faults and without, has them diagnosed, and says how often that was right.
 
     python -m experiments.labs.fault_lab                                  # all of it, about half an hour on two cores
-    python -m experiments.labs.fault_lab --make --runs=runs/fault_lab     # only makes the runs; goes on where it was stopped
+    python -m experiments.labs.fault_lab --make --runs=runs/fault_lab     # only makes the runs; goes on where it was
+    stopped
     python -m experiments.labs.fault_lab --judge --runs=runs/fault_lab    # only diagnoses them, again and again
 
 Link and trunk faults need root: hosts are network namespaces then. See docs/fault_lab.md.

@@ -3,7 +3,8 @@
     python -m experiments.labs.gpu_check                            # all sections; about 9 minutes
     python -m experiments.labs.gpu_check --quick                    # fewer repetitions; about 4 minutes
     python -m experiments.labs.gpu_check --only=stamp,delay         # some sections
-    python -m experiments.labs.gpu_check --only=alone_2ms,alone_20ms   # one loop a process: left out unless they are named
+    python -m experiments.labs.gpu_check --only=alone_2ms,alone_20ms   # one loop a process: left out unless they are
+    named
     python -m experiments.labs.gpu_check --list
 
 It needs jax with its CUDA plugin (`pip install "jax[cuda13]"`), numpy and the checkout on PYTHONPATH; pyarrow for the

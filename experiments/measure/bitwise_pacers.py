@@ -2,7 +2,8 @@
 
     python -m experiments.measure.bitwise_pacers
 
-Beside `experiments.measure.bitwise`, which compares ways of instrumenting under a pacer that delays at random: here are the
+Beside `experiments.measure.bitwise`, which compares ways of instrumenting under a pacer that delays at random: here
+are the
 library's own, set so that they delay in a short run. Trains each case bare and with each of them for the same
 number of steps from the same state on the same batches. A run in which nothing was delayed counts as a failure. Writes
 docs/measurements/bitwise_pacers.json and .md; the exit status is 1 if anything differs.

@@ -65,7 +65,8 @@ def main(argv: list[str]) -> None:
                      **rates(kind, steps, slower, _PAIRS.value, _RANKS.value)})
         print(rows[-1], file=sys.stderr, flush=True)
   equal = [row for row in rows if not row["slower"]]
-  result = {**measured.circumstances("experiments.measure.compare_false_alarms"), "pairs": _PAIRS.value, "ranks": _RANKS.value,
+  result = {**measured.circumstances("experiments.measure.compare_false_alarms"), "pairs": _PAIRS.value,
+            "ranks": _RANKS.value,
             "false_alarms_above_0_percent": float(np.mean([row["fails_above_0_percent"] for row in equal])),
             "worst_above_0_percent": max(row["fails_above_0_percent"] for row in equal),
             "false_alarms_above_3_percent": float(np.mean([row["fails_above_3_percent"] for row in equal])),

@@ -74,7 +74,8 @@ def main(argv: list[str]) -> None:
   error = float(more.std(ddof=1) / np.sqrt(len(more)))
   print(f"Exporters: {more.mean():+.1f} ± {error:.1f} µs a step (mean and standard error over {len(more)} pairs).")
   if FLAGS.json:
-    figures = {"command": "python -m experiments.measure.exporter_cost " + " ".join(sys.argv[1:]), "us_a_step": more.tolist(),
+    figures = {"command": "python -m experiments.measure.exporter_cost " + " ".join(sys.argv[1:]),
+               "us_a_step": more.tolist(),
                "mean": float(more.mean()), "standard_error": error}
     pathlib.Path(FLAGS.json).write_text(json.dumps(figures, indent=1) + "\n")
 

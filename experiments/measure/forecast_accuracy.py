@@ -59,7 +59,7 @@ def simulated(kind: str, jobs: int, steps: int, ranks: int, sizes: list[int], se
   from tests.diagnosis.traces import barrier, make_run
   exact = [fabrics.Estimate(x, x, x) for x in (_TRANSFER[0], _TRANSFER[1] / 4096)]
   cost = fabrics.Cost(exact[0], exact[1], fabrics.RING)
-  known = fabrics.Fabric((fabrics.Level("made up", None, None, {fabrics.ALL_REDUCE: cost}),), "made up")
+  known = fabrics.MeasuredFabric((fabrics.Level("made up", None, None, {fabrics.ALL_REDUCE: cost}),), "made up")
   rows = []
   for job in range(jobs):
     random = np.random.default_rng([seed, KINDS.index(kind), job])

@@ -267,7 +267,8 @@ def main(argv: list[str]) -> None:
   f, begun = flags.FLAGS, time.perf_counter()
   cells: dict[str, list[dict[str, Any]]] = {"null": [], "effects": []}
   stops = {"null": [f.null_steps], "effects": [s for s in CHECKPOINTS if s <= f.steps]}
-  figures: dict[str, Any] = {**measured.circumstances("experiments.measure.guard_simulated"), "null_steps": f.null_steps,
+  figures: dict[str, Any] = {**measured.circumstances("experiments.measure.guard_simulated"),
+                             "null_steps": f.null_steps,
                              "steps": f.steps, "seed": f.seed, "target": TARGET}
   made: list[tuple[str, Cell, dict[str, Any]]] = [
       *(("null", cell, {}) for cell in NULL),

@@ -1,7 +1,8 @@
 """Measures `jaxpace report --html` on a large synthetic run: time to make it, size, first paint, time of a zoom.
 
     python -m experiments.measure.html_speed
-    python -m experiments.measure.html_speed --ranks=1024 --processes=128 --repeats=1 --output=docs/measurements/html_1024.json
+    python -m experiments.measure.html_speed --ranks=1024 --processes=128 --repeats=1
+    --output=docs/measurements/html_1024.json
 
 writes the run, makes its page in a process of its own, opens that in a headless Chromium, and writes the numbers.
 """
@@ -57,7 +58,8 @@ def write(run: pathlib.Path) -> None:
   edges = [_STEPS.value * i // attempts for i in range(attempts + 1)]
   print(f"Writing {_RANKS.value} ranks x {_STEPS.value:,} steps to {run} ...", flush=True)
   for attempt, (begin, end) in enumerate(itertools.pairwise(edges)):
-    job = made_up_runs.Job(ranks=_RANKS.value, steps=end - begin, processes=_PROCESSES.value, hosts=_PROCESSES.value,
+    job = made_up_runs.MadeUpJob(ranks=_RANKS.value, steps=end - begin, processes=_PROCESSES.value,
+                                 hosts=_PROCESSES.value,
                         noise=0.05, late={min(17, _RANKS.value - 1): 5e-3}, host_columns=True, faults=_FAULTS,
                         seed=attempt)
     made_up_runs.write(run, job, attempt=attempt, first_step=begin)

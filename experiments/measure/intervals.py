@@ -1,6 +1,7 @@
 """How often a 95 % interval over few rounds holds the truth: percentile bootstrap, BCa, and Student's, by simulation.
 
-    python -m experiments.measure.intervals                  # some minutes; writes docs/measurements/intervals.{json,md}
+    python -m experiments.measure.intervals                  # some minutes; writes
+    docs/measurements/intervals.{json,md}
     python -m experiments.measure.intervals --draws=200      # to try it
 """
 

@@ -208,7 +208,8 @@ def launch(processes: int, shape: str, rounds: int, warm_up: int) -> dict[str, A
   with tempfile.TemporaryDirectory() as root:
     target = os.path.join(root, "found.json")
     command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
-               os.path.join(root, "logs"), "--", sys.executable, "-m", "experiments.measure.null_live", f"--worker={target}",
+               os.path.join(root, "logs"), "--", sys.executable, "-m", "experiments.measure.null_live",
+               f"--worker={target}",
                f"--rounds={rounds}", f"--warm_up={warm_up}", f"--shapes={shape}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found: dict[str, Any] = json.loads(pathlib.Path(target).read_text())
@@ -246,7 +247,8 @@ def main(_: list[str]) -> None:
     return
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", 2)  # not by the environment, which the workers inherit
-  figures = measured.circumstances("experiments.measure.null_live") | {"rounds": its.rounds, "warm_up": warm_up, "jobs": {}}
+  figures = measured.circumstances("experiments.measure.null_live") | {"rounds": its.rounds, "warm_up": warm_up,
+                                                                       "jobs": {}}
   for count in map(int, its.jobs):
     title = "1 process, 2 devices" if count == 1 else f"{count} processes, gloo"
     find: Callable[..., dict[str, Any]] = run if count == 1 else launch

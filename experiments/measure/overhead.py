@@ -1,6 +1,7 @@
 """What being measured costs: bare steps against instrumented ones, paired and interleaved in one run.
 
-    python -m experiments.measure.overhead                  # one process: stamps, step sizes, dispatch; then 2 and 4 processes
+    python -m experiments.measure.overhead                  # one process: stamps, step sizes, dispatch; then 2 and 4
+    processes
     python -m experiments.measure.overhead --parts alone
     python -m experiments.measure.overhead --parts where    # which part of jaxpace the overhead of a step is
 

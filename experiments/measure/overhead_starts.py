@@ -2,7 +2,8 @@
 
     python -m experiments.measure.overhead_starts
 
-`experiments.measure.overhead` lets several loops take turns in one process. What each then costs also depends on how many
+`experiments.measure.overhead` lets several loops take turns in one process. What each then costs also depends on how
+many
 there are: they share the compiler's pool of threads and one heap. A user has one loop. Here every figure is of a
 process of its own; a round starts each kind once, in an order drawn anew. Nothing else should run meanwhile. Writes
 docs/measurements/overhead_starts.json and .md. Takes some twenty minutes.

@@ -46,7 +46,8 @@ def main(argv: list[str]) -> None:
   directory = pathlib.Path(_KEEP.value or tempfile.mkdtemp(prefix="report-speed-"))
   late = min(17, _RANKS.value - 1)
   try:
-    job = made_up_runs.Job(ranks=_RANKS.value, steps=_STEPS.value, processes=_PROCESSES.value, hosts=_PROCESSES.value,
+    job = made_up_runs.MadeUpJob(ranks=_RANKS.value, steps=_STEPS.value, processes=_PROCESSES.value,
+                                 hosts=_PROCESSES.value,
                         noise=0.05, late={late: 5e-3}, host_columns=True, faults=FAULTS)
     print(f"Writing {job.ranks} ranks x {job.steps:,} steps to {directory} ...", flush=True)
     made_up_runs.write(directory, job, progress=lambda done, total: print(f"  process {done} of {total}", flush=True))

@@ -1,6 +1,8 @@
-"""The same jobs in SimGrid, if its Python module is there: what `experiments.measure.message_reference` plays, by others' code.
+"""The same jobs in SimGrid, if its Python module is there: what `experiments.measure.message_reference` plays, by
+others' code.
 
-Used by `experiments.measure.simulation_accuracy`, in a process of its own for every case, since SimGrid has one engine a
+Used by `experiments.measure.simulation_accuracy`, in a process of its own for every case, since SimGrid has one
+engine a
 process: a case goes in as JSON on standard input, the instants at which ranks are done come out. SimGrid is a fluid
 model here, too: no corrections for TCP (`CM02`, no windows, no cross traffic), links shared max-min fairly.
 """
@@ -35,7 +37,8 @@ def play(fabric: Fabric, jobs: Sequence[Job]) -> list[list[dict[int, float]]]:
       "routes": [[s, t, latency, ["/".join(map(str, link)) for link in path]] for s, t, latency, path in routes],
       "jobs": [{"ranks": job.ranks, "rounds": job.rounds, "start": job.start,
                 "compute": [[step[r] for r in job.ranks] for step in job.compute]} for job in jobs]}
-  ended = subprocess.run([sys.executable, "-m", "experiments.measure.simgrid_reference"], input=json.dumps(case), text=True,
+  ended = subprocess.run([sys.executable, "-m", "experiments.measure.simgrid_reference"], input=json.dumps(case),
+                         text=True,
                          capture_output=True, check=True)
   found = json.loads(ended.stdout.splitlines()[-1])
   return [[{int(rank): when for rank, when in step.items()} for step in job] for job in found]

@@ -2,7 +2,8 @@
 
     python -m experiments.measure.simulation_accuracy
 
-The reference is `experiments.measure.message_reference`, which shares no code with the package; where SimGrid's Python module
+The reference is `experiments.measure.message_reference`, which shares no code with the package; where SimGrid's
+Python module
 can be imported (`pip install simgrid`) the same jobs run in it, too. An error is the package's time over the
 reference's, less 1. `--before` names the JSON file of another version, whose errors stand beside these.
 """
@@ -109,7 +110,7 @@ class Sending(NamedTuple):
 
 
 def jobs(group: str, about: str, algorithm: str, fields: dict[str, Any], given: tuple[Sending, ...],
-         steps: int = _STEPS, counted: slice = _COUNTED) -> Case:
+         steps: int = _STEPS, selected: slice = _COUNTED) -> Case:
   """Jobs on one fabric: mean step of each. With noise, the reference computes for as long as the package drew."""
   per_node = fields["per_node"]
   config = {"steps": steps, "fabric": fields, "jobs": {
@@ -124,7 +125,7 @@ def jobs(group: str, about: str, algorithm: str, fields: dict[str, Any], given: 
     for part in scenario.run(settings.read(config, _no_pacer)):
       drawn[part.job] = np.asarray(part.steps.compute, np.float64)
       times[part.job] = np.asarray(part.steps.step_time, np.float64)
-    return [float(times[j][counted].mean()) for j in range(len(given))]
+    return [float(times[j][selected].mean()) for j in range(len(given))]
 
   def play(by: Any) -> list[float]:
     made = []
@@ -134,7 +135,7 @@ def jobs(group: str, about: str, algorithm: str, fields: dict[str, Any], given: 
       made.append(reference.Job(ranks, rounds(algorithm, ranks, job.size, per_node), compute, job.start))
     played = by.play(reference.Fabric(**fields), made)
     ends = [[max(step.values()) for step in job] for job in played]
-    return [(own[counted.stop - 1] - own[counted.start - 1]) / (counted.stop - counted.start) for own in ends]
+    return [(own[selected.stop - 1] - own[selected.start - 1]) / (selected.stop - selected.start) for own in ends]
 
   return Case(group, about, package, play)
 

@@ -1,7 +1,8 @@
 """Synchronisation strategies side by side: simulated time and bytes, and what really trained with them becomes.
 
     python -m experiments.measure.strategies
-    python -m experiments.measure.strategies --steps=32 --seeds=1 --scenes=late --out=/tmp/strategies.json     # to try it
+    python -m experiments.measure.strategies --steps=32 --seeds=1 --scenes=late --out=/tmp/strategies.json     # to
+    try it
 
 Time comes from `jaxpace.simulation.strategies` on clusters that are assumed (`SCENES`); loss and accuracy from the
 digits CNN, trained on as many simulated workers with averaged, dropped, old, local or compressed gradients. Writes
@@ -116,7 +117,7 @@ def timed(strategy: Strategy, scene: Scene, key: jax.Array, ranks: int, steps: i
   played = _play(strategy, scene.cluster(ranks), key, ranks, steps)
   if isinstance(strategy, (ParameterServer, BoundedStaleness)):
     return timeline.updates(played)
-  assert isinstance(played, schedule.Steps)
+  assert isinstance(played, schedule.PlayedSteps)
   return timeline.rounds(played)
 
 
@@ -171,7 +172,7 @@ def measure(names: list[str], steps: int, seeds: int, points: int) -> Iterator[d
     scene = SCENES[name]
     for label, arm in ARMS.items():
       times = timed(arm.strategy, scene, jax.random.key(0), RANKS, steps)
-      scheduled = isinstance(times, timeline.Updates) or not times.counted.all()
+      scheduled = isinstance(times, timeline.Updates) or not times.selected.all()
       quality = None if scheduled else trained.get(label)
       if quality is None:
         quality = train(arm, times, task, keys, points)
@@ -180,7 +181,7 @@ def measure(names: list[str], steps: int, seeds: int, points: int) -> Iterator[d
       seconds = np.concatenate([[0.0], times.time])[quality["done"]]
       reached = seconds_to(TARGET, seconds, quality["loss"])
       delays = times.delay if isinstance(times, timeline.Updates) else np.zeros(1)
-      dropped = 1 - times.counted.mean() if isinstance(times, timeline.Rounds) else 0.0
+      dropped = 1 - times.selected.mean() if isinstance(times, timeline.Rounds) else 0.0
       sizes = {str(ranks): step_seconds(
           timed(at_size(arm.strategy, ranks), scene, jax.random.key(2), ranks, SIZE_STEPS), ranks) for ranks in SIZES}
       sent = cluster.bytes_per_step(arm.strategy, scene.cluster(RANKS), RANKS)

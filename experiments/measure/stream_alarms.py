@@ -13,7 +13,7 @@ from absl import app, flags
 
 from experiments.lib import measured
 from jaxpace.diagnosis import stream
-from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, Steps
+from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, NewSteps
 
 NOISES = ("normal", "exponential", "rare pauses", "AR(0.9)")
 FAULTS = (LATE, WAITING, TRANSFER, GAP, "pauses")
@@ -23,7 +23,7 @@ _HEALTHY = 1000
 """Steps of a healthy job: what is usual is least known at its start."""
 
 
-def made_up(ranks: int, size: int, noise: str, seed: int, fault: str | None = None, cost: float = 0.0) -> Steps:
+def made_up(ranks: int, size: int, noise: str, seed: int, fault: str | None = None, cost: float = 0.0) -> NewSteps:
   """Steps of a job with noise of 2 % of the work; a fault from step `_ONSET` on.
 
   Args:
@@ -62,14 +62,15 @@ def made_up(ranks: int, size: int, noise: str, seed: int, fault: str | None = No
     arrival[:, struck] += 10 * more
     if fault == "pauses":
       pause[struck] += 10 * more
-  return Steps(np.arange(size), arrival, transfer, gap, arrival.max(axis=0) + transfer, None if fault == GAP else pause)
+  return NewSteps(np.arange(size), arrival, transfer, gap, arrival.max(axis=0) + transfer,
+                  None if fault == GAP else pause)
 
 
-def follow(given: Steps, ranks: int) -> list[stream.Alarm]:
+def follow(given: NewSteps, ranks: int) -> list[stream.Alarm]:
   """What began, told as new steps come in, 50 at a time."""
   state, found = stream.init(ranks), []
   for begin in range(0, len(given.number), 50):
-    state, new = stream.update(state, Steps(*(x[..., begin:begin + 50] for x in given if x is not None)))
+    state, new = stream.update(state, NewSteps(*(x[..., begin:begin + 50] for x in given if x is not None)))
     found += [alarm for alarm in new if not alarm.over]
   return found
 

@@ -41,7 +41,8 @@ def main(argv: list[str]) -> None:
   figures = measured.circumstances("experiments.measure.timeline_speed")
   with tempfile.TemporaryDirectory(prefix="timeline-speed-") as folder:
     run, out = pathlib.Path(folder) / "run", pathlib.Path(folder) / "timeline"
-    made_up_runs.write(run, made_up_runs.Job(ranks=given.ranks, steps=given.steps, processes=8, hosts=8, noise=0.05,
+    made_up_runs.write(run, made_up_runs.MadeUpJob(ranks=given.ranks, steps=given.steps, processes=8, hosts=8,
+                                                   noise=0.05,
                                        late={given.ranks // 4: 5e-3}, collectives=2, host_columns=True, faults=_FAULTS))
     first = given.steps // 2
     arms: dict[str, list[str]] = {"no timeline": [], "--perfetto": ["--perfetto", str(out)],

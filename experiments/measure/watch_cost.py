@@ -25,7 +25,7 @@ from absl import app, flags
 
 from experiments.lib.terminal import Terminal
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.parts import PartStore
 
 _RANKS = flags.DEFINE_integer("ranks", 64, "Ranks of the job.", lower_bound=1)
@@ -44,7 +44,8 @@ def grow(directory: str, ranks: int, processes: int, step: float, seconds: float
   """Writes the run in real time for so many seconds."""
   path = pathlib.Path(directory)
   number = round(_FLUSH / step)
-  job = Job(ranks=ranks, steps=number, processes=processes, hosts=processes, forward=0.3 * step, backward=0.5 * step,
+  job = MadeUpJob(ranks=ranks, steps=number, processes=processes, hosts=processes, forward=0.3 * step,
+                  backward=0.5 * step,
             update=0.02 * step, gap=0.02 * step, transfer=0.1 * step, noise=0.02, transfer_noise=0.1, host_columns=True)
   truth = made_up_runs.simulate(job)
   length = int(truth.end.max())
@@ -73,7 +74,7 @@ def measure(ranks: int, processes: int, step: float, seconds: float, every: floa
   """Measures one job."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "run"
-    made_up_runs.write(path, Job(ranks=ranks, steps=2, processes=processes, hosts=processes), run="growing")
+    made_up_runs.write(path, MadeUpJob(ranks=ranks, steps=2, processes=processes, hosts=processes), run="growing")
     for part in path.rglob("*.parquet"):
       part.unlink()
     for file in (path / "process").iterdir():
@@ -105,7 +106,8 @@ def main(_: list[str]) -> None:
   load = os.getloadavg()[0]
   runs = [measure(_RANKS.value, int(processes), _STEP.value, _SECONDS.value, _EVERY.value)
           for processes in _PROCESSES.value]
-  result = {"command": " ".join(["python -m experiments.measure.watch_cost", *sys.argv[1:]]), "load_at_start": round(load, 2),
+  result = {"command": " ".join(["python -m experiments.measure.watch_cost", *sys.argv[1:]]),
+            "load_at_start": round(load, 2),
             "cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version(),
             "target_core_share": _TARGET, "runs": runs}
   text = json.dumps(result, indent=1) + "\n"

@@ -1,6 +1,7 @@
 """Late processes, named: real ones of which one stops, sleeps, starves of data, leaves, is process 0; and healthy ones.
 
-    python -m experiments.measure.watchdog                          # about five minutes on two cores; needs no quiet machine
+    python -m experiments.measure.watchdog                          # about five minutes on two cores; needs no quiet
+    machine
     python -m experiments.measure.watchdog --only=stopped --repeats=1
 
 Every run is a job of its own: gloo processes whose step sums over all of them, watched by `jaxpace.Watchdog`. After a

@@ -2,7 +2,8 @@
 
     python -m experiments.paper.figures
 
-Figures 1 and 5 from `docs/measurements/table1.json` (`python -m experiments.paper.table1`), figure 2 from a step simulated
+Figures 1 and 5 from `docs/measurements/table1.json` (`python -m experiments.paper.table1`), figure 2 from a step
+simulated
 here: eight ranks on two nodes, one of them slow, one pausing, another job on the trunk, early ranks waiting.
 """
 

@@ -17,7 +17,7 @@ import numpy as np
 from experiments.paper import world as worlds
 from experiments.paper.quick import EDGE
 from jaxpace.core.types import Pacer
-from jaxpace.simulation.job import Draft, Job, Mechanics, Shape, State, mechanics
+from jaxpace.simulation.job import Draft, Job, JobState, Mechanics, Shape, mechanics
 
 _ZERO = np.float32(0)
 
@@ -132,8 +132,8 @@ def _until_over(drafts: list[Draft], events: _Events, shared: jax.Array) -> _Eve
   return jax.lax.while_loop(lambda e: ~jnp.any(e.over), turn, begin)
 
 
-def _close(part: Mechanics, key: jax.Array, job: Job, state: State, draft: Draft, exits: jax.Array, over: jax.Array
-           ) -> tuple[State, Draft, Any]:
+def _close(part: Mechanics, key: jax.Array, job: Job, state: JobState, draft: Draft, exits: jax.Array, over: jax.Array
+           ) -> tuple[JobState, Draft, Any]:
   """Ends a job's step and draws its next one, if it is over."""
   begun = jnp.concatenate([jnp.zeros((1,), jnp.float32), exits[:-1]])
   after, row = part.finish(state, draft, jnp.maximum(draft.ready, begun[None]), exits)

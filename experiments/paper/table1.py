@@ -1,12 +1,14 @@
 """Table 1 of the paper: worlds whose baseline is the paper's, and what the live pacers do in them.
 
     python -m experiments.paper.table1 --calibrate --edge=15        looks for worlds that fit the baseline columns
-    python -m experiments.paper.table1                               predicts the coordination columns in those on record
+    python -m experiments.paper.table1                               predicts the coordination columns in those on
+    record
 
 Some ten minutes of a processor each; what was interrupted goes on where it was.
 
 Only the baseline columns are fitted, by Monte Carlo: throughput within 2 %, CV within the larger of 0.004 and 10 %, at
-all five sizes. How often pauses strike and how long they are comes from `experiments.measure.collections_measured`. Many worlds
+all five sizes. How often pauses strike and how long they are comes from `experiments.measure.collections_measured`.
+Many worlds
 fit; each says something else about coordination. The table shows the band over all that were found, the paper's columns
 beside it, and the null: the same worlds with every coupling switched off.
 """

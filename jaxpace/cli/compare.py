@@ -94,7 +94,7 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
   for letter, diagnosis in (("A", found.a), ("B", found.b)):
     run = diagnosis.run
     console.print(Text(f"{letter}  {run.path}  run {run.id}: {plural(run.ranks_in_all, 'rank')}, "
-                       f"{diagnosis.counted.size:,} steps counted"))
+                       f"{diagnosis.selected.size:,} steps counted"))
   console.print()
   console.print(Text(found.verdict, style="bold red" if found.failed else "bold"))
   console.print()

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from jaxpace.live.control import file
-from jaxpace.live.control.request import Request, RequestError, parse_ranks
+from jaxpace.live.control.request import ControlRequest, RequestError, parse_ranks
 from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\
@@ -59,19 +59,19 @@ def run(args: argparse.Namespace) -> int:
   changes = {name: value for name, value in vars(args).items()
              if name in ("enabled", "max_delay", "threshold", "ranks", "from_step", "until_step") and value is not None}
   try:
-    asked = Request() if args.reset else file.read(path)
+    asked = ControlRequest() if args.reset else file.read(path)
   except RequestError as error:
     if args.enabled is not False:  # whatever stands there: pacing can be switched off
       return refuse("control", f"{path}: {error}. With --reset it is written anew.")
     print(f"jaxpace control: {path}: {error}. It is written anew.", file=sys.stderr)
-    asked = Request()
+    asked = ControlRequest()
   try:
     if args.nodes is not None:
       changes["ranks"] = _of_hosts(path.parent, args.nodes)
     if args.reset or changes:
       # Words ("made", "all", "none") stand for the default.
       plain: dict[str, Any] = {name: None if isinstance(value, str) else value for name, value in changes.items()}
-      asked = Request.from_json(dataclasses.replace(asked, **plain).to_json())
+      asked = ControlRequest.from_json(dataclasses.replace(asked, **plain).to_json())
       file.write(path, asked)
   except RequestError as error:
     return refuse("control", f"{error}.")

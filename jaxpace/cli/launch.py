@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxpace.hosts.launch import environment
-from jaxpace.hosts.launch.job import Job, LaunchError, find_program
+from jaxpace.hosts.launch.job import Launch, LaunchError, find_program
 from jaxpace.hosts.launch.supervisor import Supervisor
 from jaxpace.reporting.refusal import refuse
 
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
   logs = args.logs or Path("runs") / f"launch-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
   threads = args.threads or environment.threads_for(
       args.nproc, args.devices_per_process or 1, cores)
-  job = Job(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace, tail_lines=args.tail,
+  job = Launch(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace, tail_lines=args.tail,
             devices=args.devices_per_process, threads=threads, port=args.port, as_slurm=args.as_slurm)
   print(f"jaxpace launch: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
   try:

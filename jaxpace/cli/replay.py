@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
-  from jaxpace.simulation.replay_summary import Summary
+  from jaxpace.simulation.replay_summary import ReplaySummary
   from jaxpace.trace.run import Run
 
 EPILOG = """\
@@ -126,7 +126,7 @@ def _number(value: Any, default: float) -> float:
   return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else default
 
 
-def _notes(run: Run, summary: Summary, laid_out: Any, shared: bool) -> list[str]:
+def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> list[str]:
   notes, groups = [], len(laid_out)
   absent = [place for place, rank in enumerate(laid_out[0]) if (run.attempt[rank] < 0).all()]
   if absent:
@@ -146,7 +146,7 @@ def _notes(run: Run, summary: Summary, laid_out: Any, shared: bool) -> list[str]
   return [*notes, *run.problems]
 
 
-def _text(args: argparse.Namespace, run: Run, summary: Summary, notes: list[str]) -> str:
+def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: list[str]) -> str:
   from jaxpace.simulation.replay_summary import CANNOT_KNOW
   from jaxpace.trace.plain_text import plain
   from jaxpace.trace.problems import plural

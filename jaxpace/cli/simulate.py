@@ -14,7 +14,7 @@ from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
   from jaxpace.simulation.fabric import Fabric
-  from jaxpace.simulation.scenario import Summary
+  from jaxpace.simulation.scenario import JobSummary
   from jaxpace.simulation.settings import JobSettings, Scenario
 
 EPILOG = """\
@@ -222,7 +222,7 @@ def _place(output: str, scenario: Scenario, job: JobSettings) -> pathlib.Path:
   return pathlib.Path(output) if len(scenario.jobs) == 1 else pathlib.Path(output) / job.name
 
 
-def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[Summary]) -> str:
+def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[JobSummary]) -> str:
   fabric = scenario.fabric
   titles = "".join(f"{title:>13}" for title in ("mean", "median", "p99"))
   lines = [f"{fabric.nodes:,} nodes of {fabric.per_node}, oversubscription {fabric.oversubscription:g}, seed "
@@ -246,7 +246,7 @@ def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[Summary]
   return "\n".join(lines)
 
 
-def _document(scenario: Scenario, summaries: list[Summary]) -> dict[str, Any]:
+def _document(scenario: Scenario, summaries: list[JobSummary]) -> dict[str, Any]:
   jobs = {}
   for job, found in zip(scenario.jobs, summaries, strict=True):
     figures = {name: value for name, value in found._asdict().items() if name != "survived"}

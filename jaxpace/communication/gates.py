@@ -84,7 +84,7 @@ class Producers:
     return self.primitive(value) in primitives.IN_MEMORY
 
 
-def cover(program: Program, producers: Producers, run: Sequence[int], weighty: Iterable[int], major: Iterable[int]
+def cover(program: Program, producers: Producers, run: Sequence[int], significant: Iterable[int], major: Iterable[int]
           ) -> tuple[list[int], bool]:
   """Chooses the values to gate so that no weighty equation of a run can start before a stamp.
 
@@ -98,7 +98,7 @@ def cover(program: Program, producers: Producers, run: Sequence[int], weighty: I
   Returns:
     The values to gate within this run, the smallest that do, and whether they hold back every major equation.
   """
-  heavy, decisive = set(weighty), set(major)
+  heavy, decisive = set(significant), set(major)
   held: set[int] = set()
   free: set[int] = set()  # made of constants alone: no work of the step
   chosen: list[int] = []

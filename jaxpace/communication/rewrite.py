@@ -18,8 +18,8 @@ from jaxpace.execution import Clock, hold, words
 
 
 @dataclasses.dataclass(frozen=True)
-class Before:
-  """What a rank brings into a step; see `Taken` for shapes."""
+class StepInputs:
+  """What a rank brings into a step; see `Measurements` for shapes."""
 
   last_exit: jax.Array  # uint32 [2], the previous step's last exit; all zero before the first
   delay: jax.Array  # float32 [] s, asked for this step
@@ -33,7 +33,7 @@ class Before:
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class Measurements:
   """What a step's stamps say."""
 
   stamps: list[jax.Array]  # uint32 [2] each, in the order of the plan's marks
@@ -41,14 +41,15 @@ class Taken:
   delay: jax.Array  # float32 [] s, applied
   arrivals: jax.Array | None  # float32 [ranks] s, where shared
   delays: jax.Array | None  # float32 [ranks] s, where shared
-  job: jax.Array | None  # float32 as in `Before`, rank 0's step time, means of the rest; then this step's mean waits
+  # float32 as in `StepInputs`, rank 0's step time, means of the rest; then this step's mean waits
+  job: jax.Array | None
   waits: list[jax.Array]  # float32 [] s each, by slot
   last_exit: jax.Array  # uint32 [2]
 
 
 class _Evaluator:
 
-  def __init__(self, script: Script, clock: Clock, before: Before, inputs: Sequence[Any]):
+  def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]):
     self.script, self.clock, self.before = script, clock, before
     self.program = script.program
     self.env: dict[int, Any] = dict(self.program.constants)
@@ -67,9 +68,9 @@ class _Evaluator:
     return seen[ref] if seen and ref in seen else self.env[ref]
 
   def stamp(self, *after: Any) -> jax.Array:
-    taken = self.clock.stamp(self.stamps[-1], *after)
-    self.stamps.append(taken)
-    return taken
+    measured = self.clock.stamp(self.stamps[-1], *after)
+    self.stamps.append(measured)
+    return measured
 
   def begin(self) -> None:
     with jax.named_scope("jaxpace"):
@@ -107,7 +108,7 @@ class _Evaluator:
       return
     seen: dict[int, Any] = {}
     with jax.named_scope("jaxpace"):
-      enter = self.stamp(*map(self.witness, section.enters))
+      enter = self.stamp(*map(self.sentinel, section.enters))
       if not self.exits:
         self.note_arrival(enter)
       ours = self.our_operand(section, enter)
@@ -118,7 +119,7 @@ class _Evaluator:
       self.env.update(zip(equation.outputs, outputs, strict=True))
     with jax.named_scope("jaxpace"):
       # On a GPU XLA makes several collectives of one group, to overlap them with what is computed meanwhile.
-      ends = [self.witness(value) for value in (section.results if self.clock.in_stream else [section.result])]
+      ends = [self.sentinel(value) for value in (section.results if self.clock.in_stream else [section.result])]
       if ours is not None and section.extra is not None:
         total = jax.lax.psum(ours, section.extra.axes)
         if self.carries(section):
@@ -165,7 +166,7 @@ class _Evaluator:
     first = words.is_zero(self.before.last_exit)
     self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
 
-  def witness(self, number: int) -> jax.Array:
+  def sentinel(self, number: int) -> jax.Array:
     """What a stamp is given so that it waits for a value: the value if it is flat, else one element of it.
 
     A stamp's operands are in default layout, which must not be forced upon matrices. Where they are kernels in a
@@ -210,7 +211,7 @@ def _integer(value: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
 
 
-def run(script: Script, clock: Clock, before: Before, inputs: Sequence[Any]) -> tuple[list[Any], Taken]:
+def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]) -> tuple[list[Any], Measurements]:
   """Evaluates a scripted step.
 
   Args:
@@ -228,9 +229,9 @@ def run(script: Script, clock: Clock, before: Before, inputs: Sequence[Any]) -> 
   last_exit = evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1]
   # Typed as the same everywhere so far; a pacer may not take it for that.
   own = functools.partial(vary, axes=varying(before.last_exit))
-  return outputs, Taken(
+  return outputs, Measurements(
       stamps=list(map(own, evaluator.stamps)), arrival=own(evaluator.arrival), delay=own(evaluator.delay),
       arrivals=arrivals, delays=delays, job=job, waits=list(map(own, evaluator.waits)), last_exit=own(last_exit))
 
 
-__all__ = ["Before", "Taken", "run"]
+__all__ = ["Measurements", "StepInputs", "run"]

@@ -17,7 +17,7 @@ from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
 
 
 @dataclasses.dataclass
-class Run:
+class PhaseRun:
   """Equations of one stage that belong to one phase, in program order."""
 
   phase: str
@@ -28,7 +28,7 @@ class Run:
 class Stage:
   """What is computed between two groups of collectives: its runs, then the group that ends it (none in the last)."""
 
-  runs: list[Run]
+  runs: list[PhaseRun]
   group: list[int]
 
 
@@ -133,15 +133,15 @@ def stages(program: Program, merge_runs_over: int) -> list[Stage]:
       members[number].append(index)
     for output in equation.outputs:
       ready[output] = number
-  weighty, major = heavy(program), heavy(program, MAJOR)
+  significant, major = heavy(program), heavy(program, MAJOR)
   differentiated = any(phases.classify(e.stack) in (FORWARD, BACKWARD) for e in program.equations)
-  result = [Stage(_runs(program, indices, weighty, major, last=s == len(ordered), differentiated=differentiated),
+  result = [Stage(_runs(program, indices, significant, major, last=s == len(ordered), differentiated=differentiated),
                   ordered[s] if s < len(ordered) else [])
             for s, indices in enumerate(members)]
   if sum(len(stage.runs) for stage in result) > merge_runs_over:
     for stage in result:
       if len(stage.runs) > 1:
-        stage.runs = [Run(COMPUTE, [i for run in stage.runs for i in run.equations])]
+        stage.runs = [PhaseRun(COMPUTE, [i for run in stage.runs for i in run.equations])]
   return result
 
 
@@ -158,10 +158,10 @@ def _feeding(program: Program) -> set[int]:
   return found
 
 
-def _runs(program: Program, indices: Sequence[int], weighty: frozenset[int], major: frozenset[int], last: bool,
-          differentiated: bool) -> list[Run]:
+def _runs(program: Program, indices: Sequence[int], significant: frozenset[int], major: frozenset[int], last: bool,
+          differentiated: bool) -> list[PhaseRun]:
   """Splits a stage into runs. Only weighty equations start a run; light ones join the run they stand in."""
-  runs: list[Run] = []
+  runs: list[PhaseRun] = []
   pending: list[int] = []  # light equations whose run is not decided yet: before the first, or of another phase
   for index in indices:
     equation = program.equations[index]
@@ -174,18 +174,18 @@ def _runs(program: Program, indices: Sequence[int], weighty: frozenset[int], maj
     # Clipping or casting gradients between backward and sync belongs to what it follows.
     if label == COMPUTE and not mixed and differentiated and runs and runs[-1].phase == BACKWARD:
       label = BACKWARD
-    if index not in weighty:
+    if index not in significant:
       if runs and not pending and label == runs[-1].phase:
         runs[-1].equations.append(index)
       else:
         pending.append(index)
       continue
     if not runs or runs[-1].phase != label:
-      runs.append(Run(label, []))
+      runs.append(PhaseRun(label, []))
     runs[-1].equations += [*pending, index]
     pending = []
   if not runs:
-    return [Run(UPDATE if last else _light_label(program, indices), pending)]
+    return [PhaseRun(UPDATE if last else _light_label(program, indices), pending)]
   runs[-1].equations += pending
   return runs
 

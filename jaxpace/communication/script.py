@@ -85,10 +85,10 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   """
   producers = gates.Producers(program)
   stages = schedule.stages(program, merge_runs_over=MAX_PHASE_MARKS if phases_apart else 0)
-  weighty, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
+  significant, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
   notices: list[str] = []
   order = _meeting_order(program, producers)
-  told = _told(program, weighty)
+  told = _told(program, significant)
   behind = _behind(program)
   slot_of = _slots(program, [stage.group for stage in stages if stage.group], slots)
 
@@ -97,7 +97,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
     segments: list[Segment] = []
     for run in stage.runs:
       if not segments:
-        chosen, complete = gates.cover(program, producers, run.equations, weighty, major)
+        chosen, complete = gates.cover(program, producers, run.equations, significant, major)
         if number > 0:
           chosen = []  # the exit stamp holds back the collective's own results
         elif delayed and not complete:
@@ -105,7 +105,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
         segments.append(Segment(list(run.equations), run.phase, [], chosen, boundary=False))
         continue
       waits_for = _ends(program, producers, segments[-1].equations)
-      chosen, complete = gates.cover(program, producers, run.equations, weighty, major)
+      chosen, complete = gates.cover(program, producers, run.equations, significant, major)
       if complete and waits_for:
         segments.append(Segment(list(run.equations), run.phase, waits_for, chosen, boundary=True))
       else:
@@ -220,9 +220,9 @@ def _operands(program: Program, producers: gates.Producers, group: Sequence[int]
   return [v for v in values if v in chosen] or values
 
 
-def _told(program: Program, weighty: frozenset[int]) -> dict[int, int]:
+def _told(program: Program, significant: frozenset[int]) -> dict[int, int]:
   """By value, the weighty equations that must be done before it is there: one bit each."""
-  bit = {index: 1 << place for place, index in enumerate(sorted(weighty))}
+  bit = {index: 1 << place for place, index in enumerate(sorted(significant))}
   behind: dict[int, int] = {}
   for index, equation in enumerate(program.equations):
     mask = functools.reduce(operator.or_, (behind.get(v, 0) for v in equation.reads()), bit.get(index, 0))

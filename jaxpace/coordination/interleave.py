@@ -67,7 +67,7 @@ class Interleave(NamedTuple):
   """State of `interleave_jobs`; the same on all ranks of a job. `B` is the number of slots it looks at."""
 
   key: jax.Array  # [] uint32, differs from job to job
-  floor: windows.Floor  # [B] lowest recent bucket times
+  floor: windows.RunningFloor  # [B] lowest recent bucket times
   packed: packing.Packed
 
   @property

@@ -21,7 +21,7 @@ _SMALL = np.float32(0.1)
 """Buckets below this share of the largest are left out: a scalar's time is latency, not bandwidth."""
 
 
-class Look(NamedTuple):
+class LinkOrder(NamedTuple):
   """What one step's bucket times say. All NaN or False where nothing is known."""
 
   contention: jax.Array  # [] float32, time beyond the floors, as a share of the floors, of the buckets that are known
@@ -32,7 +32,7 @@ class Look(NamedTuple):
   total: jax.Array  # [] float32 s, sum of the floors
 
 
-def look(times: jax.Array, floors: jax.Array) -> Look:
+def look(times: jax.Array, floors: jax.Array) -> LinkOrder:
   """Reads the order of the jobs from bucket times.
 
   n = times / floors is the number of jobs on the link, averaged over the bucket. Under fair sharing, while one
@@ -70,7 +70,8 @@ def look(times: jax.Array, floors: jax.Array) -> Look:
   clears = known & (least[-1] < _EDGE)
   unclear = known & ~clears
   ahead = jnp.where(known, beyond(least, sent & jnp.isfinite(least)), _NAN)
-  return Look(contention, ahead, clears, unclear & (ends[1] > ends[0] + _RISE), unclear & (ends[0] > ends[1] + _RISE),
+  return LinkOrder(contention, ahead, clears, unclear & (ends[1] > ends[0] + _RISE),
+                   unclear & (ends[0] > ends[1] + _RISE),
               total)
 
 

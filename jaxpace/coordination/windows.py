@@ -55,7 +55,7 @@ class Quantile(NamedTuple):
   seen: jax.Array  # int32, valid values so far, at most the window
 
 
-class Floor(NamedTuple):
+class RunningFloor(NamedTuple):
   """State of `floor`."""
 
   floor: jax.Array  # [shape] float32 s; NaN before the first value
@@ -167,12 +167,12 @@ def floor(window: int) -> Estimator:
   """
   leak = np.float32(1.0 / settings.steps("window", window, 2))
 
-  def init(shape: tuple[int, ...] = ()) -> Floor:
-    return Floor(jnp.full(shape, _NAN))
+  def init(shape: tuple[int, ...] = ()) -> RunningFloor:
+    return RunningFloor(jnp.full(shape, _NAN))
 
-  def update(x: jax.Array, state: Floor) -> Floor:
+  def update(x: jax.Array, state: RunningFloor) -> RunningFloor:
     start = jnp.where(jnp.isnan(state.floor), x, state.floor)
     moved = jnp.minimum(x, start + leak * (x - start))
-    return Floor(jnp.where(valid(x), moved, state.floor))
+    return RunningFloor(jnp.where(valid(x), moved, state.floor))
 
   return Estimator(init, update, lambda state: state.floor)

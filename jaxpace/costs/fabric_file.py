@@ -65,7 +65,7 @@ class Level(NamedTuple):
   costs: dict[str, Cost]  # by kind
 
 
-class Fabric(NamedTuple):
+class MeasuredFabric(NamedTuple):
   """The levels, the smallest first."""
 
   levels: tuple[Level, ...]
@@ -99,7 +99,7 @@ def kind_in(run: Run, collective: CollectiveTimes) -> str:
   return kind_of(collective.name)
 
 
-def read_fabric(path: str | pathlib.Path) -> Fabric:
+def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
   """Reads what `jaxpace bench` wrote, or a description of a fabric by hand.
 
   Raises:
@@ -121,7 +121,7 @@ def read_fabric(path: str | pathlib.Path) -> Fabric:
     raise RunError(f"{path} was written by a newer jaxpace (schema {version}): upgrade jaxpace here.")
   levels = [_level(entry, f"{path}: level {i + 1}") for i, entry in enumerate(document["levels"])]
   levels.sort(key=lambda level: math.inf if level.ranks is None else level.ranks)
-  return Fabric(tuple(levels), str(path))
+  return MeasuredFabric(tuple(levels), str(path))
 
 
 def _level(entry: Any, where: str) -> Level:
@@ -168,7 +168,7 @@ def _is_number(value: Any) -> bool:
   return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
-def quiet_seconds(fabric: Fabric, kind: str, size: int, ranks: int) -> float | None:
+def quiet_seconds(fabric: MeasuredFabric, kind: str, size: int, ranks: int) -> float | None:
   """What a collective takes on the fabric with nobody else on it; None where the fabric does not say.
 
   Read off the measured sizes if it was measured with as many ranks, straight between two of them on logarithmic

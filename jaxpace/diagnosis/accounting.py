@@ -30,7 +30,7 @@ _CHUNK_CELLS = 1 << 18
 """Cells of [ranks, steps] worked on at a time: their temporaries stay within the processor's caches."""
 
 
-class Busy(NamedTuple):
+class BusyTimes(NamedTuple):
   """How long each rank was busy before each collective of a step, and what it waited there.
 
   C collectives, R ranks, K steps; seconds; NaN where `valid` is False.
@@ -73,7 +73,7 @@ def chunks(run: Run) -> Iterator[slice]:
     yield slice(begin, min(begin + width, len(run.steps)))
 
 
-def busy(run: Run, part: slice) -> Busy:
+def busy(run: Run, part: slice) -> BusyTimes:
   """Measures arrivals and waits of the steps in `part`.
 
   A rank's step is known if the rank's row of that step and of the step before belong to the same, newest attempt and
@@ -129,7 +129,8 @@ def busy(run: Run, part: slice) -> Busy:
     _begin_with_their_first(arrival, found)
   pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
-  return Busy(valid, step, arrival, wait, arrival[0] - pacing - runtime, runtime, pacing, bool(run.collectives), jumped,
+  return BusyTimes(valid, step, arrival, wait, arrival[0] - pacing - runtime, runtime, pacing, bool(run.collectives),
+                   jumped,
               found)
 
 
@@ -170,7 +171,7 @@ def _jumped(step: np.ndarray, valid: np.ndarray, found: Meetings | None = None) 
   return jumped
 
 
-def account(work: Busy) -> Account:
+def account(work: BusyTimes) -> Account:
   """Splits every rank's step by what it was spent on. Waiting is charged to what made the last rank last.
 
   Earliness is split by the positive differences (last rank - this rank) in compute, runtime and pacing, scaled
@@ -201,7 +202,7 @@ def account(work: Busy) -> Account:
   return Account(work.step, compute, work.runtime, work.pacing, waiting[0], waiting[1], waiting[2], transfer, spread)
 
 
-def _account_by_group(work: Busy, found: Meetings) -> Account:
+def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
   """The same where ranks wait for those of their own group only."""
   waits = step_through(found, work.arrival, work.wait, work.valid)
   waiting = [np.where(work.valid, 0.0, np.nan) for _ in range(3)]

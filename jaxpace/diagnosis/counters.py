@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.trace.read_host_samples import HostSamples
 from jaxpace.trace.run import MISSING, Run
 
@@ -16,18 +16,18 @@ _FEWEST = 3
 _FEW_QUANTILES = 12
 
 
-def switches(run: Run, counted: Counted) -> float:
+def switches(run: Run, selected: SelectedSteps) -> float:
   """Involuntary switches of the process that has most of them, mean a step; 0 where they were not recorded."""
   values = run.host_causes.columns.get("nivcsw")
   if values is None:
     return 0.0
-  inside = values[:, counted.mask]
+  inside = values[:, selected.mask]
   known = np.isfinite(inside)
   number = known.sum(axis=1)
   return float((np.where(known, inside, 0.0).sum(axis=1, dtype=np.float64) / np.maximum(number, 1)).max(initial=0.0))
 
 
-def per_step(run: Run, counted: Counted, name: str, begin: int, end: int) -> dict[int, float]:
+def per_step(run: Run, selected: SelectedSteps, name: str, begin: int, end: int) -> dict[int, float]:
   """By how much a counter of the table `hosts` rose, per step, from block `begin` to before block `end`.
 
   Samples and exits of a process are on the same clock; between samples a counter is taken to rise evenly.
@@ -36,7 +36,7 @@ def per_step(run: Run, counted: Counted, name: str, begin: int, end: int) -> dic
     The rise by process, in the counter's unit; processes without enough samples are left out.
   """
   found: dict[int, float] = {}
-  for process, (samples, first, last, steps) in _windows(run, counted, begin, end).items():
+  for process, (samples, first, last, steps) in _windows(run, selected, begin, end).items():
     values = samples.columns.get(name)
     if values is None or steps < 1:
       continue
@@ -52,7 +52,7 @@ def per_step(run: Run, counted: Counted, name: str, begin: int, end: int) -> dic
   return found
 
 
-def per_window(run: Run, counted: Counted, name: str, most: int) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+def per_window(run: Run, selected: SelectedSteps, name: str, most: int) -> tuple[np.ndarray, dict[int, np.ndarray]]:
   """By how much a counter rose per step, in windows of the counted steps that begin and end with blocks.
 
   Args:
@@ -66,15 +66,15 @@ def per_window(run: Run, counted: Counted, name: str, most: int) -> tuple[np.nda
     unit. No windows where nothing was sampled often enough.
   """
   sampled = {process: (samples, first, last)
-             for process, (samples, first, last, _) in _windows(run, counted, 0, counted.blocks).items()
+             for process, (samples, first, last, _) in _windows(run, selected, 0, selected.blocks).items()
              if name in samples.columns}
   number = [int(np.count_nonzero(np.isfinite(samples.columns[name]) & (samples.time_ns >= first)
                                  & (samples.time_ns <= last))) for samples, first, last in sampled.values()]
-  size = min([most, counted.blocks, *(n // 2 for n in number)], default=0)
+  size = min([most, selected.blocks, *(n // 2 for n in number)], default=0)
   if size < 1 or not number:
     return np.zeros(1, np.int64), {}
-  edges = np.arange(size + 1) * counted.blocks // size
-  at = _first_steps(counted, edges)
+  edges = np.arange(size + 1) * selected.blocks // size
+  at = _first_steps(selected, edges)
   found: dict[int, np.ndarray] = {}
   for process, (samples, _, _) in sampled.items():
     exits, attempts = _exits(run, process, at)
@@ -87,7 +87,7 @@ def per_window(run: Run, counted: Counted, name: str, most: int) -> tuple[np.nda
   return edges, found
 
 
-def median_per_window(run: Run, counted: Counted, name: str, edges: np.ndarray) -> dict[int, np.ndarray]:
+def median_per_window(run: Run, selected: SelectedSteps, name: str, edges: np.ndarray) -> dict[int, np.ndarray]:
   """Medians of a gauge over its samples in windows of the counted steps.
 
   Args:
@@ -99,9 +99,9 @@ def median_per_window(run: Run, counted: Counted, name: str, edges: np.ndarray) 
   Returns:
     [W] by process, in the gauge's unit, NaN where a window holds no sample; without processes that never sampled it.
   """
-  at = _first_steps(counted, edges)
+  at = _first_steps(selected, edges)
   found: dict[int, np.ndarray] = {}
-  for process, (samples, _, _, _) in _windows(run, counted, 0, counted.blocks).items():
+  for process, (samples, _, _, _) in _windows(run, selected, 0, selected.blocks).items():
     values = samples.columns.get(name)
     if values is None or not np.isfinite(values).any():
       continue
@@ -116,10 +116,10 @@ def median_per_window(run: Run, counted: Counted, name: str, edges: np.ndarray) 
   return found
 
 
-def quantiles(run: Run, counted: Counted, name: str, probabilities: Sequence[float]) -> dict[int, np.ndarray]:
+def quantiles(run: Run, selected: SelectedSteps, name: str, probabilities: Sequence[float]) -> dict[int, np.ndarray]:
   """Quantiles of a gauge over all its samples in the counted steps, by process; of few samples, nothing."""
   found: dict[int, np.ndarray] = {}
-  for process, (samples, first, last, _) in _windows(run, counted, 0, counted.blocks).items():
+  for process, (samples, first, last, _) in _windows(run, selected, 0, selected.blocks).items():
     values = samples.columns.get(name)
     if values is None:
       continue
@@ -129,10 +129,10 @@ def quantiles(run: Run, counted: Counted, name: str, probabilities: Sequence[flo
   return found
 
 
-def _first_steps(counted: Counted, edges: np.ndarray) -> np.ndarray:
+def _first_steps(selected: SelectedSteps, edges: np.ndarray) -> np.ndarray:
   """[W + 1] places of the steps at which windows begin; of the last edge, that of the last step."""
-  steps = np.flatnonzero(counted.block >= 0)
-  return steps[np.minimum(np.searchsorted(counted.block[steps], edges), len(steps) - 1)]
+  steps = np.flatnonzero(selected.block >= 0)
+  return steps[np.minimum(np.searchsorted(selected.block[steps], edges), len(steps) - 1)]
 
 
 def _exits(run: Run, process: int, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -141,10 +141,10 @@ def _exits(run: Run, process: int, at: np.ndarray) -> tuple[np.ndarray, np.ndarr
   return run.collectives[-1].exit_ns[rank, at], run.collectives[-1].attempt[rank, at]
 
 
-def mean_gauge(run: Run, counted: Counted, name: str, begin: int, end: int) -> dict[int, float]:
+def mean_gauge(run: Run, selected: SelectedSteps, name: str, begin: int, end: int) -> dict[int, float]:
   """Mean of a gauge (GPU clock or power) over the samples of the stretch, by process."""
   found: dict[int, float] = {}
-  for process, (samples, first, last, _) in _windows(run, counted, begin, end).items():
+  for process, (samples, first, last, _) in _windows(run, selected, begin, end).items():
     values = samples.columns.get(name)
     if values is None:
       continue
@@ -154,10 +154,10 @@ def mean_gauge(run: Run, counted: Counted, name: str, begin: int, end: int) -> d
   return found
 
 
-def _windows(run: Run, counted: Counted, begin: int, end: int) -> dict[int, tuple[HostSamples, int, int, int]]:
+def _windows(run: Run, selected: SelectedSteps, begin: int, end: int) -> dict[int, tuple[HostSamples, int, int, int]]:
   """By process: samples of its newest attempt, first and last exit of the stretch on its clock, steps between them."""
   found: dict[int, tuple[HostSamples, int, int, int]] = {}
-  steps = np.flatnonzero(counted.within(begin, end))
+  steps = np.flatnonzero(selected.within(begin, end))
   if run.host_samples is None or not run.collectives or not steps.size:
     return found
   collective = run.collectives[-1]

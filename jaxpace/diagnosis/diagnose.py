@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.costs.fabric_file import Fabric
+from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnosis import findings as findings_module
 from jaxpace.diagnosis.by_rank import shares_of
 from jaxpace.diagnosis.counters import switches
@@ -22,7 +22,7 @@ from jaxpace.diagnosis.notes import notes_on
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
-from jaxpace.diagnosis.selected_steps import MIN_STEPS, Counted, count_steps, is_possible
+from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps, count_steps, is_possible
 from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Totals, add_up
 from jaxpace.diagnosis.unfinished import without_unfinished
@@ -30,9 +30,9 @@ from jaxpace.diagnosis.untold import unseen, untold
 from jaxpace.diagnosis.usually_last import unnamed, usually_last
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
-from jaxpace.diagnosis.what_if_request import Request, resolve
+from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
 from jaxpace.diagnosis.wording import percent
-from jaxpace.live.probe.links import Links
+from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run
 
@@ -41,7 +41,8 @@ _MORE, _MORE_BY = 1.2, 0.02
 
 
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
-             asked: Sequence[Request] = (), fabric: Fabric | None = None, links: Links | None = None,
+             asked: Sequence[WhatIfRequest] = (), fabric: MeasuredFabric | None = None,
+             links: ProbedLinks | None = None,
              events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
   """Diagnoses a recorded run.
 
@@ -51,7 +52,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     asked: what else the run is to be played without.
     fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it the floor is
       estimated from the run itself, and contention is a lower bound.
-    links: what a link probe measured, as `jaxpace.live.probe.links.read_links` returns it: it names the slow host or link
+    links: what a link probe measured, as `jaxpace.live.probe.links.read_links` returns it: it names the slow host or
+    link
       of contended transfers where the hosts' counters don't.
     events: what watchdogs found, as `jaxpace.live.watchdog.events.read_events` returns it; goes into the notes.
 
@@ -59,36 +61,36 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     RunError: the run holds nothing of what was asked to be taken out.
   """
   finished, unfinished = without_unfinished(run)
-  counted = count_steps(finished)
-  totals = add_up(run, counted, progress)
-  counted = _measurable(counted, totals)
+  selected = count_steps(finished)
+  totals = add_up(run, selected, progress)
+  selected = _measurable(selected, totals)
   floor = find_floor(run, totals.transfer, fabric, totals.groups)
-  steps = totals.per_step["step"][counted.mask]
+  steps = totals.per_step["step"][selected.mask]
   step_time = _step_time(steps) if steps.size else None
   mean = step_time.mean if step_time else float("nan")
-  lateness = find_late(run, totals, counted, mean)
-  phases = phase_medians(run, counted.mask)
+  lateness = find_late(run, totals, selected, mean)
+  phases = phase_medians(run, selected.mask)
   found: tuple[Finding, ...] = ()
   sampled = Sampled(())
   no_skew = no_contention = None
   without_rank: dict[int, Alternative] = {}
   played = _Played(None, None, {}, ())
   shares, spread, waiting, preempted = None, 0.0, {}, 0.0
-  untold_why = untold(run, counted)
+  untold_why = untold(run, selected)
   if step_time:
-    parts = {name: float(values[counted.mask].mean()) for name, values in totals.per_step.items()}
+    parts = {name: float(values[selected.mask].mean()) for name, values in totals.per_step.items()}
     spread = parts["spread"]
     waiting = {name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")}
-    contention = float(floor.contention[:, counted.mask].sum(axis=0).mean())
-    shares = shares_of(parts, float(floor.quiet[:, counted.mask].sum(axis=0).mean()), contention)
-    case = Case(run, counted, totals, lateness, phases, floor, mean, links)
+    contention = float(floor.contention[:, selected.mask].sum(axis=0).mean())
+    shares = shares_of(parts, float(floor.quiet[:, selected.mask].sum(axis=0).mean()), contention)
+    case = Case(run, selected, totals, lateness, phases, floor, mean, links)
     sampled = hold_back(case, findings_module.find(case))
-    usual = (unnamed(usually_last(run, totals, counted, mean), sampled.findings)
-             if counted.size >= MIN_STEPS and untold_why is None and not sampled.doubt else [])
+    usual = (unnamed(usually_last(run, totals, selected, mean), sampled.findings)
+             if selected.size >= MIN_STEPS and untold_why is None and not sampled.doubt else [])
     if usual:
-      lateness = find_late(run, totals, counted, mean, usual)
+      lateness = find_late(run, totals, selected, mean, usual)
       sampled = hold_back(case._replace(lateness=lateness), findings_module.find(case._replace(lateness=lateness)))
-    found, preempted = sampled.findings, switches(run, counted)
+    found, preempted = sampled.findings, switches(run, selected)
     if untold_why is not None:  # who is last by turns is told by the stamps that are in doubt
       found = tuple(finding for finding in found if finding.mode != findings_module.AMPLIFICATION)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
@@ -96,32 +98,32 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     late = lateness.late.tolist() if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY)
                                          for f in found) else []
     if totals.groups is None:
-      without_rank = {r: alternative(mean, float(totals.without[r]) / counted.size) for r in late}
+      without_rank = {r: alternative(mean, float(totals.without[r]) / selected.size) for r in late}
     else:
       direct = bool(totals.groups.found.direct.all())
-      even, *others = saved(run, counted, floor, [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
+      even, *others = saved(run, selected, floor, [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
       no_skew = no_skew if direct else alternative(mean, even)
       without_rank = {r: alternative(mean, seconds) for r, seconds in zip(late, others, strict=True)}
     no_skew = None if untold_why is not None and not late else no_skew
-    played = _play(run, counted, floor, list(without_rank), asked, mean, found)
+    played = _play(run, selected, floor, list(without_rank), asked, mean, found)
   diagnosis = Diagnosis(
-      run=run, counted=counted, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
+      run=run, selected=selected, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found, verdict="",
       measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
       preempted=preempted, notes=(), links=links, events=tuple(events), doubt=sampled.doubt,
-      unseen=tuple(unseen(run, counted, totals).tolist()), untold=untold_why, stages=stages(run, counted, totals))
+      unseen=tuple(unseen(run, selected, totals).tolist()), untold=untold_why, stages=stages(run, selected, totals))
   diagnosis = dataclasses.replace(diagnosis, findings=tuple(_explained(diagnosis, f) for f in found))
   return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
-                             notes=(*_impossible(counted), *notes_on(diagnosis, fabric, unfinished), *sampled.notes,
+                             notes=(*_impossible(selected), *notes_on(diagnosis, fabric, unfinished), *sampled.notes,
                                     *hung(events)))
 
 
-def _impossible(counted: Counted) -> tuple[str, ...]:
-  if not counted.impossible:
+def _impossible(selected: SelectedSteps) -> tuple[str, ...]:
+  if not selected.impossible:
     return ()
-  return (f"{plural(counted.impossible, 'step')} left out: by the stamps they took no time, less than none, or more "
+  return (f"{plural(selected.impossible, 'step')} left out: by the stamps they took no time, less than none, or more "
           "than eleven days. Are the columns nanoseconds of one clock for each rank?",)
 
 
@@ -136,12 +138,12 @@ def _explained(diagnosis: Diagnosis, finding: Finding) -> Finding:
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 
-def _measurable(counted: Counted, totals: Totals) -> Counted:
+def _measurable(selected: SelectedSteps, totals: Totals) -> SelectedSteps:
   """Without the steps that no rank could be measured in after all."""
-  lost = counted.mask & ~is_possible(totals.per_step["step"])
+  lost = selected.mask & ~is_possible(totals.per_step["step"])
   if not lost.any():
-    return counted
-  return counted._replace(mask=counted.mask & ~lost, block=np.where(lost, -1, counted.block))
+    return selected
+  return selected._replace(mask=selected.mask & ~lost, block=np.where(lost, -1, selected.block))
 
 
 class _Played(NamedTuple):
@@ -153,7 +155,7 @@ class _Played(NamedTuple):
   asked: tuple[tuple[str, Alternative], ...]
 
 
-def _play(run: Run, counted: Counted, floor: Floor, late: list[int], asked: Sequence[Request], mean: float,
+def _play(run: Run, selected: SelectedSteps, floor: Floor, late: list[int], asked: Sequence[WhatIfRequest], mean: float,
           findings: Sequence[Finding]) -> _Played:
   """Plays the run without what is worth asking for, and without what was asked for, in one pass.
 
@@ -168,7 +170,7 @@ def _play(run: Run, counted: Counted, floor: Floor, late: list[int], asked: Sequ
   more = [sum(f.share * mean for f in findings if f.mode in request.findings) for request in asked]
   more += [0.0] * (len(scenarios) - len(more))
   results = iter([alternative(mean, seconds + also)
-                  for seconds, also in zip(saved(run, counted, floor, scenarios), more, strict=True)])
+                  for seconds, also in zip(saved(run, selected, floor, scenarios), more, strict=True)])
   answers = tuple((request.text, next(results)) for request in asked)
   of_host = {host: next(results) for host in hosts}
   no_jitter = next(results) if jitter else None

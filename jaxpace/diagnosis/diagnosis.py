@@ -12,13 +12,13 @@ from jaxpace.diagnosis.by_rank import SHARES
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
-from jaxpace.diagnosis.pacing import Measured
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.pacing import PacingEffect
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.stages import Stages
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.what_if import Alternative
-from jaxpace.live.probe.links import Links
+from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.run import Run
 
 __all__ = ["SHARES", "Diagnosis", "StepTime"]
@@ -39,7 +39,7 @@ class Diagnosis:
   """What a recorded run says. Arrays are [R] over ranks unless noted; NaN where a rank has no data."""
 
   run: Run
-  counted: Counted
+  selected: SelectedSteps
   recorded: int  # step numbers of the window with a row of any rank
   step_time: StepTime | None  # None where no step counts
   shares: dict[str, float] | None  # by name in `SHARES`, sum 1
@@ -51,7 +51,7 @@ class Diagnosis:
   phases: dict[str, np.ndarray]
   findings: tuple[Finding, ...]
   verdict: str
-  measured: Measured | None  # what a guard measured of pacing; None where none ran
+  measured: PacingEffect | None  # what a guard measured of pacing; None where none ran
   no_skew: Alternative | None
   no_contention: Alternative | None
   without_rank: dict[int, Alternative]  # each late rank by itself
@@ -61,7 +61,7 @@ class Diagnosis:
   asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
   preempted: float  # involuntary switches a step of the process that has most; 0 where they are not known
   notes: tuple[str, ...]
-  links: Links | None = None  # what a link probe measured
+  links: ProbedLinks | None = None  # what a link probe measured
   events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
   unseen: tuple[int, ...] = ()  # ranks of the job that nothing can be said of: too few of their rows are there

@@ -29,7 +29,7 @@ def few_pauses(diagnosis: Diagnosis) -> list[FewPauses]:
 
   A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work hides costs nothing.
   """
-  run, counted, step_time = diagnosis.run, diagnosis.counted, diagnosis.step_time
+  run, selected, step_time = diagnosis.run, diagnosis.selected, diagnosis.step_time
   if step_time is None or any(finding.mode == JITTER for finding in diagnosis.findings):
     return []
   gap = np.nan_to_num(diagnosis.totals.per_step["runtime"])
@@ -41,11 +41,11 @@ def few_pauses(diagnosis: Diagnosis) -> list[FewPauses]:
     lost = np.zeros(len(run.steps))
     for row in rows:
       values = np.nan_to_num(row.astype(np.float64))
-      lost += np.maximum(values - np.median(values[counted.mask]), 0.0) / len(rows)
-    lost = np.where(counted.mask, np.minimum(lost, gap), 0.0)
+      lost += np.maximum(values - np.median(values[selected.mask]), 0.0) / len(rows)
+    lost = np.where(selected.mask, np.minimum(lost, gap), 0.0)
     long = lost >= _LONG * step_time.mean
     seconds = float(lost[long].sum())
-    share = seconds / (step_time.mean * counted.size)
+    share = seconds / (step_time.mean * selected.size)
     if share >= COSTLY:
       found.append(FewPauses(_WORDS[cause], seconds, share, run.steps[long]))
   return sorted(found, key=lambda pauses: -pauses.share)

@@ -47,7 +47,7 @@ def find(case: Case) -> tuple[Finding, ...]:
     Findings, the costliest first; none means healthy.
   """
   run = case.run
-  if case.counted.size < MIN_STEPS or not run.collectives or not case.step_time > 0:
+  if case.selected.size < MIN_STEPS or not run.collectives or not case.step_time > 0:
     return ()
   places = locality.bad_places(run)
   late = _late(case, places)
@@ -77,7 +77,7 @@ def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
     return [late] if late else []
   bad, own = match
   others = [e for e in episodes if e not in own]
-  placed, rest = (hold(case.totals, case.counted, some, case.lateness.usual) for some in (own, others))
+  placed, rest = (hold(case.totals, case.selected, some, case.lateness.usual) for some in (own, others))
   # Both may be late at once: each gets the mean of what it holds alone and what it adds to the other (Shapley).
   placed = _mean_held(placed, held, rest)
   rest = Held(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
@@ -96,7 +96,7 @@ def _mean_held(own: Held, both: Held, others: Held) -> Held:
 def _turns(case: Case) -> list[Finding]:
   """Waiting for ranks by turns: because of pauses between steps, and because of work."""
   lateness = case.lateness
-  pauses = jitter.Pauses(case)
+  pauses = jitter.LongGaps(case)
   by_turns = float(lateness.random.sum())
   for_work = by_turns - pauses.waiting
   jittery = jitter.find(case, pauses)
@@ -110,7 +110,7 @@ def _turns(case: Case) -> list[Finding]:
   return found
 
 
-def _one_fault(case: Case, late: Finding, contended: Finding, slow: contention.Slow) -> bool:
+def _one_fault(case: Case, late: Finding, contended: Finding, slow: contention.SlowTransfers) -> bool:
   """Whether transfers are slow because a late rank's host is, and no host's link by itself is the slow one.
 
   They became slow when the rank became late; or other programs take its processors all the while they are slow; or it
@@ -131,22 +131,22 @@ def _one_fault(case: Case, late: Finding, contended: Finding, slow: contention.S
   # A rank that was late before may have become later then.
   blocks = case.lateness.blocks.arrival
   ranks = sorted({e.rank for e in case.lateness.episodes})
-  starts = [when.rank_change(case.run, case.counted, rank, point)
+  starts = [when.rank_change(case.run, case.selected, rank, point)
             for rank, points in zip(ranks, change_points(blocks[ranks], len(blocks)), strict=True) for point in points]
   return any(abs(start - contended.first_step) <= _within(case) for start in starts)
 
 
 def _within(case: Case) -> float:
   """Steps by which what begins together may seem to begin apart."""
-  return max(3, _TOGETHER * case.counted.size)
+  return max(3, _TOGETHER * case.selected.size)
 
 
-def _slow(case: Case) -> contention.Slow | None:
+def _slow(case: Case) -> contention.SlowTransfers | None:
   slow = contention.look(case) if case.run.ranks > 1 else None
   return slow if slow and slow.seconds >= COSTLY * case.step_time and slow.confidence >= CONFIDENCE else None
 
 
-def _transfers(case: Case, places: list[locality.Bad], slow: contention.Slow | None) -> list[Finding]:
+def _transfers(case: Case, places: list[locality.Bad], slow: contention.SlowTransfers | None) -> list[Finding]:
   if slow is None:
     return []
   found = contention.find(case, slow)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.costs.fabric_file import Fabric, kind_in, quiet_seconds
+from jaxpace.costs.fabric_file import MeasuredFabric, kind_in, quiet_seconds
 from jaxpace.diagnosis.totals import ByGroup
 from jaxpace.trace.run import Run
 
@@ -49,7 +49,7 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   return _above(transfer, floor, RUNNING_MINIMUM, width)
 
 
-def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None, groups: ByGroup | None = None) -> Floor:
+def find_floor(run: Run, transfer: np.ndarray, fabric: MeasuredFabric | None, groups: ByGroup | None = None) -> Floor:
   """The floor of every collective: what the fabric says if that is known, else the run's own running minimum.
 
   A transfer that is quick for long in the run itself is believed before a fabric that says it can't be.
@@ -77,7 +77,7 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: Fabric | None, groups: By
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
 
 
-def _of_groups(run: Run, fabric: Fabric | None, groups: ByGroup, slots: int) -> Floor:
+def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: int) -> Floor:
   """Floors of every group, and their means over the ranks."""
   own = running_minimum(groups.transfer)
   if fabric is not None:

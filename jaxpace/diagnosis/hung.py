@@ -14,7 +14,8 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[str]:
   """Says which processes hung, at which step, where and for how long.
 
   Args:
-    events: as `jaxpace.live.watchdog.events.read_events` returns them, in order. What doesn't look like one is left out.
+    events: as `jaxpace.live.watchdog.events.read_events` returns them, in order. What doesn't look like one is left
+    out.
 
   Returns:
     A sentence for each hang, the first few; later words on a step that still hangs go into the last one's numbers.

@@ -15,7 +15,7 @@ from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.changes import change_points, without_outages
 from jaxpace.diagnosis.counters import CROWDED, switches
 from jaxpace.diagnosis.episodes import CHRONIC, CONFIDENCE, Blocks, Episode, blamed, find_episodes
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.stretches import whole_stretches
 from jaxpace.diagnosis.totals import ByGroup, Totals
 from jaxpace.trace.run import Run
@@ -66,7 +66,7 @@ class Lateness(NamedTuple):
   blocks: Blocks
 
 
-def find_late(run: Run, totals: Totals, counted: Counted, step_time: float,
+def find_late(run: Run, totals: Totals, selected: SelectedSteps, step_time: float,
               usual: Sequence[int] = ()) -> Lateness:
   """Tests every rank against the typical one, between the changes of its own level.
 
@@ -80,45 +80,45 @@ def find_late(run: Run, totals: Totals, counted: Counted, step_time: float,
   Returns:
     The lateness of every rank. `persistent` + `random` is the mean earliness of each collective, exactly.
   """
-  ranks, size = len(totals.present), max(1, counted.size)
-  eligible = totals.present >= max(1, counted.size / 2)
+  ranks, size = len(totals.present), max(1, selected.size)
+  eligible = totals.present >= max(1, selected.size / 2)
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
   joined = totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart else None
   blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival), joined)
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0 for row in totals.earliness])
-  waiting = by_block.means(totals.earliness.sum(axis=0), counted)
+  waiting = by_block.means(totals.earliness.sum(axis=0), selected)
   if eligible.sum() < 2 or not step_time > 0:
     nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
-    none = Held(np.zeros_like(earliness), 0.0, np.zeros(counted.blocks))
+    none = Held(np.zeros_like(earliness), 0.0, np.zeros(selected.blocks))
     return Lateness(np.where(eligible, 0.0, np.nan), nothing, nothing, nobody, nobody, np.flatnonzero(eligible),
                     none.by_collective, earliness, (), (), (), none, (), 0.0, waiting, blocks)
-  tested = blocks.test(range(ranks), 0, counted.blocks, ranks)
+  tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
   whole = _ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
-  mean = np.where(eligible, whole - _typical_level(blocks, whole, counted.blocks), np.nan)
+  mean = np.where(eligible, whole - _typical_level(blocks, whole, selected.blocks), np.nan)
   changes: list[list[int]] = [[] for _ in range(ranks)]
   judged = np.flatnonzero(eligible)
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
     changes[rank] = points
-  every = whole_stretches(run, counted, find_episodes(blocks, changes, counted.size), blocks)
-  pausing = tuple(e for e in every if e.rank not in usual and _pauses(run, counted, totals, blocks, e))
+  every = whole_stretches(run, selected, find_episodes(blocks, changes, selected.size), blocks)
+  pausing = tuple(e for e in every if e.rank not in usual and _pauses(run, selected, totals, blocks, e))
   steady = [e for e in every if e not in pausing and e.rank not in usual]
-  named = blamed(steady, counted.size)
-  brief = _brief(totals, counted, named) if switches(run, counted) >= CROWDED else []
-  if hold(totals, counted, brief).seconds < CROWDED_LEAST * step_time:
+  named = blamed(steady, selected.size)
+  brief = _brief(totals, selected, named) if switches(run, selected) >= CROWDED else []
+  if hold(totals, selected, brief).seconds < CROWDED_LEAST * step_time:
     named = [e for e in named if e not in brief]
   turns = tuple(e for e in steady if e not in named)
-  last = [e for rank in usual for e in _usual(totals, counted, every, rank)]
+  last = [e for rank in usual for e in _usual(totals, selected, every, rank)]
   hidden = [e for e in named if _hides(e, [*named, *last])]
   named += last
   episodes = tuple(e for e in named if e not in hidden)
   late = np.array(costliest_first(episodes), np.int64)
   behind = np.array(sorted({e.rank for e in hidden} - set(late.tolist())), np.int64)
-  held = hold(totals, counted, episodes, usual)
-  gaps = max(float(totals.waiting_gap[counted.mask].sum()) / size - held.for_gaps, 0.0)
+  held = hold(totals, selected, episodes, usual)
+  gaps = max(float(totals.waiting_gap[selected.mask].sum()) / size - held.for_gaps, 0.0)
   random = earliness - held.by_collective
   return Lateness(mean, np.where(eligible, [t.confidence for t in tested], np.nan),
                   np.where(eligible, [t.persistence for t in tested], np.nan), late, behind,
-                  blocks.typical(0, counted.blocks), held.by_collective, random, episodes, pausing, turns, held,
+                  blocks.typical(0, selected.blocks), held.by_collective, random, episodes, pausing, turns, held,
                   tuple(usual),
                   min(gaps, float(random.sum())),
                   waiting - held.by_block, blocks)
@@ -145,7 +145,7 @@ def costliest_first(episodes: Sequence[Episode]) -> list[int]:
   return sorted(cost, key=lambda rank: -cost[rank])
 
 
-def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode], usual: Sequence[int] = ()) -> Held:
+def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode], usual: Sequence[int] = ()) -> Held:
   """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A, less mean A.
 
   Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and the rest. Where one
@@ -153,24 +153,24 @@ def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode], usual: S
   job waits for one of them.
   """
   slots = len(totals.lateness)
-  by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(counted.blocks), 0.0
+  by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(selected.blocks), 0.0
   edges = sorted({edge for e in episodes for edge in (e.begin, e.end)})
-  earliness = np.stack([by_block.sums(row, counted) for row in totals.earliness])
-  steps = np.bincount(counted.block[counted.mask], minlength=counted.blocks)
+  earliness = np.stack([by_block.sums(row, selected) for row in totals.earliness])
+  steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
   for begin, end in zip(edges[:-1], edges[1:], strict=True):
     own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
     number = int(steps[begin:end].sum())
     if set(own) & set(usual) and totals.groups is not None:
-      seconds = np.array([charged[own, begin:end].sum() for charged in totals.groups.charged]) / max(1, counted.size)
+      seconds = np.array([charged[own, begin:end].sum() for charged in totals.groups.charged]) / max(1, selected.size)
       by_collective += seconds
-      each_block[begin:end] += seconds.sum() * counted.size / max(1, number)
+      each_block[begin:end] += seconds.sum() * selected.size / max(1, number)
       continue
     if set(own) & set(usual):
-      last = counted.within(begin, end) & np.isin(totals.last_rank, own)
-      by_collective += np.nansum(totals.earliness[:, last], axis=1) / max(1, counted.size)
+      last = selected.within(begin, end) & np.isin(totals.last_rank, own)
+      by_collective += np.nansum(totals.earliness[:, last], axis=1) / max(1, selected.size)
       whole = np.where(last, np.nan_to_num(totals.earliness).sum(axis=0), 0.0)
-      each_block += by_block.sums(whole, counted) / np.maximum(steps, 1)
-      for_gaps += float(totals.waiting_gap[last].sum()) / max(1, counted.size)
+      each_block += by_block.sums(whole, selected) / np.maximum(steps, 1)
+      for_gaps += float(totals.waiting_gap[last].sum()) / max(1, selected.size)
       continue
     present = totals.block_steps[own, begin:end].sum(axis=1)
     if not own or not number or not present.any():
@@ -180,13 +180,13 @@ def hold(totals: Totals, counted: Counted, episodes: Sequence[Episode], usual: S
     seconds = mean.max(axis=1) if totals.groups is None else _held_by_group(
         totals.groups, mean, own, slice(begin, end), number)
     seconds = np.clip(seconds, 0.0, earliness[:, begin:end].sum(axis=1) / number)
-    by_collective += seconds * number / max(1, counted.size)
+    by_collective += seconds * number / max(1, selected.size)
     each_block[begin:end] += seconds.sum()
     worst = int(mean[0].argmax())
     gap = float(totals.lateness_runtime[own[worst], begin:end].sum() / present[worst])
     rest = max(float(mean[0, worst]) - gap, 0.0)
     if gap > 0:
-      for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, counted.size)
+      for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, selected.size)
   return Held(by_collective, float(for_gaps), each_block)
 
 
@@ -212,7 +212,7 @@ def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: 
   return seconds
 
 
-def _usual(totals: Totals, counted: Counted, every: Sequence[Episode], rank: int) -> list[Episode]:
+def _usual(totals: Totals, selected: SelectedSteps, every: Sequence[Episode], rank: int) -> list[Episode]:
   """When a rank is late that is last in most of the steps: as its mean tells if it does so, else throughout.
 
   Its lateness is then what the others wait for it, mean over the steps in which it is last.
@@ -220,12 +220,12 @@ def _usual(totals: Totals, counted: Counted, every: Sequence[Episode], rank: int
   own = [e for e in every if e.rank == rank]
   if sum(e.steps for e in own) >= CHRONIC * int(totals.present[rank]):
     return own
-  last = counted.mask & (totals.last_rank == rank)
-  often = by_block.means(np.where(counted.mask, last, np.nan), counted)
-  edges = [0, *change_points(often[None])[0], counted.blocks]
+  last = selected.mask & (totals.last_rank == rank)
+  often = by_block.means(np.where(selected.mask, last, np.nan), selected)
+  edges = [0, *change_points(often[None])[0], selected.blocks]
   level = [float(np.nanmean(often[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)]
   high = [i for i, share in enumerate(level) if share >= CHRONIC]
-  begin, end = (edges[high[0]], edges[high[-1] + 1]) if high else (0, counted.blocks)
+  begin, end = (edges[high[0]], edges[high[-1] + 1]) if high else (0, selected.blocks)
   return [Episode(rank, begin, end, int(totals.block_steps[rank, begin:end].sum()), waited_for(totals, rank),
                   CONFIDENCE, float(np.nanmean(often[begin:end])))]
 
@@ -238,12 +238,12 @@ def waited_for(totals: Totals, rank: int) -> float:
   return float(totals.blame[rank]) / max(1, int(totals.last[rank])) * ranks / max(1, others)
 
 
-def _pauses(run: Run, counted: Counted, totals: Totals, blocks: Blocks, episode: Episode) -> bool:
+def _pauses(run: Run, selected: SelectedSteps, totals: Totals, blocks: Blocks, episode: Episode) -> bool:
   """Whether the rank is late for a few long gaps: its mean gap is long, its median gap is not."""
   if "gap" not in run.durations:
     return False
   begin, end = episode.begin, episode.end
-  steps = np.flatnonzero(counted.within(begin, end))
+  steps = np.flatnonzero(selected.within(begin, end))
   steps = steps[::max(1, len(steps) // 4096)]
   gaps = run.durations["gap"][episode.rank, steps].astype(np.float64)
   gaps = gaps[np.isfinite(gaps)]
@@ -257,7 +257,7 @@ def _pauses(run: Run, counted: Counted, totals: Totals, blocks: Blocks, episode:
   return now_and_then >= PAUSES * episode.lateness
 
 
-def _brief(totals: Totals, counted: Counted, episodes: Sequence[Episode]) -> list[Episode]:
+def _brief(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode]) -> list[Episode]:
   """The episodes of ranks that are late in less than `CHRONIC` of their steps."""
   steps = {e.rank: sum(own.steps for own in episodes if own.rank == e.rank) for e in episodes}
   return [e for e in episodes if steps[e.rank] < CHRONIC * int(totals.block_steps[e.rank].sum())]

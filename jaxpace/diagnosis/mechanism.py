@@ -52,7 +52,7 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float, ga
   row = causes.row(process)
   if row is None:
     return []
-  inside = case.counted.within(begin, end)
+  inside = case.selected.within(begin, end)
   means = {name: _known_means(values[:, inside]) for name, values in causes.columns.items()}
   who, found = name_process(case.run, process).capitalize(), []
   excess: dict[str, float] = {}
@@ -62,7 +62,7 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float, ga
     if others.size:
       usual = float(np.median(others))
     else:  # one process: compared with itself before and after
-      outside = causes.columns[name][row, ~inside & case.counted.mask]
+      outside = causes.columns[name][row, ~inside & case.selected.mask]
       outside = outside[np.isfinite(outside)]
       usual = float(outside.mean()) if outside.size else 0.0 if name in _DOES else float("nan")
     if np.isfinite(mean[row]) and np.isfinite(usual):
@@ -95,16 +95,16 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float, ga
 
 
 def _samples(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
-  run, counted, found = case.run, case.counted, []
+  run, selected, found = case.run, case.selected, []
   who = name_process(run, process).capitalize()
   for column, kind, does in (("throttled_ns", "throttled", "is throttled by a CPU limit of its control group"),
                              ("steal_ns", "steal", "runs on a host whose hypervisor gives its processors to others")):
-    rise = per_step(run, counted, column, begin, end)
+    rise = per_step(run, selected, column, begin, end)
     others = [value for other, value in rise.items() if other != process]
     own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
     if own >= PART * lateness:
       found.append(Mechanism(kind, f"{who} {does}: {milliseconds(own)} a step more than the others."))
-  clocks = mean_gauge(run, counted, "gpu_clock_mhz", begin, end)
+  clocks = mean_gauge(run, selected, "gpu_clock_mhz", begin, end)
   others = [value for other, value in clocks.items() if other != process]
   if process in clocks and others and clocks[process] < (1 - _SLOWER_CLOCK) * float(np.median(others)):
     found.append(Mechanism("gpu_clock", f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the others' at "
@@ -114,7 +114,7 @@ def _samples(case: Case, process: int, begin: int, end: int, lateness: float) ->
 
 def crowded_processors(case: Case) -> bool:
   """Whether something else runs on the hosts' processors all the time: then gaps and transfers are ragged by that."""
-  return switches(case.run, case.counted) >= CROWDED
+  return switches(case.run, case.selected) >= CROWDED
 
 
 def held_by_causes(case: Case) -> np.ndarray | None:
@@ -122,7 +122,7 @@ def held_by_causes(case: Case) -> np.ndarray | None:
   causes, held = case.run.host_causes, np.zeros(case.run.ranks)
   for name in _DOES:
     if name in causes.columns:
-      values = np.nan_to_num(causes.columns[name][:, case.counted.mask].astype(np.float64))
+      values = np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
       own = np.maximum(values.mean(axis=1) - np.median(values, axis=1), 0.0)
       of_process = dict(zip(causes.processes.tolist(), own.tolist(), strict=True))
       held += np.array([of_process.get(int(p), 0.0) for p in case.run.process_of_rank])
@@ -132,7 +132,7 @@ def held_by_causes(case: Case) -> np.ndarray | None:
 def strikes(case: Case) -> dict[int, int]:
   """By process, the steps in which it does much more than usual of what its columns measure."""
   causes, found = case.run.host_causes, dict.fromkeys(case.run.host_causes.processes.tolist(), 0)
-  own = [np.nan_to_num(causes.columns[name][:, case.counted.mask].astype(np.float64))
+  own = [np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
          for name in _DOES if name in causes.columns]
   if own:
     together = np.stack(own).sum(axis=0)
@@ -162,7 +162,7 @@ def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mech
   for name, does in _DOES.items():
     if name not in causes.columns:
       continue
-    values = causes.columns[name][rows][:, case.counted.mask].astype(np.float64)
+    values = causes.columns[name][rows][:, case.selected.mask].astype(np.float64)
     values = np.where(np.isfinite(values), values, 0.0)
     held = float((values.mean(axis=1) - np.median(values, axis=1)).mean())
     if held >= PART * pause or held >= _LEAST * case.step_time:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.costs.fabric_file import Fabric
+from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.diagnosis import Diagnosis
@@ -28,7 +28,7 @@ _ONE_OFF = 0.01
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
-def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None, unfinished: np.ndarray | None = None
+def notes_on(diagnosis: Diagnosis, fabric: MeasuredFabric | None = None, unfinished: np.ndarray | None = None
              ) -> tuple[str, ...]:
   """Sentences on how the numbers came about; the reader's own problems are the run's.
 
@@ -38,14 +38,14 @@ def notes_on(diagnosis: Diagnosis, fabric: Fabric | None = None, unfinished: np.
     unfinished: numbers of the last steps, left out because some ranks' rows are missing.
   """
   run, notes = diagnosis.run, []
-  if diagnosis.counted.warmup.size:
-    steps = diagnosis.counted.warmup
+  if diagnosis.selected.warmup.size:
+    steps = diagnosis.selected.warmup
     notes.append(f"Warm-up left out: step{'s' if steps.size > 1 else ''} {list_ranks(steps)} (of the first "
                  f"{WARMUP_STEPS} steps, all up to the last that took over {WARMUP_FACTOR:g} times the median).")
   if unfinished is not None and unfinished.size:
     notes.append(f"The last {plural(unfinished.size, 'step')} left out, from step {unfinished[0]:,} on: rows of some "
                  "ranks are missing there. They come later while the job runs, and never if a process was killed.")
-  uncounted = diagnosis.recorded - diagnosis.counted.size - diagnosis.counted.warmup.size
+  uncounted = diagnosis.recorded - diagnosis.selected.size - diagnosis.selected.warmup.size
   uncounted -= 0 if unfinished is None else unfinished.size
   if diagnosis.step_time and uncounted > 1:
     notes.append(f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, which is not "
@@ -98,9 +98,9 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
                  "Whether that is this job's own traffic on a slow network or others' can't be told without a known "
                  "floor: `--floor` takes what `jaxpace bench` measured.")
   whole = totals.earliness.sum(axis=0)
-  if np.isfinite(whole).any() and diagnosis.counted.size >= 100:
+  if np.isfinite(whole).any() and diagnosis.selected.size >= 100:
     worst = int(np.nanargmax(whole))
-    share = float(whole[worst]) / (diagnosis.step_time.mean * diagnosis.counted.size)
+    share = float(whole[worst]) / (diagnosis.step_time.mean * diagnosis.selected.size)
     if share > _ONE_OFF:
       lost = milliseconds(_waited(run, worst))
       notes.append(f"One-off: in step {run.steps[worst]} alone the others waited {lost} for "
@@ -113,7 +113,7 @@ def _measured(diagnosis: Diagnosis) -> list[str]:
               if diagnosis.waiting.get(name, 0.0) > 0]
     where = f": {list_ranks(unnamed.steps)}" if unnamed.few else ""
     notes.append(f"Of the waiting for late ranks, {joined(causes)}. Half of it is in {len(unnamed.steps)} of "
-                 f"{plural(diagnosis.counted.size, 'step')}{where}.")
+                 f"{plural(diagnosis.selected.size, 'step')}{where}.")
   for pauses in few_pauses(diagnosis):
     notes.append(f"Few long pauses: {pauses.cause} took {milliseconds(pauses.seconds)}, {percent(pauses.share)} of "
                  f"all the time counted, in {plural(len(pauses.steps), 'step')}: {list_ranks(pauses.steps)}. So few "

@@ -16,7 +16,7 @@ LEVEL = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class PacingEffect:
   """The effect of pacing, (on - off) / off of the mean step time: below zero is faster with pacing."""
 
   effect: float | None  # over all recorded pairs of blocks; None where there are none
@@ -50,7 +50,7 @@ class Measured:
     return f"Effect on the mean step: {100 * self.effect:+.1f} % with pacing ({sure}). {state}{alike}".rstrip()
 
 
-def measured(run: Run) -> Measured | None:
+def measured(run: Run) -> PacingEffect | None:
   """Measures the effect from the recorded steps; None where no guard ran.
 
   The means of the recorded steps by arm in each of the guard's pairs give one difference a pair, and these the interval
@@ -68,7 +68,7 @@ def measured(run: Run) -> Measured | None:
   last = int(known[-1]) if known.size else None
   own = {name: _value(columns, name, last) for name in ("effect", "effect_low", "effect_high", "pairs")}
   low, high = own["effect_low"], own["effect_high"]
-  return Measured(
+  return PacingEffect(
       effect=effect, interval=interval, pairs=len(compared.means), on=None if last is None else bool(on[last] > 0.5),
       own_effect=own["effect"], own_interval=(low, high) if low is not None and high is not None else None,
       own_pairs=int(own["pairs"] or 0), alike=run.plan.get("share") is not False)

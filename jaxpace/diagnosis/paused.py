@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import busy, chunks
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
@@ -21,7 +21,7 @@ class Paused(NamedTuple):
   waiting: float  # for a rank that paused longer
 
 
-def paused(run: Run, counted: Counted) -> Paused:
+def paused(run: Run, selected: SelectedSteps) -> Paused:
   """Adds up the pauses beyond each process's usual ones and the waiting for them.
 
   The earliness of a rank, max A - A, is split by the positive differences (last rank - this one) between pauses and all
@@ -31,12 +31,12 @@ def paused(run: Run, counted: Counted) -> Paused:
     run: with columns of causes.
     counted: the steps that count.
   """
-  pause = pauses_by_rank(run, counted)
+  pause = pauses_by_rank(run, selected)
   gaps = "gap" in run.durations
   own = waiting = 0.0
   for part in chunks(run):
     work = busy(run, part)
-    valid = work.valid & counted.mask[part]
+    valid = work.valid & selected.mask[part]
     some = np.flatnonzero(valid.any(axis=0))
     if not some.size:
       continue
@@ -57,11 +57,11 @@ def paused(run: Run, counted: Counted) -> Paused:
     number = valid.sum(axis=0)
     own += float((paused_now.sum(axis=0) / number).sum())
     waiting += float(((early * split).sum(axis=0) / number).sum())
-  size = max(1, counted.size)
+  size = max(1, selected.size)
   return Paused(own / size, waiting / size)
 
 
-def pauses_by_rank(run: Run, counted: Counted) -> np.ndarray:
+def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
   """[R, K] seconds that each rank's process collects garbage, waits for data and writes checkpoints beyond its usual.
 
   A process has them once: its ranks pause together, each for no longer than its own gap.
@@ -71,7 +71,7 @@ def pauses_by_rank(run: Run, counted: Counted) -> np.ndarray:
   for name in CAUSES:
     if name in causes.columns:
       values = np.nan_to_num(causes.columns[name].astype(np.float64))
-      whole[:-1] += np.maximum(values - np.median(values[:, counted.mask], axis=1, keepdims=True), 0.0)
+      whole[:-1] += np.maximum(values - np.median(values[:, selected.mask], axis=1, keepdims=True), 0.0)
   rows = {int(process): row for row, process in enumerate(causes.processes)}
   return whole[[rows.get(int(process), -1) for process in run.process_of_rank]]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import Busy, busy, chunks
+from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.grouped_waits import step_through
 from jaxpace.diagnosis.meetings import Meetings
 from jaxpace.diagnosis.totals import undelayed
@@ -21,7 +21,7 @@ from jaxpace.trace.run import Run
 _LANES, _LEAST = 64, 512
 """Stretches of steps that are played side by side, each from a common beginning, and steps of one at least."""
 
-Change = Callable[[Busy, np.ndarray, slice, int], np.ndarray]
+Change = Callable[[BusyTimes, np.ndarray, slice, int], np.ndarray]
 """From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its arrivals; minus
 infinity for a rank that is not there."""
 

@@ -35,7 +35,7 @@ def unexplained_queue(diagnosis: Diagnosis) -> Queue | None:
       or any(finding.mode == CONTENTION for finding in found)):
     return None
   share = shares["transfer"] + shares["contention"]
-  trips, shortest = (quantiles(run, diagnosis.counted, name, (0.5,)) for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
+  trips, shortest = (quantiles(run, diagnosis.selected, name, (0.5,)) for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
   if share < _SHARE or min(len(trips), len(shortest)) < 2:
     return None
   trip, least = (1e-9 * float(np.median(list(values.values()))) for values in (trips, shortest))

@@ -33,18 +33,18 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "processes": _processes(diagnosis),
       "hosts": hosts,
       "steps": diagnosis.recorded,
-      "steps_counted": diagnosis.counted.size,
+      "steps_counted": diagnosis.selected.size,
       "first_step": int(run.steps[0]),
       "last_step": int(run.steps[-1]),
       "window": list(run.window),
-      "warmup": diagnosis.counted.warmup.tolist(),
+      "warmup": diagnosis.selected.warmup.tolist(),
       "clock": run.info.get("clock") or run.plan.get("clock"),
       "missing": _missing(diagnosis),
       "not_judged": list(diagnosis.unseen),
       "step_time": vars(diagnosis.step_time) if diagnosis.step_time else dict.fromkeys(("mean", "median", "p99", "cv")),
       "shares": diagnosis.shares,
       "waiting": diagnosis.waiting or None,
-      "waiting_for_data": waiting_for_data(run, diagnosis.counted),
+      "waiting_for_data": waiting_for_data(run, diagnosis.selected),
       "floor_source": diagnosis.floor.source if run.collectives else None,
       "findings": [finding.to_json() for finding in diagnosis.findings],
       "verdict": diagnosis.verdict,
@@ -137,7 +137,7 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
 
 
 def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
-  mask, kept = diagnosis.counted.mask, diagnosis.totals.groups
+  mask, kept = diagnosis.selected.mask, diagnosis.totals.groups
   rows: list[dict[str, Any]] = []
   for c, collective in enumerate(diagnosis.run.collectives):
     rows.append({"slot": collective.slot, "name": collective.name, "bytes": collective.bytes,

@@ -20,7 +20,7 @@ MIN_STEPS = 20
 """Fewer counted steps than these carry no finding."""
 
 
-class Counted(NamedTuple):
+class SelectedSteps(NamedTuple):
   """The steps statistics are made of."""
 
   mask: np.ndarray  # [K] bool
@@ -89,7 +89,7 @@ def step_times(run: Run) -> np.ndarray:
   return times
 
 
-def count_steps(run: Run) -> Counted:
+def count_steps(run: Run) -> SelectedSteps:
   """Chooses the steps that count.
 
   The first step of an attempt never does: its arrival has no exit to start from. Nor does the warm-up, when programs
@@ -121,7 +121,7 @@ def count_steps(run: Run) -> Counted:
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
   block = np.full(len(mask), -1, np.int32)
   block[mask] = np.arange(int(mask.sum())) * blocks // max(1, int(mask.sum()))
-  return Counted(mask, left_out, block, blocks, impossible)
+  return SelectedSteps(mask, left_out, block, blocks, impossible)
 
 
 def is_possible(times: np.ndarray) -> np.ndarray:

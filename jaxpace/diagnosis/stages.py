@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.trace.problems import list_ranks, plural
@@ -25,10 +25,10 @@ class Stages(NamedTuple):
   apart: tuple[tuple[int, ...], ...]  # groups that no stamped collective joins, and that keep step all the same
 
 
-def stages(run: Run, counted: Counted, totals: Totals) -> Stages | None:
+def stages(run: Run, selected: SelectedSteps, totals: Totals) -> Stages | None:
   """Returns the signs of stages; None where there are none."""
   alone = np.array([c.point_to_point for c in run.collectives], bool)
-  took = totals.transfer[alone][:, counted.mask] if alone.any() else np.empty((0, 0))
+  took = totals.transfer[alone][:, selected.mask] if alone.any() else np.empty((0, 0))
   transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0
   apart = _keep_step(totals)
   return Stages(int(alone.sum()), transfer, apart) if alone.any() or apart else None

@@ -27,13 +27,13 @@ from jaxpace.diagnosis import stream_signals as signals
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.meetings import joined_ranks_of
 from jaxpace.diagnosis.stream_levels import Levels
-from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING, Rules, Steps
+from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING, NewSteps, Rules
 from jaxpace.diagnosis.stream_start import late_from_start
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.diagnosis.untold import untold_of
 from jaxpace.trace.run import Run
 
-__all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "State", "Steps", "follow", "init", "update"]
+__all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "NewSteps", "StreamState", "follow", "init", "update"]
 
 _MEMORY = 512
 _REFRESH = 40
@@ -95,7 +95,7 @@ class Sums(NamedTuple):
   active: np.ndarray  # [S] bool, alarmed and not over
 
 
-class State(NamedTuple):
+class StreamState(NamedTuple):
   """What is carried."""
 
   past: np.ndarray  # [S, M] float32, the last usual values, seconds; NaN where there are fewer
@@ -108,16 +108,17 @@ class State(NamedTuple):
   first: int = -1  # first step taken in; -1 before that
 
 
-def init(ranks: int) -> State:
+def init(ranks: int) -> StreamState:
   """State before the first step of a job of `ranks` ranks."""
   number = ranks + len(signals.JOB)
   nothing, none = np.zeros(number), np.zeros(number, np.int64)
-  return State(np.full((number, _MEMORY), np.nan, np.float32), none, np.full(_MEMORY, np.nan, np.float32),
+  return StreamState(np.full((number, _MEMORY), np.nan, np.float32), none, np.full(_MEMORY, np.nan, np.float32),
                levels.unknown(number),
                Sums(nothing, none - 1, nothing, none, none, np.zeros(number, np.uint64), np.zeros(number, bool)), -1, 0)
 
 
-def update(state: State, steps: Steps, joined: np.ndarray | None = None) -> tuple[State, tuple[Alarm, ...]]:
+def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None) -> tuple[StreamState, tuple[Alarm,
+                                                                                                              ...]]:
   """Takes new steps in.
 
   Args:
@@ -159,7 +160,7 @@ def update(state: State, steps: Steps, joined: np.ndarray | None = None) -> tupl
         alarms += [Alarm(LATE, rank, until, first, float(usual.middle[rank] / usual.step_time), False, True)
                    for rank in late]
         past, usual, sums = _told_late(past, usual, sums, late)
-  return State(past, seen, times, usual, sums, until, fresh, first), tuple(alarms)
+  return StreamState(past, seen, times, usual, sums, until, fresh, first), tuple(alarms)
 
 
 def _told_late(past: np.ndarray, usual: Levels, sums: Sums, late: list[int]) -> tuple[np.ndarray, Levels, Sums]:
@@ -171,7 +172,7 @@ def _told_late(past: np.ndarray, usual: Levels, sums: Sums, late: list[int]) -> 
   return past, usual._replace(usual=level, middle=middle), sums._replace(total=total, active=active)
 
 
-def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
+def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]]:
   """Takes in the steps of a run, or of a window of one, that were not taken in before."""
   first = int(np.searchsorted(run.steps, state.until, side="right"))
   if not run.collectives or first >= len(run.steps):
@@ -186,7 +187,7 @@ def follow(state: State, run: Run) -> tuple[State, tuple[Alarm, ...]]:
   arrival = undelayed(work).sum(axis=0)
   if untold_of(run, work) is not None:  # nobody is told late by stamps that may say nothing of it
     arrival = np.full_like(arrival, np.nan)
-  return update(state, Steps(run.steps[first:], arrival, split.transfer.sum(axis=0), work.runtime,
+  return update(state, NewSteps(run.steps[first:], arrival, split.transfer.sum(axis=0), work.runtime,
                              mean, pause), joined_ranks_of(run))
 
 

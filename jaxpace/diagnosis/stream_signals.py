@@ -38,7 +38,7 @@ _STRIKES = 3
 """Gaps of any length that confirm, where no causes are measured."""
 
 
-class Steps(NamedTuple):
+class NewSteps(NamedTuple):
   """New steps, the oldest first. R ranks, k steps; seconds; NaN where not known."""
 
   number: np.ndarray  # [k] int64 step numbers
@@ -77,7 +77,7 @@ def rules(signals: int, causes: bool) -> Rules:
                np.array([name not in rare for name in names]))
 
 
-def signals(steps: Steps, joined: np.ndarray | None = None) -> np.ndarray:
+def signals(steps: NewSteps, joined: np.ndarray | None = None) -> np.ndarray:
   """[S, k] every rank's arrival after the lower median of all, earliness, transfer, mean gap, pauses; seconds.
 
   Earliness is that for work, mean over the ranks that wait, so that two ranks wait as long as many: gaps have a signal
@@ -94,7 +94,7 @@ def signals(steps: Steps, joined: np.ndarray | None = None) -> np.ndarray:
   return np.concatenate([lateness, np.stack([early, steps.transfer, gap, early, steps.transfer, pause])])
 
 
-def _by_part(steps: Steps, joined: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _by_part(steps: NewSteps, joined: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """The same of ranks that meet: each is compared with those of its own part; earliness is the mean over all ranks."""
   lateness = np.full(steps.arrival.shape, np.nan)
   early, waiting = np.zeros(steps.arrival.shape[1]), np.zeros(steps.arrival.shape[1])

@@ -15,7 +15,7 @@ from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.accounting import busy, chunks
 from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.episodes import FEWEST_STEPS, Blocks, Episode
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
@@ -29,7 +29,7 @@ _SURE = 2.0
 lateness in more steps than not, before it is said to have been in time."""
 
 
-def whole_stretches(run: Run, counted: Counted, episodes: Sequence[Episode], blocks: Blocks) -> list[Episode]:
+def whole_stretches(run: Run, selected: SelectedSteps, episodes: Sequence[Episode], blocks: Blocks) -> list[Episode]:
   """Joins episodes with the stretches next to them in which the rank can't be told to have been in time.
 
   Args:
@@ -41,12 +41,12 @@ def whole_stretches(run: Run, counted: Counted, episodes: Sequence[Episode], blo
   found: list[Episode] = []
   for rank in sorted({e.rank for e in episodes}):
     own = sorted((e for e in episodes if e.rank == rank), key=lambda e: e.begin)
-    if (own[0].begin, own[0].end) == (0, counted.blocks):
-      found += _parts(run, counted, blocks, own[0])
+    if (own[0].begin, own[0].end) == (0, selected.blocks):
+      found += _parts(run, selected, blocks, own[0])
       continue
-    edges = [0, *(edge for e in own for edge in (e.begin, e.end)), counted.blocks]
+    edges = [0, *(edge for e in own for edge in (e.begin, e.end)), selected.blocks]
     gaps = [(edges[i], edges[i + 1]) for i in range(0, len(edges), 2)]
-    joins = [begin < end and _still_late(run, counted, blocks, min(beside, key=lambda e: e.lateness), begin, end)
+    joins = [begin < end and _still_late(run, selected, blocks, min(beside, key=lambda e: e.lateness), begin, end)
              for (begin, end), beside in zip(gaps, _beside(own), strict=True)]
     if not any(joins):
       found += own
@@ -59,7 +59,7 @@ def whole_stretches(run: Run, counted: Counted, episodes: Sequence[Episode], blo
       else:
         spans.append([begin, e.end])
     if joins[-1]:
-      spans[-1][1] = counted.blocks
+      spans[-1][1] = selected.blocks
     for begin, end in spans:
       test = blocks.test([rank], begin, end, len(blocks.eligible))[0]
       inside = [e for e in own if begin <= e.begin and e.end <= end]
@@ -77,9 +77,9 @@ def _beside(own: Sequence[Episode]) -> list[tuple[Episode, ...]]:
   return [(own[0],), *zip(own[:-1], own[1:], strict=True), (own[-1],)]
 
 
-def _still_late(run: Run, counted: Counted, blocks: Blocks, episode: Episode, begin: int, end: int) -> bool:
+def _still_late(run: Run, selected: SelectedSteps, blocks: Blocks, episode: Episode, begin: int, end: int) -> bool:
   """Whether a rank is as good as late in a gap: by its median, and not in time in significantly more steps than not."""
-  steps = np.flatnonzero(counted.within(begin, end))
+  steps = np.flatnonzero(selected.within(begin, end))
   if not steps.size or steps[-1] - steps[0] > _WIDEST:
     return False
   late = _after_typical(run, episode.rank, slice(int(steps[0]), int(steps[-1]) + 1))[steps - steps[0]]
@@ -100,7 +100,7 @@ def _after_typical(run: Run, rank: int, part: slice) -> np.ndarray:
   return np.where(np.isfinite(typical), arrival[rank] - typical, np.nan)
 
 
-def _parts(run: Run, counted: Counted, blocks: Blocks, episode: Episode) -> list[Episode]:
+def _parts(run: Run, selected: SelectedSteps, blocks: Blocks, episode: Episode) -> list[Episode]:
   """The stretches of the run in which a rank that is late over the whole of it really is: by each step's share of its
   lateness, cut at nothing and at twice as much, so that few long steps hide no change.
   """
@@ -108,11 +108,12 @@ def _parts(run: Run, counted: Counted, blocks: Blocks, episode: Episode) -> list
     return [episode]
   late = np.concatenate([_after_typical(run, episode.rank, part) for part in chunks(run)])
   share = np.clip(late / max(episode.lateness, 1e-12), 0.0, 2.0)
-  edges = [0, *change_points(by_block.means(np.where(counted.mask, share, np.nan), counted)[None])[0], counted.blocks]
+  edges = [0, *change_points(by_block.means(np.where(selected.mask, share, np.nan), selected)[None])[0],
+           selected.blocks]
   spans = list(zip(edges[:-1], edges[1:], strict=True))
-  level = [float(np.nanmedian(late[counted.within(*span)])) for span in spans]
+  level = [float(np.nanmedian(late[selected.within(*span)])) for span in spans]
   # What is usual for it is its level where that costs most: it may be later still for a short while.
-  usual = max(zip(spans, level, strict=True), key=lambda own: own[1] * counted.within(*own[0]).sum())[1]
+  usual = max(zip(spans, level, strict=True), key=lambda own: own[1] * selected.within(*own[0]).sum())[1]
   high = [span for span, value in zip(spans, level, strict=True) if value >= _PART * usual]
   if len(high) == len(spans):
     return [episode]

@@ -62,7 +62,7 @@ _OFTEN, _EVERYWHERE = 0.6, 0.5
 """... and the longest in this part of the windows."""
 
 
-class Busy(NamedTuple):
+class BusyConnections(NamedTuple):
   """How long each process's connections had data on the way, seconds a step. P processes, W windows."""
 
   processes: tuple[int, ...]
@@ -90,7 +90,7 @@ class Busy(NamedTuple):
     return np.concatenate([values[:, :0], *(values[:, self.within(*span)] for span in spans)], axis=1)
 
 
-class Links(NamedTuple):
+class BusyLinks(NamedTuple):
   """Whose link it is that is busy."""
 
   busy: dict[int, float]  # seconds a step, by process
@@ -99,20 +99,20 @@ class Links(NamedTuple):
   everywhere: bool  # all about equally
 
 
-def read(case: Case) -> Busy:
+def read(case: Case) -> BusyConnections:
   """Busy times of a run; no processes where they were not sampled, or all are on one host."""
-  edges, found = per_window(case.run, case.counted, "tcp_busy_ns", WINDOWS)
+  edges, found = per_window(case.run, case.selected, "tcp_busy_ns", WINDOWS)
   # Between processes of one host there is no network: those connections are busy while nobody has a processor to read.
   processes = () if on_one_host(case) else tuple(sorted(found))
   seconds = 1e-9 * np.array([found[p] for p in processes]) if processes else np.empty((0, len(edges) - 1))
-  transfer = case.transfer[case.counted.mask]
+  transfer = case.transfer[case.selected.mask]
   transfer = transfer[np.isfinite(transfer)]
   typical = _medians(seconds)
   carried = bool(len(processes) > 1 and transfer.size and np.isfinite(typical).any()
                  and np.nanmedian(typical) >= _CARRIED * np.quantile(transfer, 0.25))
-  trips = median_per_window(case.run, case.counted, "tcp_rtt_ns", edges)
+  trips = median_per_window(case.run, case.selected, "tcp_rtt_ns", edges)
   unknown = np.full(len(edges) - 1, np.nan)
-  return Busy(processes, edges, seconds, carried,
+  return BusyConnections(processes, edges, seconds, carried,
               1e-9 * np.array([trips.get(p, unknown) for p in processes]) if processes and trips else None)
 
 
@@ -122,7 +122,7 @@ def on_one_host(case: Case) -> bool:
   return len(hosts) == 1 and "" not in hosts
 
 
-def says_slow(busy: Busy, quiet: float, seconds: float) -> bool | None:
+def says_slow(busy: BusyConnections, quiet: float, seconds: float) -> bool | None:
   """Whether the network makes transfers longer than `quiet` throughout.
 
   Args:
@@ -138,7 +138,7 @@ def says_slow(busy: Busy, quiet: float, seconds: float) -> bool | None:
   return beyond(busy, quiet) >= AGREE * seconds
 
 
-def beyond(busy: Busy, quiet: float) -> float:
+def beyond(busy: BusyConnections, quiet: float) -> float:
   """Seconds a step by which a host's connections are busy longer than a quiet ring keeps two of them.
 
   By the median of windows: other load makes a few of them long.
@@ -147,7 +147,7 @@ def beyond(busy: Busy, quiet: float) -> float:
   return float(np.nanmedian(typical)) - 2 * quiet if np.isfinite(typical).any() else 0.0
 
 
-def idle(busy: Busy, quiet: float, seconds: float) -> bool:
+def idle(busy: BusyConnections, quiet: float, seconds: float) -> bool:
   """Whether connections are hardly busier than one that is busy through each quiet transfer, though these are longer.
 
   Args:
@@ -160,7 +160,8 @@ def idle(busy: Busy, quiet: float, seconds: float) -> bool:
   return float(np.nanmean(busy.seconds)) < quiet + AGREE * seconds
 
 
-def says_slower(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bool | None:
+def says_slower(busy: BusyConnections, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int,
+                                                                                                  int]]) -> bool | None:
   """Whether connections are busy longer, or round trips take longer, in some stretches, in nearly all windows of them.
 
   Returns:
@@ -183,7 +184,7 @@ def says_slower(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence
   return True if apart and level[known].sum() >= least * usual[known].sum() else None
 
 
-def trips_longer(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bool:
+def trips_longer(busy: BusyConnections, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> bool:
   """Whether data queue longer on the way in some stretches than in others, in nearly all windows of them."""
   level, usual = _medians(busy.trips_of(inside)), _medians(busy.trips_of(outside))
   known = np.isfinite(level) & np.isfinite(usual)
@@ -196,17 +197,17 @@ def trips_longer(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequenc
 
 def trips_vary(case: Case) -> bool:
   """Whether data queue on the way now and then, of three hosts and more, by the round trips of all samples."""
-  found = [] if on_one_host(case) else list(quantiles(case.run, case.counted, "tcp_rtt_ns", (0.25, 0.75)).values())
+  found = [] if on_one_host(case) else list(quantiles(case.run, case.selected, "tcp_rtt_ns", (0.25, 0.75)).values())
   return len(found) >= FEWEST_HOSTS and float(np.median([high / max(low, 1.0) for low, high in found])) >= _VARY
 
 
-def round_trip(busy: Busy, span: tuple[int, int]) -> float:
+def round_trip(busy: BusyConnections, span: tuple[int, int]) -> float:
   """Median round trip in a stretch, s, mean over the hosts; NaN where not sampled."""
   level = _medians(busy.trips_of([span]))
   return float(level[np.isfinite(level)].mean()) if np.isfinite(level).any() else float("nan")
 
 
-def typical_trips(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]
+def typical_trips(busy: BusyConnections, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]
                   ) -> tuple[np.ndarray, np.ndarray]:
   """Median round trips in some stretches and in others, s, of the processes that sampled them in both."""
   level, usual = _medians(busy.trips_of(inside)), _medians(busy.trips_of(outside))
@@ -214,7 +215,8 @@ def typical_trips(busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequen
   return level[known], usual[known]
 
 
-def whose(case: Case, busy: Busy, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int, int]]) -> Links:
+def whose(case: Case, busy: BusyConnections, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int,
+                                                                                                        int]]) -> BusyLinks:
   """Tells one host's slow link from a fabric that is slow for all.
 
   Args:
@@ -227,7 +229,7 @@ def whose(case: Case, busy: Busy, inside: Sequence[tuple[int, int]], outside: Se
   level = dict(zip(busy.processes, _medians(windows).tolist(), strict=True))
   known = {p: value for p, value in level.items() if np.isfinite(value)}
   if len(known) < 2:
-    return Links(known, (), 0.0, False)
+    return BusyLinks(known, (), 0.0, False)
   order = sorted(known, key=lambda p: -known[p])
   top, rest = known[order[0]], [known[p] for p in order[1:]]
   longest = np.where(np.isfinite(windows), windows, -1.0).argmax(axis=0)
@@ -237,10 +239,11 @@ def whose(case: Case, busy: Busy, inside: Sequence[tuple[int, int]], outside: Se
   slow = often >= _OFTEN and top - float(np.median(rest)) >= _SHARE * case.step_time and (
       _stands_out([top, *rest]) or len(rise) == len(known) >= FEWEST_HOSTS
       and max(rise, key=lambda p: rise[p]) == order[0] and _rises_most(sorted(rise.values(), reverse=True)))
-  return Links(known, (order[0],) if slow else (), 1 - rest[-1] / top if slow else 0.0, rest[-1] >= _EVERYWHERE * top)
+  return BusyLinks(known, (order[0],) if slow else (), 1 - rest[-1] / top if slow else 0.0,
+                   rest[-1] >= _EVERYWHERE * top)
 
 
-def taken_slowly(links: Links, late: Collection[int]) -> bool:
+def taken_slowly(links: BusyLinks, late: Collection[int]) -> bool:
   """Whether it is a late process that is slow to take what it is sent: others' connections are busier than its own.
 
   A slow link keeps its own host the busiest, a crowded trunk all hosts. A process that stands still now and then keeps

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import Account, Busy, account, busy, chunks
+from jaxpace.diagnosis.accounting import Account, BusyTimes, account, busy, chunks
 from jaxpace.diagnosis.grouped_waits import accounts
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.trace.run import Run
 
 PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime", "waiting_pacing", "spread")
@@ -67,39 +67,39 @@ class ByGroup:
                    np.zeros((len(sizes), ranks, blocks)), np.arange(ranks))
 
 
-def undelayed(work: Busy) -> np.ndarray:
+def undelayed(work: BusyTimes) -> np.ndarray:
   """[C, R, K] arrivals with the rank's own delay taken out."""
   arrival = work.arrival.copy()
   arrival[0] -= work.pacing
   return arrival
 
 
-def add_up(run: Run, counted: Counted, progress: Callable[[int, int], None] | None = None) -> Totals:
+def add_up(run: Run, selected: SelectedSteps, progress: Callable[[int, int], None] | None = None) -> Totals:
   """Goes through the run once, a chunk of steps at a time."""
   size, ranks, slots = len(run.steps), run.ranks, max(1, len(run.collectives))
   totals = Totals(
       per_step={name: np.full(size, np.nan) for name in PARTS}, per_rank={name: np.zeros(ranks) for name in PARTS},
       transfer=np.full((slots, size), np.nan), present=np.zeros(ranks, np.int64), known=np.zeros((ranks, size), bool),
       earliness=np.full((slots, size), np.nan), waiting_gap=np.zeros(size),
-      lateness=np.zeros((slots, ranks, counted.blocks)),
-      lateness_compute=np.zeros(ranks), lateness_runtime=np.zeros((ranks, counted.blocks)),
-      block_steps=np.zeros((ranks, counted.blocks), np.int64), blame=np.zeros(ranks), last=np.zeros(ranks, np.int64),
+      lateness=np.zeros((slots, ranks, selected.blocks)),
+      lateness_compute=np.zeros(ranks), lateness_runtime=np.zeros((ranks, selected.blocks)),
+      block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks), last=np.zeros(ranks, np.int64),
       last_rank=np.full(size, -1, np.int64), without=np.zeros(ranks), delayed=0,
       jumped=np.zeros(ranks, np.int64))
   found = meetings(run)
   if found is not None:
-    totals.groups = ByGroup.none(found, ranks, size, counted.blocks)
+    totals.groups = ByGroup.none(found, ranks, size, selected.blocks)
   for part in chunks(run):
-    if counted.mask[part].any():
-      _add_chunk(totals, run, counted, part)
+    if selected.mask[part].any():
+      _add_chunk(totals, run, selected, part)
     if progress:
       progress(part.stop, size)
   return totals
 
 
-def _add_chunk(totals: Totals, run: Run, counted: Counted, part: slice) -> None:
+def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -> None:
   work = busy(run, part)
-  valid = work.valid & counted.mask[part]
+  valid = work.valid & selected.mask[part]
   work = work._replace(valid=valid)
   split = account(work)
   number = valid.sum(axis=0)
@@ -111,9 +111,9 @@ def _add_chunk(totals: Totals, run: Run, counted: Counted, part: slice) -> None:
   totals.present += valid.sum(axis=1)
   totals.known[:, part] = valid
   if work.jumped is not None:
-    totals.jumped += (work.jumped & counted.mask[part]).sum(axis=1)
+    totals.jumped += (work.jumped & selected.mask[part]).sum(axis=1)
   totals.delayed += int(np.count_nonzero(valid & (work.pacing > 0)))
-  into = _Blocks.of(counted.block[part])
+  into = _Blocks.of(selected.block[part])
   into.add(totals.block_steps, valid)
   totals.lateness_compute += _relative(split.compute, valid, number).sum(axis=1)
   into.add(totals.lateness_runtime, _relative(split.runtime, valid, number))
@@ -137,8 +137,8 @@ class _Blocks(NamedTuple):
 
   @staticmethod
   def of(block: np.ndarray) -> _Blocks:
-    counted = np.flatnonzero(block >= 0)
-    first = counted[np.flatnonzero(np.diff(block[counted], prepend=-1))]
+    selected = np.flatnonzero(block >= 0)
+    first = selected[np.flatnonzero(np.diff(block[selected], prepend=-1))]
     return _Blocks(first, block[first])
 
   def add(self, total: np.ndarray, values: np.ndarray) -> None:
@@ -146,7 +146,7 @@ class _Blocks(NamedTuple):
     total[..., self.block] += np.add.reduceat(values, self.begin, axis=-1, dtype=total.dtype)
 
 
-def _add_lateness(totals: Totals, part: slice, work: Busy, number: np.ndarray, into: _Blocks) -> None:
+def _add_lateness(totals: Totals, part: slice, work: BusyTimes, number: np.ndarray, into: _Blocks) -> None:
   """Adds who was late and what it cost, by undelayed arrival."""
   some = np.flatnonzero(number > 0)
   worst = np.zeros(len(number))
@@ -170,7 +170,7 @@ def _add_lateness(totals: Totals, part: slice, work: Busy, number: np.ndarray, i
   totals.last += np.bincount(worst_rank[waited], minlength=len(totals.last))
 
 
-def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: Busy, alone: Account, number: np.ndarray,
+def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes, alone: Account, number: np.ndarray,
                   into: _Blocks) -> None:
   """The same where ranks wait for those of their own group only.
 

@@ -28,11 +28,11 @@ class Unnamed(NamedTuple):
 
 def unnamed_waiting(diagnosis: Diagnosis) -> Unnamed | None:
   """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can be judged."""
-  run, counted, step_time = diagnosis.run, diagnosis.counted, diagnosis.step_time
-  if (step_time is None or diagnosis.findings or not run.collectives or run.ranks < 2 or counted.size < MIN_STEPS
+  run, selected, step_time = diagnosis.run, diagnosis.selected, diagnosis.step_time
+  if (step_time is None or diagnosis.findings or not run.collectives or run.ranks < 2 or selected.size < MIN_STEPS
       or diagnosis.earliness < COSTLY * step_time.mean):
     return None
-  whole = np.where(counted.mask, np.nan_to_num(diagnosis.totals.earliness.sum(axis=0)), 0.0)
+  whole = np.where(selected.mask, np.nan_to_num(diagnosis.totals.earliness.sum(axis=0)), 0.0)
   order = np.argsort(-whole, kind="stable")
   number = int(np.searchsorted(np.cumsum(whole[order]), whole.sum() / 2)) + 1
   totals = diagnosis.totals
@@ -41,7 +41,7 @@ def unnamed_waiting(diagnosis: Diagnosis) -> Unnamed | None:
   held = float(whole[totals.last_rank == rank].sum()) / max(float(whole.sum()), 1e-12)
   most = often >= _MOST and held >= _MOST
   return Unnamed(diagnosis.earliness / step_time.mean, np.sort(run.steps[order[:number]]),
-                 number <= _FEW * counted.size, rank if most else None, often)
+                 number <= _FEW * selected.size, rank if most else None, often)
 
 
 __all__ = ["Unnamed", "unnamed_waiting"]

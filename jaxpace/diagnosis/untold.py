@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import Busy, busy, chunks
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import hosts_of, named
 from jaxpace.trace.along_axis import laid_out
@@ -31,15 +31,15 @@ class Untold(NamedTuple):
   partners: bool  # some are point-to-point transfers without a word on who sends to whom
 
 
-def untold(run: Run, counted: Counted) -> Untold | None:
+def untold(run: Run, selected: SelectedSteps) -> Untold | None:
   """Returns why it can't be told who is late; None where it can."""
   if not any(map(any, _doubted(run))):
     return None
-  part = next((part for part in chunks(run) if counted.mask[part].any()), None)
+  part = next((part for part in chunks(run) if selected.mask[part].any()), None)
   if part is None:
     return None
   work = busy(run, part)
-  return untold_of(run, work._replace(valid=work.valid & counted.mask[part]))
+  return untold_of(run, work._replace(valid=work.valid & selected.mask[part]))
 
 
 def _doubted(run: Run) -> tuple[list[bool], list[bool]]:
@@ -48,7 +48,7 @@ def _doubted(run: Run) -> tuple[list[bool], list[bool]]:
           [c.point_to_point and (c.meeting is None or c.meeting.sources is None) for c in run.collectives])
 
 
-def untold_of(run: Run, work: Busy) -> Untold | None:
+def untold_of(run: Run, work: BusyTimes) -> Untold | None:
   """The same of some steps."""
   early, alone = _doubted(run)
   which = np.array(early) | np.array(alone)
@@ -75,19 +75,19 @@ def sentence(found: Untold, collectives: int) -> str:
   return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
 
 
-def unseen(run: Run, counted: Counted, totals: Totals) -> np.ndarray:
+def unseen(run: Run, selected: SelectedSteps, totals: Totals) -> np.ndarray:
   """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said of them.
 
   A gap in the numbers of the ranks is no rank, unless the run or one of its processes says that it has it.
   """
-  if not counted.size:
+  if not selected.size:
     return np.empty(0, np.int64)
   there = np.asarray((run.attempt >= 0).any(axis=1))
   mesh = laid_out(run.info)
   said = [run.info.get("ranks"), run.plan.get("ranks"), None if mesh is None else mesh.size]
   there[:max((n for n in said if isinstance(n, int) and n > 0), default=0)] = True
   there[[rank for process in run.processes for rank in process.ranks if 0 <= rank < run.ranks]] = True
-  return np.flatnonzero(there & (totals.present < max(1.0, _SEEN * counted.size)))
+  return np.flatnonzero(there & (totals.present < max(1.0, _SEEN * selected.size)))
 
 
 def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:

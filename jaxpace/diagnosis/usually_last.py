@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Finding
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.trace.run import Run
 
@@ -38,7 +38,7 @@ class Usual(NamedTuple):
   steady: float  # of their median step over their mean one
 
 
-def usually_last(run: Run, totals: Totals, counted: Counted, step_time: float) -> list[Usual]:
+def usually_last(run: Run, totals: Totals, selected: SelectedSteps, step_time: float) -> list[Usual]:
   """Finds them, ranks before processes, processes before hosts.
 
   Args:
@@ -53,16 +53,16 @@ def usually_last(run: Run, totals: Totals, counted: Counted, step_time: float) -
   there = np.flatnonzero(totals.present > 0)
   if len(there) < 2 or not run.collectives or not step_time > 0:
     return []
-  whole = np.where(counted.mask, np.nan_to_num(totals.earliness.sum(axis=0)), 0.0)
-  waiting = float(whole.sum()) / max(1, counted.size) / step_time
+  whole = np.where(selected.mask, np.nan_to_num(totals.earliness.sum(axis=0)), 0.0)
+  waiting = float(whole.sum()) / max(1, selected.size) / step_time
   found: list[Usual] = []
   if totals.groups is not None:
-    return _in_groups(totals, there, step_time * max(1, counted.size))
+    return _in_groups(totals, there, step_time * max(1, selected.size))
   for groups in _groups(run, there):
     for own in groups:
-      last = counted.mask & np.isin(totals.last_rank, own)
+      last = selected.mask & np.isin(totals.last_rank, own)
       often = float(last.sum()) / max(1, int(totals.present[own].max()))
-      cost = float(whole[last].sum()) / max(1, counted.size) / step_time
+      cost = float(whole[last].sum()) / max(1, selected.size) / step_time
       if often < MOST or any(set(usual.ranks) & set(own) for usual in found):
         continue
       if cost < COSTLY and not (waiting >= COSTLY and cost >= _HALF * waiting):

@@ -50,8 +50,8 @@ def _on_those_seen(diagnosis: Diagnosis) -> str:
   lasting = _lasting(diagnosis)
   if run.ranks < 2:
     return f"{lasting or 'Healthy: one rank has nobody to wait for.'} {_largest(diagnosis)}"
-  if diagnosis.counted.size < MIN_STEPS:
-    return (f"Too few steps to judge: {diagnosis.counted.size} count, {MIN_STEPS} are needed. So far waiting for late "
+  if diagnosis.selected.size < MIN_STEPS:
+    return (f"Too few steps to judge: {diagnosis.selected.size} count, {MIN_STEPS} are needed. So far waiting for late "
             f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
   hidden = untimed(run)
   if hidden:
@@ -87,7 +87,7 @@ def _lasting(diagnosis: Diagnosis) -> str:
   assert step_time is not None
   if not step_time.mean > 0:
     return ""
-  data = waiting_for_data(diagnosis.run, diagnosis.counted) or 0.0
+  data = waiting_for_data(diagnosis.run, diagnosis.selected) or 0.0
   if data >= WORTH * step_time.mean:
     return (f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, mean over "
             "ranks: prefetch further ahead, and look at the storage and the decoding it comes from.")

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import Busy, busy, chunks
+from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.meetings import Meetings, meetings
 from jaxpace.diagnosis.paused import pauses_by_rank
 from jaxpace.diagnosis.played import evened, mean_steps, without_ranks
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
@@ -59,7 +59,7 @@ def alternative(step_time: float, saved: float) -> Alternative:
   return Alternative(left, step_time / left if left > 0 else float("inf"))
 
 
-def saved(run: Run, counted: Counted, floor: Floor | None, scenarios: Sequence[Without]) -> list[float]:
+def saved(run: Run, selected: SelectedSteps, floor: Floor | None, scenarios: Sequence[Without]) -> list[float]:
   """Mean seconds by which a step would be shorter in each scenario; below zero where it would be longer.
 
   Exact in the model above where all ranks leave a collective together. A rank that was not recorded in a step is not
@@ -74,17 +74,17 @@ def saved(run: Run, counted: Counted, floor: Floor | None, scenarios: Sequence[W
   total = np.zeros(len(scenarios))
   if not run.collectives or not scenarios:
     return total.tolist()
-  gaps = _typical_gaps(run, counted.mask) if any(s.runtime_jitter for s in scenarios) else np.zeros(run.ranks)
-  pauses = pauses_by_rank(run, counted) if any(s.pauses for s in scenarios) else None
+  gaps = _typical_gaps(run, selected.mask) if any(s.runtime_jitter for s in scenarios) else np.zeros(run.ranks)
+  pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   found = meetings(run)
   if found is not None:
-    return _saved_by_group(run, counted, found, contention, scenarios, gaps, pauses)
+    return _saved_by_group(run, selected, found, contention, scenarios, gaps, pauses)
   for part in chunks(run):
-    if not counted.mask[part].any():
+    if not selected.mask[part].any():
       continue
     work = busy(run, part)
-    work = work._replace(valid=work.valid & counted.mask[part])
+    work = work._replace(valid=work.valid & selected.mask[part])
     arrival = undelayed(work)
     recorded = _last(arrival, work.valid)
     for i, scenario in enumerate(scenarios):
@@ -93,15 +93,15 @@ def saved(run: Run, counted: Counted, floor: Floor | None, scenarios: Sequence[W
       if scenario.pacing:
         total[i] += (_last(work.arrival, work.valid) - recorded).sum()
       if scenario.contention and contention is not None:
-        total[i] += contention[part][counted.mask[part]].sum()
-  return (total / max(1, counted.size)).tolist()
+        total[i] += contention[part][selected.mask[part]].sum()
+  return (total / max(1, selected.size)).tolist()
 
 
-def _saved_by_group(run: Run, counted: Counted, found: Meetings, contention: np.ndarray | None,
+def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings, contention: np.ndarray | None,
                     scenarios: Sequence[Without], gaps: np.ndarray, pauses: np.ndarray | None) -> list[float]:
   """The same where ranks wait for those of their own group only: all steps are played, one after the other."""
 
-  def change(work: Busy, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
+  def change(work: BusyTimes, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
     if number == 0:
       return arrival
     if number == 1:
@@ -112,11 +112,11 @@ def _saved_by_group(run: Run, counted: Counted, found: Meetings, contention: np.
       changed = without_ranks(found, changed, work.valid, np.isin(np.arange(run.ranks), scenario.ranks))
     return evened(found, changed, work.valid & np.isfinite(changed).all(axis=0)) if scenario.skew else changed
 
-  at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * counted.size))
+  at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * selected.size))
   numbers = list(range(len(scenarios) + 2))
   recorded, delayed, *played = [float(value) for begin in range(0, len(numbers), at_once) for value in mean_steps(
-      run, found, counted.mask, numbers[begin:begin + at_once], change)]
-  lost = 0.0 if contention is None else float(contention[counted.mask].sum()) / max(1, counted.size)
+      run, found, selected.mask, numbers[begin:begin + at_once], change)]
+  lost = 0.0 if contention is None else float(contention[selected.mask].sum()) / max(1, selected.size)
   return [recorded - value + (delayed - recorded if scenario.pacing else 0.0)
           + (lost if scenario.contention else 0.0)
           for value, scenario in zip(played, scenarios, strict=True)]
@@ -132,7 +132,7 @@ def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
   return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
 
 
-def _unpaused(work: Busy, arrival: np.ndarray, gaps: np.ndarray, scenario: Without, pauses: np.ndarray | None,
+def _unpaused(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without, pauses: np.ndarray | None,
               part: slice) -> np.ndarray:
   """[C, R, k] arrivals without the gaps or pauses that the scenario is without."""
   if not scenario.runtime_jitter and not scenario.pauses:
@@ -145,7 +145,7 @@ def _unpaused(work: Busy, arrival: np.ndarray, gaps: np.ndarray, scenario: Witho
   return arrival
 
 
-def _arriving(work: Busy, arrival: np.ndarray, scenario: Without, recorded: np.ndarray) -> np.ndarray:
+def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without, recorded: np.ndarray) -> np.ndarray:
   """[C, k] when the scenario's collectives would find everybody there; as recorded where nobody is left."""
   valid = work.valid
   if scenario.ranks:

@@ -22,7 +22,7 @@ class WhatError(ValueError):
   """No part of a run is called that; the message is a sentence."""
 
 
-class Request(NamedTuple):
+class WhatIfRequest(NamedTuple):
   """Things to be taken out together, as they were named; not yet looked for in any run."""
 
   text: str
@@ -32,7 +32,7 @@ class Request(NamedTuple):
   findings: frozenset[str] = frozenset()  # modes whose cost is taken out, as far as the report finds them
 
 
-def parse(text: str) -> Request:
+def parse(text: str) -> WhatIfRequest:
   """Reads what is to be taken out.
 
   >>> parse("rank:3,host:b,jitter")[1:4]
@@ -57,10 +57,10 @@ def parse(text: str) -> Request:
       findings.add(part)
     else:
       raise WhatError(f"{part!r} can't be taken out of a run: give {FORMS}, or several joined by commas.")
-  return Request(text, tuple(ranks), tuple(hosts), frozenset(switches), frozenset(findings))
+  return WhatIfRequest(text, tuple(ranks), tuple(hosts), frozenset(switches), frozenset(findings))
 
 
-def resolve(request: Request, run: Run, floor: Floor | None) -> Without:
+def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
   """Finds what was asked for in a run.
 
   Raises:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnosis.accounting import busy
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
 _WIDEST = 4096
 
 
-def rank_change(run: Run, counted: Counted, rank: int, block: int) -> int:
+def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int:
   """Number of the step at which a rank's arrival changed its level, near the beginning of `block`.
 
   The best of all splits of the neighbouring blocks' steps, by least squares.
   """
-  steps = np.flatnonzero(counted.within(block - 1, block + 1))
+  steps = np.flatnonzero(selected.within(block - 1, block + 1))
   if not steps.size or steps[-1] - steps[0] > _WIDEST:
-    return counted.first_step(run, block)
+    return selected.first_step(run, block)
   part = slice(int(steps[0]), int(steps[-1]) + 1)
   work = busy(run, part)
   arrival, valid = undelayed(work).sum(axis=0), work.valid
@@ -27,13 +27,13 @@ def rank_change(run: Run, counted: Counted, rank: int, block: int) -> int:
     valid = valid & (work.meetings.joined == work.meetings.joined[rank])[:, None]
   others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
   values = (arrival[rank] - others)[steps - part.start]
-  return _split(values, run.steps[steps], counted.first_step(run, block))
+  return _split(values, run.steps[steps], selected.first_step(run, block))
 
 
-def series_change(run: Run, counted: Counted, values: np.ndarray, block: int) -> int:
+def series_change(run: Run, selected: SelectedSteps, values: np.ndarray, block: int) -> int:
   """The same for a [K] series of the job."""
-  steps = np.flatnonzero(counted.within(block - 1, block + 1))
-  return _split(values[steps], run.steps[steps], counted.first_step(run, block))
+  steps = np.flatnonzero(selected.within(block - 1, block + 1))
+  return _split(values[steps], run.steps[steps], selected.first_step(run, block))
 
 
 def _split(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:

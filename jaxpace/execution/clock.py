@@ -61,7 +61,7 @@ class Clock(NamedTuple):
   in_stream: bool = False
 
 
-class _Source(NamedTuple):
+class _ClockKind(NamedTuple):
   """A kind of clock: where it runs, and why it can't at the moment."""
 
   name: str
@@ -77,10 +77,10 @@ class _Source(NamedTuple):
 
 # Best first.
 _SOURCES = (
-    _Source("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold),
-    _Source("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay, stream.hold, in_stream=True,
+    _ClockKind("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold),
+    _ClockKind("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay, stream.hold, in_stream=True,
             tried=False),
-    _Source("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold,
+    _ClockKind("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold,
             callback.awaited_under_pmap),
 )
 
@@ -128,7 +128,7 @@ def clock_notice(platform: str = "cpu") -> str:
   return resolve_clock("auto", platform).notice
 
 
-def _unusable(source: _Source, platform: str) -> str:
+def _unusable(source: _ClockKind, platform: str) -> str:
   if source.platforms is not None and platform not in source.platforms:
     return f"The {source.name} clock runs on {', '.join(source.platforms)} only, and the step runs on {platform}."
   return source.unavailable()

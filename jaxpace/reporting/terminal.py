@@ -59,8 +59,8 @@ def _header(diagnosis: Diagnosis) -> Text:
   if hosts:
     facts.append(plural(len(hosts), "host"))
   steps = plural(diagnosis.recorded, "step")
-  if diagnosis.counted.size != diagnosis.recorded:
-    steps += f" ({diagnosis.counted.size:,} counted)"
+  if diagnosis.selected.size != diagnosis.recorded:
+    steps += f" ({diagnosis.selected.size:,} counted)"
   facts.append(steps)
   clock = run.info.get("clock") or run.plan.get("clock")
   if isinstance(clock, str):
@@ -83,7 +83,7 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
   for justify in ("left", "left", "right", "right"):
     table.add_column(justify=justify, no_wrap=True)
   table.add_column(no_wrap=False)
-  data = waiting_for_data(diagnosis.run, diagnosis.counted) or 0.0
+  data = waiting_for_data(diagnosis.run, diagnosis.selected) or 0.0
   for name in SHARES:
     share = shares[name]
     meaning = MEANING[name]

@@ -30,7 +30,7 @@ from jaxpace.core import pacing
 from jaxpace.core.durations import bounded
 from jaxpace.core.types import Pacer
 from jaxpace.simulation import noise as noises
-from jaxpace.simulation.vmap_ranks import OWN, everyone
+from jaxpace.simulation.vmap_ranks import OWN, vmap_ranks
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _LEAST = np.float32(0.05)
@@ -84,7 +84,7 @@ class Steps(NamedTuple):
   caused: dict[str, Any]  # [K, R] of `gap`, what has a cause
 
 
-class State(NamedTuple):
+class JobState(NamedTuple):
   """Carried from step to step, and from one part of a run to the next."""
 
   step: jax.Array  # [] int32
@@ -113,10 +113,10 @@ class Draft(NamedTuple):
 class Mechanics(NamedTuple):
   """The parts of one step, for whatever plays the collectives in between. All pure."""
 
-  init: Callable[[jax.Array, Job], State]
-  draw: Callable[[jax.Array, Job, State], Draft]
+  init: Callable[[jax.Array, Job], JobState]
+  draw: Callable[[jax.Array, Job, JobState], Draft]
   """(key, job, state) -> the step to come."""
-  finish: Callable[[State, Draft, jax.Array, jax.Array], tuple[State, Steps]]
+  finish: Callable[[JobState, Draft, jax.Array, jax.Array], tuple[JobState, Steps]]
   """(state, draft, enter [R, S], exit [S]) -> the state after the step, and what happened in it."""
   meet: Callable[[jax.Array], jax.Array]
   """[R] when each rank is there -> [] when the collective begins."""
@@ -125,9 +125,9 @@ class Mechanics(NamedTuple):
 class Simulation(NamedTuple):
   """A job ready to run: both functions are pure, for `jax.jit` and `jax.vmap`."""
 
-  init: Callable[[jax.Array, Job], State]
+  init: Callable[[jax.Array, Job], JobState]
   """(key, job) -> the state before the first step."""
-  run: Callable[[jax.Array, Job, State, int], tuple[State, Steps]]
+  run: Callable[[jax.Array, Job, JobState, int], tuple[JobState, Steps]]
   """(key, job, state, steps) -> the state after, and what happened. `steps` is static."""
 
 
@@ -147,7 +147,7 @@ def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1, ma
   """
   parts = mechanics(shape, pacer, buckets=buckets, max_delay=max_delay, by_rank=by_rank)
 
-  def step(key: jax.Array, job: Job, state: State) -> tuple[State, Steps]:
+  def step(key: jax.Array, job: Job, state: JobState) -> tuple[JobState, Steps]:
     draft = parts.draw(key, job, state)
     enters, exits = [], []
     leave = jnp.float32(0)
@@ -157,7 +157,7 @@ def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1, ma
       exits.append(leave)
     return parts.finish(state, draft, jnp.stack(enters, axis=1), jnp.stack(exits))
 
-  def run(key: jax.Array, job: Job, state: State, steps: int) -> tuple[State, Steps]:
+  def run(key: jax.Array, job: Job, state: JobState, steps: int) -> tuple[JobState, Steps]:
     return jax.lax.scan(lambda carry, _: step(key, job, carry), state, length=steps)
 
   return Simulation(parts.init, run)
@@ -176,7 +176,7 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
   if shape.per_process < 1 or ranks % shape.per_process:
     raise ValueError(f"per_process={shape.per_process} must divide ranks={ranks}.")
   numbers = jnp.arange(ranks, dtype=jnp.int32)
-  paced = everyone(pacer, ranks, buckets) if pacer is not None else None
+  paced = vmap_ranks(pacer, ranks, buckets) if pacer is not None else None
   # The share of the backward pass after which each bucket is ready.
   done = np.arange(1, buckets + 1, dtype=np.float32) / np.float32(buckets)
   done = done if shape.overlap else np.ones_like(done)
@@ -186,9 +186,9 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
   observe = jax.vmap(pacing.observe, in_axes=(None, 0, None, None, 0, None, None),
                      out_axes=(jax.tree.map(lambda own: 0 if own else None, OWN), 0))
 
-  def init(key: jax.Array, job: Job) -> State:
+  def init(key: jax.Array, job: Job) -> JobState:
     first, second = jax.random.split(jax.random.fold_in(key, 0))
-    return State(
+    return JobState(
         jnp.int32(0), paced.init() if paced else (), jnp.zeros((ranks,), jnp.float32), _nan(), _nan(buckets),
         noises.init(job.noise, first, ranks, shape.causes, shape.per_process),
         job.traffic.init(second) if job.traffic is not None else ())
@@ -201,7 +201,7 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
   def meet(ready: jax.Array) -> jax.Array:
     return jnp.sort(ready)[shape.wait_for - 1] if fewer else jnp.max(ready)
 
-  def draw(key: jax.Array, job: Job, state: State) -> Draft:
+  def draw(key: jax.Array, job: Job, state: JobState) -> Draft:
     own = jax.random.split(jax.random.fold_in(key, 1))
     if shape.local == 1:
       slower, pauses, caused, noise = noise_of(job, own[0], state.step, state.noise)
@@ -223,7 +223,7 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
     compute = forward + backward + lost
     return Draft(ready, factor * _f32(job.transfers), delay, compute, gap, lost, noise, traffic, caused)
 
-  def finish(state: State, draft: Draft, enter: jax.Array, leave: jax.Array) -> tuple[State, Steps]:
+  def finish(state: JobState, draft: Draft, enter: jax.Array, leave: jax.Array) -> tuple[JobState, Steps]:
     entered, delay, step_time = enter[:, 0], draft.delay, leave[-1]
     begun, compute, gap = jnp.max(enter, axis=0), draft.compute, draft.gap
     if fewer:
@@ -259,7 +259,8 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
         compute=keep(compute), gap=keep(gap), delay=keep(delay), asked=keep(state.asked), polling=keep(draft.polling),
         info={name: keep(values) for name, values in info.items()},
         caused={name: keep(jnp.minimum(values, gap)) for name, values in draft.caused.items()})
-    after = State(state.step + np.int32(1), pacers, asked, jnp.where(state.step == np.int32(0), _NAN, step_time), found,
+    after = JobState(state.step + np.int32(1), pacers, asked, jnp.where(state.step == np.int32(0), _NAN, step_time),
+                     found,
                   draft.noise, draft.traffic)
     return after, out
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core.types import Pacer
-from jaxpace.simulation.job import Draft, Job, Mechanics, Shape, State, Steps, mechanics
+from jaxpace.simulation.job import Draft, Job, JobState, Mechanics, Shape, Steps, mechanics
 from jaxpace.simulation.sharing import progress
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -55,7 +55,7 @@ class Several(NamedTuple):
 class _Playing(NamedTuple):
   """One job between two events."""
 
-  state: State
+  state: JobState
   draft: Draft
   sending: jax.Array  # [] bool, else waiting for its last rank
   bucket: jax.Array  # [] int32
@@ -156,12 +156,12 @@ def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.A
   exits = jnp.where(sent & (slots == p.bucket), clock, p.exits)
   over = sent & (p.bucket == np.int32(len(p.exits) - 1))
 
-  def close(_: None) -> tuple[State, Draft, Steps]:
+  def close(_: None) -> tuple[JobState, Draft, Steps]:
     begun = jnp.concatenate([jnp.zeros((1,), jnp.float32), exits[:-1]])
     state, row = part.finish(p.state, p.draft, jnp.maximum(p.draft.ready, begun[None]), exits)
     return state, part.draw(key, job, state), row
 
-  def go_on(_: None) -> tuple[State, Draft, Steps]:
+  def go_on(_: None) -> tuple[JobState, Draft, Steps]:
     shapes = jax.eval_shape(close, None)[2]
     return p.state, p.draft, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 

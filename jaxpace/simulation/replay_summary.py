@@ -21,7 +21,7 @@ CANNOT_KNOW = (
 )
 
 
-class Summary(NamedTuple):
+class ReplaySummary(NamedTuple):
   """A replay over the steps that count: those whose every rank is known, without the warm-up. R ranks; seconds."""
 
   steps: int
@@ -43,7 +43,7 @@ class Summary(NamedTuple):
     return self.replayed / self.bare - 1 if self.bare > 0 else 0.0
 
 
-def summarise(replayed: Replayed, counted: np.ndarray) -> Summary | None:
+def summarise(replayed: Replayed, counted: np.ndarray) -> ReplaySummary | None:
   """Adds a replay up.
 
   Args:
@@ -65,13 +65,13 @@ def summarise(replayed: Replayed, counted: np.ndarray) -> Summary | None:
     if known.size:
       columns[name] = float(known.mean(dtype=np.float64))
   recorded = int(np.isfinite(replayed.recorded).sum())
-  return Summary(
+  return ReplaySummary(
       steps, recorded - steps, float(replayed.recorded[mask].mean()), bare, bare + cost / steps, cost,
       float((delays > 0).any(axis=1).mean()), float(delays.max()), delays.mean(axis=0), (delays > 0).mean(axis=0),
       columns, float(replayed.agrees[mask].mean()))
 
 
-def to_json(summary: Summary, *, run: str, pacer: str, shared: bool, as_recorded: bool, notes: list[str]
+def to_json(summary: ReplaySummary, *, run: str, pacer: str, shared: bool, as_recorded: bool, notes: list[str]
             ) -> dict[str, Any]:
   """Returns the document of `jaxpace replay --json`: seconds, and shares of one."""
   return {

@@ -35,7 +35,7 @@ class Part(NamedTuple):
   done: int  # steps of the job so far, these included
 
 
-class Summary(NamedTuple):
+class JobSummary(NamedTuple):
   """One job in figures. Seconds."""
 
   steps: int
@@ -66,7 +66,7 @@ def run(scenario: Scenario) -> Iterator[Part]:
       yield from _shared(scenario, group)
 
 
-def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, float], seed: int) -> Summary:
+def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, float], seed: int) -> JobSummary:
   """Adds a job up.
 
   Args:
@@ -76,21 +76,21 @@ def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, fl
     seed: of failures.
   """
   mean = float(step_times.mean())
-  return Summary(
+  return JobSummary(
       len(step_times), mean, float(np.median(step_times)), float(np.quantile(step_times, 0.99)),
       float(step_times.std() / mean) if mean else 0.0, alone(settings), means["transfer"], means["earliness"],
       means["delay"], means["cost"],
       survive(step_times, settings.failures, seed) if settings.failures else None)
 
 
-def _own_summary(settings: JobSettings, own: OwnSteps) -> Summary:
+def _own_summary(settings: JobSettings, own: OwnSteps) -> JobSummary:
   """Of ranks that go their own ways: a step's mean is that in which as many gradients are made as there are ranks."""
   known, lengths = own.known(), own.lengths()
   busy = (own.compute + own.gap)[known] + float(settings.job.update)
   exchange = exchange_seconds(settings)
   elapsed = float(own.end[known].max())
   mean = elapsed * settings.shape.ranks / int(own.taken.sum())
-  return Summary(int(own.taken.max()), mean, float(np.median(lengths)), float(np.quantile(lengths, 0.99)),
+  return JobSummary(int(own.taken.max()), mean, float(np.median(lengths)), float(np.quantile(lengths, 0.99)),
                  float(lengths.std() / lengths.mean()), alone(settings), exchange,
                  float(np.mean(lengths - busy) - exchange), 0.0, 0.0, None)
 
@@ -259,7 +259,7 @@ class Adding:
     self._sums["delay"] += float(np.sum(np.mean(steps.delay, axis=1, dtype=np.float64)))
     self._sums["cost"] += float(np.sum(steps.cost, dtype=np.float64))
 
-  def summary(self, settings: JobSettings, seed: int) -> Summary:
+  def summary(self, settings: JobSettings, seed: int) -> JobSummary:
     """Returns the job in figures, of all parts so far."""
     if self._own is not None:
       return _own_summary(settings, self._own)

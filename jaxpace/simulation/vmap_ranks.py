@@ -21,7 +21,7 @@ OWN = Observation._make(name in ("rank", "waits") for name in Observation._field
 """What of an observation differs between the ranks of a job whose collectives all ranks leave together."""
 
 
-class Everyone(NamedTuple):
+class PacerOfRanks(NamedTuple):
   """A pacer of R ranks. Own leaves of its state have a leading axis [R], the others are of all ranks."""
 
   init: Callable[[], Any]
@@ -30,7 +30,7 @@ class Everyone(NamedTuple):
   own: Any  # the state's tree, True where a leaf differs between ranks
 
 
-def everyone(pacer: Pacer, ranks: int, slots: int) -> Everyone:
+def vmap_ranks(pacer: Pacer, ranks: int, slots: int) -> PacerOfRanks:
   """Makes a pacer of R ranks out of a rank's.
 
   Args:
@@ -61,7 +61,7 @@ def everyone(pacer: Pacer, ranks: int, slots: int) -> Everyone:
   def init() -> Any:
     return jax.tree.map(spread, state, own)
 
-  return Everyone(init, update_all, own)
+  return PacerOfRanks(init, update_all, own)
 
 
 def _own_leaves(update: Callable[..., Any], seen: Observation, state: Any) -> Any:

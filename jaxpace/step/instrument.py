@@ -216,12 +216,12 @@ class Instrumented(Recordable):
                                   phases_apart=self.phases)
     share, reason = self._share(written, clock)
     index = jax.lax.axis_index(self.axis)
-    before = rewrite.Before(one.last_exit, one.delay, index, ranks,
+    before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
                             self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
                             mapped=not stacked, automatic=bool(automatic))
-    outputs, taken = rewrite.run(written, clock, before, call.leaves)
+    outputs, measured = rewrite.run(written, clock, before, call.leaves)
     with jax.named_scope("jaxpace"):
-      state, names = self._after(one, taken, index, ranks)
+      state, names = self._after(one, measured, index, ranks)
     self.plan = Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
         unstamped=written.unstamped, share=share, share_reason=reason,
@@ -258,50 +258,50 @@ class Instrumented(Recordable):
       return jnp.zeros((0,), jnp.float32)
     return jnp.concatenate([one.step_time[None], one.transfers[:len(written.collectives)]])
 
-  def _after(self, one: PaceState, taken: rewrite.Taken, index: jax.Array, ranks: int
+  def _after(self, one: PaceState, measured: rewrite.Measurements, index: jax.Array, ranks: int
              ) -> tuple[PaceState, tuple[str, ...]]:
     """The state after the step: its stamps in the ring, and the pacer's decision for the next."""
     nothing = jnp.float32(np.nan)
     mine = jnp.arange(ranks, dtype=jnp.int32) == index
-    arrivals, delays = taken.arrivals, taken.delays
+    arrivals, delays = measured.arrivals, measured.delays
     if arrivals is None or delays is None:
-      arrivals, delays = jnp.where(mine, taken.arrival, nothing), jnp.where(mine, taken.delay, nothing)
+      arrivals, delays = jnp.where(mine, measured.arrival, nothing), jnp.where(mine, measured.delay, nothing)
     decision, pacer = Decision(jnp.float32(0), {}), one.pacer
     names: tuple[str, ...] = ()
     step_time, transfers = one.step_time, one.transfers
     if self.pacer is not None:
-      waits = jnp.stack([*taken.waits, *([nothing] * (self.slots - len(taken.waits)))])
+      waits = jnp.stack([*measured.waits, *([nothing] * (self.slots - len(measured.waits)))])
       first = words.is_zero(one.last_exit)
-      step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, taken.last_exit))
-      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time, self._shared(taken))
+      step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, measured.last_exit))
+      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time, self._shared(measured))
       decision, pacer = pacing.decide(self.pacer, seen, one.pacer)
       names = tuple(decision.info)
     info = [*decision.info.values()]
     info += [jnp.float32(0)] * (ring.MAX_DECISIONS - len(info))
-    row = self._row(one, taken)
+    row = self._row(one, measured)
     return PaceState(
         ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None], one.step % jnp.int32(self.rows), 0),
-        step=one.step + jnp.int32(1), rank=one.rank, last_exit=taken.last_exit,
+        step=one.step + jnp.int32(1), rank=one.rank, last_exit=measured.last_exit,
         delay=decision.delay, info=jnp.stack(info), arrivals=arrivals,
         delays=delays, step_time=step_time, transfers=transfers, pacer=pacer), names
 
-  def _shared(self, taken: rewrite.Taken) -> pacing.Shared:
+  def _shared(self, measured: rewrite.Measurements) -> pacing.Shared:
     """What came along in the step's message, slot by slot."""
-    if taken.job is None or not taken.job.shape[0]:
+    if measured.job is None or not measured.job.shape[0]:
       return pacing.nothing_shared(self.slots)
-    before = 1 + len(taken.waits)
+    before = 1 + len(measured.waits)
 
     def filled(values: jax.Array) -> jax.Array:
       return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=np.float32(np.nan))
 
-    return pacing.Shared(taken.job[0], filled(taken.job[1:before]), filled(taken.job[before:]))
+    return pacing.Shared(measured.job[0], filled(measured.job[1:before]), filled(measured.job[before:]))
 
-  def _row(self, one: PaceState, taken: rewrite.Taken) -> jax.Array:
+  def _row(self, one: PaceState, measured: rewrite.Measurements) -> jax.Array:
     bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
-    head = jnp.stack([one.step.astype(jnp.uint32), jnp.uint32(ring.VALID), bits(one.delay), bits(taken.delay)])
+    head = jnp.stack([one.step.astype(jnp.uint32), jnp.uint32(ring.VALID), bits(one.delay), bits(measured.delay)])
     # Last stamp first, then turned round: XLA, walking through operands, must meet the step's results before the
     # earlier stamps (see ORDER in jaxpace.execution.native).
-    stamps = jax.lax.rev(jnp.stack(taken.stamps[::-1]), (0,)).reshape(-1)
+    stamps = jax.lax.rev(jnp.stack(measured.stamps[::-1]), (0,)).reshape(-1)
     rest = jnp.zeros((ring.row_width(self.slots) - ring.STAMPS - stamps.shape[0],), jnp.uint32)
     return jnp.concatenate([head, bits(one.info), stamps, rest])
 

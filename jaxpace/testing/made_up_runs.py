@@ -25,7 +25,7 @@ _NS = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class MadeUpJob:
   """What the ranks of a made-up job do. Durations in seconds."""
 
   ranks: int = 4
@@ -84,7 +84,7 @@ class Truth:
   extra: Extra  # what the faults added, seconds
 
 
-def simulate(job: Job) -> Truth:
+def simulate(job: MadeUpJob) -> Truth:
   """Plays the job."""
   random = np.random.default_rng(job.seed)
   shape = job.ranks, job.steps
@@ -135,7 +135,8 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
   return np.rint(seconds * _NS).astype(np.int64)
 
 
-def write(directory: str | pathlib.Path, job: Job, *, run: str = "synthetic", attempt: int = 0, first_step: int = 0,
+def write(directory: str | pathlib.Path, job: MadeUpJob, *, run: str = "synthetic", attempt: int = 0,
+          first_step: int = 0,
           origins: Iterable[int] | None = None, part_steps: int = 10_000, sync: bool = True,
           progress: Callable[[int, int], None] | None = None) -> Truth:
   """Writes the job as a recorder would have.
@@ -204,7 +205,7 @@ def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt:
           "collectives": _collective_rows(truth, keys, ranks, part, origin)}
 
 
-def _info(job: Job, run: str) -> dict:
+def _info(job: MadeUpJob, run: str) -> dict:
   collectives = [{"slot": c, "name": "psum" if job.collectives == 1 else f"psum.{c}", "primitives": ["psum"],
                   "axis": "data", "bytes": 4096, "operands": 2, "dtypes": ["float32"], "phase": "backward"}
                  for c in range(job.collectives)]
@@ -243,7 +244,7 @@ def _host_columns(truth: Truth, ranks: np.ndarray) -> Columns:
           **{f"{name}_ns": shown[name] for name in paused if name != "gc"}}
 
 
-def _host_samples(job: Job, truth: Truth, ranks: np.ndarray, process: int, attempt: int, origin: int) -> Columns:
+def _host_samples(job: MadeUpJob, truth: Truth, ranks: np.ndarray, process: int, attempt: int, origin: int) -> Columns:
   """Samples of the process's host: the links are busy while a transfer runs, and for as long as a fault holds them."""
   at = np.unique(np.append(np.arange(0, job.steps, job.sample_steps), job.steps - 1))
   quiet = truth.transfer.sum(axis=0) * 1e-9 - truth.extra.transfer

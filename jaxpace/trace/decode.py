@@ -27,14 +27,14 @@ class Previous(NamedTuple):
   end_ns: int
 
 
-class NewRows(NamedTuple):
+class RingRows(NamedTuple):
   """Rows of a ring that were not seen before, oldest first."""
 
   rows: np.ndarray  # [n, width] uint32
   missing: int  # steps overwritten, or never recorded, between the last one seen and the newest
 
 
-def new_rows(copy: np.ndarray, after: int) -> NewRows:
+def new_rows(copy: np.ndarray, after: int) -> RingRows:
   """Picks the rows of one rank's ring written after step `after`, ordered by step.
 
   Args:
@@ -47,10 +47,10 @@ def new_rows(copy: np.ndarray, after: int) -> NewRows:
   steps = copy[:, ring.STEP].astype(np.int64)
   found = np.flatnonzero((copy[:, ring.FLAGS] & ring.VALID != 0) & (steps > after))
   if not found.size:
-    return NewRows(copy[:0], 0)
+    return RingRows(copy[:0], 0)
   _, first = np.unique(steps[found], return_index=True)
   rows = copy[found[first]]
-  return NewRows(rows, int(rows[-1, ring.STEP]) - after - len(rows))
+  return RingRows(rows, int(rows[-1, ring.STEP]) - after - len(rows))
 
 
 def newest_step(copy: np.ndarray) -> int:

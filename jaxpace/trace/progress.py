@@ -9,7 +9,7 @@ _STANDING = 2
 """Calls without a new step that are no slip: a state may be recorded twice, at the end of an epoch, say."""
 
 
-class Progress:
+class AdvanceCheck:
   """Compares steps completed with calls of `record`; warns once of a state that does not advance."""
 
   def __init__(self) -> None:

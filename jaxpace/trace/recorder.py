@@ -93,7 +93,7 @@ class Recorder:
     self._resume, self._config = resume, config
     self._grace_seconds, self._handle_sigterm, self._hosts = grace_seconds, handle_sigterm, hosts
     self._feed = Feed(exporters)
-    self._causes = host.HostCauses()
+    self._causes = host.StepCauseMeter()
     self._writer: Writer | None = None
     self._lock: DirectoryLock | None = None
     self._opened = self._closed = self._terminated = self._patient = False
@@ -102,7 +102,7 @@ class Recorder:
     self._pace_type: type | None = None
     self._latest: Any = None
     self._copies = Copies()
-    self._progress = progress.Progress()
+    self._progress = progress.AdvanceCheck()
     self._ranks_known = False
     self._local_ranks = 0
     self._calls = 0  # of `record`

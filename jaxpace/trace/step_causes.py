@@ -19,7 +19,7 @@ Sample = tuple[int, int, int, int | None, int | None]
 """One value for each of `NAMES`; data and checkpoint are None in a step in which neither was measured."""
 
 
-class HostCauses:
+class StepCauseMeter:
   """Collects the host's doings between two steps. Belongs to one thread, that of the training loop."""
 
   def __init__(self) -> None:

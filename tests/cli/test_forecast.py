@@ -7,13 +7,13 @@ import pytest
 
 from jaxpace.cli import forecast as command
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   path = tmp_path_factory.mktemp("forecast") / "run"
-  made_up_runs.write(path, Job(ranks=8, steps=300, processes=8, hosts=1, noise=0.1))
+  made_up_runs.write(path, MadeUpJob(ranks=8, steps=300, processes=8, hosts=1, noise=0.1))
   return path
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxpace.cli.main import main
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 
 COMMANDS = {
     "report": ["report", "RUN", "--without", "rank:0", "--without", "jitter", "--json", "-"],
@@ -24,7 +24,7 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
   path = tmp_path_factory.mktemp("good") / "run"
-  made_up_runs.write(path, Job(ranks=3, steps=150, processes=3, noise=0.1, collectives=2))
+  made_up_runs.write(path, MadeUpJob(ranks=3, steps=150, processes=3, noise=0.1, collectives=2))
   return path
 
 

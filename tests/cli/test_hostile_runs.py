@@ -24,7 +24,7 @@ from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
 from jaxpace.trace import rundir
 
-JOB = made_up_runs.Job(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True, sample_steps=5,
+JOB = made_up_runs.MadeUpJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True, sample_steps=5,
                     faults=(Fault("compute", 8e-3, (1,)), Fault("contention", 5e-3, begin=0.5)))
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")

@@ -13,7 +13,7 @@ from jaxpace.cli import replay as command
 from jaxpace.cli.pacer_expression import ExpressionError
 from jaxpace.core.types import Pacer
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.multiprocess.jobs import ROOT
 
 OWN = """
@@ -32,7 +32,7 @@ broken = jaxpace.Pacer(lambda ranks: (), lambda seen, state: (jnp.float32(0), st
 
 @pytest.fixture
 def run(tmp_path):
-  made_up_runs.write(tmp_path / "run", Job(ranks=3, steps=80, noise=0.01, late={2: 10e-3}))
+  made_up_runs.write(tmp_path / "run", MadeUpJob(ranks=3, steps=80, noise=0.01, late={2: 10e-3}))
   (tmp_path / "my_pacers.py").write_text(OWN)
   return tmp_path / "run"
 

@@ -15,11 +15,11 @@ from jaxpace.cli import report as command
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.files import atomic_write
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace import reader
 
 ROOT = pathlib.Path(__file__).parents[2]
-LATE = Job(ranks=4, steps=120, processes=4, noise=0.02, late={3: 20e-3}, compile=2.0)
+LATE = MadeUpJob(ranks=4, steps=120, processes=4, noise=0.02, late={3: 20e-3}, compile=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def late(tmp_path_factory):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
   path = tmp_path_factory.mktemp("runs") / "large"
-  made_up_runs.write(path, Job(ranks=200, steps=60, processes=4, noise=0.02, late={150: 20e-3}))
+  made_up_runs.write(path, MadeUpJob(ranks=200, steps=60, processes=4, noise=0.02, late={150: 20e-3}))
   return path
 
 

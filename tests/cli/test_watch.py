@@ -13,11 +13,11 @@ from experiments.lib.terminal import Terminal
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.reporting.watch import live
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.multiprocess.jobs import ROOT
 from tests.reporting.growing import Growing
 
-JOB = Job(ranks=4, steps=120, processes=2, noise=0.02, late={3: 5e-3})
+JOB = MadeUpJob(ranks=4, steps=120, processes=2, noise=0.02, late={3: 5e-3})
 
 
 @pytest.fixture

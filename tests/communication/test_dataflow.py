@@ -109,7 +109,7 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
     flat = program.flatten(jax.make_jaxpr(lambda *leaves: jax.tree.leaves(step(*tree.unflatten(leaves))))(*leaves),
                            ("data",))
     written = script.write_script(flat, ("data",), slots=16, delayed=delayed)
-    before = rewrite.Before(last_exit, seconds, jnp.int32(0), 2, 1.0 if delayed else None, share,
+    before = rewrite.StepInputs(last_exit, seconds, jnp.int32(0), 2, 1.0 if delayed else None, share,
                             jnp.zeros((0,), jnp.float32), mapped=False)
     outputs, taken = rewrite.run(written, CLOCK, before, leaves)
     kept.marks, kept.results = written.marks, len(outputs)

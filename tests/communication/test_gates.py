@@ -38,15 +38,15 @@ def test_complete_means_that_nothing_major_starts_before_the_stamp(seed):
   step, arguments = layered(seed)
   program = flat(step, *arguments)
   producers = gates.Producers(program)
-  weighty, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
+  significant, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
   runs = [run.equations for stage in schedule.stages(program, merge_runs_over=16) for run in stage.runs]
   for run in runs:
-    chosen, complete = gates.cover(program, producers, run, weighty, major)
+    chosen, complete = gates.cover(program, producers, run, significant, major)
     assert all(producers.exact(value) for value in chosen)
     assert len(set(chosen)) == len(chosen)
     open_ones = major.intersection(run) - behind(program, run, chosen) - constant(program, run)
     assert complete == (not open_ones)
-  first, complete = gates.cover(program, producers, runs[0], weighty, major)
+  first, complete = gates.cover(program, producers, runs[0], significant, major)
   assert complete and first, "the step's inputs can always be held"
 
 

@@ -70,7 +70,7 @@ def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
 
 def test_kinds():
   assert {fabric.kind_of(n) for n in ("psum", "pmean", "gradients", "psum_invariant")} == {"all_reduce"}
-  truth = made_up_runs.simulate(made_up_runs.Job(steps=5))
+  truth = made_up_runs.simulate(made_up_runs.MadeUpJob(steps=5))
   run = make_run(truth.enter, truth.exit)
   assert fabric.kind_in(run, run.collectives[0]) == "all_reduce"
   run.info["plan"] = {"collectives": [3, {"slot": 0, "primitives": ["reduce_scatter"]}]}

@@ -10,13 +10,13 @@ from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import add_up
-from jaxpace.testing.made_up_runs import Job, _host_columns, _host_samples, simulate
+from jaxpace.testing.made_up_runs import MadeUpJob, _host_columns, _host_samples, simulate
 from jaxpace.trace.read_host_samples import COLUMNS, HostSamples
 from jaxpace.trace.run import HostCauses, Run
 from tests.diagnosis.traces import make_run
 
 
-def run_of(job: Job):
+def run_of(job: MadeUpJob):
   """The run and its truth. Every rank reads a clock of its own."""
   truth = simulate(job)
   origin = (np.arange(job.ranks) * 7 * 10**14)[:, None]
@@ -43,10 +43,10 @@ def run_of(job: Job):
 
 def case_of(run: Run) -> Case:
   """What failure modes are looked for in."""
-  counted = count_steps(run)
-  totals = add_up(run, counted)
-  step = float(totals.per_step["step"][counted.mask].mean())
-  return Case(run, counted, totals, find_late(run, totals, counted, step), phase_medians(run, counted.mask),
+  selected = count_steps(run)
+  totals = add_up(run, selected)
+  step = float(totals.per_step["step"][selected.mask].mean())
+  return Case(run, selected, totals, find_late(run, totals, selected, step), phase_medians(run, selected.mask),
               find_floor(run, totals.transfer, None), step)
 
 

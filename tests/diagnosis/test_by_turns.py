@@ -7,10 +7,10 @@ import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes.case import AMPLIFICATION
-from jaxpace.diagnosis.modes.jitter import Pauses
+from jaxpace.diagnosis.modes.jitter import LongGaps
 from jaxpace.diagnosis.wording import percent
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import case_of, run_of
 
 STEPS = 300
@@ -21,18 +21,19 @@ def test_a_process_is_named_if_chance_would_not_give_any_one_so_many_pauses(stru
   """Chance by counting all ways in which eight processes can have these pauses."""
   pauses = [Fault("pause", 0.1, (2 * process, 2 * process + 1), begin=(60 + 20 * i) / STEPS,
                   end=(61 + 20 * i) / STEPS, mechanism="gc") for i, process in enumerate(struck)]
-  run, _ = run_of(Job(ranks=16, steps=STEPS, processes=8, hosts=8, noise=0.02, host_columns=True, faults=tuple(pauses)))
+  run, _ = run_of(MadeUpJob(ranks=16, steps=STEPS, processes=8, hosts=8, noise=0.02, host_columns=True,
+                            faults=tuple(pauses)))
   most = struck.count(2)
   ways = itertools.product(range(8), repeat=len(struck))
   chance = np.mean([max(way.count(process) for process in set(way)) >= most for way in ways])
-  assert Pauses(case_of(run)).ranks() == ([4, 5] if chance < 0.01 else [])
+  assert LongGaps(case_of(run)).ranks() == ([4, 5] if chance < 0.01 else [])
 
 
 @pytest.mark.parametrize("fault", [Fault("rotating", 8e-3), Fault("jitter", 6e-3)])
 def test_the_worst_tenth_of_the_steps_holds_what_is_said(fault):
-  run, truth = run_of(Job(ranks=8, steps=STEPS, processes=4, noise=0.02, faults=(fault,)))
+  run, truth = run_of(MadeUpJob(ranks=8, steps=STEPS, processes=4, noise=0.02, faults=(fault,)))
   found = diagnose(run)
   (finding,) = (f for f in found.findings if f.mode == AMPLIFICATION)
-  waited = np.sort((truth.busy[0].max(axis=0) - truth.busy[0].mean(axis=0))[found.counted.mask])
+  waited = np.sort((truth.busy[0].max(axis=0) - truth.busy[0].mean(axis=0))[found.selected.mask])
   worst = waited[-(len(waited) // 10):].sum() / waited.sum()
   assert any(f"worst tenth of the steps holds {percent(worst)} of the waiting" in line for line in finding.evidence)

@@ -7,11 +7,11 @@ import pytest
 
 from jaxpace.diagnosis.clock_alignment import align
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 
-JOB = Job(ranks=8, steps=900, processes=4, hosts=4, noise=0.1, collectives=2, late={3: 4e-3})
+JOB = MadeUpJob(ranks=8, steps=900, processes=4, hosts=4, noise=0.1, collectives=2, late={3: 4e-3})
 RANKS_EACH = 2
 
 
@@ -134,7 +134,8 @@ def test_attempts_follow_each_other_and_what_is_missing_stays_missing(recorded):
 
 
 def test_processes_of_one_host_that_read_one_clock_share_its_correction(tmp_path):
-  made_up_runs.write(tmp_path, Job(ranks=4, steps=50, processes=4, hosts=2), origins=[10**9, 10**9, 5 * 10**15, 10**9])
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=50, processes=4, hosts=2), origins=[10**9, 10**9, 5 * 10**15,
+                                                                                            10**9])
   assert align(read_run(tmp_path)).clock.tolist() == [0, 0, 2, 3]
 
 

@@ -16,7 +16,7 @@ from jaxpace.diagnosis.compare.compare import compare, series
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import RunError
 from tests.diagnosis.traces import barrier, make_run
 
@@ -56,7 +56,7 @@ def recorded(job, **options):
   return diagnose(make_run(truth.enter, truth.exit, gap=gap, delay=truth.delay.astype(float), **options))
 
 
-JOB = Job(ranks=4, steps=400, noise=0.1)
+JOB = MadeUpJob(ranks=4, steps=400, noise=0.1)
 
 
 @pytest.mark.parametrize(("fault", "share", "seconds"), [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION, PERSISTENT
 from jaxpace.testing.made_up_faults import Fault
@@ -61,7 +61,8 @@ def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
   (estimated,) = diagnose(run).findings
   floor = 2.8e-3  # connections of the others are busy for 2.2 ms a step: by those it would cost 3 ms
   quiet = Estimate(*[floor / 14] * 3)  # 2 (P - 1) α on a ring of 8
-  fabric = Fabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),), "bench.json")
+  fabric = MeasuredFabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
+                          "bench.json")
   diagnosis = diagnose(run, fabric=fabric)
   (finding,) = diagnosis.findings
   assert finding.hosts == estimated.hosts == ("host3",)
@@ -98,10 +99,12 @@ def test_a_queue_that_nothing_explains_is_a_note():
   few = sampled(sampled(quick, lambda process, at: 4e-3), lambda process, at: 1e-5, "tcp_min_rtt_ns")
   assert said(few)[0] == [], "transfers cost little"
   quiet = Estimate(*[2e-3 / 14] * 3)
-  fabric = Fabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),), "bench.json")
+  fabric = MeasuredFabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
+                          "bench.json")
   notes, diagnosis = said(with_bytes(queued, 4096), fabric)
   assert notes == [] and [f.mode for f in diagnosis.findings] == [CONTENTION]
   slow_by_itself = Estimate(*[17e-3 / 14] * 3)
-  fabric = Fabric((Level("all", None, None, {ALL_REDUCE: Cost(slow_by_itself, Estimate(0.0, 0.0, 0.0), RING)}),), "b")
+  fabric = MeasuredFabric((Level("all", None, None, {ALL_REDUCE: Cost(slow_by_itself, Estimate(0.0, 0.0, 0.0),
+                                                                      RING)}),), "b")
   notes, diagnosis = said(with_bytes(queued, 4096), fabric)
   assert notes == [] and diagnosis.findings == () and diagnosis.floor.known

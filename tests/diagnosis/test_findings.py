@@ -6,22 +6,22 @@ import re
 import numpy as np
 import pytest
 
-from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.by_rank import by_host, by_rank
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of, true_shares
 
 BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,
         "host_columns": True}
 
 
-def job(*faults, **kwargs) -> Job:
-  return Job(**{**BASE, **kwargs}, faults=faults)
+def job(*faults, **kwargs) -> MadeUpJob:
+  return MadeUpJob(**{**BASE, **kwargs}, faults=faults)
 
 
 STRAGGLER = Fault("compute", 5e-3, (5,), mechanism="work")
@@ -147,7 +147,8 @@ def test_contention_of_the_whole_run_shows_against_a_known_floor_only():
   assert [f.mode for f in diagnose(run).findings] == []
   run = with_bytes(run, 4096)
   quiet = Estimate(crowded.transfer / 14, crowded.transfer / 14, crowded.transfer / 14)  # 2 (P - 1) α on a ring of 8
-  fabric = Fabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),), "bench.json")
+  fabric = MeasuredFabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
+                          "bench.json")
   diagnosis = diagnose(run, fabric=fabric)
   (finding,) = diagnosis.findings
   assert finding.mode == CONTENTION
@@ -293,7 +294,7 @@ def test_a_clock_that_jumps_is_left_out_and_named():
 
 def test_many_hosts_are_counted_and_the_document_names_them_all():
   late = dict.fromkeys(range(0, 64, 2), 0.008)
-  diagnosis = diagnose(run_of(Job(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
+  diagnosis = diagnose(run_of(MadeUpJob(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
   (finding,) = diagnosis.findings
   assert set(finding.ranks) == set(late) and len(finding.hosts) == 32
   sentences = [diagnosis.verdict, finding.advice, *finding.evidence]

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.floor import find_floor, running_minimum
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_contention import with_bytes
 
@@ -49,17 +49,18 @@ def test_transfer_is_split_exactly_and_never_negatively(values):
 @pytest.mark.parametrize("plan, joined", [({"ranks": 2}, 2), ({}, 4), ({"ranks": 0}, 4), ({"ranks": "2"}, 4)])
 def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joined):
   """On a data x model mesh of four devices the sums join two."""
-  run = with_bytes(run_of(Job(ranks=4, steps=40))[0], 4096)
+  run = with_bytes(run_of(MadeUpJob(ranks=4, steps=40))[0], 4096)
   costs = {count: Cost(Estimate(count * 1e-9, 0, 0), Estimate(0.0, 0.0, 0.0), RING) for count in (2, 4)}
-  fabric = Fabric(tuple(Level(str(count), count, None, {ALL_REDUCE: cost}) for count, cost in costs.items()), "made up")
+  fabric = MeasuredFabric(tuple(Level(str(count), count, None, {ALL_REDUCE: cost}) for count, cost in costs.items()),
+                          "made up")
   run.info["plan"] = {**(run.info.get("plan") or {}), **plan}
   floor = find_floor(run, np.full((len(run.collectives), 40), 1.0), fabric)
   np.testing.assert_allclose(floor.floor, costs[joined].seconds(ALL_REDUCE, joined, 4096))
 
 
 def test_the_note_on_a_floor_that_says_nothing_counts_the_ranks_that_were_asked_for():
-  run = with_bytes(run_of(Job(ranks=4, steps=200))[0], 4096)
+  run = with_bytes(run_of(MadeUpJob(ranks=4, steps=200))[0], 4096)
   run.info["plan"] = {**(run.info.get("plan") or {}), "ranks": 2}
-  one = Fabric((Level("one", 1, None, {}),), "made up")
+  one = MeasuredFabric((Level("one", 1, None, {}),), "made up")
   (said,) = (note for note in diagnose(run, fabric=one).notes if "quiet fabric that was given" in note)
   assert "this run's collectives over 2 ranks" in said

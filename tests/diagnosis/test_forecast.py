@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from jaxpace.costs import fabric_file as fabrics
-from jaxpace.costs.fabric_file import Cost, Estimate, Fabric, Level
+from jaxpace.costs.fabric_file import Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.forecast import tails
 from jaxpace.diagnosis.forecast.forecast import RESAMPLED, TAIL, forecast
 from jaxpace.diagnosis.forecast.forecast_json import to_json
@@ -43,7 +43,7 @@ def with_collectives(busy, sizes, took):
 
 def known(alpha=0.0, beta=0.0, algorithm="ring", ranks=None):
   costs = {kind: Cost(Estimate(alpha, alpha, alpha), Estimate(beta, beta, beta), algorithm) for kind in fabrics.KINDS}
-  return Fabric((Level("made up", ranks, None, costs),), "made up")
+  return MeasuredFabric((Level("made up", ranks, None, costs),), "made up")
 
 
 def pooled(values):
@@ -178,7 +178,7 @@ def test_silent_where_a_tier_begins_that_was_not_measured():
   two_hosts = take_sample(recorded(arrival, hosts={p: "ab"[p // 4] for p in range(8)}))
   found = forecast(two_hosts, [16])
   assert found.points[0].silent is None and any("same tier" in note for note in found.notes)
-  lacking = Fabric((Level("x", None, None, {"shift": known().levels[0].costs["shift"]}),), "some.json")
+  lacking = MeasuredFabric((Level("x", None, None, {"shift": known().levels[0].costs["shift"]}),), "some.json")
   assert "no cost of all_reduce" in forecast(one_host, [16], fabric=lacking).points[0].silent
 
 

@@ -18,7 +18,7 @@ from jaxpace.cli import report as command
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
 
-JOB = made_up_runs.Job(ranks=4, steps=60, processes=2, noise=0.02, host_columns=True, sample_steps=5,
+JOB = made_up_runs.MadeUpJob(ranks=4, steps=60, processes=2, noise=0.02, host_columns=True, sample_steps=5,
                     faults=(Fault("compute", 8e-3, (1,)), Fault("pause", 30e-3, (2,), probability=0.2, mechanism="gc"),
                             Fault("contention", 5e-3, begin=0.5)))
 EXTREME = (0, 1, -1, 2**62, -2**62, 2**63 - 1, -2**63, 10**12, 3_600_000_000_000)

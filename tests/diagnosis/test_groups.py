@@ -8,7 +8,7 @@ import pytest
 from jaxpace.__main__ import main
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.meetings import Grouped, Meetings
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.meeting import Meeting
 from tests.diagnosis import grouped, made_up
 
@@ -258,7 +258,8 @@ def test_a_gap_in_the_numbers_is_no_rank_that_is_missed(tmp_path):
 
 def test_one_group_of_all_is_accounted_for_as_without_groups():
   """The way by groups and the one where all ranks meet, on the same noisy run with delays."""
-  job = Job(ranks=5, steps=STEPS, processes=5, hosts=5, noise=0.1, collectives=3, transfer_noise=0.3, late={2: 3e-3},
+  job = MadeUpJob(ranks=5, steps=STEPS, processes=5, hosts=5, noise=0.1, collectives=3, transfer_noise=0.3,
+                  late={2: 3e-3},
             delays={0: 2e-3}, pause=10e-3, pause_probability=0.05)
   run, _ = made_up.run_of(job)
   work = busy(run, slice(0, STEPS))

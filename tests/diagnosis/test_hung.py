@@ -8,7 +8,7 @@ from jaxpace.diagnosis.hung import hung
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.live.watchdog.events import late_event, read_events
 from jaxpace.live.watchdog.verdict import Late, LateProcess
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 
 
@@ -39,7 +39,7 @@ def test_what_is_no_event_is_left_out_and_many_are_cut():
 
 
 def test_they_reach_the_report(tmp_path):
-  run, _ = run_of(Job(ranks=4, steps=60, processes=2))
+  run, _ = run_of(MadeUpJob(ranks=4, steps=60, processes=2))
   (tmp_path / "watchdog").mkdir()
   line = {**event(30, 12.0, LateProcess(1, "outside", phase="data")), "run": run.id}
   (tmp_path / "watchdog" / "0.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "run": "other"}) + "\n")

@@ -9,9 +9,9 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.live.probe.inference import Culprit
-from jaxpace.live.probe.links import Links
+from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import barrier, make_run
 
@@ -20,14 +20,14 @@ BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "tr
 HOSTS = ("host0", "host1", "host2", "host3")
 
 
-def probe(*culprits, cannot_tell="") -> Links:
+def probe(*culprits, cannot_tell="") -> ProbedLinks:
   times = np.full((4, 4), 1e-3)
-  return Links(HOSTS, 1 << 20, times, times, culprits, cannot_tell, 1.0, 12345)
+  return ProbedLinks(HOSTS, 1 << 20, times, times, culprits, cannot_tell, 1.0, 12345)
 
 
 @pytest.fixture(scope="module")
 def crowded():
-  run, _ = run_of(Job(**BASE, faults=(Fault("contention", 8e-3, begin=0.5),)))
+  run, _ = run_of(MadeUpJob(**BASE, faults=(Fault("contention", 8e-3, begin=0.5),)))
   return dataclasses.replace(run, host_samples=None)
 
 
@@ -48,13 +48,13 @@ def test_a_link_probe_names_the_slow_host_or_link(crowded, culprits, hosts, rank
 
 
 def test_a_probe_alone_makes_no_finding():
-  run, _ = run_of(Job(**BASE))
+  run, _ = run_of(MadeUpJob(**BASE))
   assert diagnose(run, links=probe(Culprit("host", ("host2",), (2,), 2.5, 0.99))).findings == ()
 
 
 def test_a_host_whose_processors_are_taken_is_late_and_slow_to_send_at_once():
   late = Fault("compute", 8e-3, (5,), mechanism="preempted")
-  run, _ = run_of(Job(**BASE, faults=(late, Fault("contention", 8e-3, begin=0.5))))
+  run, _ = run_of(MadeUpJob(**BASE, faults=(late, Fault("contention", 8e-3, begin=0.5))))
   (found,) = diagnose(run).findings
   assert (found.mode, found.ranks) == (PERSISTENT, (5,))
   assert "Transfers are slower as well" in found.evidence[-1]
@@ -64,7 +64,8 @@ def test_pauses_that_some_processes_hold_by_chance_name_nobody():
   named = []
   for probability, ranks in ((0.1, (4, 5)), (0.008, (0, 1, 2, 3, 4, 5, 6, 7))):
     for seed in range(4):
-      run, _ = run_of(Job(**BASE, seed=seed, faults=(Fault("pause", 40e-3 / probability / 10, ranks, mechanism="gc",
+      run, _ = run_of(MadeUpJob(**BASE, seed=seed, faults=(Fault("pause", 40e-3 / probability / 10, ranks,
+                                                                 mechanism="gc",
                                                            probability=probability),)))
       named += [(len(ranks), f.ranks) for f in diagnose(run).findings if f.mode == JITTER]
   assert {found for number, found in named if number == 2} == {(4, 5)}
@@ -74,7 +75,7 @@ def test_pauses_that_some_processes_hold_by_chance_name_nobody():
 @pytest.mark.parametrize("kind", ["uneven", "load"])
 def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kind):
   random, shape = np.random.default_rng(2), (8, 300)
-  _, truth = run_of(Job(**BASE))
+  _, truth = run_of(MadeUpJob(**BASE))
   more = random.gamma(2.0, 0.5e6, shape) if kind == "uneven" else (random.random(shape) < 0.01) * 9e6
   ragged = (random.random(shape) < 0.01) * 12e6
   enter, leave = barrier(truth.busy[0] + (more + ragged).astype(np.int64), truth.transfer[0])

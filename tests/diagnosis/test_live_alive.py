@@ -10,7 +10,7 @@ from jaxpace.diagnosis.live.events import EventFollower
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.live.watchdog.events import EventFile, late_event
 from jaxpace.live.watchdog.verdict import Late, LateProcess
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.reporting.growing import Growing
 
 UNIX = 1.7e9
@@ -127,7 +127,7 @@ def test_many_processes_files_are_read_every_few_seconds_but_seen_at_once(tmp_pa
 
 
 def test_age_of_the_newest_rows(tmp_path):
-  growing = Growing(tmp_path / "run", Job(ranks=2, steps=60, processes=1), tmp_path / "whole")
+  growing = Growing(tmp_path / "run", MadeUpJob(ranks=2, steps=60, processes=1), tmp_path / "whole")
   growing.write(30)
   for file in growing.directory.rglob("*.parquet"):
     os.utime(file, (UNIX, UNIX))

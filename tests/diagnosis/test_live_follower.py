@@ -16,7 +16,7 @@ from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
 from jaxpace.reporting.watch.line import line
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.follow import parts, window
 from jaxpace.trace.follow.parts import PartFollower
 from jaxpace.trace.reader import read_run
@@ -24,7 +24,7 @@ from jaxpace.trace.run import MISSING
 from tests.cli.test_foreign_directories import flipped, gone, torn
 from tests.reporting.growing import Growing
 
-JOB = Job(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2, late={2: 4e-3})
+JOB = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2, late={2: 4e-3})
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_a_restart_begins_anew_and_says_so(tmp_path):
   follower = Follower(tmp_path / "run", 50)
   first.write(200)
   assert follower.poll(0.0, 0.0).attempt == 0
-  slow = Job(ranks=4, steps=100, processes=2, forward=30e-3, collectives=2)
+  slow = MadeUpJob(ranks=4, steps=100, processes=2, forward=30e-3, collectives=2)
   again = Growing(tmp_path / "run", slow, tmp_path / "b", attempt=1, first_step=120)
   again.write(160)
   look = follower.poll(1.0, 0.0)
@@ -187,7 +187,7 @@ def test_another_run_in_the_same_directory_replaces_the_first(tmp_path):
   first.write(200)
   assert follower.poll(0.0, 0.0).step == 199
   first.remove()
-  other = Growing(tmp_path / "run", Job(ranks=2, steps=50, processes=1), tmp_path / "b", run="other")
+  other = Growing(tmp_path / "run", MadeUpJob(ranks=2, steps=50, processes=1), tmp_path / "b", run="other")
   assert follower.poll(1.0, 0.0).state.kind == "waiting"
   other.write(40)
   look = follower.poll(2.0, 0.0)
@@ -195,7 +195,7 @@ def test_another_run_in_the_same_directory_replaces_the_first(tmp_path):
 
 
 def test_onsets_are_told_as_they_begin(tmp_path):
-  job = Job(ranks=4, steps=400, processes=2, noise=0.01,
+  job = MadeUpJob(ranks=4, steps=400, processes=2, noise=0.01,
             faults=(Fault("compute", 6e-3, (3,), begin=0.6), ))
   growing, found = Growing(tmp_path / "run", job, tmp_path / "whole"), {}
   follower = Follower(growing.directory, 50)
@@ -233,7 +233,7 @@ def test_the_guard_is_that_of_the_lowest_rank_now(tmp_path):
             "decision_effect_high": np.where(step < 90, np.nan, -0.01).astype(np.float32),
             "decision_pairs": (step // 40).astype(np.float32), "decision_guard_pair": (step // 40).astype(np.float32)}
 
-  job = Job(ranks=4, steps=200, processes=2, delays={0: 1e-3})
+  job = MadeUpJob(ranks=4, steps=200, processes=2, delays={0: 1e-3})
   growing = Growing(tmp_path / "run", job, tmp_path / "whole", extra=guard)
   follower, seen = Follower(growing.directory, 50), []
   for step in (50, 70, 100):
@@ -247,7 +247,7 @@ def test_the_guard_is_that_of_the_lowest_rank_now(tmp_path):
 
 def test_what_is_told_live_is_what_a_replay_of_the_run_tells(tmp_path):
   """Pauses with a cause that the processes measure too, of which most parts hold none."""
-  job = Job(ranks=4, steps=320, processes=2, noise=0.02, host_columns=True,
+  job = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, host_columns=True,
             faults=(Fault("pause", 60e-3, (2, 3), begin=0.6, probability=0.1, aligned=True, mechanism="checkpoint"),))
   growing = Growing(tmp_path / "run", job, tmp_path / "written")
   follower, state, replayed = Follower(growing.directory), stream.init(4), []
@@ -291,7 +291,7 @@ def test_run_json_may_be_torn_or_missing(growing):
 
 
 def test_lateness_is_told_after_the_typical_rank(tmp_path):
-  job = Job(ranks=4, steps=60, processes=2, late={1: 2e-3, 2: 4e-3, 3: 6e-3})
+  job = MadeUpJob(ranks=4, steps=60, processes=2, late={1: 2e-3, 2: 4e-3, 3: 6e-3})
   growing = Growing(tmp_path / "run", job, tmp_path / "whole")
   growing.write(60)
   late = Follower(growing.directory, 20).poll(0.0, 0.0).numbers.late
@@ -299,7 +299,7 @@ def test_lateness_is_told_after_the_typical_rank(tmp_path):
 
 
 def test_contention_is_measured_from_the_lowest_floor_since_the_view_began(tmp_path):
-  job = Job(ranks=4, steps=200, processes=2, contention=5e-3, contended=(0.5, 1.0))
+  job = MadeUpJob(ranks=4, steps=200, processes=2, contention=5e-3, contended=(0.5, 1.0))
   growing = Growing(tmp_path / "run", job, tmp_path / "whole")
   follower = Follower(growing.directory, 50)
   growing.write(90)

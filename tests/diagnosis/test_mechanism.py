@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.mechanism import of_lateness, of_pauses
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import HostCauses
 from tests.diagnosis.made_up import case_of, run_of
 
@@ -15,7 +15,8 @@ STEPS = 100
 
 def shown(causes=None, samples=None, processes=4):
   """A run with these columns of each process, per step. Samples' columns: what a counter rises by, or a gauge is."""
-  run, _ = run_of(Job(ranks=processes, steps=STEPS, processes=processes, noise=0.01, host_columns=True, sample_steps=1))
+  run, _ = run_of(MadeUpJob(ranks=processes, steps=STEPS, processes=processes, noise=0.01, host_columns=True,
+                            sample_steps=1))
   columns = {name: np.broadcast_to(np.array(values, np.float32).reshape(processes, -1), (processes, STEPS))
              for name, values in (causes or {}).items()}
   of_host = dict(run.host_samples.columns)
@@ -27,19 +28,19 @@ def shown(causes=None, samples=None, processes=4):
 
 
 def kinds(case, lateness, process=2):
-  return [found.kind for found in of_lateness(case, process, 0, case.counted.blocks, lateness)]
+  return [found.kind for found in of_lateness(case, process, 0, case.selected.blocks, lateness)]
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_a_column_is_compared_with_the_other_processes_alone(processes):
   case = shown({"data": [1e-3] * (processes - 1) + [4e-3]}, processes=processes)
-  (found,) = of_lateness(case, processes - 1, 0, case.counted.blocks, 3e-3)
+  (found,) = of_lateness(case, processes - 1, 0, case.selected.blocks, 3e-3)
   assert found.kind == "data" and "for 4.00 ms a step, 3.00 ms more than the others" in found.sentence
 
 
 def test_what_all_processes_have_explains_no_lateness():
   throttled = shown(samples={"throttled_ns": [1e6, 1e6, 5e6, 1e6]})
-  (found,) = of_lateness(throttled, 2, 0, throttled.counted.blocks, 5e-3)
+  (found,) = of_lateness(throttled, 2, 0, throttled.selected.blocks, 5e-3)
   assert found.kind == "throttled" and "4.00 ms a step more than the others" in found.sentence
   assert kinds(shown(samples={"throttled_ns": [5e6] * 4}), 5e-3) == []
   assert kinds(shown({"data": [5e-3] * 4}), 5e-3) == []
@@ -61,7 +62,7 @@ def test_pauses_are_divided_among_what_was_measured_in_them():
   """Every tenth step of process 0: 60 ms of garbage collection and 30 ms of data, of 100 ms."""
   struck = np.arange(STEPS) % 10 == 5
   case = shown({"gc": [0.06 * struck, *np.zeros((3, STEPS))], "data": [0.03 * struck, *np.zeros((3, STEPS))]})
-  share = struck[case.counted.mask].mean()
+  share = struck[case.selected.mask].mean()
   found = of_pauses(case, [0], 0.1 * share)
   assert [mechanism.kind for mechanism, _ in found] == ["gc", "data"]
   assert [part for _, part in found] == pytest.approx([0.6, 0.3])
@@ -72,6 +73,6 @@ def test_switches_explain_no_more_than_the_processor_can_have_been_gone():
   """A process that sleeps for 40 ms on a machine of few cores is switched now and then as well."""
   assert kinds(shown({"nivcsw": [0.1, 0.1, 0.6, 0.1], "cpu": [0.01] * 4}), 40e-3) == [""]
   case = shown({"nivcsw": [0.1, 0.1, 9.0, 0.1], "cpu": [0.01] * 4})
-  assert [found.kind for found in of_lateness(case, 2, 0, case.counted.blocks, 40e-3)] == ["preempted"]
+  assert [found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3)] == ["preempted"]
   # All of it in the gap between steps, where a process computes next to nothing.
-  assert [found.kind for found in of_lateness(case, 2, 0, case.counted.blocks, 40e-3, 39e-3)] == [""]
+  assert [found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3, 39e-3)] == [""]

@@ -18,34 +18,34 @@ def busy_with(slow, size=100):
 
 
 def test_the_first_step_has_nothing_to_start_from():
-  counted = count_steps(make_run(*busy_with({})))
-  assert not counted.mask[0]
-  assert counted.size == 99
-  assert counted.warmup.size == 0
+  selected = count_steps(make_run(*busy_with({})))
+  assert not selected.mask[0]
+  assert selected.size == 99
+  assert selected.warmup.size == 0
 
 
 def test_warmup_ends_at_the_last_slow_one_of_the_first_steps():
-  counted = count_steps(make_run(*busy_with({1: 100, 4: 5, 30: 50})))
-  assert counted.warmup.tolist() == [1, 2, 3, 4]
-  assert counted.mask[30]  # a pause later on is what the job lives with
-  assert counted.size == 95
+  selected = count_steps(make_run(*busy_with({1: 100, 4: 5, 30: 50})))
+  assert selected.warmup.tolist() == [1, 2, 3, 4]
+  assert selected.mask[30]  # a pause later on is what the job lives with
+  assert selected.size == 95
 
 
 def test_a_window_within_the_run_has_no_warmup():
   run = make_run(*busy_with({52: 50}), window=(51, 90))
-  counted = count_steps(run)
-  assert counted.size == 39
-  assert counted.mask[51]
-  assert counted.mask[52]
-  assert not counted.mask[50]
-  assert not counted.mask[90]
+  selected = count_steps(run)
+  assert selected.size == 39
+  assert selected.mask[51]
+  assert selected.mask[52]
+  assert not selected.mask[50]
+  assert not selected.mask[90]
 
 
 def test_every_attempt_warms_up():
   attempt = np.repeat([[0] * 50 + [1] * 50], 2, axis=0)
-  counted = count_steps(make_run(*busy_with({1: 100, 51: 100, 52: 40}), attempt=attempt))
-  assert counted.warmup.tolist() == [1, 51, 52]
-  assert not counted.mask[50]  # first step of the second attempt
+  selected = count_steps(make_run(*busy_with({1: 100, 51: 100, 52: 40}), attempt=attempt))
+  assert selected.warmup.tolist() == [1, 51, 52]
+  assert not selected.mask[50]  # first step of the second attempt
 
 
 def test_holes_are_not_measured_across():
@@ -53,18 +53,18 @@ def test_holes_are_not_measured_across():
   steps = np.arange(100) + (np.arange(100) >= 40) * 5
   assert not count_steps(make_run(enter, leave, steps=steps)).mask[40]
   enter[:, :, 60] = leave[:, :, 60] = MISSING
-  counted = count_steps(make_run(enter, leave, steps=steps))
-  assert not counted.mask[60]
-  assert not counted.mask[61]
-  assert counted.mask[62]
+  selected = count_steps(make_run(enter, leave, steps=steps))
+  assert not selected.mask[60]
+  assert not selected.mask[61]
+  assert selected.mask[62]
 
 
 def test_blocks_are_even_and_in_order():
-  counted = count_steps(make_run(*busy_with({}, size=1000)))
-  blocks = counted.block[counted.mask]
+  selected = count_steps(make_run(*busy_with({}, size=1000)))
+  blocks = selected.block[selected.mask]
   assert (np.diff(blocks) >= 0).all()
   sizes = np.bincount(blocks)
-  assert len(sizes) == counted.blocks == 199
+  assert len(sizes) == selected.blocks == 199
   assert sizes.max() - sizes.min() <= 1
 
 

@@ -25,13 +25,13 @@ from jaxpace.diagnosis.series.where import where
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.cut import cut
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from tests.diagnosis.traces import barrier, make_run
 
-JOB = Job(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2, late={4: 6e-3}, contention=4e-3,
+JOB = MadeUpJob(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2, late={4: 6e-3}, contention=4e-3,
           contended=(0.5, 1.0), faults=(Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"),))
 
 
@@ -89,8 +89,8 @@ def test_columns_hold_every_counted_step_once_and_are_even(size, most, data):
   if not mask.any():
     return
   run = make_run(*barrier(np.full((2, size), 1000), 10), steps=np.arange(size) * 3)
-  counted = diagnose(run).counted._replace(mask=mask)
-  made = Columns.over(run, counted, most)
+  selected = diagnose(run).selected._replace(mask=mask)
+  made = Columns.over(run, selected, most)
   steps = run.steps[mask]
   assert made.size == min(len(steps), most) and made.number.sum() == len(steps)
   assert made.number.max() - made.number.min() <= 1
@@ -114,7 +114,7 @@ def test_over_time_adds_up_to_the_report(diagnosis, narrow):
     share = np.array(found["shares"][name])
     assert np.average(share, weights=number * mean) == pytest.approx(report["shares"][name], abs=1e-12)
   assert np.sum([found["shares"][name] for name in SHARES], axis=0) == pytest.approx(1)
-  steps = diagnosis.totals.per_step["step"][diagnosis.counted.mask]
+  steps = diagnosis.totals.per_step["step"][diagnosis.selected.mask]
   assert min(found["step_time"]["low"]) == steps.min() and max(found["step_time"]["high"]) == steps.max()
   contention = found["shares"]["contention"]
   assert max(contention[:3]) < 0.02 < min(contention[4:]), "the second half is contended"
@@ -122,7 +122,7 @@ def test_over_time_adds_up_to_the_report(diagnosis, narrow):
 
 def test_the_map_is_what_plain_loops_find(diagnosis, narrow):
   found, expected = skew_map.skew_map(diagnosis), late(diagnosis.run)
-  column = columns.Columns.over(diagnosis.run, diagnosis.counted, 7).column
+  column = columns.Columns.over(diagnosis.run, diagnosis.selected, 7).column
   mean, most = np.array(found["mean"]) * found["unit"], np.array(found["most"]) * found["unit"]
   assert mean.shape == most.shape == (6, 7)
   for i in range(7):
@@ -180,7 +180,7 @@ def test_units_are_round_and_leave_few_digits(largest):
 
 def test_the_distribution_holds_every_step(diagnosis, whole):
   found, times = whole["distribution"], diagnosis.totals.per_step["step"]
-  steps = times[diagnosis.counted.mask]
+  steps = times[diagnosis.selected.mask]
   edges = np.array(found["edges"])
   assert sum(found["steps"]) + found["beyond"] == len(steps)
   for i in (0, 3, len(edges) - 2):
@@ -189,7 +189,7 @@ def test_the_distribution_holds_every_step(diagnosis, whole):
   for share, seconds in zip(found["tail"]["share"], found["tail"]["step_time"], strict=True):
     assert (steps > seconds * (1 + 1e-6)).mean() <= share + 1e-9
     assert (steps >= seconds * (1 - 1e-6)).mean() >= share - 1e-9
-  order = sorted(range(len(times)), key=lambda k: -times[k] if diagnosis.counted.mask[k] else 0)
+  order = sorted(range(len(times)), key=lambda k: -times[k] if diagnosis.selected.mask[k] else 0)
   assert [row["step"] for row in found["longest"]] == diagnosis.run.steps[order[:20]].tolist()
   assert [row["last_rank"] for row in found["longest"]] == diagnosis.totals.last_rank[order[:20]].tolist()
   assert all(sum(row["shares"].values()) == pytest.approx(1, abs=1e-5) for row in found["longest"])
@@ -286,7 +286,7 @@ def test_the_outlook_is_the_forecast(diagnosis, monkeypatch):
 def test_a_cut_run_is_the_window(diagnosis):
   run = diagnosis.run
   part = diagnose(cut(run, 200))
-  assert part.counted.size == 60 and part.step_time.mean == pytest.approx(
+  assert part.selected.size == 60 and part.step_time.mean == pytest.approx(
       diagnosis.totals.per_step["step"][200:].mean())
 
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from experiments.measure import stream_alarms
 from jaxpace.diagnosis import stream
-from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, Steps
+from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, NewSteps
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 
 BASE = 20e-3
 
 
-def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=None, cost=0.06) -> Steps:
+def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=None, cost=0.06) -> NewSteps:
   random = np.random.default_rng(seed)
   jitter = random.exponential(noise, (ranks, size)) if kind == "exponential" else random.normal(0, noise, (ranks, size))
   if kind == "pauses":
@@ -37,13 +37,13 @@ def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=N
   elif fault == GAP:
     gap[:, now] += more
     arrival[:, now] += more
-  return Steps(np.arange(size) + 100, arrival, transfer, gap, arrival.max(axis=0) + transfer)
+  return NewSteps(np.arange(size) + 100, arrival, transfer, gap, arrival.max(axis=0) + transfer)
 
 
 def alarms(given, ranks, chunk=64):
   state, found = stream.init(ranks), []
   for begin in range(0, len(given.number), chunk):
-    state, new = stream.update(state, Steps(*(
+    state, new = stream.update(state, NewSteps(*(
         x if x is None else x[..., begin:begin + chunk] for x in given)))
     found += new
   return found
@@ -124,7 +124,7 @@ def test_a_few_long_steps_do_not_raise_what_is_usual():
 
 
 def test_it_follows_a_recorded_run_window_by_window():
-  job = Job(ranks=4, steps=260, processes=2, noise=0.02, transfer_noise=0.1,
+  job = MadeUpJob(ranks=4, steps=260, processes=2, noise=0.02, transfer_noise=0.1,
             faults=(Fault("compute", 5e-3, (3,), begin=0.6),))
   run, _ = run_of(job)
   state, found = stream.follow(stream.init(4), run)
@@ -177,7 +177,7 @@ def test_a_large_fault_is_told_soon_where_noise_hides_a_small_one():
     assert [a.kind for a in told] == [TRANSFER] and told[0].step < 400 + 20
 
 
-def struck(kind, begin, length, size, seed=0, every=1) -> Steps:
+def struck(kind, begin, length, size, seed=0, every=1) -> NewSteps:
   """A healthy job of 4 ranks, and each `every`-th of `length` steps longer by `size` of the step: rank 1 late, ..."""
   given, now = steps(4, 480, seed=seed), np.arange(begin, min(begin + length, 480), every)
   arrival, gap, transfer = given.arrival.copy(), given.gap.copy(), given.transfer.copy()
@@ -191,7 +191,7 @@ def struck(kind, begin, length, size, seed=0, every=1) -> Steps:
   else:
     gap[:, now] += more
     arrival[:, now] += more
-  return Steps(given.number, arrival, transfer, gap, arrival.max(axis=0) + transfer, np.zeros(480))
+  return NewSteps(given.number, arrival, transfer, gap, arrival.max(axis=0) + transfer, np.zeros(480))
 
 
 @settings(max_examples=40, deadline=None)
@@ -241,7 +241,7 @@ def test_neither_chunks_nor_units_nor_the_order_of_ranks_matter(seed, kind, chun
   given = struck(kind, 200, 120, 0.2, seed)
   told = alarms(given, 4, chunk=480)
   assert alarms(given, 4, chunk=chunk) == told
-  scaled = Steps(given.number, *(2.0**power * values for values in given[1:]))
+  scaled = NewSteps(given.number, *(2.0**power * values for values in given[1:]))
   assert alarms(scaled, 4, chunk=480) == told
   moved = alarms(given._replace(arrival=given.arrival[list(order)], gap=given.gap[list(order)]), 4, chunk=480)
   assert ([a._replace(rank=None if a.rank is None else order[a.rank], share=0.0) for a in moved]

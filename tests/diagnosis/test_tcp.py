@@ -13,9 +13,9 @@ from jaxpace.diagnosis.counters import median_per_window, per_step, per_window, 
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION
 from jaxpace.diagnosis.selected_steps import count_steps
-from jaxpace.diagnosis.tcp import Busy
+from jaxpace.diagnosis.tcp import BusyConnections
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_findings import job
 
@@ -36,12 +36,12 @@ def ring(ranks: int, usual: float, slow: dict[int, float]) -> np.ndarray:
   return busy
 
 
-def busy_of(*stretches: np.ndarray, noise: float = 0.0, seed: int = 0, carried: bool = True) -> Busy:
+def busy_of(*stretches: np.ndarray, noise: float = 0.0, seed: int = 0, carried: bool = True) -> BusyConnections:
   """Busy times of some stretches of equal length, one block a window."""
   random = np.random.default_rng(seed)
   each = WINDOWS // len(stretches)
   seconds = np.concatenate([np.tile(s[:, None], (1, each)) for s in stretches], axis=1)
-  return Busy(tuple(range(len(seconds))), np.arange(seconds.shape[1] + 1),
+  return BusyConnections(tuple(range(len(seconds))), np.arange(seconds.shape[1] + 1),
               seconds * random.gamma(1 / max(noise, 1e-3)**2, max(noise, 1e-3)**2, seconds.shape), carried)
 
 
@@ -110,16 +110,16 @@ def test_a_host_that_takes_slowly_keeps_its_partners_busy_longer_than_itself():
 
 def test_windows_add_up_to_the_whole():
   run, _ = run_of(job(Fault("contention", 6e-3, (6, 7), begin=0.3)))
-  counted = count_steps(run)
-  edges, found = per_window(run, counted, "tcp_busy_ns", 6)
-  assert edges[0] == 0 and edges[-1] == counted.blocks and len(edges) == 7
-  assert len(per_window(run, counted, "tcp_busy_ns", 99)[0]) == 8  # 15 samples, two a window
-  whole = per_step(run, counted, "tcp_busy_ns", 0, counted.blocks)
-  steps = np.array([np.count_nonzero(counted.within(b, e)) for b, e in zip(edges[:-1], edges[1:], strict=True)])
+  selected = count_steps(run)
+  edges, found = per_window(run, selected, "tcp_busy_ns", 6)
+  assert edges[0] == 0 and edges[-1] == selected.blocks and len(edges) == 7
+  assert len(per_window(run, selected, "tcp_busy_ns", 99)[0]) == 8  # 15 samples, two a window
+  whole = per_step(run, selected, "tcp_busy_ns", 0, selected.blocks)
+  steps = np.array([np.count_nonzero(selected.within(b, e)) for b, e in zip(edges[:-1], edges[1:], strict=True)])
   for process, rise in found.items():
     assert (rise * steps).sum() / steps.sum() == pytest.approx(whole[process], rel=0.02)
   assert found[3][3:].mean() > 2 * found[0][3:].mean()
-  assert per_window(dataclasses.replace(run, host_samples=None), counted, "tcp_busy_ns", 10)[1] == {}
+  assert per_window(dataclasses.replace(run, host_samples=None), selected, "tcp_busy_ns", 10)[1] == {}
 
 
 def test_transfers_that_are_slow_while_connections_are_not_are_the_hosts():
@@ -133,7 +133,8 @@ def test_transfers_that_are_slow_while_connections_are_not_are_the_hosts():
 def test_a_fabric_that_is_crowded_now_and_then_shows_by_its_connections():
   """A third of the steps of the second half: the median transfer stays as it was."""
   crowded = Fault("contention", 20e-3, begin=0.5, probability=0.33)
-  run, truth = run_of(Job(ranks=4, steps=960, processes=4, hosts=4, noise=0.02, transfer_noise=0.1, host_columns=True,
+  run, truth = run_of(MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02, transfer_noise=0.1,
+                                host_columns=True,
                           faults=(crowded,)))
   (finding,) = diagnose(run).findings
   assert (finding.mode, finding.hosts) == (CONTENTION, ())
@@ -145,7 +146,7 @@ def test_a_fabric_that_is_crowded_now_and_then_shows_by_its_connections():
 def test_processes_of_one_host_have_no_network_between_them():
   """Over loopback connections are busy while a process waits for a processor: no fabric is crowded."""
   crowded = tuple(Fault("contention", seconds, probability=0.4) for seconds in (2e-3, 4e-3, 6e-3, 8e-3))
-  run, _ = run_of(Job(ranks=4, steps=960, processes=4, hosts=4, noise=0.02, transfer_noise=0.2, host_columns=True,
+  run, _ = run_of(MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02, transfer_noise=0.2, host_columns=True,
                       faults=crowded))
   (finding,) = diagnose(run).findings
   assert finding.mode == CONTENTION
@@ -155,7 +156,7 @@ def test_processes_of_one_host_have_no_network_between_them():
   assert [f.mode for f in diagnose(dataclasses.replace(run, processes=unknown)).findings] == [CONTENTION]
 
 
-def with_trips(busy: Busy, *stretches: np.ndarray, noise: float = 0.1, seed: int = 0) -> Busy:
+def with_trips(busy: BusyConnections, *stretches: np.ndarray, noise: float = 0.1, seed: int = 0) -> BusyConnections:
   """The same connections, with round trips of some stretches of equal length."""
   random = np.random.default_rng(seed)
   each = busy.seconds.shape[1] // len(stretches)
@@ -196,7 +197,7 @@ def test_round_trips_that_vary_as_healthy_ones_do_tell_nothing():
   assert tcp.says_slower(only_one, [(6, 12)], [(0, 6)]) is None
 
 
-def links_of(*busy: float) -> tcp.Links:
+def links_of(*busy: float) -> tcp.BusyLinks:
   return tcp.whose(CASE, busy_of(1e-3 * np.array(busy)), [(0, WINDOWS)], [])
 
 
@@ -213,7 +214,7 @@ def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else(
   # A slow link of the host on the other side of the ring, whose partners are the late one's as well.
   assert not tcp.taken_slowly(links_of(6.7, 3.8, 6.7, 12.8), {1})
   assert not tcp.taken_slowly(stopped, {0, 2}), "of two late hosts it can't be told"
-  assert not tcp.taken_slowly(tcp.Links({0: 1e-3}, (), 0.0, False), {0}), "only one was sampled"
+  assert not tcp.taken_slowly(tcp.BusyLinks({0: 1e-3}, (), 0.0, False), {0}), "only one was sampled"
 
 
 def sampled(run, trips, name="tcp_rtt_ns"):
@@ -228,7 +229,7 @@ def sampled(run, trips, name="tcp_rtt_ns"):
 
 def test_a_queue_shows_where_other_load_hides_it():
   """Transfers of 2 ms and 6 ms of noise take 6 ms longer; the kernel's time with data on the way hardly changes."""
-  noisy = Job(ranks=4, steps=960, processes=4, hosts=4, transfer=2e-3, transfer_noise=3.0, noise=0.02,
+  noisy = MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, transfer=2e-3, transfer_noise=3.0, noise=0.02,
               host_columns=True, faults=(Fault("contention", 6e-3, begin=0.5),))
   run, truth = run_of(noisy)
   step = np.tile(np.unique(run.host_samples.time_ns[run.host_samples.process == 0], return_inverse=True)[1], 4)
@@ -246,32 +247,32 @@ def test_a_queue_shows_where_other_load_hides_it():
 
 def test_round_trips_by_window_and_by_process():
   run, _ = run_of(job())
-  counted = count_steps(run)
-  edges = per_window(run, counted, "tcp_busy_ns", 5)[0]
-  assert median_per_window(run, counted, "tcp_rtt_ns", edges) == {} == quantiles(run, counted, "tcp_rtt_ns", (0.5,))
+  selected = count_steps(run)
+  edges = per_window(run, selected, "tcp_busy_ns", 5)[0]
+  assert median_per_window(run, selected, "tcp_rtt_ns", edges) == {} == quantiles(run, selected, "tcp_rtt_ns", (0.5,))
   run = sampled(run, lambda process, at: (1e-3 * (process + 1) + at) * (100 if round(15 * at) % 3 == 0 else 1))
-  found = median_per_window(run, counted, "tcp_rtt_ns", edges)
+  found = median_per_window(run, selected, "tcp_rtt_ns", edges)
   assert sorted(found) == [0, 1, 2, 3]
-  steps = np.flatnonzero(counted.block >= 0)
+  steps = np.flatnonzero(selected.block >= 0)
   for process, medians in found.items():
     own = run.host_samples.of(process)
     exits = run.collectives[-1].exit_ns[2 * process]
-    at = [exits[steps[np.flatnonzero(counted.block[steps] >= edge)[0]]] if edge < counted.blocks else exits[steps[-1]]
+    at = [exits[steps[np.flatnonzero(selected.block[steps] >= edge)[0]]] if edge < selected.blocks else exits[steps[-1]]
           for edge in edges]
     for i, value in enumerate(medians):
       inside = own.columns["tcp_rtt_ns"][(own.time_ns > at[i]) & (own.time_ns <= at[i + 1])]
       middle = sorted(inside)[(inside.size - 1) // 2:inside.size // 2 + 1]
       assert value == sum(middle) / len(middle)
     known = own.columns["tcp_rtt_ns"][(own.time_ns >= exits[steps[0]]) & (own.time_ns <= exits[steps[-1]])]
-    assert quantiles(run, counted, "tcp_rtt_ns", (0.0, 1.0))[process].tolist() == [known.min(), known.max()]
+    assert quantiles(run, selected, "tcp_rtt_ns", (0.0, 1.0))[process].tolist() == [known.min(), known.max()]
 
 
 def test_a_network_that_is_crowded_now_and_then_varies_its_round_trips_on_most_hosts():
-  case = SimpleNamespace(run=run_of(job())[0], counted=None)
-  case.counted = count_steps(case.run)
+  case = SimpleNamespace(run=run_of(job())[0], selected=None)
+  case.selected = count_steps(case.run)
 
   def varies(trips):
-    return tcp.trips_vary(SimpleNamespace(run=sampled(case.run, trips), counted=case.counted))
+    return tcp.trips_vary(SimpleNamespace(run=sampled(case.run, trips), selected=case.selected))
   bursts = np.random.default_rng(0).random((4, 100)) < 0.4
   assert varies(lambda process, at: 2e-3 if bursts[process, int(100 * at)] else 0.3e-3)
   assert not varies(lambda process, at: 2e-3 if process == 1 and bursts[1, int(100 * at)] else 0.3e-3)  # one of four

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import MISSING
 from tests.diagnosis.made_up import run_of
 
-JOB = Job(ranks=4, processes=2, hosts=2, steps=300, noise=0.02, late={2: 8e-3, 3: 8.2e-3})
+JOB = MadeUpJob(ranks=4, processes=2, hosts=2, steps=300, noise=0.02, late={2: 8e-3, 3: 8.2e-3})
 
 
 def without_rows(run, ranks, first):
@@ -41,13 +41,13 @@ def test_steps_without_some_ranks_at_the_end_change_nothing(ranks):
 def test_a_whole_record_is_left_whole():
   run, _ = run_of(JOB)
   assert not any("left out, from step" in note for note in diagnose(run).notes)
-  assert diagnose(run).counted.mask[-1]
+  assert diagnose(run).selected.mask[-1]
 
 
 def test_a_rank_that_stops_recording_while_the_others_go_on_for_long_does_not_end_the_count():
   run, _ = run_of(dataclasses.replace(JOB, steps=1200))  # 700 steps of 42 ms are 29 s
   found = diagnose(without_rows(run, [0], 500))
-  assert found.counted.mask[-1] and not any("left out, from step" in note for note in found.notes)
+  assert found.selected.mask[-1] and not any("left out, from step" in note for note in found.notes)
 
 
 def test_a_restart_on_fewer_ranks_is_no_unfinished_end():
@@ -56,9 +56,9 @@ def test_a_restart_on_fewer_ranks_is_no_unfinished_end():
   attempt = np.where(np.arange(JOB.steps) >= 200, np.where(shrunk.attempt >= 0, 1, -1), shrunk.attempt).astype(np.int16)
   found = diagnose(dataclasses.replace(shrunk, attempt=attempt, collectives=tuple(
       dataclasses.replace(c, attempt=attempt) for c in shrunk.collectives)))
-  assert found.counted.mask[-1] and not any("left out, from step" in note for note in found.notes)
+  assert found.selected.mask[-1] and not any("left out, from step" in note for note in found.notes)
 
 
 def test_too_few_steps_before_it_are_not_cut_further():
   run, _ = run_of(dataclasses.replace(JOB, steps=60))
-  assert diagnose(without_rows(run, [0], 12)).counted.mask[-1]
+  assert diagnose(without_rows(run, [0], 12)).selected.mask[-1]

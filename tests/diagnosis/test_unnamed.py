@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Fabric, Level
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.trace.run import HostCauses
 from tests.diagnosis.traces import barrier, make_run
@@ -29,7 +29,7 @@ def paused(pause_ms: float, at: list[int], shown: str | None):
 def test_two_long_pauses_of_a_run_are_told_with_their_cost(shown, words):
   diagnosis = diagnose(paused(900.0, [50, 150], shown))
   assert diagnosis.findings == ()
-  share = 1800 / (diagnosis.step_time.mean * 1e3 * diagnosis.counted.size)
+  share = 1800 / (diagnosis.step_time.mean * 1e3 * diagnosis.selected.size)
   assert 0.4 < share < 0.45 and f"{words} took {100 * share:.0f} % of the time in 2 steps" in diagnosis.verdict
   (note,) = [n for n in diagnosis.notes if n.startswith("Few long pauses")]
   assert f"{words} took 1,800 ms" in note and "in 2 steps: 50, 150." in note
@@ -71,7 +71,7 @@ def test_steps_that_hold_half_of_the_waiting_are_named():
   # All four but not the everyday 0.05 ms or so a step: half of it is in two or three of them.
   named = {int(word) for word in note.partition(": ")[2].rstrip(".").split(", ")}
   assert named < {60, 61, 120, 180} and len(named) in (2, 3)
-  assert "100 % for longer compute" in note and f"in {len(named)} of {diagnosis.counted.size} steps" in note
+  assert "100 % for longer compute" in note and f"in {len(named)} of {diagnosis.selected.size} steps" in note
 
 
 def test_waiting_spread_over_the_steps_is_not_said_to_come_from_few():
@@ -82,7 +82,7 @@ def test_waiting_spread_over_the_steps_is_not_said_to_come_from_few():
   diagnosis = diagnose(run)
   assert diagnosis.findings == () and "by turns, without a cause that shows: see the notes" in diagnosis.verdict
   (note,) = [n for n in diagnosis.notes if n.startswith("Of the waiting")]
-  assert "100 % for longer gaps" in note and note.endswith(f"of {diagnosis.counted.size} steps.")
+  assert "100 % for longer gaps" in note and note.endswith(f"of {diagnosis.selected.size} steps.")
 
 
 def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
@@ -91,7 +91,7 @@ def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
       dataclasses.replace(c, name="psum", bytes=4096) for c in run.collectives))
   cost = Cost(Estimate(1e-5, 1e-5, 1e-5), Estimate(0.0, 0.0, 0.0), RING)
   for ranks, used in ((RANKS, True), (2, False)):
-    fabric = Fabric((Level("process", ranks, ranks, {ALL_REDUCE: cost}),), "bench.json")
+    fabric = MeasuredFabric((Level("process", ranks, ranks, {ALL_REDUCE: cost}),), "bench.json")
     diagnosis = diagnose(run, fabric=fabric)
     assert (diagnosis.floor.source != "running minimum") == used
     assert any("bench.json" in note and "not used" in note for note in diagnosis.notes) != used

@@ -15,7 +15,7 @@ from jaxpace.diagnosis.findings import COSTLY
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.traces import make_run
 
 STEP = 0.1
@@ -218,7 +218,8 @@ def test_the_stream_names_nobody_from_the_start_of_a_healthy_job(ranks, seed):
 
 @pytest.mark.parametrize("late", [{}, {5: 0.4e-3}, {5: 8e-3}, {2: 4e-3, 3: 4e-3}])
 def test_recorded_runs_through_the_command(tmp_path, late):
-  made_up_runs.write(tmp_path, Job(ranks=8, steps=200, processes=4, hosts=4, noise=0.01, late=late, host_columns=True))
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=8, steps=200, processes=4, hosts=4, noise=0.01, late=late,
+                                         host_columns=True))
   document = report(tmp_path)
   assert contradictions(document) == []
   assert document["verdict"].startswith("Healthy" if not late else "No fault that costs much." if 5 in late
@@ -271,7 +272,7 @@ def test_nothing_is_healthy_beside_transfers_far_above_their_best():
 @pytest.mark.parametrize("plan", [{"unstamped": [{"name": "psum", "primitive": "psum", "bytes": 4096,
                                                   "reason": "inside scan"}]}, {"overflow": 2}])
 def test_nothing_is_healthy_beside_collectives_that_are_not_timed(tmp_path, plan):
-  made_up_runs.write(tmp_path, Job(ranks=4, steps=200, noise=0.01))
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=200, noise=0.01))
   info = json.loads((tmp_path / "run.json").read_text())
   info["plan"] |= plan
   (tmp_path / "run.json").write_text(json.dumps(info))
@@ -281,7 +282,7 @@ def test_nothing_is_healthy_beside_collectives_that_are_not_timed(tmp_path, plan
 
 
 def test_data_that_all_ranks_wait_for_is_told_as_that(tmp_path, capsys):
-  made_up_runs.write(tmp_path, Job(ranks=4, steps=200, noise=0.01, host_columns=True, faults=(
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=200, noise=0.01, host_columns=True, faults=(
       Fault("gap", 25e-3, mechanism="data"),)), part_steps=100)
   document = report(tmp_path)
   assert document["waiting_for_data"] == pytest.approx(25e-3, rel=0.03)

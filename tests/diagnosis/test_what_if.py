@@ -19,7 +19,7 @@ from jaxpace.diagnosis.what_if import Without, alternative, saved
 from jaxpace.diagnosis.what_if_request import WhatError, parse, resolve
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import MISSING, RunError
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import make_run
@@ -40,14 +40,15 @@ def mean_step(run):
 
 
 def played(run, *scenarios):
-  counted = count_steps(run)
-  floor = running_minimum(add_up(run, counted).transfer)
+  selected = count_steps(run)
+  floor = running_minimum(add_up(run, selected).transfer)
   mean = mean_step(run)
-  return [alternative(mean, seconds).step_time for seconds in saved(run, counted, floor, scenarios)]
+  return [alternative(mean, seconds).step_time for seconds in saved(run, selected, floor, scenarios)]
 
 
 jobs = st.builds(
-    Job, ranks=st.integers(2, 5), steps=st.just(40), collectives=st.integers(1, 3), noise=st.sampled_from([0.0, 0.3]),
+    MadeUpJob, ranks=st.integers(2, 5), steps=st.just(40), collectives=st.integers(1, 3), noise=st.sampled_from([0.0,
+                                                                                                                 0.3]),
     late=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2), seed=st.integers(0, 999),
     late_gap=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2))
 
@@ -95,7 +96,7 @@ def test_without_skew_everybody_arrives_at_the_mean(job):
   [found] = played(run, Without(skew=True))
   assert found == pytest.approx(float(even.sum(axis=0)[1:].mean() * 1e-9), abs=TICK)
   report = diagnose(run)
-  if report.counted.size == 39:
+  if report.selected.size == 39:
     assert report.no_skew.step_time == pytest.approx(found, abs=TICK)
 
 
@@ -115,7 +116,7 @@ def test_several_things_at_once(job, rank):
 
 def test_missing_ranks_and_holes():
   """A rank counts where it was recorded; steps without anybody else stay as they were; a hole is no long step."""
-  job = Job(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
+  job = MadeUpJob(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
   truth = made_up_runs.simulate(job)
   run = recorded(truth)
   for rank, steps in ((2, slice(10, 21)), (0, slice(30, 41)), (1, slice(30, 41))):
@@ -123,21 +124,21 @@ def test_missing_ranks_and_holes():
       collective.enter_ns[rank, steps] = collective.exit_ns[rank, steps] = MISSING
       collective.attempt[rank, steps] = -1
     run.attempt[rank, steps] = -1
-  counted = count_steps(run)
-  assert counted.size == 59
+  selected = count_steps(run)
+  assert selected.size == 59
   expected = 0.0
   for k in range(1, 60):
     ranks = [r for r in range(3) if run.attempt[r, k] >= 0 and run.attempt[r, k - 1] >= 0]
     others = [r for r in ranks if r != 2]
     if others:
       expected += (truth.busy[0, ranks, k].max() - truth.busy[0, others, k].max()) * 1e-9
-  [found] = saved(run, counted, None, [Without(ranks=(2,))])
+  [found] = saved(run, selected, None, [Without(ranks=(2,))])
   assert found == pytest.approx(expected / 59, abs=TICK) and found > 3e-3
 
 
 def test_without_all_of_the_late_hosts_ranks():
   """Two equally late ranks of a host are worth nothing one by one, and everything together."""
-  truth = made_up_runs.simulate(Job(ranks=4, steps=80, late={2: 10e-3, 3: 10e-3}))
+  truth = made_up_runs.simulate(MadeUpJob(ranks=4, steps=80, late={2: 10e-3, 3: 10e-3}))
   run = recorded(truth, hosts={0: "a", 1: "b"}, processes=[0, 0, 1, 1])
   report = diagnose(run, asked=[parse("rank:2"), parse("host:b"), parse("rank:2-3")])
   mean = report.step_time.mean
@@ -149,7 +150,7 @@ def test_without_all_of_the_late_hosts_ranks():
 
 
 def test_jitter_is_not_known_where_no_gap_was_recorded():
-  truth = made_up_runs.simulate(Job())
+  truth = made_up_runs.simulate(MadeUpJob())
   run = make_run(truth.enter, truth.exit)
   assert diagnose(run).no_runtime_jitter is None
   with pytest.raises(RunError, match="gaps between steps were not recorded"):
@@ -166,7 +167,7 @@ def test_what_cannot_be_taken_out_is_said(text):
     ("rank:9", "numbered 0 to 3"), ("host:host7", "did you mean 'host"), ("rank:0-3", "leaves no rank"),
     ("host:zzz", "there are host0, host1"), ("rank:x", "names no rank")])
 def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
-  made_up_runs.write(tmp_path, Job())
+  made_up_runs.write(tmp_path, MadeUpJob())
   parser = argparse.ArgumentParser()
   command.add_arguments(parser)
   assert command.run(parser.parse_args([str(tmp_path), "--without", text])) == 2
@@ -175,7 +176,7 @@ def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
 
 
 def test_the_command_answers_in_text_and_json(tmp_path, capsys):
-  made_up_runs.write(tmp_path / "run", Job(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
+  made_up_runs.write(tmp_path / "run", MadeUpJob(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
   parser = argparse.ArgumentParser()
   command.add_arguments(parser)
   target = tmp_path / "report.json"
@@ -195,19 +196,19 @@ def test_the_command_answers_in_text_and_json(tmp_path, capsys):
 def test_without_pauses_is_the_job_simulated_without_them_though_gaps_stay_ragged(pause, seed):
   ragged = Fault("pause", 3e-3, probability=0.3)
   collects = Fault("pause", pause, (1,), probability=0.1, mechanism="gc")
-  job = Job(ranks=3, steps=60, processes=3, hosts=3, noise=0.05, host_columns=True, seed=seed)
+  job = MadeUpJob(ranks=3, steps=60, processes=3, hosts=3, noise=0.05, host_columns=True, seed=seed)
   (run, _), (still, _) = (run_of(dataclasses.replace(job, faults=own)) for own in ((ragged, collects), (ragged,)))
   assume(count_steps(run).warmup.size == 0)
   [found] = played(run, Without(pauses=True))
   assert found == pytest.approx(mean_step(still), abs=1e-7)
   # What the finding holds is as much: the pauses, and the waiting for them.
-  counted = count_steps(run)
-  held = paused(run, counted)
+  selected = count_steps(run)
+  held = paused(run, selected)
   assert mean_step(run) - mean_step(still) == pytest.approx(held.own + held.waiting, abs=pause / 10)
 
 
 def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
-  run, _ = run_of(Job(ranks=4, steps=200, noise=0.02, faults=(Fault("contention", 8e-3, begin=0.5),)))
+  run, _ = run_of(MadeUpJob(ranks=4, steps=200, noise=0.02, faults=(Fault("contention", 8e-3, begin=0.5),)))
   report = diagnose(run, asked=[parse("fabric_contention"), parse("locality"), parse("fabric_contention,rank:0")])
   (finding,) = report.findings
   mean = report.step_time.mean
@@ -218,4 +219,4 @@ def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
 
 def test_pauses_are_not_known_where_none_was_measured():
   with pytest.raises(RunError, match="neither garbage collection nor data nor checkpoints were measured"):
-    resolve(parse("pauses"), recorded(made_up_runs.simulate(Job())), None)
+    resolve(parse("pauses"), recorded(made_up_runs.simulate(MadeUpJob())), None)

@@ -69,7 +69,7 @@ def test_a_prompt_is_nowhere_but_in_a_block_of_python():
 
 @pytest.mark.parametrize("page", PAGES_WITH_PROMPTS)
 def test_code_with_prompts_runs(page, tmp_path):
-  made_up_runs.write(tmp_path, made_up_runs.Job(ranks=4, steps=200, processes=2, hosts=2))  # for the page on SQL
+  made_up_runs.write(tmp_path, made_up_runs.MadeUpJob(ranks=4, steps=200, processes=2, hosts=2))  # for the page on SQL
   prompts = sum(block.text.count(">>> ") for block in written("python") if block.page == page)
   with contextlib.chdir(tmp_path), jax.numpy_dtype_promotion("standard"):  # JAX's own promotion, as a reader has it
     results = doctest.testfile(str(ROOT / page), module_relative=False, optionflags=OPTIONS)
@@ -96,7 +96,8 @@ def test_commands_can_be_typed(block):
 
 @pytest.mark.parametrize("line", [
     "jaxpace repot runs/demo", "jaxpace report runs/demo --htm x", "jaxpace launch --nproc 2 -- jaxpace bench --jsn x",
-    "python -m experiments.examples.digits.mian", "python -m experiments.examples.digits.main --workdirs=a", "make dmo", "rm -rf /",
+    "python -m experiments.examples.digits.mian", "python -m experiments.examples.digits.main --workdirs=a",
+    "make dmo", "rm -rf /",
     "sbatch docs/examples/trian.sbatch train.py", "pip install 'jaxpace[metric]'", "chrt -r 5 python -m experiments.no",
     "jaxpace report a | jaxpace nothing", "python other.py", "jaxpace replay a --pacer 'pace_early_ranks(treshold=1)'"])
 def test_commands_that_would_fail_are_noticed(line):
@@ -107,7 +108,8 @@ def test_commands_that_would_fail_are_noticed(line):
 def test_queries_run(tmp_path):
   """Each answers something where there is something to tell; views answer nothing."""
   pause = Fault("pause", 20e-3, probability=0.1, mechanism="gc")
-  made_up_runs.write(tmp_path, made_up_runs.Job(ranks=4, steps=200, processes=2, hosts=2, host_columns=True, faults=(pause,),
+  made_up_runs.write(tmp_path, made_up_runs.MadeUpJob(ranks=4, steps=200, processes=2, hosts=2, host_columns=True,
+                                                      faults=(pause,),
                                           delays={1: 1e-3}))
   (tmp_path / "runs").mkdir()
   (tmp_path / "runs" / "demo").symlink_to(tmp_path)
@@ -119,7 +121,7 @@ def test_queries_run(tmp_path):
 
 def test_the_first_query_can_be_typed(tmp_path):
   """With what `pip install duckdb` brings: a module, and no command of that name."""
-  made_up_runs.write(tmp_path / "runs" / "demo", made_up_runs.Job(ranks=2, steps=20))
+  made_up_runs.write(tmp_path / "runs" / "demo", made_up_runs.MadeUpJob(ranks=2, steps=20))
   lines = next(block.text for block in written("sh") if "duckdb" in block.text)
   environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
   typed = subprocess.run(["bash", "-ec", lines], cwd=tmp_path, env=environment, capture_output=True, text=True)

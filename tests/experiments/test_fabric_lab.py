@@ -85,8 +85,8 @@ def test_bytes_cross_the_trunk_at_its_rate_and_nothing_is_left(possible: None, s
       across.append(built.measure("a0", "b1"))
     assert 0.8 * _SLOW_MBIT <= across[-1].mbit <= 1.05 * _SLOW_MBIT
     assert within.mbit > 2 * _SLOW_MBIT, "the rack itself isn't shaped"
-    counted = built.counters()
-    assert counted["rack0 up"]["bytes"] > 0.5 * 1e6 * _SLOW_MBIT / 8 > counted["rack1 up"]["bytes"]
+    selected = built.counters()
+    assert selected["rack0 up"]["bytes"] > 0.5 * 1e6 * _SLOW_MBIT / 8 > selected["rack1 up"]["bytes"]
     said = built.run("b1", [sys.executable, "-c", "import socket; name = socket.gethostname(); "
                             "print(name, socket.gethostbyname(name), socket.gethostbyname('a0'))"])
     assert said.split() == ["b1", "10.0.2.2", "10.0.1.1"]

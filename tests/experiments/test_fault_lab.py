@@ -20,12 +20,12 @@ from experiments.labs.faults.schedule import schedule
 from experiments.labs.faults.spec import RUNTIME, STRAGGLER, Spec, layout
 from jaxpace.testing import made_up_faults as synthetic_faults
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from tests.experiments.faults_made_up import fault_of, one, spec_of
 
 
-def write_run(root: pathlib.Path, spec: Spec, job: Job) -> None:
+def write_run(root: pathlib.Path, spec: Spec, job: MadeUpJob) -> None:
   """A run of the lab as it would have been made, had the synthetic job run in it."""
   found = made_up_runs.write(root / spec.name / "run", job)
   todo = schedule(spec)
@@ -38,7 +38,7 @@ def write_run(root: pathlib.Path, spec: Spec, job: Job) -> None:
 
 
 def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
-  job = Job(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0, noise=0.02)
+  job = MadeUpJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0, noise=0.02)
   twin = dataclasses.replace(spec_of(), name="in4-healthy-000", twin=None)
   late = dataclasses.replace(spec_of(fault_of("straggler", (2,), 6e-3)), name="in4-001-straggler", twin=twin.name)
   write_run(tmp_path, twin, job)
@@ -63,7 +63,7 @@ def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
 
 def test_detection_is_counted_from_onset_and_takes_the_right_rank_only(tmp_path: pathlib.Path) -> None:
   struck = synthetic_faults.Fault("compute", 6e-3, (2,), begin=0.5)
-  made_up_runs.write(tmp_path, Job(ranks=4, steps=240, processes=1, hosts=1, noise=0.02, faults=(struck,)))
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=240, processes=1, hosts=1, noise=0.02, faults=(struck,)))
   run = read_run(tmp_path)
   injected = dataclasses.replace(one(STRAGGLER, (2,)), onset=120)
   found, noticed, early = judge.detection(run, [injected])

@@ -342,7 +342,8 @@ def test_what_is_measured_beside_is_measured_alike() -> None:
 
 
 def test_without_a_gpu_one_line_says_so_and_the_status_is_0(tmp_path: pathlib.Path) -> None:
-  done = subprocess.run([sys.executable, str(jobs.ROOT / "experiments/labs/gpu_check.py"), f"--out={tmp_path / 'gpu.json'}"],
+  done = subprocess.run([sys.executable, str(jobs.ROOT / "experiments/labs/gpu_check.py"),
+                         f"--out={tmp_path / 'gpu.json'}"],
                         cwd=tmp_path, env=jobs.clean_environment(JAX_PLATFORMS="cpu"), text=True, capture_output=True,
                         timeout=300)
   assert done.returncode == 0, done.stderr

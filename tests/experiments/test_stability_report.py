@@ -6,13 +6,13 @@ import pytest
 
 from experiments.stability.report import main
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
   path = tmp_path_factory.mktemp("runs") / "calm"
-  made_up_runs.write(path, Job(ranks=2, steps=400, noise=0.02))
+  made_up_runs.write(path, MadeUpJob(ranks=2, steps=400, noise=0.02))
   return path
 
 

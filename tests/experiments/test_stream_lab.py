@@ -9,13 +9,13 @@ import pytest
 from experiments.labs import stream_lab
 from experiments.lib import measured
 from jaxpace.testing import made_up_faults
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.experiments.faults_made_up import fault_of, spec_of
 from tests.experiments.test_fault_lab import write_run
 
 
 def test_runs_of_a_seed_are_judged_together(tmp_path: pathlib.Path) -> None:
-  job = Job(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0, noise=0.02)
+  job = MadeUpJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0, noise=0.02)
   twin = dataclasses.replace(spec_of(), name="in4-healthy-000", twin=None)
   fault = dataclasses.replace(fault_of("straggler", (2,), 6e-3), onset=100)
   late = dataclasses.replace(spec_of(fault), name="in4-001-straggler", twin=twin.name)

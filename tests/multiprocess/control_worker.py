@@ -19,7 +19,7 @@ import jaxpace
 from jaxpace.core import ring
 from jaxpace.hosts.distributed import announcements
 from jaxpace.live.control import file
-from jaxpace.live.control.request import Request
+from jaxpace.live.control.request import ControlRequest
 
 
 def eager():
@@ -55,9 +55,9 @@ def main() -> None:
       if process == 0 and k == 20:
         os.mkfifo(directory / file.NAME)  # nobody will ever write to it
       if process == 0 and k == 40:
-        file.write(directory / file.NAME, Request(enabled=False))
+        file.write(directory / file.NAME, ControlRequest(enabled=False))
       if process == 0 and len(applied) == 1 and not asked_at:
-        asked_at[k] = file.write(directory / file.NAME, Request(threshold=0.5))
+        asked_at[k] = file.write(directory / file.NAME, ControlRequest(threshold=0.5))
       pace, w = jax.block_until_ready(step(pace, w, x))
       time.sleep(0.005)
     rounds = control._round

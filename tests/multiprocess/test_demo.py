@@ -13,7 +13,8 @@ from tests.multiprocess import jobs
 
 
 def start(*flags: str) -> subprocess.CompletedProcess[str]:
-  return subprocess.run([sys.executable, "-m", "experiments.examples.demo", *flags], cwd=jobs.ROOT, env=jobs.clean_environment(),
+  return subprocess.run([sys.executable, "-m", "experiments.examples.demo", *flags], cwd=jobs.ROOT,
+                        env=jobs.clean_environment(),
                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
 
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.decode import Columns
 from jaxpace.trace.parts import PartStore
 
@@ -17,7 +17,7 @@ from jaxpace.trace.parts import PartStore
 class Growing:
   """Writes what the ranks of each process have done up to a step, as a recorder would: small parts, then merged."""
 
-  def __init__(self, directory: pathlib.Path, job: Job, scratch: pathlib.Path, *, run="growing", attempt=0,
+  def __init__(self, directory: pathlib.Path, job: MadeUpJob, scratch: pathlib.Path, *, run="growing", attempt=0,
                first_step=0, merge_parts=4, extra=None):
     self.directory, self.job, self.run = directory, job, run
     if not (scratch / "run.json").exists():

@@ -9,7 +9,7 @@ from rich.text import Text
 from jaxpace.cli.main import main
 from jaxpace.reporting.console import make_console
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 
 EVIL = "ev\x1b[31mil\u202e\x9b2J[red]x[/red]:smile:"
 SHOWN = "ev\\x1b[31mil\\u202e\\x9b2J[red]"  # a table's cell, measured before, may be cut behind that
@@ -32,7 +32,7 @@ def test_what_is_ours_is_printed_as_it_is(capsys):
 
 @pytest.mark.parametrize("command", [["report"], ["report", "--stability"], ["watch", "--once"]])
 def test_hosts_of_a_report(tmp_path, capsys, command):
-  made_up_runs.write(tmp_path / "run", Job(ranks=2, steps=60, processes=2, hosts=2, late={1: 5e-3}))
+  made_up_runs.write(tmp_path / "run", MadeUpJob(ranks=2, steps=60, processes=2, hosts=2, late={1: 5e-3}))
   for process in range(2):
     path = tmp_path / "run" / "process" / f"{process}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "hostname": EVIL}))

@@ -12,12 +12,12 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from tests.multiprocess.jobs import ROOT
 
 PAGE = ROOT / "docs" / "sql.md"
-JOB = Job(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
+JOB = MadeUpJob(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
           faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.05, mechanism="gc"),), host_columns=True)
 
 
@@ -73,7 +73,7 @@ def test_the_late_rank_is_the_late_rank(answers):
 
 
 def test_lateness_of_two_ranks_is_the_reports(tmp_path):
-  made_up_runs.write(tmp_path, Job(ranks=2, steps=200, noise=0.01, late={1: 15e-3}))
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=200, noise=0.01, late={1: 15e-3}))
   report = to_json(diagnose(read_run(tmp_path)))["per_rank"]
   queries = dict(re.findall(r"```sql\n-- name: (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
   views = re.findall(r"```sql\n(create.*?)```", PAGE.read_text(), re.DOTALL)
@@ -104,7 +104,7 @@ def test_code_with_a_prompt_runs(answers):
 
 def test_newest_attempts_count(answers, tmp_path):
   made_up_runs.write(tmp_path, JOB)
-  made_up_runs.write(tmp_path, Job(ranks=4, steps=50, processes=2, forward=1e-3), attempt=1, first_step=150)
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=50, processes=2, forward=1e-3), attempt=1, first_step=150)
   view, *_ = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
   with contextlib.chdir(tmp_path), duckdb.connect() as database:
     database.execute(view)

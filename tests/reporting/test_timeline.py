@@ -20,12 +20,12 @@ from jaxpace.reporting.timeline.phases import pour
 from jaxpace.reporting.timeline.slices import text as slices_text
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.step_times import read_bounds
 
-JOB = Job(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
+JOB = MadeUpJob(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
           faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1, mechanism="gc"),), host_columns=True)
 LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look " * 60, first_step=20)
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_written_is_said_before_the_work(written, capsys, target)
 
 def test_foreign_names_are_text(tmp_path):
   path = tmp_path / "run"
-  made_up_runs.write(path, Job(ranks=2, steps=30, processes=2))
+  made_up_runs.write(path, MadeUpJob(ranks=2, steps=30, processes=2))
   evil = '../../<script>alert(1)</script>\x1b[31m\u202e"'
   for name in ("process/0.json", "process/1.json"):
     info = json.loads((path / name).read_text())
@@ -260,7 +260,8 @@ def test_damaged_stamps_leave_a_sound_timeline(written, seed, share):
 
 
 @pytest.mark.parametrize("job", [
-    Job(ranks=1, steps=5, processes=1), Job(ranks=2, steps=2, processes=2), Job(ranks=2, steps=40, collectives=4)])
+    MadeUpJob(ranks=1, steps=5, processes=1), MadeUpJob(ranks=2, steps=2, processes=2), MadeUpJob(ranks=2, steps=40,
+                                                                                                  collectives=4)])
 def test_small_runs(tmp_path, job):
   made_up_runs.write(tmp_path, job)
   run = read_run(tmp_path)
@@ -271,7 +272,7 @@ def test_small_runs(tmp_path, job):
 
 @pytest.mark.parametrize("table", ["steps", "collectives"])
 def test_a_run_of_one_table(tmp_path, table):
-  made_up_runs.write(tmp_path, Job(ranks=2, steps=30))
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=30))
   shutil.rmtree(tmp_path / table)
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))
@@ -281,8 +282,8 @@ def test_a_run_of_one_table(tmp_path, table):
 
 
 def test_restarted_ranks_are_shown_once_a_step(tmp_path):
-  made_up_runs.write(tmp_path, Job(ranks=2, steps=40))
-  made_up_runs.write(tmp_path, Job(ranks=2, steps=20), attempt=1, first_step=30, origins=[5, 10**14])
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=40))
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=20), attempt=1, first_step=30, origins=[5, 10**14])
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))
   assert_sound(timeline)

@@ -17,12 +17,12 @@ from jaxpace.diagnosis.findings import Finding
 from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.step_times import read_bounds
 
 CHROMIUM = chromium.find()
-JOB = Job(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3})
+JOB = MadeUpJob(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3})
 LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look", first_step=20)
 
 pytestmark = [

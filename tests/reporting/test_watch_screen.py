@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxpace.diagnosis.live.alive import State
+from jaxpace.diagnosis.live.alive import Liveness
 from jaxpace.diagnosis.live.events import Event
 from jaxpace.diagnosis.live.follower import Follower
-from jaxpace.diagnosis.live.look import LateRank, Look, Numbers, Pacing, Told
+from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot, Told
 from jaxpace.reporting.watch import line as lines
 from jaxpace.reporting.watch import live
 from jaxpace.reporting.watch.screen import Screen, binned, pacing_words, sparkline
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.reporting.growing import Growing
 
 EVIL = "h\x1b[2J[red]\x07\u202eab\r\nc\x9b1m"
@@ -28,7 +28,8 @@ def numbers(ranks=1024, host="host7", **values):
 
 
 def look(**values):
-  base = Look("runs/demo", "20261121T000000-0b58106e", 1, 1024, 128, 128, State("running", "Running."), 12345, 1.2,
+  base = Snapshot("runs/demo", "20261121T000000-0b58106e", 1, 1024, 128, 128, Liveness("running", "Running."), 12345,
+                  1.2,
               numbers(), (Told("Step 200: rank 3 is late, by 9 % of the step, since about step 190.", False),),
               (), ("1 rank recorded nothing in the steps shown: 9.",))
   return base._replace(**values)
@@ -77,7 +78,7 @@ def test_a_terminal_without_unicode_can_show_it(encoding):
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_names_are_text(width):
-  view = look(path=EVIL, run=EVIL, numbers=numbers(host=EVIL), state=State("dead", f"Process 1 ({EVIL}) is silent."),
+  view = look(path=EVIL, run=EVIL, numbers=numbers(host=EVIL), state=Liveness("dead", f"Process 1 ({EVIL}) is silent."),
               told=(Told(EVIL, False), ), events=(Event(0.0, EVIL, False), ), notes=(EVIL, ))
   for text in ("\n".join(draw(view, width, 100)), lines.line(view, [EVIL])):
     assert not [c for c in text if not c.isprintable() and c != "\n"]
@@ -87,7 +88,7 @@ def test_names_are_text(width):
 
 
 def test_hosts_of_a_real_directory_are_text(tmp_path):
-  job = Job(ranks=4, steps=60, processes=2, noise=0.02, late={3: 5e-3})
+  job = MadeUpJob(ranks=4, steps=60, processes=2, noise=0.02, late={3: 5e-3})
   growing = Growing(tmp_path / "run", job, tmp_path / "whole")
   growing.heartbeat(1, hostname=EVIL, stopped=EVIL, ended_by=EVIL)
   info = json.loads((growing.directory / "run.json").read_text())
@@ -126,5 +127,5 @@ def test_a_line_holds_what_the_screen_does_and_news_come_once():
       "recorded nothing in the steps shown: 9.")
   assert news.of(view) == []
   assert news.of(view._replace(told=(*view.told, Told("Another.", True)))) == ["Another."]
-  waiting = look(numbers=None, step=-1, age=None, state=State("waiting", "Nothing yet."))
+  waiting = look(numbers=None, step=-1, age=None, state=Liveness("waiting", "Nothing yet."))
   assert lines.line(waiting, []) == "Nothing yet."

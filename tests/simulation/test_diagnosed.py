@@ -8,7 +8,7 @@ from tests.simulation.made import COMPUTE, diagnosed, play
 
 def mean(steps, found):
   """Mean step of those that the diagnosis counts: it leaves the warm-up out."""
-  return float(np.mean(steps.step_time[found.counted.mask], dtype=np.float64))
+  return float(np.mean(steps.step_time[found.selected.mask], dtype=np.float64))
 
 
 def only(found, mode):
@@ -42,7 +42,7 @@ def test_ranks_by_turns(tmp_path, share):
   steps, found = diagnosed(tmp_path, {"noise": {"exponential": {"mean": share}}})
   finding = only(found, "synchronization_amplification")
   assert finding.ranks == ()
-  waited = float(np.mean(steps.earliness[found.counted.mask]))
+  waited = float(np.mean(steps.earliness[found.selected.mask]))
   assert finding.share == pytest.approx(waited / mean(steps, found), abs=2e-3)
   harmonic = sum(1 / k for k in range(1, 9))
   assert finding.share == pytest.approx(share * COMPUTE * (harmonic - 1) / mean(steps, found), rel=0.15)
@@ -54,7 +54,7 @@ def test_traffic_of_others(tmp_path, load, floor):
   """What transfers take longer than on the quiet fabric: on all hosts' links alike."""
   steps, found = diagnosed(tmp_path, {"traffic": {"begins": 0.01, "length": 100, "load": load}}, floor=floor)
   finding = only(found, "fabric_contention")
-  longer = (steps.transfers - steps.transfers.min())[found.counted.mask]
+  longer = (steps.transfers - steps.transfers.min())[found.selected.mask]
   # A stretch is found to a few steps at either end.
   assert finding.share == pytest.approx(float(np.mean(longer)) / mean(steps, found), rel=0.03)
   assert finding.causes == ("trunk",) and finding.ranks == ()

@@ -13,7 +13,7 @@ from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.simulation import noise
 from jaxpace.simulation.failures import Failures, best_interval, expected, survive
 from jaxpace.simulation.job import Job, Shape, simulation
-from jaxpace.simulation.vmap_ranks import everyone
+from jaxpace.simulation.vmap_ranks import vmap_ranks
 
 KEY = jax.random.key(7)
 PLAIN = Job(forward=10e-3, backward=20e-3, update=1e-3, gap=0.5e-3, transfers=np.array([2e-3], np.float32))
@@ -208,7 +208,7 @@ def test_all_ranks_at_once_decide_as_each_by_itself():
 
 def test_what_all_ranks_share_is_carried_once():
   """Twice the ranks, at most twice the numbers: nothing is [ranks, ranks]."""
-  few, many = (sum(leaf.size for leaf in jax.tree.leaves(everyone(jaxpace.pace_early_ranks(), ranks, 1).init()))
+  few, many = (sum(leaf.size for leaf in jax.tree.leaves(vmap_ranks(jaxpace.pace_early_ranks(), ranks, 1).init()))
                for ranks in (16, 32))
   assert few < many <= 2 * few
 
@@ -223,7 +223,7 @@ def test_a_state_that_depends_on_the_rank_is_carried_by_rank():
 
   none = jnp.int32(0)
   pacer = Pacer(lambda ranks: {"own": none, "of_own": none, "same": none, "waited": jnp.float32(0)}, update)
-  assert everyone(pacer, 3, 1).own == {"own": True, "of_own": True, "same": False, "waited": True}
+  assert vmap_ranks(pacer, 3, 1).own == {"own": True, "of_own": True, "same": False, "waited": True}
   slow = np.array([0, 0.5, 0], np.float32)
   steps = play(PLAIN._replace(noise=(noise.Slow(slow),)), 3, 10, pacer=pacer, by_rank=True)
   np.testing.assert_array_equal(steps.info["late"][-1], [0, 8, 0])  # the first step is not known; decided after ten

@@ -13,7 +13,7 @@ from jaxpace.simulation import replay_summary
 from jaxpace.simulation.observed import observe
 from jaxpace.simulation.replay import replay
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.along_axis import groups
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import RunError
@@ -21,7 +21,7 @@ from tests.coordination.test_live import late_step
 from tests.step import models
 from tests.step.running import P, mesh_of
 
-LATE = Job(ranks=4, steps=1500, noise=0.02, late={3: 20e-3})
+LATE = MadeUpJob(ranks=4, steps=1500, noise=0.02, late={3: 20e-3})
 NAN = np.float32(np.nan)
 
 

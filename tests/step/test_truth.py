@@ -15,7 +15,8 @@ from tests.step.running import P, arrivals, at, column, mesh_of, segments, times
 
 RANKS, STEPS, LATE = 4, 7, 2
 INJECTED = 30e-3
-LEAST = 0.8 * INJECTED  # busy machines make the other ranks late too; experiments.measure.truth measures how true stamps are
+# busy machines make the other ranks late too; experiments.measure.truth measures how true stamps are
+LEAST = 0.8 * INJECTED
 
 
 def sleeping(x):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from jaxpace.testing.made_up_runs import Job, simulate
+from jaxpace.testing.made_up_runs import MadeUpJob, simulate
 
 
 @pytest.mark.parametrize("job", [
-    Job(ranks=3, steps=40, noise=0.2, late={1: 4e-3}, offsets={2: 14e-3}),
-    Job(ranks=4, steps=40, collectives=3, noise=0.1, delays={0: 2e-3}, contention=3e-3, contended=(0.2, 0.7)),
+    MadeUpJob(ranks=3, steps=40, noise=0.2, late={1: 4e-3}, offsets={2: 14e-3}),
+    MadeUpJob(ranks=4, steps=40, collectives=3, noise=0.1, delays={0: 2e-3}, contention=3e-3, contended=(0.2, 0.7)),
 ])
 def test_everyone_leaves_when_the_last_one_has_come(job):
   truth = simulate(job)
@@ -23,7 +23,7 @@ def test_everyone_leaves_when_the_last_one_has_come(job):
 
 
 def test_a_step_is_made_of_its_phases():
-  job = Job(ranks=2, steps=30, noise=0.1, delays={1: 1e-3})
+  job = MadeUpJob(ranks=2, steps=30, noise=0.1, delays={1: 1e-3})
   truth = simulate(job)
   sync = truth.exit[0] - truth.enter[0]
   step = truth.gap + truth.delay + truth.forward + truth.backward + sync + truth.update

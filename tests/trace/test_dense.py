@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
 
-JOB = Job(ranks=2, steps=20, processes=1, hosts=1)
+JOB = MadeUpJob(ranks=2, steps=20, processes=1, hosts=1)
 
 
 @pytest.mark.parametrize(("attempt", "counts"), [(0, True), (1, True), (-1, False)])

@@ -11,7 +11,7 @@ import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import RunError
 from tests.trace.written import JOB, parts, rewrite, said
@@ -36,7 +36,7 @@ def test_every_value_comes_back(run_dir):
 
 
 def test_several_collectives_come_back_in_the_order_they_are_passed(tmp_path):
-  truth = made_up_runs.write(tmp_path, Job(ranks=2, steps=20, processes=1, collectives=3))
+  truth = made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=20, processes=1, collectives=3))
   for file in parts(tmp_path, "collectives"):  # slots are numbered as they were found, not as they run
     rewrite(file, lambda t: t.set_column(t.schema.get_field_index("collective"), "collective",
                                          pa.compute.subtract(pa.scalar(2, pa.int32()), t["collective"])))

@@ -4,9 +4,9 @@ import pathlib
 
 import pyarrow.parquet as pq
 
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 
-JOB = Job(ranks=4, steps=60, processes=2, noise=0.05, late={3: 5e-3})
+JOB = MadeUpJob(ranks=4, steps=60, processes=2, noise=0.05, late={3: 5e-3})
 
 
 def parts(path, table="steps"):

@@ -85,7 +85,8 @@ class TrainingJob:
     setting = {"work": dataclasses.asdict(work), "key": zlib.crc32(job.encode())}
     for index, host in enumerate(hosts_of(lab.topology, job)):
       with self._logs[index].open("wb") as log:
-        rank = lab.popen(host, [sys.executable, "-m", "experiments.labs.fabric.trainer", json.dumps(setting)], cwd=_ROOT,
+        rank = lab.popen(host, [sys.executable, "-m", "experiments.labs.fabric.trainer", json.dumps(setting)],
+                         cwd=_ROOT,
                          env=environment(lab.topology, job, index, os.environ), stdin=subprocess.PIPE,
                          stdout=subprocess.PIPE, stderr=log, text=True)
       answers: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -241,8 +241,8 @@ def _show(lab: Lab) -> None:
   asked = f"asked for {topology.trunk_mbit:g}" if topology.trunk_mbit else "not shaped"
   print(f"{first} to {last}: {report.mbit:.1f} Mbit/s ({asked}), round trip {report.rtt_ms:.3f} ms idle, "
         f"{report.loaded_rtt_ms:.2f} ms loaded, {report.congestion}; measured in {time.monotonic() - began:.1f} s")
-  for name, counted in lab.counters().items():
-    print(f"  {name}: {counted['bytes'] / 1e6:.1f} MB sent, {counted['drops']} packets dropped")
+  for name, selected in lab.counters().items():
+    print(f"  {name}: {selected['bytes'] / 1e6:.1f} MB sent, {selected['drops']} packets dropped")
 
 
 def main() -> None:

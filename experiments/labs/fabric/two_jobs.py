@@ -138,7 +138,8 @@ def _measure(congestion: str, figures: dict[str, Any], out: pathlib.Path) -> Non
       for job in ready.values():
         job.prepare(_rule.value, {"floor": floor} if _floor.value == "measured" else {})
       here: dict[str, Any] = {
-          **measured.circumstances("experiments.labs.fabric.two_jobs"), "config": json.loads(config.to_json_best_effort()),
+          **measured.circumstances("experiments.labs.fabric.two_jobs"),
+          "config": json.loads(config.to_json_best_effort()),
           "congestion": path.congestion, "trunk": vars(path), "plan": ready[next(iter(ready))].plan,
           "rule": _rule.value, "steps": _steps.value, "alone_steps": _alone_steps(), "settle": _settle.value,
           "floor": floor if _floor.value == "measured" else None, "repetitions": [], "leaves": []}
@@ -147,7 +148,7 @@ def _measure(congestion: str, figures: dict[str, Any], out: pathlib.Path) -> Non
         before = lab.counters()
         seed = 1000 * config.seed + number
         repetition = repeat(bench, number, seed, period)
-        dropped = {name: counted["drops"] - before[name]["drops"] for name, counted in lab.counters().items()}
+        dropped = {name: selected["drops"] - before[name]["drops"] for name, selected in lab.counters().items()}
         repetition["drops"] = {name: count for name, count in dropped.items() if count}
         here["repetitions"].append(repetition)
         here["summary"] = two_jobs_figures.summary(here["repetitions"])

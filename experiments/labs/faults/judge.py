@@ -22,7 +22,7 @@ from experiments.labs.faults.spec import (
   from_json,
   layout,
 )
-from jaxpace.costs.fabric_file import Fabric, read_fabric
+from jaxpace.costs.fabric_file import MeasuredFabric, read_fabric
 from jaxpace.diagnosis import report_json as document
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.diagnose import diagnose
@@ -73,7 +73,7 @@ def _twin_step_time(directory: pathlib.Path, spec: Spec) -> float | None:
   return truth.truth(twin, truth.read(directory / twin.name, twin), None).step_time
 
 
-def _fabric(one: Labelled) -> Fabric | None:
+def _fabric(one: Labelled) -> MeasuredFabric | None:
   path = one.path.parent / FABRIC.format(one.spec.layout)
   return read_fabric(path) if path.exists() else None
 

@@ -78,7 +78,7 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
     return {}
   mark, stop = uuid.uuid4().hex, threading.Event()
   (directory / "logs").mkdir(exist_ok=True)
-  watchdog = processes.Watchdog(mark, 2.0)
+  watchdog = processes.OrphanReaper(mark, 2.0)
   streams: list[threading.Thread] = []
   makers: list[_Maker] = []
   try:

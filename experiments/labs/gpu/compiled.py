@@ -70,14 +70,14 @@ def run(bench: Bench) -> None:
       bench.figure(f"{arm}: command buffers", buffers)
       if buffers and arm != "bare":
         bench.holds(f"{arm}: all kernels of jaxpace are in command buffers", not outside, f"{outside} are not")
-  for what, counted in (("operations", programs), ("thunks", sequences)):
-    if not any(counted.values()):
+  for what, selected in (("operations", programs), ("thunks", sequences)):
+    if not any(selected.values()):
       bench.note(f"No {what} could be read of what XLA dumped.")
       continue
-    for arm, kinds in counted.items():
+    for arm, kinds in selected.items():
       bench.figure(f"{arm}: {what}", sum(kinds.values()))
-      added = {kind: kinds[kind] - counted["bare"][kind] for kind in sorted({*kinds, *counted["bare"]})
-               if kinds[kind] != counted["bare"][kind]}
+      added = {kind: kinds[kind] - selected["bare"][kind] for kind in sorted({*kinds, *selected["bare"]})
+               if kinds[kind] != selected["bare"][kind]}
       if arm != "bare":
         bench.figure(f"{arm}: {what} beyond bare", ", ".join(f"{n:+d} {kind}" for kind, n in added.items()) or "none")
   for arm in instrumented(bench):

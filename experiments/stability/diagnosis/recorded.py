@@ -36,7 +36,7 @@ class Stability(NamedTuple):
 
 def recorded(diagnosis: Diagnosis) -> Stability:
   """Judges the steps that count: those of the last attempt at each step, without warm-up and holes."""
-  run, mask = diagnosis.run, diagnosis.counted.mask
+  run, mask = diagnosis.run, diagnosis.selected.mask
   times = step_times(run)[mask]
   times = times[np.isfinite(times)]
   growth, found = growths.grow(times), drifts.drift(times)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.costs.bench.fit import Fit, Measured
+from jaxpace.costs.bench.fit import Fit, Timing
 from jaxpace.costs.bench.places import Group
 from jaxpace.costs.fabric_file import SCHEMA
 
 
-def to_json(levels: Sequence[tuple[Group, Mapping[str, tuple[Fit, Sequence[Measured]]]]], facts: Mapping[str, Any],
+def to_json(levels: Sequence[tuple[Group, Mapping[str, tuple[Fit, Sequence[Timing]]]]], facts: Mapping[str, Any],
             notes: Sequence[str]) -> dict[str, Any]:
   """Returns plain lists, dicts and scalars; seconds and bytes.
 
@@ -27,7 +27,7 @@ def to_json(levels: Sequence[tuple[Group, Mapping[str, tuple[Fit, Sequence[Measu
       for group, by_kind in levels], "notes": list(notes)}
 
 
-def _cost(found: Fit, measured: Sequence[Measured]) -> dict[str, Any]:
+def _cost(found: Fit, measured: Sequence[Timing]) -> dict[str, Any]:
   return {"algorithm": found.cost.algorithm, "alpha": found.cost.alpha.to_json(), "beta": found.cost.beta.to_json(),
           "misfit": found.misfit, "points": [
               {"bytes": m.bytes, "seconds": m.seconds, "low": float(np.quantile(m.samples, 0.05)),

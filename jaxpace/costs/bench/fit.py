@@ -14,7 +14,7 @@ _HUBER = 1.345
 _INTERVAL = (0.05, 0.95)
 
 
-class Measured(NamedTuple):
+class Timing(NamedTuple):
   """One kind of collective at one size."""
 
   bytes: int
@@ -33,7 +33,7 @@ class Fit(NamedTuple):
   misfit: float  # largest |fitted / measured - 1| over the sizes
 
 
-def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Measured], seed: int = 0) -> Fit:
+def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing], seed: int = 0) -> Fit:
   """Fits t = a·α + b·m·β to the medians of every size.
 
   Relative errors count, so that a small collective says as much of α as a large one of β; Huber weights (scale from the

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpace.costs.bench.fit import Measured
+from jaxpace.costs.bench.fit import Timing
 from jaxpace.costs.bench.places import Group
 from jaxpace.costs.fabric_file import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
@@ -30,7 +30,7 @@ def host_of_processes(name: str) -> list[int]:
 
 
 def measure(kind: str, group: Group, sizes: Sequence[int], repeats: int,
-            devices: Sequence[jax.Device], progress: Callable[[int, int], None] | None = None) -> list[Measured]:
+            devices: Sequence[jax.Device], progress: Callable[[int, int], None] | None = None) -> list[Timing]:
   """Times one kind of collective at one level. All processes must call this alike.
 
   A sample is a loop of many collectives, each waiting for the one before, in one compiled program, less the same
@@ -59,7 +59,7 @@ def measure(kind: str, group: Group, sizes: Sequence[int], repeats: int,
     turns = int(np.clip(_SAMPLE_SECONDS / once, 3, _MOST_TURNS))
     empty = float(np.median([timed(0) for _ in range(3)]))
     samples = tuple(max(timed(turns) - empty, 0.0) / turns for _ in range(repeats))
-    found.append(Measured(4 * elements, samples))
+    found.append(Timing(4 * elements, samples))
     del timed
     if progress:
       progress(done + 1, len(sizes))

@@ -65,8 +65,8 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
     RunError: one of them has fewer than 20 steps that count.
   """
   for diagnosis in (a, b):
-    if diagnosis.counted.size < MIN_STEPS:
-      raise RunError(f"{diagnosis.run.path} has {plural(diagnosis.counted.size, 'step')} that count; comparing needs "
+    if diagnosis.selected.size < MIN_STEPS:
+      raise RunError(f"{diagnosis.run.path} has {plural(diagnosis.selected.size, 'step')} that count; comparing needs "
                      f"{MIN_STEPS} in both runs. Let the job run on.")
   first, second = series(a), series(b)
   whole = change(first["step"], second["step"])
@@ -110,7 +110,7 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
 
 def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:
   """[K] seconds of every counted step by share, and "step", their sum."""
-  mask, per_step = diagnosis.counted.mask, diagnosis.totals.per_step
+  mask, per_step = diagnosis.selected.mask, diagnosis.totals.per_step
   use = mask & np.isfinite(per_step["step"])
   part = {name: np.nan_to_num(values[use]) for name, values in per_step.items()}
   floor = diagnosis.floor
@@ -197,9 +197,9 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[str]:
   if hosts[0] != hosts[1]:
     notes.append(f"A ran on {_listed(hosts[0])}, B on {_listed(hosts[1])}"
                  + (": a rank's number stands for another device." if a.run.ranks == b.run.ranks else "."))
-  short, long = sorted((a.counted.size, b.counted.size))
+  short, long = sorted((a.selected.size, b.selected.size))
   if short * 4 < long:
-    notes.append(f"A counts {a.counted.size:,} steps and B {b.counted.size:,}: the interval is as wide as the shorter "
+    notes.append(f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as the shorter "
                  "one makes it.")
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:

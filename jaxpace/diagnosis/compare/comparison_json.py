@@ -30,4 +30,4 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
   run = diagnosis.run
   return {"run": run.id, "path": str(run.path), "ranks": run.ranks_in_all,
           "hosts": sorted({h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h}),
-          "steps": diagnosis.counted.size, "window": list(run.window), "problems": list(run.problems)}
+          "steps": diagnosis.selected.size, "window": list(run.window), "problems": list(run.problems)}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxpace.costs.fabric_file import Estimate, Fabric
+from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
 from jaxpace.diagnosis.forecast.noise import Noise, calibration, predict_offsets, separate
 from jaxpace.diagnosis.forecast.sample import Sample
 from jaxpace.diagnosis.forecast.tails import Pooled, largest, largest_apart, with_tail
@@ -70,7 +70,7 @@ class _Draws(NamedTuple):
   error: np.ndarray  # [D] s, by which the mean of another run as long as this one is off
 
 
-def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = None, fabric: Fabric | None = None,
+def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = None, fabric: MeasuredFabric | None = None,
              algorithm: str | None = None, draws: int = DRAWS, seed: int = 0,
              progress: Callable[[int, int], None] | None = None) -> Forecast:
   """Forecasts a job at other numbers of ranks, each with the same work as now (weak scaling).

@@ -25,7 +25,7 @@ _TOGETHER = 0.3
 """Ranks of a process whose noise correlates at least this much, beyond what is common to all, are one unit."""
 
 
-class Collective(NamedTuple):
+class SampledCollective(NamedTuple):
   """One collective of the step."""
 
   name: str
@@ -41,7 +41,7 @@ class Sample(NamedTuple):
   transfer: np.ndarray  # [C, K]
   floor: np.ndarray  # [C] transfer on a quiet fabric
   step: np.ndarray  # [K] mean over ranks of the recorded step
-  collectives: tuple[Collective, ...]
+  collectives: tuple[SampledCollective, ...]
   ranks: int  # ranks of the job
   unit: int  # ranks of a unit
   hosts: int
@@ -89,7 +89,7 @@ def take_sample(run: Run) -> Sample:
   if len(ranks) < 2:
     raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own can't be told apart. "
                    "Record a run of 2 ranks or more, better 8.")
-  counted = count_steps(run)
+  selected = count_steps(run)
   slots, size = len(run.collectives), len(run.steps)
   arrival, wait = np.full((slots, len(ranks), size), np.nan), np.full((slots, len(ranks), size), np.nan)
   step = np.full((len(ranks), size), np.nan)
@@ -99,8 +99,8 @@ def take_sample(run: Run) -> Sample:
     delayed |= bool((np.nan_to_num(work.pacing) > 0).any())
     arrival[:, :, part], wait[:, :, part] = undelayed(work)[:, ranks], work.wait[:, ranks]
     step[:, part] = work.step[ranks]
-  known = np.isfinite(step) & counted.mask
-  often = known.sum(axis=1) >= max(1, _PRESENT * counted.size)
+  known = np.isfinite(step) & selected.mask
+  often = known.sum(axis=1) >= max(1, _PRESENT * selected.size)
   if not often.all():
     left_out = ranks[~often]
     notes.append(f"Left out: {'ranks' if len(left_out) > 1 else 'rank'} {list_ranks(left_out)}, known in less than "
@@ -124,7 +124,7 @@ def take_sample(run: Run) -> Sample:
     notes.append(f"The {unit} ranks of a process are late together: each process counts as one, with its last rank's "
                  "arrival.")
   names = {h for h in (run.host_of_rank(int(r)) for r in kept) if h}
-  collectives = tuple(Collective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
+  collectives = tuple(SampledCollective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
   blocks = _blocks(step.mean(axis=0), units)
   return Sample(units, arrived, transfer, np.nan_to_num(running_minimum(transfer).floor), step.mean(axis=0),
                 collectives, len(ranks), unit, max(1, len(names)), blocks, tuple(notes))

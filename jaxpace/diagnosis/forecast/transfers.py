@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.costs.fabric_file import ALGORITHMS, RING, TREE, Cost, Fabric, Level, coefficients
+from jaxpace.costs.fabric_file import ALGORITHMS, RING, TREE, Cost, Level, MeasuredFabric, coefficients
 from jaxpace.diagnosis.forecast.sample import Sample
 from jaxpace.trace.problems import plural
 
@@ -22,7 +22,7 @@ class Transfers(NamedTuple):
   source: str
 
 
-def new_tier(sample: Sample, ranks: int, per_host: int | None, fabric: Fabric | None) -> str | None:
+def new_tier(sample: Sample, ranks: int, per_host: int | None, fabric: MeasuredFabric | None) -> str | None:
   """Says why transfers at `ranks` ranks can't be known, or None where they can."""
   if fabric is not None:
     here, there = fabric.level(sample.ranks), fabric.level(ranks)
@@ -44,7 +44,7 @@ def new_tier(sample: Sample, ranks: int, per_host: int | None, fabric: Fabric | 
   return None
 
 
-def transfers(sample: Sample, ranks: int, fabric: Fabric | None, algorithm: str | None, draws: int,
+def transfers(sample: Sample, ranks: int, fabric: MeasuredFabric | None, algorithm: str | None, draws: int,
               random: np.random.Generator) -> Transfers:
   """Scales the recorded transfers to another number of ranks.
 

@@ -20,7 +20,7 @@ _FEW, _REREAD = 16, 5.0
 """Files of more processes than these are read once in so many seconds each; whether they changed is seen at once."""
 
 
-class State(NamedTuple):
+class Liveness(NamedTuple):
   """How the run is, and a sentence that says it."""
 
   kind: Kind
@@ -110,7 +110,7 @@ class ProcessFiles:
 
 
 def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int, step_time: float | None,
-          now: float) -> State:
+          now: float) -> Liveness:
   """Says how the run is.
 
   Args:
@@ -126,29 +126,30 @@ def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int, ste
   if seen and not open_ones and len(seen) >= declared:
     ended = sorted({plain(s.process.info["ended_by"]) for s in seen if s.process.info.get("ended_by")})
     after = f"after step {step:,}" if age is not None else "without a recorded step"
-    return State("ended", f"The run has ended {after}" + (f" ({', '.join(ended[:3])})." if ended else "."))
+    return Liveness("ended", f"The run has ended {after}" + (f" ({', '.join(ended[:3])})." if ended else "."))
   if open_ones and len(silent) == len(open_ones):
     least = min(now - s.changed for s in silent)
-    return State("dead", f"No process has written anything for {duration(least)}: they were killed or stopped, or this "
+    return Liveness("dead",
+                    f"No process has written anything for {duration(least)}: they were killed or stopped, or this "
                  "machine no longer sees their files.")
   if silent:
     least = min(now - s.changed for s in silent)
-    return State("dead", f"{_named(silent)} {'has' if len(silent) == 1 else 'have'} written nothing for "
+    return Liveness("dead", f"{_named(silent)} {'has' if len(silent) == 1 else 'have'} written nothing for "
                  f"{duration(least)}, others have: killed, stopped, or cut off?")
   if age is None:
     if not seen:
-      return State("waiting", "Nothing is recorded yet: waiting for the job to start.")
+      return Liveness("waiting", "Nothing is recorded yet: waiting for the job to start.")
     few = f" of {declared}" if declared > len(seen) else ""
-    return State("waiting", f"{plural(len(seen), 'process', 'processes')}{few} started, no step recorded yet: "
+    return Liveness("waiting", f"{plural(len(seen), 'process', 'processes')}{few} started, no step recorded yet: "
                  "programs are being compiled, or the first steps run.")
   if age > longest_quiet(step_time):
     if not seen:
-      return State("quiet", f"No new rows for {duration(age)}. The folder 'process' is missing, so whether the job "
+      return Liveness("quiet", f"No new rows for {duration(age)}. The folder 'process' is missing, so whether the job "
                    "ended, died or hangs is unknown.")
-    return State("quiet", f"No step has been recorded for {duration(age)}, though "
+    return Liveness("quiet", f"No step has been recorded for {duration(age)}, though "
                  + ("its process still runs" if len(open_ones) == 1 else "its processes still run")
                  + ": it hangs, compiles, or does something else between two steps.")
-  return State("running", "Running.")
+  return Liveness("running", "Running.")
 
 
 def longest_quiet(step_time: float | None) -> float:

@@ -12,11 +12,11 @@ import numpy as np
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.live.alive import ProcessFiles, judge
 from jaxpace.diagnosis.live.events import Event, EventFollower
-from jaxpace.diagnosis.live.look import Look, Numbers, Told, measure
+from jaxpace.diagnosis.live.look import Numbers, Snapshot, Told, measure
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
 from jaxpace.trace.follow import window as windows
 from jaxpace.trace.follow.columns import Columns, joined
-from jaxpace.trace.follow.parts import NewRows, PartFollower
+from jaxpace.trace.follow.parts import PartFollower, PartRows
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 from jaxpace.trace.rundir import RUN_FILE, read_json
@@ -44,7 +44,7 @@ class Follower:
     self._info: dict[str, Any] = {}
     self._begin()
 
-  def poll(self, now: float, unix: float) -> Look:
+  def poll(self, now: float, unix: float) -> Snapshot:
     """Reads what is new.
 
     Args:
@@ -79,7 +79,7 @@ class Follower:
   def _restart(self, attempt: int) -> None:
     """Forgets what an attempt before has shown of the job's usual speed."""
     self._attempt = attempt
-    self._stream: stream.State | None = None
+    self._stream: stream.StreamState | None = None
     self._ranks = 0  # of the tests
     self._floor: np.ndarray | None = None
     self._tested = -1  # last step that was tested for onsets
@@ -153,7 +153,7 @@ class Follower:
     assert self._window is not None
     return self._window.run(first, last, self._path, self._info, self._processes.processes)
 
-  def _look(self, now: float, events: tuple[Event, ...]) -> Look:
+  def _look(self, now: float, events: tuple[Event, ...]) -> Snapshot:
     window, numbers, seen = self._window, self._numbers, self._processes.seen
     age = None if self._newest is None else max(0.0, now - self._newest)
     step = window.high if window is not None else -1
@@ -161,7 +161,8 @@ class Follower:
     state = judge(seen, declared, age if step >= 0 else None, step, numbers.median if numbers else None, now)
     hosts = {s.process.host for s in seen if s.process.host}
     ranks = max(_number(self._info, "ranks"), window.recorded if window else 0)
-    return Look(str(self._path), str(self._info.get("run") or ""), max(self._attempt, _number(self._info, "attempt")),
+    return Snapshot(str(self._path), str(self._info.get("run") or ""), max(self._attempt, _number(self._info,
+                                                                                                  "attempt")),
                 ranks, max(declared, len(seen)), len(hosts),
                 state, step, age if step >= 0 else None, numbers, tuple(self._told), events, self._notes())
 
@@ -191,7 +192,7 @@ class Follower:
     return (*notes[:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
 
 
-def _pieces(new: Iterable[NewRows]) -> Iterator[Columns]:
+def _pieces(new: Iterable[PartRows]) -> Iterator[Columns]:
   """Rows of many processes together, as far as they take little memory."""
   waiting: list[Columns] = []
   number = 0

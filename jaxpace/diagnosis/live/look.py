@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxpace.diagnosis.by_rank import shares_of
 from jaxpace.diagnosis.floor import find_floor
-from jaxpace.diagnosis.live.alive import State
+from jaxpace.diagnosis.live.alive import Liveness
 from jaxpace.diagnosis.live.events import Event
 from jaxpace.diagnosis.selected_steps import count_steps, step_times
 from jaxpace.diagnosis.totals import PARTS, Totals, add_up
@@ -64,7 +64,7 @@ class Told(NamedTuple):
   over: bool
 
 
-class Look(NamedTuple):
+class Snapshot(NamedTuple):
   """Everything the screen shows at one moment."""
 
   path: str
@@ -73,7 +73,7 @@ class Look(NamedTuple):
   ranks: int
   processes: int
   hosts: int
-  state: State
+  state: Liveness
   step: int  # last recorded; -1 for none
   age: float | None  # s since the newest rows were written
   numbers: Numbers | None
@@ -89,22 +89,22 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
     run: the window.
     floor: [C] floors of the windows before: the lowest counts.
   """
-  counted = count_steps(run)
-  if not counted.size or (not run.collectives and run.end_ns is None):
+  selected = count_steps(run)
+  if not selected.size or (not run.collectives and run.end_ns is None):
     return None
-  totals = add_up(run, counted)
-  steps = totals.per_step["step"][counted.mask]
+  totals = add_up(run, selected)
+  steps = totals.per_step["step"][selected.mask]
   steps = steps[np.isfinite(steps)]
   if not steps.size or not steps.mean() > 0:
     return None
   own = find_floor(run, totals.transfer, None, totals.groups).floor
   if floor is not None and floor.shape == own.shape:
     own = np.fmin(own, floor)
-  mean, doubt = float(steps.mean()), untold(run, counted)
+  mean, doubt = float(steps.mean()), untold(run, selected)
   return Numbers(
-      first=int(run.steps[counted.mask][0]), last=int(run.steps[-1]), steps=counted.size, warmup=len(counted.warmup),
+      first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size, warmup=len(selected.warmup),
       mean=mean, median=float(np.median(steps)), p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
-      series=step_times(run)[run.inside], shares=_shares(run, totals, counted.mask, own),
+      series=step_times(run)[run.inside], shares=_shares(run, totals, selected.mask, own),
       late=_late(run, totals), silent=tuple(run.silent.tolist()),
       pacing=_pacing(run, totals), floor=own,
       untold="" if doubt is None else untold_sentence(doubt, len(run.collectives)))

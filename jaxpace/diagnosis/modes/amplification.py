@@ -29,7 +29,7 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
   run, totals, lateness = case.run, case.totals, case.lateness
   by_block = lateness.random_by_block - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps)
   begin, end = _stretch(case)
-  if suspected < COSTLY * case.step_time and (begin, end) == (0, case.counted.blocks):
+  if suspected < COSTLY * case.step_time and (begin, end) == (0, case.selected.blocks):
     return None
   whole = totals.earliness.sum(axis=0)
   whole = np.sort(whole[np.isfinite(whole)])
@@ -38,8 +38,8 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
       _last_rank(case),
       f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
       + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses.")]
-  first = None if begin == 0 else when.series_change(run, case.counted, _for_work(case), begin)
-  last = None if end == case.counted.blocks else when.series_change(run, case.counted, _for_work(case), end) - 1
+  first = None if begin == 0 else when.series_change(run, case.selected, _for_work(case), begin)
+  last = None if end == case.selected.blocks else when.series_change(run, case.selected, _for_work(case), end) - 1
   if first is not None or last is not None:
     evidence.append(f"It is so {when.spell(first, last)}.")
   if lateness.turns:
@@ -92,8 +92,8 @@ def _last_rank(case: Case) -> str:
 
 def everyday(case: Case) -> float:
   """Seconds that the median step waits for ranks that compute longer by turns."""
-  counted = case.counted
-  waiting = _for_work(case)[counted.mask] - case.lateness.held.by_block[counted.block[counted.mask]]
+  selected = case.selected
+  waiting = _for_work(case)[selected.mask] - case.lateness.held.by_block[selected.block[selected.mask]]
   waiting = waiting[np.isfinite(waiting)]
   return float(np.median(waiting)) if waiting.size else 0.0
 
@@ -105,11 +105,11 @@ def _for_work(case: Case) -> np.ndarray:
 
 def _stretch(case: Case) -> tuple[int, int]:
   """Blocks in which the waiting is much more than in the rest of the run; all where there are none such."""
-  counted, whole = case.counted, (0, case.counted.blocks)
+  selected, whole = case.selected, (0, case.selected.blocks)
   if case.lateness.episodes:
     return whole  # waiting for ranks that are late for good changes with their episodes
   by_block = case.block_medians(_for_work(case))
-  edges = [0, *change_points(by_block[None])[0], counted.blocks]
+  edges = [0, *change_points(by_block[None])[0], selected.blocks]
   spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True) if np.isfinite(by_block[b:e]).any()]
   level = np.array([float(np.nanmedian(by_block[b:e])) for b, e in spans])
   high = (level >= COSTLY * case.step_time) & (level >= _RAISED * level.min(initial=np.inf))
@@ -117,7 +117,7 @@ def _stretch(case: Case) -> tuple[int, int]:
   if not at.size or high.all():
     return whole
   begin, end = spans[at[0]][0], spans[at[-1]][1]
-  return (begin, end) if counted.within(begin, end).sum() >= _SHORTEST * counted.size else whole
+  return (begin, end) if selected.within(begin, end).sum() >= _SHORTEST * selected.size else whole
 
 
 def _blame_by_host(case: Case) -> list[tuple[str, float, float]]:

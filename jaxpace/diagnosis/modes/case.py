@@ -10,9 +10,9 @@ import numpy as np
 from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
-from jaxpace.live.probe.links import Links
+from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.run import Run
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
@@ -48,13 +48,13 @@ class Case(NamedTuple):
   """A run that was added up."""
 
   run: Run
-  counted: Counted
+  selected: SelectedSteps
   totals: Totals
   lateness: Lateness
   phases: dict[str, np.ndarray]  # [R] medians by phase
   floor: Floor
   step_time: float  # mean, s
-  links: Links | None = None  # what a link probe measured
+  links: ProbedLinks | None = None  # what a link probe measured
 
   @property
   def transfer(self) -> np.ndarray:
@@ -68,8 +68,8 @@ class Case(NamedTuple):
 
   def block_means(self, values: np.ndarray) -> np.ndarray:
     """[B] means of [K] values over blocks of counted steps; NaN where nothing is known."""
-    return by_block.means(values, self.counted)
+    return by_block.means(values, self.selected)
 
   def block_medians(self, values: np.ndarray) -> np.ndarray:
     """[B] medians of [K] values over blocks of counted steps; NaN where nothing is known."""
-    return by_block.medians(values, self.counted)
+    return by_block.medians(values, self.selected)

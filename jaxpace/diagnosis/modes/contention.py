@@ -39,7 +39,7 @@ _MOST = 0.8
 _SLOW_SHARE = 0.03
 
 
-class Slow(NamedTuple):
+class SlowTransfers(NamedTuple):
   """When transfers are slow, and by how much."""
 
   seconds: float  # more than they need, a step, over the whole run
@@ -49,7 +49,7 @@ class Slow(NamedTuple):
   level: float  # mean transfer in the contended stretch, s
   quiet: float  # and outside of it, or the floor
   bursts: float  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
-  links: tcp.Links
+  links: tcp.BusyLinks
   trips: tuple[float, float] | None = None  # round trips in the contended stretch and outside, s, where both are known
 
   @property
@@ -58,25 +58,25 @@ class Slow(NamedTuple):
     return self.trips is not None and self.trips[0] >= tcp.LONGER * self.trips[1]
 
 
-def look(case: Case) -> Slow | None:
+def look(case: Case) -> SlowTransfers | None:
   """Finds out whether transfers are slow in a stretch of the run, now and then, or throughout.
 
   Throughout shows only against a known floor, by connections that are busy longer than the quickest transfers can keep
   them, or where one host's link is busy much longer than the others'.
   """
   transfer = case.transfer
-  if not np.isfinite(transfer[case.counted.mask]).any():
+  if not np.isfinite(transfer[case.selected.mask]).any():
     return None
   busy = tcp.read(case)
   return (_stretch(case, transfer, busy) or _busy_stretch(case, transfer, busy)
           or _throughout(case, transfer, busy) or _bursts(case, transfer, busy))
 
 
-def _stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
+def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow from a step on, up to one, or in between."""
   by_block = case.block_medians(transfer)
-  spans = _spans(change_points(by_block[None])[0], case.counted.blocks)
-  values = [_known(transfer[case.counted.within(*span)]) for span in spans]
+  spans = _spans(change_points(by_block[None])[0], case.selected.blocks)
+  values = [_known(transfer[case.selected.within(*span)]) for span in spans]
   median = np.array([np.median(v) if v.size else np.inf for v in values])
   slow = np.isfinite(median) & (median >= (1 + RAISED) * median.min())
   if not slow.any() or slow.all():
@@ -95,14 +95,14 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
   return _slower(case, busy, spans, slow | _queued(busy, spans, slow), by_block - float(np.median(outside)))
 
 
-def _queued(busy: tcp.Busy, spans: list[tuple[int, int]], slow: np.ndarray) -> np.ndarray:
+def _queued(busy: tcp.BusyConnections, spans: list[tuple[int, int]], slow: np.ndarray) -> np.ndarray:
   """[S] bool, spans in which data queue on the way as in the slow ones, though half of the transfers are quick."""
   level = np.array([tcp.round_trip(busy, span) for span in spans])
   usual = np.nanmin(level[~slow]) if np.isfinite(level[~slow]).any() else np.nan
   return ~slow & (level >= tcp.LONGER * usual)
 
 
-def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
+def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
   """The same by the connections: a fabric that is crowded now and then makes few transfers long, and all hosts busy.
 
   Or it makes round trips longer, where other load on the hosts' processors hides how much longer transfers are.
@@ -114,7 +114,8 @@ def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | No
   return slow or (_stretch_of(case, transfer, busy, busy.trips, tcp.LONGER) if busy.trips is not None else None)
 
 
-def _stretch_of(case: Case, transfer: np.ndarray, busy: tcp.Busy, values: np.ndarray, least: float) -> Slow | None:
+def _stretch_of(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections, values: np.ndarray,
+                least: float) -> SlowTransfers | None:
   """Slow where [P, W] busy times or round trips are `least` times as long as where they are shortest."""
   if not np.isfinite(values).any(axis=0).all():
     return None
@@ -123,7 +124,7 @@ def _stretch_of(case: Case, transfer: np.ndarray, busy: tcp.Busy, values: np.nda
   edges = [0, *points, len(together)]
   level = np.array([float(np.median(together[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)])
   slow = level >= least * level.min()
-  spans = _spans([int(busy.edges[point]) for point in points], case.counted.blocks)
+  spans = _spans([int(busy.edges[point]) for point in points], case.selected.blocks)
   if not slow.any() or slow.all() or not tcp.says_slower(busy, *_sorted(spans, slow)):
     return None
   by_block = case.block_means(transfer)
@@ -131,29 +132,30 @@ def _stretch_of(case: Case, transfer: np.ndarray, busy: tcp.Busy, values: np.nda
   return _slower(case, busy, spans, slow, by_block - usual.mean()) if usual.size else None
 
 
-def _slower(case: Case, busy: tcp.Busy, spans: list[tuple[int, int]], slow: np.ndarray, beyond: np.ndarray
-            ) -> Slow | None:
+def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]], slow: np.ndarray, beyond: np.ndarray
+            ) -> SlowTransfers | None:
   """What some spans take longer than the others; None where these are few, or it is hardly anything.
 
   Ranks that leave a contended collective apart from each other are part of what it costs.
   """
-  counted, at, whole = case.counted, np.flatnonzero(slow), case.beyond_arrival
-  inside, outside = (np.concatenate([_known(whole[counted.within(*span)]) for span in own])
+  selected, at, whole = case.selected, np.flatnonzero(slow), case.beyond_arrival
+  inside, outside = (np.concatenate([_known(whole[selected.within(*span)]) for span in own])
                      for own in _sorted(spans, slow))
   if not inside.size or not outside.size:
     return None
-  if (inside.size < min(_SHORTEST, counted.size / 3)
+  if (inside.size < min(_SHORTEST, selected.size / 3)
       or float(inside.mean() - outside.mean()) < _LEAST * case.step_time):
     return None
   begin, end = _longest(spans, slow)
-  seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, counted.size)
+  seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, selected.size)
   blocks = np.concatenate([np.arange(*spans[i]) for i in at])
-  return Slow(seconds, confidence(merged(beyond[blocks], np.ones(len(blocks)))), begin, end, float(inside.mean()),
+  return SlowTransfers(seconds, confidence(merged(beyond[blocks], np.ones(len(blocks)))), begin, end,
+                       float(inside.mean()),
               float(outside.mean()), 0.0, tcp.whose(case, busy, *_sorted(spans, slow)),
               _trips(busy, *_sorted(spans, slow)))
 
 
-def _trips(busy: tcp.Busy, inside: list[tuple[int, int]], outside: list[tuple[int, int]]
+def _trips(busy: tcp.BusyConnections, inside: list[tuple[int, int]], outside: list[tuple[int, int]]
            ) -> tuple[float, float] | None:
   """Typical round trips in some spans and in others, s."""
   level, usual = tcp.typical_trips(busy, inside, outside)
@@ -189,12 +191,12 @@ def _known(values: np.ndarray) -> np.ndarray:
   return values[np.isfinite(values)]
 
 
-def _throughout(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
+def _throughout(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow in every step: above a floor known from elsewhere, by busy connections, or because of one host's link."""
-  counted = case.counted
-  known = _known(transfer[counted.mask])
-  mean, (low, middle) = float(_known(case.beyond_arrival[counted.mask]).mean()), np.quantile(known, [0.05, 0.5])
-  found, seconds, sure = tcp.whose(case, busy, [(0, counted.blocks)], []), 0.0, 0.0
+  selected = case.selected
+  known = _known(transfer[selected.mask])
+  mean, (low, middle) = float(_known(case.beyond_arrival[selected.mask]).mean()), np.quantile(known, [0.05, 0.5])
+  found, seconds, sure = tcp.whose(case, busy, [(0, selected.blocks)], []), 0.0, 0.0
   # What was measured while other load ran is no floor: transfers of the run that are quicker are believed before it.
   quiet = min(float(case.floor.floor.sum()), float(low)) if case.floor.known else float(low)
   told = tcp.says_slow(busy, quiet, mean - quiet)
@@ -217,17 +219,17 @@ def _throughout(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None
     seconds, sure = excess, 0.99
   if not seconds > 0:
     return None
-  return Slow(seconds, sure, 0, counted.blocks, mean, mean - seconds, 0.0, found)
+  return SlowTransfers(seconds, sure, 0, selected.blocks, mean, mean - seconds, 0.0, found)
 
 
 def _contention(case: Case) -> float:
-  return float(case.floor.contention[:, case.counted.mask].sum(axis=0).mean())
+  return float(case.floor.contention[:, case.selected.mask].sum(axis=0).mean())
 
 
-def _bursts(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
+def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow now and then: two modes that can be told apart."""
-  counted = case.counted
-  known = transfer[counted.mask]
+  selected = case.selected
+  known = transfer[selected.mask]
   known = known[np.isfinite(known) & (known > 0)]
   if known.size < 20 or crowded_processors(case) and not tcp.trips_vary(case):
     return None
@@ -245,20 +247,20 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.Busy) -> Slow | None:
     return None
   is_slow = np.log(np.maximum(transfer, 1e-12)) > order[cut]
   whole = case.beyond_arrival
-  level, quiet = (float(_known(whole[counted.mask & (is_slow == which)]).mean()) for which in (True, False))
+  level, quiet = (float(_known(whole[selected.mask & (is_slow == which)]).mean()) for which in (True, False))
   if tcp.idle(busy, quiet, (level - quiet) * slow):
     return None
   beyond = np.where(is_slow, whole - quiet, 0.0)
   sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
-  return Slow((level - quiet) * slow, sure, 0, counted.blocks, level, quiet, slow,
-              tcp.whose(case, busy, [(0, counted.blocks)], []))
+  return SlowTransfers((level - quiet) * slow, sure, 0, selected.blocks, level, quiet, slow,
+              tcp.whose(case, busy, [(0, selected.blocks)], []))
 
 
-def find(case: Case, slow: Slow) -> Finding:
+def find(case: Case, slow: SlowTransfers) -> Finding:
   """Describes slow transfers, and whose link it is as far as that can be told."""
-  run, counted = case.run, case.counted
-  first = None if slow.begin == 0 else when.series_change(run, counted, case.transfer, slow.begin)
-  last = None if slow.end == counted.blocks else when.series_change(run, counted, case.transfer, slow.end) - 1
+  run, selected = case.run, case.selected
+  first = None if slow.begin == 0 else when.series_change(run, selected, case.transfer, slow.begin)
+  last = None if slow.end == selected.blocks else when.series_change(run, selected, case.transfer, slow.end) - 1
   if slow.bursts:
     evidence = [f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
                 f"{milliseconds(slow.level)} in them, the others {milliseconds(slow.quiet)}."]
@@ -287,7 +289,7 @@ def find(case: Case, slow: Slow) -> Finding:
   return Finding(CONTENTION, share, slow.confidence, ranks, hosts, tuple(evidence), advice, kinds, first, last)
 
 
-def _probed(case: Case, slow: Slow) -> tuple[tuple[int, ...], list[str]]:
+def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[str]]:
   """Processes with slow links, by the counters, else by a link probe; and what the probe says."""
   if case.links is None:
     return slow.links.slow, []
@@ -300,12 +302,12 @@ def _probed(case: Case, slow: Slow) -> tuple[tuple[int, ...], list[str]]:
   return slow.links.slow or tuple(dict.fromkeys(named)), said
 
 
-def _crowded(case: Case, slow: Slow) -> bool:
+def _crowded(case: Case, slow: SlowTransfers) -> bool:
   busy = slow.links.busy
   return len(busy) > 2 and slow.links.everywhere and min(busy.values()) >= _SLOW_SHARE * case.step_time
 
 
-def _whose(case: Case, slow: Slow) -> list[str]:
+def _whose(case: Case, slow: SlowTransfers) -> list[str]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
     return ["Whether one host's link is slow or a trunk that all share is crowded can't be told: no TCP counters of "
@@ -328,7 +330,7 @@ def _whose(case: Case, slow: Slow) -> list[str]:
   if slow.queued and slow.trips:
     said.append(f"Data queue on the way: a round trip of the hosts' connections takes {milliseconds(slow.trips[0])} "
                 f"then, {milliseconds(slow.trips[1])} in the rest of the run.")
-  resent = per_step(run, case.counted, "retransmits", slow.begin, slow.end)
+  resent = per_step(run, case.selected, "retransmits", slow.begin, slow.end)
   if resent and max(resent.values()) >= 0.01:
     most = max(resent, key=lambda p: resent[p])
     said.append(f"Segments are lost and sent again: up to {resent[most]:.2f} a step on {name_process(run, most)}.")

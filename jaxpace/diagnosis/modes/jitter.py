@@ -32,11 +32,11 @@ _MOST_COUNTED = 400
 """Pauses from which on chance need not be reckoned with."""
 
 
-class Pauses:
+class LongGaps:
   """Gaps beyond each rank's usual one, and the waiting for them."""
 
   def __init__(self, case: Case):
-    totals, counted = case.totals, case.counted
+    totals, selected = case.totals, case.selected
     self.case = case
     mean = totals.per_rank["runtime"] / np.maximum(totals.present, 1)
     usual = case.phases.get("gap", np.zeros(len(mean)))
@@ -44,7 +44,7 @@ class Pauses:
     present = totals.present / max(1, int(totals.present.sum()))
     base = float((np.nan_to_num(usual) * present).sum())
     own = totals.per_step["runtime"] - base
-    self.own = max(float(np.nanmean(own[counted.mask])), 0.0) if counted.size else 0.0
+    self.own = max(float(np.nanmean(own[selected.mask])), 0.0) if selected.size else 0.0
     self.waiting = case.lateness.gaps
     self.by_block = case.block_means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
 
@@ -102,7 +102,7 @@ class Pauses:
       return None
     number: dict[int, int] = {}
     for rank in range(run.ranks):
-      gaps = run.durations["gap"][rank, self.case.counted.mask].astype(np.float64)
+      gaps = run.durations["gap"][rank, self.case.selected.mask].astype(np.float64)
       long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= _LONG * self.case.step_time))
       process = int(run.process_of_rank[rank])
       number[process] = max(number.get(process, 0), long)
@@ -121,12 +121,12 @@ class Pauses:
     return tail * math.comb(len(struck), len(own)) > _CHANCE
 
 
-def find(case: Case, pauses: Pauses) -> Finding | None:
+def find(case: Case, pauses: LongGaps) -> Finding | None:
   """Describes the pauses; None where they cost little, or have no cause that shows and don't cost much."""
   run, ranks, struck = case.run, pauses.ranks(), pauses.struck
   mechanisms = pauses.mechanisms()
   # Of pauses with a known cause the finding is what that cause holds.
-  shown = paused(run, case.counted) if mechanisms else None
+  shown = paused(run, case.selected) if mechanisms else None
   seconds = shown.own + min(shown.waiting, pauses.waiting) if shown else pauses.seconds
   least = EXPLAINED if mechanisms else COSTLY if pauses.standing_out is not None else UNEXPLAINED
   if not mechanisms and crowded_processors(case):

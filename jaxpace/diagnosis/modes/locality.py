@@ -12,7 +12,7 @@ from jaxpace.diagnosis.episodes import Episode
 from jaxpace.diagnosis.lateness import Held, costliest_first
 from jaxpace.diagnosis.modes import straggler
 from jaxpace.diagnosis.modes.case import LOCALITY, Case, Finding
-from jaxpace.diagnosis.modes.contention import Slow
+from jaxpace.diagnosis.modes.contention import SlowTransfers
 from jaxpace.diagnosis.wording import hosts_of, milliseconds
 from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
 from jaxpace.trace.problems import list_ranks
@@ -98,7 +98,7 @@ def _whole_process_late(case: Case, bad: Bad, late: Sequence[Episode]) -> bool:
   return False
 
 
-def slow_in_place(case: Case, places: Sequence[Bad], slow: Slow) -> Bad | None:
+def slow_in_place(case: Case, places: Sequence[Bad], slow: SlowTransfers) -> Bad | None:
   """The concern whose ranks' processes have the slow links."""
   processes = set(slow.links.slow)
   for bad in places:

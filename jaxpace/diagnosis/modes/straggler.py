@@ -55,9 +55,9 @@ def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int |
   """First and last step of all the episodes together; None where they reach the run's beginning or end."""
   begin, end = min(e.begin for e in episodes), max(e.end for e in episodes)
   earliest = next(e for e in episodes if e.begin == begin)
-  first = None if begin == 0 else when.rank_change(case.run, case.counted, earliest.rank, begin)
+  first = None if begin == 0 else when.rank_change(case.run, case.selected, earliest.rank, begin)
   latest = next(e for e in episodes if e.end == end)
-  last = None if end == case.counted.blocks else when.rank_change(case.run, case.counted, latest.rank, end) - 1
+  last = None if end == case.selected.blocks else when.rank_change(case.run, case.selected, latest.rank, end) - 1
   return first, last
 
 
@@ -136,7 +136,7 @@ def _where(case: Case, episode: Episode) -> str:
 def _typical_for(case: Case, rank: int) -> np.ndarray:
   """The typical ranks that a rank meets."""
   blocks = case.lateness.blocks
-  return case.lateness.typical if blocks.joined is None else blocks.typical(0, case.counted.blocks, rank)
+  return case.lateness.typical if blocks.joined is None else blocks.typical(0, case.selected.blocks, rank)
 
 
 def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.selected_steps import Counted
+from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.trace.run import Run
 
 
@@ -19,12 +19,12 @@ class Columns(NamedTuple):
   number: np.ndarray  # [B] counted steps
 
   @staticmethod
-  def over(run: Run, counted: Counted, most: int) -> Columns:
+  def over(run: Run, selected: SelectedSteps, most: int) -> Columns:
     """Divides the counted steps; each has a column of its own where there are no more than `most`."""
-    size = counted.size
+    size = selected.size
     columns = min(size, most)
     column = np.full(len(run.steps), -1, np.int64)
-    at = np.flatnonzero(counted.mask)
+    at = np.flatnonzero(selected.mask)
     column[at] = np.arange(size) * columns // max(size, 1)
     number = np.bincount(column[at], minlength=columns)
     end = np.cumsum(number)
@@ -44,9 +44,9 @@ class Columns(NamedTuple):
 
   def extremes(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """[B] lowest and highest of [K] values that are all known in counted steps."""
-    counted = values[self.column >= 0]
+    selected = values[self.column >= 0]
     begin = np.cumsum(self.number) - self.number
-    return np.minimum.reduceat(counted, begin), np.maximum.reduceat(counted, begin)
+    return np.minimum.reduceat(selected, begin), np.maximum.reduceat(selected, begin)
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists."""

@@ -23,7 +23,7 @@ def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
   the very longest. Of each of the longest steps the shares are told, and the rank the job waited for most.
   """
   run, totals = diagnosis.run, diagnosis.totals
-  at = np.flatnonzero(diagnosis.counted.mask)
+  at = np.flatnonzero(diagnosis.selected.mask)
   steps = totals.per_step["step"][at]
   low, usual, high = (float(x) for x in np.quantile(steps, [0, 0.995, 1]))
   end = high if high - low <= _TAIL * (usual - low) else usual

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.costs.fabric_file import Fabric
+from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnosis.forecast.forecast import forecast
 from jaxpace.diagnosis.forecast.forecast_json import to_json
 from jaxpace.diagnosis.forecast.sample import take_sample
@@ -16,7 +16,7 @@ MOST_CELLS = 1 << 20
 """Rank-steps and collectives that a forecast is made of; of a longer run the newest steps count."""
 
 
-def outlook(run: Run, fabric: Fabric | None = None) -> dict[str, Any]:
+def outlook(run: Run, fabric: MeasuredFabric | None = None) -> dict[str, Any]:
   """Returns what `jaxpace forecast --json` gives for 2 to 64 times the ranks, or `silent`: why there is none.
 
   A forecast for some of the numbers of ranks may still be silent. `newest` is whether only the newest steps count.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.costs.fabric_file import Fabric
+from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.series.blocks import blocks
 from jaxpace.diagnosis.series.distribution import distribution
@@ -22,7 +22,7 @@ _DIGITS = 7
 
 
 def series(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = None,
-           fabric: Fabric | None = None) -> dict[str, Any]:
+           fabric: MeasuredFabric | None = None) -> dict[str, Any]:
   """What changes over the run: plain values, durations in seconds, null where a value is not known.
 
   Its size is bounded, whatever the run's: about 3 MB for 1,024 ranks and 100,000 steps.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import Busy, busy, chunks
+from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.series.columns import Columns
 from jaxpace.diagnosis.totals import undelayed
@@ -35,12 +35,12 @@ def skew_map(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None =
     null where nothing is known: `mean` over the steps of a column, and `most`, the rank's latest step in it, null as a
     whole where each column is one step. None where ranks can't be compared.
   """
-  run, counted = diagnosis.run, diagnosis.counted
-  if not run.collectives or run.ranks < 2 or not counted.size:
+  run, selected = diagnosis.run, diagnosis.selected
+  if not run.collectives or run.ranks < 2 or not selected.size:
     return None
   together = -(-run.ranks // MOST_ROWS)
   rows = np.arange(0, run.ranks, together)
-  columns = Columns.over(run, counted, min(MOST_COLUMNS, max(MOST_CELLS // len(rows), 1)))
+  columns = Columns.over(run, selected, min(MOST_COLUMNS, max(MOST_CELLS // len(rows), 1)))
   total = np.zeros((run.ranks, columns.size))
   number = np.zeros((run.ranks, columns.size), np.int64)
   most = np.full((run.ranks, columns.size), -np.inf)
@@ -66,7 +66,7 @@ def skew_map(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None =
           "most": None if single else _whole(most, unit)}
 
 
-def _late(work: Busy) -> np.ndarray:
+def _late(work: BusyTimes) -> np.ndarray:
   """[R, k] arrival after the median rank's, seconds; NaN where the rank's step is not known."""
   arrival = undelayed(work).sum(axis=0)
   found = work.meetings

@@ -21,9 +21,9 @@ _EVERYWHERE = 0.8
 
 def where(diagnosis: Diagnosis) -> dict[str, Any]:
   """Returns `blocks` of steps (first and last), and of each finding what it cost in each, and the costliest stretch."""
-  run, counted = diagnosis.run, diagnosis.counted
-  at = np.flatnonzero(counted.mask)
-  number = np.bincount(counted.block[at], minlength=counted.blocks)
+  run, selected = diagnosis.run, diagnosis.selected
+  at = np.flatnonzero(selected.mask)
+  number = np.bincount(selected.block[at], minlength=selected.blocks)
   end = np.cumsum(number)
   first, last = run.steps[at[end - number]], run.steps[at[end - 1]]
   rows = []
@@ -43,16 +43,16 @@ def where(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
   """[B] seconds a step by block: waiting for the late ranks or by turns, gaps and waiting for them, contention."""
-  lateness, counted, totals = diagnosis.lateness, diagnosis.counted, diagnosis.totals
+  lateness, selected, totals = diagnosis.lateness, diagnosis.selected, diagnosis.totals
   own = [e for e in lateness.episodes if e.rank in finding.ranks]
   if finding.mode == PERSISTENT or (finding.mode == LOCALITY and own):
     # Block by block, not the mean of an episode: a rank that is late by more for a while shows.
-    return hold(totals, counted, [e._replace(begin=b, end=b + 1) for e in own for b in range(e.begin, e.end)]).by_block
+    return hold(totals, selected, [e._replace(begin=b, end=b + 1) for e in own for b in range(e.begin, e.end)]).by_block
   if finding.mode == AMPLIFICATION:
     return lateness.random_by_block
   if finding.mode == JITTER:
-    return by_block.means(totals.per_step["runtime"] + totals.per_step["waiting_runtime"], counted)
-  return by_block.means(diagnosis.floor.contention.sum(axis=0), counted)
+    return by_block.means(totals.per_step["runtime"] + totals.per_step["waiting_runtime"], selected)
+  return by_block.means(diagnosis.floor.contention.sum(axis=0), selected)
 
 
 def _stretch(cost: np.ndarray) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Launch:
   """What to run and how.
 
   Attributes:

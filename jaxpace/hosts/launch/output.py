@@ -51,7 +51,7 @@ class LogView:
     return (self._prefix or b"") + left + b"\n" if left else b""
 
 
-class Screen:
+class LogScreen:
   """Writes to a terminal, pipe or file without ever waiting for it, until `finish`.
 
   A launcher that waits for a paused terminal would not see its workers die.
@@ -91,7 +91,7 @@ class Screen:
 class Display:
   """The logs that are shown live."""
 
-  def __init__(self, views: list[LogView], screen: Screen):
+  def __init__(self, views: list[LogView], screen: LogScreen):
     """Takes the logs to show and where to show them."""
     self._views = views
     self._screen = screen

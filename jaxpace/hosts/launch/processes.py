@@ -175,7 +175,7 @@ def clear_away(groups: Collection[int], launch_id: str, grace: float) -> int:
   return left
 
 
-class Watchdog:
+class OrphanReaper:
   """A small process that outlives a launcher killed with SIGKILL and clears away what that leaves behind.
 
   It reads a pipe that only the launcher holds open: the end of the launcher, whatever the reason, is the end of the

@@ -12,8 +12,8 @@ import uuid
 from pathlib import Path
 
 from jaxpace.hosts.launch import environment, outcome, processes
-from jaxpace.hosts.launch.job import Job, LaunchError
-from jaxpace.hosts.launch.output import Display, LogView, Screen, tail
+from jaxpace.hosts.launch.job import Launch, LaunchError
+from jaxpace.hosts.launch.output import Display, LogScreen, LogView, tail
 from jaxpace.hosts.launch.scribe import Scribe
 from jaxpace.hosts.launch.signals import Signals
 
@@ -27,7 +27,7 @@ LEFTOVER_GRACE_SECONDS = 2.0
 class Supervisor:
   """Watches over the workers of one job. `run` does everything."""
 
-  def __init__(self, job: Job):
+  def __init__(self, job: Launch):
     """Takes the job; nothing is started yet."""
     self._job = job
     self._id = uuid.uuid4().hex
@@ -67,7 +67,7 @@ class Supervisor:
     except OSError as error:
       raise LaunchError(f"the coordinator's port {job.port or '(any)'} cannot be used: {error.strerror}") from error
     begun = time.monotonic()
-    watchdog = processes.Watchdog(self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
+    watchdog = processes.OrphanReaper(self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
     groups: list[int] = []
     with tempfile.TemporaryDirectory(prefix="jaxpace-launch-") as notices, Signals().collecting() as signals:
       self._notices = Path(notices)
@@ -123,9 +123,9 @@ class Supervisor:
     show = {"first": self._workers[:1], "all": self._workers, "none": []}[self._job.show]
     views = [LogView(w.log, f"[{w.index}] " if self._job.show == "all" else None) for w in show]
     try:
-      return Display(views, Screen(sys.stdout.fileno()))
+      return Display(views, LogScreen(sys.stdout.fileno()))
     except (AttributeError, OSError, ValueError):  # no stdout at all (`>&-`)
-      return Display(views, Screen(None))
+      return Display(views, LogScreen(None))
 
   def _running(self) -> list[processes.Worker]:
     return [worker for worker in self._workers if worker.status is None]

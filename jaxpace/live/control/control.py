@@ -13,7 +13,7 @@ from jaxpace.core.pace import PaceState
 from jaxpace.hosts import distributed
 from jaxpace.live.control import file, steering
 from jaxpace.live.control.leader import Leader, Message
-from jaxpace.live.control.request import Request
+from jaxpace.live.control.request import ControlRequest
 from jaxpace.live.control.toggle import Toggle
 
 _LOG = logging.getLogger("jaxpace")
@@ -75,7 +75,7 @@ class Control:
     self._taken_at, self._taken_call = 0.0, 0
     self._late = False  # whether a round's message did not come in time, and is waited for no more
     self._retry_at = 0.0
-    self.request = Request()
+    self.request = ControlRequest()
     """What applies now."""
 
   def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from jaxpace.files import atomic_write
-from jaxpace.live.control.request import Request, RequestError
+from jaxpace.live.control.request import ControlRequest, RequestError
 
 NAME = "control.json"
 APPLIED = "control.applied.jsonl"
@@ -35,7 +35,7 @@ def signature(path: pathlib.Path) -> Signature:
   return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def read(path: pathlib.Path, ranks: int | None = None) -> Request:
+def read(path: pathlib.Path, ranks: int | None = None) -> ControlRequest:
   """Reads a control file; where there is none, everything is as the pacer was made.
 
   Raises:
@@ -45,17 +45,17 @@ def read(path: pathlib.Path, ranks: int | None = None) -> Request:
     data = atomic_write.read(path, _LONGEST)
     text = data.decode("utf-8")
   except FileNotFoundError:
-    return Request()
+    return ControlRequest()
   except (OSError, UnicodeDecodeError) as error:
     raise RequestError(f"it can't be read: {getattr(error, 'strerror', None) or error}") from error
   try:
     asked: Any = json.loads(text)
   except (ValueError, RecursionError) as error:
     raise RequestError(f"it is no JSON: {error}") from error
-  return Request.from_json(asked, ranks)
+  return ControlRequest.from_json(asked, ranks)
 
 
-def write(path: pathlib.Path, request: Request) -> None:
+def write(path: pathlib.Path, request: ControlRequest) -> None:
   """Replaces the file as a whole: the job reads the old one or the new one, never half of one.
 
   Raises:
@@ -64,7 +64,7 @@ def write(path: pathlib.Path, request: Request) -> None:
   atomic_write.write_text(path, json.dumps(request.to_json(), indent=1) + "\n")
 
 
-def note(path: pathlib.Path, step: int, unix_ns: int, request: Request) -> None:
+def note(path: pathlib.Path, step: int, unix_ns: int, request: ControlRequest) -> None:
   """Appends to the note beside the control file what applies from which step on.
 
   Raises:
@@ -74,10 +74,10 @@ def note(path: pathlib.Path, step: int, unix_ns: int, request: Request) -> None:
   atomic_write.append(path.with_name(APPLIED), line + "\n")
 
 
-def last_note(path: pathlib.Path) -> tuple[int, Request] | None:
+def last_note(path: pathlib.Path) -> tuple[int, ControlRequest] | None:
   """Returns the step of the last note, and what applies from it on; None where there is none."""
   with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
     text = atomic_write.read(path.with_name(APPLIED), _LONGEST, end=True).decode("utf-8", errors="replace")
     entry = json.loads(text.splitlines()[-1])
-    return int(entry["step"]), Request.from_json(entry["settings"])
+    return int(entry["step"]), ControlRequest.from_json(entry["settings"])
   return None

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from jaxpace.live.control import file
-from jaxpace.live.control.request import Request, RequestError
+from jaxpace.live.control.request import ControlRequest, RequestError
 
 _LOG = logging.getLogger("jaxpace")
 _PATIENCE_SECONDS = 1.0
@@ -26,10 +26,10 @@ class Follower:
     self._looking: threading.Event | None = None  # set when the look that was asked for is done
     self._last: threading.Event | None = None
     self._seen: file.Signature = None
-    self._found: Request | RequestError | None = None
+    self._found: ControlRequest | RequestError | None = None
     self._thread = threading.Thread(target=self._work, name="jaxpace-control-file", daemon=True)
 
-  def look(self) -> Request | RequestError | None:
+  def look(self) -> ControlRequest | RequestError | None:
     """Returns what the file says, or why it can't be followed, if it has changed since the last call; else None.
 
     Where the file system takes long: None, and the answer of this look at a later call.
@@ -42,7 +42,7 @@ class Follower:
     self._looking, found, self._found = None, self._found, None
     return found
 
-  def write(self, request: Request) -> None:
+  def write(self, request: ControlRequest) -> None:
     """Has the file replaced; trouble is a warning. Waits for it, but not long."""
 
     def replace() -> None:
@@ -54,7 +54,7 @@ class Follower:
 
     self._do(replace).wait(_PATIENCE_SECONDS if self._looking is None else 0)
 
-  def note(self, step: int, unix_ns: int, request: Request) -> None:
+  def note(self, step: int, unix_ns: int, request: ControlRequest) -> None:
     """Has it written down beside the file what applies from which step on, some time soon."""
 
     def append() -> None:

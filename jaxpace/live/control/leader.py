@@ -9,7 +9,7 @@ import pathlib
 from typing import NamedTuple
 
 from jaxpace.live.control.follower import Follower
-from jaxpace.live.control.request import Request, RequestError
+from jaxpace.live.control.request import ControlRequest, RequestError
 from jaxpace.live.control.toggle import Toggle
 
 _LOG = logging.getLogger("jaxpace")
@@ -20,7 +20,7 @@ class Message(NamedTuple):
 
   next_call: int  # the call of the loop that is the next round
   version: int  # 0 for settings as made, counted up with every change
-  request: Request  # what applies from this round on
+  request: ControlRequest  # what applies from this round on
 
   def to_text(self) -> str:
     """Returns it as one line of JSON."""
@@ -30,7 +30,7 @@ class Message(NamedTuple):
   def from_text(text: str) -> Message:
     """Inverse of `to_text`."""
     next_call, version, request = json.loads(text)
-    return Message(next_call, version, Request.from_json(request))
+    return Message(next_call, version, ControlRequest.from_json(request))
 
 
 class Leader:
@@ -40,7 +40,7 @@ class Leader:
     """Prepares; `ranks` along the data axis, against which requests are checked."""
     self._path, self._toggle = path, toggle
     self.follower = Follower(path, ranks)
-    self._request, self._version = Request(), 0
+    self._request, self._version = ControlRequest(), 0
 
   def message(self, next_call: int) -> Message:
     """Says what applies now, by the file and the signal; `next_call` is the round after."""
@@ -57,7 +57,7 @@ class Leader:
       self._change(dataclasses.replace(self._request, enabled=not self._request.enabled))
       self.follower.write(self._request)
 
-  def _change(self, request: Request) -> None:
+  def _change(self, request: ControlRequest) -> None:
     if request != self._request:
       self._request = request
       self._version += 1

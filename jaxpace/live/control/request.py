@@ -18,7 +18,7 @@ class RequestError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ControlRequest:
   """Settings of a running job's pacer. The default leaves everything as the pacer was made."""
 
   enabled: bool = True
@@ -34,7 +34,7 @@ class Request:
   """One past the last; None: for good."""
 
   @staticmethod
-  def from_json(data: Any, ranks: int | None = None) -> Request:
+  def from_json(data: Any, ranks: int | None = None) -> ControlRequest:
     """Checks what was read from a file.
 
     Args:
@@ -46,7 +46,7 @@ class Request:
     """
     if not isinstance(data, Mapping):
       raise RequestError(f"it must hold an object such as {{\"enabled\": false}}, not a {type(data).__name__}")
-    names = {field.name for field in dataclasses.fields(Request)}
+    names = {field.name for field in dataclasses.fields(ControlRequest)}
     for key in data:
       if key not in names:
         close = difflib.get_close_matches(str(key)[:50], names, n=1)
@@ -63,12 +63,12 @@ class Request:
     if end is not None and end <= first:
       raise RequestError(f"until_step={end} must be above from_step={first}, or there is no step between them; to "
                          "switch pacing off: enabled false")
-    return Request(enabled, _number(given, "max_delay", 10, "seconds from 0 to 10; 5 ms is 5e-3"),
+    return ControlRequest(enabled, _number(given, "max_delay", 10, "seconds from 0 to 10; 5 ms is 5e-3"),
                    _number(given, "threshold", 1, "a share of the step from 0 to 1; 5 % is 0.05"), chosen, first, end)
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain values; inverse of `from_json`. What is as made is left out, but for `enabled`."""
-    default = Request()
+    default = ControlRequest()
     values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     return {name: _listed(value) if isinstance(value, tuple) else value for name, value in values.items()
             if name == "enabled" or value != getattr(default, name)}

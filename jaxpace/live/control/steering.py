@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpace.coordination.steer import Steering
 from jaxpace.core.pace import PaceState, laid_out_like
-from jaxpace.live.control.request import MAX_STEP, Request
+from jaxpace.live.control.request import MAX_STEP, ControlRequest
 
 
 def check(pace: Any) -> None:
@@ -35,7 +35,7 @@ def next_step(pace: PaceState) -> int:
   return int(np.asarray(pace.step.addressable_shards[0].data).reshape(-1)[0])
 
 
-def apply(pace: PaceState, request: Request) -> PaceState:
+def apply(pace: PaceState, request: ControlRequest) -> PaceState:
   """Returns the state with the request in it. Every process does this at the same step; no data is exchanged."""
   ranks = pace.arrivals.shape[-1]
   unknown = np.float32(np.nan)

@@ -146,7 +146,8 @@ class Housekeeper:
         recorder.record(pace, **keeper.columns())
 
     `checkpoint_ns`, where there is a hook of the name "checkpoint"; `pauses_ns` of all other hooks; `housekeeping`: the
-    mode, as its index in `jaxpace.live.housekeeping.modes.MODES`. (Garbage collection needs no column: the recorder sees
+    mode, as its index in `jaxpace.live.housekeeping.modes.MODES`. (Garbage collection needs no column: the recorder
+    sees
     every one, and its `gc_ns` shows them.)
     """
     found: dict[str, float] = {"pauses_ns": self._spent.pop("pauses_ns", 0), "housekeeping": MODES.index(self.mode)}

@@ -28,7 +28,7 @@ _LARGEST_FILE = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Links:
+class ProbedLinks:
   """What a probe has measured, and what it says.
 
   n ends: the processes, each by its first device; of a process that is alone, its devices.
@@ -76,7 +76,7 @@ class Links:
             "cannot_tell": self.cannot_tell}
 
   @staticmethod
-  def from_json(data: dict[str, Any]) -> Links:
+  def from_json(data: dict[str, Any]) -> ProbedLinks:
     """Inverse of `to_json`; what the times say is found anew.
 
     Raises:
@@ -89,7 +89,7 @@ class Links:
       if data["schema"] != SCHEMA or seconds.shape != (len(hosts),) * 2 or median.shape != seconds.shape:
         raise ValueError("its shape does not fit")
       found = infer(seconds, hosts)
-      return Links(hosts, int(data["message_bytes"]), seconds, median, found.culprits, found.cannot_tell,
+      return ProbedLinks(hosts, int(data["message_bytes"]), seconds, median, found.culprits, found.cannot_tell,
                    float(data["taken_seconds"]), int(data["when_unix_ns"]))
     except (KeyError, TypeError, ValueError) as error:
       raise ValueError(f"not a link probe's document: {type(error).__name__}: {error}") from error
@@ -97,7 +97,7 @@ class Links:
 
 def probe_links(directory: str | os.PathLike[str] | None = None, *, message_bytes: int = 1 << 20, repeats: int = 10,
                 seconds: float = 60.0, devices: Sequence[Any] | None = None,
-                progress: Callable[[int, int], None] | None = None) -> Links:
+                progress: Callable[[int, int], None] | None = None) -> ProbedLinks:
   """Measures the links between the job's processes, pair by pair, and says which host or link is slow.
 
       if step == 1000:
@@ -137,7 +137,7 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
   if len(set(hosts)) == 1:  # one host: its ends are told apart instead
     hosts = [f"{hosts[0]}/{i}" for i in range(len(hosts))]
   found: Inference = infer(times.quickest, hosts)
-  links = Links(tuple(hosts), message_bytes, times.quickest, times.median, found.culprits, found.cannot_tell,
+  links = ProbedLinks(tuple(hosts), message_bytes, times.quickest, times.median, found.culprits, found.cannot_tell,
                 time.monotonic() - began, time.time_ns())
   import jax
   if directory is not None and jax.process_index() == 0:
@@ -145,7 +145,7 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
   return links
 
 
-def write_links(directory: str | os.PathLike[str], links: Links) -> None:
+def write_links(directory: str | os.PathLike[str], links: ProbedLinks) -> None:
   """Writes `links.json`, whole or not at all. Trouble is a warning, no error: the job goes on."""
   path = pathlib.Path(os.path.abspath(directory)) / FILE
   try:
@@ -155,11 +155,11 @@ def write_links(directory: str | os.PathLike[str], links: Links) -> None:
     _LOG.warning("What the link probe found is not recorded: %s can't be written (%s).", path, error.strerror or error)
 
 
-def read_links(directory: str | os.PathLike[str]) -> Links | None:
+def read_links(directory: str | os.PathLike[str]) -> ProbedLinks | None:
   """Returns what a probe left in a run directory; None if there is nothing that can be read. Imports no JAX."""
   try:
     document = read_document(pathlib.Path(directory) / FILE, LinksFile, most=_LARGEST_FILE)
-    return Links.from_json(document.value)
+    return ProbedLinks.from_json(document.value)
   except (OSError, ValueError):
     return None
 

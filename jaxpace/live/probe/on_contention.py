@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.core.recordable import Recordable
 from jaxpace.live.probe import measure
-from jaxpace.live.probe.links import Links, probe_links
+from jaxpace.live.probe.links import ProbedLinks, probe_links
 from jaxpace.trace import decode, ringcopy
 
 _LOG = logging.getLogger("jaxpace")
@@ -57,9 +57,9 @@ class ProbeOnContention:
     self._every, self._above, self._floor, self._most, self._options = every, above, floor, most, options
     self._least = float("inf")
     self._calls = self._resting = 0
-    self.probes: list[Links] = []
+    self.probes: list[ProbedLinks] = []
 
-  def step(self, pace: Any) -> Links | None:
+  def step(self, pace: Any) -> ProbedLinks | None:
     """Counts a step; looks, and probes, when it is time. Call it after every step, on every process.
 
     Args:

@@ -41,7 +41,7 @@ class _Session(NamedTuple):
   extra: list[dict[str, float]]
 
 
-class _Source(Recordable):
+class _ProfiledStep(Recordable):
   """Stands in for an instrumented function: says where the stamps come from."""
 
   def __init__(self, every: int, steps: int):
@@ -86,7 +86,7 @@ class ProfiledRecorder(Recorder):
     if not (isinstance(steps, int) and isinstance(every, int) and 2 <= steps < every):
       raise ValueError(f"every={every!r} and steps={steps!r} must be whole numbers with 2 <= steps < every: a session "
                        "of `steps` steps, `every` so many.")
-    super().__init__(directory, _Source(every, steps), **options)
+    super().__init__(directory, _ProfiledStep(every, steps), **options)
     self.sessions = 0
     self.seconds = {"start": 0.0, "stop": 0.0, "read": 0.0}
     """Spent so far in starting the profiler, by the loop; and in stopping it and reading its traces, by the thread."""

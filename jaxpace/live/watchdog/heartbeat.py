@@ -11,7 +11,7 @@ STACK_CHARACTERS_IN_LARGE_JOBS = 1000
 LARGE_JOB = 64
 
 
-class Word(NamedTuple):
+class Heartbeat(NamedTuple):
   """One process's own account of itself. Ages are by its own clock, so no two clocks are compared."""
 
   process: int
@@ -32,48 +32,49 @@ class Word(NamedTuple):
     return json.dumps(self)
 
   @staticmethod
-  def from_text(text: str) -> Word | None:
+  def from_text(text: str) -> Heartbeat | None:
     """Reads `to_text`; None for anything else."""
     try:
-      word = Word(*json.loads(text))
+      heartbeat = Heartbeat(*json.loads(text))
     except (TypeError, ValueError):
       return None
-    numbers = (word.process, word.pid, word.number, word.entered, word.completed, word.age, word.excused)
-    texts = (word.host, word.phase, word.stack)
+    numbers = (heartbeat.process, heartbeat.pid, heartbeat.number, heartbeat.entered, heartbeat.completed,
+               heartbeat.age, heartbeat.excused)
+    texts = (heartbeat.host, heartbeat.phase, heartbeat.stack)
     well_formed = all(isinstance(n, int | float) for n in numbers) and all(isinstance(t, str) for t in texts)
-    return word if well_formed else None
+    return heartbeat if well_formed else None
 
 
-class Heard(NamedTuple):
+class LastHeartbeat(NamedTuple):
   """A process's last word and how long, by the listener's clock, nothing new has come from it."""
 
-  word: Word
+  heartbeat: Heartbeat
   silence: float  # s
   left: bool = False  # whether its loop has ended, by its last word or because that is gone: it is not watched any more
 
 
-class Ears:
+class Membership:
   """Remembers the words heard and since when they have been the same. No I/O; `now` is the listener's clock."""
 
   def __init__(self) -> None:
-    self._words: dict[int, Word] = {}
+    self._heartbeats: dict[int, Heartbeat] = {}
     self._since: dict[int, float] = {}
     self._left: set[int] = set()
 
-  def hear(self, words: list[Word], now: float) -> None:
+  def update(self, heartbeats: list[Heartbeat], now: float) -> None:
     """Takes in everything that is in the store at the moment.
 
     Args:
       words: all of them; a process heard before that is not among them has left, as has one that says so.
       now: seconds.
     """
-    for word in words:
-      known = self._words.get(word.process)
-      if known is None or (known.number, known.pid) != (word.number, word.pid):
-        self._words[word.process], self._since[word.process] = word, now
-    self._left = set(self._words) - {word.process for word in words if not word.left}
+    for heartbeat in heartbeats:
+      known = self._heartbeats.get(heartbeat.process)
+      if known is None or (known.number, known.pid) != (heartbeat.number, heartbeat.pid):
+        self._heartbeats[heartbeat.process], self._since[heartbeat.process] = heartbeat, now
+    self._left = set(self._heartbeats) - {heartbeat.process for heartbeat in heartbeats if not heartbeat.left}
 
-  def heard(self, now: float) -> dict[int, Heard]:
+  def last_heartbeats(self, now: float) -> dict[int, LastHeartbeat]:
     """Returns the last word of every process that ever said one."""
-    return {process: Heard(word, now - self._since[process], process in self._left)
-            for process, word in self._words.items()}
+    return {process: LastHeartbeat(heartbeat, now - self._since[process], process in self._left)
+            for process, heartbeat in self._heartbeats.items()}

@@ -19,7 +19,7 @@ _PENDING = 256  # steps under way whose results are looked at; JAX dispatches no
 _INTERVALS = 64
 
 
-class Progress:
+class LoopProgress:
   """Counts the steps that were called and those that completed.
 
   A step has completed when one of its results is there: `jax.Array.is_ready` asks the host's own record of the array

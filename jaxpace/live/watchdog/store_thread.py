@@ -11,12 +11,12 @@ import threading
 import time
 
 from jaxpace.hosts import distributed
-from jaxpace.live.watchdog.heartbeat import Ears, Heard, Word
+from jaxpace.live.watchdog.heartbeat import Heartbeat, LastHeartbeat, Membership
 
 _CLOSE_SECONDS = 1.0
 
 
-class Courier:
+class StoreThread:
   """Carries this process's word to the store and the others' from there. Methods may be called from any thread."""
 
   def __init__(self, name: str, process: int, stale: str | None = None):
@@ -30,10 +30,10 @@ class Courier:
     self._name, self._process, self._stale = name, process, stale
     self._lock = threading.Lock()
     self._wanted = threading.Event()
-    self._word: Word | None = None
+    self._heartbeat: Heartbeat | None = None
     self._read = False
-    self._last: Word | None = None  # to be left behind
-    self._ears = Ears()
+    self._last: Heartbeat | None = None  # to be left behind
+    self._membership = Membership()
     self._began: float | None = None  # when the call under way began
     self._closing = False
     self._ended = threading.Event()
@@ -45,23 +45,23 @@ class Courier:
     """Starts the thread."""
     self._thread.start()
 
-  def carry(self, word: Word, read: bool) -> None:
+  def carry(self, heartbeat: Heartbeat, read: bool) -> None:
     """Has a word published, and the others' fetched if `read`. Does not wait."""
     with self._lock:
-      self._word, self._read = word, self._read or read
+      self._heartbeat, self._read = heartbeat, self._read or read
     self._wanted.set()
 
-  def heard(self) -> dict[int, Heard]:
+  def last_heartbeats(self) -> dict[int, LastHeartbeat]:
     """Returns the last word of every process that was heard of."""
     with self._lock:
-      return self._ears.heard(time.monotonic())
+      return self._membership.last_heartbeats(time.monotonic())
 
   def stuck(self) -> float:
     """Returns for how long the store has not answered, in seconds; 0 while it does."""
     with self._lock:
       return 0.0 if self._began is None else time.monotonic() - self._began
 
-  def close(self, last: Word) -> None:
+  def close(self, last: Heartbeat) -> None:
     """Leaves a last word behind and ends the thread; where the store does not answer, leaves them as they are.
 
     The others know this process's newest step from it alone: its word before may be half a second, and many steps, old.
@@ -81,20 +81,20 @@ class Courier:
         self._wanted.wait()
         self._wanted.clear()
         with self._lock:
-          word, read, self._word, self._read = self._word, self._read, None, False
-        if word is not None and not self._closing:
-          self._trip(word, read)
+          heartbeat, read, self._heartbeat, self._read = self._heartbeat, self._read, None, False
+        if heartbeat is not None and not self._closing:
+          self._trip(heartbeat, read)
       if self._last is not None:
         with contextlib.suppress(Exception):  # the job may have ended
           distributed.key_value_set(f"{self._name}/{self._process}", self._last.to_text(), overwrite=True)
     finally:
       self._ended.set()
 
-  def _trip(self, word: Word, read: bool) -> None:
+  def _trip(self, heartbeat: Heartbeat, read: bool) -> None:
     with self._lock:
       self._began = time.monotonic()
     try:
-      distributed.key_value_set(f"{self._name}/{self._process}", word.to_text(), overwrite=True)
+      distributed.key_value_set(f"{self._name}/{self._process}", heartbeat.to_text(), overwrite=True)
       texts = distributed.key_value_directory(self._name).values() if read else None
       self.failure = None
     except Exception as error:
@@ -102,5 +102,6 @@ class Courier:
     with self._lock:
       self._began = None
       if texts is not None:
-        self._ears.hear([one for text in texts if (one := Word.from_text(text)) is not None], time.monotonic())
+        self._membership.update([one for text in texts if (one := Heartbeat.from_text(text)) is not None],
+                                time.monotonic())
         self.reads += 1

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jaxpace.live.watchdog.heartbeat import Heard, Word
+from jaxpace.live.watchdog.heartbeat import Heartbeat, LastHeartbeat
 
 State = Literal["silent", "outside", "left", "absent", "service"]
 """Why a process has not arrived.
@@ -89,7 +89,7 @@ class Late:
     return dataclasses.asdict(self)
 
 
-def excused(heard: Mapping[int, Heard], silence: float) -> float:
+def excused(last_heartbeats: Mapping[int, LastHeartbeat], silence: float) -> float:
   """Seconds since the last process said that it would take long (a pause, a compilation); 0 while one does.
 
   Args:
@@ -99,18 +99,19 @@ def excused(heard: Mapping[int, Heard], silence: float) -> float:
   Returns:
     Infinity if nobody did.
   """
-  fresh = [one for one in heard.values() if one.silence <= silence and not one.left]
-  return min((0.0 if one.word.excused == 0 else one.word.excused + one.silence for one in fresh),
+  fresh = [one for one in last_heartbeats.values() if one.silence <= silence and not one.left]
+  return min((0.0 if one.heartbeat.excused == 0 else one.heartbeat.excused + one.silence for one in fresh),
              default=float("inf"))
 
 
-def speaker(heard: Mapping[int, Heard], silence: float, own: int) -> int:
+def speaker(last_heartbeats: Mapping[int, LastHeartbeat], silence: float, own: int) -> int:
   """The one process that tells: the lowest that is heard of and has itself waited too long; or `own`."""
-  return min([own, *(process for process, one in heard.items()
-                     if one.silence <= silence and one.word.waiting and not one.left)])
+  return min([own, *(process for process, one in last_heartbeats.items()
+                     if one.silence <= silence and one.heartbeat.waiting and not one.left)])
 
 
-def judge(heard: Mapping[int, Heard], processes: int, silence: float, own: int, waited: float) -> Late:
+def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence: float, own: int,
+          waited: float) -> Late:
   """Says who has not arrived.
 
   Args:
@@ -122,27 +123,27 @@ def judge(heard: Mapping[int, Heard], processes: int, silence: float, own: int, 
   """
   # No step has completed that one of those heard of now has not called, whatever the others take for completed: where
   # all results are donated they can only count calls.
-  called = [one.word.entered for one in heard.values() if one.left or one.silence <= silence]
-  step = 1 + min([max(one.word.completed for one in heard.values()), *called])
+  called = [one.heartbeat.entered for one in last_heartbeats.values() if one.left or one.silence <= silence]
+  step = 1 + min([max(one.heartbeat.completed for one in last_heartbeats.values()), *called])
   late, arrived = [], []
   for process in range(processes):
-    one = heard.get(process)
+    one = last_heartbeats.get(process)
     if one is None:
       late.append(LateProcess(process, "absent"))
       continue
-    word = one.word
+    heartbeat = one.heartbeat
     if one.left:
-      late.append(_late(word, "left"))
+      late.append(_late(heartbeat, "left"))
     elif one.silence > silence:
-      late.append(_late(word._replace(entered=max(word.entered, step - 1)), "silent", one.silence))
-    elif word.entered < step:
-      late.append(_late(word, "outside", word.age + one.silence, word.stack))
+      late.append(_late(heartbeat._replace(entered=max(heartbeat.entered, step - 1)), "silent", one.silence))
+    elif heartbeat.entered < step:
+      late.append(_late(heartbeat, "outside", heartbeat.age + one.silence, heartbeat.stack))
     else:
       arrived.append(process)
   return Late(step, waited, tuple(late), tuple(arrived), own)
 
 
-def without_service(heard: Mapping[int, Heard], own: Heard, waited: float) -> Late:
+def without_service(last_heartbeats: Mapping[int, LastHeartbeat], own: LastHeartbeat, waited: float) -> Late:
   """Names process 0, in which the store lives that does not answer: all that a process can know by itself.
 
   Args:
@@ -150,18 +151,19 @@ def without_service(heard: Mapping[int, Heard], own: Heard, waited: float) -> La
     own: this process's own.
     waited: seconds since a step last completed here.
   """
-  inside = own.word.entered > own.word.completed
-  step = own.word.completed + 1
-  if 0 in heard:
-    word = heard[0].word
-    zero = _late(word._replace(entered=max(word.entered, step - 1)), "service", heard[0].silence)
+  inside = own.heartbeat.entered > own.heartbeat.completed
+  step = own.heartbeat.completed + 1
+  if 0 in last_heartbeats:
+    heartbeat = last_heartbeats[0].heartbeat
+    zero = _late(heartbeat._replace(entered=max(heartbeat.entered, step - 1)), "service", last_heartbeats[0].silence)
   else:
     zero = LateProcess(0, "service", last_step=step - 1)
-  return Late(step, waited, (zero,), (own.word.process,) if inside else (), own.word.process)
+  return Late(step, waited, (zero,), (own.heartbeat.process,) if inside else (), own.heartbeat.process)
 
 
-def _late(word: Word, state: State, seconds: float = 0.0, stack: str = "") -> LateProcess:
-  return LateProcess(word.process, state, word.host, word.pid, word.entered, word.phase, seconds, stack)
+def _late(heartbeat: Heartbeat, state: State, seconds: float = 0.0, stack: str = "") -> LateProcess:
+  return LateProcess(heartbeat.process, state, heartbeat.host, heartbeat.pid, heartbeat.entered, heartbeat.phase,
+                     seconds, stack)
 
 
 def where(phase: str) -> str:

@@ -19,9 +19,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from jaxpace.hosts import distributed
 from jaxpace.live.watchdog import stack, verdict
 from jaxpace.live.watchdog.events import EventFile, late_event
-from jaxpace.live.watchdog.heartbeat import LARGE_JOB, STACK_CHARACTERS, STACK_CHARACTERS_IN_LARGE_JOBS, Heard, Word
-from jaxpace.live.watchdog.progress import Progress
-from jaxpace.live.watchdog.store_thread import Courier
+from jaxpace.live.watchdog.heartbeat import (
+  LARGE_JOB,
+  STACK_CHARACTERS,
+  STACK_CHARACTERS_IN_LARGE_JOBS,
+  Heartbeat,
+  LastHeartbeat,
+)
+from jaxpace.live.watchdog.progress import LoopProgress
+from jaxpace.live.watchdog.store_thread import StoreThread
 
 if TYPE_CHECKING:
   from jaxpace.trace.recorder import Recorder
@@ -92,8 +98,8 @@ class Watchdog:
     self.alarms = 0
     self.latest: verdict.Late | None = None
     self._recorder, self._directory, self._on_late = recorder, directory, on_late
-    self._progress = Progress(time.monotonic)
-    self._courier: Courier | None = None
+    self._progress = LoopProgress(time.monotonic)
+    self._store_thread: StoreThread | None = None
     self._events: EventFile | None = None
     self._closing = threading.Event()
     self._thread = threading.Thread(target=self._run, name="jaxpace-watchdog", daemon=True)
@@ -104,7 +110,7 @@ class Watchdog:
     self._compiling_since: float | None = None
     self._measured_excuse = False
     self._told: tuple[Any, ...] | None = None
-    self._heard: dict[int, Heard] = {}
+    self._last_heartbeats: dict[int, LastHeartbeat] = {}
     self._overdue_since: float | None = None
     self._reads_before = 0
 
@@ -118,8 +124,8 @@ class Watchdog:
     if self._processes > 1:
       # The one before may still be asked for what this process did last.
       stale = f"jaxpace/watchdog/{number - 2}" if number >= 2 else None
-      self._courier = Courier(f"jaxpace/watchdog/{number}", self._process, stale)
-      self._courier.start()
+      self._store_thread = StoreThread(f"jaxpace/watchdog/{number}", self._process, stale)
+      self._store_thread.start()
     directory = self._directory or (self._recorder.directory if self._recorder is not None else None)
     if directory is not None:
       self._events = EventFile(directory, self._process, self._recorder.run if self._recorder is not None else None)
@@ -133,10 +139,10 @@ class Watchdog:
     self._closing.set()
     if threading.current_thread() is not self._thread:
       self._thread.join(2 * _LOOK_SECONDS)
-    if self._courier is not None:
+    if self._store_thread is not None:
       self._progress.look()
       now = time.monotonic()
-      self._courier.close(self._word(now, now - self._progress.moved, False, False)._replace(left=True))
+      self._store_thread.close(self._heartbeat(now, now - self._progress.moved, False, False)._replace(left=True))
 
   def watch(self, step: Callable[P, R]) -> Callable[P, R]:
     """Makes a function whose calls are counted as steps.
@@ -223,67 +229,67 @@ class Watchdog:
     excused = self._excused(now)
     limit, age = self._limit(), now - self._progress.moved
     overdue = age >= limit and not excused
-    word = self._word(now, age, excused, overdue)
-    self._carry(word, now, age - limit)
+    heartbeat = self._heartbeat(now, age, excused, overdue)
+    self._carry(heartbeat, now, age - limit)
     if not overdue:
       self._resumed(age)
       self._overdue_since = None
       return
     if self._overdue_since is None:
       self._overdue_since = now
-      self._reads_before = self._courier.reads if self._courier else 0
-    self._accuse(word, now, age, limit)
+      self._reads_before = self._store_thread.reads if self._store_thread else 0
+    self._accuse(heartbeat, now, age, limit)
 
-  def _word(self, now: float, age: float, excused: bool, overdue: bool) -> Word:
+  def _heartbeat(self, now: float, age: float, excused: bool, overdue: bool) -> Heartbeat:
     characters = STACK_CHARACTERS if self._processes <= LARGE_JOB else STACK_CHARACTERS_IN_LARGE_JOBS
     since = self._progress.excused_at
     doing = self._recorder.doing if self._recorder is not None else None
     self._number += 1
-    return Word(self._process, socket.gethostname(), os.getpid(), self._number, self._progress.entered,
+    return Heartbeat(self._process, socket.gethostname(), os.getpid(), self._number, self._progress.entered,
                 self._progress.completed, self._progress.phase(doing), age,
                 0.0 if excused else 1e9 if since is None else now - since, overdue,
                 stack.of_thread(self._progress.thread, characters) if overdue else "")
 
-  def _carry(self, word: Word, now: float, over: float) -> None:
+  def _carry(self, heartbeat: Heartbeat, now: float, over: float) -> None:
     """Publishes the word if it is time; reads the others' if they are few, or may soon be asked for."""
-    if self._courier is None:
+    if self._store_thread is None:
       return
-    first = word.waiting and self._overdue_since is None
+    first = heartbeat.waiting and self._overdue_since is None
     if not first and now - self._beaten_at < self._beat:
       return
     self._beaten_at = now
     turn = _TURN_SECONDS * (self._process // _READERS)
-    self._courier.carry(word, read=self._processes <= LARGE_JOB or over > turn - _PRELUDE_SECONDS)
+    self._store_thread.carry(heartbeat, read=self._processes <= LARGE_JOB or over > turn - _PRELUDE_SECONDS)
 
   @property
   def _silence(self) -> float:
     return _SILENCE_BEATS * self._beat
 
-  def _accuse(self, word: Word, now: float, age: float, limit: float) -> None:
+  def _accuse(self, heartbeat: Heartbeat, now: float, age: float, limit: float) -> None:
     """The time is up here: finds out who is late, once everyone was heard or can be called silent."""
     assert self._overdue_since is not None
-    own = Heard(word, 0.0)
-    if self._courier is None:
+    own = LastHeartbeat(heartbeat, 0.0)
+    if self._store_thread is None:
       self._tell(verdict.judge({self._process: own}, 1, self._silence, self._process, age))
       return
-    heard = self._courier.heard()
-    heard[self._process] = own
-    if self._courier.stuck() > self._silence:
+    last_heartbeats = self._store_thread.last_heartbeats()
+    last_heartbeats[self._process] = own
+    if self._store_thread.stuck() > self._silence:
       if self._process != 0:
-        self._tell(verdict.without_service(heard, own, age))
+        self._tell(verdict.without_service(last_heartbeats, own, age))
       return
     over = now - self._overdue_since
-    if self._courier.reads < self._reads_before + 2:
+    if self._store_thread.reads < self._reads_before + 2:
       return  # the others' words are of before the time was up
-    if verdict.excused(heard, self._silence) < limit:
-      self._overdue_since, self._reads_before = now, self._courier.reads
+    if verdict.excused(last_heartbeats, self._silence) < limit:
+      self._overdue_since, self._reads_before = now, self._store_thread.reads
       return
-    late = verdict.judge(heard, self._processes, self._silence, self._process, age)
-    unsure = any(0.9 * self._beat < one.silence <= self._silence for one in heard.values() if not one.left)
+    late = verdict.judge(last_heartbeats, self._processes, self._silence, self._process, age)
+    unsure = any(0.9 * self._beat < one.silence <= self._silence for one in last_heartbeats.values() if not one.left)
     mute = any(p.state == "outside" and not p.stack for p in late.late)
     if (unsure or mute) and over < _GRACE_SECONDS:
       return
-    if verdict.speaker(heard, self._silence, self._process) == self._process:
+    if verdict.speaker(last_heartbeats, self._silence, self._process) == self._process:
       self._tell(late)
 
   def _tell(self, late: verdict.Late) -> None:

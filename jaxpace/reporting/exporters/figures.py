@@ -12,7 +12,7 @@ _NOT_PHASES = ("start", "end", "sync", "delay", "cpu", "gc", "data", "checkpoint
 HOST = ("cpu", "gc", "data", "checkpoint")
 
 
-class Figures(NamedTuple):
+class BatchFigures(NamedTuple):
   """A batch of one process's rows, added up. Seconds."""
 
   process: int
@@ -28,7 +28,7 @@ class Figures(NamedTuple):
   decisions: dict[str, float]  # of the lowest rank's newest step, by the pacer's name; those that are numbers
 
 
-def figures(steps: Columns, collectives: Columns) -> Figures | None:
+def figures(steps: Columns, collectives: Columns) -> BatchFigures | None:
   """Adds rows up; None where there is none.
 
   Args:
@@ -48,7 +48,7 @@ def figures(steps: Columns, collectives: Columns) -> Figures | None:
   lowest = own[ranks[0]]
   newest = int(np.flatnonzero(lowest)[np.asarray(steps["step"])[lowest].argmax()])
   switches = _known(steps["nivcsw"])[lowest] if "nivcsw" in steps else np.zeros(0)
-  return Figures(
+  return BatchFigures(
       process=int(steps["process"][0]), attempt=int(np.max(steps["attempt"])), ranks=ranks,
       last_step=int(np.max(steps["step"])), steps={r: int(rows.sum()) for r, rows in own.items()},
       step_seconds={r: durations[rows & np.isfinite(durations)] for r, rows in own.items()},

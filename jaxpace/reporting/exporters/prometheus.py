@@ -18,7 +18,7 @@ from jaxpace.reporting.exporters.bounded import (
   Bounded,
 )
 from jaxpace.reporting.exporters.endpoint import Endpoint
-from jaxpace.reporting.exporters.figures import Figures, figures
+from jaxpace.reporting.exporters.figures import BatchFigures, figures
 from jaxpace.trace.decode import Columns
 
 _BUCKETS = (.001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -100,7 +100,7 @@ class Prometheus:
       self._server.close()
       self._server = None
 
-  def _take(self, found: Figures) -> None:
+  def _take(self, found: BatchFigures) -> None:
     process = str(found.process)
     for rank, number in found.steps.items():
       self._steps.labels(self._rank(rank)).inc(number)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxpace.reporting.exporters.figures import Figures, figures
+from jaxpace.reporting.exporters.figures import BatchFigures, figures
 from jaxpace.trace.decode import Columns
 
 
@@ -86,7 +86,7 @@ class TensorBoard:
       self._files.close()
 
 
-def means(found: Figures) -> dict[str, float]:
+def means(found: BatchFigures) -> dict[str, float]:
   """Means a step over the process's ranks, in ms, and the pacer's newest decisions."""
   rows, steps = sum(found.steps.values()), max(found.steps.values())
   durations = np.concatenate(list(found.step_seconds.values()))

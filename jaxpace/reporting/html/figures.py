@@ -27,7 +27,7 @@ def escaped(key: str) -> str:
   return key.replace("~", "~0").replace("/", "~1")
 
 
-class Figures:
+class DocumentFigures:
   """Makes figures of one document."""
 
   def __init__(self, document: dict[str, Any]):

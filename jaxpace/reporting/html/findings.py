@@ -7,7 +7,7 @@ from typing import Any
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.diagnosis.when import spell
 from jaxpace.diagnosis.wording import named
-from jaxpace.reporting.html.figures import Figures
+from jaxpace.reporting.html.figures import DocumentFigures
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.trace.problems import list_ranks
 
@@ -16,7 +16,7 @@ TITLES = {"persistent_straggler": "Persistent straggler", "synchronization_ampli
 _WIDTH, _HEIGHT = 240, 34
 
 
-def findings(figures: Figures) -> Markup:
+def findings(figures: DocumentFigures) -> Markup:
   """All findings, or a sentence that there is none."""
   document = figures.document
   if not document["findings"]:
@@ -24,7 +24,7 @@ def findings(figures: Figures) -> Markup:
   return joined([_finding(figures, i) for i in range(len(document["findings"]))])
 
 
-def _finding(figures: Figures, i: int) -> Markup:
+def _finding(figures: DocumentFigures, i: int) -> Markup:
   finding = figures.document["findings"][i]
   where = figures.document["series"]["where"]
   place = where["findings"][i]

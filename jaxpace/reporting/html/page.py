@@ -16,7 +16,7 @@ from typing import Any
 from jaxpace.diagnosis.by_rank import SHARES
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting.html import sections, shares_bar
-from jaxpace.reporting.html.figures import Figures
+from jaxpace.reporting.html.figures import DocumentFigures
 from jaxpace.reporting.html.findings import findings
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.trace.plain_text import plain
@@ -35,7 +35,7 @@ def page(document: dict[str, Any]) -> str:
   Args:
     document: the JSON report with its section `series`.
   """
-  figures = Figures(document)
+  figures = DocumentFigures(document)
   style, library, script = _asset("page.css"), _asset(LIBRARY), _script()
   policy = _POLICY.format(scripts=f"{_hash(library)} {_hash(script)}", style=_hash(style))
   title = f"{plain(document['run'])} · jaxpace report"
@@ -63,7 +63,7 @@ def _bar() -> Markup:
                          *buttons, aria_label="Sections")])
 
 
-def _main(figures: Figures) -> list[Markup]:
+def _main(figures: DocumentFigures) -> list[Markup]:
   document = figures.document
   series = document["series"]
   measured = document["shares"] is not None
@@ -140,7 +140,7 @@ def _chart(name: str, title: str, meaning: str, *, switch: tuple[str, ...] | Non
           "details", element("summary", "Data as a table"), class_="data", data_chart=name))
 
 
-def _distribution(figures: Figures) -> Markup:
+def _distribution(figures: DocumentFigures) -> Markup:
   found = figures.document["series"]["distribution"]
   beyond = f" {plural(found['beyond'], 'step')} lie beyond, up to {milliseconds(found['longest_step'])}."
   charts = element("div", _chart("histogram", "Distribution of step times", "How many steps took how long."
@@ -149,7 +149,7 @@ def _distribution(figures: Figures) -> Markup:
   return joined([charts, sections.longest(figures)])
 
 
-def _pacing(figures: Figures) -> Markup:
+def _pacing(figures: DocumentFigures) -> Markup:
   pacing, blocks = figures.document["pacing"], figures.document["series"]["pacing"]
   active = element("p", "Delays were active in ", figures.share("pacing/active_share"), " of all steps of all ranks.")
   if blocks is None:

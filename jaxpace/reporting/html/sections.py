@@ -7,7 +7,7 @@ from typing import Any
 from jaxpace.diagnosis.by_rank import MEANING, SHARES
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting.html import shares_bar
-from jaxpace.reporting.html.figures import UNKNOWN, Figures, escaped, find
+from jaxpace.reporting.html.figures import UNKNOWN, DocumentFigures, escaped, find
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.reporting.html.tables import table
 from jaxpace.trace.problems import list_ranks, plural
@@ -15,7 +15,7 @@ from jaxpace.trace.problems import list_ranks, plural
 RANKS_SHOWN, LONGEST_SHOWN = 64, 10
 
 
-def facts(figures: Figures) -> Markup:
+def facts(figures: DocumentFigures) -> Markup:
   """What was recorded, on one line."""
   document = figures.document
   parts = [plural(document["ranks"], "rank"), plural(document["processes"], "process", "processes")]
@@ -34,7 +34,7 @@ def facts(figures: Figures) -> Markup:
   return element("p", " · ".join(parts), class_="facts")
 
 
-def key_figures(figures: Figures) -> Markup | None:
+def key_figures(figures: DocumentFigures) -> Markup | None:
   """Step time, spread and what waiting costs."""
   if figures.document["step_time"]["mean"] is None:
     return None
@@ -46,7 +46,7 @@ def key_figures(figures: Figures) -> Markup | None:
                  class_="key")
 
 
-def shares(figures: Figures) -> Markup:
+def shares(figures: DocumentFigures) -> Markup:
   """The stacked bar, and its legend, which is a table."""
   document = figures.document
   step, parts = document["step_time"]["mean"], document["shares"]
@@ -59,7 +59,7 @@ def shares(figures: Figures) -> Markup:
   return joined([shares_bar.bar(parts, described), legend])
 
 
-def ranks(figures: Figures) -> Markup:
+def ranks(figures: DocumentFigures) -> Markup:
   """The latest ranks."""
   rows = figures.document["per_rank"]
   order = _latest_first(rows)
@@ -81,7 +81,7 @@ def ranks(figures: Figures) -> Markup:
       "· cost: share of all time in which ranks waited for it", class_="aside"), *([more] if more else [])])
 
 
-def longest(figures: Figures) -> Markup:
+def longest(figures: DocumentFigures) -> Markup:
   """The longest steps: what each was spent on, whom it waited for, and a way to it."""
   rows = figures.document["series"]["distribution"]["longest"]
   first, last = figures.document["first_step"], figures.document["last_step"]
@@ -101,7 +101,7 @@ def longest(figures: Figures) -> Markup:
       tight=True)])
 
 
-def what_if(figures: Figures) -> Markup | None:
+def what_if(figures: DocumentFigures) -> Markup | None:
   """The run without what slows it down, the most worthwhile first."""
   document = figures.document
   found = document["what_if"]
@@ -134,7 +134,7 @@ def _meter(share: float) -> Markup:
                  role="img", aria_label=f"{100 * share:.0f} % of the recorded step")
 
 
-def collectives(figures: Figures) -> Markup | None:
+def collectives(figures: DocumentFigures) -> Markup | None:
   """Every stamped collective, and the phases."""
   document = figures.document
   parts: list[Markup] = []
@@ -154,7 +154,7 @@ def collectives(figures: Figures) -> Markup | None:
   return element("div", *parts, class_="columns") if parts else None
 
 
-def places(figures: Figures) -> Markup:
+def places(figures: DocumentFigures) -> Markup:
   """Hosts, what hangs on what in them, and what is noteworthy of that."""
   places_ = figures.document["series"]["places"]
   hosts = places_["hosts"]
@@ -193,7 +193,7 @@ def _tree(tree: dict[str, Any], depth: int) -> Markup:
   return element("li", element("details", element("summary", tree["text"]), below, open=True))
 
 
-def notes(figures: Figures) -> Markup | None:
+def notes(figures: DocumentFigures) -> Markup | None:
   """Everything noteworthy."""
   document = figures.document
   sentences = [*document["problems"], *document["notes"]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.diagnosis.live.alive import duration
-from jaxpace.diagnosis.live.look import Look
+from jaxpace.diagnosis.live.look import Snapshot
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.trace.plain_text import plain
 
 
-def line(look: Look, news: list[str], encoding: str = "utf-8") -> str:
+def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
   """Says the look in one line.
 
   Args:
@@ -47,7 +47,7 @@ class News:
     """Nothing was told."""
     self._told: set[str] = set()
 
-  def of(self, look: Look) -> list[str]:
+  def of(self, look: Snapshot) -> list[str]:
     """Returns new sentences, in their order."""
     every = [told.sentence for told in look.told] + [event.sentence for event in look.events] + list(look.notes)
     fresh = [sentence for sentence in dict.fromkeys(every) if sentence not in self._told]

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.diagnosis.live.alive import duration
-from jaxpace.diagnosis.live.look import LateRank, Look, Numbers, Pacing
+from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.reporting import bars
 from jaxpace.reporting.terminal import COLOUR
@@ -33,7 +33,7 @@ _LEAST_HEIGHT = 8
 class Screen:
   """One look, drawn for the console that it is printed on: made anew whenever the console's size has changed."""
 
-  def __init__(self, look: Look, unix: float, whole: bool = False):
+  def __init__(self, look: Snapshot, unix: float, whole: bool = False):
     """Holds what is to be drawn.
 
     Args:
@@ -121,11 +121,11 @@ def binned(values: np.ndarray, width: int) -> np.ndarray:
   return np.divide(np.bincount(of[known], values[known], bins), number, out=np.full(bins, np.nan), where=number > 0)
 
 
-def _title(look: Look, text: Callable[[object], str]) -> Row:
+def _title(look: Snapshot, text: Callable[[object], str]) -> Row:
   return _row((text(look.path), "bold"), (f"  {text(look.run)}" if look.run else "", "dim"))
 
 
-def _head(look: Look, text: Callable[[object], str]) -> list[Sentence]:
+def _head(look: Snapshot, text: Callable[[object], str]) -> list[Sentence]:
   facts = []
   if look.ranks:
     facts.append(plural(look.ranks, "rank"))
@@ -143,7 +143,8 @@ def _head(look: Look, text: Callable[[object], str]) -> list[Sentence]:
   return [state, Sentence(", ".join(facts), "", 0)] if facts else [state]
 
 
-def _parts(look: Look, width: int, encoding: str, text: Callable[[object], str]) -> list[Callable[[int], list[Row]]]:
+def _parts(look: Snapshot, width: int, encoding: str, text: Callable[[object], str]) -> list[Callable[[int],
+                                                                                                      list[Row]]]:
   """What can be drawn with a number of table rows."""
   numbers = look.numbers
   if numbers is None:
@@ -229,7 +230,7 @@ def _ranks(late: tuple[LateRank, ...], width: int, text: Callable[[object], str]
   return rows
 
 
-def _happened(look: Look, unix: float, text: Callable[[object], str]) -> list[Sentence]:
+def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> list[Sentence]:
   """Events and onsets, the newest first, then notes."""
   rows: list[Sentence] = []
   for event in reversed(look.events[-6:]):

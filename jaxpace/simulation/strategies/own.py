@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpace.simulation.strategies import timeline
 from jaxpace.simulation.strategies.cluster import Cluster, Drawn, draw, messages, service
-from jaxpace.simulation.strategies.schedule import Served, Steps, bounded, served
+from jaxpace.simulation.strategies.schedule import PlayedSteps, Served, bounded, served
 from jaxpace.simulation.strategies.settings import BoundedStaleness, ParameterServer
 
 
@@ -57,7 +57,7 @@ def play_own(strategy: BoundedStaleness | ParameterServer, cluster: Cluster, exc
   drawn, played = _compiled(strategy, ranks, number, steps * ranks, causes, together)(
       cluster, key, np.float32(exchange), np.float32(gap))
   drawn = jax.tree.map(np.asarray, drawn)
-  if isinstance(played, Steps):
+  if isinstance(played, PlayedSteps):
     begin, end = timeline.spans(played)
     following = np.concatenate([begin[1:], end[-1:]])
     return OwnSteps(begin, following, drawn.compute, drawn.pauses + np.float32(gap), drawn.caused,
@@ -75,7 +75,7 @@ def play_own(strategy: BoundedStaleness | ParameterServer, cluster: Cluster, exc
 
 @functools.lru_cache(maxsize=8)
 def _compiled(strategy: Any, ranks: int, number: int, updates: int, causes: tuple[str, ...], together: int) -> Any:
-  def play(cluster: Cluster, key: jax.Array, exchange: jax.Array, gap: jax.Array) -> tuple[Drawn, Steps | Served]:
+  def play(cluster: Cluster, key: jax.Array, exchange: jax.Array, gap: jax.Array) -> tuple[Drawn, PlayedSteps | Served]:
     drawn = draw(cluster, key, ranks, number, causes, together)
     work = drawn.work(cluster.update) + gap
     if isinstance(strategy, BoundedStaleness):

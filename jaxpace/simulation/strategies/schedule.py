@@ -25,7 +25,7 @@ from jaxpace.simulation.strategies.settings import Backup, BoundedStaleness, Loc
 _ZERO = np.float32(0)
 
 
-class Steps(NamedTuple):
+class PlayedSteps(NamedTuple):
   """What happened to strategies in which every rank takes K steps."""
 
   start: jax.Array  # [K, R] s since the row's origin: when each rank began the step
@@ -43,7 +43,7 @@ class Served(NamedTuple):
   valid: jax.Array  # [U] bool, False once a rank has used up its share of drawn steps: read no further
 
 
-def play(strategy: Strategy, cluster: Cluster, key: jax.Array, ranks: int, steps: int) -> Steps | Served:
+def play(strategy: Strategy, cluster: Cluster, key: jax.Array, ranks: int, steps: int) -> PlayedSteps | Served:
   """Plays a strategy.
 
   Args:
@@ -71,10 +71,10 @@ def play(strategy: Strategy, cluster: Cluster, key: jax.Array, ranks: int, steps
   return _rounds(work, exchange, every, wait_for)
 
 
-def _rounds(work: jax.Array, exchange: jax.Array, every: int, wait_for: int) -> Steps:
+def _rounds(work: jax.Array, exchange: jax.Array, every: int, wait_for: int) -> PlayedSteps:
   steps, ranks = work.shape
 
-  def step(clock: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Steps]:
+  def step(clock: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, PlayedSteps]:
     own, number = row
     done = clock + own
     order = jnp.argsort(done)
@@ -82,26 +82,26 @@ def _rounds(work: jax.Array, exchange: jax.Array, every: int, wait_for: int) -> 
     meet = (number + np.int32(1)) % np.int32(every) == np.int32(0)
     after = jnp.where(meet, done[order[wait_for - 1]] + exchange, done)
     moved = jnp.min(after)
-    return after - moved, Steps(clock, after, place < np.int32(wait_for), moved)
+    return after - moved, PlayedSteps(clock, after, place < np.int32(wait_for), moved)
 
   rows = (work, jnp.arange(steps, dtype=jnp.int32))
   return jax.lax.scan(step, jnp.zeros((ranks,), jnp.float32), rows)[1]
 
 
-def bounded(staleness: int | None, work: jax.Array, exchange: jax.Array) -> Steps:
+def bounded(staleness: int | None, work: jax.Array, exchange: jax.Array) -> PlayedSteps:
   """Plays bounded staleness on work [K, R] s that was drawn, with exchanges of so many seconds."""
   ranks = work.shape[1]
   # When all had ended the last steps, the oldest first; nobody waits for what was before the run.
   past = jnp.full(((staleness or 0) + 1,), -np.float32(np.inf))
 
-  def step(carry: tuple[jax.Array, jax.Array], own: jax.Array) -> tuple[Any, Steps]:
+  def step(carry: tuple[jax.Array, jax.Array], own: jax.Array) -> tuple[Any, PlayedSteps]:
     clock, past = carry
     start = jnp.maximum(clock, past[0])
     after = start + own + exchange
     moved = jnp.min(after)
     if staleness is not None:
       past = jnp.concatenate([past[1:], jnp.max(after)[None]])
-    return (after - moved, past - moved), Steps(start, after, jnp.ones((ranks,), bool), moved)
+    return (after - moved, past - moved), PlayedSteps(start, after, jnp.ones((ranks,), bool), moved)
 
   return jax.lax.scan(step, (jnp.zeros((ranks,), jnp.float32), past), work)[1]
 

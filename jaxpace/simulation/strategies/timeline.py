@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxpace.simulation.strategies.schedule import Served, Steps
+from jaxpace.simulation.strategies.schedule import PlayedSteps, Served
 
 _TIE = 1e-6
 """Seconds within which an update that ends as a step begins counts as seen: rounding of float32."""
@@ -30,19 +30,19 @@ class Updates:
   delay: np.ndarray  # [U] int, updates applied since the parameters were read that the gradient was made of
 
 
-def rounds(played: Steps) -> Rounds:
+def rounds(played: PlayedSteps) -> Rounds:
   """Times of a strategy in which every rank takes the same steps."""
   finish = spans(played)[1]
   return Rounds(finish.max(axis=1), np.asarray(played.counted), finish[-1] / len(finish))
 
 
-def spans(played: Steps) -> tuple[np.ndarray, np.ndarray]:
+def spans(played: PlayedSteps) -> tuple[np.ndarray, np.ndarray]:
   """When each rank began each step, and when it was done with it and its exchange: [K, R] s since the start, each."""
   origins = _origins(played)[:, None]
   return origins + np.asarray(played.start, np.float64), origins + np.asarray(played.finish, np.float64)
 
 
-def updates(played: Steps | Served) -> Updates:
+def updates(played: PlayedSteps | Served) -> Updates:
   """Single updates, of ranks that read parameters when they begin a step and add to them when they have ended it."""
   if isinstance(played, Served):
     valid = np.asarray(played.valid)
@@ -55,7 +55,7 @@ def updates(played: Steps | Served) -> Updates:
   return Updates(finish[order], ranks[order], np.maximum(np.arange(len(order)) - read, 0))
 
 
-def _origins(played: Steps) -> np.ndarray:
+def _origins(played: PlayedSteps) -> np.ndarray:
   """[K] s since the start at which each row's times begin."""
   moved = np.asarray(played.moved, np.float64)
   return np.concatenate([[0.0], moved.cumsum()[:-1]])

@@ -14,7 +14,7 @@ from jaxpace.trace.parts import parse_part_name
 from jaxpace.trace.table_reader import NEEDED, TableFiles, open_table
 
 
-class NewRows(NamedTuple):
+class PartRows(NamedTuple):
   """Rows of one part, at most a row group of it. Rows that a merge carried over may come a second time."""
 
   process: int
@@ -45,7 +45,7 @@ class PartFollower:
     self.newest_unix: float | None = None
     """When the newest of the parts that `poll` found was written, by the file system's clock; None if it found none."""
 
-  def poll(self, columns: Sequence[str], steps: int) -> Iterator[NewRows]:
+  def poll(self, columns: Sequence[str], steps: int) -> Iterator[PartRows]:
     """Yields the rows that are new, oldest first in each process.
 
     Args:
@@ -81,7 +81,7 @@ class PartFollower:
     self._names = names
 
   def _catch_up(self, process: int, parts: list[PartFile], columns: Sequence[str],
-                steps: int) -> Iterator[NewRows]:
+                steps: int) -> Iterator[PartRows]:
     """Opens parts from the newest back, as far as is wanted, and reads them in their order."""
     opened: list[tuple[PartFile, TableFiles | Columns]] = []
     read = self._read.get(process, -1)
@@ -107,10 +107,10 @@ class PartFollower:
         break
     for part, source in reversed(opened):
       if not isinstance(source, TableFiles):
-        yield NewRows(process, source)
+        yield PartRows(process, source)
         continue
       for data in source.read(columns):
-        yield NewRows(process, of_table(data))
+        yield PartRows(process, of_table(data))
       if source.vanished:
         return
       self._note(part, source)
@@ -123,7 +123,7 @@ class PartFollower:
       self.problems += [problem for problem in table.problems if problem not in self.problems]
       self._torn[part.path.name] = part, _stamp(part.path)
 
-  def _mended(self, columns: Sequence[str]) -> Iterator[NewRows]:
+  def _mended(self, columns: Sequence[str]) -> Iterator[PartRows]:
     """Parts that could not be read and have changed since: copied in pieces, or seen too early over a network."""
     for name, (part, stamp) in list(self._torn.items()):
       now = _stamp(part.path)
@@ -135,7 +135,7 @@ class PartFollower:
       if table.rows:
         self.problems = [problem for problem in self.problems if name not in problem]
         for data in table.read(columns):
-          yield NewRows(part.process, of_table(data))
+          yield PartRows(part.process, of_table(data))
 
   def _written(self, part: PartFile) -> None:
     written = _stamp(part.path)[1] / 1e9

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.hosts.launch.output import LINE_LIMIT_BYTES, Display, LogView, Screen, tail
+from jaxpace.hosts.launch.output import LINE_LIMIT_BYTES, Display, LogScreen, LogView, tail
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12))
@@ -59,7 +59,7 @@ def test_a_reader_that_stands_still_is_not_waited_for(tmp_path):
   log = tmp_path / "log"
   log.write_bytes(b"y" * (1 << 20))
   read, write = os.pipe()
-  display = Display([LogView(log)], Screen(write))
+  display = Display([LogView(log)], LogScreen(write))
   for _ in range(5):
     display.update()  # would block for ever
   got = b""
@@ -77,7 +77,7 @@ def test_a_reader_that_has_left_is_forgotten(tmp_path):
   log.write_bytes(b"z" * 100)
   read, write = os.pipe()
   os.close(read)
-  display = Display([LogView(log)], Screen(write))
+  display = Display([LogView(log)], LogScreen(write))
   display.update()
   display.finish()
   os.close(write)

@@ -20,7 +20,7 @@ from jaxpace.cli import main as cli
 from jaxpace.core import ring
 from jaxpace.live.control import file, request
 from jaxpace.live.control.leader import Message
-from jaxpace.live.control.request import Request, RequestError
+from jaxpace.live.control.request import ControlRequest, RequestError
 from tests.step import models
 from tests.step.running import P, column, mesh_of
 
@@ -121,13 +121,13 @@ def test_off_and_on_at_a_step_without_compiling_again(tmp_path, form):
     job.run(control, 12)
     traced, compilations = len(job.traces), len(COMPILED)
     put(tmp_path, enabled=False)
-    off = job.until(control, Request(enabled=False))
+    off = job.until(control, ControlRequest(enabled=False))
     job.run(control, 5)
     put(tmp_path, ranks=[1], max_delay=DELAY / 2, from_step=off + 3)
-    some = job.until(control, Request(ranks=(1,), max_delay=DELAY / 2, from_step=off + 3))
+    some = job.until(control, ControlRequest(ranks=(1,), max_delay=DELAY / 2, from_step=off + 3))
     job.run(control, 5)
     os.remove(tmp_path / "control.json")
-    made = job.until(control, Request())
+    made = job.until(control, ControlRequest())
     job.run(control, 3)
   assert traced >= 1 and compilations >= 1 and (len(job.traces), len(COMPILED)) == (traced, compilations)
   asked = job.asked()
@@ -137,14 +137,14 @@ def test_off_and_on_at_a_step_without_compiling_again(tmp_path, form):
   assert (asked[:, made:] == np.float32(DELAY)).all()
   lines = [json.loads(line) for line in (tmp_path / file.APPLIED).read_text().splitlines()]
   assert [(line["step"], line["settings"]["enabled"]) for line in lines] == [(off, False), (some, True), (made, True)]
-  assert file.last_note(tmp_path / "control.json") == (made, Request())
+  assert file.last_note(tmp_path / "control.json") == (made, ControlRequest())
 
 
 def test_the_threshold_changes_a_running_pacer(tmp_path):
   job = Job(pacer=steered_early_ranks)
   with control_of(tmp_path) as control:
     put(tmp_path, threshold=0.25)
-    job.until(control, Request(threshold=0.25))
+    job.until(control, ControlRequest(threshold=0.25))
     job.run(control, 2)
   assert np.asarray(job.pace.pacer.inner.knobs.threshold).tolist() == [0.25] * RANKS
   assert np.isnan(np.asarray(job.pace.pacer.inner.knobs.max_delay)).all()
@@ -169,16 +169,16 @@ def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, w
   with control_of(tmp_path) as control:
     job.run(control)
     put(tmp_path, max_delay=1e-4)
-    job.until(control, Request(max_delay=1e-4))
+    job.until(control, ControlRequest(max_delay=1e-4))
     put_text(tmp_path, text)
     while not caplog.records:
       job.run(control)
     job.run(control, 30)
-    assert control.request == Request(max_delay=1e-4)
+    assert control.request == ControlRequest(max_delay=1e-4)
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1 and words in warnings[0] and "longest delay 0.1 ms" in warnings[0]
     put(tmp_path, enabled=False)
-    job.until(control, Request(enabled=False))
+    job.until(control, ControlRequest(enabled=False))
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -209,12 +209,12 @@ def test_a_signal_switches_off_and_on_and_the_file_says_so(tmp_path):
     job = Job()
     with control_of(tmp_path, toggle_signal=signal.SIGUSR1) as control:
       put(tmp_path, threshold=0.5)
-      job.until(control, Request(threshold=0.5))
+      job.until(control, ControlRequest(threshold=0.5))
       os.kill(os.getpid(), signal.SIGUSR1)
-      job.until(control, Request(enabled=False, threshold=0.5))
+      job.until(control, ControlRequest(enabled=False, threshold=0.5))
       assert json.loads((tmp_path / "control.json").read_text()) == {"enabled": False, "threshold": 0.5}
       os.kill(os.getpid(), signal.SIGUSR1)
-      job.until(control, Request(threshold=0.5))
+      job.until(control, ControlRequest(threshold=0.5))
     assert heard == [1, 1], "whoever listened before still does"
     os.kill(os.getpid(), signal.SIGUSR1)
     assert heard == [1, 1, 1]
@@ -271,12 +271,12 @@ def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(tm
       job.run(control)
     job.run(control, 30)
     assert time.monotonic() - began < 10 and len(caplog.records) == 1 and "is not followed" in caplog.text
-    assert control.request == Request()
+    assert control.request == ControlRequest()
     if what == "folder":
       target.rmdir()
     assert cli.main(["control", str(tmp_path), "--off"]) == 0
-    job.until(control, Request(enabled=False))
-  assert file.last_note(target)[1] == Request(enabled=False)
+    job.until(control, ControlRequest(enabled=False))
+  assert file.last_note(target)[1] == ControlRequest(enabled=False)
 
 
 def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(tmp_path, monkeypatch):
@@ -303,12 +303,12 @@ def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(tm
       job.run(control)
       longest = max(longest, time.monotonic() - began)
       time.sleep(0.005)
-    assert longest < 5 and control.request == Request()
+    assert longest < 5 and control.request == ControlRequest()
     os.kill(os.getpid(), signal.SIGUSR1)
-    job.until(control, Request(enabled=False))
+    job.until(control, ControlRequest(enabled=False))
     go_on.set()
     put(tmp_path, enabled=True, threshold=0.5)
-    job.until(control, Request(threshold=0.5))
+    job.until(control, ControlRequest(threshold=0.5))
   lines = [json.loads(line)["settings"] for line in (tmp_path / file.APPLIED).read_text().splitlines()]
   assert lines == [{"enabled": False}, {"enabled": True, "threshold": 0.5}]
 
@@ -330,18 +330,18 @@ def test_a_process_that_heard_nothing_in_time_joins_again(tmp_path, monkeypatch,
   job = Job()
   with control_of(tmp_path, timeout=0.3) as control:
     name = control._messages.name
-    words[f"{name}/0"] = Message(8, 0, Request()).to_text()
+    words[f"{name}/0"] = Message(8, 0, ControlRequest()).to_text()
     began = time.monotonic()
     job.run(control, 40)
     assert time.monotonic() - began < 10 and "until process 0 is heard of again" in caplog.text
     # Process 0 has gone on meanwhile, and deleted what nobody was to be waiting for any more.
     words.clear()
-    words[f"{name}/29"] = Message(job.steps - 4, 1, Request(max_delay=DELAY / 2)).to_text()
-    words[f"{name}/30"] = Message(job.steps + 4, 2, Request(enabled=False)).to_text()
-    job.until(control, Request(enabled=False))
+    words[f"{name}/29"] = Message(job.steps - 4, 1, ControlRequest(max_delay=DELAY / 2)).to_text()
+    words[f"{name}/30"] = Message(job.steps + 4, 2, ControlRequest(enabled=False)).to_text()
+    job.until(control, ControlRequest(enabled=False))
     assert control._round == 31
-    words[f"{name}/31"] = Message(10**6, 3, Request()).to_text()
-    job.until(control, Request())
+    words[f"{name}/31"] = Message(10**6, 3, ControlRequest()).to_text()
+    job.until(control, ControlRequest())
   said = [record.getMessage() for record in caplog.records]
   assert len(said) == 2 and "goes on in this process" in said[1]
   assert job.steps < 2000
@@ -379,12 +379,12 @@ def test_ranks_are_checked_before_they_are_written_out():
   began = time.process_time()
   assert len(request.parse_ranks(many)) == 1 << 20
   assert time.process_time() - began < 2
-  long = Request(ranks=tuple(range(1000)))
-  assert long.to_json()["ranks"] == "0-999" and Request.from_json(long.to_json(), 1000) == long
+  long = ControlRequest(ranks=tuple(range(1000)))
+  assert long.to_json()["ranks"] == "0-999" and ControlRequest.from_json(long.to_json(), 1000) == long
 
 
 def test_messages_and_rounds():
-  message = Message(12, 3, Request(ranks=(0, 5), until_step=9, max_delay=1e-3))
+  message = Message(12, 3, ControlRequest(ranks=(0, 5), until_step=9, max_delay=1e-3))
   assert Message.from_text(message.to_text()) == message
   control = jaxpace.Control("x", every_seconds=2)
   control._taken_at, control._taken_call = time.monotonic() - 1.0, 100
@@ -400,5 +400,5 @@ def test_only_debug_lines_where_the_note_cant_be_written(tmp_path, caplog):
   with control_of(missing) as control:
     put(missing, enabled=False)
     (missing / file.APPLIED).mkdir()
-    job.until(control, Request(enabled=False))
+    job.until(control, ControlRequest(enabled=False))
   assert "From step" in caplog.text

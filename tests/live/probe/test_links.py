@@ -59,7 +59,7 @@ def test_slips_are_said(tmp_path, capsys, caplog):
 
 
 def _links(seconds):
-  return links.Links(("a", "b"), 1024, seconds, seconds, (), "", 1.0, 5)
+  return links.ProbedLinks(("a", "b"), 1024, seconds, seconds, (), "", 1.0, 5)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": 9}', '{"schema": 1, "hosts": ["a"], "seconds": [[1, 2]]}',

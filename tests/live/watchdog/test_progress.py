@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpace.live.watchdog import stack
-from jaxpace.live.watchdog.progress import Progress
+from jaxpace.live.watchdog.progress import LoopProgress
 
 
 class Clock:
@@ -29,7 +29,7 @@ def step(progress, result):
 
 
 def test_a_step_completes_when_a_result_is_there(clock, monkeypatch):
-  progress = Progress(clock)
+  progress = LoopProgress(clock)
   ready = {}
   monkeypatch.setattr("jaxpace.live.watchdog.progress._done", lambda leaves: ready.get(leaves[0].shape, False))
   step(progress, jnp.zeros((1,)))
@@ -42,7 +42,7 @@ def test_a_step_completes_when_a_result_is_there(clock, monkeypatch):
 
 
 def test_real_results_and_donated_ones():
-  progress = Progress(Clock())
+  progress = LoopProgress(Clock())
   step(progress, {"loss": jax.block_until_ready(jnp.zeros(()))})
   assert progress.completed == 1
   gone = jnp.zeros((3,))
@@ -54,14 +54,14 @@ def test_real_results_and_donated_ones():
 
 
 def test_a_call_that_raises_is_no_step():
-  progress = Progress(Clock())
+  progress = LoopProgress(Clock())
   progress.enter()
   progress.fail()
   assert (progress.entered, progress.phase(None)) == (0, "")
 
 
 def test_phases(clock, monkeypatch):
-  progress = Progress(clock)
+  progress = LoopProgress(clock)
   assert progress.phase(None) == ""
   progress.enter()
   assert progress.phase(None) == "step"
@@ -74,7 +74,7 @@ def test_phases(clock, monkeypatch):
 
 
 def test_a_pause_excuses_within_its_limit_and_starts_the_time_anew(clock):
-  progress = Progress(clock)
+  progress = LoopProgress(clock)
   with progress.pause("checkpoint", 10.0):
     clock.now += 9.0
     assert progress.excused()
@@ -84,7 +84,7 @@ def test_a_pause_excuses_within_its_limit_and_starts_the_time_anew(clock):
 
 
 def test_the_usual_step_leaves_pauses_out(clock):
-  progress = Progress(clock)
+  progress = LoopProgress(clock)
   for k in range(6):
     if k % 2:
       with progress.pause("evaluation", 100.0):

@@ -4,22 +4,23 @@ import hypothesis
 import hypothesis.strategies as st
 
 from jaxpace.live.watchdog import verdict
-from jaxpace.live.watchdog.heartbeat import Ears, Heard, Word
+from jaxpace.live.watchdog.heartbeat import Heartbeat, LastHeartbeat, Membership
 
 SILENCE = 1.2
 
 
-def word(process, entered, completed, phase="step", *, age=5.0, excused=1e9, number=1, waiting=True, stack=""):
-  return Word(process, f"h{process}", 100 + process, number, entered, completed, phase, age, excused, waiting, stack)
+def heartbeat(process, entered, completed, phase="step", *, age=5.0, excused=1e9, number=1, waiting=True, stack=""):
+  return Heartbeat(process, f"h{process}", 100 + process, number, entered, completed, phase, age, excused, waiting,
+                   stack)
 
 
-def heard(*words, silence=None):
+def last_heartbeats(*words, silence=None):
   silence = silence or {}
-  return {one.process: Heard(one, silence.get(one.process, 0.1)) for one in words}
+  return {one.process: LastHeartbeat(one, silence.get(one.process, 0.1)) for one in words}
 
 
 def test_the_process_that_has_not_called_the_step_is_late_and_its_stack_is_told():
-  known = heard(word(0, 8, 7), word(1, 7, 7, "data", stack="File x\n  get()"), word(2, 8, 7))
+  known = last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 7, 7, "data", stack="File x\n  get()"), heartbeat(2, 8, 7))
   found = verdict.judge(known, 3, SILENCE, 0, 5.0)
   assert [(p.process, p.state, p.last_step, p.phase) for p in found.late] == [(1, "outside", 7, "data")]
   assert found.arrived == (0, 2) and found.step == 8
@@ -29,32 +30,37 @@ def test_the_process_that_has_not_called_the_step_is_late_and_its_stack_is_told(
 
 
 def test_loops_that_ran_ahead_by_different_numbers_of_steps_have_all_arrived():
-  found = verdict.judge(heard(word(0, 12, 7), word(1, 9, 7), word(2, 7, 7, "between steps")), 3, SILENCE, 0, 5.0)
+  found = verdict.judge(last_heartbeats(heartbeat(0, 12, 7), heartbeat(1, 9, 7), heartbeat(2, 7, 7, "between steps")),
+                        3, SILENCE, 0, 5.0)
   assert [p.process for p in found.late] == [2] and found.arrived == (0, 1)
 
 
 def test_what_only_counts_calls_is_corrected_by_the_one_that_has_not_called():
-  found = verdict.judge(heard(word(0, 132, 131), word(1, 100, 100, "data"), word(2, 132, 131)), 3, SILENCE, 0, 5.0)
+  found = verdict.judge(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 100, 100, "data"), heartbeat(2, 132,
+                                                                                                          131)), 3,
+                                                                                                          SILENCE, 0,
+                                                                                                          5.0)
   assert found.step == 101 and [(p.process, p.last_step) for p in found.late] == [(1, 100)]
-  found = verdict.judge(heard(word(0, 132, 131), word(1, 90, 90), silence={1: 3.0}), 2, SILENCE, 0, 5.0)
+  found = verdict.judge(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 90, 90), silence={1: 3.0}), 2, SILENCE,
+                        0, 5.0)
   assert found.step == 132  # an old word says nothing of what was called since
 
 
 def test_a_silent_process_is_late_wherever_it_was():
-  found = verdict.judge(heard(word(0, 8, 7), word(1, 8, 7), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
+  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
   assert [(p.process, p.state, p.seconds, p.last_step) for p in found.late] == [(1, "silent", 4.0, 8)]
-  found = verdict.judge(heard(word(0, 8, 7), word(1, 4, 4), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
+  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 4, 4), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
   assert found.late[0].last_step == 7  # its last word is old; step 7 has completed, so it was in it
   assert "has not been heard of for 4.0 s" in found.text()
 
 
 def test_where_all_are_inside_the_step_nobody_is_blamed():
-  found = verdict.judge(heard(word(0, 8, 7), word(1, 8, 7)), 2, SILENCE, 0, 5.0)
+  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7)), 2, SILENCE, 0, 5.0)
   assert not found.late and "none is late" in found.text()
 
 
 def test_absent_and_left_are_told_apart():
-  known = heard(word(0, 8, 7), word(1, 7, 7, "between steps"))
+  known = last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 7, 7, "between steps"))
   known[1] = known[1]._replace(left=True)
   found = verdict.judge(known, 3, SILENCE, 0, 5.0)
   assert [(p.process, p.state) for p in found.late] == [(1, "left"), (2, "absent")]
@@ -62,49 +68,49 @@ def test_absent_and_left_are_told_apart():
 
 
 def test_an_excuse_counts_only_from_those_that_are_heard():
-  busy = word(1, 7, 7, "checkpoint", excused=0.0)
-  assert verdict.excused(heard(word(0, 8, 7), busy), SILENCE) == 0
-  assert verdict.excused(heard(word(0, 8, 7), busy, silence={1: 3.0}), SILENCE) > 1e8
-  after = heard(word(0, 8, 7), word(1, 7, 7, excused=2.0), silence={1: 0.5})
+  busy = heartbeat(1, 7, 7, "checkpoint", excused=0.0)
+  assert verdict.excused(last_heartbeats(heartbeat(0, 8, 7), busy), SILENCE) == 0
+  assert verdict.excused(last_heartbeats(heartbeat(0, 8, 7), busy, silence={1: 3.0}), SILENCE) > 1e8
+  after = last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 7, 7, excused=2.0), silence={1: 0.5})
   assert verdict.excused(after, SILENCE) == 2.5
 
 
 def test_one_process_speaks_the_lowest_that_waits_too():
-  known = heard(word(0, 8, 7), word(1, 8, 7), word(2, 8, 7))
+  known = last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7), heartbeat(2, 8, 7))
   assert verdict.speaker(known, SILENCE, 2) == 0
   known[0] = known[0]._replace(silence=9.0)
   assert verdict.speaker(known, SILENCE, 2) == 1
-  known[1] = known[1]._replace(word=known[1].word._replace(waiting=False))
+  known[1] = known[1]._replace(heartbeat=known[1].heartbeat._replace(waiting=False))
   assert verdict.speaker(known, SILENCE, 2) == 2
 
 
 def test_without_the_store_process_0_is_named_with_what_was_heard_of_it():
-  own = Heard(word(2, 8, 7), 0.0)
-  found = verdict.without_service({0: Heard(word(0, 7, 7, "data"), 6.0)}, own, 5.0)
+  own = LastHeartbeat(heartbeat(2, 8, 7), 0.0)
+  found = verdict.without_service({0: LastHeartbeat(heartbeat(0, 7, 7, "data"), 6.0)}, own, 5.0)
   assert [(p.process, p.state, p.last_step) for p in found.late] == [(0, "service", 7)]
   assert "coordination service, which lives in it" in found.text()
   assert verdict.without_service({}, own, 5.0).late[0].last_step == 7
 
 
 def test_silence_is_counted_from_the_last_new_word_and_a_word_taken_back_means_left():
-  ears = Ears()
-  ears.hear([word(0, 1, 0, number=1), word(1, 1, 0, number=1)], 10.0)
-  ears.hear([word(0, 1, 0, number=2), word(1, 1, 0, number=1)], 11.0)
-  known = ears.heard(12.0)
+  membership = Membership()
+  membership.update([heartbeat(0, 1, 0, number=1), heartbeat(1, 1, 0, number=1)], 10.0)
+  membership.update([heartbeat(0, 1, 0, number=2), heartbeat(1, 1, 0, number=1)], 11.0)
+  known = membership.last_heartbeats(12.0)
   assert (known[0].silence, known[1].silence) == (1.0, 2.0) and not known[1].left
-  ears.hear([word(0, 1, 0, number=3)], 13.0)
-  assert ears.heard(13.0)[1].left
-  ears.hear([word(0, 1, 0, number=3), word(1, 0, 0, number=1)._replace(pid=7)], 14.0)  # restarted
-  known = ears.heard(14.0)
+  membership.update([heartbeat(0, 1, 0, number=3)], 13.0)
+  assert membership.last_heartbeats(13.0)[1].left
+  membership.update([heartbeat(0, 1, 0, number=3), heartbeat(1, 0, 0, number=1)._replace(pid=7)], 14.0)  # restarted
+  known = membership.last_heartbeats(14.0)
   assert not known[1].left and known[1].silence == 0.0
 
 
 def test_a_last_word_says_which_step_the_others_wait_for():
   """A process that has left was taken to be where its word of half a second before had it."""
-  ears = Ears()
-  ears.hear([word(0, 251, 250, number=1), word(1, 250, 249, number=1)], 10.0)
-  ears.hear([word(0, 300, 299, number=2), word(1, 299, 299, number=2)._replace(left=True)], 10.4)
-  known = ears.heard(10.5)
+  membership = Membership()
+  membership.update([heartbeat(0, 251, 250, number=1), heartbeat(1, 250, 249, number=1)], 10.0)
+  membership.update([heartbeat(0, 300, 299, number=2), heartbeat(1, 299, 299, number=2)._replace(left=True)], 10.4)
+  known = membership.last_heartbeats(10.5)
   assert known[1].left and not known[0].left
   found = verdict.judge(known, 2, SILENCE, 0, 5.0)
   assert found.step == 300 and [(p.state, p.last_step) for p in found.late] == [("left", 299)]
@@ -112,11 +118,11 @@ def test_a_last_word_says_which_step_the_others_wait_for():
 
 @hypothesis.given(st.integers(0, 9999), st.integers(0), st.text(max_size=50), st.floats(0, 1e9), st.booleans())
 def test_words_survive_the_store(process, entered, text, age, waiting):
-  one = word(process, entered, 0, text, age=age, waiting=waiting, stack=text)
-  assert Word.from_text(one.to_text()) == one
+  one = heartbeat(process, entered, 0, text, age=age, waiting=waiting, stack=text)
+  assert Heartbeat.from_text(one.to_text()) == one
 
 
 @hypothesis.given(st.text(max_size=80))
 def test_anything_else_in_the_store_is_no_word(text):
-  assert Word.from_text(text) is None
-  assert Word.from_text('["a", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]') is None
+  assert Heartbeat.from_text(text) is None
+  assert Heartbeat.from_text('["a", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]') is None

@@ -108,12 +108,12 @@ def test_in_large_jobs_few_processes_read_at_a_time_and_late_ones_later():
     watchdog = jaxpace.Watchdog(30.0)
     watchdog._process, watchdog._processes = process, processes
     asked = []
-    watchdog._courier = SimpleNamespace(carry=lambda word, read: asked.append(read))
-    word = watchdog._word(time.monotonic(), 30.0 + over, False, over >= 0)
-    assert not word.stack or len(word.stack) <= (3000 if processes <= 64 else 1000)
-    watchdog._carry(word, time.monotonic(), over)
+    watchdog._store_thread = SimpleNamespace(carry=lambda heartbeat, read: asked.append(read))
+    heartbeat = watchdog._heartbeat(time.monotonic(), 30.0 + over, False, over >= 0)
+    assert not heartbeat.stack or len(heartbeat.stack) <= (3000 if processes <= 64 else 1000)
+    watchdog._carry(heartbeat, time.monotonic(), over)
     watchdog._overdue_since = time.monotonic()
-    watchdog._carry(word, time.monotonic(), over)  # not yet time for the next word
+    watchdog._carry(heartbeat, time.monotonic(), over)  # not yet time for the next word
     return asked
 
   assert reads(3, 8, -20.0) == [True]

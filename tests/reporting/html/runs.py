@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 from jaxpace.cli.main import main
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 
 STEPS = 1300
-RICH = Job(ranks=6, steps=STEPS, processes=3, hosts=3, noise=0.05, collectives=2, late={4: 6e-3}, compile=1.0, faults=(
+RICH = MadeUpJob(ranks=6, steps=STEPS, processes=3, hosts=3, noise=0.05, collectives=2, late={4: 6e-3}, compile=1.0,
+                 faults=(
     Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"), Fault("contention", 4e-3, begin=0.5)))
 NASTY = ('</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
          '{a|b}\x1b[2J\u202e\u2028&amp;\'"`')
@@ -57,7 +58,7 @@ def with_columns(path: pathlib.Path, table: str, columns: dict[str, np.ndarray])
 def hostile(folder: pathlib.Path) -> pathlib.Path:
   """A run in which everything that has a name is called `NASTY`."""
   path = folder / "<img src=x onerror=alert(1)>"
-  made_up_runs.write(path, Job(ranks=3, steps=130, processes=3, hosts=3, noise=0.05, late={1: 8e-3}))
+  made_up_runs.write(path, MadeUpJob(ranks=3, steps=130, processes=3, hosts=3, noise=0.05, late={1: 8e-3}))
   for file in [path / "run.json", *(path / "process").glob("*.json")]:
     text = file.read_text()
     document = json.loads(text)

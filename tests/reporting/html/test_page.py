@@ -17,7 +17,7 @@ from jaxpace.reporting.html import figures, page, write
 from jaxpace.reporting.html.markup import element, prose, text
 from jaxpace.reporting.json_file import UnwritableError
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import Job
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.reporting.html.runs import NASTY, hostile, report, rich
 
 VOID = {"meta", "br"}
@@ -241,9 +241,9 @@ def test_the_library_is_the_one_it_says_it_is():
 
 
 def test_runs_with_little_in_them_have_a_page(tmp_path):
-  for name, job, why in (("one", Job(ranks=1, steps=60, processes=1, hosts=1), "one rank"),
-                         ("short", Job(ranks=3, steps=2, processes=3, compile=0.1), "stamped"),
-                         ("quiet", Job(ranks=4, steps=300, noise=0.01), "Nothing found")):
+  for name, job, why in (("one", MadeUpJob(ranks=1, steps=60, processes=1, hosts=1), "one rank"),
+                         ("short", MadeUpJob(ranks=3, steps=2, processes=3, compile=0.1), "stamped"),
+                         ("quiet", MadeUpJob(ranks=4, steps=300, noise=0.01), "Nothing found")):
     made_up_runs.write(tmp_path / name, job)
     target = tmp_path / f"{name}.html"
     assert report(tmp_path / name, target) == 0, why
@@ -252,7 +252,7 @@ def test_runs_with_little_in_them_have_a_page(tmp_path):
 
 
 def test_a_window_is_said_to_be_one(tmp_path):
-  made_up_runs.write(tmp_path / "run", Job(ranks=2, steps=1200, processes=2))
+  made_up_runs.write(tmp_path / "run", MadeUpJob(ranks=2, steps=1200, processes=2))
   assert report(tmp_path / "run", tmp_path / "part.html", "--steps", "100:1100") == 0
   [facts] = Document((tmp_path / "part.html").read_text()).all("p", class_="facts")
   assert "only steps 100 to 1,099 were looked at" in facts[2] and "1,000 steps" in facts[2]
@@ -295,7 +295,7 @@ def test_a_pipe_can_take_it(tmp_path, made):
 
 
 def test_series_are_only_in_the_json_where_they_are_asked_for(tmp_path, made):
-  made_up_runs.write(tmp_path / "run", Job(ranks=2, steps=60, processes=2))
+  made_up_runs.write(tmp_path / "run", MadeUpJob(ranks=2, steps=60, processes=2))
   assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "plain.json")]) == 0
   assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "more.json"), "--series"]) == 0
   plain, more = (json.loads((tmp_path / name).read_text()) for name in ("plain.json", "more.json"))
