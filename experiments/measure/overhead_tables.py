@@ -25,7 +25,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
   if "steps" in figures:
     text += ["## Whole steps, one device, recording on, no pacer, arrivals not "
              "shared", "", _about(figures, "steps"), ""]
-    text += ["The allocator keeps its memory here (`experiments.lib.measured.keep_memory`). Left to itself, glibc's gives "
+    text += ["The allocator keeps its memory here (`experiments.lib.measured.keep_memory`). Left to itself, "
+             "glibc's gives "
              "the temporary buffers of a step back to the system and takes them anew in some starts of a program, bare "
              "or instrumented: 2,000 page faults and 3 to 7 ms a step.", ""]
     text += measured.table(

@@ -1,4 +1,7 @@
-"""One process of `experiments.measure.pauses`: a loop with a real heap, in blocks of steps with and without a housekeeper."""
+"""One process of `experiments.measure.pauses`: a loop with a real heap, with and without a housekeeper.
+
+Blocks of steps of both kinds take turns.
+"""
 
 from __future__ import annotations
 

@@ -245,7 +245,8 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("Jobs that share a link, in the fluid model", figures)
   lines += [
       "A simulation, not a network: every job computes, then sends its buckets over one link that the senders share",
-      "equally at every instant (`experiments/measure/fluid.py`). Delays come from the library's own `Pacer.update`, which",
+      "equally at every instant (`experiments/measure/fluid.py`). Delays come from the library's own `Pacer.update`,",
+      "which",
       "sees the bucket times of the step just done but for the last one's, as in a live step. Step time over the job's",
       "own period alone, mean over jobs",
       f"and {figures['seeds']} seeds with random starts, steps 51 to 400 unless said otherwise; the least a scene",

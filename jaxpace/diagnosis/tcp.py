@@ -215,8 +215,8 @@ def typical_trips(busy: BusyConnections, inside: Sequence[tuple[int, int]], outs
   return level[known], usual[known]
 
 
-def whose(case: Case, busy: BusyConnections, inside: Sequence[tuple[int, int]], outside: Sequence[tuple[int,
-                                                                                                        int]]) -> BusyLinks:
+def whose(case: Case, busy: BusyConnections, inside: Sequence[tuple[int, int]],
+          outside: Sequence[tuple[int, int]]) -> BusyLinks:
   """Tells one host's slow link from a fabric that is slow for all.
 
   Args:

@@ -1,4 +1,7 @@
-"""Writes down where a process of a recorded run runs, see `jaxpace.hosts.locality`. Trouble is one quiet line, no error."""
+"""Writes down where a process of a recorded run runs, see `jaxpace.hosts.locality`.
+
+Trouble is one quiet line, no error.
+"""
 
 from __future__ import annotations
 

@@ -378,7 +378,8 @@ def small_disk(tmp_path):
   place.mkdir()
   if os.geteuid() != 0 or subprocess.run(
       ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
-    pytest.skip("needs the right to mount a small file system; tests/hosts/launch/test_scribe.py limits the size of a file")
+    pytest.skip("needs the right to mount a small file system; "
+                "tests/hosts/launch/test_scribe.py limits the size of a file")
   yield place
   subprocess.run(["umount", str(place)], check=True)
 

@@ -116,7 +116,8 @@ def main(arguments: Sequence[str]) -> None:
 
   def go(argv: list[str]) -> None:
     if len(argv) > 1 or not command:
-      raise app.UsageError("The program follows `--`; for example: python -m experiments.labs.fabric.run -- python train.py")
+      raise app.UsageError("The program follows `--`; for example: "
+                           "python -m experiments.labs.fabric.run -- python train.py")
     try:
       with Lab(config.value) as lab:
         status = run(lab, names.value or list(lab.topology.jobs), command, pathlib.Path(logs.value))

@@ -199,8 +199,8 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[str]:
                  + (": a rank's number stands for another device." if a.run.ranks == b.run.ranks else "."))
   short, long = sorted((a.selected.size, b.selected.size))
   if short * 4 < long:
-    notes.append(f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as the shorter "
-                 "one makes it.")
+    notes.append(f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as the "
+                 "shorter one makes it.")
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:
     notes.append(f"The steps are not the same: A has {_collectives(plans[0])}, B {_collectives(plans[1])}.")
