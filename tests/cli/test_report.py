@@ -44,7 +44,7 @@ def report(*arguments) -> int:
 
 def run_program(*arguments, **environment):
   variables = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")}
-  code = ("import argparse, sys; from jaxpace.reporting import command; p = argparse.ArgumentParser(); "
+  code = ("import argparse, sys; from jaxpace.cli import report as command; p = argparse.ArgumentParser(); "
           "command.add_arguments(p); sys.exit(command.run(p.parse_args()))")
   return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
                         encoding="utf-8", cwd=ROOT, env={**variables, **environment}, check=False)
@@ -223,7 +223,7 @@ def test_a_closed_standard_output_is_no_reason_not_to_write_the_file(late, tmp_p
 
 
 def test_a_reader_that_leaves_is_no_error(large):
-  code = ("import argparse, sys; from jaxpace.reporting import command; p = argparse.ArgumentParser(); "
+  code = ("import argparse, sys; from jaxpace.cli import report as command; p = argparse.ArgumentParser(); "
           "command.add_arguments(p); sys.exit(command.run(p.parse_args()))")
   with subprocess.Popen([sys.executable, "-c", code, str(large), "--json", "-"], stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE, cwd=ROOT) as process:
@@ -236,7 +236,7 @@ def test_a_reader_that_leaves_is_no_error(large):
 def test_the_report_needs_no_jax(late):
   """The package's own __init__ aside, which may name jax's: the layers below must not pull it in."""
   code = ("import sys, types, argparse; package = types.ModuleType('jaxpace'); package.__path__ = ['jaxpace']; "
-          "sys.modules['jaxpace'] = package; from jaxpace.reporting import command; p = argparse.ArgumentParser(); "
+          "sys.modules['jaxpace'] = package; from jaxpace.cli import report as command; p = argparse.ArgumentParser(); "
           "command.add_arguments(p); command.run(p.parse_args()); assert 'jax' not in sys.modules, 'jax was imported'")
   done = subprocess.run([sys.executable, "-c", code, str(late)], capture_output=True, text=True, cwd=ROOT, check=False)
   assert done.returncode == 0, done.stderr

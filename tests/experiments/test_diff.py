@@ -13,7 +13,7 @@ MOST_LINES = 5
 
 def difference(example: str) -> list[str]:
   """Returns the lines of a unified diff without its header."""
-  folder = ROOT / "experiments" / example
+  folder = ROOT / "experiments" / "examples" / example
   before, after = ((folder / name).read_text().splitlines() for name in ("train.py", "train_jaxpace.py"))
   return list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
 
@@ -30,7 +30,7 @@ def test_at_most_five_lines_change(example: str) -> None:
 
 @pytest.mark.parametrize("example", ["digits", "chars"])
 def test_the_plain_script_knows_nothing_of_jaxpace(example: str) -> None:
-  assert "jaxpace" not in (ROOT / "experiments" / example / "train.py").read_text()
+  assert "jaxpace" not in (ROOT / "experiments" / "examples" / example / "train.py").read_text()
 
 
 @pytest.mark.parametrize("example", ["digits", "chars"])

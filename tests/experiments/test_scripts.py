@@ -15,7 +15,8 @@ from tests.multiprocess import jobs
 
 def start(example: str, *flags: str) -> subprocess.CompletedProcess[str]:
   environment = jobs.clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=4")
-  return subprocess.run([sys.executable, "-m", f"experiments.{example}.main", *flags], cwd=jobs.ROOT, env=environment,
+  program = f"experiments.examples.{example}.main"
+  return subprocess.run([sys.executable, "-m", program, *flags], cwd=jobs.ROOT, env=environment,
                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
 
 

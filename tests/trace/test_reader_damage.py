@@ -95,7 +95,7 @@ def test_step_numbers_far_apart_take_no_memory(run_dir):
   run = read_run(path)
   assert len(run.steps) == 60
   assert run.steps[30] == 10**12 + 30
-  assert diagnose(run).counted.size == 58
+  assert diagnose(run).selected.size == 58
 
 
 def test_absurd_rank_numbers_cost_only_their_rows(run_dir):
