@@ -11,6 +11,7 @@ import numpy as np
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnosis import findings as findings_module
 from jaxpace.diagnosis.by_rank import shares_of
+from jaxpace.diagnosis.codes import Evidence, Note, Sentence, Verdict
 from jaxpace.diagnosis.counters import switches
 from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
 from jaxpace.diagnosis.findings import Finding, hosts_of
@@ -108,7 +109,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     played = _play(run, selected, floor, list(without_rank), asked, mean, found)
   diagnosis = Diagnosis(
       run=run, selected=selected, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
-      spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found, verdict="",
+      spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found,
+      verdict=Sentence(Verdict.NO_STEPS, ""),
       measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
@@ -120,11 +122,12 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
                                     *hung(events)))
 
 
-def _impossible(selected: SelectedSteps) -> tuple[str, ...]:
+def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:
   if not selected.impossible:
     return ()
-  return (f"{plural(selected.impossible, 'step')} left out: by the stamps they took no time, less than none, or more "
-          "than eleven days. Are the columns nanoseconds of one clock for each rank?",)
+  return (Sentence(Note.IMPOSSIBLE_STEPS,
+      f"{plural(selected.impossible, 'step')} left out: by the stamps they took no time, less than none, or more "
+      "than eleven days. Are the columns nanoseconds of one clock for each rank?"),)
 
 
 def _explained(diagnosis: Diagnosis, finding: Finding) -> Finding:
@@ -133,8 +136,9 @@ def _explained(diagnosis: Diagnosis, finding: Finding) -> Finding:
   if after is None or not saving(after) >= max(_MORE * finding.share, finding.share + _MORE_BY):
     return finding
   late = "the late rank itself waits" if len(finding.ranks) == 1 else "the late ranks themselves wait"
-  said = (f"{percent(finding.share)} of the step is what the ranks wait for that, mean over all, of which {late} "
-          f"little; the job as a whole would save {percent(saving(after))}: {after.speedup:.2f} times as fast.")
+  said = (Sentence(Evidence.SAVES_MORE,
+      f"{percent(finding.share)} of the step is what the ranks wait for that, mean over all, of which {late} "
+      f"little; the job as a whole would save {percent(saving(after))}: {after.speedup:.2f} times as fast."))
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 

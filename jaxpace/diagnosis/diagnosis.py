@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.diagnosis.by_rank import SHARES
+from jaxpace.diagnosis.codes import Sentence
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
@@ -50,7 +51,7 @@ class Diagnosis:
   lateness: Lateness
   phases: dict[str, np.ndarray]
   findings: tuple[Finding, ...]
-  verdict: str
+  verdict: Sentence
   measured: PacingEffect | None  # what a guard measured of pacing; None where none ran
   no_skew: Alternative | None
   no_contention: Alternative | None
@@ -60,7 +61,7 @@ class Diagnosis:
   no_runtime_jitter: Alternative | None  # None where no gaps were recorded
   asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
   preempted: float  # involuntary switches a step of the process that has most; 0 where they are not known
-  notes: tuple[str, ...]
+  notes: tuple[Sentence, ...]
   links: ProbedLinks | None = None  # what a link probe measured
   events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words

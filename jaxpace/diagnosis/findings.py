@@ -6,6 +6,7 @@ import dataclasses
 
 from jaxpace.diagnosis import tcp, when
 from jaxpace.diagnosis.changes import change_points
+from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import CONFIDENCE
 from jaxpace.diagnosis.lateness import Held, hold
 from jaxpace.diagnosis.modes import amplification, contention, jitter, locality, straggler
@@ -56,12 +57,14 @@ def find(case: Case) -> tuple[Finding, ...]:
   if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
     if slow.queued and late[0].share < _LITTLE * transfers[0].share:
       # What its processors do for a crowded network makes a host late by a little.
-      said = f"{named(late[0].hosts) or 'A rank'} is late by a little since then: {late[0].evidence[0]}"
+      said = Sentence(Evidence.LATE_AS_WELL,
+          f"{named(late[0].hosts) or 'A rank'} is late by a little since then: {late[0].evidence[0]}")
       transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
       late = late[1:]
     else:
       # A host whose processors are taken is late and slow to send: one fault, and its contention is no fabric's.
-      said = f"Transfers are slower as well then, as this host's processors serve them: {transfers[0].evidence[0]}"
+      said = Sentence(Evidence.SLOW_AS_WELL,
+          f"Transfers are slower as well then, as this host's processors serve them: {transfers[0].evidence[0]}")
       late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
       transfers = []
   findings = [*late, *_turns(case), *transfers]

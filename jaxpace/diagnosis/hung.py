@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.live.watchdog.verdict import where
 
 _MOST = 8
 
 
-def hung(events: Sequence[Mapping[str, Any]]) -> list[str]:
+def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
   """Says which processes hung, at which step, where and for how long.
 
   Args:
@@ -32,17 +33,17 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[str]:
       taken[step] = max(taken.get(step, 0.0), seconds)
   said = [_sentence(event, taken.get(step)) for step, event in hangs.items()]
   rest = len(said) - _MOST
-  return said[:_MOST] + ([f"Watchdog: {rest} more steps hung."] if rest > 0 else [])
+  return said[:_MOST] + ([Sentence(Note.HUNG, f"Watchdog: {rest} more steps hung.")] if rest > 0 else [])
 
 
-def _sentence(event: Mapping[str, Any], taken: float | None) -> str:
+def _sentence(event: Mapping[str, Any], taken: float | None) -> Sentence:
   lates = event.get("late")
   late = [one for one in lates if isinstance(one, dict)] if isinstance(lates, list | tuple) else []
   others = f"; {len(late) - _MOST:,} more" if len(late) > _MOST else ""
   who = "; ".join(_name(one) for one in late[:_MOST]) + others
   who = who or "all processes were inside it: a device or the network hung"
   ended = f"for {taken:.0f} s" if taken is not None else f"for {float(event['waited']):.0f} s and more"
-  return f"Watchdog: step {event['step']} hung {ended}; {who}."
+  return Sentence(Note.HUNG, f"Watchdog: step {event['step']} hung {ended}; {who}.")
 
 
 def _name(late: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.counters import CROWDED, mean_gauge, per_step, switches
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.wording import milliseconds, name_process, percent
@@ -30,6 +31,11 @@ class Mechanism(NamedTuple):
 
   kind: str
   sentence: str
+
+  @property
+  def said(self) -> Sentence:
+    """The sentence with its code."""
+    return Sentence(Evidence(self.kind) if self.kind else Evidence.ASLEEP, self.sentence)
 
 
 def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float,

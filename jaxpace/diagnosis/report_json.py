@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpace.costs.fabric_file import kind_in
 from jaxpace.diagnosis.by_rank import by_host, by_rank
+from jaxpace.diagnosis.codes import codes
 from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.what_if import Alternative
@@ -47,7 +48,8 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "waiting_for_data": waiting_for_data(run, diagnosis.selected),
       "floor_source": diagnosis.floor.source if run.collectives else None,
       "findings": [finding.to_json() for finding in diagnosis.findings],
-      "verdict": diagnosis.verdict,
+      "verdict": str(diagnosis.verdict),
+      "verdict_code": str(diagnosis.verdict.code),
       "what_if": _what_if(diagnosis),
       "pacing": _pacing(diagnosis),
       "per_rank": _per_rank(diagnosis),
@@ -59,7 +61,8 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
                    "warnings": [c.to_json() for c in job_concerns(run.locality) if c.level == WARNING]},
       "link_probe": _link_probe(diagnosis),
       "hangs": [dict(event) for event in diagnosis.events],
-      "notes": list(diagnosis.notes),
+      "notes": [str(note) for note in diagnosis.notes],
+      "note_codes": codes(diagnosis.notes),
       "problems": list(run.problems),
       "skipped_files": run.skipped,
   }

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.modes.case import LOCALITY, PERSISTENT, Case, Finding
 from jaxpace.diagnosis.wording import joined, milliseconds
 from jaxpace.hosts.locality.tree import parse_list
@@ -34,7 +35,7 @@ class Sampled:
   findings: tuple[Finding, ...]
   doubt: str = ""
   """Why findings were taken back, in a few words; empty where none was."""
-  notes: tuple[str, ...] = ()
+  notes: tuple[Sentence, ...] = ()
 
 
 def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
@@ -53,16 +54,18 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
   if apart:
     named = joined([*apart[:3], f"{len(apart) - 3} more"] if len(apart) > 3 else apart)
     return Sampled((), "ranks don't all wait for each other", (
-        f"Ranks leave {named} before others have reached it: not all of them wait for each other there (an axis of a "
-        "mesh with several, or from one rank to the next). Which wait for which, a trace doesn't say, so all are "
-        "compared: who is late, and what waiting costs, can't be told from that.",))
+        Sentence(Note.NEVER_MEET,
+            f"Ranks leave {named} before others have reached it: not all of them wait for each other there (an axis of "
+            "a mesh with several, or from one rank to the next). Which wait for which, a trace doesn't say, so all are "
+            "compared: who is late, and what waiting costs, can't be told from that."),))
   rounds, devices, cores = turns(case.run)
   if not rounds:
     return Sampled(tuple(findings))
   least = rounds * _busy(case)
   kept = tuple(f for f in findings if _told(case, f, least))
-  note = (f"{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting of up to "
-          f"{milliseconds(least)} may be for that, so it is no finding unless one rank stands out from all others.")
+  note = (Sentence(Note.TURNS,
+      f"{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting of up to "
+      f"{milliseconds(least)} may be for that, so it is no finding unless one rank stands out from all others."))
   return Sampled(kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings) else "", (note,))
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import milliseconds
@@ -53,19 +54,22 @@ def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
   return tuple(tuple(own.tolist()) for own in parts)
 
 
-def sentences(found: Stages, collectives: int) -> list[str]:
+def sentences(found: Stages, collectives: int) -> list[Sentence]:
   """Says what the report's figures mean then."""
   said = []
   if found.point_to_point:
-    said.append(f"{found.point_to_point} of {plural(collectives, 'collective')} "
-                f"{'are point-to-point transfers' if found.point_to_point > 1 else 'is a point-to-point transfer'}, as "
-                "between the stages of a pipeline: a rank waits there for its source alone. They hold "
-                f"{milliseconds(found.transfer)} of the transfer.")
+    said.append(Sentence(Note.POINT_TO_POINT,
+        f"{found.point_to_point} of {plural(collectives, 'collective')} "
+        f"{'are point-to-point transfers' if found.point_to_point > 1 else 'is a point-to-point transfer'}, as "
+        "between the stages of a pipeline: a rank waits there for its source alone. They hold "
+        f"{milliseconds(found.transfer)} of the transfer."))
   if found.apart:
     shown = "; ".join(list_ranks(ranks, 4) for ranks in found.apart[:4])
     more = f"; and {len(found.apart) - 4} more groups" if len(found.apart) > 4 else ""
-    said.append(f"Ranks {shown}{more} never meet in a stamped collective, and yet take the same step, though they are "
-                "busy for different times: something else joins them, as the stages of a pipeline are.")
-  return [*said, "What stages wait for each other without being late (a pipeline that fills and drains: bubbles) "
-          "counts as transfer. All ranks arriving at the same time would not take it out, so that 'no skew' is the "
-          "least that even stages gain."]
+    said.append(Sentence(Note.STAGES,
+        f"Ranks {shown}{more} never meet in a stamped collective, and yet take the same step, though they are "
+        "busy for different times: something else joins them, as the stages of a pipeline are."))
+  return [*said, Sentence(Note.BUBBLES,
+      "What stages wait for each other without being late (a pipeline that fills and drains: bubbles) "
+      "counts as transfer. All ranks arriving at the same time would not take it out, so that 'no skew' is the "
+      "least that even stages gain.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpace.diagnosis.codes import Sentence, Verdict
 from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
@@ -22,83 +23,94 @@ WORTH = COSTLY
 what takes this part and is no finding is told before anything is called healthy."""
 
 
-def verdict_on(diagnosis: Diagnosis) -> str:
+def verdict_on(diagnosis: Diagnosis) -> Sentence:
   """Says what to do about the costliest finding, or that there is none; clears no rank that it can't see."""
   said = _on_those_seen(diagnosis)
   if not diagnosis.unseen or diagnosis.step_time is None or not diagnosis.run.collectives:
     return said
-  if len(diagnosis.unseen) == diagnosis.run.ranks:
-    return unseen_sentence(diagnosis.run, diagnosis.unseen)
   hidden = unseen_sentence(diagnosis.run, diagnosis.unseen)
+  if len(diagnosis.unseen) == diagnosis.run.ranks:
+    return Sentence(Verdict.UNSEEN_RANKS, hidden)
   if diagnosis.findings and diagnosis.findings[0].mode != CONTENTION:
-    return f"{said} {hidden}"
+    return Sentence(said.code, f"{said} {hidden}")
   # What may be waiting for them is no crowded fabric before they are seen.
-  return f"{hidden} {'As far as the others tell' if diagnosis.findings else 'Of the others'}: {_lower(said)}"
+  others = "As far as the others tell" if diagnosis.findings else "Of the others"
+  return Sentence(Verdict.UNSEEN_RANKS, f"{hidden} {others}: {_lower(said)}")
 
 
-def _on_those_seen(diagnosis: Diagnosis) -> str:
+def _on_those_seen(diagnosis: Diagnosis) -> Sentence:
   run, step_time = diagnosis.run, diagnosis.step_time
   if step_time is None:
-    return (f"Nothing to judge: {plural(diagnosis.recorded, 'step')} recorded, and none of them has a recorded step "
-            "before it to measure from. Let the job run on.")
+    return Sentence(Verdict.NO_STEPS,
+        f"Nothing to judge: {plural(diagnosis.recorded, 'step')} recorded, and none of them has a recorded step "
+        "before it to measure from. Let the job run on.")
   if diagnosis.findings:
     return _found(diagnosis)
   if diagnosis.untold is not None:
-    return untold_sentence(diagnosis.untold, len(run.collectives))
+    return Sentence(Verdict.UNTOLD, untold_sentence(diagnosis.untold, len(run.collectives)))
   if not run.collectives:
-    return "No collective was recorded: it can't be told whether ranks wait for each other; see the notes."
+    return Sentence(Verdict.NO_COLLECTIVES,
+        "No collective was recorded: it can't be told whether ranks wait for each other; see the notes.")
   lasting = _lasting(diagnosis)
   if run.ranks < 2:
-    return f"{lasting or 'Healthy: one rank has nobody to wait for.'} {_largest(diagnosis)}"
+    said = lasting or Sentence(Verdict.HEALTHY, "Healthy: one rank has nobody to wait for.")
+    return Sentence(said.code, f"{said} {_largest(diagnosis)}")
   if diagnosis.selected.size < MIN_STEPS:
-    return (f"Too few steps to judge: {diagnosis.selected.size} count, {MIN_STEPS} are needed. So far waiting for late "
-            f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
+    return Sentence(Verdict.TOO_FEW_STEPS,
+        f"Too few steps to judge: {diagnosis.selected.size} count, {MIN_STEPS} are needed. So far waiting for late "
+        f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
   hidden = untimed(run)
   if hidden:
     number = sum(hidden.values())
     what = joined([name if times == 1 else f"{times} of {name}" for (name, _), times in hidden.items()])
-    return (f"It can't be told whether ranks wait for each other: {plural(number, 'collective')} of the step "
-            f"{'is' if number == 1 else 'are'} not timed ({what}), ranks meet there, and their waiting counts as "
-            f"compute; the notes say why. {_largest(diagnosis)}")
+    return Sentence(Verdict.UNTIMED,
+        f"It can't be told whether ranks wait for each other: {plural(number, 'collective')} of the step "
+        f"{'is' if number == 1 else 'are'} not timed ({what}), ranks meet there, and their waiting counts as "
+        f"compute; the notes say why. {_largest(diagnosis)}")
   if diagnosis.doubt:
-    return (f"It can't be told whether a rank is late: {diagnosis.doubt}, and waiting takes "
-            f"{percent(diagnosis.earliness / step_time.mean)} of the step; see the notes.")
+    return Sentence(Verdict.DOUBT,
+        f"It can't be told whether a rank is late: {diagnosis.doubt}, and waiting takes "
+        f"{percent(diagnosis.earliness / step_time.mean)} of the step; see the notes.")
   pauses = few_pauses(diagnosis)
   if pauses:
-    return (f"No lasting fault, but few long pauses: {pauses[0].cause} took {percent(pauses[0].share)} of the time in "
-            f"{plural(len(pauses[0].steps), 'step')}; see the notes.")
+    return Sentence(Verdict.FEW_PAUSES,
+        f"No lasting fault, but few long pauses: {pauses[0].cause} took {percent(pauses[0].share)} of the time in "
+        f"{plural(len(pauses[0].steps), 'step')}; see the notes.")
   unnamed = unnamed_waiting(diagnosis)
   if unnamed:
     where = ("comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
              if unnamed.rank is not None else "is for ranks by turns, without a cause that shows")
-    return (f"No lasting fault: no rank is persistently late, and the waiting ({percent(unnamed.share)} of the time) "
-            f"{where}: see the notes.{f' {lasting}' if lasting else ''}")
+    return Sentence(Verdict.UNNAMED_WAITING,
+        f"No lasting fault: no rank is persistently late, and the waiting ({percent(unnamed.share)} of the time) "
+        f"{where}: see the notes.{f' {lasting}' if lasting else ''}")
   waiting = (f"no rank is persistently late, and waiting for late ranks takes "
              f"{100 * diagnosis.earliness / step_time.mean:.1f} % of the step")
   if lasting:
-    return f"{lasting} Besides, {waiting}."
-  return f"Healthy: {waiting}. {_largest(diagnosis)}"
+    return Sentence(lasting.code, f"{lasting} Besides, {waiting}.")
+  return Sentence(Verdict.HEALTHY, f"Healthy: {waiting}. {_largest(diagnosis)}")
 
 
-def _lasting(diagnosis: Diagnosis) -> str:
+def _lasting(diagnosis: Diagnosis) -> Sentence | None:
   """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than their best."""
   step_time = diagnosis.step_time
   assert step_time is not None
   if not step_time.mean > 0:
-    return ""
+    return None
   data = waiting_for_data(diagnosis.run, diagnosis.selected) or 0.0
   if data >= WORTH * step_time.mean:
-    return (f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, mean over "
-            "ranks: prefetch further ahead, and look at the storage and the decoding it comes from.")
+    return Sentence(Verdict.DATA_WAITS,
+        f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, mean over "
+        "ranks: prefetch further ahead, and look at the storage and the decoding it comes from.")
   slower = diagnosis.no_contention
   if slower and diagnosis.run.ranks > 1 and saving(slower) >= WORTH:
     why = ("other programs run on the hosts' processors, and transfers wait for these as well as for the network"
            if diagnosis.preempted >= CROWDED else
            "whether the network or waiting for processors makes them so can't be told from this run")
-    return (f"Transfers take longer than their best for {percent(saving(slower))} of the step, which would be "
-            f"{slower.speedup:.2f} times as fast without that: {why}.")
-  return ""
+    return Sentence(Verdict.SLOW_TRANSFERS,
+        f"Transfers take longer than their best for {percent(saving(slower))} of the step, which would be "
+        f"{slower.speedup:.2f} times as fast without that: {why}.")
+  return None
 
 
 def saving(after: Alternative) -> float:
@@ -106,14 +118,14 @@ def saving(after: Alternative) -> float:
   return 1 - 1 / after.speedup if after.speedup > 0 else 0.0
 
 
-def _found(diagnosis: Diagnosis) -> str:
+def _found(diagnosis: Diagnosis) -> Sentence:
   said = _of_mode(diagnosis, diagnosis.findings[0])
   others = [f"{f.mode.replace('_', ' ')} {_of_whom(f)}({100 * f.share:.0f} %)" for f in diagnosis.findings[1:]]
   if others:
     said = f"{said} Then: {joined(others)}."
   if sum(_worth(diagnosis, finding) for finding in diagnosis.findings) >= WORTH:
-    return said
-  return f"No fault that costs much. {_largest(diagnosis)} {said}"
+    return Sentence(Verdict(diagnosis.findings[0].mode), said)
+  return Sentence(Verdict.COSTS_LITTLE, f"No fault that costs much. {_largest(diagnosis)} {said}")
 
 
 def _of_whom(finding: Finding) -> str:

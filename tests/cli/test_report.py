@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from jaxpace.cli import report as command
+from jaxpace.diagnosis.codes import Evidence, Verdict
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.files import atomic_write
 from jaxpace.testing import made_up_runs
@@ -72,8 +73,8 @@ def test_json_has_every_key_of_the_schema(late, tmp_path, capsys):
   assert tuple(document["shares"]) == SHARES
   assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
   (finding,) = document["findings"]
-  assert set(finding) == {"mode", "share", "confidence", "ranks", "hosts", "evidence", "advice", "causes",
-                          "first_step", "last_step"}
+  assert set(finding) == {"mode", "share", "confidence", "ranks", "hosts", "evidence", "evidence_codes", "advice",
+                          "causes", "first_step", "last_step"}
   assert (finding["mode"], finding["ranks"], finding["hosts"]) == ("persistent_straggler", [3], ["host1"])
   assert 0.99 <= finding["confidence"] <= 1
   assert set(document["what_if"]) >= {"no_skew", "no_contention", "no_runtime_jitter", "without_rank"}
@@ -81,7 +82,9 @@ def test_json_has_every_key_of_the_schema(late, tmp_path, capsys):
   assert no_skew["speedup"] == pytest.approx(1 / (1 - no_skew["skew"]))
   assert set(document["what_if"]["without_rank"]["3"]) == {"step_time", "speedup"}
   assert set(document["pacing"]) == {"active_share", "effect", "effect_interval", "blocks"}
-  assert isinstance(document["verdict"], str)
+  assert isinstance(document["verdict"], str) and document["verdict_code"] == Verdict.PERSISTENT
+  assert finding["evidence_codes"][0] == Evidence.LATE and len(finding["evidence_codes"]) == len(finding["evidence"])
+  assert len(document["note_codes"]) == len(document["notes"])
   assert document["warmup"] == [1]
   assert all(math.isfinite(x) for x in numbers(document))
   assert list(tmp_path.iterdir()) == [file]  # no temporary left

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
+from jaxpace.diagnosis.codes import Evidence, Note, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION, PERSISTENT
 from jaxpace.testing.made_up_faults import Fault
@@ -24,7 +25,7 @@ def test_slow_steps_now_and_then_cost_their_mean(hosts):
   """Of 9, 22 and 31 ms: the mean of their logarithms would be 1.2 points of the step less."""
   run, truth = run_of(job(*BURSTS, steps=600, host_columns=hosts))
   (finding,) = diagnose(run).findings
-  assert finding.mode == CONTENTION and "two kinds" in finding.evidence[0]
+  assert finding.mode == CONTENTION and finding.evidence[0].code == Evidence.TWO_KINDS
   assert finding.share == pytest.approx(cost(truth), abs=0.006)
 
 
@@ -34,7 +35,7 @@ def test_slow_steps_beside_a_late_rank_are_its_own_where_no_connections_tell():
   assert {f.mode for f in both} == {CONTENTION, PERSISTENT}
   (finding,) = diagnose(run_of(job(*BURSTS, late, steps=600, host_columns=False))[0]).findings
   assert (finding.mode, finding.ranks) == (PERSISTENT, (5,))
-  assert any("Transfers are slower as well" in line for line in finding.evidence)
+  assert Evidence.SLOW_AS_WELL in codes(finding.evidence)
 
 
 def test_a_rank_that_is_late_by_a_little_since_transfers_are_slow_is_late_because_of_them():
@@ -87,7 +88,7 @@ def test_a_queue_that_nothing_explains_is_a_note():
 
   def said(of, fabric=None):
     diagnosis = diagnose(of, fabric=fabric)
-    return [note for note in diagnosis.notes if note.startswith("Data queue on the way")], diagnosis
+    return [note for note in diagnosis.notes if note.code == Note.QUEUE], diagnosis
   (note,), diagnosis = said(queued)
   assert diagnosis.findings == ()
   share = diagnosis.shares["transfer"] + diagnosis.shares["contention"]

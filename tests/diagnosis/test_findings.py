@@ -8,6 +8,7 @@ import pytest
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.by_rank import by_host, by_rank
+from jaxpace.diagnosis.codes import Evidence, Note, Verdict, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
 from jaxpace.diagnosis.report_json import to_json
@@ -123,13 +124,13 @@ def test_healthy_jobs_say_healthy(shape, seed):
   run, _ = run_of(job(seed=seed, **{"noise": 0.015, **shape}))
   diagnosis = diagnose(run)
   assert diagnosis.findings == ()
-  assert diagnosis.verdict.startswith("Healthy")
+  assert diagnosis.verdict.code == Verdict.HEALTHY
 
 
 def test_a_mechanism_that_does_not_show_is_left_open():
   (finding,) = diagnose(run_of(job(Fault("compute", 5e-3, (5,), mechanism="stopped")))[0]).findings
   assert finding.causes == ()
-  assert any("stands still" in sentence for sentence in finding.evidence)
+  assert Evidence.ASLEEP in codes(finding.evidence)
   (finding,) = diagnose(run_of(job(Fault("compute", 5e-3, (5,)), host_columns=False))[0]).findings
   assert (finding.ranks, finding.causes) == ((5,), ())
 
@@ -138,7 +139,7 @@ def test_without_the_hosts_counters_the_slow_link_can_not_be_named():
   run, _ = run_of(job(SLOW_HOST, host_columns=False))
   (finding,) = diagnose(run).findings
   assert (finding.mode, finding.ranks, finding.hosts) == (CONTENTION, (), ())
-  assert any("can't be told" in sentence for sentence in finding.evidence)
+  assert Evidence.NO_COUNTERS in codes(finding.evidence)
 
 
 def test_contention_of_the_whole_run_shows_against_a_known_floor_only():
@@ -155,7 +156,7 @@ def test_contention_of_the_whole_run_shows_against_a_known_floor_only():
   assert finding.share == pytest.approx(6.2e-3 / diagnosis.step_time.mean, abs=0.01)
   assert diagnosis.floor.known
   assert "bench.json" in diagnosis.floor.source
-  assert not any("lower bound" in note for note in diagnosis.notes)
+  assert Note.LOWER_BOUND not in codes(diagnosis.notes)
 
 
 def with_bytes(run, size):
@@ -263,7 +264,7 @@ def test_ranks_that_take_long_turns_are_not_to_blame():
   (finding,) = diagnosis.findings
   assert (finding.mode, finding.ranks) == (AMPLIFICATION, ())
   assert {e.rank for e in diagnosis.lateness.turns} == {0, 2, 4, 6, 7}
-  assert any("take turns" in sentence for sentence in finding.evidence)
+  assert Evidence.TAKE_TURNS in codes(finding.evidence)
 
 
 def test_ranks_in_a_bad_place_get_the_mean_of_what_they_add_first_and_last():
@@ -289,7 +290,7 @@ def test_a_clock_that_jumps_is_left_out_and_named():
     assert diagnosis.step_time.mean == pytest.approx(diagnose(run).step_time.mean, rel=1e-3)
     if by > 0:
       assert diagnosis.totals.jumped.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
-      assert any("clock of rank 3 jumped" in note for note in diagnosis.notes)
+      assert any(note.code == Note.CLOCK_JUMPED and "rank 3" in note for note in diagnosis.notes)
 
 
 def test_many_hosts_are_counted_and_the_document_names_them_all():

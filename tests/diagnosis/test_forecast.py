@@ -10,6 +10,7 @@ from scipy import optimize, stats
 
 from jaxpace.costs import fabric_file as fabrics
 from jaxpace.costs.fabric_file import Cost, Estimate, Level, MeasuredFabric
+from jaxpace.diagnosis.codes import Note, codes
 from jaxpace.diagnosis.forecast import tails
 from jaxpace.diagnosis.forecast.forecast import RESAMPLED, TAIL, forecast
 from jaxpace.diagnosis.forecast.forecast_json import to_json
@@ -152,7 +153,7 @@ def test_lasting_differences_make_more_ranks_slower_and_are_said():
   [point] = found.points
   assert point.step_time.low < truth < point.step_time.high
   assert point.step_time.high - point.step_time.low > 1e-3
-  assert any("differ for good" in note for note in found.notes)
+  assert Note.RANKS_DIFFER_FOR_GOOD in codes(found.notes)
 
 
 def test_silent_where_the_run_is_too_short():
@@ -163,7 +164,7 @@ def test_silent_where_the_run_is_too_short():
   silent = found.points[2].silent
   assert "too short" in silent and "reach up to 160 ranks" in silent and "202 steps would do" in silent
   assert found.points[3].transfer == 0 and found.points[3].waiting == pytest.approx(0, abs=1e-4)
-  assert any("beyond what was observed often" in note for note in found.notes)
+  assert Note.TAIL in codes(found.notes)
 
 
 def test_silent_where_a_tier_begins_that_was_not_measured():
@@ -177,7 +178,7 @@ def test_silent_where_a_tier_begins_that_was_not_measured():
   assert "16 ranks at most" in forecast(one_host, [17], fabric=known(ranks=16)).points[0].silent
   two_hosts = take_sample(recorded(arrival, hosts={p: "ab"[p // 4] for p in range(8)}))
   found = forecast(two_hosts, [16])
-  assert found.points[0].silent is None and any("same tier" in note for note in found.notes)
+  assert found.points[0].silent is None and Note.SAME_TIER in codes(found.notes)
   lacking = MeasuredFabric((Level("x", None, None, {"shift": known().levels[0].costs["shift"]}),), "some.json")
   assert "no cost of all_reduce" in forecast(one_host, [16], fabric=lacking).points[0].silent
 
@@ -192,7 +193,7 @@ def test_one_size_gives_bounds_and_two_sizes_a_law():
   assert point.transfer == pytest.approx(14e-3 * (latency + bandwidth) / 2, rel=0.01)
   width = point.step_time.high - point.step_time.low
   assert 14e-3 * (latency - bandwidth) * 0.8 < width < 14e-3 * (latency - bandwidth) * 1.2
-  assert any("one size" in note for note in one.notes)
+  assert Note.ONE_SIZE in codes(one.notes)
   alpha, beta, sizes = 20e-6, 1e-9, (1 << 12, 1 << 22)
   run = with_collectives(busy, sizes, [14 * alpha + 2 * 7 / 8 * size * beta for size in sizes])
   [point] = forecast(take_sample(run), [32], per_host=32).points
@@ -253,7 +254,7 @@ def test_missing_ranks_are_left_out_and_too_little_is_a_sentence():
   run.attempt[gone] = -1
   sample = take_sample(run)
   assert sample.units == 3 and sample.ranks == 4 and sample.steps == 399 - 11
-  assert any("rank 3, known in less than half" in note for note in sample.notes)
+  assert any(note.code == Note.RANKS_LEFT_OUT and "rank 3" in note for note in sample.notes)
   with pytest.raises(RunError, match="is of one rank"):
     take_sample(recorded(60e-3 + 1e-3 * random.normal(size=(1, 400))))
   with pytest.raises(RunError, match="59 steps in which every rank"):

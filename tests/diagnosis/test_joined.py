@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxpace.diagnosis.codes import Evidence, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnosis.report_json import to_json
@@ -41,7 +42,7 @@ def test_a_link_probe_names_the_slow_host_or_link(crowded, culprits, hosts, rank
   diagnosis = diagnose(crowded, links=probe(*culprits))
   (found,) = diagnosis.findings
   assert (found.mode, found.hosts, found.ranks) == (CONTENTION, hosts, ranks)
-  assert any(text.startswith("The link probe") for text in found.evidence)
+  assert (Evidence.PROBE if culprits else Evidence.PROBE_NOTHING) in codes(found.evidence)
   document = to_json(diagnosis)["link_probe"]
   assert document["when_unix_ns"] == 12345 and len(document["culprits"]) == len(culprits)
   assert not diagnose(crowded).findings[0].hosts
@@ -57,7 +58,7 @@ def test_a_host_whose_processors_are_taken_is_late_and_slow_to_send_at_once():
   run, _ = run_of(MadeUpJob(**BASE, faults=(late, Fault("contention", 8e-3, begin=0.5))))
   (found,) = diagnose(run).findings
   assert (found.mode, found.ranks) == (PERSISTENT, (5,))
-  assert "Transfers are slower as well" in found.evidence[-1]
+  assert found.evidence[-1].code == Evidence.SLOW_AS_WELL
 
 
 def test_pauses_that_some_processes_hold_by_chance_name_nobody():

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxpace.diagnosis.codes import Note, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import MISSING
@@ -33,21 +34,21 @@ def test_steps_without_some_ranks_at_the_end_change_nothing(ranks):
   assert found.verdict == cut.verdict and "throughout" in found.verdict
   assert found.shares == cut.shares and found.findings == cut.findings
   assert found.lateness.mean.tolist() == cut.lateness.mean.tolist()
-  (note,) = [note for note in found.notes if "left out, from step" in note]
+  (note,) = [note for note in found.notes if note.code == Note.UNFINISHED]
   assert note.startswith("The last 100 steps left out, from step 200 on")
-  assert not any("can't be measured" in note for note in found.notes)
+  assert Note.UNMEASURED not in codes(found.notes)
 
 
 def test_a_whole_record_is_left_whole():
   run, _ = run_of(JOB)
-  assert not any("left out, from step" in note for note in diagnose(run).notes)
+  assert Note.UNFINISHED not in codes(diagnose(run).notes)
   assert diagnose(run).selected.mask[-1]
 
 
 def test_a_rank_that_stops_recording_while_the_others_go_on_for_long_does_not_end_the_count():
   run, _ = run_of(dataclasses.replace(JOB, steps=1200))  # 700 steps of 42 ms are 29 s
   found = diagnose(without_rows(run, [0], 500))
-  assert found.selected.mask[-1] and not any("left out, from step" in note for note in found.notes)
+  assert found.selected.mask[-1] and Note.UNFINISHED not in codes(found.notes)
 
 
 def test_a_restart_on_fewer_ranks_is_no_unfinished_end():
@@ -56,7 +57,7 @@ def test_a_restart_on_fewer_ranks_is_no_unfinished_end():
   attempt = np.where(np.arange(JOB.steps) >= 200, np.where(shrunk.attempt >= 0, 1, -1), shrunk.attempt).astype(np.int16)
   found = diagnose(dataclasses.replace(shrunk, attempt=attempt, collectives=tuple(
       dataclasses.replace(c, attempt=attempt) for c in shrunk.collectives)))
-  assert found.selected.mask[-1] and not any("left out, from step" in note for note in found.notes)
+  assert found.selected.mask[-1] and Note.UNFINISHED not in codes(found.notes)
 
 
 def test_too_few_steps_before_it_are_not_cut_further():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
+from jaxpace.diagnosis.codes import Note, Verdict, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.trace.run import HostCauses
 from tests.diagnosis.traces import barrier, make_run
@@ -31,14 +32,14 @@ def test_two_long_pauses_of_a_run_are_told_with_their_cost(shown, words):
   assert diagnosis.findings == ()
   share = 1800 / (diagnosis.step_time.mean * 1e3 * diagnosis.selected.size)
   assert 0.4 < share < 0.45 and f"{words} took {100 * share:.0f} % of the time in 2 steps" in diagnosis.verdict
-  (note,) = [n for n in diagnosis.notes if n.startswith("Few long pauses")]
+  (note,) = [n for n in diagnosis.notes if n.code == Note.FEW_PAUSES]
   assert f"{words} took 1,800 ms" in note and "in 2 steps: 50, 150." in note
 
 
 def test_what_one_process_of_four_does_counts_for_a_quarter():
   run = paused(900.0, [50, 150], "gc")
   run.host_causes.columns["gc"][1:] = 0.0
-  (note,) = [n for n in diagnose(run).notes if n.startswith("Few long pauses")]
+  (note,) = [n for n in diagnose(run).notes if n.code == Note.FEW_PAUSES]
   assert "garbage collection took 450.0 ms" in note
 
 
@@ -47,18 +48,18 @@ def test_a_pause_that_the_devices_hide_costs_nothing():
   columns = {"checkpoint": np.zeros((RANKS, STEPS), np.float32)}
   columns["checkpoint"][:, [50, 150]] = 0.9
   diagnosis = diagnose(dataclasses.replace(run, host_causes=HostCauses(np.arange(RANKS), columns)))
-  assert diagnosis.verdict.startswith("Healthy") and not any("pauses" in note for note in diagnosis.notes)
+  assert diagnosis.verdict.code == Verdict.HEALTHY and Note.FEW_PAUSES not in codes(diagnosis.notes)
 
 
 def test_pauses_without_a_cause_that_was_measured_are_no_few_pauses():
   diagnosis = diagnose(paused(900.0, [50, 150], None))
-  assert not any("Few long pauses" in note for note in diagnosis.notes)
+  assert Note.FEW_PAUSES not in codes(diagnosis.notes)
 
 
 def test_pauses_that_are_a_finding_are_not_told_twice():
   diagnosis = diagnose(paused(60.0, list(range(10, STEPS, 10)), "checkpoint"))
   assert [f.mode for f in diagnosis.findings] == ["runtime_jitter"]
-  assert not any("Few long pauses" in note for note in diagnosis.notes)
+  assert Note.FEW_PAUSES not in codes(diagnosis.notes)
 
 
 def test_steps_that_hold_half_of_the_waiting_are_named():
@@ -67,7 +68,7 @@ def test_steps_that_hold_half_of_the_waiting_are_named():
     busy[rank, step] += 200 * MS
   diagnosis = diagnose(make_run(*barrier(busy, 2 * MS), gap=np.zeros((RANKS, STEPS))))
   assert diagnosis.findings == () and "comes from few steps: see the notes" in diagnosis.verdict
-  (note,) = [n for n in diagnosis.notes if n.startswith("Of the waiting")]
+  (note,) = [n for n in diagnosis.notes if n.code == Note.WAITING_FOR]
   # All four but not the everyday 0.05 ms or so a step: half of it is in two or three of them.
   named = {int(word) for word in note.partition(": ")[2].rstrip(".").split(", ")}
   assert named < {60, 61, 120, 180} and len(named) in (2, 3)
@@ -80,8 +81,9 @@ def test_waiting_spread_over_the_steps_is_not_said_to_come_from_few():
   compute = 10 * np.ones((RANKS, STEPS))
   run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
   diagnosis = diagnose(run)
-  assert diagnosis.findings == () and "by turns, without a cause that shows: see the notes" in diagnosis.verdict
-  (note,) = [n for n in diagnosis.notes if n.startswith("Of the waiting")]
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.UNNAMED_WAITING
+  assert "by turns" in diagnosis.verdict
+  (note,) = [n for n in diagnosis.notes if n.code == Note.WAITING_FOR]
   assert "100 % for longer gaps" in note and note.endswith(f"of {diagnosis.selected.size} steps.")
 
 
@@ -94,7 +96,7 @@ def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
     fabric = MeasuredFabric((Level("process", ranks, ranks, {ALL_REDUCE: cost}),), "bench.json")
     diagnosis = diagnose(run, fabric=fabric)
     assert (diagnosis.floor.source != "running minimum") == used
-    assert any("bench.json" in note and "not used" in note for note in diagnosis.notes) != used
+    assert any(note.code == Note.FABRIC_UNUSED and "bench.json" in note for note in diagnosis.notes) != used
 
 
 def test_collectives_without_stamps_are_told_once_a_reason():
@@ -102,6 +104,6 @@ def test_collectives_without_stamps_are_told_once_a_reason():
   entries = [{"primitive": "psum", "reason": "more collectives than slots"}] * 40 + [
       {"primitive": "psum", "reason": "inside jax.lax.scan: it runs many times a step"}]
   notes = diagnose(dataclasses.replace(run, info={"plan": {"unstamped": entries}})).notes
-  assert [note for note in notes if note.startswith("Not stamped")] == [
+  assert [note for note in notes if note.code == Note.NOT_STAMPED] == [
       "Not stamped: 40 of psum (more collectives than slots); their waiting counts as compute.",
       "Not stamped: psum (inside jax.lax.scan: it runs many times a step); its waiting counts as compute."]

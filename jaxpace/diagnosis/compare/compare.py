@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis import codes
+from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.compare.change import Change, change, from_blocks
 from jaxpace.diagnosis.diagnosis import SHARES, Diagnosis
 from jaxpace.diagnosis.findings import AMPLIFICATION, LOCALITY, PERSISTENT
@@ -39,11 +41,11 @@ class Comparison(NamedTuple):
   ranks: tuple[RankChange, ...]  # empty where ranks can't be set beside each other
   new: tuple[str, ...]  # modes of findings that only B has
   gone: tuple[str, ...]  # that only A has
-  untold: tuple[str, ...]  # sentences on findings of one run that the other can't tell: the ranks left no rows there
+  untold: tuple[Sentence, ...]  # on findings of one run that the other can't tell: the ranks left no rows there
   limit: float | None  # share of A's step time that B may be longer
   failed: bool
-  verdict: str
-  notes: tuple[str, ...]
+  verdict: Sentence
+  notes: tuple[Sentence, ...]
 
   @property
   def changed_ranks(self) -> list[RankChange]:
@@ -75,14 +77,15 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
   failed = bool(limit is not None and relative and relative[0] > limit and whole.low > 0)
   modes = [tuple(dict.fromkeys(f.mode for f in d.findings)) for d in (a, b)]
   found = Comparison(
-      a, b, whole, shares, _ranks(a, b), *_only_in_one(a, b, modes), limit, failed, "", tuple(_notes(a, b)))
+      a, b, whole, shares, _ranks(a, b), *_only_in_one(a, b, modes), limit, failed,
+      Sentence(codes.Change.NONE, ""), tuple(_notes(a, b)))
   return found._replace(verdict=_verdict(found))
 
 
 def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
-                 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+                 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Sentence, ...]]:
   """Modes new in B, gone in B, and sentences on those of which the other run can't tell whether it has them."""
-  untold: list[str] = []
+  untold: list[Sentence] = []
 
   def only(one: Diagnosis, other: Diagnosis, own: tuple[str, ...], others: tuple[str, ...], letters: str
            ) -> tuple[str, ...]:
@@ -93,11 +96,13 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
       ranks = {r for f in one.findings if f.mode == mode for r in f.ranks}
       hidden = sorted(ranks & set(other.unseen)) or (list(other.unseen) if not ranks and mode in _OF_RANKS else [])
       if hidden:
-        said = (f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and {letters[1]} can't "
-                f"tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} {list_ranks(hidden)} are missing there.")
+        said = (Sentence(Note.RANKS_UNSEEN,
+            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and {letters[1]} can't "
+            f"tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} {list_ranks(hidden)} are missing there."))
       elif other.untold is not None and mode in _OF_RANKS:
-        said = (f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and {letters[1]} can't "
-                "tell who waits for whom.")
+        said = (Sentence(Note.UNTOLD,
+            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and {letters[1]} can't "
+            "tell who waits for whom."))
       else:
         sure.append(mode)
         continue
@@ -154,15 +159,17 @@ def _means(values: np.ndarray) -> np.ndarray:
   return np.divide(total, number, out=np.full(len(values), np.nan), where=number > 0)
 
 
-def _verdict(found: Comparison) -> str:
+def _verdict(found: Comparison) -> Sentence:
   whole = found.step_time
   relative = whole.relative()
   assert relative is not None
   amount = (f"{100 * relative[0]:+.1f} % (95 % interval {100 * relative[1]:+.1f} to {100 * relative[2]:+.1f} %)")
   said = f"A step takes {milliseconds(whole.b)} instead of {milliseconds(whole.a)}: {amount}"
   if not whole.sure:
+    code = codes.Change.NONE
     sentence = f"No sure change. {said}."
   else:
+    code = codes.Change.SLOWER if whole.difference > 0 else codes.Change.FASTER
     moved = {name: c for name, c in found.shares.items() if c.sure and c.difference * whole.difference > 0}
     name = max(moved, key=lambda n: abs(moved[n].difference), default=None)
     sentence = f"{'Slower' if whole.difference > 0 else 'Faster'}. {said}"
@@ -175,45 +182,53 @@ def _verdict(found: Comparison) -> str:
   sentence = " ".join([sentence, *(f"{letter}: {unseen_sentence(d.run, d.unseen)}"
                                    for letter, d in (("A", found.a), ("B", found.b)) if d.unseen)])
   if found.limit is None:
-    return sentence
+    return Sentence(code, sentence)
   allowed = f"{100 * found.limit:g} %"
   if found.failed:
-    return f"{sentence} That is above the {allowed} allowed."
+    return Sentence(code, f"{sentence} That is above the {allowed} allowed.")
   if relative[0] > found.limit:
-    return f"{sentence} That would be above the {allowed} allowed, but it may be chance: more steps would tell."
-  return f"{sentence} At most {allowed} are allowed."
+    return Sentence(code, f"{sentence} That would be above the {allowed} allowed, but it may be chance: more steps "
+                          "would tell.")
+  return Sentence(code, f"{sentence} At most {allowed} are allowed.")
 
 
-def _notes(a: Diagnosis, b: Diagnosis) -> list[str]:
-  notes = []
+def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
+  notes: list[Sentence] = []
   if a.run.id == b.run.id and a.run.window == b.run.window:
-    notes.append("Both are the same run.")
+    notes.append(Sentence(Note.SAME_RUN, "Both are the same run."))
   hosts = [{h for h in (d.run.host_of_rank(r) for r in range(d.run.ranks)) if h} for d in (a, b)]
   if a.run.ranks != b.run.ranks:
-    notes.append(f"A has {plural(a.run.ranks_in_all, 'rank')}, B {b.run.ranks_in_all}: "
-                 "ranks are not set beside each other. More "
-                 "ranks wait longer for their last one and exchange more, without anything being wrong; `jaxpace "
-                 "forecast` says how much.")
+    notes.append(Sentence(Note.RANKS_DIFFER,
+        f"A has {plural(a.run.ranks_in_all, 'rank')}, B {b.run.ranks_in_all}: "
+        "ranks are not set beside each other. More "
+        "ranks wait longer for their last one and exchange more, without anything being wrong; `jaxpace "
+        "forecast` says how much."))
   if hosts[0] != hosts[1]:
-    notes.append(f"A ran on {_listed(hosts[0])}, B on {_listed(hosts[1])}"
-                 + (": a rank's number stands for another device." if a.run.ranks == b.run.ranks else "."))
+    notes.append(Sentence(Note.HOSTS_DIFFER,
+        f"A ran on {_listed(hosts[0])}, B on {_listed(hosts[1])}"
+        + (": a rank's number stands for another device." if a.run.ranks == b.run.ranks else ".")))
   short, long = sorted((a.selected.size, b.selected.size))
   if short * 4 < long:
-    notes.append(f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as the "
-                 "shorter one makes it.")
+    notes.append(Sentence(Note.STEPS_DIFFER,
+        f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as the shorter "
+        "one makes it."))
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:
-    notes.append(f"The steps are not the same: A has {_collectives(plans[0])}, B {_collectives(plans[1])}.")
+    notes.append(Sentence(Note.COLLECTIVES_DIFFER,
+        f"The steps are not the same: A has {_collectives(plans[0])}, B {_collectives(plans[1])}."))
   elif any(d.floor.known for d in (a, b)) != all(d.floor.known for d in (a, b)) or not a.floor.known:
-    notes.append("Each run has a floor of its own under its transfers: a fabric that is slower throughout shows as "
-                 "transfer, not as contention.")
+    notes.append(Sentence(Note.OWN_FLOOR,
+        "Each run has a floor of its own under its transfers: a fabric that is slower throughout shows as "
+        "transfer, not as contention."))
   clocks = [d.run.info.get("clock") or d.run.plan.get("clock") for d in (a, b)]
   if clocks[0] != clocks[1]:
-    notes.append(f"A was timed by the {clocks[0]} clock and B by the {clocks[1]} clock, which cost differently.")
+    notes.append(Sentence(Note.CLOCKS_DIFFER,
+        f"A was timed by the {clocks[0]} clock and B by the {clocks[1]} clock, which cost differently."))
   if differing := _settings(a.run, b.run):
-    notes.append(f"Set differently: {'; '.join(differing)}.")
-  notes.append("The interval is about the steps of these two runs. What changes from one start of a job to the next "
-               "(placement, neighbours) is not in it: compare two runs of one program to see how much that is.")
+    notes.append(Sentence(Note.SETTINGS_DIFFER, f"Set differently: {'; '.join(differing)}."))
+  notes.append(Sentence(Note.BETWEEN_STARTS,
+      "The interval is about the steps of these two runs. What changes from one start of a job to the next "
+      "(placement, neighbours) is not in it: compare two runs of one program to see how much that is."))
   return notes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxpace.diagnosis.codes import codes
 from jaxpace.diagnosis.compare.change import LEVEL
 from jaxpace.diagnosis.compare.compare import Comparison
 from jaxpace.diagnosis.diagnosis import Diagnosis
@@ -22,8 +23,11 @@ def to_json(found: Comparison) -> dict[str, Any]:
       "shares": {name: c.to_json() for name, c in found.shares.items()},
       "ranks": [{"rank": r.rank, "host_a": r.host_a or None, "host_b": r.host_b or None, "notable": r.rank in notable,
                  **r.lateness.to_json()} for r in found.ranks],
-      "findings": {"new": list(found.new), "gone": list(found.gone), "untold": list(found.untold)},
-      "fail_above": found.limit, "failed": found.failed, "verdict": found.verdict, "notes": list(found.notes)}
+      "findings": {"new": list(found.new), "gone": list(found.gone), "untold": [str(said) for said in found.untold],
+                   "untold_codes": codes(found.untold)},
+      "fail_above": found.limit, "failed": found.failed, "verdict": str(found.verdict),
+      "verdict_code": str(found.verdict.code), "notes": [str(note) for note in found.notes],
+      "note_codes": codes(found.notes)}
 
 
 def _run(diagnosis: Diagnosis) -> dict[str, Any]:

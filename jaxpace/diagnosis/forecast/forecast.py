@@ -17,6 +17,7 @@ import numpy as np
 from scipy import special
 
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
+from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.forecast.noise import Noise, calibration, predict_offsets, separate
 from jaxpace.diagnosis.forecast.sample import Sample
 from jaxpace.diagnosis.forecast.tails import Pooled, largest, largest_apart, with_tail
@@ -56,7 +57,7 @@ class Forecast(NamedTuple):
   efficiency: float
   points: tuple[Point, ...]
   fabric: str | None
-  notes: tuple[str, ...]
+  notes: tuple[Sentence, ...]
 
 
 class _Draws(NamedTuple):
@@ -194,26 +195,31 @@ def _spread(draws: np.ndarray, point: float, blocks: int, error: np.ndarray | fl
 
 
 def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Sequence[Point],
-           per_host: int | None) -> list[str]:
-  notes = []
+           per_host: int | None) -> list[Sentence]:
+  notes: list[Sentence] = []
   lasting = [n for n in noises if n.offsets_spread]
   if lasting:
     worst = max(lasting, key=lambda n: n.offsets_spread)
     latest = float(worst.offsets.max())
-    notes.append(f"Ranks differ for good (standard deviation {1e3 * worst.offsets_spread:.2f} ms, the latest "
-                 f"{1e3 * latest:.2f} ms after the mean). The recorded ones are taken to stay and new ones to be as "
-                 f"they; {len(worst.offsets)} tell little of many, hence wide intervals. Mend a late rank first.")
+    notes.append(Sentence(Note.RANKS_DIFFER_FOR_GOOD,
+        f"Ranks differ for good (standard deviation {1e3 * worst.offsets_spread:.2f} ms, the latest "
+        f"{1e3 * latest:.2f} ms after the mean). The recorded ones are taken to stay and new ones to be as "
+        f"they; {len(worst.offsets)} tell little of many, hence wide intervals. Mend a late rank first."))
   for collective, noise, pooled in zip(sample.collectives, noises, drawn.pooled, strict=True):
     whole = Pooled(pooled.values, pooled.counts[:1])
     if float(calibration(noise, whole, drawn.weights[:1], sample.units)[0]) <= 0.9:
-      notes.append(f"At {collective.name} ranks are late together more than by chance, and not all of them: they are "
-                   "no independent ranks, and the forecast is too high.")
+      notes.append(Sentence(Note.NOT_INDEPENDENT,
+          f"At {collective.name} ranks are late together more than by chance, and not all of them: they are "
+          "no independent ranks, and the forecast is too high."))
   if any(p.transfer_source == "one size: bounds" for p in points):
-    notes.append("How transfers grow is not known from collectives of one size: the interval holds all from bandwidth "
-                 "alone to latency alone. `jaxpace bench` and --fabric would tell.")
+    notes.append(Sentence(Note.ONE_SIZE,
+        "How transfers grow is not known from collectives of one size: the interval holds all from bandwidth "
+        "alone to latency alone. `jaxpace bench` and --fabric would tell."))
   if sample.hosts > 1 and any(p.silent is None and p.ranks > sample.ranks for p in points):
-    notes.append("New hosts are taken to hang on the same tier of the fabric as those recorded.")
+    notes.append(Sentence(Note.SAME_TIER,
+        "New hosts are taken to hang on the same tier of the fabric as those recorded."))
   if any(p.method == TAIL for p in points):
     far = ", ".join(f"{p.ranks:,}" for p in points if p.method == TAIL)
-    notes.append(f"At {far} ranks the slowest is beyond what was observed often: by a generalised Pareto tail.")
+    notes.append(Sentence(Note.TAIL,
+        f"At {far} ranks the slowest is beyond what was observed often: by a generalised Pareto tail."))
   return notes

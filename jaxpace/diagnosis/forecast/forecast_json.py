@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxpace.costs.fabric_file import Estimate
+from jaxpace.diagnosis.codes import codes
 from jaxpace.diagnosis.forecast.forecast import LEVEL, Forecast, Point
 from jaxpace.trace.run import Run
 
@@ -27,7 +28,7 @@ def to_json(found: Forecast, run: Run) -> dict[str, Any]:
                "transfer": float(sample.transfer[i].mean()), "floor": float(sample.floor[i])}
               for i, (collective, noise) in enumerate(zip(sample.collectives, found.noises, strict=True))]},
       "forecasts": [_point(point) for point in found.points],
-      "notes": list(found.notes)}
+      "notes": [str(note) for note in found.notes], "note_codes": codes(found.notes)}
 
 
 def _point(point: Point) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxpace.costs.fabric_file import kind_in
 from jaxpace.diagnosis.accounting import busy, chunks
+from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.floor import running_minimum
 from jaxpace.diagnosis.meetings import that_all_meet
 from jaxpace.diagnosis.selected_steps import count_steps
@@ -46,7 +47,7 @@ class Sample(NamedTuple):
   unit: int  # ranks of a unit
   hosts: int
   block: np.ndarray  # [K] number of the block of neighbouring steps
-  notes: tuple[str, ...]
+  notes: tuple[Sentence, ...]
 
   @property
   def units(self) -> int:
@@ -70,7 +71,7 @@ def take_sample(run: Run) -> Sample:
   Raises:
     RunError: there is too little: no collective, one rank, or fewer than 100 steps in which all ranks are known.
   """
-  notes: list[str] = []
+  notes: list[Sentence] = []
   if not run.collectives:
     raise RunError(f"{run.path} holds no stamped collective, so nobody knows who waits for whom: no forecast.")
   parts = that_all_meet(run)
@@ -80,11 +81,13 @@ def take_sample(run: Run) -> Sample:
   laid_out: Sequence[np.ndarray] | np.ndarray | None = groups(run.info, run.ranks)
   if laid_out is None and len(parts) == 1:
     laid_out = np.arange(run.ranks)[None]
-    notes.append("run.json does not tell which ranks synchronise with each other: all of them are taken to.")
+    notes.append(Sentence(Note.MEETING_UNKNOWN,
+        "run.json does not tell which ranks synchronise with each other: all of them are taken to."))
   if laid_out is None or len(laid_out) != len(parts):
     laid_out = parts
   if len(laid_out) > 1:
-    notes.append(f"The job has {len(laid_out)} groups of ranks that never meet: the first one is the sample.")
+    notes.append(Sentence(Note.GROUPS_APART,
+        f"The job has {len(laid_out)} groups of ranks that never meet: the first one is the sample."))
   ranks = laid_out[0]
   if len(ranks) < 2:
     raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own can't be told apart. "
@@ -103,8 +106,9 @@ def take_sample(run: Run) -> Sample:
   often = known.sum(axis=1) >= max(1, _PRESENT * selected.size)
   if not often.all():
     left_out = ranks[~often]
-    notes.append(f"Left out: {'ranks' if len(left_out) > 1 else 'rank'} {list_ranks(left_out)}, known in less than "
-                 "half of the steps. The forecast takes the others for all.")
+    notes.append(Sentence(Note.RANKS_LEFT_OUT,
+        f"Left out: {'ranks' if len(left_out) > 1 else 'rank'} {list_ranks(left_out)}, known in less than "
+        "half of the steps. The forecast takes the others for all."))
   if often.sum() < 2:
     raise RunError(f"{run.path} has fewer than 2 ranks with their times recorded: no forecast.")
   use = known[often].all(axis=0)
@@ -113,7 +117,8 @@ def take_sample(run: Run) -> Sample:
                    f"needs {MIN_STEPS} at least, 2,000 to be worth much. Let the job run on.")
   arrival, wait, step = arrival[:, often][:, :, use], wait[:, often][:, :, use], step[often][:, use]
   if delayed:
-    notes.append("Pacing was active: the forecast is by arrivals with each rank's own delay taken out.")
+    notes.append(Sentence(Note.PACED,
+        "Pacing was active: the forecast is by arrivals with each rank's own delay taken out."))
   kept = ranks[often]
   if step.mean() <= 0:
     raise RunError(f"{run.path} has steps that take no time at all: its clock stood still, or the times are damaged.")
@@ -121,8 +126,9 @@ def take_sample(run: Run) -> Sample:
   arrived = arrival.mean(axis=1).sum(axis=0)
   units, unit = _units(run, arrival, kept)
   if unit > 1:
-    notes.append(f"The {unit} ranks of a process are late together: each process counts as one, with its last rank's "
-                 "arrival.")
+    notes.append(Sentence(Note.LATE_TOGETHER,
+        f"The {unit} ranks of a process are late together: each process counts as one, with its last rank's "
+        "arrival."))
   names = {h for h in (run.host_of_rank(int(r)) for r in kept) if h}
   collectives = tuple(SampledCollective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
   blocks = _blocks(step.mean(axis=0), units)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.diagnosis import stream
+from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.live.alive import ProcessFiles, judge
 from jaxpace.diagnosis.live.events import Event, EventFollower
 from jaxpace.diagnosis.live.look import Numbers, Snapshot, Told, measure
@@ -167,28 +168,34 @@ class Follower:
                 state, step, age if step >= 0 else None, numbers, tuple(self._told), events, self._notes())
 
   def _notes(self) -> tuple[str, ...]:
-    notes: list[str] = []
+    notes: list[Sentence] = []
     window, numbers = self._window, self._numbers
     if window is not None and numbers is not None and window.high >= 0:
       behind = np.flatnonzero((window.last_of_rank < window.frontier) & (window.last_of_rank >= 0))
       if numbers.silent:
-        notes.append(f"{plural(len(numbers.silent), 'rank')} recorded nothing in the steps shown: "
-                     f"{list_ranks(numbers.silent)}.")
-        notes.append("What the others wait for ranks without rows counts as transfer: nothing here clears them.")
+        notes.append(Sentence(Note.SILENT_RANKS,
+            f"{plural(len(numbers.silent), 'rank')} recorded nothing in the steps shown: "
+            f"{list_ranks(numbers.silent)}."))
+        notes.append(Sentence(Note.NOT_CLEARED,
+            "What the others wait for ranks without rows counts as transfer: nothing here clears them."))
       if numbers.untold:
-        notes.append(numbers.untold)
+        notes.append(Sentence(Note.UNTOLD, numbers.untold))
       late = sorted(set(behind.tolist()) - set(numbers.silent))
       if late:
-        notes.append(f"{plural(len(late), 'rank')} stopped recording before the others: {list_ranks(late)}.")
+        notes.append(Sentence(Note.STOPPED_EARLY,
+            f"{plural(len(late), 'rank')} stopped recording before the others: {list_ranks(late)}."))
     if window is not None and window.left_out:
-      notes.append(f"Rank numbers from {window.left_out:,} on are left out here; `jaxpace report` reads them.")
+      notes.append(Sentence(Note.RANKS_NOT_SHOWN,
+          f"Rank numbers from {window.left_out:,} on are left out here; `jaxpace report` reads them."))
     for seen in self._processes.seen:
       stopped = seen.process.info.get("stopped")
       if stopped:
-        notes.append(f"Process {seen.name} stopped recording: {str(stopped)[:300].rstrip('.')}.")
+        notes.append(Sentence(Note.STOPPED_RECORDING,
+            f"Process {seen.name} stopped recording: {str(stopped)[:300].rstrip('.')}."))
       not_copied = seen.process.info.get("not_copied")
       if not_copied:
-        notes.append(f"Process {seen.name} lacks steps: {str(not_copied)[:300].rstrip('.')}.")
+        notes.append(Sentence(Note.LACKS_STEPS,
+            f"Process {seen.name} lacks steps: {str(not_copied)[:300].rstrip('.')}."))
     return (*notes[:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxpace.diagnosis import when
 from jaxpace.diagnosis.changes import change_points
+from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.modes.case import AMPLIFICATION, COSTLY, Case, Finding
 from jaxpace.diagnosis.selected_steps import merged
@@ -36,27 +37,31 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
   worst = float(whole[-max(1, len(whole) // 10):].sum() / max(whole.sum(), 1e-12))
   evidence = [
       _last_rank(case),
-      f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
-      + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses.")]
+      Sentence(Evidence.WORST_TENTH,
+          f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
+          + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses."))]
   first = None if begin == 0 else when.series_change(run, case.selected, _for_work(case), begin)
   last = None if end == case.selected.blocks else when.series_change(run, case.selected, _for_work(case), end) - 1
   if first is not None or last is not None:
-    evidence.append(f"It is so {when.spell(first, last)}.")
+    evidence.append(Sentence(Evidence.SPELL, f"It is so {when.spell(first, last)}."))
   if lateness.turns:
     ranks = sorted({e.rank for e in lateness.turns})
-    evidence.append(f"Ranks take turns at being late for a while (among them {list_ranks(ranks, 6)}): the work wanders "
-                    "over the ranks, none of them is to blame.")
+    evidence.append(Sentence(Evidence.TAKE_TURNS,
+        f"Ranks take turns at being late for a while (among them {list_ranks(ranks, 6)}): the work wanders "
+        "over the ranks, none of them is to blame."))
   causes = {name: float(totals.per_rank[f"waiting_{name}"].sum()) for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
   of_all = {name: percent(value / total) for name, value in causes.items()}
-  evidence.append(f"Of all waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for longer gaps "
-                  "between steps" + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else "."))
+  evidence.append(Sentence(Evidence.WAITING_FOR,
+      f"Of all waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for longer gaps "
+      "between steps" + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else ".")))
   hosts: tuple[str, ...] = ()
   by_host = _blame_by_host(case)
   if len(by_host) > 1:
     host, part, expected = max(by_host, key=lambda entry: entry[1] / entry[2])
     if part > 2 * expected and part > 0.2:
-      evidence.append(f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of the ranks.")
+      evidence.append(Sentence(Evidence.MOSTLY_HOST,
+          f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of the ranks."))
       hosts = (host,) if part > 0.6 and not lateness.episodes and not lateness.turns else ()
   if worst > _RARE:
     advice = ("Look for what stops ranks now and then for long: host interrupts, garbage collection, checkpoints, "
@@ -69,7 +74,7 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
                  last)
 
 
-def _last_rank(case: Case) -> str:
+def _last_rank(case: Case) -> Sentence:
   """How the last rank changes, beside ranks that are late for good."""
   totals, late = case.totals, case.lateness.late
   last = totals.last.copy()
@@ -78,16 +83,20 @@ def _last_rank(case: Case) -> str:
   waited = max(1, int(totals.last.sum()))
   if not late.size:
     often, chance = last / waited, 1 / max(1, int((totals.present > 0).sum()))
-    return (f"The last rank changes: {plural(len(others), 'rank')} of {case.run.ranks} were last; the most frequent, "
-            f"{int(often.argmax())}, in {percent(often.max())} of the steps ({percent(chance)} by chance).")
+    return Sentence(Evidence.LAST_RANK,
+        f"The last rank changes: {plural(len(others), 'rank')} of {case.run.ranks} were last; the most frequent, "
+        f"{int(often.argmax())}, in {percent(often.max())} of the steps ({percent(chance)} by chance).")
   beside = f"Beside rank{'s' if late.size > 1 else ''} {list_ranks(late)}"
   if not others.size:
-    return f"{beside} no rank is ever last: lateness varies from step to step."
+    return Sentence(Evidence.LAST_RANK,
+        f"{beside} no rank is ever last: lateness varies from step to step.")
   worst = int(last.argmax())
   if others.size == 1:
-    return f"{beside} it is rank {worst} that is last, in {percent(last[worst] / waited)} of the steps."
-  return (f"{beside} the last rank changes: {len(others)} others were last, in {percent(last.sum() / waited)} of the "
-          f"steps, rank {worst} most often, in {percent(last[worst] / waited)}.")
+    return Sentence(Evidence.LAST_RANK,
+        f"{beside} it is rank {worst} that is last, in {percent(last[worst] / waited)} of the steps.")
+  return Sentence(Evidence.LAST_RANK,
+      f"{beside} the last rank changes: {len(others)} others were last, in {percent(last.sum() / waited)} of the "
+      f"steps, rank {worst} most often, in {percent(last[worst] / waited)}.")
 
 
 def everyday(case: Case) -> float:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis import by_block
+from jaxpace.diagnosis.codes import Sentence, codes
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
 from jaxpace.diagnosis.selected_steps import SelectedSteps
@@ -30,7 +31,7 @@ class Finding:
   confidence: float
   ranks: tuple[int, ...]
   hosts: tuple[str, ...]
-  evidence: tuple[str, ...]
+  evidence: tuple[Sentence, ...]
   advice: str
   causes: tuple[str, ...] = ()
   """Mechanisms that the hosts' columns show: "gc", "data", "checkpoint", "preempted", ...; empty: left open."""
@@ -40,8 +41,9 @@ class Finding:
   """To which step; None: to the end."""
 
   def to_json(self) -> dict[str, Any]:
-    """Returns plain lists and scalars."""
-    return dataclasses.asdict(self)
+    """Returns plain lists and scalars; `evidence_codes` are those of the sentences of `evidence`, in their order."""
+    return {**dataclasses.asdict(self), "evidence": [str(s) for s in self.evidence],
+            "evidence_codes": codes(self.evidence)}
 
 
 class Case(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxpace.diagnosis import tcp, when
 from jaxpace.diagnosis.changes import change_points
+from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.counters import per_step
 from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.mechanism import crowded_processors
@@ -262,19 +263,23 @@ def find(case: Case, slow: SlowTransfers) -> Finding:
   first = None if slow.begin == 0 else when.series_change(run, selected, case.transfer, slow.begin)
   last = None if slow.end == selected.blocks else when.series_change(run, selected, case.transfer, slow.end) - 1
   if slow.bursts:
-    evidence = [f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
-                f"{milliseconds(slow.level)} in them, the others {milliseconds(slow.quiet)}."]
+    evidence = [Sentence(Evidence.TWO_KINDS,
+        f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
+        f"{milliseconds(slow.level)} in them, the others {milliseconds(slow.quiet)}.")]
   elif first is None and last is None:
-    evidence = [f"The collectives themselves take {milliseconds(slow.level)} a step throughout; "
-                + (f"on a quiet fabric {milliseconds(float(case.floor.floor.sum()))} ({case.floor.source})."
-                   if case.floor.known else f"without that host's link about {milliseconds(slow.quiet)}."
-                   if slow.links.slow else f"the quickest about {milliseconds(slow.quiet)}.")]
+    evidence = [Sentence(Evidence.THROUGHOUT,
+        f"The collectives themselves take {milliseconds(slow.level)} a step throughout; "
+        + (f"on a quiet fabric {milliseconds(float(case.floor.floor.sum()))} ({case.floor.source})."
+        if case.floor.known else f"without that host's link about {milliseconds(slow.quiet)}."
+        if slow.links.slow else f"the quickest about {milliseconds(slow.quiet)}."))]
   else:
-    evidence = [f"The collectives themselves take {milliseconds(slow.level)} a step {when.spell(first, last)}, "
-                f"{milliseconds(slow.quiet)} in the rest of the run."]
+    evidence = [Sentence(Evidence.STRETCH,
+        f"The collectives themselves take {milliseconds(slow.level)} a step {when.spell(first, last)}, "
+        f"{milliseconds(slow.quiet)} in the rest of the run.")]
   if not case.floor.known:
-    evidence.append("What is slow in every step of the run alike can't be seen without a known floor: `--floor` takes "
-                    "what `jaxpace bench` measured.")
+    evidence.append(Sentence(Evidence.NEEDS_FLOOR,
+        "What is slow in every step of the run alike can't be seen without a known floor: `--floor` takes "
+        "what `jaxpace bench` measured."))
   evidence += _whose(case, slow)
   processes, told = _probed(case, slow)
   evidence += told
@@ -289,14 +294,16 @@ def find(case: Case, slow: SlowTransfers) -> Finding:
   return Finding(CONTENTION, share, slow.confidence, ranks, hosts, tuple(evidence), advice, kinds, first, last)
 
 
-def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[str]]:
+def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[Sentence]]:
   """Processes with slow links, by the counters, else by a link probe; and what the probe says."""
   if case.links is None:
     return slow.links.slow, []
-  said = [f"The link probe: {culprit.sentence()}" for culprit in case.links.culprits]
+  said = [Sentence(Evidence.PROBE,
+      f"The link probe: {culprit.sentence()}") for culprit in case.links.culprits]
   if not said:
-    return slow.links.slow, ["The link probe names nothing: " + (
-        case.links.cannot_tell or "no host or link was slower than the others when it was made.")]
+    return slow.links.slow, [Sentence(Evidence.PROBE_NOTHING,
+        "The link probe names nothing: " + (
+        case.links.cannot_tell or "no host or link was slower than the others when it was made."))]
   host_of = {p.process: p.host for p in case.run.processes}
   named = tuple(p for culprit in case.links.culprits for p in culprit.processes if host_of.get(p) in culprit.hosts)
   return slow.links.slow or tuple(dict.fromkeys(named)), said
@@ -307,31 +314,38 @@ def _crowded(case: Case, slow: SlowTransfers) -> bool:
   return len(busy) > 2 and slow.links.everywhere and min(busy.values()) >= _SLOW_SHARE * case.step_time
 
 
-def _whose(case: Case, slow: SlowTransfers) -> list[str]:
+def _whose(case: Case, slow: SlowTransfers) -> list[Sentence]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
-    return ["Whether one host's link is slow or a trunk that all share is crowded can't be told: no TCP counters of "
-            "the hosts were sampled (`Recorder(hosts=...)`), or the collectives don't use TCP."]
+    return [Sentence(Evidence.NO_COUNTERS,
+        "Whether one host's link is slow or a trunk that all share is crowded can't be told: no TCP counters of "
+        "the hosts were sampled (`Recorder(hosts=...)`), or the collectives don't use TCP.")]
   said = []
   worst = max(busy, key=lambda p: busy[p])
   others = float(np.median([value for p, value in busy.items() if p != worst]))
   if slow.links.slow:
-    said.append(f"The link of {name_process(run, worst)} is the slow one: its connections had data on the way for "
-                f"{milliseconds(busy[worst])} a step, the others' for {milliseconds(others)}.")
+    said.append(Sentence(Evidence.SLOW_LINK,
+        f"The link of {name_process(run, worst)} is the slow one: its connections had data on the way for "
+        f"{milliseconds(busy[worst])} a step, the others' for {milliseconds(others)}."))
   elif _crowded(case, slow):
-    said.append(f"All hosts' connections are busy alike, {milliseconds(min(busy.values()))} to "
-                f"{milliseconds(busy[worst])} a step: the fabric between them is crowded, not one host's link.")
+    said.append(Sentence(Evidence.ALL_BUSY,
+        f"All hosts' connections are busy alike, {milliseconds(min(busy.values()))} to "
+        f"{milliseconds(busy[worst])} a step: the fabric between them is crowded, not one host's link."))
   elif len(busy) == 2:
-    said.append(f"Both hosts' connections are busy, {milliseconds(min(busy.values()))} and {milliseconds(busy[worst])} "
-                "a step: of two hosts, one's slow link and a crowded one between them look alike.")
+    said.append(Sentence(Evidence.BOTH_BUSY,
+        f"Both hosts' connections are busy, {milliseconds(min(busy.values()))} and {milliseconds(busy[worst])} "
+        "a step: of two hosts, one's slow link and a crowded one between them look alike."))
   else:
-    said.append(f"The hosts' TCP counters name no single link: {milliseconds(min(busy.values()))} to "
-                f"{milliseconds(busy[worst])} a step with data on the way, most on {name_process(run, worst)}.")
+    said.append(Sentence(Evidence.NO_SINGLE_LINK,
+        f"The hosts' TCP counters name no single link: {milliseconds(min(busy.values()))} to "
+        f"{milliseconds(busy[worst])} a step with data on the way, most on {name_process(run, worst)}."))
   if slow.queued and slow.trips:
-    said.append(f"Data queue on the way: a round trip of the hosts' connections takes {milliseconds(slow.trips[0])} "
-                f"then, {milliseconds(slow.trips[1])} in the rest of the run.")
+    said.append(Sentence(Evidence.QUEUE,
+        f"Data queue on the way: a round trip of the hosts' connections takes {milliseconds(slow.trips[0])} "
+        f"then, {milliseconds(slow.trips[1])} in the rest of the run."))
   resent = per_step(run, case.selected, "retransmits", slow.begin, slow.end)
   if resent and max(resent.values()) >= 0.01:
     most = max(resent, key=lambda p: resent[p])
-    said.append(f"Segments are lost and sent again: up to {resent[most]:.2f} a step on {name_process(run, most)}.")
+    said.append(Sentence(Evidence.RESENT,
+        f"Segments are lost and sent again: up to {resent[most]:.2f} a step on {name_process(run, most)}."))
   return said

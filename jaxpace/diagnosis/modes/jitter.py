@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
 from jaxpace.diagnosis.mechanism import Mechanism, crowded_processors, held_by_causes, of_pauses, strikes
 from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
@@ -139,19 +140,23 @@ def find(case: Case, pauses: LongGaps) -> Finding | None:
   usual = float(np.nanmean(gap[struck])) if gap is not None and np.isfinite(gap[struck]).any() else 0.0
   who = f"Rank{'s' if len(ranks) > 1 else ''} {list_ranks(ranks)}" if ranks else "Ranks"
   evidence = [
-      f"{who} pause{'s' if len(ranks) == 1 else ''} between steps now and then: a gap takes {milliseconds(usual)} as a "
-      f"rule, and {milliseconds(usual + mean)} on average.",
-      f"A step loses {milliseconds(pauses.own)} in the pauses themselves, mean over ranks, and "
-      f"{milliseconds(pauses.waiting)} in which ranks wait for one that pauses."]
+      Sentence(Evidence.PAUSES,
+          f"{who} pause{'s' if len(ranks) == 1 else ''} between steps now and then: a gap takes {milliseconds(usual)} "
+          f"as a rule, and {milliseconds(usual + mean)} on average."),
+      Sentence(Evidence.PAUSES_COST,
+          f"A step loses {milliseconds(pauses.own)} in the pauses themselves, mean over ranks, and "
+          f"{milliseconds(pauses.waiting)} in which ranks wait for one that pauses.")]
   if ranks:
-    evidence.append(f"{percent(float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12)))} of all pauses are "
-                    f"on {'this rank' if len(ranks) == 1 else 'these ranks'}.")
+    evidence.append(Sentence(Evidence.PAUSES_HELD,
+        f"{percent(float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12)))} of all pauses are "
+        f"on {'this rank' if len(ranks) == 1 else 'these ranks'}."))
   else:
-    evidence.append("All ranks pause alike; no single process is to blame.")
-  evidence += [m.sentence for m, _ in mechanisms]
+    evidence.append(Sentence(Evidence.PAUSE_ALIKE, "All ranks pause alike; no single process is to blame."))
+  evidence += [m.said for m, _ in mechanisms]
   if not mechanisms and run.host_causes.columns:
-    evidence.append("Neither garbage collection nor data nor checkpoints, as far as the loop measures them, take that "
-                    "long: logging, evaluation, or other load on the host's processors?")
+    evidence.append(Sentence(Evidence.NO_CAUSE,
+        "Neither garbage collection nor data nor checkpoints, as far as the loop measures them, take that "
+        "long: logging, evaluation, or other load on the host's processors?"))
   kinds = tuple(m.kind for m, _ in mechanisms)
   return Finding(JITTER, seconds / case.step_time, pauses.confidence(), tuple(ranks), hosts, tuple(evidence),
                  _advice(kinds), kinds)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import Episode
 from jaxpace.diagnosis.lateness import Held, costliest_first
 from jaxpace.diagnosis.modes import straggler
@@ -118,12 +119,13 @@ def find_late(case: Case, bad: Bad, episodes: Sequence[Episode], held: Held) -> 
   ranks = costliest_first(episodes)
   evidence, mechanisms = straggler.describe(case, episodes)
   lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
-  head = (f"{lead} {_says(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} {milliseconds(lateness)} a "
-          f"step against the others, and they are the only ones there: by chance that is so once in "
-          f"{round(1 / chance(case, bad)):,}.")
+  head = (Sentence(Evidence.IN_PLACE,
+      f"{lead} {_says(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} {milliseconds(lateness)} a "
+      f"step against the others, and they are the only ones there: by chance that is so once in "
+      f"{round(1 / chance(case, bad)):,}."))
   first, last = straggler.spell_of(case, episodes)
   return Finding(LOCALITY, held.seconds / case.step_time, min(e.confidence for e in episodes), tuple(ranks),
-                 hosts_of(case.run, ranks), (head, bad.sentence, *evidence), _advice(bad),
+                 hosts_of(case.run, ranks), (head, Sentence(Evidence.PLACE, bad.sentence), *evidence), _advice(bad),
                  (bad.kind, *dict.fromkeys(m.kind for m in mechanisms if m.kind)), first, last)
 
 
@@ -131,9 +133,11 @@ def find_slow(case: Case, bad: Bad, slow: Finding) -> Finding:
   """Turns the finding of a slow host into one of its place."""
   ranks = sorted(bad.ranks)
   lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
-  head = (f"{lead} {_says(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step loses "
-          f"{milliseconds(slow.share * case.step_time)}.")
-  return Finding(LOCALITY, slow.share, slow.confidence, tuple(ranks), slow.hosts, (head, bad.sentence, *slow.evidence),
+  head = (Sentence(Evidence.IN_PLACE,
+      f"{lead} {_says(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step loses "
+      f"{milliseconds(slow.share * case.step_time)}."))
+  return Finding(LOCALITY, slow.share, slow.confidence, tuple(ranks), slow.hosts,
+                 (head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
                  _advice(bad), (bad.kind, *slow.causes), slow.first_step, slow.last_step)
 
 

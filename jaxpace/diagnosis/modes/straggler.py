@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxpace.diagnosis import when
+from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import Episode
 from jaxpace.diagnosis.lateness import Held, costliest_first, waited_for
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
@@ -35,15 +36,17 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
   run, late = case.run, costliest_first(episodes)
   evidence, mechanisms = describe(case, episodes)
   if case.lateness.hidden.size:
-    evidence.append(f"Also late, but by much less or for a short while: {list_ranks(case.lateness.hidden)}.")
+    evidence.append(Sentence(Evidence.ALSO_LATE,
+        f"Also late, but by much less or for a short while: {list_ranks(case.lateness.hidden)}."))
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
   if whole:
-    evidence.append(f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a single "
-                    "device.")
+    evidence.append(Sentence(Evidence.WHOLE_HOST,
+        f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a single "
+        "device."))
   elsewhere = [h for h in hosts if h not in whole]
   if whole and elsewhere:
-    evidence.append(f"On {named(elsewhere)} other ranks are in time.")
+    evidence.append(Sentence(Evidence.ELSEWHERE, f"On {named(elsewhere)} other ranks are in time."))
   cost = max(e.lateness * e.steps for e in episodes)
   first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= _MAIN * cost])
   kinds = tuple(dict.fromkeys(m.kind for m in mechanisms if m.kind))
@@ -61,9 +64,10 @@ def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int |
   return first, last
 
 
-def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[str], list[Mechanism]]:
+def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], list[Mechanism]]:
   """How late each of the costliest ranks is, when, where in the step, and what its host shows of it."""
-  run, totals, evidence = case.run, case.totals, []
+  run, totals = case.run, case.totals
+  evidence: list[Sentence] = []
   mechanisms: list[Mechanism] = []
   late = costliest_first(episodes)
   explained: set[int] = set()
@@ -75,24 +79,27 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[str], list[M
     times = joined([when.spell(*found) for found in spells])
     if rank in case.lateness.usual:
       evidence.append(
-          f"{name_rank(run, rank)} is last in {percent(often)} of all steps ({times}), and the others wait "
-          f"{milliseconds(waited_for(case.totals, rank))} for it then, mean of steps that differ much.")
+          Sentence(Evidence.USUALLY_LAST,
+              f"{name_rank(run, rank)} is last in {percent(often)} of all steps ({times}), and the others wait "
+              f"{milliseconds(waited_for(case.totals, rank))} for it then, mean of steps that differ much."))
     else:
       chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
       evidence.append(
-          f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} after the typical rank, "
-          f"{times}{chronic}: so in {percent(longest.persistence)} of the stretches of {_stretch(case, longest)} "
-          f"steps; the job waited for it in {percent(often)} of all steps.")
+          Sentence(Evidence.LATE,
+              f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} after the typical rank"
+              f", {times}{chronic}: so in {percent(longest.persistence)} of the stretches of {_stretch(case, longest)} "
+              f"steps; the job waited for it in {percent(often)} of all steps."))
     if rank == late[0] or len(late) < _ALIKE:
-      evidence.append(_where(case, longest))
+      evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
     process = int(run.process_of_rank[rank])
     if process >= 0 and process not in explained:
       explained.add(process)
       compute, gap = excess(case, longest)
       mechanisms += of_lateness(case, process, longest.begin, longest.end, max(compute + gap, 0.0), gap)
   if len(late) > _SHOWN:
-    evidence.append(f"Late as well, and less: {list_ranks(late[_SHOWN:])}.")
-  evidence += [m.sentence for m in mechanisms]
+    evidence.append(Sentence(Evidence.LATE_AND_LESS,
+        f"Late as well, and less: {list_ranks(late[_SHOWN:])}."))
+  evidence += [m.said for m in mechanisms]
   return evidence, mechanisms
 
 
