@@ -129,9 +129,10 @@ def busy(run: Run, part: slice) -> BusyTimes:
     _begin_with_their_first(arrival, found)
   pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
-  return BusyTimes(valid, step, arrival, wait, arrival[0] - pacing - runtime, runtime, pacing, bool(run.collectives),
-                   jumped,
-              found)
+  return BusyTimes(
+      valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
+      runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
+      meetings=found)
 
 
 def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray
@@ -199,7 +200,10 @@ def account(work: BusyTimes) -> Account:
   transfer = np.where(work.valid.any(axis=0), transfer, np.nan)
   compute = work.compute + work.arrival[1:].sum(axis=0)
   spread = work.wait.sum(axis=0) - earliness - transfer.sum(axis=0)
-  return Account(work.step, compute, work.runtime, work.pacing, waiting[0], waiting[1], waiting[2], transfer, spread)
+  return Account(
+      step=work.step, compute=compute, runtime=work.runtime, pacing=work.pacing,
+      waiting_compute=waiting[0], waiting_runtime=waiting[1], waiting_pacing=waiting[2],
+      transfer=transfer, spread=spread)
 
 
 def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
@@ -226,8 +230,10 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
       charged += x * scale
     waiting[0] += np.where(total > 0, 0.0, waited.own)
   compute = work.compute + work.arrival[1:].sum(axis=0)
-  return Account(work.step, compute, work.runtime, work.pacing, waiting[0], waiting[1], waiting[2], transfer,
-                 work.wait.sum(axis=0) - earliness - transfers, waits)
+  return Account(
+      step=work.step, compute=compute, runtime=work.runtime, pacing=work.pacing,
+      waiting_compute=waiting[0], waiting_runtime=waiting[1], waiting_pacing=waiting[2],
+      transfer=transfer, spread=work.wait.sum(axis=0) - earliness - transfers, waits=waits)
 
 
 def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -11,22 +11,20 @@ import numpy as np
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnosis import findings as findings_module
 from jaxpace.diagnosis.by_rank import shares_of
-from jaxpace.diagnosis.codes import Evidence, Note, Sentence, Verdict
+from jaxpace.diagnosis.codes import Evidence, Note, Sentence
 from jaxpace.diagnosis.counters import switches
-from jaxpace.diagnosis.diagnosis import Diagnosis, StepTime
+from jaxpace.diagnosis.diagnosis import Diagnosis, Facts, StepTime
 from jaxpace.diagnosis.findings import Finding, hosts_of
 from jaxpace.diagnosis.floor import Floor, find_floor
-from jaxpace.diagnosis.hung import hung
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import Case
-from jaxpace.diagnosis.notes import notes_on
+from jaxpace.diagnosis.notes import hung, notes_on
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
-from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps, count_steps, is_possible
+from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps, count_steps, is_possible, without_unfinished
 from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Totals, add_up
-from jaxpace.diagnosis.unfinished import without_unfinished
 from jaxpace.diagnosis.untold import unseen, untold
 from jaxpace.diagnosis.usually_last import unnamed, usually_last
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
@@ -84,7 +82,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     waiting = {name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")}
     contention = float(floor.contention[:, selected.mask].sum(axis=0).mean())
     shares = shares_of(parts, float(floor.quiet[:, selected.mask].sum(axis=0).mean()), contention)
-    case = Case(run, selected, totals, lateness, phases, floor, mean, links)
+    case = Case(
+        run=run, selected=selected, totals=totals, lateness=lateness, phases=phases, floor=floor,
+        step_time=mean, links=links)
     sampled = hold_back(case, findings_module.find(case))
     usual = (unnamed(usually_last(run, totals, selected, mean), sampled.findings)
              if selected.size >= MIN_STEPS and untold_why is None and not sampled.doubt else [])
@@ -107,19 +107,17 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       without_rank = {r: alternative(mean, seconds) for r, seconds in zip(late, others, strict=True)}
     no_skew = None if untold_why is not None and not late else no_skew
     played = _play(run, selected, floor, list(without_rank), asked, mean, found)
-  diagnosis = Diagnosis(
+  facts = Facts(
       run=run, selected=selected, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found,
-      verdict=Sentence(Verdict.NO_STEPS, ""),
       measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
-      preempted=preempted, notes=(), links=links, events=tuple(events), doubt=sampled.doubt,
+      preempted=preempted, links=links, events=tuple(events), doubt=sampled.doubt,
       unseen=tuple(unseen(run, selected, totals).tolist()), untold=untold_why, stages=stages(run, selected, totals))
-  diagnosis = dataclasses.replace(diagnosis, findings=tuple(_explained(diagnosis, f) for f in found))
-  return dataclasses.replace(diagnosis, verdict=verdict_on(diagnosis),
-                             notes=(*_impossible(selected), *notes_on(diagnosis, fabric, unfinished), *sampled.notes,
-                                    *hung(events)))
+  facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in found))
+  notes = (*_impossible(selected), *notes_on(facts, fabric, unfinished), *sampled.notes, *hung(events))
+  return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
 
 
 def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:
@@ -130,9 +128,9 @@ def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:
       "than eleven days. Are the columns nanoseconds of one clock for each rank?"),)
 
 
-def _explained(diagnosis: Diagnosis, finding: Finding) -> Finding:
+def _explained(facts: Facts, finding: Finding) -> Finding:
   """With a sentence on why mending it saves more than its share, where it does by much."""
-  after = mended(diagnosis, finding)
+  after = mended(facts, finding)
   if after is None or not saving(after) >= max(_MORE * finding.share, finding.share + _MORE_BY):
     return finding
   late = "the late rank itself waits" if len(finding.ranks) == 1 else "the late ranks themselves wait"

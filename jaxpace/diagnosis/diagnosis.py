@@ -22,7 +22,7 @@ from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.run import Run
 
-__all__ = ["SHARES", "Diagnosis", "StepTime"]
+__all__ = ["SHARES", "Diagnosis", "Facts", "StepTime"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,12 @@ class StepTime:
   cv: float  # standard deviation over mean
 
 
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-  """What a recorded run says. Arrays are [R] over ranks unless noted; NaN where a rank has no data."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+  """What a recorded run says, but for the words on it as a whole.
+
+  Arrays are [R] over ranks unless noted; NaN where a rank has no data.
+  """
 
   run: Run
   selected: SelectedSteps
@@ -51,7 +54,6 @@ class Diagnosis:
   lateness: Lateness
   phases: dict[str, np.ndarray]
   findings: tuple[Finding, ...]
-  verdict: Sentence
   measured: PacingEffect | None  # what a guard measured of pacing; None where none ran
   no_skew: Alternative | None
   no_contention: Alternative | None
@@ -61,7 +63,6 @@ class Diagnosis:
   no_runtime_jitter: Alternative | None  # None where no gaps were recorded
   asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
   preempted: float  # involuntary switches a step of the process that has most; 0 where they are not known
-  notes: tuple[Sentence, ...]
   links: ProbedLinks | None = None  # what a link probe measured
   events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
@@ -73,3 +74,11 @@ class Diagnosis:
   def earliness(self) -> float:
     """Mean seconds a step waits for its last ranks, by undelayed arrival."""
     return float(self.lateness.persistent.sum() + self.lateness.random.sum())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnosis(Facts):
+  """What a recorded run says, with the verdict on it and notes for its reader, both made of the facts."""
+
+  verdict: Sentence
+  notes: tuple[Sentence, ...]

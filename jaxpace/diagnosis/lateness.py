@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.changes import change_points, without_outages
 from jaxpace.diagnosis.counters import CROWDED, switches
 from jaxpace.diagnosis.episodes import CHRONIC, CONFIDENCE, Blocks, Episode, blamed, find_episodes
@@ -86,12 +85,15 @@ def find_late(run: Run, totals: Totals, selected: SelectedSteps, step_time: floa
   joined = totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart else None
   blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival), joined)
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0 for row in totals.earliness])
-  waiting = by_block.means(totals.earliness.sum(axis=0), selected)
+  waiting = selected.means(totals.earliness.sum(axis=0))
   if eligible.sum() < 2 or not step_time > 0:
     nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
     none = Held(np.zeros_like(earliness), 0.0, np.zeros(selected.blocks))
-    return Lateness(np.where(eligible, 0.0, np.nan), nothing, nothing, nobody, nobody, np.flatnonzero(eligible),
-                    none.by_collective, earliness, (), (), (), none, (), 0.0, waiting, blocks)
+    return Lateness(
+        mean=np.where(eligible, 0.0, np.nan), confidence=nothing, persistence=nothing, late=nobody,
+        hidden=nobody, typical=np.flatnonzero(eligible), persistent=none.by_collective,
+        random=earliness, episodes=(), pausing=(), turns=(), held=none, usual=(), gaps=0.0,
+        random_by_block=waiting, blocks=blocks)
   tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
   whole = _ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
   mean = np.where(eligible, whole - _typical_level(blocks, whole, selected.blocks), np.nan)
@@ -116,12 +118,13 @@ def find_late(run: Run, totals: Totals, selected: SelectedSteps, step_time: floa
   held = hold(totals, selected, episodes, usual)
   gaps = max(float(totals.waiting_gap[selected.mask].sum()) / size - held.for_gaps, 0.0)
   random = earliness - held.by_collective
-  return Lateness(mean, np.where(eligible, [t.confidence for t in tested], np.nan),
-                  np.where(eligible, [t.persistence for t in tested], np.nan), late, behind,
-                  blocks.typical(0, selected.blocks), held.by_collective, random, episodes, pausing, turns, held,
-                  tuple(usual),
-                  min(gaps, float(random.sum())),
-                  waiting - held.by_block, blocks)
+  return Lateness(
+      mean=mean, confidence=np.where(eligible, [t.confidence for t in tested], np.nan),
+      persistence=np.where(eligible, [t.persistence for t in tested], np.nan), late=late,
+      hidden=behind, typical=blocks.typical(0, selected.blocks), persistent=held.by_collective,
+      random=random, episodes=episodes, pausing=pausing, turns=turns, held=held,
+      usual=tuple(usual), gaps=min(gaps, float(random.sum())),
+      random_by_block=waiting - held.by_block, blocks=blocks)
 
 
 def _typical_level(blocks: Blocks, mean: np.ndarray, size: int) -> np.ndarray | float:
@@ -155,7 +158,7 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode], u
   slots = len(totals.lateness)
   by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(selected.blocks), 0.0
   edges = sorted({edge for e in episodes for edge in (e.begin, e.end)})
-  earliness = np.stack([by_block.sums(row, selected) for row in totals.earliness])
+  earliness = np.stack([selected.sums(row) for row in totals.earliness])
   steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
   for begin, end in zip(edges[:-1], edges[1:], strict=True):
     own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
@@ -169,7 +172,7 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode], u
       last = selected.within(begin, end) & np.isin(totals.last_rank, own)
       by_collective += np.nansum(totals.earliness[:, last], axis=1) / max(1, selected.size)
       whole = np.where(last, np.nan_to_num(totals.earliness).sum(axis=0), 0.0)
-      each_block += by_block.sums(whole, selected) / np.maximum(steps, 1)
+      each_block += selected.sums(whole) / np.maximum(steps, 1)
       for_gaps += float(totals.waiting_gap[last].sum()) / max(1, selected.size)
       continue
     present = totals.block_steps[own, begin:end].sum(axis=1)
@@ -221,7 +224,7 @@ def _usual(totals: Totals, selected: SelectedSteps, every: Sequence[Episode], ra
   if sum(e.steps for e in own) >= CHRONIC * int(totals.present[rank]):
     return own
   last = selected.mask & (totals.last_rank == rank)
-  often = by_block.means(np.where(selected.mask, last, np.nan), selected)
+  often = selected.means(np.where(selected.mask, last, np.nan))
   edges = [0, *change_points(often[None])[0], selected.blocks]
   level = [float(np.nanmean(often[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)]
   high = [i for i, share in enumerate(level) if share >= CHRONIC]

@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.counters import CROWDED
-from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.few_pauses import few_pauses
+from jaxpace.diagnosis.diagnosis import Facts
 from jaxpace.diagnosis.findings import milliseconds, name_rank
 from jaxpace.diagnosis.floor import RUNNING_MINIMUM, joined_ranks
-from jaxpace.diagnosis.queues import unexplained_queue
 from jaxpace.diagnosis.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.stages import sentences as stage_sentences
-from jaxpace.diagnosis.unnamed import unnamed_waiting
+from jaxpace.diagnosis.unexplained import few_pauses, unexplained_queue, unnamed_waiting
 from jaxpace.diagnosis.untimed import NO_SLOT, untimed
 from jaxpace.diagnosis.untold import once
 from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.wording import joined, percent
+from jaxpace.live.watchdog.verdict import where
 from jaxpace.trace.along_axis import groups
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 
+_MOST_HANGS = 8
 _ONE_OFF = 0.01
 """A single step whose waiting takes this share of the whole window is told apart."""
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
-def notes_on(diagnosis: Diagnosis, fabric: MeasuredFabric | None = None, unfinished: np.ndarray | None = None
+def notes_on(facts: Facts, fabric: MeasuredFabric | None = None, unfinished: np.ndarray | None = None
              ) -> tuple[Sentence, ...]:
   """Sentences on how the numbers came about; the reader's own problems are the run's.
 
   Args:
-    diagnosis: without its notes.
+    facts: of the run.
     fabric: that was given as the quiet one, if any was.
     unfinished: numbers of the last steps, left out because some ranks' rows are missing.
   """
-  run = diagnosis.run
+  run = facts.run
   notes: list[Sentence] = []
-  if diagnosis.selected.warmup.size:
-    steps = diagnosis.selected.warmup
+  if facts.selected.warmup.size:
+    steps = facts.selected.warmup
     notes.append(Sentence(Note.WARMUP,
         f"Warm-up left out: step{'s' if steps.size > 1 else ''} {list_ranks(steps)} (of the first "
         f"{WARMUP_STEPS} steps, all up to the last that took over {WARMUP_FACTOR:g} times the median)."))
@@ -49,31 +52,31 @@ def notes_on(diagnosis: Diagnosis, fabric: MeasuredFabric | None = None, unfinis
     notes.append(Sentence(Note.UNFINISHED,
         f"The last {plural(unfinished.size, 'step')} left out, from step {unfinished[0]:,} on: rows of some "
         "ranks are missing there. They come later while the job runs, and never if a process was killed."))
-  uncounted = diagnosis.recorded - diagnosis.selected.size - diagnosis.selected.warmup.size
+  uncounted = facts.recorded - facts.selected.size - facts.selected.warmup.size
   uncounted -= 0 if unfinished is None else unfinished.size
-  if diagnosis.step_time and uncounted > 1:
+  if facts.step_time and uncounted > 1:
     notes.append(Sentence(Note.UNMEASURED,
         f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, which is not "
         "recorded."))
-  if diagnosis.step_time:
-    notes += _measured(diagnosis)
-  if diagnosis.untold is not None and diagnosis.findings:  # without any the verdict says it
-    notes.append(Sentence(Note.UNTOLD, untold_sentence(diagnosis.untold, len(run.collectives))))
-  notes += _groups(diagnosis)
-  if fabric is not None and run.collectives and diagnosis.floor.source == RUNNING_MINIMUM:
+  if facts.step_time:
+    notes += _measured(facts)
+  if facts.untold is not None and facts.findings:  # without any the verdict says it
+    notes.append(Sentence(Note.UNTOLD, untold_sentence(facts.untold, len(run.collectives))))
+  notes += _groups(facts)
+  if fabric is not None and run.collectives and facts.floor.source == RUNNING_MINIMUM:
     notes.append(Sentence(Note.FABRIC_UNUSED,
         f"The quiet fabric that was given ({fabric.source}) says nothing of this run's collectives over "
         f"{plural(joined_ranks(run), 'rank')}, so it was not used: measure it as the job runs, on as many "
         "hosts and processes."))
-  jumped = np.flatnonzero(diagnosis.totals.jumped)
+  jumped = np.flatnonzero(facts.totals.jumped)
   if jumped.size:
-    number = plural(int(diagnosis.totals.jumped.sum()), "step")
+    number = plural(int(facts.totals.jumped.sum()), "step")
     notes.append(Sentence(Note.CLOCK_JUMPED,
         f"The clock of rank{'s' if jumped.size > 1 else ''} {list_ranks(jumped)} jumped, or stamps are "
         f"damaged: {number} of theirs left out, as long as on no other rank."))
-  if diagnosis.preempted >= CROWDED:
+  if facts.preempted >= CROWDED:
     notes.append(Sentence(Note.CROWDED_PROCESSORS,
-        f"Other programs run on the hosts' processors: up to {diagnosis.preempted:.0f} involuntary switches "
+        f"Other programs run on the hosts' processors: up to {facts.preempted:.0f} involuntary switches "
         "of a process a step. Ragged gaps and transfers are put down to that, not to the job or the fabric."))
   plan = run.plan
   for (name, reason), times in untimed(run).items():
@@ -96,15 +99,15 @@ def _waited(run: Run, step: int) -> float:
   return float(np.nanmax(found.waiting_compute + found.waiting_runtime + found.waiting_pacing))
 
 
-def _measured(diagnosis: Diagnosis) -> list[Sentence]:
-  run, totals = diagnosis.run, diagnosis.totals
+def _measured(facts: Facts) -> list[Sentence]:
+  run, totals = facts.run, facts.totals
   notes: list[Sentence] = []
-  assert diagnosis.step_time is not None
-  if run.collectives and not diagnosis.floor.known:
+  assert facts.step_time is not None
+  if run.collectives and not facts.floor.known:
     notes.append(Sentence(Note.LOWER_BOUND,
         "Contention is a lower bound: the floor of a transfer is the lowest running median of "
-        f"{diagnosis.floor.width} steps of this run ({diagnosis.floor.source}), not that of a quiet fabric."))
-  queue = unexplained_queue(diagnosis)
+        f"{facts.floor.width} steps of this run ({facts.floor.source}), not that of a quiet fabric."))
+  queue = unexplained_queue(facts)
   if queue:
     notes.append(Sentence(Note.QUEUE,
         f"Data queue on the way: a round trip between the hosts takes {milliseconds(queue.trip)}, the "
@@ -112,32 +115,32 @@ def _measured(diagnosis: Diagnosis) -> list[Sentence]:
         "Whether that is this job's own traffic on a slow network or others' can't be told without a known "
         "floor: `--floor` takes what `jaxpace bench` measured."))
   whole = totals.earliness.sum(axis=0)
-  if np.isfinite(whole).any() and diagnosis.selected.size >= 100:
+  if np.isfinite(whole).any() and facts.selected.size >= 100:
     worst = int(np.nanargmax(whole))
-    share = float(whole[worst]) / (diagnosis.step_time.mean * diagnosis.selected.size)
+    share = float(whole[worst]) / (facts.step_time.mean * facts.selected.size)
     if share > _ONE_OFF:
       lost = milliseconds(_waited(run, worst))
       notes.append(Sentence(Note.ONE_OFF,
           f"One-off: in step {run.steps[worst]} alone the others waited {lost} for "
           f"{name_rank(run, int(totals.last_rank[worst])).replace('Rank', 'rank', 1)}; as the mean over all "
           f"ranks that is {100 * share:.1f} % of all the time recorded."))
-  unnamed = unnamed_waiting(diagnosis) if diagnosis.untold is None else None
+  unnamed = unnamed_waiting(facts) if facts.untold is None else None
   if unnamed:
-    total = sum(diagnosis.waiting.values())
-    causes = [f"{percent(diagnosis.waiting[name] / total)} for {words}" for name, words in _WAITING.items()
-              if diagnosis.waiting.get(name, 0.0) > 0]
-    where = f": {list_ranks(unnamed.steps)}" if unnamed.few else ""
+    total = sum(facts.waiting.values())
+    causes = [f"{percent(facts.waiting[name] / total)} for {words}" for name, words in _WAITING.items()
+              if facts.waiting.get(name, 0.0) > 0]
+    which = f": {list_ranks(unnamed.steps)}" if unnamed.few else ""
     notes.append(Sentence(Note.WAITING_FOR,
         f"Of the waiting for late ranks, {joined(causes)}. Half of it is in {len(unnamed.steps)} of "
-        f"{plural(diagnosis.selected.size, 'step')}{where}."))
-  for pauses in few_pauses(diagnosis):
+        f"{plural(facts.selected.size, 'step')}{which}."))
+  for pauses in few_pauses(facts):
     notes.append(Sentence(Note.FEW_PAUSES,
         f"Few long pauses: {pauses.cause} took {milliseconds(pauses.seconds)}, {percent(pauses.share)} of "
         f"all the time counted, in {plural(len(pauses.steps), 'step')}: {list_ranks(pauses.steps)}. So few "
         "are no finding, but that is what they cost."))
-  if abs(diagnosis.spread) > 0.02 * diagnosis.step_time.mean:
+  if abs(facts.spread) > 0.02 * facts.step_time.mean:
     notes.append(Sentence(Note.SPREAD,
-        f"Ranks leave the collectives {milliseconds(abs(diagnosis.spread))} apart from each other on average; "
+        f"Ranks leave the collectives {milliseconds(abs(facts.spread))} apart from each other on average; "
         "that is part of transfer."))
   if totals.delayed:
     notes.append(Sentence(Note.PACED,
@@ -145,13 +148,13 @@ def _measured(diagnosis: Diagnosis) -> list[Sentence]:
   return notes
 
 
-def _groups(diagnosis: Diagnosis) -> list[Sentence]:
+def _groups(facts: Facts) -> list[Sentence]:
   """Who never meets whom, and what stages mean."""
-  run = diagnosis.run
+  run = facts.run
   notes: list[Sentence] = []
-  if not diagnosis.step_time or not run.collectives:
+  if not facts.step_time or not run.collectives:
     return []
-  kept = diagnosis.totals.groups
+  kept = facts.totals.groups
   if kept is not None and kept.found.apart:
     number = int(kept.found.joined.max()) + 1
     notes.append(Sentence(Note.GROUPS_APART,
@@ -161,4 +164,55 @@ def _groups(diagnosis: Diagnosis) -> list[Sentence]:
     notes.append(Sentence(Note.MEETING_UNKNOWN,
         "run.json does not tell which ranks meet in a collective (no `settings` with `mesh` and `axis` of as "
         "many devices): all of them are taken to."))
-  return notes + (stage_sentences(diagnosis.stages, len(run.collectives)) if diagnosis.stages else [])
+  return notes + (stage_sentences(facts.stages, len(run.collectives)) if facts.stages else [])
+
+
+def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
+  """Says which processes hung, at which step, where and for how long.
+
+  Args:
+    events: as `jaxpace.live.watchdog.events.read_events` returns them, in order. What doesn't look like one is left
+    out.
+
+  Returns:
+    A sentence for each hang, the first few; later words on a step that still hangs go into the last one's numbers.
+  """
+  hangs: dict[Any, Mapping[str, Any]] = {}
+  taken: dict[Any, float] = {}
+  step = None
+  for event in events:
+    kind, waited, seconds = event.get("event"), _seconds(event.get("waited")), _seconds(event.get("seconds"))
+    if kind == "late" and isinstance(event.get("step"), int) and waited is not None:
+      step = event["step"]
+      hangs[step] = event
+    elif kind == "resumed" and step is not None and seconds is not None:
+      taken[step] = max(taken.get(step, 0.0), seconds)
+  said = [_hang(event, taken.get(step)) for step, event in hangs.items()]
+  rest = len(said) - _MOST_HANGS
+  return said[:_MOST_HANGS] + ([Sentence(Note.HUNG, f"Watchdog: {rest} more steps hung.")] if rest > 0 else [])
+
+
+def _hang(event: Mapping[str, Any], taken: float | None) -> Sentence:
+  lates = event.get("late")
+  late = [one for one in lates if isinstance(one, dict)] if isinstance(lates, list | tuple) else []
+  others = f"; {len(late) - _MOST_HANGS:,} more" if len(late) > _MOST_HANGS else ""
+  who = "; ".join(_process(one) for one in late[:_MOST_HANGS]) + others
+  who = who or "all processes were inside it: a device or the network hung"
+  ended = f"for {taken:.0f} s" if taken is not None else f"for {float(event['waited']):.0f} s and more"
+  return Sentence(Note.HUNG, f"Watchdog: step {event['step']} hung {ended}; {who}.")
+
+
+def _process(late: Mapping[str, Any]) -> str:
+  host, phase = late.get("host"), late.get("phase")
+  name = f"process {late.get('process')}" + (f" ({host})" if host else "")
+  state = late.get("state")
+  if state == "absent":
+    return f"{name} was never heard of"
+  if state == "left":
+    return f"{name} had left its loop"
+  was = f"was {where(phase)}" if isinstance(phase, str) else "had not arrived"
+  return f"{name} {was}" + (", and silent" if state in ("silent", "service") else "")
+
+
+def _seconds(value: object) -> float | None:
+  return float(value) if isinstance(value, int | float) and 0 <= value < float("inf") else None

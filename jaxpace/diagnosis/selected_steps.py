@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,11 @@ MAX_COARSE = 32
 """Blocks of neighbouring steps, at most, that statistics are made of."""
 _LONGEST = 1e6
 """Seconds from one exit to the next, at most: no step takes eleven days. Nor does one take no time, or less."""
+_UNFINISHED = 10.0
+"""Seconds of steps at the end that some ranks' rows are missing from: a recorder copies its stamps each second and
+writes them each other one, on a slow disk later."""
+_AT_THE_END = 1 << 14
+"""Steps at the end that are looked at for that."""
 MIN_STEPS = 20
 """Fewer counted steps than these carry no finding."""
 
@@ -44,6 +50,31 @@ class SelectedSteps(NamedTuple):
   def within(self, begin: int, end: int) -> np.ndarray:
     """[K] bool, the counted steps of the blocks from `begin` to before `end`."""
     return (self.block >= begin) & (self.block < end)
+
+  def sums(self, values: np.ndarray) -> np.ndarray:
+    """Sums of the known values of each block: [K] -> [B]; what is not finite is left out."""
+    use = self._use(values)
+    return np.bincount(self.block[use], values[use], self.blocks)
+
+  def means(self, values: np.ndarray) -> np.ndarray:
+    """Means of the known values of each block: [K] -> [B]; NaN where nothing is known."""
+    number = np.bincount(self.block[self._use(values)], minlength=self.blocks)
+    return np.divide(self.sums(values), number, out=np.full(self.blocks, np.nan), where=number > 0)
+
+  def medians(self, values: np.ndarray) -> np.ndarray:
+    """Medians of the known values of each block: [K] -> [B]; NaN where nothing is known."""
+    use = np.flatnonzero(self._use(values))
+    order = np.lexsort((values[use], self.block[use]))
+    block, ordered = self.block[use][order], values[use][order]
+    first = np.searchsorted(block, np.arange(self.blocks))
+    number = np.append(first[1:], len(block)) - first
+    found = np.full(self.blocks, np.nan)
+    some = np.flatnonzero(number)
+    found[some] = (ordered[first[some] + (number[some] - 1) // 2] + ordered[first[some] + number[some] // 2]) / 2
+    return found
+
+  def _use(self, values: np.ndarray) -> np.ndarray:
+    return np.isfinite(values) & (self.block >= 0)
 
 
 def merged(values: np.ndarray, weights: np.ndarray, most: int = MAX_COARSE) -> np.ndarray:
@@ -127,3 +158,31 @@ def count_steps(run: Run) -> SelectedSteps:
 def is_possible(times: np.ndarray) -> np.ndarray:
   """Which times of steps, in seconds, a clock can have read; False for NaN."""
   return (times > 0) & (times < _LONGEST)
+
+
+def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
+  """Leaves out the last steps, where ranks that were recorded until then are not.
+
+  Lateness is told from the ranks that are there: of two processes, one's ranks would be in time where the other's are
+  missing. A rank that stops recording for good, while the others go on for long, is another matter: those steps count.
+
+  Args:
+    run: the recorded run.
+
+  Returns:
+    The run with its window ending before them, and their numbers.
+  """
+  begin = max(0, len(run.steps) - _AT_THE_END)
+  attempt, inside = run.attempt[:, begin:], run.inside[begin:]
+  some = np.flatnonzero((attempt >= 0).any(axis=0) & inside)
+  if not some.size:
+    return run, np.empty(0, np.int64)
+  current = (attempt == attempt[:, some[-1]].max()) & inside
+  there = current[current.any(axis=1)]
+  last = int((there.shape[1] - 1 - there[:, ::-1].argmax(axis=1)).min())
+  left_out = begin + some[some > last]
+  if (not left_out.size or np.nansum(step_times(run)[left_out]) > _UNFINISHED
+      or int(run.inside[:begin + last + 1].sum()) <= MIN_STEPS):
+    return run, np.empty(0, np.int64)
+  return (dataclasses.replace(run, window=(run.window[0], int(run.steps[begin + last]) + 1)),
+          run.steps[left_out])

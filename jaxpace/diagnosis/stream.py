@@ -160,7 +160,9 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
         alarms += [Alarm(LATE, rank, until, first, float(usual.middle[rank] / usual.step_time), False, True)
                    for rank in late]
         past, usual, sums = _told_late(past, usual, sums, late)
-  return StreamState(past, seen, times, usual, sums, until, fresh, first), tuple(alarms)
+  return StreamState(
+      past=past, seen=seen, times=times, levels=usual, sums=sums, until=until, fresh=fresh,
+      first=first), tuple(alarms)
 
 
 def _told_late(past: np.ndarray, usual: Levels, sums: Sums, late: list[int]) -> tuple[np.ndarray, Levels, Sums]:

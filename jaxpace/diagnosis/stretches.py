@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.accounting import busy, chunks
 from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.episodes import FEWEST_STEPS, Blocks, Episode
@@ -108,7 +107,7 @@ def _parts(run: Run, selected: SelectedSteps, blocks: Blocks, episode: Episode) 
     return [episode]
   late = np.concatenate([_after_typical(run, episode.rank, part) for part in chunks(run)])
   share = np.clip(late / max(episode.lateness, 1e-12), 0.0, 2.0)
-  edges = [0, *change_points(by_block.means(np.where(selected.mask, share, np.nan), selected)[None])[0],
+  edges = [0, *change_points(selected.means(np.where(selected.mask, share, np.nan))[None])[0],
            selected.blocks]
   spans = list(zip(edges[:-1], edges[1:], strict=True))
   level = [float(np.nanmedian(late[selected.within(*span)])) for span in spans]

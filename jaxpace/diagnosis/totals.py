@@ -62,9 +62,11 @@ class ByGroup:
     number = int(begin[-1])
     row = np.array([np.where((grouped.of_rank < grouped.size) & found.receives(c), grouped.of_rank + begin[c], number)
                     for c, grouped in enumerate(found.grouped)])
-    return ByGroup(found, np.repeat(np.arange(len(sizes)), sizes), row, np.full((number, size), np.nan),
-                   np.zeros((number, size), np.int32), np.zeros(size, np.int64),
-                   np.zeros((len(sizes), ranks, blocks)), np.arange(ranks))
+    return ByGroup(
+        found=found, collective=np.repeat(np.arange(len(sizes)), sizes), row=row,
+        transfer=np.full((number, size), np.nan), number=np.zeros((number, size), np.int32),
+        present=np.zeros(size, np.int64), charged=np.zeros((len(sizes), ranks, blocks)),
+        behind=np.arange(ranks))
 
 
 def undelayed(work: BusyTimes) -> np.ndarray:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from jaxpace.diagnosis.codes import Sentence, Verdict
 from jaxpace.diagnosis.counters import CROWDED
 from jaxpace.diagnosis.data_waits import waiting_for_data
-from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.few_pauses import few_pauses
+from jaxpace.diagnosis.diagnosis import Facts
 from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
-from jaxpace.diagnosis.unnamed import unnamed_waiting
+from jaxpace.diagnosis.unexplained import few_pauses, unnamed_waiting
 from jaxpace.diagnosis.untimed import untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.untold import unseen_sentence
@@ -23,42 +22,42 @@ WORTH = COSTLY
 what takes this part and is no finding is told before anything is called healthy."""
 
 
-def verdict_on(diagnosis: Diagnosis) -> Sentence:
+def verdict_on(facts: Facts) -> Sentence:
   """Says what to do about the costliest finding, or that there is none; clears no rank that it can't see."""
-  said = _on_those_seen(diagnosis)
-  if not diagnosis.unseen or diagnosis.step_time is None or not diagnosis.run.collectives:
+  said = _on_those_seen(facts)
+  if not facts.unseen or facts.step_time is None or not facts.run.collectives:
     return said
-  hidden = unseen_sentence(diagnosis.run, diagnosis.unseen)
-  if len(diagnosis.unseen) == diagnosis.run.ranks:
+  hidden = unseen_sentence(facts.run, facts.unseen)
+  if len(facts.unseen) == facts.run.ranks:
     return Sentence(Verdict.UNSEEN_RANKS, hidden)
-  if diagnosis.findings and diagnosis.findings[0].mode != CONTENTION:
+  if facts.findings and facts.findings[0].mode != CONTENTION:
     return Sentence(said.code, f"{said} {hidden}")
   # What may be waiting for them is no crowded fabric before they are seen.
-  others = "As far as the others tell" if diagnosis.findings else "Of the others"
+  others = "As far as the others tell" if facts.findings else "Of the others"
   return Sentence(Verdict.UNSEEN_RANKS, f"{hidden} {others}: {_lower(said)}")
 
 
-def _on_those_seen(diagnosis: Diagnosis) -> Sentence:
-  run, step_time = diagnosis.run, diagnosis.step_time
+def _on_those_seen(facts: Facts) -> Sentence:
+  run, step_time = facts.run, facts.step_time
   if step_time is None:
     return Sentence(Verdict.NO_STEPS,
-        f"Nothing to judge: {plural(diagnosis.recorded, 'step')} recorded, and none of them has a recorded step "
+        f"Nothing to judge: {plural(facts.recorded, 'step')} recorded, and none of them has a recorded step "
         "before it to measure from. Let the job run on.")
-  if diagnosis.findings:
-    return _found(diagnosis)
-  if diagnosis.untold is not None:
-    return Sentence(Verdict.UNTOLD, untold_sentence(diagnosis.untold, len(run.collectives)))
+  if facts.findings:
+    return _found(facts)
+  if facts.untold is not None:
+    return Sentence(Verdict.UNTOLD, untold_sentence(facts.untold, len(run.collectives)))
   if not run.collectives:
     return Sentence(Verdict.NO_COLLECTIVES,
         "No collective was recorded: it can't be told whether ranks wait for each other; see the notes.")
-  lasting = _lasting(diagnosis)
+  lasting = _lasting(facts)
   if run.ranks < 2:
     said = lasting or Sentence(Verdict.HEALTHY, "Healthy: one rank has nobody to wait for.")
-    return Sentence(said.code, f"{said} {_largest(diagnosis)}")
-  if diagnosis.selected.size < MIN_STEPS:
+    return Sentence(said.code, f"{said} {_largest(facts)}")
+  if facts.selected.size < MIN_STEPS:
     return Sentence(Verdict.TOO_FEW_STEPS,
-        f"Too few steps to judge: {diagnosis.selected.size} count, {MIN_STEPS} are needed. So far waiting for late "
-        f"ranks takes {100 * diagnosis.earliness / step_time.mean:.1f} % of the step.")
+        f"Too few steps to judge: {facts.selected.size} count, {MIN_STEPS} are needed. So far waiting for late "
+        f"ranks takes {100 * facts.earliness / step_time.mean:.1f} % of the step.")
   hidden = untimed(run)
   if hidden:
     number = sum(hidden.values())
@@ -66,17 +65,17 @@ def _on_those_seen(diagnosis: Diagnosis) -> Sentence:
     return Sentence(Verdict.UNTIMED,
         f"It can't be told whether ranks wait for each other: {plural(number, 'collective')} of the step "
         f"{'is' if number == 1 else 'are'} not timed ({what}), ranks meet there, and their waiting counts as "
-        f"compute; the notes say why. {_largest(diagnosis)}")
-  if diagnosis.doubt:
+        f"compute; the notes say why. {_largest(facts)}")
+  if facts.doubt:
     return Sentence(Verdict.DOUBT,
-        f"It can't be told whether a rank is late: {diagnosis.doubt}, and waiting takes "
-        f"{percent(diagnosis.earliness / step_time.mean)} of the step; see the notes.")
-  pauses = few_pauses(diagnosis)
+        f"It can't be told whether a rank is late: {facts.doubt}, and waiting takes "
+        f"{percent(facts.earliness / step_time.mean)} of the step; see the notes.")
+  pauses = few_pauses(facts)
   if pauses:
     return Sentence(Verdict.FEW_PAUSES,
         f"No lasting fault, but few long pauses: {pauses[0].cause} took {percent(pauses[0].share)} of the time in "
         f"{plural(len(pauses[0].steps), 'step')}; see the notes.")
-  unnamed = unnamed_waiting(diagnosis)
+  unnamed = unnamed_waiting(facts)
   if unnamed:
     where = ("comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
@@ -85,27 +84,27 @@ def _on_those_seen(diagnosis: Diagnosis) -> Sentence:
         f"No lasting fault: no rank is persistently late, and the waiting ({percent(unnamed.share)} of the time) "
         f"{where}: see the notes.{f' {lasting}' if lasting else ''}")
   waiting = (f"no rank is persistently late, and waiting for late ranks takes "
-             f"{100 * diagnosis.earliness / step_time.mean:.1f} % of the step")
+             f"{100 * facts.earliness / step_time.mean:.1f} % of the step")
   if lasting:
     return Sentence(lasting.code, f"{lasting} Besides, {waiting}.")
-  return Sentence(Verdict.HEALTHY, f"Healthy: {waiting}. {_largest(diagnosis)}")
+  return Sentence(Verdict.HEALTHY, f"Healthy: {waiting}. {_largest(facts)}")
 
 
-def _lasting(diagnosis: Diagnosis) -> Sentence | None:
+def _lasting(facts: Facts) -> Sentence | None:
   """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than their best."""
-  step_time = diagnosis.step_time
+  step_time = facts.step_time
   assert step_time is not None
   if not step_time.mean > 0:
     return None
-  data = waiting_for_data(diagnosis.run, diagnosis.selected) or 0.0
+  data = waiting_for_data(facts.run, facts.selected) or 0.0
   if data >= WORTH * step_time.mean:
     return Sentence(Verdict.DATA_WAITS,
         f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, mean over "
         "ranks: prefetch further ahead, and look at the storage and the decoding it comes from.")
-  slower = diagnosis.no_contention
-  if slower and diagnosis.run.ranks > 1 and saving(slower) >= WORTH:
+  slower = facts.no_contention
+  if slower and facts.run.ranks > 1 and saving(slower) >= WORTH:
     why = ("other programs run on the hosts' processors, and transfers wait for these as well as for the network"
-           if diagnosis.preempted >= CROWDED else
+           if facts.preempted >= CROWDED else
            "whether the network or waiting for processors makes them so can't be told from this run")
     return Sentence(Verdict.SLOW_TRANSFERS,
         f"Transfers take longer than their best for {percent(saving(slower))} of the step, which would be "
@@ -118,40 +117,40 @@ def saving(after: Alternative) -> float:
   return 1 - 1 / after.speedup if after.speedup > 0 else 0.0
 
 
-def _found(diagnosis: Diagnosis) -> Sentence:
-  said = _of_mode(diagnosis, diagnosis.findings[0])
-  others = [f"{f.mode.replace('_', ' ')} {_of_whom(f)}({100 * f.share:.0f} %)" for f in diagnosis.findings[1:]]
+def _found(facts: Facts) -> Sentence:
+  said = _of_mode(facts, facts.findings[0])
+  others = [f"{f.mode.replace('_', ' ')} {_of_whom(f)}({100 * f.share:.0f} %)" for f in facts.findings[1:]]
   if others:
     said = f"{said} Then: {joined(others)}."
-  if sum(_worth(diagnosis, finding) for finding in diagnosis.findings) >= WORTH:
-    return Sentence(Verdict(diagnosis.findings[0].mode), said)
-  return Sentence(Verdict.COSTS_LITTLE, f"No fault that costs much. {_largest(diagnosis)} {said}")
+  if sum(_worth(facts, finding) for finding in facts.findings) >= WORTH:
+    return Sentence(Verdict(facts.findings[0].mode), said)
+  return Sentence(Verdict.COSTS_LITTLE, f"No fault that costs much. {_largest(facts)} {said}")
 
 
 def _of_whom(finding: Finding) -> str:
   return f"of rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)} " if finding.ranks else ""
 
 
-def _worth(diagnosis: Diagnosis, finding: Finding) -> float:
+def _worth(facts: Facts, finding: Finding) -> float:
   """Part of the step that mending it would save."""
-  after = mended(diagnosis, finding)
+  after = mended(facts, finding)
   return max(finding.share, saving(after)) if after else finding.share
 
 
-def mended(diagnosis: Diagnosis, finding: Finding) -> Alternative | None:
+def mended(facts: Facts, finding: Finding) -> Alternative | None:
   """The step without the ranks of a finding being late; None for other findings."""
   if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
     return None
-  everyone = set(finding.ranks) == set(diagnosis.lateness.late.tolist())
-  return (diagnosis.without_late if everyone else None) or diagnosis.without_rank.get(finding.ranks[0])
+  everyone = set(finding.ranks) == set(facts.lateness.late.tolist())
+  return (facts.without_late if everyone else None) or facts.without_rank.get(finding.ranks[0])
 
 
-def _of_mode(diagnosis: Diagnosis, finding: Finding) -> str:
-  assert diagnosis.step_time is not None
-  cost = f"{milliseconds(finding.share * diagnosis.step_time.mean)} ({100 * finding.share:.0f} % of it)"
+def _of_mode(facts: Facts, finding: Finding) -> str:
+  assert facts.step_time is not None
+  cost = f"{milliseconds(finding.share * facts.step_time.mean)} ({100 * finding.share:.0f} % of it)"
   subject = _subject(finding)
   if finding.mode == PERSISTENT:
-    return _persistent(diagnosis, finding)
+    return _persistent(facts, finding)
   if finding.mode == LOCALITY:
     return f"Every step loses {cost} to the place of {subject}: {_lower(finding.advice)}"
   if finding.mode == CONTENTION:
@@ -159,7 +158,7 @@ def _of_mode(diagnosis: Diagnosis, finding: Finding) -> str:
     return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
   if finding.mode == JITTER:
     return f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: {_lower(finding.advice)}"
-  late = sorted({rank for other in diagnosis.findings for rank in other.ranks})
+  late = sorted({rank for other in facts.findings for rank in other.ranks})
   whose = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}"
   why = (f"because lateness varies, beside what it waits for {whose} as a rule"
          if late else "for ranks that change from step to step")
@@ -174,12 +173,12 @@ def _subject(finding: Finding) -> str:
   return f"{ranks} on {hosts}" if hosts else ranks
 
 
-def _persistent(diagnosis: Diagnosis, finding: Finding) -> str:
-  ranks, lateness, totals = list(finding.ranks), diagnosis.lateness, diagnosis.totals
-  after = mended(diagnosis, finding)
-  assert diagnosis.step_time is not None and after is not None
+def _persistent(facts: Facts, finding: Finding) -> str:
+  ranks, lateness, totals = list(finding.ranks), facts.lateness, facts.totals
+  after = mended(facts, finding)
+  assert facts.step_time is not None and after is not None
   saved = (f"and without that a step would take {milliseconds(after.step_time)} instead of "
-           f"{milliseconds(diagnosis.step_time.mean)} ({after.speedup:.2f} times as fast).")
+           f"{milliseconds(facts.step_time.mean)} ({after.speedup:.2f} times as fast).")
   several = len(ranks) > 1
   if set(ranks) & set(lateness.usual):
     often = float(totals.last[ranks].sum()) / max(1, int(totals.present[ranks].max()))
@@ -195,10 +194,10 @@ def _persistent(diagnosis: Diagnosis, finding: Finding) -> str:
   return f"Look at {_subject(finding)}: {does} {amount} late {spell(finding.first_step, finding.last_step)}, {saved}"
 
 
-def _largest(diagnosis: Diagnosis) -> str:
+def _largest(facts: Facts) -> str:
   """Where most of the step goes."""
-  assert diagnosis.shares is not None
-  name, share = max(diagnosis.shares.items(), key=lambda entry: entry[1])
+  assert facts.shares is not None
+  name, share = max(facts.shares.items(), key=lambda entry: entry[1])
   return f"Most of the step is {name} ({100 * share:.0f} %)."
 
 

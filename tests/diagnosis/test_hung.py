@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.hung import hung
+from jaxpace.diagnosis.notes import hung
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.live.watchdog.events import late_event, read_events
 from jaxpace.live.watchdog.verdict import Late, LateProcess

@@ -101,8 +101,11 @@ def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = Non
       progress(done + 1, len(ranks))
   recorded = float(sample.step.mean())
   notes = [*sample.notes, *_notes(sample, noises, drawn, points, per_host)]
-  return Forecast(sample, noises, recorded, float(sample.step.std()) / recorded, float(sample.busy.mean()) / recorded,
-                  tuple(points), fabric.source if fabric else None, tuple(notes))
+  return Forecast(
+      sample=sample, noises=noises, recorded=recorded,
+      recorded_cv=float(sample.step.std()) / recorded,
+      efficiency=float(sample.busy.mean()) / recorded, points=tuple(points),
+      fabric=fabric.source if fabric else None, notes=tuple(notes))
 
 
 def _too_far(sample: Sample, ranks: int) -> str | None:
@@ -169,9 +172,11 @@ def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, move
   busy = float(drawn.busy[0])
   efficiency = [min(busy / x, 1.0) if x > 0 else 1.0 for x in (around.estimate, around.high, around.low)]
   waited = point - float(drawn.mean[0]) - float(transfer[0]) + float(sample.arrival.mean(axis=1).sum(axis=0).mean())
-  return Point(ranks, None, around, _spread(cv, float(cv[0]), sample.blocks, 0.0), Estimate(*efficiency),
-               Estimate(*(x / recorded - 1 for x in around)), max(waited - busy, 0.0),
-               float(transfer[0]), TAIL if fitted else RESAMPLED, moved.source)
+  return Point(
+      ranks=ranks, silent=None, step_time=around, cv=_spread(cv, float(cv[0]), sample.blocks, 0.0),
+      efficiency=Estimate(*efficiency), change=Estimate(*(x / recorded - 1 for x in around)),
+      waiting=max(waited - busy, 0.0), transfer=float(transfer[0]),
+      method=TAIL if fitted else RESAMPLED, transfer_source=moved.source)
 
 
 def _exceedances(sample: Sample, units: int) -> int:

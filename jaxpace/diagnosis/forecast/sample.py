@@ -132,8 +132,11 @@ def take_sample(run: Run) -> Sample:
   names = {h for h in (run.host_of_rank(int(r)) for r in kept) if h}
   collectives = tuple(SampledCollective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
   blocks = _blocks(step.mean(axis=0), units)
-  return Sample(units, arrived, transfer, np.nan_to_num(running_minimum(transfer).floor), step.mean(axis=0),
-                collectives, len(ranks), unit, max(1, len(names)), blocks, tuple(notes))
+  return Sample(
+      arrival=units, busy=arrived, transfer=transfer,
+      floor=np.nan_to_num(running_minimum(transfer).floor), step=step.mean(axis=0),
+      collectives=collectives, ranks=len(ranks), unit=unit, hosts=max(1, len(names)), block=blocks,
+      notes=tuple(notes))
 
 
 def _units(run: Run, arrival: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, int]:

@@ -162,10 +162,12 @@ class Follower:
     state = judge(seen, declared, age if step >= 0 else None, step, numbers.median if numbers else None, now)
     hosts = {s.process.host for s in seen if s.process.host}
     ranks = max(_number(self._info, "ranks"), window.recorded if window else 0)
-    return Snapshot(str(self._path), str(self._info.get("run") or ""), max(self._attempt, _number(self._info,
-                                                                                                  "attempt")),
-                ranks, max(declared, len(seen)), len(hosts),
-                state, step, age if step >= 0 else None, numbers, tuple(self._told), events, self._notes())
+    return Snapshot(
+        path=str(self._path), run=str(self._info.get("run") or ""),
+        attempt=max(self._attempt, _number(self._info, "attempt")), ranks=ranks,
+        processes=max(declared, len(seen)), hosts=len(hosts), state=state, step=step,
+        age=age if step >= 0 else None, numbers=numbers, told=tuple(self._told), events=events,
+        notes=self._notes())
 
   def _notes(self) -> tuple[str, ...]:
     notes: list[Sentence] = []

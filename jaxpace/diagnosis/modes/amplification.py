@@ -70,8 +70,9 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
     advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the hosts (pinned "
               "processors, no other load); fewer synchronisations a step mean fewer chances to wait.")
   sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
-  return Finding(AMPLIFICATION, seconds / case.step_time, sure, (), hosts, tuple(evidence), advice, (), first,
-                 last)
+  return Finding(
+      mode=AMPLIFICATION, share=seconds / case.step_time, confidence=sure, ranks=(), hosts=hosts,
+      evidence=tuple(evidence), advice=advice, causes=(), first_step=first, last_step=last)
 
 
 def _last_rank(case: Case) -> Sentence:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.codes import Sentence, codes
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
@@ -70,8 +69,8 @@ class Case(NamedTuple):
 
   def block_means(self, values: np.ndarray) -> np.ndarray:
     """[B] means of [K] values over blocks of counted steps; NaN where nothing is known."""
-    return by_block.means(values, self.selected)
+    return self.selected.means(values)
 
   def block_medians(self, values: np.ndarray) -> np.ndarray:
     """[B] medians of [K] values over blocks of counted steps; NaN where nothing is known."""
-    return by_block.medians(values, self.selected)
+    return self.selected.medians(values)

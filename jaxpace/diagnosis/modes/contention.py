@@ -150,10 +150,11 @@ def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]],
   begin, end = _longest(spans, slow)
   seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, selected.size)
   blocks = np.concatenate([np.arange(*spans[i]) for i in at])
-  return SlowTransfers(seconds, confidence(merged(beyond[blocks], np.ones(len(blocks)))), begin, end,
-                       float(inside.mean()),
-              float(outside.mean()), 0.0, tcp.whose(case, busy, *_sorted(spans, slow)),
-              _trips(busy, *_sorted(spans, slow)))
+  return SlowTransfers(
+      seconds=seconds, confidence=confidence(merged(beyond[blocks], np.ones(len(blocks)))),
+      begin=begin, end=end, level=float(inside.mean()), quiet=float(outside.mean()), bursts=0.0,
+      links=tcp.whose(case, busy, *_sorted(spans, slow)),
+      trips=_trips(busy, *_sorted(spans, slow)))
 
 
 def _trips(busy: tcp.BusyConnections, inside: list[tuple[int, int]], outside: list[tuple[int, int]]
@@ -220,7 +221,9 @@ def _throughout(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> 
     seconds, sure = excess, 0.99
   if not seconds > 0:
     return None
-  return SlowTransfers(seconds, sure, 0, selected.blocks, mean, mean - seconds, 0.0, found)
+  return SlowTransfers(
+      seconds=seconds, confidence=sure, begin=0, end=selected.blocks, level=mean,
+      quiet=mean - seconds, bursts=0.0, links=found)
 
 
 def _contention(case: Case) -> float:
@@ -253,8 +256,9 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
     return None
   beyond = np.where(is_slow, whole - quiet, 0.0)
   sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
-  return SlowTransfers((level - quiet) * slow, sure, 0, selected.blocks, level, quiet, slow,
-              tcp.whose(case, busy, [(0, selected.blocks)], []))
+  return SlowTransfers(
+      seconds=(level - quiet) * slow, confidence=sure, begin=0, end=selected.blocks, level=level,
+      quiet=quiet, bursts=slow, links=tcp.whose(case, busy, [(0, selected.blocks)], []))
 
 
 def find(case: Case, slow: SlowTransfers) -> Finding:
@@ -291,7 +295,9 @@ def find(case: Case, slow: SlowTransfers) -> Finding:
             "job under one switch, shift the jobs' phases (`jaxpace.interleave_jobs`), or send less.")
   ranks = tuple(r for r in range(run.ranks) if int(run.process_of_rank[r]) in processes)
   kinds = ("slow_host",) if processes else ("trunk",) if _crowded(case, slow) else ()
-  return Finding(CONTENTION, share, slow.confidence, ranks, hosts, tuple(evidence), advice, kinds, first, last)
+  return Finding(
+      mode=CONTENTION, share=share, confidence=slow.confidence, ranks=ranks, hosts=hosts,
+      evidence=tuple(evidence), advice=advice, causes=kinds, first_step=first, last_step=last)
 
 
 def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[Sentence]]:

@@ -158,8 +158,10 @@ def find(case: Case, pauses: LongGaps) -> Finding | None:
         "Neither garbage collection nor data nor checkpoints, as far as the loop measures them, take that "
         "long: logging, evaluation, or other load on the host's processors?"))
   kinds = tuple(m.kind for m, _ in mechanisms)
-  return Finding(JITTER, seconds / case.step_time, pauses.confidence(), tuple(ranks), hosts, tuple(evidence),
-                 _advice(kinds), kinds)
+  return Finding(
+      mode=JITTER, share=seconds / case.step_time, confidence=pauses.confidence(),
+      ranks=tuple(ranks), hosts=hosts, evidence=tuple(evidence), advice=_advice(kinds),
+      causes=kinds)
 
 
 def _advice(kinds: tuple[str, ...]) -> str:

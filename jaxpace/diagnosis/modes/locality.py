@@ -124,9 +124,13 @@ def find_late(case: Case, bad: Bad, episodes: Sequence[Episode], held: Held) -> 
       f"step against the others, and they are the only ones there: by chance that is so once in "
       f"{round(1 / chance(case, bad)):,}."))
   first, last = straggler.spell_of(case, episodes)
-  return Finding(LOCALITY, held.seconds / case.step_time, min(e.confidence for e in episodes), tuple(ranks),
-                 hosts_of(case.run, ranks), (head, Sentence(Evidence.PLACE, bad.sentence), *evidence), _advice(bad),
-                 (bad.kind, *dict.fromkeys(m.kind for m in mechanisms if m.kind)), first, last)
+  return Finding(
+      mode=LOCALITY, share=held.seconds / case.step_time,
+      confidence=min(e.confidence for e in episodes), ranks=tuple(ranks),
+      hosts=hosts_of(case.run, ranks),
+      evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *evidence), advice=_advice(bad),
+      causes=(bad.kind, *dict.fromkeys(m.kind for m in mechanisms if m.kind)), first_step=first,
+      last_step=last)
 
 
 def find_slow(case: Case, bad: Bad, slow: Finding) -> Finding:
@@ -136,9 +140,11 @@ def find_slow(case: Case, bad: Bad, slow: Finding) -> Finding:
   head = (Sentence(Evidence.IN_PLACE,
       f"{lead} {_says(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step loses "
       f"{milliseconds(slow.share * case.step_time)}."))
-  return Finding(LOCALITY, slow.share, slow.confidence, tuple(ranks), slow.hosts,
-                 (head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
-                 _advice(bad), (bad.kind, *slow.causes), slow.first_step, slow.last_step)
+  return Finding(
+      mode=LOCALITY, share=slow.share, confidence=slow.confidence, ranks=tuple(ranks),
+      hosts=slow.hosts, evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
+      advice=_advice(bad), causes=(bad.kind, *slow.causes), first_step=slow.first_step,
+      last_step=slow.last_step)
 
 
 def _says(bad: Bad) -> str:

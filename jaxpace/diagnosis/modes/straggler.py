@@ -50,8 +50,10 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
   cost = max(e.lateness * e.steps for e in episodes)
   first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= _MAIN * cost])
   kinds = tuple(dict.fromkeys(m.kind for m in mechanisms if m.kind))
-  return Finding(PERSISTENT, share, min(e.confidence for e in episodes), tuple(late), hosts, tuple(evidence),
-                 _advice(case, episodes, kinds), kinds, first, last)
+  return Finding(
+      mode=PERSISTENT, share=share, confidence=min(e.confidence for e in episodes),
+      ranks=tuple(late), hosts=hosts, evidence=tuple(evidence),
+      advice=_advice(case, episodes, kinds), causes=kinds, first_step=first, last_step=last)
 
 
 def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:

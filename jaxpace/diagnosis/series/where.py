@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.diagnosis import by_block
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnosis.lateness import hold
@@ -51,8 +50,8 @@ def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
   if finding.mode == AMPLIFICATION:
     return lateness.random_by_block
   if finding.mode == JITTER:
-    return by_block.means(totals.per_step["runtime"] + totals.per_step["waiting_runtime"], selected)
-  return by_block.means(diagnosis.floor.contention.sum(axis=0), selected)
+    return selected.means(totals.per_step["runtime"] + totals.per_step["waiting_runtime"])
+  return selected.means(diagnosis.floor.contention.sum(axis=0))
 
 
 def _stretch(cost: np.ndarray) -> tuple[int, int]:

@@ -1,0 +1,123 @@
+"""What costs much and is no finding: few long pauses, waiting by turns or in few steps, data that queue on the way.
+
+No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the notes
+and the verdict do.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.counters import quantiles
+from jaxpace.diagnosis.diagnosis import Facts
+from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER
+from jaxpace.diagnosis.paused import CAUSES
+from jaxpace.diagnosis.selected_steps import MIN_STEPS
+
+_LONG_PAUSE = 0.5
+"""A pause is one of the few where it takes this share of the mean step or more."""
+_WORDS = {"gc": "garbage collection", "data": "waiting for data", "checkpoint": "checkpoints"}
+
+
+class FewPauses(NamedTuple):
+  """What one cause took beyond its usual time."""
+
+  cause: str  # for people
+  seconds: float  # in all, mean over processes
+  share: float  # of all the time counted
+  steps: np.ndarray  # numbers of the steps with a long one
+
+
+def few_pauses(facts: Facts) -> list[FewPauses]:
+  """Measured pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
+
+  A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work hides costs nothing.
+  """
+  run, selected, step_time = facts.run, facts.selected, facts.step_time
+  if step_time is None or any(finding.mode == JITTER for finding in facts.findings):
+    return []
+  gap = np.nan_to_num(facts.totals.per_step["runtime"])
+  found = []
+  for cause in CAUSES:
+    rows = run.host_causes.columns.get(cause)
+    if rows is None or not len(rows):
+      continue
+    lost = np.zeros(len(run.steps))
+    for row in rows:
+      values = np.nan_to_num(row.astype(np.float64))
+      lost += np.maximum(values - np.median(values[selected.mask]), 0.0) / len(rows)
+    lost = np.where(selected.mask, np.minimum(lost, gap), 0.0)
+    long = lost >= _LONG_PAUSE * step_time.mean
+    seconds = float(lost[long].sum())
+    share = seconds / (step_time.mean * selected.size)
+    if share >= COSTLY:
+      found.append(FewPauses(_WORDS[cause], seconds, share, run.steps[long]))
+  return sorted(found, key=lambda pauses: -pauses.share)
+
+
+_FEW_STEPS = 0.1
+"""Steps that hold half of the waiting are few up to this share; of exponential jitter, 19 % of the steps hold half."""
+_MOST_OF_IT = 0.6
+"""One rank is last in this part of the steps at least, and holds this part of the waiting, if that is said of it."""
+
+
+class Unnamed(NamedTuple):
+  """Waiting without a finding."""
+
+  share: float  # of the step
+  steps: np.ndarray  # numbers of the steps that hold half of it, as few as do
+  few: bool  # whether these are few
+  rank: int | None = None  # the rank that is last in most of the steps, if most of the waiting is for it
+  often: float = 0.0  # share of the steps in which it is
+
+
+def unnamed_waiting(facts: Facts) -> Unnamed | None:
+  """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can be judged."""
+  run, selected, step_time = facts.run, facts.selected, facts.step_time
+  if (step_time is None or facts.findings or not run.collectives or run.ranks < 2 or selected.size < MIN_STEPS
+      or facts.earliness < COSTLY * step_time.mean):
+    return None
+  whole = np.where(selected.mask, np.nan_to_num(facts.totals.earliness.sum(axis=0)), 0.0)
+  order = np.argsort(-whole, kind="stable")
+  number = int(np.searchsorted(np.cumsum(whole[order]), whole.sum() / 2)) + 1
+  totals = facts.totals
+  rank = int(totals.last.argmax())
+  often = float(totals.last[rank]) / max(1, int(totals.present[rank]))
+  held = float(whole[totals.last_rank == rank].sum()) / max(float(whole.sum()), 1e-12)
+  most = often >= _MOST_OF_IT and held >= _MOST_OF_IT
+  return Unnamed(facts.earliness / step_time.mean, np.sort(run.steps[order[:number]]),
+                 number <= _FEW_STEPS * selected.size, rank if most else None, often)
+
+
+_QUEUE_SHARE = 0.3
+"""Of the step that transfers take, at least: else little is to be gained."""
+_QUEUE_TIMES = 10.0
+"""A round trip takes as many times as long as the shortest one, at least."""
+
+
+class Queue(NamedTuple):
+  """Round trips between the hosts, medians, seconds."""
+
+  trip: float
+  shortest: float
+  share: float  # of the step that transfers take
+
+
+def unexplained_queue(facts: Facts) -> Queue | None:
+  """Round trips far over the shortest ones in a run of long transfers; None where they aren't, or contention is known.
+
+  A job alone fills the queue of its own slowest link as others' traffic would: only a floor tells the two apart.
+  """
+  run, found = facts.run, facts.findings
+  shares = facts.shares
+  if (shares is None or facts.floor.known or not run.collectives
+      or any(finding.mode == CONTENTION for finding in found)):
+    return None
+  share = shares["transfer"] + shares["contention"]
+  trips, shortest = (quantiles(run, facts.selected, name, (0.5,)) for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
+  if share < _QUEUE_SHARE or min(len(trips), len(shortest)) < 2:
+    return None
+  trip, least = (1e-9 * float(np.median(list(values.values()))) for values in (trips, shortest))
+  return Queue(trip, least, share) if trip >= _QUEUE_TIMES * least > 0 else None
