@@ -24,7 +24,7 @@ from absl import app, flags
 
 import jaxpace
 from experiments.lib import measured
-from jaxpace.coordination import packing, trial
+from jaxpace.coordination import trial
 from jaxpace.core.types import Decision, Observation, Pacer
 
 CHECKPOINTS = (1_000, 10_000, 50_000)
@@ -115,8 +115,7 @@ def machine(**settings: Any) -> tuple[Callable[[int], Any], Callable[[Any, jax.A
     state = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * runs), pacer.init(1))
     # Each run tosses coins of its own.
     pairs = 100_000 * jnp.arange(runs, dtype=jnp.int32) - 1
-    own = state.own._replace(trial=state.own.trial._replace(pair=pairs))
-    state = state._replace(packed=jax.vmap(packing.pack)(own))
+    state = state._replace(trial=state.trial._replace(pair=pairs))
     zero = jnp.zeros(runs, jnp.float32)
     never = jnp.full(runs, np.iinfo(np.int32).max, jnp.int32)
     return {"state": state, "step": jnp.int32(0), "delay": zero, "last": jnp.full(runs, jnp.nan, jnp.float32),
@@ -135,7 +134,7 @@ def machine(**settings: Any) -> tuple[Callable[[int], Any], Callable[[Any, jax.A
       decision, state = jax.vmap(one, in_axes=(0, None, 0, 0, 0))(
           carry["state"], carry["step"], carry["last"], carry["delay"], seconds)
       lost = noise * jnp.abs(effect)
-      info, judged = decision.info, state.own.trial
+      info, judged = decision.info, state.trial
       first = {"helps": info["effect_high"] < 0, "harms": info["effect_low"] > 0,  # NaN, not known yet, is neither
                "kept": judged.mode == trial.KEPT, "dropped": (judged.mode == trial.DROPPED) & (judged.pairs > 0)}
       after = {

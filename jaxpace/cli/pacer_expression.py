@@ -37,7 +37,7 @@ def make(text: str) -> Pacer:
   Calls of jaxpace's own factories with literals, `range(...)` and further calls, e.g.
   `chain(pace_early_ranks(), limit(pace_early_ranks(), 5e-3))`.
 
-  >>> make("limit(pace_early_ranks(window=16), 5e-3)").init(2).own.active
+  >>> make("limit(pace_early_ranks(window=16), 5e-3)").init(2).active
   Array(False, dtype=bool)
 
   Args:

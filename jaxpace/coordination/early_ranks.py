@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import bucket, knobs, packing, settings, windows
+from jaxpace.coordination import bucket, knobs, settings, windows
 from jaxpace.coordination import unshared as unshared_rule
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import arrivals
@@ -18,33 +18,17 @@ from jaxpace.core.types import Decision, Observation, Pacer
 _ZERO, _NAN, _HALF = np.float32(0), np.float32(np.nan), np.float32(0.5)
 
 
-class Own(NamedTuple):
-  """What one rank follows, all []."""
-
-  low: windows.Quantile  # low quantile of own earliness
-  spread: windows.Moments  # mean and deviation of own earliness
-  step_time: windows.Quantile  # median of own step time
-  tokens: jax.Array  # float32 s, delay that may be asked for; the same on all ranks
-  quiet: jax.Array  # int32, steps in a row without imbalance, at most half a window
-  active: jax.Array  # bool
-
-
-_LIKE = Own(windows.Quantile(packing.REAL, packing.REAL, packing.WHOLE),
-            windows.Moments(packing.REAL, packing.REAL, packing.REAL),
-            windows.Quantile(packing.REAL, packing.REAL, packing.WHOLE), packing.REAL, packing.WHOLE, packing.FLAG)
-
-
 class EarlyRanks(NamedTuple):
   """State of `pace_early_ranks` on one rank."""
 
-  packed: packing.Packed  # of `Own`
+  low: windows.Quantile  # [] low quantile of own earliness
+  spread: windows.Moments  # [] mean and deviation of own earliness
+  step_time: windows.Quantile  # [] median of own step time
   means: windows.Mean  # [ranks] mean arrivals
-  knobs: Knobs  # threshold and max_delay, where they were changed while the job ran
-
-  @property
-  def own(self) -> Own:
-    """What it follows, unpacked; axes in front stay in front."""
-    return packing.unpack(self.packed, _LIKE)
+  tokens: jax.Array  # [] float32 s, delay that may be asked for; the same on all ranks
+  quiet: jax.Array  # [] int32, steps in a row without imbalance, at most half a window
+  active: jax.Array  # [] bool
+  knobs: Knobs  # [] threshold and max_delay, where they were changed while the job ran
 
 
 def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float = 20e-3, quantile: float = 0.1,
@@ -127,34 +111,34 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
   calm = np.int32(window // 2)
 
   def init(ranks: int) -> EarlyRanks:
-    own = Own(low.init(), spread.init(), typical.init(), bucket.init(), jnp.zeros((), jnp.int32),
-              jnp.zeros((), jnp.bool_))
-    return EarlyRanks(packing.pack(own), means.init((ranks,)), knobs.init())
+    return EarlyRanks(
+        low=low.init(), spread=spread.init(), step_time=typical.init(), means=means.init((ranks,)),
+        tokens=bucket.init(), quiet=jnp.zeros((), jnp.int32), active=jnp.zeros((), jnp.bool_), knobs=knobs.init())
 
   def update(observation: Observation, state: EarlyRanks) -> tuple[Decision, EarlyRanks]:
     seen, delays, rank = observation.arrivals, observation.delays, observation.rank
     share, longest = knobs.chosen(state.knobs.threshold, limit), knobs.chosen(state.knobs.max_delay, most)
-    own = state.own
     known = arrivals.all_known(seen, delays)
     early = jnp.where(known, arrivals.own(arrivals.earliness(seen), rank), _NAN)
-    low_now, spread_now = low.update(early, own.low), spread.update(early, own.spread)
+    low_now, spread_now = low.update(early, state.low), spread.update(early, state.spread)
     means_now = means.update(jnp.where(known, seen, _NAN), state.means)
-    typical_now = typical.update(jnp.where(known, observation.step_time, _NAN), own.step_time)
+    typical_now = typical.update(jnp.where(known, observation.step_time, _NAN), state.step_time)
 
     mean_now = means.value(means_now)
     slack = jnp.minimum(low.value(low_now), arrivals.greatest(mean_now) - arrivals.own(mean_now, rank))
     step_time = typical.value(typical_now)
     least = jnp.maximum(share * step_time, deviations * spread.value(spread_now))
-    quiet = jnp.where(early > _HALF * share * step_time, np.int32(0), jnp.minimum(own.quiet + np.int32(1), calm))
-    quiet = jnp.where(known, quiet, own.quiet)
+    quiet = jnp.where(early > _HALF * share * step_time, np.int32(0), jnp.minimum(state.quiet + np.int32(1), calm))
+    quiet = jnp.where(known, quiet, state.quiet)
     # Comparisons with NaN are false: passive wherever something isn't known.
-    enough = slack > jnp.where(own.active, _HALF * least, least)
+    enough = slack > jnp.where(state.active, _HALF * least, least)
     active = known & enough & (quiet < calm) & (low_now.seen >= np.int32(window))
 
-    tokens = bucket.update(seen, delays, price, longest, own.tokens)
+    tokens = bucket.update(seen, delays, price, longest, state.tokens)
     delay = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), longest), _ZERO)
     info = {"slack": slack, "threshold": least, "tokens": tokens, "active": active.astype(jnp.float32)}
-    packed = packing.pack(Own(low_now, spread_now, typical_now, tokens, quiet, active))
-    return Decision(delay, info), EarlyRanks(packed, means_now, state.knobs)
+    return Decision(delay, info), EarlyRanks(
+        low=low_now, spread=spread_now, step_time=typical_now, means=means_now, tokens=tokens, quiet=quiet,
+        active=active, knobs=state.knobs)
 
   return Pacer(init, update)

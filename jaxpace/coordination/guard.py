@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import packing, settings, trial
-from jaxpace.coordination.maths import PLAIN
+from jaxpace.coordination import settings, trial
 from jaxpace.core.durations import valid
 from jaxpace.core.types import Decision, Observation, Pacer, PacerState
 
@@ -21,28 +20,14 @@ _LEAN = 4
 """Pair lengths. With more, gains of 3 % in much noise cost little less while they aren't shown, and are shown later."""
 
 
-class Own(NamedTuple):
-  """What a guard carries beside its pacer, all []."""
-
-  trial: trial.Trial  # the same on all ranks where step times are shared
-  before: jax.Array  # int32, tag of the step before the one being run
-  asked: jax.Array  # bool, whether any rank was delayed in that step
-  shared: jax.Array  # bool, a `job_step_time` was seen
-
-
-_LIKE = Own(trial.trials(maths=PLAIN).init(), packing.WHOLE, packing.FLAG, packing.FLAG)
-
-
 class Guard(NamedTuple):
   """State of `guard` on one rank."""
 
   inner: PacerState
-  packed: packing.Packed
-
-  @property
-  def own(self) -> Own:
-    """The guard's own state, unpacked; axes in front stay in front."""
-    return packing.unpack(self.packed, _LIKE)
+  trial: trial.Trial  # [] the same on all ranks where step times are shared
+  before: jax.Array  # [] int32, tag of the step before the one being run
+  asked: jax.Array  # [] bool, whether any rank was delayed in that step
+  shared: jax.Array  # [] bool, a `job_step_time` was seen
 
 
 def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,
@@ -100,21 +85,20 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
 
   def init(ranks: int) -> Guard:
     no = jnp.zeros((), jnp.bool_)
-    return Guard(pacer.init(ranks), packing.pack(Own(judge.init(), jnp.zeros((), jnp.int32), no, no)))
+    return Guard(pacer.init(ranks), trial=judge.init(), before=jnp.zeros((), jnp.int32), asked=no, shared=no)
 
   def update(observation: Observation, state: Guard) -> tuple[Decision, Guard]:
     decision, inner = pacer.update(observation, state.inner)
-    own = state.own
-    now = own.trial.tag  # of the step observed
+    now = state.trial.tag  # of the step observed
     asked = jnp.any(valid(observation.delays) & (observation.delays > _ZERO))
-    shared = own.shared | valid(observation.job_step_time)
+    shared = state.shared | valid(observation.job_step_time)
     # What ranks judged by themselves until the first step time arrived is forgotten: from here on they are alike.
-    begins = shared & jnp.logical_not(own.shared)
+    begins = shared & jnp.logical_not(state.shared)
     none = jnp.zeros((), jnp.int32)
-    trial_then = jax.tree.map(lambda new, old: jnp.where(begins, new, old), judge.init(), own.trial)
+    trial_then = jax.tree.map(lambda new, old: jnp.where(begins, new, old), judge.init(), state.trial)
     seconds = jnp.where(shared, observation.job_step_time, observation.step_time)
-    tag = jnp.where(begins, none, jnp.where(shared, own.before, now))
-    used = jnp.where(shared, own.asked, asked)
+    tag = jnp.where(begins, none, jnp.where(shared, state.before, now))
+    used = jnp.where(shared, state.asked, asked)
     after = judge.update(seconds, tag, used, trial_then)
 
     on = trial.is_on(after)
@@ -126,7 +110,7 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     info = decision.info | {(name if name not in decision.info else f"{name}_guard"): value
                             for name, value in columns.items()}
     delay = jnp.where(on, decision.delay, _ZERO)
-    packed = packing.pack(Own(after, jnp.where(begins, none, now), asked, shared))
-    return Decision(delay, info), Guard(inner, packed)
+    return Decision(delay, info), Guard(
+        inner, trial=after, before=jnp.where(begins, none, now), asked=asked, shared=shared)
 
   return Pacer(init, update)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import order, packing, settings, shift_trial, windows
+from jaxpace.coordination import order, settings, shift_trial, windows
 from jaxpace.coordination.coin import checked, uniform
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Decision, Observation, Pacer
@@ -39,41 +39,23 @@ _FINE = np.float32(0.4)
 """Of the dead band, what is enough then."""
 
 
-class Own(NamedTuple):
-  """What `interleave_jobs` carries in single numbers, all []."""
-
-  period: windows.Mean  # mean step time less own delays
-  bank: jax.Array  # float32 periods, delay that may be asked for
-  asked: jax.Array  # float32 s, asked after the last step
-  asked_before: jax.Array  # float32 s, after the one before
-  hold: jax.Array  # int32, decisions to sit out until a shift is seen
-  test: shift_trial.ShiftTest
-  quiet: jax.Array  # int32, decisions since a shift was wanted, at most `_CALM`
-  since: jax.Array  # int32, decisions since a shift was asked for on more than one sight, at most `_AWAKE`
-  seen: jax.Array  # int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
-  ahead: jax.Array  # float32 s, W in the step seen before; NaN unless this job followed in it
-  growth: jax.Array  # float32 s, by which W grows from one step to the next while nobody moves
-  clear: jax.Array  # float32, share of the floors that it moves beyond the work ahead
-
-
-_REAL, _WHOLE, _FLAG = packing.REAL, packing.WHOLE, packing.FLAG
-_LIKE = Own(
-    windows.Mean(_REAL, _REAL), _REAL, _REAL, _REAL, _WHOLE,
-    shift_trial.ShiftTest(_WHOLE, _FLAG, _REAL, _REAL, _WHOLE, _REAL, _REAL, _REAL, _FLAG, _WHOLE, _WHOLE, _REAL),
-    _WHOLE, _WHOLE, _WHOLE, _REAL, _REAL, _REAL)
-
-
 class Interleave(NamedTuple):
   """State of `interleave_jobs`; the same on all ranks of a job. `B` is the number of slots it looks at."""
 
   key: jax.Array  # [] uint32, differs from job to job
   floor: windows.RunningFloor  # [B] lowest recent bucket times
-  packed: packing.Packed
-
-  @property
-  def own(self) -> Own:
-    """Its single numbers, unpacked; axes in front stay in front."""
-    return packing.unpack(self.packed, _LIKE)
+  period: windows.Mean  # [] mean step time less own delays
+  bank: jax.Array  # [] float32 periods, delay that may be asked for
+  asked: jax.Array  # [] float32 s, asked after the last step
+  asked_before: jax.Array  # [] float32 s, after the one before
+  hold: jax.Array  # [] int32, decisions to sit out until a shift is seen
+  test: shift_trial.ShiftTest  # []
+  quiet: jax.Array  # [] int32, decisions since a shift was wanted, at most `_CALM`
+  since: jax.Array  # [] int32, decisions since a shift was asked for on more than one sight, at most `_AWAKE`
+  seen: jax.Array  # [] int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
+  ahead: jax.Array  # [] float32 s, W in the step seen before; NaN unless this job followed in it
+  growth: jax.Array  # [] float32 s, by which W grows from one step to the next while nobody moves
+  clear: jax.Array  # [] float32, share of the floors that it moves beyond the work ahead
 
 
 def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[float] | float | None = None,
@@ -165,50 +147,51 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
 
   def init(ranks: int) -> Interleave:
     zero, none = jnp.float32(0), jnp.int32(0)
-    own = Own(typical.init(), jnp.float32(1), zero, zero, none, shift_trial.init(retry), jnp.asarray(_CALM),
-              jnp.asarray(_AWAKE), none, jnp.float32(np.nan), zero, jnp.asarray(_CLOSEST * clear))
-    return Interleave(jnp.asarray(start), lowest.init((slots,)), packing.pack(own))
+    return Interleave(
+        key=jnp.asarray(start), floor=lowest.init((slots,)), period=typical.init(), bank=jnp.float32(1), asked=zero,
+        asked_before=zero, hold=none, test=shift_trial.init(retry), quiet=jnp.asarray(_CALM), since=jnp.asarray(_AWAKE),
+        seen=none, ahead=jnp.float32(np.nan), growth=zero, clear=jnp.asarray(_CLOSEST * clear))
 
   def update(observation: Observation, state: Interleave) -> tuple[Decision, Interleave]:
-    key, floor_before, own = state.key, state.floor, state.own
+    key = state.key
     before, now = (order.first(times, slots) for times in (observation.job_transfers, observation.job_transfers_now))
-    floors_now = lowest.update(before, floor_before)
+    floors_now = lowest.update(before, state.floor)
     floors = lowest.value(floors_now) if given is None else jnp.asarray(given)
     floors = jnp.where(valid(before) | valid(now), floors, _NAN)
     fresh = _share_of(now, floors) >= _ENOUGH
     seen = order.look(jnp.where(fresh, now, before), floors)
     # The step before began with what was asked two decisions ago.
     took = jnp.where(valid(observation.job_step_time), observation.job_step_time, _NAN)
-    own_time = jnp.maximum(took - own.asked_before, _ZERO)
+    own_time = jnp.maximum(took - state.asked_before, _ZERO)
     # Asked in the step that is seen; on its way since then; and steps from it to the one that begins with a shift.
-    in_seen = jnp.where(fresh, own.asked, own.asked_before)
-    on_its_way = jnp.where(fresh, _ZERO, own.asked)
+    in_seen = jnp.where(fresh, state.asked, state.asked_before)
+    on_its_way = jnp.where(fresh, _ZERO, state.asked)
     late = jnp.where(fresh, np.int32(1), np.int32(2))
-    period_now = typical.update(own_time, own.period)
+    period_now = typical.update(own_time, state.period)
     period = typical.value(period_now)
     known = valid(seen.ahead) & valid(took) & (period > _ZERO)
-    bank = jnp.where(known, jnp.minimum(own.bank + earned, _ONE), own.bank)
-    test = shift_trial.advance(took, period, own.test, patience, retry, level)
+    bank = jnp.where(known, jnp.minimum(state.bank + earned, _ONE), state.bank)
+    test = shift_trial.advance(took, period, state.test, patience, retry, level)
 
     # A follower whose W grows by itself is drawn in: what it loses until its shift takes hold is added.
     certain = seen.clears | seen.trails
     follows = known & certain & (seen.ahead > _FINE * band * seen.total)
-    grown = seen.ahead - own.ahead
+    grown = seen.ahead - state.ahead
     drifts = follows & (in_seen == _ZERO) & (jnp.abs(grown) < _JUMP * seen.total)
-    growth = jnp.where(drifts, own.growth + _GAIN * (grown - own.growth), own.growth)
+    growth = jnp.where(drifts, state.growth + _GAIN * (grown - state.growth), state.growth)
     ahead = jnp.where(follows, seen.ahead, _NAN)
     lost = late.astype(jnp.float32) * jnp.maximum(growth, _ZERO)
     drawn = (np.float32(1.1) + np.float32(0.4) * uniform(key, observation.step, 1)) * seen.ahead
-    sudden = follows & jnp.isnan(own.ahead)
-    whole = jnp.maximum(seen.ahead + lost + own.clear * seen.total - on_its_way, _ZERO)
+    sudden = follows & jnp.isnan(state.ahead)
+    whole = jnp.maximum(seen.ahead + lost + state.clear * seen.total - on_its_way, _ZERO)
     want = bounded(jnp.where(certain, jnp.where(sudden, seen.ahead, whole), drawn), most)
-    awake = own.since < _AWAKE
+    awake = state.since < _AWAKE
     beyond = known & (seen.contention > band)
-    times_seen = jnp.where(beyond, jnp.minimum(own.seen + np.int32(1), _SURE), np.int32(0))
-    alert = own.since < _ALERT
+    times_seen = jnp.where(beyond, jnp.minimum(state.seen + np.int32(1), _SURE), np.int32(0))
+    alert = state.since < _ALERT
     again = (follows & (alert | (beyond & ~sudden))) | (beyond & (times_seen > _ONCE))
     contended = jnp.where(awake, again, beyond & (times_seen == _SURE))
-    wanted = contended & (own.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
+    wanted = contended & (state.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
     wanted &= want <= bank * period
     act, tested, test = shift_trial.trigger(wanted, awake, own_time, uniform(key, observation.step, 2), test)
     # Where the order can't be seen and no test's coin says whether to move, one of its own does.
@@ -219,21 +202,21 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     more = (np.float32(4) * uniform(key, observation.step, 4)).astype(jnp.int32)
     wait = late + jnp.where(certain, np.int32(0), more)
     wait = jnp.where(sudden, np.int32(0), wait)
-    hold = jnp.where(act, wait, jnp.maximum(own.hold - np.int32(1), np.int32(0)))
-    since = jnp.where(act & ~sudden, np.int32(0), jnp.minimum(own.since + np.int32(1), _AWAKE))
-    quiet = jnp.where(wanted, np.int32(0), jnp.minimum(own.quiet + np.int32(1), _CALM))
+    hold = jnp.where(act, wait, jnp.maximum(state.hold - np.int32(1), np.int32(0)))
+    since = jnp.where(act & ~sudden, np.int32(0), jnp.minimum(state.since + np.int32(1), _AWAKE))
+    quiet = jnp.where(wanted, np.int32(0), jnp.minimum(state.quiet + np.int32(1), _CALM))
     # Half of the gap is wanted, whose size nobody knows: wider when one ahead is met again, less when one behind is.
     held_up_behind = known & ~follows & (seen.contention * seen.total - seen.ahead > _FINE * band * seen.total)
-    soon = own.since < _SOON
+    soon = state.since < _SOON
     factor = jnp.where(soon & held_up_behind, _NARROWER, jnp.where(soon & act & certain & ~sudden, _WIDER, _ONE))
-    clear_now = jnp.clip(own.clear * factor, _CLOSEST * clear, clear)
+    clear_now = jnp.clip(state.clear * factor, _CLOSEST * clear, clear)
     estimate, low, high = shift_trial.effect(test, level)
     engaged = (quiet < _CALM) & (test.off == np.int32(0))
     info = {"contention": seen.contention, "ahead": seen.ahead, "engaged": engaged.astype(jnp.float32),
             "shift_effect": estimate, "shift_low": low, "shift_high": high}
-    packed = packing.pack(Own(period_now, bank, delay, own.asked, hold, test, quiet, since, times_seen, ahead, growth,
-                              clear_now))
-    return Decision(delay, info), Interleave(key, floors_now, packed)
+    return Decision(delay, info), Interleave(
+        key=key, floor=floors_now, period=period_now, bank=bank, asked=delay, asked_before=state.asked, hold=hold,
+        test=test, quiet=quiet, since=since, seen=times_seen, ahead=ahead, growth=growth, clear=clear_now)
 
   return Pacer(init, update)
 

@@ -21,7 +21,12 @@ m in every pair; where it varies about m from pair to pair it is that of a mean 
 
 from __future__ import annotations
 
-from jaxpace.coordination.maths import ARRAYS, Maths, Number
+from typing import Any
+
+import jax.numpy as jnp
+
+Number = Any
+"""A [] array, or a Python number where `xp` is `jaxpace.coordination.plain`."""
 
 TYPICAL_PAIRS = 128
 """Pairs for which the mixture is made: the interval is near its narrowest there, and within a tenth from 40 to 800."""
@@ -37,7 +42,7 @@ def prior(variance: Number) -> Number:
   return variance * (TYPICAL_PAIRS / 8.0)
 
 
-def log_odds(count: Number, mean: Number, squares: Number, rho: Number, maths: Maths = ARRAYS) -> Number:
+def log_odds(count: Number, mean: Number, squares: Number, rho: Number, xp: Any = jnp) -> Number:
   """Evidence against a mean of zero: log M.
 
   Args:
@@ -45,17 +50,17 @@ def log_odds(count: Number, mean: Number, squares: Number, rho: Number, maths: M
     mean: [] float32 of the values.
     squares: [] float32, sum of squares about it.
     rho: [] float32, see `prior`.
-    maths: what kind of numbers.
+    xp: `jax.numpy`, or `jaxpace.coordination.plain`.
 
   Returns:
     [] float32; 0 for no values, log(20) is what a level of 5 % asks for.
   """
-  n = maths.real(count)
+  n = xp.float32(count)
   spread = squares + n * mean * mean + rho
-  return 0.5 * maths.log(rho / spread) + (n * mean) * (n * mean) / (2.0 * spread)
+  return 0.5 * xp.log(rho / spread) + (n * mean) * (n * mean) / (2.0 * spread)
 
 
-def half_width(count: Number, squares: Number, rho: Number, odds: Number, maths: Maths = ARRAYS) -> Number:
+def half_width(count: Number, squares: Number, rho: Number, odds: Number, xp: Any = jnp) -> Number:
   """Half the interval's width about the mean.
 
   With u = |mean - m|, w = n u^2 and squares Q about the mean: S^2 = n w and V = Q + w, so M reaches 1/level where
@@ -67,18 +72,18 @@ def half_width(count: Number, squares: Number, rho: Number, odds: Number, maths:
     squares: [] float32, sum of squares about their mean, Q.
     rho: [] float32, see `prior`.
     odds: [] float32, log(1/level).
-    maths: what kind of numbers.
+    xp: `jax.numpy`, or `jaxpace.coordination.plain`.
 
   Returns:
     [] float32 in the unit of the values; infinite where there are too few of them to say anything.
   """
-  n = maths.real(count)
+  n = xp.float32(count)
   spread = squares + rho
-  w = maths.real(0.0)
-  enough = maths.flag(True)
+  w = xp.float32(0.0)
+  enough = xp.bool_(True)
   for _ in range(_ROUNDS):
-    log_now = odds + 0.5 * maths.log((spread + w) / rho)
+    log_now = odds + 0.5 * xp.log((spread + w) / rho)
     room = n - 2.0 * log_now
     enough = enough & (room >= 2.0)
-    w = 2.0 * spread * log_now / maths.most(room, 2.0)
-  return maths.where(enough, maths.sqrt(w / maths.most(n, 1.0)), float("inf"))
+    w = 2.0 * spread * log_now / xp.maximum(room, 2.0)
+  return xp.where(enough, xp.sqrt(w / xp.maximum(n, 1.0)), float("inf"))

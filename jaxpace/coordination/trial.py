@@ -1,7 +1,7 @@
 """Judges whether something that can be switched on and off makes steps shorter: by pairs of blocks, on the running job.
 
 A state machine on plain scalars, one `update` a step. `jaxpace.guard` runs it inside the compiled step; whoever judges
-something on the host runs it on Python numbers (`maths=PLAIN`), with the same code. It knows nothing of pacing.
+something on the host runs it on Python numbers (`xp=plain`), with the same code. It knows nothing of pacing.
 
     warm-up (off) -> pairs of blocks -> on, while it pays      -> pairs again
                                      -> off, where it doesn't  -> pairs again
@@ -41,8 +41,11 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxpace.coordination import coin, keyed, sequential, settings
-from jaxpace.coordination.maths import ARRAYS, Maths, Number
+import jax
+import jax.numpy as jnp
+
+from jaxpace.coordination import coin, keyed, plain, sequential, settings
+from jaxpace.coordination.sequential import Number
 
 BLOCK = 16
 """Steps of a block, unless told otherwise. Short blocks make little of drifts and of autocorrelation, and a gross
@@ -120,33 +123,48 @@ def is_on(state: Trial) -> Number:
   return (state.tag & ON) != 0
 
 
-def effect(state: Trial, maths: Maths = ARRAYS) -> tuple[Number, Number, Number]:
+def effect(state: Trial, xp: Any = jnp) -> tuple[Number, Number, Number]:
   """Returns (on - off) / off of the mean step time and its interval: three [] float32; NaN where not known yet.
 
   Below zero is faster with it on. Of the pairs since the last return to pairs, until the next one's first.
   """
-  nothing = maths.real(math.nan)
+  nothing = xp.float32(math.nan)
   known = state.pairs > 0
-  off = maths.where(known, state.off, 1.0)
+  off = xp.where(known, state.off, 1.0)
   told = known & (state.high < math.inf)
-  return (maths.where(known, state.mean / off, nothing), maths.where(told, state.low / off, nothing),
-          maths.where(told, state.high / off, nothing))
+  return (xp.where(known, state.mean / off, nothing), xp.where(told, state.low / off, nothing),
+          xp.where(told, state.high / off, nothing))
+
+
+def _chosen(chosen: bool, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
+  return one() if chosen else other()
+
+
+def _either(chosen: jax.Array, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
+  """Runs the chosen one on a CPU, which saves a microsecond or three; elsewhere both, and keeps what is chosen.
+
+  An accelerator must not branch: the host would have to read what is chosen in the middle of the step.
+  """
+  def both(chosen: jax.Array) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), one(), other())
+
+  return jax.lax.platform_dependent(chosen, cpu=lambda chosen: jax.lax.cond(chosen, one, other), default=both)
 
 
 def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05, settle: int = 1,
-           patience: int = 512, retry: int = 10_000, lag: int = 0, lean: int = 0, maths: Maths = ARRAYS) -> Trials:
+           patience: int = 512, retry: int = 10_000, lag: int = 0, lean: int = 0, xp: Any = jnp) -> Trials:
   """Makes a kind of trial.
 
   On the host, a step at a time:
 
-  >>> from jaxpace.coordination.maths import PLAIN
-  >>> judge = trials(maths=PLAIN)
+  >>> from jaxpace.coordination import plain
+  >>> judge = trials(xp=plain)
   >>> state, took = judge.init(), 0
   >>> for step in range(2000):
   ...   on = is_on(state)                        # switch it on or off, run the step, and then
   ...   seconds = 0.9e-3 if on else 1e-3
   ...   state = judge.update(seconds, state.tag, on, state)
-  >>> print(is_on(state), f"{effect(state, PLAIN)[0]:+.0%}")
+  >>> print(is_on(state), f"{effect(state, plain)[0]:+.0%}")
   True -10%
 
   Args:
@@ -160,7 +178,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     retry: steps for which it is then off, the first time.
     lag: steps that begin between the end of a step and the `update` which is given its time.
     lean: most pair lengths between two pairs that are spent on the side that looks better; 0 for none.
-    maths: what kind of numbers.
+    xp: `jax.numpy`, or `jaxpace.coordination.plain` for Python numbers.
 
   Returns:
     `init() -> state`, before the first step; `update(seconds, tag, used, state) -> state`, once a step. `seconds` is
@@ -179,17 +197,18 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   lag, lean = settings.steps("lag", lag, 0), settings.steps("lean", lean, 0)
   key = int(coin.checked(key))
   measured = block - settle
-  real, where = maths.real, maths.where
+  real, where = xp.float32, xp.where
+  either = _chosen if xp is plain else _either
 
   def whole(value: int) -> Number:
-    return maths.whole(real(value))
+    return xp.int32(real(value))
 
   def init() -> Trial:
     zero, none = real(0.0), whole(0)
     return Trial(
         tag=none, mode=whole(DROPPED), part=none, into=none, left=whole(block), pair=whole(-1), count_1=zero,
-        count_2=zero, total_1=zero, total_2=zero, used=maths.flag(False), useful=maths.flag(False), usual=zero,
-        spread=zero, followed=zero, slow=zero, base=zero, fresh=maths.flag(True), pairs=none, mean=zero, squares=zero,
+        count_2=zero, total_1=zero, total_2=zero, used=xp.bool_(False), useful=xp.bool_(False), usual=zero,
+        spread=zero, followed=zero, slow=zero, base=zero, fresh=xp.bool_(True), pairs=none, mean=zero, squares=zero,
         off=zero, rho=real(1.0), low=real(-math.inf), high=real(math.inf), tries=real(1.0), hold=zero, wait=real(retry))
 
   def update(seconds: Number, tag: Number, used: Number, state: Trial) -> Trial:
@@ -203,15 +222,15 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     on, second = (tag & ON) != 0, (tag & SECOND) != 0
     same = ((tag & ODD) != 0) == ((state.pair & 1) != 0)
     counted = valid & same & ((tag & COUNTED) != 0) & (state.mode == PAIRS)
-    one, two = counted & maths.no(second), counted & second
+    one, two = counted & xp.logical_not(second), counted & second
 
-    off = valid & maths.no(on)
+    off = valid & xp.logical_not(on)
     # Nothing takes less than half the usual time but after what was not usual, such as compilation.
     slow = where(seconds >= 2.0 * state.usual, state.slow + 1.0, real(0.0))
     restart = off & ((state.followed == 0) | (seconds < 0.5 * state.usual) | (slow >= _SLOW))
-    weight = where(restart, real(1.0), maths.least(state.followed + 1.0, _MEMORY))
+    weight = where(restart, real(1.0), xp.minimum(state.followed + 1.0, _MEMORY))
     usual = where(restart, seconds, state.usual)
-    away = maths.most(maths.least(seconds - usual, usual), -usual)
+    away = xp.maximum(xp.minimum(seconds - usual, usual), -usual)
     spread = where(restart, real(0.0), state.spread + (away * away - state.spread) / weight)
     return state._replace(
         count_1=state.count_1 + real(one), total_1=state.total_1 + where(one, seconds, real(0.0)),
@@ -234,17 +253,17 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     resting = second_over & (rest > 0)
     closed = in_pair & ((second_over & (rest <= 0)) | (over & (state.part == REST)))
     # A pair, unless what follows decides otherwise.
-    begins = closed | (over & (maths.no(in_pair) | (state.part >= LEANS_ON)))
+    begins = closed | (over & (xp.logical_not(in_pair) | (state.part >= LEANS_ON)))
 
-    no = closed & maths.no(closed)  # false, and varying over ranks as all that comes of the state is
-    judged, helps, fails = maths.either(closed, lambda: _judge(state), lambda: (state, no, no))
+    no = closed & xp.logical_not(closed)  # false, and varying over ranks as all that comes of the state is
+    judged, helps, fails = either(closed, lambda: _judge(state), lambda: (state, no, no))
     longer = _lean(judged) if lean else whole(0)
-    leans = closed & maths.no(helps | fails) & (longer > 0)
-    begins = begins & maths.no(helps | fails | leans)
+    leans = closed & xp.logical_not(helps | fails) & (longer > 0)
+    begins = begins & xp.logical_not(helps | fails | leans)
     first = HOLD * (2.0 * block) * real(judged.pairs)
-    stay = maths.least(where(state.hold > 0, 2.0 * state.hold, first), _FOREVER)
+    stay = xp.minimum(where(state.hold > 0, 2.0 * state.hold, first), _FOREVER)
     mode = where(helps, whole(KEPT), where(fails, whole(DROPPED), where(begins, whole(PAIRS), state.mode)))
-    left = where(helps, maths.whole(stay), where(fails, maths.whole(state.wait), where(
+    left = where(helps, xp.int32(stay), where(fails, xp.int32(state.wait), where(
         begins | first_over, whole(block), where(leans, longer, where(resting, rest, left)))))
     better = where(judged.mean < 0, whole(LEANS_ON), whole(LEANS_OFF))
     part = where(first_over, whole(1), where(resting, whole(REST), where(leans, better, where(
@@ -258,9 +277,9 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
         count_2=where(begins, zero, state.count_2), total_1=where(begins, zero, state.total_1),
         total_2=where(begins, zero, state.total_2), base=where(begins, state.usual, state.base),
         # What it was seen to do in the pair or the stretch on that ends here.
-        useful=where(seen, state.used, state.useful), used=state.used & maths.no(seen),
+        useful=where(seen, state.used, state.useful), used=state.used & xp.logical_not(seen),
         hold=where(helps, stay, where(fails, zero, state.hold)),
-        wait=where(fails, maths.least(2.0 * state.wait, _FOREVER), state.wait),
+        wait=where(fails, xp.minimum(2.0 * state.wait, _FOREVER), state.wait),
         tries=where(helps | fails, state.tries + 1.0, state.tries), fresh=judged.fresh | helps | fails)
     return after._replace(tag=_tag(after))
 
@@ -268,7 +287,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     """Steps until the next pair, on the side that looks better: int32, 0 for none."""
     total = real(state.pairs) * state.mean
     evidence = total * total / (state.squares + total * state.mean + state.rho)
-    pairs = maths.least(maths.whole(_LEANS_BY * evidence), whole(lean))
+    pairs = xp.minimum(xp.int32(_LEANS_BY * evidence), whole(lean))
     return where(state.fresh | (state.pairs < _LEANS_FROM), whole(0), pairs * whole(2 * block))
 
   def _judge(state: Trial) -> tuple[Trial, Number, Number]:
@@ -279,12 +298,12 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     """
     known = (state.count_1 > 0) & (state.count_2 > 0) & (state.base > 0)
     counts = known & state.useful
-    first, second = (total / maths.most(count, 1.0)
+    first, second = (total / xp.maximum(count, 1.0)
                      for total, count in ((state.total_1, state.count_1), (state.total_2, state.count_2)))
-    on_first = keyed.coin(key, state.pair, maths)
+    on_first = keyed.coin(key, state.pair, xp)
     difference = where(on_first, first - second, second - first)
     most = _CLIP * state.base
-    difference = maths.most(maths.least(difference, most), -most)
+    difference = xp.maximum(xp.minimum(difference, most), -most)
 
     zero = real(0.0)
     pairs = where(state.fresh, whole(0), state.pairs) + 1
@@ -295,26 +314,26 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     squares = squares + error * (difference - mean)
     off = off + (where(on_first, second, first) - off) / n
     # A hundredth of a percent of the usual step at least: clocks tick.
-    variance = maths.most(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
-    rho = where(state.fresh, maths.most(sequential.prior(variance), 1e-30), state.rho)
+    variance = xp.maximum(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
+    rho = where(state.fresh, xp.maximum(sequential.prior(variance), 1e-30), state.rho)
     first_try = state.tries < 2.0
-    shares = where(first_try, real(4.0 / 3.0), 4.0 * state.tries * maths.most(state.tries - 1.0, 1.0))
-    strict = maths.log(shares) - math.log(level)
-    half = sequential.half_width(pairs, squares, rho, strict, maths)
+    shares = where(first_try, real(4.0 / 3.0), 4.0 * state.tries * xp.maximum(state.tries - 1.0, 1.0))
+    strict = xp.log(shares) - math.log(level)
+    half = sequential.half_width(pairs, squares, rho, strict, xp)
     low, high = mean - half, mean + half
-    odds = sequential.log_odds(pairs, mean, squares, rho, maths)
+    odds = sequential.log_odds(pairs, mean, squares, rho, xp)
     gain, renews = mean < 0, state.hold > 0
     helps = counts & ((high < 0) | (renews & gain & (odds >= _RENEWS)))
-    fails = counts & maths.no(helps) & ((low > 0) | (maths.no(gain) & (odds >= _GIVES_UP)) | (pairs >= patience))
+    fails = counts & xp.logical_not(helps) & ((low > 0) | (xp.logical_not(gain) & (odds >= _GIVES_UP)) | (pairs >= patience))
     entered = state._replace(pairs=pairs, mean=mean, squares=squares, off=off, rho=rho, low=low, high=high,
-                             fresh=maths.flag(False))
+                             fresh=xp.bool_(False))
     judged = Trial(*(where(counts, new, old) for new, old in zip(entered, state, strict=True)))
     return judged, helps, fails
 
   def _tag(state: Trial) -> Number:
     in_pair, first = state.mode == PAIRS, state.part == 0
-    on_first = keyed.coin(key, state.pair, maths)
-    block_on = (where(first, on_first, maths.no(on_first)) & (state.part < REST)) | (state.part == LEANS_ON)
+    on_first = keyed.coin(key, state.pair, xp)
+    block_on = (where(first, on_first, xp.logical_not(on_first)) & (state.part < REST)) | (state.part == LEANS_ON)
     on = where(in_pair, block_on, state.mode == KEPT)
     counted = in_pair & (state.part < 2) & (state.into >= settle)
     none = whole(0)

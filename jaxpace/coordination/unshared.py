@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import bucket, knobs, packing, windows
+from jaxpace.coordination import bucket, knobs, windows
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import arrivals
 from jaxpace.core.durations import bounded, valid
@@ -51,31 +51,15 @@ class Settings(NamedTuple):
   ceiling: np.float32  # s, longest time of the first collective by itself
 
 
-class Own(NamedTuple):
-  """What one rank follows, all []."""
-
-  low: windows.Quantile  # low quantile of own earliness, as far as it is proved
-  spread: windows.Moments  # mean and deviation of it
-  step_time: windows.Quantile  # median of own step time
-  tokens: jax.Array  # float32 s, delay that may be asked for; this rank's own
-  active: jax.Array  # bool
-
-
-_LIKE = Own(windows.Quantile(packing.REAL, packing.REAL, packing.WHOLE),
-            windows.Moments(packing.REAL, packing.REAL, packing.REAL),
-            windows.Quantile(packing.REAL, packing.REAL, packing.WHOLE), packing.REAL, packing.FLAG)
-
-
 class Unshared(NamedTuple):
   """State of the rule on one rank."""
 
-  packed: packing.Packed  # of `Own`
-  knobs: Knobs  # threshold and max_delay, where they were changed while the job ran
-
-  @property
-  def own(self) -> Own:
-    """What it follows, unpacked; axes in front stay in front."""
-    return packing.unpack(self.packed, _LIKE)
+  low: windows.Quantile  # [] low quantile of own earliness, as far as it is proved
+  spread: windows.Moments  # [] mean and deviation of it
+  step_time: windows.Quantile  # [] median of own step time
+  tokens: jax.Array  # [] float32 s, delay that may be asked for; this rank's own
+  active: jax.Array  # [] bool
+  knobs: Knobs  # [] threshold and max_delay, where they were changed while the job ran
 
 
 def pacer(its: Settings) -> Pacer:
@@ -88,31 +72,30 @@ def pacer(its: Settings) -> Pacer:
   typical, fill = windows.quantile(its.window, 0.5), np.minimum(its.fill, _HALF)
 
   def init(ranks: int) -> Unshared:
-    own = Own(low.init(), spread.init(), typical.init(), bucket.init(), jnp.zeros((), jnp.bool_))
-    return Unshared(packing.pack(own), knobs.init())
+    return Unshared(low=low.init(), spread=spread.init(), step_time=typical.init(), tokens=bucket.init(),
+                    active=jnp.zeros((), jnp.bool_), knobs=knobs.init())
 
   def update(observation: Observation, state: Unshared) -> tuple[Decision, Unshared]:
-    own = state.own
     ranks = np.float32(observation.arrivals.shape[0])
     arrival, delay = (arrivals.own(values, observation.rank) for values in (observation.arrivals, observation.delays))
     share, most = knobs.chosen(state.knobs.threshold, its.threshold), knobs.chosen(state.knobs.max_delay, its.most)
     wait = observation.waits[0]
     clear = valid(wait) & valid(delay) & (wait > its.ceiling + delay)
     early = jnp.where(clear, wait - its.ceiling + delay, jnp.where(valid(wait), _ZERO, _NAN))
-    low_now, spread_now = low.update(early, own.low), spread.update(early, own.spread)
-    typical_now = typical.update(observation.step_time, own.step_time)
+    low_now, spread_now = low.update(early, state.low), spread.update(early, state.spread)
+    typical_now = typical.update(observation.step_time, state.step_time)
 
     slack, step_time = low.value(low_now), typical.value(typical_now)
     least = jnp.maximum(share * step_time, its.noise * spread.value(spread_now))
     # Comparisons with NaN are false.
-    enough = slack > jnp.where(own.active, _HALF * least, least)
+    enough = slack > jnp.where(state.active, _HALF * least, least)
     active = clear & enough & (low_now.seen >= np.int32(its.window))
 
-    tokens = _spend(arrival, delay, clear, its.cost / ranks, most, own.tokens)
+    tokens = _spend(arrival, delay, clear, its.cost / ranks, most, state.tokens)
     asked = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), most), _ZERO)
     info = {"slack": slack, "threshold": least, "tokens": tokens, "active": active.astype(jnp.float32)}
-    packed = packing.pack(Own(low_now, spread_now, typical_now, tokens, active))
-    return Decision(asked, info), Unshared(packed, state.knobs)
+    return Decision(asked, info), Unshared(
+        low=low_now, spread=spread_now, step_time=typical_now, tokens=tokens, active=active, knobs=state.knobs)
 
   return Pacer(init, update)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import ring
+from jaxpace.core import packing, ring
+from jaxpace.core.packing import Packed
 from jaxpace.core.types import Pacer, PacerState
 
 
@@ -29,7 +31,7 @@ class PaceState(NamedTuple):
   delays: jax.Array  # [R] float32 s, applied in the last step; NaN where unknown
   step_time: jax.Array  # [] float32 s, own, of the last step; NaN where unknown
   transfers: jax.Array  # [slots] float32 s, own estimate of every collective's own time in the last step; NaN unknown
-  pacer: PacerState
+  pacer: Packed | tuple[()]  # the pacer's state in a vector; `paced.pacer_state` unpacks it; () without a pacer
 
 
 def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> PaceState:
@@ -55,9 +57,13 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
       "delays": unknown.copy(),
       "step_time": np.full((), np.nan, np.float32),
       "transfers": np.full((slots,), np.nan, np.float32),
-      "pacer": () if pacer is None else jax.tree.map(np.asarray, pacer.init(ranks)),
+      "pacer": () if pacer is None else packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np),
   }
   return PaceState(**leaves)
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+  return np.asarray(leaf, jnp.result_type(leaf))
 
 
 def laid_out_like(leaf: jax.Array, value: np.ndarray) -> jax.Array:
@@ -70,3 +76,34 @@ def laid_out_like(leaf: jax.Array, value: np.ndarray) -> jax.Array:
   if not leaf.committed:  # as `init` makes them for pmap: on no device in particular
     return jnp.asarray(value)
   return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
+
+
+def change_pacer_state(packed: Packed, change: Callable[[PacerState], PacerState]) -> Packed:
+  """Changes a pacer's state from outside of the step, on this process's devices; no data is exchanged.
+
+  On the host, so it waits for the steps under way.
+
+  Args:
+    packed: the pacer's, in a pace state.
+    change: makes the state that each device is to have of the one that it has, both in numpy, with an axis in front.
+
+  Returns:
+    Arrays of the same shapes, types and layout: a compiled step takes them as it took those.
+  """
+  leaves, tree = jax.tree.flatten(packed)
+
+  def changed(parts: list[Any]) -> list[np.ndarray]:
+    one = jax.tree.unflatten(tree, [np.asarray(part) for part in parts])
+    after = packing.pack(change(packing.unpack(one)), packed.layout, one.words.shape[:-1], np)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(after)]
+
+  if not packed.words.committed:
+    return jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in changed(leaves)])
+  # All are laid out alike, over the pace state's axis in front, so their shards are in the same order.
+  shards = [leaf.addressable_shards for leaf in leaves]
+  devices = [shard.device for shard in shards[0]]
+  parts = [changed([shard.data for shard in each]) for each in zip(*shards, strict=True)]
+  return jax.tree.unflatten(tree, [
+      jax.make_array_from_single_device_arrays(
+          leaf.shape, leaf.sharding, [jax.device_put(part, at) for part, at in zip(its, devices, strict=True)])
+      for leaf, its in zip(leaves, zip(*parts, strict=True), strict=True)])

@@ -130,13 +130,12 @@ def effect_of(means: np.ndarray, variance: float) -> tuple[float, tuple[float, f
 
 
 def _half_width(difference: np.ndarray, variance: float) -> float:
-  from jaxpace.coordination import sequential  # imports JAX, for which a report without a guard needn't wait
-  from jaxpace.coordination.maths import PLAIN
+  from jaxpace.coordination import plain, sequential  # imports JAX, for which a report without a guard needn't wait
 
   # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
   squares = float(((difference - difference.mean())**2).sum())
   rho = sequential.prior(max(variance, 1e-30))
-  return float(sequential.half_width(len(difference), squares, rho, -math.log(LEVEL), PLAIN))
+  return float(sequential.half_width(len(difference), squares, rho, -math.log(LEVEL), plain))
 
 
 def _value(columns: dict[str, np.ndarray], name: str, at: int | None) -> float | None:

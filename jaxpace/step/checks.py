@@ -12,9 +12,11 @@ from jax.sharding import Mesh
 
 from jaxpace.communication import phases, primitives
 from jaxpace.communication.program import Program, axes_of, bodies
+from jaxpace.core import packing
 from jaxpace.core.pace import PaceState
+from jaxpace.core.packing import Layout, Packed
 from jaxpace.core.plan import BACKWARD
-from jaxpace.core.types import Pacer
+from jaxpace.core.types import Pacer, PacerState
 from jaxpace.core.varying import automatic_axes, manual_axes, varying
 from jaxpace.execution import CLOCKS, Clock
 
@@ -142,6 +144,40 @@ def same_ranks(one: PaceState, ranks: int, axis: Sequence[str]) -> None:
     raise ValueError(
         f"The pace state was made for {made} ranks along {','.join(axis)}, but the step runs on {ranks}. After a "
         "change of the number of ranks make a new one, pace = paced.init(mesh); it holds no training state.")
+
+
+def packed_pacer(pace: PaceState) -> Packed | None:
+  """Returns the pacer's state as it is carried; None where there is no pacer."""
+  if isinstance(pace.pacer, Packed):
+    return pace.pacer
+  if pace.pacer != ():
+    raise ValueError(
+        "The field `pacer` of the pace state holds the pacer's state packed into a vector, but this one's holds a "
+        f"{type(pace.pacer).__name__}. Read it by paced.pacer_state(pace), and change it by "
+        "pace = paced.with_pacer_state(pace, state).")
+  return None
+
+
+def same_pacer(one: PaceState, state: PacerState) -> None:
+  """Checks that the state was made for this pacer, whose own would be `state`, of shapes and dtypes."""
+  packed = packed_pacer(one)
+  layout = packing.layout_of(()) if packed is None else packed.layout
+  if layout.mark != packing.layout_of(state).mark:
+    raise ValueError(
+        "The pace state was made for another pacer, or for none. Make it with this step's own pace = paced.init(mesh); "
+        "it holds no training state. One from a checkpoint goes through jaxpace.restore_pace.")
+
+
+def same_layout(given: Layout, wanted: Layout) -> None:
+  """Checks that a pacer's state has the structure, shapes and dtypes of the one it takes the place of."""
+  if given != wanted:
+    raise ValueError("The pacer's state must be what paced.pacer_state(pace) returns, with other values: the same "
+                     f"structure, shapes and dtypes.\nGiven:  {_said(given)}\nWanted: {_said(wanted)}")
+
+
+def _said(layout: Layout) -> Any:
+  return jax.tree.unflatten(layout.structure, [
+      f"{kind}{list(shape)}" for shape, kind in zip(layout.shapes, layout.kinds, strict=True)])
 
 
 def some_collective(program: Program, axis: Sequence[str], step: Callable[..., Any]) -> None:

@@ -14,11 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.communication import program, rewrite, script, sharing
 from jaxpace.core import pace as pace_state
-from jaxpace.core import pacing, ring
+from jaxpace.core import context, packing, pacing, ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
-from jaxpace.core.types import Decision, Pacer
+from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, resolve_clock, words
 from jaxpace.step import checks
@@ -159,6 +159,59 @@ class Instrumented(Recordable):
         lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype, sharding=sharding), one)
     return state
 
+  def pacer_state(self, pace: PaceState) -> PacerState:
+    """Returns the pacer's own state, as its `init` and `update` make it; in the pace state it is one vector.
+
+    Where the pace state is of several processes' devices every process calls it, or none, on a copy in numpy of its
+    own part.
+
+    Args:
+      pace: a pace state, of arrays on devices or in numpy.
+
+    Returns:
+      The tree that `pacer.init` returns, with the pace state's axis of ranks in front of every leaf; () without a
+      pacer.
+
+    Raises:
+      ValueError: it is no pace state.
+    """
+    checks.is_pace(pace)
+    packed = checks.packed_pacer(pace)
+    if packed is None:
+      return ()
+    if not isinstance(packed.words, jax.Array) or isinstance(packed.words, jax.core.Tracer):
+      return packing.unpack(packed)
+    with context.of_array(packed.words):
+      return jax.jit(packing.unpack)(packed)
+
+  def with_pacer_state(self, pace: PaceState, state: PacerState) -> PaceState:
+    """Returns the pace state with another state of the pacer's in it: for tests, and tools that change it.
+
+    Args:
+      pace: a pace state. Every process of the job calls it.
+      state: what `pacer_state` returned, changed; leaves may be numpy arrays, of all ranks.
+
+    Returns:
+      The pace state, laid out as it was: a compiled step takes it as it took that.
+
+    Raises:
+      ValueError: `state` has other names, shapes or dtypes than the pacer's.
+    """
+    checks.is_pace(pace)
+    packed = checks.packed_pacer(pace)
+    if packed is None:
+      checks.same_layout(packing.layout_of(state), packing.layout_of(()))
+      return pace
+    lead = packed.words.shape[:-1]
+    checks.same_layout(packing.layout_of(state, len(lead)), packed.layout)
+    pack = functools.partial(packing.pack, layout=packed.layout, lead=lead)
+    if not isinstance(packed.words, jax.Array):
+      return pace._replace(pacer=pack(jax.tree.map(np.asarray, state), xp=np))
+    if isinstance(packed.words, jax.core.Tracer) or not packed.words.committed:
+      return pace._replace(pacer=pack(state))
+    with context.of_array(packed.words):
+      return pace._replace(pacer=jax.jit(pack, out_shardings=packed.words.sharding)(state))
+
   def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
     one, count = self._laid_out(mesh, partition)
     sharding = NamedSharding(mesh, partition)
@@ -196,6 +249,8 @@ class Instrumented(Recordable):
     ranks = checks.axis_size(self.axis)
     one, stacked = self._one_rank(pace)
     checks.same_ranks(one, ranks, self.axis)
+    if self.pacer is not None:
+      checks.same_pacer(one, jax.eval_shape(lambda: self.pacer.init(ranks)))
     clock = resolve_clock(self.clock_wanted, self._platform or jax.default_backend())
     automatic = checks.axes_left_to_the_compiler(clock)
     with Call(self.step, args, kwargs) as call:
@@ -266,15 +321,16 @@ class Instrumented(Recordable):
     arrivals, delays = measured.arrivals, measured.delays
     if arrivals is None or delays is None:
       arrivals, delays = jnp.where(mine, measured.arrival, nothing), jnp.where(mine, measured.delay, nothing)
-    decision, pacer = Decision(jnp.float32(0), {}), one.pacer
+    decision, pacer = Decision(jnp.float32(0), {}), checks.packed_pacer(one)
     names: tuple[str, ...] = ()
     step_time, transfers = one.step_time, one.transfers
-    if self.pacer is not None:
+    if self.pacer is not None and pacer is not None:
       waits = jnp.stack([*measured.waits, *([nothing] * (self.slots - len(measured.waits)))])
       first = words.is_zero(one.last_exit)
       step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, measured.last_exit))
       seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time, self._shared(measured))
-      decision, pacer = pacing.decide(self.pacer, seen, one.pacer)
+      decision, after = pacing.decide(self.pacer, seen, packing.unpack(pacer))
+      pacer = packing.pack(after, pacer.layout)
       names = tuple(decision.info)
     info = [*decision.info.values()]
     info += [jnp.float32(0)] * (ring.MAX_DECISIONS - len(info))
@@ -283,7 +339,7 @@ class Instrumented(Recordable):
         ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None], one.step % jnp.int32(self.rows), 0),
         step=one.step + jnp.int32(1), rank=one.rank, last_exit=measured.last_exit,
         delay=decision.delay, info=jnp.stack(info), arrivals=arrivals,
-        delays=delays, step_time=step_time, transfers=transfers, pacer=pacer), names
+        delays=delays, step_time=step_time, transfers=transfers, pacer=() if pacer is None else pacer), names
 
   def _shared(self, measured: rewrite.Measurements) -> pacing.Shared:
     """What came along in the step's message, slot by slot."""

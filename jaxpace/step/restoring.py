@@ -10,7 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpace.core import packing
 from jaxpace.core.pace import PaceState, laid_out_like
+from jaxpace.core.packing import Packed
 from jaxpace.step.instrument import Instrumented
 
 _LOG = logging.getLogger("jaxpace")
@@ -87,7 +89,7 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
                  "what it could spend are lost, no training state is.", was, what, now)
     return fresh
   try:
-    typed = _typed(fresh.pacer, pacer)
+    typed = _packed(fresh.pacer, pacer)
   except ValueError as error:
     _LOG.warning("The checkpoint's pace state is of another pacer, or of another version of jaxpace (%s): the pacer "
                  "starts anew. Its estimates and what it could spend are lost, no training state is.", error)
@@ -104,6 +106,27 @@ def _field(saved: Any, name: str) -> Any:
                   f"step. This is a {type(saved).__name__}" + (
                       f" without {name!r}: with {', '.join(map(repr, list(saved)[:8]))}." if isinstance(saved, dict)
                       else "."))
+
+
+def _packed(like: Packed | tuple[()], saved: Any) -> Any:
+  """Gives a saved pacer's state the structure of `like`; ValueError, in words, where it is of another layout."""
+  if not isinstance(like, Packed):
+    return _typed(like, saved)
+  if isinstance(saved, Packed):
+    saved = {"words": saved.words, "others": saved.others}
+  if not isinstance(saved, dict) or not {"words"} <= set(saved) <= {"words", "others"}:
+    # As it was carried before it was packed: the pacer's own tree.
+    tree = _typed(jax.eval_shape(packing.unpack, like), saved)
+    if not all(isinstance(leaf, np.ndarray) or leaf.is_fully_addressable or leaf.is_fully_replicated
+               for leaf in jax.tree.leaves(tree)):
+      raise ValueError("not packed, and in parts of other processes")
+    return packing.pack(jax.tree.map(np.asarray, tree), like.layout, like.words.shape[:-1], np)
+  words, others = _typed((like.words, like.others), (saved["words"], saved.get("others")))
+  # As many words may be another pacer's: the first says whose they are.
+  mark = words.addressable_shards[0].data if isinstance(words, jax.Array) else words
+  if np.asarray(mark).reshape(-1)[0] != np.uint32(like.layout.mark):
+    raise ValueError("other names")
+  return Packed(words, others, like.layout)
 
 
 def _typed(like: Any, saved: Any) -> Any:

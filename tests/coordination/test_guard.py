@@ -24,7 +24,7 @@ def compiled(pacer):
 
 
 def judged(state):
-  return jax.tree.map(np.asarray, state).own.trial
+  return jax.tree.map(np.asarray, state).trial
 
 
 def run(pacer, times, ranks=2, shared=True):
@@ -212,7 +212,7 @@ def plain_steps(state):
 
   def turn(state, k):
     _, state = EAGER.update(plain._replace(step=k), state)
-    return state, trial.is_on(state.own.trial)
+    return state, trial.is_on(state.trial)
 
   after, on = jax.lax.scan(turn, state, jnp.arange(200))
   return on, after

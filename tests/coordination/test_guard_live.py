@@ -39,7 +39,8 @@ def test_parameters_are_bitwise_those_of_the_bare_step_and_the_columns_are_in_th
   assert set(np.unique(on[:, BLOCK + 4:])) == {0.0, 1.0}
   assert (column(both.pace, ring.DELAY_ASKED)[on == 0] == 0).all(), "a row's arm is that of the step in it"
   # All ranks judged the job's time alike, to the last bit.
-  for leaf in jax.tree.leaves(pace.pacer.own.trial):
+  guard = both.paced.pacer_state(pace)
+  for leaf in jax.tree.leaves(guard.trial):
     assert leaf[0].tobytes() == leaf[1].tobytes()
-  assert pace.pacer.own.shared.all() and pace.pacer.own.trial.usual[0] > 0
-  assert pace.pacer.own.trial.pair[0] >= 4
+  assert guard.shared.all() and guard.trial.usual[0] > 0
+  assert guard.trial.pair[0] >= 4

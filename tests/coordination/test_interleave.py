@@ -162,7 +162,7 @@ def clearances(*rows):
 
   def turn(state, observation):
     decision, state = pacer.update(observation, state)
-    return state, (decision.delay, state.own.clear)
+    return state, (decision.delay, state.clear)
 
   def one(key):
     start = jax.tree.map(jnp.asarray, pacer.init(2))._replace(key=key)

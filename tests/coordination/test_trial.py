@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.coordination import keyed, sequential, trial
-from jaxpace.coordination.maths import PLAIN
+from jaxpace.coordination import keyed, plain, sequential, trial
 
 BLOCK = trial.BLOCK
 
@@ -53,24 +52,24 @@ def runs_of(on):
 
 
 def test_pairs_are_a_block_on_and_a_block_off_in_the_order_of_the_coin():
-  on, tags, _ = play(trial.trials(key=5, maths=PLAIN), noisy(BLOCK * 41))
+  on, tags, _ = play(trial.trials(key=5, xp=plain), noisy(BLOCK * 41))
   assert not on[:BLOCK].any(), "a warm-up first"
   pairs = on[BLOCK:].reshape(20, 2, BLOCK)
   assert (pairs.all(axis=2) | ~pairs.any(axis=2)).all() and (pairs[:, 0] != pairs[:, 1]).all()
-  assert pairs[:, 0, 0].tolist() == [keyed.coin(5, n, PLAIN) for n in range(20)]
+  assert pairs[:, 0, 0].tolist() == [keyed.coin(5, n, plain) for n in range(20)]
   counted = (tags[BLOCK:].reshape(20, 2, BLOCK) & trial.COUNTED) != 0
   assert not counted[:, :, 0].any() and counted[:, :, 1:].all(), "the first step of a block is not counted"
 
 
 @pytest.mark.parametrize("effect", [-0.1, -0.03, 0.03, 0.3])
 def test_an_effect_is_found_and_acted_upon(effect):
-  on, _, states = play(trial.trials(maths=PLAIN), noisy(4000, effect))
+  on, _, states = play(trial.trials(xp=plain), noisy(4000, effect))
   decided = next(k for k, state in enumerate(states) if state.mode != 0 and k > BLOCK)
-  found, low, high = trial.effect(states[decided], PLAIN)
+  found, low, high = trial.effect(states[decided], plain)
   names = trial.Trial._fields
   assert not low > effect and not high < effect and found == pytest.approx(effect, abs=0.02)
   assert high < 0 if effect < 0 else sequential.log_odds(
-      *(states[decided][names.index(name)] for name in ("pairs", "mean", "squares", "rho")), PLAIN) > np.log(10)
+      *(states[decided][names.index(name)] for name in ("pairs", "mean", "squares", "rho")), plain) > np.log(10)
   assert decided < 40 * 2 * BLOCK
   assert on[decided + 1:decided + 1 + 4 * (decided // 2)].mean() == (1 if effect < 0 else 0)
 
@@ -85,45 +84,45 @@ def test_the_interval_is_that_of_the_block_means():
       steps.append(seconds)
     return seconds
 
-  on, tags, states = play(trial.trials(maths=PLAIN, level=0.02), noted)
+  on, tags, states = play(trial.trials(xp=plain, level=0.02), noted)
   state, took = states[-1], np.array(steps)[BLOCK:].reshape(30, 2, BLOCK)
   means = took[:, :, 1:].mean(axis=2)
   first_on = on[BLOCK:].reshape(30, 2, BLOCK)[:, 0, 0]
   differences = np.where(first_on, means[:, 0] - means[:, 1], means[:, 1] - means[:, 0])[1:]  # the first tells nothing
   off = np.where(first_on, means[:, 1], means[:, 0])[1:]
   squares = ((differences - differences.mean())**2).sum()
-  half = sequential.half_width(29, squares, state.rho, np.log(4 / 3 / 0.02), PLAIN)
+  half = sequential.half_width(29, squares, state.rho, np.log(4 / 3 / 0.02), plain)
   expected = differences.mean() + np.array([0, -half, half])
   assert state.pairs == 29
-  np.testing.assert_allclose(trial.effect(state, PLAIN), expected / off.mean(), rtol=1e-9)
+  np.testing.assert_allclose(trial.effect(state, plain), expected / off.mean(), rtol=1e-9)
 
 
 def test_all_returns_to_pairs_together_spend_the_level():
   """3/4 of it on the first, 1 / (4 k (k - 1)) on the k-th: 3/4 + 1/8 + 1/24 + ... = 1."""
   level, parts = 0.05, [0, 3 / 4, *(1 / (4 * k * (k - 1)) for k in range(2, 100_000))]
   assert parts[2:4] == [1 / 8, 1 / 24] and sum(parts) == pytest.approx(1, abs=1e-5)
-  _, _, states = play(trial.trials(maths=PLAIN, level=level, patience=30, retry=50), noisy(5500))
+  _, _, states = play(trial.trials(xp=plain, level=level, patience=30, retry=50), noisy(5500))
   seen = set()
   for state in states:
     if state.mode == trial.PAIRS and not state.fresh and np.isfinite(state.high):
       half = sequential.half_width(state.pairs, state.squares, state.rho, -np.log(level * parts[int(state.tries)]),
-                                   PLAIN)
+                                   plain)
       np.testing.assert_allclose((state.low, state.high), (state.mean - half, state.mean + half), rtol=1e-9)
       seen.add(state.tries)
   assert {1, 2, 3, 4} <= seen
 
 
 def test_a_gain_is_held_ever_longer_and_a_harm_retried_ever_more_rarely():
-  on, _, _ = play(trial.trials(maths=PLAIN), noisy(24_000, -0.2))
+  on, _, _ = play(trial.trials(xp=plain), noisy(24_000, -0.2))
   held = [steps for kind, steps in runs_of(on) if kind and steps > 3 * BLOCK]
   assert len(held) >= 3 and all(b >= 1.9 * a for a, b in itertools.pairwise(held[:-1]))
-  on, _, _ = play(trial.trials(maths=PLAIN, retry=1000), noisy(30_000, 0.2))
+  on, _, _ = play(trial.trials(xp=plain, retry=1000), noisy(30_000, 0.2))
   idle = [steps for kind, steps in runs_of(on) if not kind and steps > 3 * BLOCK]
   assert len(idle) > 3 and all(1.9 * a <= b <= 2.2 * a for a, b in itertools.pairwise(idle[:-1]))
 
 
 def test_a_gain_is_enjoyed_for_eight_times_as_long_as_it_took_to_show():
-  _, _, states = play(trial.trials(maths=PLAIN), noisy(6000, -0.2))
+  _, _, states = play(trial.trials(xp=plain), noisy(6000, -0.2))
   modes = [state.mode for state in states]
   decided = modes.index(trial.KEPT)
   kept = modes[decided:].index(trial.PAIRS)
@@ -131,7 +130,7 @@ def test_a_gain_is_enjoyed_for_eight_times_as_long_as_it_took_to_show():
 
 
 def test_what_shows_nothing_is_off_after_a_while():
-  on, _, states = play(trial.trials(maths=PLAIN, patience=40, retry=500), noisy(3000))
+  on, _, states = play(trial.trials(xp=plain, patience=40, retry=500), noisy(3000))
   decided = BLOCK + 41 * 2 * BLOCK  # the warm-up, a pair that tells nothing, and 40 that do
   assert states[decided - 1].mode == 2 and states[decided - 2].mode == 0
   assert not on[decided:decided + 500].any() and on[decided + 500:decided + 500 + 2 * BLOCK].any()
@@ -139,7 +138,7 @@ def test_what_shows_nothing_is_off_after_a_while():
 
 @pytest.mark.parametrize("effect, most", [(0.3, 80), (1.0, 100), (3.0, 120)])
 def test_gross_harm_costs_no_more_than_a_hundred_steps_or_so(effect, most):
-  on, _, _ = play(trial.trials(maths=PLAIN), noisy(9000, effect))
+  on, _, _ = play(trial.trials(xp=plain), noisy(9000, effect))
   assert effect * on.sum() < most
   if effect > 0.5:
     longest = max(steps for kind, steps in runs_of(on) if kind)
@@ -154,7 +153,7 @@ def test_a_cut_block_ends_on_whichever_side_it_falls():
     seconds = base(step, on)
     return None if seconds is None else seconds * (4.0 if step % 700 < 60 else 1.0)
 
-  on, _, states = play(trial.trials(maths=PLAIN, key=3), times)
+  on, _, states = play(trial.trials(xp=plain, key=3), times)
   assert all(state.mode == 0 for state in states[BLOCK:])
   blocks = runs_of(on[BLOCK:])
   assert min(steps for kind, steps in blocks if kind) < BLOCK / 2 and min(
@@ -162,7 +161,7 @@ def test_a_cut_block_ends_on_whichever_side_it_falls():
 
 
 def test_what_is_usual_follows_over_64_steps_and_says_how_pairs_will_scatter():
-  judge = trial.trials(maths=PLAIN)
+  judge = trial.trials(xp=plain)
   state = judge.init()
   for seconds in [1.0] * 300 + [1.3] * 64:
     state = judge.update(seconds, 0, False, state)
@@ -175,24 +174,24 @@ def test_what_is_usual_follows_over_64_steps_and_says_how_pairs_will_scatter():
 
 def test_one_huge_pause_does_not_drown_the_rest():
   base = noisy(4000, -0.1)
-  on, _, states = play(trial.trials(maths=PLAIN),
+  on, _, states = play(trial.trials(xp=plain),
                        lambda step, on: 100.0 if step == 8 * BLOCK + 3 else base(step, on))
   assert any(state.mode == 1 for state in states)
 
 
 def test_compilation_does_not_count_as_usual():
   base = noisy(4000, -0.1)
-  _, _, states = play(trial.trials(maths=PLAIN), lambda step, on: 500.0 if step < 2 else base(step, on))
+  _, _, states = play(trial.trials(xp=plain), lambda step, on: 500.0 if step < 2 else base(step, on))
   assert states[BLOCK].usual < 1.5
   assert any(state.mode == 1 for state in states)
 
 
 def test_nothing_done_is_no_evidence():
   """Pairs count from the second after the thing was seen to do something, whatever the step times."""
-  judge = trial.trials(maths=PLAIN)
+  judge = trial.trials(xp=plain)
   _, _, states = play(judge, noisy(3000, 0.1), used=False)
   assert states[-1].pairs == 0 and all(state.mode == 0 for state in states[BLOCK:])
-  assert np.isnan(trial.effect(states[-1], PLAIN)).all()
+  assert np.isnan(trial.effect(states[-1], plain)).all()
   begin = BLOCK * 21
   _, _, states = play(judge, noisy(BLOCK * 31), used=lambda step: step >= begin)
   assert states[begin + 2 * BLOCK - 1].pairs == 0 and states[-1].pairs == 4
@@ -202,16 +201,16 @@ def test_nothing_done_is_no_evidence():
 def test_times_may_come_late(lag):
   """The same pairs, with a few steps of rest after each; an effect is measured as exactly as without."""
   base = noisy(4000, -0.1, cv=0.0)
-  on, _, states = play(trial.trials(maths=PLAIN, lag=lag), base, lag=lag)
+  on, _, states = play(trial.trials(xp=plain, lag=lag), base, lag=lag)
   state = next(state for state in states if state.mode == 1)
-  assert trial.effect(state, PLAIN)[0] == pytest.approx(-0.1, abs=1e-12), "no step is counted to the other arm"
+  assert trial.effect(state, plain)[0] == pytest.approx(-0.1, abs=1e-12), "no step is counted to the other arm"
   first = on[BLOCK:BLOCK + 4 * (2 * BLOCK + lag)].reshape(4, -1)
   assert (first[:, :2 * BLOCK].sum(axis=1) == BLOCK).all() and not first[:, 2 * BLOCK:].any()
 
 
 @pytest.mark.parametrize("effect", [-0.04, 0.04])
 def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_they_are(effect):
-  judge = trial.trials(maths=PLAIN, key=9, harm=100, lean=3, lag=1)  # no block is cut
+  judge = trial.trials(xp=plain, key=9, harm=100, lean=3, lag=1)  # no block is cut
   on, tags, states = play(judge, noisy(9000, effect, cv=0.2, rho=0.5, seed=4), lag=1)
   decided = next((k for k, state in enumerate(states) if state.mode != 0 and k > BLOCK), len(states))
   parts = np.array([0, *(state.part for state in states[:decided - 1])])  # of the step itself
@@ -226,7 +225,7 @@ def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_
   # Each pair is as it was: two blocks and its rest, in the order of the coin, and a step of rest for the lag.
   rest = on[BLOCK:decided][~leaning[BLOCK:]]
   pairs = rest[:len(rest) // (2 * BLOCK + 1) * (2 * BLOCK + 1)].reshape(-1, 2 * BLOCK + 1)
-  assert pairs[:, 0].tolist() == [keyed.coin(9, n, PLAIN) for n in range(len(pairs))]
+  assert pairs[:, 0].tolist() == [keyed.coin(9, n, plain) for n in range(len(pairs))]
   assert (pairs[:, :BLOCK].all(1) != pairs[:, BLOCK:-1].all(1)).all() and not pairs[:, -1].any()
   better = on[:decided] if effect < 0 else ~on[:decided]
   assert better.mean() > 0.6, "without, it would be half"
@@ -240,15 +239,15 @@ def compiled(lean=4):
 def test_arrays_decide_as_plain_numbers_do():
   base = noisy(1300, -0.03, cv=0.12, rho=0.5, seed=3)
   rng = np.random.default_rng(0)
-  plain, state = trial.trials(maths=PLAIN, lean=4), trial.trials(lean=4).init()
-  other, parts = plain.init(), set()
+  on_host, state = trial.trials(xp=plain, lean=4), trial.trials(lean=4).init()
+  other, parts = on_host.init(), set()
   for step in range(1300):
     parts.add(other.part)
     assert int(state.tag) == other.tag and int(state.pairs) == other.pairs
     seconds = np.float32(base(step, bool(trial.is_on(state)))) if rng.random() > 0.05 else np.float32(np.nan)
     state = compiled()(jnp.float32(seconds), state.tag, jnp.asarray(True), state)
-    other = plain.update(float(seconds), other.tag, True, other)
-  np.testing.assert_allclose(trial.effect(state), trial.effect(other, PLAIN), rtol=1e-4)
+    other = on_host.update(float(seconds), other.tag, True, other)
+  np.testing.assert_allclose(trial.effect(state), trial.effect(other, plain), rtol=1e-4)
   assert trial.LEANS_ON in parts
   assert all(a.dtype == b.dtype and a.shape == b.shape == () for a, b in
              zip(jax.tree.leaves(trial.trials().init()), jax.tree.leaves(state), strict=True))
@@ -260,17 +259,17 @@ ANY = st.one_of(st.floats(width=32), st.sampled_from([np.nan, np.inf, -np.inf, -
 @hypothesis.given(st.lists(st.tuples(ANY, st.integers(0, 15), st.booleans()), max_size=30), st.integers(0, 200))
 @hypothesis.settings(max_examples=40)
 def test_whatever_it_is_given_it_still_judges_afterwards(junk, begin):
-  for maths, update in ((PLAIN, trial.trials(maths=PLAIN).update), (None, compiled())):
-    judge = trial.trials(maths=PLAIN) if maths else trial.trials()
-    _, _, states = play(trial.trials(maths=PLAIN), noisy(begin + 1, cv=0.02))
-    state = states[-1] if maths else jax.tree.map(
+  for xp, update in ((plain, trial.trials(xp=plain).update), (None, compiled())):
+    judge = trial.trials(xp=plain) if xp else trial.trials()
+    _, _, states = play(trial.trials(xp=plain), noisy(begin + 1, cv=0.02))
+    state = states[-1] if xp else jax.tree.map(
         lambda leaf, like: jnp.asarray(leaf, like.dtype), states[-1], judge.init())
     for seconds, tag, used in junk:
-      args = (float(seconds), tag, used) if maths else (jnp.float32(seconds), jnp.int32(tag), jnp.asarray(used))
+      args = (float(seconds), tag, used) if xp else (jnp.float32(seconds), jnp.int32(tag), jnp.asarray(used))
       state = update(*args, state)
       assert not any(np.isnan(np.float64(leaf)) for leaf in state)
       assert state.left >= 0 and state.usual < np.inf
-    if maths and begin % 4 == 0:
+    if xp and begin % 4 == 0:
       _, _, after = play(judge, noisy(1000, 0.3, cv=0.02), state=state)
       assert any(s.mode == 2 and s.mean > 0 for s in after)
 

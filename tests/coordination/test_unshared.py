@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.coordination import packing
 from tests.coordination import jobs
 
 WINDOW, LATE, CEILING = 8, 2, 2e-3
@@ -131,14 +130,14 @@ def test_a_collective_within_its_ceiling_never_looks_like_slack():
 def test_delays_that_overshoot_are_a_debt_and_unknown_ones_forfeit_all():
   pacer = GENEROUS
   state = pacer.init(4)
-  state = state._replace(packed=packing.pack(state.own._replace(tokens=np.float32(3e-3))))
+  state = state._replace(tokens=np.float32(3e-3))
   one = jax.tree.map(lambda leaf: leaf[0], jobs.observe(0, np.full(4, 10e-3, np.float32), np.zeros(4, np.float32)))
   mine = np.arange(4) == 0
 
   def tokens(delay, wait, arrival=10e-3):
     seen = one._replace(delays=np.where(mine, delay, np.nan).astype(np.float32), waits=np.float32([wait]),
                         arrivals=np.where(mine, arrival, np.nan).astype(np.float32))
-    return float(pacer.update(seen, state)[1].own.tokens)
+    return float(pacer.update(seen, state)[1].tokens)
 
   earned = 10e-3 / 4
   assert tokens(1e-3, 9e-3) == pytest.approx(3e-3 + earned, rel=1e-5)

@@ -51,7 +51,7 @@ def main() -> None:
       w, first = saved["state"]["w"], latest
       pace = jaxpace.restore_pace(saved["pace"], paced, mesh)
       mine = own(pace)
-      print("restored " + json.dumps({"step": int(mine.step), "seen": int(mine.pacer.own.low.seen),
+      print("restored " + json.dumps({"step": int(mine.step), "seen": int(paced.pacer_state(mine).low.seen),
                                       "ring": bool(mine.ring.any())}), flush=True)
     with jaxpace.Recorder(directory / "run", paced, resume=latest is not None, every_seconds=0.2) as recorder:
       for k in range(first, steps):

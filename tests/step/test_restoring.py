@@ -61,12 +61,14 @@ def same(one, other):
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, caplog):
   path, before, first = saved
-  assert (before.ring != 0).any() and (before.last_exit != 0).all() and (before.pacer.inner[0].own.low.seen == 8).all()
+  learnt = first.paced.pacer_state(before)
+  assert (before.ring != 0).any() and (before.last_exit != 0).all() and (learnt.inner[0].low.seen == 8).all()
   loop = Loop(2)
   compare = loop.pace
   pace = jaxpace.restore_pace(restored(path, loop, whole), loop.paced, loop.mesh)
   assert not caplog.records
   same(jax.tree.map(np.asarray, pace.pacer), before.pacer)
+  same(loop.paced.pacer_state(pace), learnt)
   assert np.asarray(pace.step).tolist() == [STEPS] * 2
   same(pace._replace(step=compare.step, pacer=compare.pacer), compare)
   for leaf, made in zip(jax.tree.leaves(pace), jax.tree.leaves(compare), strict=True):
@@ -116,6 +118,45 @@ def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
     assert "another pacer" in caplog.text
     same(pace._replace(step=loop.pace.step), loop.pace)
     assert np.asarray(pace.step).tolist() == [STEPS] * 2
+
+
+def counter(name):
+  """A pacer with one number in its state."""
+  def update(seen, state):
+    return jaxpace.Decision(jnp.float32(0), {}), {name: state[name] + jnp.int32(1)}
+
+  return jaxpace.Pacer(lambda ranks: {name: jnp.int32(0)}, update)
+
+
+def test_a_pacer_whose_state_has_as_many_words_but_other_names_starts_anew(caplog):
+  before = jax.tree.map(np.asarray, Loop(2, counter("steps")).run(3))
+  same_again, renamed = Loop(2, counter("steps")), Loop(2, counter("turns"))
+  for saved in (before, {"step": before.step, "arrivals": before.arrivals, "pacer": {"words": before.pacer.words}}):
+    caplog.clear()
+    pace = jaxpace.restore_pace(saved, same_again.paced, same_again.mesh)
+    assert same_again.paced.pacer_state(pace)["steps"].tolist() == [3, 3] and not caplog.records
+    pace = jaxpace.restore_pace(saved, renamed.paced, renamed.mesh)
+    assert renamed.paced.pacer_state(pace)["turns"].tolist() == [0, 0] and "another pacer" in caplog.text
+
+
+def test_from_before_pacers_were_packed_as_a_whole(saved, caplog):
+  """Where the pacer's own tree was stored it comes back; where its scalars were packed in it, it starts anew."""
+  _, before, loop = saved
+  learnt = jax.tree.map(np.asarray, loop.paced.pacer_state(before))
+  for stored in (learnt, learnt._asdict() | {"steering": learnt.steering._asdict()}):
+    new = Loop(2)
+    pace = jaxpace.restore_pace(before._replace(pacer=stored), new.paced, new.mesh)
+    same(new.paced.pacer_state(pace), learnt)
+    assert not caplog.records
+    assert np.asarray(pace.pacer.words).tobytes() == before.pacer.words.tobytes()
+  early = {"packed": {"reals": np.zeros((2, 8), np.float32), "wholes": np.zeros((2, 4), np.int32)},
+           "means": learnt.inner[0].means._asdict(), "knobs": learnt.inner[0].knobs._asdict()}
+  old = {"step": before.step, "arrivals": before.arrivals,
+         "pacer": {"steering": learnt.steering._asdict(), "inner": [early]}}
+  pace = jaxpace.restore_pace(old, new.paced, new.mesh)
+  assert "another version of jaxpace (no EarlyRanks)" in caplog.text
+  same(pace._replace(step=new.pace.step), new.pace)
+  assert np.asarray(pace.step).tolist() == [STEPS] * 2
 
 
 def other_state():

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from jaxpace.coordination.steer import Steering
-from jaxpace.core.pace import PaceState, laid_out_like
+from jaxpace.core.pace import PaceState, change_pacer_state
+from jaxpace.core.packing import Packed
 from jaxpace.live.control.request import MAX_STEP, ControlRequest
 
 
@@ -22,7 +23,7 @@ def check(pace: Any) -> None:
   if not isinstance(pace, PaceState):
     raise TypeError("Control takes the pace state and returns it: pace = control(pace), before the step. This is a "
                     f"{type(pace).__name__}.")
-  if not any(isinstance(node, Steering) for node in _nodes(pace.pacer)):
+  if not isinstance(pace.pacer, Packed) or not _steered(pace.pacer):
     raise ValueError("The pacer of this pace state can't be steered. Make it so where it is given to "
                      "jaxpace.instrument: pacer=jaxpace.steerable(jaxpace.pace_early_ranks()).")
   if pace.step.is_deleted():
@@ -36,7 +37,11 @@ def next_step(pace: PaceState) -> int:
 
 
 def apply(pace: PaceState, request: ControlRequest) -> PaceState:
-  """Returns the state with the request in it. Every process does this at the same step; no data is exchanged."""
+  """Returns the state with the request in it. Every process does this at the same step; no data is exchanged.
+
+  What a request changes is a few numbers among others in the pacer's vector, so its devices' own values are read:
+  this waits for the steps under way. It happens once a request.
+  """
   ranks = pace.arrivals.shape[-1]
   unknown = np.float32(np.nan)
   mask = np.ones(ranks, bool)
@@ -52,13 +57,19 @@ def apply(pace: PaceState, request: ControlRequest) -> PaceState:
       return node
     return Steering(**{name: _like(getattr(node, name), value) for name, value in values.items()})
 
-  return pace._replace(pacer=jax.tree.map(put, pace.pacer, is_leaf=lambda node: isinstance(node, Steering)))
+  def change(state: Any) -> Any:
+    return jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Steering))
+
+  assert isinstance(pace.pacer, Packed)
+  return pace._replace(pacer=change_pacer_state(pace.pacer, change))
 
 
-def _nodes(tree: Any) -> list[Any]:
-  return jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Steering))
+def _steered(packed: Packed) -> bool:
+  state = jax.tree.unflatten(packed.layout.structure, packed.layout.shapes)
+  return any(isinstance(node, Steering)
+             for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Steering)))
 
 
-def _like(leaf: jax.Array, value: Any) -> jax.Array:
+def _like(leaf: np.ndarray, value: Any) -> np.ndarray:
   """Makes an array like `leaf` with `value` on every rank."""
-  return laid_out_like(leaf, np.broadcast_to(np.asarray(value, leaf.dtype), leaf.shape))
+  return np.broadcast_to(np.asarray(value, leaf.dtype), leaf.shape)

@@ -20,8 +20,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from jaxpace.coordination import trial
-from jaxpace.coordination.maths import PLAIN
+from jaxpace.coordination import plain, trial
 from jaxpace.live.housekeeping.modes import ALIGNED, ALONE, FROZEN, IN_SLACK
 
 CANDIDATES = (FROZEN, ALIGNED, IN_SLACK)
@@ -61,7 +60,7 @@ class _Contest:
   def __init__(self, mode: str, key: int):
     self.mode = mode
     self._trials = trial.trials(block=_BLOCK, key=key, level=LEVEL / len(CANDIDATES), settle=0, patience=_PATIENCE,
-                                retry=_RETRY, lag=_LAG, maths=PLAIN)
+                                retry=_RETRY, lag=_LAG, xp=plain)
     self.state = self._trials.init()._replace(useful=True)  # Every mode does something: no pair is void.
     self._entries: collections.deque[_Entry] = collections.deque()
     self._begun = False
@@ -90,7 +89,7 @@ class _Contest:
   def advance(self) -> _Entry:
     """Moves on to the next unit and returns its entry, to be filled with its time."""
     self.state, self._begun, self._next = self.peek(), True, None
-    mean, low, high = (_known(value, None) for value in trial.effect(self.state, PLAIN))
+    mean, low, high = (_known(value, None) for value in trial.effect(self.state, plain))
     if high is not None or self.finding[2] is None:  # When it is tried again, there is no interval for a while.
       self.finding = mean, low, high
     if len(self._entries) > _LAG:
@@ -110,11 +109,11 @@ class _Contest:
   @property
   def mean(self) -> float:
     """(on - off) / off of the step time; 0 where nothing is known of this round."""
-    return 0.0 if self.state.fresh and not self.shown else _known(trial.effect(self.state, PLAIN)[0], 0.0)
+    return 0.0 if self.state.fresh and not self.shown else _known(trial.effect(self.state, plain)[0], 0.0)
 
   @property
   def low(self) -> float:
-    return -math.inf if self.state.fresh and not self.shown else _known(trial.effect(self.state, PLAIN)[1], -math.inf)
+    return -math.inf if self.state.fresh and not self.shown else _known(trial.effect(self.state, plain)[1], -math.inf)
 
   @property
   def looks_worse(self) -> bool:

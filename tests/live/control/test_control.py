@@ -146,8 +146,8 @@ def test_the_threshold_changes_a_running_pacer(tmp_path):
     put(tmp_path, threshold=0.25)
     job.until(control, ControlRequest(threshold=0.25))
     job.run(control, 2)
-  assert np.asarray(job.pace.pacer.inner.knobs.threshold).tolist() == [0.25] * RANKS
-  assert np.isnan(np.asarray(job.pace.pacer.inner.knobs.max_delay)).all()
+  knobs = job.paced.pacer_state(job.pace).inner.knobs
+  assert knobs.threshold.tolist() == [0.25] * RANKS and np.isnan(knobs.max_delay).all()
 
 
 def test_a_file_that_was_there_applies_from_the_start_and_says_so(tmp_path, caplog):
