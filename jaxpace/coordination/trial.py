@@ -324,7 +324,8 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     odds = sequential.log_odds(pairs, mean, squares, rho, xp)
     gain, renews = mean < 0, state.hold > 0
     helps = counts & ((high < 0) | (renews & gain & (odds >= _RENEWS)))
-    fails = counts & xp.logical_not(helps) & ((low > 0) | (xp.logical_not(gain) & (odds >= _GIVES_UP)) | (pairs >= patience))
+    gives_up = (xp.logical_not(gain) & (odds >= _GIVES_UP)) | (pairs >= patience)
+    fails = counts & xp.logical_not(helps) & ((low > 0) | gives_up)
     entered = state._replace(pairs=pairs, mean=mean, squares=squares, off=off, rho=rho, low=low, high=high,
                              fresh=xp.bool_(False))
     judged = Trial(*(where(counts, new, old) for new, old in zip(entered, state, strict=True)))

@@ -20,7 +20,7 @@ KINDS = (np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint32), np.dtype
 """What is packed, in this order: by its bits, a boolean as 0 or 1."""
 
 LARGEST = 2**14
-"""Numbers in an array that is still packed. A larger one stays by itself: copying it would cost more than carrying it."""
+"""Numbers in the largest array that is packed: copying a larger one would cost more than carrying it by itself."""
 
 
 class Layout(NamedTuple):
@@ -108,7 +108,8 @@ def unpack(packed: Packed) -> Any:
 
 
 def _kind(leaf: Any) -> np.dtype[Any]:
-  kind: np.dtype[Any] = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf), allow_extended_dtype=True)
+  # That of a random key is none of numpy's; it is only compared.
+  kind: Any = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf), allow_extended_dtype=True)
   return kind
 
 

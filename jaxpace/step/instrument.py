@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.communication import program, rewrite, script, sharing
+from jaxpace.core import context, pacing, packing, ring
 from jaxpace.core import pace as pace_state
-from jaxpace.core import context, packing, pacing, ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
@@ -250,7 +250,7 @@ class Instrumented(Recordable):
     one, stacked = self._one_rank(pace)
     checks.same_ranks(one, ranks, self.axis)
     if self.pacer is not None:
-      checks.same_pacer(one, jax.eval_shape(lambda: self.pacer.init(ranks)))
+      checks.same_pacer(one, jax.eval_shape(functools.partial(self.pacer.init, ranks)))
     clock = resolve_clock(self.clock_wanted, self._platform or jax.default_backend())
     automatic = checks.axes_left_to_the_compiler(clock)
     with Call(self.step, args, kwargs) as call:

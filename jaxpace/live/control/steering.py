@@ -70,6 +70,6 @@ def _steered(packed: Packed) -> bool:
              for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Steering)))
 
 
-def _like(leaf: np.ndarray, value: Any) -> np.ndarray:
+def _like(leaf: Any, value: Any) -> Any:
   """Makes an array like `leaf` with `value` on every rank."""
   return np.broadcast_to(np.asarray(value, leaf.dtype), leaf.shape)
