@@ -109,7 +109,7 @@ def unpack(packed: Packed) -> Any:
 
 def _kind(leaf: Any) -> np.dtype[Any]:
   # That of a random key is none of numpy's; it is only compared.
-  kind: Any = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf), allow_extended_dtype=True)
+  kind: Any = jnp.result_type(leaf)
   return kind
 
 

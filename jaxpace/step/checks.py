@@ -161,8 +161,7 @@ def packed_pacer(pace: PaceState) -> Packed | None:
 def same_pacer(one: PaceState, state: PacerState) -> None:
   """Checks that the state was made for this pacer, whose own would be `state`, of shapes and dtypes."""
   packed = packed_pacer(one)
-  layout = packing.layout_of(()) if packed is None else packed.layout
-  if layout.mark != packing.layout_of(state).mark:
+  if packed is None or packed.layout.mark != packing.layout_of(state).mark:
     raise ValueError(
         "The pace state was made for another pacer, or for none. Make it with this step's own pace = paced.init(mesh); "
         "it holds no training state. One from a checkpoint goes through jaxpace.restore_pace.")

@@ -87,6 +87,17 @@ def test_the_abstract_state_is_that_of_the_real_one():
     assert one.shape == other.shape and one.dtype == other.dtype and one.sharding == other.sharding
 
 
+def test_a_pacer_without_state_is_asked_and_a_pace_state_made_for_none_is_refused():
+  always = jaxpace.Pacer(lambda ranks: (), lambda seen, state: (jaxpace.Decision(jnp.float32(1e-4), {}), state))
+  loop = Loop(always)
+  assert loop.paced.pacer_state(loop.pace) == () and (np.asarray(loop.run(1).delay) == np.float32(1e-4)).all()
+  loop.pace = loop.paced.with_pacer_state(loop.pace, ())
+  assert (np.asarray(loop.run(1).delay) == np.float32(1e-4)).all()
+  made_for_none = jaxpace.instrument(models.plain_step, "data", rows=16).init(mesh_of(data=RANKS))
+  with pytest.raises(ValueError, match="made for another pacer, or for none"):
+    loop.step(made_for_none, loop.state, loop.batch)
+
+
 def test_without_a_pacer_it_is_empty():
   paced = jaxpace.instrument(models.plain_step, "data")
   pace = paced.init(mesh_of(data=RANKS))
