@@ -74,7 +74,7 @@ def loop(pacer: jaxpace.Pacer | None, ranks: int, turns: int) -> Callable[[], An
 
 
 def size(pacer: jaxpace.Pacer, ranks: int) -> dict[str, int]:
-  """What needs no clock: arrays of the state before they are packed, and kernels of the compiled `update`, untaken branches included."""
+  """What needs no clock: a state's own arrays, and kernels of the compiled `update`, untaken branches included."""
   state = pacer.init(ranks)
   scalar, each, slots = jnp.float32(0), jnp.zeros((ranks,)), jnp.zeros((SLOTS,))
   seen = jaxpace.Observation(step=jnp.int32(0), rank=jnp.int32(0), arrivals=each, delays=each, waits=slots,
@@ -100,8 +100,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
            f"{figures['rounds']} interleaved timings of {figures['turns']:,} updates. "
            f"{measured.about_intervals(figures.get('intervals'), figures['rounds'])} "
            f"Wanted: at most {TARGET:g} us at 1,024 ranks. Kernels: of the compiled `update`, branches that are rarely "
-           "taken included. A step takes a pacer's state in, and gives it out, as one array, whatever its own arrays: each would cost the step's "
-           "caller about 0.7 us beside this. Packing is part of what is timed.", ""]
+           "taken included. A step takes a pacer's state in, and gives it out, as one array, whatever its own: each "
+           "would cost the step's caller about 0.7 us beside this. Packing is part of what is timed.", ""]
   rows = []
   for name in next(iter(figures["ranks"].values())):
     cells = [f"{value[0]:.2f} [{value[1]:.2f}, {value[2]:.2f}]"
