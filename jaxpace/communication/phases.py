@@ -1,7 +1,8 @@
 """Which phase of training an equation belongs to, told from its name stack.
 
-Differentiation leaves its mark there: `transpose(` is backward, `jvp(` forward. The stack must be joined with those
-of all enclosing calls: an equation's own stack alone misclassifies what a nested `jit` holds.
+Differentiation leaves its mark there: `transpose(` is backward, `jvp(` forward. The stack must be
+joined with those of all enclosing calls: an equation's own stack alone misclassifies what a nested
+`jit` holds.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _RESERVED = {SYNC, GAP, DELAY, OTHER}
 def phase(name: str) -> Iterator[None]:
   """Marks what is traced inside as a phase of the step.
 
-  The phase gets its own time in the trace, `phase_<name>_ns`. `forward`, `backward` and `update` are known by
-  themselves; marking them by hand overrides that. Marking part of a loss function marks its forward part:
-  the gradient of it stays backward.
+  The phase gets its own time in the trace, `phase_<name>_ns`. `forward`, `backward` and `update`
+  are known by themselves; marking them by hand overrides that. Marking part of a loss function
+  marks its forward part: the gradient of it stays backward.
 
   >>> import jaxpace
   >>> with jaxpace.phase("augment"):
@@ -43,8 +44,8 @@ def phase(name: str) -> Iterator[None]:
     ValueError: the name is not of that form, or is measured by itself (sync, gap, delay).
   """
   if not isinstance(name, str) or not _NAME.fullmatch(name):
-    raise ValueError(f"jaxpace.phase({name!r}): a phase's name is letters, digits and underscores, at most 32, "
-                     "since it names a column of the trace.")
+    raise ValueError(f"jaxpace.phase({name!r}): a phase's name is letters, digits and underscores, "
+                     "at most 32, since it names a column of the trace.")
   if name in _RESERVED:
     raise ValueError(f"jaxpace.phase({name!r}): {name} is measured by itself; choose another name.")
   with jax.named_scope(_SCOPE + name):
@@ -59,13 +60,17 @@ def collective_scope(name: str) -> Iterator[None]:
     ValueError: the name is not letters, digits and underscores, at most 32.
   """
   if not isinstance(name, str) or not _NAME.fullmatch(name):
-    raise ValueError(f"A collective's name is letters, digits and underscores, at most 32; this is {name!r}.")
+    raise ValueError("A collective's name is letters, digits and underscores, at most 32; this is "
+                     f"{name!r}.")
   with jax.named_scope(_COLLECTIVE + name):
     yield
 
 
 def collective_name(stack: str) -> str:
-  """Name of a collective with this joined stack: the one given to it, else the module it stands in, else ""."""
+  """Name of a collective with this joined stack.
+
+  The one given to it, else that of the module it stands in, else "".
+  """
   given = re.findall(re.escape(_COLLECTIVE) + r"([A-Za-z_][A-Za-z0-9_]*)", stack)
   if given:
     return given[-1]
@@ -80,13 +85,16 @@ def join(outer: str, inner: str) -> str:
 
 
 def classify(stack: str) -> str:
-  """Phase of an equation with this joined name stack: "forward", "backward", a user's phase, or `OTHER`."""
+  """Phase of an equation with this joined name stack.
+
+  "forward", "backward", a user's phase, or `OTHER`.
+  """
   named, jvp, transpose = "", False, False
   opened: list[str] = []
   for match in _TOKEN.finditer(stack):
     user, transform = match.groups()
     if user:
-      # Inside transpose(...) stands the scope of the forward equation that this one is the gradient of.
+      # Inside transpose(...) stands the scope of the forward equation whose gradient this one is.
       if "transpose" not in opened:
         named = user
     elif match.group() == ")":

@@ -1,7 +1,7 @@
 """What is known of JAX's primitives by name: which send, which compute, which hide what they do.
 
-One table for all who ask. A name that it lacks counts as the more careful case: it is not sent over an axis unless it
-has one, not held back, not read early, and its work is guessed from its sizes.
+One table for all who ask. A name that it lacks counts as the more careful case: it is not sent over
+an axis unless it has one, not held back, not read early, and its work is guessed from its sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ COLLECTIVES = SUMS | {"all_gather", "reduce_scatter", "all_to_all", "ppermute"}
 """Their results are in memory, rounded."""
 
 LOCAL = frozenset({
-    "pvary", "pcast", "axis_index", "axis_size", "preduced", "vary_unreduced_cast", "reduced_vary_cast"})
+    "pvary", "pcast", "axis_index", "axis_size", "preduced", "vary_unreduced_cast",
+    "reduced_vary_cast"})
 """Name an axis and send nothing."""
 
 TRANSPARENT = _VIEWS | {"copy"}
@@ -38,14 +39,17 @@ UNKNOWN_WORK = _LOOPS | _CALLS | _REMAT | {
 """Inside one of these anything may happen: a loop, a kernel, a call to the host."""
 
 ELEMENTWISE = _VIEWS | SUMS | {
-    "add", "sub", "mul", "div", "neg", "max", "min", "add_any", "concatenate", "stack", "pad", "broadcast_in_dim",
-    "convert_element_type", "select_n", "eq", "gt", "lt", "ge", "le", "rsqrt", "sqrt", "square", "integer_pow", "slice"}
+    "add", "sub", "mul", "div", "neg", "max", "min", "add_any", "concatenate", "stack", "pad",
+    "broadcast_in_dim", "convert_element_type", "select_n", "eq", "gt", "lt", "ge", "le", "rsqrt",
+    "sqrt", "square", "integer_pow", "slice"}
 """Keep XLA's default layout if their operands have it."""
 
-OPENABLE = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-            "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr"}
-"""Calls whose body runs exactly once, where the call stands, by the parameter that holds it: opening them changes
-nothing that is computed."""
+OPENABLE = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr"}
+"""Calls whose body runs exactly once, where the call stands, by the parameter that holds it:
+opening them changes nothing that is computed."""
 
 NOT_STAMPED = {
     **dict.fromkeys(_REMAT, "inside jax.checkpoint: stamping it would change what is recomputed"),
@@ -58,5 +62,9 @@ NOT_STAMPED = {
 
 
 def reduces(name: str) -> bool:
-  """Whether a primitive reduces whole axes of an array on one rank: its result has the default layout."""
-  return name.startswith("reduce_") and not name.startswith(("reduce_window", "reduce_precision", "reduce_scatter"))
+  """Whether a primitive reduces whole axes of an array on one rank.
+
+  Its result has the default layout.
+  """
+  others = ("reduce_window", "reduce_precision", "reduce_scatter")
+  return name.startswith("reduce_") and not name.startswith(others)

@@ -1,8 +1,8 @@
 """The traced step as a flat list of equations, its collectives and phases found.
 
-A step is traced once to a jaxpr. Nested calls that hold a collective over the data axis, or equations of more than one
-phase, are opened; all other calls stay as they are. Values are numbered, so that a body that is called twice
-(the same jaxpr object both times) gives distinct values.
+A step is traced once to a jaxpr. Nested calls that hold a collective over the data axis, or
+equations of more than one phase, are opened; all other calls stay as they are. Values are numbered,
+so that a body that is called twice (the same jaxpr object both times) gives distinct values.
 """
 
 from __future__ import annotations
@@ -78,13 +78,15 @@ def size_bytes(aval: Any) -> int:
 
 
 def constant_values(program: Program) -> frozenset[int]:
-  """Values made of constants alone: XLA computes them ahead, and sums them over the ranks by multiplying.
+  """Values made of constants alone.
 
-  The gradients of unused parameters are such. No stamp may wait for them or for their sums: they are always there.
+  XLA computes them ahead, and sums them over the ranks by multiplying. The gradients of unused
+  parameters are such. No stamp may wait for them or for their sums: they are always there.
   """
   found: set[int] = set()
   for equation in program.equations:
-    if equation.collective and len(equation.inputs) == len(equation.outputs):  # one operand, one result
+    if equation.collective and len(equation.inputs) == len(equation.outputs):
+      # One operand, one result.
       found.update(o for ref, o in zip(equation.inputs, equation.outputs, strict=True)
                    if isinstance(ref, Literal) or ref in found)
     elif found.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback"):
@@ -100,7 +102,8 @@ def axes_of(primitive: Any, params: Mapping[str, Any]) -> tuple[str, ...]:
     if key not in params:
       continue
     axes = params[key]
-    names = tuple(a for a in (axes if isinstance(axes, (tuple, list)) else (axes,)) if isinstance(a, str))
+    several = axes if isinstance(axes, (tuple, list)) else (axes,)
+    names = tuple(a for a in several if isinstance(a, str))
     if names:
       return names
   return ()
@@ -157,7 +160,8 @@ class _Flattener:
     self.constants[number] = value
     return number
 
-  def body(self, jaxpr: Any, inputs: Sequence[Ref], constants: Sequence[Ref], outer: str) -> list[Ref]:
+  def body(self, jaxpr: Any, inputs: Sequence[Ref], constants: Sequence[Ref], outer: str
+           ) -> list[Ref]:
     env: dict[Any, Ref] = {}
     env.update(zip(jaxpr.constvars, constants, strict=True))
     env.update(zip(jaxpr.invars, inputs, strict=True))
@@ -171,7 +175,8 @@ class _Flattener:
       inner = self.openable(eqn, stack)
       if inner is not None:
         closed, consts = inner
-        numbers = [self.constant(value, var.aval) for var, value in zip(closed.constvars, consts, strict=True)]
+        numbers = [self.constant(value, var.aval)
+                   for var, value in zip(closed.constvars, consts, strict=True)]
         env.update(zip(eqn.outvars, self.body(closed, refs, numbers, stack), strict=True))
         continue
       outputs = tuple(self.number(var.aval) for var in eqn.outvars)
@@ -220,15 +225,20 @@ def flatten(closed: Any, axis: Sequence[str]) -> Program:
   constants = [flattener.constant(value, var.aval)
                for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)]
   outputs = tuple(flattener.body(closed.jaxpr, inputs, constants, ""))
-  return Program(inputs, flattener.constants, flattener.equations, outputs, flattener.avals, flattener.hidden)
+  return Program(inputs, flattener.constants, flattener.equations, outputs, flattener.avals,
+                 flattener.hidden)
 
 
 def evaluate(equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
-  """Binds one equation again on `inputs`, its name stack and context kept. Returns its outputs, in a list."""
+  """Binds one equation again on `inputs`, its name stack and context kept.
+
+  Returns its outputs, in a list.
+  """
   bind = equation.primitive.get_bind_params(equation.params)
   # jax 0.4 to 0.10: ([callables], params); later: params alone.
   functions, params = bind if isinstance(bind, tuple) else ((), bind)
-  with jax.named_scope(equation.stack) if equation.stack else _nothing(), _manager(equation.context):
+  scope = jax.named_scope(equation.stack) if equation.stack else _nothing()
+  with scope, _manager(equation.context):
     out = equation.primitive.bind(*functions, *inputs, **params)
   return out if equation.primitive.multiple_results else [out]
 
@@ -243,6 +253,6 @@ class _nothing:
 
 
 def _manager(context: Any) -> Any:
-  # An equation remembers the configuration it was traced under (matmul precision aside, which is a parameter):
-  # compute_on, and the like.
+  # An equation remembers the configuration it was traced under (matmul precision aside, which is a
+  # parameter): compute_on, and the like.
   return getattr(context, "manager", None) or _nothing()

@@ -1,10 +1,10 @@
-"""Evaluates a script: the step's own equations, with stamps, gates and the shared operand between them."""
+"""Evaluates a script: the step's own equations, with stamps, gates and the shared operand."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from jaxpace.communication import sharing
 from jaxpace.communication.program import Literal, Ref, evaluate
-from jaxpace.communication.script import Script, Section
+from jaxpace.communication.schedule import Bucket, BucketStamps
+from jaxpace.communication.script import Script
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
 
@@ -27,9 +28,11 @@ class StepInputs:
   ranks: int
   delay_limit: float | None  # s; None: the step has no delay operation
   share: bool
-  job: jax.Array  # float32 [1 + collectives] or [0] s, own step time and transfers of the step before, to be shared
+  # float32 [1 + collectives] or [0] s, own step time and transfers of the step before, to be shared
+  job: jax.Array
   mapped: bool  # under pmap, which gives every output one more axis when the step is over
-  automatic: bool = False  # some mesh axes are the compiler's, and it would gather a whole operand of a stamp over them
+  # some mesh axes are the compiler's, and it would gather a whole operand of a stamp over them
+  automatic: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Measurements:
   """What a step's stamps say."""
 
   stamps: list[jax.Array]  # uint32 [2] each, in the order of the plan's marks
-  arrival: jax.Array  # float32 [] s, own, undelayed, at the first stamped collective; NaN if unknown
+  # float32 [] s, own, undelayed, at the first stamped collective; NaN if unknown
+  arrival: jax.Array
   delay: jax.Array  # float32 [] s, applied
   arrivals: jax.Array | None  # float32 [ranks] s, where shared
   delays: jax.Array | None  # float32 [ranks] s, where shared
@@ -55,7 +59,8 @@ class _Evaluator:
     self.env: dict[int, Any] = dict(self.program.constants)
     self.env.update(zip(self.program.inputs, inputs, strict=True))
     self.stamps: list[jax.Array] = []
-    self.holder = before.last_exit  # the stamp that holds back the next run
+    # The stamp that holds back the next segment.
+    self.holder = before.last_exit
     self.exits: list[jax.Array] = []
     self.waits: list[jax.Array] = []
     self.arrival = jnp.float32(jnp.nan)
@@ -78,86 +83,100 @@ class _Evaluator:
         self.holder = self.clock.stamp(self.before.last_exit)
         self.stamps.append(self.holder)
         return
-      early, self.holder = self.clock.delay(self.before.delay, self.before.delay_limit, self.before.last_exit)
+      early, self.holder = self.clock.delay(
+          self.before.delay, self.before.delay_limit, self.before.last_exit)
       self.stamps += [early, self.holder]
       self.delay = words.seconds_between(early, self.holder)
 
   def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:
-    """Evaluates a run, which sees the values in `gated` only after the stamp before it."""
+    """Evaluates a segment, which sees the values in `gated` only after the stamp before it."""
     waiting = set(gated)
     seen: dict[int, Any] = {}
     holder = self.holder
 
     def look(ref: Ref) -> Any:
-      # Gated at first sight: some gated values are made within the run.
+      # Gated at first sight: some gated values are made within the segment.
       if isinstance(ref, int) and ref in waiting and ref not in seen:
         with jax.named_scope("jaxpace"):
           (seen[ref],) = hold(self.clock, holder, [self.env[ref]])
       return self.read(ref, seen)
 
     for index in indices:
-      equation = self.program.equations[index]
-      outputs = evaluate(equation, [look(ref) for ref in equation.inputs])
-      self.env.update(zip(equation.outputs, outputs, strict=True))
+      self.equation(index, look)
 
-  def group(self, section: Section) -> None:
-    equations = [self.program.equations[i] for i in section.group]
-    if section.slot is None:
-      for equation in equations:
-        self.env.update(zip(equation.outputs, evaluate(equation, [self.read(r) for r in equation.inputs]), strict=True))
+  def equation(self, index: int, read: Callable[[Ref], Any]) -> None:
+    equation = self.program.equations[index]
+    outputs = evaluate(equation, [read(ref) for ref in equation.inputs])
+    self.env.update(zip(equation.outputs, outputs, strict=True))
+
+  def bucket(self, bucket: Bucket) -> None:
+    """Evaluates collectives that meet, between their stamps if they have any."""
+    stamps = bucket.stamps
+    if stamps is None:
+      for index in bucket.equations:
+        self.equation(index, self.read)
       return
     seen: dict[int, Any] = {}
     with jax.named_scope("jaxpace"):
-      enter = self.stamp(*map(self.sentinel, section.enters))
+      enter = self.stamp(*map(self.sentinel, stamps.operands))
       if not self.exits:
         self.note_arrival(enter)
-      ours = self.our_operand(section, enter)
-      if section.gate is not None and (ours is None or not section.last):
-        (seen[section.gate],) = hold(self.clock, enter, [self.env[section.gate]])
-    for equation in equations:
-      outputs = evaluate(equation, [self.read(ref, seen) for ref in equation.inputs])
-      self.env.update(zip(equation.outputs, outputs, strict=True))
+      ours = self.our_operand(stamps, enter)
+      if stamps.gate is not None and (ours is None or not stamps.last):
+        (seen[stamps.gate],) = hold(self.clock, enter, [self.env[stamps.gate]])
+    for index in bucket.equations:
+      self.equation(index, functools.partial(self.read, seen=seen))
     with jax.named_scope("jaxpace"):
-      # On a GPU XLA makes several collectives of one group, to overlap them with what is computed meanwhile.
-      ends = [self.sentinel(value) for value in (section.results if self.clock.in_stream else [section.result])]
-      if ours is not None and section.extra is not None:
-        total = jax.lax.psum(ours, section.extra.axes)
-        if self.carries(section):
-          self.shared = sharing.unpack(total, self.before.ranks, section.extra.dtype)
+      # On a GPU XLA makes several collectives of one bucket, to overlap them with what is computed
+      # meanwhile.
+      awaited = stamps.results if self.clock.in_stream else [stamps.latest_result]
+      ends = [self.sentinel(value) for value in awaited]
+      if ours is not None and stamps.joinable is not None:
+        total = jax.lax.psum(ours, stamps.joinable.axes)
+        if self.carries(stamps):
+          self.shared = sharing.unpack(total, self.before.ranks, stamps.joinable.dtype)
         else:
-          ends.append(total)  # XLA drops what nobody reads, and with it what holds the group back
+          # XLA drops what nobody reads, and with it what holds the bucket back.
+          ends.append(total)
       leave = self.stamp(*ends)
       if not self.clock.in_stream:
-        held = hold(self.clock, leave, [self.env[value] for value in section.held_after])
-        self.env.update(zip(section.held_after, held, strict=True))
+        held = hold(self.clock, leave, [self.env[value] for value in stamps.held_after])
+        self.env.update(zip(stamps.held_after, held, strict=True))
       self.exits.append(leave)
       self.waits.append(words.seconds_between(enter, leave))
 
-  def carries(self, section: Section) -> bool:
-    return self.before.share and section.extra is not None and section.extra == self.script.carrier
+  def carries(self, stamps: BucketStamps) -> bool:
+    """Whether the ranks' arrivals ride in this bucket."""
+    joinable = stamps.joinable
+    return self.before.share and joinable is not None and joinable == self.script.carrier
 
-  def our_operand(self, section: Section, enter: jax.Array) -> jax.Array | None:
-    """The operand that holds the last group back by itself: the ranks' arrivals, or, where no operand
-    of the step's may be held back, a single zero.
+  def our_operand(self, stamps: BucketStamps, enter: jax.Array) -> jax.Array | None:
+    """The operand that holds the last bucket back by itself, if there is one.
 
-    The last group only. XLA joins all-reduces that follow each other in the order in which it meets them, and ours it
-    meets last: it would join an operand of an earlier group to the last one's all-reduce, or leave it alone.
+    It is the ranks' arrivals, or, where no operand of the step's may be held back, a single zero.
+    The last bucket only. XLA joins all-reduces that follow each other in the order in which it
+    meets them, and ours it meets last: it would join an operand of an earlier bucket to the last
+    one's all-reduce, or leave it alone.
     """
-    if section.extra is None:
+    joinable = stamps.joinable
+    if joinable is None:
       return None
-    if carries := self.carries(section):
+    if carries := self.carries(stamps):
       before = self.before
       job = before.job
-      if job.shape[0] and self.waits:  # what is over by now goes along
+      if job.shape[0] and self.waits:
+        # What is over by now goes along.
         job = jnp.concatenate([job, jnp.stack(self.waits)])
-      payload = sharing.operand(self.arrival, self.delay, job, before.index, before.ranks, section.extra.dtype)
-    elif section.gate is None and section.last:
-      payload = jnp.zeros((1,), section.extra.dtype)
+      payload = sharing.operand(
+          self.arrival, self.delay, job, before.index, before.ranks, joinable.dtype)
+    elif stamps.gate is None and stamps.last:
+      payload = jnp.zeros((1,), joinable.dtype)
     else:
       return None
-    payload = vary(payload, varying(self.before.last_exit) & set(section.extra.axes))
+    payload = vary(payload, varying(self.before.last_exit) & set(joinable.axes))
     if carries and self.clock.in_stream:
-      return payload  # made of the entry stamp: it can't be there before it
+      # Made of the entry stamp: it can't be there before it.
+      return payload
     (held,) = hold(self.clock, enter, [payload])
     return held
 
@@ -167,31 +186,34 @@ class _Evaluator:
     self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
 
   def sentinel(self, number: int) -> jax.Array:
-    """What a stamp is given so that it waits for a value: the value if it is flat, else one element of it.
+    """What a stamp is given to wait for a value: the value if it is flat, else one element of it.
 
-    A stamp's operands are in default layout, which must not be forced upon matrices. Where they are kernels in a
-    stream XLA makes matrices in that layout anyway, and each element would be a copy of its own.
+    A stamp's operands are in default layout, which must not be forced upon matrices. Where they are
+    kernels in a stream XLA makes matrices in that layout anyway, and each element would be a copy
+    of its own.
     """
     value = self.env[number]
-    return value if (value.ndim < 2 or self.clock.in_stream) and not self.before.automatic else _first(value)
+    whole = (value.ndim < 2 or self.clock.in_stream) and not self.before.automatic
+    return value if whole else _first(value)
 
   def run(self) -> list[Any]:
     self.begin()
-    for section in self.script.sections:
-      for segment in section.segments:
-        if segment.boundary:
+    for stage in self.script.stages:
+      for segment in stage.segments:
+        if segment.boundary is not None:
           with jax.named_scope("jaxpace"):
-            self.holder = self.stamp(*(self.env[v] for v in segment.waits_for))
+            self.holder = self.stamp(*(self.env[v] for v in segment.boundary))
         self.equations(segment.equations, segment.gated)
-      if section.group:
-        self.group(section)
+      if stage.bucket is not None:
+        self.bucket(stage.bucket)
     outputs = [self.read(ref) for ref in self.program.outputs]
     with jax.named_scope("jaxpace"):
       ends = [v for v in outputs if isinstance(v, jax.Array) and v.size]
       if self.before.mapped:
         ends = self.clock.awaited_under_pmap(ends)
       if self.before.automatic:
-        # As integers: the sums that bring them to all devices must not be combined with those of the entry stamps.
+        # As integers: the sums that bring them to all devices must not be combined with those of
+        # the entry stamps.
         ends = [_first(_integer(v)) for v in ends]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
       self.stamp(*[v[None] if self.before.mapped else v for v in ends])
@@ -211,7 +233,8 @@ def _integer(value: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
 
 
-def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]) -> tuple[list[Any], Measurements]:
+def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
+        ) -> tuple[list[Any], Measurements]:
   """Evaluates a scripted step.
 
   Args:
@@ -230,8 +253,9 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any])
   # Typed as the same everywhere so far; a pacer may not take it for that.
   own = functools.partial(vary, axes=varying(before.last_exit))
   return outputs, Measurements(
-      stamps=list(map(own, evaluator.stamps)), arrival=own(evaluator.arrival), delay=own(evaluator.delay),
-      arrivals=arrivals, delays=delays, job=job, waits=list(map(own, evaluator.waits)), last_exit=own(last_exit))
+      stamps=list(map(own, evaluator.stamps)), arrival=own(evaluator.arrival),
+      delay=own(evaluator.delay), arrivals=arrivals, delays=delays, job=job,
+      waits=list(map(own, evaluator.waits)), last_exit=own(last_exit))
 
 
 __all__ = ["Measurements", "StepInputs", "run"]

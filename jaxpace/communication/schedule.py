@@ -1,8 +1,13 @@
-"""The order in which a step is re-evaluated: stages between collectives, runs of one phase inside each stage.
+"""The order in which a step is re-evaluated: segments in stages, each ended by a bucket.
 
-Collectives that depend on none of each other form one group: XLA combines them, and a rank enters them together.
-Groups are formed from the end (a gradient's psum that only feeds the update belongs to the last group, whatever
-layer it comes from), and everything that a group does not feed comes before it.
+    Stage     what is computed between two buckets
+      Segment   its equations of one phase
+      Bucket    the collectives that end it, and the two stamps around them
+
+Collectives that depend on none of each other form one bucket: XLA combines them, and a rank enters
+them together. Buckets are formed from the end (a gradient's psum that only feeds the update belongs
+to the last bucket, whatever layer it comes from), and everything that a bucket does not feed comes
+before it. What `stages` returns has no stamps yet: `jaxpace.communication.script` puts them in.
 """
 
 from __future__ import annotations
@@ -13,23 +18,68 @@ from collections.abc import Sequence
 
 from jaxpace.communication import phases, primitives
 from jaxpace.communication.program import Equation, Program, bodies, constant_values, size_bytes
+from jaxpace.communication.sharing import Carrier
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
 
 
-@dataclasses.dataclass
-class PhaseRun:
+@dataclasses.dataclass(frozen=True)
+class Segment:
   """Equations of one stage that belong to one phase, in program order."""
 
   phase: str
-  equations: list[int]
+  equations: tuple[int, ...]
+  gated: tuple[int, ...] = ()
+  """Values that this segment sees only after the stamp before it."""
+  boundary: tuple[int, ...] | None = None
+  """Values that a stamp of its own before this segment waits for; None where there is none."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class BucketStamps:
+  """The stamps before and after a bucket: what they wait for, and what they hold back."""
+
+  slot: int
+  operands: tuple[int, ...]
+  """Operands of the bucket, which the entry stamp waits for."""
+  gate: int | None
+  """Operand that the entry stamp holds back; None where none can be."""
+  joinable: Carrier | None
+  """An all-reduce of this bucket that an operand of ours can join."""
+  last: bool
+  """Whether these are the step's last collectives."""
+  results: tuple[int, ...]
+  """Results of the bucket: where XLA makes several collectives of it, the last to come ends it."""
+  latest_result: int
+  """The one that the exit stamp waits for, where what it waits for must be little."""
+  held_after: tuple[int, ...]
+  """Scalar inputs of the step that what follows sees only after the exit stamp."""
+
+  @property
+  def may_begin_early(self) -> bool:
+    """Whether nothing holds the collectives back until their entry stamp is taken."""
+    return self.gate is None and not (self.last and self.joinable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+  """Collectives that depend on none of each other, in program order."""
+
+  equations: tuple[int, ...]
+  stamps: BucketStamps | None = None
+  """None before the stamps are decided on, and where there are more buckets than slots."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Stage:
-  """What is computed between two groups of collectives: its runs, then the group that ends it (none in the last)."""
+  """What is computed between two buckets, then the bucket that ends it: none in the last stage."""
 
-  runs: list[PhaseRun]
-  group: list[int]
+  segments: tuple[Segment, ...]
+  bucket: Bucket | None
+
+  @property
+  def stamps(self) -> BucketStamps | None:
+    """Those around its bucket, if it has any."""
+    return None if self.bucket is None else self.bucket.stamps
 
 
 def work(equation: Equation, program: Program) -> float:
@@ -61,36 +111,49 @@ def _nested(jaxpr: object) -> float:
     total += sum(_elements(v.aval) for v in eqn.outvars)
     if eqn.primitive.name == "dot_general":
       (contract, _), _ = eqn.params["dimension_numbers"]
-      total += 2.0 * _elements(eqn.outvars[0].aval) * math.prod(eqn.invars[0].aval.shape[d] for d in contract)
+      shape = eqn.invars[0].aval.shape
+      total += 2.0 * _elements(eqn.outvars[0].aval) * math.prod(shape[d] for d in contract)
     total += sum(_nested(body) for body in bodies(eqn.params))
   return total
 
 
 def _shape(program: Program, equation: Equation, index: int) -> tuple[int, ...]:
   ref = equation.inputs[index]
-  return tuple(program.avals[ref].shape) if isinstance(ref, int) else tuple(getattr(ref.value, "shape", ()))
+  operand = program.avals[ref] if isinstance(ref, int) else ref.value
+  return tuple(getattr(operand, "shape", ()))
 
 
 def _elements(aval: object) -> int:
   return math.prod(getattr(aval, "shape", ()) or ())
 
 
-MAJOR = 0.02
-"""Share of a step's work that is never overlooked."""
+_SIGNIFICANT, _MAJOR = 1e-3, 0.02
+"""Shares of a step's work: one whose order in time matters, and one that is never overlooked."""
 
 
-def heavy(program: Program, share: float = 1e-3) -> frozenset[int]:
-  """Indices of the equations whose order in time matters: this share of the step's work or more, or opaque."""
+def significant(program: Program) -> frozenset[int]:
+  """Equations whose order in time matters: a thousandth of the step's work or more, or opaque."""
+  return _of_share(program, _SIGNIFICANT)
+
+
+def major(program: Program) -> frozenset[int]:
+  """Equations that are never overlooked: a fiftieth of the step's work or more, or opaque."""
+  return _of_share(program, _MAJOR)
+
+
+def _of_share(program: Program, share: float) -> frozenset[int]:
   free = constant_values(program)
-  costs = [0.0 if e.collective or free.issuperset(e.outputs) else work(e, program) for e in program.equations]
+  costs = [0.0 if e.collective or free.issuperset(e.outputs) else work(e, program)
+           for e in program.equations]
   total = sum(c for c in costs if c != math.inf)
   bar = max(total * share, 1.0)
   return frozenset(i for i, c in enumerate(costs) if c >= bar)
 
 
-def groups(program: Program) -> list[list[int]]:
-  """Groups of collectives, first to last; indices into `program.equations`."""
-  height: dict[int, int] = {}  # value -> most collectives on a path from it to the end
+def buckets(program: Program) -> list[Bucket]:
+  """Returns the collectives of a step, first to last, without stamps."""
+  # By value, the most collectives on a path from it to the end.
+  height: dict[int, int] = {}
   level: dict[int, int] = {}
   for index in range(len(program.equations) - 1, -1, -1):
     equation = program.equations[index]
@@ -103,46 +166,51 @@ def groups(program: Program) -> list[list[int]]:
   if not level:
     return []
   top = max(level.values())
-  return [sorted(i for i, h in level.items() if h == top - g) for g in range(top + 1)]
+  return [Bucket(tuple(sorted(i for i, h in level.items() if h == top - b)))
+          for b in range(top + 1)]
 
 
-def stages(program: Program, merge_runs_over: int) -> list[Stage]:
-  """Orders the program: one stage for each group of collectives, and a last one.
+def stages(program: Program, most_segments: int) -> list[Stage]:
+  """Orders the program: one stage for each bucket of collectives, and a last one.
 
   Args:
     program: the flat step.
-    merge_runs_over: if the whole program has more runs than this (an unrolled accumulation loop, say), those of each
-      stage that has several are merged into one of phase "compute"; a stage of one run keeps its phase.
+    most_segments: if the whole program has more segments than this (an unrolled accumulation loop,
+      say), those of each stage that has several are merged into one of phase "compute"; a stage of
+      one segment keeps its phase.
 
   Returns:
-    Stages in order of time; evaluating their runs' equations and groups in that order is a valid order.
+    Stages in order of time, without stamps; evaluating their segments' equations and their buckets
+    in that order is a valid order.
   """
-  ordered = groups(program)
-  group_of = {index: g for g, group in enumerate(ordered) for index in group}
+  ordered = buckets(program)
+  bucket_of = {index: b for b, bucket in enumerate(ordered) for index in bucket.equations}
   feeding = _feeding(program)
-  ready: dict[int, int] = {}  # value -> stage in which it can be computed
+  # By value, the stage in which it can be computed.
+  ready: dict[int, int] = {}
   members: list[list[int]] = [[] for _ in range(len(ordered) + 1)]
   for index, equation in enumerate(program.equations):
     if equation.collective:
-      number = group_of[index] + 1
+      number = bucket_of[index] + 1
     elif index not in feeding and phases.classify(equation.stack) == phases.OTHER:
-      number = len(ordered)  # part of the update that needs no gradient
+      # Part of the update that needs no gradient.
+      number = len(ordered)
     else:
       number = max((ready.get(value, 0) for value in equation.reads()), default=0)
     if not equation.collective:
       members[number].append(index)
     for output in equation.outputs:
       ready[output] = number
-  significant, major = heavy(program), heavy(program, MAJOR)
-  differentiated = any(phases.classify(e.stack) in (FORWARD, BACKWARD) for e in program.equations)
-  result = [Stage(_runs(program, indices, significant, major, last=s == len(ordered), differentiated=differentiated),
-                  ordered[s] if s < len(ordered) else [])
-            for s, indices in enumerate(members)]
-  if sum(len(stage.runs) for stage in result) > merge_runs_over:
-    for stage in result:
-      if len(stage.runs) > 1:
-        stage.runs = [PhaseRun(COMPUTE, [i for run in stage.runs for i in run.equations])]
-  return result
+  split = _Splitter(program)
+  segments = [split.segments(indices, last=s == len(ordered)) for s, indices in enumerate(members)]
+  if sum(map(len, segments)) > most_segments:
+    segments = [_merged(several) if len(several) > 1 else several for several in segments]
+  return [Stage(of_stage, bucket)
+          for of_stage, bucket in zip(segments, [*ordered, None], strict=True)]
+
+
+def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+  return (Segment(COMPUTE, tuple(i for segment in segments for i in segment.equations)),)
 
 
 def _feeding(program: Program) -> set[int]:
@@ -158,49 +226,59 @@ def _feeding(program: Program) -> set[int]:
   return found
 
 
-def _runs(program: Program, indices: Sequence[int], significant: frozenset[int], major: frozenset[int], last: bool,
-          differentiated: bool) -> list[PhaseRun]:
-  """Splits a stage into runs. Only weighty equations start a run; light ones join the run they stand in."""
-  runs: list[PhaseRun] = []
-  pending: list[int] = []  # light equations whose run is not decided yet: before the first, or of another phase
-  for index in indices:
-    equation = program.equations[index]
-    label = phases.classify(equation.stack)
-    if label == phases.OTHER or last and index not in major:
-      label = UPDATE if last else COMPUTE  # after the last collective, casting gradients is part of the update
-    mixed = _mixed(equation)
-    if mixed:
-      label = COMPUTE
+class _Splitter:
+  """Splits stages into segments."""
+
+  def __init__(self, program: Program):
+    self.program = program
+    self.significant, self.major = significant(program), major(program)
+
+  def segments(self, indices: Sequence[int], last: bool) -> tuple[Segment, ...]:
+    """Only significant equations start a segment; light ones join the one they stand in."""
+    found: list[tuple[str, list[int]]] = []
+    # Light equations whose segment is not decided yet: before the first, or of another phase.
+    pending: list[int] = []
+    for index in indices:
+      phase = self.phase(index, found[-1][0] if found else None, last)
+      if index not in self.significant:
+        if found and not pending and phase == found[-1][0]:
+          found[-1][1].append(index)
+        else:
+          pending.append(index)
+        continue
+      if not found or found[-1][0] != phase:
+        found.append((phase, []))
+      found[-1][1].extend([*pending, index])
+      pending = []
+    if not found:
+      return (Segment(UPDATE if last else _light_phase(self.program, indices), tuple(pending)),)
+    found[-1][1].extend(pending)
+    return tuple(Segment(phase, tuple(equations)) for phase, equations in found)
+
+  def phase(self, index: int, before: str | None, last: bool) -> str:
+    """Phase of an equation, which follows a segment of phase `before` if that is not None."""
+    equation = self.program.equations[index]
+    if _mixed(equation):
+      return COMPUTE
+    phase = phases.classify(equation.stack)
+    # After the last collective, casting gradients is part of the update.
+    if phase == phases.OTHER or last and index not in self.major:
+      phase = UPDATE if last else COMPUTE
     # Clipping or casting gradients between backward and sync belongs to what it follows.
-    if label == COMPUTE and not mixed and differentiated and runs and runs[-1].phase == BACKWARD:
-      label = BACKWARD
-    if index not in significant:
-      if runs and not pending and label == runs[-1].phase:
-        runs[-1].equations.append(index)
-      else:
-        pending.append(index)
-      continue
-    if not runs or runs[-1].phase != label:
-      runs.append(PhaseRun(label, []))
-    runs[-1].equations += [*pending, index]
-    pending = []
-  if not runs:
-    return [PhaseRun(UPDATE if last else _light_label(program, indices), pending)]
-  runs[-1].equations += pending
-  return runs
+    return BACKWARD if phase == COMPUTE and before == BACKWARD else phase
 
 
-def _light_label(program: Program, indices: Sequence[int]) -> str:
-  """Phase of a stage without weighty equations: that of its last equation that has one."""
+def _light_phase(program: Program, indices: Sequence[int]) -> str:
+  """Phase of a stage without significant equations: that of its last equation that has one."""
   for index in reversed(indices):
-    label = phases.classify(program.equations[index].stack)
-    if label != phases.OTHER:
-      return label
+    phase = phases.classify(program.equations[index].stack)
+    if phase != phases.OTHER:
+      return phase
   return COMPUTE
 
 
 def _mixed(equation: Equation) -> bool:
-  """Whether one equation holds both forward and backward (a scan over micro-batches): nobody can tell them apart."""
+  """Whether one equation holds both forward and backward (a scan over micro-batches)."""
   found: set[str] = set()
   stack = [(body, equation.stack) for body in bodies(equation.params)]
   while stack:
@@ -212,6 +290,7 @@ def _mixed(equation: Equation) -> bool:
   return FORWARD in found and BACKWARD in found
 
 
-def group_bytes(program: Program, group: Sequence[int]) -> int:
-  """Bytes of all operands of a group on one rank."""
-  return sum(size_bytes(program.avals[value]) for index in group for value in program.equations[index].reads())
+def operand_bytes(program: Program, collectives: Sequence[int]) -> int:
+  """Bytes of all operands of these collectives on one rank."""
+  return sum(size_bytes(program.avals[value])
+             for index in collectives for value in program.equations[index].reads())

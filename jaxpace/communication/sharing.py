@@ -1,8 +1,8 @@
 """The ranks' arrivals and applied delays, carried inside the all-reduce that is there anyway.
 
-Each rank adds its own numbers at its own place of a vector of zeros; the sum is everyone's. The vector
-is an operand of its own of the gradient all-reduce, with the dtype and axes of the operands it joins: anything else
-would make XLA send a second message or change how gradients are combined.
+Each rank adds its own numbers at its own place of a vector of zeros; the sum is everyone's. The
+vector is an operand of its own of the gradient all-reduce, with the dtype and axes of the operands
+it joins: anything else would make XLA send a second message or change how gradients are combined.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNKNOWN = -1.0
 """Stands for an arrival that is not known (a rank's first step); NaN would spread to every rank."""
 
 _NONE = -1e6
-"""Stands for a time that is not known where times are added up: the sum, and so the average, is negative then."""
+"""Stands for an unknown time where times are added up: the sum, and so the average, is negative."""
 
 _PARTS = {"float32": 1, "float64": 1, "bfloat16": 3}
 """Numbers of a dtype that carry one float32 exactly: 24 bits of mantissa, 8 in each bfloat16."""
@@ -43,21 +43,22 @@ def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
   return ""
 
 
-def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Array, ranks: int, dtype: str
-            ) -> jax.Array:
+def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Array, ranks: int,
+            dtype: str) -> jax.Array:
   """Packs one rank's numbers.
 
   Args:
     arrival: [] float32 seconds, NaN if unknown.
     delay: [] float32 seconds applied.
-    job: [1 + n] float32 seconds, or [0]: own step time, of which rank 0's is sent; times of collectives, which are
-      averaged. NaN if unknown.
+    job: [1 + n] float32 seconds, or [0]: own step time, of which rank 0's is sent; times of
+      collectives, which are averaged. NaN if unknown.
     index: [] int32, this rank's index along the axis.
     ranks: ranks along the axis.
     dtype: of the all-reduce.
 
   Returns:
-    [parts * (2 * ranks + len(job))] of `dtype`: zero but at this rank's places and in what is added up.
+    [parts * (2 * ranks + len(job))] of `dtype`: zero but at this rank's places and in what is added
+    up.
   """
   own = jnp.stack([jnp.where(jnp.isnan(arrival), jnp.float32(UNKNOWN), arrival), delay])
   mine = jnp.arange(ranks, dtype=jnp.int32) == index
@@ -72,13 +73,14 @@ def unpack(total: jax.Array, ranks: int, dtype: str) -> tuple[jax.Array, jax.Arr
   """Reads the sum.
 
   Returns:
-    Arrivals [ranks] float32 s (NaN where unknown), delays [ranks] float32 s, and `job`, NaN where unknown. In
-    bfloat16 the averages are good to some 0.4 %, all else is exact.
+    Arrivals [ranks] float32 s (NaN where unknown), delays [ranks] float32 s, and `job`, NaN where
+    unknown. In bfloat16 the averages are good to some 0.4 %, all else is exact.
   """
   values = total.reshape(_PARTS[dtype], -1).astype(jnp.float32).sum(axis=0)
   arrivals, delays, job = values[:ranks], values[ranks:2 * ranks], values[2 * ranks:]
   nothing = jnp.float32(np.nan)
-  return jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays, jnp.where(job < jnp.float32(0), nothing, job)
+  return (jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays,
+          jnp.where(job < jnp.float32(0), nothing, job))
 
 
 def _split(values: jax.Array, dtype: str) -> list[jax.Array]:

@@ -1,6 +1,7 @@
-"""Shared words: observations, decisions, pacers, the plan of a step and the layout of its stamps."""
+"""Shared words: observations, decisions, pacers, the plan of a step, the layout of its stamps."""
 
 from jaxpace.core.plan import Collective, Mark, Plan, Unstamped
 from jaxpace.core.types import Decision, Observation, Pacer, PacerState
 
-__all__ = ["Collective", "Decision", "Mark", "Observation", "Pacer", "PacerState", "Plan", "Unstamped"]
+__all__ = [
+    "Collective", "Decision", "Mark", "Observation", "Pacer", "PacerState", "Plan", "Unstamped"]

@@ -1,6 +1,9 @@
-"""What the arrivals of one step say: who was early, by how much delays made the step longer, what the transfer took.
+"""What the arrivals of one step say.
 
-Ranks that are missing are NaN, here as in an `Observation`; a value that is no duration counts as missing.
+Who was early, by how much delays made the step longer, what the transfer took.
+
+Ranks that are missing are NaN, here as in an `Observation`; a value that is no duration counts as
+missing.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ def all_known(arrivals: jax.Array, delays: jax.Array) -> jax.Array:
 
 
 def own(values: jax.Array, rank: jax.Array) -> jax.Array:
-  """Picks a rank's own value: [ranks] float32, [] int32 -> [] float32; NaN if there is no such rank."""
+  """Picks a rank's own value: [ranks] float32, [] int32 -> [] float32; NaN if there is no rank."""
   ranks = values.shape[0]
   exists = (rank >= np.int32(0)) & (rank < np.int32(ranks))
   place = jnp.clip(rank, np.int32(0), np.int32(ranks - 1))
@@ -42,17 +45,20 @@ def own(values: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def greatest(values: jax.Array) -> jax.Array:
-  """Returns the greatest of values of which one, at least, is positive or +0: [ranks] float32 -> [] float32.
+  """Returns the greatest of values: [ranks] float32 -> [] float32.
 
-  Without a sign, floats order as their bits do; NaN, as JAX makes it, is above all. XLA for CPU reduces integers in
-  vectors, but floats one by one, for the sake of NaN: five times as long at 1,024 ranks.
+  One of them, at least, must be positive or +0. Without a sign, floats order as their bits do; NaN,
+  as JAX makes it, is above all. XLA for CPU reduces integers in vectors, but floats one by one, for
+  the sake of NaN: five times as long at 1,024 ranks.
   """
-  return jax.lax.bitcast_convert_type(jnp.max(jax.lax.bitcast_convert_type(values, np.int32)), np.float32)
+  most = jnp.max(jax.lax.bitcast_convert_type(values, np.int32))
+  return jax.lax.bitcast_convert_type(most, np.float32)
 
 
 def latest(arrivals: jax.Array) -> jax.Array:
   """Returns the latest of the known arrivals: [ranks] -> [] float32 s; NaN if none is known."""
-  last = greatest(jnp.where(valid(arrivals), jnp.abs(arrivals), -_ONE))  # abs: there is a -0
+  # There is a -0: abs.
+  last = greatest(jnp.where(valid(arrivals), jnp.abs(arrivals), -_ONE))
   return jnp.where(last >= _ZERO, last, _NAN)
 
 
@@ -71,8 +77,8 @@ def earliness(arrivals: jax.Array) -> jax.Array:
 def lateness(arrivals: jax.Array, delays: jax.Array) -> jax.Array:
   """By how much the applied delays held the step back: L = max(A + d) - max(A).
 
-  Computed as max(d - earliness), which does not cancel. It is 0 where every delay fits into its rank's earliness, and
-  never more than the longest delay.
+  Computed as max(d - earliness), which does not cancel. It is 0 where every delay fits into its
+  rank's earliness, and never more than the longest delay.
 
   Args:
     arrivals: [ranks] float32 s, undelayed.
@@ -86,10 +92,10 @@ def lateness(arrivals: jax.Array, delays: jax.Array) -> jax.Array:
 
 
 def transfer(wait: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: jax.Array) -> jax.Array:
-  """Estimates the collective's own time from one rank's wait: own wait - own earliness, delays included.
+  """Estimates the collective's own time from one rank's wait: own wait - own earliness.
 
-  With delays, a rank is early by max(A + d) - own (A + d). Exits are not quite common, so a single estimate can be off
-  by their spread.
+  With delays, a rank is early by max(A + d) - own (A + d). Exits are not quite common, so a single
+  estimate can be off by their spread.
 
   Args:
     wait: [] float32 s, own exit - enter.
@@ -101,13 +107,16 @@ def transfer(wait: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: jax.
     [] float32 s, not negative; NaN if the wait or any rank is missing.
   """
   early = own(earliness(arrivals + delays), rank)
-  return jnp.where(valid(wait) & all_known(arrivals, delays), jnp.maximum(wait - early, _ZERO), _NAN)
+  known = valid(wait) & all_known(arrivals, delays)
+  return jnp.where(known, jnp.maximum(wait - early, _ZERO), _NAN)
 
 
-def transfers(waits: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: jax.Array) -> jax.Array:
-  """Estimates every collective's own time from one rank's waits; what `Observation.job_transfers` averages.
+def transfers(waits: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: jax.Array
+              ) -> jax.Array:
+  """Estimates every collective's own time from one rank's waits.
 
-  Arrivals are those at the first collective, so they say nothing of the later ones: there it is the wait.
+  `Observation.job_transfers` averages these. Arrivals are those at the first collective, so they
+  say nothing of the later ones: there it is the wait.
 
   Args:
     waits: [S] float32 s.
@@ -122,8 +131,8 @@ def transfers(waits: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: ja
 def transfers_now(waits: jax.Array, arrivals: jax.Array, delays: jax.Array) -> jax.Array:
   """Estimates every collective's own time from the mean over ranks of their waits.
 
-  The mean wait less the mean earliness is what the last rank waited; only what each rank alone would have cut off at
-  zero isn't. Made of what is shared, it is the same on all ranks.
+  The mean wait less the mean earliness is what the last rank waited; only what each rank alone
+  would have cut off at zero isn't. Made of what is shared, it is the same on all ranks.
 
   Args:
     waits: [S] float32 s, means over ranks; NaN where not known.

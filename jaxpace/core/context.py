@@ -1,7 +1,8 @@
-"""A mesh of one's own for the package's small programs, whatever mesh the training loop has in context.
+"""A mesh for the package's small programs, whatever mesh the training loop has in context.
 
-`jax.set_mesh` makes `jit` refuse arrays on other devices than the mesh's, and `jax.sharding.use_abstract_mesh` all
-arrays. A copy of this process's part of the pace state is on this process's devices alone.
+`jax.set_mesh` makes `jit` refuse arrays on other devices than the mesh's, and
+`jax.sharding.use_abstract_mesh` all arrays. A copy of this process's part of the pace state is on
+this process's devices alone.
 """
 
 from __future__ import annotations

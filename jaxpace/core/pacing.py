@@ -1,7 +1,7 @@
 """How a pacer is asked: the one builder of observations, and the one reader of decisions.
 
-Live, simulated and replayed steps differ in where their numbers come from. What is made of these numbers before a pacer
-sees them, and what becomes of its answer, is here, and nowhere else.
+Live, simulated and replayed steps differ in where their numbers come from. What is made of these
+numbers before a pacer sees them, and what becomes of its answer, is here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ _NAN = np.float32(np.nan)
 
 
 class Shared(NamedTuple):
-  """What went along in a step's message and is the same on all ranks; NaN where not known. S slots, float32 seconds."""
+  """What went along in a step's message and is the same on all ranks; NaN where not known.
+
+  S slots, float32 seconds.
+  """
 
   step_time: jax.Array  # [] rank 0's, of the step before
   transfers: jax.Array  # [S] mean over ranks of their own estimates, of the step before
-  waits: jax.Array  # [S] mean over ranks, of this step's collectives that were over when the message left
+  # [S] mean over ranks, of this step's collectives that were over when the message left
+  waits: jax.Array
 
 
 def nothing_shared(slots: int) -> Shared:
@@ -47,9 +51,12 @@ def over_before(carrier: int | None, slots: int) -> np.ndarray:
   return np.arange(slots) < (0 if carrier is None else carrier)
 
 
-def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.Array, waits: jax.Array,
-            step_time: jax.Array, shared: Shared) -> tuple[Observation, jax.Array]:
-  """Makes what a rank's pacer sees of a step. R ranks, S slots, float32 seconds, NaN where not known.
+def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.Array,
+            waits: jax.Array, step_time: jax.Array, shared: Shared
+            ) -> tuple[Observation, jax.Array]:
+  """Makes what a rank's pacer sees of a step.
+
+  R ranks, S slots, float32 seconds, NaN where not known.
 
   Args:
     step: [] int32, the step that is done.
@@ -61,7 +68,8 @@ def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.A
     shared: what all ranks know alike.
 
   Returns:
-    The observation, and [S] own estimates of each collective's own time, which the next step's message will carry.
+    The observation, and [S] own estimates of each collective's own time, which the next step's
+    message will carry.
   """
   transfers = said.transfers(waits, arrivals, delays, rank)
   observation = Observation(
@@ -87,7 +95,8 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
   """
   decision, after = pacer.update(observation, state)
   names = _checked(decision, after, state)
-  return Decision(_scalar(decision.delay), {name: _scalar(decision.info[name]) for name in names}), after
+  info = {name: _scalar(decision.info[name]) for name in names}
+  return Decision(_scalar(decision.delay), info), after
 
 
 def _scalar(value: Any) -> jax.Array:
@@ -97,16 +106,18 @@ def _scalar(value: Any) -> jax.Array:
 def _checked(made: Any, after: Any, before: Any) -> tuple[str, ...]:
   """Checks what a pacer's update returned. Returns the names of its columns, sorted."""
   if not isinstance(made, Decision):
-    raise ValueError(f"pacer.update must return (Decision, state); the first is a {type(made).__name__}.")
+    raise ValueError("pacer.update must return (Decision, state); the first is a "
+                     f"{type(made).__name__}.")
   if len(made.info) > ring.MAX_DECISIONS:
-    raise ValueError(f"A pacer may record {ring.MAX_DECISIONS} columns a step; this one has {len(made.info)}: "
-                     f"{', '.join(sorted(made.info))}.")
+    raise ValueError(f"A pacer may record {ring.MAX_DECISIONS} columns a step; this one has "
+                     f"{len(made.info)}: {', '.join(sorted(made.info))}.")
 
   def describe(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf).name), tree)
 
   given: Any = jax.tree.structure(before)
   if jax.tree.structure(after) != given or describe(after) != describe(before):
-    raise ValueError("pacer.update must return a state of the same structure, shapes and dtypes as it was given: it is "
-                     f"carried from step to step.\nGiven:    {describe(before)}\nReturned: {describe(after)}")
+    raise ValueError("pacer.update must return a state of the same structure, shapes and dtypes as "
+                     "it was given: it is carried from step to step.\nGiven:    "
+                     f"{describe(before)}\nReturned: {describe(after)}")
   return tuple(sorted(made.info))

@@ -1,7 +1,7 @@
 """What is static about an instrumented step, known after its first trace.
 
-The pace state holds bare stamps; the plan says what each of them means. The recorder writes it into `run.json`,
-so that a recorded run can be read without the program that made it.
+The pace state holds bare stamps; the plan says what each of them means. The recorder writes it into
+`run.json`, so that a recorded run can be read without the program that made it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Mark:
 
   kind: MarkKind
   segment: str
-  """Phase that the time since the previous mark belongs to: one of `BUILT_IN_PHASES` or a user's phase.
+  """Phase of the time since the previous mark: one of `BUILT_IN_PHASES` or a user's.
 
   The segment of `start` is "gap": it begins at the previous step's `end`.
   """
@@ -49,7 +49,7 @@ class Collective:
   phase: str
   """Phase the collective was called from: "forward" (loss, batch norm), "backward", or "update"."""
   pairs: tuple[tuple[int, int], ...] = ()
-  """Source and target of a point-to-point transfer, by their index along `axis`; empty for a collective of all."""
+  """Sources and targets of point-to-point transfers, by index along `axis`; else empty."""
   index_groups: tuple[tuple[int, ...], ...] = ()
   """Ranks that meet, by their index along `axis`, where not all along it do."""
   may_begin_early: bool = False
@@ -108,7 +108,8 @@ class Plan:
     fields["marks"] = tuple(Mark(**mark) for mark in data["marks"])
     fields["collectives"] = tuple(
         Collective(**{**c, "primitives": tuple(c["primitives"]), "dtypes": tuple(c["dtypes"]),
-                      **{name: tuple(map(tuple, c.get(name, ()))) for name in ("pairs", "index_groups")}})
+                      **{name: tuple(map(tuple, c.get(name, ())))
+                         for name in ("pairs", "index_groups")}})
         for c in data["collectives"])
     fields["unstamped"] = tuple(Unstamped(**u) for u in data.get("unstamped", ()))
     fields["decisions"] = tuple(data.get("decisions", ()))

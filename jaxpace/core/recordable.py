@@ -10,8 +10,8 @@ from jaxpace.core.plan import Plan
 class Recordable:
   """Base of what `jaxpace.instrument` returns.
 
-  A class to inherit from, not a protocol: `jax.jit` and `jax.shard_map` copy the attributes of what they wrap, so
-  attributes can't tell an instrumented function from a compiled one around it.
+  A class to inherit from, not a protocol: `jax.jit` and `jax.shard_map` copy the attributes of what
+  they wrap, so attributes can't tell an instrumented function from a compiled one around it.
   """
 
   plan: Plan | None = None

@@ -1,7 +1,8 @@
 """Layout of one row of the ring of stamps inside the pace state.
 
-A row is uint32 throughout: x64 is off in most programs, float32 seconds since an epoch are worthless, so
-times are (high, low) words of nanoseconds and float32 values are stored by their bits.
+A row is uint32 throughout: x64 is off in most programs, float32 seconds since an epoch are
+worthless, so times are (high, low) words of nanoseconds and float32 values are stored by their
+bits.
 
     column 0      step index
     column 1      flags, see `VALID`
@@ -25,7 +26,7 @@ MAX_PHASE_MARKS = 16
 
 
 def max_marks(slots: int) -> int:
-  """Number of stamps a row has room for with `slots` collectives: start, delay, end, phases, enter and exit."""
+  """Number of stamps a row has room for: start, delay, end, phases, and two a slot."""
   return 3 + MAX_PHASE_MARKS + 2 * slots
 
 

@@ -19,21 +19,26 @@ class Observation(NamedTuple):
   `R` is the number of ranks along the data axis, `S` the number of collective slots.
   A value that is not known is NaN, never 0: a missing arrival is not an early one.
 
-  What all ranks must decide alike, they decide from what is the same on all of them: `arrivals` and `delays` where
-  every one is known, `step`, and whatever is called `job_...`. A rank's waits and step time are its own.
+  What all ranks must decide alike, they decide from what is the same on all of them: `arrivals` and
+  `delays` where every one is known, `step`, and whatever is called `job_...`. A rank's waits and
+  step time are its own.
   """
 
   step: jax.Array  # [] int32, index of the completed step
   rank: jax.Array  # [] int32, this rank's index along the data axis
-  arrivals: jax.Array  # [R] undelayed arrival at the step's first collective; others' are NaN unless shared
-  delays: jax.Array  # [R] delay each rank really applied in this step; others' are NaN unless shared
+  # [R] undelayed arrival at the step's first collective; others' are NaN unless shared
+  arrivals: jax.Array
+  # [R] delay each rank really applied in this step; others' are NaN unless shared
+  delays: jax.Array
   waits: jax.Array  # [S] own exit - enter of every collective; NaN in unused slots
   step_time: jax.Array  # [] own time from the previous step's last exit to this one's
   # Of the step before that one, the same on all ranks to the last bit; NaN unless shared:
   job_step_time: jax.Array  # [] rank 0's step_time
   job_transfers: jax.Array  # [S] mean over ranks of what each found a collective's own time to be
-  # Of the step just done, the same on all ranks: what the message they share it with was not too early for.
-  job_transfers_now: jax.Array = _NOTHING  # [S] as above; NaN from the collective on that carries it; [0] for none
+  # Of the step just done, the same on all ranks: what the message they share it with was not too
+  # early for.
+  # [S] as above; NaN from the collective on that carries it; [0] for none
+  job_transfers_now: jax.Array = _NOTHING
 
 
 class Decision(NamedTuple):
@@ -48,15 +53,16 @@ class PacerInit(Protocol):
 
 
 class PacerUpdate(Protocol):
-  def __call__(self, observation: Observation, state: PacerState) -> tuple[Decision, PacerState]: ...
+  def __call__(self, observation: Observation, state: PacerState
+               ) -> tuple[Decision, PacerState]: ...
 
 
 class Pacer(NamedTuple):
   """A pair of pure functions, after the manner of an optax transformation.
 
-  `init(ranks)` makes the state of one rank in a job of that many ranks. `update(observation, state)` must be
-  jittable, use no clock and no collective, and depend on nothing but its arguments: the same
-  function runs in the live step, in the simulator and in the replay of a recorded run.
+  `init(ranks)` makes the state of one rank in a job of that many ranks. `update(observation,
+  state)` must be jittable, use no clock and no collective, and depend on nothing but its arguments:
+  the same function runs in the live step, in the simulator and in the replay of a recorded run.
   """
 
   init: PacerInit

@@ -1,8 +1,8 @@
 """Along which manual mesh axes a value varies, across jax versions.
 
-Under `jax.shard_map(check_vma=True)` a value's type says over which axes the devices' copies differ; operations want
-their operands to agree. Under `check_vma=False`, `pmap` and plain `jit` nothing is tracked and all of this does
-nothing.
+Under `jax.shard_map(check_vma=True)` a value's type says over which axes the devices' copies
+differ; operations want their operands to agree. Under `check_vma=False`, `pmap` and plain `jit`
+nothing is tracked and all of this does nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ def varying_of_aval(aval: Any) -> frozenset[str]:
 
 
 def manual_axes() -> tuple[str, ...]:
-  """Names of the mesh axes that are manual here: those of the enclosing `shard_map` or `pmap`, else ()."""
+  """Names of the mesh axes that are manual here, by `shard_map` or `pmap`, else ()."""
   return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 
 def automatic_axes() -> tuple[str, ...]:
-  """Names of the mesh axes that an enclosing `shard_map` with `axis_names` leaves to the compiler, else ()."""
+  """Names of the mesh axes that a `shard_map` with `axis_names` leaves to the compiler, else ()."""
   mesh = jax.sharding.get_abstract_mesh()
   manual = manual_axes()
-  return tuple(name for name, size in mesh.shape.items() if name not in manual and size > 1) if manual else ()
+  if not manual:
+    return ()
+  return tuple(name for name, size in mesh.shape.items() if name not in manual and size > 1)
 
 
 def vary(value: jax.Array, axes: frozenset[str] | tuple[str, ...]) -> jax.Array:

@@ -1,4 +1,7 @@
-"""The portable clock: host callbacks. Tens of microseconds a stamp, and dispatch becomes synchronous."""
+"""The portable clock: host callbacks.
+
+Tens of microseconds a stamp, and dispatch becomes synchronous.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ SENT_WHOLE = 64
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the clock on the host; see `jaxpace.execution.Clock`."""
   *ready, previous = operands.prepare((*after, previous))
-  return io_callback(_read, _WORDS, *_witnesses(previous, ready), previous)
+  return io_callback(_read, _WORDS, *_sentinels(previous, ready), previous)
 
 
 def delay(
@@ -36,22 +39,27 @@ def delay(
   seconds = jax.lax.stop_gradient(jnp.asarray(seconds, jnp.float32))
 
   def sleep(seconds, before):
-    return io_callback(functools.partial(_sleep, limit_ns), _WORDS, *operands.prepare((seconds, before)))
+    asked = operands.prepare((seconds, before))
+    return io_callback(functools.partial(_sleep, limit_ns), _WORDS, *asked)
 
   # A callback that would sleep 0 s still costs milliseconds. NaN > 0 is false.
-  return before, jax.lax.cond(seconds > jnp.float32(0.0), sleep, lambda _, before: before, seconds, before)
+  end = jax.lax.cond(
+      seconds > jnp.float32(0.0), sleep, lambda _, before: before, seconds, before)
+  return before, end
 
 
 def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
   """Hands values through a loop that never turns, after the stamp; see `jaxpace.execution.hold`.
 
-  No callback: that would copy the values to the host and back. XLA can't tell that the loop never turns.
+  No callback: that would copy the values to the host and back. XLA can't tell that the loop never
+  turns.
   """
   never = stamp[0] == jnp.uint32(0xFFFFFFFF)
 
   def turn(carry):
     values, turning = carry
-    return [vary(jnp.zeros_like(value), varying(stamp)) for value in values], jnp.logical_not(turning)
+    zeros = [vary(jnp.zeros_like(value), varying(stamp)) for value in values]
+    return zeros, jnp.logical_not(turning)
 
   return jax.lax.while_loop(lambda carry: carry[1], turn, (values, never))[0]
 
@@ -59,17 +67,18 @@ def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
 def awaited_under_pmap(results: Sequence[jax.Array]) -> list[jax.Array]:
   """The small ones, or the smallest.
 
-  No large array can be sent whole, and there a single element of one would cut the kernel that makes it anew.
+  No large array can be sent whole, and there a single element of one would cut the kernel that
+  makes it anew.
   """
   return [v for v in results if v.size <= SENT_WHOLE] or sorted(results, key=lambda v: v.size)[:1]
 
 
-def _witnesses(previous: jax.Array, after: list[jax.Array]) -> list[jax.Array]:
+def _sentinels(previous: jax.Array, after: list[jax.Array]) -> list[jax.Array]:
   """Returns a few elements of every array, that are ready only when the arrays are.
 
-  Whole arrays would be copied to the host, so large ones send one element. A bare slice is not enough for that:
-  XLA may fuse it into what computes the array and compute that element alone, early. The
-  operands of a conditional are whole.
+  Whole arrays would be copied to the host, so large ones send one element. A bare slice is not
+  enough for that: XLA may fuse it into what computes the array and compute that element alone,
+  early. The operands of a conditional are whole.
   """
   small = [array for array in after if array.size <= SENT_WHOLE]
   large = [array for array in after if array.size > SENT_WHOLE]
@@ -87,8 +96,8 @@ def _last_elements(*arrays: jax.Array) -> list[jax.Array]:
   return [array.reshape(-1)[-1:] for array in arrays]
 
 
-# Below runs on the host, in a thread of the runtime. Its arguments are small host arrays; it must start no
-# JAX operation, which could wait for the very thread it runs in.
+# Below runs on the host, in a thread of the runtime. Its arguments are small host arrays; it must
+# start no JAX operation, which could wait for the very thread it runs in.
 
 
 def _read(*_: Any) -> np.ndarray:

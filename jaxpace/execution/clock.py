@@ -27,29 +27,33 @@ class Hold(Protocol):
 class Clock(NamedTuple):
   """A clock usable under `jax.jit`, `jax.shard_map` (either `check_vma`) and `jax.pmap`.
 
-  A stamp has no side effect that orders it: it is taken because its result is used, after everything it is given,
-  and two stamps stay distinct and ordered because each is given the one before. What comes *after* a stamp
-  in time must use its result (`jaxpace.execution.hold`).
+  A stamp has no side effect that orders it: it is taken because its result is used, after
+  everything it is given, and two stamps stay distinct and ordered because each is given the one
+  before. What comes *after* a stamp in time must use its result (`jaxpace.execution.hold`).
 
-  Under `check_vma=True` stamps are typed as if they were the same on every device. They are not; but so they can hold
-  back a parameter, which must not vary. Where a stamp leaves the step, `jaxpace.core.varying.vary` gives it its axes.
+  Under `check_vma=True` stamps are typed as if they were the same on every device. They are not;
+  but so they can hold back a parameter, which must not vary. Where a stamp leaves the step,
+  `jaxpace.core.varying.vary` gives it its axes.
 
   Attributes:
     name: "native", "stream" or "callback".
-    stamp: `stamp(previous, *after)` -> uint32 [2], (high, low) words of nanoseconds of this host's monotonic clock,
-      read when `previous` (uint32 [2], the last stamp) and every array of `after` is ready. Arrays of
-      any shape and dtype, PRNG keys included; none is read or copied, but XLA hands a native stamp its
-      operands whole and in row-major layout: give a slice where that would cost a transposition.
-    delay: `delay(seconds, limit_s, previous, *after)` -> the stamps (uint32 [2] each) before and after sleeping
-      min(max(seconds, 0), limit_s): `seconds` float32 [], NaN counts as 0; `limit_s` a Python float. The second
-      stamp is never earlier than the first plus the delay. Nothing sleeps, and the two are equal, where it is 0.
-    hold: `hold(stamp, values)` -> the values, once the stamp is there; all varying over the same mesh axes. Use
-      `jaxpace.execution.hold`, which sees to that.
+    stamp: `stamp(previous, *after)` -> uint32 [2], (high, low) words of nanoseconds of this host's
+      monotonic clock, read when `previous` (uint32 [2], the last stamp) and every array of `after`
+      is ready. Arrays of any shape and dtype, PRNG keys included; none is read or copied, but XLA
+      hands a native stamp its operands whole and in row-major layout: give a slice where that would
+      cost a transposition.
+    delay: `delay(seconds, limit_s, previous, *after)` -> the stamps (uint32 [2] each) before and
+      after sleeping min(max(seconds, 0), limit_s): `seconds` float32 [], NaN counts as 0; `limit_s`
+      a Python float. The second stamp is never earlier than the first plus the delay. Nothing
+      sleeps, and the two are equal, where it is 0.
+    hold: `hold(stamp, values)` -> the values, once the stamp is there; all varying over the same
+      mesh axes. Use `jaxpace.execution.hold`, which sees to that.
     notice: why a better clock is not used; empty where there is none better.
-    awaited_under_pmap: `awaited_under_pmap(results)` -> those results of a step under `jax.pmap` that its last stamp
-      can wait for without a change in how they are computed.
-    in_stream: whether what a stamp waits for is best given whole, and costs nothing: kernels that run one after the
-      other are given addresses, and to cut an element out would be one more kernel.
+    awaited_under_pmap: `awaited_under_pmap(results)` -> those results of a step under `jax.pmap`
+      that its last stamp can wait for without a change in how they are computed.
+    in_stream: whether what a stamp waits for is best given whole, and costs nothing: kernels that
+      run one after the other are given addresses, and to cut an element out would be one more
+      kernel.
   """
 
   name: str
@@ -78,10 +82,10 @@ class _ClockKind(NamedTuple):
 # Best first.
 _SOURCES = (
     _ClockKind("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold),
-    _ClockKind("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay, stream.hold, in_stream=True,
-            tried=False),
+    _ClockKind("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay,
+               stream.hold, in_stream=True, tried=False),
     _ClockKind("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold,
-            callback.awaited_under_pmap),
+               callback.awaited_under_pmap),
 )
 
 CLOCKS = ("auto", *(source.name for source in _SOURCES))
@@ -116,10 +120,11 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
       if name == source.name or source.tried:
         notices.append(reason)
     elif name == "auto" and not source.tried:
-      notices.append(f"The {source.name} clock (clock={source.name!r}) has not been tried on such a device yet.")
+      notices.append(f"The {source.name} clock (clock={source.name!r}) has not been tried on such "
+                     "a device yet.")
     else:
-      return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices), source.awaited_under_pmap,
-                   source.in_stream)
+      return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices),
+                   source.awaited_under_pmap, source.in_stream)
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
 
 
@@ -130,5 +135,6 @@ def clock_notice(platform: str = "cpu") -> str:
 
 def _unusable(source: _ClockKind, platform: str) -> str:
   if source.platforms is not None and platform not in source.platforms:
-    return f"The {source.name} clock runs on {', '.join(source.platforms)} only, and the step runs on {platform}."
+    return (f"The {source.name} clock runs on {', '.join(source.platforms)} only, and the step "
+            f"runs on {platform}.")
   return source.unavailable()

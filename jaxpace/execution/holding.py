@@ -13,15 +13,16 @@ from jaxpace.execution.clock import Clock
 
 
 def hold(clock: Clock, stamp: jax.Array, values: Sequence[jax.Array]) -> list[jax.Array]:
-  """Makes values available only once a stamp has been taken. They are the same, bit for bit, and so are gradients.
+  """Makes values available only once a stamp has been taken.
 
-  Real dataflow: on CPU an `optimization_barrier` orders nothing at run time. And opaque to XLA: a mere
-  `where(stamp_high == 0xFFFFFFFF, 0, value)` would be fused into the kernels around it, where other
-  multiplications and additions are then contracted, or other conversions elided, than without it.
+  They are the same, bit for bit, and so are gradients. Real dataflow: on CPU an
+  `optimization_barrier` orders nothing at run time. And opaque to XLA: a mere `where(stamp_high ==
+  0xFFFFFFFF, 0, value)` would be fused into the kernels around it, where other multiplications and
+  additions are then contracted, or other conversions elided, than without it.
 
-  Hold what is in memory in any case (operands and results of collectives, inputs of the step): then the kernels
-  before and after are the very same. Holding a value in the middle of a fused kernel cuts that kernel in two. The
-  values get XLA's default layout: hold no transposed matrix.
+  Hold what is in memory in any case (operands and results of collectives, inputs of the step): then
+  the kernels before and after are the very same. Holding a value in the middle of a fused kernel
+  cuts that kernel in two. The values get XLA's default layout: hold no transposed matrix.
 
   Args:
     clock: the stamp's.

@@ -16,6 +16,6 @@ def nanoseconds(limit_s: float) -> int:
   """
   if not (math.isfinite(limit_s) and 0.0 <= limit_s <= LONGEST_S):
     raise ValueError(
-        f"The limit of a delay is {limit_s} but must be a number of seconds from 0 to {LONGEST_S:.0f}. "
-        "Delays are a few milliseconds: 20 ms is 20e-3.")
+        f"The limit of a delay is {limit_s} but must be a number of seconds from 0 to "
+        f"{LONGEST_S:.0f}. Delays are a few milliseconds: 20 ms is 20e-3.")
   return round(limit_s * 1e9)

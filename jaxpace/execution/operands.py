@@ -14,8 +14,8 @@ def prepare(arrays: Sequence[jax.Array]) -> list[jax.Array]:
   """Makes arrays fit to be operands of one custom call or callback.
 
   PRNG keys become their key data. Gradients are cut, since timers have no derivative. Under
-  `jax.shard_map(check_vma=True)` all operands of a primitive must vary over the same mesh axes, so each is cast
-  to the union.
+  `jax.shard_map(check_vma=True)` all operands of a primitive must vary over the same mesh axes, so
+  each is cast to the union.
 
   Args:
     arrays: any shapes and dtypes.

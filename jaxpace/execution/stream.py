@@ -1,11 +1,13 @@
-"""A clock for NVIDIA GPUs: kernels of one thread on the stream read the device's timer and wait on it.
+"""A clock for NVIDIA GPUs: kernels of one thread on the stream read the device's timer and wait on
+it.
 
-Nothing goes to the host and back: the stamps are kernels like any other, which XLA keeps in its command buffers. Times
-are nanoseconds of the GPU's own timer (PTX ISA, `%globaltimer`), which starts anywhere: only differences of stamps of
-one GPU mean something.
+Nothing goes to the host and back: the stamps are kernels like any other, which XLA keeps in its
+command buffers. Times are nanoseconds of the GPU's own timer (PTX ISA, `%globaltimer`), which
+starts anywhere: only differences of stamps of one GPU mean something.
 
-The kernels are PTX, which XLA's custom call `__gpu$xla.gpu.ptx` takes as it is: no compiler, no CUDA toolkit, no
-language for kernels between. JAX doesn't document that target, so nothing else in jaxpace knows of it.
+The kernels are PTX, which XLA's custom call `__gpu$xla.gpu.ptx` takes as it is: no compiler, no
+CUDA toolkit, no language for kernels between. JAX doesn't document that target, so nothing else in
+jaxpace knows of it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from jaxpace.execution import limits, operands
 TARGET = "__gpu$xla.gpu.ptx"
 
 LONGEST_S = 2.0
-"""No delay on the stream is longer: what holds up a GPU for longer looks like a hang, to NCCL too."""
+"""No delay on the stream is longer: what holds up a GPU longer looks like a hang, to NCCL too."""
 
 _MOST_OPERANDS = 256
 """Addresses given to one kernel: 2 of the 4 KiB of parameters that any GPU takes."""
@@ -40,9 +42,9 @@ _STAMP = """
   ret;
 """
 
-# A nap takes between nothing and twice what is asked for, so half of what is left never oversleeps; the hardware takes
-# no more than a millisecond. Should the timer ever stand still, the count of cycles ends the loop: 5 s at 2 GHz, half a
-# minute at the clock of an idle GPU.
+# A nap takes between nothing and twice what is asked for, so half of what is left never oversleeps;
+# the hardware takes no more than a millisecond. Should the timer ever stand still, the count of
+# cycles ends the loop: 5 s at 2 GHz, half a minute at the clock of an idle GPU.
 _DELAY = """
   .reg .u64 start, now, gone, wait, left, place, first, cycles;
   .reg .u32 low, high, nap;
@@ -91,7 +93,7 @@ _HOLD = "\n  ret;\n"
 
 
 def unavailable() -> str:
-  """Returns why the stream clock can't be used; empty where it can, or where only the compiler is there."""
+  """Returns why the stream clock can't be used; empty where it can, or with the compiler alone."""
   try:
     jax.devices("rocm")
   except RuntimeError:
@@ -101,9 +103,12 @@ def unavailable() -> str:
 
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the GPU's timer on the stream; see `jaxpace.execution.Clock`."""
-  *ready, previous = operands.prepare((*after, previous))  # in this order: see ORDER in jaxpace.execution.native
-  for lot in _lots(ready) or [[]]:  # more than one kernel takes: one comes after the other, and the last counts
-    (previous,) = launch("jaxpace_stamp", _STAMP.format(taken=len(lot) + 1), [*lot, previous], [_WORDS])
+  # In this order: see ORDER in jaxpace.execution.native.
+  *ready, previous = operands.prepare((*after, previous))
+  # More than one kernel takes: one comes after the other, and the last counts.
+  for lot in _lots(ready) or [[]]:
+    body = _STAMP.format(taken=len(lot) + 1)
+    (previous,) = launch("jaxpace_stamp", body, [*lot, previous], [_WORDS])
   return previous
 
 
@@ -117,13 +122,16 @@ def delay(
   """
   limit_ns = limits.nanoseconds(limit_s)
   if limit_s > LONGEST_S:
-    raise ValueError(f"The limit of a delay is {limit_s} s, and on a GPU's stream none may be longer than {LONGEST_S} "
-                     "s. Delays are a few milliseconds: 20 ms is 20e-3. Or use clock='callback'.")
-  *ready, seconds, previous = operands.prepare((*after, jnp.asarray(seconds, jnp.float32), previous))
+    raise ValueError(f"The limit of a delay is {limit_s} s, and on a GPU's stream none may be "
+                     f"longer than {LONGEST_S} s. Delays are a few milliseconds: 20 ms is 20e-3. "
+                     "Or use clock='callback'.")
+  *ready, seconds, previous = operands.prepare(
+      (*after, jnp.asarray(seconds, jnp.float32), previous))
   if len(ready) > _MOST_OPERANDS:
     ready = [stamp(previous, *ready)]
   given = [*ready, seconds, previous]
-  body = _DELAY.format(seconds=len(ready), before=len(given), end=len(given) + 1, billion=_single(1e9),
+  body = _DELAY.format(seconds=len(ready), before=len(given), end=len(given) + 1,
+                       billion=_single(1e9),
                        limit=_single(float(limit_ns)))
   before, end = launch("jaxpace_delay", body, given, [_WORDS, _WORDS])
   return before, end
@@ -132,11 +140,13 @@ def delay(
 def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
   """Hands values through in their own memory, after the stamp; see `jaxpace.execution.hold`."""
   return [held for lot in _lots(values) for held in launch(
-      "jaxpace_hold", _HOLD, [*lot, stamp], [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in lot],
+      "jaxpace_hold", _HOLD, [*lot, stamp],
+      [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in lot],
       {i: i for i in range(len(lot))})]
 
 
-def launch(name: str, body: str, arguments: Sequence[jax.Array], results: Sequence[jax.ShapeDtypeStruct],
+def launch(name: str, body: str, arguments: Sequence[jax.Array],
+           results: Sequence[jax.ShapeDtypeStruct],
            aliases: dict[int, int] | None = None) -> list[jax.Array]:
   """Runs a kernel of one thread on arrays that stay where they are, on any GPU since Volta.
 
@@ -148,10 +158,13 @@ def launch(name: str, body: str, arguments: Sequence[jax.Array], results: Sequen
     aliases: numbers of arguments and of the results that take their memory.
   """
   addresses = ", ".join(f".param .u64 p{i}" for i in range(len(arguments) + len(results)))
-  text = f".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry {name}({addresses})\n{{{body}}}\n"
+  text = (".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry "
+          f"{name}({addresses})\n{{{body}}}\n")
   one = dict.fromkeys(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"), np.int32(1))
-  call = jax.ffi.ffi_call(TARGET, list(results), vmap_method="sequential", input_output_aliases=aliases or {})
-  return list(call(*arguments, name=name, kernel_type="ptx", kernel_data=text, shared_mem_bytes=np.int32(0), **one))
+  call = jax.ffi.ffi_call(
+      TARGET, list(results), vmap_method="sequential", input_output_aliases=aliases or {})
+  return list(call(*arguments, name=name, kernel_type="ptx", kernel_data=text,
+                   shared_mem_bytes=np.int32(0), **one))
 
 
 def _lots(arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:

@@ -1,8 +1,9 @@
 """Arithmetic on timestamps kept as two uint32 words.
 
-x64 is off in most JAX programs, and a float32 of nanoseconds since boot is off by minutes after a week. A timestamp
-is therefore `[..., 2]` uint32, (high, low) words of nanoseconds, and only differences become float32 seconds.
-All functions are pure, jittable, and work element by element on leading dimensions.
+x64 is off in most JAX programs, and a float32 of nanoseconds since boot is off by minutes after a
+week. A timestamp is therefore `[..., 2]` uint32, (high, low) words of nanoseconds, and only
+differences become float32 seconds. All functions are pure, jittable, and work element by element on
+leading dimensions.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def compare(a: jax.Array, b: jax.Array) -> jax.Array:
 def seconds_between(earlier: jax.Array, later: jax.Array) -> jax.Array:
   """Measures the time from one timestamp to another.
 
-  The difference is taken in 64-bit integers and rounded afterwards: within 2 units in the last place of float32
-  (2.4e-7 of the difference itself, however long the machine has been up).
+  The difference is taken in 64-bit integers and rounded afterwards: within 2 units in the last
+  place of float32 (2.4e-7 of the difference itself, however long the machine has been up).
 
   Args:
     earlier: [..., 2] uint32.
@@ -77,20 +78,24 @@ def seconds_between(earlier: jax.Array, later: jax.Array) -> jax.Array:
   difference = subtract(later, earlier)
   negative = difference[..., 0] >= jnp.uint32(0x80000000)
   # The magnitude must be taken in integers: as floats, the words of -1 ns would cancel to 0.
-  magnitude = jnp.where(negative[..., None], subtract(jnp.zeros_like(difference), difference), difference)
+  turned = subtract(jnp.zeros_like(difference), difference)
+  magnitude = jnp.where(negative[..., None], turned, difference)
   high, low = (magnitude[..., i].astype(jnp.float32) for i in (0, 1))
   seconds = high * _SECONDS_PER_HIGH + low * _SECONDS_PER_LOW
   return jnp.where(negative, -seconds, seconds)
 
 
 def to_ns(words: np.ndarray) -> np.ndarray:
-  """Converts timestamps on the host: [..., 2] uint32 to [...] int64 nanoseconds (numpy, no device is touched)."""
+  """Converts timestamps on the host: [..., 2] uint32 to [...] int64 nanoseconds, by numpy alone."""
   words = np.asarray(words)
   wide = words.astype(np.uint64)
   return ((wide[..., 0] << np.uint64(32)) | wide[..., 1]).astype(np.int64)
 
 
 def from_ns(nanoseconds: int | np.ndarray) -> np.ndarray:
-  """Converts on the host: [...] integer nanoseconds, taken modulo 2**64, to [..., 2] uint32. Inverse of `to_ns`."""
+  """Converts on the host: [...] integer nanoseconds, taken modulo 2**64, to [..., 2] uint32.
+
+  Inverse of `to_ns`.
+  """
   wide = np.asarray(nanoseconds, np.int64).astype(np.uint64)
   return np.stack([wide >> np.uint64(32), wide & np.uint64(0xFFFFFFFF)], axis=-1).astype(np.uint32)

@@ -1,8 +1,9 @@
 """A call of the user's step as a function of arrays alone, whatever its arguments and results are.
 
-What is no array (a flag, a name) is the step's own business, as it is without jaxpace. Objects of `flax.nnx` may be
-changed by the step in place, and the transforms of nnx carry that out. The step is traced here on copies, so the
-changes are carried from the copies to the originals, by the means that nnx's own transforms use.
+What is no array (a flag, a name) is the step's own business, as it is without jaxpace. Objects of
+`flax.nnx` may be changed by the step in place, and the transforms of nnx carry that out. The step
+is traced here on copies, so the changes are carried from the copies to the originals, by the means
+that nnx's own transforms use.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Call:
   def __init__(self, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
     self._step = step
     self._open = contextlib.ExitStack()
-    self._nnx = sys.modules.get("flax.nnx")  # where nobody has imported it there are no objects of it
+    # Where nobody has imported it there are no objects of it.
+    self._nnx = sys.modules.get("flax.nnx")
     self._kinds = tuple(getattr(self._nnx, name) for name in _OBJECTS if hasattr(self._nnx, name))
     everything, self._tree = jax.tree.flatten((args, kwargs), is_leaf=self._is_object)
     self._objects = [leaf for leaf in everything if self._is_object(leaf)]
@@ -49,7 +51,8 @@ class Call:
         with self._nnx.split_context(self) as split:  # type: ignore[union-attr]
           self._graph = split.split(self._objects)
       rest = [leaf for leaf in self._everything if not self._is_object(leaf)]
-      self._given, self._given_tree = jax.tree.flatten((self._graph[1] if self._graph else (), rest))
+      state = self._graph[1] if self._graph else ()
+      self._given, self._given_tree = jax.tree.flatten((state, rest))
       # Of the places of `_given`, those of arrays.
       self._places = [i for i, leaf in enumerate(self._given) if _is_array(leaf)]
       self.leaves = [self._given[i] for i in self._places]
@@ -61,7 +64,11 @@ class Call:
     self._open.close()
 
   def traced(self, *leaves: Any) -> list[Any]:
-    """Calls the step on arrays in place of `leaves`; returns its results flat, those changed in place among them."""
+    """Calls the step on arrays in place of `leaves`.
+
+    Returns:
+      Its results, flat, those changed in place among them.
+    """
     given = list(self._given)
     for place, leaf in zip(self._places, leaves, strict=True):
       given[place] = leaf
@@ -83,7 +90,7 @@ class Call:
     return flat
 
   def result(self, outputs: list[Any]) -> Any:
-    """Returns what the step returned, given its flat results, and changes in place what it changed in place."""
+    """Returns what the step returned, given its flat results, and changes in place what it did."""
     state, rest = jax.tree.unflatten(self._flat_tree, outputs)
     returned: list[Any] = []
     if self._graph:
@@ -92,11 +99,12 @@ class Call:
     return self._assembled(self._out_tree, self._out, returned, rest)
 
   def _assembled(self, tree: Any, like: list[Any], objects: list[Any], rest: list[Any]) -> Any:
-    """The tree with these objects and these other leaves, in the places that they have in `like`."""
+    """The tree with these objects and other leaves, in the places that they have in `like`."""
     if not self._graph:
       return jax.tree.unflatten(tree, rest)
     object_of, other_of = iter(objects), iter(rest)
-    return jax.tree.unflatten(tree, [next(object_of if self._is_object(leaf) else other_of) for leaf in like])
+    leaves = [next(object_of if self._is_object(leaf) else other_of) for leaf in like]
+    return jax.tree.unflatten(tree, leaves)
 
   def _is_object(self, leaf: Any) -> bool:
     return isinstance(leaf, self._kinds)
@@ -105,9 +113,10 @@ class Call:
     missing = [name for name in _CONTEXTS if not hasattr(self._nnx, name)]
     if missing:
       raise ValueError(
-          f"The step is given objects of flax.nnx, and this version of flax has no nnx.{missing[0]} to carry out what "
-          "it changes in them. Give it their state instead: graphdef, state = nnx.split(model); inside, "
-          "model = nnx.merge(graphdef, state), and return nnx.state(model).")
+          "The step is given objects of flax.nnx, and this version of flax has no "
+          f"nnx.{missing[0]} to carry out what it changes in them. Give it their state instead: "
+          "graphdef, state = nnx.split(model); inside, model = nnx.merge(graphdef, state), and "
+          "return nnx.state(model).")
 
 
 def _is_array(leaf: Any) -> bool:

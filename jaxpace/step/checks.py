@@ -1,4 +1,4 @@
-"""What can be wrong about a use of `instrument`, said in a sentence that names the likely mistake and the fix."""
+"""What can be wrong about a use of `instrument`: the likely mistake and the fix, in a sentence."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
              max_delay: Any, phases: Any) -> None:
   """Checks the arguments of `instrument`."""
   if not callable(step):
-    raise ValueError(f"jaxpace.instrument takes the train step itself, a function; it was given {step!r}.")
+    raise ValueError("jaxpace.instrument takes the train step itself, a function; it was given "
+                     f"{step!r}.")
   names = (axis_name,) if isinstance(axis_name, str) else axis_name
-  if not isinstance(names, (tuple, list)) or not names or not all(isinstance(n, str) and n for n in names):
-    raise ValueError(f"axis_name={axis_name!r} must be the name of the data axis, such as 'data', or several names.")
+  if (not isinstance(names, (tuple, list)) or not names
+      or not all(isinstance(n, str) and n for n in names)):
+    raise ValueError(f"axis_name={axis_name!r} must be the name of the data axis, such as 'data', "
+                     "or several names.")
   if pacer is not None and not isinstance(pacer, Pacer):
-    raise ValueError(f"pacer={pacer!r} is not a Pacer. Pass what a factory returns, or jaxpace.Pacer(init, update), "
-                     "or None to record only.")
+    raise ValueError(f"pacer={pacer!r} is not a Pacer. Pass what a factory returns, or "
+                     "jaxpace.Pacer(init, update), or None to record only.")
   if clock not in CLOCKS:
     raise ValueError(f"clock={clock!r} is not known. Use one of: {', '.join(CLOCKS)}.")
   if share not in ("auto", True, False, None):
@@ -43,22 +46,24 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
     raise ValueError(f"slots={slots!r} must be a whole number from 1 to 256.")
   if not isinstance(rows, int) or not 4 <= rows <= 65536:
     raise ValueError(f"rows={rows!r} must be a whole number from 4 to 65536.")
-  if not isinstance(max_delay, (int, float)) or not (math.isfinite(max_delay) and 0 <= max_delay <= 10):
+  if (not isinstance(max_delay, (int, float))
+      or not (math.isfinite(max_delay) and 0 <= max_delay <= 10)):
     raise ValueError(f"max_delay={max_delay!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
 
 
 def nan_is_allowed() -> None:
   """Checks that JAX does not stop at NaN, which stands for a time that isn't known."""
   if jax.config.jax_debug_nans:  # type: ignore[attr-defined]
-    raise ValueError("jax_debug_nans is on, and JAX would stop at the first step: in the pace state NaN stands for a "
-                     "time that is not known yet. Look for NaNs in the bare step, without jaxpace, or turn "
-                     "jax_debug_nans off.")
+    raise ValueError("jax_debug_nans is on, and JAX would stop at the first step: in the pace "
+                     "state NaN stands for a time that is not known yet. Look for NaNs in the bare "
+                     "step, without jaxpace, or turn jax_debug_nans off.")
 
 
 def is_mesh(mesh: object) -> None:
   """Checks that this is a mesh."""
   if not isinstance(mesh, (Mesh, jax.sharding.AbstractMesh)):
-    raise ValueError(f"A jax.sharding.Mesh is needed here, from jax.make_mesh; this is a {type(mesh).__name__}.")
+    raise ValueError("A jax.sharding.Mesh is needed here, from jax.make_mesh; this is a "
+                     f"{type(mesh).__name__}.")
 
 
 def known_axes(names: Sequence[str], mesh: Mesh) -> None:
@@ -66,7 +71,8 @@ def known_axes(names: Sequence[str], mesh: Mesh) -> None:
   missing = [name for name in names if name not in mesh.axis_names]
   if missing or not names:
     raise ValueError(f"The mesh has no axis {', '.join(map(repr, missing))}: its axes are "
-                     f"{', '.join(map(repr, mesh.axis_names))}. Is axis_name the one the step's psum uses?")
+                     f"{', '.join(map(repr, mesh.axis_names))}. Is axis_name the one the step's "
+                     "psum uses?")
 
 
 def some_devices(devices: Sequence[Any]) -> None:
@@ -75,17 +81,18 @@ def some_devices(devices: Sequence[Any]) -> None:
     raise ValueError("paced.init(devices=...) needs at least one device: jax.local_devices().")
   away = [d for d in devices if d.process_index != jax.process_index()]
   if away:
-    raise ValueError(f"paced.init(devices=...) takes this process's own devices, but {away[0]} belongs to process "
-                     f"{away[0].process_index}. Use jax.local_devices(), not jax.devices().")
+    raise ValueError(f"paced.init(devices=...) takes this process's own devices, but {away[0]} "
+                     f"belongs to process {away[0].process_index}. Use jax.local_devices(), not "
+                     "jax.devices().")
 
 
 def is_pace(pace: Any) -> None:
   """Checks that the first argument is a pace state."""
   if not isinstance(pace, PaceState):
     raise ValueError(
-        f"The instrumented step takes the pace state first: step(pace, state, batch). Its first argument is a "
-        f"{type(pace).__name__}. Make the state with pace = paced.init(mesh), and put jaxpace.spec(mesh) first in "
-        "in_specs and out_specs.")
+        "The instrumented step takes the pace state first: step(pace, state, batch). Its first "
+        f"argument is a {type(pace).__name__}. Make the state with pace = paced.init(mesh), and "
+        "put jaxpace.spec(mesh) first in in_specs and out_specs.")
 
 
 def whole_mesh_named(pace: PaceState) -> None:
@@ -98,12 +105,15 @@ def whole_mesh_named(pace: PaceState) -> None:
   if len(shape) <= 1 and (not shape or shape[0] == 1) and not absent:
     return
   if len(shape) > 1:
-    raise ValueError(f"The pace state's leaves have {len(shape) - 1} axes too many. Was it vmapped, or stacked twice?")
-  left_out = ", ".join(map(repr, absent)) if absent else "some of " + ", ".join(map(repr, axes)) if axes else "the axis"
+    raise ValueError(f"The pace state's leaves have {len(shape) - 1} axes too many. Was it "
+                     "vmapped, or stacked twice?")
+  some = "some of " + ", ".join(map(repr, axes)) if axes else "the axis"
+  left_out = ", ".join(map(repr, absent)) if absent else some
   raise ValueError(
-      f"Each device must hold its own part of the pace state, but this one holds {shape[0] if shape else 1}: the "
-      f"partition spec leaves out {left_out}, and their devices would vanish from the record. Use "
-      "spec = jaxpace.spec(mesh) in in_specs and out_specs of jax.shard_map; it names every axis.")
+      "Each device must hold its own part of the pace state, but this one holds "
+      f"{shape[0] if shape else 1}: the partition spec leaves out {left_out}, and their devices "
+      "would vanish from the record. Use spec = jaxpace.spec(mesh) in in_specs and out_specs of "
+      "jax.shard_map; it names every axis.")
 
 
 def axis_size(axis: Sequence[str]) -> int:
@@ -115,26 +125,32 @@ def axis_size(axis: Sequence[str]) -> int:
     except NameError:
       bound = ", ".join(map(repr, manual_axes()))
       where = f"The axes bound here are {bound}." if bound else (
-          "No axis is bound here. Either the instrumented step runs outside jax.shard_map and jax.pmap: put it where "
-          "the bare step was, e.g. jax.jit(jax.shard_map(paced, mesh=mesh, ...)). Or it was given a step that is "
-          "already shard_mapped, or plain jit over sharded arrays, whose collectives nobody can see from outside: give "
-          "jaxpace.instrument the per-device function.")
-      raise ValueError(f"The data axis {name!r} is not known where the instrumented step runs. {where}") from None
+          "No axis is bound here. Either the instrumented step runs outside jax.shard_map and "
+          "jax.pmap: put it where the bare step was, e.g. jax.jit(jax.shard_map(paced, mesh=mesh, "
+          "...)). Or it was given a step that is already shard_mapped, or plain jit over sharded "
+          "arrays, whose collectives nobody can see from outside: give jaxpace.instrument the "
+          "per-device function.")
+      raise ValueError(f"The data axis {name!r} is not known where the instrumented step runs. "
+                       f"{where}") from None
   return size
 
 
 def axes_left_to_the_compiler(clock: Clock) -> tuple[str, ...]:
-  """Checks that the clock works where some mesh axes aren't manual. Returns a notice on them, if there are any."""
+  """Checks that the clock works where some mesh axes aren't manual.
+
+  Returns a notice on them, if there are any.
+  """
   axes = ", ".join(map(repr, automatic_axes()))
   if not axes:
     return ()
   if clock.name == "callback":
     raise ValueError(
-        f"The callback clock works only where shard_map's axes are all manual, but {axes} is left to the compiler by "
-        f"axis_names: JAX allows no callback there. Leave axis_names out, or use the native clock. {clock.notice}")
-  return (f"The mesh axis {axes} is left to the compiler: one device of each group along it is recorded, and the "
-          "compiler adds collectives over it, small ones for what the stamps wait for, larger ones for what they hold "
-          "back.",)
+        f"The callback clock works only where shard_map's axes are all manual, but {axes} is left "
+        "to the compiler by axis_names: JAX allows no callback there. Leave axis_names out, or use "
+        f"the native clock. {clock.notice}")
+  return (f"The mesh axis {axes} is left to the compiler: one device of each group along it is "
+          "recorded, and the compiler adds collectives over it, small ones for what the stamps "
+          "wait for, larger ones for what they hold back.",)
 
 
 def same_ranks(one: PaceState, ranks: int, axis: Sequence[str]) -> None:
@@ -142,8 +158,9 @@ def same_ranks(one: PaceState, ranks: int, axis: Sequence[str]) -> None:
   made = one.arrivals.shape[-1]
   if made != ranks:
     raise ValueError(
-        f"The pace state was made for {made} ranks along {','.join(axis)}, but the step runs on {ranks}. After a "
-        "change of the number of ranks make a new one, pace = paced.init(mesh); it holds no training state.")
+        f"The pace state was made for {made} ranks along {','.join(axis)}, but the step runs on "
+        f"{ranks}. After a change of the number of ranks make a new one, pace = paced.init(mesh); "
+        "it holds no training state.")
 
 
 def packed_pacer(pace: PaceState) -> Packed | None:
@@ -195,40 +212,47 @@ def some_collective(program: Program, axis: Sequence[str], step: Callable[..., A
   look(program.equations)
   label = ",".join(axis)
   if others:
-    raise ValueError(f"{name} has no collective over {label!r}, but over {', '.join(map(repr, sorted(others)))}. "
-                     "Is axis_name of jaxpace.instrument the axis that gradients are summed over?")
+    raise ValueError(f"{name} has no collective over {label!r}, but over "
+                     f"{', '.join(map(repr, sorted(others)))}. Is axis_name of jaxpace.instrument "
+                     "the axis that gradients are summed over?")
   raise ValueError(
-      f"{name} has no collective over {label!r}: nothing synchronises the ranks there, so there is nothing to time. "
-      f"Likely causes: the gradients are not averaged, e.g. grads = jax.lax.pmean(grads, {label!r}); or the psum is "
-      "outside of the function given to jaxpace.instrument; or the batch isn't split over the axis in in_specs.")
+      f"{name} has no collective over {label!r}: nothing synchronises the ranks there, so there is "
+      "nothing to time. Likely causes: the gradients are not averaged, e.g. grads = "
+      f"jax.lax.pmean(grads, {label!r}); or the psum is outside of the function given to "
+      "jaxpace.instrument; or the batch isn't split over the axis in in_specs.")
 
 
 def of_specs(error: Exception) -> str | None:
-  """Says what is wrong about specs or axes that JAX refused for the pace state; None if it refused something else.
+  """Says what is wrong about specs or axes that JAX refused for the pace state.
 
-  JAX compares them with arguments and results before and after the instrumented function runs, where that can't see
-  them; but whoever calls the compiled step sees JAX's error.
+  None if it refused something else.
+
+  JAX compares them with arguments and results before and after the instrumented function runs,
+  where that can't see them; but whoever calls the compiled step sees JAX's error.
   """
   said = str(error)
   if "pytree structure error" in said:
     if "shard_map in_specs" in said:
-      return ("in_specs of jax.shard_map don't fit the instrumented step's arguments, of which the pace state is the "
-              "first: in_specs=(spec, *old), with spec = jaxpace.spec(mesh) and the bare step's in_specs as old.")
+      return ("in_specs of jax.shard_map don't fit the instrumented step's arguments, of which the "
+              "pace state is the first: in_specs=(spec, *old), with spec = jaxpace.spec(mesh) and "
+              "the bare step's in_specs as old.")
     if "shard_map out_specs" in said:
-      return ("out_specs of jax.shard_map don't fit what the instrumented step returns: always two things, the pace "
-              "state and all that the bare step returns, as it returns it. out_specs=(spec, old), with the bare step's "
-              "out_specs as old: (spec, (P(), P())) where they were (P(), P()), not (spec, P(), P()).")
+      return ("out_specs of jax.shard_map don't fit what the instrumented step returns: always two "
+              "things, the pace state and all that the bare step returns, as it returns it. "
+              "out_specs=(spec, old), with the bare step's out_specs as old: (spec, (P(), P())) "
+              "where they were (P(), P()), not (spec, P(), P()).")
     if "pmap in_axes" in said:
-      return ("in_axes of jax.pmap don't fit the instrumented step's arguments, of which the pace state is the first: "
-              "in_axes=(0, *old), with the bare step's in_axes as old.")
+      return ("in_axes of jax.pmap don't fit the instrumented step's arguments, of which the pace "
+              "state is the first: in_axes=(0, *old), with the bare step's in_axes as old.")
     if "broadcast_prefix" in said or "out_axes" in said:
-      return ("out_axes of jax.pmap don't fit what the instrumented step returns: always two things, the pace state "
-              "and all that the bare step returns, as it returns it. out_axes=(0, old), with the bare step's out_axes "
-              "as old: (0, (None, 0)) where they were (None, 0).")
+      return ("out_axes of jax.pmap don't fit what the instrumented step returns: always two "
+              "things, the pace state and all that the bare step returns, as it returns it. "
+              "out_axes=(0, old), with the bare step's out_axes as old: (0, (None, 0)) where they "
+              "were (None, 0).")
   if "require replication" in said and ("out_specs is " in said or "out_specs[0] is " in said):
-    return ("out_specs of jax.shard_map say that the first result is the same on all devices, but it is the pace "
-            "state, each device's own: out_specs=(spec, old), with spec = jaxpace.spec(mesh) and the bare step's "
-            "out_specs as old.")
+    return ("out_specs of jax.shard_map say that the first result is the same on all devices, but "
+            "it is the pace state, each device's own: out_specs=(spec, old), with spec = "
+            "jaxpace.spec(mesh) and the bare step's out_specs as old.")
   return None
 
 
@@ -237,23 +261,25 @@ _AGAIN = "inside jax.checkpoint"
 
 
 def untimed_sums(program: Program, axis: Sequence[str]) -> tuple[str, ...]:
-  """A notice on sums that aren't timed for a loop or jax.checkpoint holds them, with the line that mends it.
+  """A notice on sums in a loop or jax.checkpoint, which aren't timed, with the line that mends it.
 
-  Under `check_vma` JAX sums the gradient of a parameter that is the same on all ranks where it is differentiated: in an
-  accumulation loop at every turn. The gradient of a copy whose type varies is left for the user to sum.
+  Under `check_vma` JAX sums the gradient of a parameter that is the same on all ranks where it is
+  differentiated: in an accumulation loop at every turn. The gradient of a copy whose type varies is
+  left for the user to sum.
   """
   name = repr(axis[0]) if len(axis) == 1 else repr(tuple(axis))
   sums = [hidden for hidden in program.hidden if hidden.primitive in primitives.SUMS]
   by_autodiff = [hidden for hidden in sums
-                 if phases.classify(hidden.name) == BACKWARD and hidden.reason.startswith((*_LOOPS, _AGAIN))]
+                 if phases.classify(hidden.name) == BACKWARD
+                 and hidden.reason.startswith((*_LOOPS, _AGAIN))]
   by_hand = [hidden for hidden in sums if hidden.reason.startswith(_LOOPS)]
   for hidden in [*by_autodiff, *by_hand][:1]:
     where = hidden.reason.partition(":")[0]
     untimed = f"{where}, where nothing is timed, so the waiting for late ranks counts as compute."
     if by_autodiff:
       return (f"Gradients are summed over {name} {untimed} For one sum that is timed: "
-              f'`params = jax.lax.pcast(params, {name}, to="varying")` before they are differentiated, and '
-              f"`grads = jax.lax.psum(grads, {name})` after it.",)
-    return (f"A sum over {name} runs {untimed} Where only the total is needed, add up in the loop and sum over the "
-            f"ranks after it: `total = jax.lax.psum(total, {name})`.",)
+              f'`params = jax.lax.pcast(params, {name}, to="varying")` before they are '
+              f"differentiated, and `grads = jax.lax.psum(grads, {name})` after it.",)
+    return (f"A sum over {name} runs {untimed} Where only the total is needed, add up in the loop "
+            f"and sum over the ranks after it: `total = jax.lax.psum(total, {name})`.",)
   return ()

@@ -37,10 +37,12 @@ def pmean(value: Any, axis_name: str | Sequence[str], *, name: str) -> Any:
     return jax.lax.pmean(value, axis_name)
 
 
-def delay(value: Any, seconds: jax.typing.ArrayLike, *, limit: float = 1.0, clock: str = "auto") -> Any:
+def delay(value: Any, seconds: jax.typing.ArrayLike, *, limit: float = 1.0, clock: str = "auto"
+          ) -> Any:
   """Holds a value back: returns it, the same bit for bit, `seconds` after it is ready.
 
-  For fault injection and for pacers of one's own; inside a compiled function, on any rank by itself.
+  For fault injection and for pacers of one's own; inside a compiled function, on any rank by
+  itself.
 
   >>> import jax, jaxpace
   >>> float(jax.jit(lambda x: jaxpace.delay(x, 1e-3))(2.0))

@@ -1,4 +1,4 @@
-"""A pace state out of a checkpoint: what lasts is kept, what belonged to the old process is left behind."""
+"""A pace state out of a checkpoint: what lasts is kept, the old process's own is left behind."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _LOG = logging.getLogger("jaxpace")
 
 
 def pace_target(stored: Any, mesh: Mesh) -> Any:
-  """Says how a stored pace state is to be restored: as it is, whole, on every device, on whatever number of ranks.
+  """Says how a stored pace state is to be restored: whole, on every device, on any number of ranks.
 
       stored = checkpointer.metadata(path).item_metadata.tree["pace"]
-      saved = checkpointer.restore(path, {"state": state, "pace": jaxpace.pace_target(stored, mesh)})
+      target = {"state": state, "pace": jaxpace.pace_target(stored, mesh)}
+      saved = checkpointer.restore(path, target)
       pace = jaxpace.restore_pace(saved["pace"], paced, mesh)
 
   Args:
-    stored: the checkpoint's metadata of the pace state: a tree whose leaves have a `shape` and a `dtype`.
+    stored: the checkpoint's metadata of the pace state: a tree whose leaves have a `shape` and a
+      `dtype`.
     mesh: the mesh of the step.
 
   Returns:
@@ -39,8 +41,8 @@ def pace_target(stored: Any, mesh: Mesh) -> Any:
 
   def target(leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-      raise ValueError("jaxpace.pace_target takes the metadata of the pace state alone, whose leaves have shapes; this "
-                       f"one is a {type(leaf).__name__}. With orbax: "
+      raise ValueError("jaxpace.pace_target takes the metadata of the pace state alone, whose "
+                       f"leaves have shapes; this one is a {type(leaf).__name__}. With orbax: "
                        "checkpointer.metadata(path).item_metadata.tree[\"pace\"].")
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated)
 
@@ -48,16 +50,19 @@ def pace_target(stored: Any, mesh: Mesh) -> Any:
 
 
 def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
-                 devices: Sequence[jax.Device] | None = None, axes: Sequence[str] | None = None) -> PaceState:
+                 devices: Sequence[jax.Device] | None = None, axes: Sequence[str] | None = None
+                 ) -> PaceState:
   """Makes the pace state with which training goes on after a restart. Every process calls it.
 
-  Kept are the number of steps and what the pacer has learnt. Left behind is what belonged to the process that is gone:
-  its stamps (no clock of another process means anything here), the delay it was about to apply, and
-  the last step's arrivals. On another number of ranks, or with another pacer, the pacer starts anew, with a notice.
+  Kept are the number of steps and what the pacer has learnt. Left behind is what belonged to the
+  process that is gone: its stamps (no clock of another process means anything here), the delay it
+  was about to apply, and the last step's arrivals. On another number of ranks, or with another
+  pacer, the pacer starts anew, with a notice.
 
   Args:
-    saved: the pace state from a checkpoint, its arrays on devices or in numpy; trees that lost their types on
-      the way (dicts for named tuples, lists for tuples) are recognised. None: there is none, all starts anew.
+    saved: the pace state from a checkpoint, its arrays on devices or in numpy; trees that lost
+      their types on the way (dicts for named tuples, lists for tuples) are recognised. None: there
+      is none, all starts anew.
     paced: the instrumented step it is for.
     mesh: as in `paced.init`.
     devices: as in `paced.init`, for `jax.pmap`.
@@ -70,11 +75,12 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
     TypeError: `paced` is no instrumented step, or `saved` no pace state.
   """
   if not isinstance(paced, Instrumented):
-    raise TypeError("jaxpace.restore_pace takes what jaxpace.instrument returned: restore_pace(saved, paced, mesh). "
-                    f"This is a {type(paced).__name__}.")
+    raise TypeError("jaxpace.restore_pace takes what jaxpace.instrument returned: "
+                    f"restore_pace(saved, paced, mesh). This is a {type(paced).__name__}.")
   fresh = paced.init(mesh, devices=devices, axes=axes)
   if saved is None:
-    _LOG.warning("The checkpoint holds no pace state: the pacer starts anew, at step 0 of its own count.")
+    _LOG.warning("The checkpoint holds no pace state: the pacer starts anew, at step 0 of its own "
+                 "count.")
     return fresh
   steps, pacer, ranks = (_field(saved, name) for name in ("step", "pacer", "arrivals"))
   fresh = fresh._replace(step=_like(fresh.step, np.broadcast_to(_one(steps), fresh.step.shape)))
@@ -84,15 +90,18 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
                     "damaged, or is something else. restore_pace(None, paced, mesh) starts anew.")
   if here != there:
     # Along the data axis if that differs; else in all, where other axes of the mesh do.
-    what, was, now = ("ranks", there[-1], here[-1]) if there[-1] != here[-1] else ("devices", there[0], here[0])
-    _LOG.warning("The checkpoint's pace state is of %d %s, this job has %d: the pacer starts anew. Its estimates and "
-                 "what it could spend are lost, no training state is.", was, what, now)
+    what, place = ("ranks", -1) if there[-1] != here[-1] else ("devices", 0)
+    was, now = there[place], here[place]
+    _LOG.warning("The checkpoint's pace state is of %d %s, this job has %d: the pacer starts anew. "
+                 "Its estimates and what it could spend are lost, no training state is.",
+                 was, what, now)
     return fresh
   try:
     typed = _packed(fresh.pacer, pacer)
   except ValueError as error:
-    _LOG.warning("The checkpoint's pace state is of another pacer, or of another version of jaxpace (%s): the pacer "
-                 "starts anew. Its estimates and what it could spend are lost, no training state is.", error)
+    _LOG.warning("The checkpoint's pace state is of another pacer, or of another version of "
+                 "jaxpace (%s): the pacer starts anew. Its estimates and what it could spend are "
+                 "lost, no training state is.", error)
     return fresh
   return fresh._replace(pacer=jax.tree.map(_like, fresh.pacer, typed))
 
@@ -102,10 +111,11 @@ def _field(saved: Any, name: str) -> Any:
     return saved[name]
   if isinstance(saved, PaceState):
     return getattr(saved, name)
-  raise TypeError("jaxpace.restore_pace takes the pace state as it was saved, the one that was threaded through the "
-                  f"step. This is a {type(saved).__name__}" + (
-                      f" without {name!r}: with {', '.join(map(repr, list(saved)[:8]))}." if isinstance(saved, dict)
-                      else "."))
+  found = ""
+  if isinstance(saved, dict):
+    found = f" without {name!r}: with {', '.join(map(repr, list(saved)[:8]))}"
+  raise TypeError("jaxpace.restore_pace takes the pace state as it was saved, the one that was "
+                  f"threaded through the step. This is a {type(saved).__name__}{found}.")
 
 
 def _packed(like: Packed | tuple[()], saved: Any) -> Any:
@@ -130,14 +140,15 @@ def _packed(like: Packed | tuple[()], saved: Any) -> Any:
 
 
 def _typed(like: Any, saved: Any) -> Any:
-  """Gives `saved` the structure of `like`; ValueError, in words, where its shapes or names differ."""
+  """Gives `saved` the structure of `like`; ValueError, in words, where shapes or names differ."""
   if isinstance(like, tuple) and hasattr(like, "_fields"):
     given = saved._asdict() if hasattr(saved, "_asdict") else saved
     if not isinstance(given, dict) or set(given) != set(like._fields):
       raise ValueError(f"no {type(like).__name__}")
     return type(like)(**{name: _typed(getattr(like, name), given[name]) for name in like._fields})
   if isinstance(like, (tuple, list)):
-    given = [] if saved is None else saved  # empty tuples may come back as None
+    # Empty tuples may come back as None.
+    given = [] if saved is None else saved
     if not isinstance(given, (tuple, list)) or len(given) != len(like):
       raise ValueError(f"not {len(like)} parts")
     return type(like)(_typed(one, other) for one, other in zip(like, given, strict=True))
@@ -148,8 +159,8 @@ def _typed(like: Any, saved: Any) -> Any:
   if not hasattr(like, "shape"):
     return jax.tree.map(lambda _, leaf: leaf, like, saved)
   if np.shape(saved) != like.shape or getattr(saved, "dtype", None) != like.dtype:
-    raise ValueError(f"{getattr(saved, 'dtype', type(saved).__name__)}{list(np.shape(saved))} instead of "
-                     f"{like.dtype}{list(like.shape)}")
+    raise ValueError(f"{getattr(saved, 'dtype', type(saved).__name__)}{list(np.shape(saved))} "
+                     f"instead of {like.dtype}{list(like.shape)}")
   return saved
 
 

@@ -1,4 +1,4 @@
-"""What is held back: enough that nothing weighty starts before its stamp, and nothing that would change a bit."""
+"""What is held back: enough that nothing significant starts before its stamp, and nothing that would change a bit."""
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +10,22 @@ from jaxpace.communication import gates, schedule
 from tests.communication.traced import flat, layered
 
 
-def behind(program, run, chosen):
-  """Equations of a run that can't start before the values in `chosen` are let go."""
+def behind(program, segment, chosen):
+  """Equations of a segment that can't start before the values in `chosen` are let go."""
   held, late = set(chosen), set()
-  # Gated values are seen held by every reader in the run, so go over it until nothing is added.
+  # Gated values are seen held by every reader in the segment, so go over it until nothing is added.
   while True:
-    more = {i for i in run if i not in late and held.intersection(program.equations[i].reads())}
+    more = {i for i in segment if i not in late and held.intersection(program.equations[i].reads())}
     if not more:
       return late
     late |= more
     held.update(o for i in more for o in program.equations[i].outputs)
 
 
-def constant(program, run):
-  """Equations of a run that read nothing but constants."""
+def constant(program, segment):
+  """Equations of a segment that read nothing but constants."""
   known, found = set(), set()
-  for i in run:
+  for i in segment:
     if known.issuperset(program.equations[i].reads()):
       found.add(i)
       known.update(program.equations[i].outputs)
@@ -38,25 +38,25 @@ def test_complete_means_that_nothing_major_starts_before_the_stamp(seed):
   step, arguments = layered(seed)
   program = flat(step, *arguments)
   producers = gates.Producers(program)
-  significant, major = schedule.heavy(program), schedule.heavy(program, schedule.MAJOR)
-  runs = [run.equations for stage in schedule.stages(program, merge_runs_over=16) for run in stage.runs]
-  for run in runs:
-    chosen, complete = gates.cover(program, producers, run, significant, major)
+  significant, major = schedule.significant(program), schedule.major(program)
+  segments = [segment.equations for stage in schedule.stages(program, most_segments=16)
+              for segment in stage.segments]
+  for segment in segments:
+    chosen, complete = gates.cover(producers, segment, significant, major)
     assert all(producers.exact(value) for value in chosen)
     assert len(set(chosen)) == len(chosen)
-    open_ones = major.intersection(run) - behind(program, run, chosen) - constant(program, run)
+    open_ones = major.intersection(segment) - behind(program, segment, chosen) - constant(program, segment)
     assert complete == (not open_ones)
-  first, complete = gates.cover(program, producers, runs[0], significant, major)
+  first, complete = gates.cover(producers, segments[0], significant, major)
   assert complete and first, "the step's inputs can always be held"
 
 
 def covered(step, *arguments):
-  """What is gated of the first run of a step, as the places of the step's arguments; and whether that is enough."""
+  """What is gated of the first segment of a step, as the places of the step's arguments; and whether that is enough."""
   program = flat(step, *arguments)
   producers = gates.Producers(program)
-  run = [i for i, e in enumerate(program.equations) if not e.collective]
-  chosen, complete = gates.cover(program, producers, run, schedule.heavy(program),
-                                 schedule.heavy(program, schedule.MAJOR))
+  segment = [i for i, e in enumerate(program.equations) if not e.collective]
+  chosen, complete = gates.cover(producers, segment, schedule.significant(program), schedule.major(program))
   return [program.inputs.index(v) for v in chosen], complete
 
 
@@ -90,7 +90,7 @@ def test_two_branches_need_a_gate_each():
   assert covered(branches, big, big, small, small) == ([2, 3], True)
 
 
-def test_a_weighty_product_is_held_through_the_light_equations_before_it():
+def test_a_significant_product_is_held_through_the_light_equations_before_it():
   def step(w, x):
     return jax.lax.psum(jnp.sum((x * 2.0 + 1.0) @ w), "data")  # x itself is held, not what is made of it
 

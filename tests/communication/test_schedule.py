@@ -12,8 +12,8 @@ from tests.communication.traced import flat, layered
 
 def in_order(stages):
   for stage in stages:
-    yield from (i for run in stage.runs for i in run.equations)
-    yield from stage.group
+    yield from (i for segment in stage.segments for i in segment.equations)
+    yield from stage.bucket.equations if stage.bucket else ()
 
 
 @settings(max_examples=25)
@@ -21,7 +21,7 @@ def in_order(stages):
 def test_every_equation_once_and_after_what_it_reads(seed, merge):
   step, arguments = layered(seed)
   program = flat(step, *arguments)
-  order = list(in_order(schedule.stages(program, merge_runs_over=merge)))
+  order = list(in_order(schedule.stages(program, most_segments=merge)))
   assert sorted(order) == list(range(len(program.equations)))
   known = {*program.inputs, *program.constants}
   for index in order:
@@ -33,18 +33,18 @@ def test_every_equation_once_and_after_what_it_reads(seed, merge):
 
 @settings(max_examples=25)
 @given(st.integers(0, 10**6))
-def test_groups_hold_all_collectives_and_none_feeds_another_of_its_group(seed):
+def test_buckets_hold_all_collectives_and_none_feeds_another_of_its_bucket(seed):
   step, arguments = layered(seed)
   program = flat(step, *arguments)
-  groups = schedule.groups(program)
-  assert sorted(i for group in groups for i in group) == [
+  buckets = [bucket.equations for bucket in schedule.buckets(program)]
+  assert sorted(i for bucket in buckets for i in bucket) == [
       i for i, equation in enumerate(program.equations) if equation.collective]
   feeds = {}  # value -> collectives it depends on
   for i, equation in enumerate(program.equations):
     above = set().union(*(feeds.get(v, set()) for v in equation.reads())) if equation.inputs else set()
-    for group in groups:
-      if i in group:
-        assert not above & set(group)
+    for bucket in buckets:
+      if i in bucket:
+        assert not above & set(bucket)
     for output in equation.outputs:
       feeds[output] = above | ({i} if equation.collective else set())
 
@@ -56,16 +56,16 @@ def test_forward_and_backward_that_a_collective_does_not_feed_come_before_it_the
     return total + 1.0, slope, jnp.log(w)
 
   program = flat(step, jnp.ones(3), jnp.ones(3))
-  first, last = schedule.stages(program, merge_runs_over=16)
+  first, last = schedule.stages(program, most_segments=16)
 
   def names(stage):
-    return {program.equations[i].primitive.name for run in stage.runs for i in run.equations}
+    return {program.equations[i].primitive.name for segment in stage.segments for i in segment.equations}
 
   assert {"exp", "cos"} <= names(first) and not {"exp", "cos"} & names(last)
   assert {"add", "log"} <= names(last) and not {"add", "log"} & names(first)
 
 
-def test_gradients_of_all_layers_form_one_group_the_norms_one_each():
+def test_gradients_of_all_layers_form_one_bucket_the_norms_one_each():
   def step(w, x):
     def loss(w):
       h = jnp.tanh(x @ w[0])
@@ -76,9 +76,9 @@ def test_gradients_of_all_layers_form_one_group_the_norms_one_each():
     return [jax.lax.psum(g, "data") for g in grads]
 
   program = flat(step, [jnp.ones((8, 8))] * 2, jnp.ones((4, 8)))
-  groups = schedule.groups(program)
-  assert len(groups[-1]) == 2
-  assert all(len(group) == 1 for group in groups[:-1]) and len(groups) >= 2
+  buckets = [bucket.equations for bucket in schedule.buckets(program)]
+  assert len(buckets[-1]) == 2
+  assert all(len(bucket) == 1 for bucket in buckets[:-1]) and len(buckets) >= 2
 
 
 @pytest.mark.parametrize("scan", [True, False])
@@ -92,7 +92,7 @@ def test_forward_and_backward_in_one_scan_are_compute(scan):
     return jax.lax.psum(grads, "data")
 
   program = flat(step, jnp.ones((8, 8)), jnp.ones((2, 4, 8)))
-  phases = [run.phase for run in schedule.stages(program, merge_runs_over=16)[0].runs]
+  phases = [segment.phase for segment in schedule.stages(program, most_segments=16)[0].segments]
   # Picking x[0] is preparation of the input.
   assert phases == (["compute"] if scan else ["compute", "forward", "backward"])
 
@@ -125,11 +125,11 @@ def after_the_last_sum(w, x):
 ])
 def test_a_mixed_scan_is_compute_wherever_it_stands(step, stage, expected):
   program = flat(step, jnp.ones((8, 8)), jnp.ones((2, 4, 8)))
-  stages = schedule.stages(program, merge_runs_over=16)
-  assert [run.phase for run in stages[stage].runs] == expected
+  stages = schedule.stages(program, most_segments=16)
+  assert [segment.phase for segment in stages[stage].segments] == expected
 
 
-def test_too_many_runs_are_merged():
+def test_too_many_segments_are_merged():
   def step(w, x):
     total = jnp.zeros_like(w)
     for _ in range(12):
@@ -137,7 +137,7 @@ def test_too_many_runs_are_merged():
     return jax.lax.psum(total, "data")
 
   program = flat(step, jnp.ones((8, 8)), jnp.ones((4, 8)))
-  separate = [run.phase for run in schedule.stages(program, merge_runs_over=100)[0].runs]
+  separate = [segment.phase for segment in schedule.stages(program, most_segments=100)[0].segments]
   assert separate.count("forward") == separate.count("backward") == 12
-  merged = schedule.stages(program, merge_runs_over=16)[0].runs
-  assert [run.phase for run in merged] == ["compute"]
+  merged = schedule.stages(program, most_segments=16)[0].segments
+  assert [segment.phase for segment in merged] == ["compute"]

@@ -34,28 +34,29 @@ def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
   """They are zeros that XLA sums ahead: a stamp that waits for them, or for their sums, waits for nothing."""
   result = written(step)
   constant = constant_values(result.program)
-  last = result.sections[-2]
+  last = result.stages[-2].bucket
   # Two of the operands and two of the results are such.
-  operands = {v for i in last.group for v in result.program.equations[i].reads()}
-  results = {v for i in last.group for v in result.program.equations[i].outputs}
+  operands = {v for i in last.equations for v in result.program.equations[i].reads()}
+  results = {v for i in last.equations for v in result.program.equations[i].outputs}
   assert len(operands & constant) == len(results & constant) == 2
-  for section in result.sections:
-    if section.group:
-      assert section.enters and not constant.intersection(section.enters)
-      assert section.result not in constant and section.gate not in constant
-    for segment in section.segments:
-      assert not constant.intersection(segment.waits_for)
+  for stage in result.stages:
+    if stage.bucket:
+      stamps = stage.bucket.stamps
+      assert stamps.operands and not constant.intersection(stamps.operands)
+      assert stamps.latest_result not in constant and stamps.gate not in constant
+    for segment in stage.segments:
+      assert not constant.intersection(segment.boundary or ())
 
 
-def test_an_entry_waits_for_operands_and_an_exit_for_a_result_of_its_own_group():
+def test_an_entry_waits_for_operands_and_an_exit_for_a_result_of_its_own_bucket():
   result = written(with_a_norm)
-  stamped = [section for section in result.sections if section.slot is not None]
-  assert len(stamped) >= 2 and [section.slot for section in stamped] == list(range(len(stamped)))
-  for section in stamped:
-    equations = [result.program.equations[i] for i in section.group]
-    assert set(section.enters) <= {v for e in equations for v in e.reads()}
-    assert section.result in {v for e in equations for v in e.outputs}
-    assert section.gate is None or section.gate in {v for e in equations for v in e.reads()}
+  stamped = [stage.bucket for stage in result.stages if stage.bucket and stage.bucket.stamps]
+  assert len(stamped) >= 2 and [bucket.stamps.slot for bucket in stamped] == list(range(len(stamped)))
+  for bucket in stamped:
+    equations = [result.program.equations[i] for i in bucket.equations]
+    assert set(bucket.stamps.operands) <= {v for e in equations for v in e.reads()}
+    assert bucket.stamps.latest_result in {v for e in equations for v in e.outputs}
+    assert bucket.stamps.gate is None or bucket.stamps.gate in {v for e in equations for v in e.reads()}
 
 
 @pytest.mark.parametrize("delayed", [True, False])

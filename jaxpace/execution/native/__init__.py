@@ -1,4 +1,7 @@
-"""The native CPU clock: XLA FFI handlers in C++, under a microsecond a stamp; dispatch stays asynchronous."""
+"""The native CPU clock, of XLA FFI handlers in C++: under a microsecond a stamp.
+
+Dispatch stays asynchronous.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,16 @@ _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
 # No `has_side_effect`: with it, dispatch waits for the step.
 #
-# ORDER. XLA combines all-reduces in the order in which it meets them, walking from the step's results through operands,
-# first to last. What the step itself computes comes first among the operands here, the chain of stamps last: so XLA
-# meets the step's own collectives in the order it would without the stamps, and combines them alike.
+# ORDER. XLA combines all-reduces in the order in which it meets them, walking from the step's
+# results through operands, first to last. What the step itself computes comes first among the
+# operands here, the chain of stamps last: so XLA meets the step's own collectives in the order it
+# would without the stamps, and combines them alike.
 
 
 def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   """Reads the clock in an XLA FFI handler; see `jaxpace.execution.Clock`."""
-  arguments = operands.prepare((*after, previous))  # in this order: see ORDER
+  # In this order: see ORDER.
+  arguments = operands.prepare((*after, previous))
   return jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")(*arguments)
 
 
@@ -32,13 +37,16 @@ def delay(
   """Sleeps in an XLA FFI handler; see `jaxpace.execution.Clock`."""
   limit_ns = np.int64(limits.nanoseconds(limit_s))
   arguments = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
-  before, end = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")(*arguments, limit_ns=limit_ns)
+  call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
+  before, end = call(*arguments, limit_ns=limit_ns)
   return before, end
 
 
 def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
   """Hands values through in their own memory, after the stamp; see `jaxpace.execution.hold`."""
   call = jax.ffi.ffi_call(
-      HOLD, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values], vmap_method="sequential",
+      HOLD, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
+      vmap_method="sequential",
       input_output_aliases={i: i for i in range(len(values))})
-  return list(call(*values, stamp))  # in this order: see ORDER
+  # In this order: see ORDER.
+  return list(call(*values, stamp))

@@ -1,4 +1,4 @@
-"""Whether a shared library is there as a whole: loading one that is cut short would kill the process."""
+"""Whether a shared library is there as a whole: loading a part of one would kill the process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LARGEST = 1 << 28
 def whole(path: pathlib.Path) -> bool:
   """Returns whether all that the library's own tables speak of is in the file.
 
-  The dynamic linker maps what the headers say. Where the file ends sooner, the first touch of a page beyond its end is
-  a SIGBUS, which no `except` catches. Linkers write the table of sections last: with any piece of the end missing, or
-  left as zeros, that table is wrong.
+  The dynamic linker maps what the headers say. Where the file ends sooner, the first touch of a
+  page beyond its end is a SIGBUS, which no `except` catches. Linkers write the table of sections
+  last: with any piece of the end missing, or left as zeros, that table is wrong.
 
   Args:
     path: the library.
 
   Returns:
-    True as well for what is no 64-bit ELF file: other systems' loaders check for themselves, and anything else is
-    refused by the loader with an error.
+    True as well for what is no 64-bit ELF file: other systems' loaders check for themselves, and
+    anything else is refused by the loader with an error.
   """
   try:
     if not path.is_file() or path.stat().st_size > _LARGEST:
@@ -40,9 +40,10 @@ def whole(path: pathlib.Path) -> bool:
 
 
 def _tables(data: bytes, order: str) -> bool:
-  """Whether segments and sections lie inside `data`; `struct.error` where a table itself does not."""
+  """Whether segments and sections lie inside `data`; `struct.error` where a table doesn't."""
   at_segments, at_sections = struct.unpack_from(f"{order}QQ", data, 32)
-  segment_size, segments, section_size, sections, names = struct.unpack_from(f"{order}HHHHH", data, 54)
+  segment_size, segments, section_size, sections, names = struct.unpack_from(
+      f"{order}HHHHH", data, 54)
   if not segments:
     return False
   for number in range(segments):

@@ -28,20 +28,23 @@ def unavailable() -> str:
   """Registers the native clock with XLA, unless it has been already.
 
   Returns:
-    Empty once registered; else a sentence that says why it can't be used, and what to do about it. A library
-    built on newer XLA FFI headers than those of the running jaxlib is never registered: XLA would
-    refuse it while setting up the CPU backend, and every JAX program in the process would fail.
+    Empty once registered; else a sentence that says why it can't be used, and what to do about it.
+    A library built on newer XLA FFI headers than those of the running jaxlib is never registered:
+    XLA would refuse it while setting up the CPU backend, and every JAX program in the process would
+    fail.
   """
   path = find_library()
   if path is None:
-    return f"The native clock is not part of this installation of jaxpace (no compiler at the time?). {_REINSTALL}"
+    return ("The native clock is not part of this installation of jaxpace (no compiler at the "
+            f"time?). {_REINSTALL}")
   if not whole(path):
-    return (f"The native clock's library {path} is damaged: a part of it is missing (was a copy or an installation "
-            f"cut short?). {_REINSTALL}")
+    return (f"The native clock's library {path} is damaged: a part of it is missing (was a copy or "
+            f"an installation cut short?). {_REINSTALL}")
   try:
     library = ctypes.CDLL(str(path))
     if library.jaxpace_handlers() != HANDLERS:
-      return f"The native clock's library is left over from another version of jaxpace. {_REINSTALL}"
+      return ("The native clock's library is left over from another version of jaxpace. "
+              f"{_REINSTALL}")
     built = library.jaxpace_ffi_major(), library.jaxpace_ffi_minor()
     handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in (STAMP, DELAY, HOLD)}
   except (OSError, AttributeError) as error:
@@ -66,7 +69,8 @@ def running_api() -> tuple[int, int] | None:
     text = header.read_text()
   except OSError:
     return None
-  numbers = [re.search(rf"#define\s+XLA_FFI_API_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR")]
+  numbers = [re.search(rf"#define\s+XLA_FFI_API_{part}\s+(\d+)", text)
+             for part in ("MAJOR", "MINOR")]
   major, minor = (int(number.group(1)) if number else None for number in numbers)
   return None if major is None or minor is None else (major, minor)
 
@@ -79,12 +83,14 @@ def incompatibility(built: tuple[int, int], running: tuple[int, int] | None) -> 
     running: (major, minor) of the running jaxlib, None where unknown.
   """
   if running is None:
-    return (f"The native clock is not used: jaxlib {_jaxlib_version()} does not say which version of XLA FFI it has, "
-            "and a wrong one would break the CPU backend. A released jaxlib from the package index has the headers.")
+    return (f"The native clock is not used: jaxlib {_jaxlib_version()} does not say which version "
+            "of XLA FFI it has, and a wrong one would break the CPU backend. A released jaxlib "
+            "from the package index has the headers.")
   if built[0] != running[0] or built[1] > running[1]:
-    return (f"The native clock is not used: it was built on XLA FFI {built[0]}.{built[1]}, and jaxlib "
-            f"{_jaxlib_version()} has {running[0]}.{running[1]}. Reinstall jaxpace beside this jaxlib: "
-            "`pip install --force-reinstall --no-deps --no-cache-dir` with the same source as before.")
+    return (f"The native clock is not used: it was built on XLA FFI {built[0]}.{built[1]}, and "
+            f"jaxlib {_jaxlib_version()} has {running[0]}.{running[1]}. Reinstall jaxpace beside "
+            "this jaxlib: `pip install --force-reinstall --no-deps --no-cache-dir` with the same "
+            "source as before.")
   return ""
 
 
