@@ -116,3 +116,70 @@ def test_a_boundary_names_the_phase_that_ends_there():
   assert [(mark.kind, mark.segment) for mark in result.marks] == [
       ("start", "gap"), ("delay", "delay"), ("phase", "forward"), ("enter", "backward"), ("exit", "sync"),
       ("end", "update")]
+
+
+def stamps_of(result):
+  """The stamps of a script's buckets, in order of time."""
+  return [stage.stamps for stage in result.stages if stage.stamps is not None]
+
+
+def kind(program, value):
+  """Dtype and shape of a value."""
+  aval = program.avals[value]
+  return str(aval.dtype), aval.shape
+
+
+def test_the_smallest_float32_operand_is_gated_and_no_matrix_or_half():
+  def step(params, x):
+    h = jnp.tanh(x @ params["w"])
+    sums = {"half": jnp.sum(h).astype(jnp.bfloat16), "vector": h.sum(0), "matrix": h @ h.T, "scalar": jnp.sum(h * h)}
+    return jax.lax.psum(sums, "data")
+
+  result = written(step)
+  (stamps,) = stamps_of(result)
+  assert kind(result.program, stamps.gate) == ("float32", ())
+
+  (stamps,) = stamps_of(written(lambda params, x: jax.lax.psum((x @ params["w"], x.sum().astype(jnp.bfloat16)), "data")))
+  assert stamps.gate is None and not stamps.may_begin_early, "an operand of our own holds it back"
+
+
+def test_what_joins_is_of_the_dtype_of_most_bytes_and_of_a_sum_over_all_ranks():
+  def mixed(params, x):
+    return jax.lax.psum((jnp.sum(x), (x @ params["w"]).astype(jnp.bfloat16)), "data")
+
+  def in_groups(params, x):
+    return jax.lax.psum(x @ params["w"], "data", axis_index_groups=[[0], [1]])
+
+  assert stamps_of(written(mixed))[0].joinable == sharing.Carrier(0, "bfloat16", ("data",))
+  result = written(in_groups)
+  assert stamps_of(result)[0].joinable is None and result.carrier is None
+  assert stamps_of(result)[0].may_begin_early
+  assert [notice for notice in result.notices if notice.startswith("Collective 0 can start before")]
+
+
+def test_the_largest_is_named_where_none_can_carry():
+  def step(params, x):
+    first = jax.lax.psum(jnp.full((2,), len(x), jnp.int32), "data")
+    return params, jax.lax.psum(jnp.tile(first, 5), "data")
+
+  assert written(step).carrier == sharing.Carrier(1, "int32", ("data",))
+
+
+def test_an_exit_waits_for_what_comes_after_the_most_collectives_and_holds_back_scalars_alone():
+  def step(params, x):
+    def loss(w):
+      h = x @ w["first"]
+      h = h - jax.lax.pmean(jnp.mean(h, axis=0), "data")
+      return jnp.sum(jnp.square(jnp.tanh(h) @ w["w"] + w["bias"]))
+
+    grads = jax.grad(loss)({"first": params["w"], "w": params["w"], "bias": params["x_unused"][:1]})
+    # The bias's gradient is ready before the norm's own sum in the backward pass, the first layer's is not.
+    summed = jax.lax.psum({"bias": grads["bias"], "first": grads["first"].sum(0)}, "data")
+    rate = params["count"].astype(jnp.float32)
+    return params["w"] - rate * summed["first"], params["a_unused"][:1] - summed["bias"], params["count"] + 1
+
+  arguments = {**ARGUMENTS[0], "count": jnp.int32(1)}, ARGUMENTS[1]
+  result = script.write_script(flat(step, *arguments), ("data",), slots=16, delayed=True)
+  last = stamps_of(result)[-1]
+  assert last.last and kind(result.program, last.latest_result) == ("float32", (8,))
+  assert [kind(result.program, value) for value in last.held_after] == [("int32", ())]
