@@ -78,8 +78,8 @@ def seconds_between(earlier: jax.Array, later: jax.Array) -> jax.Array:
   difference = subtract(later, earlier)
   negative = difference[..., 0] >= jnp.uint32(0x80000000)
   # The magnitude must be taken in integers: as floats, the words of -1 ns would cancel to 0.
-  turned = subtract(jnp.zeros_like(difference), difference)
-  magnitude = jnp.where(negative[..., None], turned, difference)
+  magnitude = jnp.where(
+      negative[..., None], subtract(jnp.zeros_like(difference), difference), difference)
   high, low = (magnitude[..., i].astype(jnp.float32) for i in (0, 1))
   seconds = high * _SECONDS_PER_HIGH + low * _SECONDS_PER_LOW
   return jnp.where(negative, -seconds, seconds)
