@@ -95,8 +95,9 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
   """
   decision, after = pacer.update(observation, state)
   names = _checked(decision, after, state)
+  delay = _scalar(decision.delay)
   info = {name: _scalar(decision.info[name]) for name in names}
-  return Decision(_scalar(decision.delay), info), after
+  return Decision(delay, info), after
 
 
 def _scalar(value: Any) -> jax.Array:
