@@ -7,11 +7,12 @@ READY := $(VENV)/.ready
 READY_FOR_DOCS := $(VENV)/.ready-for-docs
 LOCK = $$($(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")')
 
-.PHONY: help demo test lint types layers doctest docs clean
+.PHONY: help demo test test-all lint types layers doctest docs clean
 
 help:
 	@echo "make demo     train a small model on 4 processes, one of them late, and report (runs/demo)"
-	@echo "make test     the whole test suite, doctests included"
+	@echo "make test     what five minutes on two cores can test, doctests included"
+	@echo "make test-all the whole test suite: browsers, network namespaces, long runs of many processes too"
 	@echo "make lint | types | layers | doctest    one check each"
 	@echo "make docs     the documentation as a website (build/docs/index.html)"
 	@echo "make clean    remove $(VENV) and build products"
@@ -20,8 +21,13 @@ demo: $(READY)
 	$(BIN)/python -m experiments.examples.demo --workdir runs/demo
 
 # Files of tests are spread over the cores, in the order of their names: the last are quick, so no core waits long.
+SPREAD := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(SPREAD) -m "not long"
+
+test-all: $(READY)
+	$(BIN)/python -m pytest $(SPREAD)
 
 lint: $(READY)
 	$(BIN)/ruff check .

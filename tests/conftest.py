@@ -1,7 +1,10 @@
 """Set-up of every test: eight CPU devices in this process, and strict dtype promotion."""
 
+import ctypes
+import gc
 import os
 import signal
+from collections.abc import Iterator
 
 # Read once, when jax first touches its devices: so before anything imports jax.
 _FLAG = "--xla_force_host_platform_device_count"
@@ -14,6 +17,12 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Most tests run a program a few times: LLVM's passes take longer than they save. Tests of what they can change, the
+# rounding above all, are marked `optimized` and compile as a user's job does; so does whatever tests start.
+jax.config.update("jax_disable_most_optimizations", True)
+MOST = 600 * 2**20
+"""Bytes resident beyond which a file of tests gives back, when it is done, what it has compiled."""
 
 # No deadline: an example that compiles takes a thousand times as long as the next. Derandomized: CI repeats itself.
 hypothesis.settings.register_profile("jaxpace", deadline=None, derandomize=True, database=None)
@@ -31,3 +40,33 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_I
 def _width_of_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
   """Commands fold their text to the width a terminal has; the tests' workers may have inherited one."""
   monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_as_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+  """Optimizes where the file is marked so, and keeps what is compiled for one file from filling the worker."""
+  optimized = request.node.get_closest_marker("optimized") is not None
+  if optimized:
+    jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", False)
+  yield
+  jax.config.update("jax_disable_most_optimizations", True)
+  if optimized or _resident() > MOST:
+    jax.clear_caches()
+    gc.collect()
+    _give_back()
+
+
+def _resident() -> int:
+  """Bytes of this process in memory; 0 where the system doesn't say."""
+  try:
+    with open("/proc/self/statm") as file:
+      return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+  except OSError:
+    return 0
+
+
+def _give_back() -> None:
+  """Hands freed memory back to the system, where the C library keeps it otherwise."""
+  if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+    trim(0)

@@ -10,6 +10,8 @@ from jax.sharding import AxisType, PartitionSpec
 import jaxpace
 from jaxpace.execution import clock_notice
 
+pytestmark = pytest.mark.optimized
+
 P = PartitionSpec
 
 

@@ -9,6 +9,8 @@ from jaxpace.core import ring
 from tests.step import models
 from tests.step.running import column, mesh_of, pair
 
+pytestmark = pytest.mark.optimized
+
 RANKS, BLOCK = 2, 4
 
 

@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxpace
 from jaxpace.core import ring
 from tests.step import models
 from tests.step.running import P, column, mesh_of, pair
+
+pytestmark = pytest.mark.optimized
 
 
 def step(params, batch):

@@ -10,6 +10,8 @@ from jaxpace.core import ring
 from tests.step import models
 from tests.step.running import P, column, mesh_of, pair
 
+pytestmark = pytest.mark.optimized
+
 RANKS, LATE, WINDOW = 4, 2, 16
 LATENESS = 10e-3
 MOST = 20e-3

@@ -37,6 +37,7 @@ def report(shown, tmp_path_factory):
   return json.loads(said.stdout)
 
 
+@pytest.mark.long
 def test_the_loop_of_the_first_script_is_that_of_the_second_without_the_name(shown):
   script, loop = shown
   compile(script, PAGE, "exec")
@@ -46,6 +47,7 @@ def test_the_loop_of_the_first_script_is_that_of_the_second_without_the_name(sho
   assert [f"# {n}" in script for n in range(1, 6)] == [True] * 5
 
 
+@pytest.mark.long
 def test_the_slow_loader_is_found_and_called_data(report):
   first, second = report["per_rank"]
   assert (report["ranks"], report["processes"], report["steps"]) == (2, 2, 300)

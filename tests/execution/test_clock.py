@@ -11,6 +11,8 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxpace.core.varying import varying
 from jaxpace.execution import clock_notice, hold, resolve_clock, words
 
+pytestmark = pytest.mark.optimized
+
 RANKS = 8
 
 

@@ -12,6 +12,8 @@ from experiments.lib import hlo
 from experiments.measure import bitwise_cases, bitwise_models, bitwise_tables
 from experiments.measure.bitwise_cases import LAYOUTS, Case, Result, Way
 
+pytestmark = pytest.mark.optimized
+
 _ALL_REDUCE = """
   %all-reduce.1 = (f32[40,6]{1,0}, /*index=1*/f32[]) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1},{2,3}}, x=1
   %got = f32[] get-tuple-element(%all-reduce.1), index=1

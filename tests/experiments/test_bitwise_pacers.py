@@ -30,7 +30,7 @@ def test_every_housekeeper_is_of_a_pacer_here() -> None:
   assert bitwise_pacers.KEEPERS.keys() <= bitwise_pacers.PACERS.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_case() -> None:
   names = ["pace_early_ranks, aligned housekeeper", "steerable(guard(chain))"]
   rows = bitwise_pacers.compare(Case("mlp", "bf16-params", "no_check_vma", 2), names, steps=60)

@@ -91,7 +91,7 @@ def test_a_full_collection_is_made_longer_and_no_other():
     gc.callbacks.remove(sleep)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_on_real_processes(tmp_path):
   out = tmp_path / "emulated.json"
   done = subprocess.run(

@@ -74,7 +74,7 @@ def test_popen_outside_of_with_is_told_so() -> None:
     lab.Lab(config()).popen("a0", ["true"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("shaper", ["tbf", "htb"])
 def test_bytes_cross_the_trunk_at_its_rate_and_nothing_is_left(possible: None, shaper: str) -> None:
   before, hostname, hosts = links(), os.uname().nodename, pathlib.Path("/etc/hosts").read_text()
@@ -98,7 +98,7 @@ def test_bytes_cross_the_trunk_at_its_rate_and_nothing_is_left(possible: None, s
   assert (os.uname().nodename, pathlib.Path("/etc/hosts").read_text()) == (hostname, hosts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_congestion_control_is_the_routes_own(possible: None) -> None:
   if reason := machine.why_not(["reno"]):
     pytest.skip(reason)
@@ -108,7 +108,7 @@ def test_congestion_control_is_the_routes_own(possible: None) -> None:
     assert built.measure("a0", "a1", seconds=0.2).congestion == default
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_exception_takes_the_lab_down(possible: None) -> None:
   with pytest.raises(ZeroDivisionError), lab.Lab(config()) as built:
     built.popen("a0", ["sleep", "600"])
@@ -116,7 +116,7 @@ def test_an_exception_takes_the_lab_down(possible: None) -> None:
   assert left(built.name) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lab_that_cannot_be_built_to_the_end_leaves_nothing(possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
   build = commands.build
   monkeypatch.setattr(commands, "build", lambda *arguments: [*build(*arguments)[:-2], ["tc", "nonsense"]])
@@ -126,7 +126,7 @@ def test_a_lab_that_cannot_be_built_to_the_end_leaves_nothing(possible: None, mo
   assert left(broken.name) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_signals_take_the_lab_down_and_clean_finds_the_killed(possible: None, number: signal.Signals) -> None:
   maker = subprocess.Popen([sys.executable, "-c", _MAKER], cwd=jobs.ROOT, env=jobs.clean_environment(), text=True,
@@ -153,7 +153,7 @@ def test_signals_take_the_lab_down_and_clean_finds_the_killed(possible: None, nu
     machine.remove(name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_joins_a_jobs_ranks_and_tells_which_failed(possible: None, tmp_path: pathlib.Path,
                                                        capfd: pytest.CaptureFixture[str]) -> None:
   program = ("import jaxpace.distributed as d, jax, numpy as np\n"

@@ -87,7 +87,7 @@ def test_the_heap_keeps_its_size_and_ages_into_full_collections():
   gc.callbacks.remove(fulls._see)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_on_real_processes(tmp_path):
   out = tmp_path / "pauses.json"
   done = subprocess.run(

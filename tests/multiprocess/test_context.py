@@ -19,6 +19,7 @@ from tests.trace import fake_step as fake
 WORKER = pathlib.Path(__file__).with_name("context_worker.py")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("context", ["set", "set for good", "explicit", "legacy", "abstract"])
 def test_two_processes_record_every_step_whatever_mesh_is_in_context(tmp_path, context):
   process = subprocess.Popen(
@@ -39,6 +40,7 @@ def others():
           "explicit": jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fewer", "explicit"])
 def test_a_mesh_in_context_that_is_not_the_steps(tmp_path, name):
   mesh = fake.mesh()
@@ -51,6 +53,7 @@ def test_a_mesh_in_context_that_is_not_the_steps(tmp_path, name):
   assert read_run(tmp_path).steps.tolist() == list(range(20))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("good", [0, 40])
 def test_copies_that_fail_are_told_of_once_at_the_end_and_in_the_report(tmp_path, monkeypatch, caplog, capsys, good):
   from jaxpace.trace import ringcopy
@@ -81,6 +84,7 @@ def test_copies_that_fail_are_told_of_once_at_the_end_and_in_the_report(tmp_path
   assert (status == 0) == bool(good)
 
 
+@pytest.mark.long
 def test_a_copy_that_can_not_be_read_is_no_secret_and_the_next_makes_up_for_it(tmp_path, monkeypatch, caplog):
   from jaxpace.trace import ringcopy
   read, calls = ringcopy.RingCopy.read, []

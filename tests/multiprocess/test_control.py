@@ -11,7 +11,7 @@ from tests.multiprocess import jobs
 WORKER = pathlib.Path(__file__).with_name("control_worker.py")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_processes_apply_a_change_at_the_same_step(tmp_path):
   port = jobs.free_high_port()
   workers = [subprocess.Popen(

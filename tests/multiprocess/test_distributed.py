@@ -101,6 +101,7 @@ print("all said")
   assert all("all said" in log for log in logs)
 
 
+@pytest.mark.long
 def test_an_uncaught_exception_ends_the_job_at_once_and_is_named(tmp_path):
   begun = time.monotonic()
   status, output, _ = launch(tmp_path, script(tmp_path, PSUM + """
@@ -118,6 +119,7 @@ for _ in range(1000):
   assert "recorded the rest" in (tmp_path / "logs" / "process-1.log").read_text()
 
 
+@pytest.mark.long
 def test_a_script_that_asks_jax_itself_runs_under_launch_as_slurm(tmp_path):
   status, output, logs = launch(tmp_path, script(tmp_path, """
 import jax
@@ -128,6 +130,7 @@ print("place", jax.process_index(), jax.process_count())
   assert ["place 0 2" in logs[0], "place 1 2" in logs[1]] == [True, True]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("unshare")),
                     reason="giving this test a host name of its own needs root and the unshare command")
 def test_launch_works_where_the_host_name_does_not_resolve(tmp_path):
@@ -140,6 +143,7 @@ def test_launch_works_where_the_host_name_does_not_resolve(tmp_path):
   assert_joined([(status, log) for log in logs], "environment")
 
 
+@pytest.mark.long
 def test_slurm_step(tmp_path):
   port = jobs.free_high_port()
   environments = [jobs.clean_environment(
@@ -148,6 +152,7 @@ def test_slurm_step(tmp_path):
   assert_joined(jobs.run(script(tmp_path, PSUM), environments), "cluster")
 
 
+@pytest.mark.long
 def test_open_mpi_4(tmp_path):
   port = jobs.free_high_port()
   environments = [jobs.clean_environment(
@@ -156,6 +161,7 @@ def test_open_mpi_4(tmp_path):
   assert_joined(jobs.run(script(tmp_path, PSUM), environments), "cluster")
 
 
+@pytest.mark.long
 def test_open_mpi_5_which_jax_does_not_detect(tmp_path):
   environments = [jobs.clean_environment(
       PMIX_NAMESPACE=f"prterun-host-{os.getpid()}@1", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_LOCAL_SIZE="2",
@@ -163,6 +169,7 @@ def test_open_mpi_5_which_jax_does_not_detect(tmp_path):
   assert_joined(jobs.run(script(tmp_path, PSUM), environments), "mpi")
 
 
+@pytest.mark.long
 def test_pods_of_an_indexed_kubernetes_job(tmp_path):
   port = jobs.free_high_port()
   environments = [jobs.clean_environment(  # as in docs/examples/job.yaml
@@ -171,6 +178,7 @@ def test_pods_of_an_indexed_kubernetes_job(tmp_path):
   assert_joined(jobs.run(script(tmp_path, PSUM), environments), "environment")
 
 
+@pytest.mark.long
 def test_plain_python_is_a_job_of_one_in_which_nothing_is_waited_for(tmp_path):
   results = jobs.run(script(tmp_path, PSUM + """
 distributed.barrier("nobody else", 1)
@@ -182,6 +190,7 @@ assert distributed.share_string("id", "mine", 1) == "mine" and distributed.share
   assert_joined(results, "alone")
 
 
+@pytest.mark.long
 def test_too_late_to_join_is_a_sentence_that_names_the_fix(tmp_path):
   port = jobs.free_high_port()
   [(status, output)] = jobs.run(script(tmp_path, """
@@ -197,6 +206,7 @@ except RuntimeError as error:
   assert "refused: jaxpace.distributed.initialize() comes too late" in output and "first in main()" in output
 
 
+@pytest.mark.long
 def test_an_absent_process_0_is_a_sentence_and_not_a_crash(tmp_path):
   port = jobs.free_high_port()
   [(status, output)] = jobs.run(script(tmp_path, """
@@ -210,6 +220,7 @@ except TimeoutError as error:
   assert f"refused: process 1 of 2 waited 0.3 s for process 0 at 127.0.0.1:{port}" in output
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
 def test_mpirun_with_4_ranks(tmp_path):
   version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout

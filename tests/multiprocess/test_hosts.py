@@ -15,7 +15,7 @@ WORKER = pathlib.Path(__file__).with_name("hosts_worker.py")
 STEPS = 30
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's counters are Linux's")
 def test_traffic_of_gloo_is_counted_in_each_process(tmp_path):
   port = jobs.free_high_port()

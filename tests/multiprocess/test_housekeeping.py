@@ -23,6 +23,7 @@ def launch(tmp_path, *arguments):
   return [jobs.facts(log) for log in logs], logs
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="starts processes with signals of POSIX")
 def test_all_processes_change_the_mode_at_the_same_step_and_parameters_stay_the_same(tmp_path):
   (first, second), _ = launch(tmp_path)
@@ -36,6 +37,7 @@ def test_all_processes_change_the_mode_at_the_same_step_and_parameters_stay_the_
   assert first["old"] == "deleted" and second["messages"] > 10
 
 
+@pytest.mark.long
 def test_a_process_that_is_told_nothing_leaves_the_collector_alone_and_goes_on(tmp_path):
   (first, second), logs = launch(tmp_path, "--broken")
   assert len(second["modes"]) == 600 and len(set(second["modes"][200:])) == 1 and second["modes"][-1] == "alone"

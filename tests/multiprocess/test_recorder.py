@@ -84,6 +84,7 @@ def free_port() -> int:
     return s.getsockname()[1]
 
 
+@pytest.mark.long
 def test_kill_9_loses_at_most_five_seconds(tmp_path, start):
   worker = start(tmp_path, 100_000, 0.01, devices=2)
   worker.wait_for("step 600 ")
@@ -100,6 +101,7 @@ def test_kill_9_loses_at_most_five_seconds(tmp_path, start):
   assert not info(tmp_path)["closed_cleanly"]
 
 
+@pytest.mark.long
 def test_sigterm_dies_of_it_at_the_next_step_and_loses_nothing(tmp_path, start):
   worker = start(tmp_path, 100_000, 0.3)
   worker.wait_for("step 8 ")
@@ -111,6 +113,7 @@ def test_sigterm_dies_of_it_at_the_next_step_and_loses_nothing(tmp_path, start):
   assert info(tmp_path)["ended_by"] == "SIGTERM"
 
 
+@pytest.mark.long
 def test_sigterm_in_a_stuck_main_thread_dies_after_the_grace_time(tmp_path, start):
   worker = start(tmp_path, 1000, 0.01, "--mode", "stuck", "--grace", 1.0)
   worker.wait_for("stuck")
@@ -124,6 +127,7 @@ def test_sigterm_in_a_stuck_main_thread_dies_after_the_grace_time(tmp_path, star
   assert info(tmp_path)["ended_by"] == "SIGTERM"
 
 
+@pytest.mark.long
 def test_a_python_handler_that_was_there_decides(tmp_path, start):
   worker = start(tmp_path, 100_000, 0.02, "--mode", "handler")
   worker.wait_for("step 20 ")
@@ -146,6 +150,7 @@ def test_two_processes_share_one_run(tmp_path, start):
   assert run["processes"] == 2
 
 
+@pytest.mark.long
 def test_preemption_announced_by_sigterm_still_reaches_jax(tmp_path, start):
   """jax.distributed's own notifier must be told although the recorder's handler lies over it."""
   port = free_port()
@@ -160,6 +165,7 @@ def test_preemption_announced_by_sigterm_still_reaches_jax(tmp_path, start):
   assert steps(tmp_path) == {rank: list(range(count)) for rank in range(2)}
 
 
+@pytest.mark.long
 def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(tmp_path, start):
   port = free_port()
   workers = [start(tmp_path, 100_000, 0.05, "--processes", 2, "--index", i, "--port", port, "--mode", "gloo")
@@ -182,6 +188,7 @@ def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(
   assert info(tmp_path)["pid"] == workers[0].process.pid
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("told", [(0, 1), (1,)], ids=["both", "one"])
 def test_sigterm_ends_a_joined_job_that_never_asks_for_preemption(tmp_path, start, told):
   """JAX's notifier swallowed it: the job went on until it was killed, and nothing said what had ended it."""
@@ -202,6 +209,7 @@ def test_sigterm_ends_a_joined_job_that_never_asks_for_preemption(tmp_path, star
     worker.process.kill()
 
 
+@pytest.mark.long
 def test_a_job_that_is_killed_after_sigterm_says_that_this_came(tmp_path, start):
   """As a launcher or a cluster does with what asks for preemption and does not come to an end in time."""
   worker = start(tmp_path, 100_000, 0.05, "--mode", "deaf")
@@ -216,6 +224,7 @@ def test_a_job_that_is_killed_after_sigterm_says_that_this_came(tmp_path, start)
   assert (info(tmp_path)["ended_by"], info(tmp_path)["closed_cleanly"]) == ("SIGTERM", False)
 
 
+@pytest.mark.long
 def test_a_dead_peer_does_not_keep_the_others_from_writing_their_rows(tmp_path, start):
   port = free_port()
   workers = [start(tmp_path, 100_000, 0.02, "--processes", 2, "--index", i, "--port", port, "--mode", "gloo")
@@ -244,6 +253,7 @@ def small_disk(tmp_path):
   subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_recording_and_not_training(tmp_path, small_disk, start):
   if small_disk is None:
     pytest.skip("needs the right to mount a small file system; tests/trace/test_recorder.py covers it by injection")

@@ -25,7 +25,7 @@ def restored(output):
   return json.loads(next(line for line in output.splitlines() if line.startswith("restored "))[9:])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_restarted_and_restarted_on_more_ranks(tmp_path):
   killed = start(tmp_path, 100_000, 25, 2, pause=0.12)  # some 7 s: rows of the last 5 may be lost
   lines = []

@@ -53,7 +53,7 @@ def clock_of(site: pathlib.Path) -> tuple[str, str]:
   return name, notice
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not has_compiler(), reason="this machine has no C++ compiler; the next test covers that case")
 def test_an_isolated_install_has_the_native_clock_and_nothing_else_at_top_level(tmp_path):
   site = install(tmp_path)
@@ -63,6 +63,7 @@ def test_an_isolated_install_has_the_native_clock_and_nothing_else_at_top_level(
   assert (site / "jaxpace" / "py.typed").exists()
 
 
+@pytest.mark.long
 def test_an_install_without_a_compiler_works_and_says_which_clock_it_has(tmp_path):
   site = install(tmp_path, "--no-build-isolation", CC="false", CXX="false")  # isolation would take half a minute more
   name, notice = clock_of(site)

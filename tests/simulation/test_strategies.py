@@ -304,7 +304,7 @@ def test_impossible_clusters_are_refused(change, said):
     check(NOISY._replace(**change))
 
 
-@pytest.mark.slow  # compiles two trainings
+@pytest.mark.long  # compiles two trainings
 def test_training_one_by_one_without_age_is_synchronous_training():
   """In lockstep, R updates of a R-th of the rate are one step with the mean gradient."""
   optax, training = pytest.importorskip("optax"), pytest.importorskip("experiments.measure.strategies_training")

@@ -10,6 +10,8 @@ import jaxpace
 from tests.step import models
 from tests.step.running import extra_operands, host_callbacks, mesh_of, pair, restless
 
+pytestmark = pytest.mark.optimized
+
 STEPS = 200
 DTYPES = {"float32": (jnp.float32, jnp.float32), "bf16-compute": (jnp.float32, jnp.bfloat16),
           "bf16-params": (jnp.bfloat16, jnp.bfloat16)}

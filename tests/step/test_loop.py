@@ -9,6 +9,8 @@ import jaxpace
 from tests.step import models
 from tests.step.running import P, bits, mesh_of, restless
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize("pmap", [False, True])
 def test_one_trace_donation_and_a_checkpoint(pmap):

@@ -8,6 +8,8 @@ import pytest
 from tests.step import models
 from tests.step.running import P, extra_operands, mesh_of, pair, restless
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_data_and_model_axes(check_vma):

@@ -13,6 +13,8 @@ import jaxpace
 from tests.step import models
 from tests.step.running import P, bits, mesh_of, restless
 
+pytestmark = pytest.mark.optimized
+
 STEPS = 3
 
 

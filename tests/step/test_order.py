@@ -11,6 +11,8 @@ from tests.step import models
 from tests.step.cases import Case, by_autodiff, by_user, sharpness_aware
 from tests.step.running import extra_operands, mesh_of, pair, restless
 
+pytestmark = pytest.mark.optimized
+
 
 def averaged_twice():
   """Under `check_vma` JAX sums the gradients of parameters that are the same everywhere; the step averages the sums."""

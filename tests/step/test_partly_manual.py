@@ -11,6 +11,8 @@ from jaxpace.execution import clock_notice
 from tests.step import models
 from tests.step.running import P, bits, hlo_collectives, mesh_of, restless, times
 
+pytestmark = pytest.mark.optimized
+
 
 def compiled(check_vma, **settings):
   """A tensor-parallel step on 2 x 2 devices, bare and instrumented; its state, batch and pace."""

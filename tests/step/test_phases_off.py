@@ -5,6 +5,8 @@ import pytest
 from tests.step import models
 from tests.step.running import mesh_of, pair
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_only_collectives_are_stamped_and_bits_are_the_same(check_vma):

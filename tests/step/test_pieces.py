@@ -12,6 +12,8 @@ from jaxpace.execution import clock_notice
 from tests.step import models
 from tests.step.running import P, bits, mesh_of, pair
 
+pytestmark = pytest.mark.optimized
+
 ASKED = 30e-3
 
 

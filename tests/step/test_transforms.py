@@ -8,6 +8,8 @@ from tests.step import models
 from tests.step.cases import CASES, matrices_clipped_and_cast, reduce_scatter_all_gather
 from tests.step.running import P, bytes_of, extra_operands, host_callbacks, jaxpr_collectives, mesh_of, pair, restless
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_bits_and_collectives(make):

@@ -92,7 +92,7 @@ def test_torn_and_foreign_lines_are_left_out(tmp_path):
   assert read_events(tmp_path / "none") == []
 
 
-@pytest.mark.parametrize("scenario", ["starving", "left", pytest.param("zero stopped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scenario", ["starving", "left", pytest.param("zero stopped", marks=pytest.mark.long)])
 def test_real_processes(scenario):
   found = lab.run(scenario, timeout=1.5, processes=2)
   assert found["named"], "\n".join(found["log"])

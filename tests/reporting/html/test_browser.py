@@ -16,6 +16,7 @@ CHARTS = ["over-time", "step-time", "skew", "lateness", "histogram", "tail", "pa
 OVER_STEPS = ["over-time", "step-time", "skew", "pairs"]
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt install chromium)"),
     pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="needs playwright (extra 'test')"),
 ]
