@@ -5,8 +5,8 @@
     python -m experiments.measure.mutations --only=bucket          # those whose file's path has this in it
 
 Each mistake replaces one piece of text. The tests of that formula run in the copy, up to the first that fails, with the
-selection that `make test` makes: failing, they have noticed. Tests that fail without any mistake would notice nothing,
-so they run unchanged first.
+selection that `make test` makes: failing, they have noticed. They run unchanged first, since tests that fail without
+any mistake notice nothing: those are left out, and named.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ MUTATIONS: Sequence[Mutation] = (
 class Result(NamedTuple):
   """What the tests said of a tree."""
 
-  status: int
-  first: str  # the first test that failed, or why there was none
+  status: int  # pytest's
+  failed: tuple[str, ...]  # tests
 
 
 def copied(root: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
@@ -164,55 +164,58 @@ def mutate(tree: pathlib.Path, mutation: Mutation) -> None:
   path.write_text(text.replace(mutation.old, mutation.new))
 
 
-def tested(tree: pathlib.Path, tests: Sequence[str]) -> Result:
-  """Runs tests in a tree, up to the first that fails."""
+def tested(tree: pathlib.Path, tests: Sequence[str], flags: Sequence[str]) -> Result:
+  """Runs tests in a tree."""
   environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
   try:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", SELECTION,
+        [sys.executable, "-m", "pytest", *flags, "-q", "-p", "no:cacheprovider", "-m", SELECTION,
          *(f"tests/{name}" for name in tests)],
         cwd=tree, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT,
         check=False)
   except subprocess.TimeoutExpired:
-    return Result(1, f"took longer than {_TIMEOUT:.0f} s")
+    return Result(1, (f"took longer than {_TIMEOUT:.0f} s",))
   named = [line.removeprefix(kind).split(" - ")[0] for line in done.stdout.splitlines()
            for kind in ("FAILED ", "ERROR ") if line.startswith(kind)]
-  return Result(done.returncode, named[0] if named else "")
+  return Result(done.returncode, tuple(named))
 
 
-def judged(root: pathlib.Path, mutation: Mutation | None, tests: Sequence[str]) -> Result:
+def judged(root: pathlib.Path, mutation: Mutation | None, tests: Sequence[str], flags: Sequence[str] = ()) -> Result:
   """Runs tests in a copy of a tree, with a mistake or without."""
   with tempfile.TemporaryDirectory() as folder:
     tree = copied(root, pathlib.Path(folder))
     if mutation is not None:
       mutate(tree, mutation)
-    return tested(tree, tests)
+    return tested(tree, tests, flags)
 
 
 def measure(root: pathlib.Path, mutations: Sequence[Mutation], jobs: int) -> dict[str, Any]:
   """Makes every mistake, `jobs` at a time.
 
   Raises:
-    ValueError: tests fail without any mistake, or a mistake can't be made.
+    ValueError: pytest could not run the tests, or a mistake can't be made.
   """
   groups = sorted({mutation.tests for mutation in mutations})
   rows = []
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-    sound = pool.map(lambda tests: judged(root, None, tests), groups)
-    found = pool.map(lambda mutation: judged(root, mutation, mutation.tests), mutations)
-    for tests, result in zip(groups, sound, strict=True):
-      if result.status:
-        raise ValueError(f"Tests fail without any mistake, so they can tell nothing of one: {' '.join(tests)}: "
-                         f"{result.first or f'pytest ended with {result.status}'}.")
+    unchanged = dict(zip(groups, pool.map(lambda tests: _answer(judged(root, None, tests)), groups), strict=True))
+    found = pool.map(lambda mutation: _answer(judged(root, mutation, mutation.tests, (
+        "-x", *(f"--deselect={test}" for test in unchanged[mutation.tests].failed)))), mutations)
     say = measured.progress("mistakes", len(mutations))
     for done, (mutation, result) in enumerate(zip(mutations, found, strict=True)):
-      # 1 is a test that failed, 2 an import that did: anything else is no answer.
-      if result.status not in (0, 1, 2):
-        raise ValueError(f"pytest ended with {result.status} on {mutation}.")
       rows.append({"file": mutation.file, "old": mutation.old, "new": mutation.new, "tests": list(mutation.tests),
-                   "noticed": result.status != 0, "by": result.first})
+                   "noticed": result.status != 0, "by": result.failed[0] if result.failed else ""})
       say(done + 1)
-  return {"selection": SELECTION, "mistakes": len(rows), "noticed": sum(row["noticed"] for row in rows), "rows": rows}
+  left_out = sorted({test for result in unchanged.values() for test in result.failed})
+  return {"selection": SELECTION, "mistakes": len(rows), "noticed": sum(row["noticed"] for row in rows),
+          "left_out": left_out, "rows": rows}
+
+
+def _answer(result: Result) -> Result:
+  """0 is that nothing failed, 1 a test, 2 an import; anything else says nothing of the tests."""
+  if result.status not in (0, 1, 2):
+    raise ValueError(f"pytest ended with {result.status}: a file of tests in MUTATIONS may be gone or hold none.")
+  return result
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
@@ -220,8 +223,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
   page = measured.introduction("Whether the tests notice mistakes in the central formulas", figures)
   page += [f"**{figures['noticed']} of {figures['mistakes']}** mistakes are noticed by the tests of their formula, in "
            "the selection that `make test` runs.", ""]
-  if before := figures.get("before"):
-    page += [f"Before the suite was shortened: {before['noticed']} of {before['mistakes']}.", ""]
+  if figures["left_out"]:
+    page += [f"Left out, since they failed without any mistake: {', '.join(map(_code, figures['left_out']))}.", ""]
   short = {id(row): row["by"].split("::", 1)[-1] for row in figures["rows"]}
   return page + measured.table(
       ["formula", "was", "becomes", "noticed by"],

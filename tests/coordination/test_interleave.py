@@ -33,33 +33,65 @@ def seen(step, transfers, step_time=0.1, rank=0, now=None):
       job_transfers_now=np.full(len(transfers), np.nan, np.float32) if now is None else np.asarray(now, np.float32))
 
 
+@functools.cache
+def scanned(pacer):
+  """The delays asked and the clearances [keys, steps] over a run, each key being part of the state."""
+
+  def turn(state, observation):
+    decision, state = pacer.update(observation, state)
+    return state, (decision.delay, state.clear)
+
+  def one(key, every):
+    start = jax.tree.map(jnp.asarray, pacer.init(2))._replace(key=key)
+    return jax.lax.scan(turn, start, every)[1]
+
+  return jax.jit(jax.vmap(one, in_axes=(0, None)))
+
+
+@functools.cache
+def pacer_of(settings):
+  """One for all tests of the same settings, so that each is compiled once."""
+  return jaxpace.interleave_jobs(**dict(settings))
+
+
+KEYS, LENGTH = 64, 64
+"""Of what is compiled. Steps after those asked for change nothing before them, nor does one key another."""
+
+
+def padded(steps):
+  """Stacks observations and repeats the last one up to a multiple of LENGTH."""
+  steps = [*steps, *[steps[-1]] * (-len(steps) % LENGTH)]
+  return jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
+
+
+def by_key(keys, history, now=None, **settings):
+  """Delays and clearances [keys, steps]."""
+  frozen = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in settings.items())
+  every = padded([seen(k, row, now=None if now is None else now[k]) for k, row in enumerate(history)])
+  found = scanned(pacer_of(frozen))(jnp.arange(KEYS, dtype=jnp.uint32), every)
+  return tuple(np.asarray(values)[:keys, :len(history)] for values in found)
+
+
 def ask_keys(keys, history, *, now=None, **settings):
   """The delays asked [keys, steps], the key being part of the state."""
-  pacer = jaxpace.interleave_jobs(**settings)
-  every = jax.tree.map(lambda *leaves: np.stack(leaves), *[
-      seen(k, row, now=None if now is None else now[k]) for k, row in enumerate(history)])
+  return by_key(keys, history, now, **settings)[0]
+
+
+@functools.cache
+def alone(pacer):
+  """The delays asked over a run."""
 
   def turn(state, observation):
     decision, state = pacer.update(observation, state)
     return state, decision.delay
 
-  def one(key):
-    start = jax.tree.map(jnp.asarray, pacer.init(2))._replace(key=key)
-    return jax.lax.scan(turn, start, every)[1]
-
-  return np.asarray(jax.jit(jax.vmap(one))(jnp.arange(keys, dtype=jnp.uint32)))
+  return jax.jit(lambda every: jax.lax.scan(turn, jax.tree.map(jnp.asarray, pacer.init(2)), every)[1])
 
 
 def ask(pacer, history, rank=0, **more):
   """The delays asked after each of [steps, S] transfers."""
-  steps = [seen(k, transfers, rank=rank, **more) for k, transfers in enumerate(history)]
-
-  def turn(state, observation):
-    decision, state = pacer.update(observation, state)
-    return state, decision.delay
-
-  every = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
-  return np.asarray(jax.jit(lambda: jax.lax.scan(turn, jax.tree.map(jnp.asarray, pacer.init(2)), every)[1])())
+  every = padded([seen(k, transfers, rank=rank, **more) for k, transfers in enumerate(history)])
+  return np.asarray(alone(pacer)(every))[:len(history)]
 
 
 QUIET, FOLLOWER = [FLOOR] * 4, [2 * FLOOR, 2 * FLOOR, 1.5 * FLOOR, FLOOR]
@@ -156,19 +188,7 @@ def test_with_less_of_it_than_0_6_the_step_before_is_looked_at():
 
 def clearances(*rows):
   """The clearance, in floors, [keys, steps], of those that made a shift in the third step."""
-  pacer = jaxpace.interleave_jobs(floor=FLOOR)
-  rows = [*[FOLLOWER] * 3, *rows]
-  every = jax.tree.map(lambda *leaves: np.stack(leaves), *[seen(k, row) for k, row in enumerate(rows)])
-
-  def turn(state, observation):
-    decision, state = pacer.update(observation, state)
-    return state, (decision.delay, state.clear)
-
-  def one(key):
-    start = jax.tree.map(jnp.asarray, pacer.init(2))._replace(key=key)
-    return jax.lax.scan(turn, start, every)[1]
-
-  asked, clear = (np.asarray(values) for values in jax.jit(jax.vmap(one))(jnp.arange(32, dtype=jnp.uint32)))
+  asked, clear = by_key(32, [*[FOLLOWER] * 3, *rows], floor=FLOOR)
   return 4 * clear[asked[:, 2] > 0]
 
 
@@ -239,13 +259,13 @@ def test_whatever_is_seen_the_delay_is_bounded_and_the_same_on_all_ranks(floor, 
 
 
 def test_where_nothing_is_shared_nothing_is_asked():
-  assert (ask(jaxpace.interleave_jobs(floor=FLOOR), [[np.nan] * 4] * 20, step_time=np.nan) == 0).all()
-  assert (ask(jaxpace.interleave_jobs(floor=FLOOR), [FOLLOWER] * 20, step_time=np.nan) == 0).all()
+  assert (ask(pacer_of((("floor", FLOOR),)), [[np.nan] * 4] * 20, step_time=np.nan) == 0).all()
+  assert (ask(pacer_of((("floor", FLOOR),)), [FOLLOWER] * 20, step_time=np.nan) == 0).all()
 
 
 def test_at_rest_it_asks_for_exactly_nothing_for_ever():
   times = FLOOR * (1 + 0.04 * np.random.default_rng(0).random((300, 4)))
-  for pacer in (jaxpace.interleave_jobs(), jaxpace.interleave_jobs(floor=FLOOR)):
+  for pacer in (pacer_of(()), pacer_of((("floor", FLOOR),))):
     assert (ask(pacer, times) == 0).all()
 
 
