@@ -2,7 +2,7 @@
 
     python -m experiments.measure.mutations                        # a quarter of an hour on two quiet cores; writes
     docs/measurements/mutations.{json,md}
-    python -m experiments.measure.mutations --only=bucket          # those whose file's path has this in it
+    python -m experiments.measure.mutations --only=bucket,core/     # those whose file has one of these in its path
 
 Each mistake replaces one piece of text. The tests of that formula run in the copy, up to the first that fails, with the
 selection that `make test` makes: failing, they have noticed. They run unchanged first, since tests that fail without
@@ -239,13 +239,13 @@ def _code(text: str) -> str:
 
 def main(_: list[str]) -> None:
   its = flags.FLAGS
-  chosen = [mutation for mutation in MUTATIONS if its.only in mutation.file]
+  chosen = [mutation for mutation in MUTATIONS if not its.only or any(part in mutation.file for part in its.only)]
   figures = measured.circumstances("experiments.measure.mutations") | measure(pathlib.Path(its.tree), chosen, its.jobs)
   measured.write(figures, lines(figures), pathlib.Path(its.out))
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("only", "", "Only mistakes in files whose path has this in it.")
+  flags.DEFINE_list("only", "", "Only mistakes in files whose path has one of these in it.")
   flags.DEFINE_string("tree", str(ROOT), "The tree to test.")
   flags.DEFINE_integer("jobs", os.cpu_count() or 1, "Mistakes at a time.", lower_bound=1)
   flags.DEFINE_string("out", str(OUT), "Where to write.")

@@ -102,6 +102,7 @@ def test_every_device_steps_as_one_device_would() -> None:
                nnx.state(stepped, nnx.Param), expected)
 
 
+@pytest.mark.long
 def test_training_learns_the_text(tmp_path: pathlib.Path) -> None:
   config = chars_config.get_config()
   config.update(steps=60, width=32, heads=2, blocks=1)

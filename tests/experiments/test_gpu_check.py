@@ -105,6 +105,7 @@ def test_bits_are_the_same_and_a_difference_would_be_seen() -> None:
   assert steps.differing(one, [one[0] ^ np.uint32([0, 1, 0, 2]), one[1] + 1]) == 3
 
 
+@pytest.mark.long
 def test_arms_take_turns_and_the_recorder_records() -> None:
   bench = tiny()
   steps.run(bench, "2ms")
@@ -113,6 +114,7 @@ def test_arms_take_turns_and_the_recorder_records() -> None:
   assert transformer.SIZES.keys() >= steps.LIMITS.keys() and steps.LIMITS == {"20ms": 0.2, "2ms": 1.0}
 
 
+@pytest.mark.long
 def test_the_loop_is_on_the_device_and_a_callback_would_be_seen() -> None:
   bench = tiny()
   whole_loop.run(bench)
@@ -341,6 +343,7 @@ def test_what_is_measured_beside_is_measured_alike() -> None:
 # The program.
 
 
+@pytest.mark.long
 def test_without_a_gpu_one_line_says_so_and_the_status_is_0(tmp_path: pathlib.Path) -> None:
   done = subprocess.run([sys.executable, str(jobs.ROOT / "experiments/labs/gpu_check.py"),
                          f"--out={tmp_path / 'gpu.json'}"],

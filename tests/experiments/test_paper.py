@@ -51,6 +51,7 @@ def test_a_quiet_world_takes_what_the_formula_says_and_a_neighbour_makes_it_long
   assert (together >= apart * (1 - 1e-6)).all() and together[1, 1] > together[0, 1] > apart[0, 1]
 
 
+@pytest.mark.long
 def test_step_times_are_those_of_the_simulator_without_pacers_and_with():
   made, key, pauses, steps, nodes = some_worlds(2, lost=0.0), jax.random.key(3), (0.05, 0.1), 130, 2
   pacer = Pacer(lambda ranks: (), lambda seen, state: (Decision(0.3 * jnp.nan_to_num(seen.waits[0]), {}), state))

@@ -20,6 +20,7 @@ def start(example: str, *flags: str) -> subprocess.CompletedProcess[str]:
                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("example", "flags"), [
     ("digits", ["--config.steps=3", "--config.batch_size=64"]),
     ("chars", ["--config.steps=3", "--config.batch_size=8", "--config.width=16", "--config.blocks=1"]),
