@@ -145,7 +145,7 @@ def copied(root: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     source = root / name
     if source.is_dir():
       shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "measurements"))
-    else:
+    elif source.exists():
       shutil.copy2(source, target / name)
   return target
 
