@@ -78,12 +78,16 @@ def sequences(ranks):
 @pytest.mark.parametrize("dtype, ranks, by_autodiff, act, settings", [
     ("float32", 2, False, jax.nn.gelu, {"clock": "native"}),
     ("float32", 4, True, jnp.tanh, {"clock": "auto", "pacer": restless()}),
-    ("float32", 2, False, jax.nn.silu, {"clock": "callback", "pacer": restless(), "share": True}),
+    pytest.param("float32", 2, False, jax.nn.silu, {"clock": "callback", "pacer": restless(), "share": True},
+                 marks=pytest.mark.long),
     ("bf16-compute", 2, False, jnp.tanh, {"share": True}),
-    ("bf16-compute", 4, True, jax.nn.gelu, {"pacer": restless(), "share": None}),
+    pytest.param("bf16-compute", 4, True, jax.nn.gelu, {"pacer": restless(), "share": None},
+                 marks=pytest.mark.long),
     ("bf16-params", 2, False, jax.nn.gelu, {"share": True, "pacer": restless()}),
-    ("bf16-params", 4, True, jnp.tanh, {"share": None}),
-    ("bf16-params", 8, False, jax.nn.silu, {"share": True}),
+    pytest.param("bf16-params", 4, True, jnp.tanh, {"share": None},
+                 marks=pytest.mark.long),
+    pytest.param("bf16-params", 8, False, jax.nn.silu, {"share": True},
+                 marks=pytest.mark.long),
 ], ids=lambda value: getattr(value, "__name__", None) or (value if isinstance(value, str) else None))
 def test_a_transformer_block_after_200_steps(dtype, ranks, by_autodiff, act, settings):
   stored, compute = DTYPES[dtype]
