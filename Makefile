@@ -11,7 +11,7 @@ LOCK = $$($(BIN)/python -c 'import sys; print("-c constraints.txt" if sys.versio
 
 help:
 	@echo "make demo     train a small model on 4 processes, one of them late, and report (runs/demo)"
-	@echo "make test     what five minutes on two cores can test, doctests included"
+	@echo "make test     the tests, doctests included, but for those marked long"
 	@echo "make test-all the whole test suite: browsers, network namespaces, long runs of many processes too"
 	@echo "make lint | types | layers | doctest    one check each"
 	@echo "make docs     the documentation as a website (build/docs/index.html)"
