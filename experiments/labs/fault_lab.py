@@ -87,10 +87,12 @@ def _judge(runs: pathlib.Path, out: pathlib.Path) -> None:
                "seed": json.loads((runs / "plan.json").read_text())["config"]["seed"]},
       "note": _NOTE.value,
       "judged": {name: scores.summary(found) for name, found in judged.items()},
-      "misjudged": scores.misjudged(judged["all"]),
-      "runs": [{**dataclasses.asdict(one), "found": {how: [dataclasses.asdict(f) for f in judged[how][number].found]
-                                                     for how in judge.WAYS}}
-               for number, one in enumerate(judged["all"])]}
+      "misjudged": scores.misjudged(judged["all"])}
+  rows = [{**dataclasses.asdict(one), "found": {how: [dataclasses.asdict(f) for f in judged[how][number].found]
+                                                for how in judge.WAYS}}
+          for number, one in enumerate(judged["all"])]
+  # Run by run it is too much for the record in git: it stays with the runs.
+  (runs / "judged.json").write_text(json.dumps(_finite(rows), indent=1) + "\n")
   console = Console(width=150)
   for name, found in figures["judged"].items():
     console.print(tables.confusion_table(name, found["confusion"]))

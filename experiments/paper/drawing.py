@@ -155,14 +155,11 @@ def timeline(spans: Sequence[tuple[int, str, float, float]], marks: Sequence[tup
   return figure
 
 
-def save(figure: Any, path: pathlib.Path) -> list[pathlib.Path]:
-  """Writes a figure as PNG and SVG, the same bytes for the same figure."""
+def save(figure: Any, path: pathlib.Path) -> pathlib.Path:
+  """Writes a figure as SVG, the same bytes for the same figure."""
   import matplotlib
   path.parent.mkdir(parents=True, exist_ok=True)
-  written = []
+  file = path.with_suffix(".svg")
   with matplotlib.rc_context({"svg.hashsalt": "jaxpace", "svg.fonttype": "none"}):
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-      file = path.with_suffix(f".{kind}")
-      figure.savefig(file, dpi=150, metadata=metadata)
-      written.append(file)
-  return written
+    figure.savefig(file, metadata={"Date": None, "Creator": None})
+  return file

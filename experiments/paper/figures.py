@@ -1,4 +1,4 @@
-"""Draws the paper's figures 1, 2 and 5, PNG and SVG, with the data beside them, and renews the tables of docs/paper.md.
+"""Draws the paper's figures 1, 2 and 5 as SVG, with the data beside them, and renews the tables of docs/paper.md.
 
     python -m experiments.paper.figures
 
@@ -92,13 +92,13 @@ def main(argv: list[str]) -> None:
   out = pathlib.Path(flags.FLAGS.out)
   step = one_step()
   bars, marks = spans(step)
-  written = drawing.save(drawing.timeline(bars, marks, RANKS), out / "figure2")
+  written = [drawing.save(drawing.timeline(bars, marks, RANKS), out / "figure2")]
   (out / "figure2.json").write_text(json.dumps(step, indent=1) + "\n")
   table = pathlib.Path(flags.FLAGS.table)
   if table.is_file():
     figures = json.loads(table.read_text())
-    written += drawing.save(drawing.scaling(figures), out / "figure1")
-    written += drawing.save(drawing.comparison(figures), out / "figure5")
+    written.append(drawing.save(drawing.scaling(figures), out / "figure1"))
+    written.append(drawing.save(drawing.comparison(figures), out / "figure5"))
     for name, data in document.data(figures).items():
       (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
   else:

@@ -164,9 +164,9 @@ def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
     own = sorted((begin, end) for r, _, begin, end in bars if r == rank)
     assert all(a[1] <= b[0] + 1e-6 for a, b in zip(own, own[1:], strict=False))
   assert {phase for _, phase, _, _ in bars} >= {"pause", "forward", "backward", "waiting", "transfer"}
-  png, svg = drawing.save(drawing.timeline(bars, marks, figures.RANKS), tmp_path / "timeline")
-  assert png.read_bytes()[:4] == b"\x89PNG" and "slow rank" in svg.read_text()
-  again = drawing.save(drawing.timeline(bars, marks, figures.RANKS), tmp_path / "again")[1]
+  svg = drawing.save(drawing.timeline(bars, marks, figures.RANKS), tmp_path / "timeline")
+  assert "slow rank" in svg.read_text()
+  again = drawing.save(drawing.timeline(bars, marks, figures.RANKS), tmp_path / "again")
   assert again.read_bytes() == svg.read_bytes()
 
 
