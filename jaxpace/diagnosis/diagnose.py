@@ -25,14 +25,14 @@ from jaxpace.diagnosis.sampled import Sampled, hold_back
 from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps, count_steps, is_possible, without_unfinished
 from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Totals, add_up
-from jaxpace.diagnosis.untold import unseen, untold
+from jaxpace.diagnosis.untold import hidden, hidden_sentence, unseen, untold
 from jaxpace.diagnosis.usually_last import unnamed, usually_last
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
 from jaxpace.diagnosis.wording import percent
 from jaxpace.live.probe.links import ProbedLinks
-from jaxpace.trace.problems import plural
+from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 
 _MORE, _MORE_BY = 1.2, 0.02
@@ -64,6 +64,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   totals = add_up(run, selected, progress)
   selected = _measurable(selected, totals)
   floor = find_floor(run, totals.transfer, fabric, totals.groups)
+  away = hidden(selected, totals)
+  floor = floor if away is None else floor.untold_in(away.steps)
   steps = totals.per_step["step"][selected.mask]
   step_time = _step_time(steps) if steps.size else None
   mean = step_time.mean if step_time else float("nan")
@@ -76,6 +78,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   played = _Played(None, None, {}, ())
   shares, spread, waiting, preempted = None, 0.0, {}, 0.0
   untold_why = untold(run, selected)
+  never = tuple(unseen(run, selected, totals, away).tolist())
   if step_time:
     parts = {name: float(values[selected.mask].mean()) for name, values in totals.per_step.items()}
     spread = parts["spread"]
@@ -84,7 +87,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     shares = shares_of(parts, float(floor.quiet[:, selected.mask].sum(axis=0).mean()), contention)
     case = Case(
         run=run, selected=selected, totals=totals, lateness=lateness, phases=phases, floor=floor,
-        step_time=mean, links=links)
+        step_time=mean, links=links, hidden=None if away is None else away.steps)
     sampled = hold_back(case, findings_module.find(case))
     usual = (unnamed(usually_last(run, totals, selected, mean), sampled.findings)
              if selected.size >= MIN_STEPS and untold_why is None and not sampled.doubt else [])
@@ -92,6 +95,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       lateness = find_late(run, totals, selected, mean, usual)
       sampled = hold_back(case._replace(lateness=lateness), findings_module.find(case._replace(lateness=lateness)))
     found, preempted = sampled.findings, switches(run, selected)
+    found = tuple(_or_waiting(run, finding, never) for finding in found)
     if untold_why is not None:  # who is last by turns is told by the stamps that are in doubt
       found = tuple(finding for finding in found if finding.mode != findings_module.AMPLIFICATION)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
@@ -114,9 +118,11 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
       preempted=preempted, links=links, events=tuple(events), doubt=sampled.doubt,
-      unseen=tuple(unseen(run, selected, totals).tolist()), untold=untold_why, stages=stages(run, selected, totals))
+      unseen=never, untold=untold_why, stages=stages(run, selected, totals))
   facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in found))
-  notes = (*_impossible(selected), *notes_on(facts, fabric, unfinished), *sampled.notes, *hung(events))
+  notes = (*_impossible(selected), *notes_on(facts, fabric, unfinished),
+           *([] if away is None else [hidden_sentence(away.ranks, run.steps[away.steps])]),
+           *sampled.notes, *hung(events))
   return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
 
 
@@ -126,6 +132,17 @@ def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:
   return (Sentence(Note.IMPOSSIBLE_STEPS,
       f"{plural(selected.impossible, 'step')} left out: by the stamps they took no time, less than none, or more "
       "than eleven days. Are the columns nanoseconds of one clock for each rank?"),)
+
+
+def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
+  """Slow transfers with a word on the ranks without rows, if there are any: waiting for them looks the same."""
+  if finding.mode != findings_module.CONTENTION or not never or len(never) == run.ranks:
+    return finding
+  several = len(never) > 1
+  said = Sentence(Evidence.ROWS_MISSING,
+      f"Rows of rank{'s' if several else ''} {list_ranks(never)} are missing: what the others wait for "
+      f"{'them' if several else 'it'} looks the same.")
+  return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 
 def _explained(facts: Facts, finding: Finding) -> Finding:

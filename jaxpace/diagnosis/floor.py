@@ -31,6 +31,15 @@ class Floor(NamedTuple):
     """Whether the floor was measured on a quiet fabric; otherwise contention is a lower bound."""
     return self.width == 0
 
+  def untold_in(self, steps: np.ndarray) -> Floor:
+    """The same where in some steps, [K] bool, longer transfers can't be told from waiting: there is no contention."""
+
+    def told(quiet: np.ndarray, contention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+      return np.where(steps, quiet + contention, quiet), np.where(steps, 0.0 * contention, contention)
+
+    quiet, contention = told(self.quiet, self.contention)
+    return self._replace(quiet=quiet, contention=contention, by_group=self.by_group and told(*self.by_group))
+
 
 def running_minimum(transfer: np.ndarray) -> Floor:
   """Takes as floor the lowest running median of the transfer over the run.

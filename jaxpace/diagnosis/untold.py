@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
+from jaxpace.diagnosis.codes import Note, Sentence
+from jaxpace.diagnosis.modes.case import COSTLY
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import hosts_of, named
@@ -75,10 +77,11 @@ def sentence(found: Untold, collectives: int) -> str:
   return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
 
 
-def unseen(run: Run, selected: SelectedSteps, totals: Totals) -> np.ndarray:
+def unseen(run: Run, selected: SelectedSteps, totals: Totals, away: Hidden | None = None) -> np.ndarray:
   """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said of them.
 
-  A gap in the numbers of the ranks is no rank, unless the run or one of its processes says that it has it.
+  So are those that may be what the others wait for where they left no rows. A gap in the numbers of the ranks is no
+  rank, unless the run or one of its processes says that it has it.
   """
   if not selected.size:
     return np.empty(0, np.int64)
@@ -87,18 +90,65 @@ def unseen(run: Run, selected: SelectedSteps, totals: Totals) -> np.ndarray:
   said = [run.info.get("ranks"), run.plan.get("ranks"), None if mesh is None else mesh.size]
   there[:max((n for n in said if isinstance(n, int) and n > 0), default=0)] = True
   there[[rank for process in run.processes for rank in process.ranks if 0 <= rank < run.ranks]] = True
-  return np.flatnonzero(there & (totals.present < max(1.0, _SEEN * selected.size)))
+  there &= totals.present < max(1.0, _SEEN * selected.size)
+  if away is not None:
+    there[list(away.suspects)] = True
+  return np.flatnonzero(there)
+
+
+class Hidden(NamedTuple):
+  """Stretches in which ranks that are seen elsewhere in the run left no rows."""
+
+  ranks: np.ndarray
+  steps: np.ndarray  # [K] bool, those in which what others wait for one of these ranks would look like transfer
+  suspects: tuple[int, ...]  # those of them without whose rows transfers are longer: they may be what is waited for
+
+
+def hidden(selected: SelectedSteps, totals: Totals) -> Hidden | None:
+  """Where ranks that are seen in a part of the run left no rows; None where none did.
+
+  A single step without a rank's rows hides nothing: it is one that a process lost, or didn't wait for.
+  """
+  if not selected.size:
+    return None
+  steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
+  there = totals.block_steps >= _SEEN * steps
+  away = ~there & (steps > 0) & there.any(axis=1)[:, None]  # [R, B]
+  ranks = np.flatnonzero(away.any(axis=1))
+  if not ranks.size:
+    return None
+  transfer, least = totals.transfer.sum(axis=0), COSTLY * float(totals.per_step["step"][selected.mask].mean())
+  suspects = []
+  for rank in ranks.tolist():
+    without = selected.mask & away[rank][selected.block]
+    with_it = selected.mask & ~without
+    if not with_it.any() or without.sum() < COSTLY * selected.size:
+      continue
+    if float(np.nanmean(transfer[without]) - np.nanmean(transfer[with_it])) >= least:
+      suspects.append(rank)
+  return Hidden(ranks, selected.mask & away.any(axis=0)[selected.block], tuple(suspects))
+
+
+def hidden_sentence(ranks: Sequence[int], steps: np.ndarray) -> Sentence:
+  """Says what is not told there."""
+  several = len(ranks) > 1
+  return Sentence(
+      Note.RANKS_AWAY,
+      f"Rank{'s' if several else ''} {list_ranks(ranks)} left no rows in most of {plural(len(steps), 'step')} "
+      f"({list_ranks(steps)}): what the others wait for {'them' if several else 'it'} there can't be told from "
+      "slow transfers, and counts as transfer, never as contention.")
 
 
 def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
   """Names the ranks that nothing is known of."""
-  silent = not (run.attempt[list(ranks)][:, run.inside] >= 0).any()
+  rows = run.attempt[list(ranks)][:, run.inside] >= 0
+  silent, most = not rows.any(), "most" if rows.mean() < _SEEN else "a part"
   several = len(ranks) > 1
   hosts = hosts_of(run, ranks)
   where = f" ({named(hosts)})" if hosts else ""
   return (f"Nothing is said of rank{'s' if several else ''} {list_ranks(ranks)}{where}: "
           + (f"{'they' if several else 'it'} left no rows" if silent else
-             f"{'their' if several else 'its'} rows are missing in most of the steps")
+             f"{'their' if several else 'its'} rows are missing in {most} of the steps")
           + f", so {'they' if several else 'it'} may be what the others wait for; that would count as transfer.")
 
 

@@ -25,10 +25,13 @@ what takes this part and is no finding is told before anything is called healthy
 def verdict_on(facts: Facts) -> Sentence:
   """Says what to do about the costliest finding, or that there is none; clears no rank that it can't see."""
   said = _on_those_seen(facts)
-  if not facts.unseen or facts.step_time is None or not facts.run.collectives:
+  # What names a rank does not clear it.
+  named_ranks = {rank for finding in facts.findings if finding.mode != CONTENTION for rank in finding.ranks}
+  unseen = [rank for rank in facts.unseen if rank not in named_ranks]
+  if not unseen or facts.step_time is None or not facts.run.collectives:
     return said
-  hidden = unseen_sentence(facts.run, facts.unseen)
-  if len(facts.unseen) == facts.run.ranks:
+  hidden = unseen_sentence(facts.run, unseen)
+  if len(unseen) == facts.run.ranks:
     return Sentence(Verdict.UNSEEN_RANKS, hidden)
   if facts.findings and facts.findings[0].mode != CONTENTION:
     return Sentence(said.code, f"{said} {hidden}")

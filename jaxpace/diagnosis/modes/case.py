@@ -56,11 +56,13 @@ class Case(NamedTuple):
   floor: Floor
   step_time: float  # mean, s
   links: ProbedLinks | None = None  # what a link probe measured
+  hidden: np.ndarray | None = None  # [K] bool, steps in which others may wait for a rank without rows; None: none
 
   @property
   def transfer(self) -> np.ndarray:
-    """[K] all collectives' own time in each step, s; NaN where not known."""
-    return self.totals.transfer.sum(axis=0)
+    """[K] all collectives' own time in each step, s; NaN where not known, or where it may be waiting."""
+    transfer: np.ndarray = self.totals.transfer.sum(axis=0)
+    return transfer if self.hidden is None else np.where(self.hidden, np.nan, transfer)
 
   @property
   def beyond_arrival(self) -> np.ndarray:
