@@ -19,6 +19,8 @@ from jaxpace.costs.alpha_beta import (
     TREE,
     coefficients,
 )
+from jaxpace.files.documents import LARGEST
+from jaxpace.files.reading import UnreadableError, read_bytes
 from jaxpace.trace.run import CollectiveTimes, Run, RunError
 
 SCHEMA = 1
@@ -107,11 +109,13 @@ def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
   """
   path = pathlib.Path(path)
   try:
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = json.loads(read_bytes(path, LARGEST).decode("utf-8"))
   except FileNotFoundError as error:
     raise RunError(f"There is no fabric at {path}: no such file. `jaxpace bench --json {path}` writes one.") from error
   except OSError as error:
     raise RunError(f"{path} can't be read: {error.strerror or error}.") from error
+  except UnreadableError as error:
+    raise RunError(f"{path} {error}: give the file that `jaxpace bench --json` wrote.") from error
   except (ValueError, RecursionError) as error:
     raise RunError(f"{path} is not JSON, or torn: give the file that `jaxpace bench --json` wrote.") from error
   if not isinstance(document, dict) or not isinstance(document.get("levels"), list) or not document["levels"]:

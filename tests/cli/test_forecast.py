@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import os
 
 import pytest
 
 from jaxpace.cli import forecast as command
+from jaxpace.cli.main import main
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_runs import MadeUpJob
 
@@ -58,3 +60,11 @@ def test_numbers_that_are_none_are_refused(text, run, capsys):
 def test_a_file_that_is_no_fabric_is_a_sentence(run, tmp_path, capsys):
   assert call(run, "--ranks", "16", "--fabric", tmp_path / "none.json") == 2
   assert "no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["forecast", "--ranks", "8", "--fabric"], ["report", "--floor"]])
+def test_a_fabric_that_is_no_file_is_not_waited_for(tmp_path, capsys, command):
+  made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(steps=120))
+  os.mkfifo(tmp_path / "fabric.json")
+  assert main([command[0], str(tmp_path / "run"), *command[1:], str(tmp_path / "fabric.json")]) == 2
+  assert "is a FIFO, not a regular file" in capsys.readouterr().err
