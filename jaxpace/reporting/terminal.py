@@ -130,6 +130,8 @@ def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
     return None
   mean = np.nan_to_num(lateness.mean, nan=-np.inf)
   order = np.argsort(-mean, kind="stable")
+  # A gap in the ranks' numbers is no rank.
+  order = order[run.there[order]]
   shown = order if most is None else order[:most]
   elapsed = float(np.nansum(totals.per_step["step"]))
   late = set(diagnosis.without_rank)
@@ -151,8 +153,8 @@ def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
       cells += ["nothing recorded"]
     table.add_row(*cells, style="bold red" if rank in late else "" if number else "dim")
   parts: list[RenderableType] = [table]
-  if len(shown) < run.ranks:
-    parts.append(Text(f"{run.ranks - len(shown)} more ranks, all less late: --ranks all shows them.", style="dim"))
+  if len(shown) < len(order):
+    parts.append(Text(f"{len(order) - len(shown)} more ranks, all less late: --ranks all shows them.", style="dim"))
   parts.append(Text("lateness: mean arrival after the typical rank; last: steps in which the job waited for this rank; "
                     "cost: share of the step the ranks waited for it.", style="dim"))
   return Group(*parts)

@@ -127,6 +127,13 @@ class Run:
     return ranks[[rank < self.declared or rank in named for rank in ranks.tolist()]]
 
   @property
+  def there(self) -> np.ndarray:
+    """[R] bool, numbers that are a rank's: it recorded, or the run or a process says that it has it."""
+    there: np.ndarray = (self.attempt >= 0).any(axis=1)
+    there[self.silent] = True
+    return there
+
+  @property
   def inside(self) -> np.ndarray:
     """[K] bool, the steps that were asked for: `steps` holds the one before them, too."""
     first, stop = self.window

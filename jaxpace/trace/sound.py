@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxpace.files.schemas import RANKS, TIME
+from jaxpace.trace import schema
 
 LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
           "collective": (1 << 16) - 1}
@@ -22,7 +23,7 @@ LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (
 _USERS = ("host_", "decision_")
 """Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they hold floats."""
 _COUNTS = ("bytes", "nivcsw")
-_OURS = ("name", "axis", *LIMITS, *_COUNTS)
+_OURS = {"name", "axis", *LIMITS, *_COUNTS, *schema.HOSTS.names}
 
 
 def is_whole(name: str) -> bool:
@@ -33,7 +34,8 @@ def is_whole(name: str) -> bool:
 def name_fault(names: Sequence[str]) -> str | None:
   """What is wrong about the names of a part's columns."""
   counts = Counter(names)
-  twice = [name for name, number in counts.items() if number > 1 and (name in _OURS or is_whole(name))]
+  twice = [name for name, number in counts.items() if number > 1 and (name in _OURS or is_whole(name)
+                                                                      or name.startswith("decision_"))]
   return f"it has {counts[twice[0]]} columns {twice[0]!r}" if twice else None
 
 

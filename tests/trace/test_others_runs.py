@@ -54,3 +54,26 @@ def test_a_missing_column_is_named(run, capsys):
   said = refusal(run, capsys)
   assert "it has no column 'exit_ns'" in said
   assert "torn" not in said
+
+
+def test_a_gap_in_the_numbers_is_no_row_of_the_table(run, capsys):
+  (run / "run.json").unlink()
+  shutil.rmtree(run / "process")
+  for table in ("steps", "collectives"):
+    for file in parts(run, table):
+      rewrite(file, lambda t: t.set_column(t.column_names.index("rank"), "rank", pa.array(
+          np.array([0, 1, 5, 9], np.int32)[t["rank"].to_numpy()])))
+  assert main(["report", str(run)]) == 0
+  said = capsys.readouterr().out
+  assert "4 ranks" in said and "Look at rank 9" in said
+  assert "nothing recorded" not in said
+
+
+@pytest.mark.parametrize("column", ["tcp_busy_ns", "gpu_clock_mhz", "tcp_rtt_ns"])
+def test_a_column_of_host_samples_that_is_there_twice_is_said(tmp_path, capsys, column):
+  made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(ranks=4, steps=60, processes=2, host_columns=True,
+                                                              sample_steps=5))
+  for file in parts(tmp_path / "run", "hosts"):
+    rewrite(file, lambda t: t.append_column(column, pa.array(np.zeros(len(t), np.int64))))
+  assert main(["report", str(tmp_path / "run")]) == 0
+  assert f"it has 2 columns '{column}'" in " ".join(capsys.readouterr().out.split())
