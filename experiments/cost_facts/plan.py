@@ -16,8 +16,8 @@ its share of the batch (weak scaling); with --global-examples the batch stays an
 
 examples:
   python -m experiments.cost_facts.plan --parameters 10e9 --tensor 4 --device a100 --network ib-400 --devices 512
-  python -m experiments.cost_facts.plan --parameters 175e9 --layers 96 --tensor 8 --pipeline 8 --micro-batches 32
-  --examples 32 --devices 4096
+  python -m experiments.cost_facts.plan --parameters 175e9 --layers 96 --tensor 8 --pipeline 8 --micro-batches 32 \\
+    --examples 32 --devices 4096
   python -m experiments.cost_facts.plan --facts
 """
 

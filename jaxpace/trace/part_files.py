@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxpace.trace import schema
@@ -49,7 +50,7 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
     names = []
   for name in names:
     match = schema.PART_PATTERN.match(name)
-    if name.startswith(".") or name.endswith((".tmp", "~")):
+    if is_temporary(name):
       temporary += 1
     elif not match or int(match["first"]) > int(match["last"]):
       unknown += 1
@@ -60,6 +61,18 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
       parts.append(PartFile(folder / name, match["run"], int(match["process"]), int(match["first"]),
                             int(match["last"])))
   return Folder(_nest(parts), temporary, foreign, unknown, tuple(others[:3]))
+
+
+def is_temporary(name: str) -> bool:
+  """Whether a file of this name is still being written, or was left by a writer that was killed."""
+  return name.startswith(".") or name.endswith((".tmp", "~"))
+
+
+def others_left_out(table: str, names: Sequence[str], number: int) -> str:
+  """Says that some files of a table's folder are none of its parts: `number` of them, of which `names` are named."""
+  more = f" and {number - len(names)} more" if number > len(names) else ""
+  return (f"{number:,} file{'s' if number > 1 else ''} in '{table}' left out ({', '.join(names)}{more}): not named as "
+          "parts of a recorded run are, such as run-p00000.000000-000000.parquet.")
 
 
 def _nest(parts: list[PartFile]) -> list[PartFile]:

@@ -260,9 +260,7 @@ def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[s
   if folder.foreign:
     problems.append(f"{plural(folder.foreign, 'part')} of other runs in '{table}' left out.")
   if folder.unknown:
-    more = f" and {folder.unknown - len(folder.others)} more" if folder.unknown > len(folder.others) else ""
-    problems.append(f"{plural(folder.unknown, 'file')} in '{table}' left out ({', '.join(folder.others)}{more}): not "
-                    "named as parts of a recorded run are, such as run-p00000.000000-000000.parquet.")
+    problems.append(part_files.others_left_out(table, folder.others, folder.unknown))
   return open_table(table, folder.parts)
 
 

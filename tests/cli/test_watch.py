@@ -2,10 +2,14 @@
 
 import io
 import os
+import shutil
 import signal
 import sys
 import time
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -13,6 +17,7 @@ from experiments.lib.terminal import Terminal
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.reporting.watch import live
+from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.multiprocess.jobs import ROOT
 from tests.reporting.growing import Growing
@@ -157,3 +162,25 @@ def test_a_real_terminal_and_ctrl_c(growing):
     assert process.wait(60) == 130
     terminal.read_on(10)
     assert b"Traceback" not in shown and b"\x1b[?1049l" in shown
+
+
+def test_files_of_other_names_are_named(tmp_path, capsys):
+  made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(steps=30))
+  for table in ("steps", "collectives"):
+    for at, file in enumerate(sorted((tmp_path / "run" / table).glob("*.parquet"))):
+      file.rename(file.with_name(f"part-{at}.parquet"))
+  shutil.rmtree(tmp_path / "run" / "process")
+  assert main(["watch", str(tmp_path / "run"), "--once"]) == 0
+  said = " ".join(capsys.readouterr().out.split())
+  assert "2 files in 'collectives' left out (part-0.parquet, part-1.parquet)" in said
+  assert "waiting for the job to start" not in said
+
+
+def test_rows_of_attempts_that_never_came_to_collectives_are_waited_for(tmp_path, capsys):
+  """Steps of a newer attempt than any collective's: nobody's place in it is known yet."""
+  made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(steps=30))
+  for file in (tmp_path / "run" / "steps").glob("*.parquet"):
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(table.column_names.index("attempt"), "attempt",
+                                    pa.array(np.full(len(table), 2, np.int32))), file)
+  assert main(["watch", str(tmp_path / "run"), "--once"]) == 0

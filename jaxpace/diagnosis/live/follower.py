@@ -160,6 +160,8 @@ class Follower:
     step = window.high if window is not None else -1
     declared = _number(self._info, "processes")
     state = judge(seen, declared, age if step >= 0 else None, step, numbers.median if numbers else None, now)
+    if state.kind == "waiting" and step < 0 and (self._collectives.refused or self._rows.refused):
+      state = state._replace(sentence="No row of what lies there can be read: see below.")
     hosts = {s.process.host for s in seen if s.process.host}
     ranks = max(_number(self._info, "ranks"), window.recorded if window else 0)
     return Snapshot(
@@ -198,7 +200,8 @@ class Follower:
       if not_copied:
         notes.append(Sentence(Note.LACKS_STEPS,
             f"Process {seen.name} lacks steps: {str(not_copied)[:300].rstrip('.')}."))
-    return (*notes[:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
+    unnamed = [found.unnamed for found in (self._collectives, self._rows) if found.unnamed]
+    return (*[*notes, *unnamed][:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
 
 
 def _pieces(new: Iterable[PartRows]) -> Iterator[Columns]:

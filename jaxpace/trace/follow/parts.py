@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxpace.trace.follow.columns import Columns, of_table, read_small
-from jaxpace.trace.part_files import PartFile
+from jaxpace.trace.part_files import PartFile, is_temporary, others_left_out
 from jaxpace.trace.parts import parse_part_name
 from jaxpace.trace.table_reader import NEEDED, TableFiles, open_table
 
@@ -42,6 +42,8 @@ class PartFollower:
     self._read: dict[int, int] = {}  # by process, the number of the last part read
     self._torn: dict[str, tuple[PartFile, tuple[int, int]]] = {}
     self.problems: list[str] = []
+    self.unnamed = ""
+    """Says which files are no parts, if any are not."""
     self.newest_unix: float | None = None
     """When the newest of the parts that `poll` found was written, by the file system's clock; None if it found none."""
 
@@ -62,6 +64,11 @@ class PartFollower:
       self._pending[process] = {name: part for name, part in parts.items() if part.last > read}
     yield from self._mended(columns)
 
+  @property
+  def refused(self) -> bool:
+    """Whether files lie there that are no parts, or can't be read."""
+    return bool(self.unnamed or self.problems)
+
   def _list(self) -> None:
     self.newest_unix = None
     try:
@@ -69,6 +76,9 @@ class PartFollower:
     except (FileNotFoundError, NotADirectoryError):
       names = set()
     found = [(name, part) for name in names - self._names if (part := parse_part_name(name))]
+    if names != self._names:
+      others = sorted(name for name in names if not is_temporary(name) and parse_part_name(name) is None)
+      self.unnamed = others_left_out(self._table, others[:3], len(others)) if others else ""
     if self._run is None and found:
       self._run = Counter(part.run for _, part in found).most_common(1)[0][0]
     for name, part in found:

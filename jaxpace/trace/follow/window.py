@@ -135,7 +135,7 @@ class Window:
 
   def advance(self, now: float) -> int:
     """Moves the frontier to where all ranks that still write have come, and returns it; -1 before there is one."""
-    there = self._last > self.high - self.size
+    there = (self._last >= 0) & (self._last > self.high - self.size)
     if there.any():
       there &= self._heard > self._heard[there].max() - _SILENT
       self.frontier = max(self.frontier, int(self._last[there].min()))

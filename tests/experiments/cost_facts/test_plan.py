@@ -180,7 +180,8 @@ def test_the_command_prints_and_writes(capsys, tmp_path):
 
 def examples(text):
   command = "python -m experiments.cost_facts.plan --"
-  return [shlex.split(line)[3:] for line in text.splitlines() if line.strip().startswith(command)]
+  lines = text.replace("\\\n", "").splitlines()
+  return [shlex.split(line)[3:] for line in lines if line.strip().startswith(command)]
 
 
 def test_the_examples_are_of_jobs_that_fit(capsys):
