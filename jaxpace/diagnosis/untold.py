@@ -113,7 +113,7 @@ def hidden(selected: SelectedSteps, totals: Totals) -> Hidden | None:
     return None
   steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
   there = totals.block_steps >= _SEEN * steps
-  away = ~there & (steps > 0) & there.any(axis=1)[:, None]  # [R, B]
+  away = ~there & (steps > 0) & np.asarray(there.any(axis=1))[:, None]  # [R, B]
   ranks = np.flatnonzero(away.any(axis=1))
   if not ranks.size:
     return None
@@ -126,10 +126,10 @@ def hidden(selected: SelectedSteps, totals: Totals) -> Hidden | None:
       continue
     if float(np.nanmean(transfer[without]) - np.nanmean(transfer[with_it])) >= least:
       suspects.append(rank)
-  return Hidden(ranks, selected.mask & away.any(axis=0)[selected.block], tuple(suspects))
+  return Hidden(ranks, selected.mask & np.asarray(away.any(axis=0))[selected.block], tuple(suspects))
 
 
-def hidden_sentence(ranks: Sequence[int], steps: np.ndarray) -> Sentence:
+def hidden_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
   """Says what is not told there."""
   several = len(ranks) > 1
   return Sentence(

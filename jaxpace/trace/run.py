@@ -129,7 +129,7 @@ class Run:
   @property
   def there(self) -> np.ndarray:
     """[R] bool, numbers that are a rank's: it recorded, or the run or a process says that it has it."""
-    there: np.ndarray = (self.attempt >= 0).any(axis=1)
+    there = np.array((self.attempt >= 0).any(axis=1))
     there[self.silent] = True
     return there
 
