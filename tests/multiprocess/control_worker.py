@@ -60,8 +60,8 @@ def main() -> None:
         asked_at[k] = file.write(directory / file.NAME, ControlRequest(threshold=0.5))
       pace, w = jax.block_until_ready(step(pace, w, x))
       time.sleep(0.005)
-    rounds = control._round
-    newest = control._messages.key(rounds - 1)
+    rounds = control._rounds.number
+    newest = control._rounds.key(rounds - 1)
   rows = np.concatenate([np.asarray(shard.data) for shard in pace.ring.addressable_shards])[:, :steps]
   asked = np.ascontiguousarray(rows[:, :, ring.DELAY_ASKED]).view(np.float32)
   assert (asked == asked[:1]).all(), "devices along the other axis do alike"

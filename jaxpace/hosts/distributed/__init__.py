@@ -3,10 +3,10 @@
 `initialize()` lets one script run unchanged under plain `python`, `jaxpace launch`, `srun`, `mpirun` and Kubernetes.
 """
 
-from jaxpace.hosts.distributed.announcements import Announcements
 from jaxpace.hosts.distributed.client import asks_for_preemption, process_count, process_index
 from jaxpace.hosts.distributed.joining import initialize
 from jaxpace.hosts.distributed.place import Place, place_from_environment
+from jaxpace.hosts.distributed.rounds import NEVER, NotHeard, Round, Rounds
 from jaxpace.hosts.distributed.store import (
     barrier,
     key_value_delete,
@@ -17,6 +17,7 @@ from jaxpace.hosts.distributed.store import (
 )
 
 __all__ = [
-  "Announcements", "Place", "asks_for_preemption", "barrier", "initialize", "key_value_delete", "key_value_directory",
-  "key_value_get", "key_value_set", "place_from_environment", "process_count", "process_index", "share_string",
+  "NEVER", "NotHeard", "Place", "Round", "Rounds", "asks_for_preemption", "barrier", "initialize", "key_value_delete",
+  "key_value_directory", "key_value_get", "key_value_set", "place_from_environment", "process_count", "process_index",
+  "share_string",
 ]

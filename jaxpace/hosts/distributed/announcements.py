@@ -28,7 +28,7 @@ _Answer = concurrent.futures.Future[tuple[int, str]]
 class Announcements:
   """Messages by number. A thread talks to the coordination service; it touches no device.
 
-  `say`, `expect`, `get` and `close` belong to one thread, that of the training loop, and only `get` waits.
+  `say`, `expect`, `take` and `close` belong to one thread, that of the training loop, and only `take` waits.
   """
 
   def __init__(self, name: str):
@@ -72,10 +72,6 @@ class Announcements:
       raise ConnectionError("closed meanwhile")
 
     self._submit(number, receive)
-
-  def get(self, number: int, timeout: float) -> str:
-    """Returns a message that was said or expected, once; waits for it if it has not come. See `take`."""
-    return self.take(number, timeout)[1]
 
   def take(self, number: int, timeout: float) -> tuple[int, str]:
     """Returns a message that was said or expected, once, with its number; waits for it if it has not come.

@@ -6,20 +6,19 @@ import itertools
 import logging
 import os
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from jaxpace.core.pace import PaceState
 from jaxpace.hosts import distributed
 from jaxpace.live.control import file, steering
-from jaxpace.live.control.leader import Leader, Message
+from jaxpace.live.control.leader import Applied, Leader
 from jaxpace.live.control.request import ControlRequest
 from jaxpace.live.control.toggle import Toggle
 
 _LOG = logging.getLogger("jaxpace")
 _FIRST_CALLS, _LEAST_CALLS, _MOST_CALLS = 8, 4, 1_000_000
-_NEVER = 1 << 62
-_RETRY_SECONDS = 5.0  # before a message that could not be read is asked for again
 _counter = itertools.count()  # Makes the keys of successive controls differ; the same in every process.
 
 
@@ -65,16 +64,13 @@ class Control:
     self.path = None if path is None else file.locate(path)
     self._every_seconds, self._timeout = every_seconds, timeout
     self._toggle = Toggle(toggle_signal)
-    self._messages: distributed.Announcements | None = None
+    self._rounds: distributed.Rounds[Applied] | None = None
     self._leader: Leader | None = None  # on process 0, from the first call on
     self._opened = False
     self._call = 0
-    self._wake = 0 if path is not None else _NEVER  # the call at which there is something to do
-    self._ask_at = self._boundary = 0  # calls: when to ask what applies from the next round on, and that round
-    self._round = self._version = self._first_step = 0
+    self._wake = 0 if path is not None else distributed.NEVER  # the call at which there is something to do
+    self._version = self._first_step = 0
     self._taken_at, self._taken_call = 0.0, 0
-    self._late = False  # whether a round's message did not come in time, and is waited for no more
-    self._retry_at = 0.0
     self.request = ControlRequest()
     """What applies now."""
 
@@ -97,18 +93,20 @@ class Control:
     self._opened = True
     if self.path is None:
       return
-    self._messages = distributed.Announcements(f"control/{next(_counter)}")
+    self._rounds = distributed.Rounds(
+        f"control/{next(_counter)}", first=0, timeout=self._timeout, ahead=0.5, read=Applied.from_json,
+        propose=self._propose if distributed.process_index() == 0 else None)
     self._toggle.install()
 
   def close(self) -> None:
     """Stops to follow the file. Further calls do nothing; the pacer keeps its settings."""
-    if self._messages is not None:
-      self._messages.close()
-      self._messages = None
+    if self._rounds is not None:
+      self._rounds.close()
+      self._rounds = None
       if self._leader is not None:
         self._leader.follower.close()
       self._toggle.restore()
-    self._wake = _NEVER
+    self._wake = distributed.NEVER
 
   def __call__(self, pace: PaceState) -> PaceState:
     """Returns the pace state for the next step: the same, but where a change is due.
@@ -127,8 +125,8 @@ class Control:
     return self._due(pace, call)
 
   def _due(self, pace: PaceState, call: int) -> PaceState:
-    messages = self._messages
-    if messages is None:
+    rounds = self._rounds
+    if rounds is None:
       raise RuntimeError("control(pace) outside of its `with` block: open the control around the loop.")
     if call == 0:
       steering.check(pace)
@@ -136,64 +134,36 @@ class Control:
       if distributed.process_index() == 0:
         assert self.path is not None
         self._leader = Leader(self.path, self._toggle, pace.arrivals.shape[-1])
-    if call >= self._ask_at:
-      self._ask(messages, max(self._boundary, call) + (self._round_calls(call) if call else _FIRST_CALLS))
-      self._ask_at = _NEVER
-    if call >= self._boundary:
-      pace = self._take(messages, pace, call)
-    self._wake = min(self._ask_at, self._boundary)
+    try:
+      found = rounds.at(call)
+      if found is not None:
+        pace = self._take_up(pace, call, found)
+    except distributed.NotHeard as error:
+      _LOG.warning("Pacing stays as it is in this process (%s) until process 0 is heard of again: %s.", self.request,
+                   error)
+    self._wake = rounds.wake
     return pace
 
-  def _ask(self, messages: distributed.Announcements, next_call: int) -> None:
-    """Has the next round's message made, or read. `next_call` is process 0's choice of the round after."""
-    leader = self._leader
-    if leader is None:
-      messages.expect(self._round)
-    else:
-      messages.say(self._round, lambda: leader.message(next_call).to_text())
+  def _propose(self, begins: int) -> tuple[int, Callable[[], Any]]:
+    assert self._leader is not None
+    return begins + (self._round_calls(self._call) if begins else _FIRST_CALLS), self._leader.applied
 
   def _round_calls(self, call: int) -> int:
     """Calls that take about a round's time. Process 0's count is what counts."""
     seconds = max(time.monotonic() - self._taken_at, 1e-9)
     return min(max(round(self._every_seconds * (call - self._taken_call) / seconds), _LEAST_CALLS), _MOST_CALLS)
 
-  def _take(self, messages: distributed.Announcements, pace: PaceState, call: int) -> PaceState:
-    """A round: learns what applies from this call on, and when the next round is."""
-    if time.monotonic() < self._retry_at:
-      return pace
-    try:
-      number, text = messages.take(self._round, 0.0 if self._late else self._timeout)
-      message = Message.from_text(text)
-    except TimeoutError as error:
-      self._lag(str(error))
-      return pace
-    except (ConnectionError, ValueError, TypeError) as error:
-      self._lag(str(error))
-      self._retry_at = time.monotonic() + _RETRY_SECONDS
-      self._ask_at = self._boundary = call + 1
-      return pace
-    behind = message.next_call <= call
-    if self._late and not behind:
+  def _take_up(self, pace: PaceState, call: int, found: distributed.Round[Applied]) -> PaceState:
+    """A round begins: puts what applies from this call on into the pace state, where that is another."""
+    if found.again:
       _LOG.warning("Run-time control goes on in this process: process 0 is heard of again.")
-    self._round = number + 1
-    self._boundary = message.next_call
-    # Behind the others: what comes next was said already, and is asked for at once.
-    self._ask_at = max(call + (message.next_call - call) // 2, call + 1)
-    self._late = behind
     self._taken_at, self._taken_call = time.monotonic(), call
-    if message.version != self._version:
-      self._version, self.request = message.version, message.request
+    if found.said.version != self._version:
+      self._version, self.request = found.said
       steering.check(pace)
-      pace = steering.apply(pace, message.request)
+      pace = steering.apply(pace, self.request)
       self._tell(self._first_step + call + 1)  # the delay of this very step was decided after the last
     return pace
-
-  def _lag(self, reason: str) -> None:
-    """The message of this round has not come: goes on without, and looks for it now and then."""
-    if not self._late:
-      _LOG.warning("Pacing stays as it is in this process (%s) until process 0 is heard of again: %s.", self.request,
-                   reason)
-    self._late = True
 
   def _tell(self, step: int) -> None:
     if self._leader is None or self.path is None:

@@ -1,12 +1,11 @@
-"""Process 0's part: what the control file and the signal ask for, as messages to all processes."""
+"""Process 0's part: what the control file and the signal ask for, said to all processes."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxpace.live.control.follower import Follower
 from jaxpace.live.control.request import ControlRequest, RequestError
@@ -15,26 +14,21 @@ from jaxpace.live.control.toggle import Toggle
 _LOG = logging.getLogger("jaxpace")
 
 
-class Message(NamedTuple):
-  """What process 0 says about a round."""
+class Applied(NamedTuple):
+  """What applies in a round."""
 
-  next_call: int  # the call of the loop that is the next round
   version: int  # 0 for settings as made, counted up with every change
-  request: ControlRequest  # what applies from this round on
-
-  def to_text(self) -> str:
-    """Returns it as one line of JSON."""
-    return json.dumps([self.next_call, self.version, self.request.to_json()])
+  request: ControlRequest
 
   @staticmethod
-  def from_text(text: str) -> Message:
-    """Inverse of `to_text`."""
-    next_call, version, request = json.loads(text)
-    return Message(next_call, version, ControlRequest.from_json(request))
+  def from_json(said: Any) -> Applied:
+    """Inverse of `Leader.applied`."""
+    version, request = said
+    return Applied(version, ControlRequest.from_json(request))
 
 
 class Leader:
-  """Says what applies. `message` belongs to one thread; it does no I/O, and never waits for the file system long."""
+  """Says what applies. `applied` belongs to one thread; it does no I/O, and never waits for the file system long."""
 
   def __init__(self, path: pathlib.Path, toggle: Toggle, ranks: int):
     """Prepares; `ranks` along the data axis, against which requests are checked."""
@@ -42,10 +36,10 @@ class Leader:
     self.follower = Follower(path, ranks)
     self._request, self._version = ControlRequest(), 0
 
-  def message(self, next_call: int) -> Message:
-    """Says what applies now, by the file and the signal; `next_call` is the round after."""
+  def applied(self) -> list[Any]:
+    """Says what applies now, by the file and the signal, as JSON values."""
     self._look()
-    return Message(next_call, self._version, self._request)
+    return [self._version, self._request.to_json()]
 
   def _look(self) -> None:
     found = self.follower.look()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpace.hosts import distributed
-from jaxpace.live.housekeeping.agreement import Agreement, Block
 from jaxpace.live.housekeeping.modes import ALONE
 from jaxpace.live.housekeeping.selection import Selection, Situation
 
 _LOG = logging.getLogger("jaxpace")
+_counter = itertools.count()  # The n-th housekeeper of one process is the n-th of the others.
+
+
+class Block(NamedTuple):
+  """Steps `first` to `until` - 1 are done in one mode."""
+
+  mode: str
+  first: int
+  until: int
 
 
 class Auto:
@@ -33,16 +42,15 @@ class Auto:
   """
 
   def __init__(self, every: int, first: int, timeout: float, clock: Callable[[], float] = time.monotonic):
-    self._agreement = Agreement(timeout)
     self._clock = clock
     self._settle = 2 if every >= 8 else 1  # first steps of a block that don't count: freezing is itself a long pause
     self._selection = Selection(every, secrets.randbits(32)) if distributed.process_index() == 0 else None
-    self._next: int | None = first
-    self._number = 0  # of the block that begins there
+    self._rounds: distributed.Rounds[str] | None = distributed.Rounds(
+        f"housekeeper/{next(_counter)}", first=first, timeout=timeout, ahead=1, read=str,
+        propose=None if self._selection is None else self._propose)
     self._block: Block | None = None
-    self._proposed = first
     self._since = 0.0
-    self._prepare(0)
+    self._rounds.at(0)
 
   def after(self, step: int, situation: Callable[[], Situation]) -> Block | None:
     """Returns the block that begins after `step` steps, or None where none does.
@@ -53,23 +61,24 @@ class Auto:
     """
     if self._block is not None and step == self._block.first + self._settle:
       self._since = self._clock()
-    if step != self._next:
+    if self._rounds is None or step < self._rounds.wake:
       return None
-    if self._selection is not None and self._block is not None:
+    if self._selection is not None and self._block is not None and step == self._block.until:
       counted = self._block.until - self._block.first - self._settle
       self._selection.record((self._clock() - self._since) / counted, situation())
     try:
-      block = self._agreement.get(self._number)
-      if block.first != step:
-        raise ValueError(f"process 0 begins a block after step {block.first}: do `every`, `start` and `warmup` differ?")
-    except (TimeoutError, ConnectionError, ValueError, TypeError) as error:
-      self._next = self._block = None
+      found = self._rounds.at(step)
+      if found is None:
+        return None
+      if found.first != step:
+        raise distributed.NotHeard(
+            f"process 0 begins a block after step {found.first}: do `every`, `start` and `warmup` differ?")
+    except distributed.NotHeard as error:
+      self.close()
       _LOG.warning("Housekeeping leaves the garbage collector alone from step %d on, in this process: %s.", step, error)
       return Block(ALONE, step, step + 1)
-    self._block, self._next = block, block.until
-    self._number += 1
-    self._prepare(self._number)
-    return block
+    self._block = Block(found.said, found.first, found.until)
+    return self._block
 
   def summary(self) -> dict[str, Any] | None:
     """Returns what was found of each mode, on process 0; None on the others."""
@@ -77,12 +86,12 @@ class Auto:
 
   def close(self) -> None:
     """Ends the talk with the other processes."""
-    self._agreement.close()
+    if self._rounds is not None:
+      self._rounds.close()
+      self._rounds = None
+    self._block = None
 
-  def _prepare(self, number: int) -> None:
-    if self._selection is None:
-      self._agreement.expect(number)
-      return
+  def _propose(self, begins: int) -> tuple[int, Callable[[], str]]:
+    assert self._selection is not None
     mode, steps = self._selection.propose()
-    self._agreement.publish(number, Block(mode, self._proposed, self._proposed + steps))
-    self._proposed += steps
+    return begins + steps, lambda: mode

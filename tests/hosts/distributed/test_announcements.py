@@ -9,45 +9,11 @@ from jaxpace.hosts.distributed import announcements
 from jaxpace.hosts.distributed.announcements import KEPT, Announcements
 
 
-class Store:
-  """The words of a job of two processes."""
-
-  def __init__(self):
-    self.words, self.changed, self.asked = {}, threading.Condition(), []
-
-  def set(self, key, value, overwrite=False):
-    with self.changed:
-      assert overwrite or key not in self.words
-      self.words[key] = value
-      self.changed.notify_all()
-
-  def get(self, key, timeout):
-    self.asked.append(timeout)
-    with self.changed:
-      if not self.changed.wait_for(lambda: key in self.words, timeout):
-        raise TimeoutError
-      return self.words[key]
-
-  def delete(self, key):
-    with self.changed:
-      self.words.pop(key, None)
-
-
-@pytest.fixture
-def store(monkeypatch):
-  made = Store()
-  monkeypatch.setattr(announcements, "_SLICE_SECONDS", 0.02)
-  monkeypatch.setattr(announcements, "process_count", lambda: 2)
-  for name in ("get", "set", "delete"):
-    monkeypatch.setattr(announcements, f"key_value_{name}", getattr(made, name))
-  return made
-
-
 def test_alone_it_is_what_was_said():
   alone = Announcements("test/alone")
   alone.say(0, lambda: "first")
   alone.say(1, lambda: "second")
-  assert [alone.get(0, 10), alone.get(1, 10)] == ["first", "second"]
+  assert [alone.take(0, 10)[1], alone.take(1, 10)[1]] == ["first", "second"]
   alone.close()
   assert not alone._thread.is_alive()
 
@@ -58,11 +24,11 @@ def test_what_is_said_is_heard_however_late(store):
   while len(store.asked) < 4:  # several slices pass before anything is said
     time.sleep(0.005)
   leader.say(0, lambda: "go")
-  assert leader.get(0, 10) == follower.get(0, 10) == "go"
+  assert leader.take(0, 10)[1] == follower.take(0, 10)[1] == "go"
   for number in range(1, KEPT + 3):
     leader.say(number, lambda number=number: str(number))
     follower.expect(number)
-    assert leader.get(number, 10) == follower.get(number, 10) == str(number)
+    assert leader.take(number, 10)[1] == follower.take(number, 10)[1] == str(number)
   assert sorted(int(key.rpartition("/")[2]) for key in store.words) == list(range(3, KEPT + 3))
   assert all(key.startswith("jaxpace/test/job/") for key in store.words)
   leader.close()
@@ -81,10 +47,10 @@ def test_saying_does_not_wait_for_the_service(store):
   leader.say(0, make)
   assert begun.wait(10), "by a thread of its own"
   with pytest.raises(TimeoutError, match=r"waited 0.01 s for jaxpace/test/slow/0 of process 0"):
-    leader.get(0, 0.01)
+    leader.take(0, 0.01)
   leader.say(1, lambda: "next")
   go_on.set()
-  assert leader.get(1, 10) == "next"
+  assert leader.take(1, 10)[1] == "next"
   leader.close()
 
 
@@ -97,14 +63,14 @@ def test_what_can_not_come_is_said(store, monkeypatch):
   monkeypatch.setattr(announcements, "key_value_get", lost)
   follower.expect(0)
   with pytest.raises(ConnectionError, match="^process 0 is gone"):
-    follower.get(0, 10)
+    follower.take(0, 10)
   follower.close()
   leader = Announcements("test/failing")
   leader.say(0, lambda: str(1 // 0))
   with pytest.raises(ConnectionError, match="test/failing/0: ZeroDivisionError"):
-    leader.get(0, 10)
+    leader.take(0, 10)
   leader.say(1, lambda: "still there")
-  assert leader.get(1, 10) == "still there"
+  assert leader.take(1, 10)[1] == "still there"
   leader.close()
 
 
@@ -114,6 +80,6 @@ def test_closing_ends_a_reader_that_waits(store):
   follower.close()
   assert not follower._thread.is_alive()
   with pytest.raises(ConnectionError, match="closed"):
-    follower.get(0, 10)
+    follower.take(0, 10)
   never = Announcements("test/never")
   never.close()

@@ -19,7 +19,6 @@ import jaxpace
 from jaxpace.cli import main as cli
 from jaxpace.core import ring
 from jaxpace.live.control import file, request
-from jaxpace.live.control.leader import Message
 from jaxpace.live.control.request import ControlRequest, RequestError
 from tests.step import models
 from tests.step.running import P, column, mesh_of
@@ -233,6 +232,11 @@ def test_process_0_that_says_nothing_does_not_stop_training(tmp_path, monkeypatc
   assert (job.asked()[:, 1:] == np.float32(DELAY)).all()
 
 
+def said(first, until, version, **settings):
+  """What process 0 says of a round."""
+  return json.dumps([first, until, [version, settings]])
+
+
 def raise_timeout():
   raise TimeoutError
 
@@ -307,6 +311,8 @@ def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(tm
     os.kill(os.getpid(), signal.SIGUSR1)
     job.until(control, ControlRequest(enabled=False))
     go_on.set()
+    while not (tmp_path / file.NAME).exists():  # what the signal had written, or it would replace what comes now
+      time.sleep(0.001)
     put(tmp_path, enabled=True, threshold=0.5)
     job.until(control, ControlRequest(threshold=0.5))
   lines = [json.loads(line)["settings"] for line in (tmp_path / file.APPLIED).read_text().splitlines()]
@@ -329,21 +335,21 @@ def test_a_process_that_heard_nothing_in_time_joins_again(tmp_path, monkeypatch,
   monkeypatch.setattr("jaxpace.distributed.announcements.key_value_directory", lambda name: dict(words))
   job = Job()
   with control_of(tmp_path, timeout=0.3) as control:
-    name = control._messages.name
-    words[f"{name}/0"] = Message(8, 0, ControlRequest()).to_text()
+    name = control._rounds._messages.name
+    words[f"{name}/0"] = said(0, 8, 0)
     began = time.monotonic()
     job.run(control, 40)
     assert time.monotonic() - began < 10 and "until process 0 is heard of again" in caplog.text
     # Process 0 has gone on meanwhile, and deleted what nobody was to be waiting for any more.
     words.clear()
-    words[f"{name}/29"] = Message(job.steps - 4, 1, ControlRequest(max_delay=DELAY / 2)).to_text()
-    words[f"{name}/30"] = Message(job.steps + 4, 2, ControlRequest(enabled=False)).to_text()
+    words[f"{name}/29"] = said(0, job.steps - 4, 1, max_delay=DELAY / 2)
+    words[f"{name}/30"] = said(0, job.steps + 4, 2, enabled=False)
     job.until(control, ControlRequest(enabled=False))
-    assert control._round == 31
-    words[f"{name}/31"] = Message(10**6, 3, ControlRequest()).to_text()
+    assert control._rounds.number == 31
+    words[f"{name}/31"] = said(0, 10**6, 3)
     job.until(control, ControlRequest())
-  said = [record.getMessage() for record in caplog.records]
-  assert len(said) == 2 and "goes on in this process" in said[1]
+  told = [record.getMessage() for record in caplog.records]
+  assert len(told) == 2 and "goes on in this process" in told[1]
   assert job.steps < 2000
 
 
@@ -383,9 +389,7 @@ def test_ranks_are_checked_before_they_are_written_out():
   assert long.to_json()["ranks"] == "0-999" and ControlRequest.from_json(long.to_json(), 1000) == long
 
 
-def test_messages_and_rounds():
-  message = Message(12, 3, ControlRequest(ranks=(0, 5), until_step=9, max_delay=1e-3))
-  assert Message.from_text(message.to_text()) == message
+def test_a_round_is_no_shorter_than_four_calls():
   control = jaxpace.Control("x", every_seconds=2)
   control._taken_at, control._taken_call = time.monotonic() - 1.0, 100
   assert 150 <= control._round_calls(200) <= 200

@@ -6,7 +6,7 @@ import signal
 import threading
 
 from jaxpace.live.control import file
-from jaxpace.live.control.leader import Leader
+from jaxpace.live.control.leader import Applied, Leader
 from jaxpace.live.control.request import ControlRequest
 from jaxpace.live.control.toggle import Toggle
 
@@ -21,13 +21,13 @@ def test_two_presses_between_two_looks_are_off_and_on_again(tmp_path):
   toggle = Toggle(signal.SIGUSR2)
   toggle.install()
   leader = Leader(tmp_path / file.NAME, toggle, ranks=4)
-  assert leader.message(8) == (8, 0, ControlRequest())
+  assert Applied.from_json(leader.applied()) == (0, ControlRequest())
   press(2)
-  assert leader.message(16) == (16, 0, ControlRequest()) and not (tmp_path / file.NAME).exists()
+  assert Applied.from_json(leader.applied()) == (0, ControlRequest()) and not (tmp_path / file.NAME).exists()
   press(3)
-  assert leader.message(24) == (24, 1, ControlRequest(enabled=False))
+  assert Applied.from_json(leader.applied()) == (1, ControlRequest(enabled=False))
   assert file.read(tmp_path / file.NAME) == ControlRequest(enabled=False)
-  assert leader.message(32) == (32, 1, ControlRequest(enabled=False)), "its own file is no news"
+  assert Applied.from_json(leader.applied()) == (1, ControlRequest(enabled=False)), "its own file is no news"
   toggle.restore()
   assert signal.getsignal(signal.SIGUSR2) == before
 

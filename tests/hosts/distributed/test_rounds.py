@@ -1,0 +1,100 @@
+"""Rounds of a loop on two processes: at one turn on both, and nothing that stops either."""
+
+import json
+import time
+
+import pytest
+
+from jaxpace.hosts.distributed import rounds
+from jaxpace.hosts.distributed.rounds import NotHeard, Round, Rounds
+
+LENGTHS = (4, 7, 3, 40, 5, 4)
+
+
+def leader(lengths=LENGTHS, ahead=0.5, first=0):
+  """Process 0; says in which turn what applies was chosen."""
+  chosen, left = [], list(lengths)
+
+  def propose(begins):
+    chosen.append(begins)
+    return begins + left.pop(0), lambda: {"round": len(chosen)}
+  return Rounds("test/rounds", first=first, timeout=10, ahead=ahead, read=dict, propose=propose)
+
+
+def follower(timeout=10.0, first=0, read=dict):
+  return Rounds("test/rounds", first=first, timeout=timeout, ahead=0.5, read=read, propose=None)
+
+
+@pytest.mark.parametrize("ahead, first", [(0.5, 0), (1, 3)])
+def test_all_take_a_round_up_at_one_turn(store, ahead, first):
+  """However far ahead process 0 is, or the others are."""
+  zero, one = leader(ahead=ahead, first=first), follower(first=first)
+  begun = {0: [], 1: []}
+  for turn in range(sum(LENGTHS[:-1]) + first - 1):
+    for process, each in ((0, zero), (1, one)):
+      found = each.at(turn)
+      if found is not None:
+        begun[process].append((turn, found.first, found.until))
+        assert not found.again and set(found.said) == {"round"}
+  assert begun[0] == begun[1]
+  begins = [first + sum(LENGTHS[:k]) for k in range(5)]
+  assert [turn for turn, _, _ in begun[1]] == [at for _, at, _ in begun[1]] == begins
+  zero.close()
+  one.close()
+
+
+def test_between_rounds_there_is_nothing_to_do():
+  alone = leader([100, 100, 100])
+  woken = []
+  for turn in range(201):
+    if turn >= alone.wake:
+      woken.append(turn)
+      alone.at(turn)
+  assert woken == [0, 50, 100, 150, 200], "the next round is said half a round before it begins"
+  assert alone.number == 3
+  alone.close()
+  early = leader([100, 100], ahead=1)
+  early.at(0)
+  assert early.wake == 1
+  early.close()
+
+
+def test_who_hears_nothing_says_so_once_goes_on_and_joins_again(store):
+  """What is heard of is a later round by then: process 0 has deleted the earlier ones."""
+  late = follower(timeout=0.05)
+  store.words[late.key(0)] = json.dumps([0, 5, {}])
+  assert late.at(0) == Round(0, 5, {}, False)
+  with pytest.raises(NotHeard, match=r"waited 0.05 s for jaxpace/test/rounds/1 of process 0"):
+    for turn in range(1, 100):
+      late.at(turn)
+  assert turn == 5
+  assert [late.at(turn) for turn in range(6, 50)] == [None] * 44
+  store.words.clear()
+  store.words[late.key(13)] = json.dumps([40, 90, {"round": 13}])
+  store.words[late.key(12)] = json.dumps([30, 40, {"round": 12}])
+  found, turn, deadline = [], 50, time.monotonic() + 20
+  while not found and time.monotonic() < deadline:
+    turn += turn < 80
+    found += filter(None, [late.at(turn)])
+    time.sleep(0.01)
+  assert found == [Round(40, 90, {"round": 13}, True)]
+  assert late.number == 14 and turn < late.wake < 90
+  late.close()
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[0, 5]", "[0, null, {}]", "[0, 5, 7]", "17"])
+def test_what_can_not_be_understood_is_asked_for_again(store, monkeypatch, text):
+  monkeypatch.setattr(rounds, "_RETRY_SECONDS", 0.05)
+  late = follower()
+  store.words[late.key(0)] = text
+  with pytest.raises(NotHeard):
+    late.at(0)
+  assert late.at(1) is None
+  store.words[late.key(0)] = json.dumps([0, 50, {}])
+  time.sleep(0.06)
+  turn, deadline = 2, time.monotonic() + 20
+  while (found := late.at(turn)) is None and time.monotonic() < deadline:
+    turn += turn < 40
+    time.sleep(0.01)
+  assert found == Round(0, 50, {}, True)
+  late.close()
