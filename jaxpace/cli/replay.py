@@ -123,7 +123,8 @@ def _of_one_size(parts: Any) -> Any:
 
 
 def _number(value: Any, default: float) -> float:
-  return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 else default
+  from jaxpace.core.fields import is_number
+  return float(value) if is_number(value, 0) and value else default
 
 
 def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> list[str]:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
+from jaxpace.core import fields
 from jaxpace.core.types import Pacer
 
 
 def steps(name: str, value: Any, least: int) -> int:
   """Checks a number of steps, from `least` to a million."""
-  if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= 1_000_000:
-    raise ValueError(f"{name}={value!r} must be a whole number of steps, from {least} to 1,000,000.")
-  return int(value)
+  return fields.whole(name, value, least, 1_000_000, of="steps")
 
 
 def number(name: str, value: Any, least: float, most: float, hint: str, *, open_ended: bool = False) -> np.float32:
   """Checks a number in [least, most], or strictly between them if `open_ended`."""
-  ok = not isinstance(value, bool) and isinstance(value, (int, float, np.integer, np.floating)) and math.isfinite(value)
-  if ok and open_ended:
-    ok = least < value < most
-  if not ok or not least <= value <= most:
-    between = "strictly between" if open_ended else "from"
-    link = "and" if open_ended else "to"
-    raise ValueError(f"{name}={value!r} must be a number {between} {least:g} {link} {most:g}: {hint}.")
-  return np.float32(value)
+  return np.float32(fields.number(name, value, least, most, hint, strictly=open_ended))
 
 
 def delay(name: str, value: Any) -> np.float32:

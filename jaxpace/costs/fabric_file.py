@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from jaxpace.core.fields import is_number, is_whole
 from jaxpace.costs.alpha_beta import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -133,7 +134,7 @@ def _level(entry: Any, where: str) -> Level:
     raise RunError(f"{where} is no object. docs/bench.md shows the format.")
   ranks, measured = entry.get("ranks"), entry.get("measured")
   for value in (ranks, measured):
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if value is not None and not is_whole(value, 1):
       raise RunError(f"{where}: {value!r} is no number of ranks.")
   by_kind = entry.get("collectives")
   if by_kind is None:
@@ -154,22 +155,18 @@ def _cost(entry: Any, where: str) -> Cost:
     raise RunError(f"{where}: the algorithm is {algorithm!r}, and must be one of {', '.join(ALGORITHMS)}.")
   points = []
   for point in entry.get("points") or ():
-    if isinstance(point, Mapping) and _is_number(point.get("bytes")) and _is_number(point.get("seconds")):
+    if isinstance(point, Mapping) and is_number(point.get("bytes"), 0) and is_number(point.get("seconds"), 0):
       points.append((int(point["bytes"]), float(point["seconds"])))
   return Cost(_estimate(entry.get("alpha"), f"{where}: alpha"), _estimate(entry.get("beta"), f"{where}: beta"),
               algorithm, tuple(sorted(points)))
 
 
 def _estimate(value: Any, where: str) -> Estimate:
-  if _is_number(value):
+  if is_number(value, 0):
     return Estimate(float(value), float(value), float(value))
-  if isinstance(value, dict) and all(_is_number(value.get(name)) for name in Estimate._fields):
+  if isinstance(value, dict) and all(is_number(value.get(name), 0) for name in Estimate._fields):
     return Estimate(*(float(value[name]) for name in Estimate._fields))
   raise RunError(f"{where} must be a number of 0 or more, or {{'estimate': x, 'low': x, 'high': x}}, not {value!r}.")
-
-
-def _is_number(value: Any) -> bool:
-  return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def quiet_seconds(fabric: MeasuredFabric, kind: str, size: int, ranks: int) -> float | None:

@@ -13,15 +13,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxpace.core.fields import SettingsError, choice, is_number, is_whole, whole
+
 NONE = -1
 """Stands for no link in a path."""
 _HOPS = 6
 ROUTINGS = ("even", "hash")
 MAX_RANKS = 1 << 20
-
-
-class FabricError(ValueError):
-  """The description is of no fabric; the message names the field and what it may be."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,31 +61,29 @@ class Fabric:
 
   def __post_init__(self) -> None:
     for name in ("nodes", "per_node", "cards", "uplinks"):
-      _whole(name, getattr(self, name), 1)
-    _whole("rack", self.rack, 0)
-    _whole("seed", self.seed, 0)
+      whole(name, getattr(self, name), 1)
+    whole("rack", self.rack, 0)
+    whole("seed", self.seed, 0)
     if self.nodes * self.per_node > MAX_RANKS:
-      raise FabricError(f"nodes={self.nodes:,} of per_node={self.per_node:,} ranks each are more than the "
+      raise SettingsError(f"nodes={self.nodes:,} of per_node={self.per_node:,} ranks each are more than the "
                         f"{MAX_RANKS:,} ranks that a fabric may have.")
-    if self.uplinks > MAX_RANKS:
-      raise FabricError(f"uplinks={self.uplinks:,} must be a whole number from 1 to {MAX_RANKS:,}.")
-    for name in ("node_rate", "card_rate"):
-      _number(name, getattr(self, name), "bytes a second, above 0", above=True)
-    for name in ("path_rate", "uplink_rate"):
-      _number(name, getattr(self, name), "bytes a second, from 0 (no limit) up")
-    for name in ("node_latency", "rack_latency", "spine_latency"):
-      _number(name, getattr(self, name), "seconds, from 0 up")
+    whole("uplinks", self.uplinks, 1, MAX_RANKS)
+    for names, hint in ((("node_rate", "card_rate"), "bytes a second, above 0"),
+                        (("path_rate", "uplink_rate"), "bytes a second, from 0 (no limit) up"),
+                        (("node_latency", "rack_latency", "spine_latency"), "seconds, from 0 up")):
+      for name in names:
+        if not is_number(value := getattr(self, name), 0) or (hint.endswith("above 0") and not value):
+          raise SettingsError(f"{name}={value!r} must be {hint}.")
     if self.per_node % self.cards:
-      raise FabricError(f"cards={self.cards} must divide per_node={self.per_node}: every card serves as many ranks.")
+      raise SettingsError(f"cards={self.cards} must divide per_node={self.per_node}: every card serves as many ranks.")
     if self.rack and self.nodes % self.rack and self.nodes > self.rack:
-      raise FabricError(f"rack={self.rack} must divide nodes={self.nodes}, or be 0 for a single rack.")
-    if self.routing not in ROUTINGS:
-      raise FabricError(f"routing={self.routing!r} must be one of {', '.join(ROUTINGS)}.")
+      raise SettingsError(f"rack={self.rack} must divide nodes={self.nodes}, or be 0 for a single rack.")
+    choice("routing", self.routing, ROUTINGS)
     for rank, factor in self.slow_paths.items():
-      if not isinstance(rank, int) or not 0 <= rank < self.ranks:
-        raise FabricError(f"slow_paths names rank {rank!r}; the fabric has ranks 0 to {self.ranks - 1}.")
-      if not isinstance(factor, (int, float)) or not 0 < factor <= 1:
-        raise FabricError(f"slow_paths[{rank}]={factor!r} must be a factor above 0, at most 1: "
+      if not is_whole(rank, 0, self.ranks - 1):
+        raise SettingsError(f"slow_paths names rank {rank!r}; the fabric has ranks 0 to {self.ranks - 1}.")
+      if not is_number(factor, 0, 1) or not factor:
+        raise SettingsError(f"slow_paths[{rank}]={factor!r} must be a factor above 0, at most 1: "
                           "0.5 for half the rate. (0 would cut the rank off: a disconnected fabric.)")
 
   @property
@@ -135,7 +131,7 @@ class Fabric:
     """
     sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
     if (sources == targets).any():
-      raise FabricError("A message from a rank to itself crosses no link.")
+      raise SettingsError("A message from a rank to itself crosses no link.")
     ranks, cards = self.ranks, self.nodes * self.cards
     starts = np.concatenate([[0], np.cumsum(self._counts())])
     nodes = sources // self.per_node, targets // self.per_node
@@ -186,14 +182,3 @@ def _hashed(sources: np.ndarray, targets: np.ndarray, seed: int) -> np.ndarray:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
       mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
   return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
-
-
-def _whole(name: str, value: object, least: int) -> None:
-  if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-    raise FabricError(f"{name}={value!r} must be a whole number, at least {least}.")
-
-
-def _number(name: str, value: object, hint: str, above: bool = False) -> None:
-  good = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
-  if not good or value < 0 or (above and value == 0):  # type: ignore[operator]
-    raise FabricError(f"{name}={value!r} must be {hint}.")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.core.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.simulation import noise as noises
-from jaxpace.simulation.fields import SettingsError, choice, known, number, section, truth, whole
 
 CAUSES = ("", "gc", "data", "checkpoint")
 """What a pause may be: columns `gc_ns`, `data_ns` and `checkpoint_ns` of a recorded run; "" where nothing shows it."""

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.core.fields import SettingsError
 from jaxpace.simulation.allreduce import filling
-from jaxpace.simulation.fabric import Fabric, FabricError
+from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.messages import Messages, Stretch, play
 from jaxpace.simulation.sharing import max_min
 
@@ -99,7 +100,7 @@ def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[Round]:
   """
   at = np.asarray(ranks)
   if len(at) % group:
-    raise FabricError(f"group={group} must divide the number of ranks, {len(at)}.")
+    raise SettingsError(f"group={group} must divide the number of ranks, {len(at)}.")
   grid = at.reshape(-1, group)
   nodes = len(grid)
   inner = Round(grid.ravel(), np.roll(grid, -1, axis=1).ravel(), size / group, group - 1)
@@ -118,12 +119,12 @@ def rounds(algorithm: str, ranks: Sequence[int], size: float, per_node: int) -> 
   """The rounds of one all-reduce.
 
   Raises:
-    FabricError: there is no such algorithm.
+    SettingsError: there is no such algorithm.
   """
   if algorithm == "hierarchical":
     return hierarchical(ranks, size, per_node)
   if algorithm not in ALGORITHMS:
-    raise FabricError(f"algorithm={algorithm!r} must be one of {', '.join(NAMES)}.")
+    raise SettingsError(f"algorithm={algorithm!r} must be one of {', '.join(NAMES)}.")
   return ALGORITHMS[algorithm](ranks, size)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.core.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.core.types import Pacer
 from jaxpace.simulation import noise as noises
 from jaxpace.simulation import noise_settings, schedules, synchronising
-from jaxpace.simulation.fabric import Fabric, FabricError
+from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.failures import Failures
-from jaxpace.simulation.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.simulation.job import Job, Shape
 from jaxpace.simulation.strategies.cluster import Cluster
 from jaxpace.simulation.strategies.settings import Strategy
@@ -133,7 +133,7 @@ def _fabric(given: Mapping[str, Any]) -> Fabric:
       raise SettingsError("fabric.slow_paths must map ranks to factors, as in {3: 0.5}.") from error
   try:
     return Fabric(**values)
-  except FabricError as error:
+  except SettingsError as error:
     raise SettingsError(f"fabric.{error}") from error
 
 
@@ -146,9 +146,7 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric, make_pacer: Callab
   ranks = len(nodes) * fabric.per_node
   buckets = whole(f"{at}.buckets", given.get("buckets", 1), 1, MAX_BUCKETS)
   size = number(f"{at}.gradient_bytes", given.get("gradient_bytes", 100e6), 0, 1e15, "bytes")
-  algorithm = given.get("algorithm", "ring")
-  if algorithm not in schedules.NAMES:
-    raise SettingsError(f"{at}.algorithm={algorithm!r} must be one of {', '.join(schedules.NAMES)}.")
+  algorithm = choice(f"{at}.algorithm", given.get("algorithm", "ring"), schedules.NAMES)
   members = [node * fabric.per_node + g for node in nodes for g in range(fabric.per_node)]
   strategy = synchronising.read_strategy(f"{at}.strategy", given.get("strategy"), ranks)
   sent = synchronising.sent(

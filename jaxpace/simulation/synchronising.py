@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.core.fields import SettingsError
 from jaxpace.simulation import schedules
 from jaxpace.simulation.fabric import Fabric
-from jaxpace.simulation.fields import SettingsError
 from jaxpace.simulation.schedules import Load, Round
 from jaxpace.simulation.strategies.cluster import Cluster, coding, wire_bytes
 from jaxpace.simulation.strategies.settings import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxpace.communication import phases, primitives
 from jaxpace.communication.program import Program, axes_of, bodies
-from jaxpace.core import packing
+from jaxpace.core import fields, packing
 from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Layout, Packed
 from jaxpace.core.plan import BACKWARD
@@ -42,12 +41,9 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
   if not isinstance(phases, bool):
     raise ValueError(f"phases={phases!r} must be True or False. To name phases of your own: "
                      "with jaxpace.phase('name').")
-  if not isinstance(slots, int) or not 1 <= slots <= 256:
-    raise ValueError(f"slots={slots!r} must be a whole number from 1 to 256.")
-  if not isinstance(rows, int) or not 4 <= rows <= 65536:
-    raise ValueError(f"rows={rows!r} must be a whole number from 4 to 65536.")
-  if (not isinstance(max_delay, (int, float))
-      or not (math.isfinite(max_delay) and 0 <= max_delay <= 10)):
+  fields.whole("slots", slots, 1, 256)
+  fields.whole("rows", rows, 4, 65536)
+  if not fields.is_number(max_delay, 0, 10):
     raise ValueError(f"max_delay={max_delay!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
 
 

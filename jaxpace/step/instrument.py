@@ -100,7 +100,7 @@ class Instrumented(Recordable):
     self.pacer = pacer
     self.clock_wanted = clock
     self.share_wanted: Share = share
-    self.slots, self.rows, self.max_delay, self.phases = slots, rows, max_delay, phases
+    self.slots, self.rows, self.max_delay, self.phases = int(slots), int(rows), float(max_delay), phases
     self.plan = None
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None

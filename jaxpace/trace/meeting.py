@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.core.fields import is_whole
 from jaxpace.trace.along_axis import laid_out
 
 _SENDS = ("ppermute", "collective_permute", "collective-permute", "send", "recv")
@@ -85,7 +86,7 @@ def _told(value: Any, ranks: int) -> np.ndarray | None:
     if not isinstance(members, list | tuple) or len(members) > 1 << 20:
       return None
     for rank in members:
-      if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0 or (rank < ranks and of_rank[rank] >= 0):
+      if not is_whole(rank, 0) or (rank < ranks and of_rank[rank] >= 0):
         return None
       if rank < ranks:
         of_rank[rank] = group

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.core.fields import SettingsError
 from jaxpace.simulation import allreduce, schedules
-from jaxpace.simulation.fabric import NONE, Fabric, FabricError
+from jaxpace.simulation.fabric import NONE, Fabric
 
 RATE, ALPHA, SIZE = 10e9, 5e-6, 64e6
 CLOSED = {"ring": allreduce.ring, "recursive_doubling": allreduce.recursive_doubling,
@@ -166,12 +167,12 @@ def test_paths_are_links_of_the_right_kind(nodes, per_node, cards, rack, uplinks
     ({"nodes": 1, "slow_paths": {0: 0}}, "disconnected"),
     ({"nodes": 1, "spine_latency": math.nan}, "spine_latency=nan")])
 def test_what_is_no_fabric_is_refused(settings, said):
-  with pytest.raises(FabricError, match=said):
+  with pytest.raises(SettingsError, match=said):
     Fabric(**settings)
 
 
 def test_unknown_algorithms_and_odd_groups_are_refused():
-  with pytest.raises(FabricError, match="algorithm='tree' must be one of ring"):
+  with pytest.raises(SettingsError, match="algorithm='tree' must be one of ring"):
     schedules.rounds("tree", range(4), 1.0, 1)
-  with pytest.raises(FabricError, match="group=3 must divide"):
+  with pytest.raises(SettingsError, match="group=3 must divide"):
     schedules.hierarchical(range(8), 1.0, 3)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxpace.cli.main import main
+from jaxpace.core.fields import SettingsError
 from jaxpace.costs.alpha_beta import coefficients
 from jaxpace.simulation import scenario
-from jaxpace.simulation.fields import SettingsError
 from tests.simulation.made import COMPUTE, JOB, play, read, record
 
 RANKS, RATE, ALPHA = 8, 1e10, 8e-6

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.core.fields import is_whole
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.live.alive import ProcessFiles, judge
@@ -219,4 +220,4 @@ def _pieces(new: Iterable[PartRows]) -> Iterator[Columns]:
 
 def _number(info: dict[str, Any], key: str) -> int:
   value = info.get(key)
-  return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < windows.RANKS else 0
+  return value if is_whole(value, 1, windows.RANKS - 1) else 0

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxpace.core.fields import is_whole
 from jaxpace.hosts.locality import cgroup, host, join, kfd, nics, nvml, pci, topology_file
 from jaxpace.hosts.locality.described import read_name
 from jaxpace.hosts.locality.tree import Tree
@@ -144,7 +145,7 @@ def _get(device: Any, name: str) -> Any:
 
 
 def _whole(value: Any) -> int | None:
-  return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+  return int(value) if is_whole(value) else None
 
 
 def _word(value: Any) -> str | None:

@@ -7,6 +7,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxpace.core.fields import is_number, is_whole
+
 MAX_STEP = 2**31 - 1
 MAX_RANK = 2**20 - 1
 _MOST_RANGES, _MOST_LISTED = 2**16, 64
@@ -166,7 +168,7 @@ def _number(given: Mapping[str, Any], name: str, most: float, hint: str) -> floa
   value = given.get(name)
   if value is None:
     return None
-  if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:  # NaN neither
+  if not is_number(value, 0, most):
     raise RequestError(f"{name} must be {hint}, not {_shown(value)}")
   return float(value)
 
@@ -175,6 +177,6 @@ def _step(given: Mapping[str, Any], name: str) -> int | None:
   value = given.get(name)
   if value is None:
     return None
-  if type(value) is not int or not 0 <= value <= MAX_STEP:
+  if not is_whole(value, 0, MAX_STEP):
     raise RequestError(f"{name} must be the number of a step, from 0, not {_shown(value)}")
   return value

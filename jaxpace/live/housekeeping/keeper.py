@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from jaxpace.core import fields
 from jaxpace.hosts import distributed
 from jaxpace.live.housekeeping import chores, memory
 from jaxpace.live.housekeeping.auto import Auto
@@ -70,11 +71,9 @@ class Housekeeper:
     Raises:
       ValueError: an argument is out of range.
     """
-    if mode not in (*MODES, AUTO):
-      raise ValueError(f"mode={mode!r} must be one of {', '.join((*MODES, AUTO))}.")
+    fields.choice("mode", mode, (*MODES, AUTO))
     for name, value, least in (("every", every, 2), ("start", start, 0), ("warmup", warmup, 0)):
-      if not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r} must be a whole number of steps, at least {least}.")
+      fields.whole(name, value, least, of="steps")
     for name, limit in (("max_growth", max_growth), ("max_memory", max_memory), ("max_objects", max_objects)):
       if limit is not None and not limit > 0:
         raise ValueError(f"{name}={limit!r} must be positive, or None for no ceiling.")
@@ -118,8 +117,7 @@ class Housekeeper:
     if not callable(hook):
       raise TypeError(f"add() takes a function to call, not {type(hook).__name__}; for one with arguments: "
                       "keeper.add(lambda: save(state), every=...).")
-    if not isinstance(every, int) or every < 1:
-      raise ValueError(f"every={every!r} must be a whole number of steps, at least 1.")
+    fields.whole("every", every, 1, of="steps")
     chore = chores.Chore(name or str(getattr(hook, "__qualname__", type(hook).__name__)), hook, every, movable)
     chore.begin(self.steps)
     self._chores.append(chore)

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpace.core.fields import SettingsError
 from jaxpace.simulation import allreduce
 from jaxpace.simulation import noise as noises
-from jaxpace.simulation.fields import SettingsError
 from jaxpace.simulation.strategies.settings import Compressed, LocalSteps, ParameterServer, Strategy
 
 _ONE = np.float32(1)

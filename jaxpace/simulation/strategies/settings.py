@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpace.simulation.fields import SettingsError, number, truth, whole
+from jaxpace.core.fields import SettingsError, choice, number, truth, whole
 
 CODECS = ("fp16", "int8", "top_k")
 MAX_STALENESS, MAX_EVERY, MAX_RANKS = 10_000, 1_000_000, 65_536
@@ -36,7 +36,7 @@ class BoundedStaleness:
 
   def __post_init__(self) -> None:
     if self.staleness is not None:
-      whole("staleness", self.staleness, 0, MAX_STALENESS, ", or None for no limit")
+      whole("staleness", self.staleness, 0, MAX_STALENESS, more=", or None for no limit")
 
   def check(self, ranks: int) -> None:
     """Raises a SettingsError if the strategy is impossible with so many ranks."""
@@ -109,7 +109,7 @@ class Backup:
   def check(self, ranks: int) -> None:
     """Raises a SettingsError if the strategy is impossible with so many ranks."""
     _ranks(ranks)
-    whole("wait_for", self.wait_for, 1, ranks, f" (there are {ranks} ranks)")
+    whole("wait_for", self.wait_for, 1, ranks, more=f" (there are {ranks} ranks)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +131,7 @@ class Compressed:
   passes: float | None = None
 
   def __post_init__(self) -> None:
-    if self.codec not in CODECS:
-      raise SettingsError(f"codec={self.codec!r} must be one of {', '.join(CODECS)}.")
+    choice("codec", self.codec, CODECS)
     number("keep", self.keep, 1e-9, 1)
     truth("error_feedback", self.error_feedback)
     if self.passes is not None:
@@ -160,9 +159,7 @@ def read(config: Mapping[str, Any]) -> Strategy:
   Backup(wait_for=60)
   """
   fields = dict(config)
-  kind = fields.pop("kind", None)
-  if not isinstance(kind, str) or kind not in STRATEGIES:
-    raise SettingsError(f"kind={kind!r} must be one of {', '.join(STRATEGIES)}.")
+  kind = choice("kind", fields.pop("kind", None), STRATEGIES)
   declared = {field.name: field for field in dataclasses.fields(STRATEGIES[kind])}
   for name in fields:
     if name not in declared:
