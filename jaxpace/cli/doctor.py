@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def document(places: list[Locality], concerns: list[Concern], problems: list[str]) -> dict[str, Any]:
   """The JSON document: every process's place, the concerns, and what could not be read."""
-  from jaxpace.hosts.locality.plain import to_plain
+  from jaxpace.files.plain import to_plain
   return {"schema": 1, "processes": [to_plain(place) for place in places],
           "concerns": [concern.to_json() for concern in concerns], "problems": problems}
 

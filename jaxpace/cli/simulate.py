@@ -194,7 +194,7 @@ def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> A
   """What of a job belongs in its run directory."""
   import numpy as np
 
-  from jaxpace.hosts.locality.plain import to_plain
+  from jaxpace.files.plain import to_plain
   from jaxpace.simulation import schedules, surroundings, synchronising
   from jaxpace.simulation.record import Recording
   fabric, shape = scenario.fabric, job.shape

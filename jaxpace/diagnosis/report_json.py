@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from jaxpace.diagnosis.codes import codes
 from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.what_if import Alternative
+from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.concerns import WARNING
 from jaxpace.hosts.locality.job import job_concerns
 
@@ -66,7 +66,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "problems": list(run.problems),
       "skipped_files": run.skipped,
   }
-  return _plain(document)
+  return to_plain(document)
 
 
 def _processes(diagnosis: Diagnosis) -> int:
@@ -162,16 +162,3 @@ def _link_probe(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 def _mean(values: np.ndarray) -> float | None:
   return float(np.nanmean(values)) if np.isfinite(values).any() else None
-
-
-def _plain(value: Any) -> Any:
-  """Turns numpy scalars into Python's, and what is not finite into null."""
-  if isinstance(value, dict):
-    return {str(key): _plain(v) for key, v in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [_plain(v) for v in value]
-  if isinstance(value, np.generic):
-    value = value.item()
-  if isinstance(value, float) and not math.isfinite(value):
-    return None
-  return value

@@ -10,8 +10,8 @@ import pathlib
 
 import jax
 
+from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality import job, nvml
-from jaxpace.hosts.locality.plain import to_plain
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Locality
 from jaxpace.trace import rundir

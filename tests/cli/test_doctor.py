@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.hosts.locality.plain import to_plain
+from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.trace import rundir
 from tests.hosts.locality import machines

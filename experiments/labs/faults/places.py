@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Sequence
 
 from experiments.labs.faults.spec import Spec, layout
-from jaxpace.hosts.locality.plain import from_plain, to_plain
+from jaxpace.files.plain import from_plain, to_plain
 from jaxpace.hosts.locality.types import Cpu, Gpu, Link, Locality, Nic, NumaNode
 
 _SWITCHED = Link(32.0, 16, 32.0, 16, 32.0, 16)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpace.files.documents import LARGEST, parse
+from jaxpace.files.plain import from_plain
 from jaxpace.files.reading import UnreadableError, read_bytes
 from jaxpace.hosts.locality.concerns import NOTE, WARNING, Concern, find_concerns
 from jaxpace.hosts.locality.nics import fabric_of
-from jaxpace.hosts.locality.plain import from_plain
 from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.hosts.locality.types import SCHEMA, Locality
 

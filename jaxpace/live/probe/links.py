@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxpace.files import atomic_write
 from jaxpace.files.documents import read_document
+from jaxpace.files.plain import to_plain
 from jaxpace.files.schemas import LinksFile
 from jaxpace.live.probe.inference import Culprit, Inference, infer
 
@@ -71,8 +72,8 @@ class ProbedLinks:
   def to_json(self) -> dict[str, Any]:
     """Returns plain values, null for what was not measured; the format of `links.json`."""
     return {"schema": SCHEMA, "when_unix_ns": self.when_unix_ns, "message_bytes": self.message_bytes,
-            "taken_seconds": self.taken, "hosts": list(self.hosts), "seconds": _plain(self.seconds),
-            "median_seconds": _plain(self.median_seconds), "culprits": [c.to_json() for c in self.culprits],
+            "taken_seconds": self.taken, "hosts": list(self.hosts), "seconds": to_plain(self.seconds),
+            "median_seconds": to_plain(self.median_seconds), "culprits": [c.to_json() for c in self.culprits],
             "cannot_tell": self.cannot_tell}
 
   @staticmethod
@@ -162,10 +163,6 @@ def read_links(directory: str | os.PathLike[str]) -> ProbedLinks | None:
     return ProbedLinks.from_json(document.value)
   except (OSError, ValueError):
     return None
-
-
-def _plain(times: np.ndarray) -> list[list[float | None]]:
-  return [[float(x) if np.isfinite(x) else None for x in row] for row in times]
 
 
 def _bytes(size: float) -> str:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.cli import doctor
+from jaxpace.files.plain import from_plain, to_plain
 from jaxpace.hosts.locality import job
 from jaxpace.hosts.locality.concerns import NOTE, WARNING, find_concerns
-from jaxpace.hosts.locality.plain import from_plain, to_plain
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Cgroup, Cpu, Device, Gpu, Link, Locality, Nic, NumaNode
 from jaxpace.trace import rundir

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.files.plain import from_plain, to_plain
 from jaxpace.hosts.locality import cgroup, pci
-from jaxpace.hosts.locality.plain import from_plain, to_plain
 from jaxpace.hosts.locality.read import describe_device, read_locality, visible
 from jaxpace.hosts.locality.tree import Tree, format_list, parse_list
 from jaxpace.hosts.locality.types import Gpu, Locality

@@ -1,6 +1,6 @@
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.report_json import to_json
-from jaxpace.hosts.locality.plain import to_plain
+from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.testing import made_up_runs
 from jaxpace.trace import rundir

@@ -1,23 +1,41 @@
-"""Between nested NamedTuples and the plain values JSON holds."""
+"""Between values of ours, nested named tuples and numbers of numpy among them, and the plain ones that JSON holds."""
 
 from __future__ import annotations
 
 import functools
+import math
 import types
 import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 _LARGE = 1 << 63
 
 
-def to_plain(value: Any) -> Any:
-  """Named tuples as dicts, other tuples as lists."""
-  if hasattr(value, "_asdict"):
-    return {name: to_plain(v) for name, v in value._asdict().items()}
-  if isinstance(value, (list, tuple)):
-    return [to_plain(v) for v in value]
+def to_plain(value: Any, digits: int | None = None) -> Any:
+  """Named tuples as dicts, other tuples and arrays as lists, numpy's scalars as Python's, what is not finite as None.
+
+  Args:
+    value: of dicts, sequences, arrays and scalars inside each other.
+    digits: that floats are rounded to, if given.
+  """
+  if isinstance(value, dict):
+    return {str(key): to_plain(v, digits) for key, v in value.items()}
+  if isinstance(value, np.ndarray | np.generic):
+    value = value.tolist()
+  if isinstance(value, list | tuple):
+    if hasattr(value, "_asdict"):
+      return {name: to_plain(v, digits) for name, v in value._asdict().items()}
+    if value and all(type(v) is int for v in value):
+      return list(value)
+    return [to_plain(v, digits) for v in value]
+  if isinstance(value, float):
+    if not math.isfinite(value):
+      return None
+    return value if digits is None else float(f"{value:.{digits}g}")
   return value
 
 
