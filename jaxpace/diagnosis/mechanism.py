@@ -10,6 +10,7 @@ from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.counters import CROWDED, mean_gauge, per_step, switches
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.wording import milliseconds, name_process, percent
+from jaxpace.trace.host_causes import PAUSES
 
 PART = 0.3
 """A column explains lateness or pauses if it holds this part of them ..."""
@@ -23,7 +24,6 @@ SLICE = 10e-3
 slice of 3 to 5 ms, longer on many cores. Switches explain no more lateness than so each: a process that sleeps is
 switched now and then as well, on a machine with few cores."""
 _SLOWER_CLOCK = 0.05
-_DOES = {"gc": "collects garbage", "data": "waits for data", "checkpoint": "writes checkpoints"}
 
 
 class Mechanism(NamedTuple):
@@ -70,12 +70,12 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float, ga
     else:  # one process: compared with itself before and after
       outside = causes.columns[name][row, ~inside & case.selected.mask]
       outside = outside[np.isfinite(outside)]
-      usual = float(outside.mean()) if outside.size else 0.0 if name in _DOES else float("nan")
+      usual = float(outside.mean()) if outside.size else 0.0 if name in PAUSES else float("nan")
     if np.isfinite(mean[row]) and np.isfinite(usual):
       excess[name] = float(mean[row]) - usual
-  for name, does in _DOES.items():
+  for name, cause in PAUSES.items():
     if excess.get(name, 0.0) >= PART * lateness:
-      found.append(Mechanism(name, f"{who} {does} for {milliseconds(float(means[name][row]))} a step, "
+      found.append(Mechanism(name, f"{who} {cause.pauses} for {milliseconds(float(means[name][row]))} a step, "
                                    f"{milliseconds(excess[name])} more than the others."))
   if found:
     return found
@@ -126,7 +126,7 @@ def crowded_processors(case: Case) -> bool:
 def held_by_causes(case: Case) -> np.ndarray | None:
   """[R] seconds a step that each rank's process spends now and then on what its columns measure; None: next to none."""
   causes, held = case.run.host_causes, np.zeros(case.run.ranks)
-  for name in _DOES:
+  for name in PAUSES:
     if name in causes.columns:
       values = np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
       own = np.maximum(values.mean(axis=1) - np.median(values, axis=1), 0.0)
@@ -139,7 +139,7 @@ def strikes(case: Case) -> dict[int, int]:
   """By process, the steps in which it does much more than usual of what its columns measure."""
   causes, found = case.run.host_causes, dict.fromkeys(case.run.host_causes.processes.tolist(), 0)
   own = [np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
-         for name in _DOES if name in causes.columns]
+         for name in PAUSES if name in causes.columns]
   if own:
     together = np.stack(own).sum(axis=0)
     beyond = together - np.median(together, axis=1, keepdims=True)
@@ -165,7 +165,7 @@ def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mech
   if not rows or not pause > 0:
     return []
   found = []
-  for name, does in _DOES.items():
+  for name, cause in PAUSES.items():
     if name not in causes.columns:
       continue
     values = causes.columns[name][rows][:, case.selected.mask].astype(np.float64)
@@ -176,7 +176,7 @@ def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mech
       longest = float(values.max())
       part = min(held / pause, 1.0)
       found.append((Mechanism(name, (
-          f"In its long gaps a process {does}: {milliseconds(held)} a step, {percent(part)} of the pauses, in "
+          f"In its long gaps a process {cause.pauses}: {milliseconds(held)} a step, {percent(part)} of the pauses, in "
           f"{percent(float(struck.mean()))} of the steps, up to {milliseconds(longest)} at a time.")), part))
   return sorted(found, key=lambda entry: -entry[1])
 

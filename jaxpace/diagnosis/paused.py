@@ -9,9 +9,8 @@ import numpy as np
 from jaxpace.diagnosis.accounting import busy, chunks
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
+from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.run import Run
-
-CAUSES = ("gc", "data", "checkpoint")
 
 
 class Paused(NamedTuple):
@@ -68,7 +67,7 @@ def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
   """
   causes = run.host_causes
   whole = np.zeros((len(causes.processes) + 1, len(run.steps)))  # the last row: no process that is known
-  for name in CAUSES:
+  for name in PAUSES:
     if name in causes.columns:
       values = np.nan_to_num(causes.columns[name].astype(np.float64))
       whole[:-1] += np.maximum(values - np.median(values[:, selected.mask], axis=1, keepdims=True), 0.0)
@@ -78,4 +77,4 @@ def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
 
 def measures_pauses(run: Run) -> bool:
   """Whether any of the causes was recorded."""
-  return any(name in run.host_causes.columns for name in CAUSES)
+  return any(name in run.host_causes.columns for name in PAUSES)

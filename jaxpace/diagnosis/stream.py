@@ -31,6 +31,7 @@ from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING,
 from jaxpace.diagnosis.stream_start import late_from_start
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.diagnosis.untold import untold_of
+from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.run import Run
 
 __all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "NewSteps", "StreamState", "follow", "init", "update"]
@@ -54,7 +55,6 @@ _NEAR = 3.0
 """Ranks whose sums are alike within this factor may be taking turns."""
 _PERHAPS = 5
 """Steps in which a rank must have been late for waiting not to be told yet."""
-_PAUSES = ("gc", "data", "checkpoint")
 """Columns of causes that a process measures itself."""
 _ONE = np.uint64(1)
 _LOOK_BACK, _SPELL_BACK = (np.uint64((1 << steps) - 1) for steps in (LAST, _SPELL))
@@ -184,7 +184,7 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
   number = work.valid.sum(axis=0)
   mean = np.divide(np.where(work.valid, work.step, 0.0).sum(axis=0), number, out=np.full(len(number), np.nan),
                    where=number > 0)
-  columns = [values for name, values in run.host_causes.columns.items() if name in _PAUSES]
+  columns = [values for name, values in run.host_causes.columns.items() if name in PAUSES]
   pause = np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0) if columns else None
   arrival = undelayed(work).sum(axis=0)
   if untold_of(run, work) is not None:  # nobody is told late by stamps that may say nothing of it

@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxpace.core.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.simulation import noise as noises
+from jaxpace.trace.host_causes import PAUSES
 
-CAUSES = ("", "gc", "data", "checkpoint")
-"""What a pause may be: columns `gc_ns`, `data_ns` and `checkpoint_ns` of a recorded run; "" where nothing shows it."""
+CAUSES = ("", *PAUSES)
+"""What a pause may be: one that a column of a recorded run shows; "" where nothing shows it."""
 _RANGES: dict[str, tuple[float, float, str]] = {
     "deviation": (0, 10, "a share of the compute"), "mean": (0, 100, "a share of the compute"),
     "scale": (0, 100, "a share of the compute"), "tail": (1.01, 100, "above 1, or there is no mean"),

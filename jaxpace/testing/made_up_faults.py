@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxpace.trace.host_causes import PAUSES
+
 KINDS = ("compute", "gap", "pause", "rotating", "jitter", "contention")
-MECHANISMS = ("work", "preempted", "stopped", "gc", "data", "checkpoint", "none")
+MECHANISMS = ("work", "preempted", "stopped", *PAUSES, "none")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy as np
 from jaxpace.testing.made_up_faults import Extra, Fault, strike
 from jaxpace.trace import rundir, schema
 from jaxpace.trace.decode import Columns
+from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.parts import PartStore
 
 _NS = 1e9
@@ -239,7 +240,7 @@ def _host_columns(truth: Truth, ranks: np.ndarray) -> Columns:
   shown = {name: _nanoseconds(values[ranks].sum(axis=0)) for name, values in truth.extra.shown.items()}
   # Time that a stopped or preempted process loses is no CPU time.
   cpu = (truth.forward + truth.backward + truth.update)[ranks].sum(axis=0) - shown["preempted"] - shown["stopped"]
-  paused = [name for name in ("gc", "data", "checkpoint") if truth.extra.shown[name].any()]
+  paused = [name for name in PAUSES if truth.extra.shown[name].any()]
   return {"cpu_ns": cpu + shown["gc"], "nivcsw": shown["preempted"] // 1_000_000, "gc_ns": shown["gc"],
           **{f"{name}_ns": shown[name] for name in paused if name != "gc"}}
 

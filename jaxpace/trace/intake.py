@@ -9,6 +9,7 @@ import numpy as np
 from jaxpace.core.plan import OF_DEVICES, Plan
 from jaxpace.trace import decode
 from jaxpace.trace import step_causes as host
+from jaxpace.trace.host_causes import HOST_CAUSES
 from jaxpace.trace.problems import plural
 
 
@@ -123,10 +124,10 @@ def _host_columns(pieces: list[tuple[int, list[host.Sample], list[dict[str, floa
   steps = np.concatenate([
       np.arange(newest - len(piece) + 1, newest + 1, dtype=np.int64) for newest, piece, _ in pieces])
   columns: decode.Columns = {"step": steps}
-  for i, name in enumerate(host.NAMES):
+  for i, cause in enumerate(HOST_CAUSES):
     values = [sample[i] for sample in samples]
     unknown = np.array([value is None for value in values], bool)
-    columns[name] = np.ma.masked_array(np.array([value or 0 for value in values], np.int64), unknown)
+    columns[cause.column] = np.ma.masked_array(np.array([value or 0 for value in values], np.int64), unknown)
   for name in sorted({name for row in extra for name in row}):
     unknown = np.array([name not in row for row in extra], bool)
     columns[f"host_{name}"] = np.ma.masked_array(np.array([row.get(name, 0.0) for row in extra], np.float64), unknown)

@@ -1,4 +1,4 @@
-"""Reads what the host did in each step: the columns of `jaxpace.trace.step_causes`, once a process, not once a rank."""
+"""Reads what the host did in each step: the columns of `jaxpace.trace.host_causes`, once a process, not once a rank."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpace.trace.dense import StepAxis
+from jaxpace.trace.host_causes import HOST_CAUSES
 from jaxpace.trace.run import HostCauses
-from jaxpace.trace.step_causes import NAMES
 from jaxpace.trace.table_reader import TableFiles
 
 
@@ -20,15 +20,15 @@ def read_host_causes(table: TableFiles, axis: StepAxis, attempt: np.ndarray, pro
     attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
     process_of_rank: [R] int32, -1 where no row says.
   """
-  names = [name for name in NAMES if name in table.columns]
+  causes = {cause.column: cause for cause in HOST_CAUSES if cause.column in table.columns}
   recorded = np.flatnonzero((attempt >= 0).any(axis=1) & (process_of_rank >= 0))
   processes, first = np.unique(process_of_rank[recorded], return_index=True)
-  if not names or not recorded.size:
+  if not causes or not recorded.size:
     return HostCauses()
   row_of_rank = np.full(len(process_of_rank), -1, np.int64)
   row_of_rank[recorded[first]] = np.arange(len(processes))
-  columns = {name: np.full((len(processes), axis.size), np.nan, np.float32) for name in names}
-  for data in table.read(["step", "rank", "attempt", *names], (int(axis.steps[0]), int(axis.steps[-1]))):
+  columns = {name: np.full((len(processes), axis.size), np.nan, np.float32) for name in causes}
+  for data in table.read(["step", "rank", "attempt", *causes], (int(axis.steps[0]), int(axis.steps[-1]))):
     ranks = data.column("rank").to_numpy()
     inside = (ranks >= 0) & (ranks < len(row_of_rank))
     rows = np.flatnonzero(inside & (row_of_rank[np.where(inside, ranks, 0)] >= 0))
@@ -40,9 +40,9 @@ def read_host_causes(table: TableFiles, axis: StepAxis, attempt: np.ndarray, pro
     if "attempt" in data.column_names:
       keep &= data.column("attempt").to_numpy()[rows] == attempt[ranks, np.clip(at, 0, axis.size - 1)]
     rows, at, row = rows[keep], at[keep], row_of_rank[ranks[keep]]
-    for name in names:
+    for name, cause in causes.items():
       if name in data.column_names and pa.types.is_integer(data.schema.field(name).type):
         values = data.column(name).to_numpy(zero_copy_only=False)[rows].astype(np.float64)
-        columns[name][row, at] = values if name == "nivcsw" else values * 1e-9
-  known = {name.removesuffix("_ns"): values for name, values in columns.items() if np.isfinite(values).any()}
+        columns[name][row, at] = values * cause.scale
+  known = {causes[name].name: values for name, values in columns.items() if np.isfinite(values).any()}
   return HostCauses(processes.astype(np.int64), known)

@@ -22,6 +22,7 @@ from jaxpace.trace import describe, places, progress, ringcopy, rundir
 from jaxpace.trace import step_causes as host
 from jaxpace.trace.copies import Copies, Pending, in_a_line
 from jaxpace.trace.exporting import Exporter, Feed
+from jaxpace.trace.host_causes import ASKED
 from jaxpace.trace.host_sampler import HostCounters, HostSampler
 from jaxpace.trace.intake import Batch
 from jaxpace.trace.lock import DirectoryLock
@@ -311,8 +312,8 @@ class Recorder:
       if isinstance(value, jax.Array) or not isinstance(value, int | float | np.number):
         raise TypeError(f"record({name}=...) takes a number of the host, not {type(value).__name__}: "
                         "reading a device value here would make the loop wait for the step.")
-      if name in ("data_ns", "checkpoint_ns"):
-        self._causes.add(name.removesuffix("_ns"), int(value))
+      if name in ASKED:
+        self._causes.add(ASKED[name], int(value))
       else:
         extra[name] = float(value)
     return extra

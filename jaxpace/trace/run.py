@@ -58,8 +58,7 @@ class HostCauses:
 
   processes: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [P], rising
   columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  """[P, K] float32 by name of `jaxpace.trace.step_causes.NAMES` without `_ns`: seconds, "nivcsw" a count;
-  NaN where null."""
+  """[P, K] float32 by name of `jaxpace.trace.host_causes`: seconds, "nivcsw" a count; NaN where null."""
 
   def row(self, process: int) -> int | None:
     """Row of a process; None where it recorded nothing."""

@@ -19,6 +19,8 @@ import re
 
 import pyarrow as pa
 
+from jaxpace.trace.host_causes import HOST_CAUSES
+
 SCHEMA_VERSION = 1
 
 PART_NAME = "{run}-p{process:05d}.{first:06d}-{last:06d}.parquet"
@@ -44,11 +46,7 @@ STEPS = pa.schema([
     pa.field("gap_ns", _NS),  # from the previous step's end to this one's start; null after a hole
     pa.field("delay_ns", _NS),  # asked
     pa.field("delay_applied_ns", _NS),
-    pa.field("cpu_ns", _NS),
-    pa.field("nivcsw", pa.int64()),  # involuntary context switches
-    pa.field("gc_ns", _NS),
-    pa.field("data_ns", _NS),
-    pa.field("checkpoint_ns", _NS),
+    *(pa.field(cause.column, pa.int64()) for cause in HOST_CAUSES),
 ])
 """One row a rank and step. A user's own phases add `phase_<name>_ns`, a pacer's columns `decision_<name>` (float32)."""
 

@@ -12,11 +12,10 @@ import resource
 import time
 from collections.abc import Iterator
 
-NAMES = ("cpu_ns", "nivcsw", "gc_ns", "data_ns", "checkpoint_ns")
-"""Columns of a sample, in order."""
+from jaxpace.trace.host_causes import ASKED
 
 Sample = tuple[int, int, int, int | None, int | None]
-"""One value for each of `NAMES`; data and checkpoint are None in a step in which neither was measured."""
+"""One value for each of `HOST_CAUSES`; data and checkpoint are None in a step in which neither was measured."""
 
 
 class StepCauseMeter:
@@ -43,11 +42,11 @@ class StepCauseMeter:
       gc.callbacks.remove(self._on_gc)
 
   def sample(self) -> Sample:
-    """Returns what happened since the last sample, in the order of `NAMES`."""
+    """Returns what happened since the last sample, in the order of `HOST_CAUSES`."""
     cpu, switches, collected = (
         time.process_time_ns(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw, self._gc_total)
-    result = (cpu - self._cpu, switches - self._switches, collected - self._gc_seen,
-              self._take("data"), self._take("checkpoint"))
+    data, checkpoint = map(self._take, ASKED.values())
+    result = cpu - self._cpu, switches - self._switches, collected - self._gc_seen, data, checkpoint
     self._cpu, self._switches, self._gc_seen = cpu, switches, collected
     return result
 
@@ -57,7 +56,7 @@ class StepCauseMeter:
     Raises:
       ValueError: any other cause.
     """
-    if f"{cause}_ns" not in NAMES[3:]:
+    if cause not in ASKED.values():
       raise ValueError(f'Nothing to measure is called {cause!r}: use "data" or "checkpoint".')
     self._used.add(cause)
     self._measured[cause] = self._measured.get(cause, 0) + duration_ns

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jaxpace.core import ring
 from jaxpace.core.plan import Mark, Plan
 from jaxpace.trace import decode
-from jaxpace.trace import step_causes as host
+from jaxpace.trace.host_causes import HOST_CAUSES
 from jaxpace.trace.intake import Batch, Intake, Losses
 from tests.trace import fake_step as fake
 
@@ -159,7 +159,7 @@ def test_stamps_of_a_device_s_clock_become_the_host_s_by_one_shift_for_each_rank
 
   def batch(steps, read_ns):
     rings = np.stack([fake.numpy_rows(steps, rank=rank) for rank in ranks])
-    return Batch(rings, plan, [(None,) * len(host.NAMES)] * len(steps), [{}] * len(steps), read_ns)
+    return Batch(rings, plan, [(None,) * len(HOST_CAUSES)] * len(steps), [{}] * len(steps), read_ns)
 
   intake.add(batch([0, 1], 7_000_000))
   first, waits = intake.decode(plan)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.trace.decode import Columns
+from jaxpace.trace.host_causes import TIMES
 
-_NOT_PHASES = ("start", "end", "sync", "delay", "cpu", "gc", "data", "checkpoint")
-HOST = ("cpu", "gc", "data", "checkpoint")
+_NOT_PHASES = ("start", "end", "sync", "delay", *TIMES)
 
 
 class BatchFigures(NamedTuple):
@@ -23,7 +23,7 @@ class BatchFigures(NamedTuple):
   step_seconds: dict[int, np.ndarray]  # by rank: end to end of each step whose gap is known
   phases: dict[tuple[int, str], float]  # by rank and phase; the applied delay is "delay"
   waits: dict[tuple[int, str], float]  # by rank and collective: exit - enter
-  host: dict[str, float]  # of the process, by name of `HOST`
+  host: dict[str, float]  # of the process, by name of `TIMES`
   switches: int | None  # involuntary context switches of the process
   decisions: dict[str, float]  # of the lowest rank's newest step, by the pacer's name; those that are numbers
 
@@ -55,7 +55,7 @@ def figures(steps: Columns, collectives: Columns) -> BatchFigures | None:
       phases={(r, name): float(np.nansum(known[column][rows])) * 1e-9 for r, rows in own.items()
               for column, name in phases.items() if np.isfinite(known[column][rows]).any()},
       waits=_waits(collectives),
-      host={name: float(np.nansum(values[lowest])) * 1e-9 for name in HOST if f"{name}_ns" in steps
+      host={name: float(np.nansum(values[lowest])) * 1e-9 for name in TIMES if f"{name}_ns" in steps
             for values in [_known(steps[f"{name}_ns"])] if np.isfinite(values[lowest]).any()},
       switches=int(np.nansum(switches)) if np.isfinite(switches).any() else None,
       decisions={name.removeprefix("decision_"): float(values[newest]) for name in steps

@@ -14,6 +14,7 @@ from jaxpace.diagnosis.grouped_waits import Waits
 from jaxpace.reporting.timeline.phases import order, pour
 from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Timeline, Track, text
 from jaxpace.trace.cut import cut
+from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.plain_text import plain
 from jaxpace.trace.run import MISSING, Run
 from jaxpace.trace.step_times import Bounds
@@ -271,7 +272,7 @@ def _in_groups(waits: Waits, valid: np.ndarray, wait: np.ndarray, there: np.ndar
 def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: _Slices, tracks: list[Track]) -> None:
   """Adds what the hosts' columns name. Where in its step a pause lay is not recorded: it is shown from its begin."""
   causes = run.host_causes
-  for i, cause in enumerate(name for name in ("gc", "data", "checkpoint") if name in causes.columns):
+  for i, cause in enumerate(name for name in PAUSES if name in causes.columns):
     for process in causes.processes.tolist():
       row, ranks = causes.row(process), np.flatnonzero(run.process_of_rank == process)
       seconds = np.nan_to_num(causes.columns[cause][row], nan=0.0, posinf=0.0, neginf=0.0)

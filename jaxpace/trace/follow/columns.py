@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from jaxpace.files.reading import UnreadableError, read_bytes
 from jaxpace.files.schemas import TIME
+from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.sound import LIMITS, is_whole, name_fault, type_fault
 
@@ -24,7 +25,7 @@ Columns = Mapping[str, np.ndarray]
 """Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for null."""
 
 KEYS = ("step", "rank", "process", "attempt", "collective")
-CAUSES = ("gc_ns", "data_ns", "checkpoint_ns")
+CAUSES = tuple(cause.column for cause in PAUSES.values())
 """Of what a process did between steps; most often none of it, in all rows of a part."""
 _SMALL = 1 << 18
 """Bytes. Larger files are merged ones, which come one at a time."""
