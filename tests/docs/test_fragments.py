@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import jaxpace
+from jaxpace.trace.recording import Recording
 from tests.docs.blocks import Block, written
 
 NOT_RUN = {
@@ -88,7 +89,7 @@ def run(block: Block, script: dict[str, Any], folder: Any) -> dict[str, Any]:
     if dots:  # where the step is made as on every page
       names.update(step=compiled(names["paced"], script["mesh"]), pace=names["paced"].init(script["mesh"]))
       exec(compile(after, block.where, "exec"), names)
-    if isinstance(names.get("recorder"), jaxpace.Recorder):
+    if isinstance(names.get("recorder"), Recording):
       names["recorder"].close()
   return names
 

@@ -22,11 +22,11 @@ from jaxpace.hosts import distributed
 from jaxpace.live.profiler import executions, stamps
 from jaxpace.trace import step_causes as host
 from jaxpace.trace.intake import Batch
-from jaxpace.trace.recorder import Recorder
+from jaxpace.trace.recording import CLOSE_SECONDS, Recording
+from jaxpace.trace.writer import Writer
 
 _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 60.0
-_CLOSE_SECONDS = 60.0
 _LITTLE = 0.001
 """Share of the step that may lie between collectives put together without being spoken of."""
 
@@ -51,7 +51,7 @@ class _ProfiledStep(Recordable):
     return dict(self._settings)
 
 
-class ProfiledRecorder(Recorder):
+class ProfiledRecorder(Recording):
   """Writes entries and exits of collectives to a run directory, without any change to the step.
 
       with jaxpace.ProfiledRecorder("runs/demo", every=100, steps=4) as recorder:
@@ -94,6 +94,8 @@ class ProfiledRecorder(Recorder):
     self._step = first_step
     self._began: int | None = None  # first step of the session under way
     self._folder = ""
+    self._samples: list[host.Sample] = []  # of that session
+    self._extra: list[dict[str, float]] = []
     self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
     self._reader: threading.Thread | None = None
     self._free = threading.Event()
@@ -108,7 +110,7 @@ class ProfiledRecorder(Recorder):
     """Whether the profiler is in use by a session."""
     return self._began is not None or not self._free.is_set()
 
-  def record(self, result: Any, **host_columns: float) -> None:  # type: ignore[override] # no pace state here
+  def record(self, result: Any, **host_columns: float) -> None:
     """Counts a step, and begins or ends a session when it is due. Call it after every step, on every process.
 
     Args:
@@ -120,23 +122,23 @@ class ProfiledRecorder(Recorder):
       TypeError: `result` holds no array of a device, or a host column is not a number.
       RuntimeError: the recorder is not open.
     """
-    writer = self._takes()
+    writer = self.takes()
     if writer is None:
       return
     if not self._checked:
       _waitable(result)
       self._checked = True
-    extra = self._host_columns(host_columns) if host_columns else {}
-    sample = self._causes.sample()
+    sample, extra = self.sample(host_columns)
     self._step += 1
     if self._began is not None:
-      self._copies.note(sample, extra)
+      self._samples.append(sample)
+      self._extra.append(extra)
       if self._step == self._began + self._length:
         jax.block_until_ready(_waitable(result))
         self._end()
     if writer.termination.received:
       self._abandon()
-      self._terminate(writer)
+      self.terminate(writer)
     elif self._began is None and self._step % self._period == 0:
       jax.block_until_ready(_waitable(result))
       self._begin_session()
@@ -158,7 +160,7 @@ class ProfiledRecorder(Recorder):
       self._say(f"A sample was left out, the profiler can't be started: {_line(error)}")
       return
     self._began = self._step
-    self._copies.samples, self._copies.extra = [], []
+    self._samples, self._extra = [], []
     self.seconds["start"] += time.monotonic() - before
 
   def _end(self) -> None:
@@ -169,28 +171,25 @@ class ProfiledRecorder(Recorder):
     if self._reader is None:
       self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
       self._reader.start()
-    self._queue.put(_Session(self._folder, began, time.monotonic_ns(), self._copies.samples, self._copies.extra))
-    self._copies.samples, self._copies.extra = [], []
+    self._queue.put(_Session(self._folder, began, time.monotonic_ns(), self._samples, self._extra))
 
   def _abandon(self) -> None:
     """Ends the session under way in the loop, if there is one, and forgets it."""
     if self._began is None:
       return
     self._began = None
-    self._copies.samples, self._copies.extra = [], []
     try:
       jax.profiler.stop_trace()
     except Exception as error:
       _LOG.debug("The profiler could not be stopped", exc_info=error)
     shutil.rmtree(self._folder, ignore_errors=True)
 
-  def _close(self, in_trouble: bool) -> None:
-    if not self._closed and self._opened and os.getpid() == self._pid:
-      self._abandon()
-      if self._reader is not None:
-        self._queue.put(None)
-        self._reader.join(self._grace_seconds if in_trouble else _CLOSE_SECONDS)
-    super()._close(in_trouble)
+  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
+    """See `Recording`."""
+    self._abandon()
+    if self._reader is not None:
+      self._queue.put(None)
+      self._reader.join(CLOSE_SECONDS if deadline is None else max(deadline - time.monotonic(), 0.0))
 
   # Below runs in the reader's own thread.
 

@@ -30,7 +30,7 @@ from jaxpace.live.watchdog.progress import LoopProgress
 from jaxpace.live.watchdog.store_thread import StoreThread
 
 if TYPE_CHECKING:
-  from jaxpace.trace.recorder import Recorder
+  from jaxpace.trace.recording import Recording
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,7 +74,7 @@ class Watchdog:
   Every process of a job opens its watchdogs in the same order.
   """
 
-  def __init__(self, timeout: float | None = None, *, recorder: Recorder | None = None,
+  def __init__(self, timeout: float | None = None, *, recorder: Recording | None = None,
                directory: str | os.PathLike[str] | None = None, first_timeout: float = 600.0,
                on_late: Callable[[verdict.Late], object] | None = None):
     """Prepares; no thread runs before `with`.
