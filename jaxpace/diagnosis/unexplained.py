@@ -13,12 +13,11 @@ import numpy as np
 from jaxpace.diagnosis.counters import quantiles
 from jaxpace.diagnosis.diagnosis import Facts
 from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER
-from jaxpace.diagnosis.paused import CAUSES
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
+from jaxpace.trace.host_causes import PAUSES
 
 _LONG_PAUSE = 0.5
 """A pause is one of the few where it takes this share of the mean step or more."""
-_WORDS = {"gc": "garbage collection", "data": "waiting for data", "checkpoint": "checkpoints"}
 
 
 class FewPauses(NamedTuple):
@@ -40,8 +39,8 @@ def few_pauses(facts: Facts) -> list[FewPauses]:
     return []
   gap = np.nan_to_num(facts.totals.per_step["runtime"])
   found = []
-  for cause in CAUSES:
-    rows = run.host_causes.columns.get(cause)
+  for name, cause in PAUSES.items():
+    rows = run.host_causes.columns.get(name)
     if rows is None or not len(rows):
       continue
     lost = np.zeros(len(run.steps))
@@ -53,7 +52,7 @@ def few_pauses(facts: Facts) -> list[FewPauses]:
     seconds = float(lost[long].sum())
     share = seconds / (step_time.mean * selected.size)
     if share >= COSTLY:
-      found.append(FewPauses(_WORDS[cause], seconds, share, run.steps[long]))
+      found.append(FewPauses(cause.label, seconds, share, run.steps[long]))
   return sorted(found, key=lambda pauses: -pauses.share)
 
 
