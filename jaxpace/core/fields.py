@@ -1,12 +1,14 @@
-"""Checks of single settings: each says which is wrong, and what it may be."""
+"""Checks of single settings: each says which is wrong, and what it may be.
+
+Without numpy, whose numbers count all the same: `jaxpace control` waits for nothing.
+"""
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Collection, Mapping
 from typing import Any, TypeGuard
-
-import numpy as np
 
 
 class SettingsError(ValueError):
@@ -15,15 +17,18 @@ class SettingsError(ValueError):
 
 def is_whole(value: Any, least: float = -math.inf, most: float = math.inf) -> TypeGuard[int]:
   """Whether it is a whole number in this range; True and False are none."""
-  return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(least <= value <= most)
+  whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  found: Any = value
+  return whole and bool(least <= found <= most)
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf, *,
               strictly: bool = False) -> TypeGuard[float]:
   """Whether it is a finite number in this range, its ends left out if `strictly`; True and False are none."""
-  if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+  if not isinstance(value, numbers.Real) or isinstance(value, bool):
     return False
-  return bool((least < value < most if strictly else least <= value <= most) and -math.inf < value < math.inf)
+  found: Any = value
+  return bool((least < found < most if strictly else least <= found <= most) and -math.inf < found < math.inf)
 
 
 def whole(at: str, value: Any, least: int, most: int | None = None, *, of: str = "", more: str = "") -> int:
@@ -45,7 +50,8 @@ def number(at: str, value: Any, least: float, most: float, hint: str = "", *, st
 
 def truth(at: str, value: Any) -> bool:
   """Returns a bool."""
-  if not isinstance(value, (bool, np.bool_)):
+  # numpy's is no number and has no type that can be named without it.
+  if not isinstance(value, bool) and (str(getattr(value, "dtype", "")), getattr(value, "ndim", 1)) != ("bool", 0):
     raise SettingsError(f"{at}={value!r} must be True or False.")
   return bool(value)
 

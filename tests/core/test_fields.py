@@ -35,6 +35,13 @@ def test_no_number_is_infinite_and_the_ends_may_be_left_out():
   assert fields.is_number(np.float32(0.5), 0, 1, strictly=True)
 
 
+def test_truth_is_python_s_or_numpy_s():
+  assert fields.truth("n", True) is True and fields.truth("n", np.False_) is False
+  for value in (1, "yes", None, np.ones(2, bool), np.int8(1)):
+    with pytest.raises(SettingsError, match="must be True or False"):
+      fields.truth("n", value)
+
+
 @pytest.mark.parametrize("check, said", [
     (lambda: fields.whole("n", 0, 1), "n=0 must be a whole number, at least 1."),
     (lambda: fields.whole("n", 0, 1, of="steps"), "n=0 must be a whole number of steps, at least 1."),
