@@ -118,7 +118,7 @@ import os, pathlib, sys
 import jax, jax.numpy as jnp
 import jaxpace
 from jaxpace.live.control import file
-from jaxpace.live.control.request import Request
+from jaxpace.live.control.request import ControlRequest
 directory, victims = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 victims.mkdir(); directory.mkdir(parents=True)
 def plant(name):
@@ -139,7 +139,7 @@ spec = jaxpace.spec(mesh)
 step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, jax.P(), jax.P("data")), out_specs=(spec, jax.P()),
                              check_vma=False))
 pace, w, x = paced.init(mesh), jnp.ones(3), jnp.ones((1, 3))
-file.write(directory / file.NAME, Request(enabled=False))
+file.write(directory / file.NAME, ControlRequest(enabled=False))
 with jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory, every_seconds=0.01) as control:
   with jaxpace.Watchdog(recorder=recorder) as watchdog:
     watchdog._events.write("late", 1, {})
@@ -148,10 +148,10 @@ with jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory, 
       pace, w = step(pace, w, x)
       recorder.record(pace)
 assert not control.request.enabled and recorder.lost["stopped"] is None, (control.request, recorder.lost)
-from jaxpace.live.probe.links import Links, write_links
+from jaxpace.live.probe.links import ProbedLinks, write_links
 import numpy
 none = numpy.full((1, 1), numpy.nan)
-write_links(directory, Links(("a",), 1, none, none, (), (), 0.0, 0))
+write_links(directory, ProbedLinks(("a",), 1, none, none, (), (), 0.0, 0))
 left = {victim.name: victim.read_text() for victim in victims.iterdir() if victim.read_text() != "mine"}
 assert not left, left
 links = [path for path in directory.rglob("*") if path.is_symlink()]
