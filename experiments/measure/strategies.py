@@ -172,7 +172,7 @@ def measure(names: list[str], steps: int, seeds: int, points: int) -> Iterator[d
     scene = SCENES[name]
     for label, arm in ARMS.items():
       times = timed(arm.strategy, scene, jax.random.key(0), RANKS, steps)
-      scheduled = isinstance(times, timeline.Updates) or not times.selected.all()
+      scheduled = isinstance(times, timeline.Updates) or not times.counted.all()
       quality = None if scheduled else trained.get(label)
       if quality is None:
         quality = train(arm, times, task, keys, points)
@@ -181,7 +181,7 @@ def measure(names: list[str], steps: int, seeds: int, points: int) -> Iterator[d
       seconds = np.concatenate([[0.0], times.time])[quality["done"]]
       reached = seconds_to(TARGET, seconds, quality["loss"])
       delays = times.delay if isinstance(times, timeline.Updates) else np.zeros(1)
-      dropped = 1 - times.selected.mean() if isinstance(times, timeline.Rounds) else 0.0
+      dropped = 1 - times.counted.mean() if isinstance(times, timeline.Rounds) else 0.0
       sizes = {str(ranks): step_seconds(
           timed(at_size(arm.strategy, ranks), scene, jax.random.key(2), ranks, SIZE_STEPS), ranks) for ranks in SIZES}
       sent = cluster.bytes_per_step(arm.strategy, scene.cluster(RANKS), RANKS)

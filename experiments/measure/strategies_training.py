@@ -105,11 +105,11 @@ def in_rounds(task: Task, strategy: Strategy, schedule: Rounds, optimizer: Optim
   Returns:
     Curves with axes [E, L, S].
   """
-  selected = jnp.asarray(schedule.selected, jnp.float32)
-  rows = jnp.arange(len(selected), dtype=jnp.int32), selected
+  counted = jnp.asarray(schedule.counted, jnp.float32)
+  rows = jnp.arange(len(counted), dtype=jnp.int32), counted
   changing = strategy if isinstance(strategy, (Compressed, LocalSteps)) else None
   train = _local if isinstance(strategy, LocalSteps) else _averaging
-  return _curve(_all(train, changing, optimizer, points, task, rows, rates, keys), len(selected), points)
+  return _curve(_all(train, changing, optimizer, points, task, rows, rates, keys), len(counted), points)
 
 
 def one_by_one(task: Task, schedule: Updates, optimizer: Optimizer, rates: Any, keys: jax.Array, points: int) -> Curve:

@@ -54,7 +54,7 @@ def test_synchronous_steps_take_the_longest_of_the_ranks_and_the_ring():
   expected = (work.max(axis=1) + allreduce.ring(8, 1e8, 1e-5, 1e-10)).cumsum()
   found = steps_of(Synchronous(), NOISY, 8, 200)
   np.testing.assert_allclose(found.time, expected, rtol=1e-5)
-  assert found.selected.all()
+  assert found.counted.all()
   within_4_sigma(np.diff(found.time), 0.101 + 0.02 * harmonic(8) + allreduce.ring(8, 1e8, 1e-5, 1e-10))
 
 
@@ -64,9 +64,9 @@ def test_waiting_for_k_of_n_exponentials(wait_for):
   cluster = NOISY._replace(gradient_bytes=0.0, latency=0.0)
   found = steps_of(Backup(wait_for), cluster, 8, 1500)
   within_4_sigma(np.diff(found.time), 0.101 + 0.02 * (harmonic(8) - harmonic(8 - wait_for)))
-  assert (found.selected.sum(axis=1) == wait_for).all()
+  assert (found.counted.sum(axis=1) == wait_for).all()
   work = np.asarray(_draw(cluster, KEY, 8, 1500))
-  assert work[found.selected].mean() <= work.mean()  # those that count are the early ones
+  assert work[found.counted].mean() <= work.mean()  # those that count are the early ones
 
 
 @pytest.mark.parametrize("every", [4, 16])
