@@ -90,5 +90,5 @@ def test_gloo_moves_only_where_its_own_address_does_not_do():
 
 
 def test_gloo_moves_off_loopback_when_the_coordinator_is_on_the_network(monkeypatch):
-  monkeypatch.setattr("jaxpace.distributed.gloo.address_towards", lambda host: "10.1.2.3")
+  monkeypatch.setattr("jaxpace.hosts.distributed.gloo.address_towards", lambda host: "10.1.2.3")
   assert better_address("localhost", "10.1.2.9:5") == "10.1.2.3"  # Debian's 127.0.1.1, which peers cannot reach
