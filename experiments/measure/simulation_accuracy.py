@@ -30,8 +30,6 @@ CARD = 12.5e9
 LATENCIES = {"node_latency": 3e-6, "rack_latency": 8e-6, "spine_latency": 12e-6}
 _STEPS, _COUNTED = 24, slice(2, 12)
 
-_BEFORE = flags.DEFINE_string("before", "", "JSON file of another version, to be shown beside this one.")
-_OUT = flags.DEFINE_string("out", str(OUT), "JSON file; a page is written beside it.")
 
 
 class Case(NamedTuple):
@@ -262,11 +260,18 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
   figures = {**measured.circumstances("experiments.measure.simulation_accuracy"), "cases": measure(cases())}
-  if _BEFORE.value:
-    earlier = json.loads(pathlib.Path(_BEFORE.value).read_text(encoding="utf-8"))
+  if flags.FLAGS.before:
+    earlier = json.loads(pathlib.Path(flags.FLAGS.before).read_text(encoding="utf-8"))
     figures["before"] = {_key(row): row["error"] for row in earlier["cases"]}
-  measured.write(figures, page(figures), pathlib.Path(_OUT.value))
+  measured.write(figures, page(figures), pathlib.Path(flags.FLAGS.out))
+
+
+def define_flags() -> None:
+  """Defines this program's flags."""
+  flags.DEFINE_string("before", "", "JSON file of another version, to be shown beside this one.")
+  flags.DEFINE_string("out", str(OUT), "JSON file; a page is written beside it.")
 
 
 if __name__ == "__main__":
+  define_flags()
   app.run(main)

@@ -93,7 +93,7 @@ def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   from jaxpace.trace.along_axis import groups
   from jaxpace.trace.problems import plural
   hosts: dict[str, list[int]] = {}
-  processes = sorted((path for path in (directory / "process").glob("*.json") if path.stem.isdigit()),
+  processes = sorted((path for path in (directory / "process").glob("*.json") if path.stem.isdecimal()),
                      key=lambda path: int(path.stem))
   for path in processes:
     info = rundir.read_json(path, ProcessFile) or {}
@@ -152,7 +152,7 @@ def _some_ranks(text: str) -> tuple[int, ...] | str:
 
 
 def _whole(text: str) -> int:
-  if not text.isdigit() or int(text) >= 2**31:
+  if not text.isdecimal() or int(text) >= 2**31:
     raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
   return int(text)
 

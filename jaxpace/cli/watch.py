@@ -94,7 +94,7 @@ def _seconds(text: str) -> float:
 
 def _steps(text: str) -> int:
   """Parses a number of steps."""
-  if not (text.isascii() and text.isdigit()) or not 20 <= int(text) <= 10_000:
+  if not (text.isascii() and text.isdecimal()) or not 20 <= int(text) <= 10_000:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of steps from 20 to 10000")
   return int(text)
 

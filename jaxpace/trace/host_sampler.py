@@ -79,7 +79,7 @@ class HostCounters:
     for line in (self._tree.text("/proc/net/dev") or "").splitlines():
       name, colon, rest = line.partition(":")
       numbers = rest.split()
-      if colon and len(numbers) >= 9 and numbers[0].isdigit() and numbers[8].isdigit():
+      if colon and len(numbers) >= 9 and numbers[0].isdecimal() and numbers[8].isdecimal():
         found[name.strip()] = int(numbers[0]), int(numbers[8])
     counted = [found[name] for name in self._interfaces if name in found]
     for port in self._ports:
@@ -95,7 +95,7 @@ class HostCounters:
   def _steal(self) -> int | None:
     """Time the hypervisor gave this guest's CPUs to others, ns, over all of them."""
     numbers = (self._tree.text("/proc/stat") or "").partition("\n")[0].split()
-    return int(numbers[8]) * self._tick_ns if len(numbers) > 8 and numbers[8].isdigit() else None
+    return int(numbers[8]) * self._tick_ns if len(numbers) > 8 and numbers[8].isdecimal() else None
 
 
 def find_interfaces(tree: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:

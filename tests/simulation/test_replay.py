@@ -21,6 +21,8 @@ from tests.coordination.test_live import late_step
 from tests.step import models
 from tests.step.running import P, mesh_of
 
+# Decisions of a compiled step and of its replay are compared bit by bit.
+pytestmark = pytest.mark.optimized
 LATE = MadeUpJob(ranks=4, steps=1500, noise=0.02, late={3: 20e-3})
 NAN = np.float32(np.nan)
 

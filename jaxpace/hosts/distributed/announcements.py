@@ -109,7 +109,7 @@ class Announcements:
   def _newest(self) -> tuple[int, str] | None:
     """The last message that the service keeps."""
     kept = {key.rpartition("/")[2]: text for key, text in key_value_directory(self.name).items()}
-    numbers = [int(number) for number in kept if number.isdigit()]
+    numbers = [int(number) for number in kept if number.isdecimal()]
     return (max(numbers), kept[str(max(numbers))]) if numbers else None
 
   def _submit(self, number: int, task: Callable[[], tuple[int, str]]) -> None:

@@ -79,7 +79,7 @@ def _numbers(env: Mapping[str, str | None], index_name: str, count_name: str) ->
 
 def _checked_address(address: str) -> str:
   host, _, port = address.rpartition(":")
-  if not host or not port.isdigit() or not 0 < int(port) < 65536:
+  if not host or not port.isdecimal() or not 0 < int(port) < 65536:
     raise RuntimeError(f"{ADDRESS}={address!r} must be host:port of process 0, for example 10.0.0.1:12345.")
   return address
 

@@ -113,7 +113,7 @@ def members(groups: Collection[int], launch_id: str) -> set[int]:
   mark = f"{LAUNCH_ID}={launch_id}".encode()
   found = set()
   for entry in os.listdir(_PROC):
-    if not entry.isdigit() or int(entry) == os.getpid():
+    if not entry.isdecimal() or int(entry) == os.getpid():
       continue
     try:
       # the name in parentheses may hold anything, spaces and parentheses too

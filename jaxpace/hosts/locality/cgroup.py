@@ -53,7 +53,7 @@ def throttled_ns(tree: Tree, version: int | None, folders: list[str]) -> int | N
   for folder in folders:
     for line in (tree.text(f"{folder}/cpu.stat") or "").splitlines():
       name, _, value = line.partition(" ")
-      if name == ("throttled_usec" if version == 2 else "throttled_time") and value.isdigit():
+      if name == ("throttled_usec" if version == 2 else "throttled_time") and value.isdecimal():
         times.append(int(value) * (1000 if version == 2 else 1))
   return sum(times) if times else None
 
@@ -75,7 +75,7 @@ def _mount(tree: Tree, controller: str, version: int) -> tuple[str, str]:
 def _cpu_limit(tree: Tree, folder: str, version: int | None) -> float | None:
   if version == 2:
     quota, _, period = (tree.text(f"{folder}/cpu.max") or "").partition(" ")
-    values = (int(quota), int(period)) if quota.isdigit() and period.isdigit() else (0, 0)
+    values = (int(quota), int(period)) if quota.isdecimal() and period.isdecimal() else (0, 0)
   else:
     values = tree.number(f"{folder}/cpu.cfs_quota_us") or 0, tree.number(f"{folder}/cpu.cfs_period_us") or 0
   return values[0] / values[1] if values[0] > 0 and values[1] > 0 else None

@@ -109,7 +109,7 @@ def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu | None, ...
     return gpus
   chosen: list[Gpu | None] = []
   for piece in filter(None, (word.strip() for word in setting.split(","))):
-    if piece.isdigit():
+    if piece.isdecimal():
       chosen.append(gpus[int(piece)] if int(piece) < len(gpus) else None)
     else:
       matching = [gpu for gpu in gpus if gpu.uuid and gpu.uuid.lower().startswith(piece.lower())]

@@ -131,7 +131,7 @@ def _column(name: str, rest: list[str], tail: list[str]) -> str | None:
 
 
 def _single(text: str | None) -> int | None:
-  return int(text) if text and text.isdigit() and len(text) < 5 else None
+  return int(text) if text and text.isdecimal() and len(text) < 5 else None
 
 
 def _node_of(near: set[int | None] | None) -> int | None:

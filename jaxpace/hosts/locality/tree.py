@@ -69,7 +69,7 @@ def parse_list(text: str | None) -> tuple[int, ...]:
   found: set[int] = set()
   for piece in (text or "").split(","):
     first, dash, last = piece.strip().partition("-")
-    if first.isdigit() and (not dash or last.isdigit()):
+    if first.isdecimal() and (not dash or last.isdecimal()):
       begin, end = int(first), int(last or first)
       if end - begin < 1 << 16:
         found.update(range(begin, end + 1))

@@ -167,6 +167,7 @@ def test_no_place_is_an_error(places):
   for place in places:
     text = json.dumps(to_plain(place))
     try:
-      assert from_plain(Locality, json.loads(text)) == place
+      # What is no finite number is not known afterwards.
+      assert to_plain(from_plain(Locality, json.loads(text))) == to_plain(place)
     except ValueError:
       assert "NaN" in text or "Infinity" in text or "e+" in text or any(len(word) > 18 for word in text.split())
