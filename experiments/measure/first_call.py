@@ -168,7 +168,7 @@ def _measure(trainer: str, rounds: int) -> dict[str, Any]:
 def _lines(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("What instrumenting costs once", figures)
   lines += ["Seconds from the first call of a step to its first run: tracing, lowering, compiling; each start is a "
-            "process of its own on one device. Medians over rounds; in brackets 95 % bootstrap intervals, of ratios "
+            "process of its own on one device. Medians over rounds; in brackets 95 % Student intervals, of ratios "
             "within a round. CPU is that of all threads: other programs lengthen it less.", ""]
   rows = []
   for trainer, entry in figures["trainers"].items():
