@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 # For type checkers and editors only. A test holds it against the table below.
 if TYPE_CHECKING:
+  from jaxpace import distributed as distributed
   from jaxpace.communication.phases import phase as phase
   from jaxpace.coordination.combinators import chain as chain
   from jaxpace.coordination.combinators import limit as limit
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
   from jaxpace.core.types import Decision as Decision
   from jaxpace.core.types import Observation as Observation
   from jaxpace.core.types import Pacer as Pacer
-  from jaxpace.hosts import distributed as distributed
   from jaxpace.live.control.control import Control as Control
   from jaxpace.live.housekeeping.keeper import Housekeeper as Housekeeper
   from jaxpace.live.probe.links import probe_links as probe_links
@@ -69,7 +69,7 @@ _HOMES = {
 }
 """Where each public name lives. It is imported when first used: the `jaxpace` command must not wait for JAX."""
 
-_MODULES = {"distributed": "hosts.distributed"}
+_MODULES = {"distributed": "distributed"}
 """Modules that are used by their own name after `import jaxpace`."""
 
 __all__ = [*_HOMES]
