@@ -246,9 +246,8 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines += [
       "A simulation, not a network: every job computes, then sends its buckets over one link that the senders share",
       "equally at every instant (`experiments/measure/fluid.py`). Delays come from the library's own `Pacer.update`,",
-      "which",
-      "sees the bucket times of the step just done but for the last one's, as in a live step. Step time over the job's",
-      "own period alone, mean over jobs",
+      "which sees the bucket times of the step just done but for the last one's, as in a live step. Step time over",
+      "the job's own period alone, mean over jobs",
       f"and {figures['seeds']} seeds with random starts, steps 51 to 400 unless said otherwise; the least a scene",
       "allows is 1, but 1.6 for the four that have no room. `a` is the share of the period that is communication.", ""]
   names = list(dict.fromkeys(cell["scene"] for cell in figures["cells"]))

@@ -38,8 +38,7 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     UnreadableError: it is no regular file, or has more than `most` bytes.
     OSError: there is no such file, or it can't be opened.
   """
-  # O_NONBLOCK: a FIFO without a writer opens at once; of a regular file it changes nothing.
-  descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+  descriptor = _opened(path)
   with os.fdopen(descriptor, "rb") as file:
     _size(os.fstat(descriptor))
     data = file.read(most + 1)
@@ -55,7 +54,7 @@ def read_end(path: str | os.PathLike[str], most: int) -> bytes:
     UnreadableError: it is no regular file.
     OSError: there is no such file, or it can't be opened.
   """
-  descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+  descriptor = _opened(path)
   with os.fdopen(descriptor, "rb") as file:
     begin = max(0, _size(os.fstat(descriptor)) - most)
     file.seek(begin)
@@ -76,3 +75,8 @@ def _size(status: os.stat_result) -> int:
     return status.st_size
   kind = next((name for test, name in _KINDS if test(status.st_mode)), "of a kind that is not known")
   raise UnreadableError(f"is {kind}, not a regular file")
+
+
+def _opened(path: str | os.PathLike[str]) -> int:
+  """Opens a file for reading, without waiting: a FIFO without a writer opens at once."""
+  return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))

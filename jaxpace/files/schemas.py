@@ -5,7 +5,7 @@ These are limits for readers: a file within them may still be wrong, but takes n
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -183,11 +183,3 @@ class LinksFile(Struct):
   seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)] = []
   median_seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)] = []
   cannot_tell: Line | None = None
-
-
-class Note(Struct):
-  """A line of `control.applied.jsonl`; what `settings` may hold is `jaxpace.live.control.request`'s to say."""
-
-  step: Step | None = None
-  unix_ns: Nanoseconds | None = None
-  settings: dict[str, Any] | None = None
