@@ -1,0 +1,163 @@
+"""What `jaxpace.observe` put into a compiled program: its collectives, and what each mark means.
+
+A mark is an event (device, tag, nanoseconds) that the running program writes. The plan says what
+the tags of each program mean, so that a recorded run can be read without the program that made it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxpace.core.plan import Unstamped
+
+TAG_BITS = 20
+"""Bits of an event's tag that are the program's own; the bits above are the program's number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+  """A loop of the compiled program that a collective runs in."""
+
+  name: str
+  """Name of the loop in the compiled program, such as "while.12"."""
+  trips: int | None
+  """Turns of the loop each time it is entered; None where the compiler does not know it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedCollective:
+  """A collective of the compiled program that has marks before and after it.
+
+  Collectives that the compiler combined into one are one here, with several tags: a rank enters it
+  at the last of its enter marks and leaves it at the first of its exit marks. Within a loop the
+  t-th occurrence of a tag in a step is the t-th time that the collective ran.
+  """
+
+  index: int
+  """Place in the program's list of collectives, which is their order in the compiled program."""
+  name: str
+  """Name in the compiled program, such as "all-gather.11"."""
+  kind: str
+  """What it does: "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+  "collective-permute", "collective-broadcast", "ragged-all-to-all"."""
+  bytes: int | None
+  """Bytes of all operands on one device; None where that is not known."""
+  operands: int
+  dtypes: tuple[str, ...]
+  """Types of the operands, each once, in numpy's words."""
+  axes: tuple[str, ...]
+  """Axes of the mesh along which ranks meet; () where no choice of axes gives these groups."""
+  groups: tuple[tuple[int, ...], ...]
+  """Ranks that meet, a tuple for each group; () for permutes."""
+  pairs: tuple[tuple[int, int], ...]
+  """Ranks that send and receive, for permutes; else ()."""
+  phase: str
+  """Phase of the step: "forward", "backward", "update", or "compute" where it can't be told."""
+  loops: tuple[Loop, ...]
+  """Loops it runs in, outermost first; () where it runs once a step."""
+  source: str | None
+  """Line of the model it comes from, such as "model.py:120"; None where not known."""
+  operation: str | None
+  """JAX's name of the operation it comes from; None where not known."""
+  enter_tags: tuple[int, ...]
+  """Tags of the marks before it, without the program's number."""
+  exit_tags: tuple[int, ...]
+  """Tags of the marks after it, without the program's number."""
+  conditional: bool = False
+  """Whether it is in a branch that need not run in each step."""
+
+  @property
+  def turns(self) -> int | None:
+    """How often it runs in one step; None where a loop's turns are not known."""
+    turns = 1
+    for loop in self.loops:
+      if loop.trips is None:
+        return None
+      turns *= loop.trips
+    return turns
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedProgram:
+  """One compiled shape of an observed step."""
+
+  number: int
+  """Number of the program in this process: the upper bits of its events' tags."""
+  name: str
+  """Name of the function that was compiled."""
+  ranks: tuple[int, ...]
+  """Rank of each partition: the place of its device in `jax.devices()`."""
+  mesh_axes: dict[str, int]
+  """Sizes of the mesh's axes, slowest first; {} where the step has no mesh."""
+  collectives: tuple[ObservedCollective, ...]
+  start_tag: int = 0
+  end_tag: int = 1
+  notices: tuple[str, ...] = ()
+  """What is worth knowing about how the marks went in, a sentence each."""
+  unstamped: tuple[Unstamped, ...] = ()
+  """Collectives that have no marks, and why."""
+  bare: str = ""
+  """Why this program runs as it was, without marks, in a sentence; "" where it has marks."""
+  bare_compile_s: float | None = None
+  """Seconds that compiling the step as it was took; None where not measured."""
+  stamped_compile_s: float | None = None
+  """Seconds that reading it back, stamping and compiling it again took."""
+
+  @property
+  def marks(self) -> int | None:
+    """Marks that one device writes in a step; None where a loop's turns are not known."""
+    if self.bare:
+      return 0
+    total = 2
+    for collective in self.collectives:
+      turns = collective.turns
+      if turns is None:
+        return None
+      total += turns * (len(collective.enter_tags) + len(collective.exit_tags))
+    return total
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedPlan:
+  """The programs that an observed step was compiled to so far, in the order they were met."""
+
+  programs: tuple[ObservedProgram, ...] = ()
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars."""
+    return dataclasses.asdict(self)
+
+  @staticmethod
+  def from_json(data: dict[str, Any]) -> ObservedPlan:
+    """Inverse of `to_json`; fields of a newer version are left out.
+
+    Raises:
+      KeyError, TypeError: `data` is not a plan of an observed step.
+    """
+    return ObservedPlan(tuple(_program(program) for program in data["programs"]))
+
+
+def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+  names = {field.name for field in dataclasses.fields(kind)}
+  return {name: value for name, value in data.items() if name in names}
+
+
+def _program(data: dict[str, Any]) -> ObservedProgram:
+  fields = _known(ObservedProgram, data)
+  fields["ranks"] = tuple(data["ranks"])
+  fields["mesh_axes"] = dict(data["mesh_axes"])
+  fields["collectives"] = tuple(_collective(each) for each in data["collectives"])
+  fields["notices"] = tuple(data.get("notices", ()))
+  fields["unstamped"] = tuple(Unstamped(**each) for each in data.get("unstamped", ()))
+  return ObservedProgram(**fields)
+
+
+def _collective(data: dict[str, Any]) -> ObservedCollective:
+  fields = _known(ObservedCollective, data)
+  for name in ("dtypes", "axes", "enter_tags", "exit_tags"):
+    fields[name] = tuple(data[name])
+  for name in ("groups", "pairs"):
+    fields[name] = tuple(map(tuple, data[name]))
+  fields["loops"] = tuple(Loop(**loop) for loop in data["loops"])
+  return ObservedCollective(**fields)

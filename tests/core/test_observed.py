@@ -1,0 +1,55 @@
+"""The plan of an observed step survives a trip through JSON, and counts its marks."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxpace.core.observed import Loop, ObservedCollective, ObservedPlan, ObservedProgram
+from jaxpace.core.plan import Unstamped
+
+GATHER = ObservedCollective(
+    index=0, name="all-gather.11", kind="all-gather", bytes=4096, operands=2, dtypes=("float32",),
+    axes=("fsdp",), groups=((0, 1), (2, 3)), pairs=(), phase="forward",
+    loops=(Loop("while.3", 4), Loop("while.1", 8)), source="model.py:12",
+    operation="jit(step)/while/body/dot_general", enter_tags=(2, 4), exit_tags=(3, 5))
+SEND = dataclasses.replace(
+    GATHER, index=1, name="collective-permute.1", kind="collective-permute", groups=(),
+    pairs=((0, 1), (1, 0)), loops=(), enter_tags=(6,), exit_tags=(7,), conditional=True)
+PROGRAM = ObservedProgram(
+    number=3, name="step", ranks=(2, 3, 0, 1), mesh_axes={"data": 2, "fsdp": 2},
+    collectives=(GATHER, SEND), notices=("said",), bare_compile_s=0.5, stamped_compile_s=0.25,
+    unstamped=(Unstamped("all-reduce.4", "all-reduce", 8, "because"),))
+
+
+def test_a_plan_comes_back_from_json_as_it_was():
+  plan = ObservedPlan((PROGRAM, dataclasses.replace(PROGRAM, number=4, bare="no marks here.")))
+  assert ObservedPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_fields_of_a_newer_version_are_left_out():
+  data = ObservedPlan((PROGRAM,)).to_json()
+  data["programs"][0]["later"] = 1
+  data["programs"][0]["collectives"][0]["later"] = 2
+  assert ObservedPlan.from_json(data) == ObservedPlan((PROGRAM,))
+
+
+@pytest.mark.parametrize("data", [{}, {"programs": [{}]}, {"programs": 3}, []])
+def test_what_is_no_plan_is_refused(data):
+  with pytest.raises((KeyError, TypeError)):
+    ObservedPlan.from_json(data)
+
+
+def test_marks_are_counted_over_turns_and_tags():
+  # Start and end; 4 x 8 turns of two enter and two exit marks; two marks of the permute.
+  assert PROGRAM.marks == 2 + 4 * 8 * 4 + 2
+  assert GATHER.turns == 32
+  assert SEND.turns == 1
+
+
+def test_marks_of_a_loop_of_unknown_length_are_not_counted():
+  unknown = dataclasses.replace(GATHER, loops=(Loop("while.3", None),))
+  program = dataclasses.replace(PROGRAM, collectives=(unknown,))
+  assert unknown.turns is None
+  assert program.marks is None
+  assert dataclasses.replace(program, bare="as it was.").marks == 0
