@@ -50,6 +50,19 @@ class Collective(Struct):
   index_groups: Groups | None = None
   pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)] | None = None
   may_begin_early: bool | None = None
+  kind: Line | None = None
+  operation: Line | None = None
+  source: Line | None = None
+  loops: Annotated[list[tuple[Line, Number, Number | None]], Meta(max_length=64)] | None = None
+  of: Number | None = None
+  program: Number | None = None
+  rank_pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)] | None = None
+
+
+class Detail(Struct):
+  """Which steps of an observed run are written in full, see `jaxpace.core.detail`."""
+
+  every: Annotated[int, Meta(ge=1, lt=RANKS)] = 1
 
 
 class Unstamped(Struct):
@@ -75,6 +88,7 @@ class PlanOfStep(Struct):
   carrier: Number | None = None
   decisions: Lines = []
   overflow: Number = 0
+  detail: Detail | None = None
   notices: Annotated[list[Line], Meta(max_length=256)] = []
 
 

@@ -43,6 +43,7 @@ STEPS = pa.schema([
     pa.field("compute_ns", _NS),  # compute that can't be told apart into phases
     pa.field("sync_ns", _NS),
     pa.field("update_ns", _NS),
+    pa.field("last_exit_ns", _NS),  # of the step's collectives, of observed steps: see jaxpace.observe
     pa.field("gap_ns", _NS),  # from the previous step's end to this one's start; null after a hole
     pa.field("delay_ns", _NS),  # asked
     pa.field("delay_applied_ns", _NS),

@@ -1,0 +1,53 @@
+"""Which steps of an observed run are written in full, and which by their sums alone.
+
+All ranks draw the same steps, one in each stretch of neighbouring ones, at a place that a hash
+tells: checkpoints and evaluation come at regular steps, and a regular draw would see all of them or
+none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+_GOLDEN, _LAST = np.uint64(0x9E3779B97F4A7C15), np.uint64(31)
+
+MANY_RANKS = 128
+"""Ranks up to which a job writes `ROWS` rows of collectives a step and rank; above, `FEW_ROWS`."""
+ROWS, FEW_ROWS = 20, 4
+
+
+def every(occurrences: int, ranks: int) -> int:
+  """Steps of which one is written in full, so that a step has a bounded number of rows on average.
+
+  Args:
+    occurrences: collectives that a rank goes through in a step, each turn of a loop by itself.
+    ranks: of the job.
+
+  >>> every(16, 8), every(200, 8), every(200, 1024)
+  (1, 10, 50)
+  """
+  if occurrences <= ROWS:
+    return 1
+  return -(-occurrences // (ROWS if ranks <= MANY_RANKS else FEW_ROWS))
+
+
+def is_detailed(step: int | np.ndarray, stretch: int) -> np.ndarray:
+  """Whether a step is drawn to be written in full; of whole numbers of any shape, bool of the same.
+
+  Args:
+    step: number of the step, 0 or more.
+    stretch: steps of which one is drawn, as `every` tells.
+
+  >>> sum(is_detailed(np.arange(1000), 10).tolist())
+  100
+  """
+  numbers = np.asarray(step, np.uint64)
+  size = np.uint64(max(1, stretch))
+  which = numbers // size
+  with np.errstate(over="ignore"):
+    mixed = which * _GOLDEN + _GOLDEN
+    for shift, factor in _MIX:
+      mixed = (mixed ^ (mixed >> shift)) * factor
+    mixed ^= mixed >> _LAST
+  return np.asarray(numbers % size == mixed % size)
