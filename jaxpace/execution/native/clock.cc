@@ -5,6 +5,7 @@
 
 #include <time.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
@@ -86,6 +87,105 @@ ffi::Error Hold(ffi::RemainingArgs values, ffi::RemainingRets held) {
   return ffi::Error::Success();
 }
 
+// Marks: the layout of a ring is that of jaxpace/core/marks.py.
+
+constexpr uint32_t kMostLanes = 1024;
+constexpr uint32_t kMostPrograms = 4096;
+constexpr size_t kLaneStride = 64;
+constexpr uint32_t kNumber = 0xFFFFE;  // tag of the event whose "ns" is the number of the execution that starts
+
+struct Event {
+  std::atomic<int64_t> ns;
+  std::atomic<uint32_t> tag;
+  std::atomic<uint32_t> seq;  // index + 1: stored last, so a slot that is being written holds another
+};
+static_assert(sizeof(Event) == 16, "an event has 16 bytes");
+
+struct Ring {
+  char* heads;  // a lane's 64 bytes: head
+  Event* events;
+  uint64_t capacity;  // a power of two
+  uint32_t lanes;
+};
+
+std::atomic<Ring*> current_ring{nullptr};
+std::atomic<uint64_t> unheard{0};  // marks that had no lane to go to
+
+// Executions that have started on a device so far, by program. Zero pages until they are used.
+std::atomic<uint32_t> executions[kMostLanes][kMostPrograms];
+
+// Marks under way in each lane: a ring may be freed once each of these was seen at 0 after the switch to another.
+struct alignas(64) Busy {
+  std::atomic<uint32_t> marks;
+};
+Busy busy[kMostLanes];
+
+// What XLA calls each device of this process, by lane. Written before the first mark.
+int32_t devices[kMostLanes];
+uint32_t device_count = 0;
+
+uint32_t LaneOf(int32_t device) {
+  const int64_t place = static_cast<int64_t>(device) - devices[0];  // numbers mostly follow each other
+  if (place >= 0 && place < device_count && devices[place] == device) return static_cast<uint32_t>(place);
+  for (uint32_t lane = 0; lane < device_count; ++lane) {
+    if (devices[lane] == device) return lane;
+  }
+  return kMostLanes;
+}
+
+void Put(Ring* ring, uint64_t base, uint64_t index, int64_t ns, uint32_t tag) {
+  Event& event = ring->events[base + (index & (ring->capacity - 1))];
+  event.seq.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  event.ns.store(ns, std::memory_order_relaxed);
+  event.tag.store(tag, std::memory_order_relaxed);
+  event.seq.store(static_cast<uint32_t>(index + 1), std::memory_order_release);
+}
+
+// No lock, no allocation: several threads of one device may mark at once.
+void Record(uint32_t lane, uint32_t program, uint32_t tag, int64_t ns) {
+  if (lane >= kMostLanes) {
+    unheard.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  uint32_t number = 0;
+  if (tag == 0 && program < kMostPrograms) number = executions[lane][program].fetch_add(1, std::memory_order_relaxed);
+  busy[lane].marks.fetch_add(1, std::memory_order_seq_cst);
+  Ring* ring = current_ring.load(std::memory_order_seq_cst);
+  if (ring == nullptr || lane >= ring->lanes) {
+    unheard.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    auto* head = reinterpret_cast<std::atomic<uint64_t>*>(ring->heads + lane * kLaneStride);
+    const uint64_t base = static_cast<uint64_t>(lane) * ring->capacity;
+    uint64_t index = head->fetch_add(tag == 0 ? 2 : 1, std::memory_order_seq_cst);
+    if (tag == 0) Put(ring, base, index++, number, (program << 20) | kNumber);
+    Put(ring, base, index, ns, (program << 20) | tag);
+  }
+  busy[lane].marks.fetch_sub(1, std::memory_order_release);
+}
+
+// Hands the first `values` operands through; the rest are only waited for. On CPU `device` is the device's id in the
+// job: 2048, 2049, ... in the second process.
+ffi::Error MarkTime(int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t program,
+                    int32_t tag, int32_t values) {
+  const int64_t now = Now();
+  for (int32_t i = 0; i < values; ++i) {
+    auto from = operands.get<ffi::AnyBuffer>(i);
+    auto to = results.get<ffi::AnyBuffer>(i);
+    if (!from.has_value() || !to.has_value()) return ffi::Error::Internal("jaxpace_mark: operand without result");
+    if ((*to)->untyped_data() != from->untyped_data()) {
+      std::memcpy((*to)->untyped_data(), from->untyped_data(), from->size_bytes());
+    }
+  }
+  // What else it returns, the start's word, is there to be waited for.
+  for (size_t i = static_cast<size_t>(values); i < results.size(); ++i) {
+    auto word = results.get<ffi::AnyBuffer>(i);
+    if (word.has_value()) std::memset((*word)->untyped_data(), 0, (*word)->size_bytes());
+  }
+  Record(LaneOf(device), static_cast<uint32_t>(program), static_cast<uint32_t>(tag) & 0xFFFFF, now);
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_stamp, Stamp,
@@ -103,8 +203,51 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_delay, Delay,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_hold, Hold,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_mark, MarkTime,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<int32_t>("program")
+                                  .Attr<int32_t>("tag")
+                                  .Attr<int32_t>("values"));
+
+// Says which lane each device marks in: `ids[lane]` is XLA's number of the device.
+extern "C" void jaxpace_lanes(const int32_t* ids, uint32_t count) {
+  device_count = 0;
+  for (uint32_t lane = 0; lane < count && lane < kMostLanes; ++lane) devices[lane] = ids[lane];
+  device_count = count < kMostLanes ? count : kMostLanes;
+}
+
+// Where marks go from now on; null `heads` drops them. Marks under way may go to the memory before until
+// `jaxpace_quiet` has told so. The few bytes of the struct itself are left.
+extern "C" void jaxpace_ring(void* heads, void* events, uint64_t capacity, uint32_t lanes) {
+  Ring* next = heads == nullptr ? nullptr
+                                : new Ring{static_cast<char*>(heads), static_cast<Event*>(events), capacity, lanes};
+  current_ring.store(next, std::memory_order_seq_cst);
+}
+
+// Waits until no mark that was under way in `lane` at the call can still be; 0 if that takes more than `tries` looks.
+extern "C" int jaxpace_quiet(uint32_t lane, uint32_t tries) {
+  for (uint32_t i = 0; i < tries; ++i) {
+    if (lane >= kMostLanes || busy[lane].marks.load(std::memory_order_seq_cst) == 0) return 1;
+  }
+  return 0;
+}
+
+extern "C" uint32_t jaxpace_executions(uint32_t lane, uint32_t program) {
+  return lane < kMostLanes && program < kMostPrograms ? executions[lane][program].load() : 0;
+}
+
+extern "C" uint64_t jaxpace_unheard() { return unheard.load(); }
+
+// A mark as a handler leaves it, for measuring and tests.
+extern "C" void jaxpace_mark_here(uint32_t lane, uint32_t program, uint32_t tag, uint32_t times) {
+  for (uint32_t i = 0; i < times; ++i) Record(lane, program, tag, Now());
+}
+
 // Raised whenever a handler's operands change: a library left over from another version must not be called.
-extern "C" int jaxpace_handlers() { return 2; }
+extern "C" int jaxpace_handlers() { return 3; }
 
 // The version of the headers this was built on: a newer one than the running jaxlib's must not be registered.
 extern "C" int jaxpace_ffi_major() { return XLA_FFI_API_MAJOR; }

@@ -12,10 +12,10 @@ import jax
 
 from jaxpace.execution.native.elf import whole
 
-STAMP, DELAY, HOLD = "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold"
+STAMP, DELAY, HOLD, MARK = "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold", "jaxpace_mark"
 """Names under which the handlers are known to XLA, and in the library."""
 
-HANDLERS = 2
+HANDLERS = 3
 """Version of the handlers' operands, as in clock.cc."""
 
 _REINSTALL = (
@@ -46,7 +46,8 @@ def unavailable() -> str:
       return ("The native clock's library is left over from another version of jaxpace. "
               f"{_REINSTALL}")
     built = library.jaxpace_ffi_major(), library.jaxpace_ffi_minor()
-    handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in (STAMP, DELAY, HOLD)}
+    handlers = {name: jax.ffi.pycapsule(getattr(library, name))
+                for name in (STAMP, DELAY, HOLD, MARK)}
   except (OSError, AttributeError) as error:
     return f"The native clock's library can't be loaded: {error}. {_REINSTALL}"
   if reason := incompatibility(built, running_api()):
@@ -54,6 +55,20 @@ def unavailable() -> str:
   for name, handler in handlers.items():
     jax.ffi.register_ffi_target(name, handler, platform="cpu")
   return ""
+
+
+@functools.cache
+def functions() -> ctypes.CDLL:
+  """Returns the library itself, for what is called from the host; only where `unavailable` is empty."""
+  library = ctypes.CDLL(str(find_library()))
+  pointer, word, long = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+  library.jaxpace_lanes.argtypes = [ctypes.POINTER(ctypes.c_int32), word]
+  library.jaxpace_ring.argtypes = [pointer, pointer, long, word]
+  library.jaxpace_quiet.argtypes = [word, word]
+  library.jaxpace_executions.argtypes, library.jaxpace_executions.restype = [word, word], word
+  library.jaxpace_unheard.argtypes, library.jaxpace_unheard.restype = [], long
+  library.jaxpace_mark_here.argtypes = [word, word, word, word]
+  return library
 
 
 def find_library() -> pathlib.Path | None:

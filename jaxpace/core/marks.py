@@ -1,0 +1,97 @@
+"""Layout of a ring of marks: what a running program writes of each execution, in memory or a file.
+
+A file has a header of one page, a block of 64 bytes for each lane, and each lane's events. A lane
+belongs to one device of the process. An event is 16 bytes; the i-th of a lane lies at i modulo the
+capacity, and its `seq` is i + 1 modulo 2**32, stored last: a slot with another `seq` is being
+written, or was written over.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.core.observed import TAG_BITS
+
+MAGIC = b"jaxpace marks 1\n"
+PAGE = 4096
+BLOCK = 64
+CAPACITY = 65536
+"""Events of a lane, unless there are many lanes."""
+MOST_LANES = 1024
+MOST_BYTES = 64 << 20
+"""Events of all lanes together take at most this, as long as a lane has `LEAST_CAPACITY`."""
+LEAST_CAPACITY = 1024
+
+NUMBER = (1 << TAG_BITS) - 2
+"""Tag of the event before each start mark. Its `ns` is no time, but how many executions of the
+program had started on this device before: lost events don't shift the count."""
+
+EVENT = np.dtype([("ns", "<i8"), ("tag", "<u4"), ("seq", "<u4")])
+"""`ns` of the host's monotonic clock; `tag` = program << TAG_BITS | the program's own tag."""
+
+HEADER = np.dtype([
+    ("magic", "S16"), ("lanes", "<u4"), ("process", "<u4"), ("capacity", "<u8"),
+    ("attempt", "<u4"), ("pid", "<u4"),
+    # Read together, so that times can be told to people.
+    ("monotonic_ns", "<i8"), ("wall_ns", "<i8"),
+    # 1 once a recorder has closed it.
+    ("closed", "<u4"), ("reserved", "<u4"), ("run", "S256")])
+"""At the beginning of the file; zeros follow up to `PAGE`."""
+
+LANE = np.dtype([("head", "<u8"), ("rank", "<i4"), ("device", "<i4"), ("rest", "V48")])
+"""A lane's block: events written so far, the rank of its device, and XLA's number of it."""
+
+
+class Layout(NamedTuple):
+  """Where what lies; offsets and sizes in bytes."""
+
+  lanes: int
+  capacity: int
+  events: int
+  size: int
+
+
+def layout(lanes: int, capacity: int | None = None) -> Layout:
+  """Lays a ring out.
+
+  Args:
+    lanes: devices that write to it, at least 1.
+    capacity: events of each, a power of two; None takes what fits.
+
+  Raises:
+    ValueError: there are no lanes or too many, or the capacity is no power of two.
+
+  >>> layout(1).size == PAGE + PAGE + 65536 * 16
+  True
+  """
+  if not 1 <= lanes <= MOST_LANES:
+    raise ValueError(f"A ring of marks has 1 to {MOST_LANES} lanes, not {lanes}.")
+  if capacity is None:
+    capacity = CAPACITY
+    while capacity > LEAST_CAPACITY and lanes * capacity * EVENT.itemsize > MOST_BYTES:
+      capacity //= 2
+  if capacity < 2 or capacity & (capacity - 1) or capacity > 1 << 30:
+    raise ValueError(f"A lane's capacity is a power of two, not {capacity}.")
+  events = PAGE + -(-lanes * BLOCK // PAGE) * PAGE
+  return Layout(lanes, capacity, events, events + lanes * capacity * EVENT.itemsize)
+
+
+class Views(NamedTuple):
+  """A ring's memory as arrays that share it."""
+
+  # [] HEADER
+  header: np.ndarray[Any, Any]
+  # [lanes] LANE
+  blocks: np.ndarray[Any, Any]
+  # [lanes, capacity] EVENT
+  events: np.ndarray[Any, Any]
+
+
+def views(memory: Any, where: Layout) -> Views:
+  """Views a buffer of `where.size` bytes as a ring."""
+  count = where.lanes * where.capacity
+  return Views(np.frombuffer(memory, HEADER, 1)[0:1].reshape(()),
+               np.frombuffer(memory, LANE, where.lanes, PAGE),
+               np.frombuffer(memory, EVENT, count, where.events).reshape(where.lanes, -1))

@@ -1,0 +1,204 @@
+"""The ring that marks of observed programs go to: one a process, in memory or in a file.
+
+Marks are written by a native handler, `jaxpace_mark`, into the lane of their device. XLA tells the
+handler which device it runs on; on CPU that is `jax.Device.id`, for forced devices and in several
+processes alike (tried with jax 0.10). Until a recorder opens a file, the ring lies in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import pathlib
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpace.core import marks
+from jaxpace.execution.native import library
+
+_LOOKS = 1_000_000
+_lock = threading.Lock()
+_in_memory: Ring | None = None
+_current: Ring | None = None
+_fork_handled = False
+# Memory that a mark may still be writing to, where that could not be ruled out.
+_kept: list[Any] = []
+
+
+class Ring:
+  """Memory of a ring, and its views. Made by `in_memory` and `open_file`."""
+
+  def __init__(self, memory: mmap.mmap, where: marks.Layout, path: pathlib.Path | None):
+    self.memory, self.layout, self.path = memory, where, path
+    self.header, self.blocks, self.events = marks.views(memory, where)
+
+  def heads(self) -> np.ndarray:
+    """[lanes] uint64: events written so far."""
+    return np.array(self.blocks["head"])
+
+  @property
+  def ranks(self) -> list[int]:
+    """Rank of each lane's device: its place in `jax.devices()`."""
+    return [int(rank) for rank in self.blocks["rank"]]
+
+
+def unavailable() -> str:
+  """Registers the handler and makes the ring in memory, unless that has been done.
+
+  Returns:
+    Empty where programs with marks can run; else a sentence that says why not, and what to do.
+  """
+  devices = jax.local_devices()
+  if devices[0].platform != "cpu":
+    return (f"Marks are written by a handler for the CPU, and the step runs on "
+            f"{devices[0].platform}.")
+  if reason := library.unavailable():
+    return reason
+  if len(devices) > marks.MOST_LANES:
+    return f"Marks are kept for at most {marks.MOST_LANES} devices of a process."
+  current()
+  return ""
+
+
+def current() -> Ring:
+  """Returns the ring that marks go to now."""
+  global _in_memory, _current, _fork_handled
+  with _lock:
+    if _current is None:
+      devices = jax.local_devices()
+      ids = (ctypes.c_int32 * len(devices))(*(device.id for device in devices))
+      library.functions().jaxpace_lanes(ids, len(devices))
+      if _in_memory is None:
+        where = marks.layout(len(devices))
+        _in_memory = _labelled(Ring(mmap.mmap(-1, where.size), where, None))
+      _switch(_in_memory)
+      if not _fork_handled and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
+        _fork_handled = True
+    assert _current is not None
+    return _current
+
+
+def open_file(path: pathlib.Path, *, run: str = "", attempt: int = 0) -> tuple[Ring, str]:
+  """Switches to a new ring in a file, which takes the place of what is there.
+
+  All of the file's space is taken at once: a full disk is told here, and never by a signal in a mark.
+
+  Args:
+    path: the file; its folder must be there.
+    run: id of the run.
+    attempt: attempt of the run.
+
+  Returns:
+    The ring that marks go to from now on, and empty; or the one in memory, and why the file can't
+    be used, in the second half of a sentence.
+  """
+  ring = current()
+  written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+  try:
+    memory = _mapped(written, ring.layout)
+  except OSError as error:
+    with contextlib.suppress(OSError):
+      written.unlink(missing_ok=True)
+    return ring, _why(error)
+  new = _labelled(Ring(memory, ring.layout, path), run, attempt)
+  try:
+    os.replace(written, path)
+  except OSError as error:
+    with contextlib.suppress(OSError):
+      written.unlink(missing_ok=True)
+    return ring, _why(error)
+  with _lock:
+    _switch(new)
+  return new, ""
+
+
+def close_file(ring: Ring) -> None:
+  """Switches back to memory, if marks go to this ring. The file stays; `release` lets go of it."""
+  if ring.path is None:
+    return
+  with _lock:
+    if _current is ring and _in_memory is not None:
+      _switch(_in_memory)
+  ring.header["closed"] = 1
+
+
+def release(ring: Ring) -> None:
+  """Unmaps a closed file's memory as soon as no mark can be writing to it."""
+  if ring.path is None or ring is _current:
+    return
+  quiet = all(library.functions().jaxpace_quiet(lane, _LOOKS) for lane in range(ring.layout.lanes))
+  memory = ring.memory
+  del ring.header, ring.blocks, ring.events
+  try:
+    if quiet:
+      memory.close()
+      return
+  except BufferError:
+    # Somebody still looks at a part of it.
+    pass
+  _kept.append(memory)
+
+
+def executions(lane: int, program: int) -> int:
+  """Returns how many executions of a program have started on a lane's device in this process."""
+  return int(library.functions().jaxpace_executions(lane, program))
+
+
+def _labelled(ring: Ring, run: str = "", attempt: int = 0) -> Ring:
+  ring.header["magic"] = marks.MAGIC
+  ring.header["lanes"], ring.header["capacity"] = ring.layout.lanes, ring.layout.capacity
+  ring.header["process"], ring.header["pid"] = jax.process_index(), os.getpid()
+  ring.header["attempt"], ring.header["run"] = attempt, run.encode()[:255]
+  ring.header["monotonic_ns"], ring.header["wall_ns"] = time.monotonic_ns(), time.time_ns()
+  rank = {device.id: place for place, device in enumerate(jax.devices())}
+  for block, device in zip(ring.blocks, jax.local_devices(), strict=True):
+    block["rank"], block["device"] = rank[device.id], device.id
+  return ring
+
+
+def _switch(ring: Ring) -> None:
+  """Sends marks to another ring. The caller holds the lock, and keeps the memory of the one before."""
+  global _current
+  library.functions().jaxpace_ring(
+      ring.blocks.ctypes.data, ring.events.ctypes.data, ring.layout.capacity, ring.layout.lanes)
+  _current = ring
+
+
+def _mapped(path: pathlib.Path, where: marks.Layout) -> mmap.mmap:
+  flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
+  with contextlib.suppress(FileNotFoundError):
+    path.unlink()
+  descriptor = os.open(path, flags, 0o666)
+  try:
+    if hasattr(os, "posix_fallocate"):
+      os.posix_fallocate(descriptor, 0, where.size)
+    else:
+      for at in range(0, where.size, 1 << 20):
+        os.pwrite(descriptor, bytes(min(1 << 20, where.size - at)), at)
+    return mmap.mmap(descriptor, where.size)
+  finally:
+    os.close(descriptor)
+
+
+def _why(error: OSError) -> str:
+  if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    return "there is no space left for it (disk or quota full)"
+  return f"it can't be made ({os.strerror(error.errno) if error.errno else error})"
+
+
+def _after_fork() -> None:
+  """A child has no part in its parent's rings: what it marks goes nowhere."""
+  global _current, _in_memory, _lock
+  _lock = threading.Lock()
+  library.functions().jaxpace_ring(None, None, 0, 0)
+  # Never unmapped: an atfork handler is no place for that.
+  _kept.extend(ring.memory for ring in (_current, _in_memory) if ring is not None)
+  _current = _in_memory = None
