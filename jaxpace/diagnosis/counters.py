@@ -57,7 +57,7 @@ def per_window(run: Run, selected: SelectedSteps, name: str, most: int) -> tuple
 
   Args:
     run: the run.
-    counted: its steps that count.
+    selected: its steps that count.
     name: column of the table `hosts`.
     most: windows, at most; fewer where a window would hold fewer than two samples.
 
@@ -92,7 +92,7 @@ def median_per_window(run: Run, selected: SelectedSteps, name: str, edges: np.nd
 
   Args:
     run: the run.
-    counted: its steps that count.
+    selected: its steps that count.
     name: column of the table `hosts`.
     edges: [W + 1] blocks at which windows begin, and the end of the last one, as `per_window` gives them.
 

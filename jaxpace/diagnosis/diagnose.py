@@ -15,7 +15,7 @@ from jaxpace.diagnosis.codes import Evidence, Note, Sentence
 from jaxpace.diagnosis.counters import switches
 from jaxpace.diagnosis.diagnosis import Diagnosis, Facts, StepTime
 from jaxpace.diagnosis.findings import Finding, hosts_of
-from jaxpace.diagnosis.floor import Floor, find_floor
+from jaxpace.diagnosis.floor import find_floor
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import hung, notes_on
@@ -24,7 +24,7 @@ from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
 from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps, count_steps, is_possible, without_unfinished
 from jaxpace.diagnosis.stages import stages
-from jaxpace.diagnosis.totals import Totals, add_up
+from jaxpace.diagnosis.totals import Summed, Totals, add_up
 from jaxpace.diagnosis.untold import hidden, hidden_sentence, unseen, untold
 from jaxpace.diagnosis.usually_last import unnamed, usually_last
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
@@ -52,8 +52,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it the floor is
       estimated from the run itself, and contention is a lower bound.
     links: what a link probe measured, as `jaxpace.live.probe.links.read_links` returns it: it names the slow host or
-    link
-      of contended transfers where the hosts' counters don't.
+      link of contended transfers where the hosts' counters don't.
     events: what watchdogs found, as `jaxpace.live.watchdog.events.read_events` returns it; goes into the notes.
 
   Raises:
@@ -64,12 +63,13 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   totals = add_up(run, selected, progress)
   selected = _measurable(selected, totals)
   floor = find_floor(run, totals.transfer, fabric, totals.groups)
-  away = hidden(selected, totals)
-  floor = floor if away is None else floor.untold_in(away.steps)
   steps = totals.per_step["step"][selected.mask]
   step_time = _step_time(steps) if steps.size else None
   mean = step_time.mean if step_time else float("nan")
-  lateness = find_late(run, totals, selected, mean)
+  summed = Summed(run, selected, totals, mean)
+  away = hidden(summed)
+  floor = floor if away is None else floor.untold_in(away.steps)
+  lateness = find_late(summed)
   phases = phase_medians(run, selected.mask)
   found: tuple[Finding, ...] = ()
   sampled = Sampled(())
@@ -78,7 +78,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   played = _Played(None, None, {}, ())
   shares, spread, waiting, preempted = None, 0.0, {}, 0.0
   untold_why = untold(run, selected)
-  never = tuple(unseen(run, selected, totals, away).tolist())
+  never = tuple(unseen(summed, away).tolist())
   if step_time:
     parts = {name: float(values[selected.mask].mean()) for name, values in totals.per_step.items()}
     spread = parts["spread"]
@@ -86,14 +86,15 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     contention = float(floor.contention[:, selected.mask].sum(axis=0).mean())
     shares = shares_of(parts, float(floor.quiet[:, selected.mask].sum(axis=0).mean()), contention)
     case = Case(
-        run=run, selected=selected, totals=totals, lateness=lateness, phases=phases, floor=floor,
-        step_time=mean, links=links, hidden=None if away is None else away.steps)
+        **vars(summed), lateness=lateness, phases=phases, floor=floor, links=links,
+        hidden=None if away is None else away.steps)
     sampled = hold_back(case, findings_module.find(case))
-    usual = (unnamed(usually_last(run, totals, selected, mean), sampled.findings)
+    usual = (unnamed(usually_last(summed), sampled.findings)
              if selected.size >= MIN_STEPS and untold_why is None and not sampled.doubt else [])
     if usual:
-      lateness = find_late(run, totals, selected, mean, usual)
-      sampled = hold_back(case._replace(lateness=lateness), findings_module.find(case._replace(lateness=lateness)))
+      lateness = find_late(summed, usual)
+      case = dataclasses.replace(case, lateness=lateness)
+      sampled = hold_back(case, findings_module.find(case))
     found, preempted = sampled.findings, switches(run, selected)
     found = tuple(_or_waiting(run, finding, never) for finding in found)
     if untold_why is not None:  # who is last by turns is told by the stamps that are in doubt
@@ -110,7 +111,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       no_skew = no_skew if direct else alternative(mean, even)
       without_rank = {r: alternative(mean, seconds) for r, seconds in zip(late, others, strict=True)}
     no_skew = None if untold_why is not None and not late else no_skew
-    played = _play(run, selected, floor, list(without_rank), asked, mean, found)
+    played = _play(case, list(without_rank), asked, found)
   facts = Facts(
       run=run, selected=selected, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found,
@@ -118,7 +119,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
       preempted=preempted, links=links, events=tuple(events), doubt=sampled.doubt,
-      unseen=never, untold=untold_why, stages=stages(run, selected, totals))
+      unseen=never, untold=untold_why, stages=stages(summed))
   facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in found))
   notes = (*_impossible(selected), *notes_on(facts, fabric, unfinished),
            *([] if away is None else [hidden_sentence(away.ranks, run.steps[away.steps])]),
@@ -174,13 +175,13 @@ class _Played(NamedTuple):
   asked: tuple[tuple[str, Alternative], ...]
 
 
-def _play(run: Run, selected: SelectedSteps, floor: Floor, late: list[int], asked: Sequence[WhatIfRequest], mean: float,
-          findings: Sequence[Finding]) -> _Played:
+def _play(case: Case, late: list[int], asked: Sequence[WhatIfRequest], findings: Sequence[Finding]) -> _Played:
   """Plays the run without what is worth asking for, and without what was asked for, in one pass.
 
   Of a finding that was asked for, its share is taken out: shares of findings are disjoint parts of the step.
   """
-  scenarios = [resolve(request, run, floor) for request in asked]
+  run, mean = case.run, case.step_time
+  scenarios = [resolve(request, run, case.floor) for request in asked]
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
   hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
   scenarios += [Without(ranks=tuple(r for r, name in enumerate(of_rank) if name == host)) for host in hosts]
@@ -189,7 +190,7 @@ def _play(run: Run, selected: SelectedSteps, floor: Floor, late: list[int], aske
   more = [sum(f.share * mean for f in findings if f.mode in request.findings) for request in asked]
   more += [0.0] * (len(scenarios) - len(more))
   results = iter([alternative(mean, seconds + also)
-                  for seconds, also in zip(saved(run, selected, floor, scenarios), more, strict=True)])
+                  for seconds, also in zip(saved(run, case.selected, case.floor, scenarios), more, strict=True)])
   answers = tuple((request.text, next(results)) for request in asked)
   of_host = {host: next(results) for host in hosts}
   no_jitter = next(results) if jitter else None

@@ -16,8 +16,7 @@ from jaxpace.diagnosis.counters import CROWDED, switches
 from jaxpace.diagnosis.episodes import CHRONIC, CONFIDENCE, Blocks, Episode, blamed, find_episodes
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.stretches import whole_stretches
-from jaxpace.diagnosis.totals import ByGroup, Totals
-from jaxpace.trace.run import Run
+from jaxpace.diagnosis.totals import ByGroup, Summed, Totals
 
 HIDDEN = 0.25
 """A rank whose lateness is less than this part of the latest one's at the time hides behind it: it isn't named."""
@@ -65,20 +64,17 @@ class Lateness(NamedTuple):
   blocks: Blocks
 
 
-def find_late(run: Run, totals: Totals, selected: SelectedSteps, step_time: float,
-              usual: Sequence[int] = ()) -> Lateness:
+def find_late(summed: Summed, usual: Sequence[int] = ()) -> Lateness:
   """Tests every rank against the typical one, between the changes of its own level.
 
   Args:
-    run: the recorded run.
-    totals: the run, added up.
-    counted: the steps that count.
-    step_time: mean step, seconds.
+    summed: the run, added up.
     usual: ranks that are late whatever the tests of their means say: they are last in most of the steps.
 
   Returns:
     The lateness of every rank. `persistent` + `random` is the mean earliness of each collective, exactly.
   """
+  run, selected, totals, step_time = summed.run, summed.selected, summed.totals, summed.step_time
   ranks, size = len(totals.present), max(1, selected.size)
   eligible = totals.present >= max(1, selected.size / 2)
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
@@ -102,7 +98,7 @@ def find_late(run: Run, totals: Totals, selected: SelectedSteps, step_time: floa
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
     changes[rank] = points
   every = whole_stretches(run, selected, find_episodes(blocks, changes, selected.size), blocks)
-  pausing = tuple(e for e in every if e.rank not in usual and _pauses(run, selected, totals, blocks, e))
+  pausing = tuple(e for e in every if e.rank not in usual and _pauses(summed, blocks, e))
   steady = [e for e in every if e not in pausing and e.rank not in usual]
   named = blamed(steady, selected.size)
   brief = _brief(totals, selected, named) if switches(run, selected) >= CROWDED else []
@@ -241,8 +237,9 @@ def waited_for(totals: Totals, rank: int) -> float:
   return float(totals.blame[rank]) / max(1, int(totals.last[rank])) * ranks / max(1, others)
 
 
-def _pauses(run: Run, selected: SelectedSteps, totals: Totals, blocks: Blocks, episode: Episode) -> bool:
+def _pauses(summed: Summed, blocks: Blocks, episode: Episode) -> bool:
   """Whether the rank is late for a few long gaps: its mean gap is long, its median gap is not."""
+  run, selected, totals = summed.run, summed.selected, summed.totals
   if "gap" not in run.durations:
     return False
   begin, end = episode.begin, episode.end

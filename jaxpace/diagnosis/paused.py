@@ -28,7 +28,7 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
 
   Args:
     run: with columns of causes.
-    counted: the steps that count.
+    selected: the steps that count.
   """
   pause = pauses_by_rank(run, selected)
   gaps = "gap" in run.durations

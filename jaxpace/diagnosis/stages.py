@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.codes import Note, Sentence
-from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.totals import Totals
+from jaxpace.diagnosis.totals import Summed, Totals
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.trace.problems import list_ranks, plural
-from jaxpace.trace.run import Run
 
 _SAME, _OTHER = 0.002, 0.02
 """Groups that take the same step within the first share of it, and are busy for times that differ by more than the
@@ -26,8 +24,9 @@ class Stages(NamedTuple):
   apart: tuple[tuple[int, ...], ...]  # groups that no stamped collective joins, and that keep step all the same
 
 
-def stages(run: Run, selected: SelectedSteps, totals: Totals) -> Stages | None:
+def stages(summed: Summed) -> Stages | None:
   """Returns the signs of stages; None where there are none."""
+  run, selected, totals = summed.run, summed.selected, summed.totals
   alone = np.array([c.point_to_point for c in run.collectives], bool)
   took = totals.transfer[alone][:, selected.mask] if alone.any() else np.empty((0, 0))
   transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0

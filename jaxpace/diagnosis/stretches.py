@@ -33,7 +33,7 @@ def whole_stretches(run: Run, selected: SelectedSteps, episodes: Sequence[Episod
 
   Args:
     run: the recorded run.
-    counted: its steps that count.
+    selected: its steps that count.
     episodes: who is late when, by means of blocks.
     blocks: arrivals.
   """

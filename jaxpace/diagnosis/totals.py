@@ -69,6 +69,16 @@ class ByGroup:
         behind=np.arange(ranks))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summed:
+  """A run, and what its selected steps add up to: all that comes before a diagnosis is told by it."""
+
+  run: Run
+  selected: SelectedSteps
+  totals: Totals
+  step_time: float  # mean, s; NaN where no step is selected
+
+
 def undelayed(work: BusyTimes) -> np.ndarray:
   """[C, R, K] arrivals with the rank's own delay taken out."""
   arrival = work.arrival.copy()

@@ -12,7 +12,7 @@ from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.modes.case import COSTLY
 from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.totals import Totals
+from jaxpace.diagnosis.totals import Summed
 from jaxpace.diagnosis.wording import hosts_of, named
 from jaxpace.trace.along_axis import laid_out
 from jaxpace.trace.problems import list_ranks, plural
@@ -77,12 +77,13 @@ def sentence(found: Untold, collectives: int) -> str:
   return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
 
 
-def unseen(run: Run, selected: SelectedSteps, totals: Totals, away: Hidden | None = None) -> np.ndarray:
+def unseen(summed: Summed, away: Hidden | None = None) -> np.ndarray:
   """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said of them.
 
   So are those that may be what the others wait for where they left no rows. A gap in the numbers of the ranks is no
   rank, unless the run or one of its processes says that it has it.
   """
+  run, selected, totals = summed.run, summed.selected, summed.totals
   if not selected.size:
     return np.empty(0, np.int64)
   there = np.asarray((run.attempt >= 0).any(axis=1))
@@ -104,11 +105,12 @@ class Hidden(NamedTuple):
   suspects: tuple[int, ...]  # those of them without whose rows transfers are longer: they may be what is waited for
 
 
-def hidden(selected: SelectedSteps, totals: Totals) -> Hidden | None:
+def hidden(summed: Summed) -> Hidden | None:
   """Where ranks that are seen in a part of the run left no rows; None where none did.
 
   A single step without a rank's rows hides nothing: it is one that a process lost, or didn't wait for.
   """
+  selected, totals = summed.selected, summed.totals
   if not selected.size:
     return None
   steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
@@ -117,7 +119,7 @@ def hidden(selected: SelectedSteps, totals: Totals) -> Hidden | None:
   ranks = np.flatnonzero(away.any(axis=1))
   if not ranks.size:
     return None
-  transfer, least = totals.transfer.sum(axis=0), COSTLY * float(totals.per_step["step"][selected.mask].mean())
+  transfer, least = totals.transfer.sum(axis=0), COSTLY * summed.step_time
   suspects = []
   for rank in ranks.tolist():
     without = selected.mask & away[rank][selected.block]

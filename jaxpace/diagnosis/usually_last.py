@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Finding
-from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.totals import Totals
+from jaxpace.diagnosis.totals import Summed, Totals
 from jaxpace.trace.run import Run
 
 MOST = 0.5
@@ -38,18 +37,16 @@ class Usual(NamedTuple):
   steady: float  # of their median step over their mean one
 
 
-def usually_last(run: Run, totals: Totals, selected: SelectedSteps, step_time: float) -> list[Usual]:
+def usually_last(summed: Summed) -> list[Usual]:
   """Finds them, ranks before processes, processes before hosts.
 
   Args:
-    run: the recorded run.
-    totals: the run, added up.
-    counted: the steps that count.
-    step_time: mean step, seconds.
+    summed: the run, added up.
 
   Returns:
     Those that are last clearly more often than by chance.
   """
+  run, selected, totals, step_time = summed.run, summed.selected, summed.totals, summed.step_time
   there = np.flatnonzero(totals.present > 0)
   if len(there) < 2 or not run.collectives or not step_time > 0:
     return []

@@ -67,7 +67,7 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None, scenarios: Seq
 
   Args:
     run: the recorded run.
-    counted: the steps that count.
+    selected: the steps that count.
     floor: floors of the transfers; without them contention can't be taken out.
     scenarios: what to take out.
   """

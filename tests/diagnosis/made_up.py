@@ -9,7 +9,7 @@ from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.selected_steps import count_steps
-from jaxpace.diagnosis.totals import add_up
+from jaxpace.diagnosis.totals import Summed, add_up
 from jaxpace.testing.made_up_runs import MadeUpJob, _host_columns, _host_samples, simulate
 from jaxpace.trace.read_host_samples import COLUMNS, HostSamples
 from jaxpace.trace.run import HostCauses, Run
@@ -46,8 +46,9 @@ def case_of(run: Run) -> Case:
   selected = count_steps(run)
   totals = add_up(run, selected)
   step = float(totals.per_step["step"][selected.mask].mean())
-  return Case(run, selected, totals, find_late(run, totals, selected, step), phase_medians(run, selected.mask),
-              find_floor(run, totals.transfer, None), step)
+  summed = Summed(run, selected, totals, step)
+  return Case(**vars(summed), lateness=find_late(summed), phases=phase_medians(run, selected.mask),
+              floor=find_floor(run, totals.transfer, None))
 
 
 def true_shares(truth, quiet: float) -> dict[str, float]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxpace.diagnosis.codes import Sentence, codes
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
-from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.totals import Totals
+from jaxpace.diagnosis.totals import Summed
 from jaxpace.live.probe.links import ProbedLinks
-from jaxpace.trace.run import Run
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
 CONTENTION, LOCALITY, JITTER = "fabric_contention", "locality", "runtime_jitter"
@@ -45,16 +43,13 @@ class Finding:
             "evidence_codes": codes(self.evidence)}
 
 
-class Case(NamedTuple):
-  """A run that was added up."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case(Summed):
+  """A run that was added up, with who is late, the phases and the quiet fabric."""
 
-  run: Run
-  selected: SelectedSteps
-  totals: Totals
   lateness: Lateness
   phases: dict[str, np.ndarray]  # [R] medians by phase
   floor: Floor
-  step_time: float  # mean, s
   links: ProbedLinks | None = None  # what a link probe measured
   hidden: np.ndarray | None = None  # [K] bool, steps in which others may wait for a rank without rows; None: none
 
