@@ -26,6 +26,7 @@ if TYPE_CHECKING:
   from jaxpace.live.probe.on_contention import ProbeOnContention as ProbeOnContention
   from jaxpace.live.profiler.recorder import ProfiledRecorder as ProfiledRecorder
   from jaxpace.live.watchdog.watchdog import Watchdog as Watchdog
+  from jaxpace.step.accumulate import accumulate as accumulate
   from jaxpace.step.instrument import instrument as instrument
   from jaxpace.step.instrument import spec as spec
   from jaxpace.step.pieces import delay as delay
@@ -49,6 +50,7 @@ _HOMES = {
     "ProfiledRecorder": "live.profiler.recorder",
     "Recorder": "trace.recorder",
     "Watchdog": "live.watchdog.watchdog",
+    "accumulate": "step.accumulate",
     "chain": "coordination.combinators",
     "delay": "step.pieces",
     "guard": "coordination.guard",
