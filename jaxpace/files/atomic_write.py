@@ -76,30 +76,6 @@ def write_text(path: pathlib.Path, text: str, *, fsync: bool = False) -> None:
     file.write(text.encode("utf-8"))
 
 
-def read(path: pathlib.Path, most: int, *, end: bool = False) -> bytes:
-  """Reads a regular file that anybody may have put there; a pipe or a device is not waited for. Links are followed.
-
-  Args:
-    path: the file.
-    most: bytes.
-    end: whether to read the last `most` bytes of a longer file, instead of refusing it.
-
-  Raises:
-    OSError: it can't be read, is no regular file, or holds more than `most` bytes.
-  """
-  descriptor = os.open(path, os.O_RDONLY | (_CAREFULLY & ~getattr(os, "O_NOFOLLOW", 0)))
-  with open(descriptor, "rb") as file:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-      raise OSError(errno.EINVAL, "it is no regular file")
-    if end and found.st_size > most:
-      file.seek(found.st_size - most)
-    data = file.read(most if end else most + 1)
-  if len(data) > most:
-    raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
-  return data
-
-
 def try_out(path: pathlib.Path) -> None:
   """Finds out whether a file could be made beside `path`; nothing is left.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import stat
+from typing import BinaryIO
 
 _KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
           (stat.S_ISCHR, "a device file"), (stat.S_ISBLK, "a device file"))
@@ -38,9 +39,8 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     UnreadableError: it is no regular file, or has more than `most` bytes.
     OSError: there is no such file, or it can't be opened.
   """
-  descriptor = _opened(path)
-  with os.fdopen(descriptor, "rb") as file:
-    _size(os.fstat(descriptor))
+  file, _ = _opened(path)
+  with file:
     data = file.read(most + 1)
   if len(data) > most:
     raise UnreadableError(f"has more than {most:,} bytes")
@@ -54,9 +54,9 @@ def read_end(path: str | os.PathLike[str], most: int) -> bytes:
     UnreadableError: it is no regular file.
     OSError: there is no such file, or it can't be opened.
   """
-  descriptor = _opened(path)
-  with os.fdopen(descriptor, "rb") as file:
-    begin = max(0, _size(os.fstat(descriptor)) - most)
+  file, size = _opened(path)
+  with file:
+    begin = max(0, size - most)
     file.seek(begin)
     data = file.read(most)
   return data.partition(b"\n")[2] if begin else data
@@ -77,6 +77,12 @@ def _size(status: os.stat_result) -> int:
   raise UnreadableError(f"is {kind}, not a regular file")
 
 
-def _opened(path: str | os.PathLike[str]) -> int:
-  """Opens a file for reading, without waiting: a FIFO without a writer opens at once."""
-  return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+def _opened(path: str | os.PathLike[str]) -> tuple[BinaryIO, int]:
+  """Opens a regular file for reading, and tells its size. A FIFO without a writer opens at once, and is refused."""
+  descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+  try:
+    size = _size(os.fstat(descriptor))
+  except BaseException:
+    os.close(descriptor)
+    raise
+  return os.fdopen(descriptor, "rb"), size

@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from jaxpace.files import atomic_write
+from jaxpace.files.reading import UnreadableError, read_bytes, read_end
 from jaxpace.live.control.request import ControlRequest, RequestError
 
 NAME = "control.json"
@@ -42,10 +43,11 @@ def read(path: pathlib.Path, ranks: int | None = None) -> ControlRequest:
     RequestError: it can't be read, is no JSON, or asks for something that can't be.
   """
   try:
-    data = atomic_write.read(path, _LONGEST)
-    text = data.decode("utf-8")
+    text = read_bytes(path, _LONGEST).decode("utf-8")
   except FileNotFoundError:
     return ControlRequest()
+  except UnreadableError as error:
+    raise RequestError(f"it {error}") from error
   except (OSError, UnicodeDecodeError) as error:
     raise RequestError(f"it can't be read: {getattr(error, 'strerror', None) or error}") from error
   try:
@@ -77,7 +79,7 @@ def note(path: pathlib.Path, step: int, unix_ns: int, request: ControlRequest) -
 def last_note(path: pathlib.Path) -> tuple[int, ControlRequest] | None:
   """Returns the step of the last note, and what applies from it on; None where there is none."""
   with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-    text = atomic_write.read(path.with_name(APPLIED), _LONGEST, end=True).decode("utf-8", errors="replace")
+    text = read_end(path.with_name(APPLIED), _LONGEST).decode("utf-8", errors="replace")
     entry = json.loads(text.splitlines()[-1])
     return int(entry["step"]), ControlRequest.from_json(entry["settings"])
   return None
