@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import chex
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -249,8 +250,7 @@ def test_arrays_decide_as_plain_numbers_do():
     other = on_host.update(float(seconds), other.tag, True, other)
   np.testing.assert_allclose(trial.effect(state), trial.effect(other, plain), rtol=1e-4)
   assert trial.LEANS_ON in parts
-  assert all(a.dtype == b.dtype and a.shape == b.shape == () for a, b in
-             zip(jax.tree.leaves(trial.trials().init()), jax.tree.leaves(state), strict=True))
+  chex.assert_trees_all_equal_shapes_and_dtypes(trial.trials().init(), state)
 
 
 ANY = st.one_of(st.floats(width=32), st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 0.0, 1e30, 86400.0, 1e-38]))

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,8 +153,7 @@ def test_a_run_cut_into_parts_is_the_same_run():
   state, first = plan.run(KEY, job, plan.init(KEY, job), 13)
   rest = plan.run(KEY, job, state, 27)[1]
   assert whole.delay.max() > 0
-  for a, b, c in zip(*map(jax.tree.leaves, (whole, first, rest)), strict=True):
-    np.testing.assert_array_equal(a, np.concatenate([b, c]))
+  chex.assert_trees_all_equal(whole, jax.tree.map(lambda *parts: np.concatenate(parts), first, rest))
 
 
 def test_many_settings_run_in_one_compiled_simulation():

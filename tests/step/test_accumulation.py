@@ -2,9 +2,9 @@
 
 import logging
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxpace
@@ -65,8 +65,7 @@ def test_the_warning_comes_once_and_its_line_mends_it(caplog, checkpoint):
   assert not warnings(caplog) and not plan.unstamped
   sizes = sum(leaf.nbytes for leaf in jax.tree.leaves(mended))
   assert sum(c.bytes for c in plan.collectives) == sizes + 4, "every gradient, and the loss"
-  for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(mended), strict=True):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+  chex.assert_trees_all_close(found, mended, rtol=1e-5, atol=1e-6)
 
 
 def test_a_sum_written_into_the_loop(caplog):

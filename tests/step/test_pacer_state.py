@@ -1,5 +1,6 @@
 """The pacer's own state inside the pace state: read and put back by `paced`, in every layout, and never mistaken."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,9 +83,8 @@ def test_under_check_vma_a_pacer_whose_state_does_not_vary_is_packed_too():
 def test_the_abstract_state_is_that_of_the_real_one():
   paced, mesh = jaxpace.instrument(models.plain_step, "data", counting()), mesh_of(data=RANKS)
   described, made = paced.abstract(mesh), paced.init(mesh)
-  assert jax.tree.structure(described) == jax.tree.structure(made)
-  for one, other in zip(jax.tree.leaves(described), jax.tree.leaves(made), strict=True):
-    assert one.shape == other.shape and one.dtype == other.dtype and one.sharding == other.sharding
+  chex.assert_trees_all_equal_shapes_and_dtypes(described, made)
+  assert jax.tree.map(lambda leaf: leaf.sharding, described) == jax.tree.map(lambda leaf: leaf.sharding, made)
 
 
 def test_a_pacer_without_state_is_asked_and_a_pace_state_made_for_none_is_refused():

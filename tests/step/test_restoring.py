@@ -1,5 +1,6 @@
 """Pace states through real checkpoints: what lasts, what must not, and other numbers of ranks."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,8 +72,8 @@ def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, ca
   same(loop.paced.pacer_state(pace), learnt)
   assert np.asarray(pace.step).tolist() == [STEPS] * 2
   same(pace._replace(step=compare.step, pacer=compare.pacer), compare)
-  for leaf, made in zip(jax.tree.leaves(pace), jax.tree.leaves(compare), strict=True):
-    assert leaf.sharding == made.sharding and leaf.dtype == made.dtype and leaf.shape == made.shape
+  chex.assert_trees_all_equal_shapes_and_dtypes(pace, compare)
+  assert jax.tree.map(lambda leaf: leaf.sharding, pace) == jax.tree.map(lambda leaf: leaf.sharding, compare)
   loop.step(loop.pace, loop.state, loop.batch)
   compiled = loop.step._cache_size()
   loop.pace = pace
