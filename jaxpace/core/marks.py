@@ -37,7 +37,9 @@ HEADER = np.dtype([
     # Read together, so that times can be told to people.
     ("monotonic_ns", "<i8"), ("wall_ns", "<i8"),
     # 1 once a recorder has closed it.
-    ("closed", "<u4"), ("reserved", "<u4"), ("run", "S256")])
+    ("closed", "<u4"), ("reserved", "<u4"), ("run", "S256"),
+    # Monotonic time when the process last said that it lives, whether or not marks came; 0: not said.
+    ("alive_ns", "<i8")])
 """At the beginning of the file; zeros follow up to `PAGE`."""
 
 LANE = np.dtype([("head", "<u8"), ("rank", "<i4"), ("device", "<i4"), ("rest", "V48")])

@@ -197,3 +197,66 @@ class LinksFile(Struct):
   seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)] = []
   median_seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)] = []
   cannot_tell: Line | None = None
+
+
+class LoopOfProgram(Struct):
+  """See `jaxpace.core.observed.Loop`."""
+
+  name: Line = ""
+  trips: Count | None = None
+
+
+Tags = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 20)]], Meta(max_length=1 << 16)]
+
+
+class ObservedCollective(Struct):
+  """See `jaxpace.core.observed.ObservedCollective`."""
+
+  index: Number
+  name: Line
+  kind: Line
+  groups: Groups
+  pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)]
+  enter_tags: Tags
+  exit_tags: Tags
+  loops: Annotated[list[LoopOfProgram], Meta(max_length=64)]
+  axes: Annotated[list[Line], Meta(max_length=64)]
+  dtypes: Lines
+  operands: Count = 0
+  bytes: Count | None = None
+  phase: Line = "compute"
+  source: Line | None = None
+  operation: Line | None = None
+  conditional: bool = False
+
+
+class ObservedProgram(Struct):
+  """See `jaxpace.core.observed.ObservedProgram`."""
+
+  number: Annotated[int, Meta(ge=0, lt=1 << 12)]
+  name: Line
+  ranks: Numbers
+  mesh_axes: Annotated[dict[Line, Count], Meta(max_length=64)]
+  collectives: Annotated[list[ObservedCollective], Meta(max_length=_MOST_OF_A_STEP)]
+  start_tag: Annotated[int, Meta(ge=0, lt=1 << 20)] = 0
+  end_tag: Annotated[int, Meta(ge=0, lt=1 << 20)] = 1
+  notices: Lines = []
+  unstamped: Annotated[list[Unstamped], Meta(max_length=_MOST_OF_A_STEP)] = []
+  bare: Line = ""
+  bare_compile_s: Seconds | None = None
+  stamped_compile_s: Seconds | None = None
+
+
+class ObservedPlan(Struct):
+  """See `jaxpace.core.observed.ObservedPlan`."""
+
+  programs: Annotated[list[ObservedProgram], Meta(max_length=1 << 12)]
+
+
+class MarksFile(Struct):
+  """`marks/<process>.plan.json`."""
+
+  run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+  attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
+  process: Number | None = None
+  plan: ObservedPlan | None = None
