@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxpace.core.observed import ObservedPlan
 from jaxpace.core.plan import Plan
 
 
@@ -14,7 +15,7 @@ class Recordable:
   they wrap, so attributes can't tell an instrumented function from a compiled one around it.
   """
 
-  plan: Plan | None = None
+  plan: Plan | ObservedPlan | None = None
   """What the stamps mean; known once the function has been traced."""
 
   places: int | None = None
@@ -23,3 +24,14 @@ class Recordable:
   def settings_json(self) -> dict[str, Any]:
     """Returns how the function was instrumented, as plain JSON values."""
     raise NotImplementedError
+
+
+class Marked(Recordable):
+  """Base of what `jaxpace.observe` returns: a function whose compiled programs write marks."""
+
+  plan: ObservedPlan | None = None
+  """What the marks mean: the programs met so far."""
+
+  executions: dict[int, int]
+  """Executions dispatched so far in this process, by number of the program: the k-th one to start on
+  a device is the k-th that was dispatched."""

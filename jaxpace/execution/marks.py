@@ -23,7 +23,7 @@ import numpy as np
 from jaxpace.core import marks
 from jaxpace.execution.native import library
 
-_LOOKS = 1_000_000
+_LOOKS = 1000
 _lock = threading.Lock()
 _in_memory: Ring | None = None
 _current: Ring | None = None
@@ -38,6 +38,8 @@ class Ring:
   def __init__(self, memory: mmap.mmap, where: marks.Layout, path: pathlib.Path | None):
     self.memory, self.layout, self.path = memory, where, path
     self.header, self.blocks, self.events = marks.views(memory, where)
+    self.began = self.heads()
+    """[lanes] uint64: events that had been written when marks were last switched to it."""
 
   def heads(self) -> np.ndarray:
     """[lanes] uint64: events written so far."""
@@ -121,30 +123,19 @@ def open_file(path: pathlib.Path, *, run: str = "", attempt: int = 0) -> tuple[R
 
 
 def close_file(ring: Ring) -> None:
-  """Switches back to memory, if marks go to this ring. The file stays; `release` lets go of it."""
+  """Switches back to memory, if marks go to this ring. The file stays.
+
+  Its memory is unmapped when nobody holds the ring any more and no mark can be writing to it.
+  """
   if ring.path is None:
     return
   with _lock:
     if _current is ring and _in_memory is not None:
       _switch(_in_memory)
+  ring.header["alive_ns"] = time.monotonic_ns()
   ring.header["closed"] = 1
-
-
-def release(ring: Ring) -> None:
-  """Unmaps a closed file's memory as soon as no mark can be writing to it."""
-  if ring.path is None or ring is _current:
-    return
-  quiet = all(library.functions().jaxpace_quiet(lane, _LOOKS) for lane in range(ring.layout.lanes))
-  memory = ring.memory
-  del ring.header, ring.blocks, ring.events
-  try:
-    if quiet:
-      memory.close()
-      return
-  except BufferError:
-    # Somebody still looks at a part of it.
-    pass
-  _kept.append(memory)
+  if not _quiet(ring.layout.lanes):
+    _kept.append(ring.memory)
 
 
 def executions(lane: int, program: int) -> int:
@@ -167,9 +158,21 @@ def _labelled(ring: Ring, run: str = "", attempt: int = 0) -> Ring:
 def _switch(ring: Ring) -> None:
   """Sends marks to another ring. The caller holds the lock, and keeps the memory of the one before."""
   global _current
+  ring.began = ring.heads()
   library.functions().jaxpace_ring(
       ring.blocks.ctypes.data, ring.events.ctypes.data, ring.layout.capacity, ring.layout.lanes)
   _current = ring
+
+
+def _quiet(lanes: int, seconds: float = 0.5) -> bool:
+  """Waits until each mark that was under way has ended; they take nanoseconds, unless a thread is held up."""
+  deadline = time.monotonic() + seconds
+  for lane in range(lanes):
+    while not library.functions().jaxpace_quiet(lane, _LOOKS):
+      if time.monotonic() > deadline:
+        return False
+      time.sleep(0.0002)
+  return True
 
 
 def _mapped(path: pathlib.Path, where: marks.Layout) -> mmap.mmap:

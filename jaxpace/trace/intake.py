@@ -24,6 +24,16 @@ class Batch:
   read_ns: int = 0  # when the copy was read, of the host's monotonic clock; needed where the stamps are of another
   sampled: bool = False  # whether steps between this batch and the one before were left out on purpose
 
+  @property
+  def nbytes(self) -> int:
+    """Memory that it takes while it waits."""
+    return self.ring.nbytes
+
+  def inherit(self, dropped: Batch, most: int) -> None:
+    """Takes over the host's samples of a batch before it that is dropped, `most` in all."""
+    self.samples[:0], self.extra[:0] = dropped.samples, dropped.extra  # They stay aligned to the newest step.
+    del self.samples[:-most], self.extra[:-most]
+
 
 @dataclasses.dataclass
 class Losses:
@@ -51,6 +61,16 @@ class Intake:
     self._rows: list[list[np.ndarray]] = [[] for _ in ranks]
     self._host: list[tuple[int, list[host.Sample], list[dict[str, float]]]] = []
     self.rows = 0
+
+  wait_seconds: float | None = None
+  """How long the writer may sleep before it polls; None as long as it likes."""
+
+  def poll(self) -> None:
+    """Nothing to do: rings come with batches."""
+
+  def plan_of(self, batch: Batch) -> Plan:
+    """What the stamps of a batch mean."""
+    return batch.plan
 
   @property
   def last_step(self) -> int | None:
@@ -110,13 +130,17 @@ class Intake:
       collectives.append(waits)
       self._rows[i] = []
     self.rows = 0
-    joined = decode.join_host(decode.concatenate(steps), _host_columns(self._host))
+    joined = decode.join_host(decode.concatenate(steps), host_columns(self._host))
     self._host = []
     return joined, decode.concatenate(collectives)
 
 
-def _host_columns(pieces: list[tuple[int, list[host.Sample], list[dict[str, float]]]]) -> decode.Columns:
-  """Lays the samples out by step: the last sample of a piece belongs to its newest step."""
+def host_columns(pieces: list[tuple[int, list[host.Sample], list[dict[str, float]]]]) -> decode.Columns:
+  """Lays the samples out by step: the last sample of a piece belongs to its newest step.
+
+  Args:
+    pieces: (newest step, samples, the user's own columns) of successive steps.
+  """
   if not pieces:
     return {"step": np.zeros(0, np.int64)}
   samples = [sample for _, piece, _ in pieces for sample in piece]

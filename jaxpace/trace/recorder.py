@@ -5,25 +5,39 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxpace.core.recordable import Recordable
-from jaxpace.trace import progress, ringcopy
+from jaxpace.core.recordable import Marked, Recordable
+from jaxpace.trace import progress, ringcopy, rundir
 from jaxpace.trace.copies import Copies, Pending
 from jaxpace.trace.exporting import Exporter
 from jaxpace.trace.intake import Batch
+from jaxpace.trace.marks.steps import MarkedSteps
 from jaxpace.trace.recording import Recording
 from jaxpace.trace.writer import Writer
 
 _LOG = logging.getLogger("jaxpace")
 _URGENT_SECONDS = 0.1
+_NOTHING: Any = object()
+_WITHOUT = ("record() lacks the pace state: of an instrumented step, give it what the step returned first, "
+            "`pace, out = step(pace, state, batch)`, then `recorder.record(pace)`.")
+_WITH = ("record() takes no pace state, since this step is observed, not instrumented: `out = step(state, batch)`, "
+         "then `recorder.record()`. Numbers of the host go in by name: `recorder.record(loss=0.5)`.")
 
 
 class Recorder(Recording):
-  """Writes the stamps of an instrumented step to a run directory, see `jaxpace.trace.schema`.
+  """Writes the stamps of an observed or instrumented step to a run directory, see `jaxpace.trace.schema`.
+
+      step = jaxpace.observe(step)
+      with jaxpace.Recorder("runs/demo", step) as recorder:
+        for batch in batches:
+          state, metrics = step(state, batch)
+          recorder.record()
+
+  or, of a step that `jaxpace.instrument` made, and that takes and returns a pace state:
 
       with jaxpace.Recorder("runs/demo", paced) as recorder:
         for batch in batches:
@@ -31,8 +45,11 @@ class Recorder(Recording):
           recorder.record(pace)
 
   `record` only counts. Every few steps it asks the devices for a copy of the ring of stamps; the copy is read at a
-  later call, when it is ready, and written by a thread. If writing fails, recording ends with one warning and
+  later call, when it is ready, and written by a thread. Marks of observed steps lie on the host already, in
+  `marks/<process>.ring`; the thread reads them there. If writing fails, recording ends with one warning and
   training goes on. All processes of a job open and close their recorders together, in the same order.
+
+  A step is what was dispatched between two calls of `record`: several calls of observed functions add up to one step.
 
   Host causes (`cpu_ns`, `nivcsw`, `gc_ns`, `data_ns`, `checkpoint_ns`) are those of one iteration of the
   loop, from one `record` call to the next. Devices run behind the loop, so they are attributed to the step that the
@@ -40,15 +57,17 @@ class Recorder(Recording):
   every step.
   """
 
-  def __init__(self, directory: str | os.PathLike[str] | None, paced: Recordable | None, *,
+  def __init__(self, directory: str | os.PathLike[str] | None, paced: Recordable | Sequence[Marked] | None, *,
                every_steps: int | None = None, every_seconds: float = 1.0, resume: bool = False,
                config: Any = None, grace_seconds: float = 5.0, handle_sigterm: bool = True,
-               hosts: bool | float = True, exporters: Iterable[Exporter] = ()):
+               hosts: bool | float = True, exporters: Iterable[Exporter] = (), detail: int | str = "auto",
+               first_step: int | None = None):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
       directory: run directory; made if it is missing. An earlier run in it is moved to `.previous/`. None: off.
-      paced: what `jaxpace.instrument` returned.
+      paced: what `jaxpace.observe` returned, or several such where a step calls several; or what `jaxpace.instrument`
+        returned.
       every_steps: steps between two copies of the ring; by default half of what the ring holds.
       every_seconds: time between two copies, if that is sooner.
       resume: whether to go on with the run in `directory`, as its next attempt, instead of setting it aside.
@@ -59,21 +78,34 @@ class Recorder(Recording):
       hosts: whether to sample the host's counters, by a thread: each second, or each so many seconds.
       exporters: get the recorded rows every few seconds, on a thread of their own, see `jaxpace.reporting.exporters`.
         They end with the recording.
+      detail: of an observed step, the collectives of one step in so many are written one by one, and those around slow
+        steps; of the others the sums. 1 writes all; "auto" chooses by what a step has.
+      first_step: number of the first step that is recorded, of an observed one; by default 0 or, with `resume`, the one
+        after the last recorded.
 
     Raises:
-      TypeError: `paced` is not an instrumented function, an exporter is none, or `config` has no names for its values.
+      TypeError: `paced` is neither observed nor instrumented, an exporter is none, or `config` has no names for its
+        values.
       ValueError: a period is not positive.
     """
-    if directory is not None and not isinstance(paced, Recordable):
+    several = isinstance(paced, list | tuple) and bool(paced) and all(isinstance(one, Marked) for one in paced)
+    if directory is not None and not isinstance(paced, Recordable) and not several:
       raise TypeError(
-          f"Recorder takes the function that jaxpace.instrument returned: Recorder(directory, paced). This is a "
-          f"{type(paced).__name__}. Pass the instrumented function itself, not the jax.jit, jax.shard_map or jax.pmap "
-          "around it.")
+          "Recorder takes the function that jaxpace.observe or jaxpace.instrument returned: Recorder(directory, step). "
+          f"This is a {type(paced).__name__}. Pass the observed or instrumented function itself, not the jax.jit, "
+          "jax.shard_map or jax.pmap around it.")
+    if detail != "auto" and (not isinstance(detail, int) or isinstance(detail, bool) or detail < 1):
+      raise ValueError(f'detail={detail!r} must be "auto" or a whole number, of how many steps one is written in full.')
+    if first_step is not None and (not isinstance(first_step, int) or first_step < 0):
+      raise ValueError(f"first_step={first_step!r} must be the number of a step, 0 or more.")
     if (every_steps is not None and every_steps < 1) or not every_seconds > 0:
       raise ValueError(f"every_steps={every_steps} and every_seconds={every_seconds} must be positive.")
-    super().__init__(directory, paced, resume=resume, config=config, grace_seconds=grace_seconds,
+    marked = list(paced) if isinstance(paced, list | tuple) else [paced] if isinstance(paced, Marked) else []
+    source: Any = marked[0] if marked else paced
+    super().__init__(directory, source, resume=resume, config=config, grace_seconds=grace_seconds,
                      handle_sigterm=handle_sigterm, hosts=hosts, exporters=exporters)
-    self._paced: Any = paced
+    self._paced: Any = source
+    self._marked = MarkedSteps(marked, detail, first_step) if marked else None
     self._every_steps, self._every_seconds = every_steps, every_seconds
     self._every = 1
     self._pace_type: type | None = None
@@ -83,22 +115,32 @@ class Recorder(Recording):
     self._local_ranks = 0
     self._calls = 0  # of `record`
 
-  def record(self, pace: Any, **host_columns: float) -> None:
-    """Counts a step, and now and then copies the ring. Call it after every step with the pace state it returned.
+  def record(self, pace: Any = _NOTHING, /, **host_columns: float) -> None:
+    """Counts a step, and now and then has what was stamped read. Call it after every step.
 
     Args:
-      pace: the pace state returned by the step. It may be donated to the next step afterwards.
+      pace: of an instrumented step, the pace state that it returned. It may be donated to the next step afterwards. An
+        observed step has none: `record()`.
       **host_columns: numbers of the host to keep with this step, as columns `host_<name>`; `data_ns` and
         `checkpoint_ns` add to those columns. Not device values: reading them would wait for the step.
 
     Raises:
-      TypeError: `pace` is not a pace state, is traced, or a host column is not a number.
+      TypeError: `pace` is not a pace state, is traced, is missing, or is given though the step is observed; or a host
+        column is not a number.
       ValueError: `pace` was donated or is not split over all devices, or the instrumented function has no plan.
       RuntimeError: the recorder is not open.
     """
+    marked = self._marked
+    if (pace is _NOTHING) is (marked is None) and self._paced is not None:
+      raise TypeError(_WITHOUT if marked is None else _WITH)
     writer = self.takes()
     self._calls += 1
     if writer is None:
+      return
+    if marked is not None:
+      marked.record(writer, *self.sample(host_columns))
+      if writer.termination.received:
+        self.terminate(writer)
       return
     if type(pace) is not self._pace_type:
       self._begin(pace)
@@ -116,7 +158,12 @@ class Recorder(Recording):
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far: one a call and rank."""
-    return self._calls * self._local_ranks
+    return self._calls * (self._local_ranks if self._marked is None else self._marked.lanes)
+
+  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
+    """See `Recording`."""
+    if self._marked is not None and self.directory is not None:
+      self._marked.open(writer, self.directory, identity, self._resume)
 
   def _begin(self, pace: Any) -> None:
     """Checks the pace state the first time, and reads from it what does not change."""
@@ -169,6 +216,10 @@ class Recorder(Recording):
 
   def bring_in(self, deadline: float | None) -> None:
     """Gets the copies under way and one of the latest ring, waiting until `deadline` if there is one."""
+    if self._marked is not None:
+      if self._writer is not None:
+        self._marked.bring_in(self._writer, deadline)
+      return
     if self._copies.full:
       self._hand_over(self._copies.awaited(deadline))
     if self._latest is not None and not ringcopy.deleted(self._latest):
@@ -177,11 +228,17 @@ class Recorder(Recording):
 
   def bring_in_again(self) -> None:
     """See `Recording`."""
+    if self._marked is not None:
+      return
     if time.monotonic() - self._copies.started_at >= _URGENT_SECONDS:
       self._copy()
 
   def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
     """See `Recording`."""
+    if self._marked is not None:
+      if writer.stopped is None:
+        self._marked.bring_in_last(writer, deadline)
+      return
     try:
       if writer.stopped is None:
         lost = len(self._copies.samples) if self._latest is not None and ringcopy.deleted(self._latest) else 0
@@ -194,3 +251,8 @@ class Recorder(Recording):
     finally:
       self._copies.forget()
       self._latest = None
+
+  def closed(self) -> None:
+    """See `Recording`."""
+    if self._marked is not None:
+      self._marked.close()

@@ -37,8 +37,8 @@ _counter = itertools.count()  # Makes the names of successive recorders differ; 
 class Recording:
   """What all recorders share. Those of one source of stamps inherit, and say what `record` does.
 
-  For them are `takes`, `sample`, `take` and `terminate`, and three to make their own: `bring_in`, `bring_in_again` and
-  `bring_in_last`.
+  For them are `takes`, `sample`, `take` and `terminate`, and some to make their own: `prepare`, `bring_in`,
+  `bring_in_again`, `bring_in_last` and `closed`.
   """
 
   def __init__(self, directory: str | os.PathLike[str] | None, source: Recordable | None, *, resume: bool = False,
@@ -127,9 +127,11 @@ class Recording:
       self.directory.mkdir(parents=True, exist_ok=True)
       if process != 0:
         rundir.set_aside(self.directory, identity.run, process)
+      self.prepare(writer, identity)
       writer.start()
       places.write(self.directory, identity.run, place)
     except Exception as error:
+      self.closed()
       self._not_recording(explain(error, self.directory))
       return
     self._writer = writer
@@ -212,6 +214,12 @@ class Recording:
     if dying:
       writer.termination.raise_again()
 
+  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
+    """Before the writer starts: may say who reads the stamps. For those that inherit."""
+
+  def closed(self) -> None:
+    """After all is written, or where it could not be opened. For those that inherit."""
+
   def bring_in(self, deadline: float) -> None:
     """After SIGTERM: hands the writer what is under way, until `deadline`. For those that inherit."""
 
@@ -284,6 +292,7 @@ class Recording:
 
   def _finish(self, writer: Writer) -> None:
     if writer.close(CLOSE_SECONDS):
+      self.closed()
       self._unlock()
     else:
       _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory, CLOSE_SECONDS)

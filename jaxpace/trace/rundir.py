@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeGuard
 import msgspec
 
 from jaxpace.files import atomic_write, documents
-from jaxpace.files.schemas import ProcessFile, RunFile
+from jaxpace.files.schemas import MarksFile, ProcessFile, RunFile
 from jaxpace.trace import schema
+from jaxpace.trace.marks import ringfile
 from jaxpace.trace.parts import parse_part_name
 
 RUN_FILE = "run.json"
@@ -146,6 +147,12 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
       info = read_json(path, ProcessFile)
       if _is_ours(info) and info["run"] != current:
         moved += _move(directory, path, info["run"])
+  for path in _files(directory / ringfile.FOLDER):
+    owner = ringfile.process_of(path.name)
+    if owner is not None and process in (None, owner):
+      run = _run_of_marks(path)
+      if run and run != current:
+        moved += _move(directory, path, run)
   # `run.json` and what belongs to it go last: as long as it is there, the earlier run can be read.
   info = read_json(directory / RUN_FILE)
   if process is None and _is_ours(info) and info["run"] != current:
@@ -154,6 +161,13 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
         moved += _move(directory, path, info["run"])
     moved += _move(directory, directory / RUN_FILE, info["run"])
   return moved
+
+
+def _run_of_marks(path: pathlib.Path) -> str | None:
+  if path.suffix == ".ring":
+    return ringfile.run_of(path)
+  info = read_json(path, MarksFile)
+  return info.get("run") if info else None
 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -19,13 +19,12 @@ import threading
 import time
 from typing import Any
 
-from jaxpace.core.plan import Plan
 from jaxpace.files.atomic_write import ForeignFileError
 from jaxpace.hosts import distributed
 from jaxpace.trace import decode, rundir
 from jaxpace.trace.exporting import Feed
 from jaxpace.trace.host_sampler import HostSampler
-from jaxpace.trace.intake import Batch, Intake, Losses
+from jaxpace.trace.intake import Intake, Losses
 from jaxpace.trace.lock import BusyError
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.signals import Termination
@@ -73,15 +72,15 @@ class Writer:
     self.not_copied: str | None = None  # what never came off the devices, and why
     self.ended_by: str | None = None  # "SIGTERM", or the exception that left the recorder's `with`
     self._lock = threading.Lock()
-    self._queue: collections.deque[Batch] = collections.deque()
+    self._queue: collections.deque[Any] = collections.deque()
     self._queued_bytes = 0
     self._closing = False
     self._flush_asked = self._flushed = 0
     self._flush_done = threading.Condition(self._lock)
     self._stores: dict[str, PartStore] = {}
-    self._intake: Intake | None = None
+    self._intake: Any = None
     self._ready: list[tuple[decode.Columns, decode.Columns]] = []
-    self._plan: Plan | None = None
+    self._plan: Any = None
     self._last_flush = self._last_heartbeat = time.monotonic()
     self._die_at: float | None = None
     self._thread = threading.Thread(target=self._run, name="jaxpace-writer", daemon=True)
@@ -106,21 +105,24 @@ class Writer:
     self._intake = Intake(ranks, self._process, self._identity.attempt, self.losses)
     self._process_info = {**self._process_info, "ranks": ranks}
 
-  def submit(self, batch: Batch) -> None:
-    """Queues a copy. Never blocks; drops the oldest queued ones if the disk doesn't keep up."""
+  def set_intake(self, intake: Any, ranks: list[int]) -> None:
+    """Says who reads the stamps, where they are no rings of a pace state. Before `start`."""
+    self._intake = intake
+    self._process_info = {**self._process_info, "ranks": ranks}
+
+  def submit(self, batch: Any) -> None:
+    """Queues a copy, or what another intake takes. Never blocks; drops the oldest queued ones if the disk is slow."""
     with self._lock:
       if self.stopped:
         return
-      while self._queue and self._queued_bytes + batch.ring.nbytes > self._queue_bytes:
+      while self._queue and self._queued_bytes + batch.nbytes > self._queue_bytes:
         dropped = self._queue.popleft()
-        self._queued_bytes -= dropped.ring.nbytes
+        self._queued_bytes -= dropped.nbytes
         self.losses.dropped_batches += 1
-        heir = self._queue[0] if self._queue else batch
-        heir.samples[:0], heir.extra[:0] = dropped.samples, dropped.extra  # They stay aligned to the newest step.
-        del heir.samples[:-KEEP_SAMPLES], heir.extra[:-KEEP_SAMPLES]
+        (self._queue[0] if self._queue else batch).inherit(dropped, KEEP_SAMPLES)
       self._queue.append(batch)
-      self._queued_bytes += batch.ring.nbytes
-    self._notify()
+      self._queued_bytes += batch.nbytes
+    self.poke()
 
   def add_lost(self, steps: int, ranks: int) -> None:
     """Counts the last steps of a run as lost, on so many ranks of this process."""
@@ -139,7 +141,7 @@ class Writer:
     with self._lock:
       self._flush_asked += 1
       wanted = self._flush_asked
-    self._notify()
+    self.poke()
     with self._lock:
       self._flush_done.wait_for(lambda: self._flushed >= wanted or self.stopped, timeout)
       return self._flushed >= wanted
@@ -151,7 +153,7 @@ class Writer:
       Whether the thread has ended within `timeout` seconds.
     """
     self._closing = True
-    self._notify()
+    self.poke()
     self._thread.join(timeout)
     return not self._thread.is_alive()
 
@@ -161,7 +163,8 @@ class Writer:
       self._receive.close()
       self.wake.close()
 
-  def _notify(self) -> None:
+  def poke(self) -> None:
+    """Has the thread look what there is to do."""
     with contextlib.suppress(OSError):  # A full buffer wakes the thread just as well.
       self.wake.send(b"\0")
 
@@ -202,6 +205,8 @@ class Writer:
     due = self._last_heartbeat + _HEARTBEAT_SECONDS
     if self._intake and self._intake.rows:
       due = min(due, self._last_flush + self._flush_seconds)
+    if self._intake and self._intake.wait_seconds is not None:
+      due = min(due, now + self._intake.wait_seconds)
     if self._die_at is not None:
       due = min(due, self._die_at)
     self._receive.settimeout(max(due - now, 0.001))
@@ -223,20 +228,25 @@ class Writer:
     return now - self._last_heartbeat >= _HEARTBEAT_SECONDS
 
   def _take_in(self) -> None:
+    if self._intake:
+      self._intake.poll()
     while True:
       with self._lock:
         if not self._queue:
           return
         batch = self._queue.popleft()
-        self._queued_bytes -= batch.ring.nbytes
+        self._queued_bytes -= batch.nbytes
       assert self._intake is not None, "set_ranks comes before submit"
-      if batch.plan is not self._plan:
+      plan = self._intake.plan_of(batch)
+      if plan is not self._plan:
         self._decode()
-        self._plan = batch.plan
+        self._plan = plan
         run_info = self._run_info
         if run_info is not None:
-          run_info = {**run_info, "clock": batch.plan.clock, "axis": batch.plan.axis,
-                      "ranks": batch.plan.ranks, "plan": batch.plan.to_json()}
+          run_info = {**run_info, "clock": plan.clock, "axis": plan.axis,
+                      "ranks": plan.ranks, "plan": plan.to_json()}
+          if settings := getattr(plan, "settings", None):
+            run_info["settings"] = {**(run_info.get("settings") or {}), **settings}
           rundir.write_json(self._directory / rundir.RUN_FILE, run_info)
           self._run_info = run_info
       if self._intake.goes_back(batch):

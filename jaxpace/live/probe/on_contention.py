@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
 from jaxpace.live.probe import measure
 from jaxpace.live.probe.links import ProbedLinks, probe_links
@@ -94,7 +95,7 @@ class ProbeOnContention:
     plan = self._paced.plan
     rings, _ = ringcopy.start(pace, with_ranks=False).read()
     waits = np.full((rings.shape[1],), np.inf, np.float32)  # [steps], newest last
-    if plan is not None and plan.collectives:
+    if isinstance(plan, Plan) and plan.collectives:
       own = np.array([self._waits(ring, plan) for ring in rings])
       waits = own.min(axis=0)
     devices = measure.ends()

@@ -1,0 +1,127 @@
+"""Follows the ring of this process while programs write to it, and keeps the executions that have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container
+
+import numpy as np
+
+from jaxpace.core.observed import TAG_BITS
+from jaxpace.execution import marks
+from jaxpace.trace.marks.executions import NOTHING, Executions, Splitter
+from jaxpace.trace.marks.follow import Lane
+
+MOST_MARKS = 1 << 22
+"""Marks of one program and device that wait for a `record` call, at most; the oldest are dropped."""
+_OWN = np.uint32((1 << TAG_BITS) - 1)
+
+
+class Collector:
+  """Belongs to one thread."""
+
+  def __init__(self, ring: marks.Ring):
+    """Begins with what is written to `ring` from its last switch on."""
+    self.ranks = ring.ranks
+    self._ring = ring
+    self._lanes = [Lane(int(began)) for began in ring.began]
+    self._splitters: dict[tuple[int, int], Splitter] = {}
+    self._ended: dict[tuple[int, int], list[Executions]] = {}
+    self._passed: dict[tuple[int, int], int] = {}
+
+  @property
+  def lanes(self) -> int:
+    """Devices of this process."""
+    return len(self._lanes)
+
+  @property
+  def lost(self) -> int:
+    """Events that were written over before they were read."""
+    return sum(lane.lost for lane in self._lanes)
+
+  def collect(self, programs: Container[int]) -> None:
+    """Reads what is new of these programs."""
+    ring = marks.current()
+    # Also while nothing comes: how long ranks have waited is told from it.
+    ring.header["alive_ns"] = time.monotonic_ns()
+    self._drain(programs)
+    if ring is not self._ring:
+      # Another recorder has opened or closed its file. Marks that were under way have ended by now.
+      self._drain(programs, final=True)
+      lost = [lane.lost for lane in self._lanes]
+      self._ring, self._lanes = ring, [Lane(int(began)) for began in ring.began]
+      for lane, before in zip(self._lanes, lost, strict=True):
+        lane.lost = before
+      self._drain(programs)
+
+  def passed(self, lane: int, program: int) -> int:
+    """Executions of a program that are over on a lane's device, lost ones counted."""
+    return self._passed.get((lane, program), 0)
+
+  def take(self, lane: int, program: int, before: int) -> Executions:
+    """Takes out the executions with numbers below `before`."""
+    kept = self._ended.get((lane, program))
+    if not kept:
+      return NOTHING
+    joined = join(kept)
+    count = int(np.searchsorted(joined.number, before))
+    self._ended[lane, program] = [part(joined, count, len(joined.number))]
+    return part(joined, 0, count)
+
+  def _drain(self, programs: Container[int], final: bool = False) -> None:
+    for lane, follower in enumerate(self._lanes):
+      slots, blocks = self._ring.events[lane], self._ring.blocks
+
+      def head(blocks: np.ndarray = blocks, lane: int = lane) -> int:
+        return int(blocks["head"][lane])
+
+      # What is written meanwhile is for the next time.
+      end = head()
+      while follower.position < end:
+        taken = follower.take(slots, head, final=final)
+        if taken.lost:
+          for (own, _), splitter in self._splitters.items():
+            if own == lane:
+              splitter.lose()
+        if not len(taken.ns) and not taken.lost:
+          break
+        self._split(lane, taken.ns, taken.tag, programs)
+
+  def _split(self, lane: int, ns: np.ndarray, tag: np.ndarray, programs: Container[int]) -> None:
+    program = tag >> np.uint32(TAG_BITS)
+    for number in np.unique(program).tolist():
+      if number not in programs:
+        continue
+      own = program == number
+      key = lane, number
+      if key not in self._splitters:
+        self._splitters[key] = Splitter()
+      ended = self._splitters[key].feed(tag[own] & _OWN, ns[own])
+      if not len(ended.number):
+        continue
+      self._passed[key] = int(ended.number[-1]) + 1
+      kept = self._ended.setdefault(key, [])
+      kept.append(ended)
+      while len(kept) > 1 and sum(len(each.ns) for each in kept) > MOST_MARKS:
+        kept.pop(0)
+
+
+def join(parts: list[Executions]) -> Executions:
+  """Joins successive executions of one program and device."""
+  if len(parts) == 1:
+    return parts[0]
+  offsets = np.cumsum([0, *(len(each.number) for each in parts[:-1])])
+  return Executions(
+      np.concatenate([each.number for each in parts]),
+      np.concatenate([each.start_ns for each in parts]),
+      np.concatenate([each.end_ns for each in parts]),
+      np.concatenate([each.of + offset for each, offset in zip(parts, offsets, strict=True)]),
+      np.concatenate([each.tag for each in parts]), np.concatenate([each.ns for each in parts]))
+
+
+def part(whole: Executions, begin: int, end: int) -> Executions:
+  """Picks executions `begin` to `end`."""
+  first, last = np.searchsorted(whole.of, [begin, end])
+  chosen, marks_of = slice(begin, end), slice(first, last)
+  return Executions(whole.number[chosen], whole.start_ns[chosen], whole.end_ns[chosen],
+                    whole.of[marks_of] - begin, whole.tag[marks_of], whole.ns[marks_of])

@@ -1,0 +1,211 @@
+"""Steps with marks on the writer's side: collected from the ring, laid out by step, as rows of the tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from jaxpace.core.detail import every
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.trace import decode
+from jaxpace.trace.intake import Losses, host_columns
+from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.detail import Detail
+from jaxpace.trace.marks.plan import MarkedPlan, Programs
+from jaxpace.trace.marks.plans import write_plan
+from jaxpace.trace.marks.table import (
+    Device,
+    StepCalls,
+    collective_columns,
+    device,
+    step_columns,
+)
+
+_LOG = logging.getLogger("jaxpace")
+_POLL_SECONDS = 0.25
+"""Between two looks at the ring: 65,536 events last that long at 260,000 a second and device."""
+
+
+@dataclasses.dataclass
+class Calls:
+  """Steps that the loop has dispatched, handed to the writer."""
+
+  steps: list[StepCalls]
+
+  @property
+  def nbytes(self) -> int:
+    """Memory that it takes while it waits, roughly."""
+    return 512 * len(self.steps)
+
+  def inherit(self, dropped: Calls, most: int) -> None:
+    """Takes over the steps of one before it that is dropped: the ring has their events all the same."""
+    self.steps[:0] = dropped.steps[-most:]
+
+
+class MarksIntake:
+  """What the writer's thread holds of marked steps. Only `over` is for other threads."""
+
+  wait_seconds: float | None = _POLL_SECONDS
+
+  def __init__(self, collector: Collector, programs: Callable[[], Iterable[ObservedProgram]],
+               directory: pathlib.Path, run: str, process: int, attempt: int, ranks: int,
+               losses: Losses, detail: int | str):
+    """Begins.
+
+    Args:
+      collector: reads the ring.
+      programs: tells the programs met so far; called from the writer's thread.
+      directory: run directory; `marks/<process>.plan.json` says there what the marks mean.
+      run: id of the run.
+      process: index of this process.
+      attempt: attempt of the run.
+      ranks: devices of the job.
+      losses: what could not be recorded is counted there.
+      detail: write one step in so many in full, or "auto".
+    """
+    self._collector, self._tell = collector, programs
+    self._directory, self._run = directory, run
+    self._process, self._attempt, self._losses = process, attempt, losses
+    self._programs, self._ranks = Programs(ranks), ranks
+    self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
+    self._steps: list[StepCalls] = []
+    self._finished = 0
+    self._previous: list[decode.Previous | None] = [None] * collector.lanes
+    self._over = 0
+    self._told_bare: set[int] = set()
+    self.last_step: int | None = None
+
+  @property
+  def rows(self) -> int:
+    """Rows of `steps` that can be written."""
+    return self._finished * self._collector.lanes
+
+  @property
+  def over(self) -> int:
+    """Steps handed over so far that are finished on all devices of this process."""
+    return self._over
+
+  def poll(self) -> None:
+    """Reads what is new in the ring."""
+    programs = list(self._tell())
+    if self._programs.meet(programs):
+      write_plan(self._directory, self._process, self._run, self._attempt, ObservedPlan(tuple(programs)))
+    self._collector.collect(self._programs.by_number)
+    self._finish()
+
+  def plan_of(self, batch: Calls) -> MarkedPlan:
+    """The plan with all slots that the steps of a batch need."""
+    self.poll()
+    for step in batch.steps:
+      for one in step.ranges:
+        program = self._programs.by_number.get(one.program)
+        if program is not None and not program.program.bare:
+          for call in range(one.end - one.begin):
+            if self._programs.block(one.program, call) < 0:
+              break
+    self._choose_detail()
+    return self._programs.plan
+
+  def goes_back(self, _batch: Calls) -> bool:
+    """Whether the loop went back: never, its steps are counted here."""
+    return False
+
+  def next_attempt(self) -> None:
+    """Nothing goes back, so there is none."""
+
+  def add(self, batch: Calls) -> None:
+    """Takes steps in."""
+    self._steps += batch.steps
+    self._finish()
+
+  def decode(self, plan: MarkedPlan) -> tuple[decode.Columns, decode.Columns]:
+    """Lays the finished steps out as rows, and forgets them."""
+    steps, self._steps = self._steps[:self._finished], self._steps[self._finished:]
+    self._finished = 0
+    numbers = np.array([step.step for step in steps], np.int64)
+    devices = [device(steps, self._executions(lane, steps), self._programs, rank)
+               for lane, rank in enumerate(self._collector.ranks)]
+    empty = np.array([not self._awaited(step) for step in steps], bool)
+    seconds = self._seconds(numbers, devices)
+    chosen = self._detail.choose(numbers, seconds)
+    rows, waits, missing = [], [], np.zeros(len(steps), np.int64)
+    for lane, (own, rank) in enumerate(zip(devices, self._collector.ranks, strict=True)):
+      columns = step_columns(numbers, own, rank, self._process, self._attempt, self._previous[lane])
+      rows.append(columns)
+      waits.append(collective_columns(numbers, own, chosen, plan, rank, self._process, self._attempt))
+      missing += ~own.whole & ~empty
+      if len(columns["step"]):
+        self._previous[lane] = decode.Previous(int(columns["step"][-1]), int(columns["end_ns"][-1]))
+    self._losses.lost_rows += int(missing.sum())
+    lost = np.concatenate([[False], missing > 0])
+    self._losses.holes += int((lost[1:] & ~lost[:-1]).sum())
+    if len(numbers):
+      self.last_step = int(numbers[-1])
+    host = host_columns([(step.step, [step.sample], [step.extra]) for step in steps])
+    return decode.join_host(decode.concatenate(rows), host), decode.concatenate(waits)
+
+  def _finish(self) -> None:
+    """Counts the steps that are over on all devices of this process."""
+    before = self._finished
+    while self._finished < len(self._steps) and self._is_over(self._steps[self._finished]):
+      self._finished += 1
+    self._over += self._finished - before
+
+  def _is_over(self, step: StepCalls) -> bool:
+    return all(self._collector.passed(lane, number) >= end for lane, number, end in self._awaited(step))
+
+  def _awaited(self, step: StepCalls) -> list[tuple[int, int, int]]:
+    """(lane, program, number of executions) that a step's marks come from."""
+    found = []
+    for one in step.ranges:
+      program = self._programs.by_number.get(one.program)
+      if program is None:
+        continue
+      if program.program.bare:
+        self._tell_bare(program.program)
+        continue
+      found += [(lane, one.program, one.end) for lane, rank in enumerate(self._collector.ranks)
+                if rank in program.ranks]
+    return found
+
+  def _executions(self, lane: int, steps: list[StepCalls]) -> dict[int, Any]:
+    ends: dict[int, int] = {}
+    for step in steps:
+      for one in step.ranges:
+        ends[one.program] = max(ends.get(one.program, 0), one.end)
+    return {number: self._collector.take(lane, number, end) for number, end in ends.items()}
+
+  def _seconds(self, numbers: np.ndarray, devices: list[Device]) -> np.ndarray:
+    """[K] how long each step took, from the end of the one before it; the longest of this process's devices."""
+    longest = np.full(len(numbers), np.nan)
+    for lane, own in enumerate(devices):
+      before = self._previous[lane]
+      ends = np.where(own.whole, own.end_ns.astype(np.float64), np.nan)
+      prior = np.concatenate([[np.nan if before is None else float(before.end_ns)], ends[:-1]])
+      steps_before = np.concatenate([[-2 if before is None else before.step], numbers[:-1]])
+      taken = np.where(steps_before == numbers - 1, (ends - prior) * 1e-9, np.nan)
+      longest = np.fmax(longest, taken)
+    return longest
+
+  def _choose_detail(self) -> None:
+    """Says which steps are written in full; every process comes to the same, from the programs alone."""
+    if self._asked == "auto":
+      rows = max((len(program.unrolled) * len(program.blocks)
+                  for program in self._programs.by_number.values()), default=0)
+      stretch = every(rows, self._ranks)
+      if stretch > self._detail.every:
+        self._detail.every = stretch
+        _LOG.info("Up to %d collectives a step: the sums of every step are recorded, and each collective of one "
+                  "step in %d, of the first ones and around slow ones; detail=1 records all.", rows, stretch)
+    self._programs.tell_detail({"every": self._detail.every, "asked": self._asked})
+
+  def _tell_bare(self, program: ObservedProgram) -> None:
+    if program.number not in self._told_bare:
+      self._told_bare.add(program.number)
+      _LOG.warning("%s runs as it was, without marks, so its steps are not recorded; training goes on: %s",
+                   program.name, program.bare)

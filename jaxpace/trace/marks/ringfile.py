@@ -1,0 +1,114 @@
+"""Reads the file of a ring of marks, whatever state its process left it in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.core import marks
+from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
+
+FOLDER = "marks"
+"""Of a run directory; one file a process in it, `<process>.ring`."""
+
+_NAME = re.compile(r"^(\d+)(\.previous)?\.(ring|plan\.json)$")
+_MOST_CAPACITY = 1 << 22
+_MOST = marks.PAGE + marks.MOST_LANES * marks.BLOCK + marks.PAGE + 2 * marks.MOST_BYTES
+
+
+class RingFile(NamedTuple):
+  """A ring as it was found. Every value of it may be anything; arrays have the shapes said."""
+
+  run: str
+  attempt: int
+  process: int
+  pid: int
+  closed: bool
+  """Whether a recorder closed it; else its process was killed, or still runs."""
+  monotonic_ns: int
+  wall_ns: int
+  """Clocks when it was opened."""
+  alive_ns: int
+  """When the process last said that it lives, on the same clock; 0: not said."""
+  capacity: int
+  # [lanes] int32
+  ranks: np.ndarray
+  # [lanes] uint64
+  heads: np.ndarray
+  # [lanes, capacity] marks.EVENT
+  events: np.ndarray
+
+
+def name(process: int) -> str:
+  """Returns the path of a process's ring within the run directory."""
+  return f"{FOLDER}/{process}.ring"
+
+
+def process_of(file_name: str) -> int | None:
+  """Process that a file of the folder belongs to; None for one that is not a recorder's.
+
+  >>> process_of("3.ring"), process_of("3.previous.plan.json"), process_of("notes.txt")
+  (3, 3, None)
+  """
+  match = _NAME.match(file_name)
+  return int(match[1]) if match else None
+
+
+def keep_unclosed(path: pathlib.Path) -> None:
+  """Gives the ring of a process that was killed, and what its marks mean, another name: `<process>.previous.ring`."""
+  header = _header(path)
+  if header is None or header["closed"]:
+    return
+  process = path.name.removesuffix(".ring")
+  for kind in ("ring", "plan.json"):
+    with contextlib.suppress(OSError):
+      os.replace(path.with_name(f"{process}.{kind}"), path.with_name(f"{process}.previous.{kind}"))
+
+
+def run_of(path: pathlib.Path) -> str | None:
+  """Id of the run that a ring's file says it is of; None where it can't be read."""
+  header = _header(path)
+  return None if header is None else header["run"].decode("utf-8", "replace")
+
+
+def _header(path: pathlib.Path) -> np.void | None:
+  try:
+    check_regular(path)
+    with open(path, "rb") as file:
+      data = file.read(marks.HEADER.itemsize)
+  except (OSError, UnreadableError):
+    return None
+  if len(data) < marks.HEADER.itemsize or not data.startswith(marks.MAGIC.rstrip(b"\n")):
+    return None
+  return np.frombuffer(data, marks.HEADER, 1)[0]
+
+
+def read_ring(path: str | pathlib.Path) -> RingFile:
+  """Reads a ring's file; what is cut off at its end counts as never written.
+
+  Raises:
+    UnreadableError: it is no ring of marks: the end of a sentence that begins with the file's name.
+    OSError: there is no such file, or it can't be read.
+  """
+  data = read_bytes(path, _MOST)
+  if len(data) < marks.PAGE or not data.startswith(marks.MAGIC.rstrip(b"\n")):
+    raise UnreadableError("is no ring of marks")
+  header = np.frombuffer(data, marks.HEADER, 1)[0]
+  lanes, capacity = int(header["lanes"]), int(header["capacity"])
+  try:
+    where = marks.layout(lanes, min(capacity, 1 << 31))
+  except ValueError as error:
+    raise UnreadableError(f"has a damaged header: {error}") from None
+  if capacity > _MOST_CAPACITY or where.size > _MOST:
+    raise UnreadableError(f"says that it has {lanes} lanes of {capacity} events, more than any ring")
+  views = marks.views(data.ljust(where.size, b"\0"), where)
+  return RingFile(
+      header["run"].decode("utf-8", "replace"), int(header["attempt"]), int(header["process"]),
+      int(header["pid"]), bool(header["closed"]), int(header["monotonic_ns"]),
+      int(header["wall_ns"]), int(header["alive_ns"]), capacity, np.array(views.blocks["rank"]),
+      np.array(views.blocks["head"]), views.events)

@@ -1,0 +1,156 @@
+"""The recorder's part in the training loop for observed steps: it counts what was dispatched, nothing else."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.recordable import Marked
+from jaxpace.execution import marks
+from jaxpace.files import atomic_write
+from jaxpace.files.schemas import ProcessFile
+from jaxpace.trace import describe, rundir
+from jaxpace.trace.marks import ringfile
+from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.intake import Calls, MarksIntake
+from jaxpace.trace.marks.table import Range, StepCalls
+from jaxpace.trace.step_causes import Sample
+from jaxpace.trace.writer import Writer
+
+_LOG = logging.getLogger("jaxpace")
+_SUBMIT_SECONDS = 0.25
+_SUBMIT_STEPS = 256
+_SHARE_SECONDS = 60.0
+_STUCK_SECONDS = 60.0
+"""How long the end of a recording waits while the devices finish nothing."""
+_NOTICE_SECONDS = 2.0
+
+
+class MarkedSteps:
+  """Steps of observed functions, from `open` to `close`. Belongs to the thread of the training loop."""
+
+  def __init__(self, observed: Sequence[Marked], detail: int | str, first_step: int | None):
+    """Prepares; see `jaxpace.Recorder`."""
+    self._observed = tuple(observed)
+    self._detail, self._first = detail, first_step
+    self._step = first_step or 0
+    self._before: dict[int, int] = {}
+    self._steps: list[StepCalls] = []
+    self._submitted_at = 0.0
+    self._handed = 0
+    self._intake: MarksIntake | None = None
+    self._ring: marks.Ring | None = None
+    self.lanes = 0
+    """Devices of this process."""
+
+  def open(self, writer: Writer, directory: pathlib.Path, identity: rundir.RunIdentity, resume: bool) -> None:
+    """Sends marks to the run directory and says who reads them.
+
+    Raises:
+      OSError: the directory can't be written.
+    """
+    process = jax.process_index()
+    if resume and self._first is None:
+      self._step = _next_step(directory, identity, process)
+    if reason := marks.unavailable():
+      _LOG.warning("Steps are not recorded, training goes on: %s", reason)
+      return
+    folder = atomic_write.folder(directory / ringfile.FOLDER)
+    ring = marks.current()
+    if ring.path is None:
+      path = folder / pathlib.Path(ringfile.name(process)).name
+      ringfile.keep_unclosed(path)
+      ring, why = marks.open_file(path, run=identity.run, attempt=identity.attempt)
+      if why:
+        _LOG.warning("Marks are kept in memory, so that they can't be read when the process is killed: %s: %s.", path,
+                     why)
+      else:
+        self._ring = ring
+    else:
+      _LOG.info("Another recorder has its marks in %s: this one reads them there.", ring.path)
+    self._before = self._counts()
+    self.lanes = ring.layout.lanes
+    self._intake = MarksIntake(
+        Collector(ring), self._programs, directory, identity.run, process, identity.attempt, jax.device_count(),
+        writer.losses, self._detail)
+    writer.set_intake(self._intake, ring.ranks)
+
+  def record(self, writer: Writer, sample: Sample, extra: dict[str, float]) -> None:
+    """Counts a step: what was dispatched since the last call."""
+    before = self._before
+    ranges: list[Range] = []
+    for observed in self._observed:
+      for program, count in observed.executions.items():
+        begin = before.get(program, 0)
+        if count != begin:
+          ranges.append(Range(program, begin, count))
+          before[program] = count
+    self._steps.append(StepCalls(self._step, tuple(ranges), sample, extra))
+    self._step += 1
+    now = time.monotonic()
+    if now - self._submitted_at >= _SUBMIT_SECONDS or len(self._steps) >= _SUBMIT_STEPS:
+      self._submitted_at = now
+      self._submit(writer)
+
+  def bring_in(self, writer: Writer, deadline: float | None) -> None:
+    """Hands all steps over and waits until the devices have ended them, until `deadline` if there is one."""
+    self._submit(writer)
+    intake = self._intake
+    if intake is None:
+      return
+    began = since = time.monotonic()
+    over = intake.over
+    while intake.over < self._handed and writer.stopped is None:
+      now = time.monotonic()
+      if intake.over != over:
+        over, since = intake.over, now
+      if (deadline is not None and now > deadline) or now - since > _STUCK_SECONDS:
+        return
+      if now - began > _NOTICE_SECONDS:
+        began = float("inf")
+        _LOG.info("Waiting for the devices to finish the last steps, to record them.")
+      writer.poke()
+      time.sleep(0.002)
+
+  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
+    """The same at the end; what is not finished then is lost."""
+    self.bring_in(writer, deadline)
+    left = self._handed - (self._intake.over if self._intake else self._handed)
+    if left:
+      writer.add_lost(left, self.lanes)
+
+  def close(self) -> None:
+    """Sends marks back to memory; the file stays."""
+    if self._ring is not None:
+      marks.close_file(self._ring)
+      self._ring = None
+
+  def _submit(self, writer: Writer) -> None:
+    if self._steps and self._intake is not None:
+      self._handed += len(self._steps)
+      writer.submit(Calls(self._steps))
+    self._steps = []
+
+  def _counts(self) -> dict[int, int]:
+    return {program: count for observed in self._observed for program, count in observed.executions.items()}
+
+  def _programs(self) -> list[ObservedProgram]:
+    return [program for observed in self._observed if observed.plan is not None for program in observed.plan.programs]
+
+
+def _next_step(directory: pathlib.Path, identity: rundir.RunIdentity, process: int) -> int:
+  """The step after the last one that process 0 recorded in this run; 0 where it recorded none."""
+  text: Any = None
+  if process == 0:
+    earlier = rundir.read_json(directory / "process" / "0.json", ProcessFile) or {}
+    last = earlier.get("last_step") if earlier.get("run") == identity.run else None
+    text = str(-1 if last is None else last)
+  text = describe.share(f"jaxpace/observed/{identity.run}/{identity.attempt}", text, _SHARE_SECONDS)
+  return int(text) + 1 if text is not None else 0
+

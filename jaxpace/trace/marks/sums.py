@@ -1,0 +1,83 @@
+"""Sums of executions: time in collectives, and of what lies between them as far as phases tell."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+FORWARD, BACKWARD, UPDATE, COMPUTE = range(4)
+PHASES = {"forward": FORWARD, "backward": BACKWARD, "update": UPDATE}
+"""Any other phase is `COMPUTE`: it can't be told."""
+
+
+class Sums(NamedTuple):
+  """What n executions spent their time with; ns."""
+
+  # [n] in collectives; where several overlap, once
+  sync: np.ndarray
+  # [n, 4] by phase of what was computed; -1 where nothing is known to belong to it
+  computed: np.ndarray
+
+
+def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.ndarray,
+         leave: np.ndarray, phase: np.ndarray) -> Sums:
+  """Sums up executions.
+
+  Between two collectives of the same phase, a device computes that phase; before the first one, if
+  it is the forward pass's, the forward pass; after the last one, if it is the update's, the update.
+  All else can't be told apart and is `COMPUTE`.
+
+  Args:
+    start: [n] ns, of the executions.
+    end: [n] ns.
+    execution: [m] place of each occurrence's execution, rising.
+    enter: [m] ns, rising within an execution.
+    leave: [m] ns.
+    phase: [m] one of the four numbers.
+  """
+  n = len(start)
+  enter = np.clip(enter, start[execution], end[execution])
+  leave = np.clip(leave, enter, end[execution])
+  base = start[execution]
+  begin, stop = enter - base, leave - base
+  # Times of successive executions laid apart, so that one running maximum serves them all.
+  apart = int((end - start).max(initial=0)) + 1
+  reached = np.maximum.accumulate(stop + execution * apart) if len(stop) else stop
+  fresh = np.ones(len(execution), bool)
+  if len(execution):
+    fresh[1:] = (execution[1:] != execution[:-1]) | (begin[1:] + execution[1:] * apart > reached[:-1])
+  first = np.flatnonzero(fresh)
+  last = np.append(first[1:], len(execution))[:len(first)] - 1
+  of = execution[first]
+  spans = begin[first], reached[last] - of * apart if len(first) else reached[last]
+  before = phase[first]
+  after = _phase_of_latest(fresh, stop, phase, first)
+  sync = np.bincount(of, spans[1] - spans[0], n).astype(np.int64)
+
+  computed, known = np.zeros((n, 4), np.int64), np.zeros((n, 4), bool)
+
+  def add(which: np.ndarray, kind: np.ndarray, duration: np.ndarray) -> None:
+    np.add.at(computed, (which, kind), duration)
+    known[which, kind] = True
+
+  opens = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]])[:len(of)])
+  closes = np.append(opens[1:], len(of))[:len(opens)] - 1
+  add(of[opens], np.where(before[opens] == FORWARD, FORWARD, COMPUTE), spans[0][opens])
+  add(of[closes], np.where(after[closes] == UPDATE, UPDATE, COMPUTE),
+      (end - start)[of[closes]] - spans[1][closes])
+  inner = np.flatnonzero(of[1:] == of[:-1])
+  add(of[inner], np.where(after[inner] == before[inner + 1], after[inner], COMPUTE),
+      spans[0][inner + 1] - spans[1][inner])
+  bare = np.setdiff1d(np.arange(n), of)
+  add(bare, np.full(len(bare), COMPUTE), (end - start)[bare])
+  return Sums(sync, np.where(known, computed, -1))
+
+
+def _phase_of_latest(fresh: np.ndarray, stop: np.ndarray, phase: np.ndarray, first: np.ndarray) -> np.ndarray:
+  """Phase of the collective that ends each stretch of overlapping ones."""
+  if not len(first):
+    return np.empty(0, np.int64)
+  stretch = np.cumsum(fresh) - 1
+  order = np.lexsort((stop, stretch))
+  return phase[order[np.append(first[1:], len(fresh)) - 1]]
