@@ -65,8 +65,9 @@ class Intake:
   wait_seconds: float | None = None
   """How long the writer may sleep before it polls; None as long as it likes."""
 
-  def poll(self) -> None:
-    """Nothing to do: rings come with batches."""
+  def poll(self) -> Batch | None:
+    """What is to be taken in that was not submitted: nothing."""
+    return None
 
   def plan_of(self, batch: Batch) -> Plan:
     """What the stamps of a batch mean."""

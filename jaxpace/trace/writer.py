@@ -228,33 +228,36 @@ class Writer:
     return now - self._last_heartbeat >= _HEARTBEAT_SECONDS
 
   def _take_in(self) -> None:
-    if self._intake:
-      self._intake.poll()
+    if self._intake and (polled := self._intake.poll()) is not None:
+      self._add(polled)
     while True:
       with self._lock:
         if not self._queue:
           return
         batch = self._queue.popleft()
         self._queued_bytes -= batch.nbytes
-      assert self._intake is not None, "set_ranks comes before submit"
-      plan = self._intake.plan_of(batch)
-      if plan is not self._plan:
-        self._decode()
-        self._plan = plan
-        run_info = self._run_info
-        if run_info is not None:
-          run_info = {**run_info, "clock": plan.clock, "axis": plan.axis,
-                      "ranks": plan.ranks, "plan": plan.to_json()}
-          if settings := getattr(plan, "settings", None):
-            run_info["settings"] = {**(run_info.get("settings") or {}), **settings}
-          rundir.write_json(self._directory / rundir.RUN_FILE, run_info)
-          self._run_info = run_info
-      if self._intake.goes_back(batch):
-        self._decode()
-        self._intake.next_attempt()
-      self._intake.add(batch)
-      if self._intake.rows >= self._flush_rows:
-        self._flush()
+      self._add(batch)
+
+  def _add(self, batch: Any) -> None:
+    assert self._intake is not None, "set_ranks comes before submit"
+    plan = self._intake.plan_of(batch)
+    if plan is not self._plan:
+      self._decode()
+      self._plan = plan
+      run_info = self._run_info
+      if run_info is not None:
+        run_info = {**run_info, "clock": plan.clock, "axis": plan.axis,
+                    "ranks": plan.ranks, "plan": plan.to_json()}
+        if settings := getattr(plan, "settings", None):
+          run_info["settings"] = {**(run_info.get("settings") or {}), **settings}
+        rundir.write_json(self._directory / rundir.RUN_FILE, run_info)
+        self._run_info = run_info
+    if self._intake.goes_back(batch):
+      self._decode()
+      self._intake.next_attempt()
+    self._intake.add(batch)
+    if self._intake.rows >= self._flush_rows:
+      self._flush()
 
   def _decode(self) -> None:
     if self._intake and self._intake.rows and self._plan is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import collections
+import contextlib
 import logging
 import pathlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,24 +32,14 @@ _POLL_SECONDS = 0.25
 """Between two looks at the ring: 65,536 events last that long at 260,000 a second and device."""
 
 
-@dataclasses.dataclass
-class Calls:
-  """Steps that the loop has dispatched, handed to the writer."""
+class Calls(NamedTuple):
+  """Steps that the loop has dispatched."""
 
   steps: list[StepCalls]
 
-  @property
-  def nbytes(self) -> int:
-    """Memory that it takes while it waits, roughly."""
-    return 512 * len(self.steps)
-
-  def inherit(self, dropped: Calls, most: int) -> None:
-    """Takes over the steps of one before it that is dropped: the ring has their events all the same."""
-    self.steps[:0] = dropped.steps[-most:]
-
 
 class MarksIntake:
-  """What the writer's thread holds of marked steps. Only `over` is for other threads."""
+  """What the writer's thread holds of marked steps. Only `dispatched` and `over` are for other threads."""
 
   wait_seconds: float | None = _POLL_SECONDS
 
@@ -73,6 +64,8 @@ class MarksIntake:
     self._process, self._attempt, self._losses = process, attempt, losses
     self._programs, self._ranks = Programs(ranks), ranks
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
+    self.dispatched: collections.deque[StepCalls] = collections.deque()
+    """Filled by the training loop, emptied here."""
     self._steps: list[StepCalls] = []
     self._finished = 0
     self._previous: list[decode.Previous | None] = [None] * collector.lanes
@@ -90,17 +83,22 @@ class MarksIntake:
     """Steps handed over so far that are finished on all devices of this process."""
     return self._over
 
-  def poll(self) -> None:
-    """Reads what is new in the ring."""
+  def poll(self) -> Calls | None:
+    """Takes the steps that the loop has dispatched since the last time, and reads what is new in the ring."""
+    steps = []
+    with contextlib.suppress(IndexError):
+      while True:
+        steps.append(self.dispatched.popleft())
+    # After the steps: what they ran has been met by then.
     programs = list(self._tell())
     if self._programs.meet(programs):
       write_plan(self._directory, self._process, self._run, self._attempt, ObservedPlan(tuple(programs)))
     self._collector.collect(self._programs.by_number)
     self._finish()
+    return Calls(steps) if steps else None
 
   def plan_of(self, batch: Calls) -> MarkedPlan:
     """The plan with all slots that the steps of a batch need."""
-    self.poll()
     for step in batch.steps:
       for one in step.ranges:
         program = self._programs.by_number.get(one.program)
@@ -130,7 +128,6 @@ class MarksIntake:
     numbers = np.array([step.step for step in steps], np.int64)
     devices = [device(steps, self._executions(lane, steps), self._programs, rank)
                for lane, rank in enumerate(self._collector.ranks)]
-    empty = np.array([not self._awaited(step) for step in steps], bool)
     seconds = self._seconds(numbers, devices)
     chosen = self._detail.choose(numbers, seconds)
     rows, waits, missing = [], [], np.zeros(len(steps), np.int64)
@@ -138,7 +135,7 @@ class MarksIntake:
       columns = step_columns(numbers, own, rank, self._process, self._attempt, self._previous[lane])
       rows.append(columns)
       waits.append(collective_columns(numbers, own, chosen, plan, rank, self._process, self._attempt))
-      missing += ~own.whole & ~empty
+      missing += own.missing
       if len(columns["step"]):
         self._previous[lane] = decode.Previous(int(columns["step"][-1]), int(columns["end_ns"][-1]))
     self._losses.lost_rows += int(missing.sum())

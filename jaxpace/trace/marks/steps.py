@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pathlib
 import time
@@ -18,14 +19,14 @@ from jaxpace.files.schemas import ProcessFile
 from jaxpace.trace import describe, rundir
 from jaxpace.trace.marks import ringfile
 from jaxpace.trace.marks.collect import Collector
-from jaxpace.trace.marks.intake import Calls, MarksIntake
+from jaxpace.trace.marks.intake import MarksIntake
 from jaxpace.trace.marks.table import Range, StepCalls
 from jaxpace.trace.step_causes import Sample
 from jaxpace.trace.writer import Writer
 
 _LOG = logging.getLogger("jaxpace")
-_SUBMIT_SECONDS = 0.25
-_SUBMIT_STEPS = 256
+_MOST_STEPS = 65536
+"""Steps that wait for the writer's thread, at most; the oldest are dropped."""
 _SHARE_SECONDS = 60.0
 _STUCK_SECONDS = 60.0
 """How long the end of a recording waits while the devices finish nothing."""
@@ -41,8 +42,6 @@ class MarkedSteps:
     self._detail, self._first = detail, first_step
     self._step = first_step or 0
     self._before: dict[int, int] = {}
-    self._steps: list[StepCalls] = []
-    self._submitted_at = 0.0
     self._handed = 0
     self._intake: MarksIntake | None = None
     self._ring: marks.Ring | None = None
@@ -91,16 +90,19 @@ class MarkedSteps:
         if count != begin:
           ranges.append(Range(program, begin, count))
           before[program] = count
-    self._steps.append(StepCalls(self._step, tuple(ranges), sample, extra))
+    if self._intake is not None:
+      dispatched = self._intake.dispatched
+      dispatched.append(StepCalls(self._step, tuple(ranges), sample, extra))
+      self._handed += 1
+      if len(dispatched) > _MOST_STEPS:
+        with contextlib.suppress(IndexError):
+          dispatched.popleft()
+          self._handed -= 1
+          writer.add_lost(1, self.lanes)
     self._step += 1
-    now = time.monotonic()
-    if now - self._submitted_at >= _SUBMIT_SECONDS or len(self._steps) >= _SUBMIT_STEPS:
-      self._submitted_at = now
-      self._submit(writer)
 
   def bring_in(self, writer: Writer, deadline: float | None) -> None:
-    """Hands all steps over and waits until the devices have ended them, until `deadline` if there is one."""
-    self._submit(writer)
+    """Waits until the devices have ended all steps, until `deadline` if there is one."""
     intake = self._intake
     if intake is None:
       return
@@ -130,12 +132,6 @@ class MarkedSteps:
     if self._ring is not None:
       marks.close_file(self._ring)
       self._ring = None
-
-  def _submit(self, writer: Writer) -> None:
-    if self._steps and self._intake is not None:
-      self._handed += len(self._steps)
-      writer.submit(Calls(self._steps))
-    self._steps = []
 
   def _counts(self) -> dict[int, int]:
     return {program: count for observed in self._observed for program, count in observed.executions.items()}

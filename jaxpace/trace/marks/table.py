@@ -38,8 +38,10 @@ class StepCalls(NamedTuple):
 class Device(NamedTuple):
   """What one device did in K steps."""
 
-  # [K] bool, whether all executions of the step are there
+  # [K] bool, whether all executions of the step are there, and there were any
   whole: np.ndarray
+  # [K] bool, whether some are not
+  missing: np.ndarray
   # [K] int64 each
   start_ns: np.ndarray
   end_ns: np.ndarray
@@ -106,7 +108,7 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions], pro
   joined = [np.concatenate(column) for column in zip(*rows, strict=True)] if rows else [
       np.empty(0, np.int64)] * 4
   order = np.lexsort((joined[1], joined[2], joined[0]))
-  return Device((found == expected) & (expected > 0), start, stop, last, idle, sync, computed,
+  return Device((found == expected) & (expected > 0), found < expected, start, stop, last, idle, sync, computed,
                 *(column[order] for column in joined))
 
 

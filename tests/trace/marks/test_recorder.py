@@ -1,0 +1,407 @@
+"""The Recorder of observed steps, with programs whose marks are put in by hand."""
+
+import dataclasses
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.execution import marks
+from jaxpace.execution.native import library
+from jaxpace.trace.marks import collect, ringfile, steps
+from jaxpace.trace.marks.plans import read_plan
+from jaxpace.trace.reader import read_run
+from jaxpace.trace.recorder import Recorder
+from tests.multiprocess.jobs import ROOT, clean_environment
+from tests.trace import fake_step as fake
+from tests.trace.marks.handmade import Handmade
+from tests.trace.recording import one_warning, process_file, table
+
+
+@pytest.fixture(scope="module")
+def observed():
+  step = Handmade(jax.devices()[:4])
+  step(step.inputs())
+  return step
+
+
+def delays(step, *late):
+  """[devices, places] seconds; `late` are (device, place, seconds)."""
+  table = np.zeros((step.mesh.size, step.layers + 1), np.float32)
+  for device, place, seconds in late:
+    table[device, place] = seconds
+  return jnp.asarray(table)
+
+
+def run_file(directory):
+  return json.loads((directory / "run.json").read_text())
+
+
+def test_a_delay_comes_back_in_its_step_layer_and_rank(tmp_path, observed):
+  x = observed.inputs()
+  with Recorder(tmp_path, observed) as recorder:
+    for k in range(12):
+      x = observed(x, delays(observed, *([(2, 1, 0.03)] if k == 7 else [])))
+      recorder.record(loss=float(k))
+  rows = table(tmp_path)
+  assert sorted((row["rank"], row["step"]) for row in rows) == [(r, s) for r in range(4) for s in range(12)]
+  assert {row["step"]: row["host_loss"] for row in rows} == {k: float(k) for k in range(12)}
+  for row in rows:
+    parts = [row[f"{name}_ns"] or 0 for name in ("forward", "backward", "compute", "sync", "update")]
+    assert sum(parts) == row["end_ns"] - row["start_ns"]
+    assert row["backward_ns"] is row["update_ns"] is row["delay_ns"] is None
+    assert (row["gap_ns"] is None) == (row["step"] == 0)
+  waits = table(tmp_path, "collectives")
+  assert len(waits) == 12 * 4 * 4
+  names = {0: "all-reduce.0", 1: "all-reduce.0@1", 2: "all-reduce.0@2", 3: "all-reduce.1"}
+  assert {row["collective"]: row["name"] for row in waits} == names
+  at = {(row["step"], row["rank"], row["collective"]): row for row in waits}
+  for rank in range(4):
+    own = [at[7, rank, slot] for slot in range(4)]
+    assert all(a["exit_ns"] <= b["enter_ns"] for a, b in zip(own, own[1:], strict=False))
+    arrival = own[1]["enter_ns"] - own[0]["exit_ns"]
+    wait = own[1]["exit_ns"] - own[1]["enter_ns"]
+    if rank == 2:
+      assert arrival >= 30e6
+    else:
+      assert arrival < 25e6 and wait > 4e6
+    row = next(row for row in rows if (row["step"], row["rank"]) == (7, rank))
+    assert row["sync_ns"] == sum(each["exit_ns"] - each["enter_ns"] for each in own)
+    assert row["last_exit_ns"] == own[-1]["exit_ns"] <= row["end_ns"]
+
+
+def test_the_run_file_says_what_the_slots_are(tmp_path, observed):
+  with Recorder(tmp_path, observed, config={"lr": 0.1}) as recorder:
+    observed(observed.inputs())
+    recorder.record()
+  info = run_file(tmp_path)
+  plan = info["plan"]
+  assert (info["clock"], info["ranks"], info["settings"]["source"]) == ("marks", jax.device_count(), "observe")
+  assert [(each["slot"], each["name"], each["kind"], each["of"], each["loops"]) for each in plan["collectives"]] == [
+      (0, "all-reduce.0", "all-reduce", 0, [["while.1", 0, 3]]),
+      (1, "all-reduce.0@1", "all-reduce", 0, [["while.1", 1, 3]]),
+      (2, "all-reduce.0@2", "all-reduce", 0, [["while.1", 2, 3]]), (3, "all-reduce.1", "all-reduce", 1, [])]
+  assert all(each["groups"] == [[0, 1, 2, 3]] and each["source"] for each in plan["collectives"])
+  assert plan["detail"] == {"every": 1, "asked": "auto"}
+  assert "mesh" not in info["settings"], "four of eight devices: the mesh does not lay out all ranks"
+  meaning = read_plan(tmp_path, 0)
+  assert (meaning.run, meaning.plan) == (recorder.run, observed.plan)
+  ring = ringfile.read_ring(tmp_path / "marks" / "0.ring")
+  assert (ring.run, ring.closed, ring.process) == (recorder.run, True, 0)
+  assert ring.monotonic_ns <= ring.alive_ns <= time.monotonic_ns()
+
+
+def test_what_ran_before_and_what_is_under_way_belongs_to_no_step(tmp_path, observed):
+  x = observed.inputs()
+  for _ in range(3):
+    x = observed(x, delays(observed, (0, 0, 0.05)))  # still running when the recorder opens
+  with Recorder(tmp_path, observed) as recorder:
+    for _ in range(5):
+      x = observed(x)
+      recorder.record()
+  rows = table(tmp_path)
+  assert sorted((row["rank"], row["step"]) for row in rows) == [(r, s) for r in range(4) for s in range(5)]
+  first = {row["rank"]: row for row in table(tmp_path, "collectives") if row["step"] == 0 and row["collective"] == 0}
+  assert all(row["exit_ns"] - row["enter_ns"] < 40e6 for row in first.values())
+  assert process_file(tmp_path)["lost_rows"] == 0
+
+
+def test_steps_of_several_programs_and_programs_that_run_now_and_then(tmp_path):
+  micro, update, evaluate = (Handmade(jax.devices()[:2], layers, name) for layers, name in
+                             ((2, "micro"), (1, "update"), (1, "evaluate")))
+  x = micro.inputs()
+  with Recorder(tmp_path, [micro, update, evaluate]) as recorder:
+    for k in range(9):
+      for _ in range(3):
+        x = micro(x)
+      x = update(x)
+      if k % 4 == 3:
+        evaluate(x)
+      recorder.record()
+  rows = table(tmp_path)
+  assert sorted((row["rank"], row["step"]) for row in rows) == [(r, s) for r in range(2) for s in range(9)]
+  planned = {each["slot"]: each for each in run_file(tmp_path)["plan"]["collectives"]}
+  named = [planned[slot]["name"] for slot in range(len(planned))]
+  assert named[:9] == [
+      "all-reduce.0", "all-reduce.0@1", "all-reduce.1", "all-reduce.0#1", "all-reduce.0@1#1", "all-reduce.1#1",
+      "all-reduce.0#2", "all-reduce.0@1#2", "all-reduce.1#2"]
+  assert planned[4]["loops"][0] == ["call", 1, None] and planned[4]["of"] == planned[0]["of"] == 0
+  assert [planned[slot]["of"] for slot in range(9, 13)] == [2, 3, 4, 5]
+  found = {}
+  for row in table(tmp_path, "collectives"):
+    found.setdefault((row["rank"], row["step"]), []).append(row)
+  for (_, step), own in found.items():
+    own.sort(key=lambda row: row["enter_ns"])
+    assert [row["collective"] for row in own] == list(range(13 if step % 4 == 3 else 11))
+  for row in rows:
+    parts = sum(row[f"{name}_ns"] or 0 for name in ("forward", "backward", "compute", "sync", "update"))
+    assert parts <= row["end_ns"] - row["start_ns"]
+    before = next((each for each in rows if (each["rank"], each["step"]) == (row["rank"], row["step"] - 1)), None)
+    if before is not None:  # nothing of the time is left out, nothing counts twice
+      assert row["gap_ns"] + parts == row["end_ns"] - before["end_ns"]
+
+
+def test_record_calls_without_a_step_record_nothing_and_lose_nothing(tmp_path, observed):
+  with Recorder(tmp_path, observed) as recorder:
+    recorder.record()
+    observed(observed.inputs())
+    recorder.record()
+    recorder.record()
+  assert {row["step"] for row in table(tmp_path)} == {1}
+  assert process_file(tmp_path)["lost_rows"] == 0
+
+
+def test_a_resumed_run_goes_on_with_the_next_step_and_attempt(tmp_path, observed):
+  for resume in (False, True):
+    with Recorder(tmp_path, observed, resume=resume) as recorder:
+      for _ in range(4):
+        observed(observed.inputs())
+        recorder.record()
+  with Recorder(tmp_path, observed, resume=True, first_step=2) as recorder:
+    observed(observed.inputs())
+    recorder.record()
+  found = sorted({(row["attempt"], row["step"]) for row in table(tmp_path)})
+  assert found == [(0, k) for k in range(4)] + [(1, k) for k in range(4, 8)] + [(2, 2)]
+  assert sorted(os.listdir(tmp_path / "marks")) == ["0.plan.json", "0.ring"]
+  assert read_run(tmp_path).ranks >= 4
+
+
+def test_a_new_run_takes_the_marks_of_the_one_before_along(tmp_path, observed):
+  ids = []
+  for _ in range(2):
+    with Recorder(tmp_path, observed) as recorder:
+      observed(observed.inputs())
+      recorder.record()
+    ids.append(recorder.run)
+  old = tmp_path / ".previous" / ids[0] / "marks"
+  assert sorted(os.listdir(old)) == ["0.plan.json", "0.ring"]
+  assert ringfile.read_ring(old / "0.ring").run == ids[0]
+  assert ringfile.read_ring(tmp_path / "marks" / "0.ring").run == ids[1]
+
+
+def test_a_second_recorder_reads_where_the_first_has_its_marks(tmp_path, observed):
+  other = Handmade(jax.devices()[:2], layers=1)
+  with Recorder(tmp_path / "a", observed) as first:
+    with Recorder(tmp_path / "b", other) as second:
+      for _ in range(4):
+        observed(observed.inputs())
+        other(other.inputs())
+        first.record()
+        second.record()
+      assert marks.current().path == tmp_path / "a" / "marks" / "0.ring"
+    observed(observed.inputs())
+    first.record()
+  assert marks.current().path is None
+  assert {row["step"] for row in table(tmp_path / "a")} == set(range(5))
+  assert {(row["rank"], row["step"]) for row in table(tmp_path / "b")} == {(r, k) for r in range(2) for k in range(4)}
+  assert not (tmp_path / "b" / "marks" / "0.ring").exists()
+
+
+def test_a_recorder_outlives_the_one_whose_file_it_reads(tmp_path, observed):
+  first, second = Recorder(tmp_path / "a", observed), Recorder(tmp_path / "b", observed)
+  first.open()
+  second.open()
+  for k in range(8):
+    if k == 4:
+      first.close()
+    observed(observed.inputs())
+    if k < 4:
+      first.record()
+    second.record()
+  second.close()
+  assert {row["step"] for row in table(tmp_path / "a")} == set(range(4))
+  assert {row["step"] for row in table(tmp_path / "b")} == set(range(8))
+  assert second.lost["lost_rows"] == 0
+
+
+def test_events_that_were_written_over_are_lost_steps_not_wrong_ones(tmp_path, observed, monkeypatch):
+  x, held, collect_now = observed.inputs(), [True], collect.Collector.collect
+  monkeypatch.setattr(collect.Collector, "collect", lambda *args: None if held[0] else collect_now(*args))
+  with Recorder(tmp_path, observed) as recorder:
+    for k in range(10):
+      x = jax.block_until_ready(observed(x))
+      recorder.record()
+      if k == 5:
+        capacity = marks.current().layout.capacity
+        library.functions().jaxpace_mark_here(1, observed.number, 900, capacity - 12)  # of lane 1: steps 0 to 5 go
+    held[0] = False
+  rows = table(tmp_path)
+  steps_of = {rank: {row["step"] for row in rows if row["rank"] == rank} for rank in range(4)}
+  assert steps_of[0] == steps_of[2] == steps_of[3] == set(range(10))
+  assert steps_of[1] and steps_of[1] < set(range(10)) and max(steps_of[1]) == 9
+  info = process_file(tmp_path)
+  assert info["lost_rows"] == 10 - len(steps_of[1]) and info["holes"] == 1
+  for row in table(tmp_path, "collectives"):
+    assert 0 <= row["exit_ns"] - row["enter_ns"] < 2e9
+
+
+def test_steps_are_written_in_full_when_drawn_at_first_and_around_slow_ones(tmp_path, observed):
+  from jaxpace.core.detail import is_detailed
+  with Recorder(tmp_path, observed, detail=50) as recorder:
+    x = observed.inputs()
+    for k in range(160):
+      x = jax.block_until_ready(observed(x, delays(observed, *([(0, 0, 0.15)] if k == 120 else [(0, 0, 0.004)]))))
+      recorder.record()
+  assert len(table(tmp_path)) == 640
+  full = {row["step"] for row in table(tmp_path, "collectives")}
+  drawn = set(np.flatnonzero(is_detailed(np.arange(160), 50)).tolist())
+  assert full >= drawn | set(range(64)) | set(range(120, 125)), "drawn, first, slow and after"
+  assert len(full) < 140
+  assert run_file(tmp_path)["plan"]["detail"] == {"every": 50, "asked": 50}
+
+
+def test_a_full_disk_leaves_the_marks_in_memory_and_the_tables_where_they_are(tmp_path, observed, monkeypatch, caplog):
+  def full(*_):
+    raise OSError(28, "No space left on device")
+  monkeypatch.setattr(marks.os, "posix_fallocate", full)
+  with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, observed) as recorder:
+    for _ in range(3):
+      observed(observed.inputs())
+      recorder.record()
+  one_warning(caplog, "Marks are kept in memory")
+  assert len(table(tmp_path)) == 12 and os.listdir(tmp_path / "marks") == ["0.plan.json"]
+
+
+def test_a_program_that_runs_bare_is_told_once(tmp_path, caplog):
+  step = Handmade(jax.devices()[:2], layers=1)
+  step(step.inputs())
+  step._program = dataclasses.replace(step._program, bare="the module could not be read back.")
+  with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, step) as recorder:
+    for _ in range(3):
+      step(step.inputs())
+      recorder.record()
+  one_warning(caplog, "the module could not be read back")
+  assert table(tmp_path) == [] and process_file(tmp_path)["closed_cleanly"]
+  assert "without marks" in run_file(tmp_path)["plan"]["notices"][0]
+
+
+def test_a_program_that_is_compiled_while_it_is_recorded_gets_slots_of_its_own(tmp_path, observed):
+  other = Handmade(jax.devices()[:4], layers=2)
+  other._program = dataclasses.replace(other._program, name="longer")
+
+  class Both(Handmade):
+    def __init__(self):
+      self.executions = observed.executions
+      self.plan = observed.plan
+
+  both = Both()
+  with Recorder(tmp_path, both) as recorder:
+    for k in range(6):
+      if k < 3:
+        observed(observed.inputs())
+      else:
+        other(other.inputs())
+        both.plan = ObservedPlan((*observed.plan.programs, *other.plan.programs))
+        both.executions = {**observed.executions, **other.executions}
+      recorder.record()
+  found = {}
+  for row in table(tmp_path, "collectives"):
+    found.setdefault(row["step"], set()).add(row["collective"])
+  assert found == {**{k: {0, 1, 2, 3} for k in range(3)}, **{k: {4, 5, 6} for k in range(3, 6)}}
+  assert [each["program"] for each in run_file(tmp_path)["plan"]["collectives"]] == (
+      [observed.number] * 4 + [other.number] * 3)
+
+
+def test_each_kind_of_step_has_its_own_record(tmp_path, observed):
+  with Recorder(tmp_path / "a", observed) as recorder:
+    with pytest.raises(TypeError, match=r"takes no pace state.*recorder\.record\(\)"):
+      recorder.record(object())
+    with pytest.raises(TypeError, match="takes a number of the host"):
+      recorder.record(loss=jnp.float32(1))
+  with Recorder(tmp_path / "b", fake.FakePaced()) as recorder, pytest.raises(TypeError, match="lacks the pace state"):
+    recorder.record()
+  with pytest.raises(RuntimeError, match="outside of the recorder's `with` block"):
+    Recorder(tmp_path / "c", observed).record()
+  with Recorder(None, observed) as off:
+    off.record()
+
+
+@pytest.mark.parametrize("options, said", [({"detail": 0}, "detail=0"), ({"detail": "some"}, "detail='some'"),
+                                           ({"detail": True}, "detail=True"), ({"first_step": -1}, "first_step=-1")])
+def test_options_that_are_none_are_refused(tmp_path, observed, options, said):
+  with pytest.raises(ValueError, match=said):
+    Recorder(tmp_path, observed, **options)
+
+
+def test_what_is_neither_observed_nor_instrumented_is_refused(tmp_path):
+  for wrong in (jax.jit(lambda x: x), [], [1]):
+    with pytest.raises(TypeError, match=r"jaxpace\.observe or jaxpace\.instrument"):
+      Recorder(tmp_path, wrong)
+
+
+def test_where_marks_can_not_be_written_training_goes_on(tmp_path, observed, monkeypatch, caplog):
+  monkeypatch.setattr(steps.marks, "unavailable", lambda: "The native clock is not part of it.")
+  with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, observed) as recorder:
+    observed(observed.inputs())
+    recorder.record()
+  one_warning(caplog, "The native clock is not part of it.")
+
+
+def test_a_loop_of_unknown_turns_is_recorded_turn_by_turn(tmp_path):
+  step = Handmade(jax.devices()[:2], layers=4, unknown=True)
+  with Recorder(tmp_path, step) as recorder:
+    for _ in range(2):
+      step(step.inputs())
+      recorder.record()
+  rows = [row for row in table(tmp_path, "collectives") if (row["rank"], row["step"]) == (1, 1)]
+  assert [row["name"] for row in sorted(rows, key=lambda row: row["enter_ns"])] == [
+      "all-reduce.0", "all-reduce.0@1", "all-reduce.0@2", "all-reduce.0@3", "all-reduce.1"]
+
+
+_WORKER = """
+import sys, time, pathlib
+from jaxpace.trace.recorder import Recorder
+from tests.trace.marks.handmade import Handmade
+step = Handmade()
+x = step.inputs()
+with Recorder(sys.argv[1], step, grace_seconds=2.0) as recorder:
+  for k in range(100000):
+    x = step(x)
+    recorder.record()
+    time.sleep(0.002)
+    if k == 200:
+      print("READY", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_ended_leaves_its_ring_and_its_run(tmp_path, number):
+  process = subprocess.Popen(
+      [sys.executable, "-c", _WORKER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+      env=clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=2"))
+  try:
+    assert any(line == "READY\n" for line in process.stdout)
+    time.sleep(2.5)
+    process.stdout.close()
+    process.send_signal(number)
+    process.wait(30)
+  finally:
+    process.kill()
+    process.wait()
+  assert process.returncode == -number
+  ring, meaning = ringfile.read_ring(tmp_path / "marks" / "0.ring"), read_plan(tmp_path, 0)
+  assert not ring.closed and ring.ranks.tolist() == [0, 1] and ring.alive_ns > ring.monotonic_ns
+  assert len(meaning.plan.programs) == 1 and (ring.heads > 200 * 11).all()
+  rows = table(tmp_path)
+  found = {rank: [row["step"] for row in rows if row["rank"] == rank] for rank in range(2)}
+  assert sorted(found[0]) == sorted(found[1]) == list(range(len(found[0]))) and len(found[0]) > 200
+  if number == signal.SIGTERM:
+    # 11 events a step and 2 of each start
+    assert len(found[0]) >= int(ring.heads[0]) // 11 - 1
+    assert process_file(tmp_path)["ended_by"] == "SIGTERM"
+  step = Handmade(jax.devices()[:2], layers=1)
+  with Recorder(tmp_path, step, resume=True) as recorder:
+    step(step.inputs())
+    recorder.record()
+  kept = ringfile.read_ring(tmp_path / "marks" / "0.previous.ring")
+  assert kept.heads.tolist() == ring.heads.tolist() and (tmp_path / "marks" / "0.previous.plan.json").exists()
+  assert {row["attempt"] for row in table(tmp_path)} == {0, 1}
