@@ -1,0 +1,143 @@
+"""Where a rank is in its program: told by the marks that its device has written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxpace.core.marks import NUMBER
+from jaxpace.core.observed import TAG_BITS, ObservedProgram
+from jaxpace.trace.flight.programs import Programs
+
+_MASK = (1 << TAG_BITS) - 1
+_USUAL_OF = 64
+"""Steps whose median is the usual one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+  """The newest execution of one program on one device.
+
+  Counts are by place of the collective in the program: how often the device has entered and left it.
+  """
+
+  program: str
+  """Key in `Programs`."""
+  number: int | None
+  """Executions that had started before; None where the ring no longer holds its start."""
+  ended: bool
+  entered: tuple[int, ...] = ()
+  left: tuple[int, ...] = ()
+  last: tuple[int, int, bool] | None = None
+  """Newest mark of a collective: its place, its turn, and whether it was the exit."""
+
+  @property
+  def pending(self) -> list[tuple[int, int]]:
+    """(place, turn) of each collective that was entered and not left."""
+    return [] if self.ended else [(place, number - 1) for place, number in enumerate(self.entered)
+                                  if number > self.left[place]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+  """Where a rank was when its ring was read."""
+
+  rank: int
+  process: int
+  executions: tuple[Execution, ...] = ()
+  """Newest execution of each program, the one with the newest mark last."""
+  quiet: float | None = None
+  """Seconds from its newest mark to when its process last lived, by its own clock."""
+  usual: float | None = None
+  """Median seconds between two starts of the program with the newest mark; None before a few."""
+  state: str = "running"
+  """"running"; "gone": its process has ended or stands still; "left": it has closed its recording."""
+  host: str = ""
+  waiting: float | None = None
+  """Seconds since it entered the collective that it entered last, if it is in one."""
+
+  def of(self, program: str) -> Execution | None:
+    """Its newest execution of a program; None where it has none in its ring."""
+    return next((each for each in self.executions if each.program == program), None)
+
+  @property
+  def current(self) -> Execution | None:
+    """The execution with the newest mark."""
+    return self.executions[-1] if self.executions else None
+
+
+def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Mapping[int, str],
+             programs: Programs, now_ns: int | None) -> Position:
+  """Tells where a rank is by what its ring holds.
+
+  Args:
+    rank: its number.
+    process: its process.
+    tag: [n] uint32, events in the order they were written, with the program's number.
+    ns: [n] int64, their times.
+    keys: keys of the process's programs by their number, see `Programs.add`.
+    programs: all programs.
+    now_ns: when its process last lived, of the same clock; None where not known.
+  """
+  number, own = tag >> TAG_BITS, (tag & _MASK).astype(np.int64)
+  found: list[tuple[int, int, Execution, float | None]] = []
+  for each in np.unique(number).tolist():
+    key = keys.get(each)
+    if key is None:
+      continue
+    at = np.flatnonzero(number == each)
+    execution, begun = _newest(own[at], ns[at], key, programs.by_key[key])
+    found.append((int(at[-1]), int(at[begun]), execution, _usual(own[at], ns[at], programs.by_key[key])))
+  found.sort(key=lambda entry: entry[0])
+  # A device runs one program with collectives after the other: what ended later tells that one
+  # which began earlier was given up, as when a step raises.
+  kept = [entry for i, entry in enumerate(found)
+          if entry[2].ended or not any(other[2].ended and other[1] > entry[0] for other in found[i + 1:])]
+  executions = tuple(entry[2] for entry in kept)
+  known = now_ns is not None and len(ns) > 0
+  quiet = max(0.0, (now_ns - int(ns[-1])) / 1e9) if known and now_ns is not None else None
+  waiting = None
+  if kept and executions[-1].pending and now_ns is not None:
+    inside = programs.by_key[executions[-1].program].collectives
+    entries = [tag for place, _ in executions[-1].pending for tag in inside[place].enter_tags]
+    upper = int(number[kept[-1][0]])
+    marks = ns[(number == upper) & np.isin(own, entries)]
+    waiting = max(0.0, (now_ns - int(marks[-1])) / 1e9)
+  return Position(rank, process, executions, quiet, kept[-1][3] if kept else None, waiting=waiting)
+
+
+def _newest(tag: np.ndarray, ns: np.ndarray, key: str, program: ObservedProgram) -> tuple[Execution, int]:
+  """The newest execution in a program's events, and the place of its first event among them."""
+  starts = np.flatnonzero(tag == NUMBER)
+  first = int(starts[-1]) if starts.size else 0
+  number = int(ns[first]) if starts.size else None
+  tags = tag[first:]
+  most = int(max((max((*each.enter_tags, *each.exit_tags), default=0) for each in program.collectives), default=0))
+  counts = np.bincount(np.minimum(tags, most + 1), minlength=most + 2)
+  # A device has entered once all enter marks are there, and leaves at the first exit mark.
+  entered = tuple(min((int(counts[t]) for t in each.enter_tags), default=0) for each in program.collectives)
+  left = tuple(max((int(counts[t]) for t in each.exit_tags), default=0) for each in program.collectives)
+  ended = bool((tags == program.end_tag).any())
+  last = _last(tags, program, counts, entered, left)
+  return Execution(key, number, ended, entered, left, last), first
+
+
+def _last(tags: np.ndarray, program: ObservedProgram, counts: np.ndarray, entered: tuple[int, ...],
+          left: tuple[int, ...]) -> tuple[int, int, bool] | None:
+  sides = {t: (place, leaves) for place, each in enumerate(program.collectives)
+           for leaves, own in ((False, each.enter_tags), (True, each.exit_tags)) for t in own}
+  for t in reversed(tags.tolist()):
+    if t not in sides:
+      continue
+    place, leaves = sides[t]
+    # One of several marks before a collective: not all of its operands are there yet.
+    if leaves or int(counts[t]) <= entered[place]:
+      return place, (left if leaves else entered)[place] - 1, leaves
+  return None
+
+
+def _usual(tag: np.ndarray, ns: np.ndarray, program: ObservedProgram) -> float | None:
+  starts = ns[tag == program.start_tag][-_USUAL_OF - 1:]
+  return float(np.median(np.diff(starts))) / 1e9 if len(starts) >= 4 else None
