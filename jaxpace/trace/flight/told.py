@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpace.core.observed import Loop
 from jaxpace.trace.flight import waits
 from jaxpace.trace.flight.positions import Execution, Position
 from jaxpace.trace.flight.programs import Programs
 from jaxpace.trace.flight.waits import Cause, Meeting, Wait
+from jaxpace.trace.marks.slots import numbers
 from jaxpace.trace.problems import list_ranks, plural
 
 _MOST_PLACES = 4
@@ -65,7 +65,7 @@ class Told:
 
 def told(flight: Flight) -> tuple[Told, ...]:
   """Says why collectives are not finished, that which keeps most ranks first; () where none is under way."""
-  found = waits.causes(waits.unfinished(flight.positions, flight.programs))
+  found = waits.causes(waits.unfinished(flight.positions, flight.programs), flight.programs)
   return tuple(_tell(flight, cause) for cause in found)
 
 
@@ -157,28 +157,6 @@ def occurrence(programs: Programs, key: str, place: int, turn: int) -> str:
            for loop, number in zip(each.loops, numbers(each.loops, turn), strict=True) if number is not None]
   source = f" ({each.source})" if each.source else ""
   return ", in it ".join([f"{each.name}{', ' + turns[0] if turns else ''}", *turns[1:]]) + source
-
-
-def numbers(loops: Sequence[Loop], turn: int) -> list[int | None]:
-  """Turn of each loop, outermost first, at the turn-th time in all; None where it can't be told.
-
-  >>> numbers([Loop("a", 3), Loop("b", 4)], 6)
-  [1, 2]
-  >>> numbers([Loop("a", 3), Loop("b", None)], 6)
-  [None, None]
-  """
-  found: list[int | None] = []
-  left: int | None = turn
-  for depth, loop in reversed(list(enumerate(loops))):
-    if left is not None and depth == 0:
-      found.append(left)
-    elif left is not None and loop.trips:
-      found.append(left % loop.trips)
-      left //= loop.trips
-    else:
-      found.append(None)
-      left = None
-  return found[::-1]
 
 
 def seconds(value: float) -> str:

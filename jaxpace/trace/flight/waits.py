@@ -8,11 +8,13 @@ a rank that waits nowhere, a collective that all have entered, or a circle.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from jaxpace.trace.flight.positions import Position
 from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.marks.slots import numbers
 
 Kind = Literal["absent", "order", "stuck", "unknown"]
 """What keeps a collective from finishing.
@@ -55,7 +57,7 @@ class Cause:
   ranks: tuple[int, ...]
   """Who is to be looked at: those absent, in the circle, inside, or unknown."""
   waits: tuple[Wait, ...]
-  """The meetings that wait for these ranks, the one with most ranks first; for a circle, all in it."""
+  """The meetings that wait for these ranks, in the order of the program; for a circle, all in it."""
   behind: tuple[Wait, ...]
   """Meetings that wait for ranks in those."""
 
@@ -104,11 +106,13 @@ def _side(meeting: Meeting, where: Position) -> str:
   return "waiting" if execution.entered[meeting.place] > meeting.turn else "absent"
 
 
-def causes(waits: tuple[Wait, ...]) -> tuple[Cause, ...]:
+def causes(waits: tuple[Wait, ...], programs: Programs) -> tuple[Cause, ...]:
   """Finds why the meetings are not finished, that which keeps most ranks first.
 
   Every wait is behind at least one cause.
   """
+  ordered = functools.cmp_to_key(lambda a, b: _order(a, b, programs))
+  waits = tuple(sorted(waits, key=lambda wait: ordered(wait.meeting)))
   inside: dict[int, list[int]] = {}
   for i, wait in enumerate(waits):
     for rank in wait.waiting:
@@ -128,11 +132,25 @@ def causes(waits: tuple[Wait, ...]) -> tuple[Cause, ...]:
       found.append(("stuck", wait.waiting, [i]))
   result = []
   for kind, ranks, direct in found:
-    direct = sorted(direct, key=lambda i: -len(waits[i].waiting))
+    direct = sorted(direct)
     behind = [i for i in range(len(waits)) if i not in direct and reached[i] & set(direct)]
     result.append(Cause(kind, ranks, tuple(waits[i] for i in direct), tuple(waits[i] for i in behind)))
   order = ("absent", "order", "stuck", "unknown")
   return tuple(sorted(result, key=lambda cause: (-cause.held, order.index(cause.kind), cause.ranks)))
+
+
+def _order(a: Meeting, b: Meeting, programs: Programs) -> int:
+  """Less than 0 where a comes before b in the program, more than 0 where it comes after."""
+  if (a.program, a.number) != (b.program, b.number):
+    return -1 if (a.number, a.program) < (b.number, b.program) else 1
+  loops = [programs.collective(one.program, one.place).loops for one in (a, b)]
+  turns = [numbers(own, one.turn) for own, one in zip(loops, (a, b), strict=True)]
+  for loop, other, i, j in zip(*loops, *turns, strict=False):
+    if loop.name != other.name:
+      break
+    if i is not None and j is not None and i != j:
+      return i - j
+  return -1 if (a.place, a.turn, a.group) < (b.place, b.turn, b.group) else 1
 
 
 def _reached(start: int, after: list[list[int]]) -> set[int]:

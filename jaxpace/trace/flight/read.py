@@ -1,0 +1,243 @@
+"""Reads where all ranks of a job are from the rings and plans in its run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.files.reading import UnreadableError
+from jaxpace.files.schemas import ProcessFile
+from jaxpace.trace import rundir
+from jaxpace.trace.flight.positions import Position, position
+from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.told import Flight
+from jaxpace.trace.marks import plans, ringfile
+from jaxpace.trace.marks.follow import Lane
+from jaxpace.trace.marks.ringfile import RingFile, read_ring
+from jaxpace.trace.problems import list_ranks, plural
+
+_RING = re.compile(r"^([0-9]{1,7})\.ring$")
+_MOST_NAMED = 3
+_MOST_HOLES = 64
+"""Slots that a killed process left half written: one a thread."""
+_GONE_SECONDS = 12.0
+"""A process that has said nothing for so long has ended or stands still: it says each second that it lives, and its
+recording's own file every five seconds."""
+
+
+def read_flight(directory: str | os.PathLike[str], *, own: Mapping[int, Flight] | None = None) -> Flight | None:
+  """Reads the rings of a run.
+
+  Args:
+    directory: run directory, of a job that runs, has ended or was killed.
+    own: what is known of processes better than by their files, by process.
+
+  Returns:
+    Where its ranks are; None where no process has a ring here, as in a run that was never observed.
+  """
+  directory = pathlib.Path(directory)
+  rings = _rings(directory)
+  if not rings and not own:
+    return None
+  info = rundir.read_json(directory / rundir.RUN_FILE) or {}
+  run, attempt = info.get("run"), info.get("attempt", 0)
+  processes = _processes(directory, run)
+  if rings and not own and _all_clean(rings, processes, info):
+    return Flight({}, Programs(), running=False, clean=True)
+  reading = _Reading(directory, run, attempt, processes)
+  for process, path in rings.items():
+    if process not in (own or {}):
+      reading.add(process, path)
+  return reading.flight(info, own or {})
+
+
+def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: ObservedPlan, programs: Programs,
+            host: str = "") -> list[Position]:
+  """Where the ranks of this process are, by its own ring in place.
+
+  Args:
+    blocks: [lanes] `core.marks.LANE`.
+    events: [lanes, capacity] `core.marks.EVENT`.
+    process: index of this process.
+    plan: its programs.
+    programs: gets them.
+    host: its name.
+  """
+  keys = programs.add(plan)
+  found = []
+  for lane in range(len(blocks)):
+    tag, ns = _events(events[lane], lambda lane=lane: int(blocks["head"][lane]))
+    # Read after the marks: none of them is later.
+    one = position(int(blocks["rank"][lane]), process, tag, ns, keys, programs, time.monotonic_ns())
+    found.append(dataclasses.replace(one, host=host))
+  return found
+
+
+class _Reading:
+  """What the files have told so far."""
+
+  def __init__(self, directory: pathlib.Path, run: str | None, attempt: int,
+               processes: Mapping[int, dict[str, Any]]):
+    self._directory, self._run, self._attempt, self._infos = directory, run, attempt, processes
+    self._programs = Programs()
+    self._positions: dict[int, Position] = {}
+    self._read: set[int] = set()
+    self._lived: dict[int, int] = {}
+    self._faults: dict[str, list[int]] = {}
+
+  def add(self, process: int, path: pathlib.Path) -> None:
+    """Reads a process's ring and plan."""
+    try:
+      ring = read_ring(path)
+    except (OSError, UnreadableError) as error:
+      self._leave_out(process, f"can't be used: it {_why(error)}")
+      return
+    if self._run is not None and ring.run != self._run:
+      self._leave_out(process, "is of another run")
+      return
+    if ring.attempt != self._attempt:
+      self._leave_out(process, f"is of attempt {ring.attempt}, not of attempt {self._attempt}, the newest")
+      return
+    try:
+      plan = plans.read_plan(self._directory, process)
+    except (OSError, UnreadableError) as error:
+      if ring.heads.any():
+        self._leave_out(process, f"has no plan beside it that says what its marks mean: it {_why(error)}")
+        return
+      # It has compiled nothing yet.
+      plan = plans.ProcessPlan(ring.run, ring.attempt, process, ObservedPlan())
+    if plan.run != ring.run or plan.attempt != ring.attempt:
+      self._leave_out(process, "has a plan of another start of the job beside it")
+      return
+    self._take(process, ring, plan.plan)
+
+  def _take(self, process: int, ring: RingFile, plan: ObservedPlan) -> None:
+    info = self._infos.get(process, {})
+    keys = self._programs.add(plan)
+    lived = max(ring.alive_ns, info.get("monotonic_ns") or 0)
+    host = info.get("hostname") or ""
+    for lane, rank in enumerate(ring.ranks.tolist()):
+      if rank < 0 or rank in self._positions:
+        continue
+      tag, ns = _events(ring.events[lane], lambda lane=lane: int(ring.heads[lane]))
+      # A process that has just begun may have marks and no word yet.
+      now = max(lived, int(ns[-1])) if len(ns) and lived else None
+      one = position(rank, process, tag, ns, keys, self._programs, now)
+      inside = any(execution.pending for execution in one.executions)
+      failed = bool(info.get("ended_by")) or inside
+      state = "running" if not ring.closed else "failed" if failed else "left"
+      self._positions[rank] = dataclasses.replace(one, host=host, state=state)
+    self._read.add(process)
+    if lived:
+      self._lived[process] = lived - ring.monotonic_ns + ring.wall_ns
+
+  def flight(self, info: Mapping[str, Any], own: Mapping[int, Flight]) -> Flight:
+    """Puts it together."""
+    latest = max(self._lived.values(), default=0)
+    running = bool(own)
+    for process, lived in self._lived.items():
+      if self._vanished(process) or latest - lived > _GONE_SECONDS * 1e9:
+        self._mark_gone(process)
+      elif time.time_ns() - lived <= _GONE_SECONDS * 1e9:
+        running = True
+    for process, known in own.items():
+      self._read.add(process)
+      self._positions |= known.positions
+      for key, program in known.programs.by_key.items():
+        self._programs.by_key.setdefault(key, program)
+    declared = info.get("processes")
+    missing = sorted(set(range(min(declared, 1 << 20))) - self._read) if isinstance(declared, int) else []
+    return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing), running)
+
+  def _vanished(self, process: int) -> bool:
+    """Whether a process of this host is no more. Its number may be another's by now, which tells nothing."""
+    info = self._infos.get(process, {})
+    pid = info.get("pid")
+    if not isinstance(pid, int) or pid <= 0 or info.get("hostname") != socket.gethostname():
+      return False
+    try:
+      os.kill(pid, 0)
+    except ProcessLookupError:
+      return True
+    except (OSError, OverflowError):
+      return False
+    return False
+
+  def _mark_gone(self, process: int) -> None:
+    for rank, one in self._positions.items():
+      if one.process == process and one.state == "running":
+        self._positions[rank] = dataclasses.replace(one, state="gone")
+
+  def _leave_out(self, process: int, why: str) -> None:
+    self._faults.setdefault(why, []).append(process)
+
+  def _sentences(self, missing: list[int]) -> Iterable[str]:
+    for why, processes in list(self._faults.items())[:_MOST_NAMED]:
+      which = f"{processes[0]}.ring" if len(processes) == 1 else f"of processes {list_ranks(processes)} each"
+      yield f"The ring {ringfile.FOLDER}/{which} {why}." if len(processes) == 1 else f"The rings {which} {why}."
+    faulty = {process for processes in self._faults.values() for process in processes}
+    silent = [process for process in missing if process not in faulty]
+    if silent and self._read:
+      yield (f"{plural(len(silent), 'process', 'processes')} ({list_ranks(silent)}) left no ring here, as where each "
+             "host writes to a disk of its own: put what lies in 'marks' on each host together.")
+
+
+def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:
+  """The rings in a run directory by process, rising."""
+  try:
+    names = os.listdir(directory / ringfile.FOLDER)
+  except OSError:
+    return {}
+  found = {int(match[1]): directory / ringfile.FOLDER / name for name in names if (match := _RING.match(name))}
+  return dict(sorted(found.items()))
+
+
+def _processes(directory: pathlib.Path, run: str | None) -> dict[int, dict[str, Any]]:
+  """What the processes of the run say of themselves."""
+  found = {}
+  folder = directory / "process"
+  for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    info = rundir.read_json(path, ProcessFile)
+    if info is not None and isinstance(info.get("process"), int) and run in (None, info.get("run")):
+      found[info["process"]] = info
+  return found
+
+
+def _all_clean(rings: Iterable[int], processes: Mapping[int, dict[str, Any]], info: Mapping[str, Any]) -> bool:
+  declared = info.get("processes")
+  expected = set(rings) | (set(range(declared)) if isinstance(declared, int) and declared <= 1 << 20 else set())
+  return all(process in processes and processes[process].get("closed_cleanly") is True
+             and not processes[process].get("ended_by") for process in expected)
+
+
+def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:
+  """(tag, ns) of all events that a lane still holds."""
+  lane = Lane()
+  tags, times = [], []
+  reached = head()
+  for _ in range(_MOST_HOLES):
+    if lane.position >= reached:
+      break
+    taken = lane.take(slots, head, final=True)
+    tags.append(taken.tag)
+    times.append(taken.ns)
+    if not len(taken.tag) and not taken.lost:
+      break
+  if not tags:
+    return np.empty(0, np.uint32), np.empty(0, np.int64)
+  return np.concatenate(tags), np.concatenate(times)
+
+
+def _why(error: Exception) -> str:
+  if isinstance(error, FileNotFoundError):
+    return "is missing"
+  return f"can't be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
