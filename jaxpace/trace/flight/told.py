@@ -10,7 +10,7 @@ from jaxpace.trace.flight import waits
 from jaxpace.trace.flight.positions import Execution, Position
 from jaxpace.trace.flight.programs import Programs
 from jaxpace.trace.flight.waits import Cause, Meeting, Wait
-from jaxpace.trace.marks.slots import numbers
+from jaxpace.trace.marks.slots import turns_of
 from jaxpace.trace.problems import list_ranks, plural
 
 _MOST_PLACES = 4
@@ -153,8 +153,8 @@ def meeting(programs: Programs, one: Meeting) -> str:
 def occurrence(programs: Programs, key: str, place: int, turn: int) -> str:
   """Names a collective in one turn of its loops: "all-reduce.3, turn 17 of 32 (model.py:120)". Turns begin at 0."""
   each = programs.collective(key, place)
-  turns = [f"turn {number}" + (f" of {loop.trips}" if loop.trips is not None else "")
-           for loop, number in zip(each.loops, numbers(each.loops, turn), strict=True) if number is not None]
+  turns = [f"turn {number}" + (f" of {trips}" if trips is not None else "")
+           for _, number, trips in turns_of(each.loops, turn)]
   source = f" ({each.source})" if each.source else ""
   return ", in it ".join([f"{each.name}{', ' + turns[0] if turns else ''}", *turns[1:]]) + source
 
@@ -191,8 +191,7 @@ def _document(flight: Flight, wait: Wait) -> dict[str, Any]:
       "program": flight.programs.by_key[one.program].name, "call": one.number, "collective": each.name,
       "kind": each.kind, "axes": list(each.axes), "group": list(one.group), "source": each.source,
       "operation": each.operation, "turn": one.turn,
-      "loops": [[loop.name, number, loop.trips]
-                for loop, number in zip(each.loops, numbers(each.loops, one.turn), strict=True)],
+      "loops": turns_of(each.loops, one.turn),
       "waiting": list(wait.waiting), "absent": list(wait.absent), "left": list(wait.left),
       "unknown": list(wait.unknown)}
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from jaxpace.trace.flight.positions import Position
 from jaxpace.trace.flight.programs import Programs
-from jaxpace.trace.marks.slots import numbers
+from jaxpace.trace.marks.slots import turns_of
 
 Kind = Literal["absent", "order", "stuck", "unknown"]
 """What keeps a collective from finishing.
@@ -143,13 +143,12 @@ def _order(a: Meeting, b: Meeting, programs: Programs) -> int:
   """Less than 0 where a comes before b in the program, more than 0 where it comes after."""
   if (a.program, a.number) != (b.program, b.number):
     return -1 if (a.number, a.program) < (b.number, b.program) else 1
-  loops = [programs.collective(one.program, one.place).loops for one in (a, b)]
-  turns = [numbers(own, one.turn) for own, one in zip(loops, (a, b), strict=True)]
-  for loop, other, i, j in zip(*loops, *turns, strict=False):
-    if loop.name != other.name:
+  turns = [turns_of(programs.collective(one.program, one.place).loops, one.turn) for one in (a, b)]
+  for (loop, i, _), (other, j, _) in zip(*turns, strict=False):
+    if loop != other:
       break
-    if i is not None and j is not None and i != j:
-      return i - j
+    if i != j:
+      return -1 if i < j else 1
   return -1 if (a.place, a.turn, a.group) < (b.place, b.turn, b.group) else 1
 
 
