@@ -11,6 +11,7 @@ from jaxpace.reporting.refusal import give_up_output, refuse
 
 if TYPE_CHECKING:
   from jaxpace.diagnosis.diagnosis import Diagnosis
+  from jaxpace.diagnosis.hang import Hang
   from jaxpace.reporting.progress import Progress
 
 EPILOG = """\
@@ -61,23 +62,29 @@ def run(args: argparse.Namespace) -> int:
     Exit status: 0, or 2 where there is nothing to report on or a file can't be written.
   """
   # Parquet, numpy and rich are imported where they are needed: `jaxpace --help` needs none of them.
+  from jaxpace.diagnosis.hang import find_hang
   from jaxpace.diagnosis.what_if_request import WhatError
   from jaxpace.reporting.json_file import UnwritableError
   from jaxpace.reporting.progress import Progress
+  from jaxpace.trace.flight.read import read_flight
   from jaxpace.trace.run import RunError
 
   progress = Progress()
+  hang = None
   try:
+    hang = find_hang(read_flight(args.run))
     diagnosis, drawn = _diagnosed(args, progress)
   except (RunError, UnwritableError, WhatError) as error:
     progress.clear()
+    if hang is not None and isinstance(error, RunError):
+      return _hang_only(args, hang, str(error))
     return refuse("report", str(error))
   except MemoryError:
     progress.clear()
     return refuse("report", f"{args.run} needs more memory than there is: report on a window of it with --steps A:B.")
   progress.clear()
   try:
-    _deliver(args, diagnosis, drawn)
+    _deliver(args, diagnosis, drawn, hang)
   except BrokenPipeError:
     give_up_output()  # the reader of a pipe (`| head`) has seen enough
     return 0
@@ -117,7 +124,26 @@ def _diagnosed(args: argparse.Namespace, progress: Progress) -> tuple[Diagnosis,
   return diagnosis, series(diagnosis, progress.drawing, fabric)
 
 
-def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None) -> None:
+def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> int:
+  """Reports on a job that hung before it had recorded a step."""
+  from jaxpace.diagnosis.report_json import hang_only
+  from jaxpace.reporting.console import make_console
+  from jaxpace.reporting.json_file import deliver
+  from jaxpace.reporting.terminal import render_hang
+  from jaxpace.trace.plain_text import write_plain
+
+  try:
+    why = deliver(lambda: render_hang(hang, make_console()), lambda: hang_only(args.run, hang, problem), args.json)
+  except BrokenPipeError:
+    give_up_output()
+    return 0
+  if why:
+    return refuse("report", why)
+  write_plain(f"Nothing else can be reported: {problem}", sys.stderr)
+  return 0
+
+
+def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None, hang: Hang | None) -> None:
   """Prints the report, and writes what was asked for."""
   from jaxpace.diagnosis.report_json import to_json
   from jaxpace.reporting.console import make_console
@@ -127,9 +153,9 @@ def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, An
   from jaxpace.reporting.timeline import write as timeline
   from jaxpace.trace.plain_text import write_plain
 
-  document = to_json(diagnosis) if args.json or args.html else {}
+  document = to_json(diagnosis, hang) if args.json or args.html else {}
   if args.json != "-":
-    render(diagnosis, make_console(), args.ranks)
+    render(diagnosis, make_console(), args.ranks, hang)
   if args.html:
     html.write(document | {"series": drawn}, args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)

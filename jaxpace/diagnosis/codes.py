@@ -47,6 +47,15 @@ class Verdict(_Code):
   UNSEEN_RANKS = "unseen_ranks", "nothing is known of some ranks; `not_judged` has them"
 
 
+class Hang(_Code):
+  """Why a job does not go on."""
+
+  ABSENT = "absent", "ranks have not entered a collective that others wait in"
+  ORDER = "order", "ranks wait for each other in different collectives"
+  STUCK = "stuck", "all ranks have entered a collective, and it does not finish"
+  UNKNOWN = "unknown", "nothing is known of the ranks that others wait for"
+
+
 class Change(_Code):
   """What the verdict of a comparison says; `failed` tells whether that is too much."""
 
@@ -183,4 +192,4 @@ def codes(sentences: Iterable[str]) -> list[str | None]:
   return [str(s.code) if isinstance(s, Sentence) else None for s in sentences]
 
 
-__all__ = ["Change", "Evidence", "Note", "Sentence", "Verdict", "codes"]
+__all__ = ["Change", "Evidence", "Hang", "Note", "Sentence", "Verdict", "codes"]

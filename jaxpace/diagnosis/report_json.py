@@ -11,6 +11,7 @@ from jaxpace.diagnosis.by_rank import by_host, by_rank
 from jaxpace.diagnosis.codes import codes
 from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
+from jaxpace.diagnosis.hang import Hang
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.concerns import WARNING
@@ -19,7 +20,7 @@ from jaxpace.hosts.locality.job import job_concerns
 SCHEMA = 1
 
 
-def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
   """Returns plain lists, dicts and scalars; durations in seconds; null where a value is not known, never NaN.
 
   A key of the schema whose analysis needs what was not recorded, or is not made, is there and null.
@@ -60,6 +61,7 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
       "locality": {"processes": len(run.locality),
                    "warnings": [c.to_json() for c in job_concerns(run.locality) if c.level == WARNING]},
       "link_probe": _link_probe(diagnosis),
+      "hang": hang.to_json() if hang else None,
       "hangs": [dict(event) for event in diagnosis.events],
       "notes": [str(note) for note in diagnosis.notes],
       "note_codes": codes(diagnosis.notes),
@@ -162,3 +164,9 @@ def _link_probe(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 def _mean(values: np.ndarray) -> float | None:
   return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
+
+def hang_only(path: str, hang: Hang, problem: str) -> dict[str, Any]:
+  """The document of a run that hung before it had recorded a step; `problem` says why there is no more."""
+  return to_plain({"schema": SCHEMA, "run": hang.run, "path": path, "steps": 0, "hang": hang.to_json(),
+                   "problems": [problem]})

@@ -14,6 +14,7 @@ from jaxpace.diagnosis.by_rank import MEANING, SHARES
 from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import Finding, milliseconds
+from jaxpace.diagnosis.hang import Hang
 from jaxpace.diagnosis.when import spell
 from jaxpace.diagnosis.wording import named, percent, signed
 from jaxpace.reporting import bars
@@ -23,15 +24,18 @@ COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "
            "pacing": "cyan"}
 
 
-def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10) -> None:
+def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10, hang: Hang | None = None) -> None:
   """Prints the report.
 
   Args:
     diagnosis: what to show.
     console: where; its width, colour and encoding are respected.
     ranks: rows of the table of ranks; None for all.
+    hang: why the job does not go on, or did not when it ended.
   """
   console.print(_header(diagnosis))
+  if hang:
+    render_hang(hang, console)
   healthy = not diagnosis.findings
   console.print(Panel(Text(diagnosis.verdict), title="Verdict", title_align="left",
                       border_style="green" if healthy else "red"))
@@ -49,6 +53,12 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10) -> No
       console.print()
       console.print(Text(title, style="bold"))
       console.print(Padding(body, (0, 0, 0, 2), expand=False))
+
+
+def render_hang(hang: Hang, console: Console) -> None:
+  """Prints why a job does not go on."""
+  title = "The job hangs" if hang.running else "How the job ended"
+  console.print(Panel(_bullets([*hang.sentences, *hang.left_out]), title=title, title_align="left", border_style="red"))
 
 
 def _header(diagnosis: Diagnosis) -> Text:

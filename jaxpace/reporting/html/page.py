@@ -75,6 +75,9 @@ def _main(figures: DocumentFigures) -> list[Markup]:
                    class_="top"),
            element("section", element("h2", word, id="verdict"), element("p", prose(document["verdict"])),
                    class_=f"verdict {state}", aria_labelledby="verdict")]
+  hang = sections.hang(figures)
+  if hang:
+    parts.append(_section("hang", "The job hangs" if document["hang"]["running"] else "How the job ended", hang))
   key = sections.key_figures(figures)
   parts += [key] if key else []
   if measured:

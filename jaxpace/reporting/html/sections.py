@@ -12,7 +12,7 @@ from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.reporting.html.tables import table
 from jaxpace.trace.problems import list_ranks, plural
 
-RANKS_SHOWN, LONGEST_SHOWN = 64, 10
+RANKS_SHOWN, LONGEST_SHOWN, HANG_SHOWN = 64, 10, 20
 
 
 def facts(figures: DocumentFigures) -> Markup:
@@ -191,6 +191,15 @@ def _tree(tree: dict[str, Any], depth: int) -> Markup:
     return element("li", tree["text"])
   below = element("ul", *(_tree(line, depth + 1) for line in tree["below"]))
   return element("li", element("details", element("summary", tree["text"]), below, open=True))
+
+
+def hang(figures: DocumentFigures) -> Markup | None:
+  """Why the job does not go on; None where it does."""
+  found = figures.document.get("hang")
+  if not found:
+    return None
+  sentences = [sentence for cause in found["causes"] for sentence in cause["sentences"]] + found["left_out"]
+  return element("ul", *(element("li", prose(sentence)) for sentence in sentences[:HANG_SHOWN]))
 
 
 def notes(figures: DocumentFigures) -> Markup | None:

@@ -156,7 +156,8 @@ class _Reading:
         self._programs.by_key.setdefault(key, program)
     declared = info.get("processes")
     missing = sorted(set(range(min(declared, 1 << 20))) - self._read) if isinstance(declared, int) else []
-    return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing), running)
+    return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing), running,
+                  run=str(info.get("run") or ""))
 
   def _vanished(self, process: int) -> bool:
     """Whether a process of this host is no more. Its number may be another's by now, which tells nothing."""

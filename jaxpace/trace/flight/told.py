@@ -31,6 +31,8 @@ class Flight:
   """Whether a process of the job lives, as far as that is known."""
   clean: bool = False
   """Whether all processes have closed their recordings without an error."""
+  run: str = ""
+  """Id of the run; empty where it isn't known."""
 
   @property
   def usual(self) -> float | None:
@@ -98,7 +100,8 @@ def _sentence(flight: Flight, cause: Cause) -> str:
   if cause.kind == "order":
     pieces = [f"{_ranks(one.waiting)} entered {meeting(flight.programs, one.meeting)} and "
               f"{_waits(one.waiting)} for {_ranks(one.absent)}" for one in cause.waits[:_MOST_BEHIND]]
-    return (f"{call}ranks {'wait' if long is None else f'have waited {seconds(long)}'} for each other, having entered different collectives: "
+    wait_for = "wait" if long is None else f"have waited {seconds(long)}"
+    return (f"{call}ranks {wait_for} for each other, having entered different collectives: "
             f"{'; '.join(pieces)}. Their processes run different programs, or run them in different orders.")
   if cause.kind == "stuck":
     if wait.left:
@@ -178,7 +181,8 @@ def seconds(value: float) -> str:
 def _behind(flight: Flight, cause: Cause) -> str:
   if not cause.behind:
     return ""
-  pieces = [f"{_ranks(wait.waiting)} in {meeting(flight.programs, wait.meeting)}" for wait in cause.behind[:_MOST_BEHIND]]
+  pieces = [f"{_ranks(wait.waiting)} in {meeting(flight.programs, wait.meeting)}"
+            for wait in cause.behind[:_MOST_BEHIND]]
   more = len(cause.behind) - _MOST_BEHIND
   return ("Behind that wait " + "; ".join(pieces)
           + (f"; and ranks in {plural(more, 'collective')} more" if more > 0 else "") + ".")

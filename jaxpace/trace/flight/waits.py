@@ -111,8 +111,10 @@ def causes(waits: tuple[Wait, ...], programs: Programs) -> tuple[Cause, ...]:
 
   Every wait is behind at least one cause.
   """
-  ordered = functools.cmp_to_key(lambda a, b: _order(a, b, programs))
-  waits = tuple(sorted(waits, key=lambda wait: ordered(wait.meeting)))
+  def before(a: Wait, b: Wait) -> int:
+    return _order(a.meeting, b.meeting, programs)
+
+  waits = tuple(sorted(waits, key=functools.cmp_to_key(before)))
   inside: dict[int, list[int]] = {}
   for i, wait in enumerate(waits):
     for rank in wait.waiting:

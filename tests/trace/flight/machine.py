@@ -62,9 +62,8 @@ class Machine:
     self.at = dict.fromkeys(range(ranks), (0, -1))
     self.inside = dict.fromkeys(range(ranks))
     self.entered = {}
-    moved = True
-    while moved:
-      moved = any([self._advance(rank, calls) for rank in range(ranks)])
+    while sum(self._advance(rank, calls) for rank in range(ranks)):
+      pass
 
   def group(self, rank, place):
     each = self.program.collectives[place]

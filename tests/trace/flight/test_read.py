@@ -26,25 +26,27 @@ GONE = 2**22 + 1
 class Directory:
   """A run directory of four processes of a rank each, all but the last of which wait for that one."""
 
-  def __init__(self, path, stop=3, at=(5, 0)):
-    self.path = pathlib.Path(path)
+  def __init__(self, path, stop=3, at=(5, 0), run="run"):
+    self.path, self.run = pathlib.Path(path), run
     self.of = program([collective(0, [(0, 1, 2, 3)])], 4)
     self.machine = Machine(self.of, 4, 9, stop={stop: at})
-    self.info({"schema_version": 1, "run": "run", "attempt": 0, "processes": 4})
+    if not (self.path / "run.json").exists():
+      self.info({"schema_version": 1, "run": run, "attempt": 0, "processes": 4})
     for process in range(4):
       self.process(process)
 
   def info(self, document):
     (self.path / "run.json").write_text(json.dumps(document))
 
-  def process(self, process, *, alive=30.0, closed=0, attempt=0, run="run", wall=None, **more):
+  def process(self, process, *, alive=30.0, closed=0, attempt=0, run=None, wall=None, **more):
+    run = run or self.run
     wall = time.time_ns() - round((alive or 0.0) * 1e9) - self.machine.time if wall is None else wall
     self.machine.write(self.path / "marks" / f"{process}.ring", [process], process=process, alive=alive, closed=closed,
                        attempt=attempt, run=run, wall=wall)
     plans.write_plan(self.path, process, run, attempt, self.machine.plan)
     (self.path / "process").mkdir(exist_ok=True)
     (self.path / "process" / f"{process}.json").write_text(json.dumps(
-        {"process": process, "run": "run", "hostname": f"host{process}", "closed_cleanly": False} | more))
+        {"process": process, "run": self.run, "hostname": f"host{process}", "closed_cleanly": False} | more))
 
   def told(self):
     return told(read_flight(self.path))
@@ -91,7 +93,7 @@ def test_a_process_without_a_ring_leaves_its_rank_unknown(job):
 
 
 @pytest.mark.parametrize("change, said", [
-    (dict(attempt=2), "attempt 2, not of attempt 0"), (dict(run="another"), "is of another run")])
+    ({"attempt": 2}, "attempt 2, not of attempt 0"), ({"run": "another"}, "is of another run")])
 def test_rings_of_another_start_are_left_out(job, change, said):
   job.process(3, **change)
   flight = read_flight(job.path)

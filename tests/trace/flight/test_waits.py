@@ -144,7 +144,8 @@ def test_a_process_between_two_steps_is_in_python():
   of = program([collective(0, [(0, 1)])], 2)
   machine = Machine(of, 2, 9, stop={1: (4, -1)})
   first = told(flight_of(machine))[0]
-  assert "rank 0 has waited 5.0 s in all-reduce.0 (model.py:10), over data among ranks 0, 1 for rank 1" in first.sentence
+  assert first.sentence.startswith("Call 4 of train_step: rank 0 has waited 5.0 s in all-reduce.0 (model.py:10), over "
+                                   "data among ranks 0, 1 for rank 1")
   assert first.places[0].startswith("Rank 1 (process 0) has not begun the call: its last mark, of call 3, was written "
                                     "5.0 s ago; its process is between two steps, in Python")
   assert first.document["places"][0]["between_calls"] is True
@@ -191,7 +192,8 @@ def test_causes_cover_all_waits_in_any_graph():
   """Every rank in a collective is behind a cause, whatever each rank does: no machine could even run some of these."""
   of = program([collective(0, [(0, 1, 2)]), collective(1, [(0, 1, 2)]), collective(2, [(0, 1, 2)])], 3)
   for places in itertools.product([None, 0, 1, 2], repeat=3):
-    machine = Machine(of, 3, 1, orders={rank: [] if place is None else [(place, 0)] for rank, place in enumerate(places)},
+    orders = {rank: [] if place is None else [(place, 0)] for rank, place in enumerate(places)}
+    machine = Machine(of, 3, 1, orders=orders,
                       dead=[(0, place, 0, (0, 1, 2)) for place in range(3)])
     result = found(machine)
     covered = {rank for cause in result for wait in (*cause.waits, *cause.behind) for rank in wait.waiting}
