@@ -29,6 +29,7 @@ if TYPE_CHECKING:
   from jaxpace.step.accumulate import accumulate as accumulate
   from jaxpace.step.instrument import instrument as instrument
   from jaxpace.step.instrument import spec as spec
+  from jaxpace.step.observe import observe as observe
   from jaxpace.step.pieces import delay as delay
   from jaxpace.step.pieces import pmean as pmean
   from jaxpace.step.pieces import psum as psum
@@ -57,6 +58,7 @@ _HOMES = {
     "instrument": "step.instrument",
     "interleave_jobs": "coordination.interleave",
     "limit": "coordination.combinators",
+    "observe": "step.observe",
     "only_ranks": "coordination.combinators",
     "pace_early_ranks": "coordination.early_ranks",
     "pace_target": "step.restoring",

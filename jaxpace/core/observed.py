@@ -124,6 +124,11 @@ class ObservedPlan:
 
   programs: tuple[ObservedProgram, ...] = ()
 
+  def __str__(self) -> str:
+    """A table of each program's collectives, for people."""
+    return "\n\n".join(_written(program) for program in self.programs) or (
+        "No program yet: the step has not been called.")
+
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars."""
     return dataclasses.asdict(self)
@@ -161,3 +166,45 @@ def _collective(data: dict[str, Any]) -> ObservedCollective:
     fields[name] = tuple(map(tuple, data[name]))
   fields["loops"] = tuple(Loop(**loop) for loop in data["loops"])
   return ObservedCollective(**fields)
+
+
+_COLUMNS = ("collective", "bytes", "along", "groups", "turns", "phase", "from")
+
+
+def _written(program: ObservedProgram) -> str:
+  mesh = ", ".join(f"{name}={size}" for name, size in program.mesh_axes.items())
+  title = f"{program.name} (program {program.number}) on {len(program.ranks)} devices"
+  if mesh:
+    title += f", mesh {mesh}"
+  if program.bare:
+    return f"{title}: runs as it was, without marks: {program.bare}"
+  marks = "marks of which the number is not known" if program.marks is None else (
+      f"{program.marks} marks a step and device")
+  lines = [f"{title}: {len(program.collectives)} collectives, {marks}."]
+  if program.bare_compile_s is not None and program.stamped_compile_s is not None:
+    lines.append(f"  Read back and compared: compiled in {program.bare_compile_s:.1f} s as it was, "
+                 f"in {program.stamped_compile_s:.1f} s with marks.")
+  rows = [_COLUMNS, *(_row(one) for one in program.collectives)]
+  widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+  for row in rows:
+    lines.append(("  " + "  ".join(
+        cell.rjust(width) if place in (1, 4) else cell.ljust(width)
+        for place, (cell, width) in enumerate(zip(row, widths, strict=True)))).rstrip())
+  for one in program.unstamped:
+    lines.append(f"  {one.name}, {one.bytes} bytes, is not timed: {one.reason}.")
+  lines += [f"  {notice}" for notice in program.notices]
+  return "\n".join(lines)
+
+
+def _row(one: ObservedCollective) -> tuple[str, ...]:
+  if one.pairs:
+    met = f"{len(one.pairs)} pairs"
+  elif one.groups:
+    met = f"{len(one.groups)} of {len(one.groups[0])}"
+  else:
+    met = ""
+  turns = " x ".join("?" if loop.trips is None else str(loop.trips) for loop in one.loops) or "1"
+  if one.conditional:
+    turns += " at most"
+  return (one.name, "" if one.bytes is None else f"{one.bytes:,}", ", ".join(one.axes), met, turns,
+          one.phase, one.source or "")

@@ -1,0 +1,152 @@
+"""The one place that reaches into how JAX compiles: it hands each module over before it is compiled.
+
+JAX has no public way to see what the partitioner made of a program, nor to compile something in its
+place. `watching` puts a handler before `jax._src.compiler.compile_or_get_cached`, through which every
+compilation goes, for the thread that asks; others pass through. A handler gets a `Request` and
+returns an executable. So a step's signature, donation, callbacks and caches stay JAX's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxpace.communication.partitioned import mlir
+
+_NEEDED = ("backend", "computation", "compile_options", "host_callbacks", "executable_devices")
+_handlers = threading.local()
+_lock = threading.Lock()
+_installed = False
+
+
+class Request:
+  """A module that JAX is about to compile."""
+
+  def __init__(self, compile_it: Callable[..., Any], bound: inspect.BoundArguments):
+    self._compile_it, self._bound = compile_it, bound
+    arguments = bound.arguments
+    self.module: Any = arguments["computation"]
+    """The program as it was lowered, in StableHLO."""
+    self.devices: Sequence[Any] = list(arguments["executable_devices"])
+    """Device of each partition."""
+    self._options: Any = arguments["compile_options"]
+
+  @property
+  def partitions(self) -> int:
+    return int(self._options.executable_build_options.num_partitions)
+
+  @property
+  def name(self) -> str:
+    """Name of the function that was jitted."""
+    said = mlir.text_attribute(self.module.operation, "sym_name")
+    for prefix in ("jit_", "pmap_", "jit(", "pmap("):
+      if said.startswith(prefix):
+        return said[len(prefix):].removesuffix(")")
+    return said
+
+  def compile(self, module: Any | None = None) -> Any:
+    """Compiles as JAX would, with its cache: this module, or another in its place."""
+    if module is None:
+      return self._compile_it(*self._bound.args, **self._bound.kwargs)
+    bound = inspect.BoundArguments(self._bound.signature, self._bound.arguments.copy())
+    bound.arguments["computation"] = module
+    return self._compile_it(*bound.args, **bound.kwargs)
+
+  def compile_apart(self, flags: Mapping[str, Any]) -> Any:
+    """Compiles the module with more flags of XLA, past JAX's cache: it neither reads nor writes it."""
+    from jax._src import compiler
+    options = copy.deepcopy(self._options)
+    options.env_option_overrides = [*options.env_option_overrides, *flags.items()]
+    arguments = self._bound.arguments
+    return compiler.backend_compile_and_load(
+        arguments["backend"], self.module, arguments["executable_devices"], options,
+        arguments["host_callbacks"])
+
+
+def text_of(executable: Any) -> str:
+  """The compiled program as text."""
+  return str(executable.hlo_modules()[0].to_string())
+
+
+def unavailable() -> str:
+  """Returns empty where this JAX can be watched, else why not, in a sentence."""
+  try:
+    from jax._src import compiler, core
+    names = inspect.signature(compiler.compile_or_get_cached).parameters
+    assert callable(compiler.backend_compile_and_load)
+    assert callable(core.trace_state_clean)
+  except (ImportError, AttributeError, AssertionError, ValueError, TypeError) as error:
+    return _moved(str(error))
+  missing = [name for name in _NEEDED if name not in names]
+  return _moved(f"it has no {', '.join(missing)}") if missing else ""
+
+
+def _moved(what: str) -> str:
+  import jax
+  return (f"This jaxpace doesn't know how jax {jax.__version__} compiles ({what}): use a newer "
+          "jaxpace, or jax 0.10.")
+
+
+class watching:
+  """Hands what this thread compiles meanwhile to `handler`, which returns the executable to use.
+
+  A class, and not a generator: it is entered in every step.
+
+  Raises:
+    RuntimeError: this JAX can't be watched.
+  """
+
+  __slots__ = ("_before", "_handler")
+
+  def __init__(self, handler: Callable[[Request], Any]):
+    if not _installed:
+      _install()
+    self._handler = handler
+
+  def __enter__(self) -> None:
+    self._before = getattr(_handlers, "handler", None)
+    _handlers.handler = self._handler
+
+  def __exit__(self, *_: object) -> None:
+    _handlers.handler = self._before
+
+
+def tracing() -> bool:
+  """Whether a transformation (jit, grad, vmap, ...) is under way in this thread."""
+  from jax._src import core
+  return not core.trace_state_clean()
+
+
+def _install() -> None:
+  global _installed
+  if _installed:
+    return
+  with _lock:
+    if _installed:
+      return
+    if reason := unavailable():
+      raise RuntimeError(reason)
+    from jax._src import compiler
+    compile_it = compiler.compile_or_get_cached
+    signature = inspect.signature(compile_it)
+
+    @functools.wraps(compile_it)
+    def handed_over(*args: Any, **kwargs: Any) -> Any:
+      handler = getattr(_handlers, "handler", None)
+      if handler is None:
+        return compile_it(*args, **kwargs)
+      # What the handler compiles itself is not handed to it again.
+      _handlers.handler = None
+      try:
+        return handler(Request(compile_it, signature.bind(*args, **kwargs)))
+      finally:
+        _handlers.handler = handler
+
+    compiler.compile_or_get_cached = handed_over
+    _installed = True
+
+

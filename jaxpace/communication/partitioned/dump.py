@@ -1,0 +1,111 @@
+"""Reads what the partitioner made of a program from the compiler's own dump."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+from jax.extend import mlir as extended
+from jax.extend.mlir import ir
+
+from jaxpace.communication.partitioned import collectives, groups
+from jaxpace.communication.partitioned.compiling import Request, text_of
+from jaxpace.communication.partitioned.stamping import StampingError
+
+_PASS = "spmd-partitioning"
+_FLAGS = {
+    "xla_dump_hlo_pass_re": _PASS,
+    "xla_dump_hlo_as_proto": True,
+    "xla_dump_hlo_as_text": True,
+    # Only code generation is made cheap; passes over the program are the same ones.
+    "xla_backend_optimization_level": 0,
+}
+
+
+class Partitioned(NamedTuple):
+  """A program as one partition runs it."""
+
+  module: Any
+  """In StableHLO, in the context of the module it was made of."""
+  met: dict[int, groups.Groups]
+  """Partitions that meet in a collective, by the number of its channel."""
+  compiled: str
+  """Text of the program compiled as it was."""
+  seconds: float
+  """What compiling it took."""
+
+
+def partitioned(request: Request) -> Partitioned:
+  """Compiles a program as it is, without much optimization of machine code, and reads the dump.
+
+  Raises:
+    StampingError: the compiler left no dump that can be read.
+  """
+  began = time.monotonic()
+  with tempfile.TemporaryDirectory(prefix="jaxpace-", ignore_cleanup_errors=True) as folder:
+    executable = request.compile_apart({"xla_dump_to": folder, **_FLAGS})
+    seconds = time.monotonic() - began
+    found = sorted(pathlib.Path(folder).glob(f"*after_{_PASS}*.hlo.pb"))
+    if not found:
+      raise StampingError("the compiler left no program of a single partition")
+    data = found[-1].read_bytes()
+    written = found[-1].with_name(found[-1].name.removesuffix(".hlo.pb") + ".txt").read_text()
+  module = ir.Module.parse(
+      extended.hlo_to_stablehlo(field(data, 1)), request.module.context)
+  return Partitioned(module, _met(written, request.partitions), text_of(executable), seconds)
+
+
+def _met(written: str, partitions: int) -> dict[int, groups.Groups]:
+  met: dict[int, groups.Groups] = {}
+  for one in collectives.found_in(written, partitions):
+    if one.channel is None:
+      continue
+    if met.setdefault(one.channel, one.groups) != one.groups:
+      raise StampingError(f"two collectives have channel {one.channel}")
+  return met
+
+
+def field(message: bytes, number: int) -> bytes:
+  """Returns the first field of this number, if it is a string or a message, of an encoded message.
+
+  Args:
+    message: a protocol buffer's bytes.
+    number: the field's number.
+
+  Raises:
+    StampingError: the message is cut short, or has no such field.
+
+  >>> field(bytes([8, 1, 18, 2, 65, 66]), 2)
+  b'AB'
+  """
+  place = 0
+  while place < len(message):
+    key, place = _varint(message, place)
+    kind = key & 7
+    if kind == 2:
+      length, place = _varint(message, place)
+      if place + length > len(message):
+        break
+      if key >> 3 == number:
+        return message[place:place + length]
+      place += length
+    elif kind == 0:
+      _, place = _varint(message, place)
+    elif kind in (1, 5):
+      place += 8 if kind == 1 else 4
+    else:
+      break
+  raise StampingError("the compiler's dump can't be read")
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+  value, shift = 0, 0
+  while place < len(message) and shift < 70:
+    byte = message[place]
+    value |= (byte & 127) << shift
+    place, shift = place + 1, shift + 7
+    if byte < 128:
+      return value, place
+  raise StampingError("the compiler's dump can't be read")

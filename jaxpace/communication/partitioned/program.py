@@ -1,0 +1,212 @@
+"""Gives a program that JAX is about to compile marks around its collectives, and compiles that."""
+
+from __future__ import annotations
+
+import collections
+import os
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.communication import phases
+from jaxpace.communication.partitioned import (
+    calls,
+    collectives,
+    dump,
+    groups,
+    stamping,
+    whole,
+)
+from jaxpace.communication.partitioned.collectives import Found
+from jaxpace.communication.partitioned.compiling import Request, text_of
+from jaxpace.core.observed import ObservedCollective, ObservedProgram
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Unstamped
+
+
+class Stamped(NamedTuple):
+  """A program that was compiled with marks."""
+
+  executable: Any
+  program: ObservedProgram
+  differences: tuple[str, ...]
+  """In what its collectives differ from those of the program as it was, a sentence each."""
+
+
+class Mesh(NamedTuple):
+  """The user's mesh, as the lowered program names it."""
+
+  axes: tuple[tuple[str, int], ...]
+  """Names and sizes, slowest first; () where there is none."""
+  devices: np.ndarray | None
+  """Partitions in the order of the axes, where they are not counted up."""
+
+
+def stamped(request: Request, number: int, ranks: Mapping[Any, int]) -> Stamped | None:
+  """Compiles a program with marks.
+
+  Args:
+    request: what JAX is about to compile.
+    number: number of the program, which its marks carry.
+    ranks: rank of each device.
+
+  Returns:
+    The executable and what its marks mean, or None where the program has no collectives.
+
+  Raises:
+    StampingError, GroupsError: it can't be given marks.
+    Exception: whatever the compiler raises.
+  """
+  parts = dump.partitioned(request)
+  began = time.monotonic()
+  bare = collectives.found_in(parts.compiled, request.partitions)
+  if not bare:
+    return None
+  mesh = mesh_of(request.module)
+  calls.called_once(parts.module)
+  marked = stamping.stamp(parts.module, number, parts.met)
+  module = whole.whole(request.module, parts.module, request.partitions)
+  executable = request.compile(module)
+  compiled = text_of(executable)
+  found = collectives.found_in(compiled, request.partitions)
+  seconds = time.monotonic() - began
+  rank_of = [ranks[device] for device in request.devices]
+  named = _named(found, bare)
+  program = ObservedProgram(
+      number=number, name=request.name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
+      collectives=_described(named, mesh, rank_of),
+      start_tag=stamping.START_TAG, end_tag=stamping.END_TAG,
+      notices=_notices(found, collectives.marks_in(compiled), marked),
+      unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no mark was left beside it")
+                      for one in named if not _timed(one)),
+      bare_compile_s=parts.seconds, stamped_compile_s=seconds)
+  return Stamped(executable, program, differences(bare, found))
+
+
+def mesh_of(module: Any) -> Mesh:
+  """The mesh that a lowered program's arrays are laid out over: the one with the most axes."""
+  best = Mesh((), None)
+  for op in module.body.operations:
+    if op.operation.name.endswith(".mesh"):
+      axes, devices = stamping.mesh_of(op.operation)
+      if len(axes) > len(best.axes):
+        best = Mesh(tuple(axes), devices)
+  return best
+
+
+def differences(bare: Sequence[Found], found: Sequence[Found]) -> tuple[str, ...]:
+  """In what two programs' collectives differ, a sentence each; () where they are the same."""
+  before = collections.Counter(one.same() for one in bare)
+  after = collections.Counter(one.same() for one in found)
+  said = []
+  for less, more, which in ((after, before, "no longer has"), (before, after, "has, beside them,")):
+    for key, count in (more - less).items():
+      kind, types = key[0], key[3]
+      assert isinstance(types, tuple)
+      arrays = ", ".join(f"{dtype}{list(sizes)}" for dtype, sizes in types[:3])
+      said.append(f"With marks the program {which} {count} {kind} of {arrays}.")
+  return tuple(said)
+
+
+def _timed(one: Found) -> bool:
+  return bool(one.enter_tags and one.exit_tags)
+
+
+def _named(found: Sequence[Found], bare: Sequence[Found]) -> list[Found]:
+  """Collectives by the names they have in the program without marks, with where they come from."""
+  by_key = collections.defaultdict(list)
+  for one in bare:
+    by_key[one.same()].append(one)
+  named = []
+  for one in found:
+    others = by_key[one.same()]
+    if not others:
+      named.append(one)
+      continue
+    same = [other for other in others if other.channel == one.channel]
+    other = (same or others)[0]
+    others.remove(other)
+    named.append(one._replace(
+        name=other.name, loops=other.loops, operation=other.operation or one.operation,
+        frames=other.frames or one.frames))
+  return named
+
+
+def _described(found: Sequence[Found], mesh: Mesh, ranks: Sequence[int]
+               ) -> tuple[ObservedCollective, ...]:
+  described: list[ObservedCollective] = []
+  timed = [one for one in found if _timed(one)]
+  phase_of = _phases([one.operation for one in timed])
+  for index, (one, phase) in enumerate(zip(timed, phase_of, strict=True)):
+    described.append(ObservedCollective(
+        index=index, name=one.name, kind=one.kind, bytes=one.bytes, operands=len(one.types),
+        dtypes=one.dtypes,
+        axes=groups.axes_of(one.groups, mesh.axes, mesh.devices) if one.groups else
+        _axis_of_pairs(one.pairs, mesh),
+        groups=tuple(tuple(ranks[place] for place in group) for group in one.groups),
+        pairs=tuple((ranks[source], ranks[target]) for source, target in one.pairs),
+        phase=phase, loops=one.loops, source=_source(one.frames), operation=one.operation,
+        enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional))
+  return tuple(described)
+
+
+def _axis_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[str, ...]:
+  """Axes along which every pair of a permute differs."""
+  if not mesh.axes or not pairs:
+    return ()
+  sizes = [size for _, size in mesh.axes]
+  order = np.arange(int(np.prod(sizes))) if mesh.devices is None else mesh.devices
+  place = np.empty(len(order), np.int64)
+  place[order] = np.arange(len(order))
+  differ = np.zeros(len(sizes), bool)
+  for source, target in pairs:
+    if max(source, target) >= len(place):
+      return ()
+    differ |= np.array(np.unravel_index(place[source], sizes)) != np.array(
+        np.unravel_index(place[target], sizes))
+  return tuple(name for (name, _), one in zip(mesh.axes, differ, strict=True) if one)
+
+
+def _phases(operations: Sequence[str | None]) -> list[str]:
+  told = [phases.classify(name) if name else phases.OTHER for name in operations]
+  differentiated = any(phase in (FORWARD, BACKWARD) for phase in told)
+  last = max((place for place, phase in enumerate(told) if phase in (FORWARD, BACKWARD)), default=-1)
+  return [phase if phase != phases.OTHER else
+          UPDATE if differentiated and place > last else COMPUTE
+          for place, phase in enumerate(told)]
+
+
+def _source(frames: Sequence[tuple[str, int]]) -> str | None:
+  """The innermost line that is no installed package's."""
+  if not frames:
+    return None
+  installed = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
+  for file, line in frames:
+    if not any(file.startswith(folder) for folder in installed):
+      return f"{os.path.basename(file)}:{line}"
+  file, line = frames[0]
+  return f"{os.path.basename(file)}:{line}"
+
+
+def _notices(found: Sequence[Found], tags: Sequence[int], marked: Sequence[stamping.Marked]
+             ) -> tuple[str, ...]:
+  said = []
+  ends = (stamping.START_TAG, stamping.END_TAG)
+  if any(tags.count(tag) != 1 for tag in ends):
+    said.append("The compiler left no single mark at the start and the end of the program.")
+  wanted = [tag for one in marked for tag in (one.enter_tag, one.exit_tag)]
+  counted = collections.Counter(tags)
+  twice = [tag for tag in wanted if counted[tag] > 1]
+  if twice:
+    said.append(f"The compiler doubled {len(twice)} marks: turns of their loops are not told apart.")
+  lost = sum(counted[one.enter_tag] == 0 and counted[one.exit_tag] == 0 for one in marked)
+  if lost:
+    said.append(f"The compiler left out {lost} of {len(marked)} collectives that the partitioner "
+                "had put in.")
+  used = {tag for one in found for tag in (*one.enter_tags, *one.exit_tags)}
+  loose = sum(1 for tag in wanted if counted[tag] and tag not in used)
+  if loose:
+    said.append(f"{loose} marks stand beside no collective of the compiled program.")
+  return tuple(said)

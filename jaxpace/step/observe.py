@@ -1,0 +1,306 @@
+"""Times every collective of a jitted step, whatever it is made of: `jaxpace.observe`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+
+from jaxpace.communication.partitioned import compiling, program
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.core.recordable import Marked
+from jaxpace.execution import marks
+from jaxpace.step import agreeing, comparing
+from jaxpace.step.dispatched import Dispatched
+
+_LOG = logging.getLogger("jaxpace")
+_MOST_PROGRAMS = 1 << 12
+# The ring is one a process, and so are the numbers of the programs that write to it.
+_numbers = itertools.count(1)
+
+Different = Literal["bare", "marked", "raise"]
+
+
+def observe(jitted: Callable[..., Any], *, check: bool | None = None,
+            different: Different = "bare") -> Observed:
+  """Times every collective of a jitted step: those in loops, under remat and FSDP included.
+
+  The step is compiled as it is, read back as each device runs it, given marks before and after
+  every collective, and compiled again: the same inputs, outputs, shardings and donation, the same
+  numbers. Where that can't be done the step runs as it was, and a warning says why.
+
+  >>> import jax, jaxpace
+  >>> step = jaxpace.observe(jax.jit(lambda state, batch: state + batch.mean()))
+  >>> step(1.0, jax.numpy.ones(4)).item()
+  2.0
+
+  Args:
+    jitted: what `jax.jit`, `flax.nnx.jit` or `jax.pmap` returned.
+    check: True runs the first call twice, without marks and with them, on copies of its arguments
+      where they are donated, and compares results bit for bit. By default the compiled programs'
+      collectives are compared: kind, number, groups, operands, loops.
+    different: what to do where a comparison finds a difference: "bare" runs the step as it was,
+      "marked" runs it with marks all the same, "raise" raises an error. All but the last warn.
+
+  Returns:
+    A callable in place of `jitted`. Its `plan` says what was found, `print(step.plan)`.
+
+  Raises:
+    TypeError: `jitted` is no jitted function.
+    ValueError: an option is not one of those above.
+  """
+  return Observed(jitted, check=check, different=different)
+
+
+class DifferentError(RuntimeError):
+  """With marks a step is not the same program, or gives other numbers."""
+
+
+class Observed(Marked):
+  """An observed step; made by `observe`."""
+
+  def __init__(self, jitted: Callable[..., Any], *, check: bool | None, different: Different):
+    _is_jitted(jitted)
+    if different not in get_args(Different):
+      raise ValueError(f"different={different!r}: it is one of {', '.join(get_args(Different))}.")
+    if check not in (None, True, False):
+      raise ValueError(f"check={check!r}: it is True, or left out.")
+    functools.update_wrapper(self, jitted, updated=())
+    self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)
+    self.jitted = jitted
+    self.check, self.different = bool(check), different
+    self.plan: ObservedPlan = ObservedPlan()
+    self.executions: dict[int, int] = {}
+    self._context: Any = _context()
+    # Programs with marks have a place of their own in JAX's caches.
+    self._token: Any = ("jaxpace.observe", next(_tokens))
+    self._unwatched = compiling.unavailable()
+    if self._unwatched:
+      _LOG.warning("The step runs as it was, without marks: %s", self._unwatched)
+    self._check_due = self.check and not self._unwatched
+    self._agreed = False
+    self._warned: set[str] = set()
+    self._compiled: list[ObservedProgram] = []
+    self._loud = True
+    self._dispatched = Dispatched()
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Runs one step, as the jitted function does.
+
+    Raises:
+      DifferentError: with `different="raise"`, the program with marks is not the same.
+    """
+    if self._unwatched or compiling.tracing():
+      return self.jitted(*args, **kwargs)
+    if self._check_due:
+      return self._checked(args, kwargs)
+    return self._run(self.jitted, args, kwargs)
+
+  def lower(self, *args: Any, **kwargs: Any) -> ObservedLowered:
+    """Lowers the step for such arguments; what its `compile()` returns has marks."""
+    with self._context(self._token):
+      return ObservedLowered(self, self.jitted.lower(*args, **kwargs))  # type: ignore[attr-defined]
+
+  def settings_json(self) -> dict[str, Any]:
+    """Returns how the step is observed, as plain JSON values."""
+    return {"observed": True, "check": self.check, "different": self.different}
+
+  def __getattr__(self, name: str) -> Any:
+    # Whatever else the jitted function has: `trace`, `clear_cache`, `eval_shape`.
+    if name == "jitted":
+      raise AttributeError(name)
+    return getattr(self.jitted, name)
+
+  def __repr__(self) -> str:
+    return f"<jaxpace.observe of {self.jitted!r}>"
+
+  # Running.
+
+  def _run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with self._context(self._token), compiling.watching(self._compile):
+      out = call(*args, **kwargs)
+    dispatched = self._dispatched
+    if self._compiled:
+      dispatched.learn(args, kwargs, self._settle())
+    number = dispatched.number(args, kwargs) if dispatched.several else dispatched.only
+    if number is not None:
+      self.executions[number] = self.executions.get(number, 0) + 1
+    return out
+
+  def _checked(self, args: Any, kwargs: Any) -> Any:
+    """The first call: without marks on copies of the arguments, then with marks; both compared."""
+    self._check_due = False
+    try:
+      copies = comparing.copied((args, kwargs))
+    except TypeError as error:
+      self._warn(f"Results are not compared: {error}")
+      return self._run(self.jitted, args, kwargs)
+    bare = self.jitted(*copies[0], **copies[1])
+    out = self._run(self.jitted, args, kwargs)
+    told = comparing.differences((bare, copies), (out, (args, kwargs)))
+    devices = comparing.devices((bare, out))
+    if agreeing.all_say(not told, devices):
+      return out
+    told = told or "With marks results of the first step differ on another process."
+    self._say_different([told])
+    if self.different == "marked":
+      return out
+    self._forget_marks(told)
+    return bare
+
+  # Compiling.
+
+  def _compile(self, request: compiling.Request) -> Any:
+    """Compiles with marks what can have them, and everything else as it is."""
+    number, made = next(_numbers), None
+    warn = True
+    if request.partitions == 1:
+      reason = "it runs on one device, so there is nobody to wait for."
+    elif not (reason := marks.unavailable()):
+      reason, made = self._try(request, number)
+      if not self._agreed:
+        self._agreed = True
+        if not agreeing.all_say(made is not None, request.devices) and made is not None:
+          reason, made = "it can't have marks on another process of this job, which says why.", None
+      if made is None and not reason:
+        reason, warn = "it has no collectives, so there is nobody to wait for.", False
+    if made is not None:
+      self._add(made.program)
+      self._compiled.append(made.program)
+      return made.executable
+    executable = request.compile()
+    ranks = {device: place for place, device in enumerate(jax.devices())}
+    self._compiled.append(ObservedProgram(
+        number=number, name=request.name,
+        ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
+        collectives=(), bare=reason))
+    self._loud = warn
+    return executable
+
+  def _settle(self) -> int | None:
+    """Number of the program that was compiled during a call; None where it has no marks.
+
+    Small programs may have been compiled while the step was traced: the step's own comes last.
+    """
+    compiled, self._compiled = self._compiled, []
+    marked = [one for one in compiled if not one.bare]
+    if marked:
+      return marked[-1].number
+    last = compiled[-1]
+    self._add(last)
+    said = f"{last.name} runs as it was, without marks: {last.bare}"
+    if self._loud:
+      self._warn(said)
+    else:
+      _LOG.info("%s", said)
+    return None
+
+  def _try(self, request: compiling.Request, number: int) -> tuple[str, program.Stamped | None]:
+    """The program with marks; or why there is none, empty where it has no collectives."""
+    if number >= _MOST_PROGRAMS:
+      return f"this process has more than {_MOST_PROGRAMS - 1} observed programs.", None
+    ranks = {device: place for place, device in enumerate(jax.devices())}
+    try:
+      made = program.stamped(request, number, ranks)
+    except Exception as error:
+      # Anything that goes wrong in a compiler: the step itself must run.
+      _LOG.debug("observe", exc_info=True)
+      said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+      return f"{said}.", None
+    if made is None or not made.differences:
+      return "", made
+    self._say_different(made.differences)
+    return ("", made) if self.different == "marked" else (made.differences[0], None)
+
+  def _add(self, made: ObservedProgram) -> None:
+    self.plan = ObservedPlan((*self.plan.programs, made))
+
+  def _say_different(self, said: Sequence[str]) -> None:
+    if self.different == "raise":
+      raise DifferentError(f"{said[0]} different=\"bare\" runs the step as it was, \"marked\" runs "
+                           "it with marks all the same.")
+    then = "it runs as it was" if self.different == "bare" else "it runs with marks all the same"
+    self._warn(f"{said[0]} So {then} (different={self.different!r}).")
+
+  def _forget_marks(self, reason: str) -> None:
+    """From now on the step runs as it was."""
+    self.plan = ObservedPlan(tuple(
+        dataclasses.replace(one, bare=one.bare or reason) for one in self.plan.programs))
+    self._unwatched = reason
+    self._dispatched = Dispatched()
+
+  def _warn(self, said: str) -> None:
+    if said not in self._warned:
+      self._warned.add(said)
+      _LOG.warning("%s", said)
+
+
+class ObservedLowered:
+  """A lowered step whose `compile()` puts marks in; everything else is `jax.stages.Lowered`'s."""
+
+  def __init__(self, observed: Observed, lowered: Any):
+    self._observed, self._lowered = observed, lowered
+
+  def compile(self, *args: Any, **kwargs: Any) -> ObservedCompiled:
+    """Compiles with marks; arguments are those of `jax.stages.Lowered.compile`."""
+    observed = self._observed
+    with observed._context(observed._token), compiling.watching(observed._compile):
+      compiled = self._lowered.compile(*args, **kwargs)
+    number = observed._settle() if observed._compiled else None
+    return ObservedCompiled(observed, compiled, number)
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith("_"):
+      raise AttributeError(name)
+    return getattr(self._lowered, name)
+
+
+class ObservedCompiled:
+  """A compiled step with marks; everything but the call is `jax.stages.Compiled`'s."""
+
+  def __init__(self, observed: Observed, compiled: Any, number: int | None):
+    self._observed, self._compiled, self._number = observed, compiled, number
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    out = self._compiled(*args, **kwargs)
+    if self._number is not None and not compiling.tracing():
+      counts = self._observed.executions
+      counts[self._number] = counts.get(self._number, 0) + 1
+    return out
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith("_"):
+      raise AttributeError(name)
+    return getattr(self._compiled, name)
+
+
+_tokens = itertools.count()
+
+
+@functools.cache
+def _context() -> Any:
+  """A part of the key under which JAX keeps traced and compiled functions."""
+  return jax.make_user_context(None)
+
+
+def _is_jitted(jitted: Any) -> None:
+  if isinstance(jitted, Marked):
+    raise TypeError("jaxpace.observe was given a step that is observed already.")
+  if isinstance(jitted, (jax.stages.Lowered, jax.stages.Compiled)):
+    kind = type(jitted).__name__.lower()
+    raise TypeError(
+        f"jaxpace.observe was given a step that is {kind} already: marks go in before that. Give "
+        "it the jitted function, `observed = jaxpace.observe(step)`, and lower and compile what it "
+        "returns: `observed.lower(state, batch).compile()`.")
+  inner = jitted
+  while isinstance(inner, functools.partial):
+    inner = inner.func
+  if not callable(jitted) or not hasattr(inner, "lower"):
+    raise TypeError(
+        f"jaxpace.observe takes a jitted function, not {jitted!r}: `jaxpace.observe(jax.jit("
+        "train_step, ...))`. For a per-device function under shard_map, jit what shard_map returns.")
