@@ -199,7 +199,9 @@ def _hang(event: Mapping[str, Any], taken: float | None) -> Sentence:
   who = "; ".join(_process(one) for one in late[:_MOST_HANGS]) + others
   who = who or "all processes were inside it: a device or the network hung"
   ended = f"for {taken:.0f} s" if taken is not None else f"for {float(event['waited']):.0f} s and more"
-  return Sentence(Note.HUNG, f"Watchdog: step {event['step']} hung {ended}; {who}.")
+  marks = event.get("marks")
+  within = f" {marks[0]}" if isinstance(marks, list) and marks and isinstance(marks[0], str) else ""
+  return Sentence(Note.HUNG, f"Watchdog: step {event['step']} hung {ended}; {who}.{within}")
 
 
 def _process(late: Mapping[str, Any]) -> str:

@@ -172,6 +172,14 @@ class Late(Struct):
   stack: Text | None = None
 
 
+class CauseOfWait(Struct):
+  """Why ranks wait within a step, in a watchdog's event."""
+
+  kind: Line = ""
+  ranks: Numbers = []
+  collective: Line | None = None
+
+
 class EventLine(Struct):
   """A line of `watchdog/<process>.jsonl`."""
 
@@ -184,6 +192,8 @@ class EventLine(Struct):
   seconds: Seconds | None = None
   late: Annotated[list[Late], Meta(max_length=1 << 17)] = []
   arrived: Numbers = []
+  marks: Lines = []
+  causes: Annotated[list[CauseOfWait], Meta(max_length=4096)] = []
 
 
 class LinksFile(Struct):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import Marked, Recordable
 from jaxpace.trace import progress, ringcopy, rundir
 from jaxpace.trace.copies import Copies, Pending
@@ -155,6 +156,11 @@ class Recorder(Recording):
       self.terminate(writer)
     elif len(copies.samples) >= self._every or time.monotonic() - copies.started_at >= self._every_seconds:
       self._copy()
+
+  @property
+  def programs(self) -> list[ObservedProgram]:
+    """See `Recording`."""
+    return [] if self._marked is None else self._marked.programs()
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far: one a call and rank."""

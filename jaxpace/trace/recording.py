@@ -17,6 +17,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import Recordable
 from jaxpace.trace import describe, places, rundir
 from jaxpace.trace import step_causes as host
@@ -168,6 +169,11 @@ class Recording:
       self._writer.set_ranks(ranks)
       self._ranks_known = True
     self._writer.submit(batch)
+
+  @property
+  def programs(self) -> list[ObservedProgram]:
+    """What the recorded steps were compiled to so far, where they are observed; else empty. For other threads."""
+    return []
 
   @property
   def doing(self) -> str | None:

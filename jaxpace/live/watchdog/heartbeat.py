@@ -26,6 +26,7 @@ class Heartbeat(NamedTuple):
   waiting: bool  # whether `age` is past its timeout
   stack: str = ""  # of the loop's thread, where it is asked for
   left: bool = False  # whether its loop has ended: this is its last word
+  marks: str = ""  # where its devices are within the step, where that is asked for and known
 
   def to_text(self) -> str:
     """Returns it as one line of JSON."""
@@ -40,7 +41,7 @@ class Heartbeat(NamedTuple):
       return None
     numbers = (heartbeat.process, heartbeat.pid, heartbeat.number, heartbeat.entered, heartbeat.completed,
                heartbeat.age, heartbeat.excused)
-    texts = (heartbeat.host, heartbeat.phase, heartbeat.stack)
+    texts = (heartbeat.host, heartbeat.phase, heartbeat.stack, heartbeat.marks)
     well_formed = all(isinstance(n, int | float) for n in numbers) and all(isinstance(t, str) for t in texts)
     return heartbeat if well_formed else None
 

@@ -63,6 +63,8 @@ class Late:
     late: those that have not arrived; empty where all have, and their devices or the network between them hang.
     arrived: indices of those that wait inside the step.
     process: index of the process that says so.
+    marks: which collective of an observed step is not finished, who waits in it and for whom, in sentences.
+    causes: the same briefly: "kind", "ranks" and "collective" of each cause, that which keeps most ranks first.
   """
 
   step: int
@@ -70,13 +72,17 @@ class Late:
   late: tuple[LateProcess, ...]
   arrived: tuple[int, ...]
   process: int
+  marks: tuple[str, ...] = ()
+  causes: tuple[dict[str, Any], ...] = ()
 
   def text(self) -> str:
     """Says it in words, a line for each late process, each stack indented below its process."""
     lines = [f"step {self.step} has not completed for {self.waited:.1f} s."]
     if not self.late:
-      lines[0] += (f" All {len(self.arrived)} processes are inside it: none is late. A device or the network between "
-                   "them hangs, or the step itself takes this long.")
+      lines[0] += f" All {len(self.arrived)} processes are inside it"
+      lines[0] += "." if self.marks else (": none is late. A device or the network between them hangs, or the step "
+                                          "itself takes this long.")
+    lines += [f"  {'in the step' if not i else 'and'}: {sentence}" for i, sentence in enumerate(self.marks)]
     for process in self.late:
       lines.append(f"  not arrived: {process.sentence()}")
       lines += [f"    | {line}" for line in process.stack.splitlines()]

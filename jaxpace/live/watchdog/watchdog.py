@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from jaxpace.hosts import distributed
-from jaxpace.live.watchdog import stack, verdict
+from jaxpace.live.watchdog import in_step, stack, verdict
 from jaxpace.live.watchdog.events import EventFile, late_event
 from jaxpace.live.watchdog.heartbeat import (
   LARGE_JOB,
@@ -46,6 +47,7 @@ _READERS = 16  # processes that read all words at a time; in a large job the res
 _TURN_SECONDS = 2.0
 _SHORTEST, _SHORTEST_ADAPTIVE = 1.0, 10.0
 _ADAPTIVE = 20.0  # times the usual step
+_CAUSES = 3  # causes within the step that are told in words
 _counter = itertools.count()  # Makes the names of successive watchdogs differ; the same in every process.
 
 
@@ -248,7 +250,30 @@ class Watchdog:
     return Heartbeat(self._process, socket.gethostname(), os.getpid(), self._number, self._progress.entered,
                 self._progress.completed, self._progress.phase(doing), age,
                 0.0 if excused else 1e9 if since is None else now - since, overdue,
-                stack.of_thread(self._progress.thread, characters) if overdue else "")
+                stack.of_thread(self._progress.thread, characters) if overdue else "",
+                marks=self._own_marks() if overdue else "")
+
+  def _own_marks(self) -> str:
+    programs = self._recorder.programs if self._recorder is not None else []
+    large = self._processes > LARGE_JOB
+    return in_step.own_text(programs, self._process,
+                            in_step.CHARACTERS_IN_LARGE_JOBS if large else in_step.CHARACTERS)
+
+  def _with_marks(self, late: verdict.Late) -> verdict.Late:
+    """Adds what the marks of an observed step tell; trouble with that leaves the rest as it is."""
+    programs = self._recorder.programs if self._recorder is not None else []
+    if not programs or self._recorder is None:
+      return late
+    heard = self._store_thread.last_heartbeats() if self._store_thread is not None else {}
+    try:
+      found = in_step.find(programs, self._process, heard, self._recorder.directory)
+    except Exception as error:
+      _LOG.debug("Marks can't be read", exc_info=error)
+      return late
+    sentences = [sentence for one in found[:_CAUSES] for sentence in one.sentences]
+    causes = [{"kind": one.cause.kind, "ranks": list(one.cause.ranks),
+               "collective": one.document["waits"][0]["collective"]} for one in found]
+    return dataclasses.replace(late, marks=tuple(sentences), causes=tuple(causes))
 
   def _carry(self, heartbeat: Heartbeat, now: float, over: float) -> None:
     """Publishes the word if it is time; reads the others' if they are few, or may soon be asked for."""
@@ -298,6 +323,7 @@ class Watchdog:
     if found == self._told:
       return
     self._told = found
+    late = self._with_marks(late)
     self.alarms += 1
     self.latest = late
     _LOG.warning("Watchdog: %s", late.text())

@@ -39,7 +39,7 @@ def read_flight(directory: str | os.PathLike[str], *, own: Mapping[int, Flight] 
 
   Args:
     directory: run directory, of a job that runs, has ended or was killed.
-    own: what is known of processes better than by their files, by process.
+    own: what is known of processes better than by their files, by process; their rings are not read.
 
   Returns:
     Where its ranks are; None where no process has a ring here, as in a run that was never observed.

@@ -76,7 +76,7 @@ class MarkedSteps:
     self._before = self._counts()
     self.lanes = ring.layout.lanes
     self._intake = MarksIntake(
-        Collector(ring), self._programs, directory, identity.run, process, identity.attempt, jax.device_count(),
+        Collector(ring), self.programs, directory, identity.run, process, identity.attempt, jax.device_count(),
         writer.losses, self._detail)
     writer.set_intake(self._intake, ring.ranks)
 
@@ -136,7 +136,8 @@ class MarkedSteps:
   def _counts(self) -> dict[int, int]:
     return {program: count for observed in self._observed for program, count in observed.executions.items()}
 
-  def _programs(self) -> list[ObservedProgram]:
+  def programs(self) -> list[ObservedProgram]:
+    """The programs met so far. From any thread."""
     return [program for observed in self._observed if observed.plan is not None for program in observed.plan.programs]
 
 

@@ -1,0 +1,60 @@
+"""What the rings of marks tell a watchdog of a step that does not end: in which collective, and who keeps it."""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+from collections.abc import Mapping, Sequence
+
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.execution import marks
+from jaxpace.live.watchdog.heartbeat import LastHeartbeat
+from jaxpace.trace.flight import compact
+from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.read import of_ring, read_flight
+from jaxpace.trace.flight.told import Flight, Told, told
+
+CHARACTERS, CHARACTERS_IN_LARGE_JOBS = 2000, 700
+"""Longest account of a process's marks that is sent in a heartbeat."""
+
+
+def own_flight(programs: Sequence[ObservedProgram], process: int) -> Flight:
+  """Where this process's ranks are, by its own ring in place."""
+  known = Programs()
+  if not programs:
+    return Flight({}, known)
+  ring = marks.current()
+  found = of_ring(ring.blocks, ring.events, process, ObservedPlan(tuple(programs)), known, socket.gethostname())
+  return Flight({one.rank: one for one in found}, known)
+
+
+def own_text(programs: Sequence[ObservedProgram], process: int, most: int) -> str:
+  """The same for a heartbeat; empty where nothing is observed."""
+  return compact.to_text(own_flight(programs, process).positions.values(), most) if programs else ""
+
+
+def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, LastHeartbeat],
+         directory: pathlib.Path | None) -> tuple[Told, ...]:
+  """Tells why a step does not end.
+
+  Args:
+    programs: what this process runs; () where nothing is observed, and nothing is told.
+    process: this process.
+    heard: the processes' last heartbeats.
+    directory: run directory, for the rings of those that sent nothing of their marks; None where there is none.
+  """
+  if not programs:
+    return ()
+  own = own_flight(programs, process)
+  known = {process: own}
+  for other, one in heard.items():
+    if other == process or not one.heartbeat.marks:
+      continue
+    positions = compact.from_text(one.heartbeat.marks, other, one.heartbeat.host, own.programs, one.silence)
+    if positions:
+      known[other] = Flight({each.rank: each for each in positions}, own.programs)
+  flight = read_flight(directory, own=known) if directory is not None else None
+  if flight is None:
+    positions_of_all = {rank: where for one in known.values() for rank, where in one.positions.items()}
+    flight = Flight(positions_of_all, own.programs)
+  return told(flight)
