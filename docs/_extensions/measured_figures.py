@@ -271,6 +271,18 @@ def _exporters(figures: Any) -> Found:
   return Found(f"{mean:.1f} µs, standard error {error:.1f}", mean + 2 * error <= 20)
 
 
+def _marks(figures: Any) -> Found:
+  alone, loop, record = figures["alone"]["file"], figures["in_a_program"]["mark"], figures["record"]["median"]
+  return Found(f"{interval(alone, 'ns', 0)} alone, {interval(loop, 'ns', 0)} in a compiled loop; `record()` "
+               f"{interval(record, 'µs')}", loop[2] <= 1000)
+
+
+def _mark_rows(figures: Any) -> Found:
+  row = figures["rows"][-1]
+  return Found(f"{row['steps_bytes']:.0f} B of sums; {row['collectives_bytes']:.0f} B in full, "
+               f"{row['writer_us']:.0f} µs of the writer's thread", None)
+
+
 def _pauses(figures: Any) -> Found:
   runs = [(run["processes"], run["auto"]) for run in figures["runs"] if "auto" in run]
   return Found("; ".join(f"{processes} processes: {interval([100 * (r - 1) for r in auto['ratio']], '%')}"
@@ -344,6 +356,8 @@ FIGURES = (
     Figure("The watchdog names the late process", "all, within 2 s", "watchdog.json", _watchdog),
     Figure("The link probe names the slow host or link, lab of four hosts", "all", "link_probe.json", _probe),
     Figure("Exporters, of the training thread a step", "at most 20 µs", "exporter_cost.json", _exporters),
+    Figure("A mark of an observed step", "at most 1 µs", "marks_cost.json", _marks),
+    Figure("… a step of 200 collectives and one rank, on disk", "", "marks_cost.json", _mark_rows),
     Figure("`jaxpace watch`, 64 ranks, a look a second", "at most 2 % of a core", "watch_cost.json", _watch),
     Figure("Pacing where it can't gain: longer steps, simulated, 4 to 1,024 ranks", "at most 0.1 %",
            "null_pacing.json", _null),
