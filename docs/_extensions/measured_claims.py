@@ -144,7 +144,8 @@ CLAIMS = (
           "{} µs.", "marks_cost.json", lambda f: [f"{f['alone']['file'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
                                         f"{f['record']['median'][0]:.1f}"]),
     Claim(TRACE, "A step of 200 collectives leaves {} bytes in `steps`, and {} in `collectives` where it is written in "
-          "full", "marks_cost.json", lambda f: [f"{f['rows'][-1][name]:.0f}" for name in ("steps_bytes", "collectives_bytes")]),
+          "full", "marks_cost.json",
+          lambda f: [f"{f['rows'][-1][name]:.0f}" for name in ("steps_bytes", "collectives_bytes")]),
     Claim(README, "the right rank or host was blamed in {} of {} cases, and none of {} healthy runs had a finding",
           _LAB, lambda f: [*_blamed(f, "all"), _controls(f)[1]]),
     Claim(README, "by the stamps alone it is {} of {}.", _LAB, lambda f: _blamed(f, "bare")),

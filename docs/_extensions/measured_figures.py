@@ -271,6 +271,14 @@ def _exporters(figures: Any) -> Found:
   return Found(f"{mean:.1f} µs, standard error {error:.1f}", mean + 2 * error <= 20)
 
 
+def _layers(figures: Any) -> Found:
+  faults = [fault for job in figures["jobs"] for fault in job["faults"]]
+  within = sum(fault["within"] for fault in faults)
+  layers = ", ".join(f"{sum(fault['layer_right'] for fault in job['faults'])} of {len(job['faults'])} with "
+                     f"{job['processes']} process{'es' * (job['processes'] > 1)}" for job in figures["jobs"])
+  return Found(f"{within} of {len(faults)}; the largest of its step, layer and rank: {layers}", within == len(faults))
+
+
 def _marks(figures: Any) -> Found:
   alone, loop, record = figures["alone"]["file"], figures["in_a_program"]["mark"], figures["record"]["median"]
   return Found(f"{interval(alone, 'ns', 0)} alone, {interval(loop, 'ns', 0)} in a compiled loop; `record()` "
@@ -356,6 +364,8 @@ FIGURES = (
     Figure("The watchdog names the late process", "all, within 2 s", "watchdog.json", _watchdog),
     Figure("The link probe names the slow host or link, lab of four hosts", "all", "link_probe.json", _probe),
     Figure("Exporters, of the training thread a step", "at most 20 µs", "exporter_cost.json", _exporters),
+    Figure("A device 1 to 50 ms late in one layer of a plain-`jit` step: its arrival there", "all within 5 % or 0.3 ms",
+           "observed_truth.json", _layers),
     Figure("A mark of an observed step", "at most 1 µs", "marks_cost.json", _marks),
     Figure("… a step of 200 collectives and one rank, on disk", "", "marks_cost.json", _mark_rows),
     Figure("`jaxpace watch`, 64 ranks, a look a second", "at most 2 % of a core", "watch_cost.json", _watch),

@@ -6,8 +6,8 @@ A step jitted as a whole, over a mesh of data and tensor: layers in a scan, each
 over the tensor axis in the forward pass and one in the backward pass, gradients all-reduced over the data axis. In some
 steps one device sleeps 1 to 50 ms inside one layer's forward pass, by a fault that is an argument of the step, before
 that layer's all-reduce; how long it slept is an output of the step. What was recorded by `jaxpace.observe` and a
-`Recorder` is asked two things: by how much that device's arrival at that layer's all-reduce was above its usual value in
-that step, and which arrival of all ranks and layers was most above its own: is it that rank's, in that layer?
+`Recorder` is asked two things: by how much that device's arrival at that layer's all-reduce was above its usual value
+in that step, and which arrival of all ranks and layers was most above its own: is it that rank's, in that layer?
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def judge(root: pathlib.Path, delays: list[float], times: int) -> dict[str, Any]
 
 
 def rows_of(path: pathlib.Path, ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
-  """Entries and exits [ranks, slots, steps], starts [ranks, steps]: ns from each rank's first, NaN where none; slots."""
+  """Entries and exits [ranks, slots, steps] and starts [ranks, steps], ns from each rank's first or NaN; and slots."""
   import pyarrow.parquet as pq
   table = pq.read_table(path / "collectives", columns=["rank", "step", "collective", "enter_ns", "exit_ns"])
   rank, number, slot, enter, leave = (np.asarray(table[name].to_numpy(), np.int64) for name in table.column_names)
@@ -249,8 +249,8 @@ def text(figures: dict[str, Any]) -> str:
     lines += [f"## {kind}", "",
               f"{job['steps']} steps, {job['collectives']} collectives a step with turns of loops counted, "
               f"{job['lost']} rows lost. In steps without a fault the largest excess of any arrival has a median of "
-              f"{job['null_ms']['median']:.2f} ms, {job['null_ms']['p90']:.2f} in one of ten: a delay below that can't be "
-              "told from the machine's own.", "",
+              f"{job['null_ms']['median']:.2f} ms, {job['null_ms']['p90']:.2f} in one of ten: a delay below that can't "
+              "be told from the machine's own.", "",
               "| delay | faults | arrival within 5 % or 0.3 ms | median error | 90 % of errors below | "
               "largest is that rank's | and of that layer |",
               "|---|---|---|---|---|---|---|"]
