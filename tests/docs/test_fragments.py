@@ -18,6 +18,7 @@ from jaxpace.trace.recording import Recording
 from tests.docs.blocks import Block, written
 
 NOT_RUN = {
+    "def features(rows)": "a script that hangs: tests/multiprocess/test_hang.py runs it",
     "distributed.initialize()": "comes before devices are used; tests/multiprocess starts jobs with it in every way",
     "with Lab(fabric.get_config())": "makes network namespaces; tests/experiments does so",
     "distributed.initialize()  ": "a script: tests/docs/test_five_minutes.py runs it",

@@ -171,7 +171,7 @@ class _Reading:
       return True
     except (OSError, OverflowError):
       return False
-    return False
+    return _is_zombie(pid)
 
   def _mark_gone(self, process: int) -> None:
     for rank, one in self._positions.items():
@@ -190,6 +190,15 @@ class _Reading:
     if silent and self._read:
       yield (f"{plural(len(silent), 'process', 'processes')} ({list_ranks(silent)}) left no ring here, as where each "
              "host writes to a disk of its own: put what lies in 'marks' on each host together.")
+
+
+def _is_zombie(pid: int) -> bool:
+  """Whether a process has ended and only its parent has not asked for its status yet; False where that is not known."""
+  try:
+    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+  except OSError:
+    return False
+  return state[:1] == ["Z"]
 
 
 def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import socket
+import subprocess
 import time
 
 import numpy as np
@@ -119,6 +120,11 @@ def test_a_process_that_has_ended_is_told_by_its_number_or_its_silence(job):
   assert read_flight(job.path).positions[3].state == "gone"
   job.process(3, hostname=socket.gethostname(), pid=os.getpid())
   assert read_flight(job.path).positions[3].state == "running"
+  ended = subprocess.Popen(["true"])
+  os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+  job.process(3, hostname=socket.gethostname(), pid=ended.pid)
+  assert read_flight(job.path).positions[3].state == "gone"
+  ended.wait()
   now = time.time_ns()
   job.process(3, alive=0.5, wall=now - round(40e9) - job.machine.time)
   flight = read_flight(job.path)
