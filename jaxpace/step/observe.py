@@ -176,11 +176,16 @@ class Observed(Marked):
     executable = request.compile()
     ranks = {device: place for place, device in enumerate(jax.devices())}
     self._compiled.append(ObservedProgram(
-        number=number, name=request.name,
+        number=number, name=self._name(request),
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
         collectives=(), bare=reason))
     self._loud = warn
     return executable
+
+  def _name(self, request: compiling.Request) -> str:
+    """The function's name; of a lambda, that of the module."""
+    name = getattr(self.jitted, "__name__", "")
+    return name if str(name).isidentifier() else request.name
 
   def _settle(self) -> int | None:
     """Number of the program that was compiled during a call; None where it has no marks.
@@ -206,7 +211,7 @@ class Observed(Marked):
       return f"this process has more than {_MOST_PROGRAMS - 1} observed programs.", None
     ranks = {device: place for place, device in enumerate(jax.devices())}
     try:
-      made = program.stamped(request, number, ranks)
+      made = program.stamped(request, number, self._name(request), ranks)
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from jax.extend import mlir as extended
 from jax.extend.mlir import ir
 
-from jaxpace.communication.partitioned import collectives, groups
+from jaxpace.communication.partitioned import collectives
+from jaxpace.communication.partitioned.collectives import Found
 from jaxpace.communication.partitioned.compiling import Request, text_of
 from jaxpace.communication.partitioned.stamping import StampingError
 
@@ -29,8 +30,8 @@ class Partitioned(NamedTuple):
 
   module: Any
   """In StableHLO, in the context of the module it was made of."""
-  met: dict[int, groups.Groups]
-  """Partitions that meet in a collective, by the number of its channel."""
+  met: tuple[Found, ...]
+  """Its collectives, as the dump's text has them."""
   compiled: str
   """Text of the program compiled as it was."""
   seconds: float
@@ -54,17 +55,8 @@ def partitioned(request: Request) -> Partitioned:
     written = found[-1].with_name(found[-1].name.removesuffix(".hlo.pb") + ".txt").read_text()
   module = ir.Module.parse(
       extended.hlo_to_stablehlo(field(data, 1)), request.module.context)
-  return Partitioned(module, _met(written, request.partitions), text_of(executable), seconds)
-
-
-def _met(written: str, partitions: int) -> dict[int, groups.Groups]:
-  met: dict[int, groups.Groups] = {}
-  for one in collectives.found_in(written, partitions):
-    if one.channel is None:
-      continue
-    if met.setdefault(one.channel, one.groups) != one.groups:
-      raise StampingError(f"two collectives have channel {one.channel}")
-  return met
+  met = tuple(collectives.found_in(written, request.partitions))
+  return Partitioned(module, met, text_of(executable), seconds)
 
 
 def field(message: bytes, number: int) -> bytes:

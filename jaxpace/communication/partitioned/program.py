@@ -44,12 +44,14 @@ class Mesh(NamedTuple):
   """Partitions in the order of the axes, where they are not counted up."""
 
 
-def stamped(request: Request, number: int, ranks: Mapping[Any, int]) -> Stamped | None:
+def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int]
+            ) -> Stamped | None:
   """Compiles a program with marks.
 
   Args:
     request: what JAX is about to compile.
     number: number of the program, which its marks carry.
+    name: name of the function.
     ranks: rank of each device.
 
   Returns:
@@ -75,7 +77,7 @@ def stamped(request: Request, number: int, ranks: Mapping[Any, int]) -> Stamped 
   rank_of = [ranks[device] for device in request.devices]
   named = _named(found, bare)
   program = ObservedProgram(
-      number=number, name=request.name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
+      number=number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
       collectives=_described(named, mesh, rank_of),
       start_tag=stamping.START_TAG, end_tag=stamping.END_TAG,
       notices=_notices(found, collectives.marks_in(compiled), marked),

@@ -9,8 +9,8 @@ and the numbers are scrambled.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from jax.extend.mlir import ir
@@ -37,6 +37,19 @@ class StampingError(ValueError):
   """Marks can't be put into this program; the message says why, as the end of a sentence."""
 
 
+class Met(Protocol):
+  """A collective as the compiler's text has it: `collectives.Found`."""
+
+  @property
+  def kind(self) -> str: ...
+  @property
+  def channel(self) -> int | None: ...
+  @property
+  def groups(self) -> groups.Groups: ...
+  @property
+  def types(self) -> tuple[tuple[str, tuple[int, ...]], ...]: ...
+
+
 class Marked(NamedTuple):
   """A collective that has marks."""
 
@@ -45,14 +58,14 @@ class Marked(NamedTuple):
   exit_tag: int
 
 
-def stamp(module: Any, program: int, met: Mapping[int, groups.Groups]) -> list[Marked]:
+def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
   """Puts marks into a partitioned module, in place.
 
   Args:
     module: what one partition runs, in StableHLO, its `main` without private functions called
       twice for one collective.
     program: number that its marks carry.
-    met: partitions that meet, by the number of the collective's channel.
+    met: its collectives, as the compiler's text has them.
 
   Returns:
     What has marks, in the order of the module's text.
@@ -172,7 +185,7 @@ def _small(kind: Any) -> int | None:
   return None if tensor is None else int(np.prod(tensor.shape, dtype=np.int64))
 
 
-def _list_groups(op: Any, met: Mapping[int, groups.Groups]) -> None:
+def _list_groups(op: Any, met: Sequence[Met]) -> None:
   """Writes groups that are axes of a mesh as lists.
 
   Reading a module back loses the order of a mesh's devices (jaxlib 0.10.2), and so which ranks
@@ -182,9 +195,14 @@ def _list_groups(op: Any, met: Mapping[int, groups.Groups]) -> None:
     return
   handle = re.search(r"handle = (\d+)", str(op.attributes["channel_handle"])
                      ) if "channel_handle" in op.attributes else None
-  if handle is None or int(handle[1]) not in met:
-    raise StampingError("the compiler does not say who meets in one of its collectives")
-  op.attributes["replica_groups"] = mlir.rows_attribute(met[int(handle[1])])
+  sizes = [tuple(ir.RankedTensorType(value.type).shape) for value in op.operands]
+  found = {one.groups for one in met
+           if handle is not None and one.channel == int(handle[1]) and one.kind == KINDS[op.name]
+           and sorted(shape for _, shape in one.types) == sorted(sizes)}
+  if len(found) != 1:
+    raise StampingError(
+        f"the compiler does not say who meets in its {KINDS[op.name]} of {sizes[:3]}")
+  op.attributes["replica_groups"] = mlir.rows_attribute(found.pop())
 
 
 def mesh_of(mesh: Any) -> tuple[list[tuple[str, int]], np.ndarray | None]:

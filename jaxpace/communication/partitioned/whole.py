@@ -76,6 +76,8 @@ def _laid_out(local: Any, kinds: Sequence[Any], inputs: int, partitions: int) ->
     raise StampingError(f"the compiler says how {len(said)} inputs and {len(results)} outputs are "
                         f"laid out, of {inputs} and {len(kinds) - inputs}")
   for kind in kinds:
+    if "token" in str(kind):
+      raise StampingError("it has an ordered effect, such as io_callback(ordered=True)")
     if mlir.tensor(kind) is None:
       raise StampingError(f"one of its inputs or outputs is no array, but {kind}")
   try:

@@ -1,0 +1,82 @@
+"""One of two processes of a data x FSDP job with a scanned, rematerialised model under plain `jit`."""
+
+import hashlib
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
+
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+import jaxpace  # noqa: E402
+from jaxpace.communication.partitioned import dump  # noqa: E402
+from jaxpace.execution import marks  # noqa: E402
+
+LAYERS, WIDTH, BATCH = 3, 16, 8
+mesh = jax.make_mesh((2, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+specs = {"w": NamedSharding(mesh, P(None, "fsdp")), "v": NamedSharding(mesh, P())}
+
+
+def loss(params, x):
+  layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w) + h, None))
+  h, _ = jax.lax.scan(layer, x, params["w"])
+  return ((h @ params["v"]) ** 2).mean()
+
+
+def train_step(params, x):
+  value, grads = jax.value_and_grad(loss)(params, x)
+  return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+def start():
+  return jax.jit(
+      lambda key: {"w": jax.random.normal(key, (LAYERS, WIDTH, WIDTH)) / 4,
+                   "v": jax.random.normal(key, (WIDTH, 4)) / 4},
+      out_shardings=specs)(jax.random.key(0))
+
+
+def digest(tree):
+  said = hashlib.sha256()
+  for leaf in jax.tree.leaves(tree):
+    for shard in leaf.addressable_shards:
+      said.update(np.asarray(shard.data).tobytes())
+  return said.hexdigest()
+
+
+def run(step):
+  params = start()
+  for _ in range(10):
+    params, value = step(params, x)
+    jax.block_until_ready(value)
+  return digest((params, value))
+
+
+whole = np.random.default_rng(0).normal(size=(BATCH, WIDTH)).astype(np.float32)
+x = jax.make_array_from_callback(whole.shape, NamedSharding(mesh, P(("data", "fsdp"))),
+                                 lambda place: whole[place])
+jitted = jax.jit(train_step, out_shardings=(specs, NamedSharding(mesh, P())), donate_argnums=0)
+observed = jaxpace.observe(jitted)
+bits = [run(jitted), run(observed)]
+[program] = observed.plan.programs
+counted = [marks.executions(lane, program.number) for lane in range(jax.local_device_count())]
+
+# One process can't put marks in: then none does, or they would not run the same program.
+if jax.process_index() == 1:
+  def refuse(request):
+    raise OSError("no space left")
+  dump.partitioned = refuse
+other = jaxpace.observe(jax.jit(train_step, out_shardings=(specs, NamedSharding(mesh, P()))))
+bits.append(run(other))
+[alone] = other.plan.programs
+print("FACTS " + json.dumps({
+    "bits": bits, "bare": [program.bare, alone.bare], "counted": counted,
+    "dispatched": [list(observed.executions.values()), list(other.executions.values())],
+    "collectives": [[one.kind, one.axes, one.groups, [loop.trips for loop in one.loops]]
+                    for one in program.collectives],
+    "plan": observed.plan.to_json()["programs"][0]["collectives"]}))

@@ -1,0 +1,31 @@
+"""Two gloo processes observe the same step: the same bits, the same plan, the same decision."""
+
+import pathlib
+
+import pytest
+
+from tests.multiprocess import jobs
+
+WORKER = pathlib.Path(__file__).with_name("observe_worker.py")
+
+
+@pytest.mark.long
+def test_two_processes_put_the_same_marks_in_or_none():
+  address = f"127.0.0.1:{jobs.free_high_port()}"
+  found = jobs.run(WORKER, [
+      jobs.clean_environment(ADDRESS=address, INDEX=str(index),
+                             XLA_FLAGS="--xla_force_host_platform_device_count=2")
+      for index in range(2)])
+  assert [status for status, _ in found] == [0, 0], found
+  facts = [jobs.facts(output) for _, output in found]
+  for one in facts:
+    bare, marked, refused = one["bits"]
+    assert bare == marked == refused
+    assert one["counted"] == [10, 10]
+    assert one["dispatched"] == [[10], []]
+    assert one["bare"][0] == ""
+    kinds = {kind: (axes, groups) for kind, axes, groups, loops in one["collectives"] if loops == [3]}
+    assert kinds["all-gather"] == (["fsdp"], [[0, 1], [2, 3]])
+  assert facts[0]["plan"] == facts[1]["plan"]
+  assert "on another process" in facts[0]["bare"][1]
+  assert "no space left" in facts[1]["bare"][1]
