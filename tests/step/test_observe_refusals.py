@@ -1,0 +1,206 @@
+"""Where marks can't go in, or a comparison finds a difference: the step as it was, and a sentence."""
+
+import dataclasses
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.communication.partitioned import collectives, compiling, dump, program
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.execution import marks
+from jaxpace.step import comparing
+from jaxpace.step.observe import DifferentError
+from tests.step import observed_steps as steps
+
+
+def run_as_it_was(said, caplog, calls=3):
+  step, (params, x, y) = steps.data_parallel()
+  bare, observed = jax.jit(step), jaxpace.observe(jax.jit(step))
+  for _ in range(calls):
+    assert steps.bits(observed(params, x, y)) == steps.bits(bare(params, x, y))
+  assert observed.executions == {}
+  warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+  assert len(warnings) == 1 and said in warnings[0]
+  assert all(said in one.bare for one in observed.plan.programs)
+  return observed
+
+
+@pytest.mark.parametrize(("name", "wrong"), [
+    ("partitioned", lambda request: (_ for _ in ()).throw(OSError("no space left on device"))),
+    ("partitioned", lambda request: (_ for _ in ()).throw(dump.StampingError("no space left on device"))),
+])
+def test_a_dump_that_fails(monkeypatch, caplog, name, wrong):
+  monkeypatch.setattr(dump, name, wrong)
+  run_as_it_was("no space left on device", caplog)
+
+
+def test_a_module_that_the_reader_refuses(monkeypatch, caplog):
+  monkeypatch.setattr(dump.extended, "hlo_to_stablehlo", lambda data: b"nothing of the kind")
+  step, args = steps.data_parallel()
+  found = jaxpace.observe(jax.jit(step))
+  assert steps.bits(found(*args)) == steps.bits(jax.jit(step)(*args))
+  assert found.plan.programs[0].bare and len(caplog.records) == 1
+
+
+def test_a_stamped_program_that_does_not_compile(monkeypatch, caplog):
+  monkeypatch.setattr(program.stamping, "TARGET", "nobody_registered_this")
+  step, args = steps.data_parallel()
+  found = jaxpace.observe(jax.jit(step))
+  assert steps.bits(found(*args)) == steps.bits(jax.jit(step)(*args))
+  assert found.plan.programs[0].bare and "runs as it was" in caplog.text
+
+
+def test_a_backend_without_the_mark(monkeypatch, caplog):
+  monkeypatch.setattr(marks, "unavailable", lambda: "Marks are for the CPU, and this is a toaster.")
+  run_as_it_was("this is a toaster", caplog)
+
+
+def test_a_jax_that_compiles_in_another_way(monkeypatch, caplog):
+  monkeypatch.setattr(compiling, "unavailable", lambda: "This jaxpace doesn't know jax 99.")
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step))
+  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert [record.message for record in caplog.records] == [
+      "The step runs as it was, without marks: This jaxpace doesn't know jax 99."]
+  assert observed.plan == ObservedPlan()
+
+
+def test_this_jax_is_known():
+  assert compiling.unavailable() == ""
+
+
+@pytest.mark.parametrize(("different", "marked"), [("bare", False), ("marked", True)])
+def test_collectives_that_differ(monkeypatch, caplog, different, marked):
+  monkeypatch.setattr(program, "differences", lambda bare, found: ("With marks it has one less.",))
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step), different=different)
+  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert "With marks it has one less. So it runs" in caplog.text
+  assert bool(observed.executions) == marked
+
+
+def test_collectives_that_differ_can_be_an_error(monkeypatch):
+  monkeypatch.setattr(program, "differences", lambda bare, found: ("With marks it has one less.",))
+  step, args = steps.data_parallel()
+  with pytest.raises(DifferentError, match="one less"):
+    jaxpace.observe(jax.jit(step), different="raise")(*args)
+
+
+def test_what_counts_as_a_difference():
+  one = collectives.Found("a", "all-reduce", 1, ((0, 1), (2, 3)), (), (("f32", (4,)),), (), False,
+                          None, (), (), ())
+  turned = one._replace(groups=((3, 2), (1, 0)), name="b", channel=7)
+  assert program.differences([one, one], [turned, one]) == ()
+  for other in (one._replace(kind="all-gather"), one._replace(groups=((0, 2), (1, 3))),
+                one._replace(types=(("f32", (5,)),)), one._replace(conditional=True)):
+    [less, more] = program.differences([one], [other])
+    assert "no longer has 1 all-reduce of f32[4]" in less and "beside them" in more
+  [less] = program.differences([one, one], [one])
+  assert "no longer has 1" in less
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_the_first_batch_is_compared_bit_for_bit(donate):
+  step, (params, x, y) = steps.fsdp()
+  observed = jaxpace.observe(jax.jit(step, donate_argnums=donate), check=True)
+  bare = jax.jit(step)
+  wanted = params
+  for _ in range(3):
+    wanted, _ = bare(wanted, x, y)
+    params, _ = observed(params, x, y)
+  assert steps.bits(params) == steps.bits(wanted)
+  assert list(observed.executions.values()) == [3]
+
+
+@pytest.mark.parametrize("different", ["bare", "marked", "raise"])
+def test_other_bits_in_the_first_batch(monkeypatch, caplog, different):
+  monkeypatch.setattr(comparing, "differences", lambda bare, found: "With marks 1 of 4 differ.")
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step), check=True, different=different)
+  if different == "raise":
+    with pytest.raises(DifferentError, match="1 of 4 differ"):
+      observed(*args)
+    return
+  for _ in range(2):
+    assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert "1 of 4 differ" in caplog.text
+  assert all(bool(one.bare) == (different == "bare") for one in observed.plan.programs)
+  assert sum(observed.executions.values()) == (1 if different == "bare" else 2)
+
+
+def test_comparing_says_where_and_by_how_much():
+  one = {"a": jnp.float32([1.0, 2.0]), "b": jax.random.key(0), "c": 3}
+  two = {**one, "a": jnp.float32([1.0, 2.5])}
+  assert comparing.differences(one, dict(one)) == ""
+  said = comparing.differences(one, two)
+  assert "1 of 3" in said and "2.5e-01" in said and "['a']" in said
+  assert "['b']" in comparing.differences(one, {**one, "b": jax.random.key(1)})
+  nan = {"a": jnp.float32([np.nan])}
+  assert comparing.differences(nan, {"a": jnp.float32([np.nan])}) == ""
+  assert "shape or type" in comparing.differences(one, {**one, "a": jnp.ones(3)})
+  assert "gives 1 arrays, and 3" in comparing.differences(one, {"a": one["a"]})
+
+
+def test_arguments_that_cannot_be_copied_are_not_compared(caplog):
+  class Odd:
+    pass
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(lambda odd, *args: step(*args), static_argnums=0), check=True)
+  observed(Odd(), *args)
+  assert "not compared" in caplog.text and list(observed.executions.values()) == [1]
+
+
+def test_jax_s_compilation_cache_keeps_both_apart(tmp_path):
+  from jax.experimental.compilation_cache import compilation_cache
+  kept = {name: getattr(jax.config, name) for name in (
+      "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
+      "jax_persistent_cache_min_entry_size_bytes")}
+  compilation_cache.reset_cache()
+  jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  try:
+    step, args = steps.data_parallel()
+    found = []
+    for _ in range(2):
+      observed = jaxpace.observe(jax.jit(step))
+      found.append(steps.bits(observed(*args)))
+      assert not observed.plan.programs[0].bare
+      jax.clear_caches()
+      bare = jax.jit(step)
+      found.append(steps.bits(bare(*args)))
+      assert "jaxpace_mark" not in bare.lower(*args).compile().as_text()
+      jax.clear_caches()
+    assert len(set(map(tuple, found))) == 1
+    assert any(tmp_path.iterdir())
+  finally:
+    for name, value in kept.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_dumps_are_removed(tmp_path, monkeypatch):
+  monkeypatch.setattr(dump.tempfile, "tempdir", str(tmp_path))
+  step, args = steps.data_parallel()
+  jaxpace.observe(jax.jit(step))(*args)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_beyond_the_last_number_runs_as_it_was(monkeypatch, caplog):
+  from jaxpace.step import observe
+  monkeypatch.setattr(observe, "_MOST_PROGRAMS", 0)
+  run_as_it_was("observed programs", caplog)
+
+
+def test_plans_of_bare_programs_come_back_from_json():
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step))
+  observed(*args)
+  plan = ObservedPlan(tuple(dataclasses.replace(one, bare="because.") for one in
+                            observed.plan.programs))
+  assert ObservedPlan.from_json(plan.to_json()) == plan
+  assert "because." in str(plan)
