@@ -24,6 +24,11 @@ from jaxpace.core import marks
 from jaxpace.execution.native import library
 
 _LOOKS = 1000
+_MAPPED = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "overlay", "f2fs"})
+"""File systems of this machine on which space that was taken stays: files on them are mapped. On others, those of
+the network above all, a mark that touches a page could wait for a server: there a thread writes the file."""
+_BEHIND = 64
+"""Events that are written again, since marks may have been under way in them."""
 _lock = threading.Lock()
 _in_memory: Ring | None = None
 _current: Ring | None = None
@@ -38,12 +43,48 @@ class Ring:
   def __init__(self, memory: mmap.mmap, where: marks.Layout, path: pathlib.Path | None):
     self.memory, self.layout, self.path = memory, where, path
     self.header, self.blocks, self.events = marks.views(memory, where)
+    self._file: int | None = None
+    self._written = [0] * where.lanes
     self.began = self.heads()
     """[lanes] uint64: events that had been written when marks were last switched to it."""
 
   def heads(self) -> np.ndarray:
     """[lanes] uint64: events written so far."""
     return np.array(self.blocks["head"])
+
+  def sync(self) -> None:
+    """Says in the header that the process lives; where the file is not mapped, writes what is new to it.
+
+    From one thread. A file that can't be written any more is left as it is.
+    """
+    self.header["alive_ns"] = time.monotonic_ns()
+    if self._file is None:
+      return
+    try:
+      for lane, head in enumerate(self.heads().tolist()):
+        self._write_lane(self._file, lane, head)
+      # Last: what they count is in the file.
+      end = marks.PAGE + self.blocks.nbytes
+      os.pwrite(self._file, self.memory[:end], 0)
+    except OSError:
+      self.let_go()
+
+  def _write_lane(self, file: int, lane: int, head: int) -> None:
+    capacity, size = self.layout.capacity, marks.EVENT.itemsize
+    at = max(0, self._written[lane] - _BEHIND, head - capacity)
+    while at < head:
+      # Up to the end of the lane's memory, then from its beginning.
+      count = min(head - at, capacity - at % capacity)
+      begin = self.layout.events + (lane * capacity + at % capacity) * size
+      os.pwrite(file, self.memory[begin:begin + count * size], begin)
+      at += count
+    self._written[lane] = head
+
+  def let_go(self) -> None:
+    """Closes the file, where it is not mapped."""
+    if self._file is not None:
+      os.close(self._file)
+      self._file = None
 
   @property
   def ranks(self) -> list[int]:
@@ -91,7 +132,8 @@ def current() -> Ring:
 def open_file(path: pathlib.Path, *, run: str = "", attempt: int = 0) -> tuple[Ring, str]:
   """Switches to a new ring in a file, which takes the place of what is there.
 
-  All of the file's space is taken at once: a full disk is told here, and never by a signal in a mark.
+  All of the file's space is taken at once: a full disk is told here, and never by a signal in a mark. On a disk of this
+  machine the file is mapped, and has every mark at once; on a file system of the network it has what `Ring.sync` wrote.
 
   Args:
     path: the file; its folder must be there.
@@ -104,16 +146,15 @@ def open_file(path: pathlib.Path, *, run: str = "", attempt: int = 0) -> tuple[R
   """
   ring = current()
   written = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+  new: Ring | None = None
   try:
-    memory = _mapped(written, ring.layout)
-  except OSError as error:
-    with contextlib.suppress(OSError):
-      written.unlink(missing_ok=True)
-    return ring, _why(error)
-  new = _labelled(Ring(memory, ring.layout, path), run, attempt)
-  try:
+    new = _made(written, path, ring.layout)
+    _labelled(new, run, attempt)
+    new.sync()
     os.replace(written, path)
   except OSError as error:
+    if new is not None:
+      new.let_go()
     with contextlib.suppress(OSError):
       written.unlink(missing_ok=True)
     return ring, _why(error)
@@ -132,10 +173,11 @@ def close_file(ring: Ring) -> None:
   with _lock:
     if _current is ring and _in_memory is not None:
       _switch(_in_memory)
-  ring.header["alive_ns"] = time.monotonic_ns()
-  ring.header["closed"] = 1
   if not _quiet(ring.layout.lanes):
     _kept.append(ring.memory)
+  ring.header["closed"] = 1
+  ring.sync()
+  ring.let_go()
 
 
 def executions(lane: int, program: int) -> int:
@@ -175,20 +217,46 @@ def _quiet(lanes: int, seconds: float = 0.5) -> bool:
   return True
 
 
-def _mapped(path: pathlib.Path, where: marks.Layout) -> mmap.mmap:
+def _made(written: pathlib.Path, path: pathlib.Path, where: marks.Layout) -> Ring:
+  """Makes a file with all of its space, and the ring that is to be `path`.
+
+  Raises:
+    OSError: there is no space for it, or it can't be written or mapped.
+  """
   flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
   with contextlib.suppress(FileNotFoundError):
-    path.unlink()
-  descriptor = os.open(path, flags, 0o666)
+    written.unlink()
+  descriptor = os.open(written, flags, 0o666)
   try:
     if hasattr(os, "posix_fallocate"):
       os.posix_fallocate(descriptor, 0, where.size)
     else:
       for at in range(0, where.size, 1 << 20):
         os.pwrite(descriptor, bytes(min(1 << 20, where.size - at)), at)
-    return mmap.mmap(descriptor, where.size)
+    if _file_system(path.parent) in _MAPPED:
+      return Ring(mmap.mmap(descriptor, where.size), where, path)
+    ring = Ring(mmap.mmap(-1, where.size), where, path)
+    ring._file, descriptor = descriptor, -1
+    return ring
   finally:
-    os.close(descriptor)
+    if descriptor >= 0:
+      os.close(descriptor)
+
+
+def _file_system(folder: pathlib.Path) -> str:
+  """Kind of the file system that a folder lies on; "" where the system doesn't tell."""
+  best, kind = "", ""
+  try:
+    place = os.path.realpath(folder)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+      for line in file:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        if len(point) >= len(best) and (place == point or place.startswith(point.rstrip("/") + "/")):
+          best, kind = point, after.split()[0]
+  except (OSError, IndexError):
+    return ""
+  return kind
 
 
 def _why(error: OSError) -> str:

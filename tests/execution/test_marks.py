@@ -147,6 +147,54 @@ def test_a_full_disk_leaves_marks_in_memory(tmp_path, ring, monkeypatch, number,
   assert marks.current() is ring
 
 
+@pytest.fixture
+def on_a_server(monkeypatch):
+  monkeypatch.setattr(marks, "_file_system", lambda _: "nfs4")
+
+
+def test_on_a_file_system_of_the_network_the_file_has_what_was_synced(tmp_path, ring, on_a_server):
+  here, path = library.functions().jaxpace_mark_here, tmp_path / "0.ring"
+  opened, why = marks.open_file(path, run="r")
+  assert why == "" and marks.current() is opened
+  capacity = opened.layout.capacity
+
+  def in_file():
+    views = layout.views(path.read_bytes(), opened.layout)
+    return views.blocks["head"].tolist(), views.events
+
+  for lane, count in ((0, 10), (1, capacity - 3), (0, 5), (1, 20), (1, capacity + 7), (0, 0)):
+    here(lane, PROGRAM, 7, count)
+    opened.sync()
+    heads, found = in_file()
+    assert heads == opened.heads().tolist()
+    np.testing.assert_array_equal(found, opened.events)
+  here(0, PROGRAM, 7, 3)
+  marks.close_file(opened)
+  heads, found = in_file()
+  assert heads[0] == 18 and (found["seq"][0, :18] == np.arange(1, 19)).all()
+  assert layout.views(path.read_bytes(), opened.layout).header["closed"] == 1
+  assert opened._file is None and marks.current() is ring
+
+
+def test_a_server_that_takes_no_more_leaves_the_marks_in_memory(tmp_path, ring, on_a_server, monkeypatch):
+  opened, _ = marks.open_file(tmp_path / "0.ring")
+  def gone(*_):
+    raise OSError(errno.ESTALE, "Stale file handle")
+  library.functions().jaxpace_mark_here(0, PROGRAM, 7, 4)
+  monkeypatch.setattr(marks.os, "pwrite", gone)
+  opened.sync()
+  monkeypatch.undo()
+  library.functions().jaxpace_mark_here(0, PROGRAM, 7, 4)
+  opened.sync()
+  assert int(opened.heads()[0]) == 8 and opened._file is None
+  marks.close_file(opened)
+
+
+def test_the_file_system_of_a_folder_is_that_of_its_longest_mount(tmp_path):
+  assert marks._file_system(tmp_path) != ""
+  assert marks._file_system(marks.pathlib.Path("/proc/self")) == "proc"
+
+
 def test_a_folder_that_is_missing_leaves_marks_in_memory(tmp_path, ring):
   opened, why = marks.open_file(tmp_path / "none" / "0.ring")
   assert opened is ring and "No such file" in why

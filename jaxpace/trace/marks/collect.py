@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container
 
 import numpy as np
@@ -43,7 +42,7 @@ class Collector:
     """Reads what is new of these programs."""
     ring = marks.current()
     # Also while nothing comes: how long ranks have waited is told from it.
-    ring.header["alive_ns"] = time.monotonic_ns()
+    ring.sync()
     self._drain(programs)
     if ring is not self._ring:
       # Another recorder has opened or closed its file. Marks that were under way have ended by now.
