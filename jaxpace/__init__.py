@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
   from jaxpace import distributed as distributed
   from jaxpace.communication.phases import phase as phase
+  from jaxpace.coordination.balancer import share_by_speed as share_by_speed
   from jaxpace.coordination.combinators import chain as chain
   from jaxpace.coordination.combinators import limit as limit
   from jaxpace.coordination.combinators import only_ranks as only_ranks
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
   from jaxpace.coordination.guard import guard as guard
   from jaxpace.coordination.interleave import interleave_jobs as interleave_jobs
   from jaxpace.coordination.knobs import Knobs as Knobs
+  from jaxpace.coordination.lengths import balance as balance
+  from jaxpace.coordination.lengths import fit_costs as fit_costs
+  from jaxpace.coordination.share_work import share_work as share_work
   from jaxpace.coordination.steer import steerable as steerable
   from jaxpace.core.pace import PaceState as PaceState
   from jaxpace.core.plan import Plan as Plan
+  from jaxpace.core.types import Balancer as Balancer
   from jaxpace.core.types import Decision as Decision
   from jaxpace.core.types import Observation as Observation
   from jaxpace.core.types import Pacer as Pacer
@@ -35,10 +40,12 @@ if TYPE_CHECKING:
   from jaxpace.step.pieces import psum as psum
   from jaxpace.step.restoring import pace_target as pace_target
   from jaxpace.step.restoring import restore_pace as restore_pace
+  from jaxpace.step.shares import shares as shares
   from jaxpace.trace.recorded import recorded as recorded
   from jaxpace.trace.recorder import Recorder as Recorder
 
 _HOMES = {
+    "Balancer": "core.types",
     "Control": "live.control.control",
     "Decision": "core.types",
     "Housekeeper": "live.housekeeping.keeper",
@@ -52,8 +59,10 @@ _HOMES = {
     "Recorder": "trace.recorder",
     "Watchdog": "live.watchdog.watchdog",
     "accumulate": "step.accumulate",
+    "balance": "coordination.lengths",
     "chain": "coordination.combinators",
     "delay": "step.pieces",
+    "fit_costs": "coordination.lengths",
     "guard": "coordination.guard",
     "instrument": "step.instrument",
     "interleave_jobs": "coordination.interleave",
@@ -68,6 +77,9 @@ _HOMES = {
     "psum": "step.pieces",
     "recorded": "trace.recorded",
     "restore_pace": "step.restoring",
+    "share_by_speed": "coordination.balancer",
+    "share_work": "coordination.share_work",
+    "shares": "step.shares",
     "spec": "step.instrument",
     "steerable": "coordination.steer",
 }

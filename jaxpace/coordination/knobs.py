@@ -16,6 +16,12 @@ class Knobs(NamedTuple):
   max_delay: jax.Array  # [] float32 s; NaN: as the pacer was made
 
 
+class Switch(NamedTuple):
+  """Whether what acts may act. Who keeps one in its state, and obeys it, is switched by `jaxpace.steerable`."""
+
+  on: jax.Array  # [] bool
+
+
 def init() -> Knobs:
   """Returns knobs that leave everything as the pacer was made."""
   return Knobs(jnp.full((), np.nan, jnp.float32), jnp.full((), np.nan, jnp.float32))

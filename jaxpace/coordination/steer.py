@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import settings
-from jaxpace.coordination.knobs import Knobs
+from jaxpace.coordination.knobs import Knobs, Switch
 from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Observation, Pacer, PacerState
 
@@ -77,13 +77,13 @@ def steerable(pacer: Pacer) -> Pacer:
 
   def update(observation: Observation, state: Steered) -> tuple[Decision, Steered]:
     steering = state.steering
-    knobs = Knobs(steering.threshold, steering.max_delay)
-    inner = jax.tree.map(lambda node: knobs if isinstance(node, Knobs) else node, state.inner,
-                         is_leaf=lambda node: isinstance(node, Knobs))
-    decision, inner = pacer.update(observation, inner)
     step = observation.step + np.int32(1)  # the decision is for the next
+    now = steering.enabled & (step >= steering.from_step) & (step < steering.until_step)
+    here = {Knobs: Knobs(steering.threshold, steering.max_delay), Switch: Switch(now)}
+    inner = jax.tree.map(lambda node: here.get(type(node), node), state.inner, is_leaf=lambda node: type(node) in here)
+    decision, inner = pacer.update(observation, inner)
     mine = jnp.any(steering.ranks & (np.arange(steering.ranks.shape[0], dtype=np.int32) == observation.rank))
-    allowed = steering.enabled & mine & (step >= steering.from_step) & (step < steering.until_step)
+    allowed = mine & now
     most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
     delay = jnp.where(allowed, bounded(decision.delay, most), _ZERO)
     info = {**decision.info, "allowed": allowed.astype(jnp.float32)}

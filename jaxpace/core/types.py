@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -39,6 +40,8 @@ class Observation(NamedTuple):
   # early for.
   # [S] as above; NaN from the collective on that carries it; [0] for none
   job_transfers_now: jax.Array = _NOTHING
+  # [R] int32 micro-batches that each rank ran in this step, where work is shared by speed; else ()
+  counts: jax.Array | tuple[()] = ()
 
 
 class Decision(NamedTuple):
@@ -67,3 +70,21 @@ class Pacer(NamedTuple):
 
   init: PacerInit
   update: PacerUpdate
+
+
+class BalancerUpdate(Protocol):
+  def __call__(self, observation: Observation, state: Any) -> tuple[jax.Array, Any]: ...
+
+
+class Balancer(NamedTuple):
+  """How many micro-batches each rank runs: a pair of pure functions, after the manner of a pacer.
+
+  `init(ranks)` makes the state. `update(observation, state)` returns the counts wanted from now on,
+  [R] int32 that add up to `micro_batches`, and the state after. It must be the same on all ranks:
+  from what they share (`arrivals`, `delays`, `counts`), with no clock and no collective.
+  """
+
+  init: Callable[[int], Any]
+  update: BalancerUpdate
+  micro_batches: int
+  """Of the global batch."""

@@ -31,6 +31,8 @@ PACERS = {
     "guard": jaxpace.guard(EAGER, block=2, settle=0, retry=2),
     "guard of chain": jaxpace.guard(jaxpace.chain(ALONE, SHIFT), block=2, settle=0, retry=2),
     "steerable": jaxpace.steerable(EAGER),
+    "share_work": jaxpace.steerable(jaxpace.chain(EAGER, jaxpace.share_work(
+        jaxpace.share_by_speed(32, 16, window=8), guarded=True, block=2, settle=0))),
     "steerable guard": jaxpace.steerable(jaxpace.guard(jaxpace.chain(EAGER, SHIFT), block=2, settle=0)),
 }
 """Those that bound their delays, at least one for every public factory. Bound by `MOST`."""
@@ -59,7 +61,7 @@ def observations(runs):
 
 def observed(step, rank, fields):
   tame = plain(step, rank)
-  return Observation(*tame[:2], *(own if wild is None else wild for wild, own in zip(fields, tame[2:], strict=True)))
+  return Observation(*tame[:2], *(own if wild is None else wild for wild, own in zip(fields, tame[2:9], strict=True)))
 
 
 def plain(step, rank):

@@ -1,0 +1,83 @@
+"""Whole numbers of micro-batches for ranks of different speed: the last rank is done as early as can be."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_BRANCHES, _ROUNDS = 64, 6
+"""Thresholds looked at at once, and how often: all positive float32 are told apart."""
+
+
+def even(micro_batches: int, ranks: int) -> np.ndarray:
+  """Equal counts, the first ranks one more where they don't come out even: [ranks] int32.
+
+  >>> even(10, 4)
+  array([3, 3, 2, 2], dtype=int32)
+  """
+  each, rest = divmod(micro_batches, ranks)
+  return (each + (np.arange(ranks) < rest)).astype(np.int32)
+
+
+def apportion(seconds: jax.Array, fixed: jax.Array, micro_batches: int, least: jax.Array,
+              most: jax.Array, now: jax.Array) -> jax.Array:
+  """Shares out micro-batches so that max over ranks of s (n + f) is least.
+
+  For a threshold T a rank is done in time with at most floor(T / s - f) micro-batches, in its
+  bounds. The least T for which these add up to enough is found by a search in 64 branches, the same
+  arithmetic on all ranks. What the counts just below T lack of the total goes to ranks that finish
+  at T itself, first to those that have that many now.
+
+  Args:
+    seconds: [R] float32 s, time s of a micro-batch on each rank; finite and above 0.
+    fixed: [] float32, rest f of a step in micro-batches, the same on all.
+    micro_batches: what the counts add up to; between the sums of `least` and `most`.
+    least: [R] int32, least counts.
+    most: [R] int32, greatest counts.
+    now: [R] int32, the counts now: of two ways that take as long the nearer is taken.
+
+  Returns:
+    [R] int32.
+  """
+  def within(threshold: jax.Array) -> jax.Array:
+    # [..., R]. Bounded as floats: a quotient may be beyond int32.
+    wanted = jnp.floor(threshold[..., None] / seconds - fixed)
+    return jnp.clip(wanted, least.astype(jnp.float32), most.astype(jnp.float32)).astype(jnp.int32)
+
+  # By the bits of T, which order as it does: sums of floats are rounded as XLA happens to fuse them.
+  low = jnp.zeros((), jnp.int32)
+  high = _bits(jnp.max(seconds * (most.astype(jnp.float32) + fixed)) * np.float32(1.001))
+  cuts = jnp.arange(1, _BRANCHES + 1, dtype=jnp.int32)
+  # What was found for a threshold is kept, not computed again: XLA may round it another way elsewhere.
+  below, above = least, most
+  for _ in range(_ROUNDS):
+    whole, rest = jnp.divmod(high - low, np.int32(_BRANCHES))
+    thresholds = low + whole * cuts + (rest * cuts) // np.int32(_BRANCHES)
+    found = within(_float(thresholds))
+    enough = jnp.sum(found, axis=-1, dtype=jnp.int32) >= np.int32(micro_batches)
+    ends = jnp.any(enough)  # else only at `high`
+    first = jnp.where(ends, jnp.argmax(enough), _BRANCHES - 1)
+    before = jnp.maximum(first - 1, 0)
+    above = jnp.where(ends, found[first], above)
+    below = jnp.where(first == 0, below, found[before])
+    low, high = jnp.where(first == 0, low, thresholds[before]), thresholds[first]
+  lacking = np.int32(micro_batches) - jnp.sum(below, dtype=jnp.int32)
+  room = above - below
+  keeps = jnp.clip(now - below, 0, room)
+  given = _in_turn(keeps, lacking)
+  return below + given + _in_turn(room - given, lacking - jnp.sum(given, dtype=jnp.int32))
+
+
+def _bits(value: jax.Array) -> jax.Array:
+  return jax.lax.bitcast_convert_type(value, jnp.int32)
+
+
+def _float(bits: jax.Array) -> jax.Array:
+  return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _in_turn(room: jax.Array, number: jax.Array) -> jax.Array:
+  """Gives `number` things to those who have room, the first first: [R] int32."""
+  after = jnp.cumsum(room, dtype=jnp.int32)
+  return jnp.clip(number - (after - room), 0, room)

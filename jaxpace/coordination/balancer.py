@@ -1,0 +1,247 @@
+"""Micro-batches by measured speed: a rank that is slower for good gets fewer of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination import knobs, settings
+from jaxpace.coordination.apportion import apportion, even
+from jaxpace.coordination.knobs import Knobs
+from jaxpace.core import arrivals as said
+from jaxpace.core import fields
+from jaxpace.core.durations import valid
+from jaxpace.core.types import Balancer, Observation
+
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_EVERY = 4
+"""Steps from one look to the next."""
+_PRIOR = np.float32(0.02)
+"""Weight of the assumption that a step is its micro-batches and nothing else."""
+_FORGETS = np.float32(0.5)
+"""What is left of earlier evidence on that after a change of the counts."""
+
+
+class SpeedShares(NamedTuple):
+  """State of `share_by_speed`, the same on all ranks. R ranks, a window of W steps."""
+
+  times: jax.Array  # [W, R] float32 s, arrivals of the last steps, in no order
+  ran: jax.Array  # [W, R] int32, micro-batches that were run in those
+  seen: jax.Array  # [] int32, steps seen since the start
+  counts: jax.Array  # [R] int32, wanted
+  since: jax.Array  # [] int32, steps seen since they were last changed
+  was: jax.Array  # [R] float32 s, median arrivals before that change
+  had: jax.Array  # [R] int32, counts before that change; 0 where there was none
+  fixed: jax.Array  # [2] float32, sums from which the rest of a step is told, see `_learnt`
+  gain: jax.Array  # [] float32, predicted of the last look: 1 - time with new counts / time with these
+  knobs: Knobs  # [] threshold: the least gain to act on, where it was changed while the job ran
+
+
+def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: int = 16,
+                   gain: float = 0.02, noise: float = 3.0) -> Balancer:
+  """Gives each rank as many micro-batches as its measured speed allows, same global batch.
+
+  A rank's arrival A is how long it was busy, waiting left out; so A / (n + f) is its time for one
+  micro-batch, n being its count and f what else it does in a step, in micro-batches. Of each step
+  they are taken relative to the median of the ranks, and of those, rank by rank, the median over
+  `window` steps: its slowness. f is told from what changes of the counts have changed (least
+  squares over the ranks), and is 0 before the first.
+
+  Every fourth step of a full window the counts that would end the step earliest are found (exactly,
+  `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`. So that noise
+  does not move work, a rank counts as different from the median of all ranks only if it is so by
+  `noise` + sqrt(2 ln R) standard errors of its median, half of that while its count is another;
+  ranks that do not differ are all taken to have the median's speed. After a change a whole window
+  passes before the next, and no count is more than doubled or halved at once.
+
+  A step in which an arrival is missing (or is no duration) is not looked at: the counts stay. They
+  must be shared: `jaxpace.instrument(..., share=True)`.
+
+  >>> balancer = share_by_speed(micro_batches=32, capacity=16)
+  >>> state, update = balancer.init(4), jax.jit(balancer.update)
+  >>> counts = even(32, 4)
+  >>> for step in range(40):
+  ...   busy = jnp.array([1e-3, 1e-3, 1e-3, 3e-3]) * counts     # the last rank is three times slower
+  ...   seen = Observation(jnp.int32(step), jnp.int32(0), busy, jnp.zeros(4), *[jnp.zeros(1)] * 4, counts=counts)
+  ...   counts, state = update(seen, state)
+  >>> print(counts)
+  [10 10  9  3]
+
+  Args:
+    micro_batches: of the global batch; what the counts add up to.
+    capacity: most micro-batches that a rank has room for in its part of the batch.
+    least: fewest micro-batches of a rank, from 0. A rank with none is not measured any more.
+    window: steps the medians look back over: 8, 16 or 32.
+    gain: least part of the step's time that a change must promise.
+    noise: standard errors by which a rank must differ, beside those that chance alone brings about
+      among so many ranks.
+
+  Returns:
+    A balancer, for `jaxpace.share_work`.
+
+  Raises:
+    ValueError: an argument is out of range; or, when it is initialised, the ranks together have no
+      room for all micro-batches, or there are too few for them.
+  """
+  total = fields.whole("micro_batches", micro_batches, 1, 1 << 24)
+  most = fields.whole("capacity", capacity, 1, total)
+  fewest = fields.whole("least", least, 0, most)
+  width = settings.steps("window", window, 8)
+  if width not in (8, 16, 32):
+    raise ValueError(f"window={window!r} must be 8, 16 or 32 steps.")
+  worth = settings.number("gain", gain, 0, 1, "a share of the step's time, 0.02 for 2 %")
+  errors = float(settings.number("noise", noise, 0, 1000, "standard errors"))
+  rows = jnp.arange(width, dtype=jnp.int32)
+
+  def init(ranks: int) -> SpeedShares:
+    if ranks * most < total:
+      raise ValueError(
+          f"capacity={most} is too small: {ranks} ranks have room for {ranks * most} micro-batches, "
+          f"and the global batch has {total}. It takes at least {math.ceil(total / ranks)}, and room "
+          "to spare is what a slow rank's work moves into: twice that, say.")
+    if ranks * fewest > total:
+      raise ValueError(f"least={fewest} is too many: the global batch has {total} micro-batches for "
+                       f"{ranks} ranks.")
+    none = jnp.zeros((), jnp.int32)
+    return SpeedShares(
+        times=jnp.zeros((width, ranks), jnp.float32), ran=jnp.zeros((width, ranks), jnp.int32),
+        seen=none, counts=jnp.asarray(even(total, ranks)), since=none,
+        was=jnp.zeros((ranks,), jnp.float32), had=jnp.zeros((ranks,), jnp.int32),
+        fixed=jnp.zeros((2,), jnp.float32), gain=jnp.zeros((), jnp.float32), knobs=knobs.init())
+
+  def update(observation: Observation, state: SpeedShares) -> tuple[jax.Array, SpeedShares]:
+    ran = observation.counts
+    if isinstance(ran, tuple):
+      return state.counts, state
+    if ran.shape != state.counts.shape:
+      raise ValueError(f"The counts are of {ran.shape[0]} ranks, and the balancer of "
+                       f"{state.counts.shape[0]}: they are of another mesh. Make its state anew.")
+    seen = observation.arrivals
+    known = said.all_known(seen, observation.delays) & jnp.all(seen > _ZERO)
+    place = (rows == state.seen % np.int32(width))[:, None] & known
+    one = known.astype(jnp.int32)
+    state = state._replace(
+        times=jnp.where(place, seen, state.times), ran=jnp.where(place, ran, state.ran),
+        seen=state.seen + one, since=state.since + one)
+    full = known & (state.seen >= np.int32(width)) & (state.since >= np.int32(width))
+    due = full & (state.since % np.int32(_EVERY) == np.int32(0))
+    state = _either(due, lambda: look(state), lambda: state)
+    return state.counts, state
+
+  def look(state: SpeedShares) -> SpeedShares:
+    """Estimates speeds, and changes the counts where that pays."""
+    ranks = state.counts.shape[0]
+    state = state._replace(fixed=_learnt(state, np.int32(width)))
+    fixed = _rest(state.fixed, total / ranks)
+    # [W, R]. A rank that ran nothing tells nothing: as the median of the others.
+    each = state.times / jnp.maximum(state.ran.astype(jnp.float32) + fixed, _HALF)
+    # What befalls all ranks in a step alike, such as a wait for the host, is no difference between them.
+    common = jax.vmap(_median)(each, state.ran > 0)
+    ordered = _sorted(each / jnp.where(common > _ZERO, common, _ONE)[:, None])
+    middle = _HALF * (ordered[width // 2 - 1] + ordered[width // 2])
+    quartiles = ordered[3 * width // 4] - ordered[width // 4 - 1]
+    works = state.counts > 0
+    typical = _median(middle, works)
+    # Normal: a standard deviation is 0.74 quartile distances, that of a median 1.25 / sqrt(W) of it.
+    relative = jnp.where(middle > _ZERO, quartiles / middle, _ZERO) * np.float32(
+        0.7413 * 1.2533 / math.sqrt(width))
+    error = jnp.maximum(relative, _median(relative, works)) * middle
+    uneven = state.counts != jnp.asarray(even(total, ranks))
+    wanted = np.float32(errors + math.sqrt(2 * math.log(max(ranks, 2))))
+    limit = jnp.where(uneven, _HALF * wanted, wanted) * error
+    differs = works & (jnp.abs(middle - typical) > limit)
+    speed = jnp.where(differs, middle, typical)
+
+    low = jnp.maximum(np.int32(fewest), (state.counts + np.int32(1)) // np.int32(2))
+    high = jnp.minimum(np.int32(most), jnp.maximum(np.int32(2) * state.counts, np.int32(1)))
+    counts = apportion(speed, fixed, total, low, high, state.counts)
+    longest, shortest = (jnp.max(speed * (n.astype(jnp.float32) + fixed))
+                         for n in (state.counts, counts))
+    promised = _ONE - shortest / longest
+    changes = valid(longest) & (typical > _ZERO) & (
+        promised >= knobs.chosen(state.knobs.threshold, worth)) & jnp.any(counts != state.counts)
+    return state._replace(
+        gain=promised, counts=jnp.where(changes, counts, state.counts),
+        since=jnp.where(changes, np.int32(0), state.since),
+        was=jnp.where(changes, _middle_of(state.times, state.ran, state.counts, width), state.was),
+        had=jnp.where(changes, state.counts, state.had))
+
+  return Balancer(init, update, total)
+
+
+def _learnt(state: SpeedShares, width: np.int32) -> jax.Array:
+  """Enters what the last change of the counts has shown of the rest of a step: [2] float32 sums.
+
+  Of a rank's arrivals a at n micro-batches and a' at n' comes f = (a n' - a' n) / (a' - a), if a
+  is in proportion to n + f. Over all ranks, by least squares: sum of x y over sum of x^2, with
+  x = (a' - a) / a and y = n' - n (1 + x). Once, when a window has passed since the change.
+  """
+  now = _middle_of(state.times, state.ran, state.counts, int(width))
+  then = state.was
+  due = (state.since >= width) & (state.since < width + np.int32(_EVERY)) & (now > _ZERO) & (
+      then > _ZERO) & (state.had > 0) & (state.counts > 0) & (state.had != state.counts)
+  x = jnp.where(due, now / jnp.where(due, then, _ONE) - _ONE, _ZERO)
+  y = jnp.where(due, state.counts.astype(jnp.float32) - state.had.astype(jnp.float32) * (_ONE + x),
+                _ZERO)
+  sums = jnp.stack([jnp.sum(x * y), jnp.sum(x * x)])
+  return jnp.where(jnp.any(due), _FORGETS * state.fixed + sums, state.fixed)
+
+
+def _rest(fixed: jax.Array, even_share: float) -> jax.Array:
+  """The rest of a step in micro-batches: [] float32, from 0 to an even share."""
+  return jnp.clip(fixed[0] / (fixed[1] + _PRIOR), _ZERO, np.float32(even_share))
+
+
+def _middle_of(times: jax.Array, ran: jax.Array, counts: jax.Array, width: int) -> jax.Array:
+  """[R] median of the arrivals of steps that ran these counts; 0 where there were few of them."""
+  same = ran == counts
+  number = jnp.sum(same, axis=0, dtype=jnp.int32)
+  ordered = _sorted(jnp.where(same, times, np.float32(np.inf)))
+  place = jnp.maximum(number - np.int32(1), np.int32(0)) // np.int32(2)
+  middle = jnp.take_along_axis(ordered, place[None], axis=0)[0]
+  return jnp.where(number >= np.int32(width // 2), middle, _ZERO)
+
+
+def _sorted(values: jax.Array) -> jax.Array:
+  """Sorts along the first axis, a power of two long, by Batcher's odd-even merging: [W, R].
+
+  Minima and maxima alone: XLA's own sort compares one by one.
+  """
+  lines = list(values)
+  size = len(lines)
+  span = 1
+  while span < size:
+    step = span
+    while step >= 1:
+      for begin in range(step % span, size - step, 2 * step):
+        for i in range(begin, min(begin + step, size - step)):
+          if i // (2 * span) == (i + step) // (2 * span):
+            lines[i], lines[i + step] = (jnp.minimum(lines[i], lines[i + step]),
+                                         jnp.maximum(lines[i], lines[i + step]))
+      step //= 2
+    span *= 2
+  return jnp.stack(lines)
+
+
+def _median(values: jax.Array, among: jax.Array) -> jax.Array:
+  """The lower median of some values: [R] float32, [R] bool -> []; 0 if there are none."""
+  number = jnp.sum(among, dtype=jnp.int32)
+  ordered = jnp.sort(jnp.where(among, values, np.float32(np.inf)))
+  middle = ordered[jnp.maximum(number - np.int32(1), np.int32(0)) // np.int32(2)]
+  return jnp.where(number > 0, middle, _ZERO)
+
+
+def _either(chosen: jax.Array, one: Any, other: Any) -> Any:
+  """Runs the chosen one on a CPU; elsewhere both, for an accelerator must not branch."""
+  def both(chosen: jax.Array) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), one(), other())
+
+  return jax.lax.platform_dependent(
+      chosen, cpu=lambda chosen: jax.lax.cond(chosen, one, other), default=both)
+
+
+__all__ = ["SpeedShares", "share_by_speed"]

@@ -1,0 +1,118 @@
+"""Plays steps whose micro-batches are shared out by a balancer: the very `update` of the live step, over given speeds.
+
+    A[r,k] = rest[r,k] + n[r,k] s[r,k]        t[k] = max over ranks of A[r,k] + C[k]
+
+n is what the balancer answered after step k - 2; s is a rank's time for a micro-batch, rest what it does besides.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination.apportion import even
+from jaxpace.coordination.share_work import share_work
+from jaxpace.core.types import Balancer, Observation, Pacer
+
+_NAN = np.float32(np.nan)
+
+
+class Played(NamedTuple):
+  """K steps of R ranks."""
+
+  counts: np.ndarray  # [K, R] int32, micro-batches run
+  seconds: np.ndarray  # [K] float64 s, duration of each step; NaN where a speed is not known
+  even: np.ndarray  # [K] float64 s, with even counts
+  columns: dict[str, np.ndarray]  # [K] float32, what the pacer recorded on rank 0, for the step after
+
+  @property
+  def speedup(self) -> float:
+    """Mean step with even counts over mean step with these, of the steps known."""
+    known = np.isfinite(self.seconds)
+    return float(self.even[known].sum() / self.seconds[known].sum()) if known.any() else float("nan")
+
+  @property
+  def changes(self) -> int:
+    """Steps whose counts are others than those of the step before."""
+    return int((self.counts[1:] != self.counts[:-1]).any(axis=1).sum())
+
+
+def play(balancer: Balancer | Pacer, seconds: np.ndarray, rest: np.ndarray | float = 0.0,
+         transfer: np.ndarray | float = 0.0, micro_batches: int | None = None) -> Played:
+  """Plays a job whose counts a balancer says.
+
+  Args:
+    balancer: what decides; or `share_work` of it, guarded perhaps, and then `micro_batches` too.
+    seconds: [K, R] s, time for one micro-batch of each rank in each step; NaN where not known.
+    rest: [K, R] s or one for all, what a rank does in a step besides.
+    transfer: [K] s or one for all, the collective.
+    micro_batches: of the global batch, where `balancer` is a pacer.
+
+  Returns:
+    What happened, step by step.
+  """
+  pacer = _shared(balancer) if isinstance(balancer, Balancer) else balancer
+  total = balancer.micro_batches if isinstance(balancer, Balancer) else micro_batches
+  if total is None:
+    raise ValueError("play takes the number of micro_batches of the global batch beside a pacer.")
+  steps, ranks = seconds.shape
+  equal = even(total, ranks)
+  work = np.asarray(seconds, np.float32)
+  others = np.broadcast_to(np.asarray(rest, np.float32), work.shape)
+  message = np.broadcast_to(np.asarray(transfer, np.float32), (steps,))
+
+  rows = (np.arange(steps, dtype=np.int32), work, others, message)
+  _, (counts, took, columns) = _compiled(pacer)(pacer.init(ranks), rows)
+  with np.errstate(invalid="ignore"):
+    alike = (others.astype(np.float64) + work.astype(np.float64) * equal).max(axis=1) + message
+  return Played(np.asarray(counts), np.asarray(took, np.float64), alike,
+                {name: np.asarray(values) for name, values in columns.items()})
+
+
+@functools.lru_cache(maxsize=8)
+def _shared(balancer: Balancer) -> Pacer:
+  return share_work(balancer)
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(pacer: Pacer) -> Any:
+  """A program that plays all steps; the same for all runs of as many."""
+  def step(carry: Any, row: Any) -> Any:
+    state, before = carry
+    number, each, besides, sent = row
+    ran = state.counts[0]
+    arrivals = besides + each * ran.astype(jnp.float32)
+    took = jnp.max(arrivals) + sent
+    seen = Observation(
+        step=number, rank=jnp.int32(0), arrivals=arrivals, delays=jnp.zeros_like(arrivals),
+        waits=(took - arrivals[0])[None], step_time=took, job_step_time=before,
+        job_transfers=jnp.full((1,), _NAN))
+    decision, after = pacer.update(seen, state)
+    return (after, took), (ran, took, decision.info)
+
+  return jax.jit(lambda state, rows: jax.lax.scan(step, (state, jnp.float32(_NAN)), rows))
+
+
+def best(seconds: np.ndarray, micro_batches: int, capacity: int, least: int = 1, rest: float = 0.0) -> float:
+  """The shortest max over ranks of n s + rest that any whole numbers n can give: by putting the next micro-batch
+  where it ends earliest, which is optimal for one kind of work on machines of different speed.
+
+  Args:
+    seconds: [R] s, time for one micro-batch on each rank.
+    micro_batches: what the n add up to.
+    capacity: most of a rank.
+    least: fewest of a rank.
+    rest: s, the same on all ranks.
+  """
+  counts = np.full(len(seconds), least)
+  for _ in range(micro_batches - counts.sum()):
+    ends = np.where(counts < capacity, (counts + 1) * seconds, np.inf)
+    counts[int(np.argmin(ends))] += 1
+  return float((counts * seconds).max() + rest)
+
+
+__all__ = ["Played", "best", "play"]

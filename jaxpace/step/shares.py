@@ -1,0 +1,227 @@
+"""The data follow the counts: what this process loads for a step whose micro-batches are shared by speed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpace.coordination.data_order import DataOrder
+from jaxpace.coordination.share_work import SharedWork, found
+from jaxpace.core import context, fields, packing
+from jaxpace.core.pace import PaceState
+from jaxpace.core.packing import Packed
+from jaxpace.step import checks
+
+
+def shares(mesh: Mesh, *, examples: int, size: int, micro_batches: int, capacity: int,
+           axis_name: str | Sequence[str] = "data", seed: int = 0, shuffle: bool = True) -> Shares:
+  """Says, step by step, which micro-batches of the global batch this process loads, by the counts in the pace state.
+
+      feed = jaxpace.shares(mesh, examples=len(source), size=8, micro_batches=32, capacity=16)
+      for _ in range(steps):
+        share = feed.next(pace)
+        pace, (state, loss) = step(pace, state, share.batch(source), share.counts)
+
+  Every example is trained on once an epoch, whatever changes when (`DataOrder`); a restart goes on at the step that the
+  restored pace state says. `next` never waits for the step under way: a step's counts were decided two steps before it.
+
+  Args:
+    mesh: of the step.
+    examples: in the data set.
+    size: examples of a micro-batch.
+    micro_batches: of the global batch; that of the balancer.
+    capacity: micro-batches that a rank has room for; that of the balancer.
+    axis_name: the data axis of the mesh, or several.
+    seed: of the shuffling, the same on every process.
+    shuffle: whether each epoch has an order of its own.
+
+  Raises:
+    ValueError: an argument is out of range, or the mesh has no such axis.
+  """
+  checks.is_mesh(mesh)
+  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+  checks.known_axes(names, mesh)
+  order = DataOrder(examples, size, micro_batches, seed, shuffle)
+  room = fields.whole("capacity", capacity, 1, micro_batches)
+  ranks = int(np.prod([mesh.shape[name] for name in names]))
+  if ranks * room < micro_batches:
+    raise ValueError(f"capacity={room} is too small: {ranks} ranks have room for {ranks * room} micro-batches, and the "
+                     f"global batch has {micro_batches}.")
+  return Shares(mesh, names, order, room)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """What this process loads for one step. R ranks along the data axis, L of them this process's."""
+
+  step: int
+  counts: np.ndarray
+  """[R] int32, micro-batches of every rank: for `jaxpace.accumulate`, the same on all ranks."""
+  ranks: tuple[int, ...]
+  """[L] the ranks that this process loads for."""
+  numbers: tuple[np.ndarray, ...]
+  """L arrays [count, size] int64: the examples of each of them."""
+  capacity: int
+  sharding: NamedSharding
+  size: int
+
+  def take(self, source: Any) -> Any:
+    """Loads this process's part.
+
+    Args:
+      source: arrays in memory, whose first axis is examples, or a tree of them; or anything that has an example at each
+        number, `source[number]`, an array or a tree of arrays: Grain's `RandomAccessDataSource`, a list.
+
+    Returns:
+      The same tree in numpy: [L * capacity, size, ...], zeros where there is room to spare.
+    """
+    leaves = jax.tree.leaves(source)
+    if leaves and all(isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim for leaf in leaves) and not isinstance(
+        source, list):
+      return self._laid_out([jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], source) for n in self.numbers])
+    return self._laid_out([_stacked([source[int(i)] for i in n.reshape(-1)], n.shape) for n in self.numbers])
+
+  def draw(self, examples: Iterator[Any]) -> Any:
+    """Takes the next examples of an iterator that belongs to this process, as many as its ranks run.
+
+    For data that can't be had by number. What is drawn is trained on, and nothing is skipped; but a quick process goes
+    through its part of the data sooner. `Shares.drawn` says how many it has drawn, for a restart.
+
+    Args:
+      examples: yields an example, an array or a tree of arrays.
+
+    Returns:
+      As `take`.
+    """
+    return self._laid_out([_stacked([next(examples) for _ in range(n.size)], n.shape) for n in self.numbers])
+
+  def batch(self, source: Any) -> Any:
+    """Loads this process's part and lays it out over the mesh: [R * capacity, size, ...], split along the data axis."""
+    return self.put(self.take(source))
+
+  def put(self, local: Any) -> Any:
+    """Lays this process's part, of `take` or `draw`, out over the mesh. Every process calls it."""
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.sharding, leaf), local)
+
+  def _laid_out(self, parts: list[Any]) -> Any:
+    """Puts the ranks' examples, trees of [count, size, ...] or None for none, into their room."""
+    some = next((part for part in parts if part is not None and jax.tree.leaves(part)[0].size), None)
+    if some is None:
+      raise ValueError(f"This process's ranks, {', '.join(map(str, self.ranks))}, run no micro-batch in step "
+                       f"{self.step}, so it cannot tell what one looks like. Let every rank have one: "
+                       "share_by_speed(..., least=1).")
+
+    def whole(place: int) -> np.ndarray:
+      like = jax.tree.leaves(some)[place]
+      room = np.zeros((len(parts), self.capacity, *like.shape[1:]), like.dtype)
+      for rank, part in enumerate(parts):
+        if part is not None:
+          rows = jax.tree.leaves(part)[place]
+          room[rank, :len(rows)] = rows
+      return room.reshape(-1, *room.shape[2:])
+
+    return jax.tree.unflatten(jax.tree.structure(some), [whole(i) for i in range(len(jax.tree.leaves(some)))])
+
+
+def _stacked(rows: list[Any], shape: tuple[int, ...]) -> Any:
+  if not rows:
+    return None
+  together = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *rows)
+  return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), together)
+
+
+class Shares:
+  """Made by `shares`."""
+
+  def __init__(self, mesh: Mesh, names: tuple[str, ...], order: DataOrder, capacity: int):
+    self.order, self.capacity = order, capacity
+    self.sharding = NamedSharding(mesh, PartitionSpec(names if len(names) > 1 else names[0]))
+    sizes = [mesh.shape[name] for name in names]
+    self._ranks = int(np.prod(sizes))
+    axes = [mesh.axis_names.index(name) for name in names]
+    mine = {int(np.ravel_multi_index([place[axis] for axis in axes], sizes))
+            for place, device in np.ndenumerate(mesh.devices) if device.process_index == jax.process_index()}
+    self.ranks = tuple(sorted(mine))
+    self._step: int | None = None
+    self._ahead: Callable[[], SharedWork] | None = None
+
+  def next(self, pace: PaceState) -> Share:
+    """Returns what to load for the step that is about to be dispatched. Once a step, on every process.
+
+    Args:
+      pace: the pace state that the step will be given; it may be donated to it afterwards.
+
+    Raises:
+      ValueError: the step shares out no work, or its counts are of another mesh or another global batch.
+    """
+    checks.is_pace(pace)
+    later = _copied(pace)
+    if self._step is None or self._ahead is None:
+      # The first one: there is nothing to overlap yet.
+      self._step = int(np.asarray(pace.step.addressable_shards[0].data).reshape(-1)[0])
+      counts = later().counts[0]
+    else:
+      self._step += 1
+      counts = self._ahead().counts[1]
+    self._ahead = later
+    return self.share(self._step, np.asarray(counts))
+
+  def share(self, step: int, counts: np.ndarray) -> Share:
+    """Returns what this process loads for a step with these counts.
+
+    Raises:
+      ValueError: the counts are of another mesh, another global batch, or exceed the capacity.
+    """
+    counts = np.asarray(counts, np.int32)
+    if counts.shape != (self._ranks,):
+      raise ValueError(f"The counts are of {counts.size} ranks, and the mesh has {self._ranks} along the data axis: "
+                       "they are of another mesh. A pace state from a checkpoint goes through jaxpace.restore_pace.")
+    if counts.max() > self.capacity:
+      raise ValueError(f"A rank is to run {counts.max()} micro-batches, and capacity={self.capacity}: give "
+                       "jaxpace.shares the capacity of jaxpace.share_by_speed.")
+    numbers = tuple(self.order.numbers(step, counts, rank) for rank in self.ranks)
+    return Share(step, counts, self.ranks, numbers, self.capacity, self.sharding, self.order.size)
+
+  def drawn(self, pace: PaceState) -> int:
+    """Returns how many examples this process's ranks have been given before the next step: to skip in a restart.
+
+    Of jobs whose number of ranks did not change. Waits for the step under way.
+    """
+    ran = np.asarray(_copied(pace)().ran)
+    return int(ran[list(self.ranks)].astype(np.int64).sum()) * self.order.size
+
+
+def _copied(pace: PaceState) -> Callable[[], SharedWork]:
+  """Begins to copy the shared work's state to the host; what it returns waits for it."""
+  packed = checks.packed_pacer(pace)
+  if packed is None:
+    raise ValueError("The step shares out no work: jaxpace.instrument was given no pacer. Give it "
+                     "pacer=jaxpace.share_work(jaxpace.share_by_speed(...)).")
+
+  def of_one_rank(leaf: jax.Array) -> jax.Array:
+    # A copy: the pace state may be donated to the step that comes.
+    part = leaf.addressable_shards[0].data
+    with context.of_array(part):
+      copy = jnp.copy(part)
+    copy.copy_to_host_async()
+    return copy
+
+  copies = jax.tree.map(of_one_rank, packed)
+
+  def state() -> SharedWork:
+    here: Packed = jax.tree.map(np.asarray, copies)
+    one: SharedWork = found(packing.unpack(here))
+    counts, ran = np.asarray(one.counts), np.asarray(one.ran)
+    # The axis of ranks in front, of `shard_map`.
+    return one._replace(counts=counts.reshape(-1, *counts.shape[-2:])[0], ran=ran.reshape(-1, ran.shape[-1])[0])
+
+  return state
+
+
+__all__ = ["Share", "Shares", "shares"]

@@ -1,0 +1,173 @@
+"""Micro-batches by measured speed: what is recovered, how fast it follows, and that it leaves a healthy job alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.coordination.apportion import even
+from jaxpace.coordination.balancer import _sorted
+from jaxpace.coordination.share_work import found
+from jaxpace.core.types import Observation
+from jaxpace.simulation.shared_work import best, play
+
+MILLI = 1e-3
+
+
+@functools.cache
+def balancer(micro_batches=32, capacity=16, **settings):
+  return jaxpace.share_by_speed(micro_batches, capacity, **settings)
+
+
+def noise(steps, ranks, cv, seed=0):
+  return np.exp(np.random.default_rng(seed).normal(0, cv, (steps, ranks)))
+
+
+def recovered(played, slow, steps, capacity=16, total=32, rest=0.0):
+  """Of what the best whole counts save of the slow ranks' step, the part that was saved in these steps."""
+  lost = (np.asarray(slow) * even(total, len(slow))).max() * MILLI + rest - best(
+      np.asarray(slow) * MILLI, total, capacity) - rest
+  return (played.even[steps] - played.seconds[steps]).mean() / lost
+
+
+@pytest.mark.parametrize("slow", [1.2, 1.5, 2.0, 3.0])
+def test_a_slow_rank_gets_fewer(slow):
+  speeds = np.array([1, 1, slow, 1])
+  played = play(balancer(), speeds * noise(400, 4, 0.03) * MILLI, rest=0.5 * MILLI, transfer=MILLI)
+  assert (played.counts.sum(axis=1) == 32).all() and (played.counts >= 1).all() and (played.counts <= 16).all()
+  assert recovered(played, speeds, slice(200, None), rest=0.5 * MILLI) >= 0.85
+  assert played.changes <= 4
+  assert (played.counts[:17] == even(32, 4)).all(), "a full window comes first, and two steps until it is in force"
+
+
+def test_it_follows_a_rank_that_recovers_and_another_that_falls_behind():
+  speeds = np.ones((800, 4))
+  speeds[:300, 1], speeds[300:, 3] = 2, 2
+  played = play(balancer(), speeds * noise(800, 4, 0.03) * MILLI)
+  assert recovered(played, [1, 2, 1, 1], slice(200, 300)) >= 0.85
+  assert recovered(played, [1, 1, 1, 2], slice(400, None)) >= 0.85
+  assert played.changes <= 9
+
+
+@pytest.mark.parametrize("cv", [0.02, 0.15])
+@pytest.mark.parametrize("ranks", [4, 64])
+def test_a_healthy_job_is_left_alone(ranks, cv):
+  played = play(balancer(8 * ranks), noise(800, ranks, cv, seed=ranks) * MILLI, rest=0.5 * MILLI)
+  assert played.seconds.sum() <= played.even.sum() * 1.005
+
+
+def test_what_else_is_in_a_step_is_learnt():
+  """Half of a step of a healthy rank is not micro-batches, and slow where the rank is: counts hold it in."""
+  speeds = np.array([1, 1, 2.5, 1])
+  work = speeds * noise(400, 4, 0.02, seed=5) * MILLI
+  played = play(balancer(), work, rest=8 * work, micro_batches=32)
+  wanted = min(max((n + 8) * s for n, s in zip(counts, speeds, strict=True))
+               for counts in ([10, 9, 9 - k, 4 + k] for k in range(3)) for counts in [sorted(counts)]
+               for counts in [[counts[3], counts[2], counts[0], counts[1]]])
+  last = played.seconds[200:].mean() / MILLI
+  assert last <= 1.1 * wanted, (last, wanted, played.counts[-1])
+
+
+def test_unknown_and_odd_observations_leave_the_counts():
+  it = balancer()
+  update = jax.jit(it.update)
+  state, equal = it.init(4), even(32, 4)
+  slow = jnp.array([1, 1, 1, 3], jnp.float32) * 8e-3
+
+  def seen(arrivals, counts=equal):
+    return Observation(jnp.int32(0), jnp.int32(0), arrivals, jnp.zeros(4), *[jnp.zeros(1)] * 4, counts=counts)
+
+  for odd in (slow.at[1].set(jnp.nan), slow.at[0].set(-1.0), slow.at[2].set(jnp.inf), slow.at[2].set(0.0),
+              slow.at[3].set(1e6)):
+    for _ in range(40):
+      counts, state = update(seen(odd), state)
+    assert np.asarray(counts).tolist() == equal.tolist() and int(state.seen) == 0
+  unknown = seen(slow)._replace(counts=())
+  assert np.asarray(it.update(unknown, state)[0]).tolist() == equal.tolist()
+  for step in range(40):
+    # One wild value in eight is no speed.
+    counts, state = update(seen(slow * jnp.float32(50 if step % 8 == 0 else 1)), state)
+  assert np.asarray(counts)[3] < 8 and np.asarray(counts).sum() == 32
+  with pytest.raises(ValueError, match="The counts are of 3 ranks, and the balancer of 4"):
+    it.update(unknown._replace(counts=jnp.zeros((3,), jnp.int32)), state)
+
+
+def test_changes_are_bounded_and_rare():
+  """Whatever is observed: never more than doubled or halved, a window apart."""
+  rng = np.random.default_rng(3)
+  work = np.exp(rng.normal(0, 1, (40, 8))).repeat(10, axis=0) * MILLI
+  played = play(balancer(64, 32), work)
+  counts = played.counts.astype(int)
+  assert played.changes >= 3, "it is about changes"
+  assert (counts[1:] <= np.maximum(2 * counts[:-1], 1)).all() and (2 * counts[1:] >= counts[:-1]).all()
+  at = np.flatnonzero((counts[1:] != counts[:-1]).any(axis=1))
+  assert (np.diff(at) >= 16).all()
+
+
+def test_settings():
+  with pytest.raises(ValueError, match="capacity=7 is too small: 4 ranks have room for 28 micro-batches"):
+    jaxpace.share_by_speed(32, 7).init(4)
+  with pytest.raises(ValueError, match="least=9 is too many"):
+    jaxpace.share_by_speed(32, 16, least=9).init(4)
+  with pytest.raises(ValueError, match="must be 8, 16 or 32 steps"):
+    jaxpace.share_by_speed(32, 16, window=20)
+  with pytest.raises(ValueError, match="is not a Balancer"):
+    jaxpace.share_work(jaxpace.share_by_speed)
+
+
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_the_sorting_network(size):
+  values = np.random.default_rng(size).integers(0, 9, (size, 50)).astype(np.float32)
+  np.testing.assert_array_equal(np.asarray(_sorted(jnp.asarray(values))), np.sort(values, axis=0))
+
+
+# As a pacer.
+
+def test_guarded_where_it_pays():
+  speeds = np.array([1, 1, 2, 1])
+  pacer = jaxpace.share_work(balancer(), guarded=True)
+  played = play(pacer, speeds * noise(2500, 4, 0.03) * MILLI, micro_batches=32)
+  effect = played.columns["work_effect"][-1]
+  assert played.columns["work_on"][-1] == 1 and abs(effect - (10 / 16 - 1)) < 0.03
+  assert played.columns["work_effect_high"][-1] < 0
+
+
+def test_guarded_where_it_does_not_pay():
+  """Shares that are wrong: the guard switches them off, and they stay even."""
+  wrong = jnp.array([16, 6, 5, 5], jnp.int32)
+  contrary = jaxpace.Balancer(lambda ranks: (), lambda seen, state: (wrong, state), 32)
+  played = play(jaxpace.share_work(contrary, guarded=True), noise(1500, 4, 0.03) * MILLI, micro_batches=32)
+  assert (played.counts[-300:] == even(32, 4)).all() and played.columns["work_effect_low"][-1] > 0
+  assert played.seconds.mean() < 1.25 * played.even.mean()
+
+
+def test_the_guard_gives_each_block_its_own_steps():
+  """Uneven shares that cost exactly one step in four: the effect is +25 %, no step is in the other block."""
+  wrong = jnp.array([10, 8, 7, 7], jnp.int32)
+  contrary = jaxpace.Balancer(lambda ranks: (), lambda seen, state: (wrong, state), 32)
+  played = play(jaxpace.share_work(contrary, guarded=True, settle=0), np.full((900, 4), MILLI), micro_batches=32)
+  np.testing.assert_allclose(played.columns["work_effect"][-1], 10 / 8 - 1, rtol=1e-3)
+
+
+def test_steered_off_and_on():
+  pacer = jaxpace.steerable(jaxpace.share_work(balancer()))
+  update, state = jax.jit(pacer.update), pacer.init(4)
+  counts = []
+  for step in range(120):
+    ran = found(state).counts[0]
+    busy = jnp.array([1e-3, 1e-3, 1e-3, 2e-3]) * ran.astype(jnp.float32)
+    seen = Observation(jnp.int32(step), jnp.int32(2), busy, jnp.zeros(4), *[jnp.zeros(1)] * 4)
+    if step in (60, 90):
+      state = state._replace(steering=state.steering._replace(enabled=jnp.bool_(step == 90)))
+    _, state = update(seen, state)
+    counts.append(np.asarray(ran).tolist())
+  equal = even(32, 4).tolist()
+  assert counts[59] != equal and counts[63:90] == [equal] * 27 and counts[-1] == counts[59]
+
+
+def test_a_state_without_shared_work():
+  with pytest.raises(ValueError, match="The step shares out no work: none"):
+    found(jaxpace.pace_early_ranks().init(2))
