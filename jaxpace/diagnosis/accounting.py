@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.grouped_waits import Waits, step_through
-from jaxpace.diagnosis.meetings import Meetings, meetings
+from jaxpace.diagnosis.ledger import Charge, charges
+from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
 from jaxpace.trace.run import MISSING, Run
 
 JUMP = 10.0
@@ -28,6 +29,8 @@ LONGEST = 1e7
 """Seconds that no step takes: stamps further apart are damaged."""
 _CHUNK_CELLS = 1 << 18
 """Cells of [ranks, steps] worked on at a time: their temporaries stay within the processor's caches."""
+_FEW_COLLECTIVES = 16
+"""Collectives from which on fewer steps are worked on at a time."""
 
 
 class BusyTimes(NamedTuple):
@@ -46,6 +49,8 @@ class BusyTimes(NamedTuple):
   synchronised: bool = True  # False where no collective is stamped: then nobody waits for anybody that one could see
   jumped: np.ndarray | None = None  # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
   meetings: Meetings | None = None  # who waits for whom; None: every rank for all
+  observed: bool = False  # whether collectives are those of an observed step: many, of mixed groups
+  apart_steps: bool = False  # whether the step before one is not the one before in the arrays
 
 
 class Account(NamedTuple):
@@ -64,11 +69,14 @@ class Account(NamedTuple):
   transfer: np.ndarray  # [C, K] the collective's own time: floor + contention; of several groups their ranks' mean
   spread: np.ndarray  # [R, K]
   waits: list[Waits] | None = None  # of each collective, where not all ranks meet
+  for_whom: list[np.ndarray] | None = None
+  """[R, K] s by collective, mean over ranks, that are waited on each rank's account: of an observed step's groups."""
 
 
 def chunks(run: Run) -> Iterator[slice]:
   """Slices of the step axis of a size that is quick to work on."""
-  width = max(1, _CHUNK_CELLS // max(1, run.ranks))
+  times = -(-max(1, len(run.collectives)) // _FEW_COLLECTIVES)
+  width = max(1, _CHUNK_CELLS // max(1, run.ranks * times))
   for begin in range(0, len(run.steps), width):
     yield slice(begin, min(begin + width, len(run.steps)))
 
@@ -85,7 +93,8 @@ def busy(run: Run, part: slice) -> BusyTimes:
     part: slice of the step axis.
   """
   size = part.stop - part.start
-  before = slice(max(part.start - 1, 0), part.stop)
+  alone = run.previous_exit is not None  # each step by itself: where it begins is known from elsewhere
+  before = part if alone else slice(max(part.start - 1, 0), part.stop)
   lead = part.start - before.start  # 0 for the first chunk: its first step has no step before
   newest = run.attempt[:, before].max(axis=0)
   current = (run.attempt[:, before] == newest) & (newest >= 0)
@@ -98,19 +107,24 @@ def busy(run: Run, part: slice) -> BusyTimes:
     there = (enter != MISSING) & (leave != MISSING) & (attempt == newest)
     if found is not None:  # a rank that takes no part has no stamps there
       there |= (found.grouped[c].of_rank == found.grouped[c].size)[:, None]
+    if run.whole is not None:  # nor has anybody where a loop took fewer turns, or a branch was not taken
+      there |= (attempt < 0).all(axis=0)
     current &= there
   last_exit = stamps[0][1]
   for _, leave, _ in stamps[1:]:
     last_exit = np.maximum(last_exit, leave)
   if found is not None:
     current &= last_exit != MISSING
-  valid = np.zeros((run.ranks, size), bool)
-  adjacent = np.diff(run.steps[before]) == 1
-  adjacent &= newest[1:] == newest[:-1]
-  valid[:, 1 - lead:] = current[:, 1:] & current[:, :-1] & adjacent
-
-  first = np.zeros((run.ranks, size), np.int64)
-  first[:, 1 - lead:] = last_exit[:, :-1]
+  valid, first = np.zeros((run.ranks, size), bool), np.zeros((run.ranks, size), np.int64)
+  if run.previous_exit is not None:
+    known = run.previous_exit[:, part] != MISSING
+    valid |= current & known
+    first[known] = run.previous_exit[:, part][known]
+  else:
+    adjacent = np.diff(run.steps[before]) == 1
+    adjacent &= newest[1:] == newest[:-1]
+    valid[:, 1 - lead:] = current[:, 1:] & current[:, :-1] & adjacent
+    first[:, 1 - lead:] = last_exit[:, :-1]
   previous = first
   arrivals, waits = [], []
   for enter, leave, _ in stamps:
@@ -132,7 +146,7 @@ def busy(run: Run, part: slice) -> BusyTimes:
   return BusyTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
       runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
-      meetings=found)
+      meetings=found, observed=run.observed, apart_steps=alone)
 
 
 def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray
@@ -213,12 +227,23 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
   earliness, transfers = np.where(work.valid, 0.0, np.nan), np.zeros(work.valid.shape)
   transfer = np.full((len(waits), work.valid.shape[1]), np.nan)
   number = work.valid.sum(axis=0)
+  chain, for_whom = None, []
+  if work.observed:
+    alone = work.arrival.copy()
+    alone[0] -= work.pacing
+    chain = charges(found, waits, alone, np.full(work.valid.shape[1], not work.apart_steps))
+    causes, weight = _causes(work, found), np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0)
   for c, waited in enumerate(waits):
     own_transfer = np.where(waited.takes, waited.transfer, 0.0)
     transfers += own_transfer
     np.divide(own_transfer.sum(axis=0), number, out=transfer[c], where=number > 0)
     earliness += waited.early
-    waiting[0] += waited.early - waited.own
+    if chain is None:
+      waiting[0] += waited.early - waited.own
+    else:
+      charge = next(chain)
+      for_whom.append(charge.by_culprit(len(work.valid), weight))
+      _charge_causes(waiting, charge, waited, causes)
     if c:
       waiting[0] += waited.own
       continue
@@ -233,7 +258,30 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
   return Account(
       step=work.step, compute=compute, runtime=work.runtime, pacing=work.pacing,
       waiting_compute=waiting[0], waiting_runtime=waiting[1], waiting_pacing=waiting[2],
-      transfer=transfer, spread=work.wait.sum(axis=0) - earliness - transfers, waits=waits)
+      transfer=transfer, spread=work.wait.sum(axis=0) - earliness - transfers, waits=waits,
+      for_whom=for_whom or None)
+
+
+def _causes(work: BusyTimes, found: Meetings) -> np.ndarray:
+  """[3, R, K] parts of what makes a rank late at its first collective: compute, runtime, pacing; 1 together."""
+  joined = Grouped(found.joined)
+  own = [np.where(work.valid, x, 0.0) for x in (work.compute, work.runtime, work.pacing)]
+  longer = np.stack([np.maximum(np.where(work.valid, x - joined.mean(x, work.valid), 0.0), 0.0) for x in own])
+  total = longer.sum(axis=0)
+  parts = np.divide(longer, total, out=np.zeros_like(longer), where=total > 0)
+  parts[0] += total <= 0
+  return parts
+
+
+def _charge_causes(waiting: list[np.ndarray], charge: Charge, waited: Waits, causes: np.ndarray) -> None:
+  """Adds what ranks wait beyond what the last rank was busy for longer just now, by what made the culprits late."""
+  for i, (culprit, seconds, begun) in enumerate(zip(charge.culprits, charge.seconds, charge.begun, strict=True)):
+    rest = seconds if i else seconds - waited.own
+    if not rest.any():
+      continue
+    at_begin = begun & (i > 0)
+    for number, (part, total) in enumerate(zip(causes, waiting, strict=True)):
+      total += np.where(at_begin, rest * np.take_along_axis(part, culprit, axis=0), 0.0 if number else rest)
 
 
 def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

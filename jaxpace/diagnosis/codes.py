@@ -69,6 +69,9 @@ class Evidence(_Code):
 
   LATE = "late", "how late a rank arrives, and when"
   USUALLY_LAST = "usually_last", "in how many of the steps a rank is last"
+  AT = "at", "at which collective, turn of a loop and line of the model a rank is late"
+  MOST_WAITED = "most_waited", "at which collective most of the waiting is"
+  MOST_CONTENDED = "most_contended", "along which axis of the mesh, and where, transfers are slow"
   WHERE = "where", "which part of the step is longer than the typical rank's"
   LATE_AND_LESS = "late_and_less", "more ranks of the finding, late by less"
   ALSO_LATE = "also_late", "ranks late by too little to be named"
@@ -122,6 +125,7 @@ class Note(_Code):
   WARMUP = "warmup", "report: the first steps are left out"
   UNFINISHED = "unfinished", "report: the last steps are left out, rows are missing there"
   UNMEASURED = "unmeasured", "report: steps without a recorded exit before them"
+  IN_FULL = "in_full", "report: some steps are written in full, the others by their sums"
   LOWER_BOUND = "lower_bound", "report: contention is a lower bound"
   QUEUE = "queue", "report: data queue on the way throughout"
   ONE_OFF = "one_off", "report: one step holds much of all the waiting"

@@ -13,12 +13,13 @@ from jaxpace.diagnosis import findings as findings_module
 from jaxpace.diagnosis.by_rank import shares_of
 from jaxpace.diagnosis.codes import Evidence, Note, Sentence
 from jaxpace.diagnosis.counters import switches
-from jaxpace.diagnosis.diagnosis import Diagnosis, Facts, StepTime
+from jaxpace.diagnosis.diagnosis import Diagnosis, Facts, step_time_of
 from jaxpace.diagnosis.findings import Finding, hosts_of
 from jaxpace.diagnosis.floor import find_floor
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import hung, notes_on
+from jaxpace.diagnosis.of_all_steps import of_all_steps
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
@@ -30,6 +31,7 @@ from jaxpace.diagnosis.usually_last import unnamed, usually_last
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
+from jaxpace.diagnosis.where import where_waits_are
 from jaxpace.diagnosis.wording import percent
 from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.problems import list_ranks, plural
@@ -64,7 +66,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   selected = _measurable(selected, totals)
   floor = find_floor(run, totals.transfer, fabric, totals.groups)
   steps = totals.per_step["step"][selected.mask]
-  step_time = _step_time(steps) if steps.size else None
+  step_time = step_time_of(steps) if steps.size else None
   mean = step_time.mean if step_time else float("nan")
   summed = Summed(run, selected, totals, mean)
   away = hidden(summed)
@@ -119,7 +121,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
       preempted=preempted, links=links, events=tuple(events), doubt=sampled.doubt,
-      unseen=never, untold=untold_why, stages=stages(summed))
+      unseen=never, untold=untold_why, stages=stages(summed),
+      waits=where_waits_are(run, selected, totals, floor) if step_time else ())
+  facts = of_all_steps(facts, finished)
   facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in found))
   notes = (*_impossible(selected), *notes_on(facts, fabric, unfinished),
            *([] if away is None else [hidden_sentence(away.ranks, run.steps[away.steps])]),
@@ -197,11 +201,6 @@ def _play(case: Case, late: list[int], asked: Sequence[WhatIfRequest], findings:
   return _Played(next(results, None), no_jitter, of_host, answers)
 
 
-def _step_time(steps: np.ndarray) -> StepTime:
-  mean = float(steps.mean())
-  return StepTime(mean, float(np.median(steps)), float(np.quantile(steps, 0.99)),
-                  float(steps.std()) / mean if mean > 0 else 0.0)
-
-
 def _recorded(run: Run) -> int:
+  run = run.all_steps
   return int(((run.attempt >= 0).any(axis=0) & run.inside).sum())

@@ -19,6 +19,7 @@ from jaxpace.diagnosis.stages import Stages
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.what_if import Alternative
+from jaxpace.diagnosis.where import Waits
 from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.run import Run
 
@@ -33,6 +34,13 @@ class StepTime:
   median: float
   p99: float
   cv: float  # standard deviation over mean
+
+
+def step_time_of(steps: np.ndarray) -> StepTime:
+  """The statistics of some steps, seconds."""
+  mean = float(steps.mean())
+  return StepTime(mean, float(np.median(steps)), float(np.quantile(steps, 0.99)),
+                  float(steps.std()) / mean if mean > 0 else 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +77,14 @@ class Facts:
   unseen: tuple[int, ...] = ()  # ranks of the job that nothing can be said of: too few of their rows are there
   untold: Untold | None = None  # why it can't be told who is late
   stages: Stages | None = None  # signs that groups wait for each other as the stages of a pipeline do
+  waits: tuple[Waits, ...] = ()  # of an observed step, by collective, those with most waiting first
+  counted_in_all: int | None = None
+  """Steps that count, those included that are not written in full; None where all are. `step_time` is of them."""
+
+  @property
+  def counted(self) -> int:
+    """Steps that count."""
+    return self.selected.size if self.counted_in_all is None else self.counted_in_all
 
   @property
   def earliness(self) -> float:

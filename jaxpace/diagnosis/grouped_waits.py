@@ -93,7 +93,8 @@ def step_through(found: Meetings, arrival: np.ndarray, wait: np.ndarray, valid: 
   """The waits of all [C, R, K] collectives of some steps, in their order."""
   first = np.zeros(valid.shape)
   waits: list[Waits] = []
-  for _ in range(1 if found.direct.all() else 2):  # what was waited for at the end of a step is known the second time
+  # What was waited for at the end of a step is known the second time; only point-to-point transfers ask for it.
+  for _ in range(1 if found.direct.all() or not any(m.sources is not None for m in found.of) else 2):
     waits, before = [], first
     for c in range(len(arrival)):
       waits.append(waits_of(found, c, arrival[c], wait[c], valid, before))

@@ -78,6 +78,8 @@ def find_late(summed: Summed, usual: Sequence[int] = ()) -> Lateness:
   ranks, size = len(totals.present), max(1, selected.size)
   eligible = totals.present >= max(1, selected.size / 2)
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
+  if totals.late_by_sums is not None:  # of all steps, not only of those that are written in full
+    arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_by_sums), totals.late_by_sums, arrival)
   joined = totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart else None
   blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival), joined)
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0 for row in totals.earliness])
@@ -184,7 +186,10 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode], u
     worst = int(mean[0].argmax())
     gap = float(totals.lateness_runtime[own[worst], begin:end].sum() / present[worst])
     rest = max(float(mean[0, worst]) - gap, 0.0)
-    if gap > 0:
+    if gap > 0 and totals.groups is not None and totals.groups.mixed:  # in whatever collectives others wait for that
+      of_rank = max(float(np.maximum(mean[:, worst], 0.0).sum()), gap)
+      for_gaps += float(seconds.sum()) * gap / of_rank * number / max(1, selected.size)
+    elif gap > 0:
       for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, selected.size)
   return Held(by_collective, float(for_gaps), each_block)
 

@@ -52,7 +52,12 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None, unfinished: np.
     notes.append(Sentence(Note.UNFINISHED,
         f"The last {plural(unfinished.size, 'step')} left out, from step {unfinished[0]:,} on: rows of some "
         "ranks are missing there. They come later while the job runs, and never if a process was killed."))
-  uncounted = facts.recorded - facts.selected.size - facts.selected.warmup.size
+  if run.whole is not None and facts.step_time:
+    notes.append(Sentence(Note.IN_FULL,
+        f"{facts.selected.size:,} of {plural(facts.counted, 'step')} that count are written in full, each collective "
+        "of theirs: shares, waits and what-if are of these. Step times, how late each rank is and since when are of "
+        "all."))
+  uncounted = facts.recorded - facts.counted - facts.selected.warmup.size
   uncounted -= 0 if unfinished is None else unfinished.size
   if facts.step_time and uncounted > 1:
     notes.append(Sentence(Note.UNMEASURED,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import busy, chunks
+from jaxpace.diagnosis.accounting import BusyTimes, account, busy, chunks
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.host_causes import PAUSES
@@ -39,6 +39,10 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
     some = np.flatnonzero(valid.any(axis=0))
     if not some.size:
       continue
+    if work.observed and work.meetings is not None:
+      found = _along_the_chain(work._replace(valid=valid), pause[:, part], gaps)
+      own, waiting = own + found.own, waiting + found.waiting
+      continue
     valid, arrival = valid[:, some], undelayed(work)[0][:, some]
     paused_now = np.where(valid, pause[:, part][:, some], 0.0)
     # The columns are the process's: a rank of it pauses no longer than its own gap.
@@ -58,6 +62,24 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
     waiting += float(((early * split).sum(axis=0) / number).sum())
   size = max(1, selected.size)
   return Paused(own / size, waiting / size)
+
+
+def _along_the_chain(work: BusyTimes, pause: np.ndarray, gaps: bool) -> Paused:
+  """Sums over some steps, mean over ranks, of pauses and of the waiting for them in whatever collectives follow.
+
+  Args:
+    work: the steps.
+    pause: [R, k] s of each rank's process.
+    gaps: whether gaps were recorded: a rank pauses no longer than its own.
+  """
+  arrival = undelayed(work)
+  now = np.where(work.valid, np.minimum(pause, work.runtime if gaps else arrival[0]), np.nan)
+  split = account(work._replace(arrival=arrival, runtime=now, compute=arrival[0] - now,
+                                pacing=np.zeros_like(work.pacing)))
+  number = np.maximum(work.valid.sum(axis=0), 1)
+  own, waiting = (float((np.where(work.valid, values, 0.0).sum(axis=0) / number).sum())
+                  for values in (now, split.waiting_runtime))
+  return Paused(own, waiting)
 
 
 def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:

@@ -13,6 +13,7 @@ from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.hang import Hang
 from jaxpace.diagnosis.what_if import Alternative
+from jaxpace.diagnosis.where import MOST, places
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.concerns import WARNING
 from jaxpace.hosts.locality.job import job_concerns
@@ -35,9 +36,10 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "processes": _processes(diagnosis),
       "hosts": hosts,
       "steps": diagnosis.recorded,
-      "steps_counted": diagnosis.selected.size,
-      "first_step": int(run.steps[0]),
-      "last_step": int(run.steps[-1]),
+      "steps_counted": diagnosis.counted,
+      "steps_in_full": diagnosis.selected.size,
+      "first_step": int(run.all_steps.steps[0]),
+      "last_step": int(run.all_steps.steps[-1]),
       "window": list(run.window),
       "warmup": diagnosis.selected.warmup.tolist(),
       "clock": run.info.get("clock") or run.plan.get("clock"),
@@ -58,6 +60,8 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "phases": {name: {"median": float(np.nanmedian(medians)), "slowest_rank": int(np.nanargmax(medians)),
                         "slowest_median": float(np.nanmax(medians))} for name, medians in diagnosis.phases.items()},
       "collectives": _collectives(diagnosis),
+      "waits": [waits.to_json(diagnosis.step_time.mean) for waits in diagnosis.waits[:MOST]]
+               if diagnosis.step_time else [],
       "locality": {"processes": len(run.locality),
                    "warnings": [c.to_json() for c in job_concerns(run.locality) if c.level == WARNING]},
       "link_probe": _link_probe(diagnosis),
@@ -143,6 +147,7 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
 
 def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
   mask, kept = diagnosis.selected.mask, diagnosis.totals.groups
+  at = places(diagnosis.run)
   rows: list[dict[str, Any]] = []
   for c, collective in enumerate(diagnosis.run.collectives):
     rows.append({"slot": collective.slot, "name": collective.name, "bytes": collective.bytes,
@@ -151,6 +156,9 @@ def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
                  "transfer": _mean(diagnosis.totals.transfer[c][mask]), "floor": float(diagnosis.floor.floor[c]),
                  "contention": _mean(diagnosis.floor.contention[c][mask]),
                  "waiting": _mean(diagnosis.totals.earliness[c][mask])})
+    if at is not None:
+      rows[-1] |= {"of": at[c].of, "axis": at[c].axis, "phase": at[c].phase, "source": at[c].source,
+                   "operation": at[c].operation, "loops": [list(loop) for loop in at[c].loops]}
   return rows
 
 

@@ -104,6 +104,12 @@ def step_times(run: Run) -> np.ndarray:
       last = np.maximum(last, collective.exit_ns)
   else:
     attempt, last = run.attempt, run.end_ns
+  if run.previous_exit is not None and last is not None:
+    known = (run.previous_exit != MISSING) & (last != MISSING)
+    known &= run.attempt == run.attempt.max(axis=0)
+    total = np.where(known, last - np.where(known, run.previous_exit, 0), 0).sum(axis=0)
+    number = known.sum(axis=0)
+    return np.divide(total * 1e-9, number, out=np.full(len(number), np.nan), where=number > 0)
   times = np.full(len(run.steps), np.nan)
   if last is None or len(run.steps) < 2:
     return times
@@ -125,14 +131,20 @@ def count_steps(run: Run) -> SelectedSteps:
 
   The first step of an attempt never does: its arrival has no exit to start from. Nor does the warm-up, when programs
   compile and caches fill: of the first 20 steps of each attempt (a fifth of a shorter run), those up to
-  the last one that took more than 3 times the median step.
+  the last one that took more than 3 times the median step. Of a run of which only some steps are written in full,
+  those among them count that do among all.
   """
   times = step_times(run)
   known = np.isfinite(times) & run.inside
   mask = known & is_possible(times)
   impossible = int((known & ~mask).sum())
   warmup = np.zeros_like(mask)
-  if mask.any():
+  left_out = None
+  if run.whole is not None:
+    whole = count_steps(run.whole)
+    mask &= whole.mask[np.searchsorted(run.whole.steps, run.steps)]
+    left_out, impossible = whole.warmup, whole.impossible
+  elif mask.any():
     slow = mask & (np.nan_to_num(times) > WARMUP_FACTOR * np.median(times[mask]))
     newest = run.attempt.max(axis=0)
     length = min(WARMUP_STEPS, int(mask.sum()) // 5)
@@ -147,7 +159,7 @@ def count_steps(run: Run) -> SelectedSteps:
       late = own[slow[own]]
       if late.size:
         warmup[begin:late[-1] + 1] = True
-  left_out = run.steps[mask & warmup]
+  left_out = run.steps[mask & warmup] if left_out is None else left_out
   mask &= ~warmup
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
   block = np.full(len(mask), -1, np.int32)
@@ -172,6 +184,9 @@ def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
   Returns:
     The run with its window ending before them, and their numbers.
   """
+  if run.whole is not None:
+    whole, numbers = without_unfinished(run.whole)
+    return dataclasses.replace(run, whole=whole, window=whole.window), numbers
   begin = max(0, len(run.steps) - _AT_THE_END)
   attempt, inside = run.attempt[:, begin:], run.inside[begin:]
   some = np.flatnonzero((attempt >= 0).any(axis=0) & inside)

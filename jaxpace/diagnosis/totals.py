@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxpace.diagnosis.accounting import Account, BusyTimes, account, busy, chunks
-from jaxpace.diagnosis.grouped_waits import accounts
+from jaxpace.diagnosis.grouped_waits import Waits, accounts
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
 from jaxpace.diagnosis.selected_steps import SelectedSteps
+from jaxpace.diagnosis.sums import late_by_block
 from jaxpace.trace.run import Run
 
 PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime", "waiting_pacing", "spread")
@@ -39,6 +40,8 @@ class Totals:
   delayed: int  # rank-steps with an applied delay
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
   groups: ByGroup | None = None  # where not all ranks meet in all collectives
+  late_by_sums: np.ndarray | None = None
+  """[R, B] busy time of all steps less its mean over ranks, where only some steps are written in full."""
 
 
 @dataclasses.dataclass
@@ -53,9 +56,10 @@ class ByGroup:
   present: np.ndarray  # [K] ranks whose step is known
   charged: np.ndarray  # [C, R, B] sum of the job's mean wait on account of the rank
   behind: np.ndarray  # [R] on whose account each rank is late at the end of the steps added up so far
+  mixed: bool = False  # whether the collectives are those of an observed step
 
   @staticmethod
-  def none(found: Meetings, ranks: int, size: int, blocks: int) -> ByGroup:
+  def none(found: Meetings, ranks: int, size: int, blocks: int, mixed: bool = False) -> ByGroup:
     """Before any step was added up."""
     sizes = [grouped.size for grouped in found.grouped]
     begin = np.concatenate([[0], np.cumsum(sizes)])
@@ -66,7 +70,7 @@ class ByGroup:
         found=found, collective=np.repeat(np.arange(len(sizes)), sizes), row=row,
         transfer=np.full((number, size), np.nan), number=np.zeros((number, size), np.int32),
         present=np.zeros(size, np.int64), charged=np.zeros((len(sizes), ranks, blocks)),
-        behind=np.arange(ranks))
+        behind=np.arange(ranks), mixed=mixed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,12 +104,14 @@ def add_up(run: Run, selected: SelectedSteps, progress: Callable[[int, int], Non
       jumped=np.zeros(ranks, np.int64))
   found = meetings(run)
   if found is not None:
-    totals.groups = ByGroup.none(found, ranks, size, selected.blocks)
+    totals.groups = ByGroup.none(found, ranks, size, selected.blocks, run.observed)
   for part in chunks(run):
     if selected.mask[part].any():
       _add_chunk(totals, run, selected, part)
     if progress:
       progress(part.stop, size)
+  if run.whole is not None and selected.mask.any():
+    totals.late_by_sums = late_by_block(run, selected, found.joined if found is not None and found.apart else None)
   return totals
 
 
@@ -198,12 +204,12 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
   assert alone.waits is not None
   groups.present[part] = number
   ranks, size = work.valid.shape
-  others, groups.behind = accounts(groups.found, alone.waits, groups.behind)
   weight = np.divide(1.0, number, out=np.zeros(size), where=number > 0)
-  steps = np.broadcast_to(np.arange(size), (ranks, size))
   charged = np.zeros((ranks, size))
   joined = Grouped(groups.found.joined)
-  for c, (waited, arrival) in enumerate(zip(alone.waits, undelayed(work), strict=True)):
+  arrivals = undelayed(work)
+  by_culprit = alone.for_whom or _charged(groups, work, alone.waits, weight)
+  for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, by_culprit, strict=True)):
     grouped = groups.found.grouped[c]
     if not grouped.size:
       continue
@@ -211,14 +217,12 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
     mean = joined.mean(arrival, waited.there)
     into.add(totals.lateness[c], np.where(waited.there, arrival - mean, 0.0))
     totals.earliness[c, part] = np.where(number > 0, waited.early.sum(axis=0) * weight, np.nan)
-    for_whom = np.zeros((ranks, size))
-    np.add.at(for_whom, (waited.last, steps), waited.own * weight)
-    np.add.at(for_whom, (others[c], steps), (waited.early - waited.own) * weight)
     into.add(groups.charged[c], for_whom)
     charged += for_whom
     own = groups.row[c]
-    rows = np.unique(own[own < len(groups.transfer)])
-    first = np.array([int((own == row).argmax()) for row in rows])
+    rows, first = np.unique(own, return_index=True)
+    inside = rows < len(groups.transfer)
+    rows, first = rows[inside], first[inside]
     present = grouped.reduce(np.add, waited.takes.astype(np.int32))
     groups.number[rows, part] = present
     groups.transfer[rows, part] = np.where(present > 0, waited.transfer[first], np.nan)
@@ -233,6 +237,18 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
     more = most > worst
     worst[more] = most[more]
     totals.last_rank[part][more] = last[more]
+
+
+def _charged(groups: ByGroup, work: BusyTimes, waits: list[Waits], weight: np.ndarray) -> Iterator[np.ndarray]:
+  """Yields for each collective [R, K] s, mean over ranks, that are waited on each rank's account."""
+  ranks, size = work.valid.shape
+  others, groups.behind = accounts(groups.found, waits, groups.behind)
+  steps = np.broadcast_to(np.arange(size), (ranks, size))
+  for waited, other in zip(waits, others, strict=True):
+    for_whom = np.zeros((ranks, size))
+    np.add.at(for_whom, (waited.last, steps), waited.own * weight)
+    np.add.at(for_whom, (other, steps), (waited.early - waited.own) * weight)
+    yield for_whom
 
 
 def _mean(values: np.ndarray, number: np.ndarray) -> np.ndarray:

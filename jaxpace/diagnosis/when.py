@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnosis.accounting import busy
+from jaxpace.diagnosis.meetings import joined_ranks_of
 from jaxpace.diagnosis.selected_steps import SelectedSteps
+from jaxpace.diagnosis.sums import late_in
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
@@ -17,6 +19,12 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
 
   The best of all splits of the neighbouring blocks' steps, by least squares.
   """
+  if run.whole is not None:
+    first = selected.first_step(run, max(block - 1, 0))
+    last = selected.last_step(run, min(block, selected.blocks - 1))
+    if last - first <= _WIDEST:
+      numbers, values = late_in(run, rank, first, last, joined_ranks_of(run))
+      return _split(values, numbers, selected.first_step(run, block))
   steps = np.flatnonzero(selected.within(block - 1, block + 1))
   if not steps.size or steps[-1] - steps[0] > _WIDEST:
     return selected.first_step(run, block)

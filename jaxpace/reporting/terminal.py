@@ -24,6 +24,9 @@ COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "
            "pacing": "cyan"}
 
 
+_MOST_WAITS = 6
+
+
 def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10, hang: Hang | None = None) -> None:
   """Prints the report.
 
@@ -43,6 +46,7 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10, hang:
       ("Where the step goes", _shares(diagnosis, console)),
       ("Findings", _findings(diagnosis)),
       ("Who is late", _ranks(diagnosis, ranks)),
+      ("Where the waits are", _waits(diagnosis)),
       ("Phases", _phases(diagnosis)),
       ("Pacing", _pacing(diagnosis)),
       ("What it would be worth", _what_if(diagnosis)),
@@ -69,8 +73,10 @@ def _header(diagnosis: Diagnosis) -> Text:
   if hosts:
     facts.append(plural(len(hosts), "host"))
   steps = plural(diagnosis.recorded, "step")
-  if diagnosis.selected.size != diagnosis.recorded:
-    steps += f" ({diagnosis.selected.size:,} counted)"
+  if diagnosis.counted != diagnosis.recorded:
+    steps += f" ({diagnosis.counted:,} counted)"
+  if diagnosis.counted != diagnosis.selected.size:
+    steps += f", {diagnosis.selected.size:,} in full"
   facts.append(steps)
   clock = run.info.get("clock") or run.plan.get("clock")
   if isinstance(clock, str):
@@ -168,6 +174,31 @@ def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
   parts.append(Text("lateness: mean arrival after the typical rank; last: steps in which the job waited for this rank; "
                     "cost: share of the step the ranks waited for it.", style="dim"))
   return Group(*parts)
+
+
+def _waits(diagnosis: Diagnosis) -> RenderableType | None:
+  step = diagnosis.step_time
+  waits = [each for each in diagnosis.waits if each.waiting > 0][:_MOST_WAITS]
+  if not waits or step is None:
+    return None
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("collective", overflow="fold")
+  for header in ("times", "waiting", "share", "most in", "mostly for"):
+    table.add_column(header, justify="left" if header.startswith("most") else "right", no_wrap=True)
+  table.add_column("transfer", justify="right", no_wrap=True)
+  for each in waits:
+    most = "all turns" if each.turns > 1 else ""
+    if each.stands_out:
+      most = f"{each.place.turn}: {milliseconds(each.worst)}"
+    table.add_row(
+        each.place.name + each.place.origin, str(each.turns), milliseconds(each.waiting),
+        f"{100 * each.waiting / step.mean:.1f} %", most,
+        "" if each.rank is None else f"rank {each.rank}: {percent(each.held)}", milliseconds(each.transfer))
+  rest = [each for each in diagnosis.waits if each.waiting > 0][_MOST_WAITS:]
+  said = "waiting: what a rank waits there for later ones, a step, mean over ranks; turns count from 0."
+  if rest:
+    said = f"{plural(len(rest), 'more collective')}, {milliseconds(sum(e.waiting for e in rest))} in all; " + said
+  return Group(table, Text(said, style="dim"))
 
 
 def _phases(diagnosis: Diagnosis) -> RenderableType | None:

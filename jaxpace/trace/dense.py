@@ -171,7 +171,7 @@ def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequenc
         placed.put(rows.durations[name.removesuffix("_ns")], _seconds(data.column(name)))
     for name in rows.times:
       if name in data.column_names:
-        placed.put(rows.times[name], _integers(data.column(name)))
+        placed.put(rows.times[name], integers(data.column(name)))
     count.add(data.num_rows)
   return rows
 
@@ -198,8 +198,8 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Count
       rows.duplicates += placed.duplicates
       rows.found += placed.found
       _note_process(part, placed, rows.process_of_rank)
-      placed.put(times.enter_ns, _integers(part.column("enter_ns")))
-      placed.put(times.exit_ns, _integers(part.column("exit_ns")))
+      placed.put(times.enter_ns, integers(part.column("enter_ns")))
+      placed.put(times.exit_ns, integers(part.column("exit_ns")))
     count.add(data.num_rows)
   if left_out:
     table.problems.append(f"'collectives' numbers more collectives than its rows can be of: {len(left_out):,} of them "
@@ -226,9 +226,9 @@ class _Placed:
 
 def _place(data: pa.Table, axis: StepAxis, attempt: np.ndarray) -> _Placed:
   """Finds the cells of a batch's rows, drops rows of older attempts, and enters the attempts."""
-  steps = _integers(data.column("step"))
-  ranks = _integers(data.column("rank"))
-  attempts = (_integers(data.column("attempt")) if "attempt" in data.column_names else np.zeros(len(steps))
+  steps = integers(data.column("step"))
+  ranks = integers(data.column("rank"))
+  attempts = (integers(data.column("attempt")) if "attempt" in data.column_names else np.zeros(len(steps))
               ).astype(np.int16)
   at, inside = axis.index(steps)
   inside_ranks = (ranks >= 0) & (ranks < attempt.shape[0])
@@ -255,14 +255,14 @@ def _place(data: pa.Table, axis: StepAxis, attempt: np.ndarray) -> _Placed:
 def _by_slot(data: pa.Table, several: bool) -> list[tuple[int, pa.Table]]:
   if not several:
     return [(0, data)]
-  slots = _integers(data.column("collective"))
+  slots = integers(data.column("collective"))
   return [(int(slot), data.filter(pa.array(slots == slot))) for slot in np.unique(slots) if slot >= 0]
 
 
 def _note_process(data: pa.Table, placed: _Placed, process_of_rank: np.ndarray) -> None:
   if "process" in data.column_names and placed.found:
-    ranks = _integers(data.column("rank"))[placed.rows]
-    process_of_rank[ranks] = _integers(data.column("process"))[placed.rows]
+    ranks = integers(data.column("rank"))[placed.rows]
+    process_of_rank[ranks] = integers(data.column("process"))[placed.rows]
 
 
 def _names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
@@ -271,7 +271,7 @@ def _names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | No
   for data in table.read(["collective", "name", "bytes"]):
     if not {"collective", "name"} <= set(data.column_names):
       break
-    slots = _integers(data.column("collective"))
+    slots = integers(data.column("collective"))
     for slot in wanted - set(names):
       hits = np.flatnonzero(slots == slot)
       if hits.size:
@@ -287,7 +287,7 @@ def _keep(axis: StepAxis) -> tuple[int, int]:
   return int(axis.steps[0]), int(axis.steps[-1])
 
 
-def _integers(column: pa.ChunkedArray) -> np.ndarray:
+def integers(column: pa.ChunkedArray) -> np.ndarray:
   """Whole numbers; `MISSING` for null."""
   if column.null_count:
     column = pc.fill_null(column.cast(pa.int64()), MISSING)

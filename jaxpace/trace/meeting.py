@@ -41,7 +41,7 @@ def read_meeting(info: dict[str, Any], entry: dict[str, Any], ranks: int, point_
     info: `run.json`, whose `settings` tell the mesh and the axis.
     entry: what its plan says of the collective: `axis`; `groups`, lists of ranks, where they are not those along the
       axis; by their index along it, `index_groups` of those that do and, of a point-to-point transfer, `pairs` of
-      source and target.
+      source and target; or these by rank, as `rank_pairs`.
     ranks: R, recorded ranks.
     point_to_point: whether it is one.
 
@@ -72,6 +72,8 @@ def read_meeting(info: dict[str, Any], entry: dict[str, Any], ranks: int, point_
   sources = None
   if point_to_point:
     sources = _sources(entry.get("pairs"), rows if rows is not None else np.arange(ranks)[None], ranks)
+    if sources is None:
+      sources = _sources(entry.get("rank_pairs"), np.arange(ranks)[None], ranks)
   if sources is None and (told == told[0]).all():
     return None
   return Meeting(told, sources)

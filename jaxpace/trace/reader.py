@@ -20,8 +20,9 @@ from jaxpace.files.documents import read_document
 from jaxpace.files.reading import UnreadableError
 from jaxpace.files.schemas import ProcessFile, RunFile
 from jaxpace.hosts.locality.job import read_places
-from jaxpace.trace import decisions, dense, part_files
+from jaxpace.trace import decisions, dense, many_collectives, part_files
 from jaxpace.trace.along_axis import laid_out
+from jaxpace.trace.in_full import in_full
 from jaxpace.trace.meeting import Meeting, read_meeting, sends
 from jaxpace.trace.nothing_read import nothing_read
 from jaxpace.trace.problems import describe, plural
@@ -101,10 +102,15 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
 
   count = dense.Counter(progress, sum(t.rows for t in tables.values()))
   names = steps_table.columns_like(_DURATIONS, prefix="phase_")
-  times = () if collectives_table.rows else ("end_ns",)
+  chosen = many_collectives.choose(info, collectives_table, axis, ranks) if steps_table.rows else None
+  times: tuple[str, ...] = () if collectives_table.rows else ("end_ns",)
+  if chosen is not None:
+    times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     steps_job = pool.submit(dense.read_steps, steps_table, ranks, axis, names, times, count)
-    collectives_job = pool.submit(dense.read_collectives, collectives_table, ranks, axis, count)
+    collectives_job = (
+        pool.submit(dense.read_collectives, collectives_table, ranks, axis, count) if chosen is None else
+        pool.submit(many_collectives.read, collectives_table, ranks, chosen, count))
     steps_rows, collective_rows = steps_job.result(), collectives_job.result()
   skipped["torn"] = sum(t.torn for t in tables.values())  # reading finds more than opening did
   skipped["vanished"] = sum(t.vanished for t in tables.values())
@@ -118,7 +124,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
 
   collectives = name_collectives(info, collective_rows)
   attempt = steps_rows.attempt
-  for collective in collectives:
+  for collective in () if chosen is not None else collectives:
     np.maximum(attempt, collective.attempt, out=attempt)
   process_of_rank = np.maximum(steps_rows.process_of_rank, collective_rows.process_of_rank)
   for process in processes:
@@ -126,13 +132,17 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
       if 0 <= rank < ranks and process_of_rank[rank] < 0:
         process_of_rank[rank] = process.process
   run = Run(path=path, id=run_id or path.name, info=info, processes=processes, steps=axis.steps, attempt=attempt,
-            end_ns=steps_rows.times.get("end_ns"), durations=steps_rows.durations, collectives=collectives,
+            end_ns=steps_rows.times.get("end_ns" if chosen is None else "last_exit_ns"),
+            durations=steps_rows.durations, collectives=collectives if chosen is None else (),
             process_of_rank=process_of_rank,
             skipped=dict(skipped), duplicates=max(steps_rows.duplicates, collective_rows.duplicates),
             problems=(), window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt),
             host_causes=read_host_causes(steps_table, axis, steps_rows.attempt, steps_rows.process_of_rank),
             numbers=numbers, declared=declared)
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
+  if chosen is not None:
+    run = in_full(run, collectives, chosen.steps)
+    problems.extend(chosen.left_out)
   places, unreadable = read_places(path, run_id)
   problems.extend(unreadable)
   samples, unreadable = read_host_samples(path, run_id)
@@ -281,8 +291,9 @@ def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:
   settings = {key: value for key, value in (info.get("settings") or {}).items() if key != "mesh"}
   plan = dict(info.get("plan") or {})
   plan["collectives"] = [
-      {key: [[place[rank] for rank in members if rank in place] for members in value] if key == "groups" else value
-       for key, value in entry.items() if key not in ("index_groups", "pairs")}
+      {key: [[place[rank] for rank in members if rank in place] for members in value or ()] if key == "groups" else
+       [[place[rank] for rank in pair] for pair in value or () if set(pair) <= set(place)] if key == "rank_pairs" else
+       value for key, value in entry.items() if key not in ("index_groups", "pairs")}
       for entry in plan.get("collectives") or ()]
   return {**info, "settings": settings, "plan": plan}
 

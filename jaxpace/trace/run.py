@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
@@ -107,11 +108,29 @@ class Run:
   """[R] rank numbers in the files, where those lie so far apart that ranks are numbered in their order here."""
   declared: int = 0
   """Ranks that the run has by its own word; 0 where it does not say."""
+  whole: Run | None = None
+  """All steps of an observed run, without collectives and each ending with its last exit; `steps` are then those that
+  are written in full. None: `steps` are all."""
+  previous_exit: np.ndarray | None = None
+  """[R, K] int64, own last exit of the step before each of `steps`, `MISSING` where not known, of an observed run;
+  None: that step is the one before in `steps`."""
 
   @property
   def ranks(self) -> int:
     """R: one more than the highest rank number."""
     return self.attempt.shape[0]
+
+  @functools.cached_property
+  def observed(self) -> bool:
+    """Whether the plan is that of an observed step: each occurrence of a collective has an entry of its own."""
+    entries = self.plan.get("collectives")
+    return any(isinstance(entry, dict) and entry.get("of") is not None
+               for entry in (entries if isinstance(entries, list) else ()))
+
+  @property
+  def all_steps(self) -> Run:
+    """The run over all its steps: itself, unless only some of them are written in full."""
+    return self if self.whole is None else self.whole
 
   @property
   def ranks_in_all(self) -> int:

@@ -266,7 +266,7 @@ def test_one_group_of_all_is_accounted_for_as_without_groups():
   found = Meetings((Meeting(np.zeros(5, np.int64)),) * 3, (Grouped(np.zeros(5, np.int64)),) * 3,
                    np.ones((3, 5), bool), np.zeros(5, np.int64))
   plain, by_group = account(work), account(work._replace(meetings=found))
-  for name in plain._fields[:-1]:
+  for name in plain._fields[:-2]:
     np.testing.assert_allclose(getattr(by_group, name), getattr(plain, name), rtol=1e-12, atol=1e-15, err_msg=name)
 
 

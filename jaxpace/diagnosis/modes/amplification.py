@@ -10,6 +10,7 @@ from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.modes.case import AMPLIFICATION, COSTLY, Case, Finding
 from jaxpace.diagnosis.selected_steps import merged
+from jaxpace.diagnosis.where import most_waited
 from jaxpace.diagnosis.wording import percent
 from jaxpace.trace.problems import list_ranks, plural
 
@@ -40,6 +41,8 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
       Sentence(Evidence.WORST_TENTH,
           f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
           + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses."))]
+  at = most_waited(case)
+  evidence += [at] if at else []
   first = None if begin == 0 else when.series_change(run, case.selected, _for_work(case), begin)
   last = None if end == case.selected.blocks else when.series_change(run, case.selected, _for_work(case), end) - 1
   if first is not None or last is not None:

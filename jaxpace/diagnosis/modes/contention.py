@@ -14,6 +14,7 @@ from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes.case import CONTENTION, Case, Finding
 from jaxpace.diagnosis.selected_steps import merged
+from jaxpace.diagnosis.where import most_contended
 from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, named, percent
 
 RAISED = 0.3
@@ -284,6 +285,8 @@ def find(case: Case, slow: SlowTransfers) -> Finding:
     evidence.append(Sentence(Evidence.NEEDS_FLOOR,
         "What is slow in every step of the run alike can't be seen without a known floor: `--floor` takes "
         "what `jaxpace bench` measured."))
+  at = most_contended(case)
+  evidence += [at] if at else []
   evidence += _whose(case, slow)
   processes, told = _probed(case, slow)
   evidence += told

@@ -12,6 +12,7 @@ from jaxpace.diagnosis.episodes import Episode
 from jaxpace.diagnosis.lateness import Held, costliest_first, waited_for
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
 from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
+from jaxpace.diagnosis.where import late_at
 from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, more, name_rank, named, percent
 from jaxpace.trace.problems import list_ranks
 
@@ -93,6 +94,9 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], l
               f"steps; the job waited for it in {percent(often)} of all steps."))
     if rank == late[0] or len(late) < _ALIKE:
       evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
+      compute, gap = excess(case, longest)
+      at = late_at(case, longest) if compute > gap else None
+      evidence += [at] if at else []
     process = int(run.process_of_rank[rank])
     if process >= 0 and process not in explained:
       explained.add(process)

@@ -138,7 +138,15 @@ def collectives(figures: DocumentFigures) -> Markup | None:
   """Every stamped collective, and the phases."""
   document = figures.document
   parts: list[Markup] = []
-  if document["collectives"]:
+  if document["waits"]:
+    body = [[f"{row['collective']}" + (f" ({row['source']})" if row["source"] else ""), row["axis"],
+             f"{row['turns']:,}", figures.time(f"waits/{i}/waiting"), figures.time(f"waits/{i}/transfer"),
+             figures.time(f"waits/{i}/contention"), _most_in(figures, i), _mostly_for(row)]
+            for i, row in enumerate(document["waits"])]
+    parts.append(table("Where the waits are", (
+        "collective", "axis", "times a step", "waiting", "transfer", "contention", "most in", "mostly for"), body,
+        texts=(0, 1, 6, 7), hidden_caption=False))
+  elif document["collectives"]:
     body = [[f"{row['slot']}: {row['name']}", UNKNOWN if row["bytes"] is None else f"{row['bytes']:,}",
              figures.time(f"collectives/{i}/transfer"), figures.time(f"collectives/{i}/floor"),
              figures.time(f"collectives/{i}/contention"), figures.time(f"collectives/{i}/waiting")]
@@ -152,6 +160,19 @@ def collectives(figures: DocumentFigures) -> Markup | None:
     parts.append(table("Phases, medians", ("phase", "typical rank", "slowest rank", "which"), body, texts=(0, 3),
                        hidden_caption=False))
   return element("div", *parts, class_="columns") if parts else None
+
+
+def _most_in(figures: DocumentFigures, place: int) -> Markup | str:
+  worst = figures.document["waits"][place]["worst_turn"]
+  if not worst:
+    return ""
+  turns = ", in it ".join(f"turn {turn}" + ("" if trips is None else f" of {trips}")
+                          for _, turn, trips in worst["loops"])
+  return element("span", f"{turns}: ", figures.time(f"waits/{place}/worst_turn/waiting"))
+
+
+def _mostly_for(row: dict[str, Any]) -> str:
+  return "" if row["rank"] is None else f"rank {row['rank']} ({100 * row['rank_share']:.0f} %)"
 
 
 def places(figures: DocumentFigures) -> Markup:
