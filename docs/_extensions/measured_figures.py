@@ -279,6 +279,13 @@ def _layers(figures: Any) -> Found:
   return Found(f"{within} of {len(faults)}; the largest of its step, layer and rank: {layers}", within == len(faults))
 
 
+def _observed(figures: Any) -> Found:
+  rows = [row for row in figures["rows"] if row["target_ms"] == 20]
+  words = "; ".join(f"{row['case']}: {interval(row['percent']['recorded'], '%')} of {row['bare_ms'][0]:.1f} ms, null "
+                    f"{interval(row['percent']['bare again'], '%')}" for row in rows)
+  return Found(words, all(row["percent"]["recorded"][2] <= 1 for row in rows))
+
+
 def _marks(figures: Any) -> Found:
   alone, loop, record = figures["alone"]["file"], figures["in_a_program"]["mark"], figures["record"]["median"]
   return Found(f"{interval(alone, 'ns', 0)} alone, {interval(loop, 'ns', 0)} in a compiled loop; `record()` "
@@ -366,6 +373,8 @@ FIGURES = (
     Figure("Exporters, of the training thread a step", "at most 20 µs", "exporter_cost.json", _exporters),
     Figure("A device 1 to 50 ms late in one layer of a plain-`jit` step: its arrival there", "all within 5 % or 0.3 ms",
            "observed_truth.json", _layers),
+    Figure("An observed and recorded step of about 20 ms, two devices", "at most +1 %", "observed_overhead.json",
+           _observed),
     Figure("A mark of an observed step", "at most 1 µs", "marks_cost.json", _marks),
     Figure("… a step of 200 collectives and one rank, on disk", "", "marks_cost.json", _mark_rows),
     Figure("`jaxpace watch`, 64 ranks, a look a second", "at most 2 % of a core", "watch_cost.json", _watch),
