@@ -40,6 +40,7 @@ COMMANDS = {
     "forecast": Entry("jaxpace.cli.forecast", "say how long a step would take at other numbers of ranks"),
     "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
     "probe": Entry("jaxpace.cli.probe", "measure the links between a job's hosts, and say which is slow"),
+    "read-nccl": Entry("jaxpace.cli.read_nccl", "make a run of what NCCL's Inspector plugin dumped"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.cli.report", "say where the step time of a recorded run went"),
     "simulate": Entry("jaxpace.cli.simulate", "simulate jobs on a fabric, with the pacers of the live step"),

@@ -1,0 +1,1 @@
+"""Reads what NCCL's Inspector wrote of a job into a run."""
