@@ -105,10 +105,9 @@ class Writer:
     self._intake = Intake(ranks, self._process, self._identity.attempt, self.losses)
     self._process_info = {**self._process_info, "ranks": ranks}
 
-  def set_intake(self, intake: Any, ranks: list[int]) -> None:
+  def set_intake(self, intake: Any) -> None:
     """Says who reads the stamps, where they are no rings of a pace state. Before `start`."""
     self._intake = intake
-    self._process_info = {**self._process_info, "ranks": ranks}
 
   def submit(self, batch: Any) -> None:
     """Queues a copy, or what another intake takes. Never blocks; drops the oldest queued ones if the disk is slow."""
@@ -244,6 +243,8 @@ class Writer:
     if plan is not self._plan:
       self._decode()
       self._plan = plan
+      if (ranks := getattr(self._intake, "ranks", None)) is not None:
+        self._process_info = {**self._process_info, "ranks": ranks}
       run_info = self._run_info
       if run_info is not None:
         run_info = {**run_info, "clock": plan.clock, "axis": plan.axis,

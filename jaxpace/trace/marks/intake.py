@@ -22,6 +22,7 @@ from jaxpace.trace.marks.plans import write_plan
 from jaxpace.trace.marks.table import (
     Device,
     StepCalls,
+    calls_before,
     collective_columns,
     device,
     step_columns,
@@ -100,14 +101,20 @@ class MarksIntake:
   def plan_of(self, batch: Calls) -> MarkedPlan:
     """The plan with all slots that the steps of a batch need."""
     for step in batch.steps:
-      for one in step.ranges:
+      for one, before in zip(step.ranges, calls_before(step.ranges, self._programs), strict=True):
         program = self._programs.by_number.get(one.program)
         if program is not None and not program.program.bare:
-          for call in range(one.end - one.begin):
+          for call in range(before, before + one.end - one.begin):
             if self._programs.block(one.program, call) < 0:
               break
     self._choose_detail()
     return self._programs.plan
+
+  @property
+  def ranks(self) -> list[int]:
+    """Ranks of this process that a program with marks runs on."""
+    used = set(self._programs.plan.used)
+    return [rank for rank in self._collector.ranks if rank in used]
 
   def goes_back(self, _batch: Calls) -> bool:
     """Whether the loop went back: never, its steps are counted here."""

@@ -17,12 +17,19 @@ CLOCK = "marks"
 class Program:
   """A program with marks: where its collectives lie in the table, and what to add up."""
 
-  def __init__(self, program: ObservedProgram, of: int):
-    """Prepares; `of` is added to the indices of its collectives, in a run of several programs."""
-    self.program, self.of = program, of
+  def __init__(self, program: ObservedProgram, of: int, alike: Program | None = None):
+    """Prepares; `of` is added to the indices of its collectives, in a run of several programs.
+
+    A program with the same collectives as one before has the same slots: a step is often compiled twice, since what
+    the first call is given is laid out in another way than what it returns.
+    """
+    self.program = program
+    self.of: int = of if alike is None else alike.of
+    self.first: int = program.number if alike is None else alike.first
+    """Number of the first program that it is like; its own, if there is none."""
     self.unrolled = Unrolled(program)
-    self.blocks: list[int] = []
-    """First slot, by how many executions of the program come before in the step."""
+    self.blocks: list[int] = [] if alike is None else alike.blocks
+    """First slot, by how many executions of programs like it come before in the step."""
     self.phase = np.array([PHASES.get(each.phase, COMPUTE) for each in program.collectives],
                           np.int64)
     self.ranks = frozenset(program.ranks)
@@ -44,8 +51,12 @@ class MarkedPlan:
 
   def __init__(self, programs: Sequence[Program], ranks: int, detail: dict[str, Any]):
     """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps have them."""
+    self.used = sorted({rank for each in programs if not each.program.bare for rank in each.ranks})
+    """Ranks that a program with marks runs on."""
+    ranks = self.used[-1] + 1 if self.used else ranks
     self.clock, self.ranks, self._detail = CLOCK, ranks, detail
     self._programs = tuple(programs)
+    programs = [each for each in programs if each.first == each.program.number]
     size = max((base + len(each.unrolled) for each in programs for base in each.blocks), default=0)
     entries: list[dict[str, Any] | None] = [None] * size
     for each in programs:
@@ -64,7 +75,7 @@ class MarkedPlan:
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars, with the keys that readers know of other plans."""
-    notices = [notice for each in self._programs for notice in each.program.notices]
+    notices = list(dict.fromkeys(notice for each in self._programs for notice in each.program.notices))
     unstamped = [vars(one) for each in self._programs for one in each.program.unstamped]
     for each in self._programs:
       if each.program.bare:
@@ -92,13 +103,14 @@ class Programs:
     """Takes note of programs; says whether one was new."""
     fresh = [each for each in programs if each.number not in self.by_number]
     for each in fresh:
-      self.by_number[each.number] = Program(each, self._of)
-      self._of += len(each.collectives)
+      alike = next((one for one in self.by_number.values() if _same(one.program, each)), None)
+      self.by_number[each.number] = Program(each, self._of, alike)
+      self._of += len(each.collectives) if alike is None else 0
       self._plan = None
     return bool(fresh)
 
   def block(self, number: int, call: int) -> int:
-    """First slot of the call-th execution of a program in a step; -1 where no slots are left.
+    """First slot of the call-th execution of a program, or one like it, in a step; -1 where no slots are left.
 
     In every process steps have the same executions in the same order, and so the same slots.
     """
@@ -124,6 +136,15 @@ class Programs:
     if self._plan is None:
       self._plan = MarkedPlan(list(self.by_number.values()), self._ranks, self._detail)
     return self._plan
+
+
+def _same(one: ObservedProgram, other: ObservedProgram) -> bool:
+  """Whether two programs have the same collectives, each in the same place."""
+  def key(program: ObservedProgram) -> tuple[Any, ...]:
+    return program.name, program.ranks, program.bare, [
+        (each.index, each.kind, each.bytes, each.dtypes, each.groups, each.pairs, each.phase, each.loops and
+         [loop.trips for loop in each.loops]) for each in program.collectives]
+  return key(one) == key(other)
 
 
 def _mesh(programs: Sequence[Program], ranks: int) -> dict[str, int]:

@@ -78,7 +78,7 @@ class MarkedSteps:
     self._intake = MarksIntake(
         Collector(ring), self.programs, directory, identity.run, process, identity.attempt, jax.device_count(),
         writer.losses, self._detail)
-    writer.set_intake(self._intake, ring.ranks)
+    writer.set_intake(self._intake)
 
   def record(self, writer: Writer, sample: Sample, extra: dict[str, float]) -> None:
     """Counts a step: what was dispatched since the last call."""

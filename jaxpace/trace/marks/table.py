@@ -26,6 +26,18 @@ class Range(NamedTuple):
   end: int
 
 
+def calls_before(ranges: Sequence[Range], programs: Programs) -> list[int]:
+  """How many executions of programs like it come before each range, in a step that has several such."""
+  seen: dict[int, int] = {}
+  before = []
+  for one in ranges:
+    program = programs.by_number.get(one.program)
+    first = one.program if program is None else program.first
+    before.append(seen.get(first, 0))
+    seen[first] = before[-1] + one.end - one.begin
+  return before
+
+
 class StepCalls(NamedTuple):
   """A step as the loop saw it, from one `record` call to the next."""
 
@@ -75,21 +87,22 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions], pro
   spans: list[tuple[np.ndarray, ...]] = []
   rows: list[tuple[np.ndarray, ...]] = []
   last = np.zeros(count, np.int64)
+  earlier = [calls_before(step.ranges, programs) for step in steps]
   sync, computed = np.zeros(count, np.int64), np.full((count, 4), -1, np.int64)
   for number in sorted({one.program for step in steps for one in step.ranges}):
     program = programs.by_number.get(number)
     if program is None or program.program.bare or rank not in program.ranks:
       continue
-    own = [(at, one) for at, step in enumerate(steps) for one in step.ranges if one.program == number]
-    at, begin, end = (np.array(column, np.int64) for column in
-                      zip(*((at, one.begin, one.end) for at, one in own), strict=True))
+    own = [(at, one.begin, one.end, before) for at, step in enumerate(steps)
+           for one, before in zip(step.ranges, earlier[at], strict=True) if one.program == number]
+    at, begin, end, before = (np.array(column, np.int64) for column in zip(*own, strict=True))
     np.add.at(expected, at, end - begin)
     all_of_it = executions.get(number)
     if all_of_it is None or not len(all_of_it.number):
       continue
     place = np.searchsorted(begin, all_of_it.number, side="right") - 1
     inside = (place >= 0) & (all_of_it.number < end[np.maximum(place, 0)])
-    step, call = at[place], all_of_it.number - begin[place]
+    step, call = at[place], all_of_it.number - begin[place] + before[place]
     np.add.at(found, step[inside], 1)
     spans.append((step[inside], all_of_it.start_ns[inside], all_of_it.end_ns[inside]))
     ran = occurrences(all_of_it, program.program.collectives)

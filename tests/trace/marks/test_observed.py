@@ -112,7 +112,8 @@ def test_a_second_shape_and_an_evaluation_are_told_apart(tmp_path, mesh, weights
   numbers = [program.number for program in (*step.plan.programs, *evaluate.plan.programs)]
   for (_, number), own in waits.items():
     ran = {entries[row["collective"]]["program"] for row in own}
-    assert ran == {numbers[number >= 5]} | ({numbers[2]} if number % 4 == 3 else set())
+    # The larger batch makes no other collectives: they are of weights and gradients, and so the same slots.
+    assert ran == {numbers[0]} | ({numbers[2]} if number % 4 == 3 else set())
 
 
 def test_gradients_accumulated_by_a_second_function(tmp_path, mesh, weights):

@@ -85,14 +85,17 @@ def test_the_run_file_says_what_the_slots_are(tmp_path, observed):
     recorder.record()
   info = run_file(tmp_path)
   plan = info["plan"]
-  assert (info["clock"], info["ranks"], info["settings"]["source"]) == ("marks", jax.device_count(), "observe")
+  assert (info["clock"], info["ranks"], info["settings"]["source"]) == ("marks", 4, "observe")
+  assert process_file(tmp_path)["ranks"] == [0, 1, 2, 3], "devices that no program runs on are no ranks"
   assert [(each["slot"], each["name"], each["kind"], each["of"], each["loops"]) for each in plan["collectives"]] == [
       (0, "all-reduce.0", "all-reduce", 0, [["while.1", 0, 3]]),
       (1, "all-reduce.0@1", "all-reduce", 0, [["while.1", 1, 3]]),
       (2, "all-reduce.0@2", "all-reduce", 0, [["while.1", 2, 3]]), (3, "all-reduce.1", "all-reduce", 1, [])]
   assert all(each["groups"] == [[0, 1, 2, 3]] and each["source"] for each in plan["collectives"])
   assert plan["detail"] == {"every": 1, "asked": "auto"}
-  assert "mesh" not in info["settings"], "four of eight devices: the mesh does not lay out all ranks"
+  assert info["settings"]["mesh"] == {"data": 4} and info["settings"]["axis"] == ["data"]
+  run = read_run(tmp_path)
+  assert (run.ranks, run.ranks_in_all, run.silent.tolist()) == (4, 4, [])
   meaning = read_plan(tmp_path, 0)
   assert (meaning.run, meaning.plan) == (recorder.run, observed.plan)
   ring = ringfile.read_ring(tmp_path / "marks" / "0.ring")
@@ -309,6 +312,41 @@ def test_a_program_that_is_compiled_while_it_is_recorded_gets_slots_of_its_own(t
   assert found == {**{k: {0, 1, 2, 3} for k in range(3)}, **{k: {4, 5, 6} for k in range(3, 6)}}
   assert [each["program"] for each in run_file(tmp_path)["plan"]["collectives"]] == (
       [observed.number] * 4 + [other.number] * 3)
+
+
+def test_a_step_that_is_compiled_twice_alike_is_one_in_the_tables(tmp_path):
+  step = Handmade(jax.devices()[:2], layers=2)
+  again = Handmade(jax.devices()[:2], layers=2)
+
+  class Twice(Handmade):
+    """The first call is of another program than the next, in the middle of the first step."""
+
+    def __init__(self):
+      self.calls = 0
+      self.plan, self.executions = None, {}
+
+    def __call__(self, x):
+      out = (again if self.calls else step)(x)
+      self.calls += 1
+      self.plan = ObservedPlan((*step.plan.programs, *(again.plan.programs if again.plan else ())))
+      self.executions = {**step.executions, **again.executions}
+      return out
+
+  twice = Twice()
+  with Recorder(tmp_path, twice) as recorder:
+    for _ in range(3):
+      for _ in range(2):
+        twice(step.inputs())
+      recorder.record()
+  entries = run_file(tmp_path)["plan"]["collectives"]
+  assert [(entry["name"], entry["of"]) for entry in entries] == [
+      ("all-reduce.0", 0), ("all-reduce.0@1", 0), ("all-reduce.1", 1),
+      ("all-reduce.0#1", 0), ("all-reduce.0@1#1", 0), ("all-reduce.1#1", 1)]
+  found = {}
+  for row in sorted(table(tmp_path, "collectives"), key=lambda row: row["enter_ns"]):
+    found.setdefault((row["rank"], row["step"]), []).append(row["collective"])
+  assert found == {(rank, k): list(range(6)) for rank in range(2) for k in range(3)}
+  assert len(table(tmp_path)) == 6
 
 
 def test_each_kind_of_step_has_its_own_record(tmp_path, observed):
