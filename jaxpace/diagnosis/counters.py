@@ -10,6 +10,7 @@ from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.trace.read_host_samples import HostSamples
 from jaxpace.trace.run import MISSING, Run
 
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
 CROWDED = 5.0
 """Involuntary switches a step of a process that shares its processors with other programs."""
 _FEWEST = 3

@@ -20,6 +20,7 @@ from jaxpace.trace.run import MISSING, Run
 
 CLOCK = "profiler"
 
+# Chosen by hand; no measurement of them is published.
 _STANDS_OUT = 3.0
 """A rank is told from ranks that take turns where it is later by this many times what they differ among themselves."""
 _ENOUGH = 3

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpace.trace.run import MISSING, Run
 
+# Chosen by hand; no measurement of them is published.
 WARMUP_STEPS = 20
 WARMUP_FACTOR = 3.0
 MAX_BLOCKS = 256

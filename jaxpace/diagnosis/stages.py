@@ -11,6 +11,7 @@ from jaxpace.diagnosis.totals import Summed, Totals
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.trace.problems import list_ranks, plural
 
+# Chosen by hand; no measurement of them is published.
 _SAME, _OTHER = 0.002, 0.02
 """Groups that take the same step within the first share of it, and are busy for times that differ by more than the
 second, wait for each other somewhere."""

@@ -16,6 +16,7 @@ from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.trace.host_causes import PAUSES
 
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
 _LONG_PAUSE = 0.5
 """A pause is one of the few where it takes this share of the mean step or more."""
 

@@ -18,6 +18,7 @@ from jaxpace.trace.along_axis import laid_out
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 
+# Chosen by hand; no measurement of them is published.
 _MOST = 0.5
 """Who is late can't be told where what ranks do before the collectives that don't tell takes this share of their busy
 time."""

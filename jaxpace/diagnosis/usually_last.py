@@ -16,6 +16,7 @@ from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Finding
 from jaxpace.diagnosis.totals import Summed, Totals
 from jaxpace.trace.run import Run
 
+# Chosen by hand; no measurement of them is published.
 MOST = 0.5
 """Part of the steps, at least, in which such a rank is last ..."""
 _FAR = 2.0

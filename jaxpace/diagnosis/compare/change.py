@@ -10,6 +10,7 @@ from scipy import special
 
 from jaxpace.diagnosis.forecast.sample import correlation_time
 
+# Chosen by hand; no measurement of them is published.
 LEVEL = 0.95
 _MOST_BLOCKS, _LEAST_BLOCKS, _MEMORIES = 50, 5, 6
 

@@ -18,6 +18,7 @@ from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run, RunError
 
 _OF_RANKS = (PERSISTENT, LOCALITY, AMPLIFICATION)
+# Chosen by hand; no measurement of them is published.
 NOTABLE = 0.01
 """A rank's lateness has changed if surely so, and by this share of the step or more."""
 

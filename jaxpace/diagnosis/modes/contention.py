@@ -17,6 +17,7 @@ from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.where import most_contended
 from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, named, percent
 
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
 RAISED = 0.3
 """Part of the quiet level by which the median transfer of a stretch exceeds it if the stretch is contended. What is
 more, nine of ten transfers in it are then slower than three of four outside: a crowded fabric slows nearly all of
