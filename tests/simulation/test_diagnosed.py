@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxpace.diagnosis.codes import Verdict
 from tests.simulation.made import COMPUTE, diagnosed, play
 
 
@@ -22,7 +23,7 @@ def only(found, mode):
     ({"pauses": {"probability": 0.001, "seconds": 20e-3, "cause": "gc"}}, 7)])
 def test_a_healthy_job_is_called_healthy(tmp_path, noise, seed):
   _, found = diagnosed(tmp_path, {"noise": noise}, seed=seed, floor=True)
-  assert found.findings == () and found.verdict.startswith("Healthy")
+  assert found.findings == () and found.verdict.code == Verdict.HEALTHY
   assert sum(found.shares.values()) == pytest.approx(1, abs=1e-6)
 
 

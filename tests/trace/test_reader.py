@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from jaxpace.diagnosis.codes import Verdict
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_runs import MadeUpJob
@@ -130,7 +131,7 @@ def test_missing_tables(run_dir, tmp_path):
   assert diagnosis.shares["skew"] == 0
   assert sum(diagnosis.shares.values()) == pytest.approx(1)
   assert diagnosis.step_time.mean == pytest.approx(np.diff(truth.end).mean() * 1e-9)
-  assert "No collective was recorded" in diagnosis.verdict
+  assert diagnosis.verdict.code == Verdict.NO_COLLECTIVES
 
 
 def test_missing_ranks_and_processes_are_named(run_dir):
