@@ -2,7 +2,8 @@
 
     python -m experiments.measure.mutations                        # a quarter of an hour on two quiet cores; writes
     docs/measurements/mutations.{json,md}
-    python -m experiments.measure.mutations --only=bucket,core/     # those whose file has one of these in its path
+    python -m experiments.measure.mutations --only=bucket,core/ --add     # those whose file has one of these in its
+    path, beside what was judged before
 
 Each mistake replaces one piece of text. The tests of that formula run in the copy, up to the first that fails, with the
 selection that `make test` makes: failing, they have noticed. They run unchanged first, since tests that fail without
@@ -12,6 +13,7 @@ any mistake notice nothing: those are left out, and named.
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import pathlib
 import shutil
@@ -166,7 +168,8 @@ def mutate(tree: pathlib.Path, mutation: Mutation) -> None:
 
 def tested(tree: pathlib.Path, tests: Sequence[str], flags: Sequence[str]) -> Result:
   """Runs tests in a tree."""
-  environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+  environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1",
+                 "JAXPACE_QUICK_TESTS": "1"}
   try:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, "-q", "-p", "no:cacheprovider", "-m", SELECTION,
@@ -218,6 +221,17 @@ def _answer(result: Result) -> Result:
   return result
 
 
+def added(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+  """What was judged before, and now: of a mistake judged twice, as it was now; in the order of `MUTATIONS`.
+
+  Mistakes that are no longer in the list are left out.
+  """
+  judged_ = {(row["file"], row["old"]): row for row in (*before["rows"], *now["rows"])}
+  rows = [judged_[key] for key in ((mutation.file, mutation.old) for mutation in MUTATIONS) if key in judged_]
+  return now | {"rows": rows, "mistakes": len(rows), "noticed": sum(row["noticed"] for row in rows),
+                "left_out": sorted({*before["left_out"], *now["left_out"]})}
+
+
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Whether the tests notice mistakes in the central formulas", figures)
@@ -241,11 +255,15 @@ def main(_: list[str]) -> None:
   its = flags.FLAGS
   chosen = [mutation for mutation in MUTATIONS if not its.only or any(part in mutation.file for part in its.only)]
   figures = measured.circumstances("experiments.measure.mutations") | measure(pathlib.Path(its.tree), chosen, its.jobs)
-  measured.write(figures, lines(figures), pathlib.Path(its.out))
+  out = pathlib.Path(its.out)
+  if its.add and out.exists():
+    figures = added(json.loads(out.read_text()), figures)
+  measured.write(figures, lines(figures), out)
 
 
 if __name__ == "__main__":
   flags.DEFINE_list("only", "", "Only mistakes in files whose path has one of these in it.")
+  flags.DEFINE_bool("add", False, "Keep what --out holds of other mistakes: the list in pieces.")
   flags.DEFINE_string("tree", str(ROOT), "The tree to test.")
   flags.DEFINE_integer("jobs", os.cpu_count() or 1, "Mistakes at a time.", lower_bound=1)
   flags.DEFINE_string("out", str(OUT), "Where to write.")

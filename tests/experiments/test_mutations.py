@@ -44,6 +44,18 @@ def test_what_is_noticed_is_told_apart(tree: pathlib.Path) -> None:
   assert "a * b" in (tree / "jaxpace" / "formula.py").read_text(), "mistakes are made in copies"
 
 
+def test_a_list_is_judged_in_pieces() -> None:
+  def judged(mutation: Mutation, noticed: bool) -> dict:
+    return {"file": mutation.file, "old": mutation.old, "noticed": noticed}
+
+  first, second, third = MUTATIONS[:3]
+  gone = Mutation("gone.py", "a", "b", ())
+  before = {"rows": [judged(third, True), judged(second, False), judged(gone, True)], "left_out": ["x"]}
+  found = mutations.added(before, {"rows": [judged(second, True), judged(first, False)], "left_out": []})
+  assert found["rows"] == [judged(first, False), judged(second, True), judged(third, True)]
+  assert (found["mistakes"], found["noticed"], found["left_out"]) == (3, 2, ["x"])
+
+
 def test_a_text_that_is_gone_is_named(tree: pathlib.Path) -> None:
   with pytest.raises(ValueError, match=r"formula\.py holds 0 times.*'a / b'"):
     mutations.mutate(tree, Mutation("formula.py", "a / b", "a", ("test_formula.py",)))
