@@ -24,7 +24,7 @@ demo: $(READY)
 SPREAD := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(BIN)/python -m pytest $(SPREAD) -m "not long"
+	JAXPACE_QUICK_TESTS=1 $(BIN)/python -m pytest $(SPREAD) -m "not long"
 
 test-all: $(READY)
 	$(BIN)/python -m pytest $(SPREAD)

@@ -16,12 +16,14 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests import quick  # noqa: E402
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Most tests run a program a few times: LLVM's passes take longer than they save. Tests of what they can change, the
 # rounding above all, are marked `optimized` and compile as a user's job does; so does whatever tests start.
 jax.config.update("jax_disable_most_optimizations", True)
-MOST = 600 * 2**20
+MOST = 700 * 2**20
 """Bytes resident beyond which a file of tests gives back, when it is done, what it has compiled."""
 
 # No deadline: an example that compiles takes a thousand times as long as the next. Derandomized: CI repeats itself.
@@ -36,6 +38,14 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_I
   signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quickly() -> None:
+  """Compiles quickly; what was imported and collected stays, so no collection of garbage need look at it again."""
+  quick.install()
+  gc.collect()
+  gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _width_of_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
   """Commands fold their text to the width a terminal has; the tests' workers may have inherited one."""
@@ -45,7 +55,8 @@ def _width_of_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_as_marked(request: pytest.FixtureRequest) -> Iterator[None]:
   """Optimizes where the file is marked so, and keeps what is compiled for one file from filling the worker."""
-  optimized = request.node.get_closest_marker("optimized") is not None
+  marker = request.node.get_closest_marker("optimized")
+  optimized = marker is not None and (not quick.QUICK or "always" in marker.kwargs)
   if optimized:
     jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", False)

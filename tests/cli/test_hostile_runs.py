@@ -23,6 +23,7 @@ from jaxpace.cli.main import main
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
 from jaxpace.trace import rundir
+from tests.quick import QUICK
 
 JOB = made_up_runs.MadeUpJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True, sample_steps=5,
                     faults=(Fault("compute", 8e-3, (1,)), Fault("contention", 5e-3, begin=0.5)))
@@ -74,7 +75,7 @@ def sound(tmp_path_factory):
 
 
 def test_fuzz_every_file_of_a_run(sound, tmp_path):
-  seconds, seed = (float(SECONDS), int(time.time()) * 1000) if SECONDS else (20.0, 1)
+  seconds, seed = (float(SECONDS), int(time.time()) * 1000) if SECONDS else (4.0 if QUICK else 20.0, 1)
   done = subprocess.run(
       [sys.executable, "-m", "tests.cli.hostile_worker", str(sound), str(tmp_path), str(seconds), str(seed)],
       cwd=ROOT, capture_output=True, text=True, timeout=seconds + 400, check=False,

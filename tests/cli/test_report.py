@@ -124,14 +124,15 @@ def test_what_a_person_reads(late, capsys):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 150])
-def test_it_fits_the_width(late, large, columns):
+def test_it_fits_the_width(late, large, columns, capsys, monkeypatch):
+  monkeypatch.setenv("COLUMNS", str(columns))
   for run in (late, large):
-    done = run_program(run, COLUMNS=str(columns))
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= min(columns, 120)
+    assert report(run) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= min(columns, 120)
     if columns >= 80:
-      assert "contention" in done.stdout
-      assert "…" not in done.stdout
+      assert "contention" in said
+      assert "…" not in said
 
 
 def test_piped_it_is_100_wide_without_colour(late):
@@ -173,18 +174,19 @@ def test_slips_get_a_sentence_and_status_2(late, capsys, arguments, words):
   assert words is None or words in capsys.readouterr().err
 
 
-def test_what_is_no_run_gets_a_sentence_and_status_2(tmp_path, late):
+def test_what_is_no_run_gets_a_sentence_and_status_2(tmp_path, late, capsys):
   (tmp_path / "empty").mkdir()
   torn = tmp_path / "torn"
   (torn / "steps").mkdir(parents=True)
   (torn / "steps" / "x-p00000.000000-000000.parquet").write_bytes(b"PAR1 torn")
   for path in (tmp_path / "nowhere", tmp_path / "empty", tmp_path, torn, late / "run.json", late.parent):
-    done = run_program(path)
-    assert done.returncode == 2, path
-    assert "Traceback" not in done.stderr
-    assert done.stderr.startswith("jaxpace report: ")
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
+    assert report(path) == 2, path
+    said = capsys.readouterr()
+    assert said.err.startswith("jaxpace report: ")
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+  done = run_program(tmp_path / "nowhere")
+  assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
 
 
 def test_json_that_cannot_be_written_gets_a_sentence(late, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""A job of the tests' own: max-plus barriers in float64, a pacer on every rank."""
+"""A job of the tests' own: max-plus barriers, a pacer on every rank."""
 
 import functools
 
@@ -9,6 +9,8 @@ import numpy as np
 from jaxpace.core.types import Observation
 
 TRANSFER = 1e-3
+CHUNK = 64
+"""Steps of a job in one call."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -21,22 +23,34 @@ def states(pacer, ranks):
   return jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * ranks), pacer.init(ranks))
 
 
-def observe(step, arrivals, delays, seen=None, step_time=None):
+def observe(step, arrivals, delays, seen=None, step_time=None, xp=np):
   """What each of [ranks] sees: leaves [ranks, ...]. `seen` [ranks] bool hides arrivals and delays where False."""
-  ranks = len(arrivals)
-  seen = np.ones(ranks, bool) if seen is None else seen
-  entered = arrivals.astype(np.float64) + delays
-  waits = (entered.max() - entered + TRANSFER).astype(np.float32)
-  took = np.float32(entered.max() + TRANSFER if step_time is None else step_time)
+  ranks, unknown = len(arrivals), np.float32(np.nan)
+  entered = arrivals + delays
+  waits = entered.max() - entered + np.float32(TRANSFER)
+  took = entered.max() + np.float32(TRANSFER) if step_time is None else np.float32(step_time)
 
   def everyone(values):
-    return np.broadcast_to(np.where(seen, values, np.nan).astype(np.float32), (ranks, ranks))
+    return xp.broadcast_to(values if seen is None else xp.where(seen, values, unknown), (ranks, ranks))
 
   return Observation(
-      step=np.full(ranks, step, np.int32), rank=np.arange(ranks, dtype=np.int32), arrivals=everyone(arrivals),
-      delays=everyone(delays), waits=waits[:, None], step_time=np.full(ranks, took), job_step_time=np.full(ranks, took),
-      job_transfers=np.full((ranks, 1), TRANSFER, np.float32),
-      job_transfers_now=np.full((ranks, 1), np.nan, np.float32))
+      step=xp.full(ranks, step, np.int32), rank=xp.arange(ranks, dtype=np.int32), arrivals=everyone(arrivals),
+      delays=everyone(delays), waits=waits[:, None], step_time=xp.full(ranks, took), job_step_time=xp.full(ranks, took),
+      job_transfers=xp.full((ranks, 1), TRANSFER, np.float32),
+      job_transfers_now=xp.full((ranks, 1), unknown, np.float32))
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_job(pacer):
+  """`CHUNK` steps of a job: (delays asked and state), [CHUNK] steps, [CHUNK, ranks] arrivals, seen and overshoot."""
+
+  def turn(carry, row):
+    (asked, state), (step, arrivals, seen, overshoot) = carry, row
+    delays = jnp.where(asked > 0, asked + overshoot, asked)
+    decision, state = jax.vmap(pacer.update)(observe(step, arrivals, delays, seen, xp=jnp), state)
+    return (decision.delay, state), (delays, decision.info)
+
+  return jax.jit(functools.partial(jax.lax.scan, turn))
 
 
 def run(pacer, arrivals, seen=None, overshoot=None):
@@ -51,17 +65,18 @@ def run(pacer, arrivals, seen=None, overshoot=None):
   Returns:
     Applied delays [steps, ranks] float32, and the columns [steps, ranks] after each step.
   """
-  arrivals = np.asarray(arrivals, np.float32)
-  steps, ranks = arrivals.shape
-  update, state, asked = compiled(pacer), states(pacer, ranks), np.zeros(ranks, np.float32)
-  applied, columns = [], []
-  for k in range(steps):
-    delays = asked if overshoot is None else np.where(asked > 0, asked + overshoot[k].astype(np.float32), asked)
-    applied.append(delays)
-    decision, state = update(observe(k, arrivals[k], delays, None if seen is None else seen[k]), state)
-    asked = np.asarray(decision.delay)
-    columns.append(decision.info)
-  return np.stack(applied), jax.tree.map(lambda *leaves: np.stack(leaves), *columns)
+  steps, ranks = np.shape(arrivals)
+  padded = -(-steps // CHUNK) * CHUNK
+  rows = [np.arange(padded, dtype=np.int32)]
+  for values, kind in ((arrivals, np.float32), (True if seen is None else seen, bool),
+                       (0 if overshoot is None else overshoot, np.float32)):
+    values = np.broadcast_to(np.asarray(values, kind), (steps, ranks))
+    rows.append(np.concatenate([values, np.zeros((padded - steps, ranks), kind)]))
+  carry, found = (np.zeros(ranks, np.float32), states(pacer, ranks)), []
+  for k in range(0, padded, CHUNK):
+    carry, rows_of_chunk = _compiled_job(pacer)(carry, tuple(row[k:k + CHUNK] for row in rows))
+    found.append(rows_of_chunk)
+  return jax.tree.map(lambda *parts: np.concatenate(parts)[:steps], *found)
 
 
 def held_back(arrivals, applied):

@@ -98,7 +98,7 @@ def test_each_of_them_does_delay(name):
 
 @pytest.mark.parametrize("name", PACERS)
 @hypothesis.given(observations(8))
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=20)
 def test_every_decision_is_finite_and_within_bounds(name, seen):
   state = PACERS[name].init(RANKS)
   shapes = jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.asarray(leaf).dtype), state)
@@ -110,7 +110,7 @@ def test_every_decision_is_finite_and_within_bounds(name, seen):
 
 @pytest.mark.parametrize("name", PACERS)
 @hypothesis.given(observations(1))
-@hypothesis.settings(max_examples=3)
+@hypothesis.settings(max_examples=2)
 def test_the_same_without_compilation(name, seen):
   state = PACERS[name].init(RANKS)
   for k in range(20):

@@ -134,6 +134,13 @@ def test_delays_grow_no_faster_than_tokens():
   np.testing.assert_allclose(applied[-1, 0], min(0.8 * 10e-3, earned[-2]), rtol=1e-4)
 
 
+def test_the_bucket_holds_the_longest_delay_at_most():
+  """What is not spent is not saved up for a burst: here nobody is early."""
+  pacer = jaxpace.pace_early_ranks(window=WINDOW, cost=1.0, max_delay=50e-3)
+  _, info = jobs.run(pacer, np.full((20, 4), 15e-3))
+  np.testing.assert_allclose(info["tokens"][:, 0], np.minimum(15e-3 * np.arange(1, 21), 50e-3), rtol=1e-4)
+
+
 def test_all_ranks_keep_the_same_bucket_bit_for_bit():
   busy = np.random.default_rng(6).exponential(20e-3, (200, 8))
   _, info = jobs.run(EAGER, busy)
@@ -145,7 +152,7 @@ def test_all_ranks_keep_the_same_bucket_bit_for_bit():
 
 @st.composite
 def hostile_jobs(draw):
-  steps, ranks = draw(st.integers(12, 40)), draw(st.integers(1, 5))
+  steps, ranks = draw(st.integers(12, 40)), draw(st.sampled_from([1, 2, 5]))
   scale = draw(st.sampled_from([1e-4, 20e-3, 1.0, 500.0]))
   busy = draw(hnp.arrays(np.float32, (steps, ranks), elements=st.floats(0, 1, width=32))) * np.float32(scale)
   if draw(st.booleans()):  # lull, then strike: everyone was early, and suddenly no one is
@@ -199,7 +206,11 @@ def test_a_delay_that_overshoots_is_a_debt_that_is_paid_first():
   assert (applied[1:][indebted] == 0).all()
 
 
+FILLED = jax.jit(bucket.update)
+
+
 @hypothesis.given(st.lists(st.tuples(st.floats(0, 100, width=32), st.floats(0, 1, width=32)), max_size=30))
+@hypothesis.settings(max_examples=60)
 def test_rounding_never_adds_to_the_bucket(steps):
   """Against float64; delays may be longer than what is in it."""
   tokens, exact = bucket.init(), 0.0
@@ -207,7 +218,7 @@ def test_rounding_never_adds_to_the_bucket(steps):
     arrivals = jnp.asarray([arrival, arrival / 2], jnp.float32)
     delays = jnp.asarray([share * max(float(tokens), 0), 0], jnp.float32)
     exact += np.float64(np.float32(COST)) * float(arrivals[0]) - float(delays[0])
-    tokens = bucket.update(arrivals, delays, np.float32(COST), np.float32(1e3), tokens)
+    tokens = FILLED(arrivals, delays, np.float32(COST), np.float32(1e3), tokens)
     assert float(tokens) <= exact + 1e-30
     assert float(tokens) >= exact - 1e-4 * (1 + abs(exact))
 

@@ -85,7 +85,7 @@ def run_of(compute, gap, transfer):
 
 def contradictions(document) -> list[str]:
   """Where a report's verdict and findings say something else than its tables."""
-  said, verdict = [], document["verdict"]
+  said, verdict, code = [], document["verdict"], document["verdict_code"]
   named = {rank for finding in document["findings"] for rank in finding["ranks"]}
   listed = {rank for part in re.findall(r"ranks? ([\d, -]*\d)", verdict) for span in part.split(", ")
             for rank in range(int(span.split("-")[0]), int(span.split("-")[-1]) + 1)}
@@ -98,8 +98,8 @@ def contradictions(document) -> list[str]:
     who = f"rank {row['rank']}, last in {often:.0%} at {cost:.1%}"
     said += [f"{who}: no finding"] * (row["rank"] not in named)
     said += [f"{who}: not in {verdict}"] * (row["rank"] not in listed)
-    said += [f"{who}: {verdict}"] * (any(words in verdict for words in BY_TURNS) or verdict.startswith("Healthy"))
-  if verdict.startswith("Healthy"):
+    said += [f"{who}: {verdict}"] * (any(words in verdict for words in BY_TURNS) or code == Verdict.HEALTHY)
+  if code == Verdict.HEALTHY:
     gains = [document["what_if"][name]["speedup"] for name in ("no_skew", "no_contention") if document["what_if"][name]]
     said += [f"healthy at {gain:.2f}x" for gain in gains if gain >= 1 / (1 - COSTLY) + 1e-9]
   gain = re.search(r"^Look at .* \((\d+\.\d+) times as fast\)", verdict)
@@ -110,7 +110,7 @@ def contradictions(document) -> list[str]:
   return said
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 32])
+@pytest.mark.parametrize("ranks", [2, 3, 32])
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_verdict_and_findings_say_what_the_tables_say(shape, kind, ranks):
@@ -279,8 +279,7 @@ def test_nothing_is_healthy_beside_collectives_that_are_not_timed(tmp_path, plan
   info["plan"] |= plan
   (tmp_path / "run.json").write_text(json.dumps(info))
   document = report(tmp_path)
-  assert document["findings"] == [] and document["verdict"].startswith("It can't be told whether ranks wait")
-  assert "not timed" in document["verdict"] and "compute" in document["verdict"]
+  assert document["findings"] == [] and document["verdict_code"] == Verdict.UNTIMED
 
 
 def test_data_that_all_ranks_wait_for_is_told_as_that(tmp_path, capsys):
@@ -288,6 +287,6 @@ def test_data_that_all_ranks_wait_for_is_told_as_that(tmp_path, capsys):
       Fault("gap", 25e-3, mechanism="data"),)), part_steps=100)
   document = report(tmp_path)
   assert document["waiting_for_data"] == pytest.approx(25e-3, rel=0.03)
-  assert document["verdict"].startswith("Every step waits 25.5 ms") and "for data" in document["verdict"]
+  assert document["verdict_code"] == Verdict.DATA_WAITS and "25.5 ms" in document["verdict"]
   assert cli.main(["report", str(tmp_path)]) == 0
   assert "data 43 % of the step" in " ".join(capsys.readouterr().out.split())

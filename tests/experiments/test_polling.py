@@ -67,6 +67,7 @@ def test_verdicts(change: list[float], again: list[float], within: tuple[float, 
   assert polling.verdict(change, again, within) == expected
 
 
+@pytest.mark.long
 def test_a_small_run() -> None:
   """Real processes. A bucket that never is what limits: the early rank is delayed, unless the machine is very busy."""
   found = polling.measure(SETUP)

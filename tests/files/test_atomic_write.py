@@ -166,7 +166,8 @@ def test_links_planted_in_a_run_directory_lead_nowhere(tmp_path):
   assert done.returncode == 0 and done.stdout.startswith("fine []"), (done.stdout, done.stderr[-3000:])
 
 
-@pytest.mark.parametrize("name", ["steps", "collectives", "hosts", "process"])
+@pytest.mark.parametrize("name", ["steps", *(pytest.param(name, marks=pytest.mark.long)
+                                           for name in ("collectives", "hosts", "process"))])
 def test_a_planted_folder_ends_the_recording_in_a_sentence(tmp_path, name):
   (tmp_path / "run").mkdir()
   (tmp_path / "elsewhere").mkdir()

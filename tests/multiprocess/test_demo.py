@@ -18,6 +18,7 @@ def start(*flags: str) -> subprocess.CompletedProcess[str]:
                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
 
 
+@pytest.mark.long
 def test_two_processes_of_which_one_is_late(tmp_path: pathlib.Path) -> None:
   done = start(f"--workdir={tmp_path}", "--nproc=2", "--steps=100", "--late_rank=1", "--late_ms=40",
                "--min_accuracy=0.8")

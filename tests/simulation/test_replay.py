@@ -18,6 +18,7 @@ from jaxpace.trace.along_axis import groups
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import RunError
 from tests.coordination.test_live import late_step
+from tests.quick import QUICK
 from tests.step import models
 from tests.step.running import P, mesh_of
 
@@ -181,7 +182,7 @@ def test_groups_along_the_data_axis():
 @pytest.mark.parametrize(("mesh", "share"),
                          [({"data": 4}, True), ({"data": 2}, False), ({"data": 2, "model": 2}, True)])
 def test_the_pacer_that_ran_live_decides_the_same_over_its_record(tmp_path, mesh, share):
-  """Bit for bit: the observations are rebuilt to the last bit, and it is the same `update`."""
+  """Bit for bit, compiled as a user's: the observations are rebuilt to the last bit, and it is the same `update`."""
   def pacer():
     return jaxpace.chain(jaxpace.pace_early_ranks(window=8, threshold=0.02, noise=0.0, cost=0.5, max_delay=5e-3),
                          by_half())
@@ -212,8 +213,11 @@ def test_the_pacer_that_ran_live_decides_the_same_over_its_record(tmp_path, mesh
     np.testing.assert_array_max_ulp(np.nan_to_num(seen.delays), np.nan_to_num(np.stack(delays)[:, group, own]), 1)
     np.testing.assert_array_equal(seen.step_time, np.stack(step_times)[:, group])
     replayed = replay(run, pacer(), ranks=group, shared=share, as_recorded=True)
-    np.testing.assert_array_equal(replayed.delays, np.stack(asked)[:, group])
-    assert replayed.agrees.all()
+    if QUICK:  # compiled another way than a user's, the two programs may round differently
+      np.testing.assert_allclose(replayed.delays, np.stack(asked)[:, group], rtol=1e-5)
+    else:
+      np.testing.assert_array_equal(replayed.delays, np.stack(asked)[:, group])
+      assert replayed.agrees.all()
     assert (replayed.delays > 0).any()
     other = replay(run, jaxpace.limit(pacer(), 1e-5), ranks=group, shared=share, as_recorded=True)
     assert not other.agrees.all()

@@ -7,12 +7,13 @@ import optax
 import pytest
 
 import jaxpace
+from tests.quick import QUICK
 from tests.step import models
 from tests.step.running import extra_operands, host_callbacks, mesh_of, pair, restless
 
-pytestmark = pytest.mark.optimized
+pytestmark = pytest.mark.optimized(always=True)
 
-STEPS = 200
+STEPS = 50 if QUICK else 200
 DTYPES = {"float32": (jnp.float32, jnp.float32), "bf16-compute": (jnp.float32, jnp.bfloat16),
           "bf16-params": (jnp.bfloat16, jnp.bfloat16)}
 
@@ -80,7 +81,7 @@ def sequences(ranks):
     ("float32", 4, True, jnp.tanh, {"clock": "auto", "pacer": restless()}),
     pytest.param("float32", 2, False, jax.nn.silu, {"clock": "callback", "pacer": restless(), "share": True},
                  marks=pytest.mark.long),
-    ("bf16-compute", 2, False, jnp.tanh, {"share": True}),
+    pytest.param("bf16-compute", 2, False, jnp.tanh, {"share": True}, marks=pytest.mark.long),
     pytest.param("bf16-compute", 4, True, jax.nn.gelu, {"pacer": restless(), "share": None},
                  marks=pytest.mark.long),
     ("bf16-params", 2, False, jax.nn.gelu, {"share": True, "pacer": restless()}),
@@ -89,7 +90,7 @@ def sequences(ranks):
     pytest.param("bf16-params", 8, False, jax.nn.silu, {"share": True},
                  marks=pytest.mark.long),
 ], ids=lambda value: getattr(value, "__name__", None) or (value if isinstance(value, str) else None))
-def test_a_transformer_block_after_200_steps(dtype, ranks, by_autodiff, act, settings):
+def test_a_transformer_block_after_many_steps(dtype, ranks, by_autodiff, act, settings):
   stored, compute = DTYPES[dtype]
   params = block_params(8, stored)
   state = (params, jax.tree.map(jnp.zeros_like, params))
@@ -119,7 +120,8 @@ def test_gradients_of_half_precision_alone(dtype):
 
 @pytest.mark.parametrize("tx", [
     optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)),
-    optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(0.05, momentum=0.9, nesterov=True)),
+    pytest.param(optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(0.05, momentum=0.9, nesterov=True)),
+                 marks=pytest.mark.long),
 ], ids=["clip-adam", "decay-nesterov"])
 def test_optax_transformations(tx):
   params = models.mlp_params()
