@@ -130,7 +130,8 @@ uint32_t LaneOf(int32_t device) {
   for (uint32_t lane = 0; lane < device_count; ++lane) {
     if (devices[lane] == device) return lane;
   }
-  return kMostLanes;
+  // Should XLA number a process's devices by themselves one day: in the same order.
+  return device >= 0 && static_cast<uint32_t>(device) < device_count ? static_cast<uint32_t>(device) : kMostLanes;
 }
 
 void Put(Ring* ring, uint64_t base, uint64_t index, int64_t ns, uint32_t tag) {
