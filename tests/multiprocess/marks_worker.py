@@ -5,30 +5,32 @@ import os
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
-
-from jax.sharding import PartitionSpec as P  # noqa: E402
-
-from jaxpace.trace.recorder import Recorder  # noqa: E402
-from tests.trace.marks.handmade import Handmade  # noqa: E402
-
-step = Handmade(layers=3)
-sharding = jax.NamedSharding(step.mesh, P("data"))
+from jaxpace.trace.recorder import Recorder
+from tests.trace.marks.handmade import Handmade
 
 
-def on_devices(values):
-  return jax.make_array_from_callback(values.shape, sharding, lambda place: values[place])
+def main():
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
+  step = Handmade(layers=3)
+  sharding = jax.NamedSharding(step.mesh, P("data"))
+
+  def on_devices(values):
+    return jax.make_array_from_callback(values.shape, sharding, lambda place: values[place])
+
+  x = on_devices(np.ones((4, 4), np.float32))
+  none = np.zeros((4, 4), np.float32)
+  late = none.copy()
+  late[2, 1] = 0.05
+  x = jax.block_until_ready(step(x, on_devices(none)))
+  with Recorder(os.environ["RUN"], step) as recorder:
+    for k in range(12):
+      x = step(x, on_devices(late if k == 7 else none))
+      recorder.record()
+  print("FACTS " + json.dumps({"lost": recorder.lost, "devices": [device.id for device in jax.local_devices()]}))
 
 
-x = on_devices(np.ones((4, 4), np.float32))
-none = np.zeros((4, 4), np.float32)
-late = none.copy()
-late[2, 1] = 0.05
-x = jax.block_until_ready(step(x, on_devices(none)))
-with Recorder(os.environ["RUN"], step) as recorder:
-  for k in range(12):
-    x = step(x, on_devices(late if k == 7 else none))
-    recorder.record()
-print("FACTS " + json.dumps({"lost": recorder.lost, "devices": [device.id for device in jax.local_devices()]}))
+if __name__ == "__main__":
+  main()
