@@ -116,28 +116,32 @@ def _sentence(flight: Flight, cause: Cause) -> str:
 def where_is(flight: Flight, rank: int, cause: Cause) -> str:
   """Says where a rank is instead, as what follows its name in a sentence."""
   where = flight.positions[rank]
-  ago = f" {seconds(where.quiet)} ago" if where.quiet is not None else ""
+  over = where.state == "gone" or not flight.running
+  ago = "" if where.quiet is None else (
+      f" {seconds(where.quiet)} {'before its process was last heard of' if over else 'ago'}")
+  is_in = "was" if over else "is"
   wait = next((one for one in cause.waits if rank in one.absent), cause.waits[0])
   execution = where.of(wait.meeting.program)
   current = where.current
   if cause.kind == "stuck":
-    return f"was in it when its process ended, or came to stand still{ago and ', after it had entered' + ago}"
+    return f"was in it when its process ended, or came to stand still{ago and '; it had entered' + ago}"
   if execution is not None and not execution.ended and execution.number == wait.meeting.number:
     if execution.last is None:
       place = f"has begun the call{ago}, and has entered no collective of it"
     else:
       each, turn, leaves = execution.last
       name = occurrence(flight.programs, execution.program, each, turn)
-      place = f"{'left' if leaves else 'entered'} {name}{ago}, and is in what follows"
+      place = f"{'left' if leaves else 'entered'} {name}{ago}, and {is_in} in what follows"
   elif current is not None and current is not execution and not current.ended:
     name = flight.programs.by_key[current.program].name
-    place = f"is in another program, {name}{', since' + ago if ago else ''}"
+    place = f"{is_in} in another program, {name}{ago and ', with its last mark' + ago}"
   else:
     last = "no call" if execution is None else f"call {execution.number}" if execution.number is not None else "calls"
-    place = (f"has not begun the call: its last mark, of {last}, was written{ago or ' before'}; its process is between "
-             "two steps, in Python (a data loader, a checkpoint, an evaluation)")
-  if where.state == "gone":
-    place += ". Its process has ended since, or stands still"
+    place = (f"has not begun the call: its last mark, of {last}, was written{ago or ' before'}; its process {is_in} "
+             "between two steps, in Python (a data loader, a checkpoint, an evaluation)")
+  others = {one.state for one in flight.positions.values()}
+  if where.state == "gone" and others != {"gone"}:
+    place += ". Its process has ended without a word, or stands still"
   elif where.state == "left":
     place += ". Its process has left its loop: its recording is closed"
   elif where.state == "failed":

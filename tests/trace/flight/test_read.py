@@ -129,7 +129,7 @@ def test_a_process_that_has_ended_is_told_by_its_number_or_its_silence(job):
   job.process(3, alive=0.5, wall=now - round(40e9) - job.machine.time)
   flight = read_flight(job.path)
   assert flight.positions[3].state == "gone"
-  assert told(flight)[0].places[0].endswith("Its process has ended since, or stands still.")
+  assert told(flight)[0].places[0].endswith("Its process has ended without a word, or stands still.")
 
 
 def test_a_job_that_was_killed_long_ago_does_not_run(job):
