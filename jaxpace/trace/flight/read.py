@@ -145,7 +145,7 @@ class _Reading:
     latest = max(self._lived.values(), default=0)
     running = bool(own)
     for process, lived in self._lived.items():
-      if self._vanished(process) or latest - lived > _GONE_SECONDS * 1e9:
+      if self._vanished(process, lived) or latest - lived > _GONE_SECONDS * 1e9:
         self._mark_gone(process)
       elif time.time_ns() - lived <= _GONE_SECONDS * 1e9:
         running = True
@@ -159,12 +159,15 @@ class _Reading:
     return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing), running,
                   run=str(info.get("run") or ""))
 
-  def _vanished(self, process: int) -> bool:
-    """Whether a process of this host is no more. Its number may be another's by now, which tells nothing."""
+  def _vanished(self, process: int, lived: int) -> bool:
+    """Whether a process of this host is no more, or stands still; `lived` is when it last lived, ns since 1970."""
     info = self._infos.get(process, {})
     pid = info.get("pid")
     if not isinstance(pid, int) or pid <= 0 or info.get("hostname") != socket.gethostname():
       return False
+    # Its number may be another's by then.
+    if time.time_ns() - lived > _GONE_SECONDS * 1e9:
+      return True
     try:
       os.kill(pid, 0)
     except ProcessLookupError:
