@@ -1,30 +1,73 @@
-"""The short way: a step that carries its own pace state and records it."""
+"""The short way: a step that records itself."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, overload
 
 import jax
 
+from jaxpace.core.recordable import Marked
 from jaxpace.step import checks
 from jaxpace.step.instrument import Instrumented
+from jaxpace.step.observe import observe
 from jaxpace.trace.recorder import Recorder
 
 
 class Recorded:
+  """A step that records itself at each call while it is open; made by `recorded`.
+
+  Attributes:
+    recorder: the `jaxpace.Recorder` in use, for `measure` and `lost`.
+  """
+
+  def __init__(self, recorder: Recorder) -> None:
+    self.recorder = recorder
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Runs one step, records it, and returns what the bare step would have."""
+    raise NotImplementedError
+
+  def __enter__(self) -> Self:
+    self.recorder.open()
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    self.recorder.__exit__(kind, error, trace)
+
+
+class RecordedObserved(Recorded):
+  """A jitted step, observed and recorded; made by `recorded`.
+
+  Attributes:
+    step: what `jaxpace.observe` returned; its `plan` tells what was found in the step. The bare step where nothing is
+      recorded.
+  """
+
+  def __init__(self, step: Callable[..., Any], recorder: Recorder) -> None:
+    super().__init__(recorder)
+    self.step = step
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Runs one step, records it, and returns its results."""
+    out = self.step(*args, **kwargs)
+    self.recorder.record()
+    return out
+
+
+class RecordedInstrumented(Recorded):
   """A compiled, instrumented step with the signature of the bare one; made by `recorded`.
 
   Attributes:
     pace: the pace state after the last call; checkpoint it, or replace it with a restored one.
-    recorder: the `jaxpace.Recorder` in use, for `measure` and `lost`.
   """
 
   def __init__(self, step: Callable[..., Any], recorder: Recorder, pace: Any) -> None:
+    super().__init__(recorder)
     self._step = step
-    self.recorder = recorder
     self.pace = pace
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -43,38 +86,47 @@ class Recorded:
     self.recorder.record(self.pace)
     return out
 
-  def __enter__(self) -> Recorded:
-    self.recorder.open()
-    return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-               trace: TracebackType | None) -> None:
-    self.recorder.__exit__(kind, error, trace)
+@overload
+def recorded(directory: str | os.PathLike[str] | None, paced: Callable[..., Any], **options: Any
+             ) -> RecordedObserved: ...
+
+
+@overload
+def recorded(directory: str | os.PathLike[str] | None, paced: Instrumented, step: Callable[..., Any],
+             mesh: jax.sharding.Mesh | None = None, *, devices: Sequence[jax.Device] | None = None, **options: Any
+             ) -> RecordedInstrumented: ...
 
 
 def recorded(
     directory: str | os.PathLike[str] | None,
-    paced: Instrumented,
-    step: Callable[..., Any],
+    paced: Any,
+    step: Callable[..., Any] | None = None,
     mesh: jax.sharding.Mesh | None = None,
     *,
     devices: Sequence[jax.Device] | None = None,
     **options: Any,
 ) -> Recorded:
-  """Makes `(pace, state, batch) -> (pace, out)` into `(state, batch) -> out` again, recorded while it is open.
+  """Observes and records a jitted step, in one line.
+
+      with jaxpace.recorded("runs/demo", step) as step:
+        for batch in batches:
+          state, metrics = step(state, batch)
+
+  That is `jaxpace.observe(step)`, and a `Recorder` whose `record` is called after each step. For an instrumented step
+  it makes `(pace, state, batch) -> (pace, out)` into `(state, batch) -> out` again, with the pace state kept in the
+  object instead of threaded:
 
       step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
       with jaxpace.recorded("runs/demo", paced, step, mesh) as step:
         for batch in batches:
           state, metrics = step(state, batch)
 
-  The same as `paced.init` and a `Recorder` by hand, with the pace state kept in the object instead of threaded.
-
   Args:
-    directory: run directory; None records nothing.
-    paced: what `jaxpace.instrument` returned.
-    step: the compiled function around `paced`, called with the pace state first. It may donate it.
-    mesh: the mesh of `jax.shard_map`.
+    directory: run directory; None records nothing, and a jitted step runs without marks.
+    paced: a jitted step, or what `jaxpace.observe` made of it; or what `jaxpace.instrument` returned, followed by
+    step: the compiled function around it, called with the pace state first. It may donate it.
+    mesh: of an instrumented step, the mesh of `jax.shard_map`.
     devices: for `jax.pmap` instead: `jax.local_devices()`.
     **options: options of `jaxpace.Recorder`, such as `config`.
 
@@ -82,11 +134,20 @@ def recorded(
     A context manager that yields the step.
 
   Raises:
-    TypeError: `paced` is not an instrumented function.
-    ValueError: neither or both of mesh and devices given.
+    TypeError: the step is neither jitted nor instrumented.
+    ValueError: of an instrumented step, neither or both of mesh and devices given.
   """
-  if not isinstance(paced, Instrumented):
-    raise TypeError("jaxpace.recorded takes what jaxpace.instrument returned, and then the compiled function around "
-                    f"it: recorded(directory, paced, step, mesh). Its second argument is {type(paced).__name__}.")
+  if step is None and not isinstance(paced, Instrumented):
+    if mesh is not None or devices is not None:
+      raise TypeError("jaxpace.recorded takes mesh and devices for an instrumented step; a jitted one has its own.")
+    if directory is None:
+      return RecordedObserved(paced, Recorder(None, None, **options))
+    observed: Any = paced if isinstance(paced, Marked) else observe(paced)
+    return RecordedObserved(observed, Recorder(directory, observed, **options))
+  if not isinstance(paced, Instrumented) or step is None:
+    wrong = "the third argument is missing" if step is None else f"the second argument is {type(paced).__name__}"
+    raise TypeError("jaxpace.recorded takes a jitted step, recorded(directory, step); or what jaxpace.instrument "
+                    "returned, and then the compiled function around it: recorded(directory, paced, step, mesh). Here "
+                    f"{wrong}.")
   recorder = Recorder(directory, paced, **options)
-  return Recorded(step, recorder, paced.init(mesh, devices=devices))
+  return RecordedInstrumented(step, recorder, paced.init(mesh, devices=devices))

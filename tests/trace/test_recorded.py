@@ -170,3 +170,59 @@ def test_steps_with_any_number_of_results_keep_them(mesh) -> None:
     expected = bare(*placed(mesh))
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def jitted_step():
+  """A step that is jitted as a whole over two devices, its input, and its state."""
+  mesh = jax.make_mesh((RANKS,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:RANKS])
+
+  def whole(state, batch):
+    loss, gradient = jax.value_and_grad(lambda weights: ((batch @ weights - 1) ** 2).mean())(state)
+    return state - jnp.float32(0.1) * gradient, loss
+
+  everywhere = jax.NamedSharding(mesh, P())
+  state = jax.device_put(jnp.ones(3, jnp.float32), everywhere)
+  return jax.jit(whole, out_shardings=(everywhere, everywhere)), jax.NamedSharding(mesh, P("data")), state
+
+
+@pytest.mark.optimized
+def test_one_line_observes_and_records_a_jitted_step(tmp_path: pathlib.Path) -> None:
+  step, sharding, state = jitted_step()
+  expected = state
+  for batch in batches():
+    expected, _ = step(expected, jax.device_put(batch, sharding))
+
+  with jaxpace.recorded(tmp_path / "run", step, config={"seed": 3}) as short:
+    for batch in batches():
+      state, loss = short(state, jax.device_put(batch, sharding))
+  np.testing.assert_array_equal(np.asarray(state), np.asarray(expected))
+  assert loss.shape == ()
+  run = read_run(tmp_path / "run")
+  assert run.ranks == RANKS and list(run.steps) == list(range(STEPS))
+  assert [one.kind for one in short.step.plan.programs[-1].collectives]
+
+
+def test_a_step_that_is_observed_already_is_recorded_as_it_is(tmp_path: pathlib.Path) -> None:
+  step, sharding, state = jitted_step()
+  observed = jaxpace.observe(step)
+  with jaxpace.recorded(tmp_path / "run", observed) as short:
+    short(state, jax.device_put(batches()[0], sharding))
+  assert short.step is observed
+
+
+def test_nothing_is_marked_where_nothing_is_recorded() -> None:
+  step, sharding, state = jitted_step()
+  with jaxpace.recorded(None, step) as short:
+    short(state, jax.device_put(batches()[0], sharding))
+    assert not short.recorder.recording
+  assert short.step is step
+
+
+def test_an_instrumented_step_needs_the_compiled_one_too(tmp_path: pathlib.Path, mesh: jax.sharding.Mesh) -> None:
+  paced, step, _, _ = compiled(mesh)
+  with pytest.raises(TypeError, match="the third argument is missing"):
+    jaxpace.recorded(tmp_path, paced)
+  with pytest.raises(TypeError, match="the second argument is"):
+    jaxpace.recorded(tmp_path, step, paced, mesh)
+  with pytest.raises(TypeError, match="a jitted one has its own"):
+    jaxpace.recorded(tmp_path, step, mesh=mesh)
