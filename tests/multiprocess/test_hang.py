@@ -11,6 +11,7 @@ import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.live.watchdog.events import read_events
+from jaxpace.trace.flight.read import read_flight
 from tests.docs.blocks import written
 from tests.multiprocess import jobs
 
@@ -37,14 +38,16 @@ def killed(tmp_path_factory):
         [sys.executable, "-m", "jaxpace", "launch", "--nproc", "2", "--", sys.executable, "train.py"], cwd=folder,
         text=True, stdout=output, stderr=subprocess.STDOUT,
         env=jobs.clean_environment(PATH=os.environ["PATH"], PYTHONPATH=str(jobs.ROOT)))
+    directory = folder / "runs" / "hang"
     try:
-      directory = folder / "runs" / "hang"
       events = awaited(lambda: [event for event in read_events(directory) if event["event"] == "late"], 60)
+      awaited(lambda: "in the step" in (folder / "output").read_text(), 10)
     finally:
       # Its processes go with it, by the same signal.
       job.send_signal(signal.SIGKILL)
       job.wait()
   assert events, (folder / "output").read_text()
+  assert awaited(lambda: not read_flight(directory).running, 30), "the kernel ends them a moment later"
   return folder, events
 
 
