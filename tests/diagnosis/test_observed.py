@@ -12,6 +12,7 @@ from jaxpace.core.detail import is_detailed
 from jaxpace.diagnosis.codes import Evidence, Note, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
+from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.testing.made_up_observed import LayerFault, ObservedJob, information, places, rows, simulate, write
 from jaxpace.trace import many_collectives, rundir
@@ -230,3 +231,14 @@ def test_steps_without_any_row_of_collectives(tmp_path):
   write_parts(tmp_path, JOB, lambda c: np.zeros(len(c["step"]), bool))
   diagnosis = diagnose(read_run(tmp_path))
   assert diagnosis.findings == ()
+
+
+def test_a_growing_run_is_followed_by_the_sums_of_its_steps(tmp_path):
+  job = faulty(LayerFault("late", 6e-3, (5,), layer=2), every=10)
+  truth = write(tmp_path, job)
+  look = Follower(tmp_path).poll(0.0, 0.0)
+  numbers = look.numbers
+  assert numbers.late[0].rank == 5 and numbers.late[0].lateness == pytest.approx(6e-3, rel=0.05)
+  assert numbers.mean == pytest.approx((truth.busy + truth.wait).sum(axis=0)[:, -100:].mean(), rel=0.01)
+  assert sum(numbers.shares.values()) == pytest.approx(1)
+  assert numbers.silent == () and numbers.untold == ""

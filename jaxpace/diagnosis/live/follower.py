@@ -19,6 +19,7 @@ from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
 from jaxpace.trace.follow import window as windows
 from jaxpace.trace.follow.columns import Columns, joined
 from jaxpace.trace.follow.parts import PartFollower, PartRows
+from jaxpace.trace.marks.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 from jaxpace.trace.rundir import RUN_FILE, read_json
@@ -107,10 +108,12 @@ class Follower:
       ranks = _number(self._info, "ranks") or max((1 + max(p.ranks, default=-1) for p in self._processes.processes),
                                                   default=0)
       plan = self._info.get("plan")
-      planned = plan.get("collectives") if isinstance(plan, dict) else None
+      planned = plan.get("collectives") if isinstance(plan, dict) and not self._observed else None
       self._window = windows.Window(windows.kept_steps(ranks, len(planned) if isinstance(planned, list) else 1,
                                                        self._steps + 2), ranks)
     window, any_new, counts = self._window, False, False
+    if self._observed:
+      return self._read_sums(window, now, unix)
     for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
       any_new, counts = window.add_collectives(rows, now) or any_new, True
     self._stamped = self._stamped or counts
@@ -122,6 +125,29 @@ class Follower:
     if written is not None:
       self._newest = now if self._newest is not None else now - max(0.0, unix - written)
     return any_new
+
+  @property
+  def _observed(self) -> bool:
+    """Whether the run is of an observed step: hundreds of collectives, of which only some steps have rows."""
+    return self._info.get("clock") == OBSERVED_CLOCK
+
+  def _read_sums(self, window: windows.Window, now: float, unix: float) -> bool:
+    """Reads the new parts of an observed run: the sums of its steps, as of one collective in which all ranks meet."""
+    any_new = False
+    columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *windows.SUMS_COLUMNS)
+    for rows in _pieces(self._rows.poll(columns, window.size)):
+      any_new = window.add_steps(rows, now, True) or any_new
+    self._stamped = True
+    if self._rows.newest_unix is not None:
+      self._newest = now if self._newest is not None else now - max(0.0, unix - self._rows.newest_unix)
+    return any_new
+
+  def _of_sums(self) -> dict[str, Any]:
+    """`run.json` of the run as it is shown: without the groups of its collectives where these are taken for one."""
+    if not self._observed:
+      return self._info
+    entry = {"slot": 0, "name": "all collectives of the step"}
+    return {**self._info, "settings": {}, "plan": {"collectives": [entry], "clock": OBSERVED_CLOCK}}
 
   def _update(self, now: float) -> None:
     assert self._window is not None
@@ -153,7 +179,7 @@ class Follower:
 
   def _cut(self, first: int, last: int) -> Run:
     assert self._window is not None
-    return self._window.run(first, last, self._path, self._info, self._processes.processes)
+    return self._window.run(first, last, self._path, self._of_sums(), self._processes.processes)
 
   def _look(self, now: float, events: tuple[Event, ...]) -> Snapshot:
     window, numbers, seen = self._window, self._numbers, self._processes.seen

@@ -23,6 +23,8 @@ RANKS = 1 << 17
 """Rank numbers from here on are damaged."""
 STEPS_COLUMNS = ("step", "rank", "process", "attempt", "gap_ns", "delay_applied_ns", *CAUSES)
 COLLECTIVES_COLUMNS = ("step", "rank", "process", "attempt", "collective", "enter_ns", "exit_ns")
+SUMS_COLUMNS = ("sync_ns", "last_exit_ns")
+"""Of observed steps: see `Window.add_steps`."""
 GUARD_COLUMNS = tuple(f"decision_{name}" for name in GUARD)
 _LARGEST_STEP = 1 << 53
 _SILENT = 15.0
@@ -98,6 +100,9 @@ class Window:
   def add_steps(self, data: Columns, now: float, leads: bool) -> bool:
     """Takes rows of the table `steps` in.
 
+    Of an observed step they hold the time in all its collectives together and the last exit: that is taken for one
+    collective, which ranks enter when they have been busy for as long as they were in the whole step.
+
     Args:
       data: the rows.
       now: seconds, monotonic.
@@ -120,6 +125,13 @@ class Window:
         if name not in self._causes:
           self._causes[name] = np.full((self._ranks, self.size), np.nan, np.float32)
         self._causes[name][ranks, at] = _seconds(data[column][rows])
+    if all(name in data for name in SUMS_COLUMNS):
+      leave, waited = (data[name][rows] for name in reversed(SUMS_COLUMNS))
+      known = (leave != MISSING) & (waited != MISSING)
+      times = self._slots.setdefault(0, _no_times((self._ranks, self.size)))
+      own = ranks[known], at[known]
+      times.enter_ns[own], times.exit_ns[own] = leave[known] - waited[known], leave[known]
+      times.attempt[own] = self.attempt
     if leads and "end_ns" in data:
       self._end[ranks, at] = data["end_ns"][rows]
     guards = [name for name in GUARD_COLUMNS if name in data]
