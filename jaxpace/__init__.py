@@ -19,10 +19,13 @@ if TYPE_CHECKING:
   from jaxpace.coordination.lengths import fit_costs as fit_costs
   from jaxpace.coordination.share_work import share_work as share_work
   from jaxpace.coordination.steer import steerable as steerable
+  from jaxpace.coordination.take_turns import take_turns as take_turns
   from jaxpace.core.pace import PaceState as PaceState
   from jaxpace.core.plan import Plan as Plan
   from jaxpace.core.types import Balancer as Balancer
   from jaxpace.core.types import Decision as Decision
+  from jaxpace.core.types import Hold as Hold
+  from jaxpace.core.types import Moment as Moment
   from jaxpace.core.types import Observation as Observation
   from jaxpace.core.types import Pacer as Pacer
   from jaxpace.live.control.control import Control as Control
@@ -48,8 +51,10 @@ _HOMES = {
     "Balancer": "core.types",
     "Control": "live.control.control",
     "Decision": "core.types",
+    "Hold": "core.types",
     "Housekeeper": "live.housekeeping.keeper",
     "Knobs": "coordination.knobs",
+    "Moment": "core.types",
     "Observation": "core.types",
     "PaceState": "core.pace",
     "Pacer": "core.types",
@@ -82,6 +87,7 @@ _HOMES = {
     "shares": "step.shares",
     "spec": "step.instrument",
     "steerable": "coordination.steer",
+    "take_turns": "coordination.take_turns",
 }
 """Where each public name lives. It is imported when first used: the `jaxpace` command must not wait for JAX."""
 

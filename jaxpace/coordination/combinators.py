@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.coordination import settings
 from jaxpace.core.durations import bounded
-from jaxpace.core.types import Decision, Observation, Pacer, PacerState
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState
 
 _ZERO = np.float32(0)
 
@@ -22,6 +22,8 @@ def chain(*pacers: Pacer) -> Pacer:
   Delays don't add up. So no rank is held longer than the pacer that asked most would have held it by itself: what each
   guarantees (a longest delay, a cost) holds for the chain with the largest of their bounds. All see the same
   observation, whose delays are those applied, whoever asked for them.
+
+  Of pacers that hold collectives back, the longest hold is done, and it is listened while any of them wants to.
 
   Of token buckets (`pace_early_ranks`) each pays for all that is held back. A step is held back by at most the longest
   delay, which was in its owner's bucket, so that bucket is never overdrawn, and the sum of L stays within
@@ -62,11 +64,21 @@ def chain(*pacers: Pacer) -> Pacer:
       info |= {(name if name not in info else f"{name}_{place}"): value for name, value in decision.info.items()}
     return Decision(longest, info), tuple(after)
 
-  return Pacer(init, update)
+  def hold(moment: Moment, state: tuple[PacerState, ...]) -> tuple[Hold, tuple[PacerState, ...]]:
+    longest, listen, after = jnp.float32(0), jnp.zeros((), jnp.bool_), []
+    for pacer, own in zip(pacers, state, strict=True):
+      if pacer.hold is not None:
+        asked, own = pacer.hold(moment, own)
+        longest = jnp.where(asked.seconds > longest, asked.seconds, longest)
+        listen = listen | asked.listen
+      after.append(own)
+    return Hold(longest, listen), tuple(after)
+
+  return Pacer(init, update, hold if any(pacer.hold is not None for pacer in pacers) else None)
 
 
 def limit(pacer: Pacer, max_delay: float) -> Pacer:
-  """Cuts a pacer's delays to [0, max_delay]; NaN and negative ones to 0.
+  """Cuts a pacer's delays, and each hold before a collective, to [0, max_delay]; NaN and negative ones to 0.
 
   Args:
     pacer: whose delays to cut.
@@ -85,7 +97,15 @@ def limit(pacer: Pacer, max_delay: float) -> Pacer:
     decision, state = pacer.update(observation, state)
     return decision._replace(delay=bounded(decision.delay, most)), state
 
-  return Pacer(pacer.init, update)
+  inner_hold = pacer.hold
+  if inner_hold is None:
+    return Pacer(pacer.init, update)
+
+  def hold(moment: Moment, state: PacerState) -> tuple[Hold, PacerState]:
+    asked, state = inner_hold(moment, state)
+    return asked._replace(seconds=bounded(asked.seconds, most)), state
+
+  return Pacer(pacer.init, update, hold)
 
 
 def only_ranks(pacer: Pacer, ranks: Sequence[int]) -> Pacer:
@@ -99,9 +119,13 @@ def only_ranks(pacer: Pacer, ranks: Sequence[int]) -> Pacer:
     A pacer with the same state and columns.
 
   Raises:
-    ValueError: an index is not a whole number from 0, or, when it is initialised or traced, there is no such rank.
+    ValueError: an index is not a whole number from 0, or, when it is initialised or traced, there is no such rank; or
+      the pacer holds collectives back, which all ranks must do alike.
   """
   settings.pacers(pacer)
+  if pacer.hold is not None:
+    raise ValueError("jaxpace.only_ranks was given a pacer that holds collectives back, such as jaxpace.take_turns(): "
+                     "all ranks must hold alike. Leave only_ranks out.")
   try:
     chosen = sorted({operator.index(rank) for rank in ranks})
   except TypeError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.coordination import settings, trial
 from jaxpace.core.durations import valid
-from jaxpace.core.types import Decision, Observation, Pacer, PacerState
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState
 
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 _LAG = 1
@@ -26,13 +26,15 @@ class Guard(NamedTuple):
   inner: PacerState
   trial: trial.Trial  # [] the same on all ranks where step times are shared
   before: jax.Array  # [] int32, tag of the step before the one being run
-  asked: jax.Array  # [] bool, whether any rank was delayed in that step
+  asked: jax.Array  # [] bool, whether any rank was delayed, or a collective held back, in that step
   shared: jax.Array  # [] bool, a `job_step_time` was seen
 
 
 def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,
           settle: int = 1, patience: int = 512, retry: int = 10_000) -> Pacer:
   """Wraps a pacer, measures on the running job whether its delays make steps shorter, and lets them through only then.
+
+  So with what it holds back before collectives (`take_turns`): in blocks without, nothing is held and nobody listens.
 
   Pairs of blocks, with the delays and without, in an order that a hash of (key, pair) gives: the same on all ranks and
   in every run, without a message. Where delays are held back they are exactly 0; the pacer goes on observing. The
@@ -91,6 +93,8 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     decision, inner = pacer.update(observation, state.inner)
     now = state.trial.tag  # of the step observed
     asked = jnp.any(valid(observation.delays) & (observation.delays > _ZERO))
+    if not isinstance(observation.holds, tuple):
+      asked |= jnp.any(valid(observation.holds) & (observation.holds > _ZERO))
     shared = state.shared | valid(observation.job_step_time)
     # What ranks judged by themselves until the first step time arrived is forgotten: from here on they are alike.
     begins = shared & jnp.logical_not(state.shared)
@@ -113,4 +117,14 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     return Decision(delay, info), Guard(
         inner, trial=after, before=jnp.where(begins, none, now), asked=asked, shared=shared)
 
-  return Pacer(init, update)
+  inner_hold = pacer.hold
+  if inner_hold is None:
+    return Pacer(init, update)
+
+  def hold(moment: Moment, state: Guard) -> tuple[Hold, Guard]:
+    asked, after = inner_hold(moment, state.inner)
+    on = trial.is_on(state.trial)
+    inner = jax.tree.map(lambda new, old: jnp.where(on, new, old), after, state.inner)
+    return Hold(jnp.where(on, asked.seconds, _ZERO), asked.listen & on), state._replace(inner=inner)
+
+  return Pacer(init, update, hold)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpace.coordination import settings
 from jaxpace.coordination.knobs import Knobs, Switch
 from jaxpace.core.durations import bounded
-from jaxpace.core.types import Decision, Observation, Pacer, PacerState
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState
 
 _NO_STEP = np.iinfo(np.int32).max
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
@@ -45,7 +45,8 @@ def steerable(pacer: Pacer) -> Pacer:
   """Makes a pacer that `jaxpace.Control` can change while the job runs: on and off, delay, threshold, ranks, steps.
 
   The settings are arrays in the state, so nothing is compiled again. Where pacing is not allowed the delay is exactly
-  0, and the pacer goes on observing. A longest delay cuts every pacer's delays. The threshold, and a longest
+  0, and the pacer goes on observing; nothing is held back before collectives, either, which needs all ranks. A longest
+  delay cuts every pacer's delays and holds. The threshold, and a longest
   delay above the one that the pacer was made with, reach pacers that read their `jaxpace.Knobs`:
   `pace_early_ranks` does.
 
@@ -89,4 +90,19 @@ def steerable(pacer: Pacer) -> Pacer:
     info = {**decision.info, "allowed": allowed.astype(jnp.float32)}
     return Decision(delay, info), Steered(steering, inner)
 
-  return Pacer(init, update)
+  inner_hold = pacer.hold
+  if inner_hold is None:
+    return Pacer(init, update)
+
+  def hold(moment: Moment, state: Steered) -> tuple[Hold, Steered]:
+    steering = state.steering
+    asked, after = inner_hold(moment, state.inner)
+    # One rank that holds holds all: it is allowed to all of them, or to none.
+    allowed = steering.enabled & jnp.all(steering.ranks)
+    allowed &= (moment.step >= steering.from_step) & (moment.step < steering.until_step)
+    most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
+    inner = jax.tree.map(lambda new, old: jnp.where(allowed, new, old), after, state.inner)
+    seconds = jnp.where(allowed, bounded(asked.seconds, most), _ZERO)
+    return Hold(seconds, asked.listen & allowed), Steered(steering, inner)
+
+  return Pacer(init, update, hold)

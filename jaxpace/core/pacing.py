@@ -14,9 +14,13 @@ import numpy as np
 
 from jaxpace.core import arrivals as said
 from jaxpace.core import ring
-from jaxpace.core.types import Decision, Observation, Pacer
+from jaxpace.core.durations import bounded, valid
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
 
 _NAN = np.float32(np.nan)
+MOST_LISTENED = 128
+"""Times a job listens before one collective, at most, whatever a pacer asks."""
+
 
 
 class Shared(NamedTuple):
@@ -52,8 +56,8 @@ def over_before(carrier: int | None, slots: int) -> np.ndarray:
 
 
 def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.Array,
-            waits: jax.Array, step_time: jax.Array, shared: Shared
-            ) -> tuple[Observation, jax.Array]:
+            waits: jax.Array, step_time: jax.Array, shared: Shared,
+            holds: jax.Array | tuple[()] = ()) -> tuple[Observation, jax.Array]:
   """Makes what a rank's pacer sees of a step.
 
   R ranks, S slots, float32 seconds, NaN where not known.
@@ -66,6 +70,7 @@ def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.A
     waits: [S] own exit - enter of each collective.
     step_time: [] own last exit to own last exit.
     shared: what all ranks know alike.
+    holds: [S] asked for and listened before each collective; () where nothing can be held.
 
   Returns:
     The observation, and [S] own estimates of each collective's own time, which the next step's
@@ -75,7 +80,7 @@ def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.A
   observation = Observation(
       step=step, rank=rank, arrivals=arrivals, delays=delays, waits=waits, step_time=step_time,
       job_step_time=shared.step_time, job_transfers=shared.transfers,
-      job_transfers_now=said.transfers_now(shared.waits, arrivals, delays))
+      job_transfers_now=said.transfers_now(shared.waits, arrivals, delays), holds=holds)
   return observation, transfers
 
 
@@ -100,6 +105,60 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
   return Decision(delay, info), after
 
 
+def before_collective(step: jax.Array, slot: int | jax.Array, step_held: jax.Array) -> Moment:
+  """Makes the moment at which a pacer is first asked before a collective.
+
+  Args:
+    step: [] int32, the step under way.
+    slot: place of the collective in the step.
+    step_held: [] float32 s, asked for and listened before this step's earlier collectives.
+  """
+  zero = jnp.float32(0)
+  return Moment(step, jnp.asarray(slot, jnp.int32), jnp.float32(_NAN), jnp.int32(0), zero,
+                step_held)
+
+
+def listened(moment: Moment, asked: Hold, heard: jax.Array) -> Moment:
+  """Makes the moment after a pacer's `hold` was followed, and it was listened.
+
+  Args:
+    moment: at which it was asked.
+    asked: as `hold_back` returned it.
+    heard: [] float32 s, what listening took; NaN where that isn't known.
+  """
+  took = asked.seconds + jnp.where(valid(heard), heard, np.float32(0))
+  return moment._replace(heard=heard, listened=moment.listened + np.int32(1),
+                         held=moment.held + took, step_held=moment.step_held + took)
+
+
+def hold_back(pacer: Pacer, moment: Moment, state: Any, max_hold: float) -> tuple[Hold, Any]:
+  """Asks a pacer how long to hold a collective back, within bounds.
+
+  Args:
+    pacer: one that has a `hold`.
+    moment: before the collective.
+    state: the pacer's.
+    max_hold: s, all that is asked for and listened in one step is at most this, but for what the
+      last time of listening takes.
+
+  Returns:
+    What is to be done, and the state after.
+
+  Raises:
+    ValueError: the pacer didn't return what a pacer must.
+  """
+  assert pacer.hold is not None
+  asked, after = pacer.hold(moment, state)
+  if not isinstance(asked, Hold):
+    raise ValueError(f"pacer.hold must return (Hold, state); the first is a {type(asked).__name__}.")
+  _same_state("pacer.hold", after, state)
+  left = jnp.maximum(np.float32(max_hold) - moment.step_held, np.float32(0))
+  seconds = bounded(_scalar(asked.seconds), left)
+  again = jnp.asarray(asked.listen).astype(jnp.bool_).reshape(())
+  again &= (seconds < left) & (moment.listened < np.int32(MOST_LISTENED))
+  return Hold(seconds, again), after
+
+
 def _scalar(value: Any) -> jax.Array:
   return jnp.asarray(value).astype(jnp.float32).reshape(())
 
@@ -113,12 +172,17 @@ def _checked(made: Any, after: Any, before: Any) -> tuple[str, ...]:
     raise ValueError(f"A pacer may record {ring.MAX_DECISIONS} columns a step; this one has "
                      f"{len(made.info)}: {', '.join(sorted(made.info))}.")
 
+  _same_state("pacer.update", after, before)
+  return tuple(sorted(made.info))
+
+
+def _same_state(who: str, after: Any, before: Any) -> None:
+  """Raises ValueError unless the state after is as the one before, but for its values."""
   def describe(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf).name), tree)
 
   given: Any = jax.tree.structure(before)
   if jax.tree.structure(after) != given or describe(after) != describe(before):
-    raise ValueError("pacer.update must return a state of the same structure, shapes and dtypes as "
-                     "it was given: it is carried from step to step.\nGiven:    "
-                     f"{describe(before)}\nReturned: {describe(after)}")
-  return tuple(sorted(made.info))
+    raise ValueError(f"{who} must return a state of the same structure, shapes and dtypes as it "
+                     f"was given: it is carried from step to step.\nGiven:    {describe(before)}\n"
+                     f"Returned: {describe(after)}")

@@ -42,6 +42,9 @@ class Observation(NamedTuple):
   job_transfers_now: jax.Array = _NOTHING
   # [R] int32 micro-batches that each rank ran in this step, where work is shared by speed; else ()
   counts: jax.Array | tuple[()] = ()
+  # [S] what was held before each collective, the same on all ranks: the sum of what `Pacer.hold`
+  # asked for and of what listening took; () where nothing can be held
+  holds: jax.Array | tuple[()] = ()
 
 
 class Decision(NamedTuple):
@@ -49,6 +52,28 @@ class Decision(NamedTuple):
 
   delay: jax.Array  # [] float32 s, 0 <= delay; 0 when passive
   info: dict[str, jax.Array]  # named float32 scalars for the trace; diagnosed, never carried
+
+
+class Moment(NamedTuple):
+  """What a job knows before one of its collectives. The same on all ranks, or they would not meet."""
+
+  step: jax.Array  # [] int32, index of the step under way
+  slot: jax.Array  # [] int32, place of the collective among the step's
+  # [] float32 s, what listening took just now: the shortest wait of any rank in a tiny collective;
+  # NaN before the first time
+  heard: jax.Array
+  listened: jax.Array  # [] int32, times it was listened before this collective
+  held: jax.Array  # [] float32 s, asked for and listened before this collective so far
+  step_held: jax.Array  # [] float32 s, the same before all of this step's so far, this one included
+
+
+class Hold(NamedTuple):
+  """What a pacer asks for before a collective."""
+
+  # [] float32 s, 0 <= seconds: so long after the job's last collective, or listening, was over does
+  # the next one begin, at the earliest; 0 for at once
+  seconds: jax.Array
+  listen: jax.Array  # [] bool: then listen, and ask again; else the collective itself begins
 
 
 class PacerInit(Protocol):
@@ -60,16 +85,26 @@ class PacerUpdate(Protocol):
                ) -> tuple[Decision, PacerState]: ...
 
 
+class PacerHold(Protocol):
+  def __call__(self, moment: Moment, state: PacerState) -> tuple[Hold, PacerState]: ...
+
+
 class Pacer(NamedTuple):
-  """A pair of pure functions, after the manner of an optax transformation.
+  """Two pure functions or three, after the manner of an optax transformation.
 
   `init(ranks)` makes the state of one rank in a job of that many ranks. `update(observation,
   state)` must be jittable, use no clock and no collective, and depend on nothing but its arguments:
   the same function runs in the live step, in the simulator and in the replay of a recorded run.
+
+  `hold(moment, state)` is asked before each stamped collective: how long to hold it back, and
+  whether to listen first; after listening it is asked again. All ranks must answer alike, so it
+  decides from what is the same on all of them: the moment, and what `update` has put into the state
+  of such values. It is as pure as `update`. None, as most pacers have it: nothing is held.
   """
 
   init: PacerInit
   update: PacerUpdate
+  hold: PacerHold | None = None
 
 
 class BalancerUpdate(Protocol):

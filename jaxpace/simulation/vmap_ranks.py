@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxpace.core import pacing
 from jaxpace.core.types import Decision, Observation, Pacer
 
-OWN = Observation._make(name in ("rank", "waits") for name in Observation._fields)._replace(counts=())
+OWN = Observation._make(name in ("rank", "waits") for name in Observation._fields)._replace(counts=(), holds=())
 """What of an observation differs between the ranks of a job whose collectives all ranks leave together."""
 
 

@@ -34,6 +34,10 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
   if pacer is not None and not isinstance(pacer, Pacer):
     raise ValueError(f"pacer={pacer!r} is not a Pacer. Pass what a factory returns, or "
                      "jaxpace.Pacer(init, update), or None to record only.")
+  if isinstance(pacer, Pacer) and pacer.hold is not None:
+    raise ValueError("This pacer holds collectives back (jaxpace.take_turns does), which is simulated only so far: "
+                     "jaxpace.instrument can't do it yet. Pass a pacer without a hold, such as "
+                     "jaxpace.interleave_jobs().")
   if clock not in CLOCKS:
     raise ValueError(f"clock={clock!r} is not known. Use one of: {', '.join(CLOCKS)}.")
   if share not in ("auto", True, False, None):

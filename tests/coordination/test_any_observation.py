@@ -17,6 +17,7 @@ EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.
 ALONE = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0, max_delay=MOST,
                                  unshared=1e-3)
 SHIFT = jaxpace.interleave_jobs(max_delay=MOST, floor=1e-3, budget=1.0, key=3)
+TURNS = jaxpace.take_turns(key=3, floor=1e-3, learn=4, trial=4, retry=4)
 PACERS = {
     "pace_early_ranks": jaxpace.pace_early_ranks(window=8, cost=1.0, max_delay=MOST),
     "pace_early_ranks eager": EAGER,
@@ -30,6 +31,8 @@ PACERS = {
     "only_ranks": jaxpace.only_ranks(EAGER, [0, 1]),
     "guard": jaxpace.guard(EAGER, block=2, settle=0, retry=2),
     "guard of chain": jaxpace.guard(jaxpace.chain(ALONE, SHIFT), block=2, settle=0, retry=2),
+    "take_turns": TURNS,
+    "chain with take_turns": jaxpace.chain(EAGER, TURNS),
     "steerable": jaxpace.steerable(EAGER),
     "share_work": jaxpace.steerable(jaxpace.chain(EAGER, jaxpace.share_work(
         jaxpace.share_by_speed(32, 16, window=8), guarded=True, block=2, settle=0))),
@@ -47,9 +50,10 @@ def field(*shape):
       lambda wild: None if wild is None else np.asarray(wild, np.float32))
 
 
-_FIELDS = st.tuples(field(RANKS), field(RANKS), field(SLOTS), field(), field(), field(SLOTS), field(SLOTS))
+_FIELDS = st.tuples(field(RANKS), field(RANKS), field(SLOTS), field(), field(), field(SLOTS), field(SLOTS),
+                    field(SLOTS))
 _JUNK = st.tuples(st.just(1), _WHOLE, st.one_of(st.integers(-1, RANKS), _WHOLE), _FIELDS)
-_PLAIN = st.tuples(st.integers(1, 12), st.integers(0, 100), st.integers(0, RANKS - 1), st.just((None,) * 7))
+_PLAIN = st.tuples(st.integers(1, 12), st.integers(0, 100), st.integers(0, RANKS - 1), st.just((None,) * 8))
 
 
 def observations(runs):
@@ -61,14 +65,15 @@ def observations(runs):
 
 def observed(step, rank, fields):
   tame = plain(step, rank)
-  return Observation(*tame[:2], *(own if wild is None else wild for wild, own in zip(fields, tame[2:9], strict=True)))
+  made = [own if wild is None else wild for wild, own in zip(fields, (*tame[2:9], tame.holds), strict=True)]
+  return Observation(*tame[:2], *made[:-1], holds=made[-1])
 
 
 def plain(step, rank):
   f32 = np.float32
   return Observation(np.int32(step), np.int32(rank), 1e-2 * np.arange(1, 1 + RANKS, dtype=f32), np.zeros(RANKS, f32),
                      np.full(SLOTS, 3e-2, f32), f32(5e-2), f32(5e-2), np.asarray([3e-3, 2e-3, 1e-3], f32),
-                     np.asarray([3e-3, 2e-3, np.nan], f32))
+                     np.asarray([3e-3, 2e-3, np.nan], f32), holds=np.zeros(SLOTS, f32))
 
 
 def check(decision):
@@ -92,7 +97,8 @@ def test_each_of_them_does_delay(name):
   for k in range(80):
     decision, state = COMPILED[name](plain(k, 0), state)
     delays.append(float(decision.delay))
-  if name not in ("interleave_jobs floor seen", "limit of anything"):  # see no contention; see a delay below zero
+  # See no contention; see a delay below zero; holds, and delays nothing.
+  if name not in ("interleave_jobs floor seen", "limit of anything", "take_turns"):
     assert max(delays) > 0
 
 
@@ -125,7 +131,7 @@ def test_the_same_without_compilation(name, seen):
 
 
 POISON = [name for name in PACERS if not name.startswith(("limit", "guard", "steerable guard"))
-          and name != "interleave_jobs floor seen"]
+          and name not in ("interleave_jobs floor seen", "take_turns")]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])

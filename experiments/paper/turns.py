@@ -1,0 +1,243 @@
+"""Table 1 of the paper with `jaxpace.take_turns`: worlds on record, jobs that listen before they send.
+
+    python -m experiments.paper.turns
+
+Some ten minutes of a processor; what was interrupted goes on where it was.
+
+The worlds are those of `experiments.paper.table1`, fitted to the baseline columns alone, as they are on record. Draws
+are of the same laws. The constants of `take_turns` were chosen by trying them in every other world (the first, third,
+...) on other draws; the page tells the worlds that it was not tried in apart. What listening hears is a model:
+see `jaxpace.simulation.turns.Ear`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+import jaxpace
+from experiments.lib import measured
+from experiments.paper import literal, paced, quick, turns_page
+from experiments.paper import world as worlds
+from jaxpace.core.types import Pacer
+from jaxpace.simulation import turns
+from jaxpace.simulation.job import Shape
+
+WORLDS = pathlib.Path("docs/measurements/table1_worlds.json")
+OUT = pathlib.Path("docs/measurements/table1_turns.json")
+KEY, TINY, BLOCK = 2028, 0.01, 64
+"""Of the draws; what listening takes, as a share of this job's mean bucket; steps of a block of the guard."""
+_NEVER = 1e9
+
+
+class Arm(NamedTuple):
+  """One way to run the worlds."""
+
+  about: str
+  obeys: tuple[bool, bool] = (True, True)  # this job, its neighbour
+  ear: turns.Ear = turns.Ear()
+  alone: bool = False  # the neighbour never begins
+  harmless: bool = False  # the neighbour is heard, and takes nothing
+  guarded: bool = False  # longer runs, of some worlds
+
+
+ARMS = {
+    "both": Arm("both take turns"),
+    "both_5": Arm("both, 5 % of the readings wrong", ear=turns.Ear(wrong=0.05)),
+    "one": Arm("this job alone takes turns", (True, False)),
+    "alone": Arm("null: no neighbour, other traffic as it is", alone=True),
+    "harmless": Arm("null: a neighbour that is heard and takes nothing", (True, False), harmless=True),
+    "one_guarded": Arm("this job alone, under the guard", (True, False), guarded=True),
+}
+
+
+def make(key: int, guarded: bool = False) -> Pacer:
+  """The pacer of a job."""
+  pacer = jaxpace.take_turns(key=key)
+  return jaxpace.guard(pacer, block=BLOCK, key=key) if guarded else pacer
+
+
+def states(guarded: bool) -> Any:
+  """Both jobs' states before the first step, stacked."""
+  return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]),
+                      *[make(key, guarded).init(1) for key in (1, 2)])
+
+
+def drawer(nodes: int, steps: int, pauses: tuple[float, float]) -> Callable[..., turns.Drawn]:
+  """Makes a function (key, worlds [W]) -> what both jobs do, by themselves."""
+
+  def one(key: jax.Array, world: worlds.World) -> turns.Drawn:
+    first, second = jax.random.split(key)
+    keys = jax.random.split(first, 2)
+    ours = quick.drafts(Shape(nodes * worlds.PER_NODE, worlds.PER_NODE), steps, keys[0],
+                        worlds.job(world, nodes, pauses, worlds.ON))
+    theirs = quick.drafts(Shape(1, overlap=False), steps, keys[1], worlds.neighbour(world, nodes))
+    start = jax.random.uniform(second) * worlds.alone(world, nodes)
+    speeds = jnp.stack([jnp.float32(1), worlds.together(world, worlds.ON)])
+    tiny = jnp.full((2,), np.float32(TINY)) * jnp.mean(ours.transfers)
+    return turns.Drawn(jnp.stack([ours.ready, theirs.ready]), jnp.stack([ours.transfers, theirs.transfers]),
+                       jnp.stack([jnp.float32(0), start]), speeds, tiny, jnp.ones((2,), bool))
+
+  return jax.jit(jax.vmap(one, in_axes=(None, 0)))
+
+
+def scene(drawn: turns.Drawn, arm: Arm, obeys: tuple[bool, bool]) -> turns.Drawn:
+  """What an arm makes of it."""
+  drawn = drawn._replace(obeys=jnp.broadcast_to(jnp.asarray(obeys), drawn.obeys.shape))
+  if arm.alone:
+    drawn = drawn._replace(start=drawn.start.at[:, 1].set(np.float32(_NEVER)))
+  return drawn._replace(speeds=jnp.ones_like(drawn.speeds)) if arm.harmless else drawn
+
+
+class _Runner:
+  """Runs arms, all sizes side by side, and bare runs once for each scene."""
+
+  def __init__(self, made: worlds.World, struck: tuple[float, float], args: Any):
+    self.sizes, self.made, self.struck, self.args = [int(n) for n in args.sizes], made, struck, args
+    self.bare: dict[Any, turns.Turns] = {}
+
+  @functools.cached_property
+  def drawn(self) -> turns.Drawn:
+    """Of all worlds: scenes of the first size first."""
+    return self._draw(self.made, self.args.steps, KEY)
+
+  @functools.cached_property
+  def drawn_longer(self) -> turns.Drawn:
+    """Of some of those it was not tried in, more steps."""
+    return self._draw(jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made), self.args.drawn, KEY + 1)
+
+  def _draw(self, made: worlds.World, steps: int, key: int) -> turns.Drawn:
+    each = [drawer(nodes, steps, self.struck)(jax.random.key(key), made) for nodes in self.sizes]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *each)
+
+  def run(self, arm: Arm) -> dict[int, dict[str, Any]]:
+    """Figures of an arm by size: lists over its worlds."""
+    steps = self.args.long if arm.guarded else self.args.steps
+    drawn = self.drawn_longer if arm.guarded else self.drawn
+    kind = (arm.alone, arm.harmless, arm.guarded)
+    if kind not in self.bare:
+      self.bare[kind] = _played(None, steps, scene(drawn, arm, (False, False)), arm.ear, ())
+    found = _played(arm.guarded, steps, scene(drawn, arm, arm.obeys), arm.ear, states(arm.guarded))
+    figures = _figures(found, self.bare[kind], arm)
+    count = len(figures["gain"]) // len(self.sizes)
+    return {nodes: {name: values[place * count:(place + 1) * count] for name, values in figures.items()}
+            for place, nodes in enumerate(self.sizes)}
+
+  def literal(self, nodes: int) -> dict[str, Any]:
+    """Figures of section 5.3's pacer on this job's ranks, in worlds that nothing was tried in, and its null."""
+    some = jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made)
+    key, seeds = jax.random.key(KEY), 1
+    result: dict[str, Any] = {}
+    for name, couplings in (("literal", worlds.ON), ("literal_null", worlds.OFF)):
+      mean, cv = quick.simulator(self.args.steps, seeds, self.struck, [nodes])(key, some, couplings)
+      simulate = paced.simulator(nodes, self.args.steps, seeds, self.struck, literal.pacer(0.5))
+      found = simulate(key, some, jax.tree.map(jnp.float32, couplings))
+      result[name] = {"gain": _plain(mean[:, 0] / np.asarray(found.mean, np.float64) - 1), "cv": _plain(found.cv),
+                      "bare_cv": _plain(cv[:, 0]), "delay": _plain(found.delay)}
+    return result
+
+
+@functools.cache
+def _simulator(guarded: bool | None, steps: int) -> Callable[..., turns.Turns]:
+  """Compiled once for all sizes: without a pacer (None), with it, with it under the guard."""
+  return jax.jit(turns.simulator(turns.nothing() if guarded is None else make(0, guarded), steps))
+
+
+def _played(guarded: bool | None, steps: int, drawn: turns.Drawn, ear: turns.Ear, began: Any) -> turns.Turns:
+  ear = turns.Ear(*map(np.float32, ear))
+  return jax.tree.map(np.asarray, _simulator(guarded, steps)(jax.random.key(KEY + 2), drawn, ear, began))
+
+
+def _figures(found: turns.Turns, bare: turns.Turns, arm: Arm) -> dict[str, Any]:
+  kept = slice(worlds.WARMUP, None)
+  ours, without = (np.asarray(each.step_time[:, 0, kept], np.float64) for each in (found, bare))
+  result = {"gain": without.mean(axis=1) / ours.mean(axis=1) - 1, "cv": ours.std(axis=1) / ours.mean(axis=1),
+            "bare_cv": without.std(axis=1) / without.mean(axis=1), "mean": ours.mean(axis=1),
+            "listened": found.listened[:, 0, kept].mean(axis=1),
+            "turns": found.info["turns"][:, 0, kept].mean(axis=1)}
+  if not arm.alone:
+    theirs, others = (np.asarray(each.step_time[:, 1, kept], np.float64) for each in (found, bare))
+    result["neighbour_gain"] = np.nanmean(others, axis=1) / np.nanmean(theirs, axis=1) - 1
+  if arm.guarded:
+    half = ours.shape[1] // 2
+    result["gain_later"] = without[:, half:].mean(axis=1) / ours[:, half:].mean(axis=1) - 1
+  return {name: _plain(values) for name, values in result.items()}
+
+
+def _plain(values: Any) -> list[float]:
+  return [round(float(value), 6) for value in np.asarray(values)]
+
+
+def run(args: Any) -> None:
+  """Runs what is not on record yet, and writes the page."""
+  record = json.loads(pathlib.Path(args.worlds).read_text())
+  values = np.array([w["values"] for search in record["searches"] for w in search["worlds"]], np.float32)
+  made = worlds.World(*(jnp.asarray(column) for column in values.T))
+  struck = (float(record["pauses"][0]), float(record["pauses"][1]))
+  setting = {"steps": args.steps, "long": args.long, "drawn": args.drawn, "apart": args.apart, "block": BLOCK,
+             "worlds": len(values), "listening": TINY,
+             "ear": {name: float(value) for name, value in turns.Ear()._asdict().items()},
+             "arms": {name: arm.about for name, arm in ARMS.items()}}
+  figures = measured.circumstances("experiments.paper.turns") | setting
+  out = pathlib.Path(args.out)
+
+  def recorded() -> dict[str, Any]:
+    before = json.loads(out.read_text()) if out.is_file() else {}
+    return dict(before["sizes"]) if all(before.get(name) == value for name, value in setting.items()) else {}
+
+  def keep(nodes: int, name: str, found: dict[str, Any]) -> None:
+    sizes = recorded()
+    sizes[str(nodes)] = {**sizes.get(str(nodes), {}), name: found}
+    figures["sizes"] = dict(sorted(sizes.items(), key=lambda item: int(item[0])))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(figures, indent=1) + "\n")
+
+  runner = _Runner(made, struck, args)
+  for name in [name for name in [*ARMS, "literal"] if not args.arms or name in args.arms]:
+    missing = [nodes for nodes in runner.sizes if name not in recorded().get(str(nodes), {})]
+    if not missing:
+      continue
+    print(f"  {name}", file=sys.stderr, flush=True)
+    if name == "literal":
+      for nodes in missing:
+        for each, found in runner.literal(nodes).items():
+          keep(nodes, each, found)
+    else:
+      for nodes, found in runner.run(ARMS[name]).items():
+        keep(nodes, name, found)
+  figures["sizes"] = recorded()
+  measured.write(figures, turns_page.page(figures), out)
+
+
+def define_flags() -> None:
+  """Defines this program's flags."""
+  flags.DEFINE_integer("steps", 400, "Of each run.", lower_bound=2 * worlds.WARMUP)
+  flags.DEFINE_integer("long", 10_000, "Of each run under the guard.", lower_bound=2 * worlds.WARMUP)
+  flags.DEFINE_integer("drawn", 2_000, "Steps drawn for those; after that they begin again.", lower_bound=100)
+  flags.DEFINE_integer("apart", 8, "For those, one world in so many is taken.", lower_bound=1)
+  flags.DEFINE_list("sizes", [str(n) for n in reversed(worlds.NODES)], "Numbers of nodes.")
+  flags.DEFINE_list("arms", [], f"Of {', '.join(ARMS)}, literal; all if none is named.")
+  flags.DEFINE_string("worlds", str(WORLDS), "Worlds on record.")
+  flags.DEFINE_string("out", str(OUT), "Where the figures go.")
+
+
+def main(argv: list[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+  run(flags.FLAGS)
+
+
+if __name__ == "__main__":
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  define_flags()
+  app.run(main)

@@ -1,0 +1,235 @@
+"""Takes turns with other jobs at a shared link: listens before each collective, waits while the link is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.coordination import order, settings, windows
+from jaxpace.coordination.coin import checked, uniform
+from jaxpace.core.durations import valid
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
+
+_ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
+SILENT, MEASURES, TRIES, TURNS, RESTS = (np.int32(mode) for mode in range(5))
+"""Modes: nobody else is there; how much others take is measured; turns are tried; taken; not taken for a while."""
+_LEAK = np.float32(1 / 256)
+"""Weight of a reading that is neither the least nor the most so far in the memory of these."""
+_APART = np.float32(2.5)
+"""A link in use sounds at least so many times as long as a quiet one, or it isn't told."""
+_NOTICED = 16
+"""Steps over which contention is averaged before it is noticed, or gone."""
+_NO_WORSE = np.float32(1.05)
+"""Times what sharing cost: turns that cost more are not taken."""
+_BANK = np.float32(6)
+"""What turns may cost beyond sharing, in collectives on a quiet link, before they are broken off."""
+_RARE = np.float32(0.15)
+"""Share of steps: a job that is heard in fewer is not worth a gap."""
+_YIELD = np.float32(0.25)
+"""The gap is no longer than this share of the bucket after which it is left."""
+_SHORTER = np.float32(0.25)
+"""Of the patience, what is tried next where the whole does not pay."""
+_LONGEST_REST = np.int32(1 << 20)
+
+
+class TakeTurns(NamedTuple):
+  """State of `take_turns`; the same on all ranks of a job. B is the number of slots it looks at."""
+
+  key: jax.Array  # [] uint32, differs from job to job
+  floor: windows.RunningFloor  # [B] lowest recent bucket times
+  quiet: jax.Array  # [] float32 s, what listening takes on a quiet link; NaN before the first time
+  loud: jax.Array  # [] float32 s, while others send
+  was_busy: jax.Array  # [] bool, whether the last reading before this collective told of a link in use
+  heard: jax.Array  # [] bool, whether any reading of this step did
+  mode: jax.Array  # [] int32
+  since: jax.Array  # [] int32, steps in this mode
+  patience: jax.Array  # [] float32, most that is waited before a bucket, as a multiple of its floor
+  rest: jax.Array  # [] int32, steps of the next rest
+  recent: windows.Mean  # [] contention, over some steps
+  shared: windows.Mean  # [] what others cost while turns aren't taken, as a share of the floors
+  taken: windows.Mean  # [] what others, waiting and listening cost while they are
+  spent: jax.Array  # [] float32, by how much more turns have cost than sharing, in collectives; never below 0
+  others: windows.Mean  # [] share of steps in which others were heard
+  before: jax.Array  # [B] float32 s, held in the step of which the bucket times come next
+  calm: jax.Array  # [] int32, steps in a row in which nobody was heard, and buckets took no longer than alone
+
+
+def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, patience: float = 2.0,
+               dead_band: float = 0.1, learn: int = 48, trial: int = 64, retry: int = 512, window: int = 1024,
+               slots: int = 16) -> Pacer:
+  """Waits before each collective while another job is sending, for a bounded time, and then sends without yielding.
+
+  Two senders that share a link at half speed each finish late; if the second waits for the first, one finishes early
+  and the other no later, and where sharing loses capacity both gain. That holds for jobs of any period, and there is
+  no phase to keep.
+
+  *Listening.* Before a collective a tiny one is timed: the shortest wait of any rank in it is the network's time,
+  and the same on all ranks. It tells of a link in use where it is nearer, in ratio, to the longest readings than to the
+  shortest, and these are 2.5-fold apart at least. While it does, the job listens again after 0.75 to 1.25 times the
+  quiet reading, for up to `patience` times the bucket's own time; then it sends. After a link in use one free
+  reading is not believed, but checked by a second one, after a random time of up to twice the quiet reading:
+  readings err, and of several jobs that wait only one should begin.
+
+  *The gap.* After its own bucket a job leaves the link free for three quiet readings and one in use, so that one who
+  waits gets in: turns by bucket, not by message. No more than a quarter of the bucket.
+
+  *When.* Silent, without listening, while contention (what buckets took beyond their floors, as a share of these) is
+  within `dead_band`. Beyond it, it is measured for `learn` steps what sharing costs; then turns are tried for
+  `trial` steps. They are taken on where what was waited and listened and what buckets took beyond their floors is
+  less, in all, than sharing cost; a trial that costs 1.2 times as much is broken off after 16 steps. Where it
+  doesn't pay, a quarter of the patience is tried in the same way (a small bucket that meets a large one does better to
+  share); and where that does not either (others don't obey, or what is heard is no job), it rests for `retry`
+  steps, twice as many each time. Turns that come to cost 1.1 times what sharing did are given up likewise. When nobody
+  was heard for 32 steps and no bucket was late, it is silent again.
+
+  *Its test.* That comparison is of before and after, which drifts can deceive: `jaxpace.guard(take_turns(...),
+  block=64)` compares at random, and lets it act only while that shows a gain.
+
+  All ranks decide alike, from bucket times that are shared (`jaxpace.instrument(..., share=True)`) and from readings
+  that are a collective's result. Where nothing is shared it is silent.
+
+  >>> pacer = take_turns(key=7, floor=10e-3)
+  >>> state = pacer.init(2)._replace(mode=TURNS, quiet=jnp.float32(2e-4), loud=jnp.float32(9e-4))
+  >>> moment = Moment(jnp.int32(5), jnp.int32(0), jnp.float32(8e-4), jnp.int32(1), jnp.float32(8e-4), jnp.float32(8e-4))
+  >>> asked, state = jax.jit(pacer.hold)(moment, state)
+  >>> print(f"wait {1e3 * asked.seconds:.2f} ms, listen again: {asked.listen}")
+  wait 0.20 ms, listen again: True
+
+  Args:
+    key: of random waits, 0 to 2**32 - 1. It must differ between jobs that share a link and be the same on all ranks of
+      a job, such as `zlib.crc32(job_name.encode())`.
+    floor: s, each collective's time on a quiet link, in the order of the step's collectives, or one for all. None for
+      the lowest that was seen.
+    patience: most that is waited before a bucket, as a multiple of its floor, 0 to 100.
+    dead_band: contention within which nothing is done, as a share of the floors, 0 to 1.
+    learn: steps over which the cost of sharing is measured before turns are tried.
+    trial: steps of a trial.
+    retry: steps of the first rest.
+    window: steps over which a floor that was seen is forgotten.
+    slots: collectives it looks at, in order; those after are sent as they come.
+
+  Returns:
+    A pacer with a `hold`, whose delay is always 0. Its columns in the trace: `contention`, as a share of the floors;
+    `turns`, 1 while they are tried or taken; `sharing_cost` and `turns_cost`, what the two were found to cost, as
+    shares of the floors; NaN where not known.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  start = checked(key)
+  most = settings.number("patience", patience, 0, 100, "a multiple of a bucket's own time, 2 for twice that")
+  band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
+  learn, trial = settings.steps("learn", learn, 4), settings.steps("trial", trial, 4)
+  retry, slots = settings.steps("retry", retry, 1), settings.steps("slots", slots, 1)
+  given = order.given_floor(floor, slots)
+  lowest, noticed = windows.floor(window), windows.mean(_NOTICED)
+  sharing, turning = windows.mean(2 * learn), windows.mean(2 * trial)
+
+  def init(ranks: int) -> TakeTurns:
+    none, no = jnp.int32(0), jnp.zeros((), jnp.bool_)
+    return TakeTurns(
+        key=jnp.asarray(start), floor=lowest.init((slots,)), quiet=jnp.float32(_NAN), loud=jnp.float32(_NAN),
+        was_busy=no, heard=no, mode=jnp.asarray(SILENT), since=none, patience=jnp.asarray(most),
+        rest=jnp.int32(retry), spent=jnp.float32(0), others=noticed.init(), recent=noticed.init(),
+        shared=sharing.init(), taken=turning.init(), before=jnp.zeros((slots,), jnp.float32), calm=none)
+
+  def floors_of(state: TakeTurns) -> jax.Array:
+    return lowest.value(state.floor) if given is None else jnp.asarray(given)
+
+  def hold(moment: Moment, state: TakeTurns) -> tuple[Hold, TakeTurns]:
+    at = jnp.clip(moment.slot, np.int32(0), np.int32(slots - 1))
+    # Picked by comparison: a gather is a kernel of its own.
+    places = np.arange(slots, dtype=np.int32)
+    floors = floors_of(state)
+    own = jnp.sum(jnp.where(places == at, floors, _ZERO))
+    last = jnp.sum(jnp.where(places == at - np.int32(1), floors, _ZERO))
+    acts = ((state.mode == TRIES) | (state.mode == TURNS)) & (own > _ZERO) & (moment.slot < np.int32(slots))
+    first = moment.listened == np.int32(0)
+    known = ~first & valid(moment.heard)
+    quiet, loud = (jnp.where(known, _towards(moment.heard, old, least), old)
+                   for old, least in ((state.quiet, True), (state.loud, False)))
+    busy = known & (loud > _APART * quiet) & (moment.heard * moment.heard > quiet * loud)
+
+    gap = jnp.minimum(np.float32(4) * quiet + loud, _YIELD * last)
+    there = ~(noticed.value(state.others) < _RARE)
+    gap = jnp.where((at > np.int32(0)) & there & valid(gap), gap, _ZERO)
+    draw = uniform(state.key, (moment.step * np.int32(1024) + at * np.int32(32)) ^ moment.listened, 1)
+    waits = busy & (moment.held < state.patience * own)
+    checks = known & state.was_busy & ~busy
+    again = jnp.where(waits, np.float32(0.75) + np.float32(0.5) * draw, np.float32(0.5) * draw) * quiet
+    listen = acts & (first | waits | checks)
+    seconds = jnp.where(first, gap, jnp.where(waits | checks, again, _ZERO))
+    return Hold(jnp.where(acts, seconds, _ZERO), listen), state._replace(
+        quiet=quiet, loud=loud, was_busy=busy, heard=state.heard | busy)
+
+  def update(observation: Observation, state: TakeTurns) -> tuple[Decision, TakeTurns]:
+    times = order.first(observation.job_transfers, slots)
+    state = state._replace(floor=lowest.update(times, state.floor))
+    floors = floors_of(state)
+    sent = valid(times) & valid(floors)
+    total = jnp.sum(jnp.where(sent, floors, _ZERO))
+    known = total > _ZERO
+    beyond = jnp.sum(jnp.where(sent, jnp.maximum(times - floors, _ZERO), _ZERO))
+    held = jnp.sum(state.before)
+    acted = held > _ZERO
+    total = jnp.where(known, total, _ONE)
+    contention = jnp.where(known, beyond / total, _NAN)
+    recent = noticed.update(contention, state.recent)
+    shared = sharing.update(jnp.where(acted, _NAN, contention), state.shared)
+    taken = turning.update(jnp.where(acted, contention + held / total, _NAN), state.taken)
+    without, with_turns = sharing.value(shared), turning.value(taken)
+
+    mode, since = state.mode, state.since + known.astype(jnp.int32)
+    contended = noticed.value(recent) > band
+    notices = contended & ((mode == SILENT) | ((mode == RESTS) & (since >= state.rest)))
+    measured = (mode == MEASURES) & (since >= np.int32(learn))
+    tries = measured & (without > band)
+    tried = (mode == TRIES) & (since >= np.int32(trial))
+    more = contention + held / total - without
+    spent = jnp.where(acted & valid(without) & known, jnp.maximum(state.spent + more, _ZERO), state.spent)
+    others = noticed.update(jnp.where(acted, state.heard.astype(jnp.float32), _NAN), state.others)
+    told = noticed.value(others) >= _RARE
+    fails = ((mode == TRIES) | (mode == TURNS)) & (spent > _BANK)
+    fails |= tried & ~((with_turns < _NO_WORSE * without) & told)
+    shorter = fails & (state.patience >= most)
+    rests = fails & ~shorter
+    quiet_step = (contention < np.float32(0.5) * band) & ~state.heard
+    calm = jnp.where(quiet_step, jnp.minimum(state.calm + np.int32(1), np.int32(32)), np.int32(0))
+    leaves = (measured & ~tries) | ((mode == TURNS) & (calm >= np.int32(32)))
+
+    after = jnp.where(notices, MEASURES, jnp.where(tries | shorter, TRIES, jnp.where(
+        rests, RESTS, jnp.where(leaves, SILENT, jnp.where(tried, TURNS, mode)))))
+    changed = (after != mode) | shorter
+    rest = jnp.where(rests, jnp.minimum(state.rest * np.int32(2), _LONGEST_REST), state.rest)
+    rest = jnp.where(leaves, np.int32(retry), rest)
+    # The rest that begins is the one before it was doubled: `since` counts up to that.
+    begins = rests | leaves | notices
+    own_patience = jnp.where(shorter, _SHORTER * most, jnp.where(begins, most, state.patience))
+    none = jnp.zeros((slots,), jnp.float32)
+    holds = none if isinstance(observation.holds, tuple) else order.first(observation.holds, slots)
+    turns = (after == TRIES) | (after == TURNS)
+    info = {"contention": contention, "turns": turns.astype(jnp.float32), "sharing_cost": without,
+            "turns_cost": with_turns}
+    return Decision(jnp.float32(0), info), state._replace(
+        heard=jnp.zeros_like(state.heard), mode=after, since=jnp.where(changed, np.int32(0), since),
+        patience=own_patience, rest=rest, recent=recent,
+        shared=_fresh(notices, sharing.init(), shared), taken=_fresh(tries | shorter, turning.init(), taken),
+        spent=jnp.where(shorter, np.float32(0.5) * _BANK, jnp.where(tries, _ZERO, spent)),
+        others=_fresh(tries, noticed.init(), others), before=jnp.where(valid(holds), holds, _ZERO),
+        calm=jnp.where(changed, np.int32(0), calm))
+
+  return Pacer(init, update, hold)
+
+
+def _towards(reading: jax.Array, old: jax.Array, least: bool) -> jax.Array:
+  """The least of readings, or the most, which is slowly forgotten: [] float32 s."""
+  moved = old + _LEAK * (reading - old)
+  return jnp.where(jnp.isnan(old), reading, jnp.minimum(reading, moved) if least else jnp.maximum(reading, moved))
+
+
+def _fresh(begins: jax.Array, new: windows.Mean, old: windows.Mean) -> windows.Mean:
+  return windows.Mean(*(jnp.where(begins, a, b) for a, b in zip(new, old, strict=True)))

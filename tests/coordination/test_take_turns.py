@@ -1,0 +1,270 @@
+"""take_turns: when it listens, how long it waits, when it gives up. And what combinators make of holds."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.coordination import take_turns as turns
+from jaxpace.core import pacing
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
+
+QUIET, LOUD, FLOOR, SLOTS = 2e-4, 8e-4, 20e-3, 3
+ANY = st.floats(width=32)
+
+
+def pacer_of(**more):
+  return jaxpace.take_turns(key=5, floor=FLOOR, slots=SLOTS, **more)
+
+
+def taking(pacer):
+  """The state of a job that takes turns and knows what quiet and loud are."""
+  return pacer.init(2)._replace(mode=jnp.asarray(turns.TURNS), quiet=jnp.float32(QUIET), loud=jnp.float32(LOUD))
+
+
+def play(pacer, state, readings, slot=0, step=9):
+  """Follows it before one collective: the holds, what was held in all, and the state."""
+  moment = pacing.before_collective(jnp.int32(step), slot, jnp.float32(0))
+  holds = []
+  for reading in readings:
+    asked, state = pacing.hold_back(pacer, moment, state, 10.0)
+    holds.append(float(asked.seconds))
+    if not asked.listen:
+      break
+    moment = pacing.listened(moment, asked, jnp.float32(reading))
+  return holds, float(moment.held) + holds[-1], int(moment.listened), state
+
+
+def seen(contention, step=0, held=0.0, shared=True):
+  """A step whose buckets all took 1 + contention times their floor."""
+  times = np.full(SLOTS, FLOOR * (1 + contention) if shared else np.nan, np.float32)
+  nan = jnp.full((2,), jnp.nan)
+  return Observation(jnp.int32(step), jnp.int32(0), nan, nan, jnp.asarray(times), jnp.float32(0.1), jnp.float32(0.1),
+                     jnp.asarray(times), jnp.asarray(times), holds=jnp.full((SLOTS,), held / SLOTS, jnp.float32))
+
+
+def run(pacer, steps, state=None, heard=True, **observed):
+  """Steps that are alike; what is held is so only while turns are taken, as it would be. Modes after each."""
+  state = pacer.init(2) if state is None else state
+  update, modes = jax.jit(pacer.update), []
+  cost = observed.pop("cost", None)
+  contention = observed.pop("contention", 0.0)
+  for k in range(steps):
+    acts = int(state.mode) in (turns.TRIES, turns.TURNS)
+    if acts and cost is not None:
+      now = seen(cost[0], k, cost[1], **observed)
+      state = state._replace(heard=jnp.asarray(heard))
+    else:
+      now = seen(contention, k, **observed)
+    _, state = update(now, state)
+    modes.append(int(state.mode))
+  return modes, state
+
+
+def test_a_quiet_link_costs_one_reading():
+  pacer = pacer_of()
+  holds, held, listened, _ = play(pacer, taking(pacer), [QUIET] * 5)
+  assert holds == [0.0, 0.0] and listened == 1 and held == pytest.approx(QUIET)
+
+
+def test_it_waits_while_the_link_is_in_use_and_checks_that_it_is_free():
+  pacer = pacer_of()
+  holds, _, listened, _ = play(pacer, taking(pacer), [LOUD, LOUD, QUIET, QUIET, QUIET])
+  assert listened == 4, "two in use, one free, and one to check that"
+  assert all(0.75 * QUIET <= hold <= 1.25 * QUIET * (1 + 1e-2) for hold in holds[1:3])
+  assert 0 <= holds[3] <= 0.5 * QUIET and holds[4] == 0
+
+
+def test_one_free_reading_between_two_of_a_link_in_use_is_not_believed():
+  pacer = pacer_of()
+  _, _, listened, _ = play(pacer, taking(pacer), [LOUD, QUIET, LOUD, LOUD, QUIET, QUIET, QUIET])
+  assert listened == 6
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.5, 2.0])
+def test_a_link_that_is_never_free_starves_nobody(patience):
+  pacer = pacer_of(patience=patience)
+  _, held, _, _ = play(pacer, taking(pacer), [LOUD] * 200)
+  most = patience * FLOOR + 1.25 * QUIET + LOUD
+  assert held <= most * 1.01 and held >= min(patience * FLOOR, LOUD) * 0.99
+
+
+def test_a_gap_is_left_after_an_own_bucket_and_is_no_longer_than_a_quarter_of_it():
+  pacer = pacer_of()
+  state = taking(pacer)
+  assert play(pacer, state, [QUIET] * 2, slot=1)[0][0] == pytest.approx(4 * QUIET + LOUD)
+  slow = state._replace(quiet=jnp.float32(5e-3), loud=jnp.float32(20e-3))
+  assert play(pacer, slow, [5e-3] * 2, slot=1)[0][0] == pytest.approx(0.25 * FLOOR)
+  rarely = state._replace(others=state.others._replace(mean=jnp.float32(0.05), weight=jnp.float32(1)))
+  assert play(pacer, rarely, [QUIET] * 2, slot=1)[0][0] == 0
+
+
+def test_readings_that_are_all_alike_tell_of_nobody():
+  pacer = pacer_of()
+  state = taking(pacer)._replace(loud=jnp.float32(2 * QUIET))
+  assert play(pacer, state, [2 * QUIET] * 3)[2] == 1
+
+
+@pytest.mark.parametrize("mode", [turns.SILENT, turns.MEASURES, turns.RESTS])
+def test_it_listens_in_no_other_mode(mode):
+  pacer = pacer_of()
+  holds, held, listened, _ = play(pacer, taking(pacer)._replace(mode=jnp.asarray(mode)), [LOUD] * 5)
+  assert holds == [0.0] and held == 0 and listened == 0
+
+
+def test_slots_it_does_not_look_at_are_left_alone():
+  pacer = pacer_of()
+  assert play(pacer, taking(pacer), [LOUD] * 5, slot=SLOTS)[2] == 0
+
+
+def test_jobs_of_other_keys_wait_other_times():
+  waits = [play(p, taking(p), [LOUD] * 3)[0][1] for p in (jaxpace.take_turns(key=k, floor=FLOOR) for k in range(8))]
+  assert len(set(waits)) == 8
+
+
+def test_without_contention_it_stays_silent():
+  assert set(run(pacer_of(), 300, contention=0.05)[0]) == {turns.SILENT}
+
+
+def test_where_nothing_is_shared_it_stays_silent():
+  assert set(run(pacer_of(), 300, contention=1.0, shared=False)[0]) == {turns.SILENT}
+
+
+def test_turns_that_cost_less_than_sharing_are_taken():
+  modes, state = run(pacer_of(learn=20, trial=30), 300, contention=0.8, cost=(0.1, 0.3 * SLOTS * FLOOR))
+  assert modes[-1] == turns.TURNS and modes.index(turns.MEASURES) <= 2
+  assert modes.index(turns.TRIES) - modes.index(turns.MEASURES) == 20
+  assert modes.index(turns.TURNS) - modes.index(turns.TRIES) == 30
+  assert float(state.patience) == 2.0
+
+
+@pytest.mark.parametrize("beyond", [0.2, 2.0])
+def test_turns_that_cost_more_are_broken_off_and_tried_ever_more_rarely(beyond):
+  """After the bank is empty, at the latest: 6 collectives, then 3 with less patience."""
+  modes, state = run(pacer_of(learn=20, trial=50, retry=200), 3000, contention=0.5,
+                     cost=(0.5, beyond * SLOTS * FLOOR))
+  acted = np.isin(modes, (turns.TRIES, turns.TURNS))
+  begins = np.flatnonzero(np.diff(np.concatenate([[False], acted]).astype(int)) == 1)
+  assert turns.TURNS not in modes
+  rests = np.diff(begins)
+  assert len(begins) >= 3 and (np.diff(rests) > 0.6 * rests[:-1]).all(), "twice as long each time"
+  spent = acted.sum() * beyond
+  assert spent <= len(begins) * (9 + 2 * beyond + 2)
+
+
+def test_what_cannot_be_heard_is_no_reason_for_turns():
+  modes, _ = run(pacer_of(learn=20, trial=30), 200, heard=False, contention=0.5, cost=(0.2, 0.01 * SLOTS * FLOOR))
+  assert turns.TURNS not in modes and turns.RESTS in modes
+
+
+def test_it_is_silent_within_50_steps_after_the_others_left():
+  pacer = pacer_of(learn=20, trial=30)
+  modes, state = run(pacer, 150, contention=0.8, cost=(0.1, 0.3 * SLOTS * FLOOR))
+  assert modes[-1] == turns.TURNS
+  modes, _ = run(pacer, 60, state, heard=False, contention=0.0, cost=(0.0, 0.01 * SLOTS * FLOOR))
+  assert modes.index(turns.SILENT) <= 50
+
+
+def test_turns_that_no_longer_pay_are_given_up():
+  pacer = pacer_of(learn=20, trial=30)
+  _, state = run(pacer, 150, contention=0.8, cost=(0.1, 0.3 * SLOTS * FLOOR))
+  modes, _ = run(pacer, 40, state, contention=0.8, cost=(0.8, 0.5 * SLOTS * FLOOR))
+  assert modes[-1] in (turns.TRIES, turns.RESTS)
+
+
+@hypothesis.given(st.tuples(*[ANY] * 8), st.lists(ANY, min_size=3, max_size=3), st.integers(-2, 200), st.integers(0, 4))
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_any_state_and_moment_give_a_bounded_hold(numbers, floors, count, mode):
+  pacer = jaxpace.take_turns(key=5, slots=SLOTS)
+  state = pacer.init(2)
+  state = state._replace(
+      quiet=jnp.float32(numbers[0]), loud=jnp.float32(numbers[1]), patience=jnp.float32(numbers[2]),
+      mode=jnp.int32(mode), floor=state.floor._replace(floor=jnp.asarray(floors, jnp.float32)))
+  moment = Moment(jnp.int32(count), jnp.int32(count % 7), *map(jnp.float32, numbers[3:4]), jnp.int32(count),
+                  *map(jnp.float32, numbers[4:6]))
+  asked, after = pacing.hold_back(pacer, moment, state, 0.05)
+  assert 0 <= float(asked.seconds) <= np.float32(0.05)
+  assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+@pytest.mark.parametrize("wrong", [{"key": -1}, {"patience": -1}, {"dead_band": 2}, {"learn": 1}, {"floor": -1.0}])
+def test_arguments_that_make_no_sense_are_refused(wrong):
+  with pytest.raises(ValueError, match=next(iter(wrong))):
+    jaxpace.take_turns(**wrong)
+
+
+def test_a_live_step_refuses_it_so_far_and_says_so():
+  with pytest.raises(ValueError, match="simulated only so far"):
+    jaxpace.instrument(lambda x: jax.lax.psum(x, "data"), "data", pacer=jaxpace.guard(jaxpace.take_turns()))
+
+
+# Combinators.
+
+
+def holds(seconds, listen=False):
+  return Pacer(lambda ranks: jnp.int32(0), lambda observation, count: (Decision(jnp.float32(0), {}), count),
+               lambda moment, count: (Hold(jnp.float32(seconds), jnp.asarray(listen)), count + 1))
+
+
+def plain(seconds=0.0):
+  return Pacer(lambda ranks: (), lambda observation, state: (Decision(jnp.float32(seconds), {}), state))
+
+
+MOMENT = pacing.before_collective(jnp.int32(4), 0, jnp.float32(0))
+
+
+def test_a_chain_holds_the_longest_and_listens_if_any_wants_to():
+  pacer = jaxpace.chain(plain(), holds(2e-3), holds(5e-3, listen=True), holds(np.nan))
+  asked, state = pacer.hold(MOMENT, pacer.init(2))
+  assert float(asked.seconds) == np.float32(5e-3) and bool(asked.listen)
+  assert [int(count) for count in state[1:]] == [1, 1, 1]
+  assert jaxpace.chain(plain(), plain()).hold is None
+
+
+def test_limit_cuts_holds():
+  pacer = jaxpace.limit(holds(5e-3, listen=True), 1e-3)
+  asked, _ = pacer.hold(MOMENT, pacer.init(2))
+  assert float(asked.seconds) == np.float32(1e-3) and bool(asked.listen)
+  assert jaxpace.limit(plain(), 1e-3).hold is None
+
+
+def test_holds_are_of_all_ranks_or_none():
+  with pytest.raises(ValueError, match="all ranks must hold alike"):
+    jaxpace.only_ranks(jaxpace.take_turns(), [0])
+
+
+def test_steering_off_holds_nothing():
+  pacer = jaxpace.steerable(holds(5e-3, listen=True))
+  state = pacer.init(3)
+  assert float(pacer.hold(MOMENT, state)[0].seconds) == np.float32(5e-3)
+  one_out = state.steering._replace(ranks=jnp.array([True, False, True]))
+  for steering in (state.steering._replace(enabled=jnp.asarray(False)), one_out,
+                   state.steering._replace(until_step=jnp.int32(4)), state.steering._replace(from_step=jnp.int32(5))):
+    asked, after = pacer.hold(MOMENT, state._replace(steering=steering))
+    assert float(asked.seconds) == 0 and not bool(asked.listen) and int(after.inner) == 0
+  cut = state._replace(steering=state.steering._replace(max_delay=jnp.float32(1e-3)))
+  assert float(pacer.hold(MOMENT, cut)[0].seconds) == np.float32(1e-3)
+  assert jaxpace.steerable(plain()).hold is None
+
+
+@pytest.mark.parametrize("gain", [-0.1, 0.1])
+def test_the_guard_lets_holds_through_where_they_pay(gain):
+  """Steps take a tenth more, or less, in which anything was held."""
+  pacer = jaxpace.guard(holds(1e-3), block=8, settle=1)
+  state, rng = pacer.init(1), np.random.default_rng(1)
+  update, hold = jax.jit(pacer.update), jax.jit(pacer.hold)
+  held, before, last = [], jnp.float32(np.nan), None
+  for k in range(1500):
+    asked, state = hold(MOMENT._replace(step=jnp.int32(k)), state)
+    held.append(float(asked.seconds))
+    took = jnp.float32(0.1 * (1 + gain * (held[-1] > 0) + 0.02 * rng.normal()))
+    observation = Observation(jnp.int32(k), jnp.int32(0), jnp.zeros(1), jnp.zeros(1), jnp.zeros(1), took, before,
+                              jnp.zeros(1), jnp.zeros(1), holds=asked.seconds[None])
+    (_, last), state = update(observation, state)
+    before = took
+  assert float(last["effect"]) == pytest.approx(gain, abs=0.03)
+  assert np.mean(np.asarray(held[-300:]) > 0) == (1 if gain < 0 else 0)
+  assert jaxpace.guard(plain()).hold is None
