@@ -23,7 +23,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Most tests run a program a few times: LLVM's passes take longer than they save. Tests of what they can change, the
 # rounding above all, are marked `optimized` and compile as a user's job does; so does whatever tests start.
 jax.config.update("jax_disable_most_optimizations", True)
-MOST = 700 * 2**20
+MOST = 950 * 2**20
 """Bytes resident beyond which a file of tests gives back, when it is done, what it has compiled."""
 
 # No deadline: an example that compiles takes a thousand times as long as the next. Derandomized: CI repeats itself.
