@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def bca(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
   return np.stack([found.low, found.high], axis=1)
 
 
-def coverage(draws: int, seed: int = 0) -> list[dict[str, Any]]:
+def coverage(draws: int, seed: int = 0, sizes: Sequence[int] = ROUNDS) -> list[dict[str, Any]]:
   """Share of intervals that hold the truth, by distribution and rounds.
 
   The truth of a mean is the mean, that of a median the median, which of many values is known well enough.
@@ -64,11 +64,12 @@ def coverage(draws: int, seed: int = 0) -> list[dict[str, Any]]:
   Args:
     draws: experiments of each kind.
     seed: of the draws.
+    sizes: numbers of rounds.
   """
   rows = []
   for name, (sample, mean) in SHAPES.items():
     middle = float(np.median(sample(np.random.default_rng(seed + 1), (1_000_000,))))
-    for rounds in ROUNDS:
+    for rounds in sizes:
       rng = np.random.default_rng(seed)
       values = sample(rng, (draws, rounds))
       found = {"percentile, median": (percentile(values, np.median, rng), middle),

@@ -52,7 +52,7 @@ def test_a_median_is_enclosed_by_two_of_many_values() -> None:
 
 @pytest.fixture(scope="module")
 def covered() -> list[dict]:
-  return intervals.coverage(1000)
+  return intervals.coverage(1000, sizes=(3, 5, 8, 12))
 
 
 @pytest.mark.parametrize("rounds", [3, 5, 8, 12])
