@@ -104,6 +104,7 @@ def tiny(steps: int = 30) -> Any:
   return config
 
 
+@pytest.mark.long
 def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
                                                             ) -> None:
   specs = [spec for spec in plan.plan(tiny()) if not spec.faults or spec.faults[0].kind == "straggler"]

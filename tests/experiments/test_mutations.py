@@ -33,6 +33,7 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
   return tmp_path
 
 
+@pytest.mark.long
 def test_what_is_noticed_is_told_apart(tree: pathlib.Path) -> None:
   tests = ("test_formula.py",)
   figures = mutations.measure(tree, [Mutation("formula.py", "a * b", "a + b", tests),
@@ -61,6 +62,7 @@ def test_a_text_that_is_gone_is_named(tree: pathlib.Path) -> None:
     mutations.mutate(tree, Mutation("formula.py", "a / b", "a", ("test_formula.py",)))
 
 
+@pytest.mark.long
 def test_a_file_without_tests_is_no_answer(tree: pathlib.Path) -> None:
   (tree / "tests" / "test_none.py").write_text("")
   with pytest.raises(ValueError, match="pytest ended with 5"):

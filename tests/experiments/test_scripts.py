@@ -41,6 +41,7 @@ def test_results_with_jaxpace_are_those_without_it(tmp_path: pathlib.Path, examp
   assert run.ranks == 4 and len(run.collectives) >= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("example", "flag", "sentence"), [
     ("digits", "--config.batch_size=7", "batch_size 7 does not divide among 4 devices"),
     ("chars", "--text=missing.txt", "The text missing.txt cannot be read"),

@@ -13,7 +13,7 @@ from tests.step.running import extra_operands, host_callbacks, mesh_of, pair, re
 
 pytestmark = pytest.mark.optimized(always=True)
 
-STEPS = 50 if QUICK else 200
+STEPS = 20 if QUICK else 200
 DTYPES = {"float32": (jnp.float32, jnp.float32), "bf16-compute": (jnp.float32, jnp.bfloat16),
           "bf16-params": (jnp.bfloat16, jnp.bfloat16)}
 
