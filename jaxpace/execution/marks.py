@@ -223,7 +223,7 @@ def _made(written: pathlib.Path, path: pathlib.Path, where: marks.Layout) -> Rin
   Raises:
     OSError: there is no space for it, or it can't be written or mapped.
   """
-  flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | os.O_CLOEXEC
+  flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
   with contextlib.suppress(FileNotFoundError):
     written.unlink()
   descriptor = os.open(written, flags, 0o666)

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import logging
 import pathlib
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from jaxpace.trace.marks.table import (
 )
 
 _LOG = logging.getLogger("jaxpace")
+_LOOK_AHEAD = 8
+_OVERTAKEN_SECONDS = 5.0
 _POLL_SECONDS = 0.25
 """Between two looks at the ring: 65,536 events last that long at 260,000 a second and device."""
 
@@ -71,6 +74,7 @@ class MarksIntake:
     self._finished = 0
     self._previous: list[decode.Previous | None] = [None] * collector.lanes
     self._over = 0
+    self._overtaken_at: float | None = None
     self._told_bare: set[int] = set()
     self.last_step: int | None = None
 
@@ -156,9 +160,22 @@ class MarksIntake:
   def _finish(self) -> None:
     """Counts the steps that are over on all devices of this process."""
     before = self._finished
-    while self._finished < len(self._steps) and self._is_over(self._steps[self._finished]):
+    while self._finished < len(self._steps) and (
+        self._is_over(self._steps[self._finished]) or self._never_comes()):
       self._finished += 1
+      self._overtaken_at = None
     self._over += self._finished - before
+
+  def _never_comes(self) -> bool:
+    """Whether later steps have been over for a while: what was dispatched for this one has failed, say."""
+    later = self._steps[self._finished + 1:self._finished + 1 + _LOOK_AHEAD]
+    if not any(self._awaited(step) and self._is_over(step) for step in later):
+      self._overtaken_at = None
+      return False
+    now = time.monotonic()
+    if self._overtaken_at is None:
+      self._overtaken_at = now
+    return now - self._overtaken_at > _OVERTAKEN_SECONDS
 
   def _is_over(self, step: StepCalls) -> bool:
     return all(self._collector.passed(lane, number) >= end for lane, number, end in self._awaited(step))

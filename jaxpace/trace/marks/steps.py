@@ -107,11 +107,13 @@ class MarkedSteps:
     if intake is None:
       return
     began = since = time.monotonic()
-    over = intake.over
+    over: Any = None
     while intake.over < self._handed and writer.stopped is None:
       now = time.monotonic()
-      if intake.over != over:
-        over, since = intake.over, now
+      # A long step finishes nothing for a while, and yet its marks come.
+      reached = intake.over, marks.current().heads().tolist()
+      if reached != over:
+        over, since = reached, now
       if (deadline is not None and now > deadline) or now - since > _STUCK_SECONDS:
         return
       if now - began > _NOTICE_SECONDS:

@@ -17,7 +17,7 @@ import pytest
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.execution import marks
 from jaxpace.execution.native import library
-from jaxpace.trace.marks import collect, ringfile, steps
+from jaxpace.trace.marks import collect, intake, ringfile, steps
 from jaxpace.trace.marks.plans import read_plan
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
@@ -245,6 +245,22 @@ def test_events_that_were_written_over_are_lost_steps_not_wrong_ones(tmp_path, o
   assert info["lost_rows"] == 10 - len(steps_of[1]) and info["holes"] == 1
   for row in table(tmp_path, "collectives"):
     assert 0 <= row["exit_ns"] - row["enter_ns"] < 2e9
+
+
+def test_a_step_whose_program_never_ran_is_lost_and_the_next_ones_are_not(tmp_path, monkeypatch):
+  monkeypatch.setattr(intake, "_OVERTAKEN_SECONDS", 0.3)
+  step, fails = Handmade(jax.devices()[:2], layers=1), Handmade(jax.devices()[:2], layers=1, name="fails")
+  fails(fails.inputs())
+  with Recorder(tmp_path, [step, fails]) as recorder:
+    for k in range(6):
+      jax.block_until_ready(step(step.inputs()))
+      if k == 2:
+        fails.executions[fails.number] += 1  # dispatched, and then an input of it turned out to be an error
+      recorder.record()
+    time.sleep(1.2)
+  assert {row["step"] for row in table(tmp_path)} == {0, 1, 3, 4, 5}
+  info = process_file(tmp_path)
+  assert (info["lost_rows"], info["holes"]) == (2, 1)
 
 
 def test_steps_are_written_in_full_when_drawn_at_first_and_around_slow_ones(tmp_path, observed):
