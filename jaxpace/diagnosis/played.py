@@ -21,6 +21,10 @@ from jaxpace.trace.run import Run
 _LANES, _LEAST = 64, 512
 """Stretches of steps that are played side by side, each from a common beginning, and steps of one at least."""
 
+_MOST_CELLS, _ENOUGH = 1 << 23, 40
+"""Entries of collectives that are played, of a run of which some steps are written in full, and steps at least: of more,
+evenly spread ones."""
+
 Change = Callable[[BusyTimes, np.ndarray, slice, int], np.ndarray]
 """From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its arrivals; minus
 infinity for a rank that is not there."""
@@ -38,6 +42,10 @@ def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[
   """
   steps = np.flatnonzero(mask)
   lanes = int(np.clip(len(steps) // _LEAST, 1, _LANES))
+  if run.whole is not None:  # what lies between steps that are written in full isn't known: each by itself
+    most = max(_ENOUGH, _MOST_CELLS // max(1, len(run.collectives) * run.ranks))
+    steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), most)).round().astype(int)]
+    lanes = max(1, len(steps))
   edges = np.linspace(0, len(steps), lanes + 1).astype(int)
   longest = int(np.diff(edges).max(initial=0))
   lane = np.searchsorted(edges, np.arange(len(steps)), side="right") - 1
