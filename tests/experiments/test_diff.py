@@ -11,11 +11,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 MOST_LINES = 5
 
 
-def difference(example: str) -> list[str]:
-  """Returns the lines of a unified diff without its header."""
+def difference(example: str, after: str = "train_jaxpace") -> list[str]:
+  """Returns the lines of a unified diff between the plain script and another, without its header."""
   folder = ROOT / "experiments" / "examples" / example
-  before, after = ((folder / name).read_text().splitlines() for name in ("train.py", "train_jaxpace.py"))
-  return list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
+  plain, other = ((folder / f"{name}.py").read_text().splitlines() for name in ("train", after))
+  return list(difflib.unified_diff(plain, other, lineterm="", n=0))[2:]
 
 
 @pytest.mark.parametrize("example", ["digits", "chars"])
@@ -38,3 +38,12 @@ def test_the_documentation_shows_the_diff(example: str) -> None:
   shown = (ROOT / "docs" / "examples.md").read_text()
   changed = "\n".join(line for line in difference(example) if not line.startswith("@@"))
   assert changed in shown, f"docs/examples.md is out of date; the diff of {example} is:\n{changed}"
+
+
+@pytest.mark.parametrize("example", ["digits", "chars"])
+def test_to_observe_a_step_two_lines_change(example: str) -> None:
+  lines = [line for line in difference(example, "train_observed") if not line.startswith("@@")]
+  assert sum(line.startswith("+") for line in lines) == 2
+  assert sum(line.startswith("-") for line in lines) == 1
+  for page in ("README.md", "docs/how_to/existing_flax.md"):
+    assert "\n".join(lines) in (ROOT / page).read_text()

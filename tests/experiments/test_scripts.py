@@ -27,7 +27,7 @@ def start(example: str, *flags: str) -> subprocess.CompletedProcess[str]:
 ])
 def test_results_with_jaxpace_are_those_without_it(tmp_path: pathlib.Path, example: str, flags: list[str]) -> None:
   results = []
-  for switch in ("jaxpace", "nojaxpace"):
+  for switch in ("jaxpace", "nojaxpace", "observe"):
     workdir = tmp_path / switch
     done = start(example, f"--workdir={workdir}", f"--{switch}", "--config.log_every=1", *flags)
     assert done.returncode == 0, done.stdout
@@ -35,10 +35,11 @@ def test_results_with_jaxpace_are_those_without_it(tmp_path: pathlib.Path, examp
     losses = [words[words.index("loss") + 1] for words in lines]
     assert len(losses) >= 3, done.stdout
     results.append((json.loads((workdir / "result.json").read_text()), losses))
-  assert results[0] == results[1]
+  assert results[0] == results[1] == results[2]
   assert not (tmp_path / "nojaxpace" / "run.json").exists()
-  run = read_run(tmp_path / "jaxpace")
-  assert run.ranks == 4 and len(run.collectives) >= 1
+  for switch in ("jaxpace", "observe"):
+    run = read_run(tmp_path / switch)
+    assert run.ranks == 4 and len(run.collectives) >= 1
 
 
 @pytest.mark.long
