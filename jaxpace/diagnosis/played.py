@@ -22,8 +22,8 @@ _LANES, _LEAST = 64, 512
 """Stretches of steps that are played side by side, each from a common beginning, and steps of one at least."""
 
 _MOST_CELLS, _ENOUGH = 1 << 23, 40
-"""Entries of collectives that are played, of a run of which some steps are written in full, and steps at least: of more,
-evenly spread ones."""
+"""Entries of collectives that are played, of a run of which some steps are written in full, and
+steps at least: of more, evenly spread ones."""
 
 Change = Callable[[BusyTimes, np.ndarray, slice, int], np.ndarray]
 """From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its arrivals; minus
