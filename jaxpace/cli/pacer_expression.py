@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxpace.core.types import Pacer
+from jaxpace.core.types import Balancer, Pacer
 
 _OWN = re.compile(r"^([A-Za-z_][\w.]*):([A-Za-z_]\w*)(\(.*\))?$", re.DOTALL)
+_BALANCER = "such as 'share_by_speed(micro_batches=32, capacity=16)'"
 _EXAMPLE = "such as 'pace_early_ranks(window=64, threshold=0.05)'"
 SWITCH = "--pacer-from"
 """The one switch that lets a command line name a module, which is imported and so run."""
+_ON_THE_HOST = ("balance", "fit_costs")
+"""What the layer has besides: nothing that decides in a step."""
 _LONGEST, _MOST_RANKS = 10_000, 2**20
 _SIGNS: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 
@@ -28,7 +31,7 @@ def factories() -> dict[str, Callable[..., Any]]:
   """Pacer factories and combinators among jaxpace's public names."""
   import jaxpace
   return {name: getattr(jaxpace, name) for name, home in jaxpace._HOMES.items()
-          if home.startswith("coordination.") and name[0].islower()}
+          if home.startswith("coordination.") and name[0].islower() and name not in _ON_THE_HOST}
 
 
 def make(text: str) -> Pacer:
@@ -50,6 +53,18 @@ def make(text: str) -> Pacer:
     raise ExpressionError(f"{text!r} would import a module, and so run it; a file or a setting can't have that done. "
                           f"On the command line {SWITCH} does it.")
   return _pacer(_value(_parsed(text.strip(), text, f"Give a pacer, {_EXAMPLE}.")), text)
+
+
+def make_balancer(text: str) -> Balancer:
+  """Makes a balancer of an expression, such as `share_by_speed(micro_batches=32, capacity=16)`; as `make`.
+
+  Raises:
+    ExpressionError: it isn't such an expression, or it makes no balancer.
+  """
+  made = _value(_parsed(text.strip(), text, f"Give a balancer, {_BALANCER}."))
+  if not isinstance(made, Balancer):
+    raise ExpressionError(f"{text!r} makes a {type(made).__name__}, not a Balancer. Give one, {_BALANCER}.")
+  return made
 
 
 def import_pacer(text: str) -> Pacer:

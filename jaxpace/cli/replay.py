@@ -22,6 +22,7 @@ MODULE, and so runs it.
 examples:
   jaxpace replay runs/demo --pacer 'pace_early_ranks(window=64, threshold=0.05)'
   jaxpace replay runs/demo --pacer 'chain(pace_early_ranks(), limit(pace_early_ranks(cost=1e-2), 5e-3))'
+  jaxpace replay runs/demo --balancer 'share_by_speed(micro_batches=32, capacity=16)'
   jaxpace replay runs/demo --pacer-from 'my_pacers:careful(rate=0.1)' --json replay.json
 """
 
@@ -35,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("run", metavar="RUN", help="run directory")
   which = parser.add_mutually_exclusive_group(required=True)
   which.add_argument("--pacer", metavar="EXPR", help="what to run, see below")
+  which.add_argument("--balancer", metavar="EXPR",
+                     help="share the work by speed instead, and say what that would have gained")
   which.add_argument("--pacer-from", metavar="MODULE:ATTRIBUTE", help="a pacer of your own; imports MODULE")
   parser.add_argument("--json", metavar="FILE",
                       help="also write the result as JSON; '-' writes it to standard output and nothing else")
@@ -71,11 +74,14 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
 
-  named = args.pacer_from or args.pacer
+  named = args.pacer_from or args.pacer or args.balancer
   try:
     if args.json:
       check_target(args.json)
-    pacer = pacer_expression.import_pacer(named) if args.pacer_from else pacer_expression.make(named)
+    balancer = pacer_expression.make_balancer(args.balancer) if args.balancer else None
+    pacer = None
+    if not balancer:
+      pacer = pacer_expression.import_pacer(named) if args.pacer_from else pacer_expression.make(named)
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
     parts = that_all_meet(recorded)
     if parts is None:
@@ -90,6 +96,9 @@ def run(args: argparse.Namespace) -> int:
     settings = recorded.info.get("settings") if isinstance(recorded.info.get("settings"), dict) else {}
     assert isinstance(settings, dict)
     progress.during("Compiling and replaying")
+    if balancer:
+      return _balanced(args, recorded, balancer, laid_out)
+    assert pacer is not None
     try:
       replayed = replay(recorded, pacer, ranks=laid_out[0], max_delay=_number(settings.get("max_delay"), 0.25),
                         slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
@@ -113,6 +122,36 @@ def run(args: argparse.Namespace) -> int:
       lambda: write_plain(_text(args, recorded, summary, notes)),
       lambda: replay_summary.to_json(summary, run=recorded.id, pacer=named, shared=not args.no_share,
                                      as_recorded=args.as_recorded, notes=notes), args.json)
+  return refuse("replay", wrong) if wrong else 0
+
+
+def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any) -> int:
+  """Plays the work shared by speed."""
+  from jaxpace.diagnosis.selected_steps import count_steps
+  from jaxpace.reporting.json_file import deliver
+  from jaxpace.simulation import replay_balancer
+  from jaxpace.trace.plain_text import plain, write_plain
+  from jaxpace.trace.run import RunError
+  try:
+    found = replay_balancer.replay_balancer(run, balancer, laid_out[0], count_steps(run).mask)
+  except ValueError as error:
+    raise RunError(f"{args.balancer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
+  if found is None:
+    raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: nothing can be played "
+                   "again.")
+  notes = list(run.problems)
+  if len(laid_out) > 1:
+    notes.append(f"The job has {len(laid_out)} groups of ranks that never meet: the first was replayed.")
+  counts = "/".join(map(str, found.last[:16])) + ("/..." if len(found.last) > 16 else "")
+  lines = [f"{plain(run.path)}  run {plain(run.id)}: {len(found.last)} ranks, {found.steps} steps",
+           f"balancer  {args.balancer}", "",
+           f"step as recorded       {_ms(found.recorded)}",
+           f"work shared by speed   {_ms(found.shared)}  {found.speedup:.2f}x",
+           f"counts changed         {found.changes:>10} times; at the end {counts}"]
+  lines += ["", "Notes", *(f"  - {note}" for note in notes)] if notes else []
+  lines += ["", "What this cannot know", *(f"  - {line}" for line in replay_balancer.CANNOT_KNOW)]
+  wrong = deliver(lambda: write_plain("\n".join(lines)),
+                  lambda: found.to_json(run=run.id, balancer=args.balancer, notes=notes), args.json)
   return refuse("replay", wrong) if wrong else 0
 
 

@@ -77,7 +77,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   sampled = Sampled(())
   no_skew = no_contention = None
   without_rank: dict[int, Alternative] = {}
-  played = _Played(None, None, {}, ())
+  played = _Played(None, None, None, {}, ())
   shares, spread, waiting, preempted = None, 0.0, {}, 0.0
   untold_why = untold(run, selected)
   never = tuple(unseen(summed, away).tolist())
@@ -119,7 +119,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found,
       measured=measured(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
-      without_host=played.hosts, no_runtime_jitter=played.no_jitter, asked=played.asked,
+      without_host=played.hosts, no_runtime_jitter=played.no_jitter,
+      work_shared=played.shared, asked=played.asked,
       preempted=preempted, links=links, events=tuple(events), doubt=sampled.doubt,
       unseen=never, untold=untold_why, stages=stages(summed),
       waits=where_waits_are(run, selected, totals, floor) if step_time else ())
@@ -175,6 +176,7 @@ class _Played(NamedTuple):
 
   late: Alternative | None
   no_jitter: Alternative | None
+  shared: Alternative | None
   hosts: dict[str, Alternative]
   asked: tuple[tuple[str, Alternative], ...]
 
@@ -190,7 +192,9 @@ def _play(case: Case, late: list[int], asked: Sequence[WhatIfRequest], findings:
   hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
   scenarios += [Without(ranks=tuple(r for r, name in enumerate(of_rank) if name == host)) for host in hosts]
   jitter = bool(run.collectives) and has_gaps(run)
-  scenarios += [Without(runtime_jitter=True)] * jitter + [Without(ranks=tuple(late))] * (len(late) > 1)
+  moves = bool(late) and case.totals.groups is None
+  scenarios += [Without(runtime_jitter=True)] * jitter + [Without(uneven=True)] * moves
+  scenarios += [Without(ranks=tuple(late))] * (len(late) > 1)
   more = [sum(f.share * mean for f in findings if f.mode in request.findings) for request in asked]
   more += [0.0] * (len(scenarios) - len(more))
   results = iter([alternative(mean, seconds + also)
@@ -198,7 +202,8 @@ def _play(case: Case, late: list[int], asked: Sequence[WhatIfRequest], findings:
   answers = tuple((request.text, next(results)) for request in asked)
   of_host = {host: next(results) for host in hosts}
   no_jitter = next(results) if jitter else None
-  return _Played(next(results, None), no_jitter, of_host, answers)
+  shared = next(results) if moves else None
+  return _Played(next(results, None), no_jitter, shared, of_host, answers)
 
 
 def _recorded(run: Run) -> int:

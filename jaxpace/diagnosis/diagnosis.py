@@ -69,6 +69,7 @@ class Facts:
   without_late: Alternative | None  # all late ranks at once, where there are several
   without_host: dict[str, Alternative]  # each host that has a late rank, where there are several hosts
   no_runtime_jitter: Alternative | None  # None where no gaps were recorded
+  work_shared: Alternative | None  # work by each rank's speed; None where no rank is late for good
   asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
   preempted: float  # involuntary switches a step of the process that has most; 0 where they are not known
   links: ProbedLinks | None = None  # what a link probe measured

@@ -36,5 +36,5 @@ def of_all_steps(facts: Facts, finished: Run) -> Facts:
       facts, step_time=found, counted_in_all=int(mask.sum()), no_skew=scaled(facts.no_skew),
       no_contention=scaled(facts.no_contention), without_rank=each(facts.without_rank),
       without_late=scaled(facts.without_late), without_host=each(facts.without_host),
-      no_runtime_jitter=scaled(facts.no_runtime_jitter),
+      no_runtime_jitter=scaled(facts.no_runtime_jitter), work_shared=scaled(facts.work_shared),
       asked=tuple((text, one._replace(step_time=one.step_time * factor)) for text, one in facts.asked))

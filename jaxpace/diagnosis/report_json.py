@@ -98,7 +98,8 @@ def _missing(diagnosis: Diagnosis) -> dict[str, Any]:
 def _what_if(diagnosis: Diagnosis) -> dict[str, Any]:
   step = diagnosis.step_time
   result: dict[str, Any] = {"no_skew": None, "no_contention": _optional(diagnosis.no_contention),
-                            "no_runtime_jitter": _optional(diagnosis.no_runtime_jitter)}
+                            "no_runtime_jitter": _optional(diagnosis.no_runtime_jitter),
+                            "work_shared": _optional(diagnosis.work_shared)}
   if diagnosis.no_skew and step:
     result["no_skew"] = {**diagnosis.no_skew.to_json(), "skew": diagnosis.earliness / step.mean if step.mean else 0.0}
   result["without_rank"] = {str(rank): _optional(a) for rank, a in diagnosis.without_rank.items()}

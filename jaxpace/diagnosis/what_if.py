@@ -49,6 +49,9 @@ class Without(NamedTuple):
   """Every rank's gap between steps takes that rank's median gap, in every step."""
   pauses: bool = False
   """No process collects garbage, waits for data or writes checkpoints for longer than it usually does."""
+  uneven: bool = False
+  """Every rank has as much of the work as its mean speed over the steps allows: what it does between gaps takes all
+  ranks equally long on average. The same work in all; parts of any size. Where all ranks meet."""
   pacing: bool = False
   """No delay costs anything: L = max(A + d) - max(A) is taken out."""
 
@@ -76,6 +79,7 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None, scenarios: Seq
     return total.tolist()
   gaps = _typical_gaps(run, selected.mask) if any(s.runtime_jitter for s in scenarios) else np.zeros(run.ranks)
   pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
+  parts = _parts_by_speed(run, selected) if any(s.uneven for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   found = meetings(run)
   if found is not None:
@@ -88,8 +92,10 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None, scenarios: Seq
     arrival = undelayed(work)
     recorded = _last(arrival, work.valid)
     for i, scenario in enumerate(scenarios):
-      total[i] += (recorded - _arriving(work, _unpaused(work, arrival, gaps, scenario, pauses, part), scenario,
-                                        recorded)).sum()
+      changed = _unpaused(work, arrival, gaps, scenario, pauses, part)
+      if scenario.uneven and parts is not None:
+        changed = _moved(work, changed, parts)
+      total[i] += (recorded - _arriving(work, changed, scenario, recorded)).sum()
       if scenario.pacing:
         total[i] += (_last(work.arrival, work.valid) - recorded).sum()
       if scenario.contention and contention is not None:
@@ -120,6 +126,31 @@ def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings, contenti
   return [recorded - value + (delayed - recorded if scenario.pacing else 0.0)
           + (lost if scenario.contention else 0.0)
           for value, scenario in zip(played, scenarios, strict=True)]
+
+
+def _parts_by_speed(run: Run, selected: SelectedSteps) -> np.ndarray:
+  """[R] what a rank would have of the work, 1 being an even part: one over its mean busy time without gaps, scaled so
+  that the parts of the ranks that are known add up to as many; 1 where nothing is known."""
+  total, number = np.zeros(run.ranks), np.zeros(run.ranks)
+  for part in chunks(run):
+    work = busy(run, part)
+    valid = work.valid & selected.mask[part]
+    own = undelayed(work).sum(axis=0) - work.runtime
+    total += np.where(valid, own, 0.0).sum(axis=1)
+    number += valid.sum(axis=1)
+  known = (number > 0) & (total > 0)
+  parts = np.ones(run.ranks)
+  parts[known] = number[known] / total[known]
+  if known.any():
+    parts[known] /= parts[known].mean()
+  return parts
+
+
+def _moved(work: BusyTimes, arrival: np.ndarray, parts: np.ndarray) -> np.ndarray:
+  """[C, R, k] arrivals with each rank's work, all but its gaps, times its part."""
+  moved = arrival * parts[:, None]
+  moved[0] += work.runtime * (1 - parts[:, None])
+  return moved
 
 
 def has_gaps(run: Run) -> bool:

@@ -228,6 +228,8 @@ def _what_if(diagnosis: Diagnosis) -> RenderableType | None:
   rows += [(f"rank {rank} as quick as the others", a) for rank, a in list(diagnosis.without_rank.items())[:5]]
   rows += [(f"without host {host}", a) for host, a in list(diagnosis.without_host.items())[:5]]
   rows.append(("all ranks arrive at the step's mean arrival", diagnosis.no_skew))
+  if diagnosis.work_shared and diagnosis.work_shared.speedup > 1.0005:
+    rows.append(("work shared by speed", diagnosis.work_shared))
   if diagnosis.no_runtime_jitter and diagnosis.no_runtime_jitter.speedup > 1.0005:
     rows.append(("every gap as long as that rank's median gap", diagnosis.no_runtime_jitter))
   if diagnosis.no_contention and diagnosis.no_contention.speedup > 1.0005:

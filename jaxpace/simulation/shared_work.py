@@ -8,6 +8,7 @@ n is what the balancer answered after step k - 2; s is a rank's time for a micro
 from __future__ import annotations
 
 import functools
+import heapq
 from typing import Any, NamedTuple
 
 import jax
@@ -108,11 +109,15 @@ def best(seconds: np.ndarray, micro_batches: int, capacity: int, least: int = 1,
     least: fewest of a rank.
     rest: s, the same on all ranks.
   """
-  counts = np.full(len(seconds), least)
-  for _ in range(micro_batches - counts.sum()):
-    ends = np.where(counts < capacity, (counts + 1) * seconds, np.inf)
-    counts[int(np.argmin(ends))] += 1
-  return float((counts * seconds).max() + rest)
+  counts = [least] * len(seconds)
+  ends = [((least + 1) * float(each), rank) for rank, each in enumerate(seconds)]
+  heapq.heapify(ends)
+  for _ in range(micro_batches - least * len(seconds)):
+    _, rank = heapq.heappop(ends)
+    counts[rank] += 1
+    if counts[rank] < capacity:
+      heapq.heappush(ends, ((counts[rank] + 1) * float(seconds[rank]), rank))
+  return float((np.asarray(counts) * seconds).max() + rest)
 
 
 __all__ = ["Played", "best", "play"]

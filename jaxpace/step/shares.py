@@ -85,7 +85,11 @@ class Share:
     if leaves and all(isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim for leaf in leaves) and not isinstance(
         source, list):
       return self._laid_out([jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], source) for n in self.numbers])
-    return self._laid_out([_stacked([source[int(i)] for i in n.reshape(-1)], n.shape) for n in self.numbers])
+    parts = [_stacked([source[int(i)] for i in n.reshape(-1)], n.shape) for n in self.numbers]
+    if all(part is None for part in parts):
+      # Nothing to run, and the room for it has the shape of an example all the same.
+      parts[0] = jax.tree.map(lambda leaf: leaf[:0], _stacked([source[0]] * self.size, (1, self.size)))
+    return self._laid_out(parts)
 
   def draw(self, examples: Iterator[Any]) -> Any:
     """Takes the next examples of an iterator that belongs to this process, as many as its ranks run.
@@ -111,7 +115,7 @@ class Share:
 
   def _laid_out(self, parts: list[Any]) -> Any:
     """Puts the ranks' examples, trees of [count, size, ...] or None for none, into their room."""
-    some = next((part for part in parts if part is not None and jax.tree.leaves(part)[0].size), None)
+    some = next((part for part in parts if part is not None), None)
     if some is None:
       raise ValueError(f"This process's ranks, {', '.join(map(str, self.ranks))}, run no micro-batch in step "
                        f"{self.step}, so it cannot tell what one looks like. Let every rank have one: "

@@ -162,3 +162,24 @@ slow = {'jax', 'numpy', 'pyarrow', 'rich'} & set(sys.modules)
 assert not slow, slow
 """
   subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_work_shared_by_speed(run, tmp_path, capsys):
+  """Ranks of 20, 20 and 30 ms: even counts wait for 30; 8 micro-batches each, moved, end at about 23."""
+  target = tmp_path / "shared.json"
+  assert replay(run, "--balancer", "share_by_speed(micro_batches=24, capacity=16)", "--json", target) == 0
+  text, document = capsys.readouterr().out, json.loads(target.read_text())
+  assert document["ranks"] == 3 and sum(document["counts"]) == 24 and document["counts"][2] < 8
+  assert 1.05 < document["speedup"] == pytest.approx(
+      document["step_time"]["recorded"] / document["step_time"]["with"])
+  assert f"work shared by speed   {document['step_time']['with'] * 1e3:10.3f} ms" in text
+  assert all(line in text for line in document["cannot_know"]) and 1 <= document["changes"] <= 3
+
+
+@pytest.mark.parametrize(("balancer", "words"), [
+    ("pace_early_ranks()", "makes a Pacer, not a Balancer"),
+    ("share_by_speed(micro_batches=24, capacity=4)", "capacity=4 is too small: 3 ranks"),
+    ("share_by_speed(micro_batches=0, capacity=4)", "micro_batches=0 must be")])
+def test_balancers_that_cannot_be_run(run, capsys, balancer, words):
+  assert replay(run, "--balancer", balancer) == 2
+  assert words in capsys.readouterr().err

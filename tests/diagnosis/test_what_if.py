@@ -220,3 +220,20 @@ def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
 def test_pauses_are_not_known_where_none_was_measured():
   with pytest.raises(RunError, match="neither garbage collection nor data nor checkpoints were measured"):
     resolve(parse("pauses"), recorded(made_up_runs.simulate(MadeUpJob())), None)
+
+
+def test_work_shared_by_speed():
+  """Against the same sum written out; and where all ranks' work is constant, against the mean of their speeds."""
+  truth = made_up_runs.simulate(MadeUpJob(ranks=4, steps=80, late={2: 10e-3}))
+  run = make_run(truth.enter, truth.exit)
+  selected = count_steps(run)
+  busy = truth.busy[:, :, 1:] * 1e-9
+  parts = 1 / busy.sum(axis=0).mean(axis=1)
+  parts /= parts.mean()
+  expected = (busy.max(axis=1) - (busy * parts[:, None]).max(axis=1)).sum(axis=0).mean()
+  [found] = saved(run, selected, None, [Without(uneven=True)])
+  assert selected.size == 79 and found == pytest.approx(expected, abs=TICK) and found > 5e-3
+  report = diagnose(run)
+  assert report.work_shared.step_time == pytest.approx(report.step_time.mean - found, abs=1e-8)
+  healthy = made_up_runs.simulate(MadeUpJob(ranks=4, steps=80))
+  assert diagnose(make_run(healthy.enter, healthy.exit)).work_shared is None

@@ -80,6 +80,8 @@ def run(block: Block, script: dict[str, Any], folder: Any) -> dict[str, Any]:
     names["train_step"] = lambda state, batch: (state, {"loss": jnp.mean(batch["x"] @ state["weights"])})
   if block.page == "docs/control.md" and "orbax" in block.text:
     names["pace"], _ = script["step"](names["pace"], names["state"], script["batch"])
+  if block.page == "docs/how_to/slow_host.md":
+    names |= of_a_slow_host(script["mesh"])
   with contextlib.chdir(folder), contextlib.ExitStack() as stack:
     if "recorder." in block.text and "Recorder(" not in block.text:
       names["recorder"] = stack.enter_context(jaxpace.Recorder("runs/demo", names["paced"]))
@@ -93,6 +95,19 @@ def run(block: Block, script: dict[str, Any], folder: Any) -> dict[str, Any]:
     if isinstance(names.get("recorder"), Recording):
       names["recorder"].close()
   return names
+
+
+def of_a_slow_host(mesh: Any) -> dict[str, Any]:
+  """What the page on it leaves to the reader: data, a model's losses, an update."""
+  source = [np.full(3, number, np.float32) for number in range(64)]
+  feed = jaxpace.shares(mesh, examples=len(source), size=8, micro_batches=32, capacity=16)
+
+  def per_token_losses(weights: Any, rows: Any) -> Any:
+    return jnp.square(rows @ weights), jnp.ones((rows.shape[0], weights.shape[1]))
+
+  return {"source": source, "steps": 3, "feed": feed, "share": feed.share(0, np.array([16, 16])),
+          "examples": iter(source * 4), "lengths": [1, 2, 4, 5], "ranks": 2, "state": jnp.zeros((3, 2)),
+          "per_token_losses": per_token_losses, "update": lambda state, grads: state - 0.1 * grads}
 
 
 def why_not(block: Block) -> str | None:

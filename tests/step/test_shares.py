@@ -1,6 +1,7 @@
 """What a process loads follows the counts in the pace state, and the training sees each example once."""
 
 import collections
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -65,8 +66,8 @@ def test_each_example_once_an_epoch_across_changes_and_a_restart():
   assert feed.drawn(pace) == 9 * TOTAL * SIZE
 
 
-def share_of(counts, mesh=None):
-  return jaxpace.shares(**LOAD | {"mesh": mesh or mesh_of(data=RANKS)}).share(0, np.asarray(counts))
+def share_of(counts, **settings):
+  return jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)} | settings).share(0, np.asarray(counts))
 
 
 class Source:
@@ -97,6 +98,15 @@ def test_arrays_records_and_iterators_give_the_same():
     next(drawn)
   counted = collections.Counter(int(i) for part in share.numbers for i in part.reshape(-1))
   assert len(counted) == TOTAL * SIZE and set(counted.values()) == {1}
+
+
+def test_a_process_with_nothing_to_run():
+  one = dataclasses.replace(share_of([8, 0, 0, 0], capacity=8), ranks=(1,), numbers=(np.zeros((0, SIZE), int),))
+  for source in (Source(), {"x": np.zeros(EXAMPLES, np.float32), "row": np.zeros((EXAMPLES, 3), np.int32)}):
+    empty = one.take(source)
+    assert empty["x"].shape == (8, SIZE) and empty["row"].shape == (8, SIZE, 3) and empty["row"].dtype == np.int32
+  with pytest.raises(ValueError, match="Let every rank have one: share_by_speed"):
+    one.draw(iter([]))
 
 
 def test_ranks_of_a_mesh_with_more_axes():

@@ -113,8 +113,9 @@ def what_if(figures: DocumentFigures) -> Markup | None:
   rows += [(f"without host {host}", f"without_host/{escaped(host)}") for host in list(found["without_host"])[:5]]
   for name, label in (("no_skew", "all ranks arrive at the step's mean arrival"),
                       ("no_contention", "no contention"),
-                      ("no_runtime_jitter", "every gap as long as that rank's median gap")):
-    if found[name]:
+                      ("no_runtime_jitter", "every gap as long as that rank's median gap"),
+                      ("work_shared", "work shared by speed")):
+    if found.get(name):
       rows.append((label, name))
   if not rows or not document["collectives"]:
     return None
