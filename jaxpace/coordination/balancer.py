@@ -52,7 +52,9 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   squares over the ranks), and is 0 before the first.
 
   Every fourth step of a full window the counts that would end the step earliest are found (exactly,
-  `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`. So that noise
+  `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts are
+  uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last by
+  chance. So that noise
   does not move work, a rank counts as different from the median of all ranks only if it is so by
   `noise` + sqrt(2 ln R) standard errors of its median, half of that while its count is another;
   ranks that do not differ are all taken to have the median's speed. After a change a whole window
@@ -162,8 +164,10 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     longest, shortest = (jnp.max(speed * (n.astype(jnp.float32) + fixed))
                          for n in (state.counts, counts))
     promised = _ONE - shortest / longest
-    changes = valid(longest) & (typical > _ZERO) & (
-        promised >= knobs.chosen(state.knobs.threshold, worth)) & jnp.any(counts != state.counts)
+    # The last of many ranks whose speeds are told apart is the one that noise has made the last.
+    by_chance = np.float32(math.sqrt(2 * math.log(max(ranks, 2)))) * _median(relative, works)
+    enough = knobs.chosen(state.knobs.threshold, worth) + jnp.where(jnp.any(uneven), by_chance, _ZERO)
+    changes = valid(longest) & (typical > _ZERO) & (promised >= enough) & jnp.any(counts != state.counts)
     return state._replace(
         gain=promised, counts=jnp.where(changes, counts, state.counts),
         since=jnp.where(changes, np.int32(0), state.since),
