@@ -171,6 +171,10 @@ class Observed(Marked):
         reason, warn = "it has no collectives, so there is nobody to wait for.", False
     if made is not None:
       self._add(made.program)
+      if not self.check:
+        for notice in made.program.notices:
+          if program.ROUNDING in notice:
+            self._warn(f"{made.program.name}: {notice}")
       self._compiled.append(made.program)
       return made.executable
     executable = request.compile()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import re
 from collections.abc import Iterable
@@ -92,6 +93,26 @@ def marks_in(compiled: str) -> list[int]:
   """Tags of the marks in a compiled program, in the order of its text."""
   return [tag for placed in text.Program(compiled).run()
           if (tag := _tag(placed.instruction)) is not None]
+
+
+ARITHMETIC = frozenset({
+    "add", "subtract", "multiply", "divide", "dot", "convolution", "reduce", "exponential",
+    "exponential-minus-one", "log", "log-plus-one", "logistic", "tanh", "sqrt", "rsqrt", "cbrt",
+    "power", "convert", "reduce-window", "scatter"})
+"""Operations that round."""
+
+
+def arithmetic_in(compiled: str) -> collections.Counter[str]:
+  """How often a compiled program has each operation that rounds, those in fusions too.
+
+  Operations on single numbers are left out: most are bodies of sums, which are shared or not.
+  """
+  counted: collections.Counter[str] = collections.Counter()
+  for body in text.Program(compiled).computations.values():
+    for one in body.values():
+      if one.opcode in ARITHMETIC and any(sizes for _, sizes in text.arrays(one.shape)):
+        counted[one.opcode] += 1
+  return counted
 
 
 def _kind(one: text.Instruction) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import collections as counting
 import os
 import sysconfig
 import time
@@ -80,7 +80,8 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int]
       number=number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
       collectives=_described(named, mesh, rank_of),
       start_tag=stamping.START_TAG, end_tag=stamping.END_TAG,
-      notices=_notices(found, collectives.marks_in(compiled), marked),
+      notices=(*_rounding(parts.compiled, compiled),
+               *_notices(found, collectives.marks_in(compiled), marked)),
       unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no mark was left beside it")
                       for one in named if not _timed(one)),
       bare_compile_s=parts.seconds, stamped_compile_s=seconds)
@@ -100,8 +101,8 @@ def mesh_of(module: Any) -> Mesh:
 
 def differences(bare: Sequence[Found], found: Sequence[Found]) -> tuple[str, ...]:
   """In what two programs' collectives differ, a sentence each; () where they are the same."""
-  before = collections.Counter(one.same() for one in bare)
-  after = collections.Counter(one.same() for one in found)
+  before = counting.Counter(one.same() for one in bare)
+  after = counting.Counter(one.same() for one in found)
   said = []
   for less, more, which in ((after, before, "no longer has"), (before, after, "has, beside them,")):
     for key, count in (more - less).items():
@@ -118,7 +119,7 @@ def _timed(one: Found) -> bool:
 
 def _named(found: Sequence[Found], bare: Sequence[Found]) -> list[Found]:
   """Collectives by the names they have in the program without marks, with where they come from."""
-  by_key = collections.defaultdict(list)
+  by_key = counting.defaultdict(list)
   for one in bare:
     by_key[one.same()].append(one)
   named = []
@@ -192,6 +193,19 @@ def _source(frames: Sequence[tuple[str, int]]) -> str | None:
   return f"{os.path.basename(file)}:{line}"
 
 
+ROUNDING = "may differ in the last bits"
+
+
+def _rounding(before: str, after: str) -> tuple[str, ...]:
+  """Whether the compiler simplified sums and products otherwise than without marks."""
+  one, two = collectives.arithmetic_in(before), collectives.arithmetic_in(after)
+  if one == two:
+    return ()
+  kinds = ", ".join(sorted({*(one - two), *(two - one)}))
+  return (f"Read back, the program was simplified otherwise ({kinds}), so results {ROUNDING}: "
+          "check=True compares them on the first batch.",)
+
+
 def _notices(found: Sequence[Found], tags: Sequence[int], marked: Sequence[stamping.Marked]
              ) -> tuple[str, ...]:
   said = []
@@ -199,7 +213,7 @@ def _notices(found: Sequence[Found], tags: Sequence[int], marked: Sequence[stamp
   if any(tags.count(tag) != 1 for tag in ends):
     said.append("The compiler left no single mark at the start and the end of the program.")
   wanted = [tag for one in marked for tag in (one.enter_tag, one.exit_tag)]
-  counted = collections.Counter(tags)
+  counted = counting.Counter(tags)
   twice = [tag for tag in wanted if counted[tag] > 1]
   if twice:
     said.append(f"The compiler doubled {len(twice)} marks: turns of their loops are not told apart.")

@@ -1,0 +1,339 @@
+"""Train steps as their authors write them, shrunk, on made-up data: linen, nnx, and a scanned, sharded one.
+
+Written after flax's examples lm1b, gemma and mnist (nnx), and after the shape of MaxText's step; no text of theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from flax.training import train_state
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+VOCAB, LENGTH, BATCH, WIDTH = 64, 8, 16, 16
+
+
+class Trainer(NamedTuple):
+  """A step that is jitted anew, and a state that is made anew, each time."""
+
+  jitted: Callable[[], Any]
+  start: Callable[[], Any]
+  batch: Callable[[int], Any]
+  call: Callable[[Any, Any, Any], tuple[Any, Any]]
+  """(step, state, batch) -> (state, what is logged)."""
+
+
+def _mesh(**axes: int) -> Mesh:
+  return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def _tokens(mesh: Mesh, spec: P, step: int) -> dict[str, jax.Array]:
+  """Text of a chain that a model can learn, the last tokens padding."""
+  rng = np.random.default_rng(step)
+  text = (rng.integers(1, VOCAB, (BATCH, 1)) + np.arange(LENGTH + 1) * 3) % (VOCAB - 1) + 1
+  text[:, -2:] = 0
+  sharding = NamedSharding(mesh, spec)
+  return {"inputs": jax.device_put(text[:, :-1].astype(np.int32), sharding),
+          "targets": jax.device_put(text[:, 1:].astype(np.int32), sharding)}
+
+
+def _weighted(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  weights = jnp.where(targets > 0, 1.0, 0.0)
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets) * weights
+  return losses.sum(), weights.sum(), ((logits.argmax(-1) == targets) * weights).sum()
+
+
+def _warmup(rate: float, steps: int) -> optax.Schedule:
+  return optax.join_schedules(
+      [optax.linear_schedule(0.0, rate, steps), lambda count: rate * ((count + steps) / steps) ** -0.5], [steps])
+
+
+class _Block(nn.Module):
+  """A decoder's block, parameters laid out by names of their axes."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    kernel = functools.partial(nn.with_logical_partitioning, nn.initializers.xavier_uniform())
+    dense = functools.partial(nn.Dense, use_bias=False)
+    y = nn.LayerNorm()(x)
+    y = nn.MultiHeadDotProductAttention(
+        num_heads=4, dropout_rate=0.1, deterministic=False, kernel_init=kernel(("embed", "heads", "kv")))(
+            y, y, mask=nn.make_causal_mask(jnp.ones(x.shape[:2])))
+    x = x + nn.Dropout(0.1, deterministic=False)(y)
+    y = dense(4 * WIDTH, kernel_init=kernel(("embed", "mlp")))(nn.LayerNorm()(x))
+    y = nn.with_logical_constraint(nn.gelu(y), ("batch", "length", "mlp"))
+    return x + nn.Dropout(0.1, deterministic=False)(dense(WIDTH, kernel_init=kernel(("mlp", "embed")))(y))
+
+
+class _Language(nn.Module):
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    embed = nn.Embed(VOCAB, WIDTH, embedding_init=nn.with_logical_partitioning(
+        nn.initializers.normal(0.1), ("vocab", "embed")))
+    x = embed(tokens) + self.param("position", nn.with_logical_partitioning(
+        nn.initializers.normal(0.1), (None, "embed")), (LENGTH, WIDTH))
+    for _ in range(2):
+      x = _Block()(x)
+    return embed.attend(nn.LayerNorm()(x))
+
+
+_RULES = (("batch", ("data", "fsdp")), ("embed", "fsdp"), ("mlp", "tensor"), ("heads", "tensor"), ("vocab", "tensor"))
+
+
+def lm1b() -> Trainer:
+  """linen, TrainState, logical axes, static arguments, the rate in the metrics, AdamW with warm-up."""
+  mesh, model = _mesh(data=2, fsdp=2, tensor=1), _Language()
+  rate = _warmup(1e-2, 5)
+  tx = optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=0.1)
+
+  def init(key: jax.Array) -> Any:
+    variables = model.init({"params": key, "dropout": key}, jnp.ones((BATCH, LENGTH), jnp.int32))
+    return train_state.TrainState.create(apply_fn=model.apply, params=variables["params"], tx=tx)
+
+  abstract = jax.eval_shape(init, jax.random.key(0))
+  layout = nn.logical_to_mesh_sharding(nn.get_partition_spec(abstract), mesh, _RULES)
+
+  def train_step(state: Any, batch: Any, learning_rate_fn: Any, dropout_rng: jax.Array) -> Any:
+    rng = jax.random.fold_in(dropout_rng, state.step)
+
+    def loss_fn(params: Any) -> Any:
+      with nn.logical_axis_rules(_RULES):
+        logits = state.apply_fn({"params": params}, batch["inputs"], rngs={"dropout": rng})
+      loss, weight, right = _weighted(logits, batch["targets"])
+      return loss / weight, (loss, right, weight)
+
+    (_, (loss, right, weight)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    metrics = {"loss": loss, "accuracy": right, "denominator": weight, "learning_rate": learning_rate_fn(state.step)}
+    return state.apply_gradients(grads=grads), metrics
+
+  data = NamedSharding(mesh, P(("data", "fsdp")))
+  rng = jax.random.key(7)
+
+  def call(step: Any, state: Any, batch: Any) -> Any:
+    with mesh:
+      return step(state, batch, rate, rng)
+  return Trainer(
+      lambda: jax.jit(train_step, in_shardings=(layout, data, None), out_shardings=(layout, None), static_argnums=2,
+                      donate_argnums=0),
+      lambda: jax.jit(init, out_shardings=layout)(jax.random.key(0)),
+      functools.partial(_tokens, mesh, P(("data", "fsdp"))), call)
+
+
+class _GemmaBlock(nnx.Module):
+
+  def __init__(self, rngs: nnx.Rngs):
+    linear = functools.partial(nnx.Linear, use_bias=False, rngs=rngs)
+    self.attention = nnx.MultiHeadAttention(4, WIDTH, WIDTH, decode=False, use_bias=False, rngs=rngs)
+    self.gate = linear(WIDTH, 2 * WIDTH)
+    self.up = linear(WIDTH, 2 * WIDTH)
+    self.down = linear(2 * WIDTH, WIDTH)
+    self.before, self.after = nnx.RMSNorm(WIDTH, rngs=rngs), nnx.RMSNorm(WIDTH, rngs=rngs)
+
+  def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    x = x + self.attention(self.before(x), mask=mask)
+    y = self.after(x)
+    return x + self.down(nnx.gelu(self.gate(y)) * self.up(y))
+
+
+class _Gemma(nnx.Module):
+
+  def __init__(self, rngs: nnx.Rngs):
+    self.embed = nnx.Embed(VOCAB, WIDTH, rngs=rngs)
+    self.blocks = nnx.List([_GemmaBlock(rngs) for _ in range(2)])
+
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    x = self.embed(tokens) * np.float32(WIDTH) ** 0.5
+    mask = nnx.make_causal_mask(jnp.ones(tokens.shape))
+    for block in self.blocks:
+      x = block(x, mask)
+    return self.embed.attend(x)
+
+
+@flax.struct.dataclass
+class _GemmaState:
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  graphdef: Any = flax.struct.field(pytree_node=False)
+
+
+def gemma() -> Trainer:
+  """nnx split into a graph definition and a sharded state, merged in the loss; shardings given, the state donated."""
+  mesh = _mesh(data=1, fsdp=2, tensor=2)
+  rate = _warmup(1e-2, 5)
+  tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=0.1))
+
+  def init(key: jax.Array) -> Any:
+    graphdef, params = nnx.split(_Gemma(nnx.Rngs(params=key)))
+    return _GemmaState(jnp.zeros((), jnp.int32), params, tx.init(params), graphdef)
+
+  abstract = jax.eval_shape(init, jax.random.key(0))
+  matrices = {"gate": P("fsdp", "tensor"), "up": P("fsdp", "tensor"), "down": P("tensor", "fsdp"),
+              "embedding": P("tensor", "fsdp")}
+
+  def where(path: Any, leaf: Any) -> NamedSharding:
+    names = [str(getattr(part, "key", getattr(part, "name", ""))) for part in path]
+    spec = next((spec for name, spec in matrices.items() if name in names and leaf.ndim == 2), P())
+    return NamedSharding(mesh, spec)
+
+  layout = jax.tree_util.tree_map_with_path(where, abstract)
+
+  def train_step(state: Any, batch: Any, learning_rate_fn: Any, label_smoothing: float = 0.0) -> Any:
+    def loss_fn(params: Any) -> Any:
+      logits = nnx.merge(state.graphdef, params)(batch["inputs"])
+      loss, weight, right = _weighted(logits * (1 - label_smoothing), batch["targets"])
+      return loss / weight, (loss, right, weight)
+
+    (_, (loss, right, weight)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    new = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    return new, {"loss": loss, "accuracy": right, "denominator": weight, "rate": learning_rate_fn(state.step)}
+
+  data = NamedSharding(mesh, P(("data", "fsdp")))
+  return Trainer(
+      lambda: jax.jit(train_step, in_shardings=(layout, data), out_shardings=(layout, None),
+                      static_argnames=("learning_rate_fn", "label_smoothing"), donate_argnums=0),
+      lambda: jax.jit(init, out_shardings=layout)(jax.random.key(0)),
+      functools.partial(_tokens, mesh, P(("data", "fsdp"))),
+      lambda step, state, batch: step(state, batch, learning_rate_fn=rate))
+
+
+class _Digits(nnx.Module):
+
+  def __init__(self, rngs: nnx.Rngs):
+    self.conv = nnx.Conv(1, 8, (3, 3), rngs=rngs)
+    self.norm, self.dropout = nnx.BatchNorm(8, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)
+    self.last = nnx.Linear(8 * 16, 10, rngs=rngs)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    x = nnx.avg_pool(nnx.relu(self.norm(self.conv(x))), (2, 2), (2, 2))
+    return self.last(self.dropout(x.reshape(x.shape[0], -1)))
+
+
+def mnist() -> Trainer:
+  """`nnx.jit`: model, optimizer and metrics changed in place, batch norm over the whole batch, dropout."""
+  mesh = _mesh(data=4)
+
+  def train_step(model: Any, optimizer: Any, metrics: Any, batch: Any) -> None:
+    def loss_fn(model: Any) -> Any:
+      logits = model(batch["image"])
+      return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean(), logits
+    (loss, logits), grads = nnx.value_and_grad(loss_fn, has_aux=True)(model)
+    metrics.update(loss=loss, logits=logits, labels=batch["label"])
+    optimizer.update(model, grads)
+
+  def start() -> Any:
+    model = _Digits(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(5e-3, 0.9), wrt=nnx.Param)
+    metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
+    for one in (model, optimizer, metrics):
+      nnx.update(one, jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P())), nnx.state(one)))
+    return model, optimizer, metrics
+
+  def batch(step: int) -> Any:
+    rng = np.random.default_rng(step)
+    label = rng.integers(0, 10, 32).astype(np.int32)
+    image = rng.normal(size=(32, 8, 8, 1)).astype(np.float32) + label[:, None, None, None] / 5
+    return jax.device_put({"image": image, "label": label}, NamedSharding(mesh, P("data")))
+
+  def call(step: Any, state: Any, batch: Any) -> Any:
+    step(*state, batch)
+    return state, state[2].compute()
+  return Trainer(lambda: nnx.jit(train_step), start, batch, call)
+
+
+def maxtext() -> Trainer:
+  """Layers scanned and rematerialised, parameters over fsdp and tensor axes, micro-batches, dropout, bf16, AdamW."""
+  mesh, layers, micro = _mesh(data=2, fsdp=2, tensor=2), 3, 2
+  specs = {"embed": P("tensor", "fsdp"), "qkv": P(None, "fsdp", "tensor"), "out": P(None, "tensor", "fsdp"),
+           "up": P(None, "fsdp", "tensor"), "down": P(None, "tensor", "fsdp"), "norm": P()}
+  layout = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+  tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(_warmup(1e-2, 5), b2=0.95, weight_decay=0.1))
+  rows = P(("data", "fsdp"))
+
+  def keep(x: jax.Array, *spec: Any) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*rows, *spec)))
+
+  def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+    normed = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * weights["norm"]
+    q, k, v = jnp.split(keep(normed @ weights["qkv"], None, "tensor"), 3, -1)
+    q, k, v = (part.reshape(*part.shape[:2], 4, -1) for part in (q, k, v))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape)
+    x = x + keep(mixed @ weights["out"], None, None)
+    wide = keep(jax.nn.silu(x @ weights["up"]), None, "tensor")
+    kept = jax.random.bernoulli(weights["key"], 0.9, wide.shape)
+    return keep(x + jnp.where(kept, wide / 0.9, 0) @ weights["down"], None, None), None
+
+  def loss_fn(params: Any, batch: Any, key: jax.Array) -> jax.Array:
+    low = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    stacked = {name: low[name] for name in ("qkv", "out", "up", "down", "norm")}
+    x, _ = jax.lax.scan(jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable),
+                        keep(low["embed"][batch["inputs"]], None, None),
+                        {**stacked, "key": jax.random.split(key, layers)})
+    loss, weight, _ = _weighted((x @ low["embed"].T).astype(jnp.float32), batch["targets"])
+    return loss / weight
+
+  def train_step(state: Any, batch: Any) -> Any:
+    params, opt_state, key = state
+    key, *keys = jax.random.split(key, micro + 1)
+    parts = jax.tree.map(lambda leaf: leaf.reshape(micro, -1, *leaf.shape[1:]), batch)
+
+    def one(total: Any, part: Any) -> Any:
+      loss, grads = jax.value_and_grad(loss_fn)(params, *part)
+      return jax.tree.map(jnp.add, total, (loss, grads)), None
+
+    zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+    (loss, grads), _ = jax.lax.scan(one, zeros, (parts, jnp.stack(keys)))
+    grads = jax.tree.map(lambda leaf: leaf / micro, grads)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state, key), {
+        "loss": loss / micro, "norm": optax.tree.norm(grads)}
+
+  def start() -> Any:
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = {"embed": (VOCAB, WIDTH), "qkv": (layers, WIDTH, 3 * WIDTH), "out": (layers, WIDTH, WIDTH),
+              "up": (layers, WIDTH, 4 * WIDTH), "down": (layers, 4 * WIDTH, WIDTH)}
+    params = {name: jax.random.normal(key, shape) * 0.1 for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    params = jax.device_put({**params, "norm": jnp.ones((layers, WIDTH))}, layout)
+    return params, jax.jit(tx.init)(params), jax.device_put(jax.random.key(1), NamedSharding(mesh, P()))
+
+  return Trainer(lambda: jax.jit(train_step, donate_argnums=0), start, functools.partial(_tokens, mesh, rows),
+                 lambda step, state, batch: step(state, batch))
+
+
+def multi_steps() -> Trainer:
+  """linen with TrainState whose optimizer updates every third call (optax.MultiSteps); plain data parallel."""
+  mesh, model = _mesh(data=4), _Language()
+  tx = optax.MultiSteps(optax.chain(optax.clip(1.0), optax.lion(1e-3)), 3)
+  everywhere = NamedSharding(mesh, P())
+
+  def start() -> Any:
+    key = jax.random.key(0)
+    params = nn.unbox(model.init({"params": key, "dropout": key}, jnp.ones((BATCH, LENGTH), jnp.int32))["params"])
+    return jax.device_put(train_state.TrainState.create(apply_fn=model.apply, params=params, tx=tx), everywhere)
+
+  def train_step(state: Any, batch: Any) -> Any:
+    def loss_fn(params: Any) -> jax.Array:
+      logits = state.apply_fn({"params": params}, batch["inputs"], rngs={"dropout": jax.random.key(state.step)})
+      loss, weight, _ = _weighted(logits, batch["targets"])
+      return loss / weight
+    loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    return state.apply_gradients(grads=grads), loss
+  return Trainer(lambda: jax.jit(train_step), start, functools.partial(_tokens, mesh, P("data")),
+                 lambda step, state, batch: step(state, batch))
+
+
+TRAINERS = {"lm1b": lm1b, "gemma": gemma, "mnist": mnist, "maxtext": maxtext, "multi_steps": multi_steps}
