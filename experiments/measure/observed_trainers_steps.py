@@ -203,10 +203,10 @@ def gemma() -> Trainer:
   data = NamedSharding(mesh, P(("data", "fsdp")))
   return Trainer(
       lambda: jax.jit(train_step, in_shardings=(layout, data), out_shardings=(layout, None),
-                      static_argnames=("learning_rate_fn", "label_smoothing"), donate_argnums=0),
+                      static_argnums=2, donate_argnums=0),
       lambda: jax.jit(init, out_shardings=layout)(jax.random.key(0)),
       functools.partial(_tokens, mesh, P(("data", "fsdp"))),
-      lambda step, state, batch: step(state, batch, learning_rate_fn=rate))
+      lambda step, state, batch: step(state, batch, rate))
 
 
 class _Digits(nnx.Module):

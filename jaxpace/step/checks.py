@@ -127,9 +127,8 @@ def axis_size(axis: Sequence[str]) -> int:
       where = f"The axes bound here are {bound}." if bound else (
           "No axis is bound here. Either the instrumented step runs outside jax.shard_map and "
           "jax.pmap: put it where the bare step was, e.g. jax.jit(jax.shard_map(paced, mesh=mesh, "
-          "...)). Or it was given a step that is already shard_mapped, or plain jit over sharded "
-          "arrays, whose collectives nobody can see from outside: give jaxpace.instrument the "
-          "per-device function.")
+          "...)). Or it was given a step that is already shard_mapped: give jaxpace.instrument the "
+          "per-device function. Or plain jit over sharded arrays: time it with jaxpace.observe.")
       raise ValueError(f"The data axis {name!r} is not known where the instrumented step runs. "
                        f"{where}") from None
   return size
