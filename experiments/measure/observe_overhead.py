@@ -152,10 +152,11 @@ def to_markdown(figures: dict[str, Any]) -> str:
     value, low, high = (f"{each:.{digits}f}" for each in triple)
     return f"{value} [{low}, {high}]"
   lines = [*measured.introduction("What observing costs", figures),
-           "Two forced CPU devices of one process. Blocks of each arm in turns, in an order drawn anew each round; every step "
-           "is waited for. In brackets 95 % Student intervals over rounds. The null is the bare step against itself. The aim "
-           "is 1 % at 20 ms.", "",
-           "| step | bare, ms | marks a step and device | observed, % | null, % | rounds |", "|---|---|---|---|---|---|"]
+           "Two forced CPU devices of one process. Blocks of each arm in turns, in an order drawn anew each round; "
+           "every step is waited for. In brackets 95 % Student intervals over rounds. The null is the bare step "
+           "against itself. The aim is 1 % at 20 ms.", "",
+           "| step | bare, ms | marks a step and device | observed, % | null, % | rounds |",
+           "|---|---|---|---|---|---|"]
   for row in figures["steps"]:
     lines.append(f"| {row['step']} | {interval(row['bare_ms'], 1)} | {row['marks']} | "
                  f"{interval(row['percent']['observed'], 2)} | {interval(row['percent']['bare again'], 2)} | "

@@ -2,9 +2,9 @@
 
     python -m experiments.measure.observed_trainers
 
-Five shrunk trainers on eight forced devices of one process (experiments/measure/observed_trainers_steps.py): 20 steps of
-each, bare and observed, from the same state with the same batches; parameters, optimizer, keys, metrics are compared bit
-for bit after every step. Compile time is what JAX reports of the step's compilation, both orders, after
+Five shrunk trainers on eight forced devices of one process (experiments/measure/observed_trainers_steps.py): 20 steps
+of each, bare and observed, from the same state with the same batches; parameters, optimizer, keys, metrics are compared
+bit for bit after every step. Compile time is what JAX reports of the step's compilation, both orders, after
 `jax.clear_caches()`. Writes docs/measurements/observed_trainers.json and .md. Takes some two minutes.
 """
 
@@ -55,6 +55,20 @@ def bits(tree: Any) -> list[tuple[str, bytes]]:
   return found
 
 
+def floats(tree: Any) -> list[np.ndarray]:
+  """Its arrays of floating numbers; of flax's modules, of their states."""
+  from flax import nnx
+  leaves = [leaf for one in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Module))
+            for leaf in jax.tree.leaves(nnx.state(one) if isinstance(one, nnx.Module) else one)]
+  return [np.asarray(leaf, np.float64) for leaf in leaves
+          if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, np.floating)]
+
+
+def relative(one: np.ndarray, two: np.ndarray) -> float:
+  """Largest difference of two arrays, relative to the largest number of the first."""
+  return float(np.abs(one - two).max(initial=0.0) / (np.abs(one).max(initial=0.0) or 1.0))
+
+
 def compiled(trainer: Trainer, step: Any) -> float:
   """Seconds that JAX says compiling the step took at its first call."""
   state, batch = trainer.start(), trainer.batch(0)
@@ -83,10 +97,12 @@ def run(name: str, steps: int, rounds: int) -> dict[str, Any]:
     for (path, left), (_, right) in zip(bits((one, said)), bits((two, told)), strict=True):
       if left != right:
         different.setdefault(path, k)
+  largest = max((relative(left, right) for left, right in zip(
+      jax.tree.leaves(floats(one)), jax.tree.leaves(floats(two)), strict=True)), default=0.0)
   program = observed.plan.programs[-1]
   first = observed.plan.programs[0]
   return {"trainer": name, "steps": steps, "arrays": len(bits((one, said))), "different": different,
-          "bare_reasons": [each.bare for each in observed.plan.programs if each.bare],
+          "largest": largest, "bare_reasons": [each.bare for each in observed.plan.programs if each.bare],
           "programs": len(observed.plan.programs), "collectives": _kinds(program), "marks_a_step": program.marks,
           "untimed": len(program.unstamped), "notices": [*program.notices], "mesh": program.mesh_axes,
           "differences": 0 if not first.bare else None,
@@ -99,19 +115,21 @@ def _kinds(program: ObservedProgram) -> dict[str, int]:
 
 def to_markdown(figures: dict[str, Any]) -> str:
   lines = [*measured.introduction("Real trainers, bare and observed", figures),
-           "Train steps written as their authors publish them, shrunk, made-up data, eight forced CPU devices of one process. "
-           f"{figures['steps']} steps each from the same state: every array of parameters, optimizer, keys and metrics is "
-           "compared bit for bit after every step. The compiler's collectives were the same in both programs (kind, number, "
-           "groups, operands, loops), else the step would have run bare. Compile time: the shortest of "
-           f"{figures['rounds']} compilations each, what JAX reports of the step's.", "",
-           "| trainer | mesh | collectives timed | not timed | marks a step and device | arrays | that differ | "
-           "compiled bare, s | observed, s | ratio |", "|---|---|---|---|---|---|---|---|---|---|"]
+           "Train steps written as their authors publish them, shrunk, made-up data, eight forced CPU devices of "
+           f"one process. {figures['steps']} steps each from the same state: every array of parameters, optimizer, "
+           "keys and metrics is compared bit for bit after every step. The compiler's collectives were the same in "
+           "both programs (kind, number, groups, operands, loops), else the step would have run bare. Largest: of the "
+           "differences of the state after the last step, relative to the largest number of its array. Compile time: "
+           f"the shortest of {figures['rounds']} compilations each, what JAX reports of the step's.", "",
+           "| trainer | mesh | collectives timed | not timed | marks a step and device | arrays | that differ "
+           "| largest | compiled bare, s | observed, s | ratio |", "|---|---|---|---|---|---|---|---|---|---|---|"]
   for row in figures["trainers"]:
     mesh = ", ".join(f"{axis} {size}" for axis, size in row["mesh"].items())
     kinds = ", ".join(f"{count} {kind}" for kind, count in row["collectives"].items())
     bare, observed = (min(row["compile_s"][arm]) for arm in ("bare", "observed"))
-    lines.append(f"| {row['trainer']} | {mesh} | {kinds} | {row['untimed']} | {row['marks_a_step']} | {row['arrays']} | "
-                 f"{len(row['different'])} | {bare:.1f} | {observed:.1f} | {row['compile_ratio']:.2f} |")
+    lines.append(f"| {row['trainer']} | {mesh} | {kinds} | {row['untimed']} | {row['marks_a_step']} "
+                 f"| {row['arrays']} | {len(row['different'])} | {row['largest']:.1e} "
+                 f"| {bare:.1f} | {observed:.1f} | {row['compile_ratio']:.2f} |")
   return "\n".join([*lines, ""])
 
 
@@ -126,12 +144,13 @@ def main(argv: list[str]) -> None:
   for name in config.trainers:
     row = run(name, config.steps, config.rounds)
     figures["trainers"].append(row)
+    # Written after each: what is finished is not lost.
+    out = pathlib.Path(config.out)
+    out.write_text(json.dumps(figures, indent=1) + "\n")
+    out.with_suffix(".md").write_text(to_markdown(figures))
     print(f"{name}: {len(row['different'])} of {row['arrays']} arrays differ, {sum(row['collectives'].values())} "
           f"collectives, {row['marks_a_step']} marks, compiled in {row['compile_ratio']:.2f} of the bare time "
           f"{row['bare_reasons'] or ''}", file=sys.stderr, flush=True)
-  out = pathlib.Path(config.out)
-  out.write_text(json.dumps(figures, indent=1) + "\n")
-  out.with_suffix(".md").write_text(to_markdown(figures))
 
 
 if __name__ == "__main__":

@@ -306,7 +306,8 @@ def maxtext() -> Trainer:
     keys = jax.random.split(jax.random.key(0), 5)
     shapes = {"embed": (VOCAB, WIDTH), "qkv": (layers, WIDTH, 3 * WIDTH), "out": (layers, WIDTH, WIDTH),
               "up": (layers, WIDTH, 4 * WIDTH), "down": (layers, 4 * WIDTH, WIDTH)}
-    params = {name: jax.random.normal(key, shape) * 0.1 for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    params = {name: jax.random.normal(key, shape) * 0.1
+              for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
     params = jax.device_put({**params, "norm": jnp.ones((layers, WIDTH))}, layout)
     return params, jax.jit(tx.init)(params), jax.device_put(jax.random.key(1), NamedSharding(mesh, P()))
 
@@ -336,4 +337,4 @@ def multi_steps() -> Trainer:
                  lambda step, state, batch: step(state, batch))
 
 
-TRAINERS = {"lm1b": lm1b, "gemma": gemma, "mnist": mnist, "maxtext": maxtext, "multi_steps": multi_steps}
+TRAINERS = {"mnist": mnist, "gemma": gemma, "maxtext": maxtext, "lm1b": lm1b, "multi_steps": multi_steps}
