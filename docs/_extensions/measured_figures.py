@@ -53,6 +53,16 @@ def _starts(figures: Any) -> Found:
                all(cost[2] <= 0.5 for cost, _ in found))
 
 
+def _observed_healthy(figures: Any) -> Found:
+  return Found(f"{figures['healthy_blaming_nobody']} of {figures['healthy']}",
+               figures["healthy_blaming_nobody"] == figures["healthy"])
+
+
+def _observed_blame(figures: Any) -> Found:
+  return Found(f"{figures['right']} of {figures['faulty']}; the layer in {figures['layer_named']} of "
+               f"{figures['layer_to_name']}", figures["right_share"] >= 0.95)
+
+
 def _gpu(figures: Any) -> Found:
   steps = [step for step in figures["steps"] if not step["step"].endswith("bare")]
   return Found(f"{sum(step['to_the_host'] + step['branches'] for step in steps)} in {len(steps)} steps, "
@@ -367,6 +377,10 @@ FIGURES = (
     Figure("Onsets told by the stream within 30 steps, runs of the lab it was not fitted on", "95 %",
            "stream_lab_seed4.json", _stream),
     Figure("… what it tells of healthy ones", "at most once in 10,000 steps", "stream_lab_seed4.json", _stream_healthy),
+    Figure("Observed steps: healthy made-up jobs that blame nobody", "all", "observed_blame.json", _observed_healthy),
+    Figure("… and with a fault: right mode and ranks", "at least 95 %", "observed_blame.json", _observed_blame),
+    Figure("`jaxpace report` on 1,024 ranks × 10,000 steps × 202 collectives", "at most 60 s and 4 GiB",
+           "observed_speed.json", _speed),
     Figure("A late rank is told within 30 steps, made-up jobs", "all", "stream_alarms.json", _alarms),
     Figure("The watchdog names the late process", "all, within 2 s", "watchdog.json", _watchdog),
     Figure("The link probe names the slow host or link, lab of four hosts", "all", "link_probe.json", _probe),
