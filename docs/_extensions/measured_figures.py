@@ -216,6 +216,26 @@ def _regret(steps: int) -> Callable[[Any], Found]:
   return read
 
 
+def _shared_simulated(name: str, least: float) -> Callable[[Any], Found]:
+  """Gains of a scenario at each number of ranks; `least` is that of the gain in percent."""
+  def read(figures: Any) -> Found:
+    found = figures["scenarios"][name]
+    said = "; ".join(f"{ranks} ranks {interval(one['gain_percent'], '%', 2)}, "
+                     f"{one['changes_in_1000_steps']:.1f} changes in 1,000 steps" for ranks, one in found.items())
+    return Found(said, all(one["gain_percent"][1] >= least for one in found.values()))
+  return read
+
+
+def _shared_live(figures: Any) -> Found:
+  stages = [(name, stage) for name, job in figures["jobs"].items() for stage in job.get("stages", ())
+            if stage.get("recovered_percent") is not None]
+  said = "; ".join(f"{name}, {stage['slow']:g} times slower: {stage['recovered_percent']:.0f} %"
+                   for name, stage in stages)
+  failed = [name for name, job in figures["jobs"].items() if "failed" in job]
+  return Found(said + (f"; not run: {', '.join(failed)}" if failed else ""),
+               bool(stages) and not failed and all(stage["recovered_percent"] >= 85 for _, stage in stages))
+
+
 def _update(figures: Any) -> Found:
   costs = figures["ranks"]["1024"]
   least, most = min(costs, key=lambda name: costs[name][0]), max(costs, key=lambda name: costs[name][0])
@@ -417,6 +437,14 @@ FIGURES = (
            _regret(1000)),
     Figure("Guard: regret after 10,000 steps", "at most 100 steps", "guard_simulated.json", _regret(10000)),
     Figure("Guard: regret after 50,000 steps", "at most 500 steps", "guard_simulated.json", _regret(50000)),
+    Figure("Work shared by speed, healthy ranks with 5 % jitter, simulated (null): gain", "at least -0.5 %",
+           "balanced_simulated.json", _shared_simulated("healthy, 5 % jitter (null)", -0.5)),
+    Figure("… one rank 1.5 times slower: gain; 24 % would be the best without jitter", "",
+           "balanced_simulated.json", _shared_simulated("one rank 1.5 times slower, 5 % jitter", 0)),
+    Figure("… all ranks drift: gain", "", "balanced_simulated.json",
+           _shared_simulated("all ranks drift, 5 % jitter", 0)),
+    Figure("Work shared by speed on real processes: recovered of what the best fixed counts save", "at least 85 %",
+           "balanced.json", _shared_live),
     Figure("One `update` of a pacer at 1,024 ranks", "at most 10 µs", "update_cost.json", _update),
     Figure("Speed of the simulator", "5 to 30 s by case", "simulation_speed.json", _simulated),
     Figure("Simulated steps against every message played: jobs on a trunk", "within 1 %", "simulation_accuracy.json",
