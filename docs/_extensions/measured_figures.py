@@ -362,6 +362,10 @@ def _policies(figures: Any) -> Found:
                f"{max(nulls):.2f}", None)
 
 
+def _mutations(figures: Any) -> Found:
+  return Found(f"{figures['noticed']} of {figures['mistakes']}", figures["noticed"] == figures["mistakes"])
+
+
 def _strategies(figures: Any) -> Found:
   return Found(f"{len(figures['rows'])} strategies and scenes, {figures['seeds']} seeds", None)
 
@@ -377,6 +381,8 @@ FIGURES = (
     Figure("Known delays of 1 to 200 ms come back within 5 % or 0.3 ms", "all", "truth.json", _truth),
     Figure("Intervals of 95 % over 3 to 12 rounds, normal and heavy-tailed: how often they hold the truth",
            "93 % or more", "intervals.json", _intervals),
+    Figure("Mistakes put into the central formulas that the tests of `make test` notice", "all", "mutations.json",
+           _mutations),
     Figure("Bits of the parameters after 200 steps, instrumented against bare", "no bit differs", "bitwise.json",
            _bitwise),
     Figure("… under every pacer, guard and housekeeper", "no bit differs", "bitwise_pacers.json", _bitwise),
