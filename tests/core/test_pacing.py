@@ -113,6 +113,12 @@ def test_what_is_over_before_the_message_leaves():
   assert pacing.over_before(2, 3).tolist() == [True, True, False]
 
 
+def test_the_jobs_step_time_is_the_one_that_was_shared():
+  shared = pacing.nothing_shared(1)._replace(step_time=jnp.float32(7))
+  seen, _ = pacing.observe(jnp.int32(0), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.zeros(1), jnp.float32(3), shared)
+  assert (float(seen.step_time), float(seen.job_step_time)) == (3, 7)
+
+
 def test_an_answer_becomes_plain_scalars_sorted_by_name():
   pacer = Pacer(lambda ranks: (), lambda seen, state: (Decision(np.float64(2), {"b": 1, "a": jnp.int32(3)}), state))
   seen = pacing.observe(jnp.int32(0), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.zeros(1), jnp.float32(0),

@@ -66,6 +66,11 @@ def test_halving_and_doubling_is_both_halves_on_powers_of_two(ranks):
   assert coefficients("all_reduce", "halving", ranks) == pytest.approx([2 * x for x in halves])
 
 
+def test_two_trees_send_half_of_the_bytes_each_up_and_down():
+  """A rank of either tree receives from two below it, but for the only one of two ranks."""
+  assert [coefficients("all_reduce", "tree", ranks) for ranks in (2, 4, 8)] == [(2, 1.0), (4, 2.0), (6, 2.0)]
+
+
 def test_one_rank_sends_nothing_and_what_is_unknown_is_refused():
   assert seconds("all_reduce", "ring", 1, 1e9, 1.0, 1.0) == 0
   assert seconds("shift", "ring", 5, 100.0, 2.0, 0.5) == 52

@@ -77,6 +77,8 @@ def test_a_stamp_not_taken_makes_null():
   assert steps["forward_ns"].tolist() == [None, 10]
   assert steps["update_ns"].tolist() == [None, 20]
   assert steps["gap_ns"].tolist() == [None, 10]
+  shifted, _ = decode.decode(rows_of([[10, 0, 30], [40, 50, 70]], [0, 1]), plan, 0, 0, 0, shift=5)
+  assert shifted["forward_ns"].tolist() == [None, 10] and shifted["end_ns"].tolist() == [35, 75]
 
 
 def test_gap_is_carried_over_batches_but_not_over_holes():
