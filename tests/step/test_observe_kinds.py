@@ -296,3 +296,19 @@ def test_compiler_options_and_remat_policies():
       return (functools.reduce(lambda h, _: layer(h), range(3), x) ** 2).mean()
     return w - 0.1 * jax.grad(loss)(w), 0.0
   both(step, *arrays(), compiler_options={"xla_cpu_enable_fast_math": False}, donate_argnums=())
+
+
+def test_attention_weights_under_dropout_are_simplified_as_before(caplog):
+  mesh = steps.mesh_of(data=4)
+  x = jax.device_put(RNG.normal(size=(8, 4, 16, 16)).astype(np.float32),
+                     NamedSharding(mesh, P("data")))
+  w = jax.device_put(RNG.normal(size=(16, 16)).astype(np.float32), NamedSharding(mesh, P()))
+
+  def step(w, x, key):
+    def loss(w):
+      weights = jax.nn.softmax(x @ w)
+      kept = jax.random.bernoulli(key, 0.9, (1, 1, 16, 16)).astype(jnp.float32)
+      return (((weights * (kept / 0.9)) @ x) ** 2).mean()
+    return w - 0.1 * jax.grad(loss)(w), 0
+  both(step, w, x, jax.random.key(0))
+  assert not caplog.records

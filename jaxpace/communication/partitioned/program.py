@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxpace.communication import phases
 from jaxpace.communication.partitioned import (
+    broadcasts,
     calls,
     collectives,
     dump,
@@ -68,6 +69,7 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int]
     return None
   mesh = mesh_of(request.module)
   calls.called_once(parts.module)
+  broadcasts.rejoin(parts.module)
   marked = stamping.stamp(parts.module, number, parts.met)
   module = whole.whole(request.module, parts.module, request.partitions)
   executable = request.compile(module)
