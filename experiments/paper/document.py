@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from experiments.paper import emulated, predict, tables
+from experiments.paper import emulated, predict, tables, turns_page
 from experiments.paper import world as worlds
 
 TABLE: dict[str, Callable[[dict[str, Any]], list[str]]] = {
@@ -22,7 +22,8 @@ def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
 
   Args:
     page: its text.
-    table: `docs/measurements/table1.json`; a sentence takes the place of what is made from it while it isn't there.
+    table: `docs/measurements/table1.json`, `table1_turns.json` beside it; a sentence takes the place of
+      what is made from either while it isn't there.
     measured: `docs/measurements/emulated.json`, likewise.
 
   Raises:
@@ -32,10 +33,12 @@ def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
     name = match[1]
     if name == "emulated":
       lines = _from(measured, emulated.throughput, emulated.MODULE)
+    elif name == "turns":
+      lines = _from(table.with_name("table1_turns.json"), turns_page.both, "experiments.paper.turns")
     elif name in TABLE:
       lines = _from(table, TABLE[name], "experiments.paper.table1")
     else:
-      raise ValueError(f"Nothing is made for the mark {name!r}; there are emulated, {', '.join(TABLE)}.")
+      raise ValueError(f"Nothing is made for the mark {name!r}; there are emulated, turns, {', '.join(TABLE)}.")
     return f"<!-- {name} -->\n" + "\n".join(lines).strip("\n") + "\n<!-- end -->"
 
   return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
