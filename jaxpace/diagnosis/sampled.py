@@ -1,4 +1,4 @@
-"""What a run sampled by the profiler can't tell: ranks that take turns on few cores, and ranks that never meet.
+"""What sampled and observed runs can't tell: ranks that take turns on few cores, and ranks that never meet.
 
 Nothing is put into such a step, so nothing keeps its devices apart either: simulated devices of one process wait for a
 core, and a collective may be one over a part of the mesh. Where the stamps show that, what rests on them is no finding.
@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.modes.case import LOCALITY, PERSISTENT, Case, Finding
+from jaxpace.diagnosis.modes.straggler import excess
 from jaxpace.diagnosis.wording import joined, milliseconds
 from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.trace.run import MISSING, Run
@@ -47,11 +48,12 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
     findings: what was found in it.
 
   Returns:
-    All findings, and no notes, of a run of another clock.
+    All findings, and no notes, of a run that was neither sampled nor observed.
   """
-  if case.run.plan.get("clock") != CLOCK:
+  observed = case.run.observed
+  if case.run.plan.get("clock") != CLOCK and not observed:
     return Sampled(tuple(findings))
-  apart = never_meet(case.run)
+  apart = [] if observed else never_meet(case.run)
   if apart:
     named = joined([*apart[:3], f"{len(apart) - 3} more"] if len(apart) > 3 else apart)
     return Sampled((), "ranks don't all wait for each other", (
@@ -63,7 +65,10 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
   if not rounds:
     return Sampled(tuple(findings))
   least = rounds * _busy(case)
-  kept = tuple(f for f in findings if _told(case, f, least))
+  # Marks tell who waits for whom: of an observed run, only who is late for good may be whose turn comes last.
+  kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY)) or _told(case, f, least, rounds))
+  if observed and len(kept) == len(findings):
+    return Sampled(kept)
   note = (Sentence(Note.TURNS,
       f"{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting of up to "
       f"{milliseconds(least)} may be for that, so it is no finding unless one rank stands out from all others."))
@@ -116,13 +121,24 @@ def _busy(case: Case) -> float:
   return float(busy.min()) if busy.size else 0.0
 
 
-def _told(case: Case, finding: Finding, least: float) -> bool:
+def _by_work(case: Case, rank: int, rounds: int) -> bool:
+  """Whether a rank is late for longer work, by more than the others' work may make it wait for a core."""
+  latest = max((e for e in case.lateness.episodes if e.rank == rank), key=lambda e: e.lateness, default=None)
+  if latest is None:
+    return False
+  compute, gap = excess(case, latest)
+  present = case.totals.present
+  least = float((case.totals.per_rank["compute"][present > 0] / present[present > 0]).min())
+  return compute > 2 * max(gap, 0.0) and compute > rounds * least
+
+
+def _told(case: Case, finding: Finding, least: float, rounds: int) -> bool:
   """Whether a finding is more than turns may make."""
   if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
     return finding.share * case.step_time > least
   lateness = [max((e.lateness for e in case.lateness.episodes if e.rank == rank), default=0.0)
               for rank in finding.ranks]
-  if min(lateness) > least:
+  if min(lateness) > least or case.run.observed and all(_by_work(case, rank, rounds) for rank in finding.ranks):
     return True
   others = np.delete(case.lateness.mean, list(finding.ranks))
   others = others[np.isfinite(others)]
