@@ -66,7 +66,8 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
     return Sampled(tuple(findings))
   least = rounds * _busy(case)
   # Marks tell who waits for whom: of an observed run, only who is late for good may be whose turn comes last.
-  kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY)) or _told(case, f, least, rounds))
+  kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY))
+               or _told(case, f, least, rounds))
   if observed and len(kept) == len(findings):
     return Sampled(kept)
   note = (Sentence(Note.TURNS,
