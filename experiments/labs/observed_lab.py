@@ -105,7 +105,8 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("The fault lab on a trainer under plain jit", figures)
   lines += [f"{figures['done']} runs of {figures['wanted']}; {figures['right']} right. "
             f"{figures['healthy']} were healthy: {figures['healthy_blamed']} of them blamed a rank. "
-            f"The layer was named in {figures['named']} of {figures['in_a_layer']}.", ""]
+            f"The layer was named in {figures['named']} of {figures['in_a_layer']}. Not held out: the rule for devices "
+            "that take turns was set on earlier runs of this program.", ""]
   return lines + measured.table(("run", "fault", "rank", "layer", "findings", "ranks blamed", "right", "layer named"), [
       (row["number"], row["fault"], row["rank"], row["layer"], ", ".join(row["modes"]), row["blamed"], row["right"],
        row["named"]) for row in figures["runs"]])
