@@ -18,6 +18,9 @@ import pytest  # noqa: E402
 
 from tests import quick  # noqa: E402
 
+# Run by their names, in processes of their own: they would begin to when imported in search of doctests.
+collect_ignore_glob = ["*_worker.py"]
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Most tests run a program a few times: LLVM's passes take longer than they save. Tests of what they can change, the

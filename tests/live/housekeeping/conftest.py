@@ -10,6 +10,13 @@ from jaxpace.live.housekeeping.collector import Collector
 _frozen = gc.get_freeze_count
 
 
+@pytest.fixture(autouse=True, scope="module")
+def out_of_the_way():
+  """Freezes what the files before have left, on top of what was imported."""
+  gc.collect()
+  gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def collector_untouched(monkeypatch):
   """What the tests before have left is kept out of collections, which would look at half a million objects each time.

@@ -12,6 +12,7 @@ from tests.trace.recording import table
 def test_collections_and_checkpoints_are_in_the_trace_at_their_steps(tmp_path):
   mesh = fake.mesh()
   step, pace = fake.make_step(mesh), fake.init(mesh, 16)
+  heap = [[i] for i in range(300_000)]  # what was there before a test is kept out of collections
   with jaxpace.Recorder(tmp_path, fake.FakePaced()) as recorder, jaxpace.Housekeeper(
       every=10, mode="aligned", warmup=0) as keeper:
     keeper.add(lambda: time.sleep(0.002), every=15, name="checkpoint")
@@ -26,5 +27,6 @@ def test_collections_and_checkpoints_are_in_the_trace_at_their_steps(tmp_path):
   assert {row["host_housekeeping"] for row in rows.values()} == {MODES.index("aligned")}
   usual = sorted(row["gc_ns"] for row in rows.values())[len(rows) // 2]
   assert all(rows[k]["gc_ns"] > 10 * max(usual, 100_000) for k in (9, 19, 29))  # a whole heap against nothing or a few
+  assert heap
   run = read_run(tmp_path)
   assert not run.problems and "checkpoint" in run.host_causes.columns
