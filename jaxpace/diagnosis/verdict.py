@@ -94,25 +94,32 @@ def _on_those_seen(facts: Facts) -> Sentence:
 
 
 def _lasting(facts: Facts) -> Sentence | None:
-  """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than their best."""
+  """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than their best.
+
+  Where both do, both are told, the larger one first.
+  """
   step_time = facts.step_time
   assert step_time is not None
   if not step_time.mean > 0:
     return None
+  found: list[tuple[float, Sentence]] = []
   data = waiting_for_data(facts.run, facts.selected) or 0.0
   if data >= WORTH * step_time.mean:
-    return Sentence(Verdict.DATA_WAITS,
+    found.append((data / step_time.mean, Sentence(Verdict.DATA_WAITS,
         f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, mean over "
-        "ranks: prefetch further ahead, and look at the storage and the decoding it comes from.")
+        "ranks: prefetch further ahead, and look at the storage and the decoding it comes from.")))
   slower = facts.no_contention
   if slower and facts.run.ranks > 1 and saving(slower) >= WORTH:
     why = ("other programs run on the hosts' processors, and transfers wait for these as well as for the network"
            if facts.preempted >= CROWDED else
            "whether the network or waiting for processors makes them so can't be told from this run")
-    return Sentence(Verdict.SLOW_TRANSFERS,
+    found.append((saving(slower), Sentence(Verdict.SLOW_TRANSFERS,
         f"Transfers take longer than their best for {percent(saving(slower))} of the step, which would be "
-        f"{slower.speedup:.2f} times as fast without that: {why}.")
-  return None
+        f"{slower.speedup:.2f} times as fast without that: {why}.")))
+  if not found:
+    return None
+  found.sort(key=lambda one: -one[0])
+  return Sentence(found[0][1].code, " ".join(str(said) for _, said in found))
 
 
 def saving(after: Alternative) -> float:

@@ -122,7 +122,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
     low, high = _span(tables.values())
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
 
-  collectives = name_collectives(info, collective_rows)
+  collectives = name_collectives(info, collective_rows, by_exit=chosen is not None)
   attempt = steps_rows.attempt
   for collective in () if chosen is not None else collectives:
     np.maximum(attempt, collective.attempt, out=attempt)
@@ -313,8 +313,16 @@ def _span(tables: Any) -> tuple[int, int]:
   return min(r[0] for r in ranges), max(r[1] for r in ranges)
 
 
-def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows) -> tuple[CollectiveTimes, ...]:
-  """Collectives in the order in which a step goes through them."""
+def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows, by_exit: bool = False
+                     ) -> tuple[CollectiveTimes, ...]:
+  """Collectives in the order in which a step goes through them.
+
+  Args:
+    info: `run.json`.
+    rows: of the table.
+    by_exit: whether the order is that of their exits, not of their entries. Of an observed step one may stay open while
+      the device computes and goes through others: it is waited for after these, and only that time of it is exposed.
+  """
   plan = info.get("plan")
   planned = {}
   for entry in plan.get("collectives") or () if isinstance(plan, dict) else ():
@@ -333,7 +341,10 @@ def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows) -> tuple[
 
   def median_offset(collective: CollectiveTimes) -> float:
     known = (collective.enter_ns != MISSING) & (first.enter_ns != MISSING) & (collective.attempt == first.attempt)
-    offsets = (collective.enter_ns - first.enter_ns)[known]
+    if by_exit:
+      known &= collective.exit_ns != MISSING
+    times = collective.exit_ns if by_exit else collective.enter_ns
+    offsets = (times - first.enter_ns)[known]
     return float(np.median(offsets[:100_000])) if offsets.size else 0.0
 
   return tuple(sorted(result, key=lambda c: (median_offset(c), c.slot)))

@@ -6,6 +6,8 @@ import dataclasses
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.core.detail import is_detailed
@@ -242,3 +244,25 @@ def test_a_growing_run_is_followed_by_the_sums_of_its_steps(tmp_path):
   assert numbers.mean == pytest.approx((truth.busy + truth.wait).sum(axis=0)[:, -100:].mean(), rel=0.01)
   assert sum(numbers.shares.values()) == pytest.approx(1)
   assert numbers.silent == () and numbers.untold == ""
+
+
+def test_one_that_stays_open_through_a_step_hides_nothing(tmp_path):
+  """An all-reduce of a gradient that is there early is open while layers compute and meet; it ends last."""
+  job = faulty(LayerFault("late", 6e-3, (5,), layer=0, phase="backward"))
+  before, _ = told(tmp_path, job)
+  for part in (tmp_path / "collectives").glob("*.parquet"):
+    table = pq.read_table(part)
+    step, rank, enter, leave = (table.column(name).to_numpy() for name in ("step", "rank", "enter_ns", "exit_ns"))
+    of = step * (int(rank.max()) + 1) + rank
+    order = np.lexsort((leave, of))
+    first = np.flatnonzero(np.concatenate([[True], np.diff(of[order]) != 0]))
+    last = order[np.append(first[1:], len(order)) - 1]
+    opened = enter.copy()
+    opened[last] = np.minimum.reduceat(enter[order], first)
+    pq.write_table(table.set_column(table.schema.get_field_index("enter_ns"), "enter_ns", pa.array(opened)), part)
+  after = diagnose(read_run(tmp_path))
+  assert at(after) == at(before)
+  assert [row.place.name for row in after.waits] == [row.place.name for row in before.waits]
+  # What ranks compute before it begins can't be seen any more: it counts as its transfer.
+  assert after.shares["skew"] == pytest.approx(before.shares["skew"], rel=0.05)
+  assert 0 < before.shares["compute"] - after.shares["compute"] < 0.15

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpace.cli import main as cli
-from jaxpace.diagnosis import stream
+from jaxpace.diagnosis import stream, verdict
 from jaxpace.diagnosis.codes import Evidence, Verdict
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import COSTLY
@@ -269,6 +269,21 @@ def test_nothing_is_healthy_beside_transfers_far_above_their_best():
   assert diagnosis.verdict.code != Verdict.HEALTHY
   if not diagnosis.findings:
     assert f"{diagnosis.no_contention.speedup:.2f} times as fast" in diagnosis.verdict
+
+
+@pytest.mark.parametrize(("waited", "first", "code"), [
+    (8e-3, "Transfers take longer", Verdict.SLOW_TRANSFERS), (90e-3, "Every step waits 90.0 ms", Verdict.DATA_WAITS)])
+def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, waited, first, code):
+  monkeypatch.setattr(verdict, "waiting_for_data", lambda run, selected: waited)
+  random = np.random.default_rng(0)
+  compute = noise("quiet", 2, 300, random)
+  transfer = 0.02 + 0.03 * random.random(300)
+  transfer[:40] = 0.02
+  diagnosis = diagnose(run_of(compute, np.full_like(compute, 1e-3), transfer))
+  assert diagnosis.findings == () and diagnosis.verdict.code == code
+  said = str(diagnosis.verdict)
+  assert said.startswith(first)
+  assert "Transfers take longer" in said and "for data, mean over ranks" in said
 
 
 @pytest.mark.parametrize("plan", [{"unstamped": [{"name": "psum", "primitive": "psum", "bytes": 4096,

@@ -160,7 +160,8 @@ def collectives(figures: DocumentFigures) -> Markup | None:
             for name, row in document["phases"].items()]
     parts.append(table("Phases, medians", ("phase", "typical rank", "slowest rank", "which"), body, texts=(0, 3),
                        hidden_caption=False))
-  return element("div", *parts, class_="columns") if parts else None
+  # The table of waits is too wide to stand beside another.
+  return element("div", *parts, class_=None if document["waits"] else "columns") if parts else None
 
 
 def _most_in(figures: DocumentFigures, place: int) -> Markup | str:

@@ -1,4 +1,9 @@
-"""Sums of executions: time in collectives, and of what lies between them as far as phases tell."""
+"""Sums of executions: time in collectives, and of what lies between them as far as phases tell.
+
+A collective may stay open while its device computes and goes through others: one that overlaps with the backward pass,
+say. Only its exposed time counts, after the last of the others that ended before it. What lies between those is
+computing. So collectives are gone through in the order of their exits.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ PHASES = {"forward": FORWARD, "backward": BACKWARD, "update": UPDATE}
 class Sums(NamedTuple):
   """What n executions spent their time with; ns."""
 
-  # [n] in collectives; where several overlap, once
+  # [n] in collectives; where several overlap, the exposed time of each
   sync: np.ndarray
   # [n, 4] by phase of what was computed; -1 where nothing is known to belong to it
   computed: np.ndarray
@@ -32,11 +37,13 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
     start: [n] ns, of the executions.
     end: [n] ns.
     execution: [m] place of each occurrence's execution, rising.
-    enter: [m] ns, rising within an execution.
+    enter: [m] ns.
     leave: [m] ns.
     phase: [m] one of the four numbers.
   """
   n = len(start)
+  by_exit = np.lexsort((enter, leave, execution))
+  execution, enter, leave, phase = (values[by_exit] for values in (execution, enter, leave, phase))
   enter = np.clip(enter, start[execution], end[execution])
   leave = np.clip(leave, enter, end[execution])
   base = start[execution]

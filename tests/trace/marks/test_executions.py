@@ -123,8 +123,9 @@ def test_no_collectives_and_no_marks():
 
 
 def plain_sums(start, end, rows):
-  """Nanosecond by nanosecond."""
-  inside = [[row for row in rows if row[0] <= t < row[1]] for t in range(start, end)]
+  """Nanosecond by nanosecond: a collective is waited for once all others that end before it have ended."""
+  exposed = [(max([row[0]] + [other[1] for other in rows if other[1] < row[1]]), *row[1:]) for row in rows]
+  inside = [[row for row in exposed if row[0] <= t < row[1]] for t in range(start, end)]
   sync = sum(bool(each) for each in inside)
   computed = {}
   stretches, t = [], start
@@ -138,7 +139,7 @@ def plain_sums(start, end, rows):
     stretches.append((begin, t))
   for begin, stop in stretches:
     before = max((row for row in rows if row[1] <= begin), key=lambda row: row[1], default=None)
-    after = min((row for row in rows if row[0] >= stop), key=lambda row: row[0], default=None)
+    after = min((row for row in rows if row[1] > stop), key=lambda row: row[1], default=None)
     if before is None and after is None:
       kind = COMPUTE
     elif before is None:
@@ -182,6 +183,15 @@ def test_fully_sharded_layers_have_phases_where_the_collectives_tell_them():
   # 22 to 30 is the end of the forward pass and the beginning of the backward one: nobody knows where it turns
   assert found.computed.tolist() == [[10 + 8, 13, 9, 8 + 13]]
   assert [FORWARD, BACKWARD, UPDATE, COMPUTE] == [0, 1, 2, 3]
+
+
+def test_one_that_stays_open_hides_neither_computing_nor_others():
+  # Open from 10 to 90, while the device computes and goes through two others.
+  rows = [(10, 90, BACKWARD), (30, 35, BACKWARD), (60, 70, BACKWARD)]
+  enter, leave, phase = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+  found = sums(np.array([0]), np.array([100]), np.zeros(3, np.int64), enter, leave, phase)
+  assert found.sync.tolist() == [5 + 10 + 20]
+  assert found.computed.tolist() == [[-1, 60 - 35, -1, 30 + 10]]
 
 
 def test_a_loop_that_ran_no_turn_is_no_trouble():
