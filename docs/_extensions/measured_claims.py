@@ -139,6 +139,13 @@ def _stamps(figures: Any) -> list[str]:
   return [*_three(native, 3), *(f"{value:.3g}" for value in callback)]
 
 
+def _observed(figures: Any) -> list[str]:
+  short, middle = (next(row for row in figures["rows"] if row["case"].startswith("FSDP") and row["target_ms"] == target)
+                   for target in (5, 20))
+  return [f"{row['percent']['recorded'][0]:.1f} % [{row['percent']['recorded'][1]:.1f}, "
+          f"{row['percent']['recorded'][2]:.1f}] of {row['bare_ms'][0]:.1f} ms" for row in (short, middle)]
+
+
 CLAIMS = (
     Claim(TRACE, "A mark takes {} ns by itself, and adds {} ns to a turn of a compiled loop. `recorder.record()` takes "
           "{} µs.", "marks_cost.json", lambda f: [f"{f['alone']['file'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
@@ -149,6 +156,7 @@ CLAIMS = (
     Claim(README, "the right rank or host was blamed in {} of {} cases, and none of {} healthy runs had a finding",
           _LAB, lambda f: [*_blamed(f, "all"), _controls(f)[1]]),
     Claim(README, "by the stamps alone it is {} of {}.", _LAB, lambda f: _blamed(f, "bare")),
+    Claim(README, "with FSDP, scan and remat takes {} and {} longer", "observed_overhead.json", _observed),
     Claim(README, "a recorded step of 20 ms takes {} % longer with the native clock and one of 50 ms {} %",
           "overhead.json", lambda f: _where(f)),
     Claim(README, "step of {} ms on 2 processes {} % longer and one of {} ms on 4 processes {} %", "overhead.json",
