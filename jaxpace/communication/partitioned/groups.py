@@ -156,13 +156,34 @@ def parse(text: str, partitions: int) -> Groups:
     return listed or (tuple(range(partitions)),)
   if text.startswith("["):
     return as_groups(np.atleast_2d(array_of(text)))
-  found = re.fullmatch(r"mesh\[([^\]]*)\](?:,\s*device_ids=\((.*)\))?\s*\{([^}]*)\}", text)
+  found = re.fullmatch(r"(mesh\[.*)\{([^}]*)\}", text)
   if found is None:
     raise GroupsError(f"replica groups in a form that is not known: {text[:80]!r}")
-  axes = [(name, int(size)) for name, size in _AXIS.findall(found[1])]
-  parts = [AxisPart(name, *((int(before), int(size)) if before else ()))
-           for name, before, size in _PART.findall(found[3])]
-  return along(axes, parts, array_of(found[2]) if found[2] else None)
+  axes, devices = mesh_of(found[1])
+  return along(axes, parts_of(found[2]), devices)
+
+
+def mesh_of(text: str) -> tuple[list[tuple[str, int]], np.ndarray | None]:
+  """Reads `mesh['a'=2,'b'=2]` or `mesh['a'=2,'b'=2], device_ids=([4]<=[2,2]T(1,0))`.
+
+  Returns:
+    Names and sizes of its axes, slowest first, and its partitions in that order: None where they
+    are counted up.
+
+  Raises:
+    GroupsError: the form is not known.
+  """
+  found = re.fullmatch(r"mesh\[([^\]]*)\](?:,\s*device_ids=\((.*)\))?", text.strip())
+  if found is None:
+    raise GroupsError(f"a mesh in a form that is not known: {text[:80]!r}")
+  return ([(name, int(size)) for name, size in _AXIS.findall(found[1])],
+          array_of(found[2]) if found[2] else None)
+
+
+def parts_of(text: str) -> list[AxisPart]:
+  """Reads `'a','b'` or `'a':(1)2`: axes of a mesh, or parts of them."""
+  return [AxisPart(name, *((int(before), int(size)) if before else ()))
+          for name, before, size in _PART.findall(text)]
 
 
 def canonical(groups: Groups) -> Groups:

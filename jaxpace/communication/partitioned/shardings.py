@@ -1,8 +1,10 @@
 """How inputs and outputs are laid out over partitions, from the words XLA says it in.
 
-XLA writes `{devices=[2,1,2]<=[4] last_tile_dim_replicate}`: which partition has which tile. The
-compiler's own language for the same wants axes of a mesh for each dimension. Here the mesh's axes
-are the digits of a partition's number: one for each prime factor of their count.
+XLA writes `{devices=[2,1,2]<=[4] last_tile_dim_replicate}`: which partition has which tile; or,
+since jaxlib 0.11, `{mesh['a'=2,'b'=2], [{'a'}, {}]}`: axes of a mesh, or parts of them, for each
+dimension. The compiler's own language for the same wants one mesh for all values, and theirs may
+have several. Here the mesh's axes are the digits of a partition's number: one for each prime factor
+of their count.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ class Digits(NamedTuple):
 _DEVICES = re.compile(r"\{devices=(\[[\d,]+\](?:<=\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+))"
                       r"((?: last_tile_dim_replicate| last_tile_dims=\{[a-z, ]*\})?)"
                       r"(?: memory_kind=\S+)?(?: metadata=.*)?\}")
+
+_NAMED = re.compile(r"\{(?P<mesh>mesh\[[^\]]*\](?:,\s*device_ids=\((?:[^()]|\([^()]*\))*\))?),\s*"
+                    r"(?:replicated|\[(?P<dims>[^\]]*)\](?:,\s*replicated=\{[^}]*\})?)"
+                    r"(?:,\s*metadata=.*)?\}")
 
 
 def split(text: str) -> list[str]:
@@ -74,6 +80,8 @@ def tiles(text: str, rank: int, partitions: int) -> np.ndarray:
   """
   if re.match(r"\{replicated\b", text):
     return np.zeros((partitions, rank), np.int64)
+  if found := _NAMED.fullmatch(text):
+    return _tiles_of_mesh(found["mesh"], found["dims"], rank, partitions)
   found = _DEVICES.fullmatch(text)
   if found is None:
     raise ShardingError(f"a value is laid out in a way that is not known: {text[:80]}")
@@ -86,6 +94,28 @@ def tiles(text: str, rank: int, partitions: int) -> np.ndarray:
   places = np.zeros((partitions, rank), np.int64)
   for index, partition in np.ndenumerate(grid):
     places[partition] = index[:rank]
+  return places
+
+
+def _tiles_of_mesh(mesh: str, dims: str | None, rank: int, partitions: int) -> np.ndarray:
+  """Tiles of a value whose dimensions are cut along axes of a mesh; all the same without `dims`."""
+  places = np.zeros((partitions, rank), np.int64)
+  if dims is None:
+    return places
+  # A question mark stands where the partitioner was free to add more.
+  named = [groups.parts_of(dim.replace("?", "")) for dim in re.findall(r"\{([^}]*)\}", dims)]
+  try:
+    axes, devices = groups.mesh_of(mesh)
+    # What is along no axis may be said of any mesh, of an empty one too: `{mesh[], [{}]}`.
+    count = math.prod(size for _, size in axes) if any(named) else partitions
+    if count != partitions or len(named) != rank:
+      raise ShardingError(f"a value of {rank} dimensions is laid out over {partitions} partitions "
+                          f"as {mesh}, [{dims}]")
+    for dim, parts in enumerate(named):
+      for group in groups.along(axes, parts, devices) if parts else ():
+        places[list(group), dim] = np.arange(len(group))
+  except groups.GroupsError as error:
+    raise ShardingError(f"a value is laid out in a way that is not known: {error}") from error
   return places
 
 

@@ -54,6 +54,12 @@ def test_the_layouts_of_a_mesh_come_back(layout):
       wanted[place[device]] = [(cut.start or 0) // width
                                for cut, width in zip(index, widths, strict=True)]
     tiles.append(wanted)
+    axes = ",".join(f"'{name}'={size}" for name, size in zip(names, sizes, strict=True))
+    # A spec has one axis as a word, several as a tuple.
+    named = [(dim,) if isinstance(dim, str) else dim or () for dim in spec]
+    dims = ", ".join("{" + ", ".join(f"'{name}'" for name in dim) + "}" for dim in named)
+    said = f"{{mesh[{axes}], [{dims}]}}"
+    np.testing.assert_array_equal(shardings.tiles(said, 2, count), wanted)
   found = shardings.digits(tiles, count)
   assert np.prod(found.sizes) == count
   for at, wanted in enumerate(tiles):
@@ -70,6 +76,20 @@ def test_the_layouts_of_a_mesh_come_back(layout):
     ("{devices=[2,2]<=[4] last_tile_dims={replicated}}", 1, [[0], [0], [1], [1]]),
     ("{devices=[4]<=[4] memory_kind=pinned_host}", 1, [[0], [1], [2], [3]]),
     ("{replicated}", 0, [[], [], [], []]),
+    # From jaxlib 0.11 on.
+    ("{mesh[], replicated}", 1, [[0], [0], [0], [0]]),
+    ("{mesh[], replicated}", 0, [[], [], [], []]),
+    ("{mesh[], [{}, {?}]}", 2, [[0, 0], [0, 0], [0, 0], [0, 0]]),
+    ("{mesh['a'=2,'b'=2], []}", 0, [[], [], [], []]),
+    ("{mesh['a'=2,'b'=2], [{'a'}, {}]}", 2, [[0, 0], [0, 0], [1, 0], [1, 0]]),
+    ("{mesh['a'=2,'b'=2], [{'b'}, {'a'}]}", 2, [[0, 0], [1, 0], [0, 1], [1, 1]]),
+    ("{mesh['a'=2,'b'=2], [{'b', 'a'}]}", 1, [[0], [2], [1], [3]]),
+    ("{mesh['a'=2,'b'=2], [{'b', ?}, {?}]}", 2, [[0, 0], [1, 0], [0, 0], [1, 0]]),
+    ("{mesh['a'=4], [{'a':(1)2}, {'a':(2)2}]}", 2, [[0, 0], [0, 1], [1, 0], [1, 1]]),
+    ("{mesh['a'=4], [{'a':(2)2}], replicated={'a':(1)2}}", 1, [[0], [1], [0], [1]]),
+    ("{mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)), [{'a'}]}", 1, [[0], [1], [0], [1]]),
+    ("{mesh['a'=4], device_ids=(0,2,1,3), [{'a'}], metadata={op_name=\"x\"}}", 1,
+     [[0], [2], [1], [3]]),
 ])
 def test_what_xla_says_of_tiles(said, rank, wanted):
   np.testing.assert_array_equal(
@@ -78,7 +98,12 @@ def test_what_xla_says_of_tiles(said, rank, wanted):
 
 @pytest.mark.parametrize("said", [
     "{maximal device=0}", "{manual}", "{unknown}", "{devices=[2,2]<=[4] last_tile_dims={manual}}",
-    "{devices=[2]<=[2]}", "{devices=[2,2,1,1]<=[4]}", ""])
+    "{devices=[2]<=[2]}", "{devices=[2,2,1,1]<=[4]}", "",
+    "{mesh['a'=2], [{'a'}]}", "{mesh['a'=4], [{'a'}, {}]}", "{mesh['a'=4], [{'b'}]}",
+    "{mesh['a'=4], [{'a':(3)2}]}", "{mesh['a'=4], device_ids=(0,1), [{'a'}]}",
+    "{mesh['a'=2,'b'=2], [{'a'}], unreduced={'b'}}", "{mesh['a'=2,'b'=2], [{'a'}], manual={'b'}}",
+    "{mesh['a'=2,'b'=2], [{'a'}], replicated={'b'}, manual={}}", "{mesh[], [{}, {}]}", "{mesh[], [{'a'}]}",
+    "{mesh[0], maximal device=0}"])
 def test_layouts_that_are_not_known_are_refused(said):
   with pytest.raises(shardings.ShardingError):
     shardings.tiles(said, 1, 4)
@@ -96,6 +121,9 @@ def test_layouts_with_no_digits_in_common_are_refused():
     ("{{replicated}, {devices=[2,2]<=[4] last_tile_dims={replicated}}}",
      ["{replicated}", "{devices=[2,2]<=[4] last_tile_dims={replicated}}"]),
     ("{{devices=[4]0,2,1,3},{replicated}}", ["{devices=[4]0,2,1,3}", "{replicated}"]),
+    ("{{mesh[], replicated}, {mesh['a'=4], [{}, {'a'}]}}",
+     ["{mesh[], replicated}", "{mesh['a'=4], [{}, {'a'}]}"]),
+    ("{mesh['a'=4], [{}, {'a'}]}", ["{mesh['a'=4], [{}, {'a'}]}"]),
 ])
 def test_a_tuple_is_parted(said, parts):
   assert shardings.split(said) == parts
