@@ -63,6 +63,8 @@ class Program:
         if header[1]:
           self.entry = header[2]
       elif stripped.startswith("}"):
+        if current is not None:
+          _write_out_elements(current)
         current = None
       elif current is not None:
         if (found := instruction(stripped)) is not None:
@@ -145,6 +147,31 @@ def instruction(line: str) -> Instruction | None:
                    if part.split())
   return Instruction(name.lstrip("%"), shape, call[:opening].strip(), operands,
                      call[closing + 1:].lstrip(", "))
+
+
+def _write_out_elements(body: dict[str, Instruction]) -> None:
+  """Gives elements of tuples that are named where they are used, `%while.2#1`, lines of their own.
+
+  What jaxlib 0.11 and 0.12 dump has no `%x = f32[] get-tuple-element(%while.2), index=1`.
+  """
+  written: dict[str, Instruction] = {}
+  for one in body.values():
+    for operand in one.operands:
+      whole, *places = operand.split("#")
+      for place in places:
+        element = f"{whole}#{place}"
+        tuple_of = written.get(whole) or body.get(whole)
+        if tuple_of is None or not place.isdecimal():
+          break
+        if element not in body:
+          parts = _parts(tuple_of.shape[1:-1])
+          shape = parts[int(place)].strip() if int(place) < len(parts) else ""
+          written[element] = Instruction(
+              element, shape, "get-tuple-element", (whole,), f"index={place}")
+        whole = element
+    written[one.name] = one
+  body.clear()
+  body.update(written)
 
 
 def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -57,6 +57,37 @@ def test_lines(line, wanted):
   assert (tuple(found) if found else None) == wanted
 
 
+ELEMENTS = """
+%body (param: (s32[], f32[4,2])) -> (s32[], f32[4,2]) {
+  %param = (s32[], f32[4,2]{1,0}) parameter(0)
+  %mark.1 = (f32[4,2]{1,0}) custom-call(%param#1), custom_call_target="jaxpace_mark", backend_config={tag = 2 : i32}
+  %all-gather.1 = f32[4,4]{1,0} all-gather(%mark.1#0), channel_id=1, replica_groups=[1,2]<=[2], dimensions={1}
+  %nested = ((f32[4,4]{1,0}, s32[]), f32[]) custom-call(%all-gather.1, %nowhere#1, %param#9), custom_call_target="other"
+  %mark.2 = f32[4,4]{1,0} custom-call(%nested#0#0), custom_call_target="jaxpace_mark", backend_config={tag = 3 : i32}
+  ROOT %tuple.1 = (s32[], f32[4,2]{1,0}) tuple(%param#0, %param#1)
+}
+
+ENTRY %main (a: (s32[], f32[4,2])) -> (s32[], f32[4,2]) {
+  %a = (s32[], f32[4,2]{1,0}) parameter(0)
+  ROOT %while.1 = (s32[], f32[4,2]{1,0}) while(%a), condition=%cond, body=%body
+}
+"""
+
+
+def test_elements_of_tuples_named_where_they_are_used():
+  [one] = collectives.found_in(ELEMENTS, 2)
+  assert one.types == (("f32", (4, 2)),)
+  assert (one.enter_tags, one.exit_tags) == ((2,), (3,))
+  body = text.Program(ELEMENTS).computations["body"]
+  assert body["param#1"] == ("param#1", "f32[4,2]{1,0}", "get-tuple-element", ("param",), "index=1")
+  assert body["nested#0"].shape == "(f32[4,4]{1,0}, s32[])"
+  assert body["nested#0#0"].shape == "f32[4,4]{1,0}"
+  assert body["param#9"].shape == "" and "nowhere#1" not in body
+  # Each stands before its first use.
+  names = list(body)
+  assert names.index("param#1") < names.index("mark.1") < names.index("mark.1#0")
+
+
 @pytest.mark.parametrize(("rest", "name", "wanted"), [
     ("a={1,2}, b=3", "a", "{1,2}"), ("a={1,2}, b=3", "b", "3"), ("ab=1, b=2", "b", "2"),
     ('m={op_name="x, b=4" id=2}, b=5', "m", '{op_name="x, b=4" id=2}'),
