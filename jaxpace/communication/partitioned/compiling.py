@@ -88,7 +88,7 @@ def unavailable() -> str:
 def _moved(what: str) -> str:
   import jax
   return (f"This jaxpace doesn't know how jax {jax.__version__} compiles ({what}): use a newer "
-          "jaxpace, or jax 0.10.")
+          "jaxpace, or jax 0.10 to 0.12.")
 
 
 class watching:
