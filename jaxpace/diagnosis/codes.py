@@ -64,6 +64,15 @@ class Change(_Code):
   FASTER = "faster", "the second run is surely faster"
 
 
+class Silence(_Code):
+  """Why there is no forecast for a number of ranks."""
+
+  TOO_SHORT = "too_short", "the run has too few steps for so many ranks"
+  NEW_TIER = "new_tier", "the job would reach other hosts, and transfers between hosts were not measured"
+  BEYOND_FABRIC = "beyond_fabric", "the fabric file ends below so many ranks"
+  NO_COST = "no_cost", "the fabric file has no cost of a collective"
+
+
 class Evidence(_Code):
   """What a sentence of a finding's evidence shows."""
 
@@ -196,4 +205,4 @@ def codes(sentences: Iterable[str]) -> list[str | None]:
   return [str(s.code) if isinstance(s, Sentence) else None for s in sentences]
 
 
-__all__ = ["Change", "Evidence", "Hang", "Note", "Sentence", "Verdict", "codes"]
+__all__ = ["Change", "Evidence", "Hang", "Note", "Sentence", "Silence", "Verdict", "codes"]

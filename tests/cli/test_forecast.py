@@ -8,6 +8,7 @@ import pytest
 
 from jaxpace.cli import forecast as command
 from jaxpace.cli.main import main
+from jaxpace.diagnosis.codes import Silence
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_runs import MadeUpJob
 
@@ -35,7 +36,7 @@ def test_text_and_json_say_the_same(run, tmp_path, capsys):
   assert same["step_time"]["estimate"] == pytest.approx(document["recorded"]["step_time"], rel=2e-3)
   assert more["step_time"]["low"] < more["step_time"]["estimate"] < more["step_time"]["high"]
   assert more["step_time"]["estimate"] > same["step_time"]["estimate"]
-  assert far["step_time"] is None and "too short" in far["silent"]
+  assert far["step_time"] is None and far["silent_code"] == Silence.TOO_SHORT
   assert f"{1e3 * more['step_time']['estimate']:.1f} ms" in text and "4,096   unknown" in text
   assert "4,096 ranks can't be forecast. The run is too short" in " ".join(text.split()) and "silent" not in text
 
@@ -47,7 +48,7 @@ def test_a_described_fabric_is_used(run, tmp_path, capsys):
   document = json.loads(capsys.readouterr().out)
   near, far = document["forecasts"]
   assert near["transfer"] == pytest.approx(2e-3 + 16e-4, rel=1e-6) and near["transfer_source"] == "fabric"
-  assert "64 ranks at most" in far["silent"]
+  assert far["silent_code"] == Silence.BEYOND_FABRIC
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "8,", "1.5", "99999999"])

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from jaxpace.diagnosis.codes import Evidence
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes.case import AMPLIFICATION
 from jaxpace.diagnosis.modes.jitter import LongGaps
@@ -12,6 +13,7 @@ from jaxpace.diagnosis.wording import percent
 from jaxpace.testing.made_up_faults import Fault
 from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import case_of, run_of
+from tests.lib.said import only
 
 STEPS = 300
 
@@ -36,4 +38,4 @@ def test_the_worst_tenth_of_the_steps_holds_what_is_said(fault):
   (finding,) = (f for f in found.findings if f.mode == AMPLIFICATION)
   waited = np.sort((truth.busy[0].max(axis=0) - truth.busy[0].mean(axis=0))[found.selected.mask])
   worst = waited[-(len(waited) // 10):].sum() / waited.sum()
-  assert any(f"worst tenth of the steps holds {percent(worst)} of the waiting" in line for line in finding.evidence)
+  assert percent(worst) in only(finding.evidence, Evidence.WORST_TENTH)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from jaxpace.diagnosis import codes
-from jaxpace.diagnosis.codes import Change, Evidence, Hang, Note, Sentence, Verdict
+from jaxpace.diagnosis.codes import Change, Evidence, Hang, Note, Sentence, Silence, Verdict
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes import case
 from jaxpace.testing.made_up_faults import Fault
@@ -16,7 +16,7 @@ from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 
 ROOT = pathlib.Path(__file__).parents[2]
-KINDS = {"verdict": Verdict, "hang": Hang, "comparison": Change, "evidence": Evidence, "note": Note}
+KINDS = {"verdict": Verdict, "hang": Hang, "comparison": Change, "silence": Silence, "evidence": Evidence, "note": Note}
 
 
 def test_the_docs_list_every_code_with_its_meaning_and_no_other():

@@ -16,6 +16,7 @@ from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from jaxpace.testing.made_up_faults import Fault
 from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of, true_shares
+from tests.lib.said import numbers, only
 
 BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,
         "host_columns": True}
@@ -290,7 +291,7 @@ def test_a_clock_that_jumps_is_left_out_and_named():
     assert diagnosis.step_time.mean == pytest.approx(diagnose(run).step_time.mean, rel=1e-3)
     if by > 0:
       assert diagnosis.totals.jumped.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
-      assert any(note.code == Note.CLOCK_JUMPED and "rank 3" in note for note in diagnosis.notes)
+      assert numbers(only(diagnosis.notes, Note.CLOCK_JUMPED))[0] == 3
 
 
 def test_many_hosts_are_counted_and_the_document_names_them_all():
@@ -302,6 +303,6 @@ def test_many_hosts_are_counted_and_the_document_names_them_all():
   assert all(len(re.findall(r"host\d+", sentence)) <= 4 for sentence in sentences)
   first = [f"host{rank}" for rank in finding.ranks[:3]]
   for sentence in (diagnosis.verdict, finding.advice):
-    assert f"{', '.join(first)} and 29 more" in sentence
+    assert ", ".join(first) in sentence and 29 in numbers(sentence)
   document = to_json(diagnosis)["findings"][0]
   assert sorted(document["hosts"]) == sorted(f"host{rank}" for rank in late)

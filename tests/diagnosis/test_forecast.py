@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from jaxpace.costs import fabric_file as fabrics
-from jaxpace.costs.fabric_file import Cost, Estimate, Level, MeasuredFabric
-from jaxpace.diagnosis.codes import Note, codes
+from jaxpace.costs.fabric_file import ALL_REDUCE, Cost, Estimate, Level, MeasuredFabric
+from jaxpace.diagnosis.codes import Note, Silence, codes
 from jaxpace.diagnosis.forecast import tails
 from jaxpace.diagnosis.forecast.forecast import RESAMPLED, TAIL, forecast
 from jaxpace.diagnosis.forecast.forecast_json import to_json
@@ -18,6 +18,7 @@ from jaxpace.diagnosis.forecast.noise import predict_offsets, separate
 from jaxpace.diagnosis.forecast.sample import correlation_time, take_sample
 from jaxpace.trace.run import MISSING, RunError
 from tests.diagnosis.traces import barrier, make_run
+from tests.lib.said import numbers, only
 
 NS = 1e9
 
@@ -162,7 +163,7 @@ def test_silent_where_the_run_is_too_short():
   found = forecast(take_sample(run), [15, 160, 161, 1], per_host=4096)
   assert [p.method for p in found.points] == [RESAMPLED, TAIL, None, RESAMPLED]  # 8 x 200 / 10
   silent = found.points[2].silent
-  assert "too short" in silent and "reach up to 160 ranks" in silent and "202 steps would do" in silent
+  assert silent.code == Silence.TOO_SHORT and numbers(silent) == [161, 161, 8, 200, 160, 202]
   assert found.points[3].transfer == 0 and found.points[3].waiting == pytest.approx(0, abs=1e-4)
   assert Note.TAIL in codes(found.notes)
 
@@ -172,15 +173,18 @@ def test_silent_where_a_tier_begins_that_was_not_measured():
   arrival = 60e-3 + 1e-3 * random.normal(size=(8, 300))
   one_host = take_sample(recorded(arrival, hosts=dict.fromkeys(range(8), "a")))
   [near, far] = forecast(one_host, [8, 16]).points
-  assert near.silent is None and "16 ranks need 2 hosts" in far.silent and "--ranks-per-host" in far.silent
+  assert near.silent is None and far.silent.code == Silence.NEW_TIER and "--ranks-per-host" in far.silent
+  assert numbers(far.silent) == [8, 16, 2]
   assert forecast(one_host, [16], per_host=16).points[0].silent is None
   assert forecast(one_host, [16], fabric=known()).points[0].silent is None
-  assert "16 ranks at most" in forecast(one_host, [17], fabric=known(ranks=16)).points[0].silent
+  beyond = forecast(one_host, [17], fabric=known(ranks=16)).points[0].silent
+  assert beyond.code == Silence.BEYOND_FABRIC and 16 in numbers(beyond)
   two_hosts = take_sample(recorded(arrival, hosts={p: "ab"[p // 4] for p in range(8)}))
   found = forecast(two_hosts, [16])
   assert found.points[0].silent is None and Note.SAME_TIER in codes(found.notes)
   lacking = MeasuredFabric((Level("x", None, None, {"shift": known().levels[0].costs["shift"]}),), "some.json")
-  assert "no cost of all_reduce" in forecast(one_host, [16], fabric=lacking).points[0].silent
+  uncosted = forecast(one_host, [16], fabric=lacking).points[0].silent
+  assert uncosted.code == Silence.NO_COST and ALL_REDUCE in uncosted
 
 
 def test_one_size_gives_bounds_and_two_sizes_a_law():
@@ -254,7 +258,7 @@ def test_missing_ranks_are_left_out_and_too_little_is_a_sentence():
   run.attempt[gone] = -1
   sample = take_sample(run)
   assert sample.units == 3 and sample.ranks == 4 and sample.steps == 399 - 11
-  assert any(note.code == Note.RANKS_LEFT_OUT and "rank 3" in note for note in sample.notes)
+  assert numbers(only(sample.notes, Note.RANKS_LEFT_OUT))[0] == 3
   with pytest.raises(RunError, match="is of one rank"):
     take_sample(recorded(60e-3 + 1e-3 * random.normal(size=(1, 400))))
   with pytest.raises(RunError, match="59 steps in which every rank"):

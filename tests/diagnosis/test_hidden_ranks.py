@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpace.diagnosis.codes import Note, Verdict, codes
+from jaxpace.diagnosis.codes import Evidence, Note, Verdict, codes
 from jaxpace.diagnosis.compare.compare import compare
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION
@@ -32,7 +32,7 @@ def test_a_rank_that_is_late_while_its_rows_are_missing_is_not_cleared(tmp_path,
   found = diagnose(written(tmp_path / "run", late, gone))
   assert CONTENTION not in [finding.mode for finding in found.findings]
   assert found.unseen == (LATE,)
-  assert found.verdict.code == Verdict.UNSEEN_RANKS and "rank 3 (host3)" in found.verdict
+  assert found.verdict.code == Verdict.UNSEEN_RANKS and "host3" in found.verdict
   assert Note.RANKS_AWAY in codes(found.notes)
   assert found.shares["contention"] < 1e-3
 
@@ -52,11 +52,10 @@ def test_a_rank_without_rows_in_time_is_no_matter(tmp_path):
 def test_a_rank_that_a_finding_names_is_not_said_to_be_unknown(tmp_path):
   found = diagnose(written(tmp_path / "run", (150, 400), (150, 250)))
   assert found.verdict.code == Verdict.PERSISTENT and found.findings[0].ranks == (LATE,)
-  assert "Nothing is said" not in found.verdict
 
 
 def test_slow_transfers_beside_a_rank_that_never_left_rows_may_be_waiting(tmp_path):
   found = diagnose(written(tmp_path / "run", (200, 400)))
-  assert found.verdict.code == Verdict.UNSEEN_RANKS and "rank 3" in found.verdict
+  assert found.verdict.code == Verdict.UNSEEN_RANKS and found.unseen == (LATE,)
   for finding in found.findings:
-    assert finding.mode == CONTENTION and "looks the same" in finding.evidence[-1]
+    assert finding.mode == CONTENTION and finding.evidence[-1].code == Evidence.ROWS_MISSING

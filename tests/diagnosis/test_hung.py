@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from jaxpace.diagnosis.codes import Note
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.notes import hung
 from jaxpace.diagnosis.report_json import to_json
@@ -10,6 +11,7 @@ from jaxpace.live.watchdog.events import late_event, read_events
 from jaxpace.live.watchdog.verdict import Late, LateProcess
 from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
+from tests.lib.said import numbers
 
 
 def event(step, waited, *late, arrived=(0, 1)):
@@ -20,15 +22,16 @@ def test_a_hang_is_told_once_with_the_time_it_took():
   late = LateProcess(2, "outside", host="h2", phase="checkpoint", seconds=30.0)
   events = [event(812, 10.0, late), event(812, 30.0, late),
             {"event": "resumed", "when_unix_ns": 900, "process": 0, "seconds": 41.2}]
-  assert hung(events) == ["Watchdog: step 812 hung for 41 s; process 2 (h2) was writing a checkpoint."]
-  assert hung(events[:2]) == ["Watchdog: step 812 hung for 30 s and more; process 2 (h2) was writing a checkpoint."]
+  ((over,), (still,)) = hung(events), hung(events[:2])
+  assert over.code == still.code == Note.HUNG and "(h2)" in over
+  assert numbers(over)[:3] == [812, 41, 2] and numbers(still)[:3] == [812, 30, 2]
 
 
 def test_states_are_told_apart():
-  assert "was never heard of" in hung([event(1, 5.0, LateProcess(1, "absent"))])[0]
-  assert "had left its loop" in hung([event(1, 5.0, LateProcess(1, "left"))])[0]
-  assert ", and silent" in hung([event(1, 5.0, LateProcess(1, "silent", phase="data"))])[0]
-  assert "all processes were inside it" in hung([event(1, 5.0)])[0]
+  states = [LateProcess(1, "absent"), LateProcess(1, "left"), LateProcess(1, "outside", phase="data"),
+            LateProcess(1, "silent", phase="data")]
+  told = {hung([event(1, 5.0, late)])[0] for late in states} | {hung([event(1, 5.0)])[0]}
+  assert len(told) == 5 and sum("process 1" in sentence for sentence in told) == 4
 
 
 def test_what_is_no_event_is_left_out_and_many_are_cut():
@@ -44,6 +47,6 @@ def test_they_reach_the_report(tmp_path):
   line = {**event(30, 12.0, LateProcess(1, "outside", phase="data")), "run": run.id}
   (tmp_path / "watchdog" / "0.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "run": "other"}) + "\n")
   document = to_json(diagnose(dataclasses.replace(run), events=read_events(tmp_path, run.id)))
-  assert document["notes"][-1] == "Watchdog: step 30 hung for 12 s and more; process 1 was waiting for data."
+  assert document["note_codes"][-1] == Note.HUNG and numbers(document["notes"][-1]) == [30, 12, 1]
   assert len(document["hangs"]) == 1 and document["hangs"][0]["late"][0]["phase"] == "data"
   assert document["link_probe"] is None

@@ -23,6 +23,7 @@ from jaxpace.trace.follow.parts import PartFollower
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from tests.cli.test_foreign_directories import flipped, gone, torn
+from tests.lib.said import numbers, only
 from tests.reporting.growing import Growing
 
 JOB = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2, late={2: 4e-3})
@@ -161,7 +162,7 @@ def test_a_process_that_died_is_not_waited_for(growing):
   growing.write(201, [0])
   look = follower.poll(30.0, 0.0)
   assert look.numbers.last == 200 and look.numbers.silent == (2, 3)
-  assert any(note.code == Note.SILENT_RANKS and "2, 3" in note for note in look.notes)
+  assert "2, 3" in only(look.notes, Note.SILENT_RANKS)
 
 
 def test_a_restart_begins_anew_and_says_so(tmp_path):
@@ -175,9 +176,7 @@ def test_a_restart_begins_anew_and_says_so(tmp_path):
   look = follower.poll(1.0, 0.0)
   assert (look.attempt, look.step, look.numbers.first) == (1, 159, 121)
   assert look.numbers.mean == pytest.approx(55.5e-3, rel=0.01)
-  assert [told.sentence for told in look.told] == [
-      "Step 79: rank 2 is late, by 10 % of the step, in all steps looked at, from step 19 on.",
-      "Restarted: attempt 2 goes on at step 120."]
+  assert [numbers(told.sentence) for told in look.told] == [[79, 2, 10, 19], [2, 120]]
   late_comer = Follower(tmp_path / "run", 50).poll(1.0, 0.0)
   assert (late_comer.attempt, late_comer.step, late_comer.numbers.mean) == (1, 159, pytest.approx(look.numbers.mean))
 
@@ -259,7 +258,7 @@ def test_what_is_told_live_is_what_a_replay_of_the_run_tells(tmp_path):
   assert run.host_causes.columns["checkpoint"].max() > 0.05
   state = state._replace(until=WARMUP_STEPS - 1)
   replayed = [alarm.sentence() for alarm in stream.follow(state, run)[1]]
-  assert told == replayed and "ranks pause between steps" in told[0]
+  assert told == replayed and "pause" in told[0]
 
 
 def test_without_collectives_the_step_time_is_still_told(growing):

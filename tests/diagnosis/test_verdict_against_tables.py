@@ -18,6 +18,7 @@ from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
 from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.traces import make_run
+from tests.lib.said import numbers, only
 
 STEP = 0.1
 NOISES = ("quiet", "lm1b", "slow start")
@@ -152,9 +153,9 @@ def test_a_rank_late_in_three_steps_of_five_is_not_told_to_change():
   compute[1, fifth < 6] += 0.5 * STEP
   compute[0, fifth >= 6] += 0.75 * STEP
   diagnosis = diagnose(run_of(compute, np.full_like(compute, 1e-3), np.full(400, 0.01)))
-  assert "rank 1" in diagnosis.verdict and "change from step to step" not in diagnosis.verdict
+  assert 1 in numbers(diagnosis.verdict), "the rank is named"
   (late,) = [f for f in diagnosis.findings if f.ranks]
-  assert late.ranks == (1,) and "last in 60 % of all steps (throughout)" in late.evidence[0]
+  assert late.ranks == (1,) and 60 in numbers(only(late.evidence, Evidence.USUALLY_LAST))
   # Its share is what the table says that it costs.
   (row,) = [row for row in to_json(diagnosis)["per_rank"] if row["rank"] == 1]
   assert late.share == pytest.approx(row["cost_share"], rel=0.02)
@@ -195,7 +196,6 @@ def test_the_stream_dates_a_fault_of_the_first_step_to_it(size, kind, ranks):
   run = made(constant, "compute", kind, ranks, 600, size, 5)
   told = [alarm for alarm in stream.follow(stream.init(ranks), run)[1] if alarm.kind == stream.LATE and not alarm.over]
   assert [(alarm.rank, alarm.onset, alarm.throughout) for alarm in told] == [(ranks - 1, 0, True)]
-  assert "in all steps looked at, from step 0 on" in told[0].sentence()
 
 
 def test_the_stream_tells_when_such_a_fault_is_over():
@@ -223,9 +223,9 @@ def test_recorded_runs_through_the_command(tmp_path, late):
                                          host_columns=True))
   document = report(tmp_path)
   assert contradictions(document) == []
-  assert document["verdict"].startswith("Healthy" if not late else "No fault that costs much." if 5 in late
-                                        and late[5] < 1e-3 and document["findings"] else "Look at" if max(
-                                            late.values()) > 1e-3 else "Healthy")
+  large = bool(late) and max(late.values()) > 1e-3
+  assert document["verdict_code"] == (Verdict.PERSISTENT if large else Verdict.COSTS_LITTLE if document["findings"]
+                                      else Verdict.HEALTHY)
 
 
 def report(path):
@@ -254,9 +254,8 @@ def test_a_gain_far_above_its_share_is_explained():
   (finding,) = diagnosis.findings
   speedup = diagnosis.without_rank[1].speedup
   assert speedup > 3 and finding.share < 0.45
-  (sentence,) = [text for text in finding.evidence if text.code == Evidence.SAVES_MORE]
-  assert f"{speedup:.2f} times as fast" in sentence
-  assert f"{100 * finding.share:.0f} % of the step is what the ranks wait" in sentence and "as a whole" in sentence
+  told = numbers(only(finding.evidence, Evidence.SAVES_MORE))
+  assert float(f"{speedup:.2f}") in told and round(100 * finding.share) in told
 
 
 def test_nothing_is_healthy_beside_transfers_far_above_their_best():
@@ -268,12 +267,11 @@ def test_nothing_is_healthy_beside_transfers_far_above_their_best():
   assert diagnosis.no_contention.speedup > 1.5
   assert diagnosis.verdict.code != Verdict.HEALTHY
   if not diagnosis.findings:
-    assert f"{diagnosis.no_contention.speedup:.2f} times as fast" in diagnosis.verdict
+    assert float(f"{diagnosis.no_contention.speedup:.2f}") in numbers(diagnosis.verdict)
 
 
-@pytest.mark.parametrize(("waited", "first", "code"), [
-    (8e-3, "Transfers take longer", Verdict.SLOW_TRANSFERS), (90e-3, "Every step waits 90.0 ms", Verdict.DATA_WAITS)])
-def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, waited, first, code):
+@pytest.mark.parametrize(("waited", "code"), [(8e-3, Verdict.SLOW_TRANSFERS), (90e-3, Verdict.DATA_WAITS)])
+def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, waited, code):
   monkeypatch.setattr(verdict, "waiting_for_data", lambda run, selected: waited)
   random = np.random.default_rng(0)
   compute = noise("quiet", 2, 300, random)
@@ -281,9 +279,10 @@ def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, wai
   transfer[:40] = 0.02
   diagnosis = diagnose(run_of(compute, np.full_like(compute, 1e-3), transfer))
   assert diagnosis.findings == () and diagnosis.verdict.code == code
-  said = str(diagnosis.verdict)
-  assert said.startswith(first)
-  assert "Transfers take longer" in said and "for data, mean over ranks" in said
+  told = numbers(diagnosis.verdict)
+  data, transfers = 1e3 * waited, float(f"{diagnosis.no_contention.speedup:.2f}")
+  assert data in told and transfers in told
+  assert (told.index(data) < told.index(transfers)) == (code == Verdict.DATA_WAITS)
 
 
 @pytest.mark.parametrize("plan", [{"unstamped": [{"name": "psum", "primitive": "psum", "bytes": 4096,

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
-from jaxpace.diagnosis.codes import Note, Sentence
+from jaxpace.diagnosis.codes import Note, Sentence, Silence
 from jaxpace.diagnosis.forecast.noise import Noise, calibration, predict_offsets, separate
 from jaxpace.diagnosis.forecast.sample import Sample
 from jaxpace.diagnosis.forecast.tails import Pooled, largest, largest_apart, with_tail
@@ -36,7 +36,7 @@ class Point(NamedTuple):
   """The job at one number of ranks."""
 
   ranks: int
-  silent: str | None  # why there is no forecast; then all below is None
+  silent: Sentence | None  # why there is no forecast; then all below is None
   step_time: Estimate | None = None  # s, mean over a run as long as the recorded one
   cv: Estimate | None = None  # standard deviation of a step over its mean
   efficiency: Estimate | None = None  # share of the step that a rank works on average
@@ -108,16 +108,16 @@ def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = Non
       fabric=fabric.source if fabric else None, notes=tuple(notes))
 
 
-def _too_far(sample: Sample, ranks: int) -> str | None:
+def _too_far(sample: Sample, ranks: int) -> Sentence | None:
   """Why the run is too short for so many ranks, or None."""
   held = sample.units * sample.steps
   units = math.ceil(ranks / sample.unit)
   if units * _LEAST <= held:
     return None
   steps = math.ceil(units * _LEAST / sample.units)
-  return (f"The run is too short: the slowest of {ranks:,} ranks is one in {units:,}, and {sample.units} x "
-          f"{sample.steps:,} recorded steps reach up to {held // _LEAST * sample.unit:,} ranks. {steps:,} steps would "
-          "do.")
+  return Sentence(Silence.TOO_SHORT,
+      f"The run is too short: the slowest of {ranks:,} ranks is one in {units:,}, and {sample.units} x "
+      f"{sample.steps:,} recorded steps reach up to {held // _LEAST * sample.unit:,} ranks. {steps:,} steps would do.")
 
 
 def _draw(sample: Sample, noises: Sequence[Noise], draws: int, random: np.random.Generator) -> _Draws:

@@ -32,4 +32,6 @@ def to_json(found: Forecast, run: Run) -> dict[str, Any]:
 
 
 def _point(point: Point) -> dict[str, Any]:
-  return {name: value.to_json() if isinstance(value, Estimate) else value for name, value in point._asdict().items()}
+  values = {name: value.to_json() if isinstance(value, Estimate) else value for name, value in point._asdict().items()}
+  why = point.silent
+  return {**values, "silent": None if why is None else str(why), "silent_code": None if why is None else str(why.code)}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.costs.fabric_file import ALGORITHMS, RING, TREE, Cost, Level, MeasuredFabric, coefficients
+from jaxpace.diagnosis.codes import Sentence, Silence
 from jaxpace.diagnosis.forecast.sample import Sample
 from jaxpace.trace.problems import plural
 
@@ -22,25 +23,28 @@ class Transfers(NamedTuple):
   source: str
 
 
-def new_tier(sample: Sample, ranks: int, per_host: int | None, fabric: MeasuredFabric | None) -> str | None:
+def new_tier(sample: Sample, ranks: int, per_host: int | None, fabric: MeasuredFabric | None) -> Sentence | None:
   """Says why transfers at `ranks` ranks can't be known, or None where they can."""
   if fabric is not None:
     here, there = fabric.level(sample.ranks), fabric.level(ranks)
     if here is None or there is None:
       top = fabric.levels[-1]
-      return (f"{fabric.source} describes a fabric of {plural(top.ranks or 0, 'rank')} at most (level "
-              f"'{top.name}'): what lies beyond was not measured.")
+      return Sentence(Silence.BEYOND_FABRIC,
+          f"{fabric.source} describes a fabric of {plural(top.ranks or 0, 'rank')} at most (level '{top.name}'): what "
+          "lies beyond was not measured.")
     kinds = {c.kind for c in sample.collectives}
     lacking = [level.name for level in (here, there) if not kinds <= set(level.costs)]
     if lacking:
-      return f"{fabric.source} has no cost of {', '.join(sorted(kinds))} at level '{lacking[0]}'."
+      return Sentence(Silence.NO_COST,
+          f"{fabric.source} has no cost of {', '.join(sorted(kinds))} at level '{lacking[0]}'.")
     return None
   own = math.ceil(sample.ranks / sample.hosts)
   hosts = math.ceil(ranks / (per_host or own))
   if sample.hosts == 1 and hosts > 1:
-    return (f"With {plural(per_host or own, 'rank')} a host, {ranks:,} ranks need {hosts:,} hosts, and this run never "
-            "left one: what lies between hosts was not measured. Give --fabric (from `jaxpace bench`), or "
-            "--ranks-per-host if so many share a host.")
+    return Sentence(Silence.NEW_TIER,
+        f"With {plural(per_host or own, 'rank')} a host, {ranks:,} ranks need {hosts:,} hosts, and this run never left "
+        "one: what lies between hosts was not measured. Give --fabric (from `jaxpace bench`), or --ranks-per-host if "
+        "so many share a host.")
   return None
 
 
