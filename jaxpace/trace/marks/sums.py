@@ -42,24 +42,20 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
     phase: [m] one of the four numbers.
   """
   n = len(start)
+  leave = np.maximum(leave, enter)
   by_exit = np.lexsort((enter, leave, execution))
   execution, enter, leave, phase = (values[by_exit] for values in (execution, enter, leave, phase))
   enter = np.clip(enter, start[execution], end[execution])
   leave = np.clip(leave, enter, end[execution])
   base = start[execution]
   begin, stop = enter - base, leave - base
-  # Times of successive executions laid apart, so that one running maximum serves them all.
-  apart = int((end - start).max(initial=0)) + 1
-  reached = np.maximum.accumulate(stop + execution * apart) if len(stop) else stop
-  fresh = np.ones(len(execution), bool)
-  if len(execution):
-    fresh[1:] = (execution[1:] != execution[:-1]) | (begin[1:] + execution[1:] * apart > reached[:-1])
-  first = np.flatnonzero(fresh)
+  # Exits rise within an execution: a stretch of overlapping ones ends at its last.
+  fresh = (execution[1:] != execution[:-1]) | (begin[1:] > stop[:-1])
+  first = np.flatnonzero(np.concatenate([[True], fresh])[:len(execution)])
   last = np.append(first[1:], len(execution))[:len(first)] - 1
   of = execution[first]
-  spans = begin[first], reached[last] - of * apart if len(first) else reached[last]
-  before = phase[first]
-  after = _phase_of_latest(fresh, stop, phase, first)
+  spans = begin[first], stop[last]
+  before, after = phase[first], phase[last]
   sync = np.bincount(of, spans[1] - spans[0], n).astype(np.int64)
 
   computed, known = np.zeros((n, 4), np.int64), np.zeros((n, 4), bool)
@@ -79,12 +75,3 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
   bare = np.setdiff1d(np.arange(n), of)
   add(bare, np.full(len(bare), COMPUTE), (end - start)[bare])
   return Sums(sync, np.where(known, computed, -1))
-
-
-def _phase_of_latest(fresh: np.ndarray, stop: np.ndarray, phase: np.ndarray, first: np.ndarray) -> np.ndarray:
-  """Phase of the collective that ends each stretch of overlapping ones."""
-  if not len(first):
-    return np.empty(0, np.int64)
-  stretch = np.cumsum(fresh) - 1
-  order = np.lexsort((stop, stretch))
-  return phase[order[np.append(first[1:], len(fresh)) - 1]]
