@@ -178,7 +178,7 @@ class Observed(Marked):
       self._compiled.append(made.program)
       return made.executable
     executable = request.compile()
-    ranks = {device: place for place, device in enumerate(jax.devices())}
+    ranks = _ranks()
     self._compiled.append(ObservedProgram(
         number=number, name=self._name(request),
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
@@ -213,9 +213,8 @@ class Observed(Marked):
     """The program with marks; or why there is none, empty where it has no collectives."""
     if number >= _MOST_PROGRAMS:
       return f"this process has more than {_MOST_PROGRAMS - 1} observed programs.", None
-    ranks = {device: place for place, device in enumerate(jax.devices())}
     try:
-      made = program.stamped(request, number, self._name(request), ranks)
+      made = program.stamped(request, number, self._name(request), _ranks())
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)
@@ -295,6 +294,11 @@ _tokens = itertools.count()
 def _context() -> Any:
   """A part of the key under which JAX keeps traced and compiled functions."""
   return jax.make_user_context(None)
+
+
+def _ranks() -> dict[jax.Device, int]:
+  """Rank of each device of the job: its place among all of them."""
+  return {device: rank for rank, device in enumerate(jax.devices())}
 
 
 def _is_jitted(jitted: Any) -> None:
