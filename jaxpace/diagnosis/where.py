@@ -14,6 +14,7 @@ from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import milliseconds, percent
+from jaxpace.trace.marks.slots import turns_in_words
 from jaxpace.trace.run import Run
 
 MOST = 10
@@ -45,7 +46,7 @@ class Place(NamedTuple):
     >>> Place(0, "psum", "", "", "", None, None, (("while.1", 2, 4), ("while.2", 17, 32))).turn
     'turn 2 of 4, in it turn 17 of 32'
     """
-    return ", in it ".join(f"turn {turn}" + ("" if trips is None else f" of {trips}") for _, turn, trips in self.loops)
+    return turns_in_words(self.loops)
 
   @property
   def origin(self) -> str:

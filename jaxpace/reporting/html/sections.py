@@ -10,6 +10,7 @@ from jaxpace.reporting.html import shares_bar
 from jaxpace.reporting.html.figures import UNKNOWN, DocumentFigures, escaped, find
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.reporting.html.tables import table
+from jaxpace.trace.marks.slots import turns_in_words
 from jaxpace.trace.problems import list_ranks, plural
 
 RANKS_SHOWN, LONGEST_SHOWN, HANG_SHOWN = 64, 10, 20
@@ -168,9 +169,7 @@ def _most_in(figures: DocumentFigures, place: int) -> Markup | str:
   worst = figures.document["waits"][place]["worst_turn"]
   if not worst:
     return ""
-  turns = ", in it ".join(f"turn {turn}" + ("" if trips is None else f" of {trips}")
-                          for _, turn, trips in worst["loops"])
-  return element("span", f"{turns}: ", figures.time(f"waits/{place}/worst_turn/waiting"))
+  return element("span", f"{turns_in_words(worst['loops'])}: ", figures.time(f"waits/{place}/worst_turn/waiting"))
 
 
 def _mostly_for(row: dict[str, Any]) -> str:

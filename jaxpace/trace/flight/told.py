@@ -10,7 +10,7 @@ from jaxpace.trace.flight import waits
 from jaxpace.trace.flight.positions import Execution, Position
 from jaxpace.trace.flight.programs import Programs
 from jaxpace.trace.flight.waits import Cause, Meeting, Wait
-from jaxpace.trace.marks.slots import turns_of
+from jaxpace.trace.marks.slots import turns_in_words, turns_of
 from jaxpace.trace.problems import list_ranks, plural
 
 _MOST_PLACES = 4
@@ -160,10 +160,8 @@ def meeting(programs: Programs, one: Meeting) -> str:
 def occurrence(programs: Programs, key: str, place: int, turn: int) -> str:
   """Names a collective in one turn of its loops: "all-reduce.3, turn 17 of 32 (model.py:120)". Turns begin at 0."""
   each = programs.collective(key, place)
-  turns = [f"turn {number}" + (f" of {trips}" if trips is not None else "")
-           for _, number, trips in turns_of(each.loops, turn)]
-  source = f" ({each.source})" if each.source else ""
-  return ", in it ".join([f"{each.name}{', ' + turns[0] if turns else ''}", *turns[1:]]) + source
+  turns = turns_in_words(turns_of(each.loops, turn))
+  return each.name + (f", {turns}" if turns else "") + (f" ({each.source})" if each.source else "")
 
 
 def seconds(value: float) -> str:

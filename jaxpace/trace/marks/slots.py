@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,16 @@ def turns_of(loops: Sequence[Loop], turn: int) -> list[list[Any]]:
     found.append([loop.name, turn % loop.trips, loop.trips])
     turn //= loop.trips
   return found[::-1]
+
+
+def turns_in_words(turns: Iterable[Sequence[Any]]) -> str:
+  """Puts what `turns_of` gives into words; empty outside of loops.
+
+  >>> turns_in_words([["while.1", 2, 4], ["while.2", 17, None]])
+  'turn 2 of 4, in it turn 17'
+  """
+  return ", in it ".join(f"turn {turn}" + ("" if trips is None else f" of {trips}")
+                         for _, turn, trips in turns)
 
 
 def _trips(loop: Loop) -> int:
