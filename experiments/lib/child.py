@@ -52,6 +52,29 @@ def run(command: Sequence[str], cores: int | None = None) -> Ended:
   return Ended(said, wall, usage.ru_utime + usage.ru_stime, gibibytes(usage))
 
 
+def reports(directory: pathlib.Path, repeats: int, cores: int) -> tuple[list[dict[str, float]], dict[str, Any]]:
+  """Makes the report on a run, each time in a process of its own, and prints what it takes.
+
+  Args:
+    directory: run directory; gets `report.json`.
+    repeats: how often.
+    cores: that it may use.
+
+  Returns:
+    What each took, as `Ended.figures`; and the last report.
+  """
+  output = directory.resolve() / "report.json"
+  took: list[dict[str, float]] = []
+  document: dict[str, Any] = {}
+  command = [sys.executable, "-m", "jaxpace.cli", "report", str(directory.resolve()), "--json", str(output)]
+  for i in range(repeats):
+    ended = run(command, cores)
+    document = json.loads(output.read_text())
+    took.append(ended.figures())
+    print(f"  report {i + 1}: {ended.wall:.2f} s wall, {ended.cpu:.2f} s processor, {ended.peak:.2f} GiB", flush=True)
+  return took, document
+
+
 def gibibytes(usage: resource.struct_rusage) -> float:
   """Peak resident memory; Linux counts it in KiB, macOS in bytes."""
   return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**30

@@ -9,10 +9,8 @@ others repeat them.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import shutil
-import sys
 import tempfile
 from typing import Any
 
@@ -67,13 +65,6 @@ def make(path: pathlib.Path, job: ObservedJob, steps: int) -> dict[str, int]:
   return written
 
 
-def measure(run: pathlib.Path, cores: int) -> tuple[child.Ended, dict[str, Any]]:
-  """Makes one report in a new process; returns what it took, and the report."""
-  output = run.resolve() / "report.json"
-  ended = child.run([sys.executable, "-m", "jaxpace.cli", "report", str(run.resolve()), "--json", str(output)], cores)
-  return ended, json.loads(output.read_text())
-
-
 def main(argv: list[str]) -> None:
   """Makes the run, and the report on it."""
   if len(argv) > 1:
@@ -90,11 +81,7 @@ def main(argv: list[str]) -> None:
       directory.mkdir(parents=True, exist_ok=True)
       written = make(directory, job, args.steps)
     size = sum(f.stat().st_size for f in directory.rglob("*.parquet")) / 2**20
-    runs, report = [], {}
-    for i in range(args.repeats):
-      ended, report = measure(directory, args.cores)
-      runs.append(ended.figures())
-      print(f"  report {i + 1}: {ended.wall:.2f} s wall, {ended.cpu:.2f} s processor, {ended.peak:.2f} GiB", flush=True)
+    runs, report = child.reports(directory, args.repeats, args.cores)
     blamed = [r for f in report["findings"] for r in f["ranks"]]
     evidence = " ".join(s for f in report["findings"] for s in f["evidence"])
     options = [args[name] for name in ("data", "fsdp", "tensor", "layers", "steps", "processes", "patterns", "repeats",

@@ -7,12 +7,9 @@ writes the run, times the command in a process of its own, and writes the number
 
 from __future__ import annotations
 
-import json
 import pathlib
 import shutil
-import sys
 import tempfile
-from typing import Any
 
 from absl import app, flags
 
@@ -33,13 +30,6 @@ FAULTS = (Fault("pause", 30e-3, (0,), probability=0.1, mechanism="gc"), Fault("c
 """Beside one late rank: so that the report has findings to make, with the hosts' columns and samples read for them."""
 
 
-def measure(run: pathlib.Path, cores: int) -> tuple[child.Ended, dict[str, Any]]:
-  """Makes one report in a new process; returns what it took, and the report."""
-  output = run.resolve() / "report.json"
-  ended = child.run([sys.executable, "-m", "jaxpace.cli", "report", str(run.resolve()), "--json", str(output)], cores)
-  return ended, json.loads(output.read_text())
-
-
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
@@ -52,11 +42,7 @@ def main(argv: list[str]) -> None:
     print(f"Writing {job.ranks} ranks x {job.steps:,} steps to {directory} ...", flush=True)
     made_up_runs.write(directory, job, progress=lambda done, total: print(f"  process {done} of {total}", flush=True))
     size = sum(f.stat().st_size for f in directory.rglob("*.parquet")) / 2**20
-    runs, report = [], {}
-    for i in range(_REPEATS.value):
-      ended, report = measure(directory, _CORES.value)
-      runs.append(ended.figures())
-      print(f"  report {i + 1}: {ended.wall:.2f} s wall, {ended.cpu:.2f} s processor, {ended.peak:.2f} GiB", flush=True)
+    runs, report = child.reports(directory, _REPEATS.value, _CORES.value)
     wrong = late not in [r for f in report["findings"] for r in f["ranks"]]
     result = {
         **child.circumstances("experiments.measure.report_speed", (_RANKS, _STEPS, _PROCESSES, _REPEATS, _CORES),
