@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax
+from absl import flags
 
 from experiments.lib import paired
 
@@ -23,6 +23,8 @@ def circumstances(module: str) -> dict[str, Any]:
   Args:
     module: name of the program, as in `python -m`.
   """
+  # Here, so that a program may still say which devices JAX takes.
+  import jax
   return {"command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
           "date": datetime.date.today().isoformat(),
           "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "jax": jax.__version__,
@@ -102,6 +104,21 @@ def write(figures: dict[str, Any], lines: Sequence[str], out: pathlib.Path) -> N
   out.write_text(portable(json.dumps(figures, indent=1)) + "\n")
   out.with_suffix(".md").write_text(portable("\n".join(lines).rstrip("\n")) + "\n")
   print(f"Written to {out} and {out.with_suffix('.md')}.")
+
+
+def define_output_flags() -> None:
+  """Defines `--json` and `--markdown`."""
+  flags.DEFINE_string("json", None, "Also write the figures to this file.")
+  flags.DEFINE_string("markdown", None, "Also write a table to this file.")
+
+
+def tell(figures: dict[str, Any], text: str) -> None:
+  """Prints a text of figures, and writes the files that `--json` and `--markdown` name."""
+  print(text)
+  if flags.FLAGS.json:
+    pathlib.Path(flags.FLAGS.json).write_text(json.dumps(figures, indent=1) + "\n")
+  if flags.FLAGS.markdown:
+    pathlib.Path(flags.FLAGS.markdown).write_text(text)
 
 
 def about_intervals(method: str | None, rounds: int | str | None) -> str:

@@ -9,7 +9,6 @@ writer's time a step and rank, for times as a job has them.
 
 from __future__ import annotations
 
-import json
 import pathlib
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 from absl import app, flags
 
+from experiments.lib import measured
+
 FLAGS = flags.FLAGS
 _IN_LOOP = 2000
 
@@ -26,8 +27,7 @@ _IN_LOOP = 2000
 def define_flags() -> None:
   """Defines the flags of this program."""
   flags.DEFINE_integer("rounds", 12, "Rounds of each figure.", lower_bound=6)
-  flags.DEFINE_string("json", None, "Also write the figures to this file.")
-  flags.DEFINE_string("markdown", None, "Also write a table to this file.")
+  measured.define_output_flags()
 
 
 def alone(rounds: int) -> dict[str, Any]:
@@ -168,7 +168,6 @@ def rows(collectives: int, steps: int = 400, ranks: int = 8, seed: int = 0) -> d
 
 def table(figures: dict[str, Any]) -> str:
   """The figures in Markdown."""
-  from experiments.lib import measured
 
   def words(triple: list[float], digits: int = 1) -> str:
     return f"{triple[0]:.{digits}f} [{triple[1]:.{digits}f}, {triple[2]:.{digits}f}]"
@@ -191,7 +190,6 @@ def table(figures: dict[str, Any]) -> str:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
-  from experiments.lib import measured
   from jaxpace.execution import marks
   figures = measured.circumstances("experiments.measure.marks_cost")
   if reason := marks.unavailable():
@@ -203,12 +201,7 @@ def main(argv: list[str]) -> None:
     say(done + 1)
   figures["rows"] = [rows(count) for count in (8, 40, 200)]
   say(4)
-  text = table(figures)
-  print(text)
-  if FLAGS.json:
-    pathlib.Path(FLAGS.json).write_text(json.dumps(figures, indent=1) + "\n")
-  if FLAGS.markdown:
-    pathlib.Path(FLAGS.markdown).write_text(text)
+  measured.tell(figures, table(figures))
 
 
 if __name__ == "__main__":

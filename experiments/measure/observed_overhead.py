@@ -10,7 +10,6 @@ as a share of the recorded steps' time.
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import random
@@ -22,6 +21,8 @@ from typing import Any
 
 import numpy as np
 from absl import app, flags
+
+from experiments.lib import measured
 
 MODULE = "experiments.measure.observed_overhead"
 CASES = ("data parallel, scan", "FSDP, scan, remat")
@@ -35,8 +36,7 @@ def define_flags() -> None:
   flags.DEFINE_list("targets_ms", ["5", "20", "50"], "Steps to aim at.")
   flags.DEFINE_integer("rounds", 12, "Rounds.", lower_bound=2)
   flags.DEFINE_float("seconds", 1.0, "Seconds a round.")
-  flags.DEFINE_string("json", None, "Also write the figures to this file.")
-  flags.DEFINE_string("markdown", None, "Also write a table to this file.")
+  measured.define_output_flags()
 
 
 def make(case: str, width: int, batch: int) -> tuple[Callable[[], Any], Any, Any]:
@@ -96,7 +96,7 @@ def measure(case: str, target: float, rounds: int, seconds: float) -> dict[str, 
   import jax
 
   import jaxpace
-  from experiments.lib import measured, paired
+  from experiments.lib import paired
   width, batch = sized(case, target)
   fresh, weights, inputs = make(case, width, batch)
   bare, observed = fresh(), jaxpace.observe(fresh())
@@ -150,7 +150,6 @@ def writer_seconds() -> float:
 
 def table(figures: dict[str, Any]) -> str:
   """The figures in Markdown."""
-  from experiments.lib import measured
   lines = [*measured.introduction("What observing a plain-jit step costs", figures),
            f"{figures['devices']} forced devices in one process, {figures['rounds']} rounds; brackets are Student's "
            "intervals of 95 % over rounds.", "",
@@ -171,19 +170,13 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
   settings = flags.FLAGS
   os.environ["JAX_PLATFORMS"] = "cpu"
-  from experiments.lib import measured
   measured.keep_memory(MODULE)
   import jax
   jax.config.update("jax_num_cpu_devices", settings.devices)
   figures = {**measured.circumstances(MODULE), "devices": settings.devices, "rounds": settings.rounds}
   figures["rows"] = [measure(case, float(target) * 1e-3, settings.rounds, settings.seconds)
                      for case in CASES for target in settings.targets_ms]
-  text = table(figures)
-  print(text)
-  if settings.json:
-    pathlib.Path(settings.json).write_text(json.dumps(figures, indent=1) + "\n")
-  if settings.markdown:
-    pathlib.Path(settings.markdown).write_text(text)
+  measured.tell(figures, table(figures))
 
 
 if __name__ == "__main__":

@@ -53,8 +53,7 @@ def define_flags() -> None:
   flags.DEFINE_list("delays_ms", ["1", "2", "5", "10", "20", "50"], "Delays, each injected `times` times.")
   flags.DEFINE_integer("times", 12, "Faults of each delay.", lower_bound=1)
   flags.DEFINE_list("jobs", ["1", "2", "4"], "Processes of each job: 1 has four devices, others one each.")
-  flags.DEFINE_string("json", None, "Also write the figures to this file.")
-  flags.DEFINE_string("markdown", None, "Also write a table to this file.")
+  measured.define_output_flags()
   flags.DEFINE_string("worker", "", "Internal: this is one process of a job; directory of its run.")
 
 
@@ -271,12 +270,7 @@ def main(argv: list[str]) -> None:
     return
   figures = measured.circumstances(MODULE)
   figures["jobs"] = [launch(int(count), delays, flags.FLAGS.times) for count in flags.FLAGS.jobs]
-  words = text(figures)
-  print(words)
-  if flags.FLAGS.json:
-    pathlib.Path(flags.FLAGS.json).write_text(json.dumps(figures, indent=1) + "\n")
-  if flags.FLAGS.markdown:
-    pathlib.Path(flags.FLAGS.markdown).write_text(words)
+  measured.tell(figures, text(figures))
 
 
 if __name__ == "__main__":
