@@ -8,6 +8,7 @@ import pathlib
 import socket
 
 from jaxpace.files import atomic_write
+from jaxpace.trace.processes import gone
 
 try:
   import fcntl
@@ -52,7 +53,7 @@ class DirectoryLock:
       except BlockingIOError:
         owner = os.read(descriptor, 200).decode(errors="replace").split()
         os.close(descriptor)
-        if _alive(owner):
+        if _may_run(owner):
           raise BusyError(_busy(directory, owner)) from None
         return DirectoryLock(path, None)
       except OSError:
@@ -82,17 +83,14 @@ def _is_at(descriptor: int, path: pathlib.Path) -> bool:
     return False
 
 
-def _alive(owner: list[str]) -> bool:
+def _may_run(owner: list[str]) -> bool:
   """Whether the owner may still run; one on another host, or that hasn't said its name yet, may."""
   if len(owner) != 2 or owner[1] != socket.gethostname():
     return True
   try:
-    os.kill(int(owner[0]), 0)
-  except (ProcessLookupError, ValueError):
+    return not gone(int(owner[0]), owner[1])
+  except ValueError:
     return False
-  except PermissionError:
-    return True
-  return True
 
 
 def _busy(directory: pathlib.Path, owner: list[str]) -> str:

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from jaxpace.files.reading import UnreadableError
 from jaxpace.trace.run import Process, Run
+
+
+def why_unreadable(error: OSError | UnreadableError) -> str:
+  """The end of a sentence that begins with a file's name."""
+  if isinstance(error, FileNotFoundError):
+    return "is missing"
+  return f"can't be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
 
 
 def describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import pathlib
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +17,15 @@ import numpy as np
 
 from jaxpace.files.documents import read_document
 from jaxpace.files.reading import UnreadableError
-from jaxpace.files.schemas import ProcessFile, RunFile
+from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
 from jaxpace.trace import decisions, dense, many_collectives, part_files
 from jaxpace.trace.along_axis import laid_out
 from jaxpace.trace.in_full import in_full
 from jaxpace.trace.meeting import Meeting, read_meeting, sends
 from jaxpace.trace.nothing_read import nothing_read
-from jaxpace.trace.problems import describe, plural
+from jaxpace.trace.problems import describe, plural, why_unreadable
+from jaxpace.trace.processes import read_processes
 from jaxpace.trace.read_host_samples import read_host_samples
 from jaxpace.trace.read_step_causes import read_host_causes
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
@@ -35,7 +35,6 @@ from jaxpace.trace.table_reader import TableFiles, open_table
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
 _DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns")
 
-_PROCESS_NAME = re.compile(r"^p?([0-9]{1,8})$")
 
 Progress = Callable[[int, int], None]
 """Called from reading threads with the rows read so far and the rows in all."""
@@ -75,7 +74,9 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
   problems: list[str] = []
   info = _read_info(path, problems)
   run_id = _run_id(path, info, problems)
-  processes = _read_processes(path, run_id, problems)
+  processes = tuple(
+      Process(number, said.get("hostname") or said.get("host") or "", tuple(said.get("ranks") or ()), said)
+      for number, said in read_processes(path, run_id, problems, denied=True))
   skipped: Counter[str] = Counter()
   tables = {name: _open(path, name, run_id, skipped, problems) for name in ("steps", "collectives")}
   steps_table, collectives_table = tables["steps"], tables["collectives"]
@@ -196,11 +197,6 @@ def _looks_like_run(path: pathlib.Path) -> bool:
       (path / table).is_dir() and any((path / table).glob("*.parquet")) for table in ("steps", "collectives"))
 
 
-def _why(error: OSError | UnreadableError) -> str:
-  """The end of a sentence that begins with a file's name."""
-  return f"can't be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
-
-
 def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
   file = path / "run.json"
   try:
@@ -211,7 +207,7 @@ def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
   except PermissionError:
     raise
   except (OSError, UnreadableError) as error:
-    problems.append(f"run.json {_why(error)}: run id, ranks and clock are taken from the rows themselves.")
+    problems.append(f"run.json {why_unreadable(error)}: run id, ranks and clock are taken from the rows themselves.")
     return {}
   problems.extend(f"run.json: {sentence}." for sentence in document.left_out)
   info = document.value
@@ -220,32 +216,6 @@ def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
     raise RunError(f"{path} was recorded with schema {version}, this jaxpace reads up to {SCHEMA_VERSION}. "
                    "Upgrade jaxpace where you read it.")
   return info
-
-
-def _read_processes(path: pathlib.Path, run_id: str | None, problems: list[str]) -> tuple[Process, ...]:
-  processes = []
-  folder = path / "process"
-  for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-    try:
-      document = read_document(file, ProcessFile)
-    except PermissionError:
-      raise
-    except (OSError, UnreadableError) as error:
-      problems.append(f"process/{file.name} {_why(error)}: its host name is unknown.")
-      continue
-    problems.extend(f"process/{file.name}: {sentence}." for sentence in document.left_out)
-    info = document.value
-    named = _PROCESS_NAME.match(file.stem)
-    number = info.get("process", int(named[1]) if named else None)
-    if number is None:
-      problems.append(f"process/{file.name} does not say which process it is of: left out.")
-      continue
-    if info.get("run", run_id) != run_id:
-      problems.append(f"process/{file.name} belongs to another run: left out.")
-      continue
-    processes.append(Process(number, info.get("hostname") or info.get("host") or "", tuple(info.get("ranks") or ()),
-                             info))
-  return tuple(processes)
 
 
 def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> str | None:

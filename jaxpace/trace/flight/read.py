@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.files.reading import UnreadableError
-from jaxpace.files.schemas import ProcessFile
 from jaxpace.trace import rundir
 from jaxpace.trace.flight.positions import Position, position
 from jaxpace.trace.flight.programs import Programs
@@ -23,7 +22,8 @@ from jaxpace.trace.flight.told import Flight
 from jaxpace.trace.marks import plans, ringfile
 from jaxpace.trace.marks.follow import Lane
 from jaxpace.trace.marks.ringfile import RingFile, read_ring
-from jaxpace.trace.problems import list_ranks, plural
+from jaxpace.trace.problems import list_ranks, plural, why_unreadable
+from jaxpace.trace.processes import gone, read_processes
 
 _RING = re.compile(r"^([0-9]{1,7})\.ring$")
 _MOST_NAMED = 3
@@ -50,10 +50,10 @@ def read_flight(directory: str | os.PathLike[str], *, own: Mapping[int, Flight] 
     return None
   info = rundir.read_json(directory / rundir.RUN_FILE) or {}
   run, attempt = info.get("run"), info.get("attempt", 0)
-  processes = _processes(directory, run)
-  if rings and not own and _all_clean(rings, processes, info):
+  infos = dict(read_processes(directory, run, []))
+  if rings and not own and _all_clean(rings, infos, info):
     return Flight({}, Programs(), running=False, clean=True)
-  reading = _Reading(directory, run, attempt, processes)
+  reading = _Reading(directory, run, attempt, infos)
   for process, path in rings.items():
     if process not in (own or {}):
       reading.add(process, path)
@@ -86,8 +86,8 @@ class _Reading:
   """What the files have told so far."""
 
   def __init__(self, directory: pathlib.Path, run: str | None, attempt: int,
-               processes: Mapping[int, dict[str, Any]]):
-    self._directory, self._run, self._attempt, self._infos = directory, run, attempt, processes
+               infos: Mapping[int, dict[str, Any]]):
+    self._directory, self._run, self._attempt, self._infos = directory, run, attempt, infos
     self._programs = Programs()
     self._positions: dict[int, Position] = {}
     self._read: set[int] = set()
@@ -99,7 +99,7 @@ class _Reading:
     try:
       ring = read_ring(path)
     except (OSError, UnreadableError) as error:
-      self._leave_out(process, f"can't be used: it {_why(error)}")
+      self._leave_out(process, f"can't be used: it {why_unreadable(error)}")
       return
     if self._run is not None and ring.run != self._run:
       self._leave_out(process, "is of another run")
@@ -111,7 +111,7 @@ class _Reading:
       plan = plans.read_plan(self._directory, process)
     except (OSError, UnreadableError) as error:
       if ring.heads.any():
-        self._leave_out(process, f"has no plan beside it that says what its marks mean: it {_why(error)}")
+        self._leave_out(process, f"has no plan beside it that says what its marks mean: it {why_unreadable(error)}")
         return
       # It has compiled nothing yet.
       plan = plans.ProcessPlan(ring.run, ring.attempt, process, ObservedPlan())
@@ -162,19 +162,11 @@ class _Reading:
   def _vanished(self, process: int, lived: int) -> bool:
     """Whether a process of this host is no more, or stands still; `lived` is when it last lived, ns since 1970."""
     info = self._infos.get(process, {})
-    pid = info.get("pid")
-    if not isinstance(pid, int) or pid <= 0 or info.get("hostname") != socket.gethostname():
+    pid, host = info.get("pid"), info.get("hostname")
+    if not isinstance(pid, int) or pid <= 0 or host != socket.gethostname():
       return False
-    # Its number may be another's by then.
-    if time.time_ns() - lived > _GONE_SECONDS * 1e9:
-      return True
-    try:
-      os.kill(pid, 0)
-    except ProcessLookupError:
-      return True
-    except (OSError, OverflowError):
-      return False
-    return _is_zombie(pid)
+    # Its number may be another's once it has said nothing for so long.
+    return time.time_ns() - lived > _GONE_SECONDS * 1e9 or gone(pid, host)
 
   def _mark_gone(self, process: int) -> None:
     for rank, one in self._positions.items():
@@ -195,15 +187,6 @@ class _Reading:
              "host writes to a disk of its own: put what lies in 'marks' on each host together.")
 
 
-def _is_zombie(pid: int) -> bool:
-  """Whether a process has ended and only its parent has not asked for its status yet; False where that is not known."""
-  try:
-    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-  except OSError:
-    return False
-  return state[:1] == ["Z"]
-
-
 def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:
   """The rings in a run directory by process, rising."""
   try:
@@ -214,22 +197,11 @@ def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:
   return dict(sorted(found.items()))
 
 
-def _processes(directory: pathlib.Path, run: str | None) -> dict[int, dict[str, Any]]:
-  """What the processes of the run say of themselves."""
-  found = {}
-  folder = directory / "process"
-  for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-    info = rundir.read_json(path, ProcessFile)
-    if info is not None and isinstance(info.get("process"), int) and run in (None, info.get("run")):
-      found[info["process"]] = info
-  return found
-
-
-def _all_clean(rings: Iterable[int], processes: Mapping[int, dict[str, Any]], info: Mapping[str, Any]) -> bool:
+def _all_clean(rings: Iterable[int], infos: Mapping[int, dict[str, Any]], info: Mapping[str, Any]) -> bool:
   declared = info.get("processes")
   expected = set(rings) | (set(range(declared)) if isinstance(declared, int) and declared <= 1 << 20 else set())
-  return all(process in processes and processes[process].get("closed_cleanly") is True
-             and not processes[process].get("ended_by") for process in expected)
+  return all(process in infos and infos[process].get("closed_cleanly") is True
+             and not infos[process].get("ended_by") for process in expected)
 
 
 def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -248,9 +220,3 @@ def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:
   if not tags:
     return np.empty(0, np.uint32), np.empty(0, np.int64)
   return np.concatenate(tags), np.concatenate(times)
-
-
-def _why(error: Exception) -> str:
-  if isinstance(error, FileNotFoundError):
-    return "is missing"
-  return f"can't be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
