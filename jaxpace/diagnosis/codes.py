@@ -1,7 +1,7 @@
 """Stable codes of what the diagnosis says in sentences.
 
 A code keeps its meaning; the wording beside it may change from one release to the next. Programs and tests ask for
-codes. docs/findings.md lists them; a test holds the list against this file.
+codes. docs/reference/codes.md lists them; a test holds the list against this file.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_steps_that_are_not_known_are_passed_over():
 
 
 def test_the_documents_example_holds():
-  path = pathlib.Path(__file__).parents[2] / "docs" / "findings.md"
+  path = pathlib.Path(__file__).parents[2] / "docs" / "onsets.md"
   assert doctest.testfile(str(path), module_relative=False).failed == 0
 
 
