@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpace.communication import sharing
+from jaxpace.communication.holds import Held, Holder, Holding
 from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.schedule import Bucket, BucketStamps
 from jaxpace.communication.script import Script
@@ -33,6 +34,8 @@ class StepInputs:
   mapped: bool  # under pmap, which gives every output one more axis when the step is over
   # some mesh axes are the compiler's, and it would gather a whole operand of a stamp over them
   automatic: bool = False
+  holder: Holder | None = None  # who is asked before collectives; None: nobody
+  digest: jax.Array | None = None  # float32 [], compared among ranks where somebody is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +50,11 @@ class Measurements:
   delays: jax.Array | None  # float32 [ranks] s, where shared
   # float32 as in `StepInputs`, rank 0's step time, means of the rest; then this step's mean waits
   job: jax.Array | None
-  waits: list[jax.Array]  # float32 [] s each, by slot
+  waits: list[jax.Array]  # float32 [] s each, by slot, without what holding took
   last_exit: jax.Array  # uint32 [2]
+  digests: jax.Array | None  # float32 [ranks], where shared
+  held: dict[int, Held]  # by slot, where somebody was asked
+  pacer: Any  # the pacer's state after the last hold; None where nobody was asked
 
 
 class _Evaluator:
@@ -59,13 +65,16 @@ class _Evaluator:
     self.env: dict[int, Any] = dict(self.program.constants)
     self.env.update(zip(self.program.inputs, inputs, strict=True))
     self.stamps: list[jax.Array] = []
+    # A stamp that is no mark, which the next one comes after.
+    self.chained: jax.Array | None = None
     # The stamp that holds back the next segment.
     self.holder = before.last_exit
     self.exits: list[jax.Array] = []
     self.waits: list[jax.Array] = []
     self.arrival = jnp.float32(jnp.nan)
     self.delay = jnp.float32(0)
-    self.shared: tuple[jax.Array, jax.Array, jax.Array] | None = None
+    self.shared: sharing.Shared | None = None
+    self.holding = None if before.holder is None else Holding(clock, before.holder)
 
   def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
     if isinstance(ref, Literal):
@@ -73,8 +82,10 @@ class _Evaluator:
     return seen[ref] if seen and ref in seen else self.env[ref]
 
   def stamp(self, *after: Any) -> jax.Array:
-    measured = self.clock.stamp(self.stamps[-1], *after)
+    before = self.stamps[-1] if self.chained is None else self.chained
+    measured = self.clock.stamp(before, *after)
     self.stamps.append(measured)
+    self.chained = None
     return measured
 
   def begin(self) -> None:
@@ -121,9 +132,10 @@ class _Evaluator:
       enter = self.stamp(*map(self.sentinel, stamps.operands))
       if not self.exits:
         self.note_arrival(enter)
-      ours = self.our_operand(stamps, enter)
+      begin = self.hold_back(stamps, enter)
+      ours = self.our_operand(stamps, begin)
       if stamps.gate is not None and (ours is None or not stamps.last):
-        (seen[stamps.gate],) = hold(self.clock, enter, [self.env[stamps.gate]])
+        (seen[stamps.gate],) = hold(self.clock, begin, [self.env[stamps.gate]])
     for index in bucket.equations:
       self.equation(index, functools.partial(self.read, seen=seen))
     with jax.named_scope("jaxpace"):
@@ -134,7 +146,8 @@ class _Evaluator:
       if ours is not None and stamps.joinable is not None:
         total = jax.lax.psum(ours, stamps.joinable.axes)
         if self.carries(stamps):
-          self.shared = sharing.unpack(total, self.before.ranks, stamps.joinable.dtype)
+          self.shared = sharing.unpack(total, self.before.ranks, stamps.joinable.dtype,
+                                       self.before.digest is not None)
         else:
           # XLA drops what nobody reads, and with it what holds the bucket back.
           ends.append(total)
@@ -143,7 +156,23 @@ class _Evaluator:
         held = hold(self.clock, leave, [self.env[value] for value in stamps.held_after])
         self.env.update(zip(stamps.held_after, held, strict=True))
       self.exits.append(leave)
-      self.waits.append(words.seconds_between(enter, leave))
+      wait = words.seconds_between(enter, leave)
+      if self.holding is not None and stamps.slot in self.holding.held:
+        wait = wait - self.holding.held[stamps.slot].lost
+      self.waits.append(wait)
+
+  def hold_back(self, stamps: BucketStamps, enter: jax.Array) -> jax.Array:
+    """Asks the pacer, and holds the bucket back: the stamp after which it may begin.
+
+    A bucket that may begin before its entry stamp can't be held back, so nobody is asked there.
+    """
+    if self.holding is None or stamps.may_begin_early:
+      return enter
+    over = self.exits[-1] if self.exits else self.before.last_exit
+    begin = self.holding.before(stamps.slot, over, enter)
+    # What comes after is chained to it; it is no mark of the plan's.
+    self.chained = begin
+    return begin
 
   def carries(self, stamps: BucketStamps) -> bool:
     """Whether the ranks' arrivals ride in this bucket."""
@@ -167,8 +196,8 @@ class _Evaluator:
       if job.shape[0] and self.waits:
         # What is over by now goes along.
         job = jnp.concatenate([job, jnp.stack(self.waits)])
-      payload = sharing.operand(
-          self.arrival, self.delay, job, before.index, before.ranks, joinable.dtype)
+      payload = sharing.operand(self.arrival, self.delay, job, before.index, before.ranks,
+                                joinable.dtype, before.digest)
     elif stamps.gate is None and stamps.last:
       payload = jnp.zeros((1,), joinable.dtype)
     else:
@@ -248,14 +277,17 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
   """
   evaluator = _Evaluator(script, clock, before, inputs)
   outputs = evaluator.run()
-  arrivals, delays, job = evaluator.shared or (None, None, None)
+  arrivals, delays, job, digests = evaluator.shared or (None, None, None, None)
+  holding = evaluator.holding
   last_exit = evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1]
   # Typed as the same everywhere so far; a pacer may not take it for that.
   own = functools.partial(vary, axes=varying(before.last_exit))
   return outputs, Measurements(
       stamps=list(map(own, evaluator.stamps)), arrival=own(evaluator.arrival),
       delay=own(evaluator.delay), arrivals=arrivals, delays=delays, job=job,
-      waits=list(map(own, evaluator.waits)), last_exit=own(last_exit))
+      waits=list(map(own, evaluator.waits)), last_exit=own(last_exit), digests=digests,
+      held=holding.held if holding is not None else {},
+      pacer=holding.state if holding is not None else None)
 
 
 __all__ = ["Measurements", "StepInputs", "run"]

@@ -8,6 +8,7 @@ it joins: anything else would make XLA send a second message or change how gradi
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
 
 
 def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Array, ranks: int,
-            dtype: str) -> jax.Array:
+            dtype: str, digest: jax.Array | None = None) -> jax.Array:
   """Packs one rank's numbers.
 
   Args:
@@ -55,12 +56,14 @@ def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Arr
     index: [] int32, this rank's index along the axis.
     ranks: ranks along the axis.
     dtype: of the all-reduce.
+    digest: [] float32, a whole number below 2**24 that is compared; None where none is.
 
   Returns:
-    [parts * (2 * ranks + len(job))] of `dtype`: zero but at this rank's places and in what is added
-    up.
+    [parts * (2 * ranks + len(job))] of `dtype`, or 3 * ranks with a digest: zero but at this
+    rank's places and in what is added up.
   """
-  own = jnp.stack([jnp.where(jnp.isnan(arrival), jnp.float32(UNKNOWN), arrival), delay])
+  known = jnp.where(jnp.isnan(arrival), jnp.float32(UNKNOWN), arrival)
+  own = jnp.stack([known, delay, *(() if digest is None else (digest,))])
   mine = jnp.arange(ranks, dtype=jnp.int32) == index
   values = jnp.where(mine[None, :], own[:, None], jnp.float32(0)).reshape(-1)
   if job.shape[0]:
@@ -69,18 +72,25 @@ def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Arr
   return jnp.concatenate(_split(values, dtype))
 
 
-def unpack(total: jax.Array, ranks: int, dtype: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Reads the sum.
+class Shared(NamedTuple):
+  """What the sum says."""
 
-  Returns:
-    Arrivals [ranks] float32 s (NaN where unknown), delays [ranks] float32 s, and `job`, NaN where
-    unknown. In bfloat16 the averages are good to some 0.4 %, all else is exact.
-  """
+  arrivals: jax.Array  # [ranks] float32 s, NaN where unknown
+  delays: jax.Array  # [ranks] float32 s
+  # [1 + n] or [0] float32 s, NaN where unknown; in bfloat16 averages are good to some 0.4 %
+  job: jax.Array
+  digests: jax.Array | None  # [ranks] float32
+
+
+def unpack(total: jax.Array, ranks: int, dtype: str, digested: bool = False) -> Shared:
+  """Reads the sum of the ranks' operands, which hold digests or not."""
   values = total.reshape(_PARTS[dtype], -1).astype(jnp.float32).sum(axis=0)
-  arrivals, delays, job = values[:ranks], values[ranks:2 * ranks], values[2 * ranks:]
+  arrivals, delays = values[:ranks], values[ranks:2 * ranks]
+  job = values[(3 if digested else 2) * ranks:]
   nothing = jnp.float32(np.nan)
-  return (jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays,
-          jnp.where(job < jnp.float32(0), nothing, job))
+  return Shared(jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays,
+                jnp.where(job < jnp.float32(0), nothing, job),
+                values[2 * ranks:3 * ranks] if digested else None)
 
 
 def _split(values: jax.Array, dtype: str) -> list[jax.Array]:

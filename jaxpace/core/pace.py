@@ -32,6 +32,8 @@ class PaceState(NamedTuple):
   step_time: jax.Array  # [] float32 s, own, of the last step; NaN where unknown
   transfers: jax.Array  # [slots] float32 s, own estimate of every collective's own time in the last step; NaN unknown
   pacer: Packed | tuple[()]  # the pacer's state in a vector; `paced.pacer_state` unpacks it; () without a pacer
+  # [] bool, whether in the last step all ranks' pacers would have held alike; () where none holds
+  alike: jax.Array | tuple[()] = ()
 
 
 def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> PaceState:
@@ -45,9 +47,10 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
     pacer: whose state it will carry, or None.
   """
   unknown = np.full((ranks,), np.nan, np.float32)
+  holds = pacer is not None and pacer.hold is not None
   # Not jax.Arrays yet, as the fields are in a step: `Instrumented.init` makes those, over its devices.
   leaves: dict[str, Any] = {
-      "ring": np.zeros((rows, ring.row_width(slots)), np.uint32),
+      "ring": np.zeros((rows, ring.row_width(slots, holds)), np.uint32),
       "step": np.zeros((), np.int32),
       "rank": np.asarray(rank, np.int32),
       "last_exit": np.zeros((2,), np.uint32),
@@ -58,6 +61,7 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
       "step_time": np.full((), np.nan, np.float32),
       "transfers": np.full((slots,), np.nan, np.float32),
       "pacer": () if pacer is None else packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np),
+      "alike": np.zeros((), np.bool_) if holds else (),
   }
   return PaceState(**leaves)
 

@@ -118,15 +118,19 @@ def before_collective(step: jax.Array, slot: int | jax.Array, step_held: jax.Arr
                 step_held)
 
 
-def listened(moment: Moment, asked: Hold, heard: jax.Array) -> Moment:
+def listened(moment: Moment, asked: Hold, heard: jax.Array, told: jax.Array | None = None
+             ) -> Moment:
   """Makes the moment after a pacer's `hold` was followed, and it was listened.
 
   Args:
     moment: at which it was asked.
     asked: as `hold_back` returned it.
     heard: [] float32 s, what listening took; NaN where that isn't known.
+    told: [] float32 s, what else it took, which counts too but tells of nothing.
   """
   took = asked.seconds + jnp.where(valid(heard), heard, np.float32(0))
+  if told is not None:
+    took += jnp.where(valid(told), told, np.float32(0))
   return moment._replace(heard=heard, listened=moment.listened + np.int32(1),
                          held=moment.held + took, step_held=moment.step_held + took)
 

@@ -88,6 +88,8 @@ class Plan:
   """Slot of the collective they ride in, where they do."""
   decisions: tuple[str, ...] = ()
   """Names of the pacer's decision columns, in ring order."""
+  holds: bool = False
+  """Whether a pacer may hold collectives back, so that a row tells of each what that cost."""
   overflow: int = 0
   """Collectives left without a slot because there were more than slots."""
   notices: tuple[str, ...] = ()

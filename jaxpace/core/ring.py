@@ -10,6 +10,9 @@ bits.
     column 3      delay applied, float32 bits, seconds
     column 4-27   decision columns, float32 bits, named by `Plan.decisions`
     column 28-    stamps, (high, low) words of nanoseconds, one pair for each `Plan.marks` entry
+    then          where a pacer holds collectives back (`Plan.holds`), for each of the plan's
+                  collectives two float32 by their bits, seconds: lost by holding, NaN where it
+                  wasn't asked; heard the last time it listened, NaN where it didn't
 """
 
 from __future__ import annotations
@@ -30,6 +33,6 @@ def max_marks(slots: int) -> int:
   return 3 + MAX_PHASE_MARKS + 2 * slots
 
 
-def row_width(slots: int) -> int:
-  """Number of uint32 columns of a row."""
-  return STAMPS + 2 * max_marks(slots)
+def row_width(slots: int, holds: bool = False) -> int:
+  """Number of uint32 columns of a row, where collectives are held back or not."""
+  return STAMPS + 2 * max_marks(slots) + (2 * slots if holds else 0)

@@ -141,7 +141,9 @@ def busy(run: Run, part: slice) -> BusyTimes:
       values[jumped] = np.nan
   if found is not None:
     _begin_with_their_first(arrival, found)
-  pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
+  # What is held before later collectives is in their arrivals; moved to the first one's, where it is taken out.
+  held = _known(run, "held", part, valid) if "held" in run.durations else 0.0
+  pacing = np.clip(_known(run, "delay_applied", part, valid) + held, 0.0, arrival[0])
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
   return BusyTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,

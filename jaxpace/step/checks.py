@@ -21,7 +21,7 @@ from jaxpace.execution import CLOCKS, Clock
 
 
 def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slots: Any, rows: Any,
-             max_delay: Any, phases: Any) -> None:
+             max_delay: Any, phases: Any, max_hold: Any) -> None:
   """Checks the arguments of `instrument`."""
   if not callable(step):
     raise ValueError("jaxpace.instrument takes the train step itself, a function; it was given "
@@ -34,10 +34,6 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
   if pacer is not None and not isinstance(pacer, Pacer):
     raise ValueError(f"pacer={pacer!r} is not a Pacer. Pass what a factory returns, or "
                      "jaxpace.Pacer(init, update), or None to record only.")
-  if isinstance(pacer, Pacer) and pacer.hold is not None:
-    raise ValueError("This pacer holds collectives back (jaxpace.take_turns does), which is simulated only so far: "
-                     "jaxpace.instrument can't do it yet. Pass a pacer without a hold, such as "
-                     "jaxpace.interleave_jobs().")
   if clock not in CLOCKS:
     raise ValueError(f"clock={clock!r} is not known. Use one of: {', '.join(CLOCKS)}.")
   if share not in ("auto", True, False, None):
@@ -49,6 +45,21 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
   fields.whole("rows", rows, 4, 65536)
   if not fields.is_number(max_delay, 0, 10):
     raise ValueError(f"max_delay={max_delay!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
+  if not fields.is_number(max_hold, 0, 10):
+    raise ValueError(f"max_hold={max_hold!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
+
+
+def can_hold(automatic: Sequence[str], mapped: bool) -> None:
+  """Checks that all the ranks that meet take part in listening."""
+  if automatic:
+    raise ValueError(
+        "A pacer that holds collectives back (jaxpace.take_turns does) needs every mesh axis to be manual, for all "
+        f"devices must hold alike, but {', '.join(map(repr, automatic_axes()))} is left to the compiler by axis_names. "
+        "Leave axis_names out, or pass a pacer without a hold, such as jaxpace.interleave_jobs().")
+  if mapped:
+    raise ValueError(
+        "A pacer that holds collectives back (jaxpace.take_turns does) works under jax.shard_map, not under jax.pmap. "
+        "Use jax.shard_map, or pass a pacer without a hold, such as jaxpace.interleave_jobs().")
 
 
 def nan_is_allowed() -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.communication import program, rewrite, script, sharing
+from jaxpace.communication import holds, program, rewrite, script, sharing
 from jaxpace.core import context, pacing, packing, ring
 from jaxpace.core import pace as pace_state
 from jaxpace.core.pace import PaceState
@@ -58,6 +58,7 @@ def instrument(
     rows: int = 128,
     max_delay: float = 0.25,
     phases: bool = True,
+    max_hold: float = 0.25,
 ) -> Instrumented:
   """Instruments a per-device train step.
 
@@ -77,6 +78,11 @@ def instrument(
     max_delay: seconds; no delay is longer, whatever a pacer asks.
     phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for which XLA must not
       run parts of both at once; without, what precedes a collective is `compute`.
+    max_hold: seconds a step; a pacer that holds collectives back (`jaxpace.take_turns`) does so for no longer in all,
+      the last time of listening apart. Before each stamped collective that can be held back it is asked, and may
+      listen: that is in the program, by its own condition, only with such a pacer. It needs `share`, which "auto" then
+      is wherever an all-reduce can carry it; where none can, it is never asked, with a notice. Collectives in loops
+      are not held back.
 
   Returns:
     A callable with `init`, and with `plan` once it has been traced.
@@ -85,15 +91,15 @@ def instrument(
     ValueError: an argument is out of range.
   """
   return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows, max_delay=max_delay,
-                      phases=phases)
+                      phases=phases, max_hold=max_hold)
 
 
 class Instrumented(Recordable):
   """An instrumented step; made by `instrument`."""
 
   def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None, *, clock: str,
-               share: Share, slots: int, rows: int, max_delay: float, phases: bool):
-    checks.settings(step, axis_name, pacer, clock, share, slots, rows, max_delay, phases)
+               share: Share, slots: int, rows: int, max_delay: float, phases: bool, max_hold: float):
+    checks.settings(step, axis_name, pacer, clock, share, slots, rows, max_delay, phases, max_hold)
     functools.update_wrapper(self, step, updated=())
     self.step = step
     self.axis = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
@@ -101,6 +107,7 @@ class Instrumented(Recordable):
     self.clock_wanted = clock
     self.share_wanted: Share = share
     self.slots, self.rows, self.max_delay, self.phases = int(slots), int(rows), float(max_delay), phases
+    self.max_hold, self.holds = float(max_hold), pacer is not None and pacer.hold is not None
     self.plan = None
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
@@ -253,6 +260,8 @@ class Instrumented(Recordable):
       checks.same_pacer(one, jax.eval_shape(functools.partial(self.pacer.init, ranks)))
     clock = resolve_clock(self.clock_wanted, self._platform or jax.default_backend())
     automatic = checks.axes_left_to_the_compiler(clock)
+    if self.holds:
+      checks.can_hold(automatic, mapped=not stacked)
     with Call(self.step, args, kwargs) as call:
       state, outputs = self._stamped(one, stacked, ranks, clock, automatic, call)
       return state, call.result(outputs)
@@ -271,9 +280,10 @@ class Instrumented(Recordable):
                                   phases_apart=self.phases)
     share, reason = self._share(written, clock)
     index = jax.lax.axis_index(self.axis)
+    holder, digest = self._holder(one, share)
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
                             self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
-                            mapped=not stacked, automatic=bool(automatic))
+                            mapped=not stacked, automatic=bool(automatic), holder=holder, digest=digest)
     outputs, measured = rewrite.run(written, clock, before, call.leaves)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
@@ -281,7 +291,9 @@ class Instrumented(Recordable):
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
         unstamped=written.unstamped, share=share, share_reason=reason,
         carrier=written.carrier.slot if share and written.carrier else None, decisions=names, overflow=written.overflow,
-        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic, *untimed))
+        holds=holder is not None,
+        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic, *untimed,
+                 *holds.notices(self.holds, written, measured.held)))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, outputs
@@ -302,10 +314,19 @@ class Instrumented(Recordable):
       return False, "not shared: no pacer would see it, and it would be some kernels more (share=True shares)"
     processes = jax.process_count()
     platform = self._platform or jax.default_backend()
-    if self.share_wanted == "auto" and platform == "cpu" and processes > 2:
+    # All ranks must hold alike, so a pacer that holds needs it.
+    if self.share_wanted == "auto" and not self.holds and platform == "cpu" and processes > 2:
       # gloo sends every operand in turn: one more operand is one more round of messages.
       return False, f"not shared: gloo would send {processes} processes one more message a step (share=True shares)"
     return True, "shared in the all-reduce of collective " + str(written.carrier.slot if written.carrier else 0)
+
+  def _holder(self, one: PaceState, share: bool) -> tuple[holds.Holder | None, jax.Array | None]:
+    """Who is asked before collectives, and what ranks compare; nobody where they can't."""
+    packed = checks.packed_pacer(one)
+    if not self.holds or not share or self.pacer is None or packed is None or isinstance(one.alike, tuple):
+      return None, None
+    holder = holds.Holder(self.pacer, self.max_hold, one.step, packing.unpack(packed), one.alike, self.axis)
+    return holder, holds.digest(packed, self.pacer)
 
   def _job(self, one: PaceState, written: script.Script, share: bool) -> jax.Array:
     """What is shared of the step before; nothing where no pacer would see it."""
@@ -328,8 +349,13 @@ class Instrumented(Recordable):
       waits = jnp.stack([*measured.waits, *([nothing] * (self.slots - len(measured.waits)))])
       first = words.is_zero(one.last_exit)
       step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, measured.last_exit))
-      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time, self._shared(measured))
-      decision, after = pacing.decide(self.pacer, seen, packing.unpack(pacer))
+      held: jax.Array | tuple[()] = ()
+      if measured.pacer is not None:
+        held = self._by_slot({slot: each.seconds for slot, each in measured.held.items()}, jnp.float32(0))
+      shared = self._shared(measured)
+      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time, shared, held)
+      decision, after = pacing.decide(
+          self.pacer, seen, packing.unpack(pacer) if measured.pacer is None else measured.pacer)
       pacer = packing.pack(after, pacer.layout)
       names = tuple(decision.info)
     info = [*decision.info.values()]
@@ -339,7 +365,11 @@ class Instrumented(Recordable):
         ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None], one.step % jnp.int32(self.rows), 0),
         step=one.step + jnp.int32(1), rank=one.rank, last_exit=measured.last_exit,
         delay=decision.delay, info=jnp.stack(info), arrivals=arrivals,
-        delays=delays, step_time=step_time, transfers=transfers, pacer=() if pacer is None else pacer), names
+        delays=delays, step_time=step_time, transfers=transfers, pacer=() if pacer is None else pacer,
+        alike=one.alike if measured.digests is None else holds.alike(measured.digests)), names
+
+  def _by_slot(self, values: dict[int, jax.Array], otherwise: jax.Array) -> jax.Array:
+    return jnp.stack([values.get(slot, otherwise) for slot in range(self.slots)])
 
   def _shared(self, measured: rewrite.Measurements) -> pacing.Shared:
     """What came along in the step's message, slot by slot."""
@@ -358,8 +388,11 @@ class Instrumented(Recordable):
     # Last stamp first, then turned round: XLA, walking through operands, must meet the step's results before the
     # earlier stamps (see ORDER in jaxpace.execution.native).
     stamps = jax.lax.rev(jnp.stack(measured.stamps[::-1]), (0,)).reshape(-1)
-    rest = jnp.zeros((ring.row_width(self.slots) - ring.STAMPS - stamps.shape[0],), jnp.uint32)
-    return jnp.concatenate([head, bits(one.info), stamps, rest])
+    unknown = jnp.float32(np.nan)
+    held = [bits(jnp.stack([each.lost, each.heard] if each else [unknown, unknown]))
+            for each in map(measured.held.get, range(len(measured.waits)))] if measured.pacer is not None else []
+    width = ring.row_width(self.slots, self.holds) - ring.STAMPS - stamps.shape[0] - 2 * len(held)
+    return jnp.concatenate([head, bits(one.info), stamps, *held, jnp.zeros((width,), jnp.uint32)])
 
   # What the recorder writes down.
 
@@ -369,8 +402,8 @@ class Instrumented(Recordable):
     name: str | None = getattr(pacer.update, "__qualname__", repr(pacer)).split(".")[0] if pacer is not None else None
     return {"step": getattr(self.step, "__qualname__", repr(self.step)), "axis": list(self.axis),
             "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots, "rows": self.rows,
-            "max_delay": self.max_delay, "phases": self.phases, "pacer": name, "mesh": self.mesh_shape,
-            "platform": self._platform}
+            "max_delay": self.max_delay, **({"max_hold": self.max_hold} if self.holds else {}), "phases": self.phases,
+            "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
 
 
 __all__ = ["Instrumented", "instrument", "spec"]

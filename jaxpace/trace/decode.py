@@ -116,7 +116,10 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
   for i, name in enumerate(plan.decisions[:ring.MAX_DECISIONS]):
     values = _floats(rows, ring.DECISIONS + i)
     columns[f"decision_{name}"] = _null(values, np.isnan(values))
-  return columns, _collectives(identity, times, taken, plan)
+  by_collective = _collectives(identity, times, taken, plan)
+  if plan.holds:
+    columns["held_ns"] = _held(rows, by_collective, plan)
+  return columns, by_collective
 
 
 def concatenate(parts: list[Columns]) -> Columns:
@@ -208,6 +211,25 @@ def _collectives(identity: Columns, times: np.ndarray, taken: np.ndarray, plan: 
     index = [at[c.slot] for c in stamped]
     columns[name] = _null(times[:, index].reshape(-1), ~taken[:, index].reshape(-1))
   return columns
+
+
+def _held(rows: np.ndarray, columns: Columns, plan: Plan) -> np.ndarray:
+  """Adds what holding took to the `collectives` columns, and moves entries behind it: ns in a step, all together."""
+  begin = ring.STAMPS + 2 * len(plan.marks)
+  width = 2 * len(plan.collectives)
+  if rows.shape[1] < begin + width:
+    raise ValueError(
+        f"Ring rows of shape {rows.shape} have no room for what the plan's pacer held: the plan belongs to another "
+        "pace state. Make the state with `init` of the same instrumented function that is recorded.")
+  seconds = np.ascontiguousarray(rows[:, begin:begin + width]).view(np.float32).reshape(len(rows), -1, 2)
+  places = {c.slot: i for i, c in enumerate(plan.collectives)}
+  slots = columns["collective"][:len(columns["collective"]) // max(len(rows), 1)]
+  seconds = seconds[:, [places[slot] for slot in slots.tolist()]]
+  lost = _nanoseconds(seconds[..., 0].reshape(-1))
+  columns["held_ns"], columns["heard_ns"] = lost, _nanoseconds(seconds[..., 1].reshape(-1))
+  known = np.ma.filled(np.maximum(lost, 0), 0)
+  columns["enter_ns"] = columns["enter_ns"] + known
+  return known.reshape(len(rows), -1).sum(axis=1)
 
 
 def _floats(rows: np.ndarray, column: int) -> np.ndarray:

@@ -33,7 +33,7 @@ from jaxpace.trace.schema import SCHEMA_VERSION
 from jaxpace.trace.table_reader import TableFiles, open_table
 
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
-_DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns")
+_DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns", "held_ns")
 
 
 Progress = Callable[[int, int], None]

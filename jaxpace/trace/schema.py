@@ -47,6 +47,7 @@ STEPS = pa.schema([
     pa.field("gap_ns", _NS),  # from the previous step's end to this one's start; null after a hole
     pa.field("delay_ns", _NS),  # asked
     pa.field("delay_applied_ns", _NS),
+    pa.field("held_ns", _NS),  # before its collectives, by a pacer that holds them back; null without one
     *(pa.field(cause.column, pa.int64()) for cause in HOST_CAUSES),
 ])
 """One row a rank and step. A user's own phases add `phase_<name>_ns`, a pacer's columns `decision_<name>` (float32)."""
@@ -63,7 +64,10 @@ COLLECTIVES = pa.schema([
     pa.field("enter_ns", _NS),
     pa.field("exit_ns", _NS),
 ])
-"""One row a rank, step and collective."""
+"""One row a rank, step and collective.
+
+Where a pacer holds collectives back there are two more: `held_ns`, what that took before this one, which its `enter_ns`
+comes after, and `heard_ns`, the last reading when it was listened; null where it was not."""
 
 HOSTS = pa.schema([
     pa.field("time_ns", _NS, nullable=False),

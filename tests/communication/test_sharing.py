@@ -27,7 +27,7 @@ def test_the_sum_of_all_ranks_operands_gives_everyone_s_numbers(dtype, ranks, da
   assert {str(part.dtype) for part in parts} == {dtype}
   # The order of addition is the network's.
   total = sum(data.draw(st.permutations(parts)), np.zeros_like(parts[0]))
-  arrivals, applied, shared = sharing.unpack(jnp.asarray(total), ranks, dtype)
+  arrivals, applied, shared, _ = sharing.unpack(jnp.asarray(total), ranks, dtype)
   np.testing.assert_array_equal(np.asarray(arrivals), np.asarray(known, np.float32))
   np.testing.assert_array_equal(np.asarray(applied), np.asarray(delays, np.float32))
   np.testing.assert_array_equal(np.asarray(shared)[0], np.float32(steps[0]))

@@ -196,11 +196,6 @@ def test_arguments_that_make_no_sense_are_refused(wrong):
     jaxpace.take_turns(**wrong)
 
 
-def test_a_live_step_refuses_it_so_far_and_says_so():
-  with pytest.raises(ValueError, match="simulated only so far"):
-    jaxpace.instrument(lambda x: jax.lax.psum(x, "data"), "data", pacer=jaxpace.guard(jaxpace.take_turns()))
-
-
 # Combinators.
 
 

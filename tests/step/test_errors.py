@@ -105,6 +105,8 @@ def test_a_state_that_is_not_split_at_all(check_vma):
     ({"max_delay": -1e-3}, "20 ms is 20e-3"),
     ({"max_delay": float("nan")}, "20 ms is 20e-3"),
     ({"max_delay": "long"}, "20 ms is 20e-3"),
+    ({"max_hold": -1e-3}, "20 ms is 20e-3"),
+    ({"max_hold": 11}, "max_hold=11"),
 ])
 def test_bad_arguments(settings, words):
   with pytest.raises(ValueError, match=words):
