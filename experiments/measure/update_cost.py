@@ -23,6 +23,7 @@ from experiments.lib import measured
 from experiments.lib.paired import estimate, interleave, seconds_each
 from experiments.measure.null_pacing import BUSY, TRANSFER, pin_to_one_core
 from jaxpace.core import packing
+from jaxpace.core.types import Moment
 
 TARGET = 10.0  # us
 SLOTS = 16
@@ -41,7 +42,23 @@ def pacers(ranks: int) -> dict[str, jaxpace.Pacer]:
       "steerable(guard(pace_early_ranks))": jaxpace.steerable(jaxpace.guard(early)),
       "steerable(chain(guard(pace_early_ranks), interleave_jobs))": jaxpace.steerable(
           jaxpace.chain(jaxpace.guard(early), shift)),
+      "take_turns": jaxpace.take_turns(floor=TRANSFER),
+      "take_turns, once its hold": asked(jaxpace.take_turns(floor=TRANSFER)),
   }
+
+
+def asked(pacer: jaxpace.Pacer) -> jaxpace.Pacer:
+  """A pacer whose `update` is another one's `hold`, asked once, to be timed like the others."""
+  hold = pacer.hold
+  assert hold is not None
+
+  def update(seen: jaxpace.Observation, state: Any) -> tuple[jaxpace.Decision, Any]:
+    moment = Moment(seen.step, seen.step % np.int32(SLOTS), seen.step_time, seen.step % np.int32(3), seen.step_time,
+                    seen.step_time)
+    told, after = hold(moment, state)
+    return jaxpace.Decision(told.seconds, {"listen": told.listen.astype(jnp.float32)}), after
+
+  return jaxpace.Pacer(pacer.init, update)
 
 
 def loop(pacer: jaxpace.Pacer | None, ranks: int, turns: int) -> Callable[[], Any]:

@@ -22,7 +22,7 @@ class Timeline(NamedTuple):
 
   steps: np.ndarray  # [K] int64, step numbers
   ends: np.ndarray  # [K] float64 s, rank 0's exit from the last collective
-  delays: np.ndarray  # [K] float64 s, applied, the largest of all ranks
+  delays: np.ndarray  # [K] float64 s, applied or held before collectives, the largest of all ranks
   transfers: np.ndarray  # [K, B] float64 s, each collective's own time
 
 
@@ -31,7 +31,8 @@ def read(directory: str | pathlib.Path) -> Timeline:
   run = read_run(directory)
   ends = run.collectives[-1].exit_ns[0]
   known = np.all([(c.exit_ns != MISSING) & (c.enter_ns != MISSING) for c in run.collectives], axis=(0, 1))
-  delays = np.nan_to_num(run.durations["delay_applied"].astype(np.float64), nan=0.0).max(axis=0)
+  delays = sum(np.nan_to_num(run.durations[name].astype(np.float64), nan=0.0).max(axis=0)
+               for name in ("delay_applied", "held") if name in run.durations)
   waits = np.stack([1e-9 * (c.exit_ns - c.enter_ns)[:, known].astype(np.float64) for c in run.collectives])
   # As pacers see it: the first is waited for by the rank that is early, the others begin together.
   transfers = np.vstack([waits[:1].min(axis=1), waits[1:].mean(axis=1)])

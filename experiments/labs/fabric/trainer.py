@@ -66,7 +66,8 @@ class Run:
 
 
 PACERS: dict[str, Callable[..., Pacer | None]] = {
-    "none": lambda key: None, "interleave": jaxpace.interleave_jobs, "random": controls.move_at_random}
+    "none": lambda key: None, "interleave": jaxpace.interleave_jobs, "random": controls.move_at_random,
+    "turns": jaxpace.take_turns}
 """The controls that are compared, made from the job's own key and settings."""
 
 
