@@ -1,11 +1,14 @@
 """What `jaxpace.observe` and a `Recorder` cost a plain-`jit` step, in time a step and in compile time.
 
-    python -m experiments.measure.observed_overhead --json observed_overhead.json --markdown observed_overhead.md
+    python -m experiments.measure.observed_overhead --real_time --json overhead.json --markdown overhead.md
 
 Steps of real arithmetic on forced CPU devices, in three arms that take turns step by step, in an order drawn anew
-each time: the jitted step, the same again (the null), and the observed one with `record()` after it. The loop waits for
-the loss of each step, as one that logs it does. The recorder's thread works at any time, so its CPU time is told apart,
-as a share of the recorded steps' time.
+each time: the jitted step, the same again (the null), and the observed one with `record()` after it. The loop waits
+for the loss of each step, as one that logs it does. Rounds are many and short: each gives a ratio to the bare step, of
+means and of medians, so that what disturbs the machine for a second is in all arms of its round; their mean has
+Student's interval over rounds. The recorder's thread works at any time, so its CPU time is told apart, as a share of
+the recorded steps' time. `--real_time` lets all threads of the program run before anything else on the machine. Takes
+some five minutes.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ def define_flags() -> None:
   """Defines the flags of this program."""
   flags.DEFINE_integer("devices", 2, "Forced devices.", lower_bound=2)
   flags.DEFINE_list("targets_ms", ["5", "20", "50"], "Steps to aim at.")
-  flags.DEFINE_integer("rounds", 12, "Rounds.", lower_bound=2)
-  flags.DEFINE_float("seconds", 1.0, "Seconds a round.")
+  flags.DEFINE_integer("rounds", 60, "Rounds.", lower_bound=2)
+  flags.DEFINE_float("seconds", 0.5, "Seconds a round.")
+  flags.DEFINE_bool("real_time", False, "Run with real-time priority (needs the right to).")
   measured.define_output_flags()
 
 
@@ -130,7 +134,7 @@ def measure(case: str, target: float, rounds: int, seconds: float) -> dict[str, 
   medians = {name: np.array([np.median(values) for values in found[name]]) for name in ARMS}
 
   def percent(of: dict[str, np.ndarray]) -> dict[str, list[float]]:
-    return {name: [100 * (value - 1) for value in paired.ratio_of_means(of[name], of["bare"]).to_json()]
+    return {name: [100 * (value - 1) for value in paired.estimate(of[name] / of["bare"]).to_json()]
             for name in ARMS[1:]}
 
   return {"case": case, "target_ms": target * 1e3, "width": width, "batch": batch, "steps_a_round": steps,
@@ -150,10 +154,15 @@ def writer_seconds() -> float:
 
 def table(figures: dict[str, Any]) -> str:
   """The figures in Markdown."""
+  priority = (", with real-time priority: nothing else on the machine runs before its threads"
+              if figures.get("real_time") else "")
   lines = [*measured.introduction("What observing a plain-jit step costs", figures),
-           f"{figures['devices']} forced devices in one process, {figures['rounds']} rounds; brackets are Student's "
-           "intervals of 95 % over rounds.", "",
-           "| step | marks a step and device | bare | observed and recorded | null: bare again | of medians | null | "
+           f"{figures['devices']} forced devices in one process{priority}. {figures['rounds']} rounds, in each of "
+           "which the arms take turns step by step; a round gives each arm's ratio to the bare step, and brackets are "
+           "Student's intervals of 95 % of their mean. Twice: from a round's mean steps, which pauses are part of, and "
+           "from its median steps. The recorder's thread: of one core.", "",
+           "| step | marks a step and device | bare | means: observed and recorded | null: bare again | medians | "
+           "null | "
            "recorder's thread | compiled: bare, and with marks |", "|---|---|---|---|---|---|---|---|---|"]
   for row in figures["rows"]:
     cells = [f"{cost[0]:+.1f} % [{cost[1]:.1f}, {cost[2]:.1f}]" for kind in ("percent", "percent_of_medians")
@@ -170,10 +179,17 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
   settings = flags.FLAGS
   os.environ["JAX_PLATFORMS"] = "cpu"
+  if settings.real_time:
+    # Before any other thread is started: they inherit it.
+    try:
+      os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
+    except PermissionError:
+      raise SystemExit("--real_time needs the right to real-time priority: run it as root, or leave it out.") from None
   measured.keep_memory(MODULE)
   import jax
   jax.config.update("jax_num_cpu_devices", settings.devices)
-  figures = {**measured.circumstances(MODULE), "devices": settings.devices, "rounds": settings.rounds}
+  figures = {**measured.circumstances(MODULE), "devices": settings.devices, "rounds": settings.rounds,
+             "real_time": settings.real_time, "ratios": "a round's, of means and of medians; mean over rounds"}
   figures["rows"] = [measure(case, float(target) * 1e-3, settings.rounds, settings.seconds)
                      for case in CASES for target in settings.targets_ms]
   measured.tell(figures, table(figures))

@@ -20,6 +20,11 @@ def test_the_table_has_each_figure_beside_its_null():
                    "+0.7 % [0.5, 0.9]", "+0.0 % [-0.1, 0.1]", "2.50 %", ""]
 
 
+def test_the_page_says_whether_it_ran_with_real_time_priority():
+  assert "real-time priority" not in observed_overhead.table(figures([0.7, 0.5, 0.9]))
+  assert "real-time priority" in observed_overhead.table({**figures([0.7, 0.5, 0.9]), "real_time": True})
+
+
 def test_both_cases_train_alike_with_marks_and_without():
   import jax
   import numpy as np
