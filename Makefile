@@ -47,7 +47,7 @@ docs: $(READY_FOR_DOCS)
 	@echo "Open build/docs/index.html"
 
 # The lock is for Python 3.11; other versions get what fits them. The environment is made anew when any of these changes.
-$(READY): setup.py pyproject.toml constraints.txt jaxpace/execution/native/clock.cc
+$(READY): setup.py pyproject.toml constraints.txt $(wildcard jaxpace/execution/native/*.cc)
 	@test -n "$(PYTHON)" || { echo "jaxpace needs Python 3.11 or newer: none found on PATH. Or: make PYTHON=/path/to/python"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "jaxpace needs Python 3.11 or newer, and $(PYTHON) is older: make PYTHON=/path/to/python3.11"; exit 2; }

@@ -1,4 +1,4 @@
-"""Package metadata, and the optional native clock."""
+"""Package metadata, and the optional native libraries."""
 
 import importlib.util
 import pathlib
@@ -7,7 +7,7 @@ import setuptools
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).parent
-CLOCK = "jaxpace.execution.native.clock"
+LIBRARIES = ("clock", "lane")
 
 
 def ffi_headers() -> list[str]:
@@ -43,16 +43,16 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["jaxpace", "jaxpace.*"]),
-    package_data={"jaxpace.execution.native": ["clock.cc"], "jaxpace": ["py.typed"],
+    package_data={"jaxpace.execution.native": ["*.cc"], "jaxpace": ["py.typed"],
                   "jaxpace.reporting.html": ["assets/*"]},
     ext_modules=[
         setuptools.Extension(
-            CLOCK,
-            sources=["jaxpace/execution/native/clock.cc"],
+            f"jaxpace.execution.native.{name}",
+            sources=[f"jaxpace/execution/native/{name}.cc"],
             extra_compile_args=["-std=c++17", "-O2", "-g0", *as_system_headers],
             language="c++",
             optional=True,
-        )
+        ) for name in LIBRARIES
     ] if headers else [],
     cmdclass={"build_ext": BuildLibrary},
     install_requires=["jax>=0.10", "numpy>=2.0", "absl-py>=2.1", "pyarrow>=16", "rich>=13", "scipy>=1.11",

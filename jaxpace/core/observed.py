@@ -99,6 +99,8 @@ class ObservedProgram:
   """Collectives that have no marks, and why."""
   bare: str = ""
   """Why this program runs as it was, without marks, in a sentence; "" where it has marks."""
+  clock: str = "host"
+  """Whose clock its marks are of: "host", or "stream" for the GPU's own, set by the host's once."""
   bare_compile_s: float | None = None
   """Seconds that compiling the step as it was took; None where not measured."""
   stamped_compile_s: float | None = None

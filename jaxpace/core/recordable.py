@@ -32,6 +32,9 @@ class Marked(Recordable):
   plan: ObservedPlan | None = None
   """What the marks mean: the programs met so far."""
 
+  clock: str = "auto"
+  """Who writes the marks: "stream" for GPUs themselves, where that was asked for."""
+
   executions: dict[int, int]
   """Executions dispatched so far in this process, by number of the program: the k-th one to start on
   a device is the k-th that was dispatched."""

@@ -1,8 +1,9 @@
 """The ring that marks of observed programs go to: one a process, in memory or in a file.
 
-Marks are written by a native handler, `jaxpace_mark`, into the lane of their device. XLA tells the
-handler which device it runs on; on CPU that is `jax.Device.id`, for forced devices and in several
-processes alike (tried with jax 0.10). Until a recorder opens a file, the ring lies in memory.
+On CPUs marks are written by a native handler, `jaxpace_mark`, into the lane of their device. XLA tells
+the handler which device it runs on; that is `jax.Device.id`, for forced devices and in several
+processes alike (tried with jax 0.10). GPUs write to rings of their own, from which `current` takes
+what is new. Until a recorder opens a file, the ring lies in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import jax
 import numpy as np
 
 from jaxpace.core import marks
-from jaxpace.execution.native import library
+from jaxpace.execution import gpu_marks
+from jaxpace.execution.native import cuda, library
 
 _LOOKS = 1000
 _MAPPED = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "overlay", "f2fs"})
@@ -33,6 +35,9 @@ _lock = threading.Lock()
 _in_memory: Ring | None = None
 _current: Ring | None = None
 _fork_handled = False
+_source: gpu_marks.Source | None = None
+# Why GPUs can't write marks, once that has been tried.
+_no_source: str | None = None
 # Memory that a mark may still be writing to, where that could not be ruled out.
 _kept: list[Any] = []
 
@@ -92,26 +97,70 @@ class Ring:
     return [int(rank) for rank in self.blocks["rank"]]
 
 
-def unavailable() -> str:
+def unavailable(clock: str = "auto") -> str:
   """Registers the handler and makes the ring in memory, unless that has been done.
+
+  Args:
+    clock: "auto", or "stream" for the marks of GPUs, which nothing uses unless it is asked for.
 
   Returns:
     Empty where programs with marks can run; else a sentence that says why not, and what to do.
   """
   devices = jax.local_devices()
-  if devices[0].platform != "cpu":
-    return (f"Marks are written by a handler for the CPU, and the step runs on "
-            f"{devices[0].platform}.")
+  if reason := _unfit(devices[0].platform, clock):
+    return reason
   if reason := library.unavailable():
     return reason
   if len(devices) > marks.MOST_LANES:
     return f"Marks are kept for at most {marks.MOST_LANES} devices of a process."
+  if clock == "stream" and (reason := _gpus(devices)):
+    return reason
   current()
   return ""
 
 
+def _unfit(platform: str, clock: str) -> str:
+  """Why devices of a platform can't have marks by a clock; empty where they can."""
+  if platform == "cpu":
+    return "" if clock != "stream" else (
+        "clock=\"stream\" is the clock of NVIDIA GPUs, and the step runs on cpu: leave it out.")
+  profiles = "jaxpace.ProfiledRecorder samples profiles of the step as it is."
+  if platform not in ("gpu", "cuda"):
+    return (f"There are no marks for {platform}: jaxpace knows no clock that a program can read there. {profiles}")
+  if clock != "stream":
+    return ("Marks for GPUs are kernels that XLA's compiler takes and no GPU has run yet, so they are used only where "
+            f"asked for, by jaxpace.observe(step, clock=\"stream\"). {profiles}")
+  try:
+    jax.devices("rocm")
+  except RuntimeError:
+    return ""
+  return f"Marks for GPUs are written for NVIDIA's, and these are AMD's. {profiles}"
+
+
+def _gpus(devices: list[jax.Device]) -> str:
+  """Makes the rings that this process's GPUs write to, once; returns why there are none, in a sentence."""
+  global _source, _no_source
+  with _lock:
+    if _no_source is None:
+      _no_source = cuda.unavailable() or _made_source(devices)
+    return _no_source
+
+
+def _made_source(devices: list[jax.Device]) -> str:
+  global _source
+  try:
+    driver = cuda.Driver()
+    numbers = [int(device.local_hardware_id) for device in devices]
+    source = gpu_marks.Source([driver.device(number) for number in numbers])
+    cuda.tell(driver, list(zip(numbers, source.blocks, strict=True)))
+  except cuda.DriverError as error:
+    return f"Marks can't be written by the GPUs of this process: {error}."
+  _source = source
+  return ""
+
+
 def current() -> Ring:
-  """Returns the ring that marks go to now."""
+  """Returns the ring that marks go to now, with what GPUs have written so far."""
   global _in_memory, _current, _fork_handled
   with _lock:
     if _current is None:
@@ -126,6 +175,8 @@ def current() -> Ring:
         os.register_at_fork(after_in_child=_after_fork)
         _fork_handled = True
     assert _current is not None
+    if _source is not None:
+      _source.pour(_current.blocks, _current.events)
     return _current
 
 
@@ -267,8 +318,9 @@ def _why(error: OSError) -> str:
 
 def _after_fork() -> None:
   """A child has no part in its parent's rings: what it marks goes nowhere."""
-  global _current, _in_memory, _lock
+  global _current, _in_memory, _lock, _source
   _lock = threading.Lock()
+  _source = None
   library.functions().jaxpace_ring(None, None, 0, 0)
   # Never unmapped: an atfork handler is no place for that.
   _kept.extend(ring.memory for ring in (_current, _in_memory) if ring is not None)

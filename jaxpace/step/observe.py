@@ -24,10 +24,11 @@ _MOST_PROGRAMS = 1 << 12
 _numbers = itertools.count(1)
 
 Different = Literal["bare", "marked", "raise"]
+ObserveClock = Literal["auto", "stream"]
 
 
 def observe(jitted: Callable[..., Any], *, check: bool | None = None,
-            different: Different = "bare") -> Observed:
+            different: Different = "bare", clock: ObserveClock = "auto") -> Observed:
   """Times every collective of a jitted step: those in loops, under remat and FSDP included.
 
   The step is compiled as it is, read back as each device runs it, given marks before and after
@@ -46,6 +47,8 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
       collectives are compared: kind, number, groups, operands, loops.
     different: what to do where a comparison finds a difference: "bare" runs the step as it was,
       "marked" runs it with marks all the same, "raise" raises an error. All but the last warn.
+    clock: "auto" marks steps on CPUs; steps on other devices run as they were. "stream" marks steps
+      on NVIDIA GPUs, with kernels that have been compiled for them and have not run on one yet.
 
   Returns:
     A callable in place of `jitted`. Its `plan` says what was found, `print(step.plan)`.
@@ -54,7 +57,7 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
     TypeError: `jitted` is no jitted function.
     ValueError: an option is not one of those above.
   """
-  return Observed(jitted, check=check, different=different)
+  return Observed(jitted, check=check, different=different, clock=clock)
 
 
 class DifferentError(RuntimeError):
@@ -64,16 +67,19 @@ class DifferentError(RuntimeError):
 class Observed(Marked):
   """An observed step; made by `observe`."""
 
-  def __init__(self, jitted: Callable[..., Any], *, check: bool | None, different: Different):
+  def __init__(self, jitted: Callable[..., Any], *, check: bool | None, different: Different,
+               clock: ObserveClock = "auto"):
     _is_jitted(jitted)
     if different not in get_args(Different):
       raise ValueError(f"different={different!r}: it is one of {', '.join(get_args(Different))}.")
+    if clock not in get_args(ObserveClock):
+      raise ValueError(f"clock={clock!r}: it is one of {', '.join(get_args(ObserveClock))}.")
     if check not in (None, True, False):
       raise ValueError(f"check={check!r}: it is True, or left out.")
     functools.update_wrapper(self, jitted, updated=())
     self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)
     self.jitted = jitted
-    self.check, self.different = bool(check), different
+    self.check, self.different, self.clock = bool(check), different, clock
     self.plan: ObservedPlan = ObservedPlan()
     self.executions: dict[int, int] = {}
     self._context: Any = _context()
@@ -108,7 +114,8 @@ class Observed(Marked):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step is observed, as plain JSON values."""
-    return {"observed": True, "check": self.check, "different": self.different}
+    return {"observed": True, "check": self.check, "different": self.different,
+            "marks": self.clock}
 
   def __getattr__(self, name: str) -> Any:
     # Whatever else the jitted function has: `trace`, `clear_cache`, `eval_shape`.
@@ -161,9 +168,13 @@ class Observed(Marked):
     warn = True
     if request.partitions == 1:
       reason = "it runs on one device, so there is nobody to wait for."
-    elif not (reason := marks.unavailable()):
-      reason, made = self._try(request, number)
-      if not self._agreed:
+    else:
+      reason = marks.unavailable(self.clock)
+      # GPUs differ by process in what their driver says; what else keeps marks out doesn't.
+      asked = not reason or self.clock == "stream"
+      if not reason:
+        reason, made = self._try(request, number)
+      if asked and not self._agreed:
         self._agreed = True
         if not agreeing.all_say(made is not None, request.devices) and made is not None:
           reason, made = "it can't have marks on another process of this job, which says why.", None
@@ -194,13 +205,14 @@ class Observed(Marked):
   def _settle(self) -> int | None:
     """Number of the program that was compiled during a call; None where it has no marks.
 
-    Small programs may have been compiled while the step was traced: the step's own comes last.
+    Small programs may have been compiled before it, while the step was traced, and after it, to cut
+    its arguments up: the step's own is the last of those that run on most devices.
     """
     compiled, self._compiled = self._compiled, []
     marked = [one for one in compiled if not one.bare]
     if marked:
       return marked[-1].number
-    last = compiled[-1]
+    last = max(reversed(compiled), key=lambda one: len(one.ranks))
     self._add(last)
     said = f"{last.name} runs as it was, without marks: {last.bare}"
     if self._loud:
@@ -214,7 +226,8 @@ class Observed(Marked):
     if number >= _MOST_PROGRAMS:
       return f"this process has more than {_MOST_PROGRAMS - 1} observed programs.", None
     try:
-      made = program.stamped(request, number, self._name(request), _ranks())
+      put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
+      made = program.stamped(request, number, self._name(request), _ranks(), put)
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)

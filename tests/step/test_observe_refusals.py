@@ -55,7 +55,7 @@ def test_a_stamped_program_that_does_not_compile(monkeypatch, caplog):
 
 
 def test_a_backend_without_the_mark(monkeypatch, caplog):
-  monkeypatch.setattr(marks, "unavailable", lambda: "Marks are for the CPU, and this is a toaster.")
+  monkeypatch.setattr(marks, "unavailable", lambda clock: "Marks are for the CPU, and this is a toaster.")
   run_as_it_was("this is a toaster", caplog)
 
 

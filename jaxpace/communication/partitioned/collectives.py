@@ -11,6 +11,7 @@ from typing import NamedTuple
 from jaxpace.communication.partitioned import groups, text
 from jaxpace.communication.partitioned.stamping import FIRST_TAG, TARGET
 from jaxpace.core.observed import Loop
+from jaxpace.execution import kernels
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
          "collective-permute", "collective-broadcast")
@@ -121,10 +122,14 @@ def _kind(one: text.Instruction) -> str | None:
 
 
 def _tag(one: text.Instruction | None) -> int | None:
-  if one is None or one.opcode != "custom-call" or (
-      f'custom_call_target="{TARGET}"' not in one.rest):
+  if one is None or one.opcode != "custom-call":
     return None
-  found = re.search(r"\btag\s*=\s*(\d+)", one.rest)
+  if f'custom_call_target="{TARGET}"' in one.rest:
+    found = re.search(r"\btag\s*=\s*(\d+)", one.rest)
+  elif f'custom_call_target="{kernels.TARGET}"' in one.rest:
+    found = re.search(rf'\bname\s*=\s*"{kernels.MARK}(\d+)"', one.rest)
+  else:
+    return None
   return int(found[1]) if found else None
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax.extend import mlir as extended
 from jax.extend.mlir import ir
 
-from jaxpace.communication.partitioned import collectives
+from jaxpace.communication.partitioned import collectives, mlir
 from jaxpace.communication.partitioned.collectives import Found
 from jaxpace.communication.partitioned.compiling import Request, text_of
 from jaxpace.communication.partitioned.stamping import StampingError
@@ -55,6 +55,7 @@ def partitioned(request: Request) -> Partitioned:
     written = found[-1].with_name(found[-1].name.removesuffix(".hlo.pb") + ".txt").read_text()
   module = ir.Module.parse(
       extended.hlo_to_stablehlo(field(data, 1)), request.module.context)
+  mlir.drop_copies(module)
   met = tuple(collectives.found_in(written, request.partitions))
   return Partitioned(module, met, text_of(executable), seconds)
 

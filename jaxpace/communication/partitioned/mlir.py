@@ -39,6 +39,14 @@ def functions(module: Any) -> dict[str, Any]:
           if op.operation.name == "func.func"}
 
 
+def drop_copies(module: Any) -> None:
+  """Takes out copies of values, which the GPU's compiler puts in early and StableHLO has no word for."""
+  for op in list(operations(module.operation)):
+    if op.name == "mhlo.copy":
+      op.result.replace_all_uses_with(op.operands[0])
+      op.erase()
+
+
 def integer(value: int) -> Any:
   return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
 

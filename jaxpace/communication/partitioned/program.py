@@ -6,7 +6,7 @@ import collections as counting
 import os
 import sysconfig
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from jaxpace.communication.partitioned import (
     dump,
     groups,
     stamping,
+    streaming,
     whole,
 )
 from jaxpace.communication.partitioned.collectives import Found
@@ -45,8 +46,19 @@ class Mesh(NamedTuple):
   """Partitions in the order of the axes, where they are not counted up."""
 
 
-def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int]
-            ) -> Stamped | None:
+class Put(NamedTuple):
+  """How marks are put into a program."""
+
+  clock: str
+  """As in `ObservedProgram`."""
+  stamp: Callable[[Any, int, Sequence[stamping.Met]], list[stamping.Marked]]
+
+
+ON_HOST, ON_STREAM = Put("host", stamping.stamp), Put("stream", streaming.stamp)
+
+
+def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int],
+            put: Put = ON_HOST) -> Stamped | None:
   """Compiles a program with marks.
 
   Args:
@@ -54,6 +66,7 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int]
     number: number of the program, which its marks carry.
     name: name of the function.
     ranks: rank of each device.
+    put: how marks are put in: by the handler for CPUs, or as kernels of a GPU.
 
   Returns:
     The executable and what its marks mean, or None where the program has no collectives.
@@ -70,7 +83,7 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int]
   mesh = mesh_of(request.module)
   calls.called_once(parts.module)
   broadcasts.rejoin(parts.module)
-  marked = stamping.stamp(parts.module, number, parts.met)
+  marked = put.stamp(parts.module, number, parts.met)
   module = whole.whole(request.module, parts.module, request.partitions)
   executable = request.compile(module)
   compiled = text_of(executable)
@@ -80,7 +93,7 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int]
   named = _named(found, bare)
   program = ObservedProgram(
       number=number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
-      collectives=_described(named, mesh, rank_of),
+      collectives=_described(named, mesh, rank_of), clock=put.clock,
       start_tag=stamping.START_TAG, end_tag=stamping.END_TAG,
       notices=(*_rounding(parts.compiled, compiled),
                *_notices(found, collectives.marks_in(compiled), marked)),

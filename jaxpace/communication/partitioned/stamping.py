@@ -77,7 +77,7 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
   found = [op for op in mlir.operations(module.operation) if op.name in KINDS]
   with module.context, ir.Location.unknown():
     for op in found:
-      _list_groups(op, met)
+      list_groups(op, met)
   if not found:
     return []
   if FIRST_TAG + 2 * len(found) > MOST_TAGS:
@@ -133,10 +133,10 @@ def _ends(main: Any, program: int) -> None:
   ending = list(block.operations)[-1].operation
   results = list(ending.operands)
   # What is handed on is the smallest: XLA may have to copy it.
-  places = [place for place, value in enumerate(results) if _small(value.type) is not None]
+  places = [place for place, value in enumerate(results) if small(value.type) is not None]
   if not places:
     raise StampingError("it returns no arrays, so its end can't be marked")
-  smallest = min(places, key=lambda place: _small(results[place].type) or 0)
+  smallest = min(places, key=lambda place: small(results[place].type) or 0)
   word = ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(32))
   with ir.InsertionPoint.at_block_begin(block):
     start = _mark(program, START_TAG, [], [], [word])
@@ -148,7 +148,7 @@ def _ends(main: Any, program: int) -> None:
     value = results[smallest]
     others = [results[place] for place in places
               if place != smallest and results[place] != value]
-    end = _mark(program, END_TAG, [value], [start.result, *_once(others)], [value.type])
+    end = _mark(program, END_TAG, [value], [start.result, *once(others)], [value.type])
   for place in places:
     if results[place] == value:
       ending.operands[place] = end.result
@@ -165,7 +165,7 @@ def _wait_too(op: Any, word: Any) -> None:
   op.erase()
 
 
-def _once(values: list[Any]) -> list[Any]:
+def once(values: list[Any]) -> list[Any]:
   seen: list[Any] = []
   for value in values:
     if all(value != other for other in seen):
@@ -179,13 +179,13 @@ def _tag(op: Any) -> int | None:
   return int(ir.IntegerAttr(ir.DictAttr(op.attributes["backend_config"])["tag"]).value)
 
 
-def _small(kind: Any) -> int | None:
+def small(kind: Any) -> int | None:
   """Elements of an array; None for what is none (tokens, dynamic shapes)."""
   tensor = mlir.tensor(kind)
   return None if tensor is None else int(np.prod(tensor.shape, dtype=np.int64))
 
 
-def _list_groups(op: Any, met: Sequence[Met]) -> None:
+def list_groups(op: Any, met: Sequence[Met]) -> None:
   """Writes groups that are axes of a mesh as lists.
 
   Reading a module back loses the order of a mesh's devices (jaxlib 0.10.2), and so which ranks

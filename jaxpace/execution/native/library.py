@@ -18,7 +18,7 @@ STAMP, DELAY, HOLD, MARK = "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold", "ja
 HANDLERS = 3
 """Version of the handlers' operands, as in clock.cc."""
 
-_REINSTALL = (
+REINSTALL = (
     "Install a C++ compiler (g++ or clang++) and reinstall jaxpace: "
     "`pip install --force-reinstall --no-deps --no-cache-dir` with the same source as before.")
 
@@ -36,20 +36,20 @@ def unavailable() -> str:
   path = find_library()
   if path is None:
     return ("The native clock is not part of this installation of jaxpace (no compiler at the "
-            f"time?). {_REINSTALL}")
+            f"time?). {REINSTALL}")
   if not whole(path):
     return (f"The native clock's library {path} is damaged: a part of it is missing (was a copy or "
-            f"an installation cut short?). {_REINSTALL}")
+            f"an installation cut short?). {REINSTALL}")
   try:
     library = ctypes.CDLL(str(path))
     if library.jaxpace_handlers() != HANDLERS:
       return ("The native clock's library is left over from another version of jaxpace. "
-              f"{_REINSTALL}")
+              f"{REINSTALL}")
     built = library.jaxpace_ffi_major(), library.jaxpace_ffi_minor()
     handlers = {name: jax.ffi.pycapsule(getattr(library, name))
                 for name in (STAMP, DELAY, HOLD, MARK)}
   except (OSError, AttributeError) as error:
-    return f"The native clock's library can't be loaded: {error}. {_REINSTALL}"
+    return f"The native clock's library can't be loaded: {error}. {REINSTALL}"
   if reason := incompatibility(built, running_api()):
     return reason
   for name, handler in handlers.items():

@@ -11,7 +11,7 @@ from jaxpace.core.observed import ObservedProgram
 from jaxpace.trace.marks.slots import MOST, Unrolled
 from jaxpace.trace.marks.sums import COMPUTE, PHASES
 
-CLOCK = "marks"
+CLOCK, STREAM_CLOCK = "marks", "stream marks"
 
 
 class Program:
@@ -54,7 +54,8 @@ class MarkedPlan:
     self.used = sorted({rank for each in programs if not each.program.bare for rank in each.ranks})
     """Ranks that a program with marks runs on."""
     ranks = self.used[-1] + 1 if self.used else ranks
-    self.clock, self.ranks, self._detail = CLOCK, ranks, detail
+    streamed = any(each.program.clock == "stream" for each in programs)
+    self.clock, self.ranks, self._detail = STREAM_CLOCK if streamed else CLOCK, ranks, detail
     self._programs = tuple(programs)
     programs = [each for each in programs if each.first == each.program.number]
     size = max((base + len(each.unrolled) for each in programs for base in each.blocks), default=0)

@@ -57,7 +57,8 @@ class MarkedSteps:
     process = jax.process_index()
     if resume and self._first is None:
       self._step = _next_step(directory, identity, process)
-    if reason := marks.unavailable():
+    clocks = {one.clock for one in self._observed}
+    if reason := marks.unavailable("stream" if "stream" in clocks else "auto"):
       _LOG.warning("Steps are not recorded, training goes on: %s", reason)
       return
     folder = atomic_write.folder(directory / ringfile.FOLDER)

@@ -393,7 +393,7 @@ def test_what_is_neither_observed_nor_instrumented_is_refused(tmp_path):
 
 
 def test_where_marks_can_not_be_written_training_goes_on(tmp_path, observed, monkeypatch, caplog):
-  monkeypatch.setattr(steps.marks, "unavailable", lambda: "The native clock is not part of it.")
+  monkeypatch.setattr(steps.marks, "unavailable", lambda clock: "The native clock is not part of it.")
   with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, observed) as recorder:
     observed(observed.inputs())
     recorder.record()

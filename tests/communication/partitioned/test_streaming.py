@@ -1,0 +1,119 @@
+"""Marks for GPUs as they are put into programs: here with the CPU's handler in place of each kernel, so that they run."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from jaxpace.communication.partitioned import collectives, program, stamping, streaming
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.execution import kernels
+from tests.step import observed_steps as steps
+from tests.step.test_observe import events_of, expected_events
+
+pytestmark = pytest.mark.optimized
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+  """Kernels that were put in: (name, operands, handed on, text); each a mark of the CPU, or nothing but a wait."""
+  found = []
+
+  def launch(kernel, operands, handed_on):
+    found.append((kernel.name, len(operands), handed_on, kernel.text))
+    name, word = re.fullmatch(r"jaxpace_(mark_\d+|wait)", kernel.name)[1], re.search(r"mov.u32 slot, (\d+);\n.*\n.*\n",
+                                                                                    kernel.text)
+    if name == "wait":
+      tag, number = stamping.MOST_TAGS - 1, 4000
+    else:
+      tag = int(name.removeprefix("mark_"))
+      number = int(word[1]) >> 20
+    return stamping._mark(number, tag, list(operands[:handed_on]), list(operands[handed_on:]),
+                          [value.type for value in operands[:handed_on]])
+
+  def lane():
+    words = np.zeros(kernels.BLOCK_WORDS, np.uint32)
+    return stablehlo.ConstantOp(ir.DenseElementsAttr.get(words, type=ir.IntegerType.get_unsigned(32)))
+
+  monkeypatch.setattr(streaming, "_launch", launch)
+  monkeypatch.setattr(streaming, "_lane", lane)
+  monkeypatch.setattr(program, "ON_HOST", program.Put("stream", streaming.stamp))
+  # optax promotes.
+  with jax.numpy_dtype_promotion("standard"):
+    yield found
+
+
+@pytest.mark.parametrize("make", [
+    steps.data_parallel, lambda: steps.fsdp(remat=True), pytest.param(steps.everything, marks=pytest.mark.long)],
+    ids=["data", "remat", "everything"])
+def test_steps_have_the_same_bits_and_every_mark_in_its_place(make):
+  step, args = make()
+  bare, observed = jax.jit(step), jaxpace.observe(jax.jit(step))
+  for _ in range(3):
+    one = observed(*args)
+    assert steps.bits(one) == steps.bits(bare(*args))
+  (made,) = observed.plan.programs
+  assert not made.bare and made.clock == "stream" and not made.unstamped
+  wanted = expected_events(made)
+  lanes = events_of(lambda: observed(*args))
+  for rank in made.ranks:
+    tags = [tag for tag, _ in lanes[rank]]
+    assert {tag: tags.count(tag) for tag in set(tags)} == wanted
+    assert tags[0] == made.start_tag and tags[-1] == made.end_tag
+  assert ObservedPlan.from_json(observed.plan.to_json()) == observed.plan
+
+
+def test_the_start_holds_back_what_most_is_computed_from(launched):
+  step, args = steps.fsdp()
+  jaxpace.observe(jax.jit(step))(*args)
+  name, operands, handed_on, text = launched[0]
+  assert (name, operands, handed_on) == ("jaxpace_mark_0", 2, 2)
+  assert text.count("globaltimer") == 1 and text.count("st.relaxed.sys") == 2
+
+
+def test_the_end_waits_for_more_results_than_a_kernel_takes(launched):
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+  many = [jnp.full((2,), i, jnp.float32) for i in range(450)]
+
+  def each(x, many):
+    total = jax.lax.psum(x, "data")
+    return [one + total for one in many]
+
+  step = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(P("data"), P()), out_specs=P(), check_vma=False))
+  out = jaxpace.observe(step)(jnp.ones(4), many)
+  np.testing.assert_array_equal(out[449], [453, 453])
+  assert [name for name, *_ in launched].count("jaxpace_wait") == 2
+  assert all(operands + handed_on <= 2 * kernels.MOST_OPERANDS for _, operands, handed_on, _ in launched)
+
+
+def test_an_all_reduce_that_is_cut_right_away_is_left_together(monkeypatch, launched):
+  # XLA for GPUs makes one reduce-scatter of the two.
+  seen = []
+  put_in = streaming._after
+
+  def after(op, *rest):
+    seen.append(op.name)
+    put_in(op, *rest)
+
+  monkeypatch.setattr(streaming, "_after", after)
+  step, args = steps.fsdp()
+  observed = jaxpace.observe(jax.jit(step))
+  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert "stablehlo.dynamic_slice" in seen and "stablehlo.all_gather" in seen
+
+
+def test_marks_of_gpus_are_found_in_the_compiled_text():
+  kernel = kernels.mark(5, 12, 1, 3)
+  call = ('%custom-call.4 = f32[4]{0} custom-call(%a, %lane), custom_call_target="__gpu$xla.gpu.ptx", '
+          'api_version=API_VERSION_TYPED_FFI, backend_config={grid_x = 1 : i32, kernel_data = "'
+          + kernel.text.replace("\n", "\\0A") + f'", name = "{kernel.name}"}}')
+  text = f"ENTRY %main (a: f32[4]) -> f32[4] {{\n  ROOT {call}\n}}\n"
+  assert collectives.marks_in(text) == [12]
+  assert collectives.marks_in(text.replace("jaxpace_mark_12", "jaxpace_stamp")) == []
