@@ -73,6 +73,8 @@ SECTIONS = {
     "stamp_callback": Section("stamps", "the host callback clock beside it", 30, "run_callback"),
     "compiled": Section("compiled", "what instrumenting adds to the compiled step", 60, cached=False,
                         xla_flags="--xla_dump_to={folder}"),
+    "marks": Section("marks", "marks of observed programs: arrival, cost, truth, no host in the loop", 60),
+    "observed": Section("marks", "an observed step on several GPUs: bits, overhead", 120, "run_observed", cached=False),
     "ffi": Section("ffi", "stamp and delay by FFI handlers in CUDA C++", 60),
     "pallas": Section("pallas", "stamp and delay by Pallas and Triton", 60),
     "stamp_no_graphs": Section("stamps", "stamps with command buffers off", 40, xla_flags=NO_GRAPHS),

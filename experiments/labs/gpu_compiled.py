@@ -66,7 +66,7 @@ def define_flags() -> None:
   flags.DEFINE_string("out", "docs/measurements/gpu_compiled.json", "File the figures are written to.")
 
 
-def _mesh() -> Mesh:
+def mesh_of_gpus() -> Mesh:
   """Eight GPUs that are not there.
 
   Raises:
@@ -147,7 +147,7 @@ def _row(name: str, one: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]
 
 
 def _measure(folder: pathlib.Path) -> list[dict[str, Any]]:
-  mesh, rows = _mesh(), []
+  mesh, rows = mesh_of_gpus(), []
   for size in flags.FLAGS.sizes:
     blocks, width = map(int, size.split("x"))
     bare: dict[str, Any] = {}

@@ -148,13 +148,17 @@ class Thunk(NamedTuple):
 
 def sequence(text: str) -> list[Thunk]:
   """Reads a dumped sequence; XLA indents what a command buffer holds, and what an asynchronous start does."""
-  found, within = [], False
+  found: list[Thunk] = []
+  buffer: int | None = None  # how far the command buffer is indented that the lines may belong to
   for line in text.splitlines():
     if match := _THUNK.match(line):
-      buffer = match["kind"] == "kCommandBuffer"
-      held = not buffer and within and bool(match["indent"])
+      indent = len(match["indent"])
+      held = buffer is not None and indent > buffer
+      if match["kind"] == "kCommandBuffer":
+        buffer, held = indent, False
+      elif not held:
+        buffer = None
       found.append(Thunk(match["kind"], match["name"] or "", held))
-      within = buffer or held
   return found
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jaxpace.core import marks as layout
 from jaxpace.execution import gpu_marks, kernels
+from jaxpace.execution import marks as process_marks
 from jaxpace.execution.native import cuda
 from jaxpace.execution.native.cuda import DriverError
 from jaxpace.trace.marks.executions import Splitter
@@ -184,3 +185,36 @@ def test_times_survive_the_words_they_are_stored_in():
     gpu.upload(lane.block, gpu_marks.block_of(lane, shift))
     gpu.launch(kernels.mark(1, 5, 0, 1), [lane.block])
     assert int(lane.events["ns"][0]) == np.int64((1_763_000_000_987_654_321 + shift + 2**63) % 2**64 - 2**63)
+
+
+@pytest.mark.parametrize(("platform", "clock", "said"), [
+    ("cpu", "auto", ""), ("cpu", "stream", "leave it out"), ("tpu", "auto", "no marks for tpu"),
+    ("tpu", "stream", "no marks for tpu"), ("gpu", "auto", 'clock="stream"'), ("gpu", "stream", "")])
+def test_which_devices_have_marks(platform, clock, said):
+  reason = process_marks._unfit(platform, clock)
+  assert said in reason if said else reason == ""
+  assert not reason or platform == "cpu" or "ProfiledRecorder" in reason
+
+
+def test_gpus_without_a_driver_leave_the_step_as_it_was(monkeypatch):
+  monkeypatch.setattr(process_marks, "_no_source", None)
+  monkeypatch.setattr(process_marks, "_unfit", lambda platform, clock: "")
+
+  def none():
+    raise DriverError("NVIDIA's driver is not there")
+  monkeypatch.setattr(cuda, "Driver", none)
+  assert "driver is not there" in process_marks.unavailable("stream")
+
+
+def test_whoever_reads_the_ring_of_the_process_finds_what_a_gpu_wrote(monkeypatch):
+  gpu = Gpu()
+  source = gpu_marks.Source([gpu])
+  ring_now = process_marks.current()
+  before = int(ring_now.heads()[0])
+  monkeypatch.setattr(process_marks, "_source", source)
+  for tag in (2, 3):
+    mark(gpu, source, tag)
+  after = process_marks.current()
+  assert after is ring_now and int(after.heads()[0]) == before + 2
+  event = after.events[0, (before + 1) % after.layout.capacity]
+  assert int(event["tag"]) == PROGRAM << 20 | 3

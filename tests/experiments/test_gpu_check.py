@@ -28,6 +28,7 @@ from experiments.labs.gpu import (
     kernels,
     loops,
     machine,
+    marks,
     pallas,
     stamps,
     steps,
@@ -483,3 +484,10 @@ def test_a_loops_state_is_donated() -> None:
   before = [loop.pace.ring, *jax.tree.leaves(loop.state)]
   jax.block_until_ready(loop.call())
   assert all(leaf.is_deleted() for leaf in before)
+
+
+@pytest.mark.parametrize("section", [marks.run, marks.run_observed])
+def test_marks_of_gpus_are_not_tried_on_a_cpu(section):
+  bench = tiny()
+  section(bench)
+  assert len(bench.notes) == 1 and not bench.checks

@@ -112,3 +112,20 @@ def test_kernels_are_told_apart_by_what_they_compute_not_by_their_names():
   assert gpu_schedule.changed(first, other) == gpu_schedule.changed(first, swapped) == 1
   cut = program("cut", "concatenate(%param_0.3, %param_1), dimensions={0}")
   assert gpu_schedule.changed(cut, other) == 0, "only joins what is there"
+
+
+def test_command_buffers_within_a_loop_hold_what_is_further_in():
+  found = gpu_schedule.sequence("""\
+001: kWhile         [prev=000 (1) | next=022 (1)]
+condition:
+    002: kCustomKernel [source | sink] compare grid: [1, 1, 1]
+  body:
+    003: kAllGather          [prev=034 (1) | next=000 (1)] kAllGather
+    000: kCommandBuffer      [prev=035 (1) | next=042 (1)]
+        004: kCustomKernel [source       | next=037 (1)] jaxpace_mark_5 grid: [1, 1, 1]
+        005: kCustomKernel [prev=036 (1) | sink        ] gemm grid: [1, 1, 1]
+    007: kAsyncStart         [prev=000 (1) | next=046 (4)] stream=communication_stream[0], async_id=42
+        006: kReduceScatter [source | sink] kReduceScatter
+    008: kCustomKernel       [prev=042 (4) | sink] jaxpace_mark_7 grid: [1, 1, 1]
+""")
+  assert [thunk.in_graph for thunk in found] == [False, False, False, False, True, True, False, False, False]

@@ -204,3 +204,12 @@ def test_plans_of_bare_programs_come_back_from_json():
                             observed.plan.programs))
   assert ObservedPlan.from_json(plan.to_json()) == plan
   assert "because." in str(plan)
+
+
+def test_a_clock_that_is_of_other_devices(caplog):
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step), clock="stream")
+  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert "NVIDIA GPUs" in observed.plan.programs[0].bare and len(caplog.records) == 1
+  with pytest.raises(ValueError, match="clock='sundial'"):
+    jaxpace.observe(jax.jit(step), clock="sundial")

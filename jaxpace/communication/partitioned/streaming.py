@@ -52,7 +52,8 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
     return []
   if FIRST_TAG + 2 * len(found) > stamping.MOST_TAGS:
     raise StampingError(f"it has {len(found)} collectives, more than can be told apart")
-  marked = []
+  marked: list[Marked] = []
+  exits: list[tuple[Any, int, Any]] = []
   with module.context, ir.Location.unknown():
     lanes = _lanes(module, _begin(block, program))
     for place, op in enumerate(found):
@@ -61,8 +62,16 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
       with ir.InsertionPoint(op):
         for at, value in enumerate(_mark(program, enter, operands, [], lane)):
           op.operands[at] = value
-      _after(_cut(op), program, leave, lane)
+      last = _kept_with(op)
+      shared = [tag for other, tag, _ in exits if other == last]
+      if shared:
+        leave = shared[0]
+      else:
+        exits.append((last, leave, lane))
       marked.append(Marked(KINDS[op.name], enter, leave))
+    # After all enter marks, so that what follows a collective was looked at as it was.
+    for last, leave, lane in exits:
+      _after(last, program, leave, lane)
     _end(block, program, lanes["main"])
   return marked
 
@@ -140,20 +149,42 @@ def _after(op: Any, program: int, tag: int, block: Any) -> None:
     result.replace_all_uses_except(new, mark)
 
 
-def _cut(op: Any) -> Any:
-  """What the exit mark follows: the cut of an all-reduce of which nothing else is used, or `op`."""
-  if op.name != "stablehlo.all_reduce" or len(op.results) != 1:
-    return op
-  now = op
-  while True:
+def _kept_with(op: Any) -> Any:
+  """What the exit mark follows: the last operation that the compiler joins with a collective, or it.
+
+  It makes one all-reduce of the sum of several, a reduce-scatter of one that is cut, and it moves
+  changes of type to where fewer bytes are sent. A mark between them would keep it from that.
+  """
+  now, found = op, op
+  while len(now.results) == 1:
     uses = list(now.result.uses)
     if len(uses) != 1:
-      return op
-    now = uses[0].owner.operation
-    if now.name == "stablehlo.dynamic_slice" and now.block == op.block:
-      return now
-    if now.name not in _MOVES:
-      return op
+      break
+    user = uses[0].owner.operation
+    if user.block != op.block:
+      break
+    if user.name == "stablehlo.add" and all(_summed(value) for value in user.operands):
+      found = user
+    elif user.name == "stablehlo.dynamic_slice" and op.name == "stablehlo.all_reduce":
+      return user
+    elif user.name == "stablehlo.convert":
+      found = user
+    elif user.name not in _MOVES:
+      break
+    now = user
+  return found
+
+
+def _summed(value: Any) -> bool:
+  """Whether a value is an all-reduce, or a sum of some, of which nothing else is used."""
+  if isinstance(value.owner, ir.Block) or len(list(value.uses)) != 1:
+    return False
+  op = value.owner.operation if hasattr(value.owner, "operation") else value.owner
+  if op.name == "stablehlo.all_reduce":
+    return len(op.results) == 1
+  if op.name in ("stablehlo.add", *_MOVES, "stablehlo.convert"):
+    return all(_summed(each) for each in op.operands)
+  return False
 
 
 def _end(block: Any, program: int, lane: Any) -> None:

@@ -1,4 +1,4 @@
-"""Marks for GPUs as they are put into programs: here with the CPU's handler in place of each kernel, so that they run."""
+"""Marks for GPUs as they are put into programs: here with the handler for CPUs in place of each kernel, so they run."""
 
 import re
 
@@ -117,3 +117,25 @@ def test_marks_of_gpus_are_found_in_the_compiled_text():
   text = f"ENTRY %main (a: f32[4]) -> f32[4] {{\n  ROOT {call}\n}}\n"
   assert collectives.marks_in(text) == [12]
   assert collectives.marks_in(text.replace("jaxpace_mark_12", "jaxpace_stamp")) == []
+
+
+def test_a_sum_of_all_reduces_is_left_to_become_one_and_has_one_exit(monkeypatch, launched):
+  # XLA for GPUs reduces the sum once; the one of which more is used stays as it is.
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+  placed = []
+  put_in = streaming._after
+  monkeypatch.setattr(streaming, "_after", lambda op, *rest: (placed.append((op.name, rest[1])), put_in(op, *rest)))
+
+  def each(x):
+    total = jax.lax.psum(x, "data") + jax.lax.psum(2 * x, "data") + jax.lax.psum(3 * x, "data").astype(jnp.float32)
+    alone = jax.lax.psum(x * x, "data")
+    return total, alone + 1, alone * 2
+
+  step = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False))
+  observed = jaxpace.observe(step, different="marked")
+  x = jnp.arange(8.0)
+  for one, other in zip(observed(x), step(x), strict=True):
+    np.testing.assert_array_equal(one, other)
+  names = [name for name, *_ in launched]
+  assert sorted(name for name, _ in placed) == ["stablehlo.add", "stablehlo.all_reduce"]
+  assert len([name for name in names if name.startswith("jaxpace_mark_")]) == 2 + 4 + 2
