@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -64,9 +65,16 @@ def launch(name: str, learn: int, block: int, rounds: int, stages: list[int]) ->
     for_xla = [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_multi_thread_eigen=false"]
     if devices > 1:
       for_xla.append(f"--xla_force_host_platform_device_count={devices}")
-    ended = subprocess.run(command, env=os.environ | {"XLA_FLAGS": " ".join(for_xla).strip(), "JAX_PLATFORMS": "cpu"},
-                           stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
-    failed = measured.portable(ended.stderr[-2000:]).strip() or "no reason was given" if ended.returncode else ""
+    said = pathlib.Path(root) / "said"
+    with said.open("wb") as errors:
+      running = subprocess.Popen(
+          command, env=os.environ | {"XLA_FLAGS": " ".join(for_xla).strip(), "JAX_PLATFORMS": "cpu"},
+          stdout=sys.stderr, stderr=errors)
+      # What is stopped has its stages so far.
+      signal.signal(signal.SIGTERM, lambda *_: running.terminate())
+      code = running.wait()
+    end = measured.portable(said.read_text(errors="replace")[-2000:]).strip()
+    failed = (end or "no reason was given") if code else ""
     return json.loads(out.read_text()) if out.exists() else [], failed
 
 

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.measure import balanced, balanced_simulated, balanced_worker
+from experiments.measure import balanced, balanced_simulated, balanced_table1, balanced_worker
 from experiments.measure.balanced_worker import AGAIN, EVEN, FIXED, SHARED
+from experiments.paper import world as worlds
 
 HEALTHY, SLOW = (1.0,) * 4, (1.0, 1.0, 1.0, 2.0)
 
@@ -87,3 +88,13 @@ def test_made_up_speeds_are_what_they_are_called():
     assert made.shape == (balanced_simulated.STEPS, 8) and (made > 0).all(), name
     slow = (made.mean(axis=0) > 1.05).sum()
     assert "drift" in name or slow == (0 if "healthy" in name else 4 if "half the ranks" in name else 1), name
+
+
+def test_computes_of_the_worlds_of_table_1():
+  values = {name: np.float32(0) for name in worlds.World._fields}
+  steady = balanced_table1.computes(worlds.World(**values | {"slow": np.float32(0.06)}), 32, 0)
+  assert steady.shape == (balanced_table1.STEPS, 64)
+  np.testing.assert_allclose(steady, np.broadcast_to(np.where(np.arange(64) % 32 == 3, 1.06, 1.0), steady.shape),
+                             rtol=1e-6)
+  noisy = balanced_table1.computes(worlds.World(**values | {"jitter": np.float32(0.02)}), 32, 0)
+  assert noisy.std() == pytest.approx(0.02, rel=0.05) and np.corrcoef(noisy[:-1, 0], noisy[1:, 0])[0, 1] < 0.2
