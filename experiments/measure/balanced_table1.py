@@ -65,8 +65,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
   page = measured.introduction("Work shared by speed in the worlds of Table 1, simulated", figures)
   page += [f"{NODES} nodes, {NODES * worlds.PER_NODE} ranks; the best world of each search of `{WORLDS}`. Slow: how "
            "much slower one rank in 32 is for good. Gain: of the mean step with even counts; most: what whole counts "
-           "could gain were there no jitter. Other jobs are left out: work that moves does nothing about collisions, which "
-           "are what [pacing is for](table1.md). "
+           "could gain were there no jitter. Other jobs are left out: work that moves does nothing about collisions, "
+           "which are what [pacing is for](table1.md). "
            + measured.about_intervals(figures.get("intervals"), f"{figures['rounds']} runs"), ""]
   rows = [[row["world"], f"{row['slow_percent']:.1f}", each, *(f"{value:.2f}" for value in found["gain_percent"]),
            f"{found['most_percent']:.2f}", f"{found['changes_in_1000_steps']:.1f}"]
