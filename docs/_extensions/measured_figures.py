@@ -69,6 +69,14 @@ def _observed_lab(figures: Any) -> Found:
                figures["right"] >= 0.95 * figures["done"] and not figures["healthy_blamed"])
 
 
+def _observed_processes(figures: Any) -> Found:
+  seed, one = next(iter(figures["seeds"].items()))
+  said = one["summary"]
+  return Found(f"{said['right']} of {said['done']}; {said['healthy_blamed']} of {said['healthy']} healthy ones blamed; "
+               f"the layer in {said['named']} of {said['in_a_layer']}; seed {seed}, held out",
+               said["right"] >= 0.95 * said["done"] and not said["healthy_blamed"])
+
+
 def _gpu(figures: Any) -> Found:
   steps = [step for step in figures["steps"] if not step["step"].endswith("bare")]
   return Found(f"{sum(step['to_the_host'] + step['branches'] for step in steps)} in {len(steps)} steps, "
@@ -413,7 +421,11 @@ FIGURES = (
     Figure("Timeline of 64 ranks × 200 steps", "at most 5 s", "timeline_speed.json", _timeline),
     Figure("Failure modes told apart (macro-F1), faults of 5 % or more, held-out runs", "0.97",
            "fault_lab_seed4.json", _modes),
+    Figure("… on two more seeds, by the diagnosis that knows groups: 5", "0.97", "fault_lab_seed5.json", _modes),
+    Figure("… and 6", "0.97", "fault_lab_seed6.json", _modes),
     Figure("The right rank or host blamed", "97 %", "fault_lab_seed4.json", _blame),
+    Figure("… seed 5", "97 %", "fault_lab_seed5.json", _blame),
+    Figure("… seed 6", "97 %", "fault_lab_seed6.json", _blame),
     Figure("Healthy controls in which somebody is blamed", "none", "fault_lab_seed4.json", _false_blame),
     Figure("Forecast intervals of 90 % that hold, 8 ranks to 32 and 64, simulated", "85 %, errors of 10 % at most",
            "forecast_simulated.json", _coverage),
@@ -428,6 +440,8 @@ FIGURES = (
     Figure("… and with a fault: right mode and ranks", "at least 95 %", "observed_blame.json", _observed_blame),
     Figure("… and real runs of one process under plain jit, four kinds", "at least 95 %, nobody blamed",
            "observed_lab.json", _observed_lab),
+    Figure("… and of 2 and 4 processes, five modes", "at least 95 %, nobody blamed",
+           "observed_processes.json", _observed_processes),
     Figure("`jaxpace report` on 1,024 ranks × 10,000 steps × 202 collectives", "at most 60 s and 4 GiB",
            "observed_speed.json", _speed),
     Figure("A late rank is told within 30 steps, made-up jobs", "all", "stream_alarms.json", _alarms),

@@ -153,9 +153,10 @@ def page(figures: Mapping[str, Any]) -> list[str]:
             whole, *sorted(figures["rows"][1:], key=lambda row: _worth(row, how)))])
   idle = [row["says"] for row in figures["rows"] if moves_nothing(row)]
   lines += ["## Rules that move nothing", "", (
-      "Taken out, these change no mode and nobody blamed in any of these runs. What most of them "
-      "are there for does not occur in the lab (docs/fault_lab.md says what does); which of them "
-      "have tests of their own, that page says, too:"), "",
+      "Taken out, these change no mode and nobody blamed in any of these runs, so they are what to look at first where "
+      "the diagnosis is to become smaller. It is no proof that they are for nothing: what many of them are for (other "
+      "programs on the processors, hosts without counters, ranks that take turns for long) does not occur in runs "
+      "made with real-time priority and without hogs."), "",
             *(f"- {says}" for says in idle or ["none"]), ""]
   return lines
 
