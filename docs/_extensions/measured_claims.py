@@ -58,7 +58,8 @@ def _blamed(figures: Any, way: str) -> list[str]:
 def _headline(figures: Any) -> list[str]:
   judged = figures["judged"]["all"]
   return [_f1(figures, "all"), _f1(figures, "all", "macro_f1_active"), *_blamed(figures, "all"),
-          str(len(judged["controls_with_findings"])), str(judged["controls"]), str(len(judged["controls_falsely_blamed"]))]
+          str(len(judged["controls_with_findings"])), str(judged["controls"]),
+          str(len(judged["controls_falsely_blamed"]))]
 
 
 def _idle_rules(figures: Any) -> list[str]:
@@ -192,8 +193,8 @@ CLAIMS = (
           lambda f: [_f1(f, "counters"), _f1(f, "all")]),
     Claim(WHEN_NOT, "had a finding in {} of [{}]", "fault_lab.json", _controls),
     Claim(WHEN_NOT, "in {} of [{}](measurements/fault_lab_seed2.md) healthy runs", "fault_lab_seed2.json", _controls),
-    *(Claim("docs/fault_lab.md", f"| [{seed}](measurements/fault_lab_seed{seed}.md) | {made} | " + "{} | {} | {} of {} | "
-            "{} of {} | {} |", f"fault_lab_seed{seed}.json", _headline)
+    *(Claim("docs/fault_lab.md", f"| [{seed}](measurements/fault_lab_seed{seed}.md) | {made} | "
+            + "{} | {} | {} of {} | {} of {} | {} |", f"fault_lab_seed{seed}.json", _headline)
       for seed, made in ((3, "on a busy machine"), (4, "with real-time priority"), (5, "the same, without hogs"),
                          (6, "the same, without hogs"))),
     Claim("docs/fault_lab.md", "{} of {} move nothing in these runs", "ablation.json", _idle_rules),
