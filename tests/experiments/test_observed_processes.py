@@ -85,7 +85,7 @@ def test_the_page_counts() -> None:
 @pytest.mark.long
 def test_an_observed_process_sleeps_as_asked_and_its_report_names_the_layer(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-  """Two processes on this host, a healthy run and one whose late rank is late in one layer."""
+  """Two processes on this host, late by more than taking turns on its cores may make a rank."""
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
   monkeypatch.setattr(make.machine, "why_not", lambda *_: "not here")
   config = observed_lab.get_config()
@@ -94,11 +94,11 @@ def test_an_observed_process_sleeps_as_asked_and_its_report_names_the_layer(
   twin = dataclasses.replace(observed_plan.plan(config)[0], seed=1)
   fault = next(spec for spec in specs() if spec.layout == "2x1" and spec.family == "straggler").faults[0]
   late = dataclasses.replace(twin, name="2x1-000-straggler", twin=twin.name, faults=(
-      dataclasses.replace(fault, targets=(1,), seconds=15e-3, onset=0, until=80),))
+      dataclasses.replace(fault, targets=(1,), seconds=60e-3, onset=0, until=80),))
   failed = make.make([twin, late], config, tmp_path, lambda *_: None, lambda said: None)
   assert not failed
   slept = truth.read(tmp_path / late.name, late)
-  assert (slept.extra[1] >= 15e-3).all() and not slept.extra[0].any()
+  assert (slept.extra[1] >= 60e-3).all() and not slept.extra[0].any()
   assert (slept.work >= 0.9 * 24e-3).all() and np.isfinite(slept.step[1:]).all()
   label = json.loads((tmp_path / late.name / make.LABEL).read_text())
   assert label["modes"] == [STRAGGLER] and label["ranks"] == [1]
