@@ -528,7 +528,8 @@ def rows() -> list[tuple[str, str, str, str]]:
     try:
       found = figure.read(figures)
     except (KeyError, IndexError, TypeError, ValueError) as error:
-      raise KeyError(f"{figure.file} no longer holds what measured_figures.py reads of it: {error!r}") from error
+      said = f"{figure.file} no longer holds what measured_figures.py reads of it: {error!r}"
+      raise KeyError(said) from error
     page = path.with_suffix(".md")
     name = f"[{figure.what}]({page.name})" if page.exists() else f"{figure.what} ([raw]({path.name}))"
     met = "–" if found.met is None or not figure.aim else "yes" if found.met else "**no**"

@@ -80,8 +80,10 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   >>> state, update = balancer.init(4), jax.jit(balancer.update)
   >>> counts = even(32, 4)
   >>> for step in range(40):
-  ...   busy = jnp.array([1e-3, 1e-3, 1e-3, 3e-3]) * counts.astype(float)  # the last is three times slower
-  ...   seen = Observation(jnp.int32(step), jnp.int32(0), busy, jnp.zeros(4), *[jnp.zeros(1)] * 4, counts=counts)
+  ...   # The last is three times slower.
+  ...   busy = jnp.array([1e-3, 1e-3, 1e-3, 3e-3]) * counts.astype(float)
+  ...   seen = Observation(jnp.int32(step), jnp.int32(0), busy, jnp.zeros(4),
+  ...                      *[jnp.zeros(1)] * 4, counts=counts)
   ...   counts, state = update(seen, state)
   >>> print(counts)
   [10 10  9  3]
