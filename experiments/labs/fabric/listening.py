@@ -31,10 +31,10 @@ from experiments.labs.fabric.topology import ConfigError
 from experiments.lib import measured
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab.", lock_config=True)
-_sizes = flags.DEFINE_list("sizes", ["1", "256", "2048", "8192"], "Numbers (4 bytes each) of the tiny collective.")
+_sizes = flags.DEFINE_list("sizes", ["1", "256", "2048"], "Numbers (4 bytes each) of the tiny collective.")
 _congestion = flags.DEFINE_list("congestion", ["cubic", "reno", "bbr"], "TCP congestion controls.")
 _seconds = flags.DEFINE_float("seconds", 6.0, "Of each size, s.", lower_bound=1.0)
-_bucket = flags.DEFINE_float("bucket_kb", 150.0, "KB (1,000 bytes) of the other job's buckets.", lower_bound=1.0)
+_bucket = flags.DEFINE_float("bucket_kb", 300.0, "KB (1,000 bytes) of the other job's buckets.", lower_bound=1.0)
 _out = flags.DEFINE_string("out", "docs/measurements/listening.json", "File the figures are written to.")
 
 _WORKER = "experiments.labs.fabric.listening_worker"
@@ -98,7 +98,7 @@ def _measure(congestion: str, figures: dict[str, Any], out: pathlib.Path) -> Non
           workers.answer()
         start = time.monotonic() + 0.5
         for workers in (listens, sends):
-          workers.ask(start=start, seconds=_seconds.value, each=0.004 if workers is listens else 0.018)
+          workers.ask(start=start, seconds=_seconds.value, each=0.004 if workers is listens else 0.03)
         heard, sent = np.array(listens.answer()), np.array(sends.answer())[:, :2]
         figures["by_congestion"].setdefault(congestion, {})[str(size)] = figures_of(heard, sent)
         print(f"{congestion}, {4 * size} bytes: {figures['by_congestion'][congestion][str(size)]}", file=sys.stderr,

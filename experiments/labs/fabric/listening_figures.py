@@ -91,6 +91,6 @@ def page(figures: dict[str, Any]) -> list[str]:
            *(f"{100 * f['whole_ms'] / step:.1f} %" for step in _STEPS))
           for name, sizes in figures["by_congestion"].items() for size, f in sizes.items()]
   return [*measured.introduction("Listening to a link", figures), about, "", *measured.table(_HEADER, rows),
-          "What listening once costs on a free link, the median, telling all ranks included; per bucket, as a share of "
-          f"steps of {', '.join(map(str, _STEPS))} ms (a pacer that is silent does not listen):", "",
+          "What listening once costs on a free link, the median, telling all ranks included; per bucket, as a share\n"
+          f"of steps of {', '.join(map(str, _STEPS))} ms (a pacer that is silent does not listen):", "",
           *measured.table(("TCP", "bytes", "once, ms", *(f"of {step} ms" for step in _STEPS)), cost)]
