@@ -55,6 +55,24 @@ def _blamed(figures: Any, way: str) -> list[str]:
   return [str(blame["right"]), str(blame["of"])]
 
 
+def _headline(figures: Any) -> list[str]:
+  judged = figures["judged"]["all"]
+  return [_f1(figures, "all"), _f1(figures, "all", "macro_f1_active"), *_blamed(figures, "all"),
+          str(len(judged["controls_with_findings"])), str(judged["controls"]),
+          str(len(judged["controls_falsely_blamed"]))]
+
+
+def _idle_rules(figures: Any) -> list[str]:
+  rules = figures["rows"][1:]
+  idle = [row for row in rules if not any(one[how]["changed"] for one in row["seeds"] for how in one)]
+  return [str(len(idle)), str(len(rules))]
+
+
+def _observed_processes(figures: Any) -> list[str]:
+  said = next(iter(figures["seeds"].values()))["summary"]
+  return [str(said[name]) for name in ("right", "done", "named", "in_a_layer", "healthy")]
+
+
 def _what_if(figures: Any) -> list[str]:
   errors = [figures["judged"][way]["what_if_error_percent"]["twin"] for way in ("all", "counters", "bare")]
   return [f"{error['p95_abs']:.1f}" for error in errors]
@@ -175,6 +193,13 @@ CLAIMS = (
           lambda f: [_f1(f, "counters"), _f1(f, "all")]),
     Claim(WHEN_NOT, "had a finding in {} of [{}]", "fault_lab.json", _controls),
     Claim(WHEN_NOT, "in {} of [{}](measurements/fault_lab_seed2.md) healthy runs", "fault_lab_seed2.json", _controls),
+    *(Claim("docs/fault_lab.md", f"| [{seed}](measurements/fault_lab_seed{seed}.md) | {made} | "
+            + "{} | {} | {} of {} | {} of {} | {} |", f"fault_lab_seed{seed}.json", _headline)
+      for seed, made in ((3, "on a busy machine"), (4, "with real-time priority"), (5, "the same, without hogs"),
+                         (6, "the same, without hogs"))),
+    Claim("docs/fault_lab.md", "{} of {} move nothing in these runs", "ablation.json", _idle_rules),
+    Claim("docs/observed.md", "{} of {} runs are right, the layer is named in {} of {} and none of the {} healthy ones",
+          "observed_processes.json", _observed_processes),
     Claim("docs/what_if.md", "{} % at the 95th percentile ({} % with the hosts' counters only, {} % by the stamps "
           "alone)", _LAB, _what_if),
     Claim("docs/interleaving.md", "**{} % [{}, {}]** |", "two_jobs.json",

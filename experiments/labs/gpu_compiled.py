@@ -75,8 +75,9 @@ def mesh_of_gpus() -> Mesh:
   try:
     topology = topologies.get_topology_desc(platform="cuda", target_config=_TARGET, topology=f"1x1x{_RANKS}")
   except (NotImplementedError, RuntimeError) as error:
-    raise SystemExit(f"JAX can't compile for GPUs here ({error}). Install its compiler in an environment of its own: "
-                     'pip install "jax[cuda13]". No GPU and no driver is needed.') from None
+    raise SystemExit(
+        f"JAX can't compile for GPUs here ({error}). Install its compiler in an environment of "
+        'its own: pip install "jax[cuda13]". No GPU and no driver is needed.') from None
   return topologies.make_mesh(topology, (_RANKS,), ("data",))
 
 

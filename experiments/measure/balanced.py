@@ -1,14 +1,17 @@
-"""One rank slower for real: what sharing work by speed recovers, beside even counts and counts chosen by hand.
+"""Ranks slower for real: what sharing work by speed recovers, beside even counts and counts chosen by hand.
 
     python -m experiments.measure.balanced
-    python -m experiments.measure.balanced --rounds=2 --learn=40 --jobs=quota-16       # to try it
+    python -m experiments.measure.balanced --jobs=quota-32 --rounds=2 --learn=60       # to try it
 
-Real processes over gloo, a core each; the last one has a CPU quota (control group), or a busy neighbour pinned to its
-core; as a third, four processes whose micro-batches are sleeps. Stage after stage it is 1 to 3 times slower. In each
-stage counts first follow by themselves; then blocks with even counts, with even counts again (A/A), shared by speed,
-with the best fixed counts chosen from measured speeds, and without the slow rank take turns in random order, in one
-run. Writes docs/measurements/balanced.json and .md. Nothing else should run meanwhile. The quota takes the right to
-make control groups; jobs that can't be run are named in the file.
+Real processes over gloo, each a host with a share of a processor by a control group of its own
+(`experiments.measure.balanced_slowing`). Some are slower: by a smaller quota, or by a neighbour that never rests in the
+same group; as a third, micro-batches are sleeps, where there may be more ranks than processors. In each stage counts
+first follow by themselves; then blocks with even counts, with even counts again (A/A), shared by speed, and with counts
+chosen by hand take turns in random order, in one run. Chosen are the best for the speeds that are meant, and those with
+one micro-batch more for the slow rank: the better of them is what counts.
+
+Writes docs/measurements/balanced.json and .md; what is not run keeps what the file has of it. Nothing else
+should run meanwhile. The quota takes the right to make control groups; jobs that can't be run are named in the file.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,99 +27,157 @@ from typing import Any
 
 import numpy as np
 from absl import app, flags
+from scipy import stats
 
 import jaxpace
 from experiments.lib import measured
 from experiments.lib.paired import estimate
 from experiments.measure import balanced_worker
-from experiments.measure.balanced_worker import AGAIN, CHOSEN, EVEN, SHARED, WITHOUT, Setup
+from experiments.measure.balanced_worker import AGAIN, EVEN, FIXED, SHARED, WITHOUT, Setup
 from jaxpace.coordination.apportion import even
 
-STAGES = (1.0, 1.2, 1.5, 2.0, 3.0, 1.0)
-JOBS = {  # name: kind, processes, micro-batches, stages
-    "quota-16": ("quota", 2, 16, STAGES), "quota-32": ("quota", 2, 32, STAGES),
-    "neighbour-32": ("neighbour", 2, 32, (1.0, 2.0, 1.0)),
-    "sleep-16": ("sleep", 4, 16, STAGES), "sleep-32": ("sleep", 4, 32, STAGES),
+_FOUR = ((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.2), (1.0, 1.0, 1.0, 1.5), (1.0, 1.0, 1.0, 2.0), (1.0, 1.0, 1.0, 3.0),
+         (1.0, 2.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0))
+"""Healthy; one rank slower and slower; another in its place; healthy again."""
+_EIGHT = ((1.0,) * 8, (1.0,) * 5 + (1.5, 1.0, 2.0), (1.0, 3.0) + (1.0,) * 4 + (1.5, 1.0), (1.0,) * 8)
+JOBS = {  # name: kind, processes, devices of each, micro-batches, seconds of one, stages
+    "quota-16": ("quota", 4, 1, 16, 0.020, _FOUR),
+    "quota-32": ("quota", 4, 1, 32, 0.010, _FOUR),
+    "neighbour-16": ("neighbour", 4, 1, 16, 0.020, _FOUR),
+    "neighbour-32": ("neighbour", 4, 1, 32, 0.010, _FOUR),
+    "sleep-16": ("sleep", 4, 1, 16, 0.008, _FOUR),
+    "sleep-32": ("sleep", 4, 1, 32, 0.004, _FOUR),
+    "eight-64": ("sleep", 2, 4, 64, 0.004, _EIGHT),
 }
+RECOVERED = 0.85
+"""Of what the best counts save, the part that counts as followed."""
 
 
-def launch(name: str, learn: int, block: int, rounds: int) -> list[dict[str, Any]]:
-  """Runs one job; returns its stages.
-
-  Raises:
-    RuntimeError: a process failed; the end of what was said is in the message.
-  """
-  kind, processes, total, slow = JOBS[name]
-  setup = Setup(kind, total, slow, learn, block, rounds)
+def launch(name: str, learn: int, block: int, rounds: int, stages: list[int]) -> tuple[list[dict[str, Any]], str]:
+  """Runs some stages of a job; returns those that it came through, and what was said where it failed."""
+  kind, processes, devices, total, each, slow = JOBS[name]
+  setup = Setup(kind, total, tuple(slow[k] for k in stages), each, learn, block, rounds)
   with tempfile.TemporaryDirectory() as root:
     out = pathlib.Path(root) / "stages.json"
     command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs", f"{root}/logs", "--",
                sys.executable, "-m", "experiments.measure.balanced", f"--worker={out}",
                f"--setup={json.dumps(setup._asdict())}"]
-    flags_of_xla = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
-    ended = subprocess.run(command, env=os.environ | {"XLA_FLAGS": flags_of_xla, "JAX_PLATFORMS": "cpu"},
-                           stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
-    if ended.returncode:
-      raise RuntimeError(f"{name}: {ended.stderr[-2000:]}")
-    stages: list[dict[str, Any]] = json.loads(out.read_text())
-    return stages
+    for_xla = [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_multi_thread_eigen=false"]
+    if devices > 1:
+      for_xla.append(f"--xla_force_host_platform_device_count={devices}")
+    said = pathlib.Path(root) / "said"
+    with said.open("wb") as errors:
+      running = subprocess.Popen(
+          command, env=os.environ | {"XLA_FLAGS": " ".join(for_xla).strip(), "JAX_PLATFORMS": "cpu"},
+          stdout=sys.stderr, stderr=errors)
+      # What is stopped has its stages so far.
+      signal.signal(signal.SIGTERM, lambda *_: running.terminate())
+      code = running.wait()
+    end = measured.portable(said.read_text(errors="replace")[-2000:]).strip()
+    failed = (end or "no reason was given") if code else ""
+    return json.loads(out.read_text()) if out.exists() else [], failed
 
 
 def judge(stage: dict[str, Any]) -> dict[str, Any]:
   """What a stage has shown."""
   seconds = {arm: np.asarray(values) for arm, values in stage["seconds"].items()}
-  each, chosen = np.asarray(stage["each"]), np.asarray(stage["chosen"])
-  equal = even(int(chosen.sum()), len(chosen))
-
-  def ends(counts: Any) -> float:
-    return float((np.asarray(counts) * each).max())
-
-  lost = ends(equal) - ends(chosen)
+  slow, each = np.asarray(stage["slow"]), np.asarray(stage["each"])
+  total, ranks = int(np.sum(stage["history"][0])), len(slow)
+  base = (seconds[EVEN] + seconds[AGAIN]) / 2
+  change = {arm: estimate((values / (seconds[EVEN] if arm == AGAIN else base) - 1) * 100).to_json()
+            for arm, values in seconds.items() if arm != EVEN}
+  healthy = float(np.mean(each[slow == 1]))
   result: dict[str, Any] = {
-      "slow": stage["slow"], "counts": stage["counts"], "chosen": stage["chosen"], "rounds": len(seconds[EVEN]),
-      "step_ms": {arm: estimate(values * 1e3).to_json() for arm, values in seconds.items()},
-      "change_percent": {arm: estimate((values / seconds[EVEN] - 1) * 100).to_json()
-                         for arm, values in seconds.items() if arm != EVEN}}
-  if stage["slow"] > 1 and lost > 0.02 * ends(equal):
-    saved = seconds[EVEN].mean() - seconds[CHOSEN].mean()
-    result["recovered_percent"] = float(f"{100 * (seconds[EVEN].mean() - seconds[SHARED].mean()) / saved:.4g}")
-    well = [ends(equal) - ends(counts) >= 0.85 * lost for counts in stage["history"]]
-    wrong = [k for k, good in enumerate(well) if not good]
-    result["followed_after"] = (wrong[-1] + 1 if wrong else 0) if well[-1] else None
+      "slow": stage["slow"], "rounds": len(base), "step_ms": {
+          arm: estimate(values * 1e3).to_json() for arm, values in seconds.items()},
+      "change_percent": change, "measured_slow": [float(f"{value / healthy:.3g}") for value in each],
+      "spread_percent": [float(f"{100 * value:.3g}") for value in stage["spread"]], "fixed": stage["fixed"],
+      "counts": stage["by_speed"][-1], "processor_percent": float(f"{100 * stage['processor']:.3g}"),
+      "followed_after": followed(stage["history"], slow, even(total, ranks))}
+  by_hand = [arm for arm in FIXED if arm in seconds]
+  if by_hand:
+    best = min(by_hand, key=lambda arm: float(seconds[arm].mean()))
+    saved, got = base - seconds[best], base - seconds[SHARED]
+    result["best"] = best
+    # A quotient of means, and its interval by the differences in each round (Fieller's, where what is saved is sure).
+    result["recovered_percent"] = _quotient(got, saved)
   return result
+
+
+def _quotient(got: np.ndarray, saved: np.ndarray) -> list[float | None]:
+  """100 mean(got) / mean(saved) and its 95 % interval (Fieller 1954), which there is where what is saved is sure."""
+  if saved.mean() <= 0:
+    return [None, None, None]
+  spread = float(stats.t.ppf(0.975, len(got) - 1)) ** 2 * np.cov(got, saved) / len(got)
+  a = saved.mean() ** 2 - spread[1, 1]
+  b = got.mean() * saved.mean() - spread[0, 1]
+  root = max(b * b - a * (got.mean() ** 2 - spread[0, 0]), 0.0) ** 0.5
+  ends = ((b - root) / a, (b + root) / a) if a > 0 else (None, None)
+  return [None if end is None else float(f"{100 * end:.4g}") for end in (got.mean() / saved.mean(), *ends)]
+
+
+def followed(history: list[list[int]], slow: np.ndarray, equal: np.ndarray) -> int | None:
+  """Steps until the counts are good for good, by the speeds as they are meant; None where they never are.
+
+  Good is to have taken away 85 % of what is lost against the best counts: by even counts, or by those at the beginning
+  of the stage where these lose more. Counts are bound to be whole: where nothing can be saved, all is good at once.
+  """
+  def ends(counts: Any) -> float:
+    return float((np.asarray(counts) * slow).max())
+
+  best = ends(balanced_worker.quickest(slow, int(equal.sum())))
+  lost = max(ends(equal), ends(history[0])) - best
+  wrong = [k for k, counts in enumerate(history) if ends(counts) - best > (1 - RECOVERED) * lost + 1e-9]
+  return None if wrong and wrong[-1] == len(history) - 1 else (wrong[-1] + 1 if wrong else 0)
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
-  page = measured.introduction("One rank slower for real: work shared by speed", figures)
-  page += ["Step: mean of a block, process 0. Change: against even counts in the same round. Recovered: of what the "
-           "best fixed counts save, in percent. Followed: steps after which the counts save 85 % of it for good, of "
-           "those at the beginning of the stage. "
-           + measured.about_intervals(figures.get("intervals"), f"{figures['rounds']} rounds"), ""]
+  page = measured.introduction("Ranks slower for real: work shared by speed", figures)
+  page += ["Step: mean of a block, process 0. Change: against even counts in the same round (mean of both blocks; even "
+           "again: against the other). Best by hand: the quicker of two counts chosen for the speeds that "
+           "were meant. Recovered: of what it saves. Followed: steps after which the counts, by the speeds meant, save "
+           f"{100 * RECOVERED:.0f} % of what is lost at the beginning of the stage, for good. Slower, measured: busy "
+           "time a micro-batch with even counts, against the healthy ranks' mean. "
+           + measured.about_intervals(figures.get("intervals"), "as many rounds as the table says"), ""]
   for name, job in figures["jobs"].items():
-    kind, processes, total, _ = JOBS[name]
-    page += [f"## {kind}: {processes} processes, {total} micro-batches", ""]
+    kind, processes, devices, total, each, _ = JOBS[name]
+    ranks = f"{processes} processes" + (f" of {devices} ranks" if devices > 1 else "")
+    page += [f"## {kind}: {ranks}, {total} micro-batches of about {1e3 * each:g} ms", ""]
     if "failed" in job:
-      page += [f"Could not be run: {job['failed'].strip().splitlines()[-1][:300]}", ""]
-      continue
-    rows = [[f"{stage['slow']:g}", _interval(stage["step_ms"][EVEN]), *(_interval(stage["change_percent"][arm])
-             for arm in (AGAIN, SHARED, CHOSEN, WITHOUT)), stage.get("recovered_percent"), stage.get("followed_after"),
-             "/".join(map(str, stage["counts"])), "/".join(map(str, stage["chosen"]))] for stage in job["stages"]]
-    page += measured.table(["slower", "even, ms", "even again, %", "shared by speed, %", "best fixed, %",
-                            "without it, %", "recovered, %", "followed", "counts", "best fixed counts"], rows)
+      page += [f"Could not be run to the end: {job['failed'].strip().splitlines()[-1][:300]}", ""]
+    for command in dict.fromkeys(stage["command"] for stage in job["stages"]):
+      page += [f"`{command}`", ""]
+    rows = []
+    for stage in job["stages"]:
+      change = [stage["change_percent"].get(arm) for arm in (AGAIN, SHARED, stage.get("best"), WITHOUT)]
+      by_hand = stage["fixed"][stage["best"]] if "best" in stage else None
+      rows.append([
+          stage["rounds"], _slower(stage["slow"]), _slower(stage["measured_slow"]), _interval(stage["step_ms"][EVEN]),
+          *(_interval(one) for one in change), _interval(stage.get("recovered_percent")), stage["followed_after"],
+          "/".join(map(str, stage["counts"])), "/".join(map(str, by_hand)) if by_hand else None])
+    page += measured.table(["rounds", "slower", "measured", "even, ms", "even again, %", "shared by speed, %",
+                            "best by hand, %", "dropped, %", "recovered, %", "followed", "counts", "by hand"], rows)
   return page
 
 
-def _interval(value: list[float]) -> str:
-  return f"{value[0]:.1f} [{value[1]:.1f}, {value[2]:.1f}]"
+def _slower(values: list[float]) -> str:
+  return "/".join(f"{value:.3g}" for value in values)
+
+
+def _interval(value: list[Any] | None) -> str | None:
+  if value is None or value[0] is None:
+    return None
+  return f"{value[0]:.1f} [{value[1]:.1f}, {value[2]:.1f}]" if value[1] is not None else f"{value[0]:.1f}"
 
 
 def define_flags() -> None:
   """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
   flags.DEFINE_list("jobs", list(JOBS), f"Which of {', '.join(JOBS)}.")
-  flags.DEFINE_integer("rounds", 6, "Rounds of one block of each arm, in each stage.", lower_bound=2)
-  flags.DEFINE_integer("block", 12, "Steps of a block.", lower_bound=6)
+  flags.DEFINE_integer("rounds", 5, "Rounds of one block of each arm, in each stage.", lower_bound=2)
+  flags.DEFINE_integer("block", 9, "Steps of a block.", lower_bound=6)
   flags.DEFINE_integer("learn", 100, "Steps of sharing by speed at the beginning of each stage.", lower_bound=1)
+  flags.DEFINE_list("stages", [], "Which stages of the job, by number from 0; all by default.")
   flags.DEFINE_string("out", "docs/measurements/balanced.json", "File the figures are written to.")
   flags.DEFINE_string("worker", "", "Of the program's own processes: the file to write to.")
   flags.DEFINE_string("setup", "", "Of the program's own processes.")
@@ -126,17 +188,22 @@ def main(_: list[str]) -> None:
   if its.worker:
     jaxpace.distributed.initialize()
     given = json.loads(its.setup)
-    balanced_worker.work(pathlib.Path(its.worker), Setup(**given | {"slow": tuple(given["slow"])}))
+    balanced_worker.work(pathlib.Path(its.worker), Setup(**given | {"slow": tuple(map(tuple, given["slow"]))}))
     return
   if unknown := [name for name in its.jobs if name not in JOBS]:
     raise app.UsageError(f"--jobs={','.join(unknown)}: there are {', '.join(JOBS)}.")
-  figures: dict[str, Any] = measured.circumstances("experiments.measure.balanced") | {"rounds": its.rounds, "jobs": {}}
+  out = pathlib.Path(its.out)
+  before = json.loads(out.read_text()).get("jobs", {}) if out.exists() else {}
+  now = measured.circumstances("experiments.measure.balanced")
   for name in its.jobs:
-    try:
-      figures["jobs"][name] = {"stages": [judge(stage) for stage in launch(name, its.learn, its.block, its.rounds)]}
-    except RuntimeError as error:
-      figures["jobs"][name] = {"failed": str(error)}
-  measured.write(figures, lines(figures), pathlib.Path(its.out))
+    wanted = [int(k) for k in its.stages] or list(range(len(JOBS[name][-1])))
+    found, failed = launch(name, its.learn, its.block, its.rounds, wanted)
+    stages = {stage["number"]: stage for stage in before.get(name, {}).get("stages", ()) if "number" in stage}
+    one = {"command": now["command"], "load_average_at_start": now["load_average_at_start"]}
+    stages |= {k: {"number": k} | one | judge(stage) for k, stage in zip(wanted, found, strict=False)}
+    before[name] = {"stages": [stages[k] for k in sorted(stages)]} | ({"failed": failed} if failed else {})
+  figures: dict[str, Any] = now | {"jobs": {name: before[name] for name in JOBS if name in before}}
+  measured.write(figures, lines(figures), out)
 
 
 if __name__ == "__main__":

@@ -188,8 +188,9 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
   sizes = [int(size) for size in flags.FLAGS.sizes]
   if flags.FLAGS.part == "real":
+    devices = max(*sizes, flags.FLAGS.ranks)
     os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} "
-                               f"--xla_force_host_platform_device_count={max(*sizes, flags.FLAGS.ranks)}").strip()
+                               f"--xla_force_host_platform_device_count={devices}").strip()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
   from experiments.lib import measured
   result = {**measured.circumstances("experiments.measure.forecast_accuracy"),

@@ -227,7 +227,8 @@ def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[JobSumma
   titles = "".join(f"{title:>13}" for title in ("mean", "median", "p99"))
   lines = [f"{fabric.nodes:,} nodes of {fabric.per_node}, oversubscription {fabric.oversubscription:g}, seed "
            f"{scenario.seed}", "",
-           f"{'job':<12}{'ranks':>7}{'steps':>9}{titles}{'CV':>8}{'alone':>13}{'waiting':>13}{'transfer':>13}"]
+           f"{'job':<12}{'ranks':>7}{'steps':>9}{titles}{'CV':>8}"
+           f"{'alone':>13}{'waiting':>13}{'transfer':>13}"]
   for job, found in zip(scenario.jobs, summaries, strict=True):
     lines.append(f"{job.name:<12}{job.shape.ranks:>7,}{found.steps:>9,}" + "".join(
         (f"{found.cv:>8.3f}" if value is None else _ms(value))

@@ -24,6 +24,12 @@ _PRIOR = np.float32(0.02)
 """Weight of the assumption that a step is its micro-batches and nothing else."""
 _FORGETS = np.float32(0.5)
 """What is left of earlier evidence on that after a change of the counts."""
+_MEMORY = 8
+"""Windows that a rank's slowness is averaged over, at most."""
+_KEEPS = 2
+"""Windows that what was known before a change of the counts is worth after it."""
+_CHANGED = np.float32(2.5)
+"""Standard errors by which a window's median differs from what was known, where the rank's speed has changed."""
 
 
 class SpeedShares(NamedTuple):
@@ -37,6 +43,10 @@ class SpeedShares(NamedTuple):
   was: jax.Array  # [R] float32 s, median arrivals before that change
   had: jax.Array  # [R] int32, counts before that change; 0 where there was none
   fixed: jax.Array  # [2] float32, sums from which the rest of a step is told, see `_learnt`
+  slowness: jax.Array  # [R] float32, a rank's time for a micro-batch relative to the others', over some windows
+  error: jax.Array  # [R] float32, standard error of a single window's median of it, as a part of it
+  between: jax.Array  # [R] float32, variance of windows' medians about `slowness`, in parts of it squared
+  age: jax.Array  # [R] int32, looks since the rank's speed was last seen to change
   gain: jax.Array  # [] float32, predicted of the last look: 1 - time with new counts / time with these
   knobs: Knobs  # [] threshold: the least gain to act on, where it was changed while the job ran
 
@@ -48,27 +58,32 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   A rank's arrival A is how long it was busy, waiting left out; so A / (n + f) is its time for one
   micro-batch, n being its count and f what else it does in a step, in micro-batches. Of each step
   they are taken relative to the median of the ranks, and of those, rank by rank, the median over
-  `window` steps: its slowness. f is told from what changes of the counts have changed (least
-  squares over the ranks), and is 0 before the first.
+  `window` steps. Its mean over up to eight windows that share no step is the rank's slowness; where
+  a median is off that by 2.5 standard errors the rank has changed, and earlier windows are
+  forgotten. The standard error of a median comes from the window's quartiles, or from how much
+  windows differ where that is more: steps that hang together, as under a quota of a processor, say
+  little together. f is told from what changes of the counts have changed (least squares over the
+  ranks), and is 0 before the first.
 
   Every fourth step of a full window the counts that would end the step earliest are found (exactly,
   `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts are
   uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last by
-  chance. So that noise
-  does not move work, a rank counts as different from the median of all ranks only if it is so by
-  `noise` + sqrt(2 ln R) standard errors of its median, half of that while its count is another;
-  ranks that do not differ are all taken to have the median's speed. After a change a whole window
-  passes before the next, and no count is more than doubled or halved at once.
+  chance. So that noise does not move work, a rank counts as different from the median of all ranks
+  only if it is so by `noise` + sqrt(2 ln R) standard errors, half of that while its count is
+  another; ranks that do not differ are all taken to have the median's speed. After a change a whole
+  window passes before the next, and no count is more than doubled or halved at once.
 
   A step in which an arrival is missing (or is no duration) is not looked at: the counts stay. They
-  must be shared: `jaxpace.instrument(..., share=True)`.
+  must be shared, which `jaxpace.instrument` sees to with `jaxpace.share_work`.
 
   >>> balancer = share_by_speed(micro_batches=32, capacity=16)
   >>> state, update = balancer.init(4), jax.jit(balancer.update)
   >>> counts = even(32, 4)
   >>> for step in range(40):
-  ...   busy = jnp.array([1e-3, 1e-3, 1e-3, 3e-3]) * counts.astype(float)  # the last is three times slower
-  ...   seen = Observation(jnp.int32(step), jnp.int32(0), busy, jnp.zeros(4), *[jnp.zeros(1)] * 4, counts=counts)
+  ...   # The last is three times slower.
+  ...   busy = jnp.array([1e-3, 1e-3, 1e-3, 3e-3]) * counts.astype(float)
+  ...   seen = Observation(jnp.int32(step), jnp.int32(0), busy, jnp.zeros(4),
+  ...                      *[jnp.zeros(1)] * 4, counts=counts)
   ...   counts, state = update(seen, state)
   >>> print(counts)
   [10 10  9  3]
@@ -77,7 +92,7 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     micro_batches: of the global batch; what the counts add up to.
     capacity: most micro-batches that a rank has room for in its part of the batch.
     least: fewest micro-batches of a rank, from 0. A rank with none is not measured any more.
-    window: steps the medians look back over: 8, 16 or 32.
+    window: steps that a median is taken over: 8, 16 or 32.
     gain: least part of the step's time that a change must promise.
     noise: standard errors by which a rank must differ, beside those that chance alone brings about
       among so many ranks.
@@ -113,7 +128,9 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
         times=jnp.zeros((width, ranks), jnp.float32), ran=jnp.zeros((width, ranks), jnp.int32),
         seen=none, counts=jnp.asarray(even(total, ranks)), since=none,
         was=jnp.zeros((ranks,), jnp.float32), had=jnp.zeros((ranks,), jnp.int32),
-        fixed=jnp.zeros((2,), jnp.float32), gain=jnp.zeros((), jnp.float32), knobs=knobs.init())
+        fixed=jnp.zeros((2,), jnp.float32), slowness=jnp.zeros((ranks,), jnp.float32),
+        error=jnp.zeros((ranks,), jnp.float32), between=jnp.zeros((ranks,), jnp.float32),
+        age=jnp.zeros((ranks,), jnp.int32), gain=jnp.zeros((), jnp.float32), knobs=knobs.init())
 
   def update(observation: Observation, state: SpeedShares) -> tuple[jax.Array, SpeedShares]:
     ran = observation.counts
@@ -147,11 +164,11 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     middle = _HALF * (ordered[width // 2 - 1] + ordered[width // 2])
     quartiles = ordered[3 * width // 4] - ordered[width // 4 - 1]
     works = state.counts > 0
-    typical = _median(middle, works)
     # Normal: a standard deviation is 0.74 quartile distances, that of a median 1.25 / sqrt(W) of it.
-    relative = jnp.where(middle > _ZERO, quartiles / middle, _ZERO) * np.float32(
-        0.7413 * 1.2533 / math.sqrt(width))
-    error = jnp.maximum(relative, _median(relative, works)) * middle
+    state, relative = _followed(state, middle, works, width // _EVERY, np.float32(
+        0.7413 * 1.2533 / math.sqrt(width)) * jnp.where(middle > _ZERO, quartiles / middle, _ZERO))
+    middle = state.slowness
+    typical, error = _median(middle, works), relative * middle
     uneven = state.counts != jnp.asarray(even(total, ranks))
     wanted = np.float32(errors + math.sqrt(2 * math.log(max(ranks, 2))))
     limit = jnp.where(uneven, _HALF * wanted, wanted) * error
@@ -171,10 +188,58 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     return state._replace(
         gain=promised, counts=jnp.where(changes, counts, state.counts),
         since=jnp.where(changes, np.int32(0), state.since),
+        # One window more is entered at the next look.
+        age=jnp.where(changes, jnp.minimum(state.age, np.int32((_KEEPS + 1) * (width // _EVERY) - 1)), state.age),
         was=jnp.where(changes, _middle_of(state.times, state.ran, state.counts, width), state.was),
         had=jnp.where(changes, state.counts, state.had))
 
   return Balancer(init, update, total)
+
+
+def _followed(state: SpeedShares, middle: jax.Array, works: jax.Array, looks: int, alone: jax.Array
+              ) -> tuple[SpeedShares, jax.Array]:
+  """Enters a window's medians into what is known of the ranks' slowness.
+
+  Where a rank's median is as it was, within noise, it is averaged over windows that share no step, up to `_MEMORY` of
+  them; where it is not, the rank has changed, and what was known is forgotten. The error of one window's median is
+  known from the window's quartiles, and from how much windows have differed where that is more: under a quota of a
+  processor, say, steps hang together.
+
+  Args:
+    state: what is known.
+    middle: [R] float32, medians of the window.
+    works: [R] bool, ranks that have micro-batches.
+    looks: looks from a window to the next one that shares no step with it.
+    alone: [R] float32, standard errors of the medians by the window's quartiles, as a part of them.
+
+  Returns:
+    The state, and [R] float32: standard errors of its `slowness`, as a part of it.
+  """
+  known, per = state.age > 0, np.int32(looks)
+  before, spread = _errors(state, works, looks)
+  differs = jnp.abs(middle - state.slowness) > _CHANGED * state.slowness * jnp.sqrt(before + spread)
+  anew = jnp.logical_not(known) | differs
+  replaces = anew | (state.age < per)
+  enters = jnp.logical_not(replaces) & (state.age % per == per - np.int32(1))
+  windows = jnp.minimum((state.age + np.int32(1)) // per, np.int32(_MEMORY)).astype(jnp.float32)
+  weight = jnp.where(replaces, _ONE, jnp.where(enters, _ONE / jnp.maximum(windows, _ONE), _ZERO))
+  away = (middle - state.slowness) / jnp.where(state.slowness > _ZERO, state.slowness, _ONE)
+  between = jnp.where(replaces, _ZERO, (_ONE - weight) * (state.between + weight * away * away))
+  follows = _ONE / jnp.minimum(state.age + np.int32(1), np.int32(_MEMORY * looks)).astype(jnp.float32)
+  error = jnp.where(anew, alone, state.error + (alone - state.error) * follows)
+  state = state._replace(
+      slowness=state.slowness + weight * (middle - state.slowness), error=error, between=between,
+      age=jnp.where(anew, np.int32(1), jnp.minimum(state.age + np.int32(1), np.int32(1 << 20))))
+  return state, jnp.sqrt(_errors(state, works, looks)[0])
+
+
+def _errors(state: SpeedShares, works: jax.Array, looks: int) -> tuple[jax.Array, jax.Array]:
+  """Squared standard errors of what is known, and of a window's median, as parts of it: both [R] float32."""
+  windows = jnp.clip(state.age // np.int32(looks), 1, _MEMORY).astype(jnp.float32)
+  alone = jnp.maximum(state.error, _median(state.error, works))
+  unbiased = windows / jnp.maximum(windows - _ONE, _ONE)
+  single = jnp.maximum(alone * alone, unbiased * state.between)
+  return single / windows, single
 
 
 def _learnt(state: SpeedShares, width: np.int32) -> jax.Array:

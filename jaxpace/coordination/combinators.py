@@ -30,7 +30,8 @@ def chain(*pacers: Pacer) -> Pacer:
   the largest `cost`.
 
   >>> def always(seconds):
-  ...   return Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(seconds), {}), state))
+  ...   decision = Decision(jnp.float32(seconds), {})
+  ...   return Pacer(lambda ranks: (), lambda seen, state: (decision, state))
   >>> pacer = chain(always(1e-3), limit(always(9e-3), 4e-3))
   >>> decision, state = pacer.update(None, pacer.init(2))
   >>> print(f"{decision.delay:.3f}")

@@ -21,7 +21,7 @@ class DataOrder:
   >>> order = DataOrder(examples=10, size=2, micro_batches=3, seed=0, shuffle=False)
   >>> order.numbers(0, np.array([2, 1]), 0).tolist(), order.numbers(0, np.array([2, 1]), 1).tolist()
   ([[0, 1], [2, 3]], [[4, 5]])
-  >>> order.numbers(1, np.array([0, 3]), 1).tolist()                  # the epoch ends within this step
+  >>> order.numbers(1, np.array([0, 3]), 1).tolist()     # the epoch ends within this step
   [[6, 7], [8, 9], [0, 1]]
 
   Args:

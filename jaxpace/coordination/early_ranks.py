@@ -67,8 +67,9 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
   >>> update, state, late = jax.jit(pacer.update), pacer.init(2), jnp.array([5e-3, 20e-3])
   >>> delay = jnp.float32(0)
   >>> for step in range(2000):
-  ...   seen = Observation(step=jnp.int32(step), rank=jnp.int32(0), arrivals=late, delays=jnp.array([delay, 0]),
-  ...                      waits=jnp.array([16e-3 - delay]), step_time=jnp.float32(21e-3),
+  ...   seen = Observation(step=jnp.int32(step), rank=jnp.int32(0), arrivals=late,
+  ...                      delays=jnp.array([delay, 0]), waits=jnp.array([16e-3 - delay]),
+  ...                      step_time=jnp.float32(21e-3),
   ...                      job_step_time=jnp.float32(21e-3), job_transfers=jnp.array([1e-3]))
   ...   (delay, info), state = update(seen, state)
   >>> print(f"{delay:.3f} of a slack of {info['slack']:.3f} s")

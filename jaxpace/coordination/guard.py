@@ -57,9 +57,10 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
   >>> pacer = guard(asks)
   >>> update, state, delay = jax.jit(pacer.update), pacer.init(1), jnp.float32(0)
   >>> for step in range(1000):
-  ...   took = jnp.float32(10e-3) + delay                                 # this delay only makes the step longer
-  ...   seen = Observation(jnp.int32(step), jnp.int32(0), jnp.array([9e-3]), delay[None], jnp.array([1e-3]), took,
-  ...                      jnp.float32(jnp.nan), jnp.array([1e-3]))
+  ...   # This delay only makes the step longer.
+  ...   took = jnp.float32(10e-3) + delay
+  ...   seen = Observation(jnp.int32(step), jnp.int32(0), jnp.array([9e-3]), delay[None],
+  ...                      jnp.array([1e-3]), took, jnp.float32(jnp.nan), jnp.array([1e-3]))
   ...   (delay, info), state = update(seen, state)
   >>> print(f"{delay:.4f} s, for the effect was {info['effect']:+.0%}")
   0.0000 s, for the effect was +20%

@@ -101,8 +101,9 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   >>> pacer = interleave_jobs(floor=10e-3, key=7)
   >>> times = jnp.full((16,), jnp.nan).at[:4].set(jnp.array([20e-3, 20e-3, 15e-3, 10e-3]))
   >>> nan = jnp.full((2,), jnp.nan)
-  >>> seen = Observation(step=jnp.int32(9), rank=jnp.int32(0), arrivals=nan, delays=nan, waits=times,
-  ...                    step_time=jnp.float32(0.1), job_step_time=jnp.float32(0.1), job_transfers=times)
+  >>> took = jnp.float32(0.1)
+  >>> seen = Observation(step=jnp.int32(9), rank=jnp.int32(0), arrivals=nan, delays=nan,
+  ...                    waits=times, step_time=took, job_step_time=took, job_transfers=times)
   >>> state = pacer.init(2)
   >>> for _ in range(3):
   ...   decision, state = jax.jit(pacer.update)(seen, state)

@@ -37,7 +37,8 @@ def fit_costs(tokens: Any, seconds: Any) -> Costs:
   the best whose coefficients are not negative, which with three is exact.
 
   >>> steps = [[100, 200], [300, 50], [400, 400], [10, 500]]
-  >>> costs = fit_costs(steps, [sum(1e-3 + 1e-5 * n + 1e-8 * n * n for n in step) for step in steps])
+  >>> took = [sum(1e-3 + 1e-5 * n + 1e-8 * n * n for n in step) for step in steps]
+  >>> costs = fit_costs(steps, took)
   >>> print(" ".join(f"{value:.1e}" for value in costs))
   1.0e-03 1.0e-05 1.0e-08
 

@@ -109,21 +109,27 @@ def found(state: Any) -> SharedWork:
   Raises:
     ValueError: there is none, or more than one.
   """
-  def look(node: Any) -> Iterator[SharedWork]:
-    if isinstance(node, SharedWork):
-      yield node
-    elif isinstance(node, (tuple, list)):
-      for part in node:
-        yield from look(part)
-    elif isinstance(node, dict):
-      for part in node.values():
-        yield from look(part)
-
-  every = list(look(state))
+  every = list(_every(state))
   if len(every) != 1:
     raise ValueError(f"The step shares out no work: {len(every) or 'none'} of its pacers is jaxpace.share_work(...). "
                      "Give jaxpace.instrument pacer=jaxpace.share_work(jaxpace.share_by_speed(...)).")
   return every[0]
 
 
-__all__ = ["SharedWork", "found", "share_work"]
+def shares_work(state: Any) -> bool:
+  """Says whether a pacer's state is, or holds, one of `share_work`."""
+  return any(True for _ in _every(state))
+
+
+def _every(node: Any) -> Iterator[SharedWork]:
+  if isinstance(node, SharedWork):
+    yield node
+  elif isinstance(node, (tuple, list)):
+    for part in node:
+      yield from _every(part)
+  elif isinstance(node, dict):
+    for part in node.values():
+      yield from _every(part)
+
+
+__all__ = ["SharedWork", "found", "share_work", "shares_work"]

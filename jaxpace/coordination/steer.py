@@ -52,9 +52,11 @@ def steerable(pacer: Pacer) -> Pacer:
 
   Give it the whole pacer, `steerable(guard(...))` or `steerable(chain(...))`.
 
-  >>> pacer = steerable(Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(5e-3), {}), state)))
+  >>> decision = Decision(jnp.float32(5e-3), {})
+  >>> pacer = steerable(Pacer(lambda ranks: (), lambda seen, state: (decision, state)))
   >>> state = pacer.init(2)
-  >>> seen = Observation(*[jnp.int32(0)] * 2, *[jnp.zeros(2)] * 2, jnp.zeros(1), *[jnp.zeros(())] * 2, jnp.zeros(1))
+  >>> seen = Observation(*[jnp.int32(0)] * 2, *[jnp.zeros(2)] * 2, jnp.zeros(1),
+  ...                    *[jnp.zeros(())] * 2, jnp.zeros(1))
   >>> decision, state = pacer.update(seen, state)
   >>> print(f"{decision.delay:.3f}, allowed {decision.info['allowed']:.0f}")
   0.005, allowed 1

@@ -33,6 +33,7 @@ from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gap
 from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
 from jaxpace.diagnosis.where import where_waits_are
 from jaxpace.diagnosis.wording import percent
+from jaxpace.diagnosis.work import work_moved
 from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
@@ -117,7 +118,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   facts = Facts(
       run=run, selected=selected, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
       spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found,
-      measured=measured(run),
+      measured=measured(run), work_moved=work_moved(run),
       no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
       without_host=played.hosts, no_runtime_jitter=played.no_jitter,
       work_shared=played.shared, asked=played.asked,

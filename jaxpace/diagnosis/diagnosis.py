@@ -20,6 +20,7 @@ from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.diagnosis.where import Waits
+from jaxpace.diagnosis.work import WorkMoved
 from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.run import Run
 
@@ -77,6 +78,7 @@ class Facts:
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
   unseen: tuple[int, ...] = ()  # ranks of the job that nothing can be said of: too few of their rows are there
   untold: Untold | None = None  # why it can't be told who is late
+  work_moved: WorkMoved | None = None  # what sharing work by speed did; None where no work was shared
   stages: Stages | None = None  # signs that groups wait for each other as the stages of a pipeline do
   waits: tuple[Waits, ...] = ()  # of an observed step, by collective, those with most waiting first
   counted_in_all: int | None = None

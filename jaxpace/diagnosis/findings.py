@@ -118,13 +118,17 @@ def _one_fault(case: Case, late: Finding, contended: Finding, slow: contention.S
   """Whether transfers are slow because a late rank's host is, and no host's link by itself is the slow one.
 
   They became slow when the rank became late; or other programs take its processors all the while they are slow; or it
-  is that host's partners whose connections are busy, with what it is slow to take, and no others'.
+  is that host's partners whose connections are busy, with what it is slow to take, and no others'. Or, of two hosts, it
+  is the other one whose link seems slow, by less than the lateness.
   """
+  processes = {int(case.run.process_of_rank[r]) for r in late.ranks}
+  if contended.mode == CONTENTION and contended.share < late.share and tcp.waits_for(slow.links, processes):
+    return True
   if contended.mode != CONTENTION or set(contended.hosts) - set(late.hosts) or "slow_host" in contended.causes:
     return False
   if "preempted" in late.causes and (late.first_step or 0) <= (contended.first_step or 0) + _within(case):
     return True
-  if tcp.taken_slowly(slow.links, {int(case.run.process_of_rank[r]) for r in late.ranks}):
+  if tcp.taken_slowly(slow.links, processes):
     return True
   # A process that stands still now and then does so in the step and in the collective. Where no connections tell, that
   # explains both.

@@ -119,7 +119,8 @@ def _pacing(diagnosis: Diagnosis) -> dict[str, Any]:
   present = int(diagnosis.totals.present.sum())
   found = diagnosis.measured
   return {"active_share": diagnosis.totals.delayed / present if present else None,
-          **(found.to_json() if found else {"effect": None, "effect_interval": None, "blocks": 0})}
+          **(found.to_json() if found else {"effect": None, "effect_interval": None, "blocks": 0}),
+          **({"work": diagnosis.work_moved.to_json()} if diagnosis.work_moved else {})}
 
 
 def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:

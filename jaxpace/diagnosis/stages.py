@@ -58,9 +58,9 @@ def sentences(found: Stages, collectives: int) -> list[Sentence]:
   """Says what the report's figures mean then."""
   said = []
   if found.point_to_point:
+    are = "are point-to-point transfers" if found.point_to_point > 1 else "is a point-to-point transfer"
     said.append(Sentence(Note.POINT_TO_POINT,
-        f"{found.point_to_point} of {plural(collectives, 'collective')} "
-        f"{'are point-to-point transfers' if found.point_to_point > 1 else 'is a point-to-point transfer'}, as "
+        f"{found.point_to_point} of {plural(collectives, 'collective')} {are}, as "
         "between the stages of a pipeline: a rank waits there for its source alone. They hold "
         f"{milliseconds(found.transfer)} of the transfer."))
   if found.apart:

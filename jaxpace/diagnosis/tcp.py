@@ -264,6 +264,15 @@ def taken_slowly(links: BusyLinks, late: Collection[int]) -> bool:
   return len(links.busy) > FEWEST_HOSTS and not links.everywhere and _EVERYWHERE * top <= own[0] < top
 
 
+def waits_for(links: BusyLinks, late: Collection[int]) -> bool:
+  """Whether, of two hosts, the link that seems slow is that of the one which waits for the late one.
+
+  An acknowledgement waits for data to ride on, and a process that stands still sends none: what the other one sent last
+  counts as on its way meanwhile. A link between two hosts that is slow keeps both busy.
+  """
+  return len(links.busy) == 2 and len(links.slow) == 1 and len(late) == 1 and not set(links.slow) & set(late)
+
+
 def _stands_out(level: list[float]) -> bool:
   """Whether the first of falling busy times is that of the host with the slow link."""
   top, *rest = level

@@ -216,7 +216,8 @@ def _phases(diagnosis: Diagnosis) -> RenderableType | None:
 
 
 def _pacing(diagnosis: Diagnosis) -> RenderableType | None:
-  return Text(diagnosis.measured.sentence()) if diagnosis.measured else None
+  said = [one.sentence() for one in (diagnosis.measured, diagnosis.work_moved) if one]
+  return Text("\n".join(said)) if said else None
 
 
 def _what_if(diagnosis: Diagnosis) -> RenderableType | None:

@@ -39,10 +39,12 @@ class Recording(NamedTuple):
   pacer: str
   config: dict[str, Any]
   notices: list[str] = []  # noqa: RUF012  # what a reader of the run must know
-  places: list[dict[str, Any]] = []  # noqa: RUF012  # of each process, as `jaxpace.hosts.locality` writes them
+  # of each process, as `jaxpace.hosts.locality` writes them
+  places: list[dict[str, Any]] = []  # noqa: RUF012
   floor: dict[str, Any] | None = None  # what collectives take on a quiet fabric, as `jaxpace bench` writes it
   met: bool = True  # whether ranks meet in collectives
-  busy: list[float] = []  # noqa: RUF012  # of each process: s its connections are busy in a s of transfer; empty: unknown
+  # of each process: s its connections are busy in a s of transfer; empty: unknown
+  busy: list[float] = []  # noqa: RUF012
 
 
 class RunWriter:
@@ -59,7 +61,8 @@ class RunWriter:
       OSError: it can't be written.
     """
     self._path, self._made = pathlib.Path(directory), recording
-    self._run = run = f"simulated-{uuid.uuid5(uuid.NAMESPACE_OID, repr((recording, seed))).hex[:12]}"
+    made_of = uuid.uuid5(uuid.NAMESPACE_OID, repr((recording, seed)))
+    self._run = run = f"simulated-{made_of.hex[:12]}"
     rundir.prepare(self._path)
     rundir.set_aside(self._path, run)
     for table in schema.TABLES:  # the same run again: made anew

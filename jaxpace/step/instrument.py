@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.communication import holds, program, rewrite, script, sharing
+from jaxpace.coordination.share_work import shares_work
 from jaxpace.core import context, pacing, packing, ring
 from jaxpace.core import pace as pace_state
 from jaxpace.core.pace import PaceState
@@ -72,7 +73,8 @@ def instrument(
     pacer: what decides on delays; None records only.
     clock: "auto", or a name from `jaxpace.execution.CLOCKS`.
     share: whether the ranks' arrivals ride in the gradient all-reduce, so that each rank's pacer sees all of them:
-      True, False or None for not, "auto" by layout and backend. `plan.share_reason` says what was chosen.
+      True, False or None for not, "auto" by layout and backend, and wherever a pacer is `jaxpace.share_work`.
+      `plan.share_reason` says what was chosen.
     slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
     rows: steps the ring of stamps holds; the recorder copies it before it comes round.
     max_delay: seconds; no delay is longer, whatever a pacer asks.
@@ -278,7 +280,7 @@ class Instrumented(Recordable):
       _LOG.warning("%s", untimed[0])
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
-    share, reason = self._share(written, clock)
+    share, reason = self._share(written, clock, one)
     index = jax.lax.axis_index(self.axis)
     holder, digest = self._holder(one, share)
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
@@ -304,18 +306,27 @@ class Instrumented(Recordable):
     checks.whole_mesh_named(pace)
     return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
 
-  def _share(self, written: script.Script, clock: Clock) -> tuple[bool, str]:
+  def _share(self, written: script.Script, clock: Clock, one: PaceState) -> tuple[bool, str]:
+    packed = checks.packed_pacer(one)
+    by_speed = packed is not None and shares_work(packing.unpack(packed))
     if not self.share_wanted:
+      if by_speed:
+        raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and "
+                         f"share={self.share_wanted} keeps that from it: leave share out.")
       return False, "not shared: share=None"
     refusal = sharing.refusal(written.carrier, self.axis)
+    if refusal and by_speed:
+      raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and that can't be shared: "
+                       f"{refusal}.")
     if refusal:
       return False, f"not shared: {refusal}"
     if self.share_wanted == "auto" and self.pacer is None and clock.in_stream:
       return False, "not shared: no pacer would see it, and it would be some kernels more (share=True shares)"
     processes = jax.process_count()
     platform = self._platform or jax.default_backend()
-    # All ranks must hold alike, so a pacer that holds needs it.
-    if self.share_wanted == "auto" and not self.holds and platform == "cpu" and processes > 2:
+    # All ranks must hold alike, and share out work alike.
+    needed = self.holds or by_speed
+    if self.share_wanted == "auto" and not needed and platform == "cpu" and processes > 2:
       # gloo sends every operand in turn: one more operand is one more round of messages.
       return False, f"not shared: gloo would send {processes} processes one more message a step (share=True shares)"
     return True, "shared in the all-reduce of collective " + str(written.carrier.slot if written.carrier else 0)

@@ -1,4 +1,4 @@
-"""Reads what a guard decided, of one rank: columns of a pacer's own are many, and the report needs these only."""
+"""Reads what a guard and shared work decided, of one rank: columns of a pacer's own are many, the report needs few."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from jaxpace.trace.table_reader import TableFiles
 
 GUARD = ("guard_on", "guard_pair", "effect", "effect_low", "effect_high", "pairs")
 """Columns of `jaxpace.guard`, without the prefix `decision_`."""
+WORK = ("work_uneven", "work_gain", "work_on", "work_effect", "work_effect_low", "work_effect_high", "work_pairs")
+"""Those of `jaxpace.share_work`, which are the same on all ranks."""
 
 
 def read_guard(table: TableFiles, axis: StepAxis, attempt: np.ndarray) -> dict[str, np.ndarray]:
-  """Reads a guard's columns of the lowest rank that recorded anything.
+  """Reads a guard's columns, and those of shared work, of the lowest rank that recorded anything.
 
   Args:
     table: the `steps` table.
@@ -20,11 +22,11 @@ def read_guard(table: TableFiles, axis: StepAxis, attempt: np.ndarray) -> dict[s
     attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
 
   Returns:
-    [K] float32 by column, NaN where null; nothing if no guard ran.
+    [K] float32 by column, NaN where null; nothing if neither ran.
   """
-  names = [f"decision_{name}" for name in GUARD if f"decision_{name}" in table.columns]
+  names = [f"decision_{name}" for name in (*GUARD, *WORK) if f"decision_{name}" in table.columns]
   recorded = np.flatnonzero((attempt >= 0).any(axis=1))
-  if "decision_guard_on" not in names or not recorded.size:
+  if not {"decision_guard_on", "decision_work_uneven"}.intersection(names) or not recorded.size:
     return {}
   rank = int(recorded[0])
   columns = {name.removeprefix("decision_"): np.full(axis.size, np.nan, np.float32) for name in names}

@@ -117,7 +117,8 @@ def recorded(
   it makes `(pace, state, batch) -> (pace, out)` into `(state, batch) -> out` again, with the pace state kept in the
   object instead of threaded:
 
-      step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
+      step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                                   out_specs=(spec, P())))
       with jaxpace.recorded("runs/demo", paced, step, mesh) as step:
         for batch in batches:
           state, metrics = step(state, batch)

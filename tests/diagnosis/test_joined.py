@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxpace.diagnosis import tcp
 from jaxpace.diagnosis.codes import Evidence, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
@@ -84,3 +85,17 @@ def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kin
   turns, step = float(diagnosis.lateness.random.sum()), diagnosis.step_time.mean
   assert turns >= 0.05 * step and turns - diagnosis.lateness.gaps < 0.05 * step  # neither work nor gaps alone
   assert {f.mode for f in diagnosis.findings} == ({AMPLIFICATION} if kind == "uneven" else set())
+
+
+def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(monkeypatch):
+  """What connections say of two hosts, one of which stands still now and then: the other seems to have a slow link."""
+  run, _ = run_of(MadeUpJob(**{**BASE, "ranks": 4, "processes": 2, "hosts": 2}, transfer=6e-3,
+                            faults=(Fault("compute", 15e-3, (2, 3)),)))
+  said = {}
+  for slow in (0, 1):
+    monkeypatch.setattr(tcp, "whose", lambda *_, slow=slow: tcp.BusyLinks(
+        {slow: 17e-3, 1 - slow: 7e-3}, (slow,), 0.6, False))
+    said[slow] = diagnose(run).findings
+  assert [(f.mode, set(f.ranks)) for f in said[0]] == [(PERSISTENT, {2, 3})]
+  assert Evidence.SLOW_AS_WELL in codes(said[0][0].evidence)
+  assert {f.mode for f in said[1]} == {PERSISTENT, CONTENTION}, "the late host's own link is another matter"

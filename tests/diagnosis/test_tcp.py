@@ -219,6 +219,17 @@ def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else(
   assert not tcp.taken_slowly(tcp.BusyLinks({0: 1e-3}, (), 0.0, False), {0}), "only one was sampled"
 
 
+def test_of_two_hosts_the_one_that_waits_for_a_process_that_stands_still_seems_to_have_a_slow_link():
+  """Busy times in ms a step as measured with an observed step of many small collectives, a process stopped."""
+  for busy, late in (((17.3, 6.8), 1), ((6.5, 16.5), 0)):
+    links = links_of(*busy)
+    assert links.slow == (1 - late,) and tcp.waits_for(links, {late})
+    assert not tcp.waits_for(links, {1 - late}) and not tcp.waits_for(links, {0, 1})
+  assert not tcp.waits_for(links_of(87.7, 88.4), {0}), "a slow link between two keeps both busy"
+  slow = tcp.whose(CASE, busy_of(ring(4, 4e-3, {2: 9e-3})), [(0, WINDOWS)], [])
+  assert slow.slow and not tcp.waits_for(slow, {1}), "of more hosts the link is told"
+
+
 def sampled(run, trips, name="tcp_rtt_ns"):
   """The run with round trips: `trips(process, share of the run)` in seconds, at each of its samples."""
   samples = run.host_samples

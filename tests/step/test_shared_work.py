@@ -66,3 +66,34 @@ def test_a_rank_that_is_slow_gets_fewer_and_the_parameters_are_those_of_even_cou
   assert run._cache_size() == 1
   columns = dict(zip(paced.plan.decisions, np.asarray(pace.info)[2], strict=False))
   assert columns["micro_batches"] == used[-1][2] and columns["work_uneven"] == 1
+
+
+def traced(pacer, share, step=step):
+  mesh = mesh_of(data=RANKS)
+  paced = jaxpace.instrument(step, "data", pacer, share=share)
+  spec = jaxpace.spec(mesh)
+  specs = {"x": P("data"), "seconds": P("data"), "counts": P()}
+  run = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), specs), out_specs=(spec, P()))
+  jax.eval_shape(run, paced.init(mesh), jnp.float32(0), loaded(even(TOTAL, RANKS), [0, 0, 0, 0]))
+  return paced.plan
+
+
+@pytest.mark.parametrize("wrap", [lambda pacer: pacer, jaxpace.steerable,
+                                  lambda pacer: jaxpace.chain(jaxpace.pace_early_ranks(), pacer)])
+def test_arrivals_are_shared_wherever_work_is(monkeypatch, wrap):
+  monkeypatch.setattr(jax, "process_count", lambda: 4)
+  by_speed = jaxpace.share_work(jaxpace.share_by_speed(TOTAL, CAPACITY))
+  assert traced(wrap(by_speed), "auto").share
+  assert not traced(jaxpace.pace_early_ranks(), "auto").share, "gloo with four processes"
+
+
+def test_work_is_not_shared_without_arrivals():
+  by_speed = jaxpace.share_work(jaxpace.share_by_speed(TOTAL, CAPACITY))
+  with pytest.raises(ValueError, match="share=None keeps that from it: leave share out"):
+    traced(by_speed, None)
+
+  def in_whole_numbers(w, batch):
+    return w + jax.lax.psum(jnp.int32(batch["x"].size), "data").astype(jnp.float32), w
+
+  with pytest.raises(ValueError, match="that can't be shared: .*int32"):
+    traced(by_speed, "auto", in_whole_numbers)

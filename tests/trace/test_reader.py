@@ -225,7 +225,8 @@ def test_runs_without_a_row(run_dir):
   for table in ("steps", "collectives"):
     for file in parts(path, table):
       file.write_bytes(b"PAR1")
-  with pytest.raises(RunError, match=r"12 parts, steps.* left out because it is torn.* Was it copied completely"):
+  why = r"12 parts, steps.* left out because it is torn.* Was it copied completely"
+  with pytest.raises(RunError, match=why):
     read_run(path)
   shutil.rmtree(path / "steps")
   shutil.rmtree(path / "collectives")

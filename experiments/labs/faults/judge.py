@@ -73,7 +73,8 @@ def _twin_step_time(directory: pathlib.Path, spec: Spec) -> float | None:
   return truth.truth(twin, truth.read(directory / twin.name, twin), None).step_time
 
 
-def _fabric(one: Labelled) -> MeasuredFabric | None:
+def fabric(one: Labelled) -> MeasuredFabric | None:
+  """What the all-reduce of a run's layout takes on the quiet fabric; None where that was not measured."""
   path = one.path.parent / FABRIC.format(one.spec.layout)
   return read_fabric(path) if path.exists() else None
 
@@ -107,10 +108,10 @@ def _judge(one: Labelled) -> dict[str, Judged]:
     followed = follow(one, run)
     return {how: _diagnosed(one, followed, run, how) for how in WAYS}
   except RunError as error:
-    return dict.fromkeys(WAYS, dataclasses.replace(_blank(one), trouble=str(error)))
+    return dict.fromkeys(WAYS, dataclasses.replace(blank(one), trouble=str(error)))
 
 
-def _blank(one: Labelled) -> Judged:
+def blank(one: Labelled) -> Judged:
   """What is known before the run is read."""
   spec = one.spec
   injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"], f["cost"],
@@ -122,11 +123,11 @@ def _blank(one: Labelled) -> Judged:
 
 def follow(one: Labelled, run: Run) -> Judged:
   """Judges what the stream of alarms tells of a run; nothing else is diagnosed."""
-  blank = _blank(one)
-  detected, noticed, early = detection(run, blank.injected)
-  followed = dataclasses.replace(blank, detected=detected, noticed=noticed, false_alarms=len(early),
+  known = blank(one)
+  detected, noticed, early = detection(run, known.injected)
+  followed = dataclasses.replace(known, detected=detected, noticed=noticed, false_alarms=len(early),
                                  steps=len(run.steps))
-  if not blank.control:
+  if not known.control:
     return followed
   found = truth.read(one.path, one.spec)
   return dataclasses.replace(
@@ -134,19 +135,19 @@ def follow(one: Labelled, run: Run) -> Judged:
       of_disturbances=sum(truth.lost(found, alarm.onset, alarm.step) >= COSTLY for alarm in early))
 
 
-def _diagnosed(one: Labelled, blank: Judged, run: Run, how: str) -> Judged:
-  asked = _what_if(blank.injected, how)
+def _diagnosed(one: Labelled, known: Judged, run: Run, how: str) -> Judged:
+  asked = _what_if(known.injected, how)
   found = document.to_json(diagnose(without_counters(run) if how == "bare" else run,
                                     asked=(parse(asked),) if asked else (),
-                                    fabric=_fabric(one) if how == "all" else None,
+                                    fabric=fabric(one) if how == "all" else None,
                                     links=read_links(one.path / "run") if how == "all" else None))
   findings = tuple(Found(f["mode"], f["share"], f["confidence"], tuple(f["ranks"]), tuple(f["hosts"]))
                    for f in found["findings"])
   predicted = found["what_if"]["asked"][0]["step_time"] if asked else None
   answer = None
   if predicted is not None and one.twin_step_time is not None:
-    answer = (predicted, one.twin_step_time, one.truth["step_time"] * (1 - blank.injected[0].cost))
-  return dataclasses.replace(blank, found=findings, what_if=answer)
+    answer = (predicted, one.twin_step_time, one.truth["step_time"] * (1 - known.injected[0].cost))
+  return dataclasses.replace(known, found=findings, what_if=answer)
 
 
 _ALARMS = {STRAGGLER: stream.LATE, LOCALITY: stream.LATE, AMPLIFICATION: stream.WAITING, CONTENTION: stream.TRANSFER,

@@ -148,9 +148,10 @@ class _Maker:
     """Makes runs until all are made or something fails; takes those that are made out of `left`."""
     shape = layout(left[0].layout)
     setting = {"gradient_kb": self.config["gradient_kb"], "hosts_seconds": self.config["hosts_seconds"],
-               "steps": max(spec.steps for spec in left), "bench": None}
+               "steps": max(spec.steps for spec in left), "bench": None,
+               "observed": bool(self.config.get("observed"))}
     fabric = self.directory / FABRIC.format(shape.name)
-    if shape.processes > 1 and not fabric.exists():
+    if shape.processes > 1 and not setting["observed"] and not fabric.exists():
       setting["bench"] = str(fabric)
     started = Cluster(shape, setting, self.directory / "logs", self.fabrics.get(shape.name), self.mark, self.stop)
     try:

@@ -36,7 +36,7 @@ def plan(config: Mapping[str, Any]) -> list[Spec]:
 def _of_layout(config: Mapping[str, Any], shape: Layout, healthy: int) -> list[Spec]:
   if not healthy:
     return []
-  twins = [_twin(config, shape, number) for number in range(healthy)]
+  twins = [healthy_twin(config, shape, number) for number in range(healthy)]
   families = [faults for _ in range(config["repeat"]) for faults in _families(config, shape)]
   twins += [_spinning(config, shape, healthy + number) for number in range(_hogs(families))]
   with_faults: dict[str, list[Spec]] = {twin.name: [] for twin in twins}
@@ -51,7 +51,7 @@ def _of_layout(config: Mapping[str, Any], shape: Layout, healthy: int) -> list[S
     least = min(len(with_faults[twin.name]) for twin in fit)
     fit = [twin for twin in fit if len(with_faults[twin.name]) == least]
     twin = fit[int(rng.integers(len(fit)))]
-    faults = tuple(_fault(config, shape, twin, rng, *kind) for kind in kinds)
+    faults = tuple(fault_of(config, shape, twin, rng, *kind) for kind in kinds)
     spec = dataclasses.replace(
         twin, name=f"{shape.name}-{number:03d}-{'+'.join(fault.kind for fault in faults)}", faults=faults,
         twin=twin.name, probe=shape.processes > 1 and any(fault.kind in NETWORK for fault in faults))
@@ -59,7 +59,7 @@ def _of_layout(config: Mapping[str, Any], shape: Layout, healthy: int) -> list[S
   return [spec for twin in twins for spec in (twin, *with_faults[twin.name])]
 
 
-def _twin(config: Mapping[str, Any], shape: Layout, number: int) -> Spec:
+def healthy_twin(config: Mapping[str, Any], shape: Layout, number: int) -> Spec:
   """A healthy run. Every third has a fixture of GPUs and NICs, with some ranks misplaced, at no cost."""
   rng = np.random.default_rng([config["seed"], number, shape.ranks, shape.processes, 7])
   misplaced: tuple[int, ...] | None = None
@@ -75,7 +75,7 @@ def _twin(config: Mapping[str, Any], shape: Layout, number: int) -> Spec:
 def _spinning(config: Mapping[str, Any], shape: Layout, number: int) -> Spec:
   """A run without a fault, in which one rank computes. It's no healthy control: other load makes that rank late."""
   rng = np.random.default_rng([config["seed"], number, shape.ranks, shape.processes, 8])
-  twin = _twin(config, shape, number)
+  twin = healthy_twin(config, shape, number)
   return dataclasses.replace(twin, name=f"{shape.name}-reference-{number:03d}", misplaced=None,
                              spinning=int(rng.integers(shape.ranks)))
 
@@ -121,7 +121,7 @@ def _families(config: Mapping[str, Any], shape: Layout) -> Iterator[list[_Kind]]
       yield [(one, severity, number % 2 == 0, False), (other, severity, number % 2 == 1, False)]
 
 
-def _fault(config: Mapping[str, Any], shape: Layout, twin: Spec, rng: np.random.Generator, kind: str, severity: float,
+def fault_of(config: Mapping[str, Any], shape: Layout, twin: Spec, rng: np.random.Generator, kind: str, severity: float,
            later: bool, many: bool) -> Fault:
   """Puts numbers to a kind of fault, so that it costs about `severity` of the step while it lasts."""
   step = twin.work + 1e-3 * config["rest_ms"][shape.name]

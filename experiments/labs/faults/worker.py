@@ -90,10 +90,7 @@ class Process:
                                       out_specs=(spec, state), check_vma=False), donate_argnums=(0, 1))
     self.turns_per_second = 1e6
     self.turns_per_second = self._calibrate()
-    gc.collect()
-    gc.freeze()  # what JAX and the lab need is no part of the heap that is collected on purpose
-    gc.disable()
-    self.heap = _heap_of(_HEAP_SECONDS)
+    self.heap = make_heap()
 
   def run(self, spec: Spec, directory: pathlib.Path, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Makes one run.
@@ -108,31 +105,48 @@ class Process:
     """
     todo = schedule(spec)
     marks = {step for fault in spec.faults for step in (fault.onset, fault.until)} if self.index == 0 else set()
-    asked, pace, state = self._asked(todo), self.paced.init(self.mesh), self._state()
-    jax.block_until_ready((asked, pace, state))
+    self.begin(spec, todo)
     ends, paused = np.zeros(spec.steps, np.int64), {cause: np.zeros(spec.steps) for cause in todo.pause}
     began = time.monotonic_ns()
-    with jaxpace.Recorder(directory / "run", self.paced, hosts=self.hosts_seconds) as recorder:
+    with jaxpace.Recorder(directory / "run", self.recorded, hosts=self.hosts_seconds) as recorder:
       for k in range(spec.steps):
         if k in marks:
           say({"mark": k, "at_ns": time.monotonic_ns()})
         for cause, seconds in todo.pause.items():
           paused[cause][k] = self._pause(recorder, cause, float(seconds[self.index, k]), directory)
-        pace, state = self.step(pace, state, asked)
-        recorder.record(pace)
-        jax.block_until_ready(state)
+        self.one_step(recorder)
         ends[k] = time.monotonic_ns()
     if spec.probe:
       network.probe(directory / "run")
     if spec.misplaced is not None:
       places.write(directory / "run" / "locality" / f"{self.index}.json", spec, self.index, self.own)
-    self._write(directory / "injected" / f"{self.index}.npz", spec, todo, state["spent"], paused, began, ends)
+    self._write(directory / "injected" / f"{self.index}.npz", spec, todo, self.spent(), paused, began, ends)
     return {"stopped": recorder.lost.get("stopped")}
 
-  def _write(self, path: pathlib.Path, spec: Spec, todo: Schedule, spent: Any, paused: dict[str, np.ndarray],
+  @property
+  def recorded(self) -> Any:
+    """The step, as a recorder takes it."""
+    return self.paced
+
+  def begin(self, spec: Spec, todo: Schedule) -> None:
+    """Puts a run's schedule and a new state in place, and waits until they are there."""
+    self.asked, self.pace, self.state = self._asked(todo), self.paced.init(self.mesh), self._state()
+    jax.block_until_ready((self.asked, self.pace, self.state))
+
+  def one_step(self, recorder: jaxpace.Recorder) -> None:
+    """Runs and records a step, and waits for it."""
+    self.pace, self.state = self.step(self.pace, self.state, self.asked)
+    recorder.record(self.pace)
+    jax.block_until_ready(self.state)
+
+  def spent(self) -> np.ndarray:
+    """[own ranks, K, 3] seconds really spent in the steps of the run on work, computation and extra work."""
+    shards = sorted(self.state["spent"].addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+  def _write(self, path: pathlib.Path, spec: Spec, todo: Schedule, spent: np.ndarray, paused: dict[str, np.ndarray],
              began: int, ends: np.ndarray) -> None:
-    shards = sorted(spent.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    found = np.concatenate([np.asarray(shard.data) for shard in shards])[:, :spec.steps]
+    found = spent[:, :spec.steps]
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {f"pause_{cause}": values for cause, values in paused.items()}
     np.savez(path, ranks=np.array(self.own), work=found[..., WORK], spin=found[..., SPIN], extra=found[..., EXTRA],
@@ -190,6 +204,14 @@ class Process:
     return jax.make_array_from_process_local_data(NamedSharding(self.mesh, P("data")), values)
 
 
+def make_heap() -> list[Any]:
+  """The heap that is collected on purpose; what JAX and the lab need is no part of it."""
+  gc.collect()
+  gc.freeze()
+  gc.disable()
+  return _heap_of(_HEAP_SECONDS)
+
+
 def _heap_of(seconds: float) -> list[Any]:
   """Container objects that take Python's collector about so long to go over."""
   heap: list[Any] = [[i] for i in range(20_000)]
@@ -214,7 +236,11 @@ def main() -> None:
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 
-  process = Process(setting["gradient_kb"], setting["steps"], setting["hosts_seconds"])
+  if setting.get("observed"):
+    from experiments.labs.faults.observed import ObservedProcess
+    process: Process = ObservedProcess(setting["steps"], setting["hosts_seconds"])
+  else:
+    process = Process(setting["gradient_kb"], setting["steps"], setting["hosts_seconds"])
   if setting.get("bench"):
     network.bench(pathlib.Path(setting["bench"]), 4 * process.length)
   say({"ready": True})

@@ -14,7 +14,8 @@ from experiments.labs.gpu.bench import Bench
 _PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt",
              "nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-cublas", "nvidia-cublas-cu12", "triton", "numpy",
              "pyarrow", "absl-py", "rich", "scipy")
-_ASKED = "name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.draw,power.limit,compute_cap,persistence_mode"
+_ASKED = ("name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.draw,power.limit,"
+          "compute_cap,persistence_mode")
 
 
 def no_device(platform: str) -> str:

@@ -10,7 +10,8 @@ from experiments.labs.gpu.loops import Loop, Program, instrumented
 from experiments.labs.gpu.traced import Seen, trace
 
 _FROM_HOST_SIDE = re.compile(
-    r'custom_call_target="[^"]*callback[^"]*"|= [^=]* (?:infeed|outfeed|send|recv|send-done|recv-done)\(|S\(5\)')
+    r'custom_call_target="[^"]*callback[^"]*"|'
+    r'= [^=]* (?:infeed|outfeed|send|recv|send-done|recv-done)\(|S\(5\)')
 
 
 def host_operations(text: str) -> list[str]:

@@ -65,7 +65,9 @@ class Supervisor:
     try:
       port = environment.PortReservation(job.port)
     except OSError as error:
-      raise LaunchError(f"the coordinator's port {job.port or '(any)'} cannot be used: {error.strerror}") from error
+      port_asked = job.port or "(any)"
+      raise LaunchError(
+          f"the coordinator's port {port_asked} cannot be used: {error.strerror}") from error
     begun = time.monotonic()
     watchdog = processes.OrphanReaper(self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
     groups: list[int] = []

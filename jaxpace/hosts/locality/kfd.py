@@ -22,7 +22,8 @@ def read_xgmi_links(tree: Tree) -> dict[str, int]:
     # Processors are nodes too: they have no compute units of a GPU, and no place on the bus.
     if facts.get("simd_count") and "location_id" in facts:
       place = facts["location_id"]
-      addresses[node] = f"{facts.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+      domain, bus, device = facts.get("domain", 0), place >> 8 & 0xFF, place >> 3 & 0x1F
+      addresses[node] = f"{domain:04x}:{bus:02x}:{device:02x}.{place & 7}"
   links: dict[str, int] = {}
   for node, address in addresses.items():
     peers = set()

@@ -166,7 +166,8 @@ def hops(a: tuple[str, ...], b: tuple[str, ...]) -> int | None:
 
   None where the place of one of them is not known.
 
-  >>> hops(("pci0000:15", "0000:15:01.0", "0000:16:00.0"), ("pci0000:15", "0000:15:02.0", "0000:17:00.0"))
+  >>> hops(("pci0000:15", "0000:15:01.0", "0000:16:00.0"),
+  ...      ("pci0000:15", "0000:15:02.0", "0000:17:00.0"))
   4
   """
   return len(a) + len(b) - 2 * _common(a, b) if a and b else None

@@ -25,7 +25,8 @@ _counter = itertools.count()  # Makes the keys of successive controls differ; th
 class Control:
   """Changes a steerable pacer's settings while the job runs, at one step index on all ranks.
 
-      paced = jaxpace.instrument(train_step, "data", jaxpace.steerable(jaxpace.pace_early_ranks()), share=True)
+      pacer = jaxpace.steerable(jaxpace.pace_early_ranks())
+      paced = jaxpace.instrument(train_step, "data", pacer, share=True)
       ...
       with jaxpace.Recorder("runs/demo", paced) as recorder, jaxpace.Control("runs/demo") as control:
         for batch in batches:

@@ -152,9 +152,23 @@ def _distribution(figures: DocumentFigures) -> Markup:
   return joined([charts, sections.longest(figures)])
 
 
+def _work(figures: DocumentFigures) -> Markup:
+  work = figures.document["pacing"]["work"]
+  parts = ["Work was shared by speed in ", figures.share("pacing/work/uneven_share"), " of the steps."]
+  if work["effect"] is not None:
+    parts += [" Effect on the mean step, by its own guard: ", figures.share("pacing/work/effect", signed=True)]
+    if work["effect_interval"]:
+      parts += [" (95 % interval ", figures.share("pacing/work/effect_interval/0", signed=True), " to ",
+                figures.share("pacing/work/effect_interval/1", signed=True), ")"]
+    parts.append(".")
+  return element("p", *parts)
+
+
 def _pacing(figures: DocumentFigures) -> Markup:
   pacing, blocks = figures.document["pacing"], figures.document["series"]["pacing"]
   active = element("p", "Delays were active in ", figures.share("pacing/active_share"), " of all steps of all ranks.")
+  if "work" in pacing:
+    active = joined([active, _work(figures)])
   if blocks is None:
     return joined([active, element("p", "No guard ran, so what pacing gained or cost was not measured: wrap the pacer "
                                    "in jaxpace.guard(...) to have blocks of steps with it and without compared.",

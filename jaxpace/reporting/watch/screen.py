@@ -96,7 +96,8 @@ def _row(*pieces: tuple[str, str]) -> Row:
 def sparkline(values: np.ndarray, width: int, encoding: str = "utf-8") -> str:
   """Draws [K] values, the newest last, as at most `width` characters; each stands for the mean of neighbouring values.
 
-  >>> sparkline(np.array([1.0, 1.0, 2.0, 8.0, np.nan, 4.5]), 6), sparkline(np.array([1.0, 3.0, 5.0]), 3, "ascii")
+  >>> (sparkline(np.array([1.0, 1.0, 2.0, 8.0, np.nan, 4.5]), 6),
+  ...  sparkline(np.array([1.0, 3.0, 5.0]), 3, "ascii"))
   ('▁▁▂█ ▄', '.=@')
   """
   levels = _LEVELS if encoding.lower().startswith("utf") else _ASCII_LEVELS

@@ -29,7 +29,8 @@ HOSTILE = {
     "another document": (b"<svg/>", "outermost element is <svg>, neither NCCL's <system> nor hwloc's <topology>"),
     "more GPUs than a host": (
         b'<system><cpu numaid="0">' + b"".join(
-            b'<pci busid="%04x:00:00.0" class="0x030200"/><pci busid="%04x:01:00.0" class="0x020700"/>' % (i, i)
+            b'<pci busid="%04x:00:00.0" class="0x030200"/>'
+            b'<pci busid="%04x:01:00.0" class="0x020700"/>' % (i, i)
             for i in range(30_000)) + b"</cpu></system>", "30,000 GPUs and 30,000 NICs: no host has"),
     "masks": (b"<topology>" + b'<object type="Group" nodeset="0x%s"/>' % b",".join([b"55555555"] * 400) * 8_000
               + b"</topology>", None),

@@ -116,8 +116,9 @@ def test_more_turns_than_are_told_apart_are_spoken_of(tmp_path, monkeypatch):
   monkeypatch.setattr(stamps, "MAX_SLOTS", 4)
   run = record(tmp_path, "fsdp", late=False, sessions=1)
   assert len(run.collectives) == 4
-  said = re.search(r"A step has 10 collectives, turns of loops counted, and 4 are told apart: what lies between those "
-                   r"put together, ([\d.]+) % of the step, counts as transfer", " ".join(diagnose(run).notes))
+  said = re.search(r"A step has 10 collectives, turns of loops counted, and 4 are told apart: "
+                   r"what lies between those put together, ([\d.]+) % of the step, counts as "
+                   r"transfer", " ".join(diagnose(run).notes))
   assert 0 < float(said[1]) < 100
 
 

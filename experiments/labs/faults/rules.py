@@ -1,0 +1,142 @@
+"""The rules of the diagnosis, each with the answer that takes it out: what `experiments.labs.ablation` goes through.
+
+A rule is a condition that makes a finding, keeps one back or names somebody. Measurements that findings are made of
+(arrivals, shares, floors) are none, nor is wording. Not here, for no run of the lab has what they are about: groups and
+chains of a mesh, sampled runs, steps in part, devices that take turns, ranks without rows, stamps that don't tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.modes import contention
+from jaxpace.diagnosis.modes.case import COSTLY
+from jaxpace.diagnosis.tcp import BusyLinks
+
+
+class Rule(NamedTuple):
+  """One rule.
+
+  Attributes:
+    name: short.
+    says: the rule in words.
+    neutral: what takes its place, by "module of jaxpace.diagnosis:name".
+  """
+
+  name: str
+  says: str
+  neutral: Mapping[str, Any]
+
+
+def _answer(value: Any) -> Any:
+  return lambda *args, **kwargs: value
+
+
+def _no_links(case: Any, busy: Any, *args: Any) -> BusyLinks:
+  return BusyLinks({}, (), 0.0, False)
+
+
+def _own_floor(run: Any, transfer: np.ndarray, fabric: Any, groups: Any = None) -> Any:
+  return running_minimum(transfer)
+
+
+RULES = (
+    # Who is late.
+    Rule("late.changes", "levels of lateness change in the run: who is late is asked between change-points",
+         {"lateness:change_points": lambda series, *_: [[] for _ in series]}),
+    Rule("late.outages", "single blocks that stick out are cut before ranks are judged",
+         {"lateness:without_outages": lambda series: series}),
+    Rule("late.persistence", "a rank is late only if it is so in half of the blocks", {"episodes:PERSISTENCE": 0.0}),
+    Rule("late.confidence", "a rank is late only with 99 % confidence", {"episodes:CONFIDENCE": 0.0}),
+    Rule("late.effect", "a rank is late only from 2 % of the step on", {"episodes:EFFECT": 0.0}),
+    Rule("late.fewest", "a rank late for fewer than 30 steps isn't persistently late", {"episodes:FEWEST_STEPS": 0}),
+    Rule("late.faint", "lateness that is faint beside the rank's own in another stretch is another matter",
+         {"episodes:_faint": _answer(False), "episodes:BRIEF": 0.0}),
+    Rule("late.grown", "neighbouring stretches too short to be sure of, and half as late, belong to an episode",
+         {"episodes:_grown": lambda late, tested, step_time: list(late)}),
+    Rule("late.stretches", "from when to when a rank is late is looked at a second time, step by step",
+         {"lateness:whole_stretches": lambda run, selected, episodes, blocks: list(episodes)}),
+    Rule("late.pauses", "a rank late on average for a few long gaps pauses, and is not late",
+         {"lateness:_pauses": _answer(False)}),
+    Rule("late.turns", "where three ranks are late one after another nobody is to blame",
+         {"lateness:blamed": lambda episodes, steps: list(episodes)}),
+    Rule("late.brief", "on crowded processors ranks late for less than half of the run, and by little, aren't named",
+         {"lateness:_brief": _answer([])}),
+    Rule("late.hides", "a rank late by much less than the latest isn't named", {"lateness:_hides": _answer(False)}),
+    Rule("late.least", "waiting for late ranks is a finding from 1 % of the step on",
+         {"modes.straggler:LEAST": 0.0}),
+    Rule("late.usual", "a rank last in most steps, by no fixed amount, is named",
+         {"diagnose:usually_last": _answer([])}),
+    Rule("late.mechanism", "hosts' columns say why a rank is late; one that is preempted makes transfers slow, too",
+         {"modes.straggler:of_lateness": _answer([])}),
+    # By their place.
+    Rule("place.late", "late ranks that are exactly those in a bad place are late for it",
+         {"modes.locality:late_in_place": _answer(None)}),
+    Rule("place.slow", "a slow link of exactly the process in a bad place is slow for it",
+         {"modes.locality:slow_in_place": _answer(None)}),
+    Rule("place.process", "a process late with all its ranks, some of them in a good place, is not late for its place",
+         {"modes.locality:_whole_process_late": _answer(False)}),
+    Rule("place.alike", "ranks of a bad place are late alike", {"modes.locality:_ALIKE": 0.0}),
+    # One fault or two.
+    Rule("one.fault", "a late host whose transfers are slow from the same step on is one fault",
+         {"findings:_one_fault": _answer(False)}),
+    Rule("one.little", "of one fault, lateness by a little beside queues in the network is the network's",
+         {"findings:_LITTLE": 0.0}),
+    Rule("one.slowly", "a late process that is slow to take what it is sent makes its partners' connections busy",
+         {"tcp:taken_slowly": _answer(False)}),
+    # By turns.
+    Rule("turns.costly", "waiting by turns is a finding from 5 % of the step on",
+         {"modes.amplification:COSTLY": 0.0}),
+    Rule("confidence", "waiting by turns and slow transfers are findings only with 99 % confidence",
+         {"findings:CONFIDENCE": 0.0}),
+    Rule("turns.everyday", "waiting for gaps that are no finding counts where there is waiting for work in every step",
+         {"modes.amplification:everyday": _answer(0.0)}),
+    Rule("turns.stretch", "waiting by turns in a part of the run that stands out is a finding, whatever the whole has",
+         {"modes.amplification:_stretch": lambda case: (0, case.selected.blocks)}),
+    # Pauses.
+    Rule("pauses.explained", "pauses whose cause is measured are a finding from 2.5 % of the step on, not from 5",
+         {"modes.jitter:EXPLAINED": COSTLY}),
+    Rule("pauses.unexplained", "pauses without a cause are a finding from 20 % of the step on, not from 5",
+         {"modes.jitter:UNEXPLAINED": COSTLY}),
+    Rule("pauses.measured", "of pauses with a measured cause only what that cause holds counts",
+         {"modes.jitter:paused": _answer(None)}),
+    Rule("pauses.crowded", "on crowded processors pauses without a cause are none",
+         {"modes.jitter:crowded_processors": _answer(False)}),
+    Rule("pauses.few", "pauses are no finding if a few blocks hold them", {"modes.jitter:_FEW": 0.0}),
+    Rule("pauses.alone", "a process that alone pauses long and often is named without a cause",
+         {"modes.jitter:LongGaps.standing_out": None}),
+    Rule("pauses.columns", "who pauses is told by measured causes, not by gaps",
+         {"modes.jitter:held_by_causes": _answer(None)}),
+    Rule("pauses.chance", "nobody is named whose part in the pauses may be chance",
+         {"modes.jitter:LongGaps._by_chance": _answer(False)}),
+    # Slow transfers.
+    Rule("slow.stretch", "transfers slow in a stretch of the run", {"modes.contention:_stretch": _answer(None)}),
+    Rule("slow.busy", "connections busy longer in a stretch of the run",
+         {"modes.contention:_busy_stretch": _answer(None)}),
+    Rule("slow.throughout", "transfers slow throughout", {"modes.contention:_throughout": _answer(None)}),
+    Rule("slow.bursts", "transfers slow now and then", {"modes.contention:_bursts": _answer(None)}),
+    Rule("slow.queued", "stretches in which data queue as in the slow ones are slow, too",
+         {"modes.contention:_queued": lambda busy, spans, slow: np.zeros(len(slow), bool)}),
+    Rule("slow.floor", "the fabric measured beforehand is the floor", {"diagnose:find_floor": _own_floor}),
+    Rule("slow.probe", "the link probe names the slow link",
+         {"modes.contention:_probed": lambda case, slow: (slow.links.slow, [])}),
+    Rule("slow.whose", "connections that are busy longest name the slow link", {"tcp:whose": _no_links}),
+    Rule("slow.rises", "connections that became busier than others name it, too", {"tcp:_rises_most": _answer(False)}),
+    Rule("slow.slower", "connections tell whether the network is slower in a stretch",
+         {"tcp:says_slower": _answer(None)}),
+    Rule("slow.slow", "connections tell whether the network is slow throughout", {"tcp:says_slow": _answer(None)}),
+    Rule("slow.idle", "transfers long now and then while connections are idle are not the network's",
+         {"tcp:idle": _answer(False)}),
+    Rule("slow.crowded", "transfers long on crowded processors are not the network's",
+         {"modes.contention:crowded_processors": _answer(False)}),
+    Rule("slow.vary", "on crowded processors, round trips that vary let bursts be told all the same",
+         {"tcp:trips_vary": _answer(False)}),
+    Rule("slow.host", "on one host there is no network to be crowded", {"tcp:on_one_host": _answer(False)}),
+    Rule("slow.costly", "slow transfers are a finding from 5 % of the step on, with 99 % confidence",
+         {"findings:_slow": lambda case: contention.look(case) if case.run.ranks > 1 else None}),
+)
+"""All of them, in the order of the diagnosis."""

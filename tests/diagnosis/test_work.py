@@ -1,0 +1,58 @@
+"""What sharing work by speed did, read back from a recorded run, and said."""
+
+import io
+import json
+import re
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from jaxpace.cli.main import main
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.report_json import to_json
+from jaxpace.reporting.terminal import render
+from jaxpace.testing import made_up_runs
+from jaxpace.trace.reader import read_run
+
+STEPS = 300
+
+
+def report(path, columns):
+  made_up_runs.write(path, made_up_runs.MadeUpJob(ranks=2, steps=STEPS, processes=2, noise=0.02))
+  for file in sorted((path / "steps").glob("*.parquet")):
+    table = pq.read_table(file)
+    steps = table.column("step").to_numpy()
+    for name, values in columns.items():
+      table = table.append_column(f"decision_{name}", [np.asarray(values, np.float32)[steps]])
+    pq.write_table(table, file)
+  diagnosis, out = diagnose(read_run(path)), io.StringIO()
+  render(diagnosis, Console(width=120, file=out))
+  return json.loads(json.dumps(to_json(diagnosis))), " ".join(out.getvalue().split())
+
+
+def test_unguarded(tmp_path):
+  document, text = report(tmp_path / "run", {"work_uneven": np.arange(STEPS) >= 75, "work_gain": np.zeros(STEPS)})
+  assert document["pacing"]["work"] == {"uneven_share": 0.75, "uneven_at_end": True, "guarded": False, "on": None,
+                                        "effect": None, "effect_interval": None, "pairs": 0}
+  assert "Work was shared by speed in 75 % of the steps; at the end counts are uneven. No guard judged it" in text
+
+
+def test_guarded(tmp_path):
+  whole = np.ones(STEPS)
+  columns = {"work_uneven": np.arange(STEPS) < 150, "work_on": 0 * whole, "work_effect": 0.1 * whole,
+             "work_effect_low": 0.05 * whole, "work_effect_high": 0.15 * whole, "work_pairs": 12 * whole}
+  document, text = report(tmp_path / "run", columns)
+  work = document["pacing"]["work"]
+  assert work["effect_interval"] == pytest.approx([0.05, 0.15]) and work["on"] is False and work["pairs"] == 12
+  main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")])
+  words = " ".join(re.sub("<[^>]*>", "", (tmp_path / "page.html").read_text()).split())
+  assert re.search(r"Work was shared by speed in 50(\.0)? % of the steps. Effect on the mean step, by its own guard: "
+                   r"\+10(\.0)? % \(95 % interval \+5(\.0)? % to \+15(\.0)? %\)", words)
+  assert "Effect on the mean step: +10.0 % (95 % interval +5.0 to +15.0 %, 12 pairs of blocks)" in text
+
+
+def test_none_where_no_work_is_shared(tmp_path):
+  document, text = report(tmp_path / "run", {})
+  assert "work" not in document["pacing"] and "Work was shared" not in text
