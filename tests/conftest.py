@@ -42,11 +42,18 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_I
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quickly() -> None:
-  """Compiles quickly; what was imported and collected stays, so no collection of garbage need look at it again."""
+def _quickly() -> Iterator[None]:
+  """Compiles quickly; what was imported and collected stays, so no collection of garbage need look at it again.
+
+  Tracing makes many objects that are gone at once: ten times as many as usual before garbage is looked for.
+  """
   quick.install()
   gc.collect()
   gc.freeze()
+  gc.set_threshold(10_000, 20, 20)
+  yield
+  # Programs that are kept until Python ends are told to leak.
+  quick.forget()
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +72,8 @@ def _compiled_as_marked(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
   yield
   jax.config.update("jax_disable_most_optimizations", True)
-  if optimized or _resident() > MOST:
-    jax.clear_caches()
+  if _resident() > MOST:
+    quick.forget()
     gc.collect()
     _give_back()
 

@@ -303,16 +303,16 @@ def test_thousands_of_phases(sound, tmp_path, capsys):
   assert time.monotonic() - began < 30
 
 
-def test_a_hundred_thousand_names_in_one_event(sound, tmp_path, capsys):
+def test_thousands_of_names_in_one_event(sound, tmp_path, capsys):
   run = copied(sound, tmp_path)
   late = {"process": 1, "state": "outside", "host": "h" * 30, "phase": "data", "seconds": 4.0}
   event = {"event": "late", "run": "synthetic", "when_unix_ns": 2 * 10**18, "step": 9, "waited": 5.0, "process": 0,
-           "late": [late] * 100_000}
+           "late": [late] * 20_000}
   (run / "watchdog" / "0.jsonl").write_text(json.dumps(event) + "\n")
   status, out, _ = jaxpace(capsys, "report", run)
   assert status == 0
   assert len(out) < 20_000
-  assert "99,992 more" in " ".join(out.split())
+  assert "19,992 more" in " ".join(out.split())
   assert jaxpace(capsys, "watch", run, "--once")[0] == 0
 
 

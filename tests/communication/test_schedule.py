@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from jaxpace.communication import schedule
 from tests.communication.traced import flat, layered
+from tests.quick import examples
 
 
 def in_order(stages):
@@ -16,7 +17,7 @@ def in_order(stages):
     yield from stage.bucket.equations if stage.bucket else ()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 10**6), st.sampled_from([1, 16]))
 def test_every_equation_once_and_after_what_it_reads(seed, merge):
   step, arguments = layered(seed)
@@ -31,7 +32,7 @@ def test_every_equation_once_and_after_what_it_reads(seed, merge):
   assert known.issuperset(ref for ref in program.outputs if isinstance(ref, int))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 10**6))
 def test_buckets_hold_all_collectives_and_none_feeds_another_of_its_bucket(seed):
   step, arguments = layered(seed)

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from jaxpace.coordination.apportion import apportion, even
+from tests.quick import examples
 
 RANKS, TOTAL = 4, 10
 EVERY = [counts for counts in itertools.product(range(TOTAL + 1), repeat=RANKS) if sum(counts) == TOTAL]
@@ -24,7 +25,7 @@ BOUNDS = st.tuples(st.integers(0, 2), st.integers(3, TOTAL))
 
 
 @hypothesis.given(SPEEDS, st.sampled_from([0.0, 0.5, 3.0]), BOUNDS, st.sampled_from(EVERY))
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=examples(150))
 def test_no_other_counts_are_done_earlier(speeds, fixed, bounds, now):
   seconds = np.asarray(speeds, np.float32)
   least, most = (np.full(RANKS, bound, np.int32) for bound in bounds)
@@ -40,7 +41,7 @@ def test_no_other_counts_are_done_earlier(speeds, fixed, bounds, now):
 
 
 @hypothesis.given(st.integers(0, 2**31 - 1))
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=examples(30))
 def test_many_ranks_add_up_whatever_their_speeds(seed):
   """Against putting the next micro-batch where it ends earliest."""
   from jaxpace.simulation.shared_work import best

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxpace.coordination.data_order import DataOrder
+from tests.quick import examples
 
 
 @st.composite
@@ -22,7 +23,7 @@ def jobs(draw):
 
 
 @hypothesis.given(jobs(), st.booleans())
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=examples(150))
 def test_every_example_once_an_epoch(job, shuffle):
   examples, size, micro_batches, every = job
   order = DataOrder(examples, size, micro_batches, seed=3, shuffle=shuffle)

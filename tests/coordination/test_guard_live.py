@@ -14,7 +14,7 @@ pytestmark = pytest.mark.optimized
 RANKS, BLOCK = 2, 4
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("check_vma", [pytest.param(False, marks=pytest.mark.long), True])
 def test_parameters_are_bitwise_those_of_the_bare_step_and_the_columns_are_in_the_ring(check_vma):
   eager = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.5, cost=1.0, max_delay=2e-3)
   guarded = jaxpace.guard(jaxpace.chain(eager), block=BLOCK)

@@ -14,6 +14,7 @@ import pytest
 import jaxpace
 from jaxpace.coordination import order
 from tests.coordination import jobs
+from tests.quick import examples
 
 FLOOR = 10e-3
 ORDER = jaxpace.interleave_jobs(floor=FLOOR, key=1)
@@ -242,7 +243,7 @@ def on_three_ranks(floor):
 
 @pytest.mark.parametrize("floor", [None, 0.1])
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_whatever_is_seen_the_delay_is_bounded_and_the_same_on_all_ranks(floor, data):
   steps, slots = 10, data.draw(st.sampled_from([1, 4, 20]))
   transfers = data.draw(hnp.arrays(np.float32, (steps, slots), elements=durations))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 import jaxpace
+from tests.quick import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:jaxpace.balance gains nothing")
 
@@ -33,7 +34,7 @@ def test_log_normal_lengths_as_even_as_the_longest_allows(ranks, each, drawn):
 
 @hypothesis.given(st.lists(st.integers(0, 50), min_size=6, max_size=6),
                   st.sampled_from([None, (1.0, 1.0), (1.0, 2.0), (3.0, 1.0)]))
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=examples(80))
 def test_near_the_best_of_all_equal_parts(costs, speeds):
   order = jaxpace.balance(costs, 2, speeds)
   assert sorted(order.tolist()) == list(range(6))
@@ -44,7 +45,7 @@ def test_near_the_best_of_all_equal_parts(costs, speeds):
 
 
 @hypothesis.given(st.lists(st.floats(0, 1e3), min_size=1, max_size=24), st.integers(1, 5), st.booleans())
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=examples(60))
 def test_parts_of_other_sizes_hold_every_sequence_once(costs, ranks, uneven):
   speeds = np.arange(1, ranks + 1) if uneven else None
   parts = jaxpace.balance(costs, ranks, speeds, equal=False)

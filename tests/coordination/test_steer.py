@@ -9,6 +9,7 @@ import pytest
 
 import jaxpace
 from jaxpace.coordination.steer import Steered
+from tests.quick import examples
 
 RANKS = 3
 ARRIVALS = np.array([5e-3, 12e-3, 20e-3], np.float32)
@@ -108,7 +109,7 @@ def test_what_is_no_pacer_is_said():
 
 
 @hypothesis.given(st.data())
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=examples(60))
 def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
   """Sum of L <= cost x sum of max(A), under any sequence of settings and arrivals."""
   cost = 0.05

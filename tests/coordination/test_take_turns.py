@@ -11,6 +11,7 @@ import jaxpace
 from jaxpace.coordination import take_turns as turns
 from jaxpace.core import pacing
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
+from tests.quick import examples
 
 QUIET, LOUD, FLOOR, SLOTS = 2e-4, 8e-4, 20e-3, 3
 ANY = st.floats(width=32)
@@ -176,7 +177,7 @@ def test_turns_that_no_longer_pay_are_given_up():
 
 
 @hypothesis.given(st.tuples(*[ANY] * 8), st.lists(ANY, min_size=3, max_size=3), st.integers(-2, 200), st.integers(0, 4))
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=examples(60), deadline=None)
 def test_any_state_and_moment_give_a_bounded_hold(numbers, floors, count, mode):
   pacer = jaxpace.take_turns(key=5, slots=SLOTS)
   state = pacer.init(2)

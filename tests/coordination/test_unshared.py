@@ -9,6 +9,7 @@ import pytest
 
 import jaxpace
 from tests.coordination import jobs
+from tests.quick import examples
 
 WINDOW, LATE, CEILING = 8, 2, 2e-3
 # As bold as can be: the bucket is what limits.
@@ -70,7 +71,7 @@ def test_what_it_costs_is_bounded(ranks, shape):
 
 
 @hypothesis.given(st.data())
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=examples(30))
 def test_whatever_the_arrivals_and_transfers(data):
   """Transfers may exceed the ceiling: that much more, and no more."""
   shape = (data.draw(st.integers(20, 60)), 3)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpace.coordination import windows
+from tests.quick import examples
 
 WINDOW = 64
 RATE = 2 / (WINDOW + 1)
@@ -132,7 +133,7 @@ def test_nothing_is_known_before_the_first_value(name):
 
 @pytest.mark.parametrize("name", ALL)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=examples(25))
 def test_junk_is_skipped(name, data):
   """Junk between the values changes nothing, bit for bit, in any element."""
   good = data.draw(st.lists(st.floats(0, 1e4, width=32), min_size=1, max_size=30))
@@ -155,7 +156,7 @@ def test_junk_is_skipped(name, data):
 
 
 @hypothesis.given(st.lists(st.floats(0, 8e4, width=32), min_size=1, max_size=40))
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=examples(50))
 def test_estimates_stay_within_the_data(values):
   x = np.zeros(40, np.float32) + np.nan
   x[:len(values)] = values

@@ -9,6 +9,7 @@ import pytest
 
 from jaxpace.core import pacing
 from jaxpace.core.types import Decision, Hold, Pacer
+from tests.quick import examples
 
 MOST = 0.05
 ANY = st.floats(width=32)
@@ -38,7 +39,7 @@ def followed(pacer, heard, step_held=0.0):
 
 
 @hypothesis.given(ANY, st.lists(ANY, min_size=1, max_size=5))
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=examples(40), deadline=None)
 def test_no_step_is_held_longer_than_it_may_be(seconds, heard):
   held, moment, _ = followed(asks(seconds), lambda k: heard[k % len(heard)])
   assert all(0 <= each <= np.float32(MOST) for each in held)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import jaxpace
 from jaxpace.core import pace as pace_state
 from jaxpace.core import packing
+from tests.quick import examples
 
 
 class Pair(NamedTuple):
@@ -55,7 +56,7 @@ def same(one, other):
 
 
 @given(TREES, st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_bit_of_any_tree_comes_out_again_on_the_host_and_with_axes_in_front(tree, axes):
   lead = (3, 2)[:axes]
   many = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (*lead, *leaf.shape)).copy(), tree)
@@ -67,7 +68,7 @@ def test_every_bit_of_any_tree_comes_out_again_on_the_host_and_with_axes_in_fron
 
 
 @given(TREES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_every_bit_of_any_tree_comes_out_again_on_a_device(tree):
   tree = jax.tree.map(jnp.asarray, tree)
   packed = packing.pack(tree)

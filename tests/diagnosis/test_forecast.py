@@ -19,6 +19,7 @@ from jaxpace.diagnosis.forecast.sample import correlation_time, take_sample
 from jaxpace.trace.run import MISSING, RunError
 from tests.diagnosis.traces import barrier, make_run
 from tests.lib.said import numbers, only
+from tests.quick import examples
 
 NS = 1e9
 
@@ -265,7 +266,7 @@ def test_missing_ranks_are_left_out_and_too_little_is_a_sentence():
     take_sample(recorded(60e-3 + 1e-3 * random.normal(size=(4, 60))))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(2, 6), st.integers(110, 200), st.integers(0, 10**6), st.integers(1, 200),
        st.sampled_from(["none", "constant", "freak", "identical"]))
 def test_any_run_gives_numbers_that_can_be_written(ranks, steps, seed, wanted, oddity):

@@ -11,6 +11,7 @@ from jaxpace.diagnosis.grouped_waits import step_through
 from jaxpace.diagnosis.ledger import charges
 from jaxpace.diagnosis.meetings import Grouped, Meetings, _direct, _joined
 from jaxpace.trace.meeting import Meeting
+from tests.quick import examples
 
 TENSOR, DATA = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 
@@ -90,7 +91,7 @@ def test_lateness_at_the_end_of_a_step_is_charged_in_the_next():
   assert total[1] == pytest.approx(early.sum(), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_one_late_rank_is_charged_with_all_that_is_waited(data):
   shape = data.draw(st.sampled_from([(2, 2, 1), (2, 2, 2), (1, 4, 2), (3, 2, 1)]))

@@ -15,6 +15,7 @@ from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, NewSteps
 from jaxpace.testing.made_up_faults import Fault
 from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
+from tests.quick import examples
 
 BASE = 20e-3
 
@@ -194,7 +195,7 @@ def struck(kind, begin, length, size, seed=0, every=1) -> NewSteps:
   return NewSteps(given.number, arrival, transfer, gap, arrival.max(axis=0) + transfer, np.zeros(480))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given_any(st.sampled_from([LATE, WAITING, TRANSFER, GAP]), st.integers(70, 400), st.integers(1, 12),
        st.floats(0.05, 5.0), st.integers(0, 9))
 def test_what_is_over_after_a_dozen_steps_is_never_told(kind, begin, length, size, seed):

@@ -8,11 +8,12 @@ from scipy import optimize
 
 from jaxpace.diagnosis import stream_levels as levels
 from jaxpace.diagnosis import stream_signals as signals
+from tests.quick import examples
 
 samples = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(samples, st.integers(4, 400), st.sampled_from(["normal", "exponential", "rare"]), st.floats(0.002, 0.2))
 def test_the_root_is_the_one_that_a_solver_finds(random, number, shape, spread):
   y = {"normal": random.normal(0, spread, number), "exponential": random.exponential(spread, number),
@@ -41,7 +42,7 @@ def test_sums_pass_by_chance_no_more_often_than_the_bound_says():
   assert 0.01 < passed / begun <= np.exp(-theta * height)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(samples, st.integers(1, 300), st.floats(0.0, 0.3), st.floats(0.05, 2.0))
 def test_capped_excesses_add_up_to_nothing_about_the_usual_level(random, number, heavy, cap):
   values = random.normal(1.0, 0.05, number) + (random.random(number) < heavy) * random.exponential(3.0, number)

@@ -19,6 +19,7 @@ from jaxpace.testing.made_up_faults import Fault
 from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.traces import make_run
 from tests.lib.said import numbers, only
+from tests.quick import examples
 
 STEP = 0.1
 NOISES = ("quiet", "lm1b", "slow start")
@@ -111,7 +112,7 @@ def contradictions(document) -> list[str]:
   return said
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 32])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), 32])
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_verdict_and_findings_say_what_the_tables_say(shape, kind, ranks):
@@ -181,7 +182,7 @@ def test_a_late_onset_is_dated(size, kind, ranks):
   assert late.first_step is not None and abs(late.first_step - 300) <= 15 and late.last_step is None
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(examples(8)))
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 def test_healthy_ranks_are_not_named(ranks, seed):
   random = np.random.default_rng([ranks, seed])
@@ -209,7 +210,7 @@ def test_the_stream_tells_when_such_a_fault_is_over():
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6)))
 def test_the_stream_names_nobody_from_the_start_of_a_healthy_job(ranks, seed):
   for kind in NOISES:
     random = np.random.default_rng([ranks, seed])

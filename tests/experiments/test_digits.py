@@ -62,6 +62,7 @@ def test_a_batch_that_does_not_divide_is_a_sentence() -> None:
     next(data.batches(split, 30, 1, 0, mesh_of(4)))
 
 
+@pytest.mark.long
 def test_training_reaches_95_percent_on_held_out_images(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
                                                         ) -> None:
   config = digits_config.get_config()

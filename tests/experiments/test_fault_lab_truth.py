@@ -13,6 +13,7 @@ from experiments.labs.faults import truth
 from experiments.labs.faults.schedule import schedule
 from experiments.labs.faults.spec import Spec, layout
 from tests.experiments.faults_made_up import fault_of, spec_of
+from tests.quick import examples
 
 
 def by_hand(inside: np.ndarray, pauses: np.ndarray) -> dict[str, float]:
@@ -36,7 +37,7 @@ def by_hand(inside: np.ndarray, pauses: np.ndarray) -> dict[str, float]:
           "runtime": waited["pause"] / ranks / steps + sum(map(sum, pauses)) / ranks / steps}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 12))
 def test_truth_accounts_as_by_hand(seed: int, ranks: int, steps: int) -> None:
   rng = np.random.default_rng(seed)

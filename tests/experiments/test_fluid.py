@@ -29,7 +29,7 @@ def test_two_identical_jobs_at_an_offset():
       np.testing.assert_allclose(found[:, 6:], expected, rtol=1e-5, err_msg=f"a = {share}, offset {offset}")
 
 
-@pytest.mark.parametrize("paced", [False, True])
+@pytest.mark.parametrize("paced", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_where_both_models_apply_they_agree(paced):
   """Jobs of one rank, without noise, at equal shares of one link: `jaxpace.simulation.jobs`, and delays with it.
 
@@ -121,7 +121,7 @@ def test_as_over_tcp_a_leader_loses_its_lead_and_only_the_follower_moves_it():
   np.testing.assert_allclose(comm[:, -1], 0.8, rtol=1e-2, err_msg="in the end they are in step")
 
 
-@pytest.mark.parametrize("control", ["interleave", "drawn_interleave"])
+@pytest.mark.parametrize("control", [pytest.param("interleave", marks=pytest.mark.long), "drawn_interleave"])
 def test_jobs_that_collide_part_and_stay_parted(control):
   """Without control their period would be 1.4 for ever."""
   scene = two_jobs_simulated.SCENES["two_together_31"]

@@ -13,6 +13,7 @@ from experiments.stability.diagnosis import drift, growth, knee, recorded
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import PERSISTENT, Finding
 from tests.diagnosis.traces import barrier, make_run
+from tests.quick import examples
 
 
 def autoregressive(keep, number, seed):
@@ -111,7 +112,7 @@ def test_drift_is_seldom_seen_where_there_is_none(keep):
   assert np.mean(alarms) <= 2 * drift.ALPHA + 4 * math.sqrt(drift.ALPHA / 300)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(sigma=st.floats(1e-4, 0.2), kappa=st.floats(1e-7, 1e-3), rate=st.floats(0.1, 100))
 def test_the_law_comes_back(sigma, kappa, rate):
   sizes = 2.0 ** np.arange(3, 13)

@@ -15,6 +15,7 @@ from experiments.stability.job import Machine, Policy, Series
 from experiments.stability.projection import Trouble
 from experiments.stability.survival import Power
 from jaxpace.simulation.failures import Failures, expected
+from tests.quick import examples
 
 MACHINE = Machine(group=8, barriers=4, compute=6.0, gap=0.05, gradient=0.0, rate=50e9, latency=0.0, jitter=0.01,
                   drift=0.0, spread=0.5, warm=600.0, wander=0.0, memory=900.0, pause=0.0, pause_rate=0.0)
@@ -100,7 +101,7 @@ def test_without_failures_nothing_is_lost():
   assert found.energy == pytest.approx(lived.energy / (150 * 700)) and found.variance == pytest.approx(0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**30), every=st.integers(1, 40), local=st.integers(1, 4), mtbf=st.floats(20, 5000))
 def test_the_parts_of_a_run_add_up(seed, every, local, mtbf):
   random = np.random.default_rng(seed)

@@ -24,6 +24,7 @@ from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.step_times import read_bounds
+from tests.quick import examples
 
 JOB = MadeUpJob(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
           faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1, mechanism="gc"),), host_columns=True)
@@ -207,7 +208,7 @@ def test_long_names_are_cut_and_what_a_finding_advises_is_not(trace):
   assert notes["advice"] == LATE.advice
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(free=st.lists(st.integers(0, 10**8), min_size=1, max_size=4), shares=st.lists(st.floats(0, 1), min_size=1,
                                                                                    max_size=5))
 def test_poured_phases_lie_in_order_without_overlap_and_lose_nothing(free, shares):

@@ -13,6 +13,7 @@ from jaxpace.core.types import Decision, Pacer
 from jaxpace.simulation import noise
 from jaxpace.simulation.job import Job, Shape, simulation
 from jaxpace.simulation.jobs import Shares, several
+from tests.quick import examples
 
 KEY = jax.random.key(3)
 NEVER = 2**30
@@ -40,7 +41,7 @@ def job(period, fraction, buckets=1):
              transfers=np.full(buckets, fraction * period / buckets, np.float32))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(fraction=st.floats(0.05, 0.6), offset=st.floats(0, 1))
 def test_two_equal_jobs_take_what_the_oracle_says(fraction, offset):
   """T' = max(2a, 1 + max(0, a - D)), D the distance of their starts: fair sharing never separates them."""

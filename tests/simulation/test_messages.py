@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from experiments.measure import message_reference as reference
 from jaxpace.simulation import messages, schedules
 from jaxpace.simulation.fabric import Fabric
+from tests.quick import examples
 
 RATE = 12.5e9
 LATENCIES = {"node_latency": 3e-6, "rack_latency": 8e-6, "spine_latency": 12e-6}
@@ -49,7 +50,7 @@ def test_the_hierarchical_one_too(fabric):
   assert found.seconds == pytest.approx(expected, rel=1e-4)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(rack=st.integers(2, 7), racks=st.integers(2, 4), over=st.sampled_from([1, 2, 4]),
        algorithm=st.sampled_from(["recursive_doubling", "halving_doubling"]))
 def test_any_racks(rack, racks, over, algorithm):

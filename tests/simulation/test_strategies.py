@@ -26,6 +26,7 @@ from jaxpace.simulation.strategies.settings import (
   Synchronous,
   read,
 )
+from tests.quick import examples
 
 KEY = jax.random.key(3)
 NORMAL = Cluster(compute=0.1, noise=(noise.Normal(np.float32(0.05)),))
@@ -226,7 +227,7 @@ def test_many_clusters_run_in_one_compiled_program():
 VECTORS = hnp.arrays(np.float32, 40, elements=st.floats(-1e3, 1e3, width=32))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(values=VECTORS, keep=st.sampled_from((0.001, 0.1, 1.0)))
 def test_top_k_keeps_the_largest_as_they_are(values, keep):
   strategy = Compressed("top_k", keep=keep)
@@ -238,7 +239,7 @@ def test_top_k_keeps_the_largest_as_they_are(values, keep):
     assert np.abs(values[~kept]).max() <= np.abs(values[kept]).min()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(values=VECTORS)
 def test_rounding_is_at_most_half_a_digit(values):
   largest = np.abs(values).max()

@@ -24,7 +24,8 @@ def batches(ranks: int, each: int = 4, count: int = 3, dtype: Any = jnp.float32)
 
 def mlp_params(width: int = 16, layers: int = 2, dtype: Any = jnp.float32) -> dict[str, Any]:
   sizes = [FEATURES, *[width] * layers, CLASSES]
-  return {f"layer{i}": {"w": normal(i, a, b, dtype=dtype) / jnp.asarray(np.sqrt(a), dtype), "b": jnp.zeros(b, dtype)}
+  return {f"layer{i}": {"w": jnp.asarray(np.random.default_rng(i).normal(size=(a, b)) / np.sqrt(a), dtype),
+                        "b": jnp.asarray(np.zeros(b), dtype)}
           for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))}
 
 

@@ -78,7 +78,7 @@ def sequences(ranks):
 
 @pytest.mark.parametrize("dtype, ranks, by_autodiff, act, settings", [
     ("float32", 2, False, jax.nn.gelu, {"clock": "native"}),
-    ("float32", 4, True, jnp.tanh, {"clock": "auto", "pacer": restless()}),
+    pytest.param("float32", 4, True, jnp.tanh, {"clock": "auto", "pacer": restless()}, marks=pytest.mark.long),
     pytest.param("float32", 2, False, jax.nn.silu, {"clock": "callback", "pacer": restless(), "share": True},
                  marks=pytest.mark.long),
     pytest.param("bf16-compute", 2, False, jnp.tanh, {"share": True}, marks=pytest.mark.long),
@@ -103,7 +103,7 @@ def test_a_transformer_block_after_many_steps(dtype, ranks, by_autodiff, act, se
     assert host_callbacks(both.hlo) == 0
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.long)])
 def test_gradients_of_half_precision_alone(dtype):
   """No operand of the all-reduce is float32: not even the loss."""
 
@@ -192,13 +192,14 @@ def test_transposed_weights_of_matrix_vector_products():
   pair(step, mesh_of(data=2), params, data[0], pacer=restless()).check_bits(params, data, 50)
 
 
-def test_pmap_on_eight_ranks():
-  ranks, data = 8, models.batches(8)
+@pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_pmap(ranks):
+  data, devices = models.batches(ranks), jax.local_devices()[:ranks]
   stack = jax.tree.map(lambda leaf: jnp.stack([leaf] * ranks), models.mlp_params())
   data = [jax.tree.map(lambda leaf: leaf.reshape(ranks, -1, leaf.shape[-1]), batch) for batch in data]
   paced = jaxpace.instrument(models.plain_step, "data", restless())
-  bare, instrumented = jax.pmap(models.plain_step, "data"), jax.pmap(paced, "data")
-  pace, expected, found = paced.init(devices=jax.local_devices()), (stack, None), (stack, None)
+  bare, instrumented = (jax.pmap(step, "data", devices=devices) for step in (models.plain_step, paced))
+  pace, expected, found = paced.init(devices=devices), (stack, None), (stack, None)
   for k in range(STEPS):
     expected = bare(expected[0], data[k % 3])
     pace, found = instrumented(pace, found[0], data[k % 3])

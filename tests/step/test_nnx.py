@@ -121,12 +121,13 @@ def mapped(**options):
   return lambda step, specs, out: nnx.shard_map(step, mesh=mesh, in_specs=specs, out_specs=out, **options)
 
 
-@pytest.mark.parametrize("step", [in_place, by_rows])
+@pytest.mark.parametrize("step", [in_place, pytest.param(by_rows, marks=pytest.mark.long)])
 def test_a_step_that_changes_its_modules_in_place(step):
   bare, found = both(step, lambda *a: nnx.jit(mapped(check_vma=False)(*a)))
   assert found == bare
 
 
+@pytest.mark.long
 def test_gradients_summed_by_jax():
   bare, found = both(by_autodiff, lambda *a: nnx.jit(mapped()(*a)), make=plain_made)
   assert found == bare
@@ -198,7 +199,7 @@ def test_parameters_that_are_sharded_over_a_model_axis():
   assert results[0] == results[1] != bits(nnx.state(make()[0]))
 
 
-@pytest.mark.parametrize("step", [in_place, by_rows])
+@pytest.mark.parametrize("step", [pytest.param(in_place, marks=pytest.mark.long), by_rows])
 def test_pmap(step):
   devices = jax.local_devices()[:2]
   shared = nnx.StateAxes({...: None})
@@ -314,6 +315,7 @@ def test_metrics_variables_of_ones_own_and_arguments_by_name():
   assert results[0] == results[1] and int(count[...]) == 3
 
 
+@pytest.mark.long
 def test_one_module_given_twice_stays_one():
   def step(pair, batch):
     assert pair["a"] is pair["b"]

@@ -11,6 +11,7 @@ from jaxpace.trace.follow import columns, window
 from jaxpace.trace.part_files import PartFile
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.table_reader import NEEDED, open_table
+from tests.quick import examples
 
 LONG = st.integers(-2**40, 2**40)
 STEP = st.integers(0, 2**40)
@@ -33,7 +34,7 @@ def path(tmp_path_factory):
   return tmp_path_factory.mktemp("small") / "part.parquet"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(rows=st.integers(1, 12), steps=st.lists(STEP, min_size=12, max_size=12),
        ranks=st.lists(st.integers(0, 2), min_size=12, max_size=12), attempt=st.integers(0, 5),
        gaps=st.lists(st.none() | LONG, min_size=12, max_size=12), statistics=st.booleans())

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.communication.partitioned import shardings
+from tests.quick import examples
 
 
 def from_digits(found, at, count):
@@ -36,7 +37,7 @@ def layouts(draw):
   return sizes, names, specs
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=examples(60))
 @hypothesis.given(layouts())
 def test_the_layouts_of_a_mesh_come_back(layout):
   sizes, names, specs = layout

@@ -14,6 +14,7 @@ from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Cgroup, Cpu, Device, Gpu, Link, Locality, Nic, NumaNode
 from jaxpace.trace import rundir
 from tests.hosts.locality import machines
+from tests.quick import examples
 
 
 def kinds(place, level=WARNING):
@@ -158,7 +159,7 @@ def test_places_of_a_run_are_read_whatever_lies_there(tmp_path):
   assert job.read_places(tmp_path / "none") == ([], [])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.from_type(Locality), max_size=3))
 def test_no_place_is_an_error(places):
   """A document of the right types says anything at all: it is shown, compared, and survives its way through JSON."""

@@ -12,6 +12,7 @@ from jaxpace.hosts.locality.nics import nearest
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Gpu, Nic
 from tests.hosts.locality import machines, topologies
+from tests.quick import examples
 
 SWITCH_OF_NIC = [("0000:10:10.0", 0), ("0000:10:11.0", 0), ("0000:10:12.0", 1), ("0000:10:13.0", 1),
                  ("0000:10:14.0", 2), ("0000:10:15.0", 2), ("0000:10:16.0", 3), ("0000:10:17.0", 3)]
@@ -184,7 +185,7 @@ def machines_and_files(draw):
   return tuple(gpus), tuple(nics), Described("x", tuple(told_gpus), tuple(told_nics))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(machines_and_files())
 def test_no_file_changes_what_a_machine_shows_of_its_switches(case):
   gpus, nics, described = case

@@ -9,6 +9,7 @@ from jaxpace.hosts.locality.nics import nearest
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Gpu, Nic
 from tests.hosts.locality import machines
+from tests.quick import examples
 
 
 def search(links, start):
@@ -52,7 +53,7 @@ def way(parent, name):
   return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(trees())
 def test_fewest_hops_on_random_trees(tree):
   parent, gpus, nics = tree

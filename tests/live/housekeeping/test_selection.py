@@ -73,7 +73,7 @@ def test_harmful_modes_are_left_alone_and_cost_little():
   assert job.time < 1.02 * job.bare
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.8])
+@pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.long), 0.8])
 def test_where_nothing_matters_nothing_is_chosen(correlation):
   chosen = 0
   for seed in range(20):

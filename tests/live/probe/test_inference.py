@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpace.live.probe.inference import infer
+from tests.quick import examples
 
 
 def times(n, seed=0, noise=0.06):
@@ -99,7 +100,7 @@ def test_a_half_measured_probe_still_names_the_host():
 
 
 @hypothesis.given(st.integers(2, 7), st.integers(0, 1000), st.floats(0, 3), st.integers(1, 3))
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_any_times_give_an_answer(n, seed, noise, per_host):
   seconds = times(n, seed, noise)
   seconds[np.random.default_rng(seed).random((n, n)) < 0.2] = [np.nan, np.inf, 0.0, -1.0][seed % 4]
