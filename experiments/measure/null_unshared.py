@@ -95,12 +95,13 @@ def cell(pacer: Pacer, shape: str, transfer: str, ranks: int, steps: int, seed: 
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Pacing without the others' arrivals, where it can't gain", figures)
+  inside = "inside" if figures["worst_within"] <= COST else "NOT inside"
   page += [f"A simulation: ranks that don't affect each other, {1e3 * BUSY:g} ms busy, about {1e3 * TRANSFER:g} ms of "
            f"transfer, declared ceiling {1e3 * CEILING:g} ms, {figures['steps']:,} steps, {figures['seeds']} seeds; "
            "bare and paced on the same busy times and transfers. The bound (`jaxpace.coordination.unshared`) is "
            "`cost` (0.1 % unless said otherwise) within the ceiling; beyond it, by how much transfers exceed it.", "",
            f"Within the ceiling, worst of all runs at a cost of 0.1 %: {100 * figures['worst_within']:+.4f} %, "
-           + ("inside" if figures["worst_within"] <= COST else "NOT inside") + " the bound. "
+           f"{inside} the bound. "
            f"Beyond it: {100 * figures['worst_beyond']:+.2f} %. The rule can't be held to 0.1 % there: it is off by "
            "default, and to be used under the guard.", ""]
   for name in PACERS:

@@ -118,8 +118,8 @@ def init(ranks: int) -> StreamState:
                Sums(nothing, none - 1, nothing, none, none, np.zeros(number, np.uint64), np.zeros(number, bool)), -1, 0)
 
 
-def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None) -> tuple[StreamState, tuple[Alarm,
-                                                                                                              ...]]:
+def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
+           ) -> tuple[StreamState, tuple[Alarm, ...]]:
   """Takes new steps in.
 
   Args:

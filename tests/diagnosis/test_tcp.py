@@ -219,7 +219,7 @@ def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else(
   assert not tcp.taken_slowly(tcp.BusyLinks({0: 1e-3}, (), 0.0, False), {0}), "only one was sampled"
 
 
-def test_of_two_hosts_the_one_that_waits_for_a_process_that_stands_still_seems_to_have_a_slow_link():
+def test_of_two_hosts_the_one_that_waits_for_a_stopped_process_seems_to_have_a_slow_link():
   """Busy times in ms a step as measured with an observed step of many small collectives, a process stopped."""
   for busy, late in (((17.3, 6.8), 1), ((6.5, 16.5), 0)):
     links = links_of(*busy)

@@ -48,7 +48,8 @@ def test_guarded(tmp_path):
   assert work["effect_interval"] == pytest.approx([0.05, 0.15]) and work["on"] is False and work["pairs"] == 12
   main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")])
   words = " ".join(re.sub("<[^>]*>", "", (tmp_path / "page.html").read_text()).split())
-  assert re.search(r"Work was shared by speed in 50(\.0)? % of the steps. Effect on the mean step, by its own guard: "
+  assert re.search(r"Work was shared by speed in 50(\.0)? % of the steps. "
+                   r"Effect on the mean step, by its own guard: "
                    r"\+10(\.0)? % \(95 % interval \+5(\.0)? % to \+15(\.0)? %\)", words)
   assert "Effect on the mean step: +10.0 % (95 % interval +5.0 to +15.0 %, 12 pairs of blocks)" in text
 

@@ -51,7 +51,7 @@ def figures_of(gain, **more):
 def test_the_page_says_how_many_worlds_come_up_to_the_paper_and_what_was_not_run():
   page = "\n".join(turns_page.page(figures_of([0.05, 0.15])))
   assert "| 64 | +11.0 % | +5.0 .. +10.0 .. +15.0 % | 50 % |" in page
-  assert "| 64 | +15.0 .. +15.0 .. +15.0 % | +5.0 .. +5.0 .. +5.0 % |" in page, "the second world wasn't tried in"
+  assert "| 64 | +15.0 .. +15.0 .. +15.0 % | +5.0 .. +5.0 .. +5.0 % |" in page
   assert page.count("Not run.") == 2
 
 
