@@ -237,7 +237,11 @@ class _Evaluator:
         self.bucket(stage.bucket)
     outputs = [self.read(ref) for ref in self.program.outputs]
     with jax.named_scope("jaxpace"):
-      ends = [v for v in outputs if isinstance(v, jax.Array) and v.size]
+      # What a step hands back as it came is there from the start, and keeping it to the end would
+      # cost a copy where it is donated.
+      given = set(self.program.inputs)
+      ends = [v for ref, v in zip(self.program.outputs, outputs, strict=True)
+              if isinstance(v, jax.Array) and v.size and not (isinstance(ref, int) and ref in given)]
       if self.before.mapped:
         ends = self.clock.awaited_under_pmap(ends)
       if self.before.automatic:

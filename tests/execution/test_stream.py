@@ -207,3 +207,22 @@ def test_arrivals_are_shared_for_a_pacer_alone(monkeypatch):
   recorded = compiled_for_gpus(monkeypatch, None)[0].plan
   assert not recorded.share and "no pacer would see it" in recorded.share_reason
   assert compiled_for_gpus(monkeypatch, None, share=True)[0].plan.share
+
+
+def test_the_last_stamp_does_not_wait_for_what_a_step_hands_back_as_it_came(monkeypatch):
+  """Kept to the end of the step it would be copied before its memory is written to."""
+  mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+
+  def step(state, x):
+    return (state[0] - jax.lax.pmean(jnp.mean(x), "data"), state[1]), state[0]
+
+  paced = jaxpace.instrument(step, "data", clock="stream")
+  pace = paced.abstract(mesh)
+  monkeypatch.setattr(paced, "_platform", "gpu")
+  spec = jaxpace.spec(mesh)
+  found = calls(lowered(jax.shard_map(
+      paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), check_vma=False),
+      pace, (jnp.ones((3, 2)), jnp.ones(5)), jnp.ones((8, 3))))
+  _, given, _ = [call for call in found if "jaxpace_stamp" in call[2]][-1]
+  # What is new, and the stamp before it.
+  assert len(given) == 2 and not any(operand.startswith("%arg") for operand in given)
