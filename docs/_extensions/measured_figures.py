@@ -252,6 +252,13 @@ def _shared_live(figures: Any) -> Found:
                bool(stages) and not failed and all(stage["recovered_percent"][0] >= 85 for _, stage in stages))
 
 
+def _documents(figures: Any) -> Found:
+  change, again = figures["balanced_percent"], figures["again_percent"]
+  return Found(f"{change[0]:+.1f} % [{change[1]:+.1f}, {change[2]:+.1f}], again {again[0]:+.1f} % [{again[1]:+.1f}, "
+               f"{again[2]:+.1f}]; most over mean load {figures['most_over_mean']['as drawn']:.2f} to "
+               f"{figures['most_over_mean']['balanced']:.2f}", None)
+
+
 def _shared_in_table1(figures: Any) -> Found:
   found = [one for row in figures["worlds"] for one in row["by_micro_batches"].values()]
   gains = [one["gain_percent"][0] for one in found]
@@ -487,6 +494,8 @@ FIGURES = (
            "balanced_simulated.json", _shared_simulated("one rank 1.5 times slower, 5 % jitter", 0)),
     Figure("… all ranks drift: gain", "", "balanced_simulated.json",
            _shared_simulated("all ranks drift, 5 % jitter", 0)),
+    Figure("Documents of different length, balanced against as drawn, two processes: step", "", "documents.json",
+           _documents),
     Figure("… in the worlds of Table 1 at 64 nodes, without other jobs: gain", "",
            "balanced_table1.json", _shared_in_table1),
     Figure("Work shared by speed on real processes: recovered of what the best fixed counts save, if 5 % or more",
