@@ -1,11 +1,12 @@
 """Trains the character transformer on documents of different length, evened out over the ranks.
 
     jaxpace launch --nproc 2 -- python -m experiments.examples.chars.train_documents --steps=200
-    jaxpace launch --nproc 2 -- python -m experiments.examples.chars.train_documents --steps=200 --compare=docs.json
+    python -m experiments.examples.chars.train_documents --compare=documents.json
 
 Two forms of sharing work are in it. `jaxpace.balance` says which rank gets which documents, so that all have about as
 many windows; `jaxpace.accumulate` lets every rank run as many as it has, weighs every character alike, and meets once.
-With --compare blocks as drawn, as drawn again (A/A) and balanced take turns in random order, over the same documents.
+With --compare it starts two processes itself, in which blocks as drawn, as drawn again (A/A) and balanced take turns in
+random order, over the same documents.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import functools
 import pathlib
 import random
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -114,10 +117,16 @@ def define_flags() -> None:
   flags.DEFINE_integer("steps", 200, "Steps to train.", lower_bound=1)
   flags.DEFINE_integer("rounds", 8, "Rounds, with --compare.", lower_bound=2)
   flags.DEFINE_string("compare", "", "Compare as drawn and balanced, and write the figures to this file.")
+  flags.DEFINE_integer("processes", 2, "Processes to start, with --compare.", lower_bound=1)
+  flags.DEFINE_bool("worker", False, "Of the program's own processes.")
 
 
 def main(_: list[str]) -> None:
   its = flags.FLAGS
+  if its.compare and not its.worker:
+    sys.exit(subprocess.call([
+        sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(its.processes), "--", sys.executable, "-m",
+        "experiments.examples.chars.train_documents", *sys.argv[1:], "--worker"]))
   jaxpace.distributed.initialize()
   texts = documents.split(data.load(data.DEFAULT_TEXT, CONTEXT)[0])
   training = Training()
@@ -125,7 +134,7 @@ def main(_: list[str]) -> None:
     found = compare(training, texts, its.rounds, block=16)
     if jax.process_index() == 0:
       figures = measured.circumstances("experiments.examples.chars.train_documents") | found
-      figures["command"] = f"jaxpace launch --nproc {jax.process_count()} -- {figures['command']}"
+      figures["command"] = figures["command"].removesuffix(" --worker")
       measured.write(figures, lines(figures), pathlib.Path(its.compare))
     return
   source = documents.batches(texts, CONTEXT, training.mesh.size, EACH, 0, balanced=True)
