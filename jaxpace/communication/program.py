@@ -123,13 +123,14 @@ def bodies(params: Mapping[str, Any]) -> Iterator[Any]:
         yield inner
 
 
-def _collectives_inside(jaxpr: Any, axis: Sequence[str], outer: str) -> Iterator[tuple[Any, str]]:
+def collectives_inside(jaxpr: Any, axis: Sequence[str], outer: str) -> Iterator[tuple[Any, str]]:
+  """Collectives of a body and of all bodies in it, each with its joined name stack."""
   for eqn in jaxpr.eqns:
     stack = phases.join(outer, str(eqn.source_info.name_stack))
     if is_collective(eqn.primitive, eqn.params, axis):
       yield eqn, stack
     for body in bodies(eqn.params):
-      yield from _collectives_inside(body, axis, stack)
+      yield from collectives_inside(body, axis, stack)
 
 
 def _phases_inside(jaxpr: Any, outer: str) -> set[str]:
@@ -196,13 +197,13 @@ class _Flattener:
     jaxpr, consts = (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
     if len(jaxpr.invars) != len(eqn.invars):
       return None
-    needed = (any(True for _ in _collectives_inside(jaxpr, self.axis, stack))
+    needed = (any(True for _ in collectives_inside(jaxpr, self.axis, stack))
               or len(_phases_inside(jaxpr, stack) - {phases.OTHER}) > 1)
     return (jaxpr, consts) if needed else None
 
   def note_hidden(self, eqn: Any, stack: str) -> None:
     for body in bodies(eqn.params):
-      for inner, inner_stack in _collectives_inside(body, self.axis, stack):
+      for inner, inner_stack in collectives_inside(body, self.axis, stack):
         self.hidden.append(Hidden(
             name=inner_stack or inner.primitive.name,
             primitive=inner.primitive.name,

@@ -15,8 +15,12 @@ from jaxpace.communication.holds import Held, Holder, Holding
 from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.schedule import Bucket, BucketStamps
 from jaxpace.communication.script import Script
+from jaxpace.core.marks import END_TAG, START_TAG, slot_tags
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
+
+Mark = Callable[..., list[jax.Array]]
+"""See `jaxpace.communication.inside.Mark`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +63,9 @@ class Measurements:
 
 class _Evaluator:
 
-  def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]):
-    self.script, self.clock, self.before = script, clock, before
+  def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any],
+               mark: Mark | None):
+    self.script, self.clock, self.before, self.mark = script, clock, before, mark
     self.program = script.program
     self.env: dict[int, Any] = dict(self.program.constants)
     self.env.update(zip(self.program.inputs, inputs, strict=True))
@@ -88,15 +93,22 @@ class _Evaluator:
     self.chained = None
     return measured
 
+  def mark_latest(self, tag: int) -> jax.Array:
+    """Marks the latest stamp, where the step has marks: what waits for the stamp waits for both."""
+    if self.mark is not None:
+      (self.stamps[-1],) = self.mark([self.stamps[-1]], tag=tag)
+    return self.stamps[-1]
+
   def begin(self) -> None:
     with jax.named_scope("jaxpace"):
       if self.before.delay_limit is None:
-        self.holder = self.clock.stamp(self.before.last_exit)
-        self.stamps.append(self.holder)
+        self.stamps.append(self.clock.stamp(self.before.last_exit))
+        self.holder = self.mark_latest(START_TAG)
         return
-      early, self.holder = self.clock.delay(
+      early, late = self.clock.delay(
           self.before.delay, self.before.delay_limit, self.before.last_exit)
-      self.stamps += [early, self.holder]
+      self.stamps += [early, late]
+      self.holder = self.mark_latest(START_TAG)
       self.delay = words.seconds_between(early, self.holder)
 
   def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:
@@ -129,7 +141,8 @@ class _Evaluator:
       return
     seen: dict[int, Any] = {}
     with jax.named_scope("jaxpace"):
-      enter = self.stamp(*map(self.sentinel, stamps.operands))
+      self.stamp(*map(self.sentinel, stamps.operands))
+      enter = self.mark_latest(slot_tags(stamps.slot)[0])
       if not self.exits:
         self.note_arrival(enter)
       begin = self.hold_back(stamps, enter)
@@ -151,7 +164,8 @@ class _Evaluator:
         else:
           # XLA drops what nobody reads, and with it what holds the bucket back.
           ends.append(total)
-      leave = self.stamp(*ends)
+      self.stamp(*ends)
+      leave = self.mark_latest(slot_tags(stamps.slot)[1])
       if not self.clock.in_stream:
         held = hold(self.clock, leave, [self.env[value] for value in stamps.held_after])
         self.env.update(zip(stamps.held_after, held, strict=True))
@@ -250,6 +264,7 @@ class _Evaluator:
         ends = [_first(_integer(v)) for v in ends]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
       self.stamp(*[v[None] if self.before.mapped else v for v in ends])
+      self.mark_latest(END_TAG)
     return outputs
 
 
@@ -266,8 +281,8 @@ def _integer(value: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
 
 
-def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
-        ) -> tuple[list[Any], Measurements]:
+def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any],
+        mark: Mark | None = None) -> tuple[list[Any], Measurements]:
   """Evaluates a scripted step.
 
   Args:
@@ -275,11 +290,12 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
     clock: to stamp with.
     before: what the rank brings along.
     inputs: the program's inputs, flat.
+    mark: marks stamps, beside what is marked within the program; None where nothing is.
 
   Returns:
     The program's outputs, flat and bit for bit what the bare step gives, and what was measured.
   """
-  evaluator = _Evaluator(script, clock, before, inputs)
+  evaluator = _Evaluator(script, clock, before, inputs, mark)
   outputs = evaluator.run()
   arrivals, delays, job, digests = evaluator.shared or (None, None, None, None)
   holding = evaluator.holding

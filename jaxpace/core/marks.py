@@ -28,6 +28,15 @@ NUMBER = (1 << TAG_BITS) - 2
 """Tag of the event before each start mark. Its `ns` is no time, but how many executions of the
 program had started on this device before: lost events don't shift the count."""
 
+START_TAG, END_TAG, FIRST_TAG = 0, 1, 2
+"""Tags of the marks that begin and end an execution, and the first of its collectives'."""
+
+
+def slot_tags(slot: int) -> tuple[int, int]:
+  """Returns the tags of the marks at the entry and exit stamps of a slot, in an instrumented step."""
+  return FIRST_TAG + 2 * slot, FIRST_TAG + 2 * slot + 1
+
+
 EVENT = np.dtype([("ns", "<i8"), ("tag", "<u4"), ("seq", "<u4")])
 """`ns` of the host's monotonic clock; `tag` = program << TAG_BITS | the program's own tag."""
 

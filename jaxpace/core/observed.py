@@ -9,20 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxpace.core.plan import Loop as Loop
 from jaxpace.core.plan import Unstamped
 
 TAG_BITS = 20
 """Bits of an event's tag that are the program's own; the bits above are the program's number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-  """A loop of the compiled program that a collective runs in."""
-
-  name: str
-  """Name of the loop in the compiled program, such as "while.12"."""
-  trips: int | None
-  """Turns of the loop each time it is entered; None where the compiler does not know it."""
 
 
 @dataclasses.dataclass(frozen=True)

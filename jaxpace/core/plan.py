@@ -57,6 +57,61 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
+class Loop:
+  """A loop of the program that a collective runs in."""
+
+  name: str
+  """Name of the loop: "while.12" in a compiled program, "scan.0" in a traced one."""
+  trips: int | None
+  """Turns of the loop each time it is entered; None where the compiler does not know it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside:
+  """A collective in a loop, a branch or `jax.checkpoint`: marks time each turn of it.
+
+  Sums of one body that depend on none of each other are one, with several tags: XLA combines them.
+  A rank enters at the last of the enter marks, and leaves at the first of the exit marks.
+  """
+
+  index: int
+  """Place among the step's."""
+  name: str
+  primitives: tuple[str, ...]
+  axis: str
+  bytes: int | None
+  """Bytes of all operands on one rank, each turn."""
+  operands: int
+  dtypes: tuple[str, ...]
+  phase: str
+  pairs: tuple[tuple[int, int], ...]
+  """Sources and targets of point-to-point transfers, by index along `axis`; else empty."""
+  index_groups: tuple[tuple[int, ...], ...]
+  """Ranks that meet, by their index along `axis`, where not all along it do."""
+  loops: tuple[Loop, ...]
+  """Loops around it, outermost first; () in a branch or `jax.checkpoint` alone."""
+  conditional: bool
+  """Whether it is in a branch that need not run in each step."""
+  enter_tags: tuple[int, ...]
+  exit_tags: tuple[int, ...]
+  source: str | None = None
+  """Line of the model it comes from, such as "model.py:120"; None where not known."""
+  after: int = 0
+  """How many stamped collectives come before it."""
+
+  @staticmethod
+  def from_json(data: dict[str, Any]) -> Inside:
+    """Inverse of `dataclasses.asdict`."""
+    fields = dict(data)
+    for name in ("primitives", "dtypes", "enter_tags", "exit_tags"):
+      fields[name] = tuple(data[name])
+    for name in ("pairs", "index_groups"):
+      fields[name] = tuple(map(tuple, data[name]))
+    fields["loops"] = tuple(Loop(**loop) for loop in data["loops"])
+    return Inside(**fields)
+
+
+@dataclasses.dataclass(frozen=True)
 class Unstamped:
   """A collective over the axis that was seen but can't be stamped, and why."""
 
@@ -93,6 +148,10 @@ class Plan:
   overflow: int = 0
   """Collectives left without a slot because there were more than slots."""
   notices: tuple[str, ...] = ()
+  inside: tuple[Inside, ...] = ()
+  """Collectives in loops, branches and `jax.checkpoint`, timed by marks."""
+  program: int | None = None
+  """Number of the program whose marks those are; None where there are none."""
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars."""
@@ -114,6 +173,7 @@ class Plan:
                          for name in ("pairs", "index_groups")}})
         for c in data["collectives"])
     fields["unstamped"] = tuple(Unstamped(**u) for u in data.get("unstamped", ()))
+    fields["inside"] = tuple(Inside.from_json(one) for one in data.get("inside", ()))
     fields["decisions"] = tuple(data.get("decisions", ()))
     fields["notices"] = tuple(data.get("notices", ()))
     return Plan(**fields)

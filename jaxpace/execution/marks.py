@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import pathlib
@@ -26,6 +27,8 @@ from jaxpace.execution import gpu_marks
 from jaxpace.execution.native import cuda, library
 
 _LOOKS = 1000
+MOST_PROGRAMS = 1 << 12
+"""Programs with marks that a process can tell apart."""
 _MAPPED = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "overlay", "f2fs"})
 """File systems of this machine on which space that was taken stays: files on them are mapped. On others, those of
 the network above all, a mark that touches a page could wait for a server: there a thread writes the file."""
@@ -40,6 +43,8 @@ _source: gpu_marks.Source | None = None
 _no_source: str | None = None
 # Memory that a mark may still be writing to, where that could not be ruled out.
 _kept: list[Any] = []
+# The ring is one a process, and so are the numbers of the programs that write to it.
+_numbers = itertools.count(1)
 
 
 class Ring:
@@ -229,6 +234,11 @@ def close_file(ring: Ring) -> None:
   ring.header["closed"] = 1
   ring.sync()
   ring.let_go()
+
+
+def next_program() -> int:
+  """Returns a number that no program with marks has in this process: 1, 2, ...."""
+  return next(_numbers)
 
 
 def executions(lane: int, program: int) -> int:

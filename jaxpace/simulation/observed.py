@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,18 @@ class Observed(NamedTuple):
   asked: np.ndarray  # [K, R] asked for
   waits: np.ndarray  # [K, R, S]
   step_time: np.ndarray  # [K, R] own last exit to own last exit
+
+
+def stamped_alone(run: Run) -> Run:
+  """The run without the collectives in loops of an instrumented step, which marks have timed: no pacer sees those."""
+  marks = run.plan.get("marks")
+  slots = {mark.get("collective") for mark in (marks if isinstance(marks, list) else []) if isinstance(mark, dict)}
+  entries = run.plan.get("collectives")
+  others = {entry.get("slot") for entry in (entries if isinstance(entries, list) else [])
+            if isinstance(entry, dict) and entry.get("of") is not None} - slots
+  if not slots - {None} or not others:
+    return run
+  return dataclasses.replace(run, collectives=tuple(one for one in run.collectives if one.slot not in others))
 
 
 def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice) -> Observed:

@@ -19,7 +19,7 @@ from jaxpace.core import arrivals as said
 from jaxpace.core import pacing
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Pacer
-from jaxpace.simulation.observed import Observed, observe
+from jaxpace.simulation.observed import Observed, observe, stamped_alone
 from jaxpace.trace.run import Run, RunError
 
 _CHUNK_CELLS = 1 << 18
@@ -85,6 +85,7 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
     RunError: no collective was stamped, so there are no arrivals.
     ValueError: the pacer doesn't return what a pacer must.
   """
+  run = stamped_alone(run)
   if not run.collectives:
     raise RunError(f"{run.path} holds no stamped collective: without entries and exits there are no arrivals to show a "
                    "pacer. The report's notes say why none was stamped.")

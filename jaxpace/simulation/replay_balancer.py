@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.core.types import Balancer, Pacer
-from jaxpace.simulation.observed import observe
+from jaxpace.simulation.observed import observe, stamped_alone
 from jaxpace.simulation.shared_work import play
 from jaxpace.trace.run import Run, RunError
 
@@ -56,6 +56,7 @@ def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, cou
   Raises:
     RunError: the run's work was shared by speed when it was recorded, or no collective was stamped.
   """
+  run = stamped_alone(run)
   if not run.collectives:
     raise RunError(f"{run.path} holds no stamped collective: without entries and exits no rank's busy time is known.")
   if "micro_batches" in run.plan.get("decisions", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -12,16 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.communication import holds, program, rewrite, script, sharing
+from jaxpace.communication import holds, inside, program, rewrite, script, sharing
 from jaxpace.coordination.share_work import shares_work
 from jaxpace.core import context, pacing, packing, ring
 from jaxpace.core import pace as pace_state
+from jaxpace.core.marks import slot_tags
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
 from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
-from jaxpace.execution import Clock, resolve_clock, words
+from jaxpace.execution import Clock, marks, native, resolve_clock, words
 from jaxpace.step import checks
 from jaxpace.step.calls import Call
 
@@ -114,6 +116,7 @@ class Instrumented(Recordable):
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
     self._warned = False
+    self._number: int | None = None
 
   # Making the state.
 
@@ -274,31 +277,53 @@ class Instrumented(Recordable):
     closed = jax.make_jaxpr(call.traced)(*call.leaves)
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
+    marked, unmarked = self._marked(flat, clock, bool(automatic))
+    flat = dataclasses.replace(flat, hidden=marked.program.hidden)
     untimed = checks.untimed_sums(flat, self.axis)
     if untimed and not self._warned:
       self._warned = True
       _LOG.warning("%s", untimed[0])
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
+    written = dataclasses.replace(written, program=marked.program)
     share, reason = self._share(written, clock, one)
     index = jax.lax.axis_index(self.axis)
     holder, digest = self._holder(one, share)
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
                             self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
                             mapped=not stacked, automatic=bool(automatic), holder=holder, digest=digest)
-    outputs, measured = rewrite.run(written, clock, before, call.leaves)
+    outputs, measured = rewrite.run(written, clock, before, call.leaves, self._mark if marked.inside else None)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
     self.plan = Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
         unstamped=written.unstamped, share=share, share_reason=reason,
         carrier=written.carrier.slot if share and written.carrier else None, decisions=names, overflow=written.overflow,
-        holds=holder is not None,
-        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic, *untimed,
+        holds=holder is not None, inside=inside.placed(marked, written),
+        program=self._number if marked.inside else None,
+        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic, *unmarked, *untimed,
                  *holds.notices(self.holds, written, measured.held)))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, outputs
+
+  def _marked(self, flat: program.Program, clock: Clock, automatic: bool) -> tuple[inside.Marked, tuple[str, ...]]:
+    """Puts marks around the collectives that stamps can't reach; and a notice, where they can't be either."""
+    if not flat.hidden:
+      return inside.Marked(flat, (), ()), ()
+    why = ("" if clock.name == "native" else f"that takes the native clock, not {clock.name!r}.") or (
+        "some axes of the mesh are the compiler's." if automatic else marks.unavailable())
+    if not why and self._number is None:
+      self._number = marks.next_program()
+      if self._number >= marks.MOST_PROGRAMS:
+        why = "this process has too many programs with marks."
+    if why:
+      return inside.Marked(flat, (), ()), (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",)
+    return inside.marked(flat, self.axis, self._mark, slot_tags(self.slots)[0]), ()
+
+  def _mark(self, values: list[jax.Array], *waited: jax.Array, tag: int) -> list[jax.Array]:
+    assert self._number is not None, "marks are put in after it is known"
+    return native.mark(values, *waited, program=self._number, tag=tag)
 
   def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
     """This rank's state without the axis of ranks, and whether there was one (shard_map) or not (pmap)."""

@@ -19,9 +19,6 @@ from jaxpace.step import agreeing, comparing
 from jaxpace.step.dispatched import Dispatched
 
 _LOG = logging.getLogger("jaxpace")
-_MOST_PROGRAMS = 1 << 12
-# The ring is one a process, and so are the numbers of the programs that write to it.
-_numbers = itertools.count(1)
 
 Different = Literal["bare", "marked", "raise"]
 ObserveClock = Literal["auto", "stream"]
@@ -164,7 +161,7 @@ class Observed(Marked):
 
   def _compile(self, request: compiling.Request) -> Any:
     """Compiles with marks what can have them, and everything else as it is."""
-    number, made = next(_numbers), None
+    number, made = marks.next_program(), None
     warn = True
     if request.partitions == 1:
       reason = "it runs on one device, so there is nobody to wait for."
@@ -223,8 +220,8 @@ class Observed(Marked):
 
   def _try(self, request: compiling.Request, number: int) -> tuple[str, program.Stamped | None]:
     """The program with marks; or why there is none, empty where it has no collectives."""
-    if number >= _MOST_PROGRAMS:
-      return f"this process has more than {_MOST_PROGRAMS - 1} observed programs.", None
+    if number >= marks.MOST_PROGRAMS:
+      return f"this process has more than {marks.MOST_PROGRAMS - 1} observed programs.", None
     try:
       put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
       made = program.stamped(request, number, self._name(request), _ranks(), put)

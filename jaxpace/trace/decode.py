@@ -92,12 +92,8 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
     raise ValueError(
         f"Ring rows of shape {rows.shape} have no room for the plan's {len(marks)} stamps: the plan belongs to "
         "another pace state. Make the state with `init` of the same instrumented function that is recorded.")
-  rows = rows[rows[:, ring.FLAGS] & ring.VALID != 0]
-  rows = rows[np.argsort(rows[:, ring.STEP], kind="stable")]
+  rows, times, taken = stamps(rows, plan, shift)
   steps = rows[:, ring.STEP].astype(np.int64)
-  times = _times(rows, len(marks))
-  taken = times != 0
-  times = np.where(taken, times + shift, 0)
   identity: Columns = {"step": steps, "rank": np.full(len(steps), rank, np.int32),
                        "process": np.full(len(steps), process, np.int32),
                        "attempt": np.full(len(steps), attempt, np.int32)}
@@ -120,6 +116,15 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
   if plan.holds:
     columns["held_ns"] = _held(rows, by_collective, plan)
   return columns, by_collective
+
+
+def stamps(rows: np.ndarray, plan: Plan, shift: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Rows of a ring by step, the [n, marks] int64 ns of their stamps, and which were taken; see `decode`."""
+  rows = rows[rows[:, ring.FLAGS] & ring.VALID != 0]
+  rows = rows[np.argsort(rows[:, ring.STEP], kind="stable")]
+  times = _times(rows, len(plan.marks))
+  taken = times != 0
+  return rows, np.where(taken, times + shift, 0), taken
 
 
 def concatenate(parts: list[Columns]) -> Columns:

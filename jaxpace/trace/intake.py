@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class Intake:
     """What is to be taken in that was not submitted: nothing."""
     return None
 
-  def plan_of(self, batch: Batch) -> Plan:
+  def plan_of(self, batch: Batch) -> Any:
     """What the stamps of a batch mean."""
     return batch.plan
 
@@ -116,14 +117,17 @@ class Intake:
         self._seen[i] = newest[i]
     self._losses.holes += hole
 
-  def decode(self, plan: Plan) -> tuple[decode.Columns, decode.Columns]:
+  def _decoded(self, i: int, rank: int, rows: np.ndarray, plan: Any) -> tuple[decode.Columns, decode.Columns]:
+    """One rank's rows as columns."""
+    return decode.decode(rows, plan, rank, self._process, self._attempt, self._previous[i], self._shift[i] or 0)
+
+  def decode(self, plan: Any) -> tuple[decode.Columns, decode.Columns]:
     """Decodes all rows taken in, and forgets them."""
     steps, collectives = [], []
     for i, rank in enumerate(self._ranks):
       if not self._rows[i]:
         continue
-      columns, waits = decode.decode(np.concatenate(self._rows[i]), plan, rank, self._process, self._attempt,
-                                     self._previous[i], self._shift[i] or 0)
+      columns, waits = self._decoded(i, rank, np.concatenate(self._rows[i]), plan)
       last_end = columns["end_ns"][-1]
       self._previous[i] = decode.Previous(
           int(columns["step"][-1]), 0 if last_end is np.ma.masked else int(last_end))

@@ -15,10 +15,11 @@ from jaxpace.core.recordable import Marked, Recordable
 from jaxpace.trace import progress, ringcopy, rundir
 from jaxpace.trace.copies import Copies, Pending
 from jaxpace.trace.exporting import Exporter
-from jaxpace.trace.intake import Batch
+from jaxpace.trace.intake import Batch, Intake
+from jaxpace.trace.marks.beside import MarksBeside
 from jaxpace.trace.marks.steps import MarkedSteps
 from jaxpace.trace.recording import Recording
-from jaxpace.trace.writer import Writer
+from jaxpace.trace.writer import Writer, explain
 
 _LOG = logging.getLogger("jaxpace")
 _URGENT_SECONDS = 0.1
@@ -115,6 +116,9 @@ class Recorder(Recording):
     self._progress = progress.AdvanceCheck()
     self._local_ranks = 0
     self._calls = 0  # of `record`
+    self._detail = detail
+    self._identity: rundir.RunIdentity | None = None
+    self._beside: MarksBeside | None = None
 
   def record(self, pace: Any = _NOTHING, /, **host_columns: float) -> None:
     """Counts a step, and now and then has what was stamped read. Call it after every step.
@@ -160,7 +164,9 @@ class Recorder(Recording):
   @property
   def programs(self) -> list[ObservedProgram]:
     """See `Recording`."""
-    return [] if self._marked is None else self._marked.programs()
+    if self._marked is not None:
+      return self._marked.programs()
+    return [] if self._beside is None else self._beside.programs
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far: one a call and rank."""
@@ -168,6 +174,7 @@ class Recorder(Recording):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
+    self._identity = identity
     if self._marked is not None and self.directory is not None:
       self._marked.open(writer, self.directory, identity, self._resume)
 
@@ -190,6 +197,13 @@ class Recorder(Recording):
           "The recorder's function has not been traced, so these stamps are another function's. Give the Recorder the "
           "very object that `jaxpace.instrument` returned and the step calls; do not instrument twice.")
     self._pace_type, self._local_ranks = type(pace), ringcopy.local_ranks(pace)
+    plan = self._paced.plan
+    if plan.inside and self._beside is None and self.directory is not None and self._identity is not None:
+      try:
+        self._beside = MarksBeside(self.directory, self._identity, plan, self._paced.settings_json(),
+                                   ringcopy.local_devices(pace), self._detail)
+      except OSError as error:
+        _LOG.warning("Collectives in loops are not recorded, all else is: %s", explain(error, self.directory))
 
   def _copy(self) -> None:
     """Asks the devices for a copy of the latest ring."""
@@ -210,7 +224,7 @@ class Recorder(Recording):
         self._writer.not_copied = self._copies.lost()
         continue
       if ranks is not None:
-        self._writer.set_ranks(ranks)
+        self._writer.set_ranks(ranks, Intake if self._beside is None else self._beside.intake)
       self._watch_progress(rings, len(item.samples))
       self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra, time.monotonic_ns()))
 
@@ -262,3 +276,5 @@ class Recorder(Recording):
     """See `Recording`."""
     if self._marked is not None:
       self._marked.close()
+    if self._beside is not None:
+      self._beside.close()

@@ -78,6 +78,14 @@ def local_ranks(pace: Any) -> int:
   return sum(shard.data.shape[0] for shard in pace.ring.addressable_shards if shard.replica_id == 0)
 
 
+def local_devices(pace: Any) -> list[int]:
+  """Returns the id of the device of each ring that this process holds, in the order in which they are copied."""
+  shards = [shard for shard in pace.ring.addressable_shards if shard.replica_id == 0]
+  if pace.ring.is_fully_addressable:
+    shards.sort(key=lambda shard: shard.index[0].start or 0)
+  return [shard.device.id for shard in shards]
+
+
 def newest(rings: np.ndarray) -> int:
   """Returns the newest completed step of [local, rows, width] rings' first rank, -1 for none."""
   ring = rings[0]

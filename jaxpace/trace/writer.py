@@ -17,6 +17,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from jaxpace.files.atomic_write import ForeignFileError
@@ -100,9 +101,14 @@ class Writer:
       self._hosts.start()
     self._thread.start()
 
-  def set_ranks(self, ranks: list[int]) -> None:
-    """Says which ranks the rings of a batch belong to, in their order. Before the first `submit`."""
-    self._intake = Intake(ranks, self._process, self._identity.attempt, self.losses)
+  def set_ranks(self, ranks: list[int], make: Callable[[list[int], int, int, Losses], Intake] = Intake) -> None:
+    """Says which ranks the rings of a batch belong to, in their order. Before the first `submit`.
+
+    Args:
+      ranks: by ring.
+      make: what takes their rows in.
+    """
+    self._intake = make(ranks, self._process, self._identity.attempt, self.losses)
     self._process_info = {**self._process_info, "ranks": ranks}
 
   def set_intake(self, intake: Any) -> None:

@@ -32,11 +32,10 @@ def test_bits_and_collectives(make):
   traced = jax.make_jaxpr(jax.shard_map(case.step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
                                         check_vma=case.check_vma))(case.state, data[0])
   found = list(jaxpr_collectives(traced.jaxpr, "data"))
-  assert sum(map(bytes_of, found)) == sum(c.bytes for c in plan.collectives) + sum(u.bytes for u in plan.unstamped)
+  told = (*plan.collectives, *plan.inside, *plan.unstamped)
+  assert sum(map(bytes_of, found)) == sum(one.bytes for one in told)
   assert plan.overflow == 0
-  if case.hidden < 0:
-    assert plan.unstamped
-  else:
-    assert len(plan.unstamped) == case.hidden
-  assert all(u.reason and u.name for u in plan.unstamped)
+  inside = sum(len(one.enter_tags) for one in plan.inside)
+  assert (inside > 0 if case.hidden < 0 else inside == case.hidden) and not plan.unstamped
+  assert all(len(one.enter_tags) == len(one.exit_tags) and one.name for one in plan.inside)
   assert Plan.from_json(plan.to_json()) == plan

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import collections as counting
-import os
-import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.communication import phases
+from jaxpace.communication import lines, phases
 from jaxpace.communication.partitioned import (
     broadcasts,
     calls,
@@ -165,7 +163,7 @@ def _described(found: Sequence[Found], mesh: Mesh, ranks: Sequence[int]
         _axis_of_pairs(one.pairs, mesh),
         groups=tuple(tuple(ranks[place] for place in group) for group in one.groups),
         pairs=tuple((ranks[source], ranks[target]) for source, target in one.pairs),
-        phase=phase, loops=one.loops, source=_source(one.frames), operation=one.operation,
+        phase=phase, loops=one.loops, source=lines.innermost(one.frames), operation=one.operation,
         enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional))
   return tuple(described)
 
@@ -194,18 +192,6 @@ def _phases(operations: Sequence[str | None]) -> list[str]:
   return [phase if phase != phases.OTHER else
           UPDATE if differentiated and place > last else COMPUTE
           for place, phase in enumerate(told)]
-
-
-def _source(frames: Sequence[tuple[str, int]]) -> str | None:
-  """The innermost line that is no installed package's."""
-  if not frames:
-    return None
-  installed = {sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")}
-  for file, line in frames:
-    if not any(file.startswith(folder) for folder in installed):
-      return f"{os.path.basename(file)}:{line}"
-  file, line = frames[0]
-  return f"{os.path.basename(file)}:{line}"
 
 
 ROUNDING = "may differ in the last bits"

@@ -61,19 +61,7 @@ class MarkedSteps:
     if reason := marks.unavailable("stream" if "stream" in clocks else "auto"):
       _LOG.warning("Steps are not recorded, training goes on: %s", reason)
       return
-    folder = atomic_write.folder(directory / ringfile.FOLDER)
-    ring = marks.current()
-    if ring.path is None:
-      path = folder / pathlib.Path(ringfile.name(process)).name
-      ringfile.keep_unclosed(path)
-      ring, why = marks.open_file(path, run=identity.run, attempt=identity.attempt)
-      if why:
-        _LOG.warning("Marks are kept in memory, so that they can't be read when the process is killed: %s: %s.", path,
-                     why)
-      else:
-        self._ring = ring
-    else:
-      _LOG.info("Another recorder has its marks in %s: this one reads them there.", ring.path)
+    ring, self._ring = open_ring(directory, identity)
     self._before = self._counts()
     self.lanes = ring.layout.lanes
     self._intake = MarksIntake(
@@ -142,6 +130,29 @@ class MarkedSteps:
   def programs(self) -> list[ObservedProgram]:
     """The programs met so far. From any thread."""
     return [program for observed in self._observed if observed.plan is not None for program in observed.plan.programs]
+
+
+def open_ring(directory: pathlib.Path, identity: rundir.RunIdentity) -> tuple[marks.Ring, marks.Ring | None]:
+  """Sends marks to the run directory, unless another recorder has them already.
+
+  Returns:
+    The ring that marks go to, and the same if it is to be closed at the end.
+
+  Raises:
+    OSError: the directory can't be written.
+  """
+  folder = atomic_write.folder(directory / ringfile.FOLDER)
+  ring = marks.current()
+  if ring.path is not None:
+    _LOG.info("Another recorder has its marks in %s: this one reads them there.", ring.path)
+    return ring, None
+  path = folder / pathlib.Path(ringfile.name(jax.process_index())).name
+  ringfile.keep_unclosed(path)
+  ring, why = marks.open_file(path, run=identity.run, attempt=identity.attempt)
+  if why:
+    _LOG.warning("Marks are kept in memory, so that they can't be read when the process is killed: %s: %s.", path, why)
+    return ring, None
+  return ring, ring
 
 
 def _next_step(directory: pathlib.Path, identity: rundir.RunIdentity, process: int) -> int:

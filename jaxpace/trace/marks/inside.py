@@ -1,0 +1,234 @@
+"""Collectives in the loops of an instrumented step: the ring's marks, joined to the stamps of the pace state.
+
+Stamps and marks are of one clock, and a device ends a step before it begins the next: a mark belongs to the step
+between whose first and last stamp its execution begins. Nothing is counted, so nothing shifts where something is lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.core.observed import ObservedCollective, ObservedProgram
+from jaxpace.core.plan import DELAY, GAP, SYNC, Inside, Plan
+from jaxpace.trace.decode import Columns
+from jaxpace.trace.marks.executions import Executions
+from jaxpace.trace.marks.occurrences import Occurrences, occurrences
+from jaxpace.trace.marks.slots import Unrolled
+from jaxpace.trace.meeting import read_meeting, sends
+
+_KINDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all",
+          "ppermute": "collective-permute"}
+
+
+class InsidePlan:
+  """The plan of `run.json`: stamped collectives keep their slots, each turn of the others has one behind those."""
+
+  def __init__(self, stamped: Plan, detail: dict[str, Any]):
+    """Lays the slots out; `detail` says which steps have them in full."""
+    assert stamped.program is not None, "a step with marks has a number"
+    self.stamped, self.detail = stamped, detail
+    self.clock, self.axis, self.ranks = stamped.clock, stamped.axis, stamped.ranks
+    self.program = ObservedProgram(
+        number=stamped.program, name="step", ranks=(), mesh_axes={},
+        collectives=tuple(map(_observed, stamped.inside)))
+    self.unrolled = Unrolled(self.program)
+    self.first = max((one.slot for one in stamped.collectives), default=-1) + 1
+    """Slot of the first one that has marks."""
+    entries = [self._entry(slot) for slot in range(len(self.unrolled))]
+    self.names = np.array([entry["name"] for entry in entries], np.str_)
+    self.axes = np.array([entry["axis"] for entry in entries], np.str_)
+    self.bytes = np.array([entry["bytes"] or 0 for entry in entries], np.int64)
+    self.collectives = [self._stamped_entry(place) for place in range(len(stamped.collectives))] + entries
+
+  def _entry(self, slot: int) -> dict[str, Any]:
+    one = self.stamped.inside[self.unrolled.slots[slot][0]]
+    entry = self.unrolled.entry(slot, self.first + slot)
+    del entry["groups"], entry["rank_pairs"]
+    return entry | {"primitives": list(one.primitives), "axis": one.axis, "pairs": [list(pair) for pair in one.pairs],
+                    "index_groups": [list(group) for group in one.index_groups]}
+
+  def _stamped_entry(self, place: int) -> dict[str, Any]:
+    one = self.stamped.collectives[place]
+    return dataclasses.asdict(one) | {
+        "kind": _kind(one.primitives), "operation": None, "source": None, "loops": [], "conditional": False,
+        "of": len(self.stamped.inside) + place, "program": self.program.number}
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars: those of the stamped step, with all collectives."""
+    plan = self.stamped.to_json()
+    del plan["inside"]
+    notices = list(plan["notices"])
+    if self.unrolled.turns_kept is not None:
+      notices.append(f"The step has more collectives in loops than can be written one by one: of each loop the first "
+                     f"{self.unrolled.turns_kept} turns are, all in the sums.")
+    return plan | {"collectives": self.collectives, "detail": self.detail, "notices": notices}
+
+  @property
+  def rows(self) -> int:
+    """Collectives that a rank goes through in a step, each turn by itself."""
+    return len(self.stamped.collectives) + len(self.unrolled)
+
+
+def observed_program(plan: Plan, settings: dict[str, Any], ranks: int, slot_tags: Sequence[tuple[int, int]]
+                     ) -> ObservedProgram:
+  """What the marks of an instrumented step mean, those at its stamps included: for who looks where ranks are in it.
+
+  Args:
+    plan: of the step.
+    settings: the step's, with the mesh and the axis.
+    ranks: of the job.
+    slot_tags: tags of the marks at entry and exit stamp of each slot.
+  """
+  assert plan.program is not None
+  found: list[ObservedCollective] = []
+  stamped = {one.slot: one for one in plan.collectives}
+  inside = sorted(plan.inside, key=lambda one: (one.after, one.index))
+
+  def add(one: ObservedCollective, entry: dict[str, Any]) -> None:
+    meeting = read_meeting({"settings": settings}, entry, ranks, sends(entry["primitives"]))
+    groups: tuple[tuple[int, ...], ...] = (tuple(range(ranks)),)
+    if meeting is not None:
+      groups = tuple(tuple(np.flatnonzero(meeting.groups == group).tolist())
+                     for group in np.unique(meeting.groups[meeting.groups >= 0]).tolist())
+    found.append(dataclasses.replace(one, index=len(found), groups=groups))
+
+  at = 0
+  for number in range(len(stamped) + 1):
+    while at < len(inside) and inside[at].after <= number:
+      add(_observed(inside[at]), dataclasses.asdict(inside[at]))
+      at += 1
+    if number in stamped:
+      one, (enter, leave) = stamped[number], slot_tags[number]
+      add(ObservedCollective(
+          index=0, name=one.name, kind=_kind(one.primitives), bytes=one.bytes, operands=one.operands, dtypes=one.dtypes,
+          axes=tuple(one.axis.split(",")), groups=(), pairs=(), phase=one.phase, loops=(), source=None, operation=None,
+          enter_tags=(enter,), exit_tags=(leave,)), dataclasses.asdict(one))
+  return ObservedProgram(
+      number=plan.program, name=str(settings.get("step") or "step"), ranks=tuple(range(ranks)),
+      mesh_axes=dict(settings.get("mesh") or {}), collectives=tuple(found), unstamped=plan.unstamped)
+
+
+def _observed(one: Inside) -> ObservedCollective:
+  return ObservedCollective(
+      index=one.index, name=one.name, kind=_kind(one.primitives), bytes=one.bytes, operands=one.operands,
+      dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(), pairs=(), phase=one.phase, loops=one.loops,
+      source=one.source, operation=None, enter_tags=one.enter_tags, exit_tags=one.exit_tags,
+      conditional=one.conditional)
+
+
+def _kind(primitives: Sequence[str]) -> str:
+  kinds = {_KINDS.get(name, "all-reduce") for name in primitives}
+  return kinds.pop() if len(kinds) == 1 else "several"
+
+
+class Joined(NamedTuple):
+  """What one rank's marks add to its n steps; m of them have a slot."""
+
+  # [n] bool: whether the step's marks are all there
+  known: np.ndarray
+  # [n] int64 ns by phase: exposed time of collectives in it, which its stamps can't tell from computing
+  waiting: dict[str, np.ndarray]
+  # [n] int64 ns, the latest exit of these; 0 where there was none
+  last_exit: np.ndarray
+  # [m] int64, place of the step, rising
+  row: np.ndarray
+  # [m] int64
+  slot: np.ndarray
+  # [m] int64
+  enter_ns: np.ndarray
+  # [m] int64
+  exit_ns: np.ndarray
+
+
+def join(times: np.ndarray, executions: Executions, plan: InsidePlan) -> Joined:
+  """Finds the step of each mark, and the phase that the time in each collective was counted to.
+
+  Args:
+    times: [n, marks] int64 ns of the steps' stamps, both axes rising.
+    executions: of the step's program on this rank's device, in the order in which they began.
+    plan: what stamps and marks mean.
+  """
+  count = len(times)
+  at = np.searchsorted(times[:, -1], executions.start_ns)
+  inside = at < count
+  inside[inside] = times[at[inside], 0] <= executions.start_ns[inside]
+  known = np.zeros(count, bool)
+  known[at[inside]] = True
+  ran = occurrences(executions, plan.program.collectives)
+  kept = inside[ran.execution] if len(ran.execution) else np.zeros(0, bool)
+  ran = Occurrences(*(column[kept] for column in ran))
+  row = at[ran.execution]
+  last = np.zeros(count, np.int64)
+  np.maximum.at(last, row, ran.exit_ns)
+  slot = plan.unrolled.slot(ran.collective, ran.turn)
+  placed = slot >= 0
+  return Joined(known, _waiting(times, row, *_exposed(row, ran.enter_ns, ran.exit_ns), plan.stamped), last,
+                row[placed], plan.first + slot[placed], ran.enter_ns[placed], ran.exit_ns[placed])
+
+
+def _exposed(row: np.ndarray, enter: np.ndarray, leave: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Order by exit, and from when to when each collective was waited for: of overlapping ones each instant once."""
+  order = np.lexsort((enter, leave, row))
+  row, enter, leave = row[order], enter[order], leave[order]
+  begin = enter.copy()
+  if len(row) > 1:
+    # Exits rise within a step.
+    same = row[1:] == row[:-1]
+    begin[1:][same] = np.maximum(enter[1:][same], leave[:-1][same])
+  return order, np.minimum(begin, leave), leave
+
+
+def _waiting(times: np.ndarray, row: np.ndarray, order: np.ndarray, begin: np.ndarray, leave: np.ndarray, plan: Plan
+             ) -> dict[str, np.ndarray]:
+  row = row[order]
+  found: dict[str, np.ndarray] = {}
+  for place, mark in enumerate(plan.marks):
+    if place == 0 or mark.segment in (DELAY, GAP, SYNC):
+      continue
+    total = found.setdefault(mark.segment, np.zeros(len(times), np.int64))
+    within = np.minimum(leave, times[row, place]) - np.maximum(begin, times[row, place - 1])
+    np.add.at(total, row, np.maximum(within, 0))
+  return found
+
+
+def step_columns(columns: Columns, joined: Joined, times: np.ndarray, plan: Plan) -> Columns:
+  """Columns of `steps` in which time in these collectives is `sync_ns`, no phase's; null where marks are missing."""
+  changed = dict(columns)
+  total = np.zeros(len(times), np.int64)
+  for segment, waited in joined.waiting.items():
+    name = f"{segment}_ns" if f"{segment}_ns" in columns else f"phase_{segment}_ns"
+    changed[name] = _null(columns[name] - waited, ~joined.known)
+    total += waited
+  stamped: Any = columns.get("sync_ns", np.zeros(len(times), np.int64))
+  changed["sync_ns"] = _null(stamped + total, ~joined.known)
+  exits = [place for place, mark in enumerate(plan.marks) if mark.kind == "exit"]
+  last = np.maximum(joined.last_exit, times[:, exits].max(axis=1) if exits else 0)
+  changed["last_exit_ns"] = _null(last, (last == 0) | ~joined.known)
+  return changed
+
+
+def collective_columns(identity: Columns, joined: Joined, chosen: np.ndarray, plan: InsidePlan) -> Columns:
+  """Rows of `collectives` of the chosen steps.
+
+  Args:
+    identity: columns of `steps`, [n].
+    joined: what the rank's marks say.
+    chosen: [n] bool, steps to write in full.
+    plan: what is in each slot.
+  """
+  kept = (chosen & joined.known)[joined.row]
+  row, slot = joined.row[kept], joined.slot[kept]
+  own = slot - plan.first
+  return {**{name: identity[name][row] for name in ("step", "rank", "process", "attempt")},
+          "collective": slot.astype(np.int32), "name": plan.names[own], "axis": plan.axes[own],
+          "bytes": plan.bytes[own], "enter_ns": joined.enter_ns[kept], "exit_ns": joined.exit_ns[kept]}
+
+
+def _null(values: np.ndarray, unknown: np.ndarray) -> np.ndarray:
+  mask = np.ma.getmaskarray(values) | unknown
+  data: np.ndarray = np.ma.getdata(values)
+  return np.ma.masked_array(data, mask) if mask.any() else data
