@@ -1,4 +1,5 @@
-"""Gradients that JAX sums inside a loop aren't timed: that is said at tracing, with the line that mends it."""
+"""Gradients that JAX sums inside a loop, where no marks can time them: that is said at tracing, with the line that mends
+it."""
 
 import logging
 
@@ -36,9 +37,9 @@ def accumulating(mended, checkpoint=False):
   return step
 
 
-def train(step, check_vma=True):
+def train(step, check_vma=True, clock="callback"):
   mesh = mesh_of(data=2)
-  paced = jaxpace.instrument(step, "data")
+  paced = jaxpace.instrument(step, "data", clock=clock)
   spec, pace = jaxpace.spec(mesh), paced.init(mesh)
   run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
                               check_vma=check_vma))
@@ -66,6 +67,12 @@ def test_the_warning_comes_once_and_its_line_mends_it(caplog, checkpoint):
   sizes = sum(leaf.nbytes for leaf in jax.tree.leaves(mended))
   assert sum(c.bytes for c in plan.collectives) == sizes + 4, "every gradient, and the loss"
   chex.assert_trees_all_close(found, mended, rtol=1e-5, atol=1e-6)
+
+
+def test_with_the_native_clock_each_turn_is_timed_and_nothing_is_said(caplog):
+  _, plan = train(accumulating(mended=False), clock="native")
+  assert not warnings(caplog) and not plan.unstamped
+  assert [(one.loops[0].trips, one.phase) for one in plan.inside] == [(TURNS, "backward")]
 
 
 def test_a_sum_written_into_the_loop(caplog):
