@@ -1,5 +1,4 @@
-"""Gradients that JAX sums inside a loop, where no marks can time them: that is said at tracing, with the line that mends
-it."""
+"""Gradients summed in a loop where no marks can time them: it is said at tracing, with the line that mends it."""
 
 import logging
 
