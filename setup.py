@@ -16,12 +16,15 @@ def ffi_headers() -> list[str]:
   jaxlib is looked up, not imported: in pip's isolated build it may lack its own dependencies.
   """
   spec = importlib.util.find_spec("jaxlib")
-  folders = [] if spec is None else [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
-  return [str(folder / "include") for folder in folders if (folder / "include/xla/ffi/api/ffi.h").exists()][:1]
+  folders = ([] if spec is None
+             else [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()])
+  return [str(folder / "include")
+          for folder in folders if (folder / "include/xla/ffi/api/ffi.h").exists()][:1]
 
 
 class BuildLibrary(build_ext):
-  """Builds a plain shared library, loaded with ctypes: no Python in its name, no Python headers needed."""
+  """Builds a plain shared library, loaded with ctypes: no Python in its name, no Python headers
+  needed."""
 
   def get_ext_filename(self, fullname: str) -> str:
     return str(pathlib.Path(*fullname.split(".")).with_suffix(".so"))
@@ -31,15 +34,20 @@ class BuildLibrary(build_ext):
 
 
 headers = ffi_headers()
-as_system_headers = [argument for folder in headers for argument in ("-isystem", folder)]  # their warnings aren't ours
+# their warnings aren't ours
+as_system_headers = [argument for folder in headers for argument in ("-isystem", folder)]
 if not headers:
-  print("jaxpace: no jaxlib to build on, so the native clock is left out; stamps will use host callbacks.")
+  print(
+      "jaxpace: no jaxlib to build on, so the native clock is left out; stamps will use host "
+      "callbacks.")
 
 setuptools.setup(
     name="jaxpace",
     version="0.1.0",
-    description="Shows where the step time of a multi-host JAX job goes, who is late and why, and paces it.",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").exists() else "",
+    description="Shows where the step time of a multi-host JAX job goes, who is late and why, and "
+                "paces it.",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8")
+    if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["jaxpace", "jaxpace.*"]),
@@ -55,8 +63,8 @@ setuptools.setup(
         ) for name in LIBRARIES
     ] if headers else [],
     cmdclass={"build_ext": BuildLibrary},
-    install_requires=["jax>=0.10", "numpy>=2.0", "absl-py>=2.1", "pyarrow>=16", "rich>=13", "scipy>=1.11",
-                      "msgspec>=0.19"],
+    install_requires=["jax>=0.10", "numpy>=2.0", "absl-py>=2.1", "pyarrow>=16", "rich>=13",
+                      "scipy>=1.11", "msgspec>=0.19"],
     extras_require={
         "examples": [
             "flax>=0.12",

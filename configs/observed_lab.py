@@ -1,4 +1,5 @@
-"""The fault lab on a trainer under plain `jit`, observed, on processes of their own: which runs are made."""
+"""The fault lab on a trainer under plain `jit`, observed, on processes of their own: which runs are
+made."""
 
 import ml_collections
 
@@ -10,8 +11,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.observed = True
   config.steps = ml_collections.ConfigDict({"2x1": 240, "4x1": 240})  # of each run
   config.jitter = 0.02  # standard deviation of each rank's work in each step, as a share of it
-  config.healthy = ml_collections.ConfigDict({"2x1": 5, "4x1": 5})  # each the twin of the runs with a fault that follow
-  # What a step of each layout costs: sleep inside the compiled step, ms, and about what comes on top of it.
+  # each the twin of the runs with a fault that follow
+  config.healthy = ml_collections.ConfigDict({"2x1": 5, "4x1": 5})
+  # What a step of each layout costs: sleep inside the compiled step, ms, and about what comes on
+  # top of it.
   config.work_ms = ml_collections.ConfigDict({"2x1": 24.0, "4x1": 24.0})
   config.rest_ms = ml_collections.ConfigDict({"2x1": 8.0, "4x1": 16.0})
   config.onset = 0.45  # of the run, for faults that begin in the middle of it

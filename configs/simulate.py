@@ -1,4 +1,5 @@
-"""A simulated cluster: two jobs of 4 nodes each, over two racks with an oversubscribed spine. Every field is here.
+"""A simulated cluster: two jobs of 4 nodes each, over two racks with an oversubscribed spine. Every
+field is here.
 
     jaxpace simulate configs/simulate.py --output runs/simulated
 """
@@ -40,24 +41,31 @@ def get_config() -> ml_collections.ConfigDict:
       "buckets": 4,
       "overlap": True,  # buckets are sent while the backward pass goes on
       "algorithm": "hierarchical",  # ring, recursive_doubling, halving_doubling, double_tree
-      "polling": 0.0,  # s a rank loses for each second the others of its node wait for it: a coupling
+      # s a rank loses for each second the others of its node wait for it: a coupling
+      "polling": 0.0,
       "start": 0.0,  # s
       "leaves": 0,  # after so many steps; 0: never
       "pacer": "",  # such as "pace_early_ranks(threshold=0.05)"
-      "strategy": {"kind": "synchronous"},  # compressed(codec, keep, passes), local_steps(every), backup(wait_for),
+      # compressed(codec, keep, passes), local_steps(every), backup(wait_for),
+      "strategy": {"kind": "synchronous"},
       # bounded_staleness(staleness), parameter_server(servers): docs/strategies.md
       "codec_rate": 1e12,  # B/s of a pass over gradients that are encoded or decoded
       "processes": "node",  # or "rank": one process a rank
       "far": 0.0,  # share of the compute by which the ranks of slow_paths are slower
       "noise": {
           "normal": {"deviation": 0.02},
-          "pauses": {"probability": 0.002, "seconds": 30e-3, "aligned": False, "cause": "gc"},  # or data, checkpoint
-          # Others: exponential(mean), heavy(scale, tail), wandering(deviation, steps), common(deviation, steps),
-          # slow(ranks, extra), drift(extra, spread, steps), schedule(every, seconds, aligned, cause),
-          # bursts(begins, length, probability, seconds, cause). Two of a kind: give each a name and "kind".
+          # or data, checkpoint
+          "pauses": {"probability": 0.002, "seconds": 30e-3, "aligned": False, "cause": "gc"},
+          # Others: exponential(mean), heavy(scale, tail), wandering(deviation, steps),
+          # common(deviation, steps), slow(ranks, extra), drift(extra, spread, steps),
+          # schedule(every, seconds, aligned, cause), bursts(begins, length, probability, seconds,
+          # cause). Two of a kind: give each a name and "kind".
       },
-      "traffic": {"begins": 0.001, "length": 50, "load": 0.3},  # of others, now and then; left out: none
-      "failures": {"mtbf": 3e6, "every": 500, "checkpoint": 2.0, "restart": 120.0},  # s, steps; left out: none
+      # of others, now and then; left out: none
+      "traffic": {"begins": 0.001, "length": 50, "load": 0.3},
+      # s, steps; left out: none
+      "failures": {"mtbf": 3e6, "every": 500, "checkpoint": 2.0, "restart": 120.0},
   }
-  config.jobs = ml_collections.ConfigDict({"a": job, "b": {**job, "nodes": (2, 3, 6, 7), "start": 0.01}})
+  config.jobs = ml_collections.ConfigDict({"a": job,
+                                           "b": {**job, "nodes": (2, 3, 6, 7), "start": 0.01}})
   return config

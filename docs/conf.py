@@ -21,8 +21,8 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-# Types in signatures: those of other packages have their pages elsewhere, and no inventory is fetched; of our own, only
-# what a user calls has an entry.
+# Types in signatures: those of other packages have their pages elsewhere, and no inventory is
+# fetched; of our own, only what a user calls has an entry.
 nitpick_ignore_regex = [("py:(class|exc)", r".*")]
 
 default_role = "code"  # `name` in docstrings

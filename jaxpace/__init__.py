@@ -89,7 +89,8 @@ _HOMES = {
     "steerable": "coordination.steer",
     "take_turns": "coordination.take_turns",
 }
-"""Where each public name lives. It is imported when first used: the `jaxpace` command must not wait for JAX."""
+"""Where each public name lives. It is imported when first used: the `jaxpace` command must not wait
+for JAX."""
 
 _MODULES = {"distributed": "distributed"}
 """Modules that are used by their own name after `import jaxpace`."""

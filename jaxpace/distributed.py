@@ -1,4 +1,5 @@
-"""Joining the processes of a job, by the name that scripts use: `jaxpace.distributed.initialize()`."""
+"""Joining the processes of a job, by the name that scripts use:
+`jaxpace.distributed.initialize()`."""
 
 from jaxpace.hosts.distributed import (
     NEVER,

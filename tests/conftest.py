@@ -18,23 +18,27 @@ import pytest  # noqa: E402
 
 from tests import quick  # noqa: E402
 
-# Run by their names, in processes of their own: they would begin to when imported in search of doctests.
+# Run by their names, in processes of their own: they would begin to when imported in search of
+# doctests.
 collect_ignore_glob = ["*_worker.py"]
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# Most tests run a program a few times: LLVM's passes take longer than they save. Tests of what they can change, the
-# rounding above all, are marked `optimized` and compile as a user's job does; so does whatever tests start.
+# Most tests run a program a few times: LLVM's passes take longer than they save. Tests of what they
+# can change, the rounding above all, are marked `optimized` and compile as a user's job does; so
+# does whatever tests start.
 jax.config.update("jax_disable_most_optimizations", True)
 MOST = 950 * 2**20
 """Bytes resident beyond which a file of tests gives back, when it is done, what it has compiled."""
 
-# No deadline: an example that compiles takes a thousand times as long as the next. Derandomized: CI repeats itself.
+# No deadline: an example that compiles takes a thousand times as long as the next. Derandomized: CI
+# repeats itself.
 hypothesis.settings.register_profile("jaxpace", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("jaxpace")
 
-# Where the tests run in the background of a shell, it has SIGINT ignored, `nohup` has SIGHUP, and their children would
-# ignore them too. A handler of Python's ends at exec, so children have the default.
+# Where the tests run in the background of a shell, it has SIGINT ignored, `nohup` has SIGHUP, and
+# their children would ignore them too. A handler of Python's ends at exec, so children have the
+# default.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -43,9 +47,11 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_I
 
 @pytest.fixture(autouse=True, scope="session")
 def _quickly() -> Iterator[None]:
-  """Compiles quickly; what was imported and collected stays, so no collection of garbage need look at it again.
+  """Compiles quickly; what was imported and collected stays, so no collection of garbage need look
+  at it again.
 
-  Tracing makes many objects that are gone at once: ten times as many as usual before garbage is looked for.
+  Tracing makes many objects that are gone at once: ten times as many as usual before garbage is
+  looked for.
   """
   quick.install()
   gc.collect()
@@ -58,13 +64,15 @@ def _quickly() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _width_of_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-  """Commands fold their text to the width a terminal has; the tests' workers may have inherited one."""
+  """Commands fold their text to the width a terminal has; the tests' workers may have inherited
+  one."""
   monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_as_marked(request: pytest.FixtureRequest) -> Iterator[None]:
-  """Optimizes where the file is marked so, and keeps what is compiled for one file from filling the worker."""
+  """Optimizes where the file is marked so, and keeps what is compiled for one file from filling the
+  worker."""
   marker = request.node.get_closest_marker("optimized")
   optimized = marker is not None and (not quick.QUICK or "always" in marker.kwargs)
   if optimized:

@@ -1,9 +1,9 @@
 """What keeps tests short: how their own process compiles, and what `make test` does less of.
 
-Most tests run a program a few times, so that compiling it takes longer than anything else. XLA's flags are read once a
-process, and those of one program can be given to `jax.jit` alone: that all programs of a file are compiled alike, and
-each of them once, takes private functions of JAX. Where they are gone, or an option is, tests are slower and nothing
-else.
+Most tests run a program a few times, so that compiling it takes longer than anything else. XLA's
+flags are read once a process, and those of one program can be given to `jax.jit` alone: that all
+programs of a file are compiled alike, and each of them once, takes private functions of JAX. Where
+they are gone, or an option is, tests are slower and nothing else.
 """
 
 import collections
@@ -15,9 +15,10 @@ from typing import Any
 import jax
 
 QUICK = os.environ.get("JAXPACE_QUICK_TESTS") == "1"
-"""Whether a newcomer waits, who runs `make test`, and not CI: fewer steps, seconds and examples of what is drawn,
-and most files marked `optimized` compile as the others do."""
-OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1, "xla_cpu_use_onednn": False}
+"""Whether a newcomer waits, who runs `make test`, and not CI: fewer steps, seconds and examples of
+what is drawn, and most files marked `optimized` compile as the others do."""
+OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1,
+           "xla_cpu_use_onednn": False}
 """Loops written by the older, quicker emitters, and each program compiled by one thread."""
 KEPT = 200
 """Compiled programs that are kept for the next test that comes to the same one."""
@@ -25,12 +26,14 @@ _compiled: collections.OrderedDict[Any, Any] = collections.OrderedDict()
 
 
 def examples(number: int) -> int:
-  """How many examples hypothesis tries of a costly property: `number`, and in `make test` a third of them."""
+  """How many examples hypothesis tries of a costly property: `number`, and in `make test` a third
+  of them."""
   return -(-number // 3) if QUICK else number
 
 
 def install() -> None:
-  """Has programs compiled with `OPTIONS` while `jax_disable_most_optimizations` is on, and once, if this JAX can."""
+  """Has programs compiled with `OPTIONS` while `jax_disable_most_optimizations` is on, and once, if
+  this JAX can."""
   try:
     from jax._src import compiler  # noqa: TID251  # the public API has no such seam
     options, compile_one = compiler.get_compile_options, compiler.compile_or_get_cached
@@ -58,11 +61,14 @@ def forget() -> None:
 
 
 def _once(compile_one: Any) -> Any:
-  """Compiles a program that has been compiled before, alike and for the same devices, no second time."""
+  """Compiles a program that has been compiled before, alike and for the same devices, no second
+  time."""
 
   @functools.wraps(compile_one)
-  def compiled(backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, *rest: Any, **more: Any) -> Any:
-    # A program with callbacks calls the very functions it was compiled with; another backend may be gone tomorrow.
+  def compiled(backend: Any, module: Any, devices: Any, options: Any, callbacks: Any, *rest: Any,
+               **more: Any) -> Any:
+    # A program with callbacks calls the very functions it was compiled with; another backend may be
+    # gone tomorrow.
     if len(callbacks) or backend.platform != "cpu":
       return compile_one(backend, module, devices, options, callbacks, *rest, **more)
     text = module.operation.get_asm(enable_debug_info=False)

@@ -1,4 +1,5 @@
-"""The package's public names: one table, what type checkers see, and nothing imported before it is used."""
+"""The package's public names: one table, what type checkers see, and nothing imported before it is
+used."""
 
 import ast
 import pathlib
@@ -14,7 +15,8 @@ import jaxpace
 def test_type_checkers_see_what_there_is():
   tree = ast.parse(pathlib.Path(jaxpace.__file__).read_text())
   [seen] = [node for node in tree.body if isinstance(node, ast.If)]
-  homes = {alias.asname: f"{node.module}.{alias.name}" for node in seen.body for alias in node.names}
+  homes = {alias.asname: f"{node.module}.{alias.name}" for node in seen.body
+           for alias in node.names}
   table = {name: f"jaxpace.{home}.{name}" for name, home in jaxpace._HOMES.items()}
   assert homes == table | {name: f"jaxpace.{home}" for name, home in jaxpace._MODULES.items()}
 

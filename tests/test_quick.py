@@ -1,4 +1,5 @@
-"""Programs of the tests are compiled quickly, and those of files marked `optimized` as a user's are."""
+"""Programs of the tests are compiled quickly, and those of files marked `optimized` as a user's
+are."""
 
 import jax
 import numpy as np
@@ -53,4 +54,6 @@ def test_a_program_calls_the_functions_of_its_own():
     def called(number=number):
       return np.int32(number)
 
-    assert jax.jit(lambda called=called: jax.pure_callback(called, jax.ShapeDtypeStruct((), np.int32)))() == number
+    assert (
+        jax.jit(lambda called=called: jax.pure_callback(
+            called, jax.ShapeDtypeStruct((), np.int32)))() == number)

@@ -1,4 +1,5 @@
-"""Docstrings are written to be read in the source; this makes reStructuredText of them, before napoleon takes them.
+"""Docstrings are written to be read in the source; this makes reStructuredText of them, before
+napoleon takes them.
 
 Indented lines after an empty one are code; a star that begins `**arguments` is no emphasis.
 """
@@ -18,7 +19,8 @@ BOLD = re.compile(r"\*\*[^*]+\*\*")
 
 
 def rewrite(lines: list[str]) -> list[str]:
-  """Returns the lines with `::` before each indented block of the text, and what is returned as a field of its own.
+  """Returns the lines with `::` before each indented block of the text, and what is returned as a
+  field of its own.
 
   Napoleon takes the words before a colon for the type of what is returned.
   """
@@ -50,7 +52,8 @@ def _text(lines: list[str]) -> list[str]:
   return written
 
 
-def _process(app: Sphinx, what: str, name: str, subject: object, options: object, lines: list[str]) -> None:
+def _process(app: Sphinx, what: str, name: str, subject: object, options: object,
+             lines: list[str]) -> None:
   del app, what, name, subject, options
   lines[:] = rewrite(lines)
 

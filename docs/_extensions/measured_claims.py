@@ -1,6 +1,8 @@
-"""Sentences of README.md and docs/ that name measured values, with these left out: each is filled in from its file.
+"""Sentences of README.md and docs/ that name measured values, with these left out: each is filled
+in from its file.
 
-A test fills them in and looks for the sentence on its page, so a page can't say other than the record does.
+A test fills them in and looks for the sentence on its page, so a page can't say other than the
+record does.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def _f1(figures: Any, way: str, name: str = "macro_f1") -> str:
 
 def _enter(figures: Any) -> list[str]:
   judged = figures["judged"]["all"]
-  return [str(judged["counted"] + judged["controls"]), str(judged["with_faults"] + judged["controls"])]
+  return [str(judged["counted"] + judged["controls"]),
+          str(judged["with_faults"] + judged["controls"])]
 
 
 def _blamed(figures: Any, way: str) -> list[str]:
@@ -64,7 +67,8 @@ def _headline(figures: Any) -> list[str]:
 
 def _idle_rules(figures: Any) -> list[str]:
   rules = figures["rows"][1:]
-  idle = [row for row in rules if not any(one[how]["changed"] for one in row["seeds"] for how in one)]
+  idle = [row for row in rules
+          if not any(one[how]["changed"] for one in row["seeds"] for how in one)]
   return [str(len(idle)), str(len(rules))]
 
 
@@ -74,7 +78,8 @@ def _observed_processes(figures: Any) -> list[str]:
 
 
 def _what_if(figures: Any) -> list[str]:
-  errors = [figures["judged"][way]["what_if_error_percent"]["twin"] for way in ("all", "counters", "bare")]
+  errors = [figures["judged"][way]["what_if_error_percent"]["twin"]
+            for way in ("all", "counters", "bare")]
   return [f"{error['p95_abs']:.1f}" for error in errors]
 
 
@@ -109,7 +114,8 @@ def _auto(figures: Any) -> list[str]:
 
 def _polling(figures: Any) -> list[str]:
   arms = figures["cases"]["4 ranks that poll, pinned, two to a core"]["arms"]
-  return [_round(arms["cost 0.001"]["change_percent"][0], 1), _round(arms["cost 0.01"]["change_percent"][0], 1),
+  return [_round(arms["cost 0.001"]["change_percent"][0], 1),
+          _round(arms["cost 0.01"]["change_percent"][0], 1),
           _round(arms["cost 0.01"]["cpu_change_percent"][0])]
 
 
@@ -124,17 +130,20 @@ def _jobs(figures: Any) -> list[str]:
 
 def _job_steps(figures: Any) -> list[str]:
   cubic = figures["by_congestion"]["cubic"]["summary"]
-  return [f"{cubic[name][0]:.1f}" for name in ("none_mean_ms", "interleave_mean_ms", "alone_none_mean_ms")]
+  return [f"{cubic[name][0]:.1f}"
+          for name in ("none_mean_ms", "interleave_mean_ms", "alone_none_mean_ms")]
 
 
 def _truth(figures: Any) -> list[str]:
-  agree = {(job["processes"], job["shared"]): sum(block["agrees_with_entries"] for block in job["blocks"])
+  agree = {(job["processes"],
+            job["shared"]): sum(block["agrees_with_entries"] for block in job["blocks"])
            for job in figures["processes"]}
-  sleeps = [sum(block["agrees_with_sleep"] for block in job["blocks"]) for job in figures["processes"]
+  sleeps = [sum(block["agrees_with_sleep"] for block in job["blocks"])
+            for job in figures["processes"]
             if job["processes"] == 4]
   count = len(figures["processes"][0]["blocks"])
-  return [str(min(sleeps)), str(count), str(agree[4, False]), str(agree[4, True]), str(count), str(agree[2, False]),
-          str(agree[2, True])]
+  return [str(min(sleeps)), str(count), str(agree[4, False]), str(agree[4, True]), str(count),
+          str(agree[2, False]), str(agree[2, True])]
 
 
 def _starts(figures: Any) -> list[str]:
@@ -147,73 +156,91 @@ def _starts(figures: Any) -> list[str]:
 def _table(step: str) -> Callable[[Any], list[str]]:
   def read(figures: Any) -> list[str]:
     here = figures["steps"][step]
-    return [f"{value:.3g}" for value in (here["bare_ms"][0], *here["bare_again_percent"], *here["native_percent"],
-                                         *here["callback_percent"])]
+    return [f"{value:.3g}" for value in (here["bare_ms"][0], *here["bare_again_percent"],
+                                         *here["native_percent"], *here["callback_percent"])]
   return read
 
 
 def _stamps(figures: Any) -> list[str]:
-  native, callback = (figures["alone"][f"stamp_and_hold_{name}_us"] for name in ("native", "callback"))
+  native, callback = (figures["alone"][f"stamp_and_hold_{name}_us"]
+                      for name in ("native", "callback"))
   return [*_three(native, 3), *(f"{value:.3g}" for value in callback)]
 
 
 def _observed(figures: Any) -> list[str]:
-  short, middle = (next(row for row in figures["rows"] if row["case"].startswith("FSDP") and row["target_ms"] == target)
+  short, middle = (next(row for row in figures["rows"] if row["case"].startswith("FSDP")
+                        and row["target_ms"] == target)
                    for target in (5, 20))
   return [f"{row['percent']['recorded'][0]:.1f} % [{row['percent']['recorded'][1]:.1f}, "
-          f"{row['percent']['recorded'][2]:.1f}] of {row['bare_ms'][0]:.1f} ms" for row in (short, middle)]
+          f"{row['percent']['recorded'][2]:.1f}] of {row['bare_ms'][0]:.1f} ms"
+          for row in (short, middle)]
 
 
 CLAIMS = (
-    Claim(TRACE, "A mark takes {} ns by itself, and adds {} ns to a turn of a compiled loop. `recorder.record()` takes "
-          "{} µs.", "marks_cost.json", lambda f: [f"{f['alone']['file'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
-                                        f"{f['record']['median'][0]:.1f}"]),
-    Claim(TRACE, "A step of 200 collectives leaves {} bytes in `steps`, and {} in `collectives` where it is written in "
-          "full", "marks_cost.json",
-          lambda f: [f"{f['rows'][-1][name]:.0f}" for name in ("steps_bytes", "collectives_bytes")]),
-    Claim(README, "the right rank or host was blamed in {} of {} cases, and none of {} healthy runs had a finding",
-          _LAB, lambda f: [*_blamed(f, "all"), _controls(f)[1]]),
+    Claim(TRACE, "A mark takes {} ns by itself, and adds {} ns to a turn of a compiled loop. "
+                 "`recorder.record()` takes {} µs.", "marks_cost.json",
+          lambda f: [f"{f['alone']['file'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
+                     f"{f['record']['median'][0]:.1f}"]),
+    Claim(TRACE, "A step of 200 collectives leaves {} bytes in `steps`, and {} in `collectives` "
+                 "where it is written in full", "marks_cost.json",
+          lambda f: [f"{f['rows'][-1][name]:.0f}"
+                     for name in ("steps_bytes", "collectives_bytes")]),
+    Claim(README,
+          "the right rank or host was blamed in {} of {} cases, and none of {} healthy runs had "
+          "a finding", _LAB, lambda f: [*_blamed(f, "all"), _controls(f)[1]]),
     Claim(README, "by the stamps alone it is {} of {}.", _LAB, lambda f: _blamed(f, "bare")),
-    Claim(README, "with FSDP, scan and remat takes {} and {} longer", "observed_overhead.json", _observed),
-    Claim(README, "a recorded step of 20 ms takes {} % longer with the native clock and one of 50 ms {} %",
+    Claim(README, "with FSDP, scan and remat takes {} and {} longer", "observed_overhead.json",
+          _observed),
+    Claim(README,
+          "a recorded step of 20 ms takes {} % longer with the native clock and one of 50 ms {} %",
           "overhead.json", lambda f: _where(f)),
-    Claim(README, "step of {} ms on 2 processes {} % longer and one of {} ms on 4 processes {} %", "overhead.json",
-          lambda f: [_shared(f)[at] for at in (3, 0, 7, 4)]),
-    Claim(README, "Freezing garbage collection took {} % off", "pauses.json", lambda f: _frozen(f)[:1]),
-    Claim(README, "on the late one's core took {} % off, and {} % with ten times", "polling_pinned.json",
-          lambda f: _polling(f)[:2]),
-    Claim(README, "got back {} % of what they cost each other", "two_jobs.json", lambda f: _jobs(f)[:1]),
+    Claim(README, "step of {} ms on 2 processes {} % longer and one of {} ms on 4 processes {} %",
+          "overhead.json", lambda f: [_shared(f)[at] for at in (3, 0, 7, 4)]),
+    Claim(README, "Freezing garbage collection took {} % off", "pauses.json",
+          lambda f: _frozen(f)[:1]),
+    Claim(README, "on the late one's core took {} % off, and {} % with ten times",
+          "polling_pinned.json", lambda f: _polling(f)[:2]),
+    Claim(README, "got back {} % of what they cost each other", "two_jobs.json",
+          lambda f: _jobs(f)[:1]),
     Claim(WHEN_NOT, "macro-F1 of {} (with the hosts' counters) and {} (with a link probe", _LAB,
           lambda f: [_f1(f, "counters"), _f1(f, "all")]),
-    Claim(WHEN_NOT, "({} of {} runs enter); {} and {} for faults of 5 % while they last. The right rank or host was "
-                    "blamed in {} of {} cases, and nobody in {} healthy runs; by stamps alone it was {}", _LAB,
-          lambda f: [*_enter(f), _f1(f, "counters", "macro_f1_active"), _f1(f, "all", "macro_f1_active"),
-                     *_blamed(f, "all"), _controls(f)[1], _f1(f, "bare")]),
+    Claim(WHEN_NOT, "({} of {} runs enter); {} and {} for faults of 5 % while they last. The right "
+                    "rank or host was blamed in {} of {} cases, and nobody in {} healthy runs; by "
+                    "stamps alone it was {}", _LAB,
+          lambda f: [*_enter(f), _f1(f, "counters", "macro_f1_active"),
+                     _f1(f, "all", "macro_f1_active"), *_blamed(f, "all"), _controls(f)[1],
+                     _f1(f, "bare")]),
     Claim(WHEN_NOT, "On a busy machine it was {} and {}", "fault_lab_seed3.json",
           lambda f: [_f1(f, "counters"), _f1(f, "all")]),
     Claim(WHEN_NOT, "had a finding in {} of [{}]", "fault_lab.json", _controls),
-    Claim(WHEN_NOT, "in {} of [{}](measurements/fault_lab_seed2.md) healthy runs", "fault_lab_seed2.json", _controls),
+    Claim(WHEN_NOT, "in {} of [{}](measurements/fault_lab_seed2.md) healthy runs",
+          "fault_lab_seed2.json", _controls),
     *(Claim("docs/fault_lab.md", f"| [{seed}](measurements/fault_lab_seed{seed}.md) | {made} | "
             + "{} | {} | {} of {} | {} of {} | {} |", f"fault_lab_seed{seed}.json", _headline)
-      for seed, made in ((3, "on a busy machine"), (4, "with real-time priority"), (5, "the same, without hogs"),
-                         (6, "the same, without hogs"))),
+      for seed, made in ((3, "on a busy machine"), (4, "with real-time priority"),
+                         (5, "the same, without hogs"), (6, "the same, without hogs"))),
     Claim("docs/fault_lab.md", "{} of {} move nothing in these runs", "ablation.json", _idle_rules),
-    Claim("docs/observed.md", "{} of {} runs are right, the layer is named in {} of {} and none of the {} healthy ones",
+    Claim("docs/observed.md",
+          "{} of {} runs are right, the layer is named in {} of {} and none of the {} healthy ones",
           "observed_processes.json", _observed_processes),
-    Claim("docs/what_if.md", "{} % at the 95th percentile ({} % with the hosts' counters only, {} % by the stamps "
-          "alone)", _LAB, _what_if),
+    Claim("docs/what_if.md", "{} % at the 95th percentile ({} % with the hosts' counters only, {} "
+                             "% by the stamps alone)", _LAB, _what_if),
     Claim("docs/interleaving.md", "**{} % [{}, {}]** |", "two_jobs.json",
-          lambda f: _three([100 * value for value in f["by_congestion"]["cubic"]["summary"]["recovered"]])),
-    Claim("docs/housekeeping.md", "which leaves the changes of mode out, gives −{}, −{} and −{} %", "pauses.json",
-          lambda f: [_round(100 * (run["auto"]["paired"]["ratio"][0] - 1)) for run in f["runs"]]),
+          lambda f: _three([100 * value
+                            for value in f["by_congestion"]["cubic"]["summary"]["recovered"]])),
+    Claim("docs/housekeeping.md", "which leaves the changes of mode out, gives −{}, −{} and −{} %",
+          "pauses.json", lambda f: [_round(100 * (run["auto"]["paired"]["ratio"][0] - 1))
+                                    for run in f["runs"]]),
     Claim("docs/pacing.md", "longer by {} % [{}, {}] on 2 processes", "overhead.json",
           lambda f: _three(f["processes"]["2"]["share_percent"])),
-    Claim(WHEN_NOT, "off by {} % at the 95th percentile ({} % with the counters only, {} % by stamps alone)",
+    Claim(WHEN_NOT,
+          "off by {} % at the 95th percentile ({} % with the counters only, {} % by stamps alone)",
           _LAB, _what_if),
     Claim(WHEN_NOT, "it is {} % [{}, {}] of {} ms and {} % [{}, {}] of {} ms, of {} "
-                    "rounds", "overhead_starts.json", _starts),
-    Claim(WHEN_NOT, "adds {} % [{}, {}] to a step of {} ms on 2 gloo processes and {} % [{}, {}] to one of {} ms on 4",
-          "overhead.json", _shared),
-    Claim(WHEN_NOT, "a recorded step of 20 ms takes {} % longer and one of 50 ms {} %", "overhead.json",
-          lambda f: _where(f)),
+          "rounds", "overhead_starts.json", _starts),
+    Claim(WHEN_NOT,
+          "adds {} % [{}, {}] to a step of {} ms on 2 gloo processes and {} % [{}, {}] to one of "
+          "{} ms on 4", "overhead.json", _shared),
+    Claim(WHEN_NOT, "a recorded step of 20 ms takes {} % longer and one of 50 ms {} %",
+          "overhead.json", lambda f: _where(f)),
 )

@@ -1,4 +1,5 @@
-"""Directives that make the table of measurements and the list of commands: `measured-table`, `measured-commands`."""
+"""Directives that make the table of measurements and the list of commands: `measured-table`,
+`measured-commands`."""
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -23,7 +24,8 @@ class _Made(Directive):
     for path in FOLDER.glob("*.json"):
       self.state.document.settings.env.note_dependency(str(path))
     holder = nodes.container()
-    self.state.nested_parse(StringList(lines, source="measured_figures.py"), self.content_offset, holder)
+    self.state.nested_parse(StringList(lines, source="measured_figures.py"), self.content_offset,
+                            holder)
     return [*holder.children]
 
 

@@ -1,4 +1,5 @@
-"""The pictures of docs/concepts.md, from numbers. Dashes, hatches and words say what colours say."""
+"""The pictures of docs/concepts.md, from numbers. Dashes, hatches and words say what colours
+say."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import numpy as np
 
 INK, BLUE, ORANGE, GREY = "#222222", "#1f6fb4", "#d95f02", "#8a8a8a"
 PAPER = "#fcfcfa"  # not transparent: a dark page shows the figure as a light card
-BARS = {"gap": (GREY, "xx", "gap"), "compute": (BLUE, "", "compute"), "waiting": ("#ffffff", "///", "waiting"),
-        "transfer": (ORANGE, "", "transfer")}
+BARS = {"gap": (GREY, "xx", "gap"), "compute": (BLUE, "", "compute"),
+        "waiting": ("#ffffff", "///", "waiting"), "transfer": (ORANGE, "", "transfer")}
 
 
 def one_step(data: dict[str, Any]) -> Any:
@@ -25,7 +26,8 @@ def one_step(data: dict[str, Any]) -> Any:
       length = data[name][row] if row < ranks else data["mean"][name]
       if not length:
         continue
-      axes.barh(at, length, left=begin, height=0.72, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6)
+      axes.barh(at, length, left=begin, height=0.72, color=colour, hatch=hatch, edgecolor=INK,
+                linewidth=0.6)
       if name == "waiting" and row < ranks:
         _label(axes, begin + length / 2, at, f"{length:.1f} ms")
       elif row == ranks:
@@ -45,7 +47,8 @@ def one_step(data: dict[str, Any]) -> Any:
 
 
 def late(data: dict[str, Any]) -> Any:
-  """Lateness of every rank in every step, for one that is late for good and for late ones by turns."""
+  """Lateness of every rank in every step, for one that is late for good and for late ones by
+  turns."""
   from matplotlib.figure import Figure
   figure = Figure(figsize=(8.0, 3.6), layout="constrained", facecolor=PAPER)
   panels = figure.subplots(1, len(data), sharey=True)
@@ -53,14 +56,16 @@ def late(data: dict[str, Any]) -> Any:
   shown = None
   for axes, (name, case) in zip(panels, data.items(), strict=True):
     values = np.array(case["lateness_ms"])
-    shown = axes.imshow(np.maximum(values, 0), aspect="auto", cmap="Blues", vmin=0, vmax=0.7 * limit,
-                        interpolation="nearest", extent=(0, values.shape[1], len(values) - 0.5, -0.5))
+    shown = axes.imshow(np.maximum(values, 0), aspect="auto", cmap="Blues", vmin=0,
+                        vmax=0.7 * limit, interpolation="nearest",
+                        extent=(0, values.shape[1], len(values) - 0.5, -0.5))
     last = values.argmax(axis=0)
     axes.plot(np.arange(len(last)) + 0.5, last, ".", color=ORANGE, markersize=3)
     [finding, *_] = case["findings"]
     who = f"rank {finding['ranks'][0]}" if finding["ranks"] else "nobody"
     axes.set_title(f"{name.capitalize()} is late.\nReport: {finding['mode'].replace('_', ' ')},\n"
-                   f"{100 * finding['share']:.0f} % of the step, blames {who}", fontsize=9, color=INK)
+                   f"{100 * finding['share']:.0f} % of the step, blames {who}", fontsize=9,
+                   color=INK)
     axes.set_xlabel("step")
   panels[0].set_ylabel("rank")
   bar = figure.colorbar(shown, ax=panels, pad=0.01, extend="max")
@@ -93,14 +98,17 @@ def growth(data: dict[str, Any]) -> Any:
 
 
 def paced(data: dict[str, Any]) -> Any:
-  """Change of the step by pacing in each situation: a bar for the mean of the seeds, a dot for each."""
+  """Change of the step by pacing in each situation: a bar for the mean of the seeds, a dot for
+  each."""
   figure, axes = _figure(8.0, 3.6)
   for row, changes in enumerate(data.values()):
     mean = 100 * float(np.mean(changes))
-    axes.barh(row, mean, height=0.55, color=BLUE if mean < -1 else GREY, edgecolor=INK, linewidth=0.6)
-    axes.plot([100 * change for change in changes], [row] * len(changes), ".", color=INK, markersize=5)
-    axes.annotate(f"{mean:+.2f} %", (max(0.0, 100 * max(changes)), row), (8, 0), textcoords="offset points",
-                  va="center", fontsize=9, color=INK)
+    axes.barh(row, mean, height=0.55, color=BLUE if mean < -1 else GREY, edgecolor=INK,
+              linewidth=0.6)
+    axes.plot([100 * change for change in changes], [row] * len(changes), ".", color=INK,
+              markersize=5)
+    axes.annotate(f"{mean:+.2f} %", (max(0.0, 100 * max(changes)), row), (8, 0),
+                  textcoords="offset points", va="center", fontsize=9, color=INK)
   axes.axvline(0, color=INK, linewidth=1)
   axes.set_yticks(range(len(data)), list(data))
   axes.invert_yaxis()

@@ -2,9 +2,9 @@
 
     python -m experiments.docs.concept_figures
 
-Jobs come from `jaxpace.simulation`, shares and findings from `jaxpace.diagnosis`, pacers are the live ones; about a
-minute. `docs/figures/concepts.json` holds every number that is drawn; `--only=one_step` makes one figure
-anew, `--redraw` draws them from that file.
+Jobs come from `jaxpace.simulation`, shares and findings from `jaxpace.diagnosis`, pacers are the
+live ones; about a minute. `docs/figures/concepts.json` holds every number that is drawn;
+`--only=one_step` makes one figure anew, `--redraw` draws them from that file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from jaxpace.trace.reader import read_run
 
 OUT = pathlib.Path("docs/figures")
 FABRIC = {"per_node": 1, "card_rate": 25e9, "rack_latency": 8e-6}
-JOB = {"forward": 5e-3, "backward": 10e-3, "update": 0.0, "gap": 1e-3, "gradient_bytes": 40e6, "overlap": False}
+JOB = {"forward": 5e-3, "backward": 10e-3, "update": 0.0, "gap": 1e-3, "gradient_bytes": 40e6,
+       "overlap": False}
 
 LATE = {"the same rank": {"normal": {"deviation": 0.02}, "slow": {"ranks": [5], "extra": 0.3}},
         "another rank each time": {"normal": {"deviation": 0.02}, "exponential": {"mean": 0.155}}}
-"""Both wait about as long: 0.3 of one rank's work, or the largest of eight draws less their mean."""
+"""Both wait about as long: 0.3 of one rank's work, or the largest of eight draws less their
+mean."""
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SPREADS: dict[str, tuple[Any, Callable[[int], float]]] = {
@@ -47,14 +49,17 @@ SPREADS: dict[str, tuple[Any, Callable[[int], float]]] = {
                          lambda n: 1 + 0.05 * float(np.sum(1 / np.arange(1, n + 1)))),
     "a pause of 30 ms in one step of 200": (noise.Pauses(np.float32(0.005), np.float32(30e-3)),
                                             lambda n: 1 + 2.0 * (1 - 0.995**n))}
-"""By name: the noise of each rank, and the mean of the slowest of n over 15 ms of compute, in closed form."""
+"""By name: the noise of each rank, and the mean of the slowest of n over 15 ms of compute, in
+closed form."""
 
 EARLY, INTERLEAVE = "pace_early_ranks(cost=0.01)", "interleave_jobs(max_delay=0.1, key={key})"
 PACED: dict[str, dict[str, Any]] = {
     "ranks late by turns": {"noise": {"exponential": {"mean": 0.1}}},
-    "one rank late for good": {"noise": {"slow": {"ranks": [3], "extra": 0.3}, "normal": {"deviation": 0.02}}},
+    "one rank late for good": {"noise": {"slow": {"ranks": [3], "extra": 0.3},
+                                         "normal": {"deviation": 0.02}}},
     "… and those that wait poll\non its processors": {
-        "noise": {"slow": {"ranks": [3], "extra": 0.3}, "normal": {"deviation": 0.02}}, "polling": 0.3},
+        "noise": {"slow": {"ranks": [3], "extra": 0.3}, "normal": {"deviation": 0.02}},
+        "polling": 0.3},
     "pauses of single ranks": {"noise": {"pauses": {"probability": 0.02, "seconds": 20e-3}}},
 }
 """Jobs of four ranks on one node, bare and under `pace_early_ranks`."""
@@ -70,7 +75,8 @@ def simulate(config: Mapping[str, Any]) -> tuple[settings.Scenario, list[Any]]:
 
 
 def one_step() -> dict[str, Any]:
-  """One step of four ranks, ms: who is busy with what, who waits for whom, and what the step goes to on the mean."""
+  """One step of four ranks, ms: who is busy with what, who waits for whom, and what the step goes
+  to on the mean."""
   components = {"normal": {"deviation": 0.25}, "pauses": {"probability": 0.05, "seconds": 4e-3}}
   _, [steps] = simulate({"seed": 3, "steps": 60, "fabric": {**FABRIC, "nodes": 4},
                          "jobs": {"a": {**JOB, "noise": components}}})
@@ -83,29 +89,34 @@ def one_step() -> dict[str, Any]:
   enter, leave = steps.enter[k, :, 0], float(steps.exit[k, 0])
   ms = {"gap": steps.gap[k], "compute": steps.compute[k], "waiting": enter.max() - enter,
         "transfer": np.full(4, leave - enter.max())}
-  ms = {name: (1e3 * np.asarray(values, np.float64)).round(3).tolist() for name, values in ms.items()}
+  ms = {name: (1e3 * np.asarray(values, np.float64)).round(3).tolist()
+        for name, values in ms.items()}
   step = 1e3 * leave
   return {"step": k, "step_ms": round(step, 3), "last": int(last[k]), **ms,
           "mean": {name: round(float(np.mean(values)), 3) for name, values in ms.items()}}
 
 
 def late() -> dict[str, Any]:
-  """Eight ranks with one late for good, and with late ones by turns: lateness, ms, and what the report says."""
+  """Eight ranks with one late for good, and with late ones by turns: lateness, ms, and what the
+  report says."""
   return {name: _late(components) for name, components in LATE.items()}
 
 
 def growth() -> dict[str, Any]:
-  """Mean step over the quiet one by number of ranks, simulated and in closed form; nothing but compute and waiting."""
+  """Mean step over the quiet one by number of ranks, simulated and in closed form; nothing but
+  compute and waiting."""
   import jax
   found: dict[str, Any] = {"ranks": list(SIZES)}
   for name, (component, _) in SPREADS.items():
-    job = Job(*(np.float32(seconds) for seconds in (5e-3, 10e-3, 0.0, 0.0)), np.zeros(1, np.float32), (component,))
+    job = Job(*(np.float32(seconds) for seconds in (5e-3, 10e-3, 0.0, 0.0)),
+              np.zeros(1, np.float32), (component,))
     simulated = []
     for ranks in SIZES:
       plan, key = simulation(Shape(ranks, overlap=False)), jax.random.key(1)
       _, steps = jax.jit(plan.run, static_argnums=3)(key, job, plan.init(key, job), 4000)
       simulated.append(round(float(np.asarray(steps.step_time, np.float64).mean() / 15e-3), 4))
-    found[name] = {"simulated": simulated, "closed": [round(SPREADS[name][1](ranks), 4) for ranks in SIZES]}
+    found[name] = {"simulated": simulated,
+                   "closed": [round(SPREADS[name][1](ranks), 4) for ranks in SIZES]}
   return found
 
 
@@ -116,12 +127,14 @@ def slowest_normal(ranks: int) -> float:
 
 
 def paced(seeds: int = 3, steps: int = 3000) -> dict[str, Any]:
-  """Change of the mean step by pacing, in situations where it can and where it can't gain, for each seed."""
+  """Change of the mean step by pacing, in situations where it can and where it can't gain, for each
+  seed."""
   found = {}
   for name, job in PACED.items():
     found[name] = _change({"steps": steps, "fabric": {**FABRIC, "nodes": 1, "per_node": 4},
                            "jobs": {"a": {**JOB, **job}}}, {"a": EARLY}, seeds)
-  # Two racks of two nodes; each job has a node in both, so that all its traffic crosses the uplinks.
+  # Two racks of two nodes; each job has a node in both, so that all its traffic crosses the
+  # uplinks.
   fabric = {"nodes": 4, "per_node": 1, "rack": 2, "card_rate": 25e9, "uplink_rate": 25e9}
   job = {**JOB, "forward": 12e-3, "backward": 24e-3, "gradient_bytes": 600e6, "buckets": 4,
          "noise": {"normal": {"deviation": 0.02}}}
@@ -133,10 +146,12 @@ def paced(seeds: int = 3, steps: int = 3000) -> dict[str, Any]:
 
 
 def _late(components: Mapping[str, Any]) -> dict[str, Any]:
-  config = {"seed": 2, "steps": 400, "fabric": {**FABRIC, "nodes": 8}, "jobs": {"a": {**JOB, "noise": components}}}
+  config = {"seed": 2, "steps": 400, "fabric": {**FABRIC, "nodes": 8},
+            "jobs": {"a": {**JOB, "noise": components}}}
   scenario, [steps] = simulate(config)
   with tempfile.TemporaryDirectory() as folder:
-    writer = RunWriter(pathlib.Path(folder) / "run", recording(scenario.jobs[0], scenario, config), scenario.seed)
+    writer = RunWriter(pathlib.Path(folder) / "run", recording(scenario.jobs[0], scenario, config),
+                       scenario.seed)
     writer.write(steps)
     writer.close()
     run = read_run(pathlib.Path(folder) / "run")
@@ -145,33 +160,39 @@ def _late(components: Mapping[str, Any]) -> dict[str, Any]:
   assert said.shares is not None and said.step_time is not None
   arrival = np.asarray(split.compute, np.float64) + split.runtime
   lateness = arrival - np.median(arrival, axis=0)
-  return {"lateness_ms": (1e3 * lateness).round(2).tolist(), "step_ms": round(1e3 * said.step_time.mean, 2),
-          "skew": round(said.shares["skew"], 4),
-          "findings": [{"mode": f.mode, "share": round(f.share, 4), "ranks": list(f.ranks)} for f in said.findings]}
+  return {"lateness_ms": (1e3 * lateness).round(2).tolist(),
+          "step_ms": round(1e3 * said.step_time.mean, 2), "skew": round(said.shares["skew"], 4),
+          "findings": [{"mode": f.mode, "share": round(f.share, 4), "ranks": list(f.ranks)}
+                       for f in said.findings]}
 
 
 def _change(config: dict[str, Any], pacers: Mapping[str, str], seeds: int) -> list[float]:
-  """(with - without) / without of the mean step, mean over jobs, from the same draws; one value a seed."""
+  """(with - without) / without of the mean step, mean over jobs, from the same draws; one value a
+  seed."""
   bare = _mean_steps(config, seeds)
   for name, pacer in pacers.items():
     config["jobs"][name]["pacer"] = pacer
-  return [round(float(change), 5) for change in (_mean_steps(config, seeds) / bare - 1).mean(axis=1)]
+  return [round(float(change), 5)
+          for change in (_mean_steps(config, seeds) / bare - 1).mean(axis=1)]
 
 
 def _mean_steps(config: Mapping[str, Any], seeds: int) -> np.ndarray:
-  """[seeds, jobs] seconds, all seeds in one program; a job starts within the first 10 ms, as its seed draws."""
+  """[seeds, jobs] seconds, all seeds in one program; a job starts within the first 10 ms, as its
+  seed draws."""
   import jax
   scenario = settings.read(config, pacer_expression.make)
   jobs = scenario.jobs
   links = scenarios.shares(list(jobs))
   if not scenario.shared:
     links = links._replace(coupled=np.bool_(False))
-  plan = several([j.shape for j in jobs], [j.pacer for j in jobs], buckets=[j.buckets for j in jobs],
-                 steps=scenario.steps, max_delay=scenario.max_delay)
+  plan = several([j.shape for j in jobs], [j.pacer for j in jobs],
+                 buckets=[j.buckets for j in jobs], steps=scenario.steps,
+                 max_delay=scenario.max_delay)
 
   def play(key: jax.Array) -> list[jax.Array]:
     starts = jax.random.uniform(jax.random.fold_in(key, 1), (len(jobs),), maxval=10e-3)
-    histories = plan.run(key, [j.job for j in jobs], links, starts, np.full(len(jobs), 2**30, np.int32))
+    histories = plan.run(key, [j.job for j in jobs], links, starts,
+                         np.full(len(jobs), 2**30, np.int32))
     return [history.step_time for history in histories]
 
   times = jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(0), seeds))
@@ -195,9 +216,12 @@ def main(argv: list[str]) -> None:
   for name in flags.FLAGS.only or FIGURES:
     if not flags.FLAGS.redraw:
       data[name] = FIGURES[name]()
-    print(f"{name}: {concept_drawing.save(getattr(concept_drawing, name)(data[name]), out / f'{name}.svg')}")
+    print(
+        f"{name}: "
+        f"{concept_drawing.save(getattr(concept_drawing, name)(data[name]), out / f'{name}.svg')}")
   out.mkdir(parents=True, exist_ok=True)
-  store.write_text(json.dumps({name: data[name] for name in FIGURES if name in data}, indent=1) + "\n")
+  store.write_text(json.dumps({name: data[name] for name in FIGURES if name in data}, indent=1)
+                   + "\n")
 
 
 def define_flags() -> None:

@@ -2,8 +2,8 @@
 
     python -m experiments.docs.pages
 
-For pages whose words or intervals have changed since. Where the rounds themselves were kept, intervals are worked out
-anew as well.
+For pages whose words or intervals have changed since. Where the rounds themselves were kept,
+intervals are worked out anew as well.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from experiments.lib.paired import estimate
 
 FOLDER = pathlib.Path("docs/measurements")
 PAGES = {
-    "emulated": ("experiments.paper.emulated", "tables"), "intervals": ("experiments.measure.intervals", "lines"),
+    "emulated": ("experiments.paper.emulated", "tables"),
+    "intervals": ("experiments.measure.intervals", "lines"),
     "null_live": ("experiments.measure.null_live", "lines"),
     "overhead": ("experiments.measure.overhead_tables", "lines"),
     "overhead_starts": ("experiments.measure.overhead_starts", "lines"),
-    "pauses": ("experiments.measure.pauses", "tables"), "polling": ("experiments.measure.polling", "lines"),
+    "pauses": ("experiments.measure.pauses", "tables"),
+    "polling": ("experiments.measure.polling", "lines"),
     "polling_pinned": ("experiments.measure.polling", "lines"),
     **dict.fromkeys(("two_jobs", "two_jobs_fresh", "two_jobs_leave", "two_jobs_random"),
                     ("experiments.labs.fabric.two_jobs_tables", "markdown")),
@@ -36,7 +38,8 @@ PAGES = {
 
 
 def again(name: str, figures: dict[str, Any]) -> dict[str, Any]:
-  """The figures with the intervals that can be worked out anew, from rounds that are in the file."""
+  """The figures with the intervals that can be worked out anew, from rounds that are in the
+  file."""
   if name.startswith("two_jobs"):
     from experiments.labs.fabric import two_jobs_figures
     for here in figures["by_congestion"].values():

@@ -22,11 +22,12 @@ _ASLEEP = np.uint32(0xFFFFFFFF)
 """A value the callback never returns; the compiler does not know that, so it has to wait for it."""
 
 
-def make_late(train_step: Callable[..., Any], axis_name: str, rank: int, seconds: float) -> Callable[..., Any]:
+def make_late(train_step: Callable[..., Any], axis_name: str, rank: int,
+              seconds: float) -> Callable[..., Any]:
   """Delays the batch of one rank by a sleep between the start of its step and its forward pass.
 
-  The first image, token or other leaf of the batch depends on the sleep's result by real dataflow: an
-  optimization barrier would order nothing on the CPU. No value changes.
+  The first image, token or other leaf of the batch depends on the sleep's result by real dataflow:
+  an optimization barrier would order nothing on the CPU. No value changes.
 
   Args:
     train_step: `(state, batch) -> out`, run by every device under `jax.shard_map` or `jax.pmap`.
@@ -38,14 +39,16 @@ def make_late(train_step: Callable[..., Any], axis_name: str, rank: int, seconds
     `train_step` with the lateness put in.
 
   Raises:
-    UserError: `seconds` is negative or not finite, or, when the step is traced, there is no such rank.
+    UserError: `seconds` is negative or not finite, or, when the step is traced, there is no such
+      rank.
   """
   if not (math.isfinite(seconds) and seconds >= 0):
     raise UserError(f"A rank cannot be made late by {seconds} s: give a number of zero or more.")
   if seconds == 0:
     return train_step
 
-  def sleep() -> np.uint32:  # no argument: moving one to the host can hang where devices share few threads
+  # no argument: moving one to the host can hang where devices share few threads
+  def sleep() -> np.uint32:
     time.sleep(seconds)
     return np.uint32(0)
 
@@ -53,11 +56,12 @@ def make_late(train_step: Callable[..., Any], axis_name: str, rank: int, seconds
   def late_step(state: Any, batch: Any) -> Any:
     ranks = jax.lax.axis_size(axis_name)
     if rank >= ranks:
-      raise UserError(f"Rank {rank} cannot be made late: there are {ranks}, numbered from 0. Choose --late_rank below "
-                      f"{ranks}, or start more processes.")
+      raise UserError(f"Rank {rank} cannot be made late: there are {ranks}, numbered from 0. "
+                      f"Choose --late_rank below {ranks}, or start more processes.")
     leaves, tree = jax.tree.flatten(batch)
     first = leaves[0]
-    here = first.ravel()[0] != _never(first.dtype)  # always true, and known only when the batch is there
+    # always true, and known only when the batch is there
+    here = first.ravel()[0] != _never(first.dtype)
     awake = jax.lax.cond(
         here & (jax.lax.axis_index(axis_name) == rank),
         lambda: io_callback(sleep, jax.ShapeDtypeStruct((), jnp.uint32)),

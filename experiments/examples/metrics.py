@@ -12,15 +12,16 @@ from typing import Any
 import jax
 
 IN_FLIGHT = 8
-"""Steps a process may run ahead of its devices. More gain nothing, and where several devices share the threads of one
-process (`--xla_force_host_platform_device_count`), XLA's CPU client hangs with some 30 steps in flight."""
+"""Steps a process may run ahead of its devices. More gain nothing, and where several devices share
+the threads of one process (`--xla_force_host_platform_device_count`), XLA's CPU client hangs with
+some 30 steps in flight."""
 
 
 class Writer:
   """Prints progress, and writes scalars to TensorBoard where tensorboardX is installed.
 
-  Anything with `write_scalars(step, scalars)` can stand in for it. On processes other than 0 it writes nothing.
-  On all of them it keeps the host at most `IN_FLIGHT` steps ahead of the devices.
+  Anything with `write_scalars(step, scalars)` can stand in for it. On processes other than 0 it
+  writes nothing. On all of them it keeps the host at most `IN_FLIGHT` steps ahead of the devices.
   """
 
   def __init__(self, workdir: str, log_every: int) -> None:
@@ -62,7 +63,8 @@ class Writer:
     step_time = (now - self._last_time) / (step - self._last_step)
     self._last_step, self._last_time = step, now
     if step == 1:
-      print(f"step {1:>6}  " + _line(values) + f"  compiled and run in {step_time:.1f} s", flush=True)
+      print(f"step {1:>6}  " + _line(values) + f"  compiled and run in {step_time:.1f} s",
+            flush=True)
     else:
       values["step_time_ms"] = 1e3 * step_time
       print(f"step {step:>6}  " + _line(values), flush=True)

@@ -1,4 +1,5 @@
-"""What the example programs share: joining the job, and a sentence instead of a traceback for a user's slip."""
+"""What the example programs share: joining the job, and a sentence instead of a traceback for a
+user's slip."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def run(train: Callable[[], object]) -> None:
   Raises:
     SystemExit: with status 2 and a sentence, if `train` raises `UserError`.
   """
-  logging.getLogger("jax").setLevel(logging.WARNING)  # absl's default, INFO, tells how the coordinator starts
+  # absl's default, INFO, tells how the coordinator starts
+  logging.getLogger("jax").setLevel(logging.WARNING)
   try:
     jaxpace.distributed.initialize()
     train()

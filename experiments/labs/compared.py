@@ -1,12 +1,14 @@
-"""Two judgements of the same lab runs side by side: what do two versions of the diagnosis say otherwise?
+"""Two judgements of the same lab runs side by side: what do two versions of the diagnosis say
+otherwise?
 
     git worktree add --detach ../before COMMIT
     (cd ../before && python -m experiments.fault_lab --judge --runs=RUNS --out=old.json)    # by its own name then
     python -m experiments.labs.fault_lab --judge --runs=RUNS --out=new.json                 # and RUNS/judged.json
     python -m experiments.labs.compared --old=old.json --new=RUNS/judged.json
 
-Every difference is listed by itself: a mode found by one alone, other ranks or hosts, another share.
-"""
+Every difference is listed by itself: a mode found by one alone, other ranks or hosts, another
+share.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ from experiments.lib import measured
 
 _SHARE = 1e-3
 """By which shares of the step must differ to be listed."""
-_SAYS = {"all": "with hosts' counters, link probe and measured fabric", "counters": "with hosts' counters",
-         "bare": "by the stamps alone"}
+_SAYS = {"all": "with hosts' counters, link probe and measured fabric",
+         "counters": "with hosts' counters", "bare": "by the stamps alone"}
 
 
 def read(path: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """Reads a judgement: the rows of `judged.json`, or the whole file of figures of versions that kept them there.
+  """Reads a judgement: the rows of `judged.json`, or the whole file of figures of versions that
+  kept them there.
 
   Returns:
     The rows by name of the run.
@@ -38,7 +41,8 @@ def read(path: pathlib.Path) -> dict[str, dict[str, Any]]:
   document = json.loads(path.read_text())
   rows = document.get("runs") if isinstance(document, dict) else document
   if not rows or not all(isinstance(row, dict) and {"name", "found"} <= row.keys() for row in rows):
-    raise ValueError(f"{path} holds no judged runs: name the file that `fault_lab --judge` wrote run by run.")
+    raise ValueError(
+        f"{path} holds no judged runs: name the file that `fault_lab --judge` wrote run by run.")
   return {row["name"]: row for row in rows}
 
 
@@ -52,25 +56,29 @@ def differences(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[
     least: by which shares must differ.
 
   Returns:
-    Rows with `run`, `way` of judging, `mode`, `what` ("only old", "only new", "blame" or "share"), and what `old` and
-    `new` say.
+    Rows with `run`, `way` of judging, `mode`, `what` ("only old", "only new", "blame" or "share"),
+    and what `old` and `new` say.
   """
   found = []
   for name in sorted(set(old) & set(new)):
     for way in (way for way in old[name]["found"] if way in new[name]["found"]):
-      one, other = ({entry["mode"]: entry for entry in row["found"][way]} for row in (old[name], new[name]))
+      one, other = ({entry["mode"]: entry for entry in row["found"][way]}
+                    for row in (old[name], new[name]))
       for mode in sorted({*one, *other}):
         what = _difference(one.get(mode), other.get(mode), least)
         if what:
-          found.append({"run": name, "way": way, "mode": mode, "what": what, "injected": _injected(new[name]),
-                        "old": _said(one.get(mode)), "new": _said(other.get(mode))})
+          found.append({"run": name, "way": way, "mode": mode, "what": what,
+                        "injected": _injected(new[name]), "old": _said(one.get(mode)),
+                        "new": _said(other.get(mode))})
   return found
 
 
-def _difference(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, least: float) -> str | None:
+def _difference(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None,
+                least: float) -> str | None:
   if one is None or other is None:
     return "only new" if one is None else "only old"
-  if (sorted(one["ranks"]), sorted(one["hosts"])) != (sorted(other["ranks"]), sorted(other["hosts"])):
+  if ((sorted(one["ranks"]), sorted(one["hosts"]))
+      != (sorted(other["ranks"]), sorted(other["hosts"]))):
     return "blame"
   return "share" if abs(one["share"] - other["share"]) > least else None
 
@@ -78,7 +86,8 @@ def _difference(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None, 
 def _said(finding: Mapping[str, Any] | None) -> str:
   if finding is None:
     return "nothing"
-  whom = f"ranks {finding['ranks']} {finding['hosts']}" if finding["ranks"] or finding["hosts"] else "nobody"
+  whom = (f"ranks {finding['ranks']} {finding['hosts']}" if finding["ranks"]
+          or finding["hosts"] else "nobody")
   return f"{100 * finding['share']:.2f} %, {whom}"
 
 
@@ -87,7 +96,8 @@ def _injected(row: Mapping[str, Any]) -> str:
                    for fault in row["injected"]) or "nothing"
 
 
-def compare(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def compare(old: Mapping[str, Mapping[str, Any]],
+            new: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
   """How many runs say the same, how far shares differ, and the differences."""
   both = sorted(set(old) & set(new))
   found = differences(old, new)
@@ -102,10 +112,11 @@ def compare(old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str,
         "findings_new": sum(len(after) for _, after in pairs),
         **{kind: sum(entry["way"] == way and entry["what"] == kind for entry in found)
            for kind in ("only old", "only new", "blame", "share")},
-        "largest_difference_of_shares": max((abs(one["share"] - other["share"]) for one, other in findings),
-                                            default=None)}
-  return {"runs": len(both), "only_old": sorted(set(old) - set(new)), "only_new": sorted(set(new) - set(old)),
-          "ways": ways, "differences": found}
+        "largest_difference_of_shares":
+        max((abs(one["share"] - other["share"]) for one, other in findings),
+            default=None)}
+  return {"runs": len(both), "only_old": sorted(set(old) - set(new)),
+          "only_new": sorted(set(new) - set(old)), "ways": ways, "differences": found}
 
 
 def page(figures: Mapping[str, Any]) -> list[str]:
@@ -118,13 +129,13 @@ def page(figures: Mapping[str, Any]) -> list[str]:
     lines += measured.table(
         ("", "findings, old", "new", "found by old alone", "by new alone", "others blamed",
          f"share differs by over {100 * _SHARE:g} points", "largest difference of shares, points"),
-        [(_SAYS[way], one["findings_old"], one["findings_new"], one["only old"], one["only new"], one["blame"],
-          one["share"], None if one["largest_difference_of_shares"] is None else
+        [(_SAYS[way], one["findings_old"], one["findings_new"], one["only old"], one["only new"],
+          one["blame"], one["share"], None if one["largest_difference_of_shares"] is None else
           100 * one["largest_difference_of_shares"]) for way, one in found["ways"].items()])
     if found["differences"]:
       lines += measured.table(("run", "injected", "judged", "mode", "difference", "old", "new"), [
-          (entry["run"], entry["injected"], _SAYS[entry["way"]], entry["mode"], entry["what"], entry["old"],
-           entry["new"]) for entry in found["differences"]])
+          (entry["run"], entry["injected"], _SAYS[entry["way"]], entry["mode"], entry["what"],
+           entry["old"], entry["new"]) for entry in found["differences"]])
   return lines
 
 
@@ -132,9 +143,11 @@ def main(argv: list[str]) -> None:
   """Compares, one pair of files after the other."""
   args = flags.FLAGS
   if len(argv) > 1 or len(args.old) != len(args.new) or not args.old:
-    raise app.UsageError("Give as many files to --old as to --new, the same runs at the same place.")
+    raise app.UsageError(
+        "Give as many files to --old as to --new, the same runs at the same place.")
   titles = args.titles or [f"Runs {number + 1}" for number in range(len(args.old))]
-  figures = {**measured.circumstances("experiments.labs.compared"), "note": args.note, "compared": {}}
+  figures = {**measured.circumstances("experiments.labs.compared"), "note": args.note,
+             "compared": {}}
   try:
     for title, one, other in zip(titles, args.old, args.new, strict=True):
       figures["compared"][title] = compare(read(pathlib.Path(one)), read(pathlib.Path(other)))
@@ -148,5 +161,6 @@ if __name__ == "__main__":
   flags.DEFINE_list("new", [], "Files of the newer ones, of the same runs.")
   flags.DEFINE_list("titles", [], "What to call each pair.")
   flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
-  flags.DEFINE_string("out", "docs/measurements/fault_lab_old_new.json", "Where the figures go; a table beside it.")
+  flags.DEFINE_string("out", "docs/measurements/fault_lab_old_new.json",
+                      "Where the figures go; a table beside it.")
   app.run(main)

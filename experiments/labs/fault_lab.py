@@ -1,4 +1,5 @@
-"""The fault lab: makes runs with labelled faults and without, has them diagnosed, and says how often that was right.
+"""The fault lab: makes runs with labelled faults and without, has them diagnosed, and says how
+often that was right.
 
     python -m experiments.labs.fault_lab                                  # all of it, about half an hour on two cores
     python -m experiments.labs.fault_lab --make --runs=runs/fault_lab     # only makes the runs; goes on where it was
@@ -6,7 +7,7 @@
     python -m experiments.labs.fault_lab --judge --runs=runs/fault_lab    # only diagnoses them, again and again
 
 Link and trunk faults need root: hosts are network namespaces then. See docs/fault_lab.md.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -26,14 +27,18 @@ from experiments.labs.fabric.machine import LabError
 from experiments.labs.faults import judge, make, plan, scores, tables
 from experiments.lib import measured
 
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/fault_lab.py", "What is made.", lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/fault_lab.py", "What is made.",
+                                          lock_config=True)
 _RUNS = flags.DEFINE_string("runs", "runs/fault_lab", "Directory of the runs.")
 _MAKE = flags.DEFINE_bool("make", False, "Only make the runs.")
 _JUDGE = flags.DEFINE_bool("judge", False, "Only judge the runs that are there.")
 _ONLY = flags.DEFINE_list("only", [], "Only runs whose name holds one of these; their twins too.")
-_SKIP = flags.DEFINE_list("skip", [], "No runs whose name holds one of these, to be made later by the same command.")
+_SKIP = flags.DEFINE_list("skip", [],
+                          "No runs whose name holds one of these, to be made later by the "
+                          "same command.")
 _NOTE = flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
-_OUT = flags.DEFINE_string("out", "docs/measurements/fault_lab.json", "Where the figures go; tables beside it.")
+_OUT = flags.DEFINE_string("out", "docs/measurements/fault_lab.json",
+                           "Where the figures go; tables beside it.")
 
 
 def _show(name: str, done: int, total: int) -> None:
@@ -44,12 +49,15 @@ def _show(name: str, done: int, total: int) -> None:
 
 
 def _say(sentence: str) -> None:
-  print(f"\nfault_lab: {sentence}" if sys.stderr.isatty() else f"fault_lab: {sentence}", file=sys.stderr, flush=True)
+  print(f"\nfault_lab: {sentence}" if sys.stderr.isatty() else f"fault_lab: {sentence}",
+        file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
-    raise app.UsageError(f"What is {argv[1]!r}? All arguments are flags: --make, --judge, --runs=DIR, --only=in8, ...")
+    raise app.UsageError(
+        f"What is {argv[1]!r}? All arguments are flags: --make, --judge, --runs=DIR, "
+        "--only=in8, ...")
   runs = pathlib.Path(_RUNS.value).absolute()
   try:
     specs = plan.plan(_CONFIG.value)
@@ -59,12 +67,14 @@ def main(argv: list[str]) -> None:
     chosen = {spec.name for spec in specs if any(part in spec.name for part in _ONLY.value)}
     chosen |= {spec.twin for spec in specs if spec.name in chosen and spec.twin}
     specs = [spec for spec in specs if spec.name in chosen]
-  specs = [spec for spec in specs if not any(part in f"{spec.name} {spec.twin}" for part in _SKIP.value)]
+  specs = [spec for spec in specs
+           if not any(part in f"{spec.name} {spec.twin}" for part in _SKIP.value)]
   if not _JUDGE.value:
     try:
       failed = make.make(specs, _CONFIG.value, runs, _show, _say)
     except KeyboardInterrupt:
-      sys.exit(f"\nfault_lab: stopped. What is made is in {runs}; the same command goes on from there.")
+      sys.exit(
+          f"\nfault_lab: stopped. What is made is in {runs}; the same command goes on from there.")
     except LabError as error:
       sys.exit(f"fault_lab: {error}")
     for name, reason in failed.items():
@@ -80,16 +90,19 @@ def _judge(runs: pathlib.Path, out: pathlib.Path) -> None:
   """Diagnoses all runs that are there, shows the figures and writes them."""
   ready = judge.labelled(runs, _ONLY.value)
   judged = judge.judge(ready, _judged)
-  loads = [load for one in ready for load in json.loads((one.path / make.LABEL).read_text())["load"]]
+  loads = [load for one in ready
+           for load in json.loads((one.path / make.LABEL).read_text())["load"]]
   figures = {
       **measured.circumstances("experiments.labs.fault_lab"),
-      "made": {"runs": len(ready), "load": [float(value) for value in np.percentile(loads, [0, 50, 100])],
+      "made": {"runs": len(ready),
+               "load": [float(value) for value in np.percentile(loads, [0, 50, 100])],
                "seed": json.loads((runs / "plan.json").read_text())["config"]["seed"]},
       "note": _NOTE.value,
       "judged": {name: scores.summary(found) for name, found in judged.items()},
       "misjudged": scores.misjudged(judged["all"])}
-  rows = [{**dataclasses.asdict(one), "found": {how: [dataclasses.asdict(f) for f in judged[how][number].found]
-                                                for how in judge.WAYS}}
+  rows = [{**dataclasses.asdict(one),
+           "found": {how: [dataclasses.asdict(f) for f in judged[how][number].found]
+                     for how in judge.WAYS}}
           for number, one in enumerate(judged["all"])]
   # Run by run it is too much for the record in git: it stays with the runs.
   (runs / "judged.json").write_text(json.dumps(_finite(rows), indent=1) + "\n")
@@ -115,7 +128,8 @@ def _finite(value: Any) -> Any:
 
 def _judged(done: int, total: int) -> None:
   if sys.stderr.isatty():
-    print(f"\r\x1b[K{done} of {total} runs judged", end="" if done < total else "\n", file=sys.stderr, flush=True)
+    print(f"\r\x1b[K{done} of {total} runs judged", end="" if done < total else "\n",
+          file=sys.stderr, flush=True)
   elif done % 50 == 0 or done == total:
     print(f"{done} of {total} runs judged", file=sys.stderr, flush=True)
 

@@ -1,4 +1,5 @@
-"""What only an NVIDIA GPU can tell about jaxpace on one, in one program that asserts and prints its figures.
+"""What only an NVIDIA GPU can tell about jaxpace on one, in one program that asserts and prints its
+figures.
 
     python -m experiments.labs.gpu_check                            # all sections; about 9 minutes
     python -m experiments.labs.gpu_check --quick                    # fewer repetitions; about 4 minutes
@@ -7,15 +8,16 @@
     named
     python -m experiments.labs.gpu_check --list
 
-It needs jax with its CUDA plugin (`pip install "jax[cuda13]"`), numpy and the checkout on PYTHONPATH; pyarrow for the
-arm in which a `jaxpace.Recorder` runs, nvcc for the FFI handlers measured beside jaxpace's own. What is missing is
-said, and the rest is done.
+It needs jax with its CUDA plugin (`pip install "jax[cuda13]"`), numpy and the checkout on
+PYTHONPATH; pyarrow for the arm in which a `jaxpace.Recorder` runs, nvcc for the FFI handlers
+measured beside jaxpace's own. What is missing is said, and the rest is done.
 
-Every section runs in a process of its own, so that neither an error on the device nor a hang nor XLA's flags reach the
-others; a section that fails, crashes or takes too long counts as failed. Ends with 0 if all is well or no GPU is
-visible (one line says so), 1 if a check failed, 2 for a bad argument. Writes --out (.json) and a Markdown table beside
-it after each section, so that an end before time loses only what had not been done.
-"""
+Every section runs in a process of its own, so that neither an error on the device nor a hang nor
+XLA's flags reach the others; a section that fails, crashes or takes too long counts as failed. Ends
+with 0 if all is well or no GPU is visible (one line says so), 1 if a check failed, 2 for a bad
+argument. Writes --out (.json) and a Markdown table beside it after each section, so that an end
+before time loses only what had not been done.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -64,25 +66,34 @@ SECTIONS = {
     "machine": Section("machine", "GPU, driver and versions", 40),
     "stamp": Section("stamps", "resolution, order and cost of stamps", 60),
     "delay": Section("delays", "delays asked, and what is out of range", 60),
-    "injected": Section("injected", "known lengths before and after the collective; delays a pacer asks for", 60),
-    "whole_loop": Section("whole_loop", "no way through the host, by trace and by program", 75, cached=False),
+    "injected": Section("injected",
+                        "known lengths before and after the collective; delays a pacer asks for",
+                        60),
+    "whole_loop": Section("whole_loop", "no way through the host, by trace and by program", 75,
+                          cached=False),
     "steps_2ms": Section("steps", "overhead on a step of about 2 ms", 75, arguments=("2ms",)),
     "steps_20ms": Section("steps", "overhead on a step of about 20 ms", 130, arguments=("20ms",)),
     "bitwise": Section("steps", "parameters after 50 steps", 60, "run_bits", cached=False),
     "host_time": Section("hosttime", "device time against the host's clock", 30),
     "stamp_callback": Section("stamps", "the host callback clock beside it", 30, "run_callback"),
-    "compiled": Section("compiled", "what instrumenting adds to the compiled step", 60, cached=False,
-                        xla_flags="--xla_dump_to={folder}"),
-    "marks": Section("marks", "marks of observed programs: arrival, cost, truth, no host in the loop", 60),
-    "observed": Section("marks", "an observed step on several GPUs: bits, overhead", 120, "run_observed", cached=False),
+    "compiled": Section("compiled", "what instrumenting adds to the compiled step", 60,
+                        cached=False, xla_flags="--xla_dump_to={folder}"),
+    "marks": Section("marks",
+                     "marks of observed programs: arrival, cost, truth, no host in the loop", 60),
+    "observed": Section("marks", "an observed step on several GPUs: bits, overhead", 120,
+                        "run_observed", cached=False),
     "ffi": Section("ffi", "stamp and delay by FFI handlers in CUDA C++", 60),
     "pallas": Section("pallas", "stamp and delay by Pallas and Triton", 60),
-    "stamp_no_graphs": Section("stamps", "stamps with command buffers off", 40, xla_flags=NO_GRAPHS),
-    "ffi_no_graphs": Section("ffi", "FFI handlers with command buffers off", 60, xla_flags=NO_GRAPHS),
-    "bitwise_fixed": Section("steps", "the same with --xla_gpu_deterministic_ops", 60, "run_bits", cached=False,
-                             xla_flags="--xla_gpu_deterministic_ops=true"),
-    "alone_2ms": Section("steps", "2 ms, one loop a process", 240, "run_alone", ("2ms",), asked_for=True),
-    "alone_20ms": Section("steps", "20 ms, one loop a process", 280, "run_alone", ("20ms",), asked_for=True),
+    "stamp_no_graphs": Section("stamps", "stamps with command buffers off", 40,
+                               xla_flags=NO_GRAPHS),
+    "ffi_no_graphs": Section("ffi", "FFI handlers with command buffers off", 60,
+                             xla_flags=NO_GRAPHS),
+    "bitwise_fixed": Section("steps", "the same with --xla_gpu_deterministic_ops", 60, "run_bits",
+                             cached=False, xla_flags="--xla_gpu_deterministic_ops=true"),
+    "alone_2ms": Section("steps", "2 ms, one loop a process", 240, "run_alone", ("2ms",),
+                         asked_for=True),
+    "alone_20ms": Section("steps", "20 ms, one loop a process", 280, "run_alone", ("20ms",),
+                          asked_for=True),
 }
 """In order of what matters most, in case time runs out."""
 
@@ -93,11 +104,15 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
                                    description="Checks jaxpace on an NVIDIA GPU.")
   parser.add_argument("--only", default="", help="sections to run, separated by commas")
   parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-  parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu.json"), help="file for the figures (.json)")
-  parser.add_argument("--limit_s", type=float, default=570.0, help="seconds after which no section is started")
+  parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu.json"),
+                      help="file for the figures (.json)")
+  parser.add_argument("--limit_s", type=float, default=570.0,
+                      help="seconds after which no section is started")
   parser.add_argument("--list", action="store_true", help="list the sections and end")
-  parser.add_argument("--platform", default="gpu", help="of the devices; cpu tries the program itself, not a GPU")
-  parser.add_argument("--clock", default="", help="clock under test; stream on a GPU, native on the CPU")
+  parser.add_argument("--platform", default="gpu",
+                      help="of the devices; cpu tries the program itself, not a GPU")
+  parser.add_argument("--clock", default="",
+                      help="clock under test; stream on a GPU, native on the CPU")
   hidden = argparse.SUPPRESS
   parser.add_argument("--size", choices=("full", "quick", "tiny"), default="", help=hidden)
   parser.add_argument("--child", type=pathlib.Path, help=hidden)
@@ -156,9 +171,11 @@ def child(given: argparse.Namespace) -> int:
 
 
 def environment(section: Section, cache: str, folder: str) -> dict[str, str]:
-  """What a section's process is started with: memory taken as it is needed, since several share the GPU."""
+  """What a section's process is started with: memory taken as it is needed, since several share the
+  GPU."""
   paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-  added = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+  added = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1",
+           "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
   if section.cached:
     added |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
   flags = f"{os.environ.get('XLA_FLAGS', '')} {section.xla_flags.format(folder=folder)}".strip()
@@ -170,8 +187,9 @@ def start(name: str, given: argparse.Namespace, cache: str, left_s: float) -> di
   section = SECTIONS[name]
   with tempfile.TemporaryDirectory() as folder:
     out = pathlib.Path(folder) / "section.json"
-    command = [sys.executable, "-m", "experiments.labs.gpu_check", f"--section={name}", f"--child={out}",
-               f"--platform={given.platform}", f"--clock={given.clock}", f"--size={given.size}", f"--limit_s={left_s}"]
+    command = [sys.executable, "-m", "experiments.labs.gpu_check", f"--section={name}",
+               f"--child={out}", f"--platform={given.platform}", f"--clock={given.clock}",
+               f"--size={given.size}", f"--limit_s={left_s}"]
     # Twice its own measure: compiling is not in it.
     longest = max(10.0, min(2 * section.limit_s + 60, left_s))
     process = subprocess.Popen(command, env=environment(section, cache, folder))
@@ -205,7 +223,8 @@ def failures(results: dict[str, dict[str, Any]]) -> list[str]:
 
 def drift(results: dict[str, dict[str, Any]]) -> tuple[float, float, float]:
   """Drift of the GPU's timer against the host's clock over all sections; see `hosttime.drift`."""
-  return hosttime.drift(sorted(offset for result in results.values() for offset in result.get("offsets", ())))
+  return hosttime.drift(sorted(offset for result in results.values()
+                               for offset in result.get("offsets", ())))
 
 
 def lines_of(figures: dict[str, Any]) -> list[str]:
@@ -213,23 +232,27 @@ def lines_of(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("jaxpace on a GPU", figures)
   failed = failures(figures["sections"])
   checks = sum(len(result.get("checks", ())) for result in figures["sections"].values())
-  lines += [f"{checks} checks, {len(failed)} failures. Not run: {', '.join(figures['not_run']) or 'none'}.", ""]
+  lines += [
+      f"{checks} checks, {len(failed)} failures. Not run: "
+      f"{', '.join(figures['not_run']) or 'none'}.", ""]
   lines += [f"- {line}" for line in failed] + ([""] if failed else [])
   if figures.get("drift"):
     ppm, seconds, residual = figures["drift"]
-    lines += [f"The GPU's timer against the host's clock over {seconds:.0f} s: {ppm:.4g} ppm, at most "
-              f"{residual * 1e-3:.4g} us from a straight line.", ""]
+    lines += [f"The GPU's timer against the host's clock over {seconds:.0f} s: {ppm:.4g} ppm, at "
+              f"most {residual * 1e-3:.4g} us from a straight line.", ""]
   for name, result in figures["sections"].items():
     lines += [f"## {name}: {SECTIONS[name].about}", ""]
     if "error" in result:
       lines += [f"Failed: {result['error'].splitlines()[0]}", ""]
-    rows = [(check["name"], f"{shown(check['value'])} {check['unit']}".strip(), check["limit"] or "yes",
-             "passed" if check["passed"] else "**failed**") for check in result.get("checks", ())]
+    rows = [(check["name"], f"{shown(check['value'])} {check['unit']}".strip(),
+             check["limit"] or "yes", "passed" if check["passed"] else "**failed**")
+            for check in result.get("checks", ())]
     rows += [(figure["name"], f"{shown(figure['value'])} {figure['unit']}".strip(), "", "")
              for figure in result.get("figures", ())]
     if rows:
-      lines += measured.table(("what", "seen", "wanted", ""), [[str(cell).replace("|", "\\|") for cell in row]
-                                                             for row in rows])
+      lines += measured.table(("what", "seen", "wanted", ""),
+                              [[str(cell).replace("|", "\\|") for cell in row]
+                               for row in rows])
     lines += [f"{note}\n" for note in result.get("notes", ())]
   return lines
 
@@ -238,14 +261,17 @@ def main(words: Sequence[str] | None = None) -> int:
   """Runs the sections and returns the status to end with."""
   given = arguments(words)
   if given.list:
-    print("\n".join(f"{name:<16} {section.about}" + ("  (only where named)" if section.asked_for else "")
+    print("\n".join(f"{name:<16} {section.about}"
+                    + ("  (only where named)" if section.asked_for else "")
                     for name, section in SECTIONS.items()))
     return 0
   if given.child is not None:
     return child(given)
   begun = time.monotonic()
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without ending the section's process
-  figures: dict[str, Any] = measured.circumstances("experiments.labs.gpu_check") | {"sections": {}, "not_run": []}
+  # not without ending the section's process
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  figures: dict[str, Any] = (measured.circumstances("experiments.labs.gpu_check")
+                             | {"sections": {}, "not_run": []})
   left = functools.partial(_left, begun, given.limit_s)
   with tempfile.TemporaryDirectory() as cache:
     for number, name in enumerate(given.sections):

@@ -1,13 +1,15 @@
-r"""What XLA makes of an instrumented step for eight GPUs, with no GPU there: it compiles, and nothing runs.
+r"""What XLA makes of an instrumented step for eight GPUs, with no GPU there: it compiles, and
+nothing runs.
 
     pip install "jax[cuda13]"      # in an environment of its own: it brings the compiler; a driver is not needed
     python -m experiments.labs.gpu_compiled
 
-Compiles transformer steps for eight H200 of one host, bare and instrumented with `clock="stream"`, and reads the
-schedule: which kernels and copies instrumenting adds, whether each stamp stands where it must, whether the collectives
-are the same and start as early, whether anything goes to the host or would make it wait, and what runs as CUDA graphs.
-It says nothing of time. Writes docs/measurements/gpu_compiled.json and .md. Takes some minutes.
-"""
+Compiles transformer steps for eight H200 of one host, bare and instrumented with `clock="stream"`,
+and reads the schedule: which kernels and copies instrumenting adds, whether each stamp stands where
+it must, whether the collectives are the same and start as early, whether anything goes to the host
+or would make it wait, and what runs as CUDA graphs. It says nothing of time. Writes
+docs/measurements/gpu_compiled.json and .md. Takes some minutes.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -51,19 +53,21 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 8 }
 runtime_version { major: 12 minor: 9 patch: 0 }
 device_description_str: "NVIDIA H200"
-"""
+"""  # noqa: E501
 
 PACERS: dict[str, Callable[[], Any]] = {
     "recording": lambda: None,
     "early": jaxpace.pace_early_ranks,
     "guarded": lambda: jaxpace.guard(jaxpace.pace_early_ranks()),
-    "chain": lambda: jaxpace.chain(jaxpace.guard(jaxpace.pace_early_ranks()), jaxpace.interleave_jobs()),
+    "chain": lambda: jaxpace.chain(jaxpace.guard(jaxpace.pace_early_ranks()),
+                                   jaxpace.interleave_jobs()),
 }
 
 
 def define_flags() -> None:
   flags.DEFINE_list("sizes", ["4x256", "12x768"], "Transformers, as blocks x width.")
-  flags.DEFINE_string("out", "docs/measurements/gpu_compiled.json", "File the figures are written to.")
+  flags.DEFINE_string("out", "docs/measurements/gpu_compiled.json",
+                      "File the figures are written to.")
 
 
 def mesh_of_gpus() -> Mesh:
@@ -73,7 +77,8 @@ def mesh_of_gpus() -> Mesh:
     SystemExit: JAX has no compiler for them.
   """
   try:
-    topology = topologies.get_topology_desc(platform="cuda", target_config=_TARGET, topology=f"1x1x{_RANKS}")
+    topology = topologies.get_topology_desc(platform="cuda", target_config=_TARGET,
+                                            topology=f"1x1x{_RANKS}")
   except (NotImplementedError, RuntimeError) as error:
     raise SystemExit(
         f"JAX can't compile for GPUs here ({error}). Install its compiler in an environment of "
@@ -83,7 +88,8 @@ def mesh_of_gpus() -> Mesh:
 
 def _step(blocks: int, width: int) -> tuple[Callable[..., Any], Any, Any]:
   """A training step with AdamW, and the types of its state and batch."""
-  model = nnx.eval_shape(lambda: Transformer(32_000, 512, width, max(width // 64, 1), blocks, rngs=nnx.Rngs(0)))
+  model = nnx.eval_shape(lambda: Transformer(32_000, 512, width, max(width // 64, 1), blocks,
+                                             rngs=nnx.Rngs(0)))
   graph, weights = nnx.split(model)
   tx = optax.adamw(1e-3)
 
@@ -106,10 +112,12 @@ def _step(blocks: int, width: int) -> tuple[Callable[..., Any], Any, Any]:
 
 def _placed(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
   sharding = NamedSharding(mesh, spec)
-  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                      tree)
 
 
-def _compiled(mesh: Mesh, blocks: int, width: int, pacer: str | None, folder: pathlib.Path) -> dict[str, Any]:
+def _compiled(mesh: Mesh, blocks: int, width: int, pacer: str | None,
+              folder: pathlib.Path) -> dict[str, Any]:
   step, state, batch = _step(blocks, width)
   state, batch = _placed(state, mesh, P()), _placed(batch, mesh, P("data"))
   arguments: tuple[Any, ...] = (state, batch)
@@ -119,10 +127,12 @@ def _compiled(mesh: Mesh, blocks: int, width: int, pacer: str | None, folder: pa
   if pacer is not None:
     paced = jaxpace.instrument(step, "data", PACERS[pacer](), clock="stream")
     spec = jaxpace.spec(mesh)
-    function, arguments, specs, results = paced, (paced.abstract(mesh), *arguments), (spec, *specs), (spec, P())
+    function, arguments, specs, results = (paced, (paced.abstract(mesh), *arguments),
+                                           (spec, *specs), (spec, P()))
   mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=results, check_vma=False)
   mapped.__name__ = name = f"{pacer or 'bare'}_{blocks}x{width}"
-  text = jax.jit(mapped, donate_argnums=tuple(range(len(arguments) - 1))).lower(*arguments).compile().as_text()
+  text = jax.jit(mapped, donate_argnums=tuple(range(len(arguments) - 1))).lower(
+      *arguments).compile().as_text()
   found = gpu_schedule.schedule(text)
   launched = gpu_schedule.thunks(folder, f"jit_{name}")
   return {"text": text, "schedule": found, "thunks": launched}
@@ -135,13 +145,15 @@ def _row(name: str, one: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]
       "operations": len(found.operations), "products": found.count("product"),
       "stamps": found.count("stamp", "delay"), "holds": found.count("hold"),
       "copies_added": found.count("copy") - plain.count("copy"),
-      "kernels_added": len(found.operations) - found.count("copy") - len(plain.operations) + plain.count("copy"),
+      "kernels_added": len(found.operations) - found.count("copy") - len(plain.operations)
+      + plain.count("copy"),
       "fused": sum(gpu_schedule.kernels(one["text"]).values()),
-      "changed": gpu_schedule.changed(bare["text"], one["text"]), "collectives": found.count("start"),
-      "reduced": found.reduced, "reduced_more": found.reduced - plain.reduced,
-      "starts": found.starts(), "beside_collectives": found.beside_collectives(),
-      "before_exit": found.before_exit(), "branches": found.branches, "to_the_host": found.host,
-      "graphs": launched and launched.graphs, "in_graphs": launched and launched.inside,
+      "changed": gpu_schedule.changed(bare["text"], one["text"]),
+      "collectives": found.count("start"), "reduced": found.reduced,
+      "reduced_more": found.reduced - plain.reduced, "starts": found.starts(),
+      "beside_collectives": found.beside_collectives(), "before_exit": found.before_exit(),
+      "branches": found.branches, "to_the_host": found.host, "graphs": launched and launched.graphs,
+      "in_graphs": launched and launched.inside,
       "outside_graphs": launched and sorted(launched.outside),
       "problems": [] if one is bare else found.problems(name.split()[1] != "recording"),
   }
@@ -161,24 +173,30 @@ def _measure(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _span(shares: list[float]) -> str:
-  return ", ".join(f"{share:.0%}" for share in shares[:3]) + (f", ..., {shares[-1]:.0%}" if len(shares) > 3 else "")
+  return (", ".join(f"{share:.0%}" for share in shares[:3])
+          + (f", ..., {shares[-1]:.0%}" if len(shares) > 3 else ""))
 
 
 def _tally(kinds: list[str]) -> str:
-  return ", ".join(f"{count} {kind.removeprefix('k')}" for kind, count in sorted(collections.Counter(kinds).items()))
+  return ", ".join(f"{count} {kind.removeprefix('k')}"
+                   for kind, count in sorted(collections.Counter(kinds).items()))
 
 
 def _lines(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("An instrumented step, compiled for eight GPUs", figures)
-  lines += ["Compiled for eight H200 of one host by XLA's GPU compiler; nothing ran, and nothing here is a time.", ""]
+  lines += [
+      "Compiled for eight H200 of one host by XLA's GPU compiler; nothing ran, and nothing here is "
+      "a time.", ""]
   header = ["step", "kernels added", "copies added", "of them stamps", "holds",
             "kernels that calculate, changed", "collectives", "numbers more in them",
-            "start after, of the products", "kernels beside collectives", "kernels before the exit stamp",
-            "branches", "to the host", "CUDA graphs", "thunks in them", "outside", "out of order"]
+            "start after, of the products", "kernels beside collectives",
+            "kernels before the exit stamp", "branches", "to the host", "CUDA graphs",
+            "thunks in them", "outside", "out of order"]
   lines += measured.table(header, [[
-      row["step"], row["kernels_added"], row["copies_added"], row["stamps"], row["holds"], row["changed"],
-      row["collectives"], row["reduced_more"], _span(row["starts"]), row["beside_collectives"], row["before_exit"],
-      row["branches"], row["to_the_host"], row["graphs"], row["in_graphs"],
+      row["step"], row["kernels_added"], row["copies_added"], row["stamps"], row["holds"],
+      row["changed"], row["collectives"], row["reduced_more"], _span(row["starts"]),
+      row["beside_collectives"], row["before_exit"], row["branches"], row["to_the_host"],
+      row["graphs"], row["in_graphs"],
       None if row["outside_graphs"] is None else _tally(row["outside_graphs"]),
       "; ".join(row["problems"]) or "nothing"] for row in figures["steps"]])
   return lines
@@ -196,7 +214,8 @@ def main(_: list[str]) -> None:
   finally:
     shutil.rmtree(folder, ignore_errors=True)
   measured.write(figures, _lines(figures), pathlib.Path(flags.FLAGS.out))
-  wrong = [row["step"] for row in figures["steps"] if row["problems"] or row["to_the_host"] or row["branches"]]
+  wrong = [row["step"] for row in figures["steps"] if row["problems"] or row["to_the_host"]
+           or row["branches"]]
   if wrong:
     raise SystemExit(f"Not as it should be: {', '.join(wrong)}.")
 

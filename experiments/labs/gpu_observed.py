@@ -1,13 +1,14 @@
-r"""What XLA makes of observed steps for eight GPUs, with no GPU there: it compiles, and nothing runs.
+r"""What XLA makes of observed steps for eight GPUs, with no GPU there: it compiles, and nothing
+runs.
 
     pip install "jax[cuda13]"      # in an environment of its own: it brings the compiler; a driver is not needed
     python -m experiments.labs.gpu_observed
 
-Compiles transformer steps jitted as a whole for eight H200 of one host, as they are and with the marks of
-`jaxpace.observe(step, clock="stream")`, and reads both: whether the collectives are the same, what runs beside them,
-and what runs as CUDA graphs. It says nothing of time. Writes docs/measurements/gpu_observed.json and .md. Takes some
-minutes.
-"""
+Compiles transformer steps jitted as a whole for eight H200 of one host, as they are and with the
+marks of `jaxpace.observe(step, clock="stream")`, and reads both: whether the collectives are the
+same, what runs beside them, and what runs as CUDA graphs. It says nothing of time. Writes
+docs/measurements/gpu_observed.json and .md. Takes some minutes.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ STEPS: dict[str, Callable[[Mesh], Step]] = {
     "data parallel, 4x512": lambda mesh: transformer(mesh, 4, 512, fsdp=False, scan=False),
     "FSDP, scan, remat, 24x1024": lambda mesh: transformer(mesh, 24, 1024, fsdp=True, scan=True),
 }
-_WORK = frozenset({"fusion", "custom-call", "dot", "convolution", "while", "conditional", "copy", "sort", "scatter"})
+_WORK = frozenset({"fusion", "custom-call", "dot", "convolution", "while", "conditional", "copy",
+                   "sort", "scatter"})
 _PRODUCT = re.compile(r"gemm|cublas|dot")
 
 
@@ -48,8 +50,8 @@ def pairs(text: str) -> list[tuple[str, int, int]]:
   """Asynchronous collectives of a scheduled program.
 
   Returns:
-    For each pair, in the order of the text: its kind, kernels between its start and its end, and how many of them are
-    matrix products. Marks and copies are left out.
+    For each pair, in the order of the text: its kind, kernels between its start and its end, and
+    how many of them are matrix products. Marks and copies are left out.
   """
   read = Program(text)
   found, last, inside = [], "", {}
@@ -80,7 +82,8 @@ def _counted(text: str) -> dict[str, int]:
   for placed in Program(text).run():
     one = placed.instruction
     if _own(one):
-      kinds["wait" if "jaxpace_wait" in one.rest else "lane" if kernels.LANE in one.rest else "mark"] += 1
+      kinds["wait" if "jaxpace_wait" in one.rest else "lane" if kernels.LANE in one.rest
+            else "mark"] += 1
     elif one.opcode.removesuffix("-start").removesuffix("-done") == "copy":
       kinds["copy"] += not one.opcode.endswith("-done")
     elif one.opcode in _WORK:
@@ -88,7 +91,8 @@ def _counted(text: str) -> dict[str, int]:
   return dict(kinds)
 
 
-def _compiled(step: Step, name: str, mesh: Mesh, marked: bool) -> tuple[str, program.Stamped | None]:
+def _compiled(step: Step, name: str, mesh: Mesh,
+              marked: bool) -> tuple[str, program.Stamped | None]:
   made: list[program.Stamped | None] = []
 
   def handler(request: compiling.Request) -> Any:
@@ -160,9 +164,10 @@ def measure(mesh: Mesh, folder: pathlib.Path) -> list[dict[str, Any]]:
   return rows
 
 
-HEADER = ["observed step", "collectives", "timed", "marks a step", "in the program", "of them in CUDA graphs",
-          "other kernels added", "copies added", "asynchronous pairs", "kernels beside them", "products beside them",
-          "CUDA graphs", "kernels that calculate, changed", "collectives that differ", "compiled in"]
+HEADER = ["observed step", "collectives", "timed", "marks a step", "in the program",
+          "of them in CUDA graphs", "other kernels added", "copies added", "asynchronous pairs",
+          "kernels beside them", "products beside them", "CUDA graphs",
+          "kernels that calculate, changed", "collectives that differ", "compiled in"]
 
 
 def cells(one: dict[str, Any]) -> list[Any]:
@@ -170,11 +175,13 @@ def cells(one: dict[str, Any]) -> list[Any]:
   bare, marked = one["bare"], one["marked"]
   before, after = bare["counted"], marked["counted"]
   both = lambda key: f"{bare[key]}, {marked[key]}"  # noqa: E731
-  return [one["step"], ", ".join(f"{count} {kind}" for kind, count in sorted(marked["collectives"].items())),
+  return [one["step"],
+          ", ".join(f"{count} {kind}" for kind, count in sorted(marked["collectives"].items())),
           one["timed"], one["marks_a_step"], after.get("mark", 0),
           f"{marked['marks_in_graphs']} of {marked['marks_in_graphs'] + marked['marks_outside']}",
-          after.get("kernel", 0) - before.get("kernel", 0), after.get("copy", 0) - before.get("copy", 0),
-          both("pairs"), both("beside"), both("products_beside"), both("graphs"), one["changed"],
+          after.get("kernel", 0) - before.get("kernel", 0),
+          after.get("copy", 0) - before.get("copy", 0), both("pairs"), both("beside"),
+          both("products_beside"), both("graphs"), one["changed"],
           "; ".join(one["differences"]) or "none", f"{bare['seconds']} s, {marked['seconds']} s"]
 
 
@@ -186,16 +193,19 @@ def wrong(rows: list[dict[str, Any]]) -> list[str]:
 
 def define_flags() -> None:
   flags.DEFINE_string("only", "", "Compiles only the steps whose names have this in them.")
-  flags.DEFINE_string("out", "docs/measurements/gpu_observed.json", "File the figures are written to.")
+  flags.DEFINE_string("out", "docs/measurements/gpu_observed.json",
+                      "File the figures are written to.")
 
 
 def _lines(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("Observed steps, compiled for eight GPUs", figures)
-  lines += ["Plain `jit`, compiled for eight H200 of one host by XLA's GPU compiler as it is and with the marks of "
-            "`jaxpace.observe(step, clock=\"stream\")`; nothing ran, and nothing here is a time but that of compiling. "
-            "Where two numbers stand, the first is of the step as it was. Kernels of a loop count once; marks a step "
-            "count every turn. Beside: scheduled between start and end of an asynchronous collective, marks and copies "
-            "left out. A step whose collectives differ runs without marks, unless `different` says otherwise.", ""]
+  lines += ["Plain `jit`, compiled for eight H200 of one host by XLA's GPU compiler as it is and "
+            "with the marks of `jaxpace.observe(step, clock=\"stream\")`; nothing ran, and nothing "
+            "here is a time but that of compiling. Where two numbers stand, the first is of the "
+            "step as it was. Kernels of a loop count once; marks a step count every turn. Beside: "
+            "scheduled between start and end of an asynchronous collective, marks and copies left "
+            "out. A step whose collectives differ runs without marks, unless `different` says "
+            "otherwise.", ""]
   lines += measured.table(HEADER, [cells(one) for one in figures["steps"]])
   lines += [f"- {one['step']}: {notice}" for one in figures["steps"] for notice in one["notices"]]
   return lines
@@ -209,7 +219,8 @@ def main(_: list[str]) -> None:
     os.execve(sys.executable, [sys.executable, "-m", _MODULE, *sys.argv[1:]],
               {**os.environ, _FOLDER: folder, "XLA_FLAGS": options.strip(), "JAX_PLATFORMS": "cpu"})
   try:
-    figures = {**measured.circumstances(_MODULE), "steps": measure(gpu_compiled.mesh_of_gpus(), pathlib.Path(folder))}
+    figures = {**measured.circumstances(_MODULE),
+               "steps": measure(gpu_compiled.mesh_of_gpus(), pathlib.Path(folder))}
   finally:
     shutil.rmtree(folder, ignore_errors=True)
   measured.write(figures, _lines(figures), pathlib.Path(flags.FLAGS.out))

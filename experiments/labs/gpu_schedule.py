@@ -1,4 +1,5 @@
-"""Reads what XLA made of a step for a GPU: the scheduled program and, dumped, the thunks it runs as."""
+"""Reads what XLA made of a step for a GPU: the scheduled program and, dumped, the thunks it runs
+as."""
 
 from __future__ import annotations
 
@@ -8,15 +9,19 @@ import pathlib
 import re
 from typing import NamedTuple
 
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<type>.*?) (?P<kind>[a-z][a-z0-9\-]*)\(")
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<type>.*?) (?P<kind>[a-z][a-z0-9\-]*)\(")
 _NO_WORK = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all"}
-_HOST = ("callback", "outfeed", "infeed", "SendToHost", "RecvFromHost", "MoveToHost", "MoveToDevice")
+_HOST = ("callback", "outfeed", "infeed", "SendToHost", "RecvFromHost", "MoveToHost",
+         "MoveToDevice")
 _SHAPE = re.compile(r"\w\[([0-9,]*)\]")
-_COMPUTATION = re.compile(r"^%(?P<name>[\w.\-]+) (?P<body>\(.*?\) -> .*? \{\n.*?^\})", re.MULTILINE | re.DOTALL)
+_COMPUTATION = re.compile(r"^%(?P<name>[\w.\-]+) (?P<body>\(.*?\) -> .*? \{\n.*?^\})",
+                          re.MULTILINE | re.DOTALL)
 _CALLED = re.compile(r"calls=%([\w.\-]+)")
 _KIND = re.compile(r"kind=\w+")
 _NAME = re.compile(r"%[\w.\-]+|(?<=[(,] )\w[\w.]*(?=: )|(?<=\()\w[\w.]*(?=: )")
-_ARITHMETIC = re.compile(r" (?:add|subtract|multiply|divide|dot|reduce|negate|power|rsqrt|exponential|log|tanh)\(")
+_ARITHMETIC = re.compile(
+    r" (?:add|subtract|multiply|divide|dot|reduce|negate|power|rsqrt|exponential|log|tanh)\(")
 _METADATA = re.compile(r", metadata=\{[^}]*\}|, backend_config=\{.*?\}(?=\n)")
 _THUNK = re.compile(r"^(?P<indent>\s*)\d+: (?P<kind>k\w+)(?:\s.*?\][^\S\n]*(?P<name>\S*))?")
 
@@ -40,7 +45,8 @@ class Schedule(NamedTuple):
     return sum(operation.kind in kinds for operation in self.operations)
 
   def starts(self) -> list[float]:
-    """For each collective the share of the step's matrix products that are scheduled before it starts."""
+    """For each collective the share of the step's matrix products that are scheduled before it
+    starts."""
     products = max(self.count("product"), 1)
     done, shares = 0, []
     for operation in self.operations:
@@ -58,10 +64,12 @@ class Schedule(NamedTuple):
     return found
 
   def before_exit(self) -> int | None:
-    """The step's own kernels between the end of its last collective and the stamp that tells of it."""
+    """The step's own kernels between the end of its last collective and the stamp that tells of
+    it."""
     kinds = [operation.kind for operation in self.operations]
     after = kinds[len(kinds) - kinds[::-1].index("done"):] if "done" in kinds else []
-    return sum(kind in ("product", "other") for kind in after[:after.index("stamp")]) if "stamp" in after else None
+    return (sum(kind in ("product", "other") for kind in after[:after.index("stamp")])
+            if "stamp" in after else None)
 
   def problems(self, delayed: bool) -> list[str]:
     """What is out of order: a stamp that would tell a lie, a delay that would come too late."""
@@ -96,7 +104,8 @@ def schedule(text: str) -> Schedule:
     host += any(word in line for word in _HOST)
     kind = _kind(match["kind"], match["name"], line)
     if kind == "done":
-      reduced += sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in _SHAPE.findall(match["type"]))
+      reduced += sum(math.prod(map(int, filter(None, shape.split(","))))
+                     for shape in _SHAPE.findall(match["type"]))
     operations.append(Operation(kind, match["name"]))
   return Schedule(operations, branches, host, reduced)
 
@@ -115,7 +124,8 @@ def _kind(kind: str, name: str, line: str) -> str:
 
 
 def kernels(text: str) -> collections.Counter[str]:
-  """What each fused kernel of a compiled program computes, without the names in it, and how often."""
+  """What each fused kernel of a compiled program computes, without the names in it, and how
+  often."""
   bodies = {match["name"]: match["body"] for match in _COMPUTATION.finditer(text)}
   entry = text[text.index("\nENTRY "):]
   return collections.Counter(_nameless(bodies.get(called, called)) + _KIND.search(line)[0]  # type: ignore[index]
@@ -126,8 +136,8 @@ def kernels(text: str) -> collections.Counter[str]:
 def changed(bare: str, instrumented: str) -> int:
   """How many fused kernels that calculate the bare program has and the other lacks.
 
-  Those that only cut, join or move what another made are left out: with an operand more in a collective, its buffer is
-  cut elsewhere.
+  Those that only cut, join or move what another made are left out: with an operand more in a
+  collective, its buffer is cut elsewhere.
   """
   missing = kernels(bare) - kernels(instrumented)
   return sum(count for body, count in missing.items() if _ARITHMETIC.search(body))
@@ -135,7 +145,8 @@ def changed(bare: str, instrumented: str) -> int:
 
 def _nameless(body: str) -> str:
   names: dict[str, str] = {}
-  return _NAME.sub(lambda match: names.setdefault(match[0], f"%{len(names)}"), _METADATA.sub("", body))
+  return _NAME.sub(lambda match: names.setdefault(match[0], f"%{len(names)}"),
+                   _METADATA.sub("", body))
 
 
 class Thunk(NamedTuple):
@@ -147,7 +158,8 @@ class Thunk(NamedTuple):
 
 
 def sequence(text: str) -> list[Thunk]:
-  """Reads a dumped sequence; XLA indents what a command buffer holds, and what an asynchronous start does."""
+  """Reads a dumped sequence; XLA indents what a command buffer holds, and what an asynchronous
+  start does."""
   found: list[Thunk] = []
   buffer: int | None = None  # how far the command buffer is indented that the lines may belong to
   for line in text.splitlines():

@@ -1,8 +1,10 @@
-"""Faults in a real trainer under plain `jit`: does the report of the observed step name the rank, the mode, the layer?
+"""Faults in a real trainer under plain `jit`: does the report of the observed step name the rank,
+the mode, the layer?
 
-Four simulated devices of one process train a scanned model, its parameters sharded over `fsdp`, the batch over `data`.
-One device has more work in a layer, or in all; devices have more work by turns; or nothing is wrong. How much more each
-has is an argument of the step, so that one compiled program serves all runs.
+Four simulated devices of one process train a scanned model, its parameters sharded over `fsdp`, the
+batch over `data`. One device has more work in a layer, or in all; devices have more work by turns;
+or nothing is wrong. How much more each has is an argument of the step, so that one compiled program
+serves all runs.
 
     python -m experiments.labs.observed_lab                # forty runs
 """
@@ -34,7 +36,8 @@ def make_step() -> tuple[Any, Any, Any, Any]:
   def place(value: Any, *spec: Any) -> Any:
     return jax.device_put(value, NamedSharding(mesh, P(*spec)))
 
-  shapes = {"up": ((WIDTH, 4 * WIDTH), (None, "fsdp", None)), "down": ((4 * WIDTH, WIDTH), (None, None, "fsdp"))}
+  shapes = {"up": ((WIDTH, 4 * WIDTH), (None, "fsdp", None)),
+            "down": ((4 * WIDTH, WIDTH), (None, None, "fsdp"))}
   params = {name: place(0.1 * jax.random.normal(jax.random.key(i), (LAYERS, *shape)), *spec)
             for i, (name, (shape, spec)) in enumerate(shapes.items())}
   batch = place(jax.random.normal(jax.random.key(2), (32, WIDTH)), ("data", "fsdp"), None)
@@ -58,7 +61,8 @@ def make_step() -> tuple[Any, Any, Any, Any]:
     loss, gradient = jax.value_and_grad(loss_of)(params, batch, turns)
     return jax.tree.map(lambda a, b: a - 0.01 * b, params, gradient), loss
 
-  return jaxpace.observe(jax.jit(train)), params, batch, lambda turns: place(turns, None, ("data", "fsdp"))
+  return jaxpace.observe(jax.jit(train)), params, batch, lambda turns: place(
+      turns, None, ("data", "fsdp"))
 
 
 def once(number: int, made: tuple[Any, Any, Any, Any], steps: int, amount: int) -> dict[str, Any]:
@@ -90,11 +94,13 @@ def once(number: int, made: tuple[Any, Any, Any, Any], steps: int, amount: int) 
   blamed = sorted({r for finding in found.findings for r in finding.ranks})
   modes = [finding.mode for finding in found.findings]
   expected = [rank] if kind.startswith("late") else []
-  at = " ".join(s for f in found.findings for s in f.evidence if getattr(s, "code", None) == Evidence.AT)
+  at = " ".join(s for f in found.findings
+                for s in f.evidence if getattr(s, "code", None) == Evidence.AT)
   right = blamed == expected and (not expected or modes[0] == "persistent_straggler")
   right &= kind != "by turns" or "synchronization_amplification" in modes
-  return {"number": number, "fault": kind, "rank": expected, "layer": layer if kind == "late in a layer" else None,
-          "modes": modes, "blamed": blamed, "right": right, "steps_in_full": found.selected.size,
+  return {"number": number, "fault": kind, "rank": expected,
+          "layer": layer if kind == "late in a layer" else None, "modes": modes, "blamed": blamed,
+          "right": right, "steps_in_full": found.selected.size,
           "named": f"turn {layer} of {LAYERS}" in at if kind == "late in a layer" else None,
           "step_ms": 1e3 * found.step_time.mean if found.step_time else None}
 
@@ -104,12 +110,15 @@ def page(figures: dict[str, Any]) -> list[str]:
   from experiments.lib import measured
   lines = measured.introduction("The fault lab on a trainer under plain jit", figures)
   lines += [f"{figures['done']} runs of {figures['wanted']}; {figures['right']} right. "
-            f"{figures['healthy']} were healthy: {figures['healthy_blamed']} of them blamed a rank. "
-            f"The layer was named in {figures['named']} of {figures['in_a_layer']}. Not held out: the rule for devices "
-            "that take turns was set on earlier runs of this program.", ""]
-  return lines + measured.table(("run", "fault", "rank", "layer", "findings", "ranks blamed", "right", "layer named"), [
-      (row["number"], row["fault"], row["rank"], row["layer"], ", ".join(row["modes"]), row["blamed"], row["right"],
-       row["named"]) for row in figures["runs"]])
+            f"{figures['healthy']} were healthy: {figures['healthy_blamed']} of them blamed a "
+            f"rank. The layer was named in {figures['named']} of {figures['in_a_layer']}. Not held "
+            "out: the rule for devices that take turns was set on earlier runs of this program.",
+            ""]
+  return lines + measured.table(("run", "fault", "rank", "layer", "findings", "ranks blamed",
+                                 "right", "layer named"), [
+                                     (row["number"], row["fault"], row["rank"], row["layer"],
+                                      ", ".join(row["modes"]), row["blamed"], row["right"],
+                                      row["named"]) for row in figures["runs"]])
 
 
 def main(argv: list[str]) -> None:
@@ -117,7 +126,8 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
   args = flags.FLAGS
-  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={RANKS}"
+  os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} "
+                             f"--xla_force_host_platform_device_count={RANKS}")
   from experiments.lib import measured
   figures = measured.circumstances("experiments.labs.observed_lab")
   ends, made, rows = time.monotonic() + args.seconds, make_step(), []
@@ -129,15 +139,19 @@ def main(argv: list[str]) -> None:
     healthy = [row for row in rows if not row["rank"] and row["fault"] == "healthy"]
     within = [row for row in rows if row["named"] is not None]
     figures |= {"wanted": args.runs, "done": len(rows), "right": sum(row["right"] for row in rows),
-                "healthy": len(healthy), "healthy_blamed": sum(bool(row["blamed"]) for row in healthy),
-                "in_a_layer": len(within), "named": sum(row["named"] for row in within), "runs": rows}
+                "healthy": len(healthy),
+                "healthy_blamed": sum(bool(row["blamed"]) for row in healthy),
+                "in_a_layer": len(within), "named": sum(row["named"] for row in within),
+                "runs": rows}
     measured.write(figures, page(figures), pathlib.Path(args.out))
 
 
 if __name__ == "__main__":
   flags.DEFINE_integer("runs", 40, "Runs.", lower_bound=1)
   flags.DEFINE_integer("steps", 110, "Steps of each.", lower_bound=60)
-  flags.DEFINE_integer("amount", 100, "Products of matrices that a late device has more.", lower_bound=1)
+  flags.DEFINE_integer("amount", 100, "Products of matrices that a late device has more.",
+                       lower_bound=1)
   flags.DEFINE_float("seconds", 600.0, "After which no further run is begun.", lower_bound=0.0)
-  flags.DEFINE_string("out", "docs/measurements/observed_lab.json", "Where the figures go; a table beside it.")
+  flags.DEFINE_string("out", "docs/measurements/observed_lab.json",
+                      "Where the figures go; a table beside it.")
   app.run(main)

@@ -1,12 +1,13 @@
-"""The fault lab on an observed trainer under plain `jit`, on two and on four processes: how often is the report right?
+"""The fault lab on an observed trainer under plain `jit`, on two and on four processes: how often
+is the report right?
 
     chrt -r 5 python -m experiments.labs.observed_processes --make --runs=runs/observed --config.seed=1
     python -m experiments.labs.observed_processes --judge --runs=runs/observed
 
-Forty runs, ten of them healthy, made as those of the fault lab are (docs/fault_lab.md): layers in a scan, remat,
-parameters sharded over one axis and the batch over both, each process on a host of its own where there are network
-namespaces.
-"""
+Forty runs, ten of them healthy, made as those of the fault lab are (docs/fault_lab.md): layers in a
+scan, remat, parameters sharded over one axis and the batch over both, each process on a host of its
+own where there are network namespaces.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,23 +41,28 @@ def judged(one: Labelled, layer: int | None) -> dict[str, Any]:
     layer: that its late rank is late in, None if in all or if nobody is.
 
   Returns:
-    `right`: the injected mode is found, exactly the right ranks or hosts are named for it, and nobody else is for
-    anything; of a healthy run, that nobody is blamed. `exact`: that no other mode is found either. `layer_named`: that
-    the finding names the layer's turn of the loop; None where there is none to name.
+    `right`: the injected mode is found, exactly the right ranks or hosts are named for it, and
+      nobody else is for
+    anything; of a healthy run, that nobody is blamed. `exact`: that no other mode is found either.
+    `layer_named`: that the finding names the layer's turn of the loop; None where there is none to
+    name.
   """
   found = diagnose(read_run(one.path / "run"), links=read_links(one.path / "run"))
-  findings = tuple(Found(f.mode, f.share, f.confidence, tuple(f.ranks), tuple(f.hosts)) for f in found.findings)
+  findings = tuple(Found(f.mode, f.share, f.confidence, tuple(f.ranks), tuple(f.hosts))
+                   for f in found.findings)
   run = dataclasses.replace(judge.blank(one), found=findings)
   late = [f for f in found.findings if f.mode == STRAGGLER]
   at = " ".join(s for f in late for s in f.evidence if getattr(s, "code", None) == Evidence.AT)
   modes = [f.mode for f in found.findings]
   return {"run": one.spec.name, "fault": one.spec.family, "cost": sum(f.cost for f in run.injected),
           "ranks": sorted({rank for f in run.injected for rank in f.ranks}), "layer": layer,
-          "findings": [{"mode": f.mode, "share": f.share, "ranks": list(f.ranks), "hosts": list(f.hosts)}
+          "findings": [{"mode": f.mode, "share": f.share, "ranks": list(f.ranks),
+                        "hosts": list(f.hosts)}
                        for f in found.findings],
           "right": right(run), "exact": right(run) and set(modes) == {f.mode for f in run.injected},
           "layer_named": None if layer is None else f"turn {layer} of" in at,
-          "at": at, "steps": found.selected.size, "step_ms": 1e3 * found.step_time.mean if found.step_time else None}
+          "at": at, "steps": found.selected.size,
+          "step_ms": 1e3 * found.step_time.mean if found.step_time else None}
 
 
 def right(run: Judged) -> bool:
@@ -74,8 +80,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """The counts."""
   healthy = [row for row in rows if row["fault"] == "healthy"]
   within = [row for row in rows if row["layer_named"] is not None]
-  return {"done": len(rows), "right": sum(row["right"] for row in rows), "exact": sum(row["exact"] for row in rows),
-          "healthy": len(healthy), "healthy_blamed": sum(not row["right"] for row in healthy),
+  return {"done": len(rows), "right": sum(row["right"] for row in rows),
+          "exact": sum(row["exact"] for row in rows), "healthy": len(healthy),
+          "healthy_blamed": sum(not row["right"] for row in healthy),
           "healthy_with_findings": sum(bool(row["findings"]) for row in healthy),
           "in_a_layer": len(within), "named": sum(row["layer_named"] for row in within)}
 
@@ -89,20 +96,23 @@ def page(figures: Mapping[str, Any]) -> list[str]:
     rows, said = one["runs"], one["summary"]
     lines += [
         f"## Seed {seed}", "",
-        f"{said['done']} runs; mode and rank right in {said['right']}, no other mode told either in {said['exact']}. "
-        f"{said['healthy']} were healthy: {said['healthy_blamed']} blamed a rank or host, "
-        f"{said['healthy_with_findings']} had a finding. Of {said['in_a_layer']} ranks late in one layer the layer was "
-        f"named for {said['named']}.", ""]
+        f"{said['done']} runs; mode and rank right in {said['right']}, no other mode told either "
+        f"in {said['exact']}. {said['healthy']} were healthy: {said['healthy_blamed']} blamed a "
+        f"rank or host, {said['healthy_with_findings']} had a finding. Of {said['in_a_layer']} "
+        f"ranks late in one layer the layer was named for {said['named']}.", ""]
     lines += measured.table(
-        ("run", "cost of the fault, %", "ranks", "layer", "findings", "right", "layer named", "step, ms"),
-        [(row["run"], 100 * row["cost"] if row["fault"] != "healthy" else None, row["ranks"] or None, row["layer"],
-          "; ".join(_said(f) for f in row["findings"]) or "none", row["right"], row["layer_named"], row["step_ms"])
+        ("run", "cost of the fault, %", "ranks", "layer", "findings", "right", "layer named",
+         "step, ms"),
+        [(row["run"], 100 * row["cost"] if row["fault"] != "healthy" else None,
+          row["ranks"] or None, row["layer"], "; ".join(_said(f) for f in row["findings"])
+          or "none", row["right"], row["layer_named"], row["step_ms"])
          for row in rows])
   return lines
 
 
 def _said(finding: Mapping[str, Any]) -> str:
-  whom = f" ranks {finding['ranks']}" if finding["ranks"] else f" {finding['hosts']}" if finding["hosts"] else ""
+  whom = (f" ranks {finding['ranks']}" if finding["ranks"] else f" {finding['hosts']}"
+          if finding["hosts"] else "")
   return f"{finding['mode']} {100 * finding['share']:.1f} %{whom}"
 
 
@@ -115,7 +125,8 @@ def _layer(one: Labelled) -> int | None:
 def main(argv: list[str]) -> None:
   """Makes the runs, judges them, or both."""
   if len(argv) > 1:
-    raise app.UsageError(f"What is {argv[1]!r}? All arguments are flags: --make, --judge, --runs=DIR, ...")
+    raise app.UsageError(
+        f"What is {argv[1]!r}? All arguments are flags: --make, --judge, --runs=DIR, ...")
   args = flags.FLAGS
   runs = [pathlib.Path(path).absolute() for path in args.runs]
   specs = observed_plan.plan(args.config)
@@ -126,17 +137,21 @@ def main(argv: list[str]) -> None:
   if not args.judge:
     try:
       failed = make.make(specs, args.config, runs[0],
-                         lambda name, done, total: print(f"{done} of {total} runs made ({name})", file=sys.stderr),
+                         lambda name, done, total: print(f"{done} of {total} runs made ({name})",
+                                                         file=sys.stderr),
                          lambda said: print(f"observed_processes: {said}", file=sys.stderr))
     except KeyboardInterrupt:
-      sys.exit(f"\nobserved_processes: stopped. What is made is in {runs[0]}; the same command goes on from there.")
+      sys.exit(
+          f"\nobserved_processes: stopped. What is made is in {runs[0]}; the same command goes on "
+          "from there.")
     except LabError as error:
       sys.exit(f"observed_processes: {error}")
     for name, reason in failed.items():
       print(f"observed_processes: {name} could not be made: {reason}", file=sys.stderr)
   if args.make:
     return
-  figures = {**measured.circumstances("experiments.labs.observed_processes"), "note": args.note, "seeds": {}}
+  figures = {**measured.circumstances("experiments.labs.observed_processes"), "note": args.note,
+             "seeds": {}}
   try:
     for path in runs:
       seed = json.loads((path / "plan.json").read_text())["config"]["seed"]
@@ -150,11 +165,14 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file("config", "configs/observed_lab.py", "What is made.", lock_config=True)
-  flags.DEFINE_list("runs", ["runs/observed"], "Directory of the runs; several may be judged at once.")
+  config_flags.DEFINE_config_file("config", "configs/observed_lab.py", "What is made.",
+                                  lock_config=True)
+  flags.DEFINE_list("runs", ["runs/observed"],
+                    "Directory of the runs; several may be judged at once.")
   flags.DEFINE_list("only", [], "Only runs whose name holds one of these; their twins too.")
   flags.DEFINE_bool("make", False, "Only make the runs.")
   flags.DEFINE_bool("judge", False, "Only judge the runs that are there.")
   flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
-  flags.DEFINE_string("out", "docs/measurements/observed_processes.json", "Where the figures go; a table beside it.")
+  flags.DEFINE_string("out", "docs/measurements/observed_processes.json",
+                      "Where the figures go; a table beside it.")
   app.run(main)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "collective-broadcast",
-          "ragged-all-to-all")
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all",
+          "collective-broadcast", "ragged-all-to-all")
 _LINE = re.compile(rf"= (?P<types>.*?) (?P<kind>{'|'.join(_KINDS)})(?:-start)?\(")
 _TYPE = re.compile(r"[a-z]+[0-9]*(?:e[0-9]m[0-9]\w*)?\[[0-9,]*\]")
 _GROUPS = re.compile(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\{\}|\[[^ ]*)")
@@ -59,7 +59,8 @@ def compare(bare: str, changed: str) -> Comparison:
   missing = []
   for one in unmatched:
     extra = [(other, rest) for other in left
-             if other[:2] == one[:2] and (rest := _beyond(other.operands, one.operands)) is not None]
+             if other[:2] == one[:2]
+             and (rest := _beyond(other.operands, one.operands)) is not None]
     if not extra:
       missing.append(one)
       continue

@@ -1,4 +1,5 @@
-"""A small train step in which one rank is made late in a chosen place, by a known time, without being compiled anew."""
+"""A small train step in which one rank is made late in a chosen place, by a known time, without
+being compiled anew."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def held_back(clock: Clock, value: Any, seconds: jax.Array) -> tuple[Any, jax.Ar
 def late_step(clock: Clock) -> Callable[..., Any]:
   """Makes the per-device step `(params, batch, fault) -> (params, slept)`.
 
-  `slept` is float32 [1, 3]: what this rank slept in each of `PLACES`. The gradients are averaged over "data".
+  `slept` is float32 [1, 3]: what this rank slept in each of `PLACES`. The gradients are averaged
+  over "data".
   """
 
   @jax.custom_vjp
@@ -70,8 +72,9 @@ def late_step(clock: Clock) -> Callable[..., Any]:
       scores = jax.nn.log_softmax(hidden @ params["out"])
       return -jnp.mean(jnp.take_along_axis(scores, batch["y"][:, None], axis=1)), slept
 
-    (loss, slept_forward), (grads, slept_backward) = jax.value_and_grad(loss_fn, (0, 1), has_aux=True)(
-        params, jnp.float32(0))
+    (loss, slept_forward), (grads, slept_backward) = jax.value_and_grad(loss_fn, (
+        0, 1), has_aux=True)(
+            params, jnp.float32(0))
     grads, _ = jax.lax.pmean((grads, loss), "data")
     grads, slept_update = held_back(clock, grads, update)
     params = jax.tree.map(lambda p, g: p - jnp.float32(1e-3) * g, params, grads)
@@ -81,16 +84,18 @@ def late_step(clock: Clock) -> Callable[..., Any]:
 
 
 class LateJob:
-  """That step, instrumented, on every rank of a mesh. The fault sleeps natively where it can, whatever clock stamps.
+  """That step, instrumented, on every rank of a mesh. The fault sleeps natively where it can,
+  whatever clock stamps.
 
-  A host callback that sleeps takes up to a millisecond more than it says, which is no fault of the stamps.
+  A host callback that sleeps takes up to a millisecond more than it says, which is no fault of the
+  stamps.
   """
 
   def __init__(self, mesh: Mesh, *, clock: str, rows: int, share: bool | None, width: int = 64):
     self.mesh = mesh
     self.ranks = int(mesh.shape["data"])
-    self.paced = jaxpace.instrument(late_step(resolve_clock()), "data", clock=clock, share=share, slots=2,
-                                    rows=rows)
+    self.paced = jaxpace.instrument(late_step(resolve_clock()), "data", clock=clock, share=share,
+                                    slots=2, rows=rows)
     spec = jaxpace.spec(mesh)
     self.step = jax.jit(
         jax.shard_map(self.paced, mesh=mesh, in_specs=(spec, P(), P("data"), P()),

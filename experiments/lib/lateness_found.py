@@ -1,4 +1,5 @@
-"""Compares lateness found with lateness injected. Pure numpy; times in milliseconds unless said otherwise."""
+"""Compares lateness found with lateness injected. Pure numpy; times in milliseconds unless said
+otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 import numpy as np
 
 SHARE, LEAST_MS = 0.05, 0.3
-"""What is found may differ from the truth by this share of it or by this many ms, whichever is larger."""
+"""What is found may differ from the truth by this share of it or by this many ms, whichever is
+larger."""
 
 
 def tolerance(truth: np.ndarray) -> np.ndarray:
@@ -16,10 +18,13 @@ def tolerance(truth: np.ndarray) -> np.ndarray:
 
 
 def compare(found: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-  """Errors of [n] values against [n] truths: share within the tolerance, median error, 95th percentile of |error|."""
+  """Errors of [n] values against [n] truths: share within the tolerance, median error, 95th
+  percentile of |error|."""
   error = np.asarray(found, np.float64) - np.asarray(truth, np.float64)
-  return {"steps": len(error), "within": float(np.mean(np.abs(error) <= tolerance(np.asarray(truth)))),
-          "median_error_ms": float(np.median(error)), "p95_abs_error_ms": float(np.percentile(np.abs(error), 95))}
+  return {"steps": len(error),
+          "within": float(np.mean(np.abs(error) <= tolerance(np.asarray(truth)))),
+          "median_error_ms": float(np.median(error)),
+          "p95_abs_error_ms": float(np.percentile(np.abs(error), 95))}
 
 
 def against_others(values: np.ndarray, rank: np.ndarray) -> np.ndarray:
@@ -39,12 +44,13 @@ def against_others(values: np.ndarray, rank: np.ndarray) -> np.ndarray:
   return own - np.nanmedian(others, axis=0)
 
 
-def per_step(arrivals: np.ndarray, rank: int, asked: np.ndarray, slept: np.ndarray) -> dict[str, Any]:
+def per_step(arrivals: np.ndarray, rank: int, asked: np.ndarray,
+             slept: np.ndarray) -> dict[str, Any]:
   """Judges a rank's arrival step by step.
 
-  Two baselines are used, each the median over the steps without a delay: of the rank's arrival less the median of the
-  other ranks' in the same step, which takes out what holds all ranks up alike (the host's dispatch);
-  and of the rank's own arrival.
+  Two baselines are used, each the median over the steps without a delay: of the rank's arrival less
+  the median of the other ranks' in the same step, which takes out what holds all ranks up alike
+  (the host's dispatch); and of the rank's own arrival.
 
   Args:
     arrivals: [R, K] ms; NaN where unknown.
@@ -65,13 +71,17 @@ def per_step(arrivals: np.ndarray, rank: int, asked: np.ndarray, slept: np.ndarr
   for delay in sorted(set(asked) - {0}):
     here = asked == delay
     result[f"{delay:g}"] = {"slept_ms": float(np.median(slept[here])),
-                            **{name: compare(values[here], slept[here]) for name, values in found.items()}}
-  quietness = {name: float(np.percentile(np.abs(values[quiet]), 95)) for name, values in found.items()}
+                            **{name: compare(values[here], slept[here])
+                               for name, values in found.items()}}
+  quietness = {name: float(np.percentile(np.abs(values[quiet]), 95))
+               for name, values in found.items()}
   return {"delays": result, "p95_without_delay_ms": quietness}
 
 
-def where_it_shows(columns: dict[str, np.ndarray], rank: int, asked: np.ndarray, slept: np.ndarray) -> dict[str, float]:
-  """Share of the time slept that each column of the late rank's rows gained, over the larger half of the delays.
+def where_it_shows(columns: dict[str, np.ndarray], rank: int, asked: np.ndarray,
+                   slept: np.ndarray) -> dict[str, float]:
+  """Share of the time slept that each column of the late rank's rows gained, over the larger half
+  of the delays.
 
   Args:
     columns: [R, K] ms by name; NaN where unknown.
@@ -89,7 +99,8 @@ def where_it_shows(columns: dict[str, np.ndarray], rank: int, asked: np.ndarray,
   return gained
 
 
-def per_block(enters: np.ndarray, arrivals: np.ndarray, slept: np.ndarray, rank: int) -> dict[str, float]:
+def per_block(enters: np.ndarray, arrivals: np.ndarray, slept: np.ndarray,
+              rank: int) -> dict[str, float]:
   """One block of steps with the same late rank and delay: medians of lateness, found and true.
 
   Args:

@@ -27,19 +27,21 @@ def circumstances(module: str) -> dict[str, Any]:
   import jax
   return {"command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
           "date": datetime.date.today().isoformat(),
-          "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "jax": jax.__version__,
-                      "python": platform.python_version()},
+          "machine": {"cores": os.cpu_count(), "platform": platform.platform(),
+                      "jax": jax.__version__, "python": platform.python_version()},
           "load_average_at_start": round(os.getloadavg()[0], 2), "intervals": paired.METHOD}
 
 
-# glibc's allocator gives the memory of large temporary buffers back to the system and takes it anew, or doesn't, as the
-# heap happens to lie: some starts of a program pay thousands of page faults a step, others none.
-_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_TOP_PAD_": str(256 << 20),
-         "MALLOC_ARENA_MAX": "1"}
+# glibc's allocator gives the memory of large temporary buffers back to the system and takes it
+# anew, or doesn't, as the heap happens to lie: some starts of a program pay thousands of page
+# faults a step, others none.
+_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
+         "MALLOC_TOP_PAD_": str(256 << 20), "MALLOC_ARENA_MAX": "1"}
 
 
 def keep_memory(module: str) -> None:
-  """Starts this program anew, once, with an allocator that keeps its memory; returns if it does already.
+  """Starts this program anew, once, with an allocator that keeps its memory; returns if it does
+  already.
 
   Programs started by this one inherit that. Has no effect where the C library isn't glibc.
 
@@ -77,9 +79,9 @@ def introduction(title: str, figures: dict[str, Any]) -> list[str]:
   """Heading, and what `circumstances` says, in Markdown."""
   machine = figures["machine"]
   return [f"# {title}", "",
-          f"`{figures['command']}`, {figures['date']}, {machine['cores']} cores, {machine['platform']}, "
-          f"jax {machine['jax']}, Python {machine['python']}, load average at the start "
-          f"{figures['load_average_at_start']:g}.", ""]
+          f"`{figures['command']}`, {figures['date']}, {machine['cores']} cores, "
+          f"{machine['platform']}, jax {machine['jax']}, Python {machine['python']}, load average "
+          f"at the start {figures['load_average_at_start']:g}.", ""]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
@@ -134,5 +136,5 @@ def about_intervals(method: str | None, rounds: int | str | None) -> str:
   few = "of 3 to 12 rounds such an interval holds the truth in 73 to 94 of 100 cases, not in 95"
   if isinstance(rounds, int) and rounds >= 40:
     few = "of so many rounds such an interval holds the truth in about 94 of 100 cases"
-  return (f"Intervals are a percentile bootstrap's over {over}. The rounds themselves were not kept, so these can't "
-          f"be made anew: {few} ([intervals](intervals.md)).")
+  return (f"Intervals are a percentile bootstrap's over {over}. The rounds themselves were not "
+          f"kept, so these can't be made anew: {few} ([intervals](intervals.md)).")

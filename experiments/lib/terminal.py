@@ -1,4 +1,5 @@
-"""A command on a pseudo-terminal, as a user sees it: what it shows is kept, and the terminal's size can change."""
+"""A command on a pseudo-terminal, as a user sees it: what it shows is kept, and the terminal's size
+can change."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _TERM = {"TERM": "xterm-256color"}
 class Terminal:
   """Runs a command; on leaving the context it is killed if it still runs."""
 
-  def __init__(self, command: Sequence[str], columns: int, lines: int, cwd: str | os.PathLike[str] | None = None):
+  def __init__(self, command: Sequence[str], columns: int, lines: int,
+               cwd: str | os.PathLike[str] | None = None):
     """Starts the command.
 
     Args:
@@ -26,9 +28,10 @@ class Terminal:
     self.shown = bytearray()  # all that it has shown so far
     self._leader, follower = os.openpty()
     self.resize(columns, lines)
-    variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | _TERM
-    self.process = subprocess.Popen(list(command), stdin=follower, stdout=follower, stderr=follower, env=variables,
-                                    cwd=cwd)
+    variables = ({name: value for name, value in os.environ.items()
+                  if name not in ("COLUMNS", "LINES")} | _TERM)
+    self.process = subprocess.Popen(list(command), stdin=follower, stdout=follower, stderr=follower,
+                                    env=variables, cwd=cwd)
     os.close(follower)
     self._reader = threading.Thread(target=self._read, daemon=True)
     self._reader.start()

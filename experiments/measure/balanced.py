@@ -1,17 +1,20 @@
-"""Ranks slower for real: what sharing work by speed recovers, beside even counts and counts chosen by hand.
+"""Ranks slower for real: what sharing work by speed recovers, beside even counts and counts chosen
+by hand.
 
     python -m experiments.measure.balanced
     python -m experiments.measure.balanced --jobs=quota-32 --rounds=2 --learn=60       # to try it
 
 Real processes over gloo, each a host with a share of a processor by a control group of its own
-(`experiments.measure.balanced_slowing`). Some are slower: by a smaller quota, or by a neighbour that never rests in the
-same group; as a third, micro-batches are sleeps, where there may be more ranks than processors. In each stage counts
-first follow by themselves; then blocks with even counts, with even counts again (A/A), shared by speed, and with counts
-chosen by hand take turns in random order, in one run. Chosen are the best for the speeds that are meant, and those with
-one micro-batch more for the slow rank: the better of them is what counts.
+(`experiments.measure.balanced_slowing`). Some are slower: by a smaller quota, or by a neighbour
+that never rests in the same group; as a third, micro-batches are sleeps, where there may be more
+ranks than processors. In each stage counts first follow by themselves; then blocks with even
+counts, with even counts again (A/A), shared by speed, and with counts chosen by hand take turns in
+random order, in one run. Chosen are the best for the speeds that are meant, and those with one
+micro-batch more for the slow rank: the better of them is what counts.
 
-Writes docs/measurements/balanced.json and .md; what is not run keeps what the file has of it. Nothing else
-should run meanwhile. The quota takes the right to make control groups; jobs that can't be run are named in the file.
+Writes docs/measurements/balanced.json and .md; what is not run keeps what the file has of it.
+Nothing else should run meanwhile. The quota takes the right to make control groups; jobs that can't
+be run are named in the file.
 """
 
 from __future__ import annotations
@@ -36,10 +39,11 @@ from experiments.measure import balanced_worker
 from experiments.measure.balanced_worker import AGAIN, EVEN, FIXED, SHARED, WITHOUT, Setup
 from jaxpace.coordination.apportion import even
 
-_FOUR = ((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.2), (1.0, 1.0, 1.0, 1.5), (1.0, 1.0, 1.0, 2.0), (1.0, 1.0, 1.0, 3.0),
-         (1.0, 2.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0))
+_FOUR = ((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.2), (1.0, 1.0, 1.0, 1.5), (1.0, 1.0, 1.0, 2.0),
+         (1.0, 1.0, 1.0, 3.0), (1.0, 2.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0))
 """Healthy; one rank slower and slower; another in its place; healthy again."""
-_EIGHT = ((1.0,) * 8, (1.0,) * 5 + (1.5, 1.0, 2.0), (1.0, 3.0) + (1.0,) * 4 + (1.5, 1.0), (1.0,) * 8)
+_EIGHT = ((1.0,) * 8, (1.0,) * 5 + (1.5, 1.0, 2.0), (1.0, 3.0) + (1.0,) * 4 + (1.5, 1.0),
+          (1.0,) * 8)
 JOBS = {  # name: kind, processes, devices of each, micro-batches, seconds of one, stages
     "quota-16": ("quota", 4, 1, 16, 0.020, _FOUR),
     "quota-32": ("quota", 4, 1, 32, 0.010, _FOUR),
@@ -53,22 +57,25 @@ RECOVERED = 0.85
 """Of what the best counts save, the part that counts as followed."""
 
 
-def launch(name: str, learn: int, block: int, rounds: int, stages: list[int]) -> tuple[list[dict[str, Any]], str]:
-  """Runs some stages of a job; returns those that it came through, and what was said where it failed."""
+def launch(name: str, learn: int, block: int, rounds: int,
+           stages: list[int]) -> tuple[list[dict[str, Any]], str]:
+  """Runs some stages of a job; returns those that it came through, and what was said where it
+  failed."""
   kind, processes, devices, total, each, slow = JOBS[name]
   setup = Setup(kind, total, tuple(slow[k] for k in stages), each, learn, block, rounds)
   with tempfile.TemporaryDirectory() as root:
     out = pathlib.Path(root) / "stages.json"
-    command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs", f"{root}/logs", "--",
-               sys.executable, "-m", "experiments.measure.balanced", f"--worker={out}",
-               f"--setup={json.dumps(setup._asdict())}"]
+    command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
+               f"{root}/logs", "--", sys.executable, "-m", "experiments.measure.balanced",
+               f"--worker={out}", f"--setup={json.dumps(setup._asdict())}"]
     for_xla = [os.environ.get("XLA_FLAGS", ""), "--xla_cpu_multi_thread_eigen=false"]
     if devices > 1:
       for_xla.append(f"--xla_force_host_platform_device_count={devices}")
     said = pathlib.Path(root) / "said"
     with said.open("wb") as errors:
       running = subprocess.Popen(
-          command, env=os.environ | {"XLA_FLAGS": " ".join(for_xla).strip(), "JAX_PLATFORMS": "cpu"},
+          command, env=os.environ | {"XLA_FLAGS": " ".join(for_xla).strip(),
+                                     "JAX_PLATFORMS": "cpu"},
           stdout=sys.stderr, stderr=errors)
       # What is stopped has its stages so far.
       signal.signal(signal.SIGTERM, lambda *_: running.terminate())
@@ -90,22 +97,26 @@ def judge(stage: dict[str, Any]) -> dict[str, Any]:
   result: dict[str, Any] = {
       "slow": stage["slow"], "rounds": len(base), "step_ms": {
           arm: estimate(values * 1e3).to_json() for arm, values in seconds.items()},
-      "change_percent": change, "measured_slow": [float(f"{value / healthy:.3g}") for value in each],
-      "spread_percent": [float(f"{100 * value:.3g}") for value in stage["spread"]], "fixed": stage["fixed"],
-      "counts": stage["by_speed"][-1], "processor_percent": float(f"{100 * stage['processor']:.3g}"),
+      "change_percent": change,
+      "measured_slow": [float(f"{value / healthy:.3g}") for value in each],
+      "spread_percent": [float(f"{100 * value:.3g}") for value in stage["spread"]],
+      "fixed": stage["fixed"], "counts": stage["by_speed"][-1],
+      "processor_percent": float(f"{100 * stage['processor']:.3g}"),
       "followed_after": followed(stage["history"], slow, even(total, ranks))}
   by_hand = [arm for arm in FIXED if arm in seconds]
   if by_hand:
     best = min(by_hand, key=lambda arm: float(seconds[arm].mean()))
     saved, got = base - seconds[best], base - seconds[SHARED]
     result["best"] = best
-    # A quotient of means, and its interval by the differences in each round (Fieller's, where what is saved is sure).
+    # A quotient of means, and its interval by the differences in each round (Fieller's, where what
+    # is saved is sure).
     result["recovered_percent"] = _quotient(got, saved)
   return result
 
 
 def _quotient(got: np.ndarray, saved: np.ndarray) -> list[float | None]:
-  """100 mean(got) / mean(saved) and its 95 % interval (Fieller 1954), which there is where what is saved is sure."""
+  """100 mean(got) / mean(saved) and its 95 % interval (Fieller 1954), which there is where what is
+  saved is sure."""
   if saved.mean() <= 0:
     return [None, None, None]
   spread = float(stats.t.ppf(0.975, len(got) - 1)) ** 2 * np.cov(got, saved) / len(got)
@@ -113,33 +124,39 @@ def _quotient(got: np.ndarray, saved: np.ndarray) -> list[float | None]:
   b = got.mean() * saved.mean() - spread[0, 1]
   root = max(b * b - a * (got.mean() ** 2 - spread[0, 0]), 0.0) ** 0.5
   ends = ((b - root) / a, (b + root) / a) if a > 0 else (None, None)
-  return [None if end is None else float(f"{100 * end:.4g}") for end in (got.mean() / saved.mean(), *ends)]
+  return [None if end is None else float(f"{100 * end:.4g}")
+          for end in (got.mean() / saved.mean(), *ends)]
 
 
 def followed(history: list[list[int]], slow: np.ndarray, equal: np.ndarray) -> int | None:
-  """Steps until the counts are good for good, by the speeds as they are meant; None where they never are.
+  """Steps until the counts are good for good, by the speeds as they are meant; None where they
+  never are.
 
-  Good is to have taken away 85 % of what is lost against the best counts: by even counts, or by those at the beginning
-  of the stage where these lose more. Counts are bound to be whole: where nothing can be saved, all is good at once.
+  Good is to have taken away 85 % of what is lost against the best counts: by even counts, or by
+  those at the beginning of the stage where these lose more. Counts are bound to be whole: where
+  nothing can be saved, all is good at once.
   """
   def ends(counts: Any) -> float:
     return float((np.asarray(counts) * slow).max())
 
   best = ends(balanced_worker.quickest(slow, int(equal.sum())))
   lost = max(ends(equal), ends(history[0])) - best
-  wrong = [k for k, counts in enumerate(history) if ends(counts) - best > (1 - RECOVERED) * lost + 1e-9]
+  wrong = [k for k, counts in enumerate(history) if ends(counts) - best > (1 - RECOVERED) * lost
+           + 1e-9]
   return None if wrong and wrong[-1] == len(history) - 1 else (wrong[-1] + 1 if wrong else 0)
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Ranks slower for real: work shared by speed", figures)
-  page += ["Step: mean of a block, process 0. Change: against even counts in the same round (mean of both blocks; even "
-           "again: against the other). Best by hand: the quicker of two counts chosen for the speeds that "
-           "were meant. Recovered: of what it saves. Followed: steps after which the counts, by the speeds meant, save "
-           f"{100 * RECOVERED:.0f} % of what is lost at the beginning of the stage, for good. Slower, measured: busy "
-           "time a micro-batch with even counts, against the healthy ranks' mean. "
-           + measured.about_intervals(figures.get("intervals"), "as many rounds as the table says"), ""]
+  page += ["Step: mean of a block, process 0. Change: against even counts in the same round (mean "
+           "of both blocks; even again: against the other). Best by hand: the quicker of two "
+           "counts chosen for the speeds that were meant. Recovered: of what it saves. Followed: "
+           f"steps after which the counts, by the speeds meant, save {100 * RECOVERED:.0f} % of "
+           "what is lost at the beginning of the stage, for good. Slower, measured: busy time a "
+           "micro-batch with even counts, against the healthy ranks' mean. "
+           + measured.about_intervals(figures.get("intervals"), "as many rounds as the table says"),
+           ""]
   for name, job in figures["jobs"].items():
     kind, processes, devices, total, each, _ = JOBS[name]
     ranks = f"{processes} processes" + (f" of {devices} ranks" if devices > 1 else "")
@@ -150,14 +167,17 @@ def lines(figures: dict[str, Any]) -> list[str]:
       page += [f"`{command}`", ""]
     rows = []
     for stage in job["stages"]:
-      change = [stage["change_percent"].get(arm) for arm in (AGAIN, SHARED, stage.get("best"), WITHOUT)]
+      change = [stage["change_percent"].get(arm)
+                for arm in (AGAIN, SHARED, stage.get("best"), WITHOUT)]
       by_hand = stage["fixed"][stage["best"]] if "best" in stage else None
       rows.append([
-          stage["rounds"], _slower(stage["slow"]), _slower(stage["measured_slow"]), _interval(stage["step_ms"][EVEN]),
-          *(_interval(one) for one in change), _interval(stage.get("recovered_percent")), stage["followed_after"],
+          stage["rounds"], _slower(stage["slow"]), _slower(stage["measured_slow"]),
+          _interval(stage["step_ms"][EVEN]), *(_interval(one) for one in change),
+          _interval(stage.get("recovered_percent")), stage["followed_after"],
           "/".join(map(str, stage["counts"])), "/".join(map(str, by_hand)) if by_hand else None])
-    page += measured.table(["rounds", "slower", "measured", "even, ms", "even again, %", "shared by speed, %",
-                            "best by hand, %", "dropped, %", "recovered, %", "followed", "counts", "by hand"], rows)
+    page += measured.table(["rounds", "slower", "measured", "even, ms", "even again, %",
+                            "shared by speed, %", "best by hand, %", "dropped, %", "recovered, %",
+                            "followed", "counts", "by hand"], rows)
   return page
 
 
@@ -168,15 +188,19 @@ def _slower(values: list[float]) -> str:
 def _interval(value: list[Any] | None) -> str | None:
   if value is None or value[0] is None:
     return None
-  return f"{value[0]:.1f} [{value[1]:.1f}, {value[2]:.1f}]" if value[1] is not None else f"{value[0]:.1f}"
+  return (f"{value[0]:.1f} [{value[1]:.1f}, {value[2]:.1f}]" if value[1] is not None
+          else f"{value[0]:.1f}")
 
 
 def define_flags() -> None:
-  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
+  """Defines this program's flags; not when it is imported, since other programs have flags of the
+  same names."""
   flags.DEFINE_list("jobs", list(JOBS), f"Which of {', '.join(JOBS)}.")
-  flags.DEFINE_integer("rounds", 5, "Rounds of one block of each arm, in each stage.", lower_bound=2)
+  flags.DEFINE_integer("rounds", 5, "Rounds of one block of each arm, in each stage.",
+                       lower_bound=2)
   flags.DEFINE_integer("block", 9, "Steps of a block.", lower_bound=6)
-  flags.DEFINE_integer("learn", 100, "Steps of sharing by speed at the beginning of each stage.", lower_bound=1)
+  flags.DEFINE_integer("learn", 100, "Steps of sharing by speed at the beginning of each stage.",
+                       lower_bound=1)
   flags.DEFINE_list("stages", [], "Which stages of the job, by number from 0; all by default.")
   flags.DEFINE_string("out", "docs/measurements/balanced.json", "File the figures are written to.")
   flags.DEFINE_string("worker", "", "Of the program's own processes: the file to write to.")
@@ -188,7 +212,8 @@ def main(_: list[str]) -> None:
   if its.worker:
     jaxpace.distributed.initialize()
     given = json.loads(its.setup)
-    balanced_worker.work(pathlib.Path(its.worker), Setup(**given | {"slow": tuple(map(tuple, given["slow"]))}))
+    balanced_worker.work(pathlib.Path(its.worker),
+                         Setup(**given | {"slow": tuple(map(tuple, given["slow"]))}))
     return
   if unknown := [name for name in its.jobs if name not in JOBS]:
     raise app.UsageError(f"--jobs={','.join(unknown)}: there are {', '.join(JOBS)}.")
@@ -198,10 +223,13 @@ def main(_: list[str]) -> None:
   for name in its.jobs:
     wanted = [int(k) for k in its.stages] or list(range(len(JOBS[name][-1])))
     found, failed = launch(name, its.learn, its.block, its.rounds, wanted)
-    stages = {stage["number"]: stage for stage in before.get(name, {}).get("stages", ()) if "number" in stage}
+    stages = {stage["number"]: stage for stage in before.get(name, {}).get("stages", ())
+              if "number" in stage}
     one = {"command": now["command"], "load_average_at_start": now["load_average_at_start"]}
-    stages |= {k: {"number": k} | one | judge(stage) for k, stage in zip(wanted, found, strict=False)}
-    before[name] = {"stages": [stages[k] for k in sorted(stages)]} | ({"failed": failed} if failed else {})
+    stages |= {k: {"number": k} | one | judge(stage)
+               for k, stage in zip(wanted, found, strict=False)}
+    before[name] = ({"stages": [stages[k] for k in sorted(stages)]}
+                    | ({"failed": failed} if failed else {}))
   figures: dict[str, Any] = now | {"jobs": {name: before[name] for name in JOBS if name in before}}
   measured.write(figures, lines(figures), out)
 

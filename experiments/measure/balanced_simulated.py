@@ -1,11 +1,13 @@
-"""Work shared by speed, simulated at 64 to 4,096 ranks: what is gained, how often counts change, and the nulls.
+"""Work shared by speed, simulated at 64 to 4,096 ranks: what is gained, how often counts change,
+and the nulls.
 
     python -m experiments.measure.balanced_simulated
 
-The library's own `share_work(share_by_speed(...))` over made speeds of every rank in every step: 8 micro-batches a
-rank, room for 16, half a micro-batch of other work a step. Beside it even counts, and the best counts that a
-clairvoyant would choose afresh for each step's true speeds, noise left out. Writes
-docs/measurements/balanced_simulated.json and .md. Says nothing of the time of the machine it runs on.
+The library's own `share_work(share_by_speed(...))` over made speeds of every rank in every step: 8
+micro-batches a rank, room for 16, half a micro-batch of other work a step. Beside it even counts,
+and the best counts that a clairvoyant would choose afresh for each step's true speeds, noise left
+out. Writes docs/measurements/balanced_simulated.json and .md. Says nothing of the time of the
+machine it runs on.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from jaxpace.simulation.shared_work import best, play
 EACH, CAPACITY, REST, STEPS, FROM = 8, 16, 0.5, 600, 200
 
 Speeds = Callable[[int, np.random.Generator], np.ndarray]
-"""(ranks, generator) -> [STEPS, ranks] true time of a micro-batch, noise left out; 1 is a healthy rank's."""
+"""(ranks, generator) -> [STEPS, ranks] true time of a micro-batch, noise left out; 1 is a healthy
+rank's."""
 
 
 def _constant(slow: float, share: float = 0.0) -> Speeds:
@@ -68,7 +71,8 @@ def measure(ranks: int, speeds: Speeds, jitter: float, rounds: int) -> dict[str,
   for seed in range(rounds):
     rng = np.random.default_rng([seed, ranks])
     true = speeds(ranks, rng)
-    played = play(balancer, true * np.exp(rng.normal(0, jitter, true.shape)) * 1e-3, rest=REST * 1e-3)
+    played = play(balancer, true * np.exp(rng.normal(0, jitter, true.shape)) * 1e-3,
+                  rest=REST * 1e-3)
     even, got = played.even[FROM:].mean(), played.seconds[FROM:].mean()
     gains.append((1 - got / even) * 100)
     changes.append(((played.counts[1:] != played.counts[:-1]).any(axis=1)).sum() / STEPS * 1000)
@@ -80,18 +84,22 @@ def measure(ranks: int, speeds: Speeds, jitter: float, rounds: int) -> dict[str,
     if lost > 1e-9:
       reached.append((1 - left / lost) * 100)
       wanted.append((1 - sum(c for _, _, c in plain) / sum(a for a, _, _ in plain)) * 100)
-  return {"gain_percent": estimate(np.array(gains)).to_json(), "changes_in_1000_steps": float(np.mean(changes)),
-          "of_the_best_percent": estimate(np.array(reached)).to_json() if len(reached) > 1 else None,
-          "best_percent": estimate(np.array(wanted)).to_json() if len(wanted) > 1 else None}
+  return {"gain_percent": estimate(np.array(gains)).to_json(),
+          "changes_in_1000_steps": float(np.mean(changes)),
+          "of_the_best_percent": estimate(np.array(reached)).to_json() if len(reached) > 1
+          else None, "best_percent": estimate(np.array(wanted)).to_json() if len(wanted) > 1
+          else None}
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Work shared by speed, simulated", figures)
-  page += [f"{EACH} micro-batches a rank, room for {CAPACITY}, other work worth {REST:g} of one; {STEPS} steps, of "
-           f"which the first {FROM} don't count. Gain: of the mean step with even counts. Best: what counts chosen for "
-           "the true speeds of each step would gain if there were no jitter; reached: the part of it that these do. "
-           + measured.about_intervals(figures.get("intervals"), f"{figures['rounds']} runs, 2 at 4,096 ranks"), ""]
+  page += [f"{EACH} micro-batches a rank, room for {CAPACITY}, other work worth {REST:g} of one; "
+           f"{STEPS} steps, of which the first {FROM} don't count. Gain: of the mean step with "
+           "even counts. Best: what counts chosen for the true speeds of each step would gain if "
+           "there were no jitter; reached: the part of it that these do. "
+           + measured.about_intervals(figures.get("intervals"),
+                                      f"{figures['rounds']} runs, 2 at 4,096 ranks"), ""]
   rows = [[name, ranks, _interval(found["gain_percent"]), _interval(found["best_percent"]),
            _interval(found["of_the_best_percent"]), f"{found['changes_in_1000_steps']:.1f}"]
           for name, by_ranks in figures["scenarios"].items() for ranks, found in by_ranks.items()]
@@ -109,13 +117,16 @@ def main(_: list[str]) -> None:
   for ranks in (64, 512, 4096):
     for name, (speeds, jitter) in SCENARIOS.items():
       print(f"  {ranks} ranks, {name}", file=sys.stderr, flush=True)
-      figures["scenarios"][name][str(ranks)] = measure(ranks, speeds, jitter, flags.FLAGS.rounds if ranks < 4096 else 2)
+      figures["scenarios"][name][str(ranks)] = measure(ranks, speeds, jitter,
+                                                       flags.FLAGS.rounds if ranks < 4096 else 2)
   measured.write(figures, lines(figures), pathlib.Path(flags.FLAGS.out))
 
 
 def define_flags() -> None:
-  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
-  flags.DEFINE_string("out", "docs/measurements/balanced_simulated.json", "File the figures are written to.")
+  """Defines this program's flags; not when it is imported, since other programs have flags of the
+  same names."""
+  flags.DEFINE_string("out", "docs/measurements/balanced_simulated.json",
+                      "File the figures are written to.")
   flags.DEFINE_integer("rounds", 5, "Runs of each scenario, with other noise.", lower_bound=2)
 
 

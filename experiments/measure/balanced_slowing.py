@@ -1,8 +1,10 @@
-"""Makes a process slower for real: a quota of a processor of its own, or a neighbour that takes part of that.
+"""Makes a process slower for real: a quota of a processor of its own, or a neighbour that takes
+part of that.
 
-Every process of `experiments.measure.balanced` is a host with a share of a processor, by a control group (version 1 or
-2). The kernel gives it that much of each period, and enforces it at its ticks (4 ms where it has 250 a second), so over
-some tens of milliseconds it is a slower processor: how slow is measured, not believed.
+Every process of `experiments.measure.balanced` is a host with a share of a processor, by a control
+group (version 1 or 2). The kernel gives it that much of each period, and enforces it at its ticks
+(4 ms where it has 250 a second), so over some tens of milliseconds it is a slower processor: how
+slow is measured, not believed.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ _PERIOD = 5_000
 """us. Short, so that throttling is even; the kernel allows no quota below 1,000 us."""
 _LEAST = 1_000  # us
 _NICE_0 = 1024.0
-_WEIGHTS = {-5: 3121, -4: 2501, -3: 1991, -2: 1586, -1: 1277, 0: 1024, 1: 820, 2: 655, 3: 526, 4: 423, 5: 335, 6: 272,
-            7: 215, 8: 172, 9: 137, 10: 110}
+_WEIGHTS = {-5: 3121, -4: 2501, -3: 1991, -2: 1586, -1: 1277, 0: 1024, 1: 820, 2: 655, 3: 526,
+            4: 423, 5: 335, 6: 272, 7: 215, 8: 172, 9: 137, 10: 110}
 """The scheduler's weight of each niceness."""
 
 
 class Host:
-  """This process's share of a processor, by its control group. A context: the group is removed at the end."""
+  """This process's share of a processor, by its control group. A context: the group is removed at
+  the end."""
 
   def __init__(self) -> None:
     old = pathlib.Path("/sys/fs/cgroup/cpu")
@@ -63,14 +66,16 @@ class Host:
       self._write("cpu.max", f"{int(period * share)} {int(period)}")
 
   def beside(self, times: float) -> None:
-    """Starts a neighbour that never rests, on its processor and within its share: it is `times` slower beside that."""
+    """Starts a neighbour that never rests, on its processor and within its share: it is `times`
+    slower beside that."""
     self.alone()
     if times <= 1:
       return
     niceness = min(_WEIGHTS, key=lambda nice: abs(1 + _WEIGHTS[nice] / _NICE_0 - times))
     core = min(os.sched_getaffinity(0))
     code = (f"import os\nos.sched_setaffinity(0, [{core}])\n"
-            f"os.setpriority(os.PRIO_PROCESS, 0, {niceness})\nwhile os.getppid() == {os.getpid()}: pass")
+            f"os.setpriority(os.PRIO_PROCESS, 0, {niceness})\nwhile os.getppid() == "
+            f"{os.getpid()}: pass")
     # It is born into this process's control group.
     self.neighbour = subprocess.Popen([sys.executable, "-c", code])
 

@@ -1,11 +1,13 @@
-"""What sharing work by speed does in the worlds that fit Table 1 of the paper, at 64 nodes, where pacing is too.
+"""What sharing work by speed does in the worlds that fit Table 1 of the paper, at 64 nodes, where
+pacing is too.
 
     python -m experiments.measure.balanced_table1
 
-Ranks' compute times are drawn as `experiments.paper.world` has them, with the library's own noise: jitter, a heavy
-tail, and one rank in 32 that is slower for good. The library's own `share_work(share_by_speed(...))` plays over them,
-with 8 and with 32 micro-batches a rank; transfers stay as they are. Collisions with other jobs, which are most of what
-the paper takes back, no count of micro-batches can touch. Writes docs/measurements/balanced_table1.json and .md.
+Ranks' compute times are drawn as `experiments.paper.world` has them, with the library's own noise:
+jitter, a heavy tail, and one rank in 32 that is slower for good. The library's own
+`share_work(share_by_speed(...))` plays over them, with 8 and with 32 micro-batches a rank;
+transfers stay as they are. Collisions with other jobs, which are most of what the paper takes back,
+no count of micro-batches can touch. Writes docs/measurements/balanced_table1.json and .md.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ NODES, EACH, STEPS, FROM = 64, (8, 32), 600, 200
 
 
 def computes(world: worlds.World, nodes: int, seed: int) -> np.ndarray:
-  """[STEPS, ranks] compute of every rank and step, 1 being that of a healthy one where nothing varies."""
+  """[STEPS, ranks] compute of every rank and step, 1 being that of a healthy one where nothing
+  varies."""
   ranks = nodes * worlds.PER_NODE
   late = np.where(np.arange(ranks) % 32 == 3, world.slow, 0.0).astype(np.float32)
   parts = (noise.Normal(world.jitter), noise.Heavy(world.heavy, np.float32(3)), noise.Slow(late))
@@ -41,12 +44,14 @@ def computes(world: worlds.World, nodes: int, seed: int) -> np.ndarray:
     return sum(part.sample(one, number, part.init(one, ranks), ranks)[0]
                for part, one in zip(parts, keys, strict=True))
 
-  extra = jax.vmap(lambda number: step(jax.random.key(seed), number))(np.arange(STEPS, dtype=np.int32))
+  extra = jax.vmap(lambda number: step(jax.random.key(seed), number))(
+      np.arange(STEPS, dtype=np.int32))
   return np.maximum(1 + np.asarray(extra, np.float64), 0.1)
 
 
 def measure(world: worlds.World, each: int, rounds: int) -> dict[str, Any]:
-  """Gain of the mean step in one world, in percent; and the most that whole counts could gain were there no jitter."""
+  """Gain of the mean step in one world, in percent; and the most that whole counts could gain were
+  there no jitter."""
   ranks = NODES * worlds.PER_NODE
   exposed = float(worlds.alone(world, NODES)) - 1
   balancer, gains, changes = share_by_speed(each * ranks, 2 * each), [], []
@@ -63,16 +68,18 @@ def measure(world: worlds.World, each: int, rounds: int) -> dict[str, Any]:
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Work shared by speed in the worlds of Table 1, simulated", figures)
-  page += [f"{NODES} nodes, {NODES * worlds.PER_NODE} ranks; the best world of each search of `{WORLDS}`. Slow: how "
-           "much slower one rank in 32 is for good. Gain: of the mean step with even counts; most: what whole counts "
-           "could gain were there no jitter. Other jobs are left out: work that moves does nothing about collisions, "
-           "which are what [pacing is for](table1.md). "
+  page += [f"{NODES} nodes, {NODES * worlds.PER_NODE} ranks; the best world of each search of "
+           f"`{WORLDS}`. Slow: how much slower one rank in 32 is for good. Gain: of the mean step "
+           "with even counts; most: what whole counts could gain were there no jitter. Other jobs "
+           "are left out: work that moves does nothing about collisions, which are what [pacing is "
+           "for](table1.md). "
            + measured.about_intervals(figures.get("intervals"), f"{figures['rounds']} runs"), ""]
-  rows = [[row["world"], f"{row['slow_percent']:.1f}", each, *(f"{value:.2f}" for value in found["gain_percent"]),
-           f"{found['most_percent']:.2f}", f"{found['changes_in_1000_steps']:.1f}"]
+  rows = [[row["world"], f"{row['slow_percent']:.1f}", each,
+           *(f"{value:.2f}" for value in found["gain_percent"]), f"{found['most_percent']:.2f}",
+           f"{found['changes_in_1000_steps']:.1f}"]
           for row in figures["worlds"] for each, found in row["by_micro_batches"].items()]
-  return page + measured.table(["world", "slow, %", "micro-batches a rank", "gain, %", "low", "high", "most, %",
-                                "changes in 1,000 steps"], rows)
+  return page + measured.table(["world", "slow, %", "micro-batches a rank", "gain, %", "low",
+                                "high", "most, %", "changes in 1,000 steps"], rows)
 
 
 def main(_: list[str]) -> None:
@@ -83,17 +90,22 @@ def main(_: list[str]) -> None:
     if not search["worlds"]:
       continue
     first = min(search["worlds"], key=lambda one: one["misfit"])
-    world = worlds.World(**{name: np.float32(value) for name, value in zip(kept["fields"], first["values"],
-                                                                           strict=True)})
+    world = worlds.World(**{name: np.float32(value)
+                            for name, value in zip(kept["fields"], first["values"],
+                                                   strict=True)})
     print(f"  {search['start']}", file=sys.stderr, flush=True)
-    figures["worlds"].append({"world": search["start"], "slow_percent": float(100 * world.slow), "by_micro_batches": {
-        str(each): measure(world, each, flags.FLAGS.rounds) for each in EACH}})
+    figures["worlds"].append({"world": search["start"], "slow_percent": float(100 * world.slow),
+                              "by_micro_batches": {
+                                  str(each): measure(world, each, flags.FLAGS.rounds)
+                                  for each in EACH}})
   measured.write(figures, lines(figures), pathlib.Path(flags.FLAGS.out))
 
 
 def define_flags() -> None:
-  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
-  flags.DEFINE_string("out", "docs/measurements/balanced_table1.json", "File the figures are written to.")
+  """Defines this program's flags; not when it is imported, since other programs have flags of the
+  same names."""
+  flags.DEFINE_string("out", "docs/measurements/balanced_table1.json",
+                      "File the figures are written to.")
   flags.DEFINE_integer("rounds", 3, "Runs of each world, with other noise.", lower_bound=2)
 
 

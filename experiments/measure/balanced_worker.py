@@ -1,4 +1,5 @@
-"""One process of `experiments.measure.balanced`: trains by even and uneven counts in turn, with ranks slowed down."""
+"""One process of `experiments.measure.balanced`: trains by even and uneven counts in turn, with
+ranks slowed down."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ from jaxpace.coordination.apportion import even
 
 EVEN, AGAIN, SHARED, WITHOUT = "even", "even again", "shared by speed", "without the slow"
 FIXED = ("fixed", "fixed, one more")
-"""Counts chosen by hand: the best for the speeds as they are meant to be, and the last slow rank's one more."""
+"""Counts chosen by hand: the best for the speeds as they are meant to be, and the last slow rank's
+one more."""
 SETTLE = 3
-"""Steps at the beginning of each block that don't count: counts act two steps after they are decided."""
+"""Steps at the beginning of each block that don't count: counts act two steps after they are
+decided."""
 _WIDTH, _ROWS = 256, 32
 
 
@@ -74,10 +77,12 @@ def quickest(seconds: np.ndarray, total: int, without: tuple[int, ...] = ()) -> 
 
 
 def arms(slow: tuple[float, ...], total: int) -> dict[str, tuple[int, np.ndarray | None]]:
-  """What takes turns in a stage: name -> (mode, counts). Fixed counts that are even already are left out."""
+  """What takes turns in a stage: name -> (mode, counts). Fixed counts that are even already are
+  left out."""
   speeds = np.asarray(slow)
   best = quickest(speeds, total)
-  chosen: dict[str, tuple[int, np.ndarray | None]] = {EVEN: (0, None), AGAIN: (0, None), SHARED: (1, None)}
+  chosen: dict[str, tuple[int, np.ndarray | None]] = {EVEN: (0, None), AGAIN: (0, None),
+                                                      SHARED: (1, None)}
   if (speeds == speeds[0]).all():
     return chosen
   last = int(np.flatnonzero(speeds > 1)[-1])
@@ -91,7 +96,8 @@ def arms(slow: tuple[float, ...], total: int) -> dict[str, tuple[int, np.ndarray
       chosen[name] = (2, others)
   if max(slow) == 2 and total > 16:
     # What dropping the slow host comes to is the same whatever its speed.
-    chosen[WITHOUT] = (2, quickest(speeds, total, tuple(int(r) for r in np.flatnonzero(speeds > 1))))
+    chosen[WITHOUT] = (2,
+                       quickest(speeds, total, tuple(int(r) for r in np.flatnonzero(speeds > 1))))
   return chosen
 
 
@@ -104,7 +110,8 @@ def loss_fn(w: Any, micro_batch: Any) -> tuple[Any, Any]:
 
 
 def train_step(w: Any, batch: Any, counts: Any) -> tuple[Any, Any]:
-  loss, grads = jaxpace.accumulate(loss_fn, w, (batch["x"], batch["seconds"], batch["turns"]), counts)
+  loss, grads = jaxpace.accumulate(loss_fn, w, (batch["x"], batch["seconds"], batch["turns"]),
+                                   counts)
   return w - jnp.float32(1e-3) * grads, loss
 
 
@@ -130,12 +137,15 @@ def work(out: pathlib.Path, setup: Setup) -> None:
       stages.append(job.stage(slow, number))
       if mine == 0:
         out.write_text(json.dumps(stages))
-        print(f"  {setup.kind}, {setup.micro_batches} micro-batches: stage {number + 1} of {len(setup.slow)}",
-              flush=True)
+        print(
+            f"  {setup.kind}, {setup.micro_batches} micro-batches: stage {number + 1} of "
+            f"{len(setup.slow)}",
+            flush=True)
 
 
 def _turns(seconds: float) -> int:
-  """How many layers take that long on a processor of its own: the same on all processes, by process 0."""
+  """How many layers take that long on a processor of its own: the same on all processes, by process
+  0."""
   x, w = jnp.ones((_ROWS, _WIDTH), jnp.float32), jnp.ones((_WIDTH, _WIDTH), jnp.float32)
   run = jax.jit(lambda x, n: jax.lax.fori_loop(0, n, lambda _, h: jnp.tanh(h @ w), x))
   run(x, 10).block_until_ready()
@@ -156,10 +166,12 @@ class _Job:
     self.setup, self.turns = setup, turns
     self.ranks, self.total = jax.device_count(), setup.micro_batches
     self.mesh = jax.make_mesh((self.ranks,), ("data",), axis_types=(AxisType.Auto,))
-    self.paced = jaxpace.instrument(train_step, "data", jaxpace.share_work(told(self.total, self.ranks)), share=True)
+    self.paced = jaxpace.instrument(train_step, "data",
+                                    jaxpace.share_work(told(self.total, self.ranks)), share=True)
     spec, split = jaxpace.spec(self.mesh), P("data")
     self.run = jax.jit(jax.shard_map(
-        self.paced, mesh=self.mesh, in_specs=(spec, P(), {"x": split, "seconds": split, "turns": split}, P()),
+        self.paced, mesh=self.mesh,
+        in_specs=(spec, P(), {"x": split, "seconds": split, "turns": split}, P()),
         out_specs=(spec, P())), donate_argnums=(0, 1))
     self.pace = self.paced.init(self.mesh)
     rng = np.random.default_rng(0)
@@ -167,8 +179,8 @@ class _Job:
     self.examples = rng.normal(size=(256, _ROWS if turns else 1, self.width)).astype(np.float32)
     w = (rng.normal(size=(self.width, self.width)) / self.width**0.5).astype(np.float32)
     self.w = jax.device_put(w, NamedSharding(self.mesh, P()))
-    self.feed = jaxpace.shares(self.mesh, examples=len(self.examples), size=1, micro_batches=self.total,
-                               capacity=self.total)
+    self.feed = jaxpace.shares(self.mesh, examples=len(self.examples), size=1,
+                               micro_batches=self.total, capacity=self.total)
     self.slow: tuple[float, ...] = setup.slow[0]
 
   def steps(self, number: int) -> Iterator[np.ndarray]:
@@ -180,7 +192,8 @@ class _Job:
       if not self.turns:
         each[:] = self.setup.work * np.asarray(self.slow)[list(share.ranks), None]
       turns = np.full(each.size, self.turns, np.int32)
-      batch = share.put({"x": rows.reshape(-1, *rows.shape[2:]), "seconds": each.reshape(-1), "turns": turns})
+      batch = share.put({"x": rows.reshape(-1, *rows.shape[2:]), "seconds": each.reshape(-1),
+                         "turns": turns})
       self.pace, (self.w, _) = self.run(self.pace, self.w, batch, share.counts)
       yield share.counts
 
@@ -231,6 +244,8 @@ class _Job:
           by_speed += counts
     return {"slow": slow, "seconds": seconds, "history": history, "by_speed": by_speed,
             "each": (np.concatenate(busy).mean(axis=0) / even(self.total, self.ranks)).tolist(),
-            "spread": (np.concatenate(busy).std(axis=0) / np.concatenate(busy).mean(axis=0)).tolist(),
-            "fixed": {arm: counts.tolist() for arm, (mode, counts) in ways.items() if counts is not None},
+            "spread":
+            (np.concatenate(busy).std(axis=0) / np.concatenate(busy).mean(axis=0)).tolist(),
+            "fixed": {arm: counts.tolist() for arm, (mode, counts) in ways.items()
+                      if counts is not None},
             "processor": float(np.mean(used))}

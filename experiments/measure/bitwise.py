@@ -1,17 +1,19 @@
-"""Are results the same, bit for bit, with jaxpace on, off and removed? And the collectives of the compiled step?
+"""Are results the same, bit for bit, with jaxpace on, off and removed? And the collectives of the
+compiled step?
 
     python -m experiments.measure.bitwise                                    # the default choice of cases
     python -m experiments.measure.bitwise --cover=all                        # every model in every case, hours
     python -m experiments.measure.bitwise --models=chars --dtypes=bf16-params --ranks=8 --layouts=pmap --parts=one
     python -m experiments.measure.bitwise --parts=no_fma --resume            # goes on where it was stopped
 
-Trains each case bare, and instrumented in several ways, for the same number of steps from the same state on the same
-batches, and compares every bit of the state and the metrics at the end, and the compiled programs. Part `one` is one
-process with several devices; `no_fma` the same on instructions without fused multiply-add, where the order in which XLA
-lays out memory can't change a bit; `processes` several processes. Beside it stands a null: the bare step that merely
-returns a gradient too. Writes docs/measurements/bitwise.json and bitwise.md, after each case, so that what was compared
-is kept whatever becomes of the rest. The exit status is 1 if anything but a null differs.
-"""
+Trains each case bare, and instrumented in several ways, for the same number of steps from the same
+state on the same batches, and compares every bit of the state and the metrics at the end, and the
+compiled programs. Part `one` is one process with several devices; `no_fma` the same on instructions
+without fused multiply-add, where the order in which XLA lays out memory can't change a bit;
+`processes` several processes. Beside it stands a null: the bare step that merely returns a gradient
+too. Writes docs/measurements/bitwise.json and bitwise.md, after each case, so that what was
+compared is kept whatever becomes of the rest. The exit status is 1 if anything but a null differs.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,21 +42,27 @@ _ranks = flags.DEFINE_list("ranks", "2,4,8", "Numbers of devices of one process.
 _processes = flags.DEFINE_list("processes", "2,4", "Numbers of processes.")
 _steps = flags.DEFINE_integer("steps", 200, "Steps.", lower_bound=1)
 _cover = flags.DEFINE_enum("cover", "some", ["some", "all"],
-                           "some: two models and two ways of instrumenting, which take turns, for each precision, "
-                           "layout and number of ranks; all: everything.")
-_out = flags.DEFINE_string("out", "docs/measurements/bitwise.json", "File the results are written to.")
-_resume = flags.DEFINE_bool("resume", False, "Leave out the cases of one process that are in the file already.")
-_part_as = flags.DEFINE_string("part_as", "one", "Internal: the part under whose name rows of one process are kept.")
-_worker = flags.DEFINE_string("worker", "", "Internal: this is one process of several; directory for its results.")
+                           "some: two models and two ways of instrumenting, which take turns, for "
+                           "each precision, layout and number of ranks; all: everything.")
+_out = flags.DEFINE_string("out", "docs/measurements/bitwise.json",
+                           "File the results are written to.")
+_resume = flags.DEFINE_bool("resume", False,
+                            "Leave out the cases of one process that are in the file already.")
+_part_as = flags.DEFINE_string("part_as", "one",
+                               "Internal: the part under whose name rows of one process are kept.")
+_worker = flags.DEFINE_string("worker", "",
+                              "Internal: this is one process of several; directory for "
+                              "its results.")
 
 
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
-  for flag, known in ((_parts, _PARTS), (_models, bitwise_models.MODELS), (_dtypes, bitwise_models.DTYPES),
-                      (_layouts, bitwise_cases.LAYOUTS)):
+  for flag, known in ((_parts, _PARTS), (_models, bitwise_models.MODELS),
+                      (_dtypes, bitwise_models.DTYPES), (_layouts, bitwise_cases.LAYOUTS)):
     if not flag.value or (unknown := set(flag.value) - set(known)):
-      raise app.UsageError(f"--{flag.name}: {', '.join(sorted(unknown)) if flag.value else 'nothing'} is none of "
+      raise app.UsageError(f"--{flag.name}: "
+                           f"{', '.join(sorted(unknown)) if flag.value else 'nothing'} is none of "
                            f"{', '.join(known)}.")
   if _worker.value:
     jaxpace.distributed.initialize()
@@ -62,7 +70,8 @@ def main(argv: list[str]) -> None:
     return
   ranks, processes = _counts(_ranks), _counts(_processes)
   jax.config.update("jax_platforms", "cpu")
-  jax.config.update("jax_num_cpu_devices", max(ranks))  # not by the environment, which the workers inherit
+  # not by the environment, which the workers inherit
+  jax.config.update("jax_num_cpu_devices", max(ranks))
   out = pathlib.Path(_out.value)
   figures = json.loads(out.read_text()) if out.exists() else {}
   if _part_as.value != "one":  # by the process that this one was started by
@@ -77,7 +86,8 @@ def main(argv: list[str]) -> None:
     figures = without_fma(figures, out)
   if "processes" in _parts.value:
     figures["processes"] = [row for n in processes
-                            for row in bitwise_processes.launch(n, _dtypes.value, _steps.value, __spec__.name)]
+                            for row in bitwise_processes.launch(n, _dtypes.value, _steps.value,
+                                                                __spec__.name)]
   measured.write(figures, bitwise_tables.markdown(figures), out)
   wrong = [row for part in _PARTS for row in bitwise_tables.instrumented(figures.get(part, ()))
            if not (row["bits_equal"] and row["hlo_equal"])]
@@ -92,30 +102,35 @@ def _counts(flag: Any) -> list[int]:
   except ValueError:
     values = []
   if not values or not all(2 <= value <= 64 for value in values):
-    raise app.UsageError(f"--{flag.name}={','.join(flag.value)} must be whole numbers from 2 to 64, separated by "
-                         "commas.")
+    raise app.UsageError(f"--{flag.name}={','.join(flag.value)} must be whole numbers from 2 to "
+                         "64, separated by commas.")
   return values
 
 
 def without_fma(figures: dict[str, Any], out: pathlib.Path) -> dict[str, Any]:
-  """Runs the cases of one process in a process whose compiler knows no fused multiply-add. Returns all figures."""
+  """Runs the cases of one process in a process whose compiler knows no fused multiply-add. Returns
+  all figures."""
   measured.write(figures, bitwise_tables.markdown(figures), out)
   flags = [f"--{flag.name}={','.join(flag.value)}" for flag in (_models, _dtypes, _layouts, _ranks)]
-  environment = dict(os.environ, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {bitwise_tables.NO_FMA}".strip())
-  subprocess.run([sys.executable, "-m", __spec__.name, "--part_as=no_fma", *flags, f"--steps={_steps.value}",
-                  f"--cover={_cover.value}", f"--out={out}", f"--resume={str(_resume.value).lower()}"],
+  environment = dict(os.environ,
+                     XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {bitwise_tables.NO_FMA}".strip())
+  subprocess.run([sys.executable, "-m", __spec__.name, "--part_as=no_fma", *flags,
+                  f"--steps={_steps.value}", f"--cover={_cover.value}", f"--out={out}",
+                  f"--resume={str(_resume.value).lower()}"],
                  env=environment, stdout=subprocess.DEVNULL, check=True)
   return json.loads(out.read_text())
 
 
 def keep(figures: dict[str, Any], out: pathlib.Path, part: str, ranks: list[int]) -> None:
-  """Runs the chosen cases of one process, each with its ways of instrumenting; writes after each."""
+  """Runs the chosen cases of one process, each with its ways of instrumenting; writes after
+  each."""
   rows = figures[part] = figures.get(part, []) if _resume.value else []
   done = {bitwise_cases.Case(*(row[name] for name in bitwise_cases.Case._fields)) for row in rows}
   cells = list(itertools.product(_dtypes.value, _layouts.value, ranks))
   began = time.monotonic()
   for number, (dtype, layout, count) in enumerate(cells):
-    for model, ways in bitwise_cases.chosen(number, _models.value, everything=_cover.value == "all"):
+    for model, ways in bitwise_cases.chosen(number, _models.value,
+                                            everything=_cover.value == "all"):
       case = bitwise_cases.Case(model, dtype, layout, count)
       if case in done:
         continue
@@ -123,8 +138,9 @@ def keep(figures: dict[str, Any], out: pathlib.Path, part: str, ranks: list[int]
       measured.write(figures, bitwise_tables.markdown(figures), out)
       ours = bitwise_tables.instrumented(rows)
       wrong = sum(not (row["bits_equal"] and row["hlo_equal"]) for row in ours)
-      print(f"  {number + 1} of {len(cells)}: {model}, {dtype}, {layout}, {count} ranks; {len(ours)} comparisons, "
-            f"{wrong} differ, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+      print(f"  {number + 1} of {len(cells)}: {model}, {dtype}, {layout}, {count} ranks; "
+            f"{len(ours)} comparisons, {wrong} differ, {time.monotonic() - began:.0f} s",
+            file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ LAYOUTS = ("check_vma", "no_check_vma", "pmap")
 _BLOCK = 8  # steps between waits: many steps ahead, the devices of one process starve each other
 _WAYS_EACH = 2
 NULL = "not at all, but returns a gradient too"
-"""A harmless change of the bare step, for comparison: what XLA makes of that is no work of jaxpace."""
+"""A harmless change of the bare step, for comparison: what XLA makes of that is no work of
+jaxpace."""
 
 
 class Case(NamedTuple):
@@ -45,23 +46,28 @@ class Way(NamedTuple):
   recorded: bool
 
   def __str__(self) -> str:
-    return ", ".join([self.clock, "shared" if self.share else "share=None", "delays" if self.paced else "no pacer",
+    return ", ".join([self.clock, "shared" if self.share else "share=None",
+                      "delays" if self.paced else "no pacer",
                       "recorded" if self.recorded else "not recorded"])
 
 
 _MORE = "['metrics']['gradients']"
-WAYS = (Way("native", True, True, True), Way("native", None, False, True), Way("callback", True, True, False),
-        Way("native", True, False, False), Way("callback", None, False, True), Way("native", None, True, False))
+WAYS = (Way("native", True, True, True), Way("native", None, False, True),
+        Way("callback", True, True, False), Way("native", True, False, False),
+        Way("callback", None, False, True), Way("native", None, True, False))
 
 
-def chosen(cell: int, models: Sequence[str], *, everything: bool) -> list[tuple[str, tuple[Way, ...]]]:
-  """Models and ways of instrumenting for the cell of that number; over all cells they take turns."""
+def chosen(cell: int, models: Sequence[str], *,
+           everything: bool) -> list[tuple[str, tuple[Way, ...]]]:
+  """Models and ways of instrumenting for the cell of that number; over all cells they take
+  turns."""
   if everything:
     return [(model, WAYS) for model in models]
   count = min(2, len(models))
   result = []
   for i in range(count):
-    # Both move on by one more after each three cells (numbers of ranks) and each nine (a precision).
+    # Both move on by one more after each three cells (numbers of ranks) and each nine (a
+    # precision).
     model = (cell * count + i + cell // 3 + cell // 9) % len(models)
     first = cell * _WAYS_EACH + 3 * i + cell // 3
     result.append((models[model], tuple(WAYS[(first + j) % len(WAYS)] for j in range(_WAYS_EACH))))
@@ -69,9 +75,11 @@ def chosen(cell: int, models: Sequence[str], *, everything: bool) -> list[tuple[
 
 
 def unruly() -> jaxpace.Pacer:
-  """A pacer that delays one rank in every step, which one and by how much drawn at random, up to 0.3 ms."""
+  """A pacer that delays one rank in every step, which one and by how much drawn at random, up to
+  0.3 ms."""
 
-  def update(observation: jaxpace.Observation, key: jax.Array) -> tuple[jaxpace.Decision, jax.Array]:
+  def update(observation: jaxpace.Observation,
+             key: jax.Array) -> tuple[jaxpace.Decision, jax.Array]:
     key, who, long = jax.random.split(key, 3)  # the same on every rank
     chosen = jax.random.randint(who, (), 0, observation.arrivals.shape[0])
     delay = jax.random.uniform(long, (), jnp.float32, 0, 3e-4)
@@ -84,7 +92,8 @@ def bits(tree: Any) -> dict[str, bytes]:
   """Dtype, shape and bytes of every leaf of this process, by its path."""
   return {jax.tree_util.keystr(path): b"".join(
       f"{part.data.dtype}{part.data.shape}".encode() + np.asarray(part.data).tobytes()
-      for part in leaf.addressable_shards) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+      for part in leaf.addressable_shards)
+          for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 class Result(NamedTuple):
@@ -94,11 +103,13 @@ class Result(NamedTuple):
   hlo: str
   shared: bool
   changed: bool  # the state moved at all, and is finite
-  delays: np.ndarray | None = None  # [ranks here, rows] s, applied in the last steps, where instrumented
+  # [ranks here, rows] s, applied in the last steps, where instrumented
+  delays: np.ndarray | None = None
 
 
 def run(case: Case, ways: Sequence[Way], steps: int, null: bool = True) -> list[dict[str, Any]]:
-  """Trains a case bare, then in each way and, if `null`, as `NULL` says; a row of comparison for each."""
+  """Trains a case bare, then in each way and, if `null`, as `NULL` says; a row of comparison for
+  each."""
   job = bitwise_models.MODELS[case.model](case.ranks, *bitwise_models.DTYPES[case.dtype])
   bare = train(job, case, None, steps)
   rows = [compare(case, str(way), bare, train(job, case, way, steps)) for way in ways]
@@ -113,15 +124,19 @@ def compare(case: Case, way: str, bare: Result, found: Result) -> dict[str, Any]
                   if bare.bits.get(path) != found.bits.get(path) and not path.startswith(_MORE))
   changes = hlo.compare(bare.hlo, found.hlo)
   equal = changes.same_but_for(1 if found.shared else 0)
-  return {**case._asdict(), "way": way, "shared": found.shared, "bits_equal": not leaves and bare.changed,
-          "leaves": leaves, "compared_leaves": len(bare.bits), "hlo_equal": equal, "collectives": len(
+  return {**case._asdict(), "way": way, "shared": found.shared,
+          "bits_equal": not leaves and bare.changed, "leaves": leaves,
+          "compared_leaves": len(bare.bits), "hlo_equal": equal, "collectives": len(
               hlo.collectives(bare.hlo)), "added": list(changes.added),
-          "hlo": "" if equal else f"gone {list(changes.missing)}, new {list(changes.new)}, joined {changes.added}"}
+          "hlo": "" if equal
+          else f"gone {list(changes.missing)}, new {list(changes.new)}, joined {changes.added}"}
 
 
 def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more: bool = False,
-          pacer: jaxpace.Pacer | None = None, after_step: Callable[[Any], None] | None = None) -> Result:
-  """Trains `steps` steps: bare if `way` is None, returning gradients too if `more`. One compilation.
+          pacer: jaxpace.Pacer | None = None,
+          after_step: Callable[[Any], None] | None = None) -> Result:
+  """Trains `steps` steps: bare if `way` is None, returning gradients too if `more`. One
+  compilation.
 
   `pacer` stands in for `unruly`; `after_step(pace)` is called after every instrumented step.
   """
@@ -130,8 +145,8 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
   if way is not None:
     if way.clock == "native":
       resolve_clock("native")  # says why, where it can't be had
-    paced = jaxpace.instrument(step, "data", (pacer or unruly()) if way.paced else None, clock=way.clock,
-                               share=way.share, rows=64 if pacer is None else 256)
+    paced = jaxpace.instrument(step, "data", (pacer or unruly()) if way.paced else None,
+                               clock=way.clock, share=way.share, rows=64 if pacer is None else 256)
   launch = _pmap if case.layout == "pmap" else _shard_map
   compiled, pace, state, batches = launch(job, case, step, paced)
   before = bits(state)
@@ -155,7 +170,9 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
                 bool(paced is not None and paced.plan is not None and paced.plan.share),
                 finite and after.keys() == before.keys() and after != before,
                 None if paced is None else np.stack([
-                    np.asarray(part.data).reshape(-1, part.data.shape[-1])[:, ring.DELAY_APPLIED].view(np.float32)
+                    np.asarray(part.data).reshape(-1,
+                                                  part.data.shape[-1])[:, ring.DELAY_APPLIED].view(
+                                                      np.float32)
                     for part in pace.ring.addressable_shards]))
 
 
@@ -168,18 +185,23 @@ def _recorder(way: Way | None, paced: Any) -> Iterator[Callable[[Any], None]]:
     yield recorder.record
 
 
-def _shard_map(job: bitwise_models.Job, case: Case, step: Any, paced: Any) -> tuple[Any, Any, Any, list[Any]]:
-  mesh = jax.make_mesh((case.ranks,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:case.ranks])
+def _shard_map(job: bitwise_models.Job, case: Case, step: Any,
+               paced: Any) -> tuple[Any, Any, Any, list[Any]]:
+  mesh = jax.make_mesh((case.ranks,), ("data",), axis_types=(AxisType.Auto,),
+                       devices=jax.devices()[:case.ranks])
   check = case.layout == LAYOUTS[0]
   state = place(job.state, NamedSharding(mesh, P()))
   batches = [place(batch, NamedSharding(mesh, P("data"))) for batch in job.batches]
   if paced is None:
-    function = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=check)
+    function = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
+                             check_vma=check)
     return jax.jit(function).lower(state, batches[0]).compile(), None, state, batches
   spec = jaxpace.spec(mesh)
   pace = paced.init(mesh)
-  function = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), check_vma=check)
-  return jax.jit(function, donate_argnums=0).lower(pace, state, batches[0]).compile(), pace, state, batches
+  function = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                           check_vma=check)
+  return (jax.jit(function, donate_argnums=0).lower(pace, state, batches[0]).compile(), pace, state,
+          batches)
 
 
 def place(tree: Any, sharding: NamedSharding) -> Any:
@@ -188,11 +210,13 @@ def place(tree: Any, sharding: NamedSharding) -> Any:
       np.shape(leaf), sharding, lambda index: np.asarray(leaf)[index]), tree)
 
 
-def _pmap(job: bitwise_models.Job, case: Case, step: Any, paced: Any) -> tuple[Any, Any, Any, list[Any]]:
+def _pmap(job: bitwise_models.Job, case: Case, step: Any,
+          paced: Any) -> tuple[Any, Any, Any, list[Any]]:
   devices = jax.local_devices()[:case.ranks]
 
   def spread(tree: Any, split: bool) -> Any:
-    stacked = jax.tree.map(lambda leaf: np.reshape(leaf, (case.ranks, -1, *np.shape(leaf)[1:])) if split else
+    stacked = jax.tree.map(lambda leaf: np.reshape(leaf, (case.ranks, -1, *np.shape(leaf)[1:]))
+                           if split else
                            np.stack([np.asarray(leaf)] * case.ranks), tree)
     return jax.pmap(lambda tree: tree, devices=devices)(stacked)
 

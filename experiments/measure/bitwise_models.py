@@ -1,4 +1,5 @@
-"""Train steps for `experiments.measure.bitwise`: the models of the examples and two more, in three precisions."""
+"""Train steps for `experiments.measure.bitwise`: the models of the examples and two more, in three
+precisions."""
 
 from __future__ import annotations
 
@@ -32,15 +33,16 @@ class Job:
 
   state: Any
   batches: list[Any]  # leaves [ranks * n, ...], to be split along their first axis
-  loss: Callable[[Any, Any, Any], tuple[jax.Array, Any]]  # (params, statistics, batch) -> loss, new statistics
+  # (params, statistics, batch) -> loss, new statistics
+  loss: Callable[[Any, Any, Any], tuple[jax.Array, Any]]
   tx: optax.GradientTransformation
 
   def step(self, by_autodiff: bool, more: bool = False) -> Callable[..., Any]:
     """Makes the per-device step (state, batch) -> (state, metrics).
 
     Args:
-      by_autodiff: the loss is averaged over "data" and JAX sums the gradients, as under `check_vma=True`; else
-        the step averages both itself.
+      by_autodiff: the loss is averaged over "data" and JAX sums the gradients, as under
+        `check_vma=True`; else the step averages both itself.
       more: whether the metrics also hold the averaged gradients of the vectors.
     """
 
@@ -57,19 +59,22 @@ class Job:
       updates, opt = self.tx.update(grads, opt, params)
       metrics = {"loss": loss, "norm": optax.tree.norm(grads)}
       if more:
-        metrics["gradients"] = [leaf for leaf in jax.tree.leaves(grads) if leaf.ndim == 1] or jax.tree.leaves(grads)[:1]
+        metrics["gradients"] = ([leaf for leaf in jax.tree.leaves(grads) if leaf.ndim == 1]
+                                or jax.tree.leaves(grads)[:1])
       return (optax.apply_updates(params, updates), opt, statistics), metrics
 
     return train_step
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
-  return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+  return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating)
+                      else leaf, tree)
 
 
 def _job(params: Any, statistics: Any, batches: list[Any], forward: Callable[[Any, Any, Any], Any],
          stored: Any, compute: Any, tx: optax.GradientTransformation) -> Job:
-  """`forward(params, statistics, batch)` -> loss of the outputs, new statistics; params and inputs in `compute`."""
+  """`forward(params, statistics, batch)` -> loss of the outputs, new statistics; params and inputs
+  in `compute`."""
   params = _cast(params, stored)
 
   def loss(params: Any, statistics: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -95,7 +100,8 @@ def digits(ranks: int, stored: Any, compute: Any) -> Job:
   params = model.init(jax.random.key(0), batches[0]["image"][:1])["params"]
 
   def forward(params: Any, statistics: Any, batch: Any) -> Any:
-    return _cross_entropy(model.apply({"params": params}, batch["image"]), batch["label"]), statistics
+    return _cross_entropy(model.apply({"params": params},
+                                      batch["image"]), batch["label"]), statistics
 
   return _job(params, (), batches, forward, stored, compute, optax.adam(1e-2))
 
@@ -111,17 +117,21 @@ def chars(ranks: int, stored: Any, compute: Any) -> Job:
   def forward(params: Any, statistics: Any, batch: jax.Array) -> Any:
     return _cross_entropy(nnx.merge(graph, params)(batch[:, :-1]), batch[:, 1:]), statistics
 
-  return _job(params, (), [np.minimum(windows[r], 127) for r in rows], forward, stored, compute, optax.adam(3e-3))
+  return _job(params, (), [np.minimum(windows[r], 127) for r in rows], forward, stored, compute,
+              optax.adam(3e-3))
 
 
 def mlp(ranks: int, stored: Any, compute: Any) -> Job:
-  """A perceptron with a squared loss and weight penalty, AdamW behind clipping by the global norm."""
+  """A perceptron with a squared loss and weight penalty, AdamW behind clipping by the global
+  norm."""
   rng = np.random.default_rng(0)
   sizes = (24, 40, 40, 6)
-  params = [{"w": jnp.asarray(rng.standard_normal((a, b)) / a ** 0.5, jnp.float32), "b": jnp.zeros(b, jnp.float32)}
+  params = [{"w": jnp.asarray(rng.standard_normal((a, b)) / a ** 0.5, jnp.float32),
+             "b": jnp.zeros(b, jnp.float32)}
             for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
   batches = [{"x": rng.standard_normal((_EXAMPLES * ranks, sizes[0]), np.float32),
-              "y": rng.standard_normal((_EXAMPLES * ranks, sizes[-1]), np.float32)} for _ in range(_BATCHES)]
+              "y": rng.standard_normal((_EXAMPLES * ranks, sizes[-1]), np.float32)}
+             for _ in range(_BATCHES)]
 
   def forward(params: Any, statistics: Any, batch: Any) -> Any:
     x = batch["x"]
@@ -136,7 +146,8 @@ def mlp(ranks: int, stored: Any, compute: Any) -> Job:
 
 
 def sync_bn(ranks: int, stored: Any, compute: Any) -> Job:
-  """A CNN with batch norm over all ranks (flax.linen): collectives in the forward and the backward pass; SGD."""
+  """A CNN with batch norm over all ranks (flax.linen): collectives in the forward and the backward
+  pass; SGD."""
 
   class Net(nn.Module):
     axis: str | None
@@ -151,11 +162,13 @@ def sync_bn(ranks: int, stored: Any, compute: Any) -> Job:
   variables = Net(None).init(jax.random.key(0), batches[0]["image"][:2])
 
   def forward(params: Any, statistics: Any, batch: Any) -> Any:
-    logits, new = model.apply({"params": params, "batch_stats": statistics}, batch["image"], mutable=["batch_stats"])
+    logits, new = model.apply({"params": params, "batch_stats": statistics}, batch["image"],
+                              mutable=["batch_stats"])
     return _cross_entropy(logits, batch["label"]), _cast(new["batch_stats"], jnp.float32)
 
   return _job(variables["params"], variables["batch_stats"], batches, forward, stored, compute,
               optax.sgd(1e-2, momentum=0.9, nesterov=True))
 
 
-MODELS: dict[str, Callable[[int, Any, Any], Job]] = {"digits": digits, "chars": chars, "mlp": mlp, "sync-bn": sync_bn}
+MODELS: dict[str, Callable[[int, Any, Any], Job]] = {"digits": digits, "chars": chars, "mlp": mlp,
+                                                     "sync-bn": sync_bn}

@@ -1,4 +1,5 @@
-"""Several processes with gloo between them: final bits bare, with `share=None` and with sharing, compared."""
+"""Several processes with gloo between them: final bits bare, with `share=None` and with sharing,
+compared."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _MODELS = (("digits", LAYOUTS[1]), ("mlp", LAYOUTS[0]))
 
 
 def launch(processes: int, dtypes: list[str], steps: int, module: str) -> list[dict[str, Any]]:
-  """Runs `module` as workers in several processes. Returns their rows, one a comparison: equal if on every process."""
+  """Runs `module` as workers in several processes. Returns their rows, one a comparison: equal if
+  on every process."""
   with tempfile.TemporaryDirectory() as root:
     command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
                os.path.join(root, "logs"), "--", sys.executable, "-m", module, f"--worker={root}",
@@ -45,8 +47,11 @@ def work(root: pathlib.Path, dtypes: list[str], steps: int) -> None:
       bare = bitwise_cases.train(job, case, None, steps)
       again = bitwise_cases.train(job, case, None, steps)
       rows.append(bitwise_cases.compare(case, "not at all, run again", bare, again))
-      rows += [bitwise_cases.compare(case, str(way), bare, bitwise_cases.train(job, case, way, steps))
+      rows += [bitwise_cases.compare(case, str(way), bare,
+                                     bitwise_cases.train(job, case, way, steps))
                for way in _WAYS]
       if jax.process_index() == 0:
-        print(f"{model}, {dtype}, {case.ranks} processes: {[row['bits_equal'] for row in rows[-3:]]}", flush=True)
+        print(
+            f"{model}, {dtype}, {case.ranks} processes: {[row['bits_equal'] for row in rows[-3:]]}",
+            flush=True)
   (root / f"{jax.process_index()}.json").write_text(json.dumps(rows))

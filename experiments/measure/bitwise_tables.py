@@ -21,23 +21,30 @@ def markdown(figures: dict[str, Any]) -> list[str]:
   """Lines of the report."""
   lines = measured.introduction("Bitwise: on, off and removed", figures)
   lines += [line for part, run in figures.get("runs", {}).items()
-            for line in (f"Part `{part}`: `{run['command']}`, {run['date']}, jax {run['machine']['jax']}, load average "
-                         f"at the start {run['load_average_at_start']:g}.", "")]
-  lines += [f"{figures['steps']} steps each. Bits: parameters, optimizer state, statistics and metrics. Collectives: "
-            "of the compiled programs, number, kind, groups of ranks and operands, but for one operand where "
-            "arrivals are shared. Null: the bare step that merely returns a gradient too, against the bare step.", ""]
-  titles = {"one": "One process", "no_fma": f"One process, `XLA_FLAGS={NO_FMA}` (no fused multiply-add)",
+            for line in (f"Part `{part}`: `{run['command']}`, {run['date']}, jax "
+                         f"{run['machine']['jax']}, load average at the start "
+                         f"{run['load_average_at_start']:g}.", "")]
+  lines += [f"{figures['steps']} steps each. Bits: parameters, optimizer state, statistics and "
+            "metrics. Collectives: of the compiled programs, number, kind, groups of ranks and "
+            "operands, but for one operand where arrivals are shared. Null: the bare step that "
+            "merely returns a gradient too, against the bare step.", ""]
+  titles = {"one": "One process",
+            "no_fma": f"One process, `XLA_FLAGS={NO_FMA}` (no fused multiply-add)",
             "processes": "Several processes, gloo"}
-  lines += measured.table(["part", "comparisons", "bits differ", "collectives differ", "nulls whose bits differ"],
-                          [[title, *_counted(figures[part])] for part, title in titles.items() if part in figures])
+  lines += measured.table(["part", "comparisons", "bits differ", "collectives differ",
+                           "nulls whose bits differ"],
+                          [[title, *_counted(figures[part])] for part, title in titles.items()
+                           if part in figures])
   for part, title in titles.items():
     if part in figures:
       lines += [f"## {title}", "", *_summary(instrumented(figures[part]))]
-      wrong = [row for row in instrumented(figures[part]) if not (row["bits_equal"] and row["hlo_equal"])]
+      wrong = [row for row in instrumented(figures[part])
+               if not (row["bits_equal"] and row["hlo_equal"])]
       if wrong:
         lines += ["Different:", "", *measured.table(
             ["case", "instrumented", "leaves that differ", "collectives"],
-            [[_case(row), row["way"], f"{len(row['leaves'])} of {row['compared_leaves']}", row["hlo"] or "equal"]
+            [[_case(row), row["way"], f"{len(row['leaves'])} of {row['compared_leaves']}",
+              row["hlo"] or "equal"]
              for row in wrong])]
   return lines
 
@@ -46,7 +53,8 @@ def _counted(rows: list[dict[str, Any]]) -> list[Any]:
   ours = instrumented(rows)
   nulls = [row for row in rows if row["way"] == bitwise_cases.NULL]
   strayed = sum(not row["bits_equal"] for row in nulls)
-  return [len(ours), sum(not row["bits_equal"] for row in ours), sum(not row["hlo_equal"] for row in ours),
+  return [len(ours), sum(not row["bits_equal"] for row in ours),
+          sum(not row["hlo_equal"] for row in ours),
           f"{strayed} of {len(nulls)}" if nulls else None]
 
 
@@ -58,13 +66,15 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
   """How many comparisons of each kind are equal, of how many."""
   dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
   lines: list[str] = []
-  for key, title in (("layout", "layout"), ("ranks", "ranks"), ("model", "model"), ("way", "instrumented")):
+  for key, title in (("layout", "layout"), ("ranks", "ranks"), ("model", "model"),
+                     ("way", "instrumented")):
     values = list(dict.fromkeys(row[key] for row in rows))
     table = []
     for value in values:
       counts = []
       for dtype in dtypes:
-        here = [row["bits_equal"] and row["hlo_equal"] for row in rows if row[key] == value and row["dtype"] == dtype]
+        here = [row["bits_equal"] and row["hlo_equal"] for row in rows if row[key] == value
+                and row["dtype"] == dtype]
         counts.append(f"{sum(here)} of {len(here)}")
       table.append([value, *counts])
     lines += measured.table([title, *(f"equal, {dtype}" for dtype in dtypes)], table)

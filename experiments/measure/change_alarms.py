@@ -1,8 +1,10 @@
-"""How often noise alone is cut where no level changes, and how soon a change that is there is found, in made-up jobs.
+"""How often noise alone is cut where no level changes, and how soon a change that is there is
+found, in made-up jobs.
 
     python -m experiments.measure.change_alarms            # about three minutes on one core
 
-A change-point names nobody by itself: who is late between two of them is tested on top of it, see docs/findings.md.
+A change-point names nobody by itself: who is late between two of them is tested on top of it, see
+docs/findings.md.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def noise(kind: str, ranks: int, blocks: int, random: np.random.Generator) -> np
   """[R, B] noise of blocks, of unit deviation about 0.
 
   Args:
-    kind: one of `NOISES`; rare pauses are normal noise and, in one block of 50, a pause of ten deviations.
+    kind: one of `NOISES`; rare pauses are normal noise and, in one block of 50, a pause of ten
+      deviations.
     ranks: of the job.
     blocks: of its steps.
     random: to draw from.
@@ -61,21 +64,24 @@ def judged(arrival: np.ndarray) -> tuple[bool, bool]:
 
 
 def measure(jobs: int) -> dict[str, Any]:
-  """Counts, over noises and lengths, jobs with a change-point, with a rank named, and steps late ones are found."""
+  """Counts, over noises and lengths, jobs with a change-point, with a rank named, and steps late
+  ones are found."""
   rows = []
   for kind in NOISES:
     for size in BLOCKS:
       alarms = named = found = 0
       for seed in range(jobs):
         random = np.random.default_rng([NOISES.index(kind), size, seed])
-        # Single steps stray by 2 % of the step: a block of five by less, where they are independent.
+        # Single steps stray by 2 % of the step: a block of five by less, where they are
+        # independent.
         arrival = _NOISE / np.sqrt(_STEPS_A_BLOCK) * noise(kind, _RANKS, size, random)
         change, late = judged(arrival - arrival.mean(axis=0))
         alarms, named = alarms + change, named + late
         arrival[3, size // 2:] += 0.05
-        found += any(abs(point - size // 2) <= 2 for point in change_points(arrival - arrival.mean(axis=0))[3])
-      rows.append({"noise": kind, "blocks": size, "jobs": jobs, "with_change_point": alarms, "naming_a_rank": named,
-                   "change_found": found})
+        found += any(abs(point - size // 2) <= 2
+                     for point in change_points(arrival - arrival.mean(axis=0))[3])
+      rows.append({"noise": kind, "blocks": size, "jobs": jobs, "with_change_point": alarms,
+                   "naming_a_rank": named, "change_found": found})
       print(rows[-1], file=sys.stderr, flush=True)
   return {"rows": rows}
 
@@ -83,18 +89,19 @@ def measure(jobs: int) -> dict[str, Any]:
 def page(figures: dict[str, Any]) -> list[str]:
   """The figures in Markdown."""
   lines = measured.introduction("Change-points of made-up jobs", figures)
-  lines += [f"Jobs of {_RANKS} ranks in which nothing changes, and the same in which one rank is later by 5 % of the "
-            f"step from the middle on; a block is {_STEPS_A_BLOCK} steps, whose mean strays by "
-            f"{100 * _NOISE / np.sqrt(_STEPS_A_BLOCK):.1f} % of the step.", ""]
-  lines += measured.table(("noise of the blocks", "blocks", "jobs", "with any change-point", "a rank named late",
-                           "a real change found within two blocks"),
+  lines += [f"Jobs of {_RANKS} ranks in which nothing changes, and the same in which one rank is "
+            f"later by 5 % of the step from the middle on; a block is {_STEPS_A_BLOCK} steps, "
+            f"whose mean strays by {100 * _NOISE / np.sqrt(_STEPS_A_BLOCK):.1f} % of the step.", ""]
+  lines += measured.table(("noise of the blocks", "blocks", "jobs", "with any change-point",
+                           "a rank named late", "a real change found within two blocks"),
                           [list(row.values()) for row in figures["rows"]])
   return lines
 
 
 def define_flags() -> None:
   """Defines this program's flags."""
-  flags.DEFINE_string("out", "docs/measurements/change_alarms.json", "Where the figures go; a table beside it.")
+  flags.DEFINE_string("out", "docs/measurements/change_alarms.json",
+                      "Where the figures go; a table beside it.")
   flags.DEFINE_integer("jobs", 300, "Jobs of each noise and length.", lower_bound=1)
 
 

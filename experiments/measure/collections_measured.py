@@ -1,10 +1,12 @@
-"""How often a full garbage collection strikes, and for how long, in a loop that keeps and drops objects.
+"""How often a full garbage collection strikes, and for how long, in a loop that keeps and drops
+objects.
 
     python -m experiments.measure.collections_measured
 
-One process, no JAX in the loop: what is measured is Python's own collector (thresholds as they come) on heaps of
-several sizes. Each step makes container objects, keeps some of them for a while (metrics, examples in a buffer), drops
-the rest. The two figures a simulation needs come from it: full collections a step, and seconds of each.
+One process, no JAX in the loop: what is measured is Python's own collector (thresholds as they
+come) on heaps of several sizes. Each step makes container objects, keeps some of them for a while
+(metrics, examples in a buffer), drops the rest. The two figures a simulation needs come from it:
+full collections a step, and seconds of each.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ def run(heap: int, steps: int, made: int, kept: int, stay: int) -> dict[str, Any
     gc.callbacks.remove(watch)
     gc.unfreeze()
   live = len(still) + sum(map(len, buffer))
-  return {"heap": heap, "live": live, "steps": steps, "collections": len(pauses), "per_step": len(pauses) / steps,
-          "seconds_median": statistics.median(pauses) if pauses else None, "seconds_longest": max(pauses, default=None)}
+  return {"heap": heap, "live": live, "steps": steps, "collections": len(pauses),
+          "per_step": len(pauses) / steps, "seconds_median": statistics.median(pauses) if pauses
+          else None, "seconds_longest": max(pauses, default=None)}
 
 
 def main(argv: list[str]) -> None:
@@ -71,14 +74,16 @@ def main(argv: list[str]) -> None:
   rows = []
   for heap in map(int, args.heaps):
     rows.append(run(heap, args.steps, args.made, args.kept, args.stay))
-    print(f"  heap of {heap:,}: {rows[-1]['collections']} full collections in {args.steps:,} steps, median "
-          f"{1e3 * (rows[-1]['seconds_median'] or 0):.1f} ms", flush=True)
+    print(f"  heap of {heap:,}: {rows[-1]['collections']} full collections in {args.steps:,} "
+          f"steps, median {1e3 * (rows[-1]['seconds_median'] or 0):.1f} ms", flush=True)
   figures["rows"] = rows
   lines = measured.introduction("Full garbage collections in a training-like loop", figures)
-  header = ["objects alive", "steps", "full collections", "of one in a step", "median, ms", "longest, ms"]
+  header = ["objects alive", "steps", "full collections", "of one in a step", "median, ms",
+            "longest, ms"]
   lines += measured.table(header, [
       [r["live"], r["steps"], r["collections"], r["per_step"],
-       *(None if r[name] is None else 1e3 * r[name] for name in ("seconds_median", "seconds_longest"))] for r in rows])
+       *(None if r[name] is None else 1e3 * r[name]
+         for name in ("seconds_median", "seconds_longest"))] for r in rows])
   measured.write(figures, lines, pathlib.Path(args.out))
 
 

@@ -1,8 +1,10 @@
-"""The mathematics of smaller gradients: what is left of them after encoding, sending, averaging and decoding.
+"""The mathematics of smaller gradients: what is left of them after encoding, sending, averaging and
+decoding.
 
-With error feedback a rank adds what its last message left out to its next gradient; int8 and fp16, whose sums are
-encoded again by the rank that owns a piece, do so there too. (Seide et al., "1-bit stochastic gradient descent", 2014;
-Stich et al., "Sparsified SGD with memory", 2018; Tang et al., "1-bit Adam", 2021.)
+With error feedback a rank adds what its last message left out to its next gradient; int8 and fp16,
+whose sums are encoded again by the rank that owns a piece, do so there too. (Seide et al., "1-bit
+stochastic gradient descent", 2014; Stich et al., "Sparsified SGD with memory", 2018; Tang et al.,
+"1-bit Adam", 2021.)
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def kept_elements(strategy: Compressed, size: int) -> int:
   return min(size, max(1, round(strategy.keep * size)))
 
 
-def averaged(strategy: Compressed, gradients: jax.Array, errors: Errors) -> tuple[jax.Array, Errors]:
+def averaged(strategy: Compressed, gradients: jax.Array,
+             errors: Errors) -> tuple[jax.Array, Errors]:
   """Averages the ranks' gradients as they arrive.
 
   Args:

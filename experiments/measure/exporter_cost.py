@@ -2,9 +2,9 @@
 
     python -m experiments.measure.exporter_cost --steps 20000 --pairs 6 --json exporter_cost.json
 
-One process, one rank; the step is a short compiled sum. Each block is a run of its own, long enough that exporters work
-several times in it; the order within a pair alternates. Blocks with exporters have Prometheus (endpoint and file) and
-TensorBoard at once.
+One process, one rank; the step is a short compiled sum. Each block is a run of its own, long enough
+that exporters work several times in it; the order within a pair alternates. Blocks with exporters
+have Prometheus (endpoint and file) and TensorBoard at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def block(steps: int, exporting: bool) -> float:
   pace, state, batch = paced.init(mesh), jnp.ones((64, 64)), jnp.ones((64, 64))
   with tempfile.TemporaryDirectory() as folder:
     exporters = [Prometheus(port=0, textfile=f"{folder}/metrics.prom"), TensorBoard(f"{folder}/tb")]
-    with jaxpace.Recorder(f"{folder}/run", paced, exporters=exporters if exporting else ()) as recorder:
+    with jaxpace.Recorder(f"{folder}/run", paced,
+                          exporters=exporters if exporting else ()) as recorder:
       for i in range(steps + 20):
         if i == 20:
           began = time.perf_counter()
@@ -68,11 +69,15 @@ def main(argv: list[str]) -> None:
     order = (False, True) if pair % 2 else (True, False)
     times = {exporting: block(FLAGS.steps, exporting) for exporting in order}
     differences.append(times[True] - times[False])
-    print(f"pair {pair + 1}/{FLAGS.pairs}: {1e6 * times[False]:.1f} µs a step without, {1e6 * times[True]:.1f} with",
-          flush=True)
+    print(
+        f"pair {pair + 1}/{FLAGS.pairs}: {1e6 * times[False]:.1f} µs a step without, "
+        f"{1e6 * times[True]:.1f} with",
+        flush=True)
   more = np.array(differences) * 1e6
   error = float(more.std(ddof=1) / np.sqrt(len(more)))
-  print(f"Exporters: {more.mean():+.1f} ± {error:.1f} µs a step (mean and standard error over {len(more)} pairs).")
+  print(
+      f"Exporters: {more.mean():+.1f} ± {error:.1f} µs a step (mean and standard error over "
+      f"{len(more)} pairs).")
   if FLAGS.json:
     figures = {"command": "python -m experiments.measure.exporter_cost " + " ".join(sys.argv[1:]),
                "us_a_step": more.tolist(),

@@ -1,11 +1,13 @@
-"""What instrumenting costs once: tracing, lowering and compiling a train step, bare and instrumented, in turns.
+"""What instrumenting costs once: tracing, lowering and compiling a train step, bare and
+instrumented, in turns.
 
     python -m experiments.measure.first_call
 
-Three trainers: the digits CNN (flax.linen), the character transformer (flax.nnx) and a ResNet of 8 bottleneck blocks
-with batch norm, half as deep as that of flax's imagenet example and narrower. Every figure is of a process of its own,
-since JAX keeps what it has traced; a round starts each kind once. Nothing else should run meanwhile. Writes
-docs/measurements/first_call.json and .md. Takes some three minutes.
+Three trainers: the digits CNN (flax.linen), the character transformer (flax.nnx) and a ResNet of 8
+bottleneck blocks with batch norm, half as deep as that of flax's imagenet example and narrower.
+Every figure is of a process of its own, since JAX keeps what it has traced; a round starts each
+kind once. Nothing else should run meanwhile. Writes docs/measurements/first_call.json and .md.
+Takes some three minutes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ Built = tuple[Callable[..., Any], Any, Any, bool]  # step, state, batch, check_v
 def define_flags() -> None:
   flags.DEFINE_list("trainers", "digits,chars,resnet", "Which to compile.")
   flags.DEFINE_integer("rounds", 3, "Starts of each kind.", lower_bound=2)
-  flags.DEFINE_string("out", "docs/measurements/first_call.json", "File the figures are written to.")
+  flags.DEFINE_string("out", "docs/measurements/first_call.json",
+                      "File the figures are written to.")
   flags.DEFINE_string("arm", "", "Internal: compile this one alone.")
 
 
@@ -54,7 +57,8 @@ def _digits() -> Built:
   model = CNN()
   batch = {"image": np.zeros((256, 8, 8, 1), np.float32), "label": np.zeros(256, np.int32)}
   params = model.init(jax.random.key(0), batch["image"][:1])["params"]
-  return train_step, TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-2)), batch, False
+  return (train_step, TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-2)),
+          batch, False)
 
 
 def _chars() -> Built:
@@ -105,7 +109,8 @@ def _resnet() -> Built:
     params, stats, moments = state
 
     def loss_fn(params: Any) -> Any:
-      logits, new = model.apply({"params": params, "batch_stats": stats}, batch[0], mutable=["batch_stats"])
+      logits, new = model.apply({"params": params, "batch_stats": stats}, batch[0],
+                                mutable=["batch_stats"])
       decay = sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params) if leaf.ndim > 1)
       loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
       return loss + 5e-5 * decay, (logits, new["batch_stats"])
@@ -114,7 +119,8 @@ def _resnet() -> Built:
     grads, loss, new = jax.lax.pmean((grads, loss, new), "data")
     updates, moments = tx.update(grads, moments, params)
     accuracy = jax.lax.pmean((logits.argmax(-1) == batch[1]).mean(), "data")
-    return (optax.apply_updates(params, updates), new, moments), {"loss": loss, "accuracy": accuracy}
+    return (optax.apply_updates(params,
+                                updates), new, moments), {"loss": loss, "accuracy": accuracy}
 
   params = variables["params"]
   return step, (params, variables["batch_stats"], tx.init(params)), batch, False
@@ -129,7 +135,8 @@ def _compile(trainer: str, arm: str) -> dict[str, float]:
   mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
   arguments: tuple[Any, ...] = (state, batch)
   if arm == "bare":
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=check_vma)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
+                           check_vma=check_vma)
   else:
     paced = jaxpace.instrument(step, "data")
     spec = jaxpace.spec(mesh)
@@ -155,9 +162,11 @@ def _measure(trainer: str, rounds: int) -> dict[str, Any]:
       ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
       found[arm].append(json.loads(ended.stdout.splitlines()[-1]))
     say(done + 1)
-  total = {arm: np.array([sum(one[stage] for stage in _STAGES) for one in starts]) for arm, starts in found.items()}
+  total = {arm: np.array([sum(one[stage] for stage in _STAGES) for one in starts])
+           for arm, starts in found.items()}
   cpu = {arm: np.array([one["cpu"] for one in starts]) for arm, starts in found.items()}
-  return {"seconds": {arm: {stage: round(float(np.median([one[stage] for one in starts])), 3) for stage in _STAGES}
+  return {"seconds": {arm: {stage: round(float(np.median([one[stage] for one in starts])), 3)
+                            for stage in _STAGES}
                       for arm, starts in found.items()},
           "total": {arm: estimate(values).to_json() for arm, values in total.items()},
           "percent": estimate((total["instrumented"] / total["bare"] - 1) * 100).to_json(),
@@ -167,13 +176,15 @@ def _measure(trainer: str, rounds: int) -> dict[str, Any]:
 
 def _lines(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("What instrumenting costs once", figures)
-  lines += ["Seconds from the first call of a step to its first run: tracing, lowering, compiling; each start is a "
-            "process of its own on one device. Medians over rounds; in brackets 95 % Student intervals, of ratios "
-            "within a round. CPU is that of all threads: other programs lengthen it less.", ""]
+  lines += ["Seconds from the first call of a step to its first run: tracing, lowering, compiling; "
+            "each start is a process of its own on one device. Medians over rounds; in brackets 95 "
+            "% Student intervals, of ratios within a round. CPU is that of all threads: other "
+            "programs lengthen it less.", ""]
   rows = []
   for trainer, entry in figures["trainers"].items():
     for arm in _ARMS:
-      more = ("", "") if arm == "bare" else (_cell(entry["percent"], ".0f"), _cell(entry["cpu_percent"], ".0f"))
+      more = (("", "") if arm == "bare" else (_cell(entry["percent"], ".0f"),
+                                              _cell(entry["cpu_percent"], ".0f")))
       rows.append([trainer, arm, *(f"{entry['seconds'][arm][stage]:.2f}" for stage in _STAGES),
                    _cell(entry["total"][arm], ".2f"), _cell(entry["cpu_s"][arm], ".2f"), *more])
   return lines + measured.table(
@@ -188,7 +199,8 @@ def _cell(interval: list[float], form: str) -> str:
 def main(_: list[str]) -> None:
   given = flags.FLAGS
   if unknown := set(given.trainers) - set(_TRAINERS):
-    raise app.UsageError(f"--trainers: {', '.join(sorted(unknown))} is none of {', '.join(_TRAINERS)}.")
+    raise app.UsageError(
+        f"--trainers: {', '.join(sorted(unknown))} is none of {', '.join(_TRAINERS)}.")
   if given.arm:
     print(json.dumps(_compile(given.trainers[0], given.arm)))
     return

@@ -1,20 +1,22 @@
 """A fluid model of training jobs that share one link: compute, then all-reduce, over and over.
 
-Each job computes, then sends its buckets one after the other over the link, whose capacity the jobs that are sending
-share at every instant: equally (what per-flow fair queueing and TCP tend to), or in proportion to a weight that grows
-with what a job has sent of its collective (after "MLTCP: Congestion Control for DNN Training", 2024: 0.25 + 1.75 times
-the share sent), or falls with it, as was measured over TCP, which draws jobs together. One link, one number a job: no
-packets, no round trips, no losses. A step's delay is what the job's pacer asked after the step before, from the
-library's own `Pacer.update`, fed as in a live step: it sees the bucket times of the step just done but for the last
-one's, which carries them, and those of the step before.
+Each job computes, then sends its buckets one after the other over the link, whose capacity the jobs
+that are sending share at every instant: equally (what per-flow fair queueing and TCP tend to), or
+in proportion to a weight that grows with what a job has sent of its collective (after "MLTCP:
+Congestion Control for DNN Training", 2024: 0.25 + 1.75 times the share sent), or falls with it, as
+was measured over TCP, which draws jobs together. One link, one number a job: no packets, no round
+trips, no losses. A step's delay is what the job's pacer asked after the step before, from the
+library's own `Pacer.update`, fed as in a live step: it sees the bucket times of the step just done
+but for the last one's, which carries them, and those of the step before.
 
-`jaxpace.simulation.jobs` is the model to use for whole jobs: ranks with noise of their own, several links, a fabric,
-runs that are recorded. Its jobs compete by weights that stay as they are; what is here and not there is a weight that
-changes while a collective is sent, factors on what pacers see, and what of the step just done they are shown. Where
-both apply, equal shares of one link, they agree: a test holds one against the other.
+`jaxpace.simulation.jobs` is the model to use for whole jobs: ranks with noise of their own, several
+links, a fabric, runs that are recorded. Its jobs compete by weights that stay as they are; what is
+here and not there is a weight that changes while a collective is sent, factors on what pacers see,
+and what of the step just done they are shown. Where both apply, equal shares of one link, they
+agree: a test holds one against the other.
 
-Event-driven inside one compiled loop: from one end of a phase to the next. Times are float32 seconds since the phase
-began, never since the run began.
+Event-driven inside one compiled loop: from one end of a phase to the next. Times are float32
+seconds since the phase began, never since the run began.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ LIVE, LATE, AT_ONCE = "live", "late", "at once"
 class Jobs(NamedTuple):
   """What runs: `J` jobs, `N` steps of which figures are kept, `S` buckets a collective."""
 
-  compute: jax.Array  # [J, N] float32 s, from exit to enter, its jitter included; the last one goes on
+  # [J, N] float32 s, from exit to enter, its jitter included; the last one goes on
+  compute: jax.Array
   work: jax.Array  # [J, N, S] float32 s, each bucket on a quiet link
   noise: jax.Array  # [J, N, S] float32, factor on bucket times as the pacer sees them
   start: jax.Array  # [J] float32 s, idle before the first step
@@ -50,7 +53,8 @@ class Jobs(NamedTuple):
 class History(NamedTuple):
   """What happened: NaN where a job did not get that far."""
 
-  step_time: jax.Array  # [J, N] float32 s, exit to exit, delay included; the first one without `start`
+  # [J, N] float32 s, exit to exit, delay included; the first one without `start`
+  step_time: jax.Array
   delay: jax.Array  # [J, N] float32 s, applied at the start of the step
   comm: jax.Array  # [J, N] float32 s, all buckets
   info: dict[str, jax.Array]  # [J, N] float32, the pacer's columns, decided after the step
@@ -77,7 +81,8 @@ def fair(sent: jax.Array) -> jax.Array:
 
 
 def mltcp(sent: jax.Array) -> jax.Array:
-  """The weight grows with the bytes sent: 0.25 + 1.75 times the share; the slope and intercept of MLTCP-Reno."""
+  """The weight grows with the bytes sent: 0.25 + 1.75 times the share; the slope and intercept of
+  MLTCP-Reno."""
   return np.float32(0.25) + np.float32(1.75) * sent
 
 
@@ -99,15 +104,16 @@ def stack(pacers: list[Any]) -> Any:
   return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *pacers)
 
 
-def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Array] = fair, shown: str = LIVE
+def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Array] = fair,
+              shown: str = LIVE
               ) -> Callable[[Jobs, Any], History]:
   """Makes the simulation of one scene, for `jax.jit` and `jax.vmap`.
 
   Args:
     update: of a `Pacer`; the same for all jobs, each with its own state.
     weight: share of the collective sent [J] -> weight on the link [J].
-    shown: which bucket times of the step just done pacers see, beside those of the step before: `LIVE`, `LATE` or
-      `AT_ONCE`, which no message of a live step can show them.
+    shown: which bucket times of the step just done pacers see, beside those of the step before:
+      `LIVE`, `LATE` or `AT_ONCE`, which no message of a live step can show them.
 
   Returns:
     A function (jobs, pacer states with a leading axis [J]) -> history.
@@ -167,26 +173,31 @@ def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Arra
       following = jnp.where(phase == np.int32(0), delay + jobs.compute[each, place], bucket)
       following = jnp.where(step >= jobs.steps, np.float32(np.inf), following)
       return _State(
-          phase=phase, left=jnp.where(finished, following, left), busy=jnp.where(finished, _ZERO, busy),
-          taken=jnp.where(last, _ZERO, taken), step=step, delay=delay, now=jnp.where(last[:, None], _NAN, now),
-          before=jnp.where(last[:, None], now * jobs.noise[each, jnp.clip(state.step, 0, most - 1)], state.before),
-          time_before=jnp.where(last, jnp.where(state.step == np.int32(0), _NAN, taken), state.time_before),
-          pacer=jax.tree.map(lambda new, old: jnp.where(last.reshape(-1, *[1] * (new.ndim - 1)), new, old), after,
+          phase=phase, left=jnp.where(finished, following, left),
+          busy=jnp.where(finished, _ZERO, busy), taken=jnp.where(last, _ZERO, taken), step=step,
+          delay=delay, now=jnp.where(last[:, None], _NAN, now),
+          before=jnp.where(last[:, None], now * jobs.noise[each, jnp.clip(state.step, 0, most - 1)],
+                           state.before),
+          time_before=jnp.where(last, jnp.where(state.step == np.int32(0), _NAN, taken),
+                                state.time_before),
+          pacer=jax.tree.map(lambda new, old: jnp.where(last.reshape(-1, *[1] * (new.ndim - 1)),
+                                                        new, old), after,
                              state.pacer),
           history=history, events=state.events + np.int32(1))
 
     def unfinished(state: _State) -> jax.Array:
       wanted = jnp.minimum(jobs.steps, np.int32(most))
-      return jnp.any(state.step < wanted) & (state.events < np.int32(8 * count * most * (1 + buckets)))
+      return (jnp.any(state.step < wanted)
+              & (state.events < np.int32(8 * count * most * (1 + buckets))))
 
     blank = jnp.full((count, most), _NAN)
     unknown = jnp.full((count, buckets), _NAN)
     zeros = jnp.zeros((count,), jnp.float32)
     state = _State(
-        phase=jnp.zeros((count,), jnp.int32), left=jobs.start + jobs.compute[:, 0], busy=zeros, taken=-jobs.start,
-        step=jnp.zeros((count,), jnp.int32), delay=zeros, now=unknown, before=unknown,
-        time_before=jnp.full((count,), _NAN), pacer=pacer, history=History(blank, blank, blank, {}),
-        events=jnp.int32(0))
+        phase=jnp.zeros((count,), jnp.int32), left=jobs.start + jobs.compute[:, 0], busy=zeros,
+        taken=-jobs.start, step=jnp.zeros((count,), jnp.int32), delay=zeros, now=unknown,
+        before=unknown, time_before=jnp.full((count,), _NAN), pacer=pacer,
+        history=History(blank, blank, blank, {}), events=jnp.int32(0))
     info = jax.eval_shape(jax.vmap(update), observe(state, zeros, zeros > _ZERO), pacer)[0].info
     state = state._replace(history=History(blank, blank, blank, dict.fromkeys(info, blank)))
     return jax.lax.while_loop(unfinished, turn, state).history
@@ -195,8 +206,8 @@ def simulator(update: Callable[..., Any], weight: Callable[[jax.Array], jax.Arra
 
 
 def scene(seed: int, periods: list[float], fractions: list[float], *, steps: int, buckets: int = 8,
-          jitter: float = 0.0, noise: float = 0.0, together: bool = False, leaves: dict[int, int] | None = None,
-          unpaced: tuple[int, ...] = ()) -> Jobs:
+          jitter: float = 0.0, noise: float = 0.0, together: bool = False,
+          leaves: dict[int, int] | None = None, unpaced: tuple[int, ...] = ()) -> Jobs:
   """Draws a scene.
 
   Args:
@@ -205,7 +216,8 @@ def scene(seed: int, periods: list[float], fractions: list[float], *, steps: int
     fractions: of that, communication.
     steps: kept for each job.
     buckets: of equal size.
-    jitter: standard deviation of the compute time, as a share of the period; never below a tenth of the compute time.
+    jitter: standard deviation of the compute time, as a share of the period; never below a tenth of
+      the compute time.
     noise: standard deviation of the logarithm of bucket times as the pacer sees them.
     together: all start at once; else each at a uniform instant of its period.
     leaves: job -> steps after which it leaves.
@@ -220,6 +232,7 @@ def scene(seed: int, periods: list[float], fractions: list[float], *, steps: int
   seen = np.exp(noise * rng.normal(size=(count, steps, buckets)))
   until = np.asarray([(leaves or {}).get(job, 2**30) for job in range(count)], np.int32)
   return Jobs(
-      jnp.asarray(np.maximum(compute, 0.1 * (1 - share) * period), jnp.float32), jnp.asarray(work, jnp.float32),
-      jnp.asarray(seen, jnp.float32), jnp.asarray(start, jnp.float32), jnp.asarray(until),
+      jnp.asarray(np.maximum(compute, 0.1 * (1 - share) * period), jnp.float32),
+      jnp.asarray(work, jnp.float32), jnp.asarray(seen, jnp.float32),
+      jnp.asarray(start, jnp.float32), jnp.asarray(until),
       jnp.asarray([job not in unpaced for job in range(count)]))

@@ -1,11 +1,13 @@
-"""How far forecasts from a run of 8 ranks hold at 32 and 64: on simulated jobs, and on forced devices that sleep.
+"""How far forecasts from a run of 8 ranks hold at 32 and 64: on simulated jobs, and on forced
+devices that sleep.
 
     python -m experiments.measure.forecast_accuracy --part=simulated
     python -m experiments.measure.forecast_accuracy --part=real
 
-Simulated: jobs of several kinds of noise, 2,000 steps on 8 ranks, forecast and then played with 32 and 64 ranks,
-another 2,000 steps. Where ranks differ for good, the 8 recorded ones are among the 32 and 64. Real: one process whose
-devices' work is sleep, so that two cores don't set the pace, recorded with 8 devices and with 32 and 64.
+Simulated: jobs of several kinds of noise, 2,000 steps on 8 ranks, forecast and then played with 32
+and 64 ranks, another 2,000 steps. Where ranks differ for good, the 8 recorded ones are among the 32
+and 64. Real: one process whose devices' work is sleep, so that two cores don't set the pace,
+recorded with 8 devices and with 32 and 64.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from absl import app, flags
 
 _WORK, _SPREAD = 60e-3, 4e-3
 _TRANSFER = (20e-6, 2e-3)  # s: α, and m·β of the made-up fabric
-KINDS = ("normal", "exponential", "heavy", "pauses", "autocorrelated", "offsets", "common", "common_exponential")
+KINDS = ("normal", "exponential", "heavy", "pauses", "autocorrelated", "offsets", "common",
+         "common_exponential")
 
 
-def own_noise(kind: str, ranks: int, steps: int, lasting: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def own_noise(kind: str, ranks: int, steps: int, lasting: np.ndarray,
+              random: np.random.Generator) -> np.ndarray:
   """Arrivals [ranks, steps], s, of a made-up job."""
   shape = ranks, steps
   normal = random.standard_normal(shape)
@@ -51,7 +55,8 @@ def own_noise(kind: str, ranks: int, steps: int, lasting: np.ndarray, random: np
   return np.maximum(arrival, 1e-3)
 
 
-def simulated(kind: str, jobs: int, steps: int, ranks: int, sizes: list[int], seed: int) -> list[dict[str, Any]]:
+def simulated(kind: str, jobs: int, steps: int, ranks: int, sizes: list[int],
+              seed: int) -> list[dict[str, Any]]:
   """Forecasts `jobs` jobs and plays them at each size."""
   from jaxpace.costs import fabric_file as fabrics
   from jaxpace.diagnosis.forecast.forecast import forecast
@@ -59,7 +64,8 @@ def simulated(kind: str, jobs: int, steps: int, ranks: int, sizes: list[int], se
   from tests.diagnosis.traces import barrier, make_run
   exact = [fabrics.Estimate(x, x, x) for x in (_TRANSFER[0], _TRANSFER[1] / 4096)]
   cost = fabrics.Cost(exact[0], exact[1], fabrics.RING)
-  known = fabrics.MeasuredFabric((fabrics.Level("made up", None, None, {fabrics.ALL_REDUCE: cost}),), "made up")
+  known = fabrics.MeasuredFabric(
+      (fabrics.Level("made up", None, None, {fabrics.ALL_REDUCE: cost}),), "made up")
   rows = []
   for job in range(jobs):
     random = np.random.default_rng([seed, KINDS.index(kind), job])
@@ -73,8 +79,8 @@ def simulated(kind: str, jobs: int, steps: int, ranks: int, sizes: list[int], se
       played = own_noise(kind, point.ranks, steps, lasting, random)
       truth = float(played.max(axis=0).mean()) + cost.seconds(fabrics.ALL_REDUCE, point.ranks, 4096)
       rows.append({"kind": kind, "job": job, "ranks": point.ranks, "truth": truth,
-                   "cv_truth": float((played.max(axis=0)).std()) / truth, "cv": point.cv.estimate if point.cv else None,
-                   **point.step_time.to_json()})
+                   "cv_truth": float((played.max(axis=0)).std()) / truth,
+                   "cv": point.cv.estimate if point.cv else None, **point.step_time.to_json()})
   return rows
 
 
@@ -87,7 +93,8 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
   return {"forecasts": len(rows), "coverage": round(float(held.mean()), 4),
           "median_error": round(float(np.median(np.abs(errors))), 5),
           "worst_error": round(float(np.abs(errors).max()), 5),
-          "bias": round(float(errors.mean()), 5), "within_10_percent": round(float((np.abs(errors) <= 0.1).mean()), 4),
+          "bias": round(float(errors.mean()), 5),
+          "within_10_percent": round(float((np.abs(errors) <= 0.1).mean()), 4),
           "median_width": round(float(np.median(width)), 5),
           "median_cv_error": round(float(np.median(np.abs(variation))), 4)}
 
@@ -97,16 +104,20 @@ def measure_simulated(sizes: list[int]) -> dict[str, Any]:
   rows: list[dict[str, Any]] = []
   for kind in KINDS:
     rows += simulated(kind, flags.FLAGS.jobs, flags.FLAGS.steps, flags.FLAGS.ranks, sizes, seed=2)
-    print(kind, summarise([row for row in rows if row["kind"] == kind]), file=sys.stderr, flush=True)
-  table = {f"{kind}, {size}": summarise([r for r in rows if r["kind"] == kind and r["ranks"] == size])
+    print(kind, summarise([row for row in rows if row["kind"] == kind]), file=sys.stderr,
+          flush=True)
+  table = {f"{kind}, {size}":
+           summarise([r for r in rows if r["kind"] == kind and r["ranks"] == size])
            for kind in KINDS for size in sizes}
-  return {"jobs": len(KINDS) * flags.FLAGS.jobs, "steps": flags.FLAGS.steps, "ranks": flags.FLAGS.ranks,
-          "all": summarise(rows),
+  return {"jobs": len(KINDS) * flags.FLAGS.jobs, "steps": flags.FLAGS.steps,
+          "ranks": flags.FLAGS.ranks, "all": summarise(rows),
           "by_kind_and_ranks": table}
 
 
-def sleeping_run(directory: pathlib.Path, ranks: int, steps: int, seed: int, longer: float = 1.0) -> float:
-  """Records a job of `ranks` devices whose work is sleep, so many times as long; returns its mean recorded step, s."""
+def sleeping_run(directory: pathlib.Path, ranks: int, steps: int, seed: int,
+                 longer: float = 1.0) -> float:
+  """Records a job of `ranks` devices whose work is sleep, so many times as long; returns its mean
+  recorded step, s."""
   import random as plain
   import threading
   import time
@@ -123,7 +134,8 @@ def sleeping_run(directory: pathlib.Path, ranks: int, steps: int, seed: int, lon
   from jaxpace.trace.reader import read_run
   dice, lock = plain.Random(seed), threading.Lock()
 
-  def work() -> np.uint32:  # no argument: moving one to the host can hang where devices share few threads
+  # no argument: moving one to the host can hang where devices share few threads
+  def work() -> np.uint32:
     with lock:
       seconds = longer * (_WORK + dice.expovariate(1 / _SPREAD))
     time.sleep(seconds)
@@ -134,10 +146,11 @@ def sleeping_run(directory: pathlib.Path, ranks: int, steps: int, seed: int, lon
     value = jnp.where(done == 0, batch, 0 * batch)
     return state + jax.lax.pmean(value.sum(), "data"), ()
 
-  mesh = jax.make_mesh((ranks,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:ranks])
+  mesh = jax.make_mesh((ranks,), ("data",), axis_types=(AxisType.Auto,),
+                       devices=jax.devices()[:ranks])
   paced, spec = jaxpace.instrument(train_step, axis_name="data", phases=False), jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, (P(), P())),
-                               check_vma=False))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, (P(), P())), check_vma=False))
   batch, state = jnp.ones((ranks, 4)), jnp.float32(0)
   say = measured.progress(f"{ranks} devices", steps)
   with jaxpace.recorded(directory, paced, step, mesh) as recorded:
@@ -157,13 +170,16 @@ def measure_real(sizes: list[int]) -> dict[str, Any]:
   rows = []
   with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
     root = pathlib.Path(folder)
-    recorded = sleeping_run(root / "sample", flags.FLAGS.ranks, flags.FLAGS.steps, 1, flags.FLAGS.longer)
+    recorded = sleeping_run(root / "sample", flags.FLAGS.ranks, flags.FLAGS.steps, 1,
+                            flags.FLAGS.longer)
     found = forecast(take_sample(read_run(root / "sample")), sizes, per_host=max(sizes))
     for point in found.points:
-      truth = sleeping_run(root / str(point.ranks), point.ranks, flags.FLAGS.checked_steps, 2, flags.FLAGS.longer)
+      truth = sleeping_run(root / str(point.ranks), point.ranks, flags.FLAGS.checked_steps, 2,
+                           flags.FLAGS.longer)
       assert point.step_time is not None, point.silent
-      rows.append({"ranks": point.ranks, "truth": truth, "waiting": point.waiting, "transfer": point.transfer,
-                   "error": point.step_time.estimate / truth - 1, **point.step_time.to_json()})
+      rows.append({"ranks": point.ranks, "truth": truth, "waiting": point.waiting,
+                   "transfer": point.transfer, "error": point.step_time.estimate / truth - 1,
+                   **point.step_time.to_json()})
       print(rows[-1], file=sys.stderr, flush=True)
   return {"recorded": recorded, "longer": flags.FLAGS.longer, "steps": flags.FLAGS.steps,
           "checked_steps": flags.FLAGS.checked_steps, "ranks": flags.FLAGS.ranks, "forecasts": rows,
@@ -171,16 +187,20 @@ def measure_real(sizes: list[int]) -> dict[str, Any]:
 
 
 def define_flags() -> None:
-  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
+  """Defines this program's flags; not when it is imported, since other programs have flags of the
+  same names."""
   flags.DEFINE_enum("part", "simulated", ["simulated", "real"], "What to measure.")
   flags.DEFINE_integer("jobs", 40, "Simulated jobs of each kind of noise.", lower_bound=1)
   flags.DEFINE_integer("steps", 2000, "Steps of a recorded run.", lower_bound=100)
-  flags.DEFINE_integer("checked_steps", 600, "Steps of the real runs that forecasts are checked by.", lower_bound=30)
-  flags.DEFINE_float("longer", 1.0, "Real part: steps are so many times as long. What starting and waking 64 devices "
-                     "on a few cores takes stays, so the longer a step the less of it is that.", lower_bound=0.1)
+  flags.DEFINE_integer("checked_steps", 600,
+                       "Steps of the real runs that forecasts are checked by.", lower_bound=30)
+  flags.DEFINE_float("longer", 1.0, "Real part: steps are so many times as long. What starting and "
+                                    "waking 64 devices on a few cores takes stays, so the longer a "
+                                    "step the less of it is that.", lower_bound=0.1)
   flags.DEFINE_integer("ranks", 8, "Ranks of the recorded run.", lower_bound=2)
   flags.DEFINE_list("sizes", ["32", "64"], "Numbers of ranks to forecast.")
-  flags.DEFINE_string("output", None, "JSON file; docs/measurements/forecast_<part>.json by default.")
+  flags.DEFINE_string("output", None,
+                      "JSON file; docs/measurements/forecast_<part>.json by default.")
 
 
 def main(argv: list[str]) -> None:

@@ -2,9 +2,10 @@
 
     python -m experiments.measure.guard_simulated
 
-A job of one rank whose pacer asks for a delay in every step. A step takes noise x (1 + effect where delayed); its mean
-without delay is 1. The library's own `guard` decides, and sees the job's step time one step late, as it does live.
-Regret is the time lost against the better of always on and always off on the same noise, in mean steps.
+A job of one rank whose pacer asks for a delay in every step. A step takes noise x (1 + effect where
+delayed); its mean without delay is 1. The library's own `guard` decides, and sees the job's step
+time one step late, as it does live. Regret is the time lost against the better of always on and
+always off on the same noise, in mean steps.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def normal(rng: np.random.Generator, steps: int, runs: int, cv: float) -> np.nda
   return 1 + cv * rng.standard_normal((steps, runs), np.float32)
 
 
-def correlated(rng: np.random.Generator, steps: int, runs: int, cv: float, rho: float = 0.5) -> np.ndarray:
+def correlated(rng: np.random.Generator, steps: int, runs: int, cv: float,
+               rho: float = 0.5) -> np.ndarray:
   """Autocorrelation 0.5 from step to step."""
   noise = rng.standard_normal((steps, runs), np.float32)
   for k in range(1, steps):
@@ -50,11 +52,13 @@ def correlated(rng: np.random.Generator, steps: int, runs: int, cv: float, rho: 
 
 def wandering(rng: np.random.Generator, steps: int, runs: int, cv: float) -> np.ndarray:
   """Slow and fast spells of some 200 steps, and a tenth of the deviation from step to step."""
-  return correlated(rng, steps, runs, cv, float(np.exp(-1 / 200))) + normal(rng, steps, runs, 0.1 * cv) - 1
+  return (correlated(rng, steps, runs, cv, float(np.exp(-1 / 200)))
+          + normal(rng, steps, runs, 0.1 * cv) - 1)
 
 
 def pauses(rng: np.random.Generator, steps: int, runs: int, cv: float) -> np.ndarray:
-  """A pause every `PAIR` steps, always at the same place of an uncut pair; a tenth of the deviation is independent."""
+  """A pause every `PAIR` steps, always at the same place of an uncut pair; a tenth of the deviation
+  is independent."""
   height = cv * np.sqrt(PAIR)
   phase = rng.integers(0, PAIR, runs)
   struck = (np.arange(steps)[:, None] + phase) % PAIR == 0
@@ -62,7 +66,8 @@ def pauses(rng: np.random.Generator, steps: int, runs: int, cv: float) -> np.nda
 
 
 def heavy(rng: np.random.Generator, steps: int, runs: int, cv: float) -> np.ndarray:
-  """Rare pauses: in one step of 400, of an exponential length; a tenth of the deviation is independent."""
+  """Rare pauses: in one step of 400, of an exponential length; a tenth of the deviation is
+  independent."""
   share = 1 / 400
   length = cv / np.sqrt(2 * share)
   struck = rng.random((steps, runs), np.float32) < share
@@ -78,8 +83,8 @@ def drifting(rng: np.random.Generator, steps: int, runs: int, cv: float) -> np.n
   return normal(rng, steps, runs, 0.1 * cv) + (cv * wave).astype(np.float32)
 
 
-NOISES: dict[str, Noise] = {"normal": normal, "correlated": correlated, "wandering": wandering, "pauses": pauses,
-                            "heavy": heavy, "drifting": drifting}
+NOISES: dict[str, Noise] = {"normal": normal, "correlated": correlated, "wandering": wandering,
+                            "pauses": pauses, "heavy": heavy, "drifting": drifting}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +107,8 @@ def asking() -> Pacer:
 
 
 @functools.lru_cache(maxsize=2)
-def machine(**settings: Any) -> tuple[Callable[[int], Any], Callable[[Any, jax.Array, jax.Array], Any]]:
+def machine(
+    **settings: Any) -> tuple[Callable[[int], Any], Callable[[Any, jax.Array, jax.Array], Any]]:
   """Compiles the guarded job.
 
   Returns:
@@ -118,13 +124,14 @@ def machine(**settings: Any) -> tuple[Callable[[int], Any], Callable[[Any, jax.A
     state = state._replace(trial=state.trial._replace(pair=pairs))
     zero = jnp.zeros(runs, jnp.float32)
     never = jnp.full(runs, np.iinfo(np.int32).max, jnp.int32)
-    return {"state": state, "step": jnp.int32(0), "delay": zero, "last": jnp.full(runs, jnp.nan, jnp.float32),
-            "lost_on": zero, "lost_off": zero, "on": zero,
-            **dict.fromkeys(("helps", "harms", "kept", "dropped"), never)}
+    return {"state": state, "step": jnp.int32(0), "delay": zero,
+            "last": jnp.full(runs, jnp.nan, jnp.float32), "lost_on": zero, "lost_off": zero,
+            "on": zero, **dict.fromkeys(("helps", "harms", "kept", "dropped"), never)}
 
-  def one(state: Any, step: jax.Array, last: jax.Array, delay: jax.Array, seconds: jax.Array) -> Any:
-    seen = Observation(step=step, rank=jnp.int32(0), arrivals=nothing, delays=delay[None], waits=nothing,
-                       step_time=seconds, job_step_time=last, job_transfers=nothing)
+  def one(state: Any, step: jax.Array, last: jax.Array, delay: jax.Array,
+          seconds: jax.Array) -> Any:
+    seen = Observation(step=step, rank=jnp.int32(0), arrivals=nothing, delays=delay[None],
+                       waits=nothing, step_time=seconds, job_step_time=last, job_transfers=nothing)
     return pacer.update(seen, state)
 
   def advance(carry: Any, noise: jax.Array, effect: jax.Array) -> Any:
@@ -135,13 +142,17 @@ def machine(**settings: Any) -> tuple[Callable[[int], Any], Callable[[Any, jax.A
           carry["state"], carry["step"], carry["last"], carry["delay"], seconds)
       lost = noise * jnp.abs(effect)
       info, judged = decision.info, state.trial
-      first = {"helps": info["effect_high"] < 0, "harms": info["effect_low"] > 0,  # NaN, not known yet, is neither
-               "kept": judged.mode == trial.KEPT, "dropped": (judged.mode == trial.DROPPED) & (judged.pairs > 0)}
+      # NaN, not known yet, is neither
+      first = {"helps": info["effect_high"] < 0, "harms": info["effect_low"] > 0,
+               "kept": judged.mode == trial.KEPT,
+               "dropped": (judged.mode == trial.DROPPED) & (judged.pairs > 0)}
       after = {
-          "state": state, "step": carry["step"] + jnp.int32(1), "delay": decision.delay, "last": seconds,
-          "lost_on": carry["lost_on"] + jnp.where(on, lost, 0), "lost_off": carry["lost_off"] + jnp.where(on, 0, lost),
+          "state": state, "step": carry["step"] + jnp.int32(1), "delay": decision.delay,
+          "last": seconds, "lost_on": carry["lost_on"] + jnp.where(on, lost, 0),
+          "lost_off": carry["lost_off"] + jnp.where(on, 0, lost),
           "on": carry["on"] + on.astype(jnp.float32),
-          **{name: jnp.where(now, jnp.minimum(carry[name], carry["step"]), carry[name]) for name, now in first.items()}}
+          **{name: jnp.where(now, jnp.minimum(carry[name], carry["step"]), carry[name])
+             for name, now in first.items()}}
       return after, None
 
     return jax.lax.scan(turn, carry, noise)[0]
@@ -149,13 +160,15 @@ def machine(**settings: Any) -> tuple[Callable[[int], Any], Callable[[Any, jax.A
   return start, jax.jit(advance)
 
 
-def play(cell: Cell, runs: int, checkpoints: Sequence[int], seed: int = 0, **settings: Any) -> dict[str, Any]:
+def play(cell: Cell, runs: int, checkpoints: Sequence[int], seed: int = 0,
+         **settings: Any) -> dict[str, Any]:
   """Plays many runs of a cell.
 
   Returns:
-    Shares of runs whose interval ever excluded zero on either side, and that ever decided either way; steps to the
-    first right decision (median and 90th percentile, None where too few runs got there); and at each checkpoint the
-    regret: mean, median, 95th percentile and greatest, in mean steps, and the share of steps with pacing on.
+    Shares of runs whose interval ever excluded zero on either side, and that ever decided either
+    way; steps to the first right decision (median and 90th percentile, None where too few runs got
+    there); and at each checkpoint the regret: mean, median, 95th percentile and greatest, in mean
+    steps, and the share of steps with pacing on.
   """
   start, advance = machine(**settings)
   noise = cell.generate(max(checkpoints), runs, seed)
@@ -164,9 +177,10 @@ def play(cell: Cell, runs: int, checkpoints: Sequence[int], seed: int = 0, **set
     carry = advance(carry, jnp.asarray(noise[done:stop]), jnp.float32(cell.effect))
     done = stop
     lost = np.asarray(carry["lost_off"] if cell.effect < 0 else carry["lost_on"], np.float64)
-    at[str(stop)] = {"mean": lost.mean(), "median": np.median(lost), "p95": np.quantile(lost, 0.95), "most": lost.max(),
-                     "on": float(np.mean(carry["on"])) / stop}
-  first = {name: np.sort(np.asarray(carry[name]).astype(np.int64)) for name in ("helps", "harms", "kept", "dropped")}
+    at[str(stop)] = {"mean": lost.mean(), "median": np.median(lost), "p95": np.quantile(lost, 0.95),
+                     "most": lost.max(), "on": float(np.mean(carry["on"])) / stop}
+  first = {name: np.sort(np.asarray(carry[name]).astype(np.int64))
+           for name in ("helps", "harms", "kept", "dropped")}
   ever = {name: float(np.mean(values < done)) for name, values in first.items()}
   right, wrong = ("kept", "harms") if cell.effect < 0 else ("dropped", "helps")
   found = {name: int(np.quantile(first[right], share, method="higher"))
@@ -174,13 +188,15 @@ def play(cell: Cell, runs: int, checkpoints: Sequence[int], seed: int = 0, **set
   return {**dataclasses.asdict(cell), "runs": runs, "ever": ever,
           "wrong": ever[wrong] if cell.effect else float(np.mean(
               (np.asarray(carry["helps"]) < done) | (np.asarray(carry["harms"]) < done))),
-          "by_2100": float(np.mean(first[right] < 2_100)), "by_20000": float(np.mean(first[right] < 20_000)),
+          "by_2100": float(np.mean(first[right] < 2_100)),
+          "by_20000": float(np.mean(first[right] < 20_000)),
           "steps_to_decide": {k: (v if v < done else None) for k, v in found.items()}, "regret": at}
 
 
 NULL = [Cell(noise, cv, 0.0) for noise in NOISES for cv in (0.05, 0.2)]
-EFFECTS = [Cell(noise, cv, effect) for noise, cv in (("normal", 0.2), ("correlated", 0.05), ("correlated", 0.15),
-                                                     ("correlated", 0.2), ("heavy", 0.2))
+EFFECTS = [Cell(noise, cv, effect)
+           for noise, cv in (("normal", 0.2), ("correlated", 0.05), ("correlated", 0.15),
+                             ("correlated", 0.2), ("heavy", 0.2))
            for effect in (-0.1, -0.03, -0.01, 0.01, 0.03, 0.05, 0.3)]
 
 
@@ -196,12 +212,15 @@ def summary(null: Sequence[dict[str, Any]], effects: Sequence[dict[str, Any]]) -
   worst = max(null, key=lambda c: c["wrong"])
 
   def greatest(stop: int) -> dict[str, Any]:
-    return max((c for c in effects if str(stop) in c["regret"]), key=lambda c: c["regret"][str(stop)]["p95"])
+    return max((c for c in effects if str(stop) in c["regret"]),
+               key=lambda c: c["regret"][str(stop)]["p95"])
 
   regret = {str(stop): {"noise": c["noise"], "cv": c["cv"], "effect": c["effect"],
                         "p95": c["regret"][str(stop)]["p95"],
-                        "target": TARGET["regret_steps"] if stop < 10_000 else TARGET["regret_share"] * stop}
-            for stop in CHECKPOINTS if any(str(stop) in c["regret"] for c in effects) for c in [greatest(stop)]}
+                        "target": TARGET["regret_steps"] if stop < 10_000
+                        else TARGET["regret_share"] * stop}
+            for stop in CHECKPOINTS if any(str(stop) in c["regret"] for c in effects)
+            for c in [greatest(stop)]}
   return {"false_alarms": {"noise": worst["noise"], "cv": worst["cv"], "share": worst["wrong"],
                            "standard_error": standard_error(worst["wrong"], worst["runs"])},
           "false_alarms_within": worst["wrong"] <= TARGET["false_alarms"], "regret": regret,
@@ -212,31 +231,39 @@ def page(figures: dict[str, Any]) -> list[str]:
   """The figures as Markdown."""
   told = figures["summary"]
   lines = measured.introduction("The guard in simulation", figures)
-  lines += ["A job of one rank whose pacer asks for a delay in every step; a step takes noise x (1 + effect where",
-            f"delayed), of mean 1 without. `jaxpace.guard` with its defaults (blocks of {trial.BLOCK} steps). Negative "
-            "effects are gains.", "",
-            "## No effect: false alarms under peeking at every step", "",
-            f"Share of runs of {figures['null_steps']:,} steps in which the interval ever excluded zero, whichever "
-            "way; target: at most 5 %.", f"Restless: {RESTLESS}, so that it returns to pairs many times.", ""]
+  lines += [
+      "A job of one rank whose pacer asks for a delay in every step; a step takes noise x (1 + "
+      "effect where",
+      "delayed), of mean 1 without. `jaxpace.guard` with its defaults (blocks of "
+      f"{trial.BLOCK} steps). Negative effects are gains.", "",
+      "## No effect: false alarms under peeking at every step", "",
+      f"Share of runs of {figures['null_steps']:,} steps in which the interval ever excluded "
+      "zero, whichever way; target: at most 5 %.",
+      f"Restless: {RESTLESS}, so that it returns to pairs many times.", ""]
   lines += measured.table(
       ["noise", "CV", "guard", "runs", "false alarms, %", "standard error", "steps with pacing, %"],
-      [[c["noise"], c["cv"], c["guard"], c["runs"], 100 * c["wrong"], 100 * standard_error(c["wrong"], c["runs"]),
+      [[c["noise"], c["cv"], c["guard"], c["runs"], 100 * c["wrong"],
+        100 * standard_error(c["wrong"], c["runs"]),
         100 * c["regret"][str(figures["null_steps"])]["on"]] for c in figures["null"]])
   lines += ["## Effects: how soon they are acted upon", "",
-            "Steps until a gain is first shown, the interval below zero, or a harm first switched off; a dash where "
-            "the runs ended before. Wrong: the interval ever excluded zero on the other side.", ""]
+            "Steps until a gain is first shown, the interval below zero, or a harm first switched "
+            "off; a dash where the runs ended before. Wrong: the interval ever excluded zero on "
+            "the other side.", ""]
   lines += measured.table(
-      ["noise", "CV", "effect, %", "runs", "steps, median", "90th percentile", "by 2,100, %", "by 20,000, %",
-       "wrong, %"],
+      ["noise", "CV", "effect, %", "runs", "steps, median", "90th percentile", "by 2,100, %",
+       "by 20,000, %", "wrong, %"],
       [[c["noise"], c["cv"], 100 * c["effect"], c["runs"], c["steps_to_decide"]["median"],
         c["steps_to_decide"]["p90"], 100 * c["by_2100"], 100 * c["by_20000"], 100 * c["wrong"]]
        for c in figures["effects"]])
   lines += ["## Effects: what finding out costs", "",
-            "Regret against the better of always on and always off, in mean steps: median / 95th percentile over runs.",
-            "Targets at the 95th percentile: 100 steps for runs under 10,000 steps, 1 % of the run from there on.", ""]
+            "Regret against the better of always on and always off, in mean steps: median / 95th "
+            "percentile over runs.",
+            "Targets at the 95th percentile: 100 steps for runs under 10,000 steps, 1 % of the run "
+            "from there on.", ""]
   stops = [s for s in CHECKPOINTS if str(s) in figures["effects"][0]["regret"]]
   lines += measured.table(
-      ["noise", "CV", "effect, %", *(f"after {s:,} steps" for s in stops), "steps with pacing at the end, %"],
+      ["noise", "CV", "effect, %", *(f"after {s:,} steps" for s in stops),
+       "steps with pacing at the end, %"],
       [[c["noise"], c["cv"], 100 * c["effect"],
         *(f"{c['regret'][str(s)]['median']:.0f} / {c['regret'][str(s)]['p95']:.0f}" for s in stops),
         100 * c["regret"][str(stops[-1])]["on"]] for c in figures["effects"]])
@@ -244,20 +271,23 @@ def page(figures: dict[str, Any]) -> list[str]:
             f"(standard error {100 * told['false_alarms']['standard_error']:.1f}); within 5 %: "
             f"{'yes' if told['false_alarms_within'] else 'NO'}.", ""]
   for stop, r in told["regret"].items():
-    lines.append(f"Greatest 95th percentile of regret after {int(stop):,} steps: {r['p95']:.0f} mean steps "
-                 f"({r['noise']}, CV {r['cv']:g}, effect {100 * r['effect']:+g} %); target {r['target']:.0f}: "
-                 f"{'met' if r['p95'] <= r['target'] else 'MISSED'}.\n")
+    lines.append(f"Greatest 95th percentile of regret after {int(stop):,} steps: {r['p95']:.0f} "
+                 f"mean steps ({r['noise']}, CV {r['cv']:g}, effect {100 * r['effect']:+g} %); "
+                 f"target {r['target']:.0f}: {'met' if r['p95'] <= r['target'] else 'MISSED'}.\n")
   return lines
 
 
 def define_flags() -> None:
-  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
+  """Defines this program's flags; not when it is imported, since other programs have flags of the
+  same names."""
   flags.DEFINE_integer("null_runs", 1000, "Runs of each cell without an effect.", lower_bound=2)
   flags.DEFINE_integer("null_steps", 10_000, "Steps of each of them.", lower_bound=100)
   flags.DEFINE_integer("runs", 200, "Runs of each cell with an effect.", lower_bound=2)
-  flags.DEFINE_integer("steps", 50_000, "Steps of each of them; checkpoints beyond are left out.", lower_bound=1_000)
+  flags.DEFINE_integer("steps", 50_000, "Steps of each of them; checkpoints beyond are left out.",
+                       lower_bound=1_000)
   flags.DEFINE_integer("seed", 0, "Of the noise.")
-  flags.DEFINE_string("output", "docs/measurements/guard_simulated", "Where the figures go, less .json and .md.")
+  flags.DEFINE_string("output", "docs/measurements/guard_simulated",
+                      "Where the figures go, less .json and .md.")
 
 
 def main(argv: list[str]) -> None:
@@ -277,9 +307,9 @@ def main(argv: list[str]) -> None:
     found = play(cell, f.null_runs if kind == "null" else f.runs, stops[kind], f.seed, **settings)
     cells[kind].append({**found, "guard": "restless" if settings else "default"})
     last = found["regret"][str(stops[kind][-1])]
-    print(f"  {cell.noise:10s} CV {cell.cv:<4g} effect {100 * cell.effect:+3.0f} %: "
-          f"wrong {100 * found['wrong']:.1f} %, decided after {found['steps_to_decide']['median']} steps, "
-          f"regret p95 {last['p95']:.0f}, on {100 * last['on']:.0f} % "
+    print(f"  {cell.noise:10s} CV {cell.cv:<4g} effect {100 * cell.effect:+3.0f} %: wrong "
+          f"{100 * found['wrong']:.1f} %, decided after {found['steps_to_decide']['median']} "
+          f"steps, regret p95 {last['p95']:.0f}, on {100 * last['on']:.0f} % "
           f"({time.perf_counter() - begun:.0f} s)", flush=True)
   figures |= {**cells, "summary": summary(cells["null"], cells["effects"])}
   figures = json.loads(json.dumps(figures), parse_float=lambda x: float(f"{float(x):.5g}"))

@@ -1,8 +1,9 @@
-"""Are exit stamps late where the update is heavy? Nothing is held back by them: the update could start first.
+"""Are exit stamps late where the update is heavy? Nothing is held back by them: the update could
+start first.
 
-The sync and update columns of an instrumented step whose update takes milliseconds (Adam on millions of parameters),
-against the same step with its update held back until all gradients are reduced, and against the same update and
-all-reduce, each compiled and timed alone; all in turns.
+The sync and update columns of an instrumented step whose update takes milliseconds (Adam on
+millions of parameters), against the same step with its update held back until all gradients are
+reduced, and against the same update and all-reduce, each compiled and timed alone; all in turns.
 """
 
 from __future__ import annotations
@@ -45,19 +46,23 @@ def _measure(leaves: int, rounds: int, parameters: int = _PARAMETERS) -> dict[st
     block()
   for values in loops.columns.values():
     values.clear()
-  figures = interleave(blocks, rounds, progress=measured.progress(f"update of {leaves} leaves", rounds))
+  figures = interleave(blocks, rounds,
+                       progress=measured.progress(f"update of {leaves} leaves", rounds))
   recorded = {key: np.asarray(values) for key, values in loops.columns.items()}
   found = {"step_ms": figures["whole"], "sync_column_ms": recorded["whole", "sync"],
-           "sync_held_ms": recorded["held", "sync"], "all_reduce_alone_ms": figures["reduced"] - figures["nothing"],
-           "update_column_ms": recorded["whole", "update"], "update_held_ms": recorded["held", "update"],
-           "update_alone_ms": figures["alone"] - figures["nothing"],
-           "missing_from_update_ms": recorded["held", "update"] - recorded["whole", "update"]}
+           "sync_held_ms": recorded["held", "sync"],
+           "all_reduce_alone_ms": figures["reduced"] - figures["nothing"],
+           "update_column_ms": recorded["whole", "update"],
+           "update_held_ms": recorded["held", "update"], "update_alone_ms": figures["alone"]
+           - figures["nothing"], "missing_from_update_ms": recorded["held", "update"]
+           - recorded["whole", "update"]}
   return {"leaves": leaves, "parameters": loops.side**2 * leaves, "clock": loops.clock.name,
           **{name: estimate(values).to_json() for name, values in found.items()}}
 
 
 class _Loops:
-  """The instrumented step, as it is ("whole") and "held", and its parts by themselves, each with a state of its own."""
+  """The instrumented step, as it is ("whole") and "held", and its parts by themselves, each with a
+  state of its own."""
 
   def __init__(self, leaves: int, parameters: int):
     self.side = int((parameters // leaves) ** 0.5)
@@ -65,22 +70,27 @@ class _Loops:
     # In milliseconds, as recorded: the transfer, and the longest update.
     self.columns: dict[tuple[str, str], list[float]] = {
         (name, column): [] for name in _WHOLE for column in ("sync", "update")}
-    mesh = jax.make_mesh((_RANKS,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:_RANKS])
+    mesh = jax.make_mesh((_RANKS,), ("data",), axis_types=(AxisType.Auto,),
+                         devices=jax.devices()[:_RANKS])
     sharding, spec = NamedSharding(mesh, P()), jaxpace.spec(mesh)
 
     def compiled(function: Any, specs: Any, out: Any, donate: Any) -> Any:
-      return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False),
+      return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out,
+                                   check_vma=False),
                      donate_argnums=donate)
 
-    self._paced = {name: jaxpace.instrument(functools.partial(self._step, held=name == "held"), "data", slots=2, rows=4)
+    self._paced = {name: jaxpace.instrument(functools.partial(self._step, held=name == "held"),
+                                            "data", slots=2, rows=4)
                    for name in _WHOLE}
     self._whole = {name: compiled(paced, (spec, P(), P("data")), (spec, P()), (0, 1))
                    for name, paced in self._paced.items()}
-    alone, reduced = compiled(self._update, (P(), P()), P(), 0), compiled(_reduce, (P(), P()), P(), 0)
+    alone, reduced = compiled(self._update, (P(),
+                                             P()), P(), 0), compiled(_reduce, (P(), P()), P(), 0)
     nothing = compiled(lambda state, grads: (state, jnp.sum(grads[0][:1, :1])), (P(), P()), P(), 0)
 
     rng = np.random.default_rng(0)
-    weights = [rng.standard_normal((self.side, self.side), np.float32) / np.float32(self.side ** 0.5)
+    weights = [rng.standard_normal((self.side, self.side), np.float32)
+               / np.float32(self.side ** 0.5)
                for _ in range(leaves)]
     self._batch = jax.device_put(rng.standard_normal((8 * _RANKS, self.side), np.float32),
                                  NamedSharding(mesh, P("data")))
@@ -94,7 +104,8 @@ class _Loops:
     self._states["reduced"] = jax.tree.map(jnp.copy, grads)
     self._paces = {name: paced.init(mesh) for name, paced in self._paced.items()}
     self._parts: dict[str, Callable[[Any], Any]] = {
-        "alone": lambda state: alone(state, grads), "reduced": lambda values: reduced(values, loss)[0],
+        "alone": lambda state: alone(state, grads),
+        "reduced": lambda values: reduced(values, loss)[0],
         "nothing": lambda state: nothing(state, grads)[0]}
 
   def step(self, name: str) -> float:
@@ -109,7 +120,8 @@ class _Loops:
     parts = [decode(ring[rank], plan, rank, 0, 0)[0] for rank in range(_RANKS)]
     sync, after = (np.asarray([part[column][-1] for part in parts], np.float64) * 1e-6
                    for column in ("sync_ns", "update_ns"))
-    self.columns[name, "sync"].append(float(sync.min()))  # that of the rank that came last: the transfer
+    # that of the rank that came last: the transfer
+    self.columns[name, "sync"].append(float(sync.min()))
     self.columns[name, "update"].append(float(after.max()))
     return took * 1e3
 
@@ -133,13 +145,15 @@ class _Loops:
     return self._update(state, grads), loss / _RANKS
 
   def _hold(self, grads: Any) -> Any:
-    """Opaque to XLA: no part of the update before the clock was read, after the first element of every gradient."""
+    """Opaque to XLA: no part of the update before the clock was read, after the first element of
+    every gradient."""
     stamp = self.clock.stamp(words.zero(), *[leaf[0, :1] for leaf in grads])
     return hold(self.clock, stamp, grads)
 
   def _update(self, state: Any, sums: Any) -> Any:
     params, opt = state
-    grads = jax.tree.map(lambda leaf: leaf / _RANKS, sums)  # here: held or not, it is fused into the update's kernels
+    # here: held or not, it is fused into the update's kernels
+    grads = jax.tree.map(lambda leaf: leaf / _RANKS, sums)
     updates, opt = self.tx.update(grads, opt, params)
     return optax.apply_updates(params, updates), opt
 

@@ -2,8 +2,8 @@
 
     python -m experiments.measure.host_sampling
 
-CPU time of the thread that samples, which other programs disturb little. Writes docs/measurements/host_sampling.json
-and .md. Takes a few seconds.
+CPU time of the thread that samples, which other programs disturb little. Writes
+docs/measurements/host_sampling.json and .md. Takes a few seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ TARGET = 1e-2  # of one core, at one sample a second: 10 ms
 
 
 def seconds_a_sample(connections: int, samples: int) -> list[float]:
-  """CPU time of each of `samples` readings while this process holds both ends of so many connections."""
+  """CPU time of each of `samples` readings while this process holds both ends of so many
+  connections."""
   with contextlib.ExitStack() as stack:
     server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     for _ in range(connections):
@@ -55,12 +56,14 @@ def main(argv: list[str]) -> None:
   figures.update(samples=samples, rows=rows, locality_s=time.perf_counter() - start,
                  met=all(row["p99_s"] <= TARGET for row in rows))
   lines = measured.introduction("Cost of sampling the host", figures)
-  lines += [f"Each of {samples} samples for itself, CPU time of its thread. At the default of one sample a second, 1 "
-            "ms is 0.1 % of one core.", ""]
+  lines += [f"Each of {samples} samples for itself, CPU time of its thread. At the default of one "
+            "sample a second, 1 ms is 0.1 % of one core.", ""]
   lines += measured.table(("open TCP sockets", "median, us", "p99, us"),
-                          [(row["sockets"], row["median_s"] * 1e6, row["p99_s"] * 1e6) for row in rows])
-  lines += [f"Target: p99 at most {TARGET * 1e3:g} ms: {'met' if figures['met'] else 'missed'}. Reading where the "
-            f"process runs, once when a Recorder opens: {figures['locality_s'] * 1e3:.1f} ms."]
+                          [(row["sockets"], row["median_s"] * 1e6, row["p99_s"] * 1e6)
+                           for row in rows])
+  lines += [f"Target: p99 at most {TARGET * 1e3:g} ms: {'met' if figures['met'] else 'missed'}. "
+            "Reading where the process runs, once when a Recorder opens: "
+            f"{figures['locality_s'] * 1e3:.1f} ms."]
   measured.write(figures, lines, pathlib.Path(flags.FLAGS.out))
 
 

@@ -1,9 +1,10 @@
-"""How often the link probe's inference is right, on made-up times: healthy ones of several noises, and every fault.
+"""How often the link probe's inference is right, on made-up times: healthy ones of several noises,
+and every fault.
 
     python -m experiments.measure.link_inference                # about five minutes; needs no quiet machine
 
 Writes docs/measurements/link_inference.json and the table of it, link_inference.md.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -47,18 +48,21 @@ def with_fault(y: np.ndarray, kind: str, ratio: float) -> np.ndarray:
 
 
 def row(n: int, noise: tuple[str, float], ratio: float, runs: int, seed: int) -> dict[str, Any]:
-  """Shares of healthy jobs in which somebody is blamed, and of faulty ones named rightly and wrongly."""
+  """Shares of healthy jobs in which somebody is blamed, and of faulty ones named rightly and
+  wrongly."""
   rng = np.random.default_rng(seed)
   hosts = [f"h{i}" for i in range(n)]
-  blamed = sum(bool(infer(np.exp(times(rng, n, *noise)), hosts).culprits) for _ in range(runs)) / runs
+  blamed = (sum(bool(infer(np.exp(times(rng, n, *noise)), hosts).culprits) for _ in range(runs))
+            / runs)
   right, wrong = {}, 0
   for kind in KINDS:
-    found = [infer(np.exp(with_fault(times(rng, n, *noise), kind, ratio)), hosts).culprits for _ in range(runs // 4)]
+    found = [infer(np.exp(with_fault(times(rng, n, *noise), kind, ratio)), hosts).culprits
+             for _ in range(runs // 4)]
     good = [[(c.kind, c.hosts[0]) for c in one] == [(kind, "h1")] for one in found]
     right[kind] = sum(good) / len(found)
     wrong += sum(bool(one) and not ok for one, ok in zip(found, good, strict=True))
-  return {"n": n, "noise": f"{noise[0]} {noise[1]:g}", "ratio": ratio, "blamed": blamed, "right": right,
-          "wrong": wrong / (len(KINDS) * (runs // 4))}
+  return {"n": n, "noise": f"{noise[0]} {noise[1]:g}", "ratio": ratio, "blamed": blamed,
+          "right": right, "wrong": wrong / (len(KINDS) * (runs // 4))}
 
 
 def main(argv: list[str]) -> None:
@@ -74,17 +78,21 @@ def main(argv: list[str]) -> None:
     say(i + 1)
   figures |= {"runs": _RUNS.value, "rows": rows}
   table = measured.table(
-      ("processes", "noise of the times' logarithm", "times as slow", "healthy, somebody blamed", *KINDS, "wrong"),
-      [(r["n"], r["noise"], r["ratio"], f"{r['blamed']:.1%}", *(f"{r['right'][k]:.0%}" for k in KINDS),
-        f"{r['wrong']:.1%}") for r in rows])
+      ("processes", "noise of the times' logarithm", "times as slow", "healthy, somebody blamed",
+       *KINDS, "wrong"),
+      [(r["n"], r["noise"], r["ratio"], f"{r['blamed']:.1%}",
+        *(f"{r['right'][k]:.0%}" for k in KINDS), f"{r['wrong']:.1%}") for r in rows])
   lines = [*measured.introduction("The link probe's inference, on made-up times", figures),
-           f"{_RUNS.value} healthy jobs a row, {_RUNS.value // 4} of each fault: named rightly, and nothing else. "
-           "Wrong: something else was named, over all faults; the rest said that it can't be told, or nothing.", "",
+           f"{_RUNS.value} healthy jobs a row, {_RUNS.value // 4} of each fault: named rightly, "
+           "and nothing else. Wrong: something else was named, over all faults; the rest said that "
+           "it can't be told, or nothing.", "",
            *table]
   measured.write(figures, lines, pathlib.Path(_OUT.value))
 
 
-_RUNS = flags.DEFINE_integer("runs", 200, "Healthy jobs of each case; a quarter as many of each fault.", lower_bound=4)
+_RUNS = flags.DEFINE_integer("runs", 200,
+                             "Healthy jobs of each case; a quarter as many of each fault.",
+                             lower_bound=4)
 _OUT = flags.DEFINE_string("out", "docs/measurements/link_inference.json", "Where the figures go.")
 
 if __name__ == "__main__":

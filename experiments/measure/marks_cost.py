@@ -2,9 +2,10 @@
 
     python -m experiments.measure.marks_cost --json marks_cost.json --markdown marks_cost.md
 
-Four figures: a mark by itself, into memory and into a file; a mark in a compiled loop, as the difference to the same
-loop without it, in turns, beside the difference of the loop to itself; `Recorder.record()`; and bytes on disk and the
-writer's time a step and rank, for times as a job has them.
+Four figures: a mark by itself, into memory and into a file; a mark in a compiled loop, as the
+difference to the same loop without it, in turns, beside the difference of the loop to itself;
+`Recorder.record()`; and bytes on disk and the writer's time a step and rank, for times as a job has
+them.
 """
 
 from __future__ import annotations
@@ -116,11 +117,13 @@ def recording(rounds: int) -> dict[str, Any]:
         times.append(time.perf_counter() - start)
     medians.append(float(np.median(times)) * 1e6)
     tails.append(float(np.quantile(times, 0.99)) * 1e6)
-  return {"median": paired.estimate(np.array(medians)).to_json(), "p99": paired.estimate(np.array(tails)).to_json()}
+  return {"median": paired.estimate(np.array(medians)).to_json(),
+          "p99": paired.estimate(np.array(tails)).to_json()}
 
 
 def rows(collectives: int, steps: int = 400, ranks: int = 8, seed: int = 0) -> dict[str, float]:
-  """Bytes on disk and the writer's seconds, a step and rank; a step of 50 ms whose waits are 0.1 ms on average."""
+  """Bytes on disk and the writer's seconds, a step and rank; a step of 50 ms whose waits are 0.1 ms
+  on average."""
   from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
   from jaxpace.trace.decode import concatenate
   from jaxpace.trace.marks.executions import Executions
@@ -131,8 +134,8 @@ def rows(collectives: int, steps: int = 400, ranks: int = 8, seed: int = 0) -> d
   layers, kinds = collectives // 4, 4
   program = ObservedProgram(1, "step", tuple(range(ranks)), {"data": ranks}, tuple(
       ObservedCollective(k, f"all-gather.{k}", "all-gather", 1 << 20, 1, ("float32",), ("data",),
-                         (tuple(range(ranks)),), (), "forward", (Loop("while.1", layers),), None, None,
-                         (2 + 2 * k,), (3 + 2 * k,)) for k in range(kinds)))
+                         (tuple(range(ranks)),), (), "forward", (Loop("while.1", layers),),
+                         None, None, (2 + 2 * k,), (3 + 2 * k,)) for k in range(kinds)))
   programs = Programs(ranks)
   programs.meet([program])
   programs.block(1, 0)
@@ -147,7 +150,8 @@ def rows(collectives: int, steps: int = 400, ranks: int = 8, seed: int = 0) -> d
     enter = leave - wait.astype(np.int64)
     tags = np.tile(np.array([[2 + 2 * k, 3 + 2 * k] for k in range(kinds)]).ravel(), layers)
     ns = np.stack([enter, leave], axis=2).reshape(steps, -1)
-    executions = Executions(numbers, start, leave[:, -1] + 10**6, np.repeat(numbers, 2 * collectives),
+    executions = Executions(numbers, start, leave[:, -1] + 10**6,
+                            np.repeat(numbers, 2 * collectives),
                             np.tile(tags, steps).astype(np.uint32), ns.ravel())
     begun = time.perf_counter()
     own = device(calls, {1: executions}, programs, rank)
@@ -176,14 +180,17 @@ def table(figures: dict[str, Any]) -> str:
   lines = [*measured.introduction("What marks cost", figures), "| what | |", "|---|---|",
            f"| a mark alone, into memory | {words(mark['memory'])} ns |",
            f"| into a file | {words(mark['file'])} ns |",
-           f"| a mark in a compiled loop | {words(loop['mark'], 0)} ns on a turn of {words(loop['bare_turn'], 0)} ns |",
+           f"| a mark in a compiled loop | {words(loop['mark'], 0)} ns on a turn of "
+           f"{words(loop['bare_turn'], 0)} ns |",
            f"| null: the loop against itself | {words(loop['null'], 0)} ns |",
            f"| `record()`, median | {words(record['median'])} µs |",
            f"| `record()`, 99th percentile | {words(record['p99'])} µs |", "",
            f"Rounds: {figures['rounds']}. Rows, of times drawn at random:", "",
-           "| collectives a step | `steps` | `collectives`, in full | a row | writer's time |", "|---|---|---|---|---|"]
-  lines += [f"| {row['collectives']} | {row['steps_bytes']:.0f} B | {row['collectives_bytes']:.0f} B | "
-            f"{row['row_bytes']:.1f} B | {row['writer_us']:.0f} µs |" for row in figures["rows"]]
+           "| collectives a step | `steps` | `collectives`, in full | a row | writer's time |",
+           "|---|---|---|---|---|"]
+  lines += [f"| {row['collectives']} | {row['steps_bytes']:.0f} B | {row['collectives_bytes']:.0f} "
+            f"B | {row['row_bytes']:.1f} B | {row['writer_us']:.0f} µs |"
+            for row in figures["rows"]]
   return "\n".join([*lines, "", "Bytes and time are a step and rank."]) + "\n"
 
 
@@ -196,7 +203,8 @@ def main(argv: list[str]) -> None:
     sys.exit(reason)
   say = measured.progress("figures", 4)
   figures["rounds"] = FLAGS.rounds
-  for done, (name, measure) in enumerate((("alone", alone), ("in_a_program", in_a_program), ("record", recording))):
+  for done, (name, measure) in enumerate((("alone", alone), ("in_a_program", in_a_program),
+                                          ("record", recording))):
     figures[name] = measure(FLAGS.rounds)
     say(done + 1)
   figures["rows"] = [rows(count) for count in (8, 40, 200)]

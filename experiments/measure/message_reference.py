@@ -1,9 +1,10 @@
-"""A reference for `jaxpace simulate`, by brute force: every message of every rank, event by event. No code of jaxpace.
+"""A reference for `jaxpace simulate`, by brute force: every message of every rank, event by event.
+No code of jaxpace.
 
-Each rank computes, then goes through the rounds of its all-reduce; in a round it sends and receives, and goes on when
-its own messages of that round are over. A message begins when both of its ranks have come to it, takes its latency,
-then flows at the rate that max-min sharing of the links among all messages on the way leaves it. Jobs meet on the links
-alone. Slow, and meant to be.
+Each rank computes, then goes through the rounds of its all-reduce; in a round it sends and
+receives, and goes on when its own messages of that round are over. A message begins when both of
+its ranks have come to it, takes its latency, then flows at the rate that max-min sharing of the
+links among all messages on the way leaves it. Jobs meet on the links alone. Slow, and meant to be.
 """
 
 from __future__ import annotations
@@ -45,15 +46,17 @@ class Job(NamedTuple):
 
 
 class Fabric:
-  """Nodes of `per_node` ranks with a card each, racks of `rack` nodes, an uplink for each rack, each way."""
+  """Nodes of `per_node` ranks with a card each, racks of `rack` nodes, an uplink for each rack,
+  each way."""
 
-  def __init__(self, *, nodes: int, per_node: int = 1, node_rate: float = 300e9, card_rate: float, rack: int = 0,
-               uplink_rate: float = 0.0, node_latency: float = 0.0, rack_latency: float = 0.0,
-               spine_latency: float = 0.0, cards: int = 1):
+  def __init__(self, *, nodes: int, per_node: int = 1, node_rate: float = 300e9, card_rate: float,
+               rack: int = 0, uplink_rate: float = 0.0, node_latency: float = 0.0,
+               rack_latency: float = 0.0, spine_latency: float = 0.0, cards: int = 1):
     if cards != per_node:
       raise ValueError("The reference knows fabrics with a card for each rank alone.")
     self.ranks, self.per_node, self.rack = nodes * per_node, per_node, rack or nodes
-    self.rates: dict[str, float] = {"port": node_rate, "card": card_rate, "trunk": uplink_rate or float("inf")}
+    self.rates: dict[str, float] = {"port": node_rate, "card": card_rate,
+                                    "trunk": uplink_rate or float("inf")}
     self.latency = node_latency, rack_latency, spine_latency
 
   def route(self, source: int, target: int) -> tuple[float, tuple[Link, ...]]:
@@ -85,7 +88,8 @@ def _exchanges(ranks: Sequence[int], distances: Iterable[tuple[int, float]], siz
   extra = range(core, len(ranks))
   inward = tuple(Message(ranks[i], ranks[i - core], size) for i in extra)
   outward = tuple(Message(ranks[i - core], ranks[i], size) for i in extra)
-  middle = tuple(tuple(Message(ranks[i], ranks[i ^ d], b) for i in range(core)) for d, b in distances)
+  middle = tuple(tuple(Message(ranks[i], ranks[i ^ d], b) for i in range(core))
+                 for d, b in distances)
   return tuple(part for part in (inward, *middle, outward) if part)
 
 
@@ -100,11 +104,14 @@ def halving_doubling(ranks: Sequence[int], size: float) -> tuple[tuple[Message, 
   return _exchanges(ranks, [*down, *reversed(down)], size)
 
 
-def hierarchical(ranks: Sequence[int], size: float, per_node: int) -> tuple[tuple[Message, ...], ...]:
-  """Rings inside the nodes, rings over the nodes, one for each place in them, rings inside the nodes."""
+def hierarchical(ranks: Sequence[int], size: float,
+                 per_node: int) -> tuple[tuple[Message, ...], ...]:
+  """Rings inside the nodes, rings over the nodes, one for each place in them, rings inside the
+  nodes."""
   nodes = [list(ranks[i:i + per_node]) for i in range(0, len(ranks), per_node)]
   count = len(nodes)
-  inner = tuple(Message(node[g], node[(g + 1) % per_node], size / per_node) for node in nodes for g in range(per_node))
+  inner = tuple(Message(node[g], node[(g + 1) % per_node], size / per_node) for node in nodes
+                for g in range(per_node))
   outer = tuple(Message(nodes[n][g], nodes[(n + 1) % count][g], size / len(ranks))
                 for n in range(count) for g in range(per_node))
   inside = (inner,) * (per_node - 1) if per_node > 1 else ()
@@ -112,7 +119,8 @@ def hierarchical(ranks: Sequence[int], size: float, per_node: int) -> tuple[tupl
 
 
 def double_tree(count: int, size: float, pieces: int) -> list[Chunk]:
-  """Reduction up and broadcast down two binary trees at once, each for half of the bytes, piece by piece."""
+  """Reduction up and broadcast down two binary trees at once, each for half of the bytes, piece by
+  piece."""
   chunks: list[Chunk] = []
   for tree in (0, 1):
     parent: dict[int, int] = {}
@@ -130,13 +138,14 @@ def double_tree(count: int, size: float, pieces: int) -> list[Chunk]:
       for rank in _from_leaves(root, children):
         if rank != root:
           up[rank] = len(chunks)
-          chunks.append(Chunk(Message(rank, parent[rank], size / 2 / pieces), tuple(up[c] for c in children[rank]),
-                              (tree, "up", rank)))
+          chunks.append(Chunk(Message(rank, parent[rank], size / 2 / pieces),
+                              tuple(up[c] for c in children[rank]), (tree, "up", rank)))
       there = tuple(up[c] for c in children[root])
       down: dict[int, tuple[int, ...]] = {root: there}
       for rank in reversed(_from_leaves(root, children)):
         for child in children[rank]:
-          chunks.append(Chunk(Message(rank, child, size / 2 / pieces), down[rank], (tree, "down", child)))
+          chunks.append(Chunk(Message(rank, child, size / 2 / pieces), down[rank],
+                              (tree, "down", child)))
           down[child] = (len(chunks) - 1,)
       del piece
   return chunks
@@ -206,7 +215,8 @@ class _Wires:
       on = defaultdict(set, {link: keys for link, keys in on.items() if keys})
 
   def turn(self) -> tuple[list[Any], list[Any]]:
-    """To the next instant at which something is over: (messages that are, others' calls that are due)."""
+    """To the next instant at which something is over: (messages that are, others' calls that are
+    due)."""
     self.share()
     wait = min((self.left[key] / self.rate[key] for key in self.left), default=float("inf"))
     if self.calls:
@@ -215,7 +225,8 @@ class _Wires:
     self.now += wait
     for key in self.left:
       self.left[key] -= wait * self.rate[key]
-    over = [key for key, left in self.left.items() if left <= max(_SAME * self.size[key], self.rate[key] * _SAME)]
+    over = [key for key, left in self.left.items()
+            if left <= max(_SAME * self.size[key], self.rate[key] * _SAME)]
     for key in over:
       del self.left[key]
     due = []

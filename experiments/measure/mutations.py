@@ -1,14 +1,16 @@
-"""Whether the tests notice when a central formula is wrong: a fixed list of mistakes, each made in a copy of the tree.
+"""Whether the tests notice when a central formula is wrong: a fixed list of mistakes, each made in
+a copy of the tree.
 
     python -m experiments.measure.mutations                        # a quarter of an hour on two quiet cores; writes
     docs/measurements/mutations.{json,md}
     python -m experiments.measure.mutations --only=bucket,core/ --add     # those whose file has one of these in its
     path, beside what was judged before
 
-Each mistake replaces one piece of text. The tests of that formula run in the copy, up to the first that fails, with the
-selection that `make test` makes: failing, they have noticed. They run unchanged first, since tests that fail without
-any mistake notice nothing: those are left out, and named.
-"""
+Each mistake replaces one piece of text. The tests of that formula run in the copy, up to the first
+that fails, with the selection that `make test` makes: failing, they have noticed. They run
+unchanged first, since tests that fail without any mistake notice nothing: those are left out, and
+named.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 OUT = pathlib.Path("docs/measurements/mutations.json")
 SELECTION = "not long"
 """What `make test` runs."""
-_COPIED = ("jaxpace", "tests", "experiments", "configs", "docs", "pyproject.toml", "setup.py", "Makefile", "README.md")
+_COPIED = ("jaxpace", "tests", "experiments", "configs", "docs", "pyproject.toml", "setup.py",
+           "Makefile", "README.md")
 _TIMEOUT = 900.0
 
 
@@ -53,13 +56,15 @@ MUTATIONS: Sequence[Mutation] = (
          ("arrival = busy - delays", "arrival = busy + delays"),
          ("latest(arrivals) - arrivals, _NAN)", "arrivals - latest(arrivals), _NAN)"),
          ("jnp.maximum(delays - earliness(arrivals), _ZERO)", "jnp.maximum(delays, _ZERO)"),
-         ("early = own(earliness(arrivals + delays), rank)", "early = own(earliness(arrivals), rank)"),
+         ("early = own(earliness(arrivals + delays), rank)",
+          "early = own(earliness(arrivals), rank)"),
          ("jnp.maximum(waits[0] - early, _ZERO)", "jnp.maximum(waits[0], _ZERO)")),
     *_of("core/pacing.py", "core/test_pacing.py",
          ("(0 if carrier is None else carrier)", "(0 if carrier is None else carrier + 1)"),
          ("job_step_time=shared.step_time,", "job_step_time=step_time,")),
     *_of("coordination/bucket.py", "coordination/test_early_ranks.py",
-         ("filled = tokens + cost * arrivals.latest(seen)", "filled = tokens + cost * jnp.max(seen + delays)"),
+         ("filled = tokens + cost * arrivals.latest(seen)",
+          "filled = tokens + cost * jnp.max(seen + delays)"),
          ("jnp.minimum(tokens, _ZERO))", "tokens)"),
          ("jnp.minimum(paid, most)", "paid")),
     *_of("coordination/early_ranks.py", "coordination/test_early_ranks.py",
@@ -96,12 +101,14 @@ MUTATIONS: Sequence[Mutation] = (
     *_of("diagnosis/accounting.py", "diagnosis/test_accounting.py",
          ("transfer = np.where(work.valid, work.wait, np.inf).min(axis=1)",
           "transfer = np.where(work.valid, work.wait, -np.inf).max(axis=1)"),
-         ("for charged, x in zip(waiting, excess, strict=True):\n      charged += x * scale\n  transfer =",
+         ("for charged, x in zip(waiting, excess, strict=True):\n      charged += x * scale\n  "
+          "transfer =",
           "for charged, x in zip(waiting, excess, strict=True):\n      charged += x\n  transfer ="),
          ("np.clip(_known(run, \"gap\", part, valid), 0.0, arrival[0] - pacing)",
           "np.clip(_known(run, \"gap\", part, valid), 0.0, arrival[0])")),
     *_of("diagnosis/lateness.py", "diagnosis/test_lateness.py",
-         ("mean = np.where(eligible, whole - _typical_level(blocks, whole, selected.blocks), np.nan)",
+         ("mean = np.where(eligible, whole - _typical_level(blocks, whole, "
+          "selected.blocks), np.nan)",
           "mean = np.where(eligible, whole, np.nan)"),
          ("random = earliness - held.by_collective", "random = earliness"),
          ("other.lateness * HIDDEN > episode.lateness", "other.lateness > episode.lateness")),
@@ -109,24 +116,31 @@ MUTATIONS: Sequence[Mutation] = (
          ("return Floor(floor, quiet, transfer - quiet, source, width)",
           "return Floor(floor, quiet, transfer, source, width)"),
          ("width // 2, axis=1)[:, width // 2].min())", "0, axis=1)[:, 0].min())")),
-    *_of("diagnosis/by_rank.py", "diagnosis/test_series.py diagnosis/test_findings.py diagnosis/test_accounting.py",
-         ('"runtime": parts["runtime"] + parts["waiting_runtime"],', '"runtime": parts["runtime"],'),
+    *_of("diagnosis/by_rank.py",
+         "diagnosis/test_series.py diagnosis/test_findings.py diagnosis/test_accounting.py",
+         ('"runtime": parts["runtime"] + parts["waiting_runtime"],',
+          '"runtime": parts["runtime"],'),
          ('"transfer": quiet + parts["spread"],', '"transfer": quiet,')),
     *_of("diagnosis/what_if.py", "diagnosis/test_what_if.py",
-         ("there = np.where(valid, arrival, 0.0).sum(axis=1) / number", "there = _last(arrival, valid)"),
+         ("there = np.where(valid, arrival, 0.0).sum(axis=1) / number",
+          "there = _last(arrival, valid)"),
          ("arrival[0] += gaps[:, None] - work.runtime", "arrival[0] -= work.runtime"),
-         ("return Alternative(left, step_time / left", "return Alternative(left, left / step_time")),
+         ("return Alternative(left, step_time / left",
+          "return Alternative(left, left / step_time")),
     *_of("costs/alpha_beta.py", "costs/test_alpha_beta.py",
-         ("return 2 * (ranks - 1), 2 * (ranks - 1) / ranks", "return 2 * (ranks - 1), 2 * (ranks - 1)"),
+         ("return 2 * (ranks - 1), 2 * (ranks - 1) / ranks",
+          "return 2 * (ranks - 1), 2 * (ranks - 1)"),
          ("2.0 if ranks > 2 else 1.0", "2.0")),
     *_of("simulation/sharing.py", "simulation/test_sharing.py",
-         ("left = np.maximum(left - np.where(np.isfinite(left), taken, 0), 0)", "left = np.maximum(left, 0)"),
+         ("left = np.maximum(left - np.where(np.isfinite(left), taken, 0), 0)",
+          "left = np.maximum(left, 0)"),
          ("near = level * np.float32(1 + 1e-6)", "near = level * np.float32(2)")),
     *_of("simulation/schedules.py", "simulation/test_schedules.py",
          ("size / 2 ** (k + 1)", "size / 2 ** k"),
          ("count - 1 - edges if count % 2 == 0", "edges if count % 2 == 0")),
     *_of("simulation/noise.py", "simulation/test_job.py",
-         ("state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (ranks,), jnp.float32)",
+         ("state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (ranks,), "
+          "jnp.float32)",
           "state = keep * state + (_ONE - keep) * jax.random.normal(key, (ranks,), jnp.float32)"),
          ("== every - np.int32(1)", "<= np.int32(1)")),
 )
@@ -146,7 +160,8 @@ def copied(root: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
   for name in _COPIED:
     source = root / name
     if source.is_dir():
-      shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__", "measurements"))
+      shutil.copytree(source, target / name,
+                      ignore=shutil.ignore_patterns("__pycache__", "measurements"))
     elif source.exists():
       shutil.copy2(source, target / name)
   return target
@@ -156,13 +171,15 @@ def mutate(tree: pathlib.Path, mutation: Mutation) -> None:
   """Makes the mistake in a copy.
 
   Raises:
-    ValueError: the text isn't there, or is there more than once: the list has fallen behind the code.
+    ValueError: the text isn't there, or is there more than once: the list has fallen behind the
+      code.
   """
   path = tree / "jaxpace" / mutation.file
   text = path.read_text()
   if text.count(mutation.old) != 1:
-    raise ValueError(f"jaxpace/{mutation.file} holds {text.count(mutation.old)} times what is to be replaced, not "
-                     f"once: {mutation.old!r}. Bring experiments/measure/mutations.py up to date.")
+    raise ValueError(f"jaxpace/{mutation.file} holds {text.count(mutation.old)} times what is to "
+                     f"be replaced, not once: {mutation.old!r}. Bring "
+                     "experiments/measure/mutations.py up to date.")
   path.write_text(text.replace(mutation.old, mutation.new))
 
 
@@ -174,8 +191,8 @@ def tested(tree: pathlib.Path, tests: Sequence[str], flags: Sequence[str]) -> Re
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *flags, "-q", "-p", "no:cacheprovider", "-m", SELECTION,
          *(f"tests/{name}" for name in tests)],
-        cwd=tree, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT,
-        check=False)
+        cwd=tree, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=_TIMEOUT, check=False)
   except subprocess.TimeoutExpired:
     return Result(1, (f"took longer than {_TIMEOUT:.0f} s",))
   named = [line.removeprefix(kind).split(" - ")[0] for line in done.stdout.splitlines()
@@ -183,7 +200,8 @@ def tested(tree: pathlib.Path, tests: Sequence[str], flags: Sequence[str]) -> Re
   return Result(done.returncode, tuple(named))
 
 
-def judged(root: pathlib.Path, mutation: Mutation | None, tests: Sequence[str], flags: Sequence[str] = ()) -> Result:
+def judged(root: pathlib.Path, mutation: Mutation | None, tests: Sequence[str],
+           flags: Sequence[str] = ()) -> Result:
   """Runs tests in a copy of a tree, with a mistake or without."""
   with tempfile.TemporaryDirectory() as folder:
     tree = copied(root, pathlib.Path(folder))
@@ -201,33 +219,39 @@ def measure(root: pathlib.Path, mutations: Sequence[Mutation], jobs: int) -> dic
   groups = sorted({mutation.tests for mutation in mutations})
   rows = []
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-    unchanged = dict(zip(groups, pool.map(lambda tests: _answer(judged(root, None, tests)), groups), strict=True))
+    unchanged = dict(zip(groups, pool.map(lambda tests: _answer(judged(root, None, tests)), groups),
+                         strict=True))
     found = pool.map(lambda mutation: _answer(judged(root, mutation, mutation.tests, (
         "-x", *(f"--deselect={test}" for test in unchanged[mutation.tests].failed)))), mutations)
     say = measured.progress("mistakes", len(mutations))
     for done, (mutation, result) in enumerate(zip(mutations, found, strict=True)):
-      rows.append({"file": mutation.file, "old": mutation.old, "new": mutation.new, "tests": list(mutation.tests),
-                   "noticed": result.status != 0, "by": result.failed[0] if result.failed else ""})
+      rows.append({"file": mutation.file, "old": mutation.old, "new": mutation.new,
+                   "tests": list(mutation.tests), "noticed": result.status != 0,
+                   "by": result.failed[0] if result.failed else ""})
       say(done + 1)
   left_out = sorted({test for result in unchanged.values() for test in result.failed})
-  return {"selection": SELECTION, "mistakes": len(rows), "noticed": sum(row["noticed"] for row in rows),
-          "left_out": left_out, "rows": rows}
+  return {"selection": SELECTION, "mistakes": len(rows),
+          "noticed": sum(row["noticed"] for row in rows), "left_out": left_out, "rows": rows}
 
 
 def _answer(result: Result) -> Result:
   """0 is that nothing failed, 1 a test, 2 an import; anything else says nothing of the tests."""
   if result.status not in (0, 1, 2):
-    raise ValueError(f"pytest ended with {result.status}: a file of tests in MUTATIONS may be gone or hold none.")
+    raise ValueError(
+        f"pytest ended with {result.status}: a file of tests in MUTATIONS may be gone or "
+        "hold none.")
   return result
 
 
 def added(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-  """What was judged before, and now: of a mistake judged twice, as it was now; in the order of `MUTATIONS`.
+  """What was judged before, and now: of a mistake judged twice, as it was now; in the order of
+  `MUTATIONS`.
 
   Mistakes that are no longer in the list are left out.
   """
   judged_ = {(row["file"], row["old"]): row for row in (*before["rows"], *now["rows"])}
-  rows = [judged_[key] for key in ((mutation.file, mutation.old) for mutation in MUTATIONS) if key in judged_]
+  rows = [judged_[key] for key in ((mutation.file, mutation.old) for mutation in MUTATIONS)
+          if key in judged_]
   return now | {"rows": rows, "mistakes": len(rows), "noticed": sum(row["noticed"] for row in rows),
                 "left_out": sorted({*before["left_out"], *now["left_out"]})}
 
@@ -235,14 +259,17 @@ def added(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Whether the tests notice mistakes in the central formulas", figures)
-  page += [f"**{figures['noticed']} of {figures['mistakes']}** mistakes are noticed by the tests of their formula, in "
-           "the selection that `make test` runs.", ""]
+  page += [f"**{figures['noticed']} of {figures['mistakes']}** mistakes are noticed by the tests "
+           "of their formula, in the selection that `make test` runs.", ""]
   if figures["left_out"]:
-    page += [f"Left out, since they failed without any mistake: {', '.join(map(_code, figures['left_out']))}.", ""]
+    page += [
+        "Left out, since they failed without any mistake: "
+        f"{', '.join(map(_code, figures['left_out']))}.", ""]
   short = {id(row): row["by"].split("::", 1)[-1] for row in figures["rows"]}
   return page + measured.table(
       ["formula", "was", "becomes", "noticed by"],
-      [[row["file"], _code(row["old"]), _code(row["new"]), _code(short[id(row)]) if row["noticed"] else "**nothing**"]
+      [[row["file"], _code(row["old"]), _code(row["new"]),
+        _code(short[id(row)]) if row["noticed"] else "**nothing**"]
        for row in figures["rows"]])
 
 
@@ -253,8 +280,10 @@ def _code(text: str) -> str:
 
 def main(_: list[str]) -> None:
   its = flags.FLAGS
-  chosen = [mutation for mutation in MUTATIONS if not its.only or any(part in mutation.file for part in its.only)]
-  figures = measured.circumstances("experiments.measure.mutations") | measure(pathlib.Path(its.tree), chosen, its.jobs)
+  chosen = [mutation for mutation in MUTATIONS if not its.only
+            or any(part in mutation.file for part in its.only)]
+  figures = (measured.circumstances("experiments.measure.mutations")
+             | measure(pathlib.Path(its.tree), chosen, its.jobs))
   out = pathlib.Path(its.out)
   if its.add and out.exists():
     figures = added(json.loads(out.read_text()), figures)

@@ -1,10 +1,12 @@
-"""The null of pacing: ranks that don't affect each other, where pacing cannot gain and must not cost.
+"""The null of pacing: ranks that don't affect each other, where pacing cannot gain and must not
+cost.
 
     python -m experiments.measure.null_pacing
 
-A barrier model, t[k+1] = max over ranks of (t[k] + c + d) + C, in which no busy time c depends on another rank's delay
-d. The delays come from the library's own `Pacer.update`, one state a rank; each cell runs bare and paced on
-the same busy times. Also measured here: what one `update` takes at 1,024 ranks, inside a compiled loop.
+A barrier model, t[k+1] = max over ranks of (t[k] + c + d) + C, in which no busy time c depends on
+another rank's delay d. The delays come from the library's own `Pacer.update`, one state a rank;
+each cell runs bare and paced on the same busy times. Also measured here: what one `update` takes at
+1,024 ranks, inside a compiled loop.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ TARGET = {"ratio": 1 + COST, "update_us": 10.0}
 
 PACERS: dict[str, Pacer] = {
     "default": pace_early_ranks(cost=COST),
-    "eager": pace_early_ranks(threshold=0.0, noise=0.0, share_of_slack=1.0, quantile=0.5, cost=COST),
+    "eager": pace_early_ranks(threshold=0.0, noise=0.0, share_of_slack=1.0, quantile=0.5,
+                              cost=COST),
 }
 ABOUT = {
     "default": "`pace_early_ranks()` as it comes",
-    "eager": "thresholds at zero, the whole median earliness as delay: only the bucket holds it back",
+    "eager":
+    "thresholds at zero, the whole median earliness as delay: only the bucket holds it back",
 }
 
 
@@ -53,11 +57,13 @@ def exponential(rng: np.random.Generator, steps: int, ranks: int) -> np.ndarray:
 
 def pauses(rng: np.random.Generator, steps: int, ranks: int) -> np.ndarray:
   """2 % of normal jitter, and in one step of 200 on each rank a pause as long as two steps."""
-  return BUSY * (1 + 0.02 * rng.normal(size=(steps, ranks)) + 2.0 * (rng.random((steps, ranks)) < 0.005))
+  return (BUSY * (1 + 0.02 * rng.normal(size=(steps, ranks))
+                  + 2.0 * (rng.random((steps, ranks)) < 0.005)))
 
 
 def wandering(rng: np.random.Generator, steps: int, ranks: int) -> np.ndarray:
-  """Each rank's speed wanders by itself: deviation 10 %, correlated over 200 steps; 2 % of normal jitter on top."""
+  """Each rank's speed wanders by itself: deviation 10 %, correlated over 200 steps; 2 % of normal
+  jitter on top."""
   keep = np.exp(-1 / 200)
   level = np.empty((steps, ranks))
   level[0] = rng.normal(size=ranks)
@@ -74,15 +80,17 @@ def straggler(rng: np.random.Generator, steps: int, ranks: int) -> np.ndarray:
 
 
 SHAPES: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
-    "normal": normal, "exponential": exponential, "pauses": pauses, "wandering": wandering, "straggler": straggler}
+    "normal": normal, "exponential": exponential, "pauses": pauses, "wandering": wandering,
+    "straggler": straggler}
 
 
 @functools.lru_cache(maxsize=8)
 def simulation(pacer: Pacer, ranks: int) -> Callable[[jax.Array], dict[str, jax.Array]]:
-  """Compiles a run: busy times [steps, ranks] float32 s -> by step the last arrival, mean delay, ranks delayed."""
+  """Compiles a run: busy times [steps, ranks] float32 s -> by step the last arrival, mean delay,
+  ranks delayed."""
   index = jnp.arange(ranks, dtype=jnp.int32)
-  axes: Any = {"step": None, "rank": 0, "arrivals": None, "delays": None, "waits": 0, "step_time": None,
-               "job_step_time": None, "job_transfers": None}
+  axes: Any = {"step": None, "rank": 0, "arrivals": None, "delays": None, "waits": 0,
+               "step_time": None, "job_step_time": None, "job_transfers": None}
   update = jax.vmap(pacer.update, in_axes=(Observation(**axes, job_transfers_now=None), 0))
   start = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * ranks), pacer.init(ranks))
 
@@ -92,10 +100,12 @@ def simulation(pacer: Pacer, ranks: int) -> Callable[[jax.Array], dict[str, jax.
     entered = busy + delays
     last = jnp.max(entered)
     seen = Observation(step=step, rank=index, arrivals=busy, delays=delays,
-                       waits=(last - entered + np.float32(TRANSFER))[:, None], step_time=last + np.float32(TRANSFER),
-                       job_step_time=last + np.float32(TRANSFER), job_transfers=jnp.full((1,), TRANSFER, jnp.float32))
+                       waits=(last - entered + np.float32(TRANSFER))[:, None],
+                       step_time=last + np.float32(TRANSFER), job_step_time=last
+                       + np.float32(TRANSFER), job_transfers=jnp.full((1,), TRANSFER, jnp.float32))
     decision, state = update(seen, state)
-    out = {"last": last, "delay": jnp.mean(delays), "delayed": jnp.mean((delays > 0).astype(jnp.float32))}
+    out = {"last": last, "delay": jnp.mean(delays),
+           "delayed": jnp.mean((delays > 0).astype(jnp.float32))}
     return (state, decision.delay), out
 
   def run(busy: jax.Array) -> dict[str, jax.Array]:
@@ -110,16 +120,19 @@ def cell(pacer: Pacer, shape: str, ranks: int, steps: int, seed: int) -> dict[st
   names = list(SHAPES)
   rng = np.random.default_rng([seed, names.index(shape), ranks])
   busy = SHAPES[shape](rng, steps, ranks).clip(0.1 * BUSY).astype(np.float32)
-  out = {name: np.asarray(value, np.float64) for name, value in simulation(pacer, ranks)(jnp.asarray(busy)).items()}
+  out = {name: np.asarray(value, np.float64)
+         for name, value in simulation(pacer, ranks)(jnp.asarray(busy)).items()}
   bare = busy.max(axis=1).astype(np.float64)
   elapsed = float((bare + TRANSFER).sum())
   held = float((out["last"] - bare).sum())
-  return {"ratio": float((out["last"] + TRANSFER).sum() / elapsed), "held_back_share": held / elapsed,
-          "mean_delay_ms": 1e3 * float(out["delay"].mean()), "delayed_share": float(out["delayed"].mean())}
+  return {"ratio": float((out["last"] + TRANSFER).sum() / elapsed),
+          "held_back_share": held / elapsed, "mean_delay_ms": 1e3 * float(out["delay"].mean()),
+          "delayed_share": float(out["delayed"].mean())}
 
 
 def time_update(ranks: int, repeats: int, loop: int = 2000) -> dict[str, float]:
-  """Times one rank's `update` on one core, inside one compiled loop, as in a step: no dispatch in it.
+  """Times one rank's `update` on one core, inside one compiled loop, as in a step: no dispatch in
+  it.
 
   Returns:
     Median, least and greatest us an update, less the same loop without a pacer.
@@ -131,16 +144,19 @@ def time_update(ranks: int, repeats: int, loop: int = 2000) -> dict[str, float]:
     def turn(k: jax.Array, carry: Any) -> Any:
       state, arrivals, delay = carry
       if paced:
-        seen = Observation(step=k, rank=jnp.int32(1), arrivals=arrivals, delays=jnp.zeros_like(arrivals) + delay,
+        seen = Observation(step=k, rank=jnp.int32(1), arrivals=arrivals,
+                           delays=jnp.zeros_like(arrivals) + delay,
                            waits=jnp.full((16,), 1e-3, jnp.float32), step_time=jnp.float32(BUSY),
-                           job_step_time=jnp.float32(BUSY), job_transfers=jnp.full((16,), 1e-3, jnp.float32))
+                           job_step_time=jnp.float32(BUSY),
+                           job_transfers=jnp.full((16,), 1e-3, jnp.float32))
         decision, state = pacer.update(seen, state)
         delay = decision.delay
       # Never the same twice, or the compiler would take the work out of the loop.
       return state, arrivals * np.float32(0.999) + np.float32(1e-3 * BUSY), delay
 
     start = jax.tree.map(jnp.asarray, pacer.init(ranks))
-    return jax.jit(lambda arrivals: jax.lax.fori_loop(0, loop, turn, (start, arrivals, jnp.float32(0))))
+    return jax.jit(lambda arrivals: jax.lax.fori_loop(0, loop, turn,
+                                                      (start, arrivals, jnp.float32(0))))
 
   def once(run: Callable[[jax.Array], Any]) -> float:
     begin = time.perf_counter()
@@ -151,8 +167,8 @@ def time_update(ranks: int, repeats: int, loop: int = 2000) -> dict[str, float]:
   for run in (with_pacer, without):  # compiles
     once(run)
   figures = [once(with_pacer) - once(without) for _ in range(repeats)]
-  return {"median_us": statistics.median(figures), "least_us": min(figures), "greatest_us": max(figures),
-          "repeats": repeats, "updates_each": loop}
+  return {"median_us": statistics.median(figures), "least_us": min(figures),
+          "greatest_us": max(figures), "repeats": repeats, "updates_each": loop}
 
 
 def pin_to_one_core() -> None:
@@ -170,40 +186,49 @@ def table(result: dict[str, Any]) -> str:
   lines = [
       "# The null of pacing", "",
       "Made by `" + result["command"] + "`; raw figures in the JSON file beside this one.", "",
-      f"A simulation: ranks that don't affect each other, {1e3 * BUSY:g} ms busy and {1e3 * TRANSFER:g} ms of",
-      f"transfer a step, {result['steps']:,} steps, {result['seeds']} seeds, bare and paced on the same busy times.",
-      "There is nothing to gain here; the question is what pacing costs. The bound is +0.1 %, by construction",
+      f"A simulation: ranks that don't affect each other, {1e3 * BUSY:g} ms busy and "
+      f"{1e3 * TRANSFER:g} ms of",
+      f"transfer a step, {result['steps']:,} steps, {result['seeds']} seeds, bare and paced on the "
+      "same busy times.",
+      "There is nothing to gain here; the question is what pacing costs. The bound is +0.1 %, by "
+      "construction",
       "(`jaxpace.coordination.early_ranks`).", ""]
   for name in PACERS:
     lines += [f"**{name}**: {ABOUT[name]}.", "",
-              "| busy times | ranks | step time, worst seed | mean of seeds | mean delay, ms | ranks delayed |",
+              "| busy times | ranks | step time, worst seed | mean of seeds | mean delay, ms | "
+              "ranks delayed |",
               "|---|---:|---:|---:|---:|---:|"]
     for shape in SHAPES:
       for ranks in result["ranks"]:
         own = [c for c in cells if (c["pacer"], c["shape"], c["ranks"]) == (name, shape, ranks)]
-        mean = {key: statistics.fmean(c[key] for c in own) for key in ("ratio", "mean_delay_ms", "delayed_share")}
+        mean = {key: statistics.fmean(c[key] for c in own)
+                for key in ("ratio", "mean_delay_ms", "delayed_share")}
         worst = max(c["ratio"] for c in own)
-        lines.append(f"| {shape} | {ranks} | {100 * (worst - 1):+.4f} % | {100 * (mean['ratio'] - 1):+.4f} % | "
-                     f"{mean['mean_delay_ms']:.3f} | {100 * mean['delayed_share']:.1f} % |")
+        lines.append(f"| {shape} | {ranks} | {100 * (worst - 1):+.4f} % | "
+                     f"{100 * (mean['ratio'] - 1):+.4f} % | {mean['mean_delay_ms']:.3f} | "
+                     f"{100 * mean['delayed_share']:.1f} % |")
     lines.append("")
   update = result["update"]
   lines += [
       f"Worst of all {len(cells)} runs: {100 * (result['worst_ratio'] - 1):+.4f} %; within +0.1 %: "
       f"{'yes' if result['within_target'] else 'NO'}.", "",
-      f"One `update` at {update['ranks']:,} ranks, in a compiled loop, on one core of a shared machine: "
-      f"median {update['median_us']:.1f} us of {update['repeats']} timings (least {update['least_us']:.1f}, greatest",
+      f"One `update` at {update['ranks']:,} ranks, in a compiled loop, on one core of a shared "
+      f"machine: median {update['median_us']:.1f} us of {update['repeats']} timings (least "
+      f"{update['least_us']:.1f}, greatest",
       f"{update['greatest_us']:.1f}); target {TARGET['update_us']:g} us: "
       f"{'met' if result['update_within_target'] else 'MISSED'}.", ""]
   return "\n".join(lines)
 
 
 def define_flags() -> None:
-  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
+  """Defines this program's flags; not when it is imported, since other programs have flags of the
+  same names."""
   flags.DEFINE_list("ranks", ["4", "16", "64", "256", "1024"], "Numbers of ranks.")
   flags.DEFINE_integer("steps", 2000, "Steps of each run.", lower_bound=100)
   flags.DEFINE_integer("seeds", 3, "Seeds of each cell.", lower_bound=1)
   flags.DEFINE_integer("repeats", 40, "Timings of update; the median is reported.", lower_bound=3)
-  flags.DEFINE_string("output", "docs/measurements/null_pacing", "Where the figures go, less .json and .md.")
+  flags.DEFINE_string("output", "docs/measurements/null_pacing",
+                      "Where the figures go, less .json and .md.")
 
 
 def main(argv: list[str]) -> None:
@@ -214,14 +239,17 @@ def main(argv: list[str]) -> None:
   except ValueError:
     sizes = []
   if not sizes or min(sizes) < 2:
-    raise app.UsageError(f"--ranks={','.join(flags.FLAGS.ranks)} must be whole numbers from 2, such as 4,64.")
+    raise app.UsageError(
+        f"--ranks={','.join(flags.FLAGS.ranks)} must be whole numbers from 2, such as 4,64.")
   logging.getLogger("jax").setLevel(logging.WARNING)
   cells = []
   for ranks in sizes:
     for name, pacer in PACERS.items():
       for shape in SHAPES:
-        own = [cell(pacer, shape, ranks, flags.FLAGS.steps, seed) for seed in range(flags.FLAGS.seeds)]
-        cells += [{"pacer": name, "shape": shape, "ranks": ranks, "seed": seed, **c} for seed, c in enumerate(own)]
+        own = [cell(pacer, shape, ranks, flags.FLAGS.steps, seed)
+               for seed in range(flags.FLAGS.seeds)]
+        cells += [{"pacer": name, "shape": shape, "ranks": ranks, "seed": seed, **c}
+                  for seed, c in enumerate(own)]
         worst = max(c["ratio"] for c in own)
         print(f"  {ranks:5d} ranks, {name:8s} {shape:12s} {100 * (worst - 1):+.4f} %", flush=True)
   print("  timing update ...", flush=True)
@@ -230,13 +258,14 @@ def main(argv: list[str]) -> None:
   worst = max(c["ratio"] for c in cells)
   result = {
       "command": "python -m experiments.measure.null_pacing " + " ".join(
-          [f"--ranks={','.join(map(str, sizes))}", f"--steps={flags.FLAGS.steps}", f"--seeds={flags.FLAGS.seeds}",
-           f"--repeats={flags.FLAGS.repeats}"]),
+          [f"--ranks={','.join(map(str, sizes))}", f"--steps={flags.FLAGS.steps}",
+           f"--seeds={flags.FLAGS.seeds}", f"--repeats={flags.FLAGS.repeats}"]),
       "machine": platform.machine(), "python": platform.python_version(), "jax": jax.__version__,
-      "ranks": sizes, "steps": flags.FLAGS.steps, "seeds": flags.FLAGS.seeds, "target": TARGET, "worst_ratio": worst,
-      "within_target": worst <= TARGET["ratio"], "update": update,
+      "ranks": sizes, "steps": flags.FLAGS.steps, "seeds": flags.FLAGS.seeds, "target": TARGET,
+      "worst_ratio": worst, "within_target": worst <= TARGET["ratio"], "update": update,
       "update_within_target": update["median_us"] <= TARGET["update_us"],
-      "cells": [{k: (float(f"{v:.7g}") if isinstance(v, float) else v) for k, v in c.items()} for c in cells]}
+      "cells": [{k: (float(f"{v:.7g}") if isinstance(v, float) else v) for k, v in c.items()}
+                for c in cells]}
   path = pathlib.Path(flags.FLAGS.output)
   path.parent.mkdir(parents=True, exist_ok=True)
   path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")

@@ -1,8 +1,9 @@
-"""Whether the report of an observed step blames whom it should, in made-up jobs whose truth is known.
+"""Whether the report of an observed step blames whom it should, in made-up jobs whose truth is
+known.
 
-Jobs on meshes of data, fsdp and tensor axes, with 2 to 16 layers and up to 80 collectives a step; one step in a few is
-written in full. Healthy ones vary by chance, some with heavy tails, and their layers differ on all ranks alike;
-the others have one fault each, of every mode of the taxonomy.
+Jobs on meshes of data, fsdp and tensor axes, with 2 to 16 layers and up to 80 collectives a step;
+one step in a few is written in full. Healthy ones vary by chance, some with heavy tails, and their
+layers differ on all ranks alike; the others have one fault each, of every mode of the taxonomy.
 
     python -m experiments.measure.observed_blame           # about three minutes on one core
 """
@@ -28,9 +29,9 @@ from jaxpace.testing.made_up_observed import LayerFault, ObservedJob, write
 from jaxpace.trace.reader import read_run
 
 MESHES = ((4, 1, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 4, 2), (4, 2, 2), (8, 1, 1))
-FAULTS = ("late in a forward layer", "late in a backward layer", "late in all layers", "late from a step on",
-          "work that varies", "late by turns", "pauses", "slow axis for a while", "slow transfers at times",
-          "ranks in a bad place")
+FAULTS = ("late in a forward layer", "late in a backward layer", "late in all layers",
+          "late from a step on", "work that varies", "late by turns", "pauses",
+          "slow axis for a while", "slow transfers at times", "ranks in a bad place")
 _STEPS = 400
 
 
@@ -55,10 +56,10 @@ def case_of(number: int, faulty: bool) -> Case:
   # The more collectives and the heavier the tails, the more chance alone makes ranks wait.
   noise = float(random.uniform(0.005, 0.02)) * (0.5 if kind == "heavy" else 1.0)
   job = ObservedJob(
-      data=data, fsdp=fsdp, tensor=tensor, layers=layers, steps=_STEPS, processes=min(4, ranks), hosts=min(4, ranks),
-      noise=noise, noise_kind=kind, uneven=float(random.uniform(0, 0.5)), transfer_noise=0.05,
-      norm=bool(random.random() < 0.7) or data * fsdp * tensor == data, every=int(random.choice((1, 2, 4))),
-      seed=number)
+      data=data, fsdp=fsdp, tensor=tensor, layers=layers, steps=_STEPS, processes=min(4, ranks),
+      hosts=min(4, ranks), noise=noise, noise_kind=kind, uneven=float(random.uniform(0, 0.5)),
+      transfer_noise=0.05, norm=bool(random.random() < 0.7) or data * fsdp * tensor == data,
+      every=int(random.choice((1, 2, 4))), seed=number)
   if not faulty:
     return Case(job, "", frozenset(), (), "")
   name = FAULTS[number // len(MESHES) % len(FAULTS)]
@@ -80,23 +81,29 @@ def case_of(number: int, faulty: bool) -> Case:
   elif name == "pauses":
     fault, modes, blamed = LayerFault("pause", step, probability=0.06), {JITTER}, ()
   elif name == "slow axis for a while":
-    axis = next(axis for axis, size in (("fsdp", fsdp), ("data", data), ("tensor", tensor)) if size > 1)
+    axis = next(axis for axis, size in (("fsdp", fsdp), ("data", data), ("tensor", tensor))
+                if size > 1)
     modes, blamed = {CONTENTION}, ()
     fault = LayerFault("contention", amount + 0.05 * step, axis=axis, begin=0.2, end=0.8)
   elif name == "slow transfers at times":
-    fault, modes, blamed = LayerFault("contention", 2.5 * job.transfer, probability=0.4, period=5), {CONTENTION}, ()
+    fault, modes, blamed = (LayerFault("contention", 2.5 * job.transfer, probability=0.4, period=5),
+                            {CONTENTION}, ())
   else:
     far = tuple(range(0, ranks, 2)) if ranks > 4 else (rank,)
     fault, modes, blamed = LayerFault("late", amount, far), {LOCALITY}, far
-  return Case(dataclasses.replace(job, faults=(fault,)), name, frozenset(modes), tuple(blamed), at, far)
+  return Case(dataclasses.replace(job, faults=(fault,)), name, frozenset(modes), tuple(blamed),
+              at, far)
 
 
 def places(job: ObservedJob, far: tuple[int, ...]) -> tuple[Locality, ...]:
-  """Where each process runs: a GPU a rank, on the other socket than its NIC for the ranks of `far`."""
+  """Where each process runs: a GPU a rank, on the other socket than its NIC for the ranks of
+  `far`."""
   found = []
   for process, ranks in enumerate(np.array_split(np.arange(job.ranks), job.processes)):
-    gpus = tuple(Gpu(pci=f"0000:{slot:02x}:00.0", numa_node=0, nic=f"mlx5_{slot}") for slot in range(len(ranks)))
-    nics = tuple(Nic(name=f"mlx5_{slot}", kind="infiniband", numa_node=int(rank in far), up=True, rate_gbps=400.0)
+    gpus = tuple(Gpu(pci=f"0000:{slot:02x}:00.0", numa_node=0, nic=f"mlx5_{slot}")
+                 for slot in range(len(ranks)))
+    nics = tuple(Nic(name=f"mlx5_{slot}", kind="infiniband", numa_node=int(rank in far), up=True,
+                     rate_gbps=400.0)
                  for slot, rank in enumerate(ranks.tolist()))
     found.append(Locality(process=process, hostname=f"host{process}", gpus=gpus, nics=nics,
                           devices=tuple(Device(gpu=gpu.pci) for gpu in gpus)))
@@ -108,23 +115,27 @@ def report_on(case: Case) -> Diagnosis:
   with tempfile.TemporaryDirectory() as folder:
     write(folder, case.job)
     run = read_run(folder)
-  return diagnose(dataclasses.replace(run, locality=places(case.job, case.far)) if case.far else run)
+  return diagnose(dataclasses.replace(run, locality=places(case.job, case.far)) if case.far
+                  else run)
 
 
 def judge(case: Case, found: Diagnosis) -> dict[str, Any]:
   """What was said, and whether it is right."""
   first = found.findings[0] if found.findings else None
   blamed = sorted({rank for finding in found.findings for rank in finding.ranks})
-  said = {"fault": case.fault, "mesh": [case.job.data, case.job.fsdp, case.job.tensor], "layers": case.job.layers,
-          "noise": case.job.noise_kind, "every": case.job.every, "norm": case.job.norm,
-          "collectives": len(found.run.collectives), "modes": [finding.mode for finding in found.findings],
-          "ranks": blamed, "expected_ranks": list(case.ranks),
+  said = {"fault": case.fault, "mesh": [case.job.data, case.job.fsdp, case.job.tensor],
+          "layers": case.job.layers, "noise": case.job.noise_kind, "every": case.job.every,
+          "norm": case.job.norm, "collectives": len(found.run.collectives),
+          "modes": [finding.mode for finding in found.findings], "ranks": blamed,
+          "expected_ranks": list(case.ranks),
           "share_sum": sum(found.shares.values()) if found.shares else None}
   if not case.fault:
     return said | {"right": not blamed, "no_finding": first is None}
-  at = [str(s) for finding in found.findings for s in finding.evidence if getattr(s, "code", None) == Evidence.AT]
+  at = [str(s) for finding in found.findings for s in finding.evidence
+        if getattr(s, "code", None) == Evidence.AT]
   right = first is not None and first.mode in case.modes and set(blamed) == set(case.ranks)
-  return said | {"right": right, "named": any(f"turn {case.at} of" in s for s in at) if case.at else None}
+  return (said | {"right": right,
+                  "named": any(f"turn {case.at} of" in s for s in at) if case.at else None})
 
 
 def main(argv: list[str]) -> None:
@@ -139,7 +150,8 @@ def main(argv: list[str]) -> None:
       rows.append({"number": FLAGS.first + i, **judge(case, report_on(case))})
       say(i + 1)
   figures["jobs"] = rows
-  healthy, struck = ([row for row in rows if bool(row["fault"]) == wanted] for wanted in (False, True))
+  healthy, struck = ([row for row in rows if bool(row["fault"]) == wanted]
+                     for wanted in (False, True))
   named = [row["named"] for row in struck if row["named"] is not None]
   figures |= {
       "healthy": len(healthy), "healthy_blaming_nobody": sum(row["right"] for row in healthy),
@@ -147,7 +159,8 @@ def main(argv: list[str]) -> None:
       "faulty": len(struck), "right": sum(row["right"] for row in struck),
       "right_share": sum(row["right"] for row in struck) / max(1, len(struck)),
       "layer_to_name": len(named), "layer_named": sum(named),
-      "worst_share_sum": max(abs(row["share_sum"] - 1) for row in rows if row["share_sum"] is not None)}
+      "worst_share_sum": max(abs(row["share_sum"] - 1)
+                             for row in rows if row["share_sum"] is not None)}
   print(tables(figures))
   if FLAGS.out:
     measured.write(figures, tables(figures).splitlines(), pathlib.Path(FLAGS.out))
@@ -157,12 +170,13 @@ def tables(figures: dict[str, Any]) -> str:
   """The figures in Markdown."""
   lines = measured.introduction("Blame in observed steps, in made-up jobs", figures)
   lines += [f"{figures['healthy']} healthy jobs: {figures['healthy_blaming_nobody']} blame nobody, "
-            f"{figures['healthy_without_finding']} have no finding at all. {figures['faulty']} with a fault: the first "
-            f"finding's mode and the ranks blamed are right in {figures['right']} "
-            f"({100 * figures['right_share']:.1f} %); of {figures['layer_to_name']} whose fault is in one layer the "
-            f"evidence names it in {figures['layer_named']}. Shares sum to 1 within "
-            f"{figures['worst_share_sum']:.1e}.", "",
-            "| fault | jobs | right | layer named | wrong: number, modes, ranks said |", "|---|---|---|---|---|"]
+            f"{figures['healthy_without_finding']} have no finding at all. {figures['faulty']} "
+            "with a fault: the first finding's mode and the ranks blamed are right in "
+            f"{figures['right']} ({100 * figures['right_share']:.1f} %); of "
+            f"{figures['layer_to_name']} whose fault is in one layer the evidence names it in "
+            f"{figures['layer_named']}. Shares sum to 1 within {figures['worst_share_sum']:.1e}.",
+            "", "| fault | jobs | right | layer named | wrong: number, modes, ranks said |",
+            "|---|---|---|---|---|"]
   by_fault: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
   for row in figures["jobs"]:
     by_fault[row["fault"] or "none"].append(row)
@@ -181,5 +195,6 @@ if __name__ == "__main__":
   flags.DEFINE_integer("healthy", 40, "Healthy jobs.")
   flags.DEFINE_integer("faulty", 160, "Jobs with a fault.")
   flags.DEFINE_integer("first", 0, "Number of the first job of each kind.")
-  flags.DEFINE_string("out", "docs/measurements/observed_blame.json", "Where the figures go; a table beside it.")
+  flags.DEFINE_string("out", "docs/measurements/observed_blame.json",
+                      "Where the figures go; a table beside it.")
   app.run(main)

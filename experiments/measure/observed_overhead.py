@@ -1,15 +1,17 @@
-"""What `jaxpace.observe` and a `Recorder` cost a plain-`jit` step, in time a step and in compile time.
+"""What `jaxpace.observe` and a `Recorder` cost a plain-`jit` step, in time a step and in compile
+time.
 
     python -m experiments.measure.observed_overhead --real_time --json overhead.json --markdown overhead.md
 
-Steps of real arithmetic on forced CPU devices, in three arms that take turns step by step, in an order drawn anew
-each time: the jitted step, the same again (the null), and the observed one with `record()` after it. The loop waits
-for the loss of each step, as one that logs it does. Rounds are many and short: each gives a ratio to the bare step, of
-means and of medians, so that what disturbs the machine for a second is in all arms of its round; their mean has
-Student's interval over rounds. The recorder's thread works at any time, so its CPU time is told apart, as a share of
-the recorded steps' time. `--real_time` lets all threads of the program run before anything else on the machine. Takes
-some five minutes.
-"""
+Steps of real arithmetic on forced CPU devices, in three arms that take turns step by step, in an
+order drawn anew each time: the jitted step, the same again (the null), and the observed one with
+`record()` after it. The loop waits for the loss of each step, as one that logs it does. Rounds are
+many and short: each gives a ratio to the bare step, of means and of medians, so that what disturbs
+the machine for a second is in all arms of its round; their mean has Student's interval over rounds.
+The recorder's thread works at any time, so its CPU time is told apart, as a share of the recorded
+steps' time. `--real_time` lets all threads of the program run before anything else on the machine.
+Takes some five minutes.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -66,8 +68,10 @@ def make(case: str, width: int, batch: int) -> tuple[Callable[[], Any], Any, Any
     return weights - jnp.float32(1e-3) * gradient, value
 
   drawn = np.random.default_rng(0)
-  weights = jax.device_put(drawn.normal(size=(LAYERS, width, width)).astype(np.float32) / width, spec)
-  inputs = jax.device_put(drawn.normal(size=(batch, width)).astype(np.float32), NamedSharding(mesh, P("data")))
+  weights = jax.device_put(drawn.normal(size=(LAYERS, width, width)).astype(np.float32) / width,
+                           spec)
+  inputs = jax.device_put(drawn.normal(size=(batch, width)).astype(np.float32),
+                          NamedSharding(mesh, P("data")))
   return lambda: jax.jit(train, out_shardings=(spec, NamedSharding(mesh, P()))), weights, inputs
 
 
@@ -137,19 +141,21 @@ def measure(case: str, target: float, rounds: int, seconds: float) -> dict[str, 
     return {name: [100 * (value - 1) for value in paired.estimate(of[name] / of["bare"]).to_json()]
             for name in ARMS[1:]}
 
-  return {"case": case, "target_ms": target * 1e3, "width": width, "batch": batch, "steps_a_round": steps,
-          "marks": program.marks, "lost_rows": recorder.lost["lost_rows"],
+  return {"case": case, "target_ms": target * 1e3, "width": width, "batch": batch,
+          "steps_a_round": steps, "marks": program.marks, "lost_rows": recorder.lost["lost_rows"],
           "bare_ms": paired.estimate(means["bare"]).scaled(1e3).to_json(),
           "percent": percent(means), "percent_of_medians": percent(medians),
           "writer_percent": 100 * writer / sum(map(sum, found["recorded"])),
-          "raw_ms": {name: [round(value * 1e3, 5) for value in values.tolist()] for name, values in means.items()},
+          "raw_ms": {name: [round(value * 1e3, 5) for value in values.tolist()]
+                     for name, values in means.items()},
           "bare_compile_s": program.bare_compile_s, "stamped_compile_s": program.stamped_compile_s}
 
 
 def writer_seconds() -> float:
   """CPU time that the recorder's thread has used so far."""
   writer = next(thread for thread in threading.enumerate() if thread.name == "jaxpace-writer")
-  return int(pathlib.Path(f"/proc/self/task/{writer.native_id}/schedstat").read_text().split()[0]) * 1e-9
+  return (int(pathlib.Path(f"/proc/self/task/{writer.native_id}/schedstat").read_text().split()[0])
+          * 1e-9)
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -157,20 +163,22 @@ def table(figures: dict[str, Any]) -> str:
   priority = (", with real-time priority: nothing else on the machine runs before its threads"
               if figures.get("real_time") else "")
   lines = [*measured.introduction("What observing a plain-jit step costs", figures),
-           f"{figures['devices']} forced devices in one process{priority}. {figures['rounds']} rounds, in each of "
-           "which the arms take turns step by step; a round gives each arm's ratio to the bare step, and brackets are "
-           "Student's intervals of 95 % of their mean. Twice: from a round's mean steps, which pauses are part of, and "
-           "from its median steps. The recorder's thread: of one core.", "",
-           "| step | marks a step and device | bare | means: observed and recorded | null: bare again | medians | "
-           "null | "
-           "recorder's thread | compiled: bare, and with marks |", "|---|---|---|---|---|---|---|---|---|"]
+           f"{figures['devices']} forced devices in one process{priority}. {figures['rounds']} "
+           "rounds, in each of which the arms take turns step by step; a round gives each arm's "
+           "ratio to the bare step, and brackets are Student's intervals of 95 % of their mean. "
+           "Twice: from a round's mean steps, which pauses are part of, and from its median steps. "
+           "The recorder's thread: of one core.", "",
+           "| step | marks a step and device | bare | means: observed and recorded | null: bare "
+           "again | medians | null | recorder's thread | compiled: bare, and with marks |",
+           "|---|---|---|---|---|---|---|---|---|"]
   for row in figures["rows"]:
-    cells = [f"{cost[0]:+.1f} % [{cost[1]:.1f}, {cost[2]:.1f}]" for kind in ("percent", "percent_of_medians")
+    cells = [f"{cost[0]:+.1f} % [{cost[1]:.1f}, {cost[2]:.1f}]"
+             for kind in ("percent", "percent_of_medians")
              for cost in (row[kind]["recorded"], row[kind]["bare again"])]
     compiled = row["bare_compile_s"], row["stamped_compile_s"]
     both = "" if None in compiled else f"{compiled[0]:.2f} s, {compiled[1]:.2f} s more"
-    lines.append(f"| {row['case']} | {row['marks']} | {row['bare_ms'][0]:.1f} ms | {' | '.join(cells)} | "
-                 f"{row['writer_percent']:.2f} % | {both} |")
+    lines.append(f"| {row['case']} | {row['marks']} | {row['bare_ms'][0]:.1f} ms | "
+                 f"{' | '.join(cells)} | {row['writer_percent']:.2f} % | {both} |")
   return "\n".join(lines) + "\n"
 
 
@@ -184,12 +192,15 @@ def main(argv: list[str]) -> None:
     try:
       os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
     except PermissionError:
-      raise SystemExit("--real_time needs the right to real-time priority: run it as root, or leave it out.") from None
+      raise SystemExit(
+          "--real_time needs the right to real-time priority: run it as root, or leave "
+          "it out.") from None
   measured.keep_memory(MODULE)
   import jax
   jax.config.update("jax_num_cpu_devices", settings.devices)
-  figures = {**measured.circumstances(MODULE), "devices": settings.devices, "rounds": settings.rounds,
-             "real_time": settings.real_time, "ratios": "a round's, of means and of medians; mean over rounds"}
+  figures = {**measured.circumstances(MODULE), "devices": settings.devices,
+             "rounds": settings.rounds, "real_time": settings.real_time,
+             "ratios": "a round's, of means and of medians; mean over rounds"}
   figures["rows"] = [measure(case, float(target) * 1e-3, settings.rounds, settings.seconds)
                      for case in CASES for target in settings.targets_ms]
   measured.tell(figures, table(figures))

@@ -1,10 +1,11 @@
-"""Measures `jaxpace report` on a large observed run: wall time and peak memory, interpreter start included.
+"""Measures `jaxpace report` on a large observed run: wall time and peak memory, interpreter start
+included.
 
     python -m experiments.measure.observed_speed           # a few minutes, and some 2 GB of disk
 
-writes the run as a recorder would (sums of every step; collectives of the drawn steps and of the first 64), times the
-command in a process of its own, and writes the numbers. Only `--patterns` steps are played, with one late rank; all
-others repeat them.
+writes the run as a recorder would (sums of every step; collectives of the drawn steps and of the
+first 64), times the command in a process of its own, and writes the numbers. Only `--patterns`
+steps are played, with one late rank; all others repeat them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from absl import app, flags
 
 from experiments.lib import child
 from jaxpace.core.detail import every, is_detailed
-from jaxpace.testing.made_up_observed import LayerFault, ObservedJob, information, rows, simulate, write_process_file
+from jaxpace.testing.made_up_observed import (
+  LayerFault,
+  ObservedJob,
+  information,
+  rows,
+  simulate,
+  write_process_file,
+)
 from jaxpace.trace import rundir
 from jaxpace.trace.marks.detail import FIRST
 from jaxpace.trace.parts import PartStore
@@ -71,8 +79,9 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
   args = flags.FLAGS
   directory = pathlib.Path(args.keep or tempfile.mkdtemp(prefix="observed-speed-"))
-  job = ObservedJob(data=args.data, fsdp=args.fsdp, tensor=args.tensor, layers=args.layers, steps=args.patterns,
-                    processes=args.processes, hosts=args.processes, noise=0.01, transfer_noise=0.1, uneven=0.2,
+  job = ObservedJob(data=args.data, fsdp=args.fsdp, tensor=args.tensor, layers=args.layers,
+                    steps=args.patterns, processes=args.processes, hosts=args.processes, noise=0.01,
+                    transfer_noise=0.1, uneven=0.2,
                     faults=(LayerFault("late", 8e-3, (LATE,), layer=min(LAYER, args.layers - 1)),))
   try:
     written = None
@@ -84,14 +93,16 @@ def main(argv: list[str]) -> None:
     runs, report = child.reports(directory, args.repeats, args.cores)
     blamed = [r for f in report["findings"] for r in f["ranks"]]
     evidence = " ".join(s for f in report["findings"] for s in f["evidence"])
-    options = [args[name] for name in ("data", "fsdp", "tensor", "layers", "steps", "processes", "patterns", "repeats",
-                                       "cores")]
+    options = [args[name] for name in ("data", "fsdp", "tensor", "layers", "steps", "processes",
+                                       "patterns", "repeats", "cores")]
     result = {
         **child.circumstances("experiments.measure.observed_speed", options,
-                              "jaxpace report RUN --json FILE in a new process, interpreter start included"),
-        "ranks": job.ranks, "steps": args.steps, "collectives": len(report["collectives"]), "rows": written,
-        "distinct_steps": args.patterns, "steps_in_full": report["steps_in_full"], "run_mib": round(size, 1),
-        "cores": args.cores, "target": _TARGET, **child.summary(runs), "late_rank_named": blamed == [LATE],
+                              "jaxpace report RUN --json FILE in a new process, interpreter "
+                              "start included"),
+        "ranks": job.ranks, "steps": args.steps, "collectives": len(report["collectives"]),
+        "rows": written, "distinct_steps": args.patterns, "steps_in_full": report["steps_in_full"],
+        "run_mib": round(size, 1), "cores": args.cores, "target": _TARGET, **child.summary(runs),
+        "late_rank_named": blamed == [LATE],
         "layer_named": f"turn {min(LAYER, args.layers - 1)} of {args.layers}" in evidence,
         "share_sum": sum(report["shares"].values())}
     result["within_target"] = (result["wall_s"]["worst"] <= _TARGET["seconds"]
@@ -103,9 +114,10 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  for name, value in {"data": 16, "fsdp": 8, "tensor": 8, "layers": 40, "steps": 10_000, "processes": 128,
-                      "patterns": 20, "repeats": 3, "cores": 2}.items():
+  for name, value in {"data": 16, "fsdp": 8, "tensor": 8, "layers": 40, "steps": 10_000,
+                      "processes": 128, "patterns": 20, "repeats": 3, "cores": 2}.items():
     flags.DEFINE_integer(name, value, f"{name.capitalize()}.", lower_bound=1)
-  flags.DEFINE_string("keep", None, "Write the run here and keep it, or take the one that is there.")
+  flags.DEFINE_string("keep", None,
+                      "Write the run here and keep it, or take the one that is there.")
   flags.DEFINE_string("output", "docs/measurements/observed_speed.json", "Where the numbers go.")
   app.run(main)

@@ -1,11 +1,14 @@
-"""Train steps as their authors write them, bare and observed: the same bits? the same collectives? compiled how long?
+"""Train steps as their authors write them, bare and observed: the same bits? the same collectives?
+compiled how long?
 
     python -m experiments.measure.observed_trainers
 
-Five shrunk trainers on eight forced devices of one process (experiments/measure/observed_trainers_steps.py): 20 steps
-of each, bare and observed, from the same state with the same batches; parameters, optimizer, keys, metrics are compared
-bit for bit after every step. Compile time is what JAX reports of the step's compilation, both orders, after
-`jax.clear_caches()`. Writes docs/measurements/observed_trainers.json and .md. Takes some two minutes.
+Five shrunk trainers on eight forced devices of one process
+(experiments/measure/observed_trainers_steps.py): 20 steps of each, bare and observed, from the same
+state with the same batches; parameters, optimizer, keys, metrics are compared bit for bit after
+every step. Compile time is what JAX reports of the step's compilation, both orders, after
+`jax.clear_caches()`. Writes docs/measurements/observed_trainers.json and .md. Takes some two
+minutes.
 """
 
 from __future__ import annotations
@@ -38,13 +41,15 @@ def define_flags() -> None:
   flags.DEFINE_list("trainers", ",".join(TRAINERS), "Which to run.")
   flags.DEFINE_integer("steps", 20, "Steps of each.", lower_bound=1)
   flags.DEFINE_integer("rounds", 2, "Times each is compiled.", lower_bound=1)
-  flags.DEFINE_string("out", "docs/measurements/observed_trainers.json", "File the figures are written to.")
+  flags.DEFINE_string("out", "docs/measurements/observed_trainers.json",
+                      "File the figures are written to.")
 
 
 def bits(tree: Any) -> list[tuple[str, bytes]]:
   """Arrays of a tree by path, as bytes; of flax's modules, of their states."""
   from flax import nnx
-  tree = jax.tree.map(lambda leaf: nnx.to_pure_dict(nnx.state(leaf)) if isinstance(leaf, nnx.Module) else leaf, tree,
+  tree = jax.tree.map(lambda leaf: nnx.to_pure_dict(nnx.state(leaf)) if isinstance(leaf, nnx.Module)
+                      else leaf, tree,
                       is_leaf=lambda leaf: isinstance(leaf, nnx.Module))
   found = []
   for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -102,34 +107,41 @@ def run(name: str, steps: int, rounds: int) -> dict[str, Any]:
   program = observed.plan.programs[-1]
   first = observed.plan.programs[0]
   return {"trainer": name, "steps": steps, "arrays": len(bits((one, said))), "different": different,
-          "largest": largest, "bare_reasons": [each.bare for each in observed.plan.programs if each.bare],
-          "programs": len(observed.plan.programs), "collectives": _kinds(program), "marks_a_step": program.marks,
-          "untimed": len(program.unstamped), "notices": [*program.notices], "mesh": program.mesh_axes,
-          "differences": 0 if not first.bare else None,
-          "compile_s": took, "compile_ratio": min(took["observed"]) / min(took["bare"])}
+          "largest": largest,
+          "bare_reasons": [each.bare for each in observed.plan.programs if each.bare],
+          "programs": len(observed.plan.programs), "collectives": _kinds(program),
+          "marks_a_step": program.marks, "untimed": len(program.unstamped),
+          "notices": [*program.notices], "mesh": program.mesh_axes,
+          "differences": 0 if not first.bare else None, "compile_s": took,
+          "compile_ratio": min(took["observed"]) / min(took["bare"])}
 
 
 def _kinds(program: ObservedProgram) -> dict[str, int]:
-  return dict(collections.Counter(one.kind + (" in a loop" if one.loops else "") for one in program.collectives))
+  return dict(collections.Counter(one.kind + (" in a loop" if one.loops else "")
+                                  for one in program.collectives))
 
 
 def to_markdown(figures: dict[str, Any]) -> str:
   lines = [*measured.introduction("Real trainers, bare and observed", figures),
-           "Train steps written as their authors publish them, shrunk, made-up data, eight forced CPU devices of "
-           f"one process. {figures['steps']} steps each from the same state: every array of parameters, optimizer, "
-           "keys and metrics is compared bit for bit after every step. The compiler's collectives were the same in "
-           "both programs (kind, number, groups, operands, loops), else the step would have run bare. Largest: of the "
-           "differences of the state after the last step, relative to the largest number of its array. Compile time: "
-           f"the shortest of {figures['rounds']} compilations each, what JAX reports of the step's.", "",
-           "| trainer | mesh | collectives timed | not timed | marks a step and device | arrays | that differ "
-           "| largest | compiled bare, s | observed, s | ratio |", "|---|---|---|---|---|---|---|---|---|---|---|"]
+           "Train steps written as their authors publish them, shrunk, made-up data, eight forced "
+           f"CPU devices of one process. {figures['steps']} steps each from the same state: every "
+           "array of parameters, optimizer, keys and metrics is compared bit for bit after every "
+           "step. The compiler's collectives were the same in both programs (kind, number, groups, "
+           "operands, loops), else the step would have run bare. Largest: of the differences of "
+           "the state after the last step, relative to the largest number of its array. Compile "
+           f"time: the shortest of {figures['rounds']} compilations each, what JAX reports of "
+           "the step's.", "",
+           "| trainer | mesh | collectives timed | not timed | marks a step and device | arrays | "
+           "that differ | largest | compiled bare, s | observed, s | ratio |",
+           "|---|---|---|---|---|---|---|---|---|---|---|"]
   for row in figures["trainers"]:
     mesh = ", ".join(f"{axis} {size}" for axis, size in row["mesh"].items())
     kinds = ", ".join(f"{count} {kind}" for kind, count in row["collectives"].items())
     bare, observed = (min(row["compile_s"][arm]) for arm in ("bare", "observed"))
-    lines.append(f"| {row['trainer']} | {mesh} | {kinds} | {row['untimed']} | {row['marks_a_step']} "
-                 f"| {row['arrays']} | {len(row['different'])} | {row['largest']:.1e} "
-                 f"| {bare:.1f} | {observed:.1f} | {row['compile_ratio']:.2f} |")
+    lines.append(f"| {row['trainer']} | {mesh} | {kinds} | {row['untimed']} | "
+                 f"{row['marks_a_step']} | {row['arrays']} | {len(row['different'])} | "
+                 f"{row['largest']:.1e} | {bare:.1f} | {observed:.1f} | "
+                 f"{row['compile_ratio']:.2f} |")
   return "\n".join([*lines, ""])
 
 
@@ -139,8 +151,8 @@ def main(argv: list[str]) -> None:
   jax.monitoring.register_event_duration_secs_listener(
       lambda event, seconds, **where: _seconds.append((str(where.get("fun_name")), seconds))
       if event == _COMPILED else None)
-  figures: dict[str, Any] = {**measured.circumstances(_MODULE), "steps": config.steps, "rounds": config.rounds,
-                             "trainers": []}
+  figures: dict[str, Any] = {**measured.circumstances(_MODULE), "steps": config.steps,
+                             "rounds": config.rounds, "trainers": []}
   for name in config.trainers:
     row = run(name, config.steps, config.rounds)
     figures["trainers"].append(row)
@@ -148,9 +160,10 @@ def main(argv: list[str]) -> None:
     out = pathlib.Path(config.out)
     out.write_text(json.dumps(figures, indent=1) + "\n")
     out.with_suffix(".md").write_text(to_markdown(figures))
-    print(f"{name}: {len(row['different'])} of {row['arrays']} arrays differ, {sum(row['collectives'].values())} "
-          f"collectives, {row['marks_a_step']} marks, compiled in {row['compile_ratio']:.2f} of the bare time "
-          f"{row['bare_reasons'] or ''}", file=sys.stderr, flush=True)
+    print(f"{name}: {len(row['different'])} of {row['arrays']} arrays differ, "
+          f"{sum(row['collectives'].values())} collectives, {row['marks_a_step']} marks, compiled "
+          f"in {row['compile_ratio']:.2f} of the bare time {row['bare_reasons'] or ''}",
+          file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

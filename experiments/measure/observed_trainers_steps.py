@@ -1,6 +1,8 @@
-"""Train steps as their authors write them, shrunk, on made-up data: linen, nnx, and a scanned, sharded one.
+"""Train steps as their authors write them, shrunk, on made-up data: linen, nnx, and a scanned,
+sharded one.
 
-Written after flax's examples lm1b, gemma and mnist (nnx), and after the shape of MaxText's step; no text of theirs.
+Written after flax's examples lm1b, gemma and mnist (nnx), and after the shape of MaxText's step; no
+text of theirs.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def _weighted(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Arr
 
 def _warmup(rate: float, steps: int) -> optax.Schedule:
   return optax.join_schedules(
-      [optax.linear_schedule(0.0, rate, steps), lambda count: rate * ((count + steps) / steps) ** -0.5], [steps])
+      [optax.linear_schedule(0.0, rate, steps),
+       lambda count: rate * ((count + steps) / steps) ** -0.5], [steps])
 
 
 class _Block(nn.Module):
@@ -67,12 +70,14 @@ class _Block(nn.Module):
     dense = functools.partial(nn.Dense, use_bias=False)
     y = nn.LayerNorm()(x)
     y = nn.MultiHeadDotProductAttention(
-        num_heads=4, dropout_rate=0.1, deterministic=False, kernel_init=kernel(("embed", "heads", "kv")))(
+        num_heads=4, dropout_rate=0.1, deterministic=False,
+        kernel_init=kernel(("embed", "heads", "kv")))(
             y, y, mask=nn.make_causal_mask(jnp.ones(x.shape[:2])))
     x = x + nn.Dropout(0.1, deterministic=False)(y)
     y = dense(4 * WIDTH, kernel_init=kernel(("embed", "mlp")))(nn.LayerNorm()(x))
     y = nn.with_logical_constraint(nn.gelu(y), ("batch", "length", "mlp"))
-    return x + nn.Dropout(0.1, deterministic=False)(dense(WIDTH, kernel_init=kernel(("mlp", "embed")))(y))
+    return (x + nn.Dropout(0.1, deterministic=False)(
+        dense(WIDTH, kernel_init=kernel(("mlp", "embed")))(y)))
 
 
 class _Language(nn.Module):
@@ -88,11 +93,13 @@ class _Language(nn.Module):
     return embed.attend(nn.LayerNorm()(x))
 
 
-_RULES = (("batch", ("data", "fsdp")), ("embed", "fsdp"), ("mlp", "tensor"), ("heads", "tensor"), ("vocab", "tensor"))
+_RULES = (("batch", ("data", "fsdp")), ("embed", "fsdp"), ("mlp", "tensor"), ("heads", "tensor"),
+          ("vocab", "tensor"))
 
 
 def lm1b() -> Trainer:
-  """linen, TrainState, logical axes, static arguments, the rate in the metrics, AdamW with warm-up."""
+  """linen, TrainState, logical axes, static arguments, the rate in the metrics, AdamW with
+  warm-up."""
   mesh, model = _mesh(data=2, fsdp=2, tensor=1), _Language()
   rate = _warmup(1e-2, 5)
   tx = optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=0.1)
@@ -114,7 +121,8 @@ def lm1b() -> Trainer:
       return loss / weight, (loss, right, weight)
 
     (_, (loss, right, weight)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-    metrics = {"loss": loss, "accuracy": right, "denominator": weight, "learning_rate": learning_rate_fn(state.step)}
+    metrics = {"loss": loss, "accuracy": right, "denominator": weight,
+               "learning_rate": learning_rate_fn(state.step)}
     return state.apply_gradients(grads=grads), metrics
 
   data = NamedSharding(mesh, P(("data", "fsdp")))
@@ -124,8 +132,8 @@ def lm1b() -> Trainer:
     with mesh:
       return step(state, batch, rate, rng)
   return Trainer(
-      lambda: jax.jit(train_step, in_shardings=(layout, data, None), out_shardings=(layout, None), static_argnums=2,
-                      donate_argnums=0),
+      lambda: jax.jit(train_step, in_shardings=(layout, data, None), out_shardings=(layout, None),
+                      static_argnums=2, donate_argnums=0),
       lambda: jax.jit(init, out_shardings=layout)(jax.random.key(0)),
       functools.partial(_tokens, mesh, P(("data", "fsdp"))), call)
 
@@ -134,7 +142,8 @@ class _GemmaBlock(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs):
     linear = functools.partial(nnx.Linear, use_bias=False, rngs=rngs)
-    self.attention = nnx.MultiHeadAttention(4, WIDTH, WIDTH, decode=False, use_bias=False, rngs=rngs)
+    self.attention = nnx.MultiHeadAttention(4, WIDTH, WIDTH, decode=False, use_bias=False,
+                                            rngs=rngs)
     self.gate = linear(WIDTH, 2 * WIDTH)
     self.up = linear(WIDTH, 2 * WIDTH)
     self.down = linear(2 * WIDTH, WIDTH)
@@ -169,10 +178,12 @@ class _GemmaState:
 
 
 def gemma() -> Trainer:
-  """nnx split into a graph definition and a sharded state, merged in the loss; shardings given, the state donated."""
+  """nnx split into a graph definition and a sharded state, merged in the loss; shardings given, the
+  state donated."""
   mesh = _mesh(data=1, fsdp=2, tensor=2)
   rate = _warmup(1e-2, 5)
-  tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=0.1))
+  tx = optax.chain(optax.clip_by_global_norm(1.0),
+                   optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=0.1))
 
   def init(key: jax.Array) -> Any:
     graphdef, params = nnx.split(_Gemma(nnx.Rngs(params=key)))
@@ -189,7 +200,8 @@ def gemma() -> Trainer:
 
   layout = jax.tree_util.tree_map_with_path(where, abstract)
 
-  def train_step(state: Any, batch: Any, learning_rate_fn: Any, label_smoothing: float = 0.0) -> Any:
+  def train_step(state: Any, batch: Any, learning_rate_fn: Any,
+                 label_smoothing: float = 0.0) -> Any:
     def loss_fn(params: Any) -> Any:
       logits = nnx.merge(state.graphdef, params)(batch["inputs"])
       loss, weight, right = _weighted(logits * (1 - label_smoothing), batch["targets"])
@@ -197,8 +209,10 @@ def gemma() -> Trainer:
 
     (_, (loss, right, weight)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    new = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
-    return new, {"loss": loss, "accuracy": right, "denominator": weight, "rate": learning_rate_fn(state.step)}
+    new = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, updates),
+                        opt_state=opt_state)
+    return (new, {"loss": loss, "accuracy": right, "denominator": weight,
+                  "rate": learning_rate_fn(state.step)})
 
   data = NamedSharding(mesh, P(("data", "fsdp")))
   return Trainer(
@@ -222,7 +236,8 @@ class _Digits(nnx.Module):
 
 
 def mnist() -> Trainer:
-  """`nnx.jit`: model, optimizer and metrics changed in place, batch norm over the whole batch, dropout."""
+  """`nnx.jit`: model, optimizer and metrics changed in place, batch norm over the whole batch,
+  dropout."""
   mesh = _mesh(data=4)
 
   def train_step(model: Any, optimizer: Any, metrics: Any, batch: Any) -> None:
@@ -238,7 +253,8 @@ def mnist() -> Trainer:
     optimizer = nnx.Optimizer(model, optax.adamw(5e-3, 0.9), wrt=nnx.Param)
     metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
     for one in (model, optimizer, metrics):
-      nnx.update(one, jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P())), nnx.state(one)))
+      nnx.update(one, jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, P())),
+                                   nnx.state(one)))
     return model, optimizer, metrics
 
   def batch(step: int) -> Any:
@@ -254,12 +270,15 @@ def mnist() -> Trainer:
 
 
 def maxtext() -> Trainer:
-  """Layers scanned and rematerialised, parameters over fsdp and tensor axes, micro-batches, dropout, bf16, AdamW."""
+  """Layers scanned and rematerialised, parameters over fsdp and tensor axes, micro-batches,
+  dropout, bf16, AdamW."""
   mesh, layers, micro = _mesh(data=2, fsdp=2, tensor=2), 3, 2
-  specs = {"embed": P("tensor", "fsdp"), "qkv": P(None, "fsdp", "tensor"), "out": P(None, "tensor", "fsdp"),
-           "up": P(None, "fsdp", "tensor"), "down": P(None, "tensor", "fsdp"), "norm": P()}
+  specs = {"embed": P("tensor", "fsdp"), "qkv": P(None, "fsdp", "tensor"),
+           "out": P(None, "tensor", "fsdp"), "up": P(None, "fsdp", "tensor"),
+           "down": P(None, "tensor", "fsdp"), "norm": P()}
   layout = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
-  tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(_warmup(1e-2, 5), b2=0.95, weight_decay=0.1))
+  tx = optax.chain(optax.clip_by_global_norm(1.0),
+                   optax.adamw(_warmup(1e-2, 5), b2=0.95, weight_decay=0.1))
   rows = P(("data", "fsdp"))
 
   def keep(x: jax.Array, *spec: Any) -> jax.Array:
@@ -304,31 +323,38 @@ def maxtext() -> Trainer:
 
   def start() -> Any:
     keys = jax.random.split(jax.random.key(0), 5)
-    shapes = {"embed": (VOCAB, WIDTH), "qkv": (layers, WIDTH, 3 * WIDTH), "out": (layers, WIDTH, WIDTH),
-              "up": (layers, WIDTH, 4 * WIDTH), "down": (layers, 4 * WIDTH, WIDTH)}
+    shapes = {"embed": (VOCAB, WIDTH), "qkv": (layers, WIDTH, 3 * WIDTH),
+              "out": (layers, WIDTH, WIDTH), "up": (layers, WIDTH, 4 * WIDTH),
+              "down": (layers, 4 * WIDTH, WIDTH)}
     params = {name: jax.random.normal(key, shape) * 0.1
               for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
     params = jax.device_put({**params, "norm": jnp.ones((layers, WIDTH))}, layout)
-    return params, jax.jit(tx.init)(params), jax.device_put(jax.random.key(1), NamedSharding(mesh, P()))
+    return (params, jax.jit(tx.init)(params),
+            jax.device_put(jax.random.key(1), NamedSharding(mesh, P())))
 
-  return Trainer(lambda: jax.jit(train_step, donate_argnums=0), start, functools.partial(_tokens, mesh, rows),
+  return Trainer(lambda: jax.jit(train_step, donate_argnums=0), start,
+                 functools.partial(_tokens, mesh, rows),
                  lambda step, state, batch: step(state, batch))
 
 
 def multi_steps() -> Trainer:
-  """linen with TrainState whose optimizer updates every third call (optax.MultiSteps); plain data parallel."""
+  """linen with TrainState whose optimizer updates every third call (optax.MultiSteps); plain data
+  parallel."""
   mesh, model = _mesh(data=4), _Language()
   tx = optax.MultiSteps(optax.chain(optax.clip(1.0), optax.lion(1e-3)), 3)
   everywhere = NamedSharding(mesh, P())
 
   def start() -> Any:
     key = jax.random.key(0)
-    params = nn.unbox(model.init({"params": key, "dropout": key}, jnp.ones((BATCH, LENGTH), jnp.int32))["params"])
-    return jax.device_put(train_state.TrainState.create(apply_fn=model.apply, params=params, tx=tx), everywhere)
+    params = nn.unbox(model.init({"params": key, "dropout": key},
+                                 jnp.ones((BATCH, LENGTH), jnp.int32))["params"])
+    return jax.device_put(train_state.TrainState.create(apply_fn=model.apply, params=params, tx=tx),
+                          everywhere)
 
   def train_step(state: Any, batch: Any) -> Any:
     def loss_fn(params: Any) -> jax.Array:
-      logits = state.apply_fn({"params": params}, batch["inputs"], rngs={"dropout": jax.random.key(state.step)})
+      logits = state.apply_fn({"params": params}, batch["inputs"],
+                              rngs={"dropout": jax.random.key(state.step)})
       loss, weight, _ = _weighted(logits, batch["targets"])
       return loss / weight
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
@@ -337,4 +363,5 @@ def multi_steps() -> Trainer:
                  lambda step, state, batch: step(state, batch))
 
 
-TRAINERS = {"mnist": mnist, "gemma": gemma, "maxtext": maxtext, "lm1b": lm1b, "multi_steps": multi_steps}
+TRAINERS = {"mnist": mnist, "gemma": gemma, "maxtext": maxtext, "lm1b": lm1b,
+            "multi_steps": multi_steps}

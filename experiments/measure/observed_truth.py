@@ -2,13 +2,15 @@
 
     python -m experiments.measure.observed_truth --json observed_truth.json --markdown observed_truth.md
 
-A step jitted as a whole, over a mesh of data and tensor: layers in a scan, each with an all-reduce of activations
-over the tensor axis in the forward pass and one in the backward pass, gradients all-reduced over the data axis. In some
-steps one device sleeps 1 to 50 ms inside one layer's forward pass, by a fault that is an argument of the step, before
-that layer's all-reduce; how long it slept is an output of the step. What was recorded by `jaxpace.observe` and a
-`Recorder` is asked two things: by how much that device's arrival at that layer's all-reduce was above its usual value
-in that step, and which arrival of all ranks and layers was most above its own: is it that rank's, in that layer?
-"""
+A step jitted as a whole, over a mesh of data and tensor: layers in a scan, each with an all-reduce
+of activations over the tensor axis in the forward pass and one in the backward pass, gradients
+all-reduced over the data axis. In some steps one device sleeps 1 to 50 ms inside one layer's
+forward pass, by a fault that is an argument of the step, before that layer's all-reduce; how long
+it slept is an output of the step. What was recorded by `jaxpace.observe` and a `Recorder` is asked
+two things: by how much that device's arrival at that layer's all-reduce was above its usual value
+in that step, and which arrival of all ranks and layers was most above its own: is it that rank's,
+in that layer?
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -50,15 +52,18 @@ class Fault(NamedTuple):
 
 def define_flags() -> None:
   """Defines the flags of this program."""
-  flags.DEFINE_list("delays_ms", ["1", "2", "5", "10", "20", "50"], "Delays, each injected `times` times.")
+  flags.DEFINE_list("delays_ms", ["1", "2", "5", "10", "20", "50"],
+                    "Delays, each injected `times` times.")
   flags.DEFINE_integer("times", 12, "Faults of each delay.", lower_bound=1)
-  flags.DEFINE_list("jobs", ["1", "2", "4"], "Processes of each job: 1 has four devices, others one each.")
+  flags.DEFINE_list("jobs", ["1", "2", "4"],
+                    "Processes of each job: 1 has four devices, others one each.")
   measured.define_output_flags()
   flags.DEFINE_string("worker", "", "Internal: this is one process of a job; directory of its run.")
 
 
 def faults(delays: list[float], times: int, ranks: int) -> list[Fault]:
-  """Every delay `times` times, on random devices and layers, in random order; the same in every process."""
+  """Every delay `times` times, on random devices and layers, in random order; the same in every
+  process."""
   draw = random.Random(ranks)
   amounts = [delay for delay in delays for _ in range(times)]
   draw.shuffle(amounts)
@@ -74,19 +79,23 @@ def make_mesh() -> jax.sharding.Mesh:
 
 
 def late(mesh: jax.sharding.Mesh, h: jax.Array, seconds: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Sleeps on each device once `h` is there, and hands `h` on after that; [devices] seconds, slept likewise.
+  """Sleeps on each device once `h` is there, and hands `h` on after that; [devices] seconds, slept
+  likewise.
 
   An island in the jitted step: the compiler partitions what is around it.
   """
   def each(h: jax.Array, seconds: jax.Array) -> tuple[jax.Array, jax.Array]:
     before, after = native.delay(seconds[0], 1.0, jnp.zeros(2, jnp.uint32), h)
     slept = (after[1] - before[1]).astype(jnp.float32) * jnp.float32(1e-9)
-    return jnp.where(after[0] == jnp.uint32(0xFFFFFFFF), jnp.float32(0), jnp.float32(1))[None], slept[None]
+    return (jnp.where(after[0] == jnp.uint32(0xFFFFFFFF), jnp.float32(0), jnp.float32(1))[None],
+            slept[None])
 
   both = P(("data", "tensor"))
-  one, slept = jax.shard_map(each, mesh=mesh, in_specs=(P("data", None), both), out_specs=(both, both),
-                             check_vma=False)(jax.lax.stop_gradient(h), seconds)
-  # Each device's own 1, laid out as the activations are: it multiplies what that device computes next.
+  one, slept = jax.shard_map(each, mesh=mesh, in_specs=(P("data", None), both),
+                             out_specs=(both, both), check_vma=False)(
+                                 jax.lax.stop_gradient(h), seconds)
+  # Each device's own 1, laid out as the activations are: it multiplies what that device computes
+  # next.
   return jax.lax.stop_gradient(one), slept
 
 
@@ -97,8 +106,10 @@ def step(mesh: jax.sharding.Mesh) -> Any:
       first, second, wait = one
       hidden = jnp.tanh(h @ first)
       ready, slept = late(mesh, h, wait)
-      # Sharded over the tensor axis, as the hidden layer is: the product waits for the sleep on each device.
-      scale = jnp.repeat(ready.reshape(mesh.devices.shape), hidden.shape[1] // mesh.devices.shape[1], axis=1)
+      # Sharded over the tensor axis, as the hidden layer is: the product waits for the sleep on
+      # each device.
+      scale = jnp.repeat(ready.reshape(mesh.devices.shape),
+                         hidden.shape[1] // mesh.devices.shape[1], axis=1)
       scale = jnp.repeat(scale, hidden.shape[0] // mesh.devices.shape[0], axis=0)
       scale = jax.lax.with_sharding_constraint(scale, NamedSharding(mesh, P("data", "tensor")))
       return h + (hidden * scale) @ second, slept
@@ -110,7 +121,8 @@ def step(mesh: jax.sharding.Mesh) -> Any:
     (loss, slept), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights, batch, seconds)
     return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradients), loss, slept
 
-  columns, rows = (NamedSharding(mesh, spec) for spec in (P(None, None, "tensor"), P(None, "tensor", None)))
+  columns, rows = (NamedSharding(mesh, spec)
+                   for spec in (P(None, None, "tensor"), P(None, "tensor", None)))
   both = NamedSharding(mesh, P(None, ("data", "tensor")))
   return jax.jit(train, in_shardings=((columns, rows), NamedSharding(mesh, P("data", None)), both),
                  out_shardings=((columns, rows), NamedSharding(mesh, P()), both))
@@ -132,7 +144,8 @@ def work(root: pathlib.Path, delays: list[float], times: int) -> None:
   weights = tuple(placed((random_numbers.normal(size=(LAYERS, *shape)) / 16).astype(np.float32),
                          NamedSharding(mesh, spec))
                   for shape, spec in (((WIDTH, 2 * WIDTH), columns), ((2 * WIDTH, WIDTH), rows)))
-  batch = placed(random_numbers.normal(size=(BATCH, WIDTH)).astype(np.float32), NamedSharding(mesh, P("data", None)))
+  batch = placed(random_numbers.normal(size=(BATCH, WIDTH)).astype(np.float32),
+                 NamedSharding(mesh, P("data", None)))
   both = NamedSharding(mesh, P(None, ("data", "tensor")))
   slept = []
   steps = max(todo) + EVERY
@@ -148,8 +161,9 @@ def work(root: pathlib.Path, delays: list[float], times: int) -> None:
       jax.block_until_ready(loss)
       say(number + 1)
   print(run.plan, flush=True)
-  own = {int(jax.devices().index(shard.device)): [np.asarray(each.addressable_shards[k].data).ravel().tolist()
-                                                   for each in slept]
+  own = {int(jax.devices().index(shard.device)):
+         [np.asarray(each.addressable_shards[k].data).ravel().tolist()
+          for each in slept]
          for k, shard in enumerate(slept[0].addressable_shards)}
   (root / f"slept{jax.process_index()}.json").write_text(json.dumps(own))
 
@@ -178,12 +192,14 @@ def judge(root: pathlib.Path, delays: list[float], times: int) -> dict[str, Any]
     truth = float(slept[fault.rank][fault.step][fault.layer]) * 1e3
     turn = entry["loops"][-1][1] if entry["loops"] else None
     told = float(found[rank, place]) * 1e-6
-    there = next(at for at, slot in enumerate(slots) if planned[slot]["phase"] == "forward" and planned[slot]["loops"]
+    there = next(at for at, slot in enumerate(slots) if planned[slot]["phase"] == "forward"
+                 and planned[slot]["loops"]
                  and planned[slot]["loops"][-1][1] == fault.layer)
     at_place = float(found[fault.rank, there]) * 1e-6
     judged.append({"delay_ms": fault.delay_ms, "slept_ms": truth, "told_ms": told,
                    "rank_right": bool(rank == fault.rank),
-                   "layer_right": bool(rank == fault.rank and turn == fault.layer and entry["phase"] == "forward"),
+                   "layer_right": bool(rank == fault.rank and turn == fault.layer
+                                       and entry["phase"] == "forward"),
                    "name": entry["name"], "error_ms": at_place - truth,
                    "within": bool(abs(at_place - truth) <= max(0.05 * truth, 0.3))})
   quiet = excess[:, :, usual_steps]
@@ -195,15 +211,19 @@ def judge(root: pathlib.Path, delays: list[float], times: int) -> dict[str, Any]
 
 
 def rows_of(path: pathlib.Path, ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
-  """Entries and exits [ranks, slots, steps] and starts [ranks, steps], ns from each rank's first or NaN; and slots."""
+  """Entries and exits [ranks, slots, steps] and starts [ranks, steps], ns from each rank's first or
+  NaN; and slots."""
   import pyarrow.parquet as pq
-  table = pq.read_table(path / "collectives", columns=["rank", "step", "collective", "enter_ns", "exit_ns"])
-  rank, number, slot, enter, leave = (np.asarray(table[name].to_numpy(), np.int64) for name in table.column_names)
+  table = pq.read_table(path / "collectives",
+                        columns=["rank", "step", "collective", "enter_ns", "exit_ns"])
+  rank, number, slot, enter, leave = (np.asarray(table[name].to_numpy(), np.int64)
+                                      for name in table.column_names)
   slots = np.unique(slot)
   times = np.full((2, ranks, len(slots), int(number.max()) + 1), np.nan)
   starts = np.full((ranks, times.shape[3]), np.nan)
   begun = pq.read_table(path / "steps", columns=["rank", "step", "start_ns"])
-  of_rank, of_step, start = (np.asarray(begun[name].to_numpy(), np.int64) for name in begun.column_names)
+  of_rank, of_step, start = (np.asarray(begun[name].to_numpy(), np.int64)
+                             for name in begun.column_names)
   for each in range(ranks):
     own = rank == each
     origin = enter[own].min()
@@ -216,14 +236,15 @@ def rows_of(path: pathlib.Path, ranks: int) -> tuple[np.ndarray, np.ndarray, np.
 def launch(processes: int, delays: list[float], times: int) -> dict[str, Any]:
   """Runs a job and judges it: one process with four devices, or several with one each."""
   with tempfile.TemporaryDirectory() as root:
-    own = [sys.executable, "-m", MODULE, f"--worker={root}", f"--delays_ms={','.join(f'{d:g}' for d in delays)}",
-           f"--times={times}"]
+    own = [sys.executable, "-m", MODULE, f"--worker={root}",
+           f"--delays_ms={','.join(f'{d:g}' for d in delays)}", f"--times={times}"]
     devices = 4 if processes == 1 else 1
     command = own if processes == 1 else [
-        sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs", os.path.join(root, "logs"),
-        "--", *own]
+        sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
+        os.path.join(root, "logs"), "--", *own]
     subprocess.run(command, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu",
-                                             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"})
+                                             "XLA_FLAGS":
+                                             f"--xla_force_host_platform_device_count={devices}"})
     return {"processes": processes, **judge(pathlib.Path(root), delays, times)}
 
 
@@ -231,11 +252,13 @@ def summary(job: dict[str, Any]) -> list[dict[str, Any]]:
   """What came out for each delay, and in all."""
   def row(name: str, chosen: list[dict[str, Any]]) -> dict[str, Any]:
     errors = np.array([fault["error_ms"] for fault in chosen])
-    return {"delay": name, "faults": len(chosen), **{key: sum(fault[key] for fault in chosen) for key in (
-        "rank_right", "layer_right", "within")}, "error_ms": float(np.median(errors)),
+    return {"delay": name, "faults": len(chosen),
+            **{key: sum(fault[key] for fault in chosen) for key in (
+                "rank_right", "layer_right", "within")}, "error_ms": float(np.median(errors)),
             "error_p90_ms": float(np.quantile(np.abs(errors), 0.9))}
   delays = sorted({fault["delay_ms"] for fault in job["faults"]})
-  rows = [row(f"{delay:g} ms", [fault for fault in job["faults"] if fault["delay_ms"] == delay]) for delay in delays]
+  rows = [row(f"{delay:g} ms", [fault for fault in job["faults"] if fault["delay_ms"] == delay])
+          for delay in delays]
   return [*rows, row("all", job["faults"])]
 
 
@@ -246,15 +269,17 @@ def text(figures: dict[str, Any]) -> str:
     kind = f"{job['processes']} processes with gloo, one device each"
     kind = "One process, four devices" if job["processes"] == 1 else kind
     lines += [f"## {kind}", "",
-              f"{job['steps']} steps, {job['collectives']} collectives a step with turns of loops counted, "
-              f"{job['lost']} rows lost. In steps without a fault the largest excess of any arrival has a median of "
-              f"{job['null_ms']['median']:.2f} ms, {job['null_ms']['p90']:.2f} in one of ten: a delay below that can't "
-              "be told from the machine's own.", "",
-              "| delay | faults | arrival within 5 % or 0.3 ms | median error | 90 % of errors below | "
-              "largest is that rank's | and of that layer |",
+              f"{job['steps']} steps, {job['collectives']} collectives a step with turns of loops "
+              f"counted, {job['lost']} rows lost. In steps without a fault the largest excess of "
+              f"any arrival has a median of {job['null_ms']['median']:.2f} ms, "
+              f"{job['null_ms']['p90']:.2f} in one of ten: a delay below that can't be told from "
+              "the machine's own.", "",
+              "| delay | faults | arrival within 5 % or 0.3 ms | median error | 90 % of errors "
+              "below | largest is that rank's | and of that layer |",
               "|---|---|---|---|---|---|---|"]
     lines += [f"| {row['delay']} | {row['faults']} | {row['within']} | {row['error_ms']:+.3f} ms | "
-              f"{row['error_p90_ms']:.3f} ms | {row['rank_right']} | {row['layer_right']} |" for row in summary(job)]
+              f"{row['error_p90_ms']:.3f} ms | {row['rank_right']} | {row['layer_right']} |"
+              for row in summary(job)]
     lines.append("")
   return "\n".join(lines)
 

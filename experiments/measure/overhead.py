@@ -1,12 +1,14 @@
-"""What being measured costs: bare steps against instrumented ones, paired and interleaved in one run.
+"""What being measured costs: bare steps against instrumented ones, paired and interleaved in one
+run.
 
     python -m experiments.measure.overhead                  # one process: stamps, step sizes, dispatch; then 2 and 4
     processes
     python -m experiments.measure.overhead --parts alone
     python -m experiments.measure.overhead --parts where    # which part of jaxpace the overhead of a step is
 
-Writes docs/measurements/overhead.json and .md with the command and the machine. Nothing else should run meanwhile.
-"""
+Writes docs/measurements/overhead.json and .md with the command and the machine. Nothing else should
+run meanwhile.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -38,10 +40,13 @@ from jaxpace.execution import hold, resolve_clock, words
 
 _PARTS = ("alone", "steps", "where", "dispatch", "processes")
 _parts = flags.DEFINE_list("parts", ",".join(_PARTS), f"Which of {', '.join(_PARTS)} to measure.")
-_out = flags.DEFINE_string("out", "docs/measurements/overhead.json", "File the figures are written to.")
+_out = flags.DEFINE_string("out", "docs/measurements/overhead.json",
+                           "File the figures are written to.")
 _sizes = flags.DEFINE_list("sizes_ms", "2,5,20,50", "Sizes of the bare step to aim at, in ms.")
 _rounds = flags.DEFINE_integer("rounds", 80, "Rounds of interleaved blocks.", lower_bound=4)
-_worker = flags.DEFINE_string("worker", "", "Internal: this is one process of several; file for process 0's figures.")
+_worker = flags.DEFINE_string("worker", "",
+                              "Internal: this is one process of several; file for process "
+                              "0's figures.")
 
 Blocks = dict[str, Callable[[], float]]
 
@@ -69,7 +74,8 @@ def main(_: list[str]) -> None:
   if "steps" in _parts.value:
     figures["steps"] = step_sizes()
   if "where" in _parts.value:
-    figures["where"] = overhead_where.measure([float(size) for size in _sizes.value if float(size) >= 5], _rounds.value)
+    figures["where"] = overhead_where.measure([float(size) for size in _sizes.value
+                                               if float(size) >= 5], _rounds.value)
   if "dispatch" in _parts.value:
     figures["dispatch"] = dispatch()
   if "processes" in _parts.value:
@@ -78,14 +84,16 @@ def main(_: list[str]) -> None:
 
 
 def show(title: str, name: str, value: Estimate, unit: str) -> None:
-  print(f"{title:<44} {name:<26} {value.value:9.3f} {unit}   [{value.low:.3f}, {value.high:.3f}]", flush=True)
+  print(f"{title:<44} {name:<26} {value.value:9.3f} {unit}   [{value.low:.3f}, {value.high:.3f}]",
+        flush=True)
 
 
 # Each piece alone.
 
 
 def alone() -> dict[str, Any]:
-  """Microseconds of one stamp with what it holds back, of the state's upkeep, and of `Recorder.record`."""
+  """Microseconds of one stamp with what it holds back, of the state's upkeep, and of
+  `Recorder.record`."""
   result: dict[str, Any] = {}
   count = 200
   for name in ("native", "callback"):
@@ -106,7 +114,8 @@ def alone() -> dict[str, Any]:
     _seconds_each_chain(with_stamps)
     _seconds_each_chain(without)
     figures = interleave({"with": functools.partial(_seconds_each_chain, with_stamps),
-                          "without": functools.partial(_seconds_each_chain, without)}, _rounds.value)
+                          "without": functools.partial(_seconds_each_chain, without)},
+                         _rounds.value)
     each = estimate((figures["with"] - figures["without"]) / count * 1e6)
     result[f"stamp_and_hold_{name}_us"] = each.to_json()
     show("stamp, with the value it holds back", name, each, "us")
@@ -132,16 +141,19 @@ def _tiny(paced: bool) -> tuple[Callable[..., Any], Any, jaxpace.Instrumented | 
     return state + jax.lax.psum(batch, "data")
 
   if not paced:
-    return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())), None, None
+    return (jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())),
+            None, None)
   instrumented = jaxpace.instrument(step, "data", clock="native")
   spec = jaxpace.spec(mesh)
   compiled = jax.jit(
-      jax.shard_map(instrumented, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())), donate_argnums=0)
+      jax.shard_map(instrumented, mesh=mesh, in_specs=(spec, P(), P("data")),
+                    out_specs=(spec, P())), donate_argnums=0)
   return compiled, instrumented.init(mesh), instrumented
 
 
 def _upkeep_us() -> np.ndarray:
-  """Instrumented minus bare, of a step that does nothing else: three stamps and the state's own arithmetic."""
+  """Instrumented minus bare, of a step that does nothing else: three stamps and the state's own
+  arithmetic."""
   bare, _, _ = _tiny(False)
   paced, pace, _ = _tiny(True)
   state, batch = jnp.zeros((8,)), jnp.ones((8,))
@@ -157,7 +169,8 @@ def _upkeep_us() -> np.ndarray:
 
   bare_step()
   paced_step()
-  figures = interleave({"bare": lambda: seconds_each(bare_step, 100), "paced": lambda: seconds_each(paced_step, 100)},
+  figures = interleave({"bare": lambda: seconds_each(bare_step, 100),
+                        "paced": lambda: seconds_each(paced_step, 100)},
                        _rounds.value)
   return (figures["paced"] - figures["bare"]) * 1e6
 
@@ -183,7 +196,8 @@ def _record_us() -> np.ndarray:
 
 
 def step_sizes() -> dict[str, Any]:
-  """Overhead in percent of bare steps of several sizes, one device, recording on; an A/A arm beside it."""
+  """Overhead in percent of bare steps of several sizes, one device, recording on; an A/A arm beside
+  it."""
   result: dict[str, Any] = {}
   mesh = one_device()
   for size in map(float, _sizes.value):
@@ -195,14 +209,18 @@ def step_sizes() -> dict[str, Any]:
           "bare": None, "bare_again": None, "native": {"clock": "native", "share": None},
           "native_no_phases": {"clock": "native", "share": None, "phases": False},
           "callback": {"clock": "callback", "share": None}}
-      loops = {name: Loop(mesh, state, data, paced, os.path.join(root, name), sharing_time=len(arms))
+      loops = {name: Loop(mesh, state, data, paced, os.path.join(root, name),
+                          sharing_time=len(arms))
                for name, paced in arms.items()}
-      figures = interleave({name: functools.partial(loop.block, steps) for name, loop in loops.items()},
+      figures = interleave({name: functools.partial(loop.block, steps)
+                            for name, loop in loops.items()},
                            _rounds.value, progress=measured.progress(f"{size:g} ms", _rounds.value))
       for loop in loops.values():
         loop.close()
-    entry: dict[str, Any] = {"bare_ms": estimate(figures["bare"] * 1e3).to_json(), "steps_per_block": steps,
-                             "faults": {name: loop.faults / loop.steps for name, loop in loops.items()}}
+    entry: dict[str, Any] = {"bare_ms": estimate(figures["bare"] * 1e3).to_json(),
+                             "steps_per_block": steps,
+                             "faults": {name: loop.faults / loop.steps
+                                        for name, loop in loops.items()}}
     for name in ("bare_again", "native", "native_no_phases", "callback"):
       extra = estimate((figures[name] / figures["bare"] - 1) * 100)
       entry[f"{name}_percent"] = extra.to_json()
@@ -213,7 +231,8 @@ def step_sizes() -> dict[str, Any]:
 
 
 def dispatch() -> dict[str, Any]:
-  """How long the call of a step of about 50 ms holds the training thread: small where dispatch is asynchronous."""
+  """How long the call of a step of about 50 ms holds the training thread: small where dispatch is
+  asynchronous."""
   mesh = one_device()
   batch = batch_for(mesh, 50e-3)
   clocks: dict[str, dict[str, Any] | None] = {
@@ -221,7 +240,8 @@ def dispatch() -> dict[str, Any]:
   calls: dict[str, list[float]] = {name: [] for name in clocks}
   with tempfile.TemporaryDirectory() as root:
     state, data = mlp(batch)
-    loops = {name: Loop(mesh, state, data, options, os.path.join(root, name), sharing_time=len(clocks))
+    loops = {name: Loop(mesh, state, data, options, os.path.join(root, name),
+                        sharing_time=len(clocks))
              for name, options in clocks.items()}
 
     def whole(name: str) -> float:
@@ -254,22 +274,25 @@ def launch(processes: int) -> dict[str, Any]:
   with tempfile.TemporaryDirectory() as root:
     target = os.path.join(root, "figures.json")
     command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
-               os.path.join(root, "logs"), "--", sys.executable, "-m", "experiments.measure.overhead",
-               f"--worker={target}", f"--rounds={_rounds.value}"]
+               os.path.join(root, "logs"), "--", sys.executable, "-m",
+               "experiments.measure.overhead", f"--worker={target}", f"--rounds={_rounds.value}"]
     subprocess.run(command, check=True)
     figures = json.loads(pathlib.Path(target).read_text())
   return figures
 
 
 def several_processes(target: pathlib.Path) -> None:
-  """One process of several: bare, share=None and share=True in turns. All processes draw the same order."""
+  """One process of several: bare, share=None and share=True in turns. All processes draw the same
+  order."""
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
   state, data = mlp(64 * jax.device_count(), width=32)
   with tempfile.TemporaryDirectory() as root:
-    arms = {"bare": None, "bare_again": None, "share_none": {"share": None}, "share": {"share": True}}
+    arms = {"bare": None, "bare_again": None, "share_none": {"share": None},
+            "share": {"share": True}}
     loops = {name: Loop(mesh, state, data, paced, os.path.join(root, name), sharing_time=len(arms))
              for name, paced in arms.items()}
-    figures = interleave({name: functools.partial(loop.block, 10) for name, loop in loops.items()}, _rounds.value)
+    figures = interleave({name: functools.partial(loop.block, 10) for name, loop in loops.items()},
+                         _rounds.value)
     for loop in loops.values():
       loop.close()
   if jax.process_index() != 0:
@@ -279,7 +302,8 @@ def several_processes(target: pathlib.Path) -> None:
     extra = estimate((figures[name] - figures["bare"]) * 1e6)
     entry[f"{name}_extra_us"] = extra.to_json()
     entry[f"{name}_percent"] = estimate((figures[name] / figures["bare"] - 1) * 100).to_json()
-    show(f"{jax.process_count()} gloo processes, bare {np.median(figures['bare']) * 1e3:.2f} ms", name, extra, "us")
+    show(f"{jax.process_count()} gloo processes, bare {np.median(figures['bare']) * 1e3:.2f} ms",
+         name, extra, "us")
   target.write_text(json.dumps(entry))
 
 

@@ -1,4 +1,5 @@
-"""The training step whose overhead is measured, bare and instrumented, in loops that run a block at a time."""
+"""The training step whose overhead is measured, bare and instrumented, in loops that run a block at
+a time."""
 
 from __future__ import annotations
 
@@ -42,22 +43,26 @@ def mlp(batch: int, width: int = 256, inputs: int = 64) -> tuple[Any, Any]:
   """State and one batch, numpy, the same on every process."""
   rng = np.random.default_rng(0)
   sizes = [inputs, width, width, 10]
-  params = [{"w": (rng.standard_normal((a, b)) / np.sqrt(a)).astype(np.float32), "b": np.zeros(b, np.float32)}
+  params = [{"w": (rng.standard_normal((a, b)) / np.sqrt(a)).astype(np.float32),
+             "b": np.zeros(b, np.float32)}
             for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
-  data = {"x": rng.standard_normal((batch, inputs)).astype(np.float32), "y": rng.integers(0, 10, batch, np.int32)}
+  data = {"x": rng.standard_normal((batch, inputs)).astype(np.float32),
+          "y": rng.integers(0, 10, batch, np.int32)}
   return (params, jax.tree.map(np.zeros_like, params)), data
 
 
 def _bare(mesh: Mesh) -> Callable[..., Any]:
-  return jax.jit(jax.shard_map(mlp_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False),
+  return jax.jit(jax.shard_map(mlp_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
+                               check_vma=False),
                  donate_argnums=0)
 
 
-def _instrumented(mesh: Mesh, **options: Any) -> tuple[Callable[..., Any], Any, jaxpace.Instrumented]:
+def _instrumented(mesh: Mesh,
+                  **options: Any) -> tuple[Callable[..., Any], Any, jaxpace.Instrumented]:
   paced = jaxpace.instrument(mlp_step, "data", **options)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=False), donate_argnums=(0, 1))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=False), donate_argnums=(0, 1))
   return step, paced.init(mesh), paced
 
 
@@ -74,8 +79,8 @@ class Loop:
       paced: options of `jaxpace.instrument`; None leaves the step bare.
       folder: run directory; None records nothing.
       hosts: whether the recorder samples the host.
-      sharing_time: how many loops take turns. The recorder copies once a second; a loop that runs in only one second
-        out of five would copy five times as often as a loop by itself.
+      sharing_time: how many loops take turns. The recorder copies once a second; a loop that runs
+        in only one second out of five would copy five times as often as a loop by itself.
     """
     sharding = jax.sharding.NamedSharding(mesh, P())
     self.state = jax.tree.map(lambda leaf: jax.make_array_from_callback(
@@ -100,7 +105,8 @@ class Loop:
 
   def block(self, steps: int) -> float:
     """Runs steps as a training loop does, without waiting in between; mean seconds of one."""
-    faults, cpu, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.process_time(), time.perf_counter()
+    faults, cpu, start = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.process_time(),
+                          time.perf_counter())
     for _ in range(steps):
       loss = self.call()
       if self.recorder is not None:

@@ -1,12 +1,13 @@
-"""What being measured costs, one loop a process: starts of the program, bare and instrumented, in turns.
+"""What being measured costs, one loop a process: starts of the program, bare and instrumented, in
+turns.
 
     python -m experiments.measure.overhead_starts
 
-`experiments.measure.overhead` lets several loops take turns in one process. What each then costs also depends on how
-many
-there are: they share the compiler's pool of threads and one heap. A user has one loop. Here every figure is of a
-process of its own; a round starts each kind once, in an order drawn anew. Nothing else should run meanwhile. Writes
-docs/measurements/overhead_starts.json and .md. Takes some twenty minutes.
+`experiments.measure.overhead` lets several loops take turns in one process. What each then costs
+also depends on how many there are: they share the compiler's pool of threads and one heap. A user
+has one loop. Here every figure is of a process of its own; a round starts each kind once, in an
+order drawn anew. Nothing else should run meanwhile. Writes docs/measurements/overhead_starts.json
+and .md. Takes some twenty minutes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def define_flags() -> None:
   flags.DEFINE_list("arms", ",".join(ARMS), "Kinds of loops.")
   flags.DEFINE_integer("rounds", 14, "Starts of each kind.", lower_bound=4)
   flags.DEFINE_float("seconds", 4.0, "How long a loop runs in each start.", lower_bound=0.5)
-  flags.DEFINE_string("out", "docs/measurements/overhead_starts.json", "File the figures are written to.")
+  flags.DEFINE_string("out", "docs/measurements/overhead_starts.json",
+                      "File the figures are written to.")
   flags.DEFINE_string("arm", "", "Internal: run this loop alone.")
   flags.DEFINE_integer("batch", 0, "Internal: with this batch; 0 finds one for the first size.")
 
@@ -48,7 +50,8 @@ def _one_loop(arm: str, batch: int, seconds: float) -> dict[str, float]:
   paced, recorded, hosts = ARMS[arm]
   state, data = mlp(batch)
   with tempfile.TemporaryDirectory() as root:
-    loop = Loop(one_device(), state, data, paced, os.path.join(root, "run") if recorded else None, hosts)
+    loop = Loop(one_device(), state, data, paced, os.path.join(root, "run") if recorded else None,
+                hosts)
     steps = max(2, round(_BLOCK_SECONDS / loop.block(5)))
     loop.block(steps)
     loop.cpu_seconds.clear()
@@ -76,9 +79,11 @@ def _measure(size: str, rounds: int, arms: list[str]) -> dict[str, Any]:
     for arm in order.sample(arms, len(arms)):
       found[arm].append(_start(f"--arm={arm}", f"--batch={batch}"))
     say(done + 1)
-  figures = {arm: {key: np.array([one[key] for one in starts]) for key in starts[0]} for arm, starts in found.items()}
+  figures = {arm: {key: np.array([one[key] for one in starts]) for key in starts[0]}
+             for arm, starts in found.items()}
   bare = figures["bare"]
-  entry: dict[str, Any] = {"batch": batch, "bare_ms": estimate(bare["wall"] * 1e3).to_json(), "arms": {}}
+  entry: dict[str, Any] = {"batch": batch, "bare_ms": estimate(bare["wall"] * 1e3).to_json(),
+                           "arms": {}}
   for arm in arms:
     if arm == "bare":
       continue
@@ -88,7 +93,8 @@ def _measure(size: str, rounds: int, arms: list[str]) -> dict[str, Any]:
                           "cpu_us": estimate((one["cpu"] - bare["cpu"]) * 1e6).to_json(),
                           "faults": round(float(np.median(one["faults"])), 2)}
     print(f"{size} ms  {arm:<30} {entry['arms'][arm]}", flush=True)
-  entry["starts"] = {arm: [round(value * 1e3, 4) for value in one["wall"]] for arm, one in figures.items()}
+  entry["starts"] = {arm: [round(value * 1e3, 4) for value in one["wall"]]
+                     for arm, one in figures.items()}
   return entry
 
 
@@ -96,17 +102,18 @@ def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   lines = measured.introduction("What being measured costs, one loop a process", figures)
   rounds = len(next(iter(next(iter(figures["sizes"].values()))["starts"].values())))
-  lines += ["Each start is a process of its own that runs one loop; a round starts each kind once. Differences and "
-            f"ratios are within a round. {measured.about_intervals(METHOD, rounds)} `bare again` is the null.", ""]
+  lines += ["Each start is a process of its own that runs one loop; a round starts each kind once. "
+            "Differences and ratios are within a round. "
+            f"{measured.about_intervals(METHOD, rounds)} `bare again` is the null.", ""]
   if figures.get("intervals") != METHOD:
-    lines += ["Wall times were worked out again from the starts, which were kept; CPU times were not, so theirs are "
-              "medians with percentile-bootstrap intervals, which are too narrow for so few rounds "
-              "([intervals](intervals.md)).", ""]
+    lines += ["Wall times were worked out again from the starts, which were kept; CPU times were "
+              "not, so theirs are medians with percentile-bootstrap intervals, which are too "
+              "narrow for so few rounds ([intervals](intervals.md)).", ""]
   for entry in figures["sizes"].values():
     median, low, high = entry["bare_ms"]
     lines += measured.table(
-        [f"loop, bare step {median:.3g} [{low:.3g}, {high:.3g}] ms", "%", "wall, µs a step", "CPU, µs a step",
-         "page faults a step"],
+        [f"loop, bare step {median:.3g} [{low:.3g}, {high:.3g}] ms", "%", "wall, µs a step",
+         "CPU, µs a step", "page faults a step"],
         [[arm, *(_cell(one[key]) for key in ("percent", "wall_us", "cpu_us")), one["faults"]]
          for arm, one in entry["arms"].items()])
   return lines

@@ -1,7 +1,9 @@
-"""Which part of jaxpace the overhead of a step is: arms that add one part after the other, in turns in one run.
+"""Which part of jaxpace the overhead of a step is: arms that add one part after the other, in turns
+in one run.
 
-Wall time says what it costs, the process's CPU time says whether that is work or overlap lost between kernels. The
-recorder's threads run beside all arms alike, so no arm shows them; their CPU time is read from the system.
+Wall time says what it costs, the process's CPU time says whether that is work or overlap lost
+between kernels. The recorder's threads run beside all arms alike, so no arm shows them; their CPU
+time is read from the system.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ def measure(sizes_ms: Sequence[float], rounds: int) -> dict[str, Any]:
     rounds: blocks of each arm.
 
   Returns:
-    By size: "bare_ms"; by arm [wall, cpu], each the median and interval of the microseconds it adds to a step;
-    and by thread the microseconds of CPU time in a second.
+    By size: "bare_ms"; by arm [wall, cpu], each the median and interval of the microseconds it adds
+    to a step; and by thread the microseconds of CPU time in a second.
   """
   return {f"{size:g}": _one(size, rounds) for size in sizes_ms}
 
@@ -52,30 +54,35 @@ def _one(size_ms: float, rounds: int) -> dict[str, Any]:
   state, data = mlp(batch_for(mesh, size_ms * 1e-3))
   steps = max(2, round(100 / size_ms))
   with tempfile.TemporaryDirectory() as root:
-    loops = {name: Loop(mesh, state, data, paced, os.path.join(root, str(i)) if recorded else None, hosts, len(ARMS))
+    loops = {name: Loop(mesh, state, data, paced, os.path.join(root, str(i)) if recorded else None,
+                        hosts, len(ARMS))
              for i, (name, (paced, recorded, hosts)) in enumerate(ARMS.items())}
     started, before = time.monotonic(), threads_us()
-    wall = interleave({name: functools.partial(loop.block, steps) for name, loop in loops.items()}, rounds,
-                      progress=measured.progress(f"{size_ms:g} ms", rounds))
+    wall = interleave({name: functools.partial(loop.block, steps) for name, loop in loops.items()},
+                      rounds, progress=measured.progress(f"{size_ms:g} ms", rounds))
     seconds, after = time.monotonic() - started, threads_us()
     for loop in loops.values():
       loop.close()
-  entry: dict[str, Any] = {"bare_ms": estimate(wall["bare"] * 1e3).to_json(), "steps_per_block": steps, "arms": {},
-                           "threads_us_a_second": {name: round((after[name] - before.get(name, 0.0)) / seconds, 1)
-                                                   for name in after}}
+  entry: dict[str, Any] = {"bare_ms": estimate(wall["bare"] * 1e3).to_json(),
+                           "steps_per_block": steps, "arms": {},
+                           "threads_us_a_second":
+                           {name: round((after[name] - before.get(name, 0.0)) / seconds, 1)
+                            for name in after}}
   for name in list(ARMS)[1:]:
     cpu = np.asarray(loops[name].cpu_seconds) - np.asarray(loops["bare"].cpu_seconds)
     entry["arms"][name] = {"wall_us": estimate((wall[name] - wall["bare"]) * 1e6).to_json(),
                            "percent": estimate((wall[name] / wall["bare"] - 1) * 100).to_json(),
                            "cpu_us": estimate(cpu * 1e6).to_json()}
     print(f"{size_ms:g} ms  {name:<30} " + "  ".join(
-        f"{key} {value[0]:8.4g} [{value[1]:.4g}, {value[2]:.4g}]" for key, value in entry["arms"][name].items()),
+        f"{key} {value[0]:8.4g} [{value[1]:.4g}, {value[2]:.4g}]"
+        for key, value in entry["arms"][name].items()),
           flush=True)
   return entry
 
 
 def threads_us() -> dict[str, float]:
-  """CPU time of the recorder's threads so far, in microseconds, the mean of those of one name; empty but on Linux."""
+  """CPU time of the recorder's threads so far, in microseconds, the mean of those of one name;
+  empty but on Linux."""
   found: dict[str, list[float]] = {}
   for thread in threading.enumerate():
     path = pathlib.Path(f"/proc/self/task/{thread.native_id}/schedstat")

@@ -1,4 +1,5 @@
-"""One process of `experiments.measure.pauses`: a loop with a real heap, with and without a housekeeper.
+"""One process of `experiments.measure.pauses`: a loop with a real heap, with and without a
+housekeeper.
 
 Blocks of steps of both kinds take turns.
 """
@@ -56,7 +57,8 @@ class Setup(NamedTuple):
 
 
 class Heap:
-  """Objects that live for a while and are replaced in bursts, as examples in a shuffle buffer are."""
+  """Objects that live for a while and are replaced in bursts, as examples in a shuffle buffer
+  are."""
 
   def __init__(self, size: int, churn: int, seed: int):
     self._draw = random.Random(seed)
@@ -73,7 +75,8 @@ class Heap:
       self._alive.popleft()
 
   def shift(self) -> None:
-    """Moves the interpreter's next collection to a random step: a block before may have brought all into one step."""
+    """Moves the interpreter's next collection to a random step: a block before may have brought all
+    into one step."""
     for _ in range(self._draw.randrange(20)):
       self.replace()
 
@@ -105,8 +108,9 @@ class Loop:
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     spec = jaxpace.spec(mesh)
     self._paced = jaxpace.instrument(lambda x: jax.lax.pmean(x, "data"), "data", share=True)
-    self._step = jax.jit(jax.shard_map(self._paced, mesh=mesh, in_specs=(spec, jax.P()), out_specs=(spec, jax.P()),
-                                       check_vma=False), donate_argnums=0)
+    self._step = jax.jit(jax.shard_map(self._paced, mesh=mesh, in_specs=(spec, jax.P()),
+                                       out_specs=(spec, jax.P()), check_vma=False),
+                         donate_argnums=0)
     self.pace = self._paced.init(mesh)
     self._x: Any = jnp.ones((256,), jnp.float32)
     self._matrix = np.ones((64, 64), np.float32)
@@ -191,7 +195,8 @@ def work(root: pathlib.Path, setup: Setup) -> None:
   for stage in todo:
     arms = STAGES[stage]
     # Different means, so that the processes' collections don't stay in step by themselves.
-    loop.heap = Heap(setup.heap if stage != "no heap" else 0, round(setup.churn * (0.9 + 0.2 * me / count)), me)
+    loop.heap = Heap(setup.heap if stage != "no heap" else 0,
+                     round(setup.churn * (0.9 + 0.2 * me / count)), me)
     if stage == "no heap":
       gc.collect()
       gc.freeze()
@@ -207,7 +212,8 @@ def work(root: pathlib.Path, setup: Setup) -> None:
     if me == 0:
       print(f"{count} processes, {stage}: {rounds} rounds, {1e3 * pilot:.1f} ms a step", flush=True)
     if stage == "balanced":
-      found["auto"] = loop.auto(_agree("auto", round(setup.auto_seconds * count / 4 / pilot), 10 * setup.every))
+      found["auto"] = loop.auto(_agree("auto", round(setup.auto_seconds * count / 4 / pilot),
+                                       10 * setup.every))
     loop.heap = None
   gc.unfreeze()
   if me != 0 and "auto" in found:

@@ -1,7 +1,9 @@
-"""Ranks of `experiments.measure.polling`: processes that meet at a barrier in shared memory, polling or blocking.
+"""Ranks of `experiments.measure.polling`: processes that meet at a barrier in shared memory,
+polling or blocking.
 
-No JAX collective is involved. The ranks' arrivals and delays travel through the shared memory, as they do inside the
-all-reduce of an instrumented step, and each process runs the library's own `Pacer.update` on them.
+No JAX collective is involved. The ranks' arrivals and delays travel through the shared memory, as
+they do inside the all-reduce of an instrumented step, and each process runs the library's own
+`Pacer.update` on them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Setup(NamedTuple):
   warm_up: int  # steps of each paced arm before anything is measured
   block: int  # steps
   rounds: int  # of one block of each arm
-  pinned: bool = False  # every rank to one core, as many on each; else the scheduler puts them where it likes
+  # every rank to one core, as many on each; else the scheduler puts them where it likes
+  pinned: bool = False
 
 
 ARMS_OFF = ("off", "off again")
@@ -52,7 +55,8 @@ def order(setup: Setup) -> list[str]:
 
 
 class Barrier:
-  """A barrier that also carries a few numbers of every rank. Flags and numbers take turns by the parity of the step."""
+  """A barrier that also carries a few numbers of every rank. Flags and numbers take turns by the
+  parity of the step."""
 
   def __init__(self, rank: int, ranks: int, polling: bool, flags: Any, numbers: Any, blocking: Any):
     self.rank, self.ranks, self.polling = rank, ranks, polling
@@ -107,11 +111,14 @@ def turns_per_ms() -> float:
 
 
 def launch(setup: Setup) -> list[dict[str, np.ndarray]]:
-  """Runs all ranks; returns of each, by name, [blocks] seconds, processor seconds, polls and mean delays."""
+  """Runs all ranks; returns of each, by name, [blocks] seconds, processor seconds, polls and mean
+  delays."""
   context = mp.get_context("spawn")
-  flags, numbers = context.RawArray("q", setup.ranks), context.RawArray("f", 2 * setup.ranks * _FIELDS)
+  flags, numbers = (context.RawArray("q", setup.ranks),
+                    context.RawArray("f", 2 * setup.ranks * _FIELDS))
   blocking, queue, rate = context.Barrier(setup.ranks), context.Queue(), turns_per_ms()
-  processes = [context.Process(target=_main, args=(rank, setup, rate, flags, numbers, blocking, queue))
+  processes = [context.Process(target=_main,
+                               args=(rank, setup, rate, flags, numbers, blocking, queue))
                for rank in range(setup.ranks)]
   for process in processes:
     process.start()
@@ -128,7 +135,8 @@ def launch(setup: Setup) -> list[dict[str, np.ndarray]]:
   return [found[rank] for rank in range(setup.ranks)]
 
 
-def _main(rank: int, setup: Setup, rate: float, flags: Any, numbers: Any, blocking: Any, queue: Any) -> None:
+def _main(rank: int, setup: Setup, rate: float, flags: Any, numbers: Any, blocking: Any,
+          queue: Any) -> None:
   try:
     if hasattr(os, "sched_setaffinity"):
       cores = sorted(os.sched_getaffinity(0))[:setup.cores]
@@ -156,11 +164,13 @@ class _Rank:
     pacers = {f"cost {cost:g}": pace_early_ranks(cost=cost) for cost in setup.costs}
     # Without pacing the same update runs, and is not obeyed: the arms differ by their delays only.
     for arm, pacer in (pacers | dict.fromkeys(ARMS_OFF, next(iter(pacers.values())))).items():
-      self.updates[arm], self.states[arm] = jax.jit(pacer.update), jax.tree.map(np.asarray, pacer.init(setup.ranks))
+      self.updates[arm], self.states[arm] = (jax.jit(pacer.update),
+                                             jax.tree.map(np.asarray, pacer.init(setup.ranks)))
     self.delays = dict.fromkeys(self.states, 0.0)
     self.last_exit, self.step, self.step_time = time.perf_counter_ns(), 0, np.float32(np.nan)
     for arm in self.updates:  # compiles
-      self.updates[arm](self._observe(np.zeros((setup.ranks, _FIELDS), np.float32), 0.0, np.nan), self.states[arm])
+      self.updates[arm](self._observe(np.zeros((setup.ranks, _FIELDS), np.float32), 0.0, np.nan),
+                        self.states[arm])
     gc.collect()
     gc.disable()
 
@@ -178,7 +188,8 @@ class _Rank:
     for _ in range(steps - 1):
       asked += self.delays[arm]
       self._turn(arm)
-    return {"step": (self.last_exit - begin) * 1e-9 / (steps - 1), "polls": (self.barrier.polls - polls) / steps,
+    return {"step": (self.last_exit - begin) * 1e-9 / (steps - 1),
+            "polls": (self.barrier.polls - polls) / steps,
             "cpu": (time.process_time() - spent) / steps, "delay": asked / (steps - 1)}
 
   def _turn(self, arm: str) -> None:
@@ -201,5 +212,6 @@ class _Rank:
     make: Any = self.observation  # of numpy values: jit takes them
     return make(
         step=np.int32(self.step), rank=np.int32(self.rank), arrivals=everyone[:, 0].copy(),
-        delays=everyone[:, 1].copy(), waits=np.full(1, wait, np.float32), step_time=np.float32(step_time),
-        job_step_time=everyone[0, 2], job_transfers=np.full(1, np.nan, np.float32))
+        delays=everyone[:, 1].copy(), waits=np.full(1, wait, np.float32),
+        step_time=np.float32(step_time), job_step_time=everyone[0, 2],
+        job_transfers=np.full(1, np.nan, np.float32))

@@ -1,4 +1,5 @@
-"""Measures `jaxpace report` on a large synthetic run: wall time and peak memory, interpreter start included.
+"""Measures `jaxpace report` on a large synthetic run: wall time and peak memory, interpreter start
+included.
 
     python -m experiments.measure.report_speed
 
@@ -22,12 +23,16 @@ _STEPS = flags.DEFINE_integer("steps", 100_000, "Steps of the synthetic run.", l
 _PROCESSES = flags.DEFINE_integer("processes", 8, "Processes of the synthetic run.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Times the report is made.", lower_bound=1)
 _CORES = flags.DEFINE_integer("cores", 2, "Cores the report may use.", lower_bound=1)
-_KEEP = flags.DEFINE_string("keep", None, "Write the run here and keep it; default is a temporary directory.")
-_OUTPUT = flags.DEFINE_string("output", "docs/measurements/report_speed.json", "Where the numbers go.")
+_KEEP = flags.DEFINE_string("keep", None,
+                            "Write the run here and keep it; default is a temporary directory.")
+_OUTPUT = flags.DEFINE_string("output", "docs/measurements/report_speed.json",
+                              "Where the numbers go.")
 _TARGET = {"seconds": 15.0, "gibibytes": 2.0}
 
-FAULTS = (Fault("pause", 30e-3, (0,), probability=0.1, mechanism="gc"), Fault("contention", 5e-3, begin=0.5))
-"""Beside one late rank: so that the report has findings to make, with the hosts' columns and samples read for them."""
+FAULTS = (Fault("pause", 30e-3, (0,), probability=0.1, mechanism="gc"),
+          Fault("contention", 5e-3, begin=0.5))
+"""Beside one late rank: so that the report has findings to make, with the hosts' columns and
+samples read for them."""
 
 
 def main(argv: list[str]) -> None:
@@ -40,17 +45,23 @@ def main(argv: list[str]) -> None:
                                  hosts=_PROCESSES.value,
                         noise=0.05, late={late: 5e-3}, host_columns=True, faults=FAULTS)
     print(f"Writing {job.ranks} ranks x {job.steps:,} steps to {directory} ...", flush=True)
-    made_up_runs.write(directory, job, progress=lambda done, total: print(f"  process {done} of {total}", flush=True))
+    made_up_runs.write(directory, job,
+                       progress=lambda done, total: print(f"  process {done} of {total}",
+                                                          flush=True))
     size = sum(f.stat().st_size for f in directory.rglob("*.parquet")) / 2**20
     runs, report = child.reports(directory, _REPEATS.value, _CORES.value)
     wrong = late not in [r for f in report["findings"] for r in f["ranks"]]
     result = {
-        **child.circumstances("experiments.measure.report_speed", (_RANKS, _STEPS, _PROCESSES, _REPEATS, _CORES),
-                              "jaxpace report RUN --json FILE in a new process, interpreter start included"),
-        "rows": {"steps": job.ranks * job.steps, "collectives": job.ranks * job.steps * job.collectives},
+        **child.circumstances("experiments.measure.report_speed",
+                              (_RANKS, _STEPS, _PROCESSES, _REPEATS, _CORES),
+                              "jaxpace report RUN --json FILE in a new process, interpreter "
+                              "start included"),
+        "rows": {"steps": job.ranks * job.steps,
+                 "collectives": job.ranks * job.steps * job.collectives},
         "run_mib": round(size, 1), "cores": _CORES.value, "target": _TARGET,
         **child.summary(runs),
-        "late_rank_named": not wrong, "findings": [finding["mode"] for finding in report["findings"]],
+        "late_rank_named": not wrong,
+        "findings": [finding["mode"] for finding in report["findings"]],
         "share_sum": sum(report["shares"].values())}
     result["within_target"] = (result["wall_s"]["worst"] <= _TARGET["seconds"]
                                and result["peak_gib"]["worst"] <= _TARGET["gibibytes"])

@@ -2,10 +2,10 @@
 
     python -m experiments.measure.simulation_accuracy
 
-The reference is `experiments.measure.message_reference`, which shares no code with the package; where SimGrid's
-Python module
-can be imported (`pip install simgrid`) the same jobs run in it, too. An error is the package's time over the
-reference's, less 1. `--before` names the JSON file of another version, whose errors stand beside these.
+The reference is `experiments.measure.message_reference`, which shares no code with the package;
+where SimGrid's Python module can be imported (`pip install simgrid`) the same jobs run in it, too.
+An error is the package's time over the reference's, less 1. `--before` names the JSON file of
+another version, whose errors stand beside these.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ def fabric(nodes: int, rack: int = 0, over: float = 1.0, per_node: int = 1) -> d
 
 
 SINGLE_FABRICS = {
-    "8 nodes, one switch": fabric(8), "16 nodes, one switch": fabric(16), "12 nodes, one switch": fabric(12),
-    "16 nodes, racks of 8, 2:1": fabric(16, 8, 2), "16 nodes, racks of 8, 4:1": fabric(16, 8, 4),
-    "32 nodes, racks of 8, 4:1": fabric(32, 8, 4), "18 nodes, racks of 6, 4:1": fabric(18, 6, 4),
-    "24 nodes, racks of 6, 3:1": fabric(24, 6, 3), "12 nodes, racks of 3, 2:1": fabric(12, 3, 2),
-    "20 nodes, racks of 5, 4:1": fabric(20, 5, 4)}
-INSIDE_FABRICS = {"8 nodes of 4": fabric(8, per_node=4), "8 nodes of 4, racks of 4, 4:1": fabric(8, 4, 4, 4)}
+    "8 nodes, one switch": fabric(8), "16 nodes, one switch": fabric(16),
+    "12 nodes, one switch": fabric(12), "16 nodes, racks of 8, 2:1": fabric(16, 8, 2),
+    "16 nodes, racks of 8, 4:1": fabric(16, 8, 4), "32 nodes, racks of 8, 4:1": fabric(32, 8, 4),
+    "18 nodes, racks of 6, 4:1": fabric(18, 6, 4), "24 nodes, racks of 6, 3:1": fabric(24, 6, 3),
+    "12 nodes, racks of 3, 2:1": fabric(12, 3, 2), "20 nodes, racks of 5, 4:1": fabric(20, 5, 4)}
+INSIDE_FABRICS = {"8 nodes of 4": fabric(8, per_node=4),
+                  "8 nodes of 4, racks of 4, 4:1": fabric(8, 4, 4, 4)}
 SIZES = {"1 MB": 1e6, "10 MB": 1e7, "100 MB": 1e8}
 PLAIN = ("ring", "recursive_doubling", "halving_doubling")
 
@@ -74,7 +75,8 @@ def single(algorithm: str, size: str, where: str, fields: dict[str, Any]) -> Cas
     return [schedules.load(made, Fabric(**fields)).seconds]
 
   def play(by: Any) -> list[float]:
-    job = reference.Job(ranks, rounds(algorithm, ranks, SIZES[size], fields["per_node"]), [dict.fromkeys(ranks, 0.0)])
+    job = reference.Job(ranks, rounds(algorithm, ranks, SIZES[size], fields["per_node"]),
+                        [dict.fromkeys(ranks, 0.0)])
     return [max(by.play(reference.Fabric(**fields), [job])[0][0].values())]
 
   return Case(f"one all-reduce, {algorithm}", f"{size}, {where}", package, play)
@@ -85,13 +87,15 @@ def tree(ranks: int, size: str) -> Case:
   fields = fabric(ranks)
 
   def package() -> list[float]:
-    return [schedules.load(schedules.double_tree(range(ranks), SIZES[size]), Fabric(**fields)).seconds]
+    return [schedules.load(schedules.double_tree(range(ranks), SIZES[size]),
+                           Fabric(**fields)).seconds]
 
   def play(by: Any) -> list[float]:
     if by is not reference:
       return []
     tried = [k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if k * ranks <= 2500]
-    return [min(reference.play_chunks(reference.Fabric(**fields), reference.double_tree(ranks, SIZES[size], k))
+    return [min(reference.play_chunks(reference.Fabric(**fields),
+                                      reference.double_tree(ranks, SIZES[size], k))
                 for k in tried)]
 
   return Case("one all-reduce, double_tree", f"{size}, {ranks} nodes, one switch", package, play)
@@ -109,11 +113,13 @@ class Sending(NamedTuple):
 
 def jobs(group: str, about: str, algorithm: str, fields: dict[str, Any], given: tuple[Sending, ...],
          steps: int = _STEPS, selected: slice = _COUNTED) -> Case:
-  """Jobs on one fabric: mean step of each. With noise, the reference computes for as long as the package drew."""
+  """Jobs on one fabric: mean step of each. With noise, the reference computes for as long as the
+  package drew."""
   per_node = fields["per_node"]
   config = {"steps": steps, "fabric": fields, "jobs": {
-      f"job{j}": {"nodes": list(job.nodes), "forward": job.compute, "backward": 0.0, "update": 0.0, "gap": 0.0,
-                  "gradient_bytes": job.size, "algorithm": algorithm, "start": job.start, "overlap": False,
+      f"job{j}": {"nodes": list(job.nodes), "forward": job.compute, "backward": 0.0, "update": 0.0,
+                  "gap": 0.0, "gradient_bytes": job.size, "algorithm": algorithm,
+                  "start": job.start, "overlap": False,
                   "noise": {"normal": {"deviation": job.noise}} if job.noise else {}}
       for j, job in enumerate(given)}}
   drawn: dict[int, np.ndarray] = {}
@@ -130,10 +136,12 @@ def jobs(group: str, about: str, algorithm: str, fields: dict[str, Any], given: 
     for j, job in enumerate(given):
       ranks = tuple(node * per_node + g for node in job.nodes for g in range(per_node))
       compute = [dict(zip(ranks, row.tolist(), strict=True)) for row in drawn[j]]
-      made.append(reference.Job(ranks, rounds(algorithm, ranks, job.size, per_node), compute, job.start))
+      made.append(reference.Job(ranks, rounds(algorithm, ranks, job.size, per_node), compute,
+                                job.start))
     played = by.play(reference.Fabric(**fields), made)
     ends = [[max(step.values()) for step in job] for job in played]
-    return [(own[selected.stop - 1] - own[selected.start - 1]) / (selected.stop - selected.start) for own in ends]
+    return [(own[selected.stop - 1] - own[selected.start - 1]) / (selected.stop - selected.start)
+            for own in ends]
 
   return Case(group, about, package, play)
 
@@ -144,7 +152,8 @@ def _no_pacer(text: str) -> Any:
 
 def halves(each: int, rack: int, count: int = 2) -> list[tuple[int, ...]]:
   """Nodes of jobs that have `each` nodes in both of two racks."""
-  return [(*range(each * j, each * j + each), *range(rack + each * j, rack + each * j + each)) for j in range(count)]
+  return [(*range(each * j, each * j + each), *range(rack + each * j, rack + each * j + each))
+          for j in range(count)]
 
 
 def several() -> Iterator[Case]:
@@ -153,8 +162,10 @@ def several() -> Iterator[Case]:
   for algorithm, over in itertools.product(PLAIN, (2, 4, 8)):
     one, other = halves(4, 8)
     for words, second in {
-        "alike": Sending(other, 1e8, 10e-3), "the second 7 ms later": Sending(other, 1e8, 10e-3, 7e-3),
-        "the second half as large": Sending(other, 5e7, 10e-3), "the second computes 25 ms": Sending(other, 1e8, 25e-3),
+        "alike": Sending(other, 1e8, 10e-3),
+        "the second 7 ms later": Sending(other, 1e8, 10e-3, 7e-3),
+        "the second half as large": Sending(other, 5e7, 10e-3),
+        "the second computes 25 ms": Sending(other, 1e8, 25e-3),
     }.items():
       yield jobs(group, f"{algorithm}, {over}:1, {words}", algorithm, fabric(16, 8, over),
                  (Sending(one, 1e8, 10e-3), second))
@@ -166,22 +177,25 @@ def several() -> Iterator[Case]:
     yield jobs(group, f"{algorithm}, 4:1, 1 MB, alike", algorithm, fabric(16, 8, 4),
                (Sending(one, 1e6, 1e-3), Sending(other, 1e6, 1e-3)))
     yield jobs(group, f"{algorithm}, 4:1, noise of 5 %", algorithm, fabric(16, 8, 4),
-               (Sending(one, 1e8, 10e-3, 0.0, 0.05), Sending(other, 1e8, 10e-3, 0.0, 0.05)), 60, slice(2, 40))
+               (Sending(one, 1e8, 10e-3, 0.0, 0.05), Sending(other, 1e8, 10e-3, 0.0, 0.05)), 60,
+               slice(2, 40))
   for over in (2, 4):
     one, other = halves(2, 4)
-    yield jobs(group, f"hierarchical, {over}:1, 4 ranks a node, alike", "hierarchical", fabric(8, 4, over, 4),
-               (Sending(one, 1e8, 5e-3), Sending(other, 1e8, 5e-3)))
+    yield jobs(group, f"hierarchical, {over}:1, 4 ranks a node, alike", "hierarchical",
+               fabric(8, 4, over, 4), (Sending(one, 1e8, 5e-3), Sending(other, 1e8, 5e-3)))
   for algorithm in PLAIN:
-    yield jobs("four jobs on a trunk", f"{algorithm}, 4:1, each 3 ms after the one before", algorithm,
-               fabric(16, 8, 4), tuple(Sending(nodes, 1e8, 10e-3, 3e-3 * j)
-                                       for j, nodes in enumerate(halves(2, 8, 4))))
+    yield jobs("four jobs on a trunk", f"{algorithm}, 4:1, each 3 ms after the one before",
+               algorithm, fabric(16, 8, 4), tuple(Sending(nodes, 1e8, 10e-3, 3e-3 * j)
+                                                  for j, nodes in enumerate(halves(2, 8, 4))))
 
 
 def noisy() -> Iterator[Case]:
   """One job whose ranks come at times of their own."""
   for algorithm, over, noise in itertools.product(PLAIN, (1, 4), (0.02, 0.1)):
-    yield jobs("one job with noise", f"{algorithm}, 16 nodes, racks of 8, {over}:1, noise of {noise:.0%} of 30 ms",
-               algorithm, fabric(16, 8, over), (Sending(tuple(range(16)), 1e8, 30e-3, 0.0, noise),), 60, slice(2, 60))
+    yield jobs("one job with noise",
+               f"{algorithm}, 16 nodes, racks of 8, {over}:1, noise of {noise:.0%} of 30 ms",
+               algorithm, fabric(16, 8, over), (Sending(tuple(range(16)), 1e8, 30e-3, 0.0, noise),),
+               60, slice(2, 60))
 
 
 def cases() -> list[Case]:
@@ -197,8 +211,9 @@ def measure(chosen: list[Case]) -> list[dict[str, Any]]:
   for number, case in enumerate(chosen):
     package, expected = case.package(), case.reference(reference)
     others = case.reference(simgrid_reference) if simgrid_reference.there() else []
-    rows.append({"group": case.group, "about": case.about, "package_s": package, "reference_s": expected,
-                 "simgrid_s": others or None, "error": _furthest(package, expected),
+    rows.append({"group": case.group, "about": case.about, "package_s": package,
+                 "reference_s": expected, "simgrid_s": others or None,
+                 "error": _furthest(package, expected),
                  "simgrid_from_reference": _furthest(others, expected) if others else None})
     say(number + 1)
   return rows
@@ -212,21 +227,28 @@ def _furthest(found: list[float], expected: list[float]) -> float:
 def page(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   rows, before = figures["cases"], figures.get("before") or {}
-  compared = [abs(row["simgrid_from_reference"]) for row in rows if row["simgrid_from_reference"] is not None]
+  compared = [abs(row["simgrid_from_reference"])
+              for row in rows if row["simgrid_from_reference"] is not None]
   lines = measured.introduction("How far simulated steps are from playing every message", figures)
-  lines += ["Errors of the mean step (of a single all-reduce, of its time): the package's over the reference's, less",
-            "1, of several jobs that of the one farthest off. The reference plays every message of every rank, event",
-            "by event, and shares no code with the package.",
-            f"SimGrid played {len(compared)} of the {len(rows)} cases, too, and is within "
-            f"{max(compared):.4%} of the reference." if compared else "SimGrid was not at hand.", ""]
+  lines += [
+      "Errors of the mean step (of a single all-reduce, of its time): the package's over the "
+      "reference's, less",
+      "1, of several jobs that of the one farthest off. The reference plays every message of every "
+      "rank, event",
+      "by event, and shares no code with the package.",
+      f"SimGrid played {len(compared)} of the {len(rows)} cases, too, and is within "
+      f"{max(compared):.4%} of the reference." if compared else "SimGrid was not at hand.", ""]
   if before:
-    lines += ["*before*: the version in which a job's use of a link was its mean over the whole collective, rounds "
-              "ended for all ranks together, and trees were pipelined in pieces small enough.", ""]
+    lines += ["*before*: the version in which a job's use of a link was its mean over the whole "
+              "collective, rounds ended for all ranks together, and trees were pipelined in pieces "
+              "small enough.", ""]
   lines += ["## By kind", ""]
-  groups = {name: [row for row in rows if row["group"] == name] for name in dict.fromkeys(r["group"] for r in rows)}
+  groups = {name: [row for row in rows if row["group"] == name]
+            for name in dict.fromkeys(r["group"] for r in rows)}
   lines += measured.table(
       ["kind", "cases", "errors before", "errors"],
-      [[name, len(own), _span([before.get(_key(row)) for row in own]), _span([row["error"] for row in own])]
+      [[name, len(own), _span([before.get(_key(row)) for row in own]),
+        _span([row["error"] for row in own])]
        for name, own in groups.items()])
   for name, own in groups.items():
     if name.startswith("one all-reduce") and "tree" not in name:
@@ -234,8 +256,8 @@ def page(figures: dict[str, Any]) -> list[str]:
     lines += [f"## {name[0].upper()}{name[1:]}", ""]
     lines += measured.table(
         ["case", "reference, ms", "package, ms", "error before", "error"],
-        [[row["about"], _ms(row["reference_s"]), _ms(row["package_s"]), _percent(before.get(_key(row))),
-          _percent(row["error"])] for row in own])
+        [[row["about"], _ms(row["reference_s"]), _ms(row["package_s"]),
+          _percent(before.get(_key(row))), _percent(row["error"])] for row in own])
   return lines
 
 
@@ -259,7 +281,8 @@ def _ms(seconds: list[float]) -> str:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
-  figures = {**measured.circumstances("experiments.measure.simulation_accuracy"), "cases": measure(cases())}
+  figures = {**measured.circumstances("experiments.measure.simulation_accuracy"),
+             "cases": measure(cases())}
   if flags.FLAGS.before:
     earlier = json.loads(pathlib.Path(flags.FLAGS.before).read_text(encoding="utf-8"))
     figures["before"] = {_key(row): row["error"] for row in earlier["cases"]}

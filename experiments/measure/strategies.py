@@ -1,13 +1,14 @@
-"""Synchronisation strategies side by side: simulated time and bytes, and what really trained with them becomes.
+"""Synchronisation strategies side by side: simulated time and bytes, and what really trained with
+them becomes.
 
     python -m experiments.measure.strategies
     python -m experiments.measure.strategies --steps=32 --seeds=1 --scenes=late --out=/tmp/strategies.json     # to
     try it
 
-Time comes from `jaxpace.simulation.strategies` on clusters that are assumed (`SCENES`); loss and accuracy from the
-digits CNN, trained on as many simulated workers with averaged, dropped, old, local or compressed gradients. Writes
-docs/measurements/strategies.json and .md.
-"""
+Time comes from `jaxpace.simulation.strategies` on clusters that are assumed (`SCENES`); loss and
+accuracy from the digits CNN, trained on as many simulated workers with averaged, dropped, old,
+local or compressed gradients. Writes docs/measurements/strategies.json and .md.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ SIZE_STEPS = 160
 
 
 class Scene(NamedTuple):
-  """A cluster, assumed: times of a model of 100 M parameters, of which the digits CNN stands in for the gradients."""
+  """A cluster, assumed: times of a model of 100 M parameters, of which the digits CNN stands in for
+  the gradients."""
 
   about: str
   compute: float  # s
@@ -58,15 +60,18 @@ class Scene(NamedTuple):
     slower[-1] = self.slow
     parts = noise.Exponential(self.exponential), noise.Pauses(*self.pauses), noise.Slow(slower)
     return cluster.check(Cluster(
-        compute=self.compute, noise=parts, gradient_bytes=self.gradient_bytes, latency=10e-6, rate=self.rate,
-        server_rate=self.server_rate, codec_rate=1e12))
+        compute=self.compute, noise=parts, gradient_bytes=self.gradient_bytes, latency=10e-6,
+        rate=self.rate, server_rate=self.server_rate, codec_rate=1e12))
 
 
 SCENES = {
-    "late": Scene("ranks late at random: extra time exponential, 10 %; pauses of 0.3 s in 2 % of steps", 0.1, 400e6,
-                  50e9, 50e9, 0.1, (0.02, 0.3)),
-    "network": Scene("a slow network: 25 Gb/s, 5 % exponential extra time", 0.1, 400e6, 3.1e9, 3.1e9, 0.05),
-    "slow": Scene("one rank slower by half, 2 % exponential extra time", 0.1, 400e6, 50e9, 50e9, 0.02, slow=0.5),
+    "late":
+    Scene("ranks late at random: extra time exponential, 10 %; pauses of 0.3 s in 2 % of steps",
+          0.1, 400e6, 50e9, 50e9, 0.1, (0.02, 0.3)),
+    "network": Scene("a slow network: 25 Gb/s, 5 % exponential extra time", 0.1, 400e6, 3.1e9,
+                     3.1e9, 0.05),
+    "slow": Scene("one rank slower by half, 2 % exponential extra time", 0.1, 400e6, 50e9, 50e9,
+                  0.02, slow=0.5),
 }
 
 
@@ -95,12 +100,15 @@ ARMS = {
     "DiLoCo, every 16": Arm(LocalSteps(16, 0.7, 0.9), "adamw"),
 }
 OPTIMIZERS: dict[str, tuple[training.Optimizer, tuple[float, ...]]] = {
-    "sgd": (optax.sgd, (0.25, 0.5, 1.0, 2.0, 4.0)), "adamw": (optax.adamw, (3e-3, 1e-2, 3e-2, 0.1, 0.3))}
-"""And the learning rates tried, of which the one with the least training loss in the end is kept."""
+    "sgd": (optax.sgd, (0.25, 0.5, 1.0, 2.0, 4.0)),
+    "adamw": (optax.adamw, (3e-3, 1e-2, 3e-2, 0.1, 0.3))}
+"""And the learning rates tried, of which the one with the least training loss in the end is
+kept."""
 
 
 def at_size(strategy: Strategy, ranks: int) -> Strategy:
-  """The strategy on another number of ranks: as large a share of backups, as many servers a rank."""
+  """The strategy on another number of ranks: as large a share of backups, as many servers a
+  rank."""
   if isinstance(strategy, Backup):
     return Backup(ranks * strategy.wait_for // RANKS)
   if isinstance(strategy, ParameterServer) and strategy.servers > 1:
@@ -122,7 +130,8 @@ def timed(strategy: Strategy, scene: Scene, key: jax.Array, ranks: int, steps: i
 
 
 def step_seconds(times: timeline.Rounds | timeline.Updates, ranks: int) -> float:
-  """s in which as many gradients are made as in a synchronous step; the first and last tenth of single ones left out.
+  """s in which as many gradients are made as in a synchronous step; the first and last tenth of
+  single ones left out.
 
   Dropped gradients count: they have been made.
   """
@@ -132,7 +141,8 @@ def step_seconds(times: timeline.Rounds | timeline.Updates, ranks: int) -> float
   return float((times.time[last] - times.time[first]) / (last - first) * ranks)
 
 
-def train(arm: Arm, times: timeline.Rounds | timeline.Updates, task: training.Task, keys: jax.Array, points: int
+def train(arm: Arm, times: timeline.Rounds | timeline.Updates, task: training.Task, keys: jax.Array,
+          points: int
           ) -> dict[str, Any]:
   """Trains with a strategy as scheduled; the curve of the better learning rate, mean over seeds."""
   optimizer, rates = OPTIMIZERS[arm.optimizer]
@@ -144,12 +154,13 @@ def train(arm: Arm, times: timeline.Rounds | timeline.Updates, task: training.Ta
   best = int(ends.argmin())
   return {"learning_rate": rates[best], "done": curve.done.tolist(),
           "loss": _rounded(curve.loss[:, best].mean(axis=1)),
-          "accuracy": _rounded(curve.accuracy[:, best].mean(axis=1)), "loss_by_rate": _rounded(ends),
-          "accuracy_by_seed": _rounded(curve.accuracy[-1, best])}
+          "accuracy": _rounded(curve.accuracy[:, best].mean(axis=1)),
+          "loss_by_rate": _rounded(ends), "accuracy_by_seed": _rounded(curve.accuracy[-1, best])}
 
 
 def seconds_to(target: float, seconds: np.ndarray, loss: Any) -> float | None:
-  """Simulated s until the loss first is `target`, straight between points; None if it never is that low."""
+  """Simulated s until the loss first is `target`, straight between points; None if it never is that
+  low."""
   values = np.asarray(loss, np.float64)  # None, where training broke down, becomes NaN
   reached = np.flatnonzero(values <= target)
   if not len(reached):
@@ -162,7 +173,8 @@ def seconds_to(target: float, seconds: np.ndarray, loss: Any) -> float | None:
 
 
 def measure(names: list[str], steps: int, seeds: int, points: int) -> Iterator[dict[str, Any]]:
-  """Plays all strategies in all scenes, and trains with each; yields what there is after each scene."""
+  """Plays all strategies in all scenes, and trains with each; yields what there is after each
+  scene."""
   task = training.task(RANKS, BATCH)
   keys = jax.random.split(jax.random.key(1), seeds)
   trained: dict[str, dict[str, Any]] = {}  # of strategies whose mathematics no schedule changes
@@ -183,43 +195,54 @@ def measure(names: list[str], steps: int, seeds: int, points: int) -> Iterator[d
       delays = times.delay if isinstance(times, timeline.Updates) else np.zeros(1)
       dropped = 1 - times.counted.mean() if isinstance(times, timeline.Rounds) else 0.0
       sizes = {str(ranks): step_seconds(
-          timed(at_size(arm.strategy, ranks), scene, jax.random.key(2), ranks, SIZE_STEPS), ranks) for ranks in SIZES}
+          timed(at_size(arm.strategy, ranks), scene, jax.random.key(2), ranks, SIZE_STEPS), ranks)
+               for ranks in SIZES}
       sent = cluster.bytes_per_step(arm.strategy, scene.cluster(RANKS), RANKS)
       rows.append({
-          "scene": name, "strategy": label, "settings": repr(arm.strategy), "optimizer": arm.optimizer,
-          "step_seconds": sizes, "megabytes_a_step": sent / 1e6, "delay_mean": float(delays.mean()),
-          "delay_most": int(delays.max()), "dropped": float(dropped), "seconds_to_target": reached,
-          "seconds": _rounded(seconds), **quality})
+          "scene": name, "strategy": label, "settings": repr(arm.strategy),
+          "optimizer": arm.optimizer, "step_seconds": sizes, "megabytes_a_step": sent / 1e6,
+          "delay_mean": float(delays.mean()), "delay_most": int(delays.max()),
+          "dropped": float(dropped), "seconds_to_target": reached, "seconds": _rounded(seconds),
+          **quality})
       say(len(rows))
     shown = {done: SCENES[done]._asdict() for done in names[:names.index(name) + 1]}
-    yield {"ranks": RANKS, "batch": BATCH, "steps": steps, "seeds": seeds, "target_loss": TARGET, "scenes": shown,
-           "rows": rows}
+    yield {"ranks": RANKS, "batch": BATCH, "steps": steps, "seeds": seeds, "target_loss": TARGET,
+           "scenes": shown, "rows": rows}
 
 
 def page(figures: dict[str, Any]) -> list[str]:
   """The measurements as Markdown."""
   lines = [
       *measured.introduction("Synchronisation strategies: time simulated, training real", figures),
-      "Time is simulated on clusters that are assumed; nothing here was timed. The digits CNN is trained on "
-      f"{figures['ranks']} simulated", f"workers with {figures['batch']} images each, for {figures['steps']} steps (or "
-      f"as many gradients, one by one), mean of {figures['seeds']} seeds; old", "gradients are as old as the simulated "
-      "schedule makes them, dropped ones those that it drops. Of five learning rates the one with", "the least loss "
-      "over the training images in the end is kept. Its gradient is tiny: for time and bytes it stands in for one of",
+      "Time is simulated on clusters that are assumed; nothing here was timed. The digits CNN is "
+      f"trained on {figures['ranks']} simulated", f"workers with {figures['batch']} images each, "
+                                                  f"for {figures['steps']} steps (or as many "
+                                                  "gradients, one by one), mean of "
+                                                  f"{figures['seeds']} seeds; old",
+      "gradients are as old as the simulated schedule makes them, dropped ones those that it "
+      "drops. Of five learning rates the one with", "the least loss over the training images in "
+                                                    "the end is kept. Its gradient is tiny: for "
+                                                    "time and bytes it stands in for one of",
       "400 MB.", "",
-      f"- **step**: simulated ms for one gradient of every rank, at 8, 64 and 512 ranks ({SIZE_STEPS} steps each);",
-      f"- **to target**: simulated s until the training loss, mean over seeds, is {figures['target_loss']:g}, and "
-      "against synchronous training", "  with the same optimizer; with so few seeds a tenth more or less is noise;",
-      "- **loss**, **accuracy**: in the end, over all training images and the 360 that were held out;",
-      "- **age**: updates applied between reading parameters and adding the gradient made of them, mean and most;",
-      "- **rate**: the learning rate kept, with a star if it is the lowest or highest tried: others may do better.",
+      "- **step**: simulated ms for one gradient of every rank, at 8, 64 and 512 ranks "
+      f"({SIZE_STEPS} steps each);",
+      "- **to target**: simulated s until the training loss, mean over seeds, is "
+      f"{figures['target_loss']:g}, and against synchronous training",
+      "  with the same optimizer; with so few seeds a tenth more or less is noise;",
+      "- **loss**, **accuracy**: in the end, over all training images and the 360 that were "
+      "held out;", "- **age**: updates applied between reading parameters and adding the gradient "
+                   "made of them, mean and most;",
+      "- **rate**: the learning rate kept, with a star if it is the lowest or highest tried: "
+      "others may do better.",
       ""]
   for name, scene in figures["scenes"].items():
     rows = [row for row in figures["rows"] if row["scene"] == name]
-    base = {row["optimizer"]: row["seconds_to_target"] for row in rows if row["strategy"].startswith("synchronous")}
+    base = {row["optimizer"]: row["seconds_to_target"]
+            for row in rows if row["strategy"].startswith("synchronous")}
     lines += [f"## {name}: {scene['about']}", ""]
     lines += measured.table(
-        ["strategy", *[f"step, {n}" for n in SIZES], "MB a step", "to target", "against synchronous", "loss",
-         "accuracy", "age", "rate"],
+        ["strategy", *[f"step, {n}" for n in SIZES], "MB a step", "to target",
+         "against synchronous", "loss", "accuracy", "age", "rate"],
         [[row["strategy"], *[f"{row['step_seconds'][str(n)] * 1e3:.0f}" for n in SIZES],
           f"{row['megabytes_a_step']:.0f}", _cell(row["seconds_to_target"]),
           _ratio(row["seconds_to_target"], base.get(row["optimizer"])), f"{row['loss'][-1]:.3f}",
@@ -247,21 +270,24 @@ def _rate(row: dict[str, Any]) -> str:
 
 
 def _rounded(values: Any) -> list[float | None]:
-  return [float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(values, np.float64)]
+  return [float(f"{value:.5g}") if np.isfinite(value) else None
+          for value in np.asarray(values, np.float64)]
 
 
 def main(_: list[str]) -> None:
   around = measured.circumstances("experiments.measure.strategies")
   for found in measure(FLAGS.scenes or list(SCENES), FLAGS.steps, FLAGS.seeds, FLAGS.steps // 4):
     figures = {**around, **found}
-    measured.write(figures, page(figures), pathlib.Path(FLAGS.out))  # after each scene: an end too soon keeps some
+    # after each scene: an end too soon keeps some
+    measured.write(figures, page(figures), pathlib.Path(FLAGS.out))
 
 
 FLAGS = flags.FLAGS
 
 if __name__ == "__main__":
-  flags.DEFINE_integer("steps", 96, "Steps of training; a multiple of 16, so that local steps end with an exchange.",
-                       lower_bound=16)
+  flags.DEFINE_integer("steps", 96,
+                       "Steps of training; a multiple of 16, so that local steps end with "
+                       "an exchange.", lower_bound=16)
   flags.DEFINE_integer("seeds", 3, "Of parameters and batches.", lower_bound=1)
   flags.DEFINE_multi_enum("scenes", [], list(SCENES), "Scenes; all if none is named.")
   flags.DEFINE_string("out", str(OUT), "JSON file; a page is written beside it.")

@@ -1,7 +1,9 @@
-"""Trains the digits CNN on simulated workers in one process, each with its own images, by any strategy.
+"""Trains the digits CNN on simulated workers in one process, each with its own images, by any
+strategy.
 
-Which gradients count, and how old their parameters are, comes from the simulated schedule; the rest is real: gradients,
-optimizers (optax), messages encoded and decoded, errors fed back. Seeds and learning rates run side by side.
+Which gradients count, and how old their parameters are, comes from the simulated schedule; the rest
+is real: gradients, optimizers (optax), messages encoded and decoded, errors fed back. Seeds and
+learning rates run side by side.
 """
 
 from __future__ import annotations
@@ -50,13 +52,15 @@ def task(ranks: int, batch: int) -> Task:
   each = len(train["label"]) // ranks
   image, label = (jnp.asarray(x[:each * ranks].reshape(ranks, each, *x.shape[1:]))
                   for x in (train["image"], train["label"]))
-  return Task(image, label, jnp.asarray(test["image"]), jnp.asarray(test["label"]), jnp.zeros((batch,)))
+  return Task(image, label, jnp.asarray(test["image"]), jnp.asarray(test["label"]),
+              jnp.zeros((batch,)))
 
 
 @functools.cache
 def _model() -> tuple[CNN, Callable[[jax.Array], Any]]:
   model = CNN()
-  _, unflatten = ravel_pytree(model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1), jnp.float32))["params"])
+  _, unflatten = ravel_pytree(
+      model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 1), jnp.float32))["params"])
   return model, unflatten
 
 
@@ -89,13 +93,14 @@ def measured(task: Task, params: jax.Array) -> tuple[jax.Array, jax.Array]:
   return loss(params, *whole), right.mean()
 
 
-def in_rounds(task: Task, strategy: Strategy, schedule: Rounds, optimizer: Optimizer, rates: Any, keys: jax.Array,
-              points: int) -> Curve:
+def in_rounds(task: Task, strategy: Strategy, schedule: Rounds, optimizer: Optimizer, rates: Any,
+              keys: jax.Array, points: int) -> Curve:
   """Trains with gradients that are averaged: every step, or every so many local ones.
 
   Args:
     task: what is trained.
-    strategy: `Compressed` and `LocalSteps` change what is averaged, `Backup` by the schedule whose gradients count.
+    strategy: `Compressed` and `LocalSteps` change what is averaged, `Backup` by the schedule whose
+      gradients count.
     schedule: K steps; K must be a multiple of `points`.
     optimizer: of the step, or of the local steps.
     rates: [L] learning rates.
@@ -109,13 +114,17 @@ def in_rounds(task: Task, strategy: Strategy, schedule: Rounds, optimizer: Optim
   rows = jnp.arange(len(counted), dtype=jnp.int32), counted
   changing = strategy if isinstance(strategy, (Compressed, LocalSteps)) else None
   train = _local if isinstance(strategy, LocalSteps) else _averaging
-  return _curve(_all(train, changing, optimizer, points, task, rows, rates, keys), len(counted), points)
+  return _curve(_all(train, changing, optimizer, points, task, rows, rates, keys), len(counted),
+                points)
 
 
-def one_by_one(task: Task, schedule: Updates, optimizer: Optimizer, rates: Any, keys: jax.Array, points: int) -> Curve:
-  """Trains with gradients that are applied one by one, each made of parameters as old as the schedule says.
+def one_by_one(task: Task, schedule: Updates, optimizer: Optimizer, rates: Any, keys: jax.Array,
+               points: int) -> Curve:
+  """Trains with gradients that are applied one by one, each made of parameters as old as the
+  schedule says.
 
-  Of R workers, R updates are as many images as one synchronous step: the rate of an update is the R-th part.
+  Of R workers, R updates are as many images as one synchronous step: the rate of an update is the
+  R-th part.
 
   Args:
     task, optimizer, rates, keys, points: as for `in_rounds`.
@@ -123,7 +132,8 @@ def one_by_one(task: Task, schedule: Updates, optimizer: Optimizer, rates: Any, 
   """
   ranks = task.label.shape[0]
   count = len(schedule.time) // points * points
-  turns = np.empty(count, np.int32)  # how many updates the rank had made before: its own number of the step
+  # how many updates the rank had made before: its own number of the step
+  turns = np.empty(count, np.int32)
   for r in range(ranks):
     own = np.flatnonzero(schedule.rank[:count] == r)
     turns[own] = np.arange(len(own))
@@ -134,14 +144,15 @@ def one_by_one(task: Task, schedule: Updates, optimizer: Optimizer, rates: Any, 
   return _curve(_all(_applying, longest, optimizer, points, task, rows, rates, keys), count, points)
 
 
-def _averaging(strategy: Compressed | None, optimizer: Optimizer, points: int, task: Task, rows: Any, rate: jax.Array,
-               key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _averaging(strategy: Compressed | None, optimizer: Optimizer, points: int, task: Task,
+               rows: Any, rate: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
   way, first, ranks = optimizer(rate), begin(key), len(task.label)
 
   def step(carry: Any, row: Any) -> Any:
     params, state, errors = carry
     number, weight = row
-    gradients = jax.vmap(lambda r: gradient(task, params, _drawn(key, number, r), r))(jnp.arange(ranks))
+    gradients = jax.vmap(lambda r: gradient(task, params, _drawn(key, number, r), r))(
+        jnp.arange(ranks))
     if strategy:
       mean, errors = compression.averaged(strategy, gradients, errors)
     else:
@@ -153,15 +164,17 @@ def _averaging(strategy: Compressed | None, optimizer: Optimizer, points: int, t
   return _points(task, step, start, rows, points, lambda carry, _: carry[0])
 
 
-def _local(strategy: LocalSteps, optimizer: Optimizer, points: int, task: Task, rows: Any, rate: jax.Array,
-           key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _local(strategy: LocalSteps, optimizer: Optimizer, points: int, task: Task, rows: Any,
+           rate: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
   way, first, ranks = optimizer(rate), begin(key), len(task.label)
-  outer = optax.sgd(strategy.outer_rate, strategy.outer_momentum or None, nesterov=strategy.outer_momentum > 0)
+  outer = optax.sgd(strategy.outer_rate, strategy.outer_momentum or None,
+                    nesterov=strategy.outer_momentum > 0)
 
   def step(carry: Any, row: Any) -> Any:
     own, states, shared, outer_state = carry
     number, _ = row
-    gradients = jax.vmap(lambda p, r: gradient(task, p, _drawn(key, number, r), r))(own, jnp.arange(ranks))
+    gradients = jax.vmap(lambda p, r: gradient(task, p, _drawn(key, number, r), r))(
+        own, jnp.arange(ranks))
     changes, states = jax.vmap(way.update)(gradients, states, own)
     own = optax.apply_updates(own, changes)
 
@@ -180,7 +193,8 @@ def _local(strategy: LocalSteps, optimizer: Optimizer, points: int, task: Task, 
   return _points(task, step, start, rows, points, lambda carry, _: carry[2])
 
 
-def _applying(longest: int, optimizer: Optimizer, points: int, task: Task, rows: Any, rate: jax.Array, key: jax.Array
+def _applying(longest: int, optimizer: Optimizer, points: int, task: Task, rows: Any,
+              rate: jax.Array, key: jax.Array
               ) -> tuple[jax.Array, jax.Array]:
   way, first = optimizer(rate / len(task.label)), begin(key)
 
@@ -197,11 +211,13 @@ def _applying(longest: int, optimizer: Optimizer, points: int, task: Task, rows:
 
 
 def _drawn(key: jax.Array, number: jax.Array, rank: jax.Array) -> jax.Array:
-  """The key of a worker's batch: it depends on its own step alone, so that all strategies draw the same images."""
+  """The key of a worker's batch: it depends on its own step alone, so that all strategies draw the
+  same images."""
   return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, 1), number), rank)
 
 
-def _points(task: Task, step: Any, start: Any, rows: Any, points: int, newest: Any) -> tuple[jax.Array, jax.Array]:
+def _points(task: Task, step: Any, start: Any, rows: Any, points: int,
+            newest: Any) -> tuple[jax.Array, jax.Array]:
   """Runs the steps in equal pieces and measures before the first one and after each: two [E].
 
   `newest` gives the parameters to measure, of what is carried and the number of steps done.
@@ -220,9 +236,11 @@ def _points(task: Task, step: Any, start: Any, rows: Any, points: int, newest: A
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _all(train: Any, what: Any, optimizer: Optimizer, points: int, task: Task, rows: Any, rates: Any, keys: jax.Array
+def _all(train: Any, what: Any, optimizer: Optimizer, points: int, task: Task, rows: Any,
+         rates: Any, keys: jax.Array
          ) -> tuple[jax.Array, jax.Array]:
-  """Trains with every rate and key: two [L, S, E]. One after the other, since CPUs are slow at grouped convolutions."""
+  """Trains with every rate and key: two [L, S, E]. One after the other, since CPUs are slow at
+  grouped convolutions."""
   rates = jnp.asarray(rates, jnp.float32)
   pairs = jnp.repeat(rates, len(keys)), jnp.tile(keys, len(rates))
   found = jax.lax.map(lambda pair: train(what, optimizer, points, task, rows, *pair), pairs)

@@ -1,4 +1,5 @@
-"""Lateness in several processes: what was recorded, against entries on the one clock that all of a machine share.
+"""Lateness in several processes: what was recorded, against entries on the one clock that all of a
+machine share.
 
 Nobody but this experiment compares the clocks of two processes: they run on one machine here.
 """
@@ -51,7 +52,8 @@ def blocks(ranks: int, delays: list[float]) -> list[Block]:
   return chosen
 
 
-def launch(processes: int, share: bool, delays: list[float], steps: int, module: str) -> dict[str, Any]:
+def launch(processes: int, share: bool, delays: list[float], steps: int,
+           module: str) -> dict[str, Any]:
   """Runs `module` as workers in several processes and judges what they recorded."""
   with tempfile.TemporaryDirectory() as root:
     command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
@@ -75,10 +77,13 @@ def work(root: pathlib.Path, delays: list[float], steps: int, share: bool) -> No
   with jaxpace.Recorder(root / "run", job.paced) as recorder:
     for number, block in enumerate(todo):
       if me == 0:
-        print(f"block {number + 1} of {len(todo)}: {block.delay_ms:g} ms on rank {block.rank}, {block.where}",
-              flush=True)
+        print(
+            f"block {number + 1} of {len(todo)}: {block.delay_ms:g} ms on rank {block.rank}, "
+            f"{block.where}",
+            flush=True)
       late_here = block.where == "host" and block.rank == me and block.delay_ms > 0
-      in_step = fault(block.where, block.rank, block.delay_ms * 1e-3) if block.where in PLACES else fault()
+      in_step = (fault(block.where, block.rank, block.delay_ms * 1e-3) if block.where in PLACES
+                 else fault())
       for step in range(_WARM_UP + steps):
         start = time.monotonic_ns()
         if late_here:
@@ -101,17 +106,22 @@ def _own(value: jax.Array) -> np.ndarray:
   return np.asarray(value.addressable_data(0))
 
 
-def judge(root: pathlib.Path, ranks: int, share: bool, delays: list[float], steps: int) -> dict[str, Any]:
-  """Compares, block by block, the recorded arrivals with the entries on the shared clock and with what was slept."""
+def judge(root: pathlib.Path, ranks: int, share: bool, delays: list[float],
+          steps: int) -> dict[str, Any]:
+  """Compares, block by block, the recorded arrivals with the entries on the shared clock and with
+  what was slept."""
   run = read_run(root / "run")
   if run.ranks != ranks:
-    raise RuntimeError(f"{ranks} processes recorded {run.ranks} ranks: each must have one device. Is XLA_FLAGS set?")
+    raise RuntimeError(
+        f"{ranks} processes recorded {run.ranks} ranks: each must have one device. Is "
+        "XLA_FLAGS set?")
   collective = run.collectives[0]
   workers = [np.load(root / f"{rank}.npz") for rank in range(ranks)]
   asked = blocks(ranks, delays)
   total = len(asked) * (_WARM_UP + steps)
   origin = collective.enter_ns[collective.enter_ns != MISSING].min()
-  enter, leave = (_dense(values, run.steps, total, origin) for values in (collective.enter_ns, collective.exit_ns))
+  enter, leave = (_dense(values, run.steps, total, origin)
+                  for values in (collective.enter_ns, collective.exit_ns))
   arrivals = np.full(enter.shape, np.nan)
   arrivals[:, 1:] = enter[:, 1:] - leave[:, :-1]
   slept = np.stack([worker["on_host"] + worker["in_step"] for worker in workers])
@@ -124,9 +134,11 @@ def judge(root: pathlib.Path, ranks: int, share: bool, delays: list[float], step
       continue
     late = range(ranks) if block.delay_ms == 0 else (block.rank,)
     judged += [{"where": block.where, "rank": rank, "delay_ms": block.delay_ms,
-                **lateness_found.per_block(enter[:, use], arrivals[:, use], slept[rank, use], rank)} for rank in late]
-  return {"processes": ranks, "share": share, "shared": bool(workers[0]["shared"]), "clock": run.plan.get("clock"),
-          "problems": list(run.problems), "blocks": [_against(entry, judged) for entry in judged if entry["delay_ms"]],
+                **lateness_found.per_block(enter[:, use], arrivals[:, use], slept[rank, use], rank)}
+               for rank in late]
+  return {"processes": ranks, "share": share, "shared": bool(workers[0]["shared"]),
+          "clock": run.plan.get("clock"), "problems": list(run.problems),
+          "blocks": [_against(entry, judged) for entry in judged if entry["delay_ms"]],
           "quiet": [entry for entry in judged if not entry["delay_ms"]], **_seen(workers, arrivals)}
 
 
@@ -141,9 +153,12 @@ def _dense(values: np.ndarray, steps: np.ndarray, total: int, origin: int) -> np
 
 
 def _against(entry: dict[str, Any], judged: list[dict[str, Any]]) -> dict[str, Any]:
-  """Adds the verdicts: found against true, and what both gained over the same rank's quiet blocks against the sleep."""
-  quiet = [e for e in judged if not e["delay_ms"] and e["rank"] == entry["rank"] and e["where"] == entry["where"]]
-  base = {name: float(np.mean([e[name] for e in quiet])) if quiet else 0.0 for name in ("found_ms", "true_ms")}
+  """Adds the verdicts: found against true, and what both gained over the same rank's quiet blocks
+  against the sleep."""
+  quiet = [e for e in judged if not e["delay_ms"] and e["rank"] == entry["rank"]
+           and e["where"] == entry["where"]]
+  base = {name: float(np.mean([e[name] for e in quiet])) if quiet else 0.0
+          for name in ("found_ms", "true_ms")}
   gained = {name: entry[name] - base[name] for name in base}
   return {**entry, "found_gained_ms": gained["found_ms"], "true_gained_ms": gained["true_ms"],
           "agrees_with_entries": lateness_found.agrees(entry["found_ms"], entry["true_ms"]),
@@ -159,8 +174,9 @@ def _seen(workers: list[Any], arrivals: np.ndarray) -> dict[str, Any]:
     known = np.isfinite(seen) & np.isfinite(arrivals)
     unknown += int((np.isfinite(arrivals) & ~np.isfinite(seen))[others].sum())
     # float32 seconds: a part in 10^7 of the value, or some ns.
-    differences.append(np.abs(seen - arrivals)[known & others[:, None]] / np.maximum(np.abs(arrivals), 1.0)[
-        known & others[:, None]])
+    differences.append(np.abs(seen - arrivals)[known & others[:, None]]
+                       / np.maximum(np.abs(arrivals), 1.0)[
+                           known & others[:, None]])
   joined = np.concatenate(differences)
   return {"others_arrivals_seen": len(joined), "others_arrivals_unknown": unknown,
           "largest_relative_difference": float(joined.max()) if len(joined) else None}

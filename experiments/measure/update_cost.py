@@ -2,9 +2,9 @@
 
     python -m experiments.measure.update_cost
 
-Each `update` runs in a compiled loop in which every field of the observation changes from turn to turn, in turns with
-the same loop without a pacer. Between turns its state is packed, as it is between steps. Writes
-docs/measurements/update_cost.json and .md. Nothing else should run meanwhile.
+Each `update` runs in a compiled loop in which every field of the observation changes from turn to
+turn, in turns with the same loop without a pacer. Between turns its state is packed, as it is
+between steps. Writes docs/measurements/update_cost.json and .md. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def pacers(ranks: int) -> dict[str, jaxpace.Pacer]:
       "interleave_jobs": shift,
       "guard(pace_early_ranks)": jaxpace.guard(early),
       "chain(pace_early_ranks, interleave_jobs)": jaxpace.chain(early, shift),
-      "only_ranks(limit(pace_early_ranks))": jaxpace.only_ranks(jaxpace.limit(early, 5e-3), range(min(8, ranks))),
+      "only_ranks(limit(pace_early_ranks))":
+      jaxpace.only_ranks(jaxpace.limit(early, 5e-3), range(min(8, ranks))),
       "steerable(guard(pace_early_ranks))": jaxpace.steerable(jaxpace.guard(early)),
       "steerable(chain(guard(pace_early_ranks), interleave_jobs))": jaxpace.steerable(
           jaxpace.chain(jaxpace.guard(early), shift)),
@@ -53,8 +54,8 @@ def asked(pacer: jaxpace.Pacer) -> jaxpace.Pacer:
   assert hold is not None
 
   def update(seen: jaxpace.Observation, state: Any) -> tuple[jaxpace.Decision, Any]:
-    moment = Moment(seen.step, seen.step % np.int32(SLOTS), seen.step_time, seen.step % np.int32(3), seen.step_time,
-                    seen.step_time)
+    moment = Moment(seen.step, seen.step % np.int32(SLOTS), seen.step_time, seen.step % np.int32(3),
+                    seen.step_time, seen.step_time)
     told, after = hold(moment, state)
     return jaxpace.Decision(told.seconds, {"listen": told.listen.astype(jnp.float32)}), after
 
@@ -70,9 +71,10 @@ def loop(pacer: jaxpace.Pacer | None, ranks: int, turns: int) -> Callable[[], An
     state, arrivals, delay, waits, took = carry
     seen = jaxpace.Observation(
         step=k, rank=jnp.int32(1), arrivals=arrivals,
-        delays=jnp.where(arrivals < np.float32(BUSY), delay, np.float32(0)), waits=waits, step_time=took,
-        job_step_time=took, job_transfers=waits)
-    # Never the same twice, or the compiler would take the work out of the loop; read in full, or it would shrink it.
+        delays=jnp.where(arrivals < np.float32(BUSY), delay, np.float32(0)), waits=waits,
+        step_time=took, job_step_time=took, job_transfers=waits)
+    # Never the same twice, or the compiler would take the work out of the loop; read in full, or it
+    # would shrink it.
     extra = jnp.max(seen.arrivals + seen.delays) * np.float32(1e-3)
     wave = np.float32(1) + np.float32(0.1) * jnp.sin(k.astype(jnp.float32))
     if pacer is not None:
@@ -80,63 +82,74 @@ def loop(pacer: jaxpace.Pacer | None, ranks: int, turns: int) -> Callable[[], An
       state, delay = packing.pack(after, state.layout), decision.delay
       extra += sum(jnp.nan_to_num(value) for value in decision.info.values()) * np.float32(1e-6)
     else:
-      delay = np.float32(1e-4 * BUSY) * wave  # or the delays above would be the same in every turn, and free
+      # or the delays above would be the same in every turn, and free
+      delay = np.float32(1e-4 * BUSY) * wave
     return (state, arrivals * np.float32(0.999) + np.float32(1e-3 * BUSY), delay,
             jnp.full((SLOTS,), TRANSFER, jnp.float32) * wave, np.float32(BUSY) * wave + extra)
 
   state = packing.pack(pacer.init(ranks)) if pacer is not None else ()
-  start = (state, arrivals, jnp.float32(0), jnp.full((SLOTS,), TRANSFER, jnp.float32), jnp.float32(BUSY))
+  start = (state, arrivals, jnp.float32(0), jnp.full((SLOTS,), TRANSFER, jnp.float32),
+           jnp.float32(BUSY))
   compiled = jax.jit(lambda start: jax.lax.fori_loop(0, turns, turn, start))
   return lambda: jax.block_until_ready(compiled(start))
 
 
 def size(pacer: jaxpace.Pacer, ranks: int) -> dict[str, int]:
-  """What needs no clock: a state's own arrays, and kernels of the compiled `update`, untaken branches included."""
+  """What needs no clock: a state's own arrays, and kernels of the compiled `update`, untaken
+  branches included."""
   state = pacer.init(ranks)
   scalar, each, slots = jnp.float32(0), jnp.zeros((ranks,)), jnp.zeros((SLOTS,))
-  seen = jaxpace.Observation(step=jnp.int32(0), rank=jnp.int32(0), arrivals=each, delays=each, waits=slots,
-                             step_time=scalar, job_step_time=scalar, job_transfers=slots)
+  seen = jaxpace.Observation(step=jnp.int32(0), rank=jnp.int32(0), arrivals=each, delays=each,
+                             waits=slots, step_time=scalar, job_step_time=scalar,
+                             job_transfers=slots)
   text = jax.jit(pacer.update).lower(seen, state).compile().as_text() or ""
   return {"arrays": len(jax.tree.leaves(state)), "kernels": text.count(" fusion(")}
 
 
 def measure(ranks: int, rounds: int, turns: int) -> dict[str, list[float]]:
   """Microseconds of one update of each pacer, [mean, low, high]."""
-  loops = {"": loop(None, ranks, turns)} | {name: loop(pacer, ranks, turns) for name, pacer in pacers(ranks).items()}
+  loops = ({"": loop(None, ranks, turns)}
+           | {name: loop(pacer, ranks, turns) for name, pacer in pacers(ranks).items()})
   for run in loops.values():
     run()
   blocks = {name: (lambda run=run: seconds_each(run, 1) / turns) for name, run in loops.items()}
   found = interleave(blocks, rounds)
-  return {name: estimate((seconds - found[""]) * 1e6).to_json() for name, seconds in found.items() if name}
+  return {name: estimate((seconds - found[""]) * 1e6).to_json() for name, seconds in found.items()
+          if name}
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("The cost of `update`", figures)
-  page += [f"One `update` in a compiled loop on one core, {SLOTS} collectives, less the same loop without a pacer; "
-           f"{figures['rounds']} interleaved timings of {figures['turns']:,} updates. "
-           f"{measured.about_intervals(figures.get('intervals'), figures['rounds'])} "
-           f"Wanted: at most {TARGET:g} us at 1,024 ranks. Kernels: of the compiled `update`, branches that are rarely "
-           "taken included. A step takes a pacer's state in, and gives it out, as one array, whatever its own: each "
-           "would cost the step's caller about 0.7 us beside this. Packing is part of what is timed.", ""]
+  page += [f"One `update` in a compiled loop on one core, {SLOTS} collectives, less the same loop "
+           f"without a pacer; {figures['rounds']} interleaved timings of {figures['turns']:,} "
+           f"updates. {measured.about_intervals(figures.get('intervals'), figures['rounds'])} "
+           f"Wanted: at most {TARGET:g} us at 1,024 ranks. Kernels: of the compiled `update`, "
+           "branches that are rarely taken included. A step takes a pacer's state in, and gives it "
+           "out, as one array, whatever its own: each would cost the step's caller about 0.7 us "
+           "beside this. Packing is part of what is timed.", ""]
   rows = []
   for name in next(iter(figures["ranks"].values())):
     cells = [f"{value[0]:.2f} [{value[1]:.2f}, {value[2]:.2f}]"
              for value in (found[name] for found in figures["ranks"].values())]
     most = figures["ranks"].get("1024", {}).get(name)
     its = figures["sizes"][name]
-    told = None if most is None else "met" if most[2] <= TARGET else "MISSED" if most[1] > TARGET else "not shown"
+    told = (None if most is None else "met" if most[2] <= TARGET else "MISSED" if most[1] > TARGET
+            else "not shown")
     rows.append([f"`{name}`", its["arrays"], its["kernels"], *cells, told])
   columns = [f"{ranks} ranks, us" for ranks in figures["ranks"]]
-  return page + measured.table(["pacer", "arrays of its state", "kernels", *columns, "target"], rows)
+  return (page + measured.table(["pacer", "arrays of its state", "kernels", *columns, "target"],
+                                rows))
 
 
 def define_flags() -> None:
-  """Defines this program's flags; not when it is imported, since other programs have flags of the same names."""
+  """Defines this program's flags; not when it is imported, since other programs have flags of the
+  same names."""
   flags.DEFINE_list("ranks", ["4", "64", "1024"], "Numbers of ranks.")
   flags.DEFINE_integer("rounds", 40, "Timings of each.", lower_bound=2)
   flags.DEFINE_integer("turns", 2000, "Updates of one timing.", lower_bound=10)
-  flags.DEFINE_string("out", "docs/measurements/update_cost.json", "File the figures are written to.")
+  flags.DEFINE_string("out", "docs/measurements/update_cost.json",
+                      "File the figures are written to.")
 
 
 def main(_: list[str]) -> None:
@@ -150,7 +163,8 @@ def main(_: list[str]) -> None:
     figures["sizes"] = {name: size(pacer, int(ranks)) for name, pacer in pacers(int(ranks)).items()}
     figures["ranks"][ranks] = measure(int(ranks), its.rounds, its.turns)
     for name, value in figures["ranks"][ranks].items():
-      print(f"  {ranks:>5} ranks  {name:<60} {value[0]:7.2f} us [{value[1]:.2f}, {value[2]:.2f}]", flush=True)
+      print(f"  {ranks:>5} ranks  {name:<60} {value[0]:7.2f} us [{value[1]:.2f}, {value[2]:.2f}]",
+            flush=True)
   measured.write(figures, lines(figures), pathlib.Path(its.out))
 
 

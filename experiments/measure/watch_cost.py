@@ -2,9 +2,10 @@
 
     python -m experiments.measure.watch_cost --output=docs/measurements/watch_cost.json
 
-plays a recorded job in real time: every process writes a part of each table and its own file every 2 s, as recorders
-do, each process at a time of its own, and merges them. `jaxpace watch` shows it on a pseudo-terminal of 120 x 40. Its
-processor time (user and system, of all its threads) is taken over the time after the start.
+plays a recorded job in real time: every process writes a part of each table and its own file every
+2 s, as recorders do, each process at a time of its own, and merges them. `jaxpace watch` shows it
+on a pseudo-terminal of 120 x 40. Its processor time (user and system, of all its threads) is taken
+over the time after the start.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.parts import PartStore
 
 _RANKS = flags.DEFINE_integer("ranks", 64, "Ranks of the job.", lower_bound=1)
-_PROCESSES = flags.DEFINE_list("processes", ["8", "64"], "Processes of the job; a measurement each.")
-_SECONDS = flags.DEFINE_float("seconds", 60.0, "Seconds measured, after 10 s of start.", lower_bound=5.0)
+_PROCESSES = flags.DEFINE_list("processes", ["8", "64"],
+                               "Processes of the job; a measurement each.")
+_SECONDS = flags.DEFINE_float("seconds", 60.0, "Seconds measured, after 10 s of start.",
+                              lower_bound=5.0)
 _STEP = flags.DEFINE_float("step", 0.05, "Seconds a step takes.", lower_bound=1e-3)
 _EVERY = flags.DEFINE_float("every", 1.0, "Seconds between two looks.", lower_bound=0.1)
-_OUTPUT = flags.DEFINE_string("output", None, "Where the numbers go; default is standard output only.")
+_OUTPUT = flags.DEFINE_string("output", None,
+                              "Where the numbers go; default is standard output only.")
 
 _FLUSH = 2.0
 _START = 10.0
@@ -44,9 +48,10 @@ def grow(directory: str, ranks: int, processes: int, step: float, seconds: float
   """Writes the run in real time for so many seconds."""
   path = pathlib.Path(directory)
   number = round(_FLUSH / step)
-  job = MadeUpJob(ranks=ranks, steps=number, processes=processes, hosts=processes, forward=0.3 * step,
-                  backward=0.5 * step,
-            update=0.02 * step, gap=0.02 * step, transfer=0.1 * step, noise=0.02, transfer_noise=0.1, host_columns=True)
+  job = MadeUpJob(ranks=ranks, steps=number, processes=processes, hosts=processes,
+                  forward=0.3 * step, backward=0.5 * step,
+                  update=0.02 * step, gap=0.02 * step, transfer=0.1 * step, noise=0.02,
+                  transfer_noise=0.1, host_columns=True)
   truth = made_up_runs.simulate(job)
   length = int(truth.end.max())
   stores: dict[tuple[str, int], PartStore] = {}
@@ -56,8 +61,8 @@ def grow(directory: str, ranks: int, processes: int, step: float, seconds: float
   while due and due[0][0] < begin + seconds:
     when, process, turn = due.pop(0)
     time.sleep(max(when - time.monotonic(), 0.0))
-    rows = made_up_runs.rows(truth, owned[process], slice(0, number), process=process, first_step=turn * number,
-                          origin=10**15 + turn * length)
+    rows = made_up_runs.rows(truth, owned[process], slice(0, number), process=process,
+                             first_step=turn * number, origin=10**15 + turn * length)
     for table, columns in rows.items():
       if (table, process) not in stores:
         stores[table, process] = PartStore(path, table, "growing", process)
@@ -70,17 +75,20 @@ def grow(directory: str, ranks: int, processes: int, step: float, seconds: float
     due.append((when + _FLUSH, process, turn + 1))
 
 
-def measure(ranks: int, processes: int, step: float, seconds: float, every: float) -> dict[str, Any]:
+def measure(ranks: int, processes: int, step: float, seconds: float,
+            every: float) -> dict[str, Any]:
   """Measures one job."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "run"
-    made_up_runs.write(path, MadeUpJob(ranks=ranks, steps=2, processes=processes, hosts=processes), run="growing")
+    made_up_runs.write(path, MadeUpJob(ranks=ranks, steps=2, processes=processes, hosts=processes),
+                       run="growing")
     for part in path.rglob("*.parquet"):
       part.unlink()
     for file in (path / "process").iterdir():
       file.write_text(json.dumps(json.loads(file.read_text()) | {"closed_cleanly": False}))
     context = multiprocessing.get_context("spawn")
-    job = context.Process(target=grow, args=(str(path), ranks, processes, step, _START + seconds + 5), daemon=True)
+    job = context.Process(target=grow, args=(str(path), ranks, processes, step,
+                                             _START + seconds + 5), daemon=True)
     job.start()
     command = [sys.executable, "-m", "jaxpace.cli", "watch", str(path), "--every", str(every)]
     try:
@@ -97,9 +105,9 @@ def measure(ranks: int, processes: int, step: float, seconds: float, every: floa
       job.terminate()
       job.join()
   user, system = after.user - before.user, after.system - before.system
-  return {"ranks": ranks, "processes": processes, "step_s": step, "every_s": every, "seconds": round(wall, 2),
-          "user_s": round(user, 2), "system_s": round(system, 2), "core_share": (user + system) / wall,
-          "resident_mib": round(memory / 2**20, 1)}
+  return {"ranks": ranks, "processes": processes, "step_s": step, "every_s": every,
+          "seconds": round(wall, 2), "user_s": round(user, 2), "system_s": round(system, 2),
+          "core_share": (user + system) / wall, "resident_mib": round(memory / 2**20, 1)}
 
 
 def main(_: list[str]) -> None:
@@ -108,8 +116,8 @@ def main(_: list[str]) -> None:
           for processes in _PROCESSES.value]
   result = {"command": " ".join(["python -m experiments.measure.watch_cost", *sys.argv[1:]]),
             "load_at_start": round(load, 2),
-            "cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version(),
-            "target_core_share": _TARGET, "runs": runs}
+            "cores": os.cpu_count(), "platform": platform.platform(),
+            "python": platform.python_version(), "target_core_share": _TARGET, "runs": runs}
   text = json.dumps(result, indent=1) + "\n"
   print(text, end="")
   if _OUTPUT.value:

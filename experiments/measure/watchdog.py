@@ -1,14 +1,16 @@
-"""Late processes, named: real ones of which one stops, sleeps, starves of data, leaves, is process 0; and healthy ones.
+"""Late processes, named: real ones of which one stops, sleeps, starves of data, leaves, is process
+0; and healthy ones.
 
     python -m experiments.measure.watchdog                          # about five minutes on two cores; needs no quiet
     machine
     python -m experiments.measure.watchdog --only=stopped --repeats=1
 
-Every run is a job of its own: gloo processes whose step sums over all of them, watched by `jaxpace.Watchdog`. After a
-number of steps one process misbehaves. What is measured is the time from the reporter's last completed step to its
-report, less the timeout T. In the healthy runs nothing may be said, though they pause, compile or wait longer
-than T. Writes docs/measurements/watchdog.json and the table of it, watchdog.md.
-"""
+Every run is a job of its own: gloo processes whose step sums over all of them, watched by
+`jaxpace.Watchdog`. After a number of steps one process misbehaves. What is measured is the time
+from the reporter's last completed step to its report, less the timeout T. In the healthy runs
+nothing may be said, though they pause, compile or wait longer than T. Writes
+docs/measurements/watchdog.json and the table of it, watchdog.md.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -77,7 +79,8 @@ def work(scenario: str, directory: str, timeout: float) -> None:
 
   def batch(width: int) -> jax.Array:
     shape = (jax.device_count(), width)
-    return jax.make_array_from_callback(shape, NamedSharding(mesh, P("data")), lambda i: np.ones(shape, np.float32)[i])
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, P("data")),
+                                        lambda i: np.ones(shape, np.float32)[i])
 
   batches = {width: batch(width) for width in (4, 8)}
   bad = process == SCENARIOS[scenario].culprit
@@ -126,8 +129,9 @@ def run(scenario: str, timeout: float, processes: int = 3) -> dict[str, Any]:
     processes: more than the culprit's index.
 
   Returns:
-    "events": as `read_events` returns them; "named": whether the culprit and nobody else was named, or, of a healthy
-    run, nobody; "late_by": seconds from T to the first report; "log": what process 0 to n logged.
+    "events": as `read_events` returns them; "named": whether the culprit and nobody else was named,
+    or, of a healthy run, nobody; "late_by": seconds from T to the first report; "log": what process
+    0 to n logged.
   """
   expected = SCENARIOS[scenario]
   with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
@@ -138,18 +142,20 @@ def run(scenario: str, timeout: float, processes: int = 3) -> dict[str, Any]:
     for index in range(processes):
       log = stack.enter_context((pathlib.Path(root) / f"{index}.log").open("wb"))
       env = {**os.environ, ADDRESS: f"127.0.0.1:{port}", COUNT: str(processes), INDEX: str(index),
-             "JAX_PLATFORMS": "cpu", "XLA_FLAGS": with_device_count(os.environ.get("XLA_FLAGS", ""), 1),
-             "PJRT_NPROC": "2"}
+             "JAX_PLATFORMS": "cpu",
+             "XLA_FLAGS": with_device_count(os.environ.get("XLA_FLAGS", ""), 1), "PJRT_NPROC": "2"}
       children.append(subprocess.Popen(
-          [sys.executable, "-m", "experiments.measure.watchdog", f"--worker={scenario}", f"--root={root}",
-           f"--timeout={timeout}"], env=env, stdout=log, stderr=subprocess.STDOUT))
+          [sys.executable, "-m", "experiments.measure.watchdog", f"--worker={scenario}",
+           f"--root={root}", f"--timeout={timeout}"], env=env, stdout=log,
+          stderr=subprocess.STDOUT))
     try:
       events = _wait(root, children, bool(expected.states))
     finally:
       for child in children:
         child.kill()
         child.wait()
-    logs = [(pathlib.Path(root) / f"{index}.log").read_text(errors="replace") for index in range(processes)]
+    logs = [(pathlib.Path(root) / f"{index}.log").read_text(errors="replace")
+            for index in range(processes)]
   late = [event for event in events if event["event"] == "late"]
   named = not late if not expected.states else bool(late) and all(
       [one["process"] for one in event["late"]] == [expected.culprit]
@@ -158,7 +164,8 @@ def run(scenario: str, timeout: float, processes: int = 3) -> dict[str, Any]:
           "late_by": late[0]["waited"] - timeout if late else None}
 
 
-def _wait(root: str, children: list[subprocess.Popen[bytes]], wants_event: bool) -> list[dict[str, Any]]:
+def _wait(root: str, children: list[subprocess.Popen[bytes]],
+          wants_event: bool) -> list[dict[str, Any]]:
   """Waits for the first report, or for the end of all processes where none is wanted."""
   deadline = time.monotonic() + _START_SECONDS
   while time.monotonic() < deadline:
@@ -184,10 +191,13 @@ def main(argv: list[str]) -> None:
     for repeat in range(flags.FLAGS.repeats):
       found = run(name, flags.FLAGS.timeout)
       rows.append({key: found[key] for key in ("scenario", "timeout", "named", "late_by")} | {
-          "words": SCENARIOS[name].words, "said": [e.get("late") for e in found["events"] if e["event"] == "late"][:1]})
+          "words": SCENARIOS[name].words,
+          "said": [e.get("late") for e in found["events"] if e["event"] == "late"][:1]})
       by = "" if found["late_by"] is None else f", {found['late_by']:.2f} s after T"
-      print(f"{name} {repeat + 1}/{flags.FLAGS.repeats}: {'as it should be' if found['named'] else 'WRONG'}{by}",
-            flush=True)
+      print(
+          f"{name} {repeat + 1}/{flags.FLAGS.repeats}: "
+          f"{'as it should be' if found['named'] else 'WRONG'}{by}",
+          flush=True)
       if not found["named"]:
         print("\n".join(found["log"]), flush=True)
   if not flags.FLAGS.only:
@@ -200,12 +210,14 @@ def main(argv: list[str]) -> None:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
   """Renders the rows, one line a scenario."""
-  lines = ["| what happens | as it should be | reported so long after T, s: median, longest |", "|---|---|---|"]
+  lines = ["| what happens | as it should be | reported so long after T, s: median, longest |",
+           "|---|---|---|"]
   for name, scenario in SCENARIOS.items():
     own = [row for row in rows if row["scenario"] == name]
     times = sorted(row["late_by"] for row in own if row["late_by"] is not None)
     span = f"{times[len(times) // 2]:.2f}, {times[-1]:.2f}" if times else "nothing said"
-    lines.append(f"| {scenario.words} | {sum(row['named'] for row in own)} of {len(own)} | {span} |")
+    lines.append(
+        f"| {scenario.words} | {sum(row['named'] for row in own)} of {len(own)} | {span} |")
   return lines
 
 

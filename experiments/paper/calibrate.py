@@ -1,7 +1,9 @@
-"""Finds worlds whose *baseline* is the paper's: throughput and variation at five sizes, by Monte Carlo.
+"""Finds worlds whose *baseline* is the paper's: throughput and variation at five sizes, by Monte
+Carlo.
 
-Differential evolution (Storn and Price 1997) over what is not known, from several starts, some with couplings left out.
-Every world that was ever within tolerance is kept: many fit equally well. The coordination columns are not looked at.
+Differential evolution (Storn and Price 1997) over what is not known, from several starts, some with
+couplings left out. Every world that was ever within tolerance is kept: many fit equally well. The
+coordination columns are not looked at.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from experiments.paper import quick
 from experiments.paper import world as worlds
 
 THROUGHPUT_WITHIN, CV_WITHIN, CV_SHARE = 0.02, 0.004, 0.10
-"""A world is kept if throughput is within 2 % and CV within the larger of 0.004 and 10 %, at every size."""
+"""A world is kept if throughput is within 2 % and CV within the larger of 0.004 and 10 %, at every
+size."""
 
 _OUTSIDE = 1e3
 
@@ -49,7 +52,8 @@ def fits(mean: np.ndarray, cv: np.ndarray, column: str = "baseline") -> Fits:
 
 
 def sum_of_misfits(mean: np.ndarray, cv: np.ndarray) -> np.ndarray:
-  """What the search lowers: [W] soft maximum of the deviations, which still falls where the largest can't."""
+  """What the search lowers: [W] soft maximum of the deviations, which still falls where the largest
+  can't."""
   made = fits(mean, cv)
   wanted = np.array(worlds.CV["baseline"])
   off = np.concatenate([np.abs(made.throughput - 1) / THROUGHPUT_WITHIN,
@@ -78,9 +82,9 @@ Prefer = Callable[[worlds.World], np.ndarray]
 """Worlds [W] -> [W], what to lower among those within tolerance."""
 
 
-def search(moments: quick.Moments, fixed: dict[str, float], *, population: int, rounds: int, seed: int,
-           key: jax.Array, say: Callable[[int], None] | None = None, prefer: Prefer | None = None,
-           begin: np.ndarray | None = None) -> Found:
+def search(moments: quick.Moments, fixed: dict[str, float], *, population: int, rounds: int,
+           seed: int, key: jax.Array, say: Callable[[int], None] | None = None,
+           prefer: Prefer | None = None, begin: np.ndarray | None = None) -> Found:
   """Looks for worlds from one start.
 
   Args:
@@ -91,7 +95,8 @@ def search(moments: quick.Moments, fixed: dict[str, float], *, population: int, 
     seed: of the search.
     key: of the simulated draws, the same for every world.
     say: told the rounds done.
-    prefer: for the edges of the band: which of the worlds within tolerance to go on from. It never makes a world fit.
+    prefer: for the edges of the band: which of the worlds within tolerance to go on from. It never
+      makes a world fit.
     begin: [any, all fields] worlds to begin with; the rest at random.
   """
   names = [name for name in worlds.World._fields if name not in fixed]
@@ -140,14 +145,17 @@ def search(moments: quick.Moments, fixed: dict[str, float], *, population: int, 
     if say:
       say(done + 1)
   tried = population * (rounds + 1)
-  return Found(np.concatenate(kept), np.concatenate(misfits), np.concatenate(preferred), best, tried)
+  return Found(np.concatenate(kept), np.concatenate(misfits), np.concatenate(preferred), best,
+               tried)
 
 
 def again(moments: quick.Moments, values: np.ndarray, key: jax.Array, batch: int) -> np.ndarray:
-  """[W] misfit of worlds [W, all fields] on other draws, so many at a time: what was fitted to chance doesn't stay."""
+  """[W] misfit of worlds [W, all fields] on other draws, so many at a time: what was fitted to
+  chance doesn't stay."""
   result = []
   for start in range(0, len(values), batch):
     part = values[start:start + batch]
-    full = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)])  # one shape: compiled once
+    # one shape: compiled once
+    full = np.concatenate([part, np.repeat(part[-1:], batch - len(part), axis=0)])
     result.append(fits(*moments(key, stack(full, worlds.World._fields, {}))).misfit[:len(part)])
   return np.concatenate(result) if result else np.zeros(0)

@@ -1,4 +1,5 @@
-"""The paper's figures 1, 2 and 5, drawn from the figures on record; dashes and shapes say what colours say."""
+"""The paper's figures 1, 2 and 5, drawn from the figures on record; dashes and shapes say what
+colours say."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from experiments.paper import world as worlds
 
 INK, BLUE, ORANGE, GREEN, GREY = "#222222", "#1f6fb4", "#d95f02", "#1b9e77", "#999999"
 PHASES = {"forward": ("#1f4e79", ""), "backward": ("#9ecae1", ""), "waiting": ("#ffffff", "///"),
-          "transfer": ("#f4a442", ""), "contention": ("#c65102", "\\\\\\"), "pause": (INK, ""), "delay": (GREY, "...")}
+          "transfer": ("#f4a442", ""), "contention": ("#c65102", "\\\\\\"), "pause": (INK, ""),
+          "delay": (GREY, "...")}
 """Colours that differ in grey, too, and hatches."""
 
 
@@ -42,8 +44,10 @@ def scaling(figures: dict[str, Any]) -> Any:
         / np.array(sizes[str(n)]["all"]["bare_mean"]) for n in beyond)], axis=1)
     at = np.concatenate([nodes[-1:], beyond])
     axes.fill_between(at, far.min(axis=0), far.max(axis=0), color=BLUE, alpha=0.2, lw=0)
-    axes.plot(at, np.median(far, axis=0), ":", color=BLUE, label="the same laws beyond: some worlds, median, all")
-  axes.plot(nodes, worlds.THROUGHPUT["baseline"], "o", color=INK, mfc="white", ms=6, label="paper, baseline", zorder=5)
+    axes.plot(at, np.median(far, axis=0), ":", color=BLUE,
+              label="the same laws beyond: some worlds, median, all")
+  axes.plot(nodes, worlds.THROUGHPUT["baseline"], "o", color=INK, mfc="white", ms=6,
+            label="paper, baseline", zorder=5)
   _by_nodes(axes, everywhere)
   axes.set_yscale("log", base=2)
   axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -54,7 +58,8 @@ def scaling(figures: dict[str, Any]) -> Any:
 
 
 def comparison(figures: dict[str, Any]) -> Any:
-  """Figure 5: baseline against coordination: throughput, gain and variation, in the paper and in calibrated worlds."""
+  """Figure 5: baseline against coordination: throughput, gain and variation, in the paper and in
+  calibrated worlds."""
   from matplotlib.figure import Figure
   figure = Figure(figsize=(12.6, 4.4), layout="constrained")
   left, middle, right = figure.subplots(1, 3)
@@ -64,34 +69,39 @@ def comparison(figures: dict[str, Any]) -> Any:
                     for name in ("gain", "cv", "bare_cv"))
   null = np.stack([np.array(sizes[str(n)]["null"]["gain"]) for n in nodes], axis=1)
 
-  left.plot(nodes, worlds.THROUGHPUT["baseline"][0] / 4 * nodes, "--", color=GREY, label="ideal: linear from 4")
+  left.plot(nodes, worlds.THROUGHPUT["baseline"][0] / 4 * nodes, "--", color=GREY,
+            label="ideal: linear from 4")
   _band(left, nodes, rate, BLUE, "worlds, baseline")
   _band(left, nodes, rate * (1 + gain), ORANGE, "worlds, coordination", "-.")
   for column, mark in (("baseline", "o"), ("coordination", "s")):
-    left.plot(nodes, worlds.THROUGHPUT[column], mark, color=INK, mfc="white", ms=6, label=f"paper, {column}", zorder=5)
+    left.plot(nodes, worlds.THROUGHPUT[column], mark, color=INK, mfc="white", ms=6,
+              label=f"paper, {column}", zorder=5)
   left.set_yscale("log", base=2)
   left.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
   left.set_ylabel("throughput, samples a second")
   left.set_title("Throughput")
 
-  said = 100 * (np.array(worlds.THROUGHPUT["coordination"]) / np.array(worlds.THROUGHPUT["baseline"]) - 1)
+  said = (100 * (np.array(worlds.THROUGHPUT["coordination"])
+                 / np.array(worlds.THROUGHPUT["baseline"]) - 1))
   middle.axhline(0, color=INK, lw=0.6)
   _band(middle, nodes, 100 * gain, ORANGE, "worlds, coordination", "-.")
   arm, number, _ = tables.best(sizes)
-  middle.plot(nodes, [100 * sizes[str(n)][arm]["gain"][number] for n in nodes], "-^", color=GREEN, ms=5,
-              label="the best world")
+  middle.plot(nodes, [100 * sizes[str(n)][arm]["gain"][number] for n in nodes], "-^",
+              color=GREEN, ms=5, label="the best world")
   middle.errorbar(nodes, 100 * np.median(null, axis=0), yerr=100 * np.abs(
-      np.stack([null.min(axis=0), null.max(axis=0)]) - np.median(null, axis=0)), fmt="x", color=GREY, capsize=3, ms=5,
-      label="null: every coupling off")
+      np.stack([null.min(axis=0), null.max(axis=0)]) - np.median(null, axis=0)), fmt="x",
+                  color=GREY, capsize=3, ms=5, label="null: every coupling off")
   middle.plot(nodes, said, "s", color=INK, mfc="white", ms=6, label="paper, coordination", zorder=5)
   middle.set_ylabel("gain in throughput, %")
   middle.set_title("What coordination gains")
 
   _band(right, nodes, bare, BLUE, "worlds, baseline")
   _band(right, nodes, cv, ORANGE, "worlds, coordination", "-.")
-  right.plot(nodes, [sizes[str(n)][arm]["cv"][number] for n in nodes], "-^", color=GREEN, ms=5, label="the best world")
+  right.plot(nodes, [sizes[str(n)][arm]["cv"][number] for n in nodes], "-^", color=GREEN, ms=5,
+             label="the best world")
   for column, mark in (("baseline", "o"), ("coordination", "s")):
-    right.plot(nodes, worlds.CV[column], mark, color=INK, mfc="white", ms=6, label=f"paper, {column}", zorder=5)
+    right.plot(nodes, worlds.CV[column], mark, color=INK, mfc="white", ms=6,
+               label=f"paper, {column}", zorder=5)
   right.set_ylim(0)
   right.set_ylabel("coefficient of variation of the step")
   right.set_title("Variation")
@@ -102,18 +112,21 @@ def comparison(figures: dict[str, Any]) -> Any:
 
 
 def _rates(sizes: dict[str, Any]) -> np.ndarray:
-  """Samples a second of the baseline, [W, N]. Samples a step are free: each world's give 4 nodes the paper's rate."""
+  """Samples a second of the baseline, [W, N]. Samples a step are free: each world's give 4 nodes
+  the paper's rate."""
   mean = np.stack([np.array(sizes[str(n)]["all"]["bare_mean"]) for n in worlds.NODES], axis=1)
   rate = np.array(worlds.NODES) / mean
   return rate * (worlds.THROUGHPUT["baseline"][0] / rate[:, :1])
 
 
-def _band(axes: Any, nodes: np.ndarray, values: np.ndarray, colour: str, label: str, dash: str = "-") -> None:
+def _band(axes: Any, nodes: np.ndarray, values: np.ndarray, colour: str, label: str,
+          dash: str = "-") -> None:
   """Lowest to highest faintly, the middle half darker, the median a line. values: [W, N]."""
   axes.fill_between(nodes, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, lw=0)
   low, high = np.percentile(values, [25, 75], axis=0)
   axes.fill_between(nodes, low, high, color=colour, alpha=0.3, lw=0)
-  axes.plot(nodes, np.median(values, axis=0), dash, color=colour, label=f"{label}: median, middle half, all")
+  axes.plot(nodes, np.median(values, axis=0), dash, color=colour,
+            label=f"{label}: median, middle half, all")
 
 
 def _by_nodes(axes: Any, nodes: np.ndarray) -> None:
@@ -124,7 +137,8 @@ def _by_nodes(axes: Any, nodes: np.ndarray) -> None:
   axes.grid(True, alpha=0.3)
 
 
-def timeline(spans: Sequence[tuple[int, str, float, float]], marks: Sequence[tuple[float, float, str]], ranks: int
+def timeline(spans: Sequence[tuple[int, str, float, float]],
+             marks: Sequence[tuple[float, float, str]], ranks: int
              ) -> Any:
   """Figure 2: one step on every rank, with its bottlenecks marked.
 
@@ -139,18 +153,21 @@ def timeline(spans: Sequence[tuple[int, str, float, float]], marks: Sequence[tup
   axes = figure.subplots()
   for rank, phase, begin, end in spans:
     colour, hatch = PHASES[phase]
-    axes.barh(rank, end - begin, left=begin, height=0.7, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.5)
+    axes.barh(rank, end - begin, left=begin, height=0.7, color=colour, hatch=hatch, edgecolor=INK,
+              linewidth=0.5)
   for at, rank, text in marks:
-    axes.annotate(text, (at, rank - 0.3), (at, rank - 0.62), ha="center", va="center", fontsize=8, color=INK,
-                  bbox={"facecolor": "white", "edgecolor": INK, "lw": 0.4, "pad": 1.5},
+    axes.annotate(text, (at, rank - 0.3), (at, rank - 0.62), ha="center", va="center", fontsize=8,
+                  color=INK, bbox={"facecolor": "white", "edgecolor": INK, "lw": 0.4, "pad": 1.5},
                   arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.6})
   axes.set_yticks(range(ranks), [f"rank {r}" for r in range(ranks)])
   axes.set_ylim(ranks - 0.4, -1.2)
   axes.set_xlim(0, 1.03 * max(end for _, _, _, end in spans))
   axes.set_xlabel("ms since the last exit")
   used = [phase for phase in PHASES if any(phase == s[1] for s in spans)]
-  axes.legend(handles=[Patch(facecolor=PHASES[p][0], hatch=PHASES[p][1], edgecolor=INK, label=p) for p in used],
-              ncols=len(used), frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12))
+  axes.legend(handles=[Patch(facecolor=PHASES[p][0], hatch=PHASES[p][1], edgecolor=INK, label=p)
+                       for p in used],
+              ncols=len(used), frameon=False, fontsize=8, loc="upper center",
+              bbox_to_anchor=(0.5, -0.12))
   axes.set_title("Where one step goes, on every rank")
   return figure
 

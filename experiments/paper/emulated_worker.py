@@ -1,4 +1,5 @@
-"""One process of `experiments.paper.emulated`: compute that is slept, real collectives, the collector's pauses."""
+"""One process of `experiments.paper.emulated`: compute that is slept, real collectives, the
+collector's pauses."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ SETTLE = 2
 """Steps at the beginning of each block that don't count."""
 WARM_UP = 96
 """Steps of the pacers before anything is measured."""
-OFF, AGAIN, PACERS, HOUSEKEEPING, BOTH = ARMS = ("neither", "neither again", "pacers", "housekeeping", "both")
+OFF, AGAIN, PACERS, HOUSEKEEPING, BOTH = ARMS = ("neither", "neither again", "pacers",
+                                                 "housekeeping", "both")
 _MOST = 400
 """Rounds whose order is drawn; more are not run."""
 
@@ -68,10 +70,12 @@ class Loop:
     self.me, count = jaxpace.distributed.process_index(), jaxpace.distributed.process_count()
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     spec = jaxpace.spec(mesh)
-    pacer = gated(jaxpace.chain(jaxpace.pace_early_ranks(), jaxpace.interleave_jobs(key=7)), setup.every)
+    pacer = gated(jaxpace.chain(jaxpace.pace_early_ranks(), jaxpace.interleave_jobs(key=7)),
+                  setup.every)
     paced = jaxpace.instrument(lambda x: jax.lax.pmean(x, "data"), "data", pacer, share=True)
-    self._step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, jax.P()), out_specs=(spec, jax.P()),
-                                       check_vma=False), donate_argnums=0)
+    self._step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, jax.P()),
+                                       out_specs=(spec, jax.P()), check_vma=False),
+                         donate_argnums=0)
     self.pace = paced.init(mesh)
     self._x: Any = jnp.ones((1024,), jnp.float32)
     self._draw = np.random.default_rng(self.me)
@@ -80,14 +84,16 @@ class Loop:
     self.fulls = Fulls()
 
   def step(self) -> None:
-    work = 1e-3 * self._setup.work_ms * (self._slower + self._setup.jitter * self._draw.standard_normal())
+    work = (1e-3 * self._setup.work_ms
+            * (self._slower + self._setup.jitter * self._draw.standard_normal()))
     time.sleep(max(work, 0.0))
     self._heap.replace()
     self.pace, self._x = self._step(self.pace, self._x)
     jax.block_until_ready(self._x)
 
   def block(self, arm: str) -> dict[str, Any]:
-    """Runs one block; returns the seconds of each step that counts, and this process's collections in them."""
+    """Runs one block; returns the seconds of each step that counts, and this process's collections
+    in them."""
     self._heap.shift()
     times = []
     with self._kept(arm) as keeper:
@@ -109,12 +115,14 @@ class Loop:
       yield None
       return
     # The collection falls within the steps that are timed.
-    with jaxpace.Housekeeper(self._setup.every, "aligned", warmup=1, start=self._setup.every // 2) as keeper:
+    with jaxpace.Housekeeper(self._setup.every, "aligned", warmup=1,
+                             start=self._setup.every // 2) as keeper:
       yield keeper
 
 
 def pausing(seconds: float) -> Any:
-  """Makes each full collection last that much longer, asleep: a large heap's pause, but on no processor."""
+  """Makes each full collection last that much longer, asleep: a large heap's pause, but on no
+  processor."""
 
   def sleep(phase: str, info: dict[str, Any]) -> None:
     if phase == "start" and info["generation"] == 2:
@@ -140,10 +148,13 @@ def work(root: pathlib.Path, setup: Setup) -> None:
       loop.step()
     pilot = (time.perf_counter() - begin) / (WARM_UP - WARM_UP // 2)
     fits = round(setup.seconds / (len(ARMS) * (setup.every + SETTLE) * pilot))
-    rounds = int(jaxpace.distributed.share_string("emulated rounds", str(min(max(fits, 3), _MOST)), 120) or 0)
+    rounds = int(jaxpace.distributed.share_string("emulated rounds", str(min(max(fits, 3), _MOST)),
+                                                  120) or 0)
     if loop.me == 0:
-      print(f"{jax.process_count()} processes: {rounds} rounds, {1e3 * pilot:.1f} ms a step", flush=True)
-    blocks = [{"round": k // len(ARMS), **loop.block(arm)} for k, arm in enumerate(order()[: rounds * len(ARMS)])]
+      print(f"{jax.process_count()} processes: {rounds} rounds, {1e3 * pilot:.1f} ms a step",
+            flush=True)
+    blocks = [{"round": k // len(ARMS), **loop.block(arm)}
+              for k, arm in enumerate(order()[: rounds * len(ARMS)])]
   finally:
     gc.callbacks.remove(sleep)
     gc.unfreeze()

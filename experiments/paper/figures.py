@@ -1,10 +1,11 @@
-"""Draws the paper's figures 1, 2 and 5 as SVG, with the data beside them, and renews the tables of docs/paper.md.
+"""Draws the paper's figures 1, 2 and 5 as SVG, with the data beside them, and renews the tables of
+docs/paper.md.
 
     python -m experiments.paper.figures
 
-Figures 1 and 5 from `docs/measurements/table1.json` (`python -m experiments.paper.table1`), figure 2 from a step
-simulated
-here: eight ranks on two nodes, one of them slow, one pausing, another job on the trunk, early ranks waiting.
+Figures 1 and 5 from `docs/measurements/table1.json` (`python -m experiments.paper.table1`), figure
+2 from a step simulated here: eight ranks on two nodes, one of them slow, one pausing, another job
+on the trunk, early ranks waiting.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ def one_step() -> dict[str, Any]:
   slow[SLOW] = 0.25
   shapes = [Shape(RANKS, 4, overlap=False), Shape(1, overlap=False)]
   plan = several(shapes, [None, None], buckets=[2, 1], steps=STEPS, by_rank=True)
-  job = Job(np.float32(8e-3), np.float32(16e-3), np.float32(0.5e-3), np.float32(0.5e-3), np.full(2, 4e-3, np.float32),
-            noise=(noise.Normal(np.float32(0.03)), noise.Slow(slow),
-                   noise.Pauses(np.float32(0.05), np.float32(5e-3))))
-  other = Job(np.float32(17e-3), np.float32(0), np.float32(0), np.float32(0), np.full(1, 9e-3, np.float32))
+  job = Job(np.float32(8e-3), np.float32(16e-3), np.float32(0.5e-3), np.float32(0.5e-3),
+            np.full(2, 4e-3, np.float32), noise=(noise.Normal(np.float32(0.03)), noise.Slow(slow),
+                                                 noise.Pauses(np.float32(0.05), np.float32(5e-3))))
+  other = Job(np.float32(17e-3), np.float32(0), np.float32(0), np.float32(0),
+              np.full(1, 9e-3, np.float32))
   histories = jax.jit(plan.run)(
       jax.random.key(4), [job, other], Shares(np.ones((2, 1), np.float32), np.ones(2, np.float32)),
       np.zeros(2, np.float32), np.full(2, 2**30, np.int32))
@@ -47,10 +49,13 @@ def one_step() -> dict[str, Any]:
   early = np.where(paused & (steps.gap.argmax(axis=1) != SLOW), contended, -1.0)
   k = int(early.argmax())
   return {"step": k, "quiet": 4.0, "update": 0.5, "usual_gap": 0.5,
-          **{name: getattr(steps, name)[k].tolist() for name in ("gap", "compute", "enter", "exit", "transfers")}}
+          **{name: getattr(steps, name)[k].tolist()
+             for name in ("gap", "compute", "enter", "exit", "transfers")}}
 
 
-def spans(step: dict[str, Any]) -> tuple[list[tuple[int, str, float, float]], list[tuple[float, float, str]]]:
+def spans(step: dict[str,
+                     Any]) -> tuple[list[tuple[int, str, float, float]],
+                                    list[tuple[float, float, str]]]:
   """The bars and the marks of figure 2, from one step's times."""
   bars: list[tuple[int, str, float, float]] = []
   enter, leave = np.array(step["enter"]), np.array(step["exit"])
@@ -66,11 +71,13 @@ def spans(step: dict[str, Any]) -> tuple[list[tuple[int, str, float, float]], li
     backward_ends = begin + step["compute"][rank]
     bars.append((rank, "backward", forward, backward_ends))
     for b in range(len(leave)):
-      waits_from = max(enter[rank, b], backward_ends) if b == 0 else max(enter[rank, b], leave[b - 1], backward_ends)
+      waits_from = (max(enter[rank, b], backward_ends) if b == 0
+                    else max(enter[rank, b], leave[b - 1], backward_ends))
       if arrived[b] > waits_from:
         bars.append((rank, "waiting", waits_from, arrived[b]))
       if leave[b] > max(arrived[b], backward_ends):
-        # What it takes on a quiet trunk first, what it takes beyond that behind it: when each was is not known.
+        # What it takes on a quiet trunk first, what it takes beyond that behind it: when each was
+        # is not known.
         begins = max(arrived[b], waits_from)
         quiet = min(begins + step["quiet"], leave[b])
         bars.append((rank, "transfer", begins, quiet))
@@ -79,7 +86,8 @@ def spans(step: dict[str, Any]) -> tuple[list[tuple[int, str, float, float]], li
   paused = int(np.argmax(step["gap"]))
   contended = float(sum(step["transfers"]) - len(leave) * step["quiet"])
   last = int(enter[:, 0].argmax())
-  marks = [(step["update"] + step["gap"][paused] / 2, paused, f"pause of {step['gap'][paused]:.1f} ms"),
+  marks = [(step["update"] + step["gap"][paused] / 2, paused,
+            f"pause of {step['gap'][paused]:.1f} ms"),
            (step["update"] + step["gap"][SLOW] + step["compute"][SLOW] / 2, SLOW, "slow rank"),
            (float(enter[last, 0]), last, "the last to arrive: all wait for it"),
            (float(leave[0]), 0, f"{contended:.1f} ms of contention")]
@@ -102,7 +110,9 @@ def main(argv: list[str]) -> None:
     for name, data in document.data(figures).items():
       (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
   else:
-    print(f"{table} is not there, so figures 1 and 5 are left out: python -m experiments.paper.table1 makes it.")
+    print(
+        f"{table} is not there, so figures 1 and 5 are left out: python -m "
+        "experiments.paper.table1 makes it.")
   page = pathlib.Path(flags.FLAGS.page)
   if page.is_file():
     page.write_text(document.filled(page.read_text(), table, pathlib.Path(flags.FLAGS.emulated)))

@@ -1,9 +1,11 @@
-"""The pacer of the paper's section 5.3, to the letter: what it says, and nothing that it does not say.
+"""The pacer of the paper's section 5.3, to the letter: what it says, and nothing that it does not
+say.
 
-"Each rank maintains a rolling window of observed collective wait times. When variability exceeds a configurable
-threshold, the coordination layer activates pacing for early-arriving ranks ... by introducing a bounded delay before
-entering the next iteration." What is early, and how long the delay is, it leaves open. Here: a rank is early by what
-its wait was beyond the least of the window (a wait holds the transfer too), and is delayed by half of that.
+"Each rank maintains a rolling window of observed collective wait times. When variability exceeds a
+configurable threshold, the coordination layer activates pacing for early-arriving ranks ... by
+introducing a bounded delay before entering the next iteration." What is early, and how long the
+delay is, it leaves open. Here: a rank is early by what its wait was beyond the least of the window
+(a wait holds the transfer too), and is delayed by half of that.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ class Literal(NamedTuple):
   least: windows.RunningFloor  # [] lowest recent one
 
 
-def pacer(max_delay: float, window: int = WINDOW, threshold: float = THRESHOLD, share: float = SHARE) -> Pacer:
+def pacer(max_delay: float, window: int = WINDOW, threshold: float = THRESHOLD,
+          share: float = SHARE) -> Pacer:
   """Makes it.
 
   Args:
     max_delay: s, the bound of its delays.
     window: steps.
-    threshold: deviation of the waits over the window, as a share of their mean, above which it paces.
+    threshold: deviation of the waits over the window, as a share of their mean, above which it
+      paces.
     share: of a rank's earliness, its delay.
   """
   varied, lowest = windows.deviation(window), windows.floor(window)

@@ -1,8 +1,9 @@
 """Worlds with the live pacers in them: two jobs on one trunk, many worlds at a time.
 
-As `jaxpace.simulation.jobs.several`, whose draws, pacers and step times these are where the trunk loses nothing (a test
-holds this). There a step is closed, pacers and all, wherever any of many worlds has an event; here events are played,
-a few numbers each, until some job of a world has ended its step, and only then are steps closed.
+As `jaxpace.simulation.jobs.several`, whose draws, pacers and step times these are where the trunk
+loses nothing (a test holds this). There a step is closed, pacers and all, wherever any of many
+worlds has an event; here events are played, a few numbers each, until some job of a world has ended
+its step, and only then are steps closed.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class _Events(NamedTuple):
   over: jax.Array  # [J] bool: has ended its step
 
 
-def simulator(nodes: int, steps: int, seeds: int, pauses: tuple[float, float], ours: Pacer | None = None,
-              theirs: Pacer | None = None) -> Simulate:
-  """Makes the simulation of many worlds at one size: a function (key, worlds [W], couplings []) -> outcomes [W].
+def simulator(nodes: int, steps: int, seeds: int, pauses: tuple[float, float],
+              ours: Pacer | None = None, theirs: Pacer | None = None) -> Simulate:
+  """Makes the simulation of many worlds at one size: a function (key, worlds [W], couplings []) ->
+  outcomes [W].
 
   The same key gives every world the same draws.
 
@@ -67,7 +69,8 @@ def simulator(nodes: int, steps: int, seeds: int, pauses: tuple[float, float], o
     start = jax.random.uniform(second) * worlds.alone(world, nodes)
     kept = _play(parts, jax.random.split(first, 2),
                  [worlds.job(world, nodes, pauses, couplings), worlds.neighbour(world, nodes)],
-                 worlds.together(world, couplings), start.astype(jnp.float32), steps)[:, worlds.WARMUP:]
+                 worlds.together(world, couplings), start.astype(jnp.float32),
+                 steps)[:, worlds.WARMUP:]
     mean = jnp.mean(kept[0])
     return mean, jnp.std(kept[0]) / mean, jnp.mean(kept[1]) / mean, jnp.mean(kept[2]) / mean
 
@@ -78,11 +81,13 @@ def simulator(nodes: int, steps: int, seeds: int, pauses: tuple[float, float], o
   return jax.jit(jax.vmap(world_of, in_axes=(None, 0, None)))
 
 
-def _play(parts: list[Mechanics], keys: jax.Array, jobs: list[Job], shared: jax.Array, start: jax.Array, steps: int
+def _play(parts: list[Mechanics], keys: jax.Array, jobs: list[Job], shared: jax.Array,
+          start: jax.Array, steps: int
           ) -> jax.Array:
   """[3, steps] of the first job: step time, cost, mean delay."""
   states = [part.init(key, job) for part, key, job in zip(parts, keys, jobs, strict=True)]
-  drafts = [part.draw(key, job, state) for part, key, job, state in zip(parts, keys, jobs, states, strict=True)]
+  drafts = [part.draw(key, job, state)
+            for part, key, job, state in zip(parts, keys, jobs, states, strict=True)]
   drafts[1] = drafts[1]._replace(ready=drafts[1].ready + start)
   zero = jnp.zeros((2,), jnp.float32)
   events = _Events(jnp.zeros((2,), bool), jnp.zeros((2,), jnp.int32), _ready(drafts)[:, 0], zero,
@@ -91,8 +96,9 @@ def _play(parts: list[Mechanics], keys: jax.Array, jobs: list[Job], shared: jax.
   def turn(carry: Any) -> Any:
     states, drafts, events, kept = carry
     events = _until_over(drafts, events, shared)
-    closed = [_close(part, key, job, state, draft, exits, over) for part, key, job, state, draft, exits, over in zip(
-        parts, keys, jobs, states, drafts, events.exits, events.over, strict=True)]
+    closed = [_close(part, key, job, state, draft, exits, over)
+              for part, key, job, state, draft, exits, over in zip(
+                  parts, keys, jobs, states, drafts, events.exits, events.over, strict=True)]
     row = closed[0][2]
     place = jnp.where(events.over[0], states[0].step, np.int32(steps))
     kept = kept.at[:, place].set(jnp.stack([row.step_time, row.cost, row.delay]), mode="drop")
@@ -125,18 +131,21 @@ def _until_over(drafts: list[Draft], events: _Events, shared: jax.Array) -> _Eve
     exits = jnp.where(sent[:, None] & (slots == e.bucket[:, None]), clock[:, None], e.exits)
     over = sent & (e.bucket == np.int32(buckets - 1))
     bucket = jnp.where(over, np.int32(0), e.bucket + sent.astype(jnp.int32))
-    left = jnp.where(sent, jnp.maximum(ready[each, bucket] - clock, _ZERO), jnp.where(ended, work[each, bucket], left))
+    left = jnp.where(sent, jnp.maximum(ready[each, bucket] - clock, _ZERO),
+                     jnp.where(ended, work[each, bucket], left))
     return _Events(jnp.where(ended, ~e.sending, e.sending), bucket, left, clock, exits, over)
 
   begin = events._replace(over=jnp.zeros((2,), bool))
   return jax.lax.while_loop(lambda e: ~jnp.any(e.over), turn, begin)
 
 
-def _close(part: Mechanics, key: jax.Array, job: Job, state: JobState, draft: Draft, exits: jax.Array, over: jax.Array
+def _close(part: Mechanics, key: jax.Array, job: Job, state: JobState, draft: Draft,
+           exits: jax.Array, over: jax.Array
            ) -> tuple[JobState, Draft, Any]:
   """Ends a job's step and draws its next one, if it is over."""
   begun = jnp.concatenate([jnp.zeros((1,), jnp.float32), exits[:-1]])
   after, row = part.finish(state, draft, jnp.maximum(draft.ready, begun[None]), exits)
   following = part.draw(key, job, after)
-  state, draft = jax.tree.map(lambda new, old: jnp.where(over, new, old), (after, following), (state, draft))
+  state, draft = jax.tree.map(lambda new, old: jnp.where(over, new, old), (after, following),
+                              (state, draft))
   return state, draft, row

@@ -1,4 +1,5 @@
-"""What coordination does in calibrated worlds: the live pacers, each coupling by itself, and the null."""
+"""What coordination does in calibrated worlds: the live pacers, each coupling by itself, and the
+null."""
 
 from __future__ import annotations
 
@@ -55,8 +56,9 @@ class Predicted(NamedTuple):
   delay: np.ndarray  # [W] mean delay, as a share of the step
 
 
-def predict(nodes: int, made: worlds.World, *, steps: int, seeds: int, pauses: tuple[float, float], key: jax.Array,
-            arms: Sequence[str], say: Callable[[str], None]) -> dict[str, Predicted]:
+def predict(nodes: int, made: worlds.World, *, steps: int, seeds: int, pauses: tuple[float, float],
+            key: jax.Array, arms: Sequence[str],
+            say: Callable[[str], None]) -> dict[str, Predicted]:
   """Runs worlds at one size under every arm, on the same draws.
 
   Args:
@@ -73,7 +75,8 @@ def predict(nodes: int, made: worlds.World, *, steps: int, seeds: int, pauses: t
 
   @functools.cache
   def simulator(both: bool) -> paced.Simulate:
-    return paced.simulator(nodes, steps, seeds, pauses, coordination(1), coordination(2) if both else None)
+    return paced.simulator(nodes, steps, seeds, pauses, coordination(1),
+                           coordination(2) if both else None)
 
   def bare(couplings: worlds.Couplings, part: worlds.World) -> paced.Outcome:
     mean, cv = moments(key, part, couplings)
@@ -90,12 +93,14 @@ def predict(nodes: int, made: worlds.World, *, steps: int, seeds: int, pauses: t
   for name in arms:
     say(f"{nodes:,} nodes, {name}")
     done = [run(ARMS[name], part) for part in _batches(made)]
-    result[name] = Predicted(*(np.concatenate(columns)[:len(made.jitter)] for columns in zip(*done, strict=True)))
+    result[name] = Predicted(*(np.concatenate(columns)[:len(made.jitter)]
+                               for columns in zip(*done, strict=True)))
   return result
 
 
 def _batches(made: worlds.World) -> Iterator[worlds.World]:
-  """`BATCH` worlds at a time, the last one repeated: one shape, compiled once, however many worlds there are."""
+  """`BATCH` worlds at a time, the last one repeated: one shape, compiled once, however many worlds
+  there are."""
   count = len(made.jitter)
   for begin in range(0, count, BATCH):
     place = np.minimum(np.arange(begin, begin + BATCH), count - 1)

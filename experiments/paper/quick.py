@@ -1,8 +1,10 @@
-"""Bare worlds, hundreds at a time: the simulator's own draws made beforehand, then only its events, all sizes at once.
+"""Bare worlds, hundreds at a time: the simulator's own draws made beforehand, then only its events,
+all sizes at once.
 
-Without pacers a step's draws do not depend on the step before, so they need not wait for it. What is left is one
-number a bucket, when its last rank is ready, and the trunk. Step times are those of
-`jaxpace.simulation.jobs.several` where the trunk loses nothing (a test holds this), for a small part of its time.
+Without pacers a step's draws do not depend on the step before, so they need not wait for it. What
+is left is one number a bucket, when its last rank is ready, and the trunk. Step times are those of
+`jaxpace.simulation.jobs.several` where the trunk loses nothing (a test holds this), for a small
+part of its time.
 """
 
 from __future__ import annotations
@@ -84,15 +86,18 @@ def play(ours: Drafts, theirs: Drafts, start: jax.Array, shared: jax.Array) -> j
     step, clock = step + over.astype(jnp.int32), jnp.where(over, np.float32(0), clock)
     bucket = jnp.where(over, zero, bucket + sent.astype(jnp.int32))
     at = base + (step % count) * np.int32(buckets) + bucket
-    left = jnp.where(sent, jnp.maximum(ready[at] - clock, np.float32(0)), jnp.where(ended, work[at], left))
+    left = jnp.where(sent, jnp.maximum(ready[at] - clock, np.float32(0)),
+                     jnp.where(ended, work[at], left))
     return step, bucket, jnp.where(ended, ~sending, sending), left, clock, times
 
   first = ready[base] + jnp.stack([jnp.float32(0), start])
-  begin = (zero, zero, jnp.zeros((2,), bool), first, jnp.zeros((2,), jnp.float32), jnp.zeros((steps,), jnp.float32))
+  begin = (zero, zero, jnp.zeros((2,), bool), first, jnp.zeros((2,), jnp.float32),
+           jnp.zeros((steps,), jnp.float32))
   return jax.lax.while_loop(unfinished, turn, begin)[-1]
 
 
-def simulator(steps: int, seeds: int, pauses: tuple[float, float], sizes: Sequence[int] = worlds.NODES) -> Moments:
+def simulator(steps: int, seeds: int, pauses: tuple[float, float],
+              sizes: Sequence[int] = worlds.NODES) -> Moments:
   """Makes a function (key, worlds [W], couplings) -> mean step and CV at all sizes, [W, N] each.
 
   The same key gives every world the same draws, those of `paced.simulator`.
@@ -115,7 +120,8 @@ def simulator(steps: int, seeds: int, pauses: tuple[float, float], sizes: Sequen
 
   def times(key: jax.Array, world: worlds.World, couplings: worlds.Couplings) -> jax.Array:
     keys = jax.random.split(key, seeds)
-    each = [jax.vmap(jax.vmap(functools.partial(drawn, n, couplings), in_axes=(0, None)), in_axes=(None, 0))
+    each = [jax.vmap(jax.vmap(functools.partial(drawn, n, couplings), in_axes=(0, None)),
+                     in_axes=(None, 0))
             for n in sizes]
     made = [drawn_all(keys, world) for drawn_all in each]
     ours, theirs, start = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *made)
@@ -127,7 +133,8 @@ def simulator(steps: int, seeds: int, pauses: tuple[float, float], sizes: Sequen
 
   def moments(key: jax.Array, made: worlds.World, couplings: worlds.Couplings = worlds.ON, /
               ) -> tuple[np.ndarray, np.ndarray]:
-    kept = np.asarray(run(key, made, jax.tree.map(jnp.float32, couplings)))[..., worlds.WARMUP:].astype(np.float64)
+    kept = np.asarray(run(key, made, jax.tree.map(jnp.float32, couplings)))[
+        ..., worlds.WARMUP:].astype(np.float64)
     mean = kept.mean(axis=-1)
     return mean.mean(axis=-1), (kept.std(axis=-1) / mean).mean(axis=-1)
 

@@ -6,12 +6,12 @@
 
 Some ten minutes of a processor each; what was interrupted goes on where it was.
 
-Only the baseline columns are fitted, by Monte Carlo: throughput within 2 %, CV within the larger of 0.004 and 10 %, at
-all five sizes. How often pauses strike and how long they are comes from `experiments.measure.collections_measured`.
-Many worlds
-fit; each says something else about coordination. The table shows the band over all that were found, the paper's columns
-beside it, and the null: the same worlds with every coupling switched off.
-"""
+Only the baseline columns are fitted, by Monte Carlo: throughput within 2 %, CV within the larger of
+0.004 and 10 %, at all five sizes. How often pauses strike and how long they are comes from
+`experiments.measure.collections_measured`. Many worlds fit; each says something else about
+coordination. The table shows the band over all that were found, the paper's columns beside it, and
+the null: the same worlds with every coupling switched off.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from experiments.lib import measured
 from experiments.paper import calibrate, paced, predict, quick, tables
 from experiments.paper import world as worlds
 
-WORLDS, OUT = pathlib.Path("docs/measurements/table1_worlds.json"), pathlib.Path("docs/measurements/table1.json")
+WORLDS, OUT = (pathlib.Path("docs/measurements/table1_worlds.json"),
+               pathlib.Path("docs/measurements/table1.json"))
 COLLECTIONS = pathlib.Path("docs/measurements/collections.json")
 _APART, _ALONE = {"polling": 0.0}, {"load": 0.0, "begins": 0.1, "length": 1.0}
 STARTS: dict[str, dict[str, float]] = {
@@ -38,13 +39,14 @@ STARTS: dict[str, dict[str, float]] = {
     "equal periods": {**_ALONE, "ratio": 1.03, "step": 1.1},
     "equal periods and other traffic": {"ratio": 1.03, "step": 1.1},
     "nothing lost in collisions": {"lost": 0.0}, "neither": {**_APART, "claim": 0.5, "lost": 0.0}}
-"""Searches, and what is left out of each, or given. Equal periods: the neighbour's alone is about this job's with
-its pauses, which are as long as the variation at 4 nodes allows; without other traffic, and with it. Two jobs that
-claim half of the trunk each and lose nothing never meet."""
-NEAR = {"jitter": 0.0056, "heavy": 0.0014, "common": 0.0075, "slow": 0.0057, "growth": 0.9, "power": 0.8, "ratio": 1.03,
-        "mass": 0.6, "claim": 1.0, "lost": 0.4, "begins": 0.1, "length": 1.0, "load": 0.0, "polling": 0.1, "step": 1.1}
-"""A world made by hand, whose neighbour has about this job's period, and what it is like at 64 nodes is about the
-paper's: three searches begin around it, without other traffic."""
+"""Searches, and what is left out of each, or given. Equal periods: the neighbour's alone is about
+this job's with its pauses, which are as long as the variation at 4 nodes allows; without other
+traffic, and with it. Two jobs that claim half of the trunk each and lose nothing never meet."""
+NEAR = {"jitter": 0.0056, "heavy": 0.0014, "common": 0.0075, "slow": 0.0057, "growth": 0.9,
+        "power": 0.8, "ratio": 1.03, "mass": 0.6, "claim": 1.0, "lost": 0.4, "begins": 0.1,
+        "length": 1.0, "load": 0.0, "polling": 0.1, "step": 1.1}
+"""A world made by hand, whose neighbour has about this job's period, and what it is like at 64
+nodes is about the paper's: three searches begin around it, without other traffic."""
 KEY = 2026
 
 
@@ -74,22 +76,28 @@ def find(args: Any) -> None:
   fitted = quick.simulator(args.steps, args.seeds, struck)
   longer = quick.simulator(3 * args.steps, args.seeds, struck)
   for number, start in enumerate(_starts(struck, args)):
-    if start.name in [search["start"] for search in recorded()] or (args.only and start.name not in args.only):
+    if (start.name in [search["start"] for search in recorded()]
+        or (args.only and start.name not in args.only)):
       continue
-    begin = np.array([w["values"] for search in recorded() for w in search["worlds"]]) if start.prefer else None
+    begin = (np.array([w["values"] for search in recorded() for w in search["worlds"]])
+             if start.prefer else None)
     if start.near:
-      spread = np.random.default_rng(args.seed + number).normal(1, 0.15, (args.population, len(worlds.World._fields)))
+      spread = np.random.default_rng(args.seed + number).normal(
+          1, 0.15, (args.population, len(worlds.World._fields)))
       begin = spread * [start.near[name] for name in worlds.World._fields]
     found = calibrate.search(
-        fitted, start.fixed, population=args.population, rounds=start.rounds, seed=args.seed + number,
-        key=jax.random.key(KEY), say=measured.progress(start.name, start.rounds), prefer=start.prefer, begin=begin)
+        fitted, start.fixed, population=args.population, rounds=start.rounds,
+        seed=args.seed + number, key=jax.random.key(KEY),
+        say=measured.progress(start.name, start.rounds), prefer=start.prefer, begin=begin)
     # Of those found the best, of the edge's the outermost.
     order = np.argsort(found.preferred if start.prefer else found.misfit)[: args.checked]
     misfit = calibrate.again(longer, found.values[order], jax.random.key(KEY + 2), args.population)
     order, misfit = order[misfit <= 1], misfit[misfit <= 1]
-    chosen = list(range(len(order)))[: args.keep] if start.prefer else _spread(found.values[order], args.keep)
-    print(f"  {start.name}: {len(found.misfit)} of {found.tried:,} worlds tried are within tolerance, least misfit "
-          f"{found.best:.2f}; on other draws {len(order)} of {min(len(found.misfit), args.checked)} are",
+    chosen = (list(range(len(order)))[: args.keep] if start.prefer
+              else _spread(found.values[order], args.keep))
+    print(f"  {start.name}: {len(found.misfit)} of {found.tried:,} worlds tried are within "
+          f"tolerance, least misfit {found.best:.2f}; on other draws {len(order)} of "
+          f"{min(len(found.misfit), args.checked)} are",
           file=sys.stderr, flush=True)
     done = {"start": start.name, "fixed": start.fixed, "steps": args.steps, "seeds": args.seeds,
             "population": args.population, "rounds": start.rounds, "seed": args.seed + number,
@@ -97,7 +105,8 @@ def find(args: Any) -> None:
             "tried": found.tried, "within": len(found.misfit), "least_misfit": found.best,
             "checked": min(len(found.misfit), args.checked), "within_again": len(order),
             "worlds": [{"values": [float(f"{v:.6g}") for v in found.values[order[k]]],
-                        "misfit": round(float(found.misfit[order[k]]), 4), "misfit_again": round(float(misfit[k]), 4)}
+                        "misfit": round(float(found.misfit[order[k]]), 4),
+                        "misfit_again": round(float(misfit[k]), 4)}
                        for k in chosen]}
     # Read again: several programs may be looking, each for another start.
     figures["searches"] = [*recorded(), done]
@@ -128,15 +137,17 @@ def _starts(struck: tuple[float, float], args: Any) -> list[Start]:
 
   def gain(made: worlds.World) -> np.ndarray:
     key = jax.random.key(KEY)
-    mean = np.stack([np.asarray(simulate(key, made, jax.tree.map(jnp.float32, predict.ALIGNED)).mean)
-                     for simulate in simulators], axis=1)
+    mean = np.stack(
+        [np.asarray(simulate(key, made, jax.tree.map(jnp.float32, predict.ALIGNED)).mean)
+         for simulate in simulators], axis=1)
     return np.mean(moments(key, made)[0] / mean - 1, axis=1)
 
   return [*starts, Start("largest gain", {}, args.edge, lambda made: -gain(made))]
 
 
 def _spread(values: np.ndarray, most: int) -> list[int]:
-  """Of the worlds found, `most` that lie far from each other: each next one is the farthest from those taken."""
+  """Of the worlds found, `most` that lie far from each other: each next one is the farthest from
+  those taken."""
   if len(values) <= most:
     return list(range(len(values)))
   low, high = np.array([worlds.BOUNDS[name] for name in worlds.World._fields]).T
@@ -159,18 +170,22 @@ def run(args: Any) -> None:
   if not len(values):
     raise app.UsageError(f"{path} holds no world within tolerance.")
   struck = (float(record["pauses"][0]), float(record["pauses"][1]))
-  setting = {"pauses": list(struck), "steps": args.steps, "seeds": args.seeds, "worlds": len(values), "starts": starts,
+  setting = {"pauses": list(struck), "steps": args.steps, "seeds": args.seeds,
+             "worlds": len(values), "starts": starts,
              "searches": [{**{name: search[name] for name in search if name != "worlds"},
                            "kept": len(search["worlds"])} for search in record["searches"]],
-             "few": list(range(len(values)))[:: max(1, -(-len(values) // args.few))]}  # of the worlds, beyond 64 nodes
+             # of the worlds, beyond 64 nodes
+             "few": list(range(len(values)))[:: max(1, -(-len(values) // args.few))]}
   figures = measured.circumstances("experiments.paper.table1") | setting
   # Which sizes this program did says nothing: it goes on with what others have done.
-  figures["command"] = " ".join(word for word in figures["command"].split() if not word.startswith("--sizes"))
+  figures["command"] = " ".join(word for word in figures["command"].split()
+                                if not word.startswith("--sizes"))
   out = pathlib.Path(args.out)
 
   def recorded() -> dict[str, Any]:
     before = json.loads(out.read_text()) if out.is_file() else {}
-    return dict(before["sizes"]) if all(before.get(name) == value for name, value in setting.items()) else {}
+    return (dict(before["sizes"])
+            if all(before.get(name) == value for name, value in setting.items()) else {})
 
   def say(what: str) -> None:
     print(f"  {what}", file=sys.stderr, flush=True)
@@ -186,9 +201,11 @@ def run(args: Any) -> None:
         nodes, made, steps=max(args.steps // 3, 2 * worlds.WARMUP) if large else args.steps,
         seeds=1 if large else args.seeds, pauses=struck, key=jax.random.key(KEY + 1),
         arms=["all", "null"] if large else list(predict.ARMS), say=say)
-    found = {name: {field: np.round(getattr(p, field), 6).tolist() for field in p._fields} for name, p in done.items()}
+    found = {name: {field: np.round(getattr(p, field), 6).tolist() for field in p._fields}
+             for name, p in done.items()}
     # Read again: several programs may be at it, each with other sizes.
-    figures["sizes"] = dict(sorted({**recorded(), str(nodes): found}.items(), key=lambda item: int(item[0])))
+    figures["sizes"] = dict(sorted({**recorded(), str(nodes): found}.items(),
+                                   key=lambda item: int(item[0])))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(figures, indent=1) + "\n")
   figures["sizes"] = recorded()
@@ -201,15 +218,21 @@ def define_flags() -> None:
   flags.DEFINE_bool("calibrate", False, "Look for worlds, and stop.")
   flags.DEFINE_integer("population", 64, "Worlds at a time.", lower_bound=8)
   flags.DEFINE_integer("rounds", 60, "Of each search.", lower_bound=1)
-  flags.DEFINE_integer("edge", 0, "Rounds of the search for the upper edge of the band; 0 for none.", lower_bound=0)
-  flags.DEFINE_list("only", [], "Names of searches; none for all. Programs may share the work, each with some of them.")
-  flags.DEFINE_integer("checked", 256, "Worlds of each search that are run again on other draws.", lower_bound=1)
+  flags.DEFINE_integer("edge", 0,
+                       "Rounds of the search for the upper edge of the band; 0 for none.",
+                       lower_bound=0)
+  flags.DEFINE_list("only", [],
+                    "Names of searches; none for all. Programs may share the work, each with some "
+                    "of them.")
+  flags.DEFINE_integer("checked", 256, "Worlds of each search that are run again on other draws.",
+                       lower_bound=1)
   flags.DEFINE_integer("keep", 12, "Worlds kept of each search.", lower_bound=1)
   flags.DEFINE_integer("seed", 0, "Of the search.")
   flags.DEFINE_integer("steps", 400, "Of each run.", lower_bound=2 * worlds.WARMUP)
   flags.DEFINE_integer("seeds", 3, "Runs of each world.", lower_bound=1)
-  flags.DEFINE_list("sizes", [str(n) for n in (*worlds.NODES, 256, 1024, 4096)], "Numbers of nodes; those on record "
-                    "are not run again. Programs may share the work.")
+  flags.DEFINE_list("sizes", [str(n) for n in (*worlds.NODES, 256, 1024, 4096)],
+                    "Numbers of nodes; those on record are not run again. Programs may share "
+                    "the work.")
   flags.DEFINE_integer("few", 6, "Worlds run beyond the paper's sizes.", lower_bound=1)
   flags.DEFINE_string("collections", str(COLLECTIONS), "Measured pauses.")
   flags.DEFINE_string("worlds", str(WORLDS), "Worlds on record.")

@@ -1,13 +1,14 @@
-"""Table 1 of the paper with `jaxpace.take_turns`: worlds on record, jobs that listen before they send.
+"""Table 1 of the paper with `jaxpace.take_turns`: worlds on record, jobs that listen before they
+send.
 
     python -m experiments.paper.turns
 
 Some ten minutes of a processor; what was interrupted goes on where it was.
 
-The worlds are those of `experiments.paper.table1`, fitted to the baseline columns alone, as they are on record. Draws
-are of the same laws. The constants of `take_turns` were chosen by trying them in every other world (the first, third,
-...) on other draws; the page tells the worlds that it was not tried in apart. What listening hears is a model:
-see `jaxpace.simulation.turns.Ear`.
+The worlds are those of `experiments.paper.table1`, fitted to the baseline columns alone, as they
+are on record. Draws are of the same laws. The constants of `take_turns` were chosen by trying them
+in every other world (the first, third, ...) on other draws; the page tells the worlds that it was
+not tried in apart. What listening hears is a model: see `jaxpace.simulation.turns.Ear`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from jaxpace.simulation.job import Shape
 WORLDS = pathlib.Path("docs/measurements/table1_worlds.json")
 OUT = pathlib.Path("docs/measurements/table1_turns.json")
 KEY, TINY, BLOCK = 2028, 0.01, 64
-"""Of the draws; what listening takes, as a share of this job's mean bucket; steps of a block of the guard."""
+"""Of the draws; what listening takes, as a share of this job's mean bucket; steps of a block of the
+guard."""
 _NEVER = 1e9
 
 
@@ -56,7 +58,8 @@ ARMS = {
     "both_5": Arm("both, 5 % of the readings wrong", ear=turns.Ear(wrong=0.05)),
     "one": Arm("this job alone takes turns", (True, False)),
     "alone": Arm("null: no neighbour, other traffic as it is", alone=True),
-    "harmless": Arm("null: a neighbour that is heard and takes nothing", (True, False), harmless=True),
+    "harmless": Arm("null: a neighbour that is heard and takes nothing", (True, False),
+                    harmless=True),
     "one_guarded": Arm("this job alone, under the guard", (True, False), guarded=True),
 }
 
@@ -85,7 +88,8 @@ def drawer(nodes: int, steps: int, pauses: tuple[float, float]) -> Callable[...,
     start = jax.random.uniform(second) * worlds.alone(world, nodes)
     speeds = jnp.stack([jnp.float32(1), worlds.together(world, worlds.ON)])
     tiny = jnp.full((2,), np.float32(TINY)) * jnp.mean(ours.transfers)
-    return turns.Drawn(jnp.stack([ours.ready, theirs.ready]), jnp.stack([ours.transfers, theirs.transfers]),
+    return turns.Drawn(jnp.stack([ours.ready, theirs.ready]),
+                       jnp.stack([ours.transfers, theirs.transfers]),
                        jnp.stack([jnp.float32(0), start]), speeds, tiny, jnp.ones((2,), bool))
 
   return jax.jit(jax.vmap(one, in_axes=(None, 0)))
@@ -114,7 +118,8 @@ class _Runner:
   @functools.cached_property
   def drawn_longer(self) -> turns.Drawn:
     """Of some of those it was not tried in, more steps."""
-    return self._draw(jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made), self.args.drawn, KEY + 1)
+    return self._draw(jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made),
+                      self.args.drawn, KEY + 1)
 
   def _draw(self, made: worlds.World, steps: int, key: int) -> turns.Drawn:
     each = [drawer(nodes, steps, self.struck)(jax.random.key(key), made) for nodes in self.sizes]
@@ -130,11 +135,13 @@ class _Runner:
     found = _played(arm.guarded, steps, scene(drawn, arm, arm.obeys), arm.ear, states(arm.guarded))
     figures = _figures(found, self.bare[kind], arm)
     count = len(figures["gain"]) // len(self.sizes)
-    return {nodes: {name: values[place * count:(place + 1) * count] for name, values in figures.items()}
+    return {nodes: {name: values[place * count:(place + 1) * count]
+                    for name, values in figures.items()}
             for place, nodes in enumerate(self.sizes)}
 
   def literal(self, nodes: int) -> dict[str, Any]:
-    """Figures of section 5.3's pacer on this job's ranks, in worlds that nothing was tried in, and its null."""
+    """Figures of section 5.3's pacer on this job's ranks, in worlds that nothing was tried in, and
+    its null."""
     some = jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made)
     key, seeds = jax.random.key(KEY), 1
     result: dict[str, Any] = {}
@@ -142,8 +149,9 @@ class _Runner:
       mean, cv = quick.simulator(self.args.steps, seeds, self.struck, [nodes])(key, some, couplings)
       simulate = paced.simulator(nodes, self.args.steps, seeds, self.struck, literal.pacer(0.5))
       found = simulate(key, some, jax.tree.map(jnp.float32, couplings))
-      result[name] = {"gain": _plain(mean[:, 0] / np.asarray(found.mean, np.float64) - 1), "cv": _plain(found.cv),
-                      "bare_cv": _plain(cv[:, 0]), "delay": _plain(found.delay)}
+      result[name] = {"gain": _plain(mean[:, 0] / np.asarray(found.mean, np.float64) - 1),
+                      "cv": _plain(found.cv), "bare_cv": _plain(cv[:, 0]),
+                      "delay": _plain(found.delay)}
     return result
 
 
@@ -153,15 +161,18 @@ def _simulator(guarded: bool | None, steps: int) -> Callable[..., turns.Turns]:
   return jax.jit(turns.simulator(turns.nothing() if guarded is None else make(0, guarded), steps))
 
 
-def _played(guarded: bool | None, steps: int, drawn: turns.Drawn, ear: turns.Ear, began: Any) -> turns.Turns:
+def _played(guarded: bool | None, steps: int, drawn: turns.Drawn, ear: turns.Ear,
+            began: Any) -> turns.Turns:
   ear = turns.Ear(*map(np.float32, ear))
-  return jax.tree.map(np.asarray, _simulator(guarded, steps)(jax.random.key(KEY + 2), drawn, ear, began))
+  return jax.tree.map(np.asarray,
+                      _simulator(guarded, steps)(jax.random.key(KEY + 2), drawn, ear, began))
 
 
 def _figures(found: turns.Turns, bare: turns.Turns, arm: Arm) -> dict[str, Any]:
   kept = slice(worlds.WARMUP, None)
   ours, without = (np.asarray(each.step_time[:, 0, kept], np.float64) for each in (found, bare))
-  result = {"gain": without.mean(axis=1) / ours.mean(axis=1) - 1, "cv": ours.std(axis=1) / ours.mean(axis=1),
+  result = {"gain": without.mean(axis=1) / ours.mean(axis=1) - 1,
+            "cv": ours.std(axis=1) / ours.mean(axis=1),
             "bare_cv": without.std(axis=1) / without.mean(axis=1), "mean": ours.mean(axis=1),
             "listened": found.listened[:, 0, kept].mean(axis=1),
             "turns": found.info["turns"][:, 0, kept].mean(axis=1)}
@@ -181,11 +192,12 @@ def _plain(values: Any) -> list[float]:
 def run(args: Any) -> None:
   """Runs what is not on record yet, and writes the page."""
   record = json.loads(pathlib.Path(args.worlds).read_text())
-  values = np.array([w["values"] for search in record["searches"] for w in search["worlds"]], np.float32)
+  values = np.array([w["values"] for search in record["searches"] for w in search["worlds"]],
+                    np.float32)
   made = worlds.World(*(jnp.asarray(column) for column in values.T))
   struck = (float(record["pauses"][0]), float(record["pauses"][1]))
-  setting = {"steps": args.steps, "long": args.long, "drawn": args.drawn, "apart": args.apart, "block": BLOCK,
-             "worlds": len(values), "listening": TINY,
+  setting = {"steps": args.steps, "long": args.long, "drawn": args.drawn, "apart": args.apart,
+             "block": BLOCK, "worlds": len(values), "listening": TINY,
              "ear": {name: float(value) for name, value in turns.Ear()._asdict().items()},
              "arms": {name: arm.about for name, arm in ARMS.items()}}
   figures = measured.circumstances("experiments.paper.turns") | setting
@@ -193,7 +205,8 @@ def run(args: Any) -> None:
 
   def recorded() -> dict[str, Any]:
     before = json.loads(out.read_text()) if out.is_file() else {}
-    return dict(before["sizes"]) if all(before.get(name) == value for name, value in setting.items()) else {}
+    return (dict(before["sizes"])
+            if all(before.get(name) == value for name, value in setting.items()) else {})
 
   def keep(nodes: int, name: str, found: dict[str, Any]) -> None:
     sizes = recorded()
@@ -222,8 +235,10 @@ def run(args: Any) -> None:
 def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_integer("steps", 400, "Of each run.", lower_bound=2 * worlds.WARMUP)
-  flags.DEFINE_integer("long", 10_000, "Of each run under the guard.", lower_bound=2 * worlds.WARMUP)
-  flags.DEFINE_integer("drawn", 2_000, "Steps drawn for those; after that they begin again.", lower_bound=100)
+  flags.DEFINE_integer("long", 10_000, "Of each run under the guard.",
+                       lower_bound=2 * worlds.WARMUP)
+  flags.DEFINE_integer("drawn", 2_000, "Steps drawn for those; after that they begin again.",
+                       lower_bound=100)
   flags.DEFINE_integer("apart", 8, "For those, one world in so many is taken.", lower_bound=1)
   flags.DEFINE_list("sizes", [str(n) for n in reversed(worlds.NODES)], "Numbers of nodes.")
   flags.DEFINE_list("arms", [], f"Of {', '.join(ARMS)}, literal; all if none is named.")

@@ -24,14 +24,18 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("Table 1 of the paper, taking turns", figures)
   ear = figures["ear"]
   lines += textwrap.wrap(
-      f"Simulated: the {figures['worlds']} worlds of [Table 1](table1.md), as they are on record, {figures['steps']} "
-      f"steps, the first {worlds.WARMUP} not counted. Listening takes {100 * figures['listening']:g} % of this job's "
-      f"mean bucket on a quiet link and {ear['busy']:g} times that on one in use, with a deviation of its logarithm of "
-      f"{ear['scatter']:g}; {100 * ear['wrong']:g} % of the readings tell of the other state. These are assumed, not "
-      "measured. Throughput against the same world without; lowest .. middle .. highest over the worlds.", 116)
+      f"Simulated: the {figures['worlds']} worlds of [Table 1](table1.md), as they are on record, "
+      f"{figures['steps']} steps, the first {worlds.WARMUP} not counted. Listening takes "
+      f"{100 * figures['listening']:g} % of this job's mean bucket on a quiet link and "
+      f"{ear['busy']:g} times that on one in use, with a deviation of its logarithm of "
+      f"{ear['scatter']:g}; {100 * ear['wrong']:g} % of the readings tell of the other state. "
+      "These are assumed, not measured. Throughput against the same world without; lowest .. "
+      "middle .. highest over the worlds.", 116)
   lines += ["", "## Both jobs take turns", "", *both(figures)]
-  lines += ["In the worlds in which no constant of `take_turns` was tried (every other one), and in the others:", "",
-            *halves(figures)]
+  lines += [
+      "In the worlds in which no constant of `take_turns` was tried (every other one), and in "
+      "the others:", "",
+      *halves(figures)]
   lines += ["## One job, and nobody else", "", *others(figures)]
   lines += ["## Under the guard", "", *guarded(figures)]
   return [*lines, "## The pacer of section 5.3, to the letter", "", *literal(figures)]
@@ -43,26 +47,31 @@ def _sizes(figures: dict[str, Any], arm: str) -> list[tuple[int, int, dict[str, 
 
 
 def both(figures: dict[str, Any]) -> list[str]:
-  """The paper's columns beside both jobs', and the share of the worlds at or above the paper's gain."""
+  """The paper's columns beside both jobs', and the share of the worlds at or above the paper's
+  gain."""
   rows = []
   for k, nodes, of in _sizes(figures, "both"):
     gain, wrong = np.array(of["gain"]), figures["sizes"][str(nodes)].get("both_5")
     said, cv = tables.PAPER[nodes], worlds.CV["coordination"][k]
-    rows.append([nodes, f"{100 * said:+.1f} %", tables.percent(gain), f"{100 * np.mean(gain >= said):.0f} %", cv,
-                 tables.plain(np.array(of["cv"])), tables.plain(np.array(of["bare_cv"])),
+    rows.append([nodes, f"{100 * said:+.1f} %", tables.percent(gain),
+                 f"{100 * np.mean(gain >= said):.0f} %", cv, tables.plain(np.array(of["cv"])),
+                 tables.plain(np.array(of["bare_cv"])),
                  tables.percent(np.array(of["neighbour_gain"])),
                  tables.percent(np.array(wrong["gain"])) if wrong else None])
   return measured.table(
-      ["nodes", "paper's gain", "gain", "worlds at or above the paper's", "paper's CV", "CV", "CV without",
-       "the neighbour's gain", "gain, 5 % of the readings wrong"], rows)
+      ["nodes", "paper's gain", "gain", "worlds at or above the paper's", "paper's CV", "CV",
+       "CV without", "the neighbour's gain", "gain, 5 % of the readings wrong"], rows)
 
 
 def halves(figures: dict[str, Any]) -> list[str]:
   """The same of the worlds it was tried in, and of those it was not."""
-  return measured.table(["nodes", "gain, not tried in", "gain, tried in", "CV, not tried in", "CV, tried in"], [
-      [nodes, tables.percent(np.array(of["gain"])[_UNTRIED]), tables.percent(np.array(of["gain"])[::2]),
-       tables.plain(np.array(of["cv"])[_UNTRIED]), tables.plain(np.array(of["cv"])[::2])]
-      for _, nodes, of in _sizes(figures, "both")])
+  return measured.table(["nodes", "gain, not tried in", "gain, tried in", "CV, not tried in",
+                         "CV, tried in"], [
+                             [nodes, tables.percent(np.array(of["gain"])[_UNTRIED]),
+                              tables.percent(np.array(of["gain"])[::2]),
+                              tables.plain(np.array(of["cv"])[_UNTRIED]),
+                              tables.plain(np.array(of["cv"])[::2])]
+                             for _, nodes, of in _sizes(figures, "both")])
 
 
 def others(figures: dict[str, Any]) -> list[str]:
@@ -71,7 +80,8 @@ def others(figures: dict[str, Any]) -> list[str]:
   for _, nodes, of in _sizes(figures, "one"):
     sizes = figures["sizes"][str(nodes)]
     rows.append([nodes, *(tables.percent(np.array(sizes[arm]["gain"]), 2) if arm in sizes else None
-                          for arm in ("one", "alone", "harmless")), tables.percent(np.array(of["neighbour_gain"]))])
+                          for arm in ("one", "alone", "harmless")),
+                 tables.percent(np.array(of["neighbour_gain"]))])
   return measured.table(["nodes", *(figures["arms"][arm] for arm in ("one", "alone", "harmless")),
                          "the neighbour's gain, this job alone taking turns"], rows)
 
@@ -79,11 +89,12 @@ def others(figures: dict[str, Any]) -> list[str]:
 def guarded(figures: dict[str, Any]) -> list[str]:
   """One job alone, under the guard."""
   rows = [[nodes, len(of["gain"]), tables.percent(np.array(of["gain"]), 2),
-           tables.percent(np.array(of["gain_later"]), 2)] for _, nodes, of in _sizes(figures, "one_guarded")]
+           tables.percent(np.array(of["gain_later"]), 2)]
+          for _, nodes, of in _sizes(figures, "one_guarded")]
   if not rows:
     return ["Not run.", ""]
-  said = (f"`jaxpace.guard(take_turns(...), block={figures['block']})`, the neighbour does as it likes; "
-          f"{figures['long']:,} steps, of worlds in which nothing was tried:")
+  said = (f"`jaxpace.guard(take_turns(...), block={figures['block']})`, the neighbour does as it "
+          f"likes; {figures['long']:,} steps, of worlds in which nothing was tried:")
   return [*textwrap.wrap(said, 116), "", *measured.table(
       ["nodes", "worlds", "gain, all steps", "gain, their second half"], rows)]
 
@@ -98,8 +109,8 @@ def literal(figures: dict[str, Any]) -> list[str]:
                  tables.percent(np.array(null["gain"]))])
   if not rows:
     return ["Not run.", ""]
-  said = ("A rolling window of each rank's waits; while their variation is above 5 % a rank is delayed by half of what "
-          "its wait was beyond the least of the window (`experiments/paper/literal.py`). In some "
-          "of the worlds in which nothing was tried.")
+  said = ("A rolling window of each rank's waits; while their variation is above 5 % a rank is "
+          "delayed by half of what its wait was beyond the least of the window "
+          "(`experiments/paper/literal.py`). In some of the worlds in which nothing was tried.")
   return [*textwrap.wrap(said, 116), "", *measured.table(
       ["nodes", "gain", "CV", "CV without", "delay, of the step", "null: couplings off"], rows)]

@@ -1,19 +1,21 @@
 """The cluster of the paper's Table 1, as far as a model can stand for it, at any number of nodes.
 
-One job of N nodes, two ranks each, and a neighbour on the trunk they share. In units of one node's undisturbed compute:
+One job of N nodes, two ranks each, and a neighbour on the trunk they share. In units of one node's
+undisturbed compute:
 
     transfer(N) = growth ((N - 1) / 63) ** power        what the job sends, which grows with the nodes it spans
     neighbour:    period ratio, sends `mass` of what the job sends, takes `claim` of the trunk while it does
 
-Speed of each while both send: (1 - lost) min(1, 0.5 / claim). Fluids lose nothing where they share, switches may:
-packets dropped and sent again, links held back for others' sake. In the fabric lab of this repository nothing is lost
-(docs/interleaving.md); `lost` is assumed, and left out of one search.
+Speed of each while both send: (1 - lost) min(1, 0.5 / claim). Fluids lose nothing where they share,
+switches may: packets dropped and sent again, links held back for others' sake. In the fabric lab of
+this repository nothing is lost (docs/interleaving.md); `lost` is assumed, and left out of one
+search.
 
-Compute varies by rank (normal, heavy-tailed), by host (one in sixteen is slower, throughout) and for the whole job;
-other traffic comes and goes; pauses strike as measured. The couplings that coordination can use are three, each with a
-switch: the neighbour (phase collisions), pauses that could be aligned, early ranks that poll beside a late one of their
-node.
-"""
+Compute varies by rank (normal, heavy-tailed), by host (one in sixteen is slower, throughout) and
+for the whole job; other traffic comes and goes; pauses strike as measured. The couplings that
+coordination can use are three, each with a switch: the neighbour (phase collisions), pauses that
+could be aligned, early ranks that poll beside a late one of their node.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -66,9 +68,10 @@ class Couplings(NamedTuple):
 
 ON, OFF = Couplings(), Couplings(0.0, 0.0, 0.0)
 BOUNDS = {
-    "jitter": (0.001, 0.05), "heavy": (0.0, 0.03), "common": (0.0, 0.05), "slow": (0.0, 0.1), "growth": (0.05, 1.6),
-    "power": (0.6, 1.8), "ratio": (0.9, 1.25), "mass": (0.05, 1.5), "claim": (0.5, 1.0), "lost": (0.0, 0.6),
-    "begins": (0.001, 0.5), "length": (1.0, 30.0), "load": (0.0, 0.7), "polling": (0.0, 0.6), "step": (0.1, 5.0)}
+    "jitter": (0.001, 0.05), "heavy": (0.0, 0.03), "common": (0.0, 0.05), "slow": (0.0, 0.1),
+    "growth": (0.05, 1.6), "power": (0.6, 1.8), "ratio": (0.9, 1.25), "mass": (0.05, 1.5),
+    "claim": (0.5, 1.0), "lost": (0.0, 0.6), "begins": (0.001, 0.5), "length": (1.0, 30.0),
+    "load": (0.0, 0.7), "polling": (0.0, 0.6), "step": (0.1, 5.0)}
 """Ranges in which worlds are looked for."""
 
 
@@ -79,7 +82,8 @@ def transfer(world: World, nodes: int) -> Any:
 
 def alone(world: World, nodes: int) -> Any:
   """The job's step where nothing varies and nobody else is there, in units of compute."""
-  exposed = jnp.maximum(transfer(world, nodes) / BUCKETS, transfer(world, nodes) - _BACKWARD / BUCKETS)
+  exposed = jnp.maximum(transfer(world, nodes) / BUCKETS,
+                        transfer(world, nodes) - _BACKWARD / BUCKETS)
   return 1.0 + exposed
 
 
@@ -95,19 +99,23 @@ def job(world: World, nodes: int, pauses: tuple[float, float], couplings: Coupli
   late = (jnp.arange(ranks) % 32 == 3).astype(jnp.float32) * world.slow
   chance, seconds = pauses
   return Job(
-      forward=jnp.float32(1 - _BACKWARD), backward=jnp.float32(_BACKWARD), update=jnp.float32(0), gap=jnp.float32(0),
+      forward=jnp.float32(1 - _BACKWARD), backward=jnp.float32(_BACKWARD), update=jnp.float32(0),
+      gap=jnp.float32(0),
       transfers=jnp.full((BUCKETS,), 1 / BUCKETS, jnp.float32) * transfer(world, nodes),
-      noise=(noise.Normal(world.jitter), noise.Heavy(world.heavy, np.float32(3)), noise.Common(world.common),
-             noise.Slow(late), noise.Pauses(np.float32(chance), np.float32(seconds) / world.step,
-                                            jnp.asarray(couplings.aligned) > 0)),
-      traffic=noise.Traffic(world.begins, world.length, world.load), polling=world.polling * couplings.polling)
+      noise=(noise.Normal(world.jitter), noise.Heavy(world.heavy, np.float32(3)),
+             noise.Common(world.common), noise.Slow(late),
+             noise.Pauses(np.float32(chance), np.float32(seconds) / world.step,
+                          jnp.asarray(couplings.aligned) > 0)),
+      traffic=noise.Traffic(world.begins, world.length, world.load),
+      polling=world.polling * couplings.polling)
 
 
 def neighbour(world: World, nodes: int) -> Job:
-  """A job on the same trunk: its period is `ratio` of this job's alone; it sends `mass` of what this one sends."""
+  """A job on the same trunk: its period is `ratio` of this job's alone; it sends `mass` of what
+  this one sends."""
   sends = world.mass * transfer(world, nodes)
   period = world.ratio * alone(world, nodes)
   zero = jnp.float32(0)
-  return Job(forward=jnp.maximum(period - sends, 0.05 * period), backward=zero, update=zero, gap=zero,
-             transfers=jnp.full((BUCKETS,), 1 / BUCKETS, jnp.float32) * sends,
+  return Job(forward=jnp.maximum(period - sends, 0.05 * period), backward=zero, update=zero,
+             gap=zero, transfers=jnp.full((BUCKETS,), 1 / BUCKETS, jnp.float32) * sends,
              noise=(noise.Normal(world.jitter), noise.Common(world.common)))

@@ -1,4 +1,5 @@
-"""How often the knee's threshold claims one where there is none, and finds one where there is: made-up sweeps.
+"""How often the knee's threshold claims one where there is none, and finds one where there is:
+made-up sweeps.
 
     python -m experiments.stability.alarms
 """
@@ -20,7 +21,8 @@ from experiments.stability.tables import between
 OUT = pathlib.Path("docs/measurements/stability_alarms.json")
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 NOISE = (0.002, 0.02, 0.2)
-"""Deviation of a run's throughput: of long runs without failures, with some, and where most work is run again."""
+"""Deviation of a run's throughput: of long runs without failures, with some, and where most work is
+run again."""
 
 
 def worlds(sizes: np.ndarray) -> dict[str, np.ndarray]:
@@ -30,7 +32,8 @@ def worlds(sizes: np.ndarray) -> dict[str, np.ndarray]:
   return {
       "no knee: all wait a little for each (sigma 0.0001)": knee.throughput(sizes, 1.0, 1e-4, 0.0),
       "no knee: all wait much for each (sigma 0.001)": knee.throughput(sizes, 1.0, 1e-3, 0.0),
-      "no knee: barriers, 3 % of E[max of N normals], which no scalability law holds": sizes / (1 + 0.03 * barriers),
+      "no knee: barriers, 3 % of E[max of N normals], which no scalability law holds": sizes
+      / (1 + 0.03 * barriers),
       "a knee at half of the largest size": knee.throughput(sizes, 1.0, 1e-4, (2 / sizes[-1]) ** 2)}
 
 
@@ -47,7 +50,8 @@ def alarms(sizes: list[int], runs: int, trials: int, seed: int = 0) -> list[dict
   for name, mean in worlds(at).items():
     for noise in NOISE:
       random = np.random.default_rng(seed)
-      fits = [knee.fit(at, mean[:, None] * np.exp(noise * random.standard_normal((len(at), runs))), trial)
+      fits = [knee.fit(at, mean[:, None] * np.exp(noise * random.standard_normal((len(at), runs))),
+                       trial)
               for trial in range(trials)]
       rows.append({"world": name, "noise": noise, "trials": trials,
                    "knees": sum(found.knee is not None for found in fits),
@@ -57,14 +61,17 @@ def alarms(sizes: list[int], runs: int, trials: int, seed: int = 0) -> list[dict
 
 def page(figures: dict[str, Any]) -> list[str]:
   """The figures as Markdown."""
-  rows = [[row["world"], row["noise"], f"{row['knees']} of {row['trials']}", *between(row["knees"], row["trials"]),
-           f"{row['kappa']} of {row['trials']}"] for row in figures["rows"]]
+  rows = [[row["world"], row["noise"], f"{row['knees']} of {row['trials']}",
+           *between(row["knees"], row["trials"]), f"{row['kappa']} of {row['trials']}"]
+          for row in figures["rows"]]
   sizes = ", ".join(map(str, figures["sizes"]))
   return [*measured.introduction("How often a knee is claimed", figures),
-          "The threshold of [stability](../stability.md): a knee is claimed where kappa's 95 % interval lies above 0",
+          "The threshold of [stability](../stability.md): a knee is claimed where kappa's 95 % "
+          "interval lies above 0",
           "and throughput peaks among the sizes that were run. Sweeps were made up, "
-          f"{figures['runs']} runs at each of {sizes}", "accelerators; noise is the deviation of a run's throughput. "
-          "Low and high are the exact 95 % interval of the share.", "",
+          f"{figures['runs']} runs at each of {sizes}", "accelerators; noise is the deviation of a "
+                                                        "run's throughput. Low and high are the "
+                                                        "exact 95 % interval of the share.", "",
           *measured.table(["sweep", "noise", "knee claimed", "low", "high", "kappa above 0"], rows)]
 
 

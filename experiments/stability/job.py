@@ -1,12 +1,15 @@
-"""A job of thousands of accelerators over days: groups that share a model, barriers, pauses, thermal drift.
+"""A job of thousands of accelerators over days: groups that share a model, barriers, pauses,
+thermal drift.
 
-A group of G accelerators holds the model between them and meets at B barriers in each step; R such groups average their
-gradients once a step, or once every H steps. A group is a rank of `jaxpace.simulation.job`; inside it
+A group of G accelerators holds the model between them and meets at B barriers in each step; R such
+groups average their gradients once a step, or once every H steps. A group is a rank of
+`jaxpace.simulation.job`; inside it
 
     share = mean over barriers of max over members of (jitter + level),
 
-jitter normal and new at each barrier, level the member's own: thermal drift since the job started, and speed that
-wanders. So the maximum over a group's members, then that over groups, is what everybody waits for.
+jitter normal and new at each barrier, level the member's own: thermal drift since the job started,
+and speed that wanders. So the maximum over a group's members, then that over groups, is what
+everybody waits for.
 """
 
 from __future__ import annotations
@@ -66,14 +69,17 @@ class Members(NamedTuple):
   def init(self, key: jax.Array, ranks: int) -> Any:
     first, second = jax.random.split(key)
     shape = (ranks, self.layout.shape[1])
-    extra = jnp.maximum(np.float32(1) + _f32(self.spread) * jax.random.normal(first, shape, jnp.float32), np.float32(0))
+    extra = jnp.maximum(np.float32(1) + _f32(self.spread)
+                        * jax.random.normal(first, shape, jnp.float32), np.float32(0))
     return extra, jax.random.normal(second, shape, jnp.float32)
 
-  def sample(self, key: jax.Array, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
+  def sample(self, key: jax.Array, step: jax.Array, state: Any,
+             ranks: int) -> tuple[jax.Array, Any]:
     extra, place = state
     first, second = jax.random.split(key)
     keep = jnp.exp(np.float32(-1) / _f32(self.memory))
-    place = keep * place + jnp.sqrt(np.float32(1) - keep * keep) * jax.random.normal(first, place.shape, jnp.float32)
+    place = (keep * place + jnp.sqrt(np.float32(1) - keep * keep)
+             * jax.random.normal(first, place.shape, jnp.float32))
     risen = -jnp.expm1(-step.astype(jnp.float32) / _f32(self.warm))
     level = _f32(self.drift) * risen * extra + _f32(self.wander) * place
     drawn = jax.random.normal(second, (self.layout.shape[0], *place.shape), jnp.float32)
@@ -82,10 +88,12 @@ class Members(NamedTuple):
 
 
 class Series(NamedTuple):
-  """Runs from a cold start. S runs, K averages of H steps each; seconds a step, the mean of the H."""
+  """Runs from a cold start. S runs, K averages of H steps each; seconds a step, the mean of the
+  H."""
 
   times: np.ndarray  # [S, K]
-  busy: np.ndarray  # [S, K] mean over groups of what they compute; the rest is waiting, pausing and transfer
+  # [S, K] mean over groups of what they compute; the rest is waiting, pausing and transfer
+  busy: np.ndarray
 
 
 def ideal(machine: Machine) -> float:
@@ -99,7 +107,8 @@ def transfer(machine: Machine, groups: int) -> float:
 
 
 def pausing(machine: Machine, aligned: bool) -> float:
-  """Probability of a pause of a group in a step: of any of its members; aligned: of all together."""
+  """Probability of a pause of a group in a step: of any of its members; aligned: of all
+  together."""
   one = -np.expm1(-machine.pause_rate * ideal(machine))
   return float(one if aligned else -np.expm1(machine.group * np.log1p(-one)))
 
@@ -108,18 +117,22 @@ def job(machine: Machine, groups: int, policy: Policy) -> Job:
   """The job whose ranks are groups and whose steps are H of the machine's."""
   every, step = policy.local, ideal(machine)
   members = Members(
-      np.float32(machine.jitter * machine.barriers**0.5), np.float32(machine.drift), np.float32(machine.spread),
-      np.float32(machine.warm / step / every), np.float32(machine.wander), np.float32(machine.memory / step / every),
+      np.float32(machine.jitter * machine.barriers**0.5), np.float32(machine.drift),
+      np.float32(machine.spread), np.float32(machine.warm / step / every),
+      np.float32(machine.wander), np.float32(machine.memory / step / every),
       np.zeros((machine.barriers * every, machine.group), np.float32))
   pauses = noises.Pauses(
-      np.float32(pausing(machine, policy.aligned)), np.float32(machine.pause), np.bool_(policy.aligned))
+      np.float32(pausing(machine, policy.aligned)), np.float32(machine.pause),
+      np.bool_(policy.aligned))
   return Job(
       forward=np.float32(0), backward=np.float32(machine.compute * every), update=np.float32(0),
-      gap=np.float32(machine.gap * every), transfers=np.array([transfer(machine, groups)], np.float32),
+      gap=np.float32(machine.gap * every),
+      transfers=np.array([transfer(machine, groups)], np.float32),
       noise=(members, *[pauses] * every))
 
 
-def series(machine: Machine, groups: int, policy: Policy, steps: int, runs: int, seed: int) -> Series:
+def series(machine: Machine, groups: int, policy: Policy, steps: int, runs: int,
+           seed: int) -> Series:
   """Simulates runs from a cold start, all at once.
 
   Args:

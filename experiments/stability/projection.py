@@ -1,7 +1,8 @@
 """What a synchronisation policy would cost, and the choice of one, without simulating the run.
 
-Warm steps are drawn independently of each other, as many as it takes to know their mean; failures and checkpoints by
-Daly's closed form. What is left out: memory from step to step, cold starts, and work after a restart that is cooler.
+Warm steps are drawn independently of each other, as many as it takes to know their mean; failures
+and checkpoints by Daly's closed form. What is left out: memory from step to step, cold starts, and
+work after a restart that is cooler.
 """
 
 from __future__ import annotations
@@ -47,24 +48,31 @@ def warm_step(machine: Machine, groups: int, policy: Policy, draws: int, seed: i
   for _ in range(draws):
     level = (machine.drift * np.maximum(1 + machine.spread * random.standard_normal(shape), 0)
              + machine.wander * random.standard_normal(shape))
-    jitter = machine.jitter * machine.barriers**0.5 * random.standard_normal((machine.barriers * every, *shape))
+    jitter = (machine.jitter * machine.barriers**0.5
+              * random.standard_normal((machine.barriers * every, *shape)))
     share = (jitter + level).max(axis=2).mean(axis=0)
-    struck = random.random((every, 1 if policy.aligned else groups)) < pausing(machine, policy.aligned)
+    struck = (random.random((every, 1 if policy.aligned else groups))
+              < pausing(machine, policy.aligned))
     busy = every * machine.compute * (1 + share) + machine.pause * struck.sum(axis=0)
     total += float(busy.max()) / every
   return total / draws + machine.gap + transfer(machine, groups) / every
 
 
-def project(machine: Machine, groups: int, policy: Policy, trouble: Trouble, draws: int = 32) -> Projected:
+def project(machine: Machine, groups: int, policy: Policy, trouble: Trouble,
+            draws: int = 32) -> Projected:
   """Expected cost of a policy; an interval of 0 is replaced by Young's, for this size."""
   step = warm_step(machine, groups, policy._replace(interval=0.0), draws)
   rate = failure_rate(machine, groups, trouble)
   interval = policy.interval or best_interval(trouble.checkpoint, 1 / rate)
-  interval = max(1, round(interval / step / policy.local)) * step * policy.local  # checkpoints fall between averages
+  # checkpoints fall between averages
+  interval = max(1, round(interval / step / policy.local)) * step * policy.local
   took = expected(interval, Failures(rate, 1, trouble.checkpoint, trouble.restart))
-  return Projected(policy._replace(interval=interval), step, took / interval * step / ideal(machine))
+  return Projected(policy._replace(interval=interval), step,
+                   took / interval * step / ideal(machine))
 
 
-def choose(machine: Machine, groups: int, candidates: Sequence[Policy], trouble: Trouble, draws: int = 32) -> Projected:
+def choose(machine: Machine, groups: int, candidates: Sequence[Policy], trouble: Trouble,
+           draws: int = 32) -> Projected:
   """The candidate with the lowest projected cost."""
-  return min((project(machine, groups, policy, trouble, draws) for policy in candidates), key=lambda p: p.cost)
+  return min((project(machine, groups, policy, trouble, draws) for policy in candidates),
+             key=lambda p: p.cost)

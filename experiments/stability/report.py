@@ -24,16 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1; either may be left out (default: all)")
   parser.add_argument("--json", metavar="FILE",
-                      help="also write what was found as JSON; '-' writes it to standard output and nothing else")
+                      help="also write what was found as JSON; '-' writes it to standard output "
+                           "and nothing else")
 
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the program.
 
   Returns:
-    Exit status: 0, or 2 where there is nothing to say anything about or the JSON file can't be written.
+    Exit status: 0, or 2 where there is nothing to say anything about or the JSON file can't be
+    written.
   """
-  parser = argparse.ArgumentParser(prog="python -m experiments.stability.report", description=__doc__,
+  parser = argparse.ArgumentParser(prog="python -m experiments.stability.report",
+                                   description=__doc__,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
   add_arguments(parser)
   args = parser.parse_args(argv)
@@ -41,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
       check_target(args.json)
     found = stability.recorded(diagnose(read_run(args.run, window=args.steps)))
-    wrong = deliver(lambda: render_stability(found, make_console()), lambda: stability.to_json(found), args.json)
+    wrong = deliver(lambda: render_stability(found, make_console()),
+                    lambda: stability.to_json(found), args.json)
   except (RunError, UnwritableError) as error:
     wrong = str(error)
   if wrong:

@@ -1,10 +1,12 @@
-"""Thousands of accelerators for days: does jitter compound, do restarts amplify, where is the knee, what control does.
+"""Thousands of accelerators for days: does jitter compound, do restarts amplify, where is the knee,
+what control does.
 
     python -m experiments.stability.run
 
-Steps come from `jaxpace.simulation` (groups that share a model, barriers, drift, pauses); failures, checkpoints and
-restarts are played on them. "Compounds" and "amplifies" are hypotheses: each has a null and a test. The scenario, with
-the source of each number or the word assumed, is configs/stability.py.
+Steps come from `jaxpace.simulation` (groups that share a model, barriers, drift, pauses); failures,
+checkpoints and restarts are played on them. "Compounds" and "amplifies" are hypotheses: each has a
+null and a test. The scenario, with the source of each number or the word assumed, is
+configs/stability.py.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ RECORDED_GROUPS, RECORDED_STEPS = 32, 1200
 
 
 def still(machine: Machine) -> Machine:
-  """The i.i.d. null: as much jitter, as many pauses and barriers; nothing that lasts from one step to the next."""
+  """The i.i.d. null: as much jitter, as many pauses and barriers; nothing that lasts from one step
+  to the next."""
   return machine._replace(drift=0.0, wander=0.0)
 
 
@@ -51,7 +54,8 @@ def policies(config: Any) -> dict[str, Policy]:
 
 def candidates(config: Any, local: bool) -> list[Policy]:
   """What control may choose from; with `local`, also what changes the training."""
-  return [Policy(interval, aligned, every) for interval in (float(config.interval), 0.0) for aligned in (False, True)
+  return [Policy(interval, aligned, every) for interval in (float(config.interval), 0.0)
+          for aligned in (False, True)
           for every in ((1, int(config.local)) if local else (1,))]
 
 
@@ -62,7 +66,8 @@ def simulated(config: Any, machine: Machine, groups: int) -> dict[tuple[bool, in
   for aligned in (False, True):
     for every in (1, int(config.local)):
       own = steps // every * every
-      made[aligned, every] = stability.series(machine, groups, Policy(1.0, aligned, every), own, config.runs, seed)
+      made[aligned, every] = stability.series(machine, groups, Policy(1.0, aligned, every), own,
+                                              config.runs, seed)
   made["null"] = stability.series(still(machine), groups, Policy(1.0), steps, config.runs, seed)
   return made
 
@@ -75,13 +80,15 @@ def compounding(config: Any, machine: Machine, of: Series) -> dict[str, Any]:
   if not known:
     return {"windows": [], "ratio": [], "rises": 0, "runs": 0, "waiting": None}
   warm = of.times[:, first:]
-  return {"windows": known[0].windows.tolist(), "ratio": np.mean([g.ratio for g in known], axis=0).tolist(),
-          "rises": int(sum(g.rises for g in known)), "runs": len(known), "least_p": min(g.p for g in known),
+  return {"windows": known[0].windows.tolist(),
+          "ratio": np.mean([g.ratio for g in known], axis=0).tolist(),
+          "rises": int(sum(g.rises for g in known)), "runs": len(known),
+          "least_p": min(g.p for g in known),
           "waiting": float((warm - of.busy[:, first:]).mean() / warm.mean())}
 
 
-def played(config: Any, machine: Machine, groups: int, of: Series, policy: Policy, trouble: Trouble | None,
-           every: int | None = None) -> list[Lived]:
+def played(config: Any, machine: Machine, groups: int, of: Series, policy: Policy,
+           trouble: Trouble | None, every: int | None = None) -> list[Lived]:
   """Long runs under a policy; without trouble, without failures and checkpoints."""
   step = stability.ideal(machine)
   steps = max(1, round(config.days * 86400 / step))
@@ -89,14 +96,17 @@ def played(config: Any, machine: Machine, groups: int, of: Series, policy: Polic
   if every is None:
     each = float(of.times[:, of.times.shape[1] // 2:].mean())
     every = max(1, round(policy.interval / each / policy.local)) * policy.local
-  return [live(of, policy.local, steps, rate, every if trouble else steps + 1, trouble.checkpoint if trouble else 0.0,
-               trouble.restart if trouble else 0.0, Power(**config.power), seed) for seed in range(config.plays)]
+  return [live(of, policy.local, steps, rate, every if trouble else steps + 1,
+               trouble.checkpoint if trouble else 0.0, trouble.restart if trouble else 0.0,
+               Power(**config.power), seed) for seed in range(config.plays)]
 
 
 def summary(config: Any, machine: Machine, runs: list[Lived]) -> dict[str, Any]:
   """Each ratio: mean over runs and its standard error."""
-  found = [ratios(run, stability.ideal(machine), Power(**config.power), int(config.window)) for run in runs]
-  result: dict[str, Any] = {"failures": float(np.mean([run.failures for run in runs])), "cost_each": []}
+  found = [ratios(run, stability.ideal(machine), Power(**config.power), int(config.window))
+           for run in runs]
+  result: dict[str, Any] = {"failures": float(np.mean([run.failures for run in runs])),
+                            "cost_each": []}
   for name in found[0]._fields:
     values = np.array([getattr(r, name) for r in found])
     result[name] = [float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))]
@@ -104,11 +114,14 @@ def summary(config: Any, machine: Machine, runs: list[Lived]) -> dict[str, Any]:
   return result
 
 
-def amplification(config: Any, machine: Machine, groups: int, made: dict[Any, Series], trouble: Trouble
+def amplification(config: Any, machine: Machine, groups: int, made: dict[Any, Series],
+                  trouble: Trouble
                   ) -> dict[str, Any]:
-  """Whether failures and varying steps cost more together than each by itself, and what restarts do to steps.
+  """Whether failures and varying steps cost more together than each by itself, and what restarts do
+  to steps.
 
-  The four corners have the same checkpoints, counted in steps, and the same draws of failures, run by run.
+  The four corners have the same checkpoints, counted in steps, and the same draws of failures, run
+  by run.
   """
   policy, of = Policy(float(config.interval)), made[False, 1]
   quiet = stability.ideal(machine) + stability.transfer(machine, groups)
@@ -121,28 +134,36 @@ def amplification(config: Any, machine: Machine, groups: int, made: dict[Any, Se
   together = np.log(ends[True, True] * ends[False, False] / (ends[True, False] * ends[False, True]))
   half = 2.0 * together.std(ddof=1) / math.sqrt(len(together))
   # As slow as the varying steps, and even: what is left between the two is the variation's own.
-  slow = Series(np.full_like(of.times, (ends[True, False] / len(corners[True, False][0].done)).mean()), of.busy)
-  level = np.array([run.done[-1] for run in played(config, machine, groups, slow, policy, trouble, every)])
+  slow = Series(np.full_like(of.times,
+                             (ends[True, False] / len(corners[True, False][0].done)).mean()),
+                of.busy)
+  level = np.array([run.done[-1]
+                    for run in played(config, machine, groups, slow, policy, trouble, every)])
   own = np.log(ends[True, True] / level)
   margin = 2.0 * own.std(ddof=1) / math.sqrt(len(own))
-  spread = {key: float(np.mean([ratios(run, quiet, Power(**config.power), int(config.window)).variance
-                                for run in runs])) for key, runs in corners.items()}
+  spread = {key:
+            float(np.mean([ratios(run, quiet, Power(**config.power), int(config.window)).variance
+                           for run in runs])) for key, runs in corners.items()}
   # Useful steps soon after a start against those long after.
   warm = machine.warm / stability.ideal(machine)
   early, late = [], []
   for run in corners[True, True]:
     took = np.diff(run.done, prepend=0.0)
     normal = took < 3 * quiet  # a step behind which a checkpoint or a restart lies is none
-    early.append(took[normal & (run.fresh < warm)].mean() if (normal & (run.fresh < warm)).any() else np.nan)
+    early.append(took[normal & (run.fresh < warm)].mean() if (normal & (run.fresh < warm)).any()
+                 else np.nan)
     late.append(took[normal & (run.fresh > 5 * warm)].mean())
   windows = {"failures": corners[False, True], "both": corners[True, True]}
   return {
       "interaction": math.exp(float(together.mean())),
-      "interval": [math.exp(float(together.mean() - half)), math.exp(float(together.mean() + half))],
+      "interval": [math.exp(float(together.mean() - half)),
+                   math.exp(float(together.mean() + half))],
       "variation": math.exp(float(own.mean())),
-      "variation_interval": [math.exp(float(own.mean() - margin)), math.exp(float(own.mean() + margin))],
+      "variation_interval": [math.exp(float(own.mean() - margin)),
+                             math.exp(float(own.mean() + margin))],
       "variance_failures": spread[False, True], "variance_variation": spread[True, False],
-      "variance_both": spread[True, True], "after_restart": float(np.nanmean(early) / np.nanmean(late)),
+      "variance_both": spread[True, True],
+      "after_restart": float(np.nanmean(early) / np.nanmean(late)),
       "memory": {name: _memory(config, runs) for name, runs in windows.items()}}
 
 
@@ -162,17 +183,21 @@ def controlled(config: Any, machine: Machine, groups: int, made: dict[Any, Serie
   """Every policy, and the two that the projection chose: projected and simulated."""
   wanted = {name: projection.project(machine, groups, policy, trouble, config.draws)
             for name, policy in policies(config).items()}
-  wanted["chosen"] = projection.choose(machine, groups, candidates(config, False), trouble, config.draws)
-  wanted["chosen_local"] = projection.choose(machine, groups, candidates(config, True), trouble, config.draws)
+  wanted["chosen"] = projection.choose(machine, groups, candidates(config, False), trouble,
+                                       config.draws)
+  wanted["chosen_local"] = projection.choose(machine, groups, candidates(config, True), trouble,
+                                             config.draws)
   rows = {}
   for name, projected in wanted.items():
     policy = projected.policy
     runs = played(config, machine, groups, made[policy.aligned, policy.local], policy, trouble)
-    rows[name] = {"policy": policy._asdict(), "projected": projected.cost, **summary(config, machine, runs)}
+    rows[name] = {"policy": policy._asdict(), "projected": projected.cost,
+                  **summary(config, machine, runs)}
   return rows
 
 
-def knees(sizes: list[int], rows: dict[str, dict[str, Any]], null: dict[str, Any]) -> dict[str, Any]:
+def knees(sizes: list[int], rows: dict[str, dict[str, Any]],
+          null: dict[str, Any]) -> dict[str, Any]:
   """The scalability law, fitted to every policy's throughput over the sizes, and to the null's."""
   sweep = {name: [rows[str(n)][name]["cost_each"] for n in sizes] for name in rows[str(sizes[0])]}
   sweep["null"] = [null[str(n)]["cost_each"] for n in sizes]
@@ -193,8 +218,8 @@ def diagnosed(config: Any, machine: Machine) -> dict[str, Any]:
   plan = simulation(Shape(groups), by_rank=True)
   key = jax.random.key(int(config.seed))
   _, done = jax.jit(plan.run, static_argnums=3)(key, made, plan.init(key, made), steps)
-  recording = Recording("stability", [f"node{r}" for r in range(groups)], groups, [int(machine.gradient)],
-                        0.0, machine.compute, 0.0, 0.25, "", {})
+  recording = Recording("stability", [f"node{r}" for r in range(groups)], groups,
+                        [int(machine.gradient)], 0.0, machine.compute, 0.0, 0.25, "", {})
   with tempfile.TemporaryDirectory() as folder:
     writer = RunWriter(folder, recording, int(config.seed))
     writer.write(done)
@@ -209,7 +234,8 @@ def measure(config: Any) -> dict[str, Any]:
   """All figures of the scenario."""
   machine = Machine(**config.machine)
   sizes = [int(n) for n in config.sizes]
-  troubles = {name: Trouble(mtbf=float(mtbf), **config.trouble) for name, mtbf in config.mtbf.items()}
+  troubles = {name: Trouble(mtbf=float(mtbf), **config.trouble)
+              for name, mtbf in config.mtbf.items()}
   compound: dict[str, Any] = {}
   null: dict[str, Any] = {}
   rows: dict[str, dict[str, Any]] = {name: {} for name in troubles}
@@ -220,13 +246,14 @@ def measure(config: Any) -> dict[str, Any]:
     made = simulated(config, machine, groups)
     compound[str(size)] = {"null": compounding(config, machine, made["null"]),
                            "baseline": compounding(config, machine, made[False, 1])}
-    null[str(size)] = summary(config, machine, played(config, machine, groups, made["null"], Policy(1.0), None))
+    null[str(size)] = summary(config, machine,
+                              played(config, machine, groups, made["null"], Policy(1.0), None))
     for name, trouble in troubles.items():
       rows[name][str(size)] = controlled(config, machine, groups, made, trouble)
       amplified[name][str(size)] = amplification(config, machine, groups, made, trouble)
     say(place + 1)
-  return {"config": config.to_dict(), "sizes": sizes, "alpha": growth.ALPHA, "compounding": compound, "null": null,
-          "policies": rows, "amplification": amplified,
+  return {"config": config.to_dict(), "sizes": sizes, "alpha": growth.ALPHA,
+          "compounding": compound, "null": null, "policies": rows, "amplification": amplified,
           "knees": {name: knees(sizes, rows[name], null) for name in troubles},
           "recorded": diagnosed(config, machine)}
 
@@ -245,7 +272,8 @@ def rounded(value: Any) -> Any:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
-  figures = {**measured.circumstances("experiments.stability.run"), **rounded(measure(flags.FLAGS.config))}
+  figures = {**measured.circumstances("experiments.stability.run"),
+             **rounded(measure(flags.FLAGS.config))}
   measured.write(figures, stability_tables.page(figures), pathlib.Path(flags.FLAGS.out))
 
 
@@ -253,6 +281,7 @@ if __name__ == "__main__":
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   from ml_collections import config_flags
 
-  config_flags.DEFINE_config_file("config", "configs/stability.py", "The scenario.", lock_config=True)
+  config_flags.DEFINE_config_file("config", "configs/stability.py", "The scenario.",
+                                  lock_config=True)
   flags.DEFINE_string("out", str(OUT), "Where the figures go.")
   app.run(main)

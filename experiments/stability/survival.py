@@ -1,7 +1,8 @@
-"""Long runs with failures, restarts from the last checkpoint and cold starts; and the ratios that say what they cost.
+"""Long runs with failures, restarts from the last checkpoint and cold starts; and the ratios that
+say what they cost.
 
-Failures come at a constant rate, none during a restart, as in `jaxpace.simulation.failures`. Unlike there, every
-restart begins cold: the steps after it are those of another run's beginning.
+Failures come at a constant rate, none during a restart, as in `jaxpace.simulation.failures`. Unlike
+there, every restart begins cold: the steps after it are those of another run's beginning.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ class Ratios(NamedTuple):
   """Without units. Each but `reruns` is 1, or 0 for `variance`, for a job that nothing disturbs."""
 
   reruns: float  # lost over lost and useful: the share of all steps' time that was run for nothing
-  variance: float  # squared coefficient of variation of the time that equal amounts of useful work took
+  # squared coefficient of variation of the time that equal amounts of useful work took
+  variance: float
   energy: float  # energy to output: J a useful step, over those of a step that nothing disturbs
   cost: float  # cost to performance: s a useful step, over those of a step that nothing disturbs
 
 
-def live(runs: Series, local: int, steps: int, rate: float, every: int, checkpoint: float, restart: float,
-         power: Power, seed: int) -> Lived:
+def live(runs: Series, local: int, steps: int, rate: float, every: int, checkpoint: float,
+         restart: float, power: Power, seed: int) -> Lived:
   """Plays a long run out of simulated cold starts.
 
-  Each start takes the next run of the series, from its beginning. Past its end its second half, which is warm, is
-  repeated.
+  Each start takes the next run of the series, from its beginning. Past its end its second half,
+  which is warm, is repeated.
 
   Args:
     runs: from cold starts.
@@ -76,11 +78,13 @@ def live(runs: Series, local: int, steps: int, rate: float, every: int, checkpoi
       starts[row] = (np.repeat(runs.times[row][at], local), np.repeat(runs.busy[row][at], local))
     strikes = random.exponential(1 / rate) if rate > 0 else np.inf
     left = steps - kept
-    ahead = min(left, int(min(strikes / runs.times[row].min(), left)) + 2)  # no more steps than these come before it
+    # no more steps than these come before it
+    ahead = min(left, int(min(strikes / runs.times[row].min(), left)) + 2)
     times, busy = starts[row][0][:ahead], starts[row][1][:ahead]
     saved = checkpoint * (np.arange(1, ahead + 1) // every)  # a checkpoint follows its step
     ends = np.cumsum(times) + saved
-    spent = np.cumsum(busy) * power.busy + np.cumsum(times - busy) * power.waiting + saved * power.idle
+    spent = (np.cumsum(busy) * power.busy + np.cumsum(times - busy) * power.waiting
+             + saved * power.idle)
     if strikes >= ends[-1]:
       held, until, joules = left, float(ends[-1]), float(spent[-1])
     else:
@@ -115,8 +119,8 @@ def ratios(lived: Lived, step: float, power: Power, window: int) -> Ratios:
   steps = len(lived.done)
   took = np.diff(lived.done[window - 1::window], prepend=0.0)
   variance = float(took.var() / took.mean() ** 2) if len(took) else float("nan")
-  return Ratios(lived.lost / (lived.lost + lived.useful), variance, lived.energy / (steps * step * power.busy),
-                float(lived.done[-1]) / (steps * step))
+  return Ratios(lived.lost / (lived.lost + lived.useful), variance,
+                lived.energy / (steps * step * power.busy), float(lived.done[-1]) / (steps * step))
 
 
 def _warm(length: int, wanted: int) -> np.ndarray:

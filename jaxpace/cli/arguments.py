@@ -17,12 +17,14 @@ def window(text: str) -> tuple[int | None, int | None]:
   except ValueError:
     found = None
   if not colon or found is None:
-    raise argparse.ArgumentTypeError(f"{text!r} is no range of steps: write A:B, such as 100:200, 100: or :200")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no range of steps: write A:B, such as 100:200, 100: or :200")
   first, stop = found
   if (first is not None and first < 0) or (stop is not None and stop < 0):
     raise argparse.ArgumentTypeError(f"{text!r} has a negative step")
   if first is not None and stop is not None and stop <= first:
-    raise argparse.ArgumentTypeError(f"{text!r} is empty: B is one past the last step, so it must be above A")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is empty: B is one past the last step, so it must be above A")
   return found
 
 

@@ -1,4 +1,5 @@
-"""`jaxpace bench`: measures collectives, and fits latency and bandwidth of every level of the fabric."""
+"""`jaxpace bench`: measures collectives, and fits latency and bandwidth of every level of the
+fabric."""
 
 from __future__ import annotations
 
@@ -22,24 +23,29 @@ examples:
   jaxpace bench --json bench.json
   jaxpace bench --devices 8 --kinds all_reduce --sizes 4K,1M
   jaxpace launch --nproc 4 -- jaxpace bench --json bench.json
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace bench`."""
-  parser.description = "Measures collectives over sizes, in a process, on a host, between hosts; fits α and β."
+  parser.description = ("Measures collectives over sizes, in a process, on a host, between hosts; "
+                        "fits α and β.")
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("--json", metavar="FILE",
-                      help="also write the result as JSON; '-' writes it to standard output and nothing else")
+                      help="also write the result as JSON; '-' writes it to standard output and "
+                           "nothing else")
   parser.add_argument("--sizes", type=_sizes, metavar="A,B,...", default=_SIZES,
-                      help=f"bytes of the whole vector, with K, M or G for powers of 1,024 (default: {_SIZES})")
+                      help="bytes of the whole vector, with K, M or G for powers of 1,024 "
+                           f"(default: {_SIZES})")
   parser.add_argument("--kinds", type=_kinds, metavar="A,B,...", default=_KINDS,
                       help=f"collectives to measure (default: {','.join(_KINDS)})")
-  parser.add_argument("--repeats", type=_positive, metavar="N", default=9, help="samples a size (default: 9)")
+  parser.add_argument("--repeats", type=_positive, metavar="N", default=9,
+                      help="samples a size (default: 9)")
   parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"), default="ring",
                       help="whose formula is fitted (default: ring)")
-  parser.add_argument("--devices", type=_positive, metavar="N", help="devices to make of each process's CPU")
+  parser.add_argument("--devices", type=_positive, metavar="N",
+                      help="devices to make of each process's CPU")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
   except (RuntimeError, TimeoutError) as error:
     return refuse("bench", str(error))
   if len(devices) < 2:
-    return refuse("bench", "there is one device, which has nobody to exchange with. Start several processes (`jaxpace "
-                  "launch --nproc 2 -- jaxpace bench`, srun, mpirun), or give --devices 8 to make 8 of this CPU.")
+    return refuse("bench", "there is one device, which has nobody to exchange with. Start several "
+                           "processes (`jaxpace launch --nproc 2 -- jaxpace bench`, srun, mpirun), "
+                           "or give --devices 8 to make 8 of this CPU.")
   document = _measure(args, sizes, devices, jax, first=place.index == 0)
   if place.index:
     return 0
@@ -84,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any, first: bool) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
+             first: bool) -> dict[str, Any]:
   from jaxpace.costs.bench.fabric_json import to_json
   from jaxpace.costs.bench.fit import fit
   from jaxpace.costs.bench.measure import host_of_processes, measure
@@ -101,18 +109,21 @@ def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
       try:
         measured = measure(kind, group, sizes, args.repeats, devices, say)
       except jax.errors.JaxRuntimeError as error:
-        notes.append(f"{kind} at level '{group.level}' could not be measured: {str(error).splitlines()[0]}")
+        notes.append(
+            f"{kind} at level '{group.level}' could not be measured: {str(error).splitlines()[0]}")
         continue
       found = fit(kind, args.algorithm, len(group.members[0]), measured)
       by_kind[kind] = found, measured
       if found.misfit > 0.5:
-        notes.append(f"{kind} at level '{group.level}': the {args.algorithm} formula is off by {found.misfit:.0%} at "
-                     "one size; go by the points near the size you have.")
+        notes.append(f"{kind} at level '{group.level}': the {args.algorithm} formula is off by "
+                     f"{found.misfit:.0%} at one size; go by the points near the size you have.")
     results.append((group, by_kind))
   cores = os.cpu_count() or 1
   local = sum(d.process_index == devices[0].process_index for d in devices) * hosts.count(hosts[0])
   if devices[0].platform == "cpu" and local > cores:
-    notes.append(f"{local} devices share {cores} cores of a host: they take turns, and that is in the figures.")
+    notes.append(
+        f"{local} devices share {cores} cores of a host: they take turns, and that is in "
+        "the figures.")
   facts = {"backend": devices[0].platform, "device": devices[0].device_kind, "jax": jax.__version__,
            "devices": len(devices), "processes": jax.process_count(), "hosts": len(set(hosts)),
            "algorithm": args.algorithm}
@@ -131,17 +142,20 @@ def _progress(what: str) -> Any:
 def _text(document: dict[str, Any]) -> str:
   from jaxpace.trace.problems import plural
   lines = [f"{plural(document['devices'], document['backend'] + ' device')}, "
-           f"{plural(document['processes'], 'process', 'processes')}, {plural(document['hosts'], 'host')}; "
-           f"{document['algorithm']} formula", ""]
+           f"{plural(document['processes'], 'process', 'processes')}, "
+           f"{plural(document['hosts'], 'host')}; {document['algorithm']} formula", ""]
   for level in document["levels"]:
-    lines.append(f"{level['level']}, {level['measured']} ranks" + (f", {level['groups']} groups at once"
-                                                                   if level["groups"] > 1 else ""))
-    lines.append("                  latency α           90 %            1/β              90 %        worst fit")
+    lines.append(f"{level['level']}, {level['measured']} ranks"
+                 + (f", {level['groups']} groups at once"
+                    if level["groups"] > 1 else ""))
+    lines.append(
+        "                  latency α           90 %            1/β              90 %        "
+        "worst fit")
     for kind, cost in level["collectives"].items():
       alpha, beta = cost["alpha"], cost["beta"]
       lines.append(f"  {kind:<14}{alpha['estimate'] * 1e6:10.2f} µs {alpha['low'] * 1e6:8.2f} to "
-                   f"{alpha['high'] * 1e6:8.2f}  {_rate(beta['estimate']):>12} {_rate(beta['high']):>10} to "
-                   f"{_rate(beta['low']):<10} {cost['misfit']:6.0%}")
+                   f"{alpha['high'] * 1e6:8.2f}  {_rate(beta['estimate']):>12} "
+                   f"{_rate(beta['high']):>10} to {_rate(beta['low']):<10} {cost['misfit']:6.0%}")
     for kind, cost in level["collectives"].items():
       points = ", ".join(f"{_size(p['bytes'])} {p['seconds'] * 1e3:.3g} ms" for p in cost["points"])
       lines.append(f"  {kind}: {points}")
@@ -168,9 +182,11 @@ def _sizes(text: str) -> list[int]:
   """
   found = []
   for part in text.split(","):
-    number, unit = (part[:-1], part[-1].upper()) if part[-1:].upper() in _UNITS and part else (part, "")
+    number, unit = ((part[:-1], part[-1].upper()) if part[-1:].upper() in _UNITS
+                    and part else (part, ""))
     if not number.isdecimal() or not 0 < int(number) * _UNITS.get(unit, 1) <= 2**34:
-      raise argparse.ArgumentTypeError(f"{part!r} is no size in bytes: write 4096, 4K or 1M, 16G at most")
+      raise argparse.ArgumentTypeError(
+          f"{part!r} is no size in bytes: write 4096, 4K or 1M, 16G at most")
     found.append(int(number) * _UNITS.get(unit, 1))
   return sorted(set(found))
 
@@ -178,7 +194,8 @@ def _sizes(text: str) -> list[int]:
 def _kinds(text: str) -> tuple[str, ...]:
   kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
   if wrong := [kind for kind in kinds if kind not in _KINDS]:
-    raise argparse.ArgumentTypeError(f"{wrong[0]!r} is no collective of bench: there are {', '.join(_KINDS)}")
+    raise argparse.ArgumentTypeError(
+        f"{wrong[0]!r} is no collective of bench: there are {', '.join(_KINDS)}")
   return kinds
 
 

@@ -20,23 +20,27 @@ examples:
   jaxpace compare runs/before runs/after
   jaxpace compare runs/main runs/branch --fail-above 3% --json compare.json
   jaxpace compare runs/demo runs/demo --steps-a :1000 --steps-b 1000:
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace compare`."""
   from jaxpace.cli import arguments
-  parser.description = "Says what changed from run A to run B: step time, shares, ranks, findings, with 95 % intervals."
+  parser.description = ("Says what changed from run A to run B: step time, shares, ranks, "
+                        "findings, with 95 % intervals.")
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("a", metavar="RUN_A", help="run directory that counts as normal")
   parser.add_argument("b", metavar="RUN_B", help="run directory to compare with it")
   parser.add_argument("--fail-above", type=_share, metavar="P%",
-                      help="exit with status 1 where B is slower by more than this, such as 3%% or 0.03")
+                      help="exit with status 1 where B is slower by more than this, such as 3%% "
+                           "or 0.03")
   parser.add_argument("--json", metavar="FILE",
-                      help="also write the comparison as JSON; '-' writes it to standard output and nothing else")
+                      help="also write the comparison as JSON; '-' writes it to standard output "
+                           "and nothing else")
   for letter in "ab":
-    parser.add_argument(f"--steps-{letter}", type=arguments.window, metavar="A:B", default=(None, None),
+    parser.add_argument(f"--steps-{letter}", type=arguments.window, metavar="A:B",
+                        default=(None, None),
                         help=f"only these steps of RUN_{letter.upper()} (default: all)")
   parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, or 'all' (default: 10)")
@@ -68,16 +72,20 @@ def run(args: argparse.Namespace) -> int:
     diagnosed = []
     for path, window in ((args.a, args.steps_a), (args.b, args.steps_b)):
       run = read_run(path, window=window, progress=progress.reading)
-      diagnosed.append(diagnose(run, progress.adding_up, links=read_links(path), events=read_events(path, run.id)))
+      diagnosed.append(diagnose(run, progress.adding_up, links=read_links(path),
+                                events=read_events(path, run.id)))
     found = compare(diagnosed[0], diagnosed[1], args.fail_above)
   except (RunError, UnwritableError) as error:
     progress.clear()
     return refuse("compare", str(error))
   except MemoryError:
     progress.clear()
-    return refuse("compare", f"{path} needs more memory than there is: compare windows with --steps-a and --steps-b.")
+    return refuse("compare",
+                  f"{path} needs more memory than there is: compare windows with --steps-a and "
+                  "--steps-b.")
   progress.clear()
-  wrong = deliver(lambda: _render(found, make_console(), args.ranks), lambda: to_json(found), args.json)
+  wrong = deliver(lambda: _render(found, make_console(), args.ranks), lambda: to_json(found),
+                  args.json)
   if wrong:
     return refuse("compare", wrong)
   return 1 if found.failed else 0
@@ -104,7 +112,8 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
     table.add_column(header, justify="right", no_wrap=True)
   for name, c in (("step", found.step_time), *found.shares.items()):
     table.add_row(name, milliseconds(c.a), milliseconds(c.b), signed(c.difference),
-                  f"{signed(c.low)} to {signed(c.high)}", f"{100 * c.difference / found.step_time.a:+.1f} %",
+                  f"{signed(c.low)} to {signed(c.high)}",
+                  f"{100 * c.difference / found.step_time.a:+.1f} %",
                   style="bold" if c.sure else "dim")
   console.print(table)
   console.print(Text("Bold: surely changed (the shares are tested together).", style="dim"))
@@ -122,15 +131,19 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
       ranks.add_row(str(r.rank), host, signed(c.a), signed(c.b), signed(c.difference),
                     f"{signed(c.low)} to {signed(c.high)}")
     console.print(ranks)
-    console.print(Text("Ranks whose arrival, against the ranks that changed as usual, surely changed by 1 % of the step"
-                       + (f": {most} of {len(changed)}." if most is not None and len(changed) > most else "."),
-                       style="dim"))
+    console.print(
+        Text(
+            "Ranks whose arrival, against the ranks that changed as usual, surely changed by 1 % "
+            "of the step"
+            + (f": {most} of {len(changed)}." if most is not None and len(changed) > most else "."),
+            style="dim"))
   elif found.ranks:
     console.print(Text("No rank's lateness surely changed by 1 % of the step.", style="dim"))
   sentences = [f"New in B: {mode.replace('_', ' ')}." for mode in found.new]
   sentences += [f"No longer in B: {mode.replace('_', ' ')}." for mode in found.gone]
   sentences += [*found.untold, *found.notes]
-  sentences += [f"{letter}: {p}" for letter, d in (("A", found.a), ("B", found.b)) for p in d.run.problems]
+  sentences += [f"{letter}: {p}" for letter, d in (("A", found.a), ("B", found.b))
+                for p in d.run.problems]
   console.print()
   for sentence in sentences:
     console.print(Text(f"- {sentence}"))

@@ -21,7 +21,7 @@ examples:
   jaxpace control runs/demo --on --ranks 0-7 --from-step 5000       (try it on a few ranks first)
   jaxpace control runs/demo --ranks all --max-delay 5ms --threshold 0.1
   jaxpace control runs/demo --reset
-"""
+"""  # noqa: E501
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -30,18 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.description = "Changes the pacing of a running job."
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
-  parser.add_argument("run", metavar="RUN", help="run directory, or the .json file that the job follows")
+  parser.add_argument("run", metavar="RUN",
+                      help="run directory, or the .json file that the job follows")
   switch = parser.add_mutually_exclusive_group()
-  switch.add_argument("--on", dest="enabled", action="store_true", default=None, help="allow delays")
+  switch.add_argument("--on", dest="enabled", action="store_true", default=None,
+                      help="allow delays")
   switch.add_argument("--off", dest="enabled", action="store_false", default=None, help="no delays")
   switch.add_argument("--reset", action="store_true", help="everything as the pacer was made")
   parser.add_argument("--max-delay", type=_seconds, metavar="TIME",
                       help="longest delay, with its unit, such as 5ms or 0.005s; 'made' as it was")
   parser.add_argument("--threshold", type=_share, metavar="SHARE",
-                      help="persistent slack at which pacing begins, such as 0.1 of a step; 'made' as it was")
+                      help="persistent slack at which pacing begins, such as 0.1 of a step; 'made' "
+                           "as it was")
   who = parser.add_mutually_exclusive_group()
-  who.add_argument("--ranks", type=_some_ranks, metavar="LIST", help="only these, such as 0-7,9; or 'all'")
-  who.add_argument("--nodes", type=_whole, metavar="N", help="only the ranks of the run's first N hosts")
+  who.add_argument("--ranks", type=_some_ranks, metavar="LIST",
+                   help="only these, such as 0-7,9; or 'all'")
+  who.add_argument("--nodes", type=_whole, metavar="N",
+                   help="only the ranks of the run's first N hosts")
   parser.add_argument("--from-step", type=_whole, metavar="N", help="no delay before this step")
   parser.add_argument("--until-step", type=_step_or_none, metavar="N",
                       help="no delay from this step on; 'none' for good")
@@ -55,9 +60,12 @@ def run(args: argparse.Namespace) -> int:
   """
   path = file.locate(args.run)
   if not path.parent.is_dir():
-    return refuse("control", f"There is no directory {path.parent}. Give the run directory that the job records to.")
+    return refuse("control",
+                  f"There is no directory {path.parent}. Give the run directory that the job "
+                  "records to.")
   changes = {name: value for name, value in vars(args).items()
-             if name in ("enabled", "max_delay", "threshold", "ranks", "from_step", "until_step") and value is not None}
+             if name in ("enabled", "max_delay", "threshold", "ranks", "from_step", "until_step")
+             and value is not None}
   try:
     asked = ControlRequest() if args.reset else file.read(path)
   except RequestError as error:
@@ -70,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
       changes["ranks"] = _of_hosts(path.parent, args.nodes)
     if args.reset or changes:
       # Words ("made", "all", "none") stand for the default.
-      plain: dict[str, Any] = {name: None if isinstance(value, str) else value for name, value in changes.items()}
+      plain: dict[str, Any] = {name: None if isinstance(value, str) else value
+                               for name, value in changes.items()}
       asked = ControlRequest.from_json(dataclasses.replace(asked, **plain).to_json())
       file.write(path, asked)
   except RequestError as error:
@@ -93,21 +102,25 @@ def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   from jaxpace.trace.along_axis import groups
   from jaxpace.trace.problems import plural
   hosts: dict[str, list[int]] = {}
-  processes = sorted((path for path in (directory / "process").glob("*.json") if path.stem.isdecimal()),
+  processes = sorted((path for path in (directory / "process").glob("*.json")
+                      if path.stem.isdecimal()),
                      key=lambda path: int(path.stem))
   for path in processes:
     info = rundir.read_json(path, ProcessFile) or {}
     hosts.setdefault(str(info.get("hostname")), []).extend(info.get("ranks") or [])
   devices = sum(map(len, hosts.values()))
   if not devices:
-    raise RequestError("the run does not say yet which ranks are on which host; name them with --ranks")
+    raise RequestError(
+        "the run does not say yet which ranks are on which host; name them with --ranks")
   if not 1 <= count <= len(hosts):
     raise RequestError(f"the run has {plural(len(hosts), 'host')}, not {count}")
   laid_out = groups(rundir.read_json(directory / rundir.RUN_FILE) or {}, devices)
   if laid_out is None:
-    raise RequestError("run.json does not tell which ranks are along the data axis; name them with --ranks")
+    raise RequestError(
+        "run.json does not tell which ranks are along the data axis; name them with --ranks")
   chosen = {device for ranks in list(hosts.values())[:count] for device in ranks}
-  return tuple(rank for rank in range(laid_out.shape[1]) if set(laid_out[:, rank].tolist()) & chosen)
+  return tuple(rank for rank in range(laid_out.shape[1]) if set(laid_out[:, rank].tolist())
+               & chosen)
 
 
 def _seconds(text: str) -> float | str:
@@ -124,9 +137,11 @@ def _seconds(text: str) -> float | str:
   except ValueError:
     value = -1.0
   if not unit and value > 0:
-    raise argparse.ArgumentTypeError(f"{text!r} has no unit: write {text}ms for milliseconds, or 0.005s for seconds")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} has no unit: write {text}ms for milliseconds, or 0.005s for seconds")
   if not 0 <= value <= 10:
-    raise argparse.ArgumentTypeError(f"{text!r} is no time from 0 to 10 s: write 5ms, 250us or 0.005s")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no time from 0 to 10 s: write 5ms, 250us or 0.005s")
   return round(value, 12)
 
 

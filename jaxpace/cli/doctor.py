@@ -1,4 +1,5 @@
-"""`jaxpace doctor`: what a process runs on here, or ran on in a recorded run, and what is wrong with it."""
+"""`jaxpace doctor`: what a process runs on here, or ran on in a recorded run, and what is wrong
+with it."""
 
 from __future__ import annotations
 
@@ -23,33 +24,39 @@ examples:
   jaxpace doctor
   jaxpace doctor runs/demo --strict
   jaxpace doctor --topology topology.xml --json doctor.json
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace doctor`."""
-  parser.description = "Shows GPUs, NICs, NUMA nodes, limits and clock of a host, and says what is wrong with them."
+  parser.description = ("Shows GPUs, NICs, NUMA nodes, limits and clock of a host, and says what "
+                        "is wrong with them.")
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
-  parser.add_argument("run", metavar="RUN", nargs="?", help="run directory (default: look at this machine)")
+  parser.add_argument("run", metavar="RUN", nargs="?",
+                      help="run directory (default: look at this machine)")
   parser.add_argument("--json", metavar="FILE",
-                      help="also write it as JSON; '-' writes it to standard output and nothing else")
+                      help="also write it as JSON; '-' writes it to standard output and "
+                           "nothing else")
   parser.add_argument("--topology", metavar="FILE",
-                      help="file that describes the PCIe tree, for hosts that hide theirs: an NCCL topology "
-                           "(NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE), `lstopo --of xml`, or `nvidia-smi topo -m`")
+                      help="file that describes the PCIe tree, for hosts that hide theirs: an NCCL "
+                           "topology (NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE), `lstopo --of xml`, or "
+                           "`nvidia-smi topo -m`")
   parser.add_argument("--root", metavar="DIR", default="/",
-                      help="folder that holds a copy of another machine's /sys and /proc (default: /)")
+                      help="folder that holds a copy of another machine's /sys and /proc "
+                           "(default: /)")
   parser.add_argument("--devices", action="store_true",
                       help="also ask JAX for this machine's devices; this starts its backend")
-  parser.add_argument("--strict", action="store_true", help="exit with status 1 if there is any warning")
+  parser.add_argument("--strict", action="store_true",
+                      help="exit with status 1 if there is any warning")
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the command.
 
   Returns:
-    Exit status: 0; 1 with --strict where there is a warning; 2 where there is nothing to look at or a file can't be
-    read or written.
+    Exit status: 0; 1 with --strict where there is a warning; 2 where there is nothing to look at or
+    a file can't be read or written.
   """
   from jaxpace.hosts.locality.concerns import WARNING
   from jaxpace.hosts.locality.job import job_concerns
@@ -70,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
   return int(args.strict and any(concern.level == WARNING for concern in concerns))
 
 
-def document(places: list[Locality], concerns: list[Concern], problems: list[str]) -> dict[str, Any]:
+def document(places: list[Locality], concerns: list[Concern],
+             problems: list[str]) -> dict[str, Any]:
   """The JSON document: every process's place, the concerns, and what could not be read."""
   from jaxpace.files.plain import to_plain
   return {"schema": 1, "processes": [to_plain(place) for place in places],
@@ -88,15 +96,19 @@ def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
 
   if args.run is not None:
     if args.topology or args.devices or args.root != "/":
-      raise _NothingError("--topology, --root and --devices look at a machine; with RUN only what was recorded is "
-                          "shown. Leave RUN or them out.")
+      raise _NothingError("--topology, --root and --devices look at a machine; with RUN only what "
+                          "was recorded is shown. Leave RUN or them out.")
     directory = pathlib.Path(args.run)
     if not directory.is_dir():
-      raise _NothingError(f"there is no run at {args.run}: no such directory. Give the directory a Recorder wrote to.")
+      raise _NothingError(
+          f"there is no run at {args.run}: no such directory. Give the directory a Recorder "
+          "wrote to.")
     places, problems = read_places(directory, _run_id(directory))
     if not places:
       why = f" {' '.join(problems)}" if problems else ""
-      raise _NothingError(f"{args.run} does not say where its processes ran: it has no readable {FOLDER}/*.json.{why}")
+      raise _NothingError(
+          f"{args.run} does not say where its processes ran: it has no readable "
+          f"{FOLDER}/*.json.{why}")
     return places, problems
   if not os.path.isdir(args.root):
     raise _NothingError(f"--root {args.root} is no directory.")
@@ -117,7 +129,8 @@ def _devices() -> list[Any]:
   try:
     import jax
     return jax.local_devices()
-  except Exception as error:  # RuntimeError of many kinds: no backend, a driver too old, a device held by another
+  except Exception as error:
+    # RuntimeError of many kinds: no backend, a driver too old, a device held by another
     reason = next(iter(str(error).splitlines()), repr(error))
     raise _NothingError(f"JAX gives no devices here: {reason}") from error
 

@@ -23,12 +23,13 @@ exit status is that of the process that failed first (128 + the signal's number 
 examples:
   jaxpace launch --nproc 4 -- python train.py --config configs/digits.py
   jaxpace launch --nproc 2 --devices-per-process 4 --show all -- python train.py
-"""
+"""  # noqa: E501
 
 
 _MOST_DEVICES, _MOST_THREADS = 1024, 4096
 _LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
-"""Processes that are never too many, and those that a core may have: more are a slip, and would take the machine."""
+"""Processes that are never too many, and those that a core may have: more are a slip, and would
+take the machine."""
 
 
 def _at_least(low: int, what: str, most: int | None = None) -> Callable[[str], int]:
@@ -66,35 +67,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace launch`."""
   parser.usage = "jaxpace launch --nproc N [options] -- COMMAND [ARGUMENT ...]"
   parser.epilog = EPILOG
-  parser.add_argument("--nproc", "-n", type=_at_least(1, "the number of processes"), required=True, metavar="N",
-                      help="number of processes")
-  parser.add_argument("--devices-per-process", type=_at_least(1, "the number of devices", _MOST_DEVICES), metavar="D",
-                      help="devices of each process: simulated ones on CPU, D of the machine's GPUs each otherwise "
-                           "(default: one GPU each where there are enough, else JAX's own choice)")
+  parser.add_argument("--nproc", "-n", type=_at_least(1, "the number of processes"), required=True,
+                      metavar="N", help="number of processes")
+  parser.add_argument("--devices-per-process",
+                      type=_at_least(1, "the number of devices", _MOST_DEVICES), metavar="D",
+                      help="devices of each process: simulated ones on CPU, D of the machine's "
+                           "GPUs each otherwise (default: one GPU each where there are enough, "
+                           "else JAX's own choice)")
   parser.add_argument("--logs", type=Path, metavar="DIR",
-                      help="directory of the logs, process-0.log and so on (default: runs/launch-<time>-<pid>)")
+                      help="directory of the logs, process-0.log and so on (default: "
+                           "runs/launch-<time>-<pid>)")
   parser.add_argument("--show", choices=("first", "all", "none"), default="first",
-                      help="whose output appears live: process 0's, everyone's with the process number before each "
-                           "line, or nobody's (default: first)")
+                      help="whose output appears live: process 0's, everyone's with the process "
+                           "number before each line, or nobody's (default: first)")
   parser.add_argument("--grace", type=_seconds, default=10.0, metavar="S",
                       help="seconds between SIGTERM and SIGKILL (default: 10)")
-  parser.add_argument("--tail", type=_at_least(0, "the number of lines"), default=20, metavar="LINES",
+  parser.add_argument("--tail", type=_at_least(0, "the number of lines"), default=20,
+                      metavar="LINES",
                       help="lines of the failed process's log to print (default: 20)")
-  parser.add_argument("--threads", type=_at_least(1, "the number of threads", _MOST_THREADS), metavar="T",
-                      help="XLA CPU threads of each process (default: the cores shared out, at least D + 1)")
+  parser.add_argument("--threads", type=_at_least(1, "the number of threads", _MOST_THREADS),
+                      metavar="T",
+                      help="XLA CPU threads of each process (default: the cores shared out, at "
+                           "least D + 1)")
   parser.add_argument("--port", type=_port, default=0, metavar="P",
-                      help="TCP port of the coordinator on the loopback interface (default: a free one)")
+                      help="TCP port of the coordinator on the loopback interface (default: a "
+                           "free one)")
   parser.add_argument("--as-slurm", action="store_true",
-                      help="set the variables of a SLURM step as well, so that a script which calls "
-                           "jax.distributed.initialize() itself runs unchanged")
-  parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
+                      help="set the variables of a SLURM step as well, so that a script which "
+                           "calls jax.distributed.initialize() itself runs unchanged")
+  parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND",
+                      help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs `jaxpace launch`.
 
   Returns:
-    The exit status: 0, the failed worker's, 128 + a signal's number, or 2 for a slip in the arguments.
+    The exit status: 0, the failed worker's, 128 + a signal's number, or 2 for a slip in the
+    arguments.
   """
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if wrong := find_program(command):
@@ -102,13 +112,15 @@ def run(args: argparse.Namespace) -> int:
   cores = environment.available_cores()
   most = max(_LEAST_BOUND, _PROCESSES_A_CORE * cores)
   if args.nproc > most:
-    return refuse("launch", f"--nproc {args.nproc:,} is more than this machine of {cores} cores can run: at most "
-                            f"{most:,}. Simulated devices are cheaper: --devices-per-process.")
+    return refuse("launch", f"--nproc {args.nproc:,} is more than this machine of {cores} cores "
+                            f"can run: at most {most:,}. Simulated devices are cheaper: "
+                            "--devices-per-process.")
   logs = args.logs or Path("runs") / f"launch-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
   threads = args.threads or environment.threads_for(
       args.nproc, args.devices_per_process or 1, cores)
-  job = Launch(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace, tail_lines=args.tail,
-            devices=args.devices_per_process, threads=threads, port=args.port, as_slurm=args.as_slurm)
+  job = Launch(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace,
+               tail_lines=args.tail, devices=args.devices_per_process, threads=threads,
+               port=args.port, as_slurm=args.as_slurm)
   print(f"jaxpace launch: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
   try:
     return Supervisor(job).run()

@@ -35,15 +35,20 @@ class Entry(NamedTuple):
 COMMANDS = {
     "bench": Entry("jaxpace.cli.bench", "measure collectives, and fit latency and bandwidth"),
     "compare": Entry("jaxpace.cli.compare", "say what changed between two recorded runs"),
-    "control": Entry("jaxpace.cli.control", "change a running job's pacing: on, off, threshold, longest delay, ranks"),
+    "control": Entry("jaxpace.cli.control",
+                     "change a running job's pacing: on, off, threshold, longest delay, ranks"),
     "doctor": Entry("jaxpace.cli.doctor", "show where processes run, and what is wrong there"),
-    "forecast": Entry("jaxpace.cli.forecast", "say how long a step would take at other numbers of ranks"),
+    "forecast": Entry("jaxpace.cli.forecast",
+                      "say how long a step would take at other numbers of ranks"),
     "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
-    "probe": Entry("jaxpace.cli.probe", "measure the links between a job's hosts, and say which is slow"),
-    "read-nccl": Entry("jaxpace.cli.read_nccl", "make a run of what NCCL's Inspector plugin dumped"),
+    "probe": Entry("jaxpace.cli.probe",
+                   "measure the links between a job's hosts, and say which is slow"),
+    "read-nccl": Entry("jaxpace.cli.read_nccl",
+                       "make a run of what NCCL's Inspector plugin dumped"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.cli.report", "say where the step time of a recorded run went"),
-    "simulate": Entry("jaxpace.cli.simulate", "simulate jobs on a fabric, with the pacers of the live step"),
+    "simulate": Entry("jaxpace.cli.simulate",
+                      "simulate jobs on a fabric, with the pacers of the live step"),
     "watch": Entry("jaxpace.cli.watch", "show a run in the terminal while it grows"),
 }
 
@@ -88,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flushed(status: int) -> int:
-  """Writes out what is still held back. Where that fails, and nobody has said so before, says so."""
+  """Writes out what is still held back. Where that fails, and nobody has said so before, says
+  so."""
   try:
     sys.stdout.flush()
     return status
@@ -97,12 +103,14 @@ def _flushed(status: int) -> int:
   except OSError as error:
     give_up_output()
     if status == 0:
-      print(f"jaxpace: standard output can't be written: {error.strerror or error}.", file=sys.stderr)
+      print(f"jaxpace: standard output can't be written: {error.strerror or error}.",
+            file=sys.stderr)
     return status or 2
 
 
 def _say(text: str) -> int:
-  """Prints what was asked for. Where nothing is held back, a full disk shows here, not when output is flushed."""
+  """Prints what was asked for. Where nothing is held back, a full disk shows here, not when output
+  is flushed."""
   try:
     print(text)
     return 0
@@ -129,8 +137,8 @@ def _dispatch(argv: list[str]) -> int:
   entry = COMMANDS[name]
   command = cast(Command, importlib.import_module(entry.module))
   parser = argparse.ArgumentParser(
-      prog=f"jaxpace {name}", description=entry.help[0].upper() + entry.help[1:] + ".", allow_abbrev=False,
-      formatter_class=argparse.RawDescriptionHelpFormatter)
+      prog=f"jaxpace {name}", description=entry.help[0].upper() + entry.help[1:] + ".",
+      allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
   command.add_arguments(parser)
   try:
     args = parser.parse_args(rest)

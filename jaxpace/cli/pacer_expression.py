@@ -35,7 +35,8 @@ def factories() -> dict[str, Callable[..., Any]]:
 
 
 def make(text: str) -> Pacer:
-  """Makes a pacer of an expression: data, which may come from a file. Nothing is imported for it, whatever it says.
+  """Makes a pacer of an expression: data, which may come from a file. Nothing is imported for it,
+  whatever it says.
 
   Calls of jaxpace's own factories with literals, `range(...)` and further calls, e.g.
   `chain(pace_early_ranks(), limit(pace_early_ranks(), 5e-3))`.
@@ -50,28 +51,31 @@ def make(text: str) -> Pacer:
     ExpressionError: it isn't such an expression, or it makes no pacer.
   """
   if _OWN.match(text.strip()):
-    raise ExpressionError(f"{text!r} would import a module, and so run it; a file or a setting can't have that done. "
-                          f"On the command line {SWITCH} does it.")
+    raise ExpressionError(f"{text!r} would import a module, and so run it; a file or a setting "
+                          f"can't have that done. On the command line {SWITCH} does it.")
   return _pacer(_value(_parsed(text.strip(), text, f"Give a pacer, {_EXAMPLE}.")), text)
 
 
 def make_balancer(text: str) -> Balancer:
-  """Makes a balancer of an expression, such as `share_by_speed(micro_batches=32, capacity=16)`; as `make`.
+  """Makes a balancer of an expression, such as `share_by_speed(micro_batches=32, capacity=16)`; as
+  `make`.
 
   Raises:
     ExpressionError: it isn't such an expression, or it makes no balancer.
   """
   made = _value(_parsed(text.strip(), text, f"Give a balancer, {_BALANCER}."))
   if not isinstance(made, Balancer):
-    raise ExpressionError(f"{text!r} makes a {type(made).__name__}, not a Balancer. Give one, {_BALANCER}.")
+    raise ExpressionError(
+        f"{text!r} makes a {type(made).__name__}, not a Balancer. Give one, {_BALANCER}.")
   return made
 
 
 def import_pacer(text: str) -> Pacer:
-  """Imports `module:attribute`, a pacer of the user's or a factory of one, which may be called with literals.
+  """Imports `module:attribute`, a pacer of the user's or a factory of one, which may be called with
+  literals.
 
-  Only for what somebody wrote on the command line behind `SWITCH`. The module is looked for in the current directory
-  too.
+  Only for what somebody wrote on the command line behind `SWITCH`. The module is looked for in the
+  current directory too.
 
   Args:
     text: such as `my_pacers:careful(rate=0.1)`.
@@ -81,15 +85,18 @@ def import_pacer(text: str) -> Pacer:
   """
   own = _OWN.match(text.strip())
   if not own:
-    raise ExpressionError(f"{SWITCH} takes MODULE:ATTRIBUTE, such as 'my_pacers:careful(rate=0.1)', not {text!r}. "
-                          "A pacer of jaxpace is given without that switch.")
+    raise ExpressionError(f"{SWITCH} takes MODULE:ATTRIBUTE, such as "
+                          f"'my_pacers:careful(rate=0.1)', not {text!r}. A pacer of jaxpace is "
+                          "given without that switch.")
   module, attribute, call = own.groups()
   return _pacer(_from_module(module, attribute, _arguments(call) if call else None), text)
 
 
 def _parsed(source: str, text: str, hint: str) -> ast.expr:
   if len(source) > _LONGEST:
-    raise ExpressionError(f"a pacer's expression has {len(source):,} characters; at most {_LONGEST:,} are read. {hint}")
+    raise ExpressionError(
+        f"a pacer's expression has {len(source):,} characters; at most {_LONGEST:,} are "
+        f"read. {hint}")
   shown = repr(text if len(text) < 200 else f"{text[:200]}...")
   try:
     parsed = ast.parse(source, mode="eval").body
@@ -105,18 +112,21 @@ def _pacer(made: Any, text: str) -> Pacer:
   if not isinstance(made, Pacer) and callable(made):
     made = _called(made, [], {}, text)
   if not isinstance(made, Pacer):
-    raise ExpressionError(f"{text!r} makes a {type(made).__name__}, not a Pacer. Give one, {_EXAMPLE}.")
+    raise ExpressionError(
+        f"{text!r} makes a {type(made).__name__}, not a Pacer. Give one, {_EXAMPLE}.")
   return made
 
 
-def _from_module(module: str, attribute: str, arguments: tuple[list[Any], dict[str, Any]] | None) -> Any:
+def _from_module(module: str, attribute: str,
+                 arguments: tuple[list[Any], dict[str, Any]] | None) -> Any:
   if "" not in sys.path and "." not in sys.path:
     sys.path.insert(0, "")
   try:
     found = getattr(importlib.import_module(module), attribute)
   except Exception as error:
-    raise ExpressionError(f"{module}:{attribute} can't be had: {type(error).__name__}: {error}. The module must be "
-                          "importable from here, and have that attribute.") from error
+    raise ExpressionError(f"{module}:{attribute} can't be had: {type(error).__name__}: {error}. "
+                          "The module must be importable from here, and have that "
+                          "attribute.") from error
   return found if arguments is None else _called(found, *arguments, f"{module}:{attribute}")
 
 
@@ -128,9 +138,11 @@ def _arguments(call: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _given(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:
-  if any(isinstance(value, ast.Starred) for value in call.args) or any(word.arg is None for word in call.keywords):
+  if (any(isinstance(value, ast.Starred) for value in call.args)
+      or any(word.arg is None for word in call.keywords)):
     raise ExpressionError("* and ** can't be used here: write the arguments out.")
-  return [_value(value) for value in call.args], {str(word.arg): _value(word.value) for word in call.keywords}
+  return ([_value(value) for value in call.args],
+          {str(word.arg): _value(word.value) for word in call.keywords})
 
 
 def _value(node: ast.expr) -> Any:
@@ -151,8 +163,9 @@ def _value(node: ast.expr) -> Any:
       called = _value(function) if isinstance(function, (ast.Name, ast.Attribute)) else None
       if callable(called):
         return _called(called, *_given(node), ast.unparse(function))
-  raise ExpressionError(f"{ast.unparse(node)!r} can't be used here: only jaxpace's pacers, numbers, strings, lists and "
-                        f"range. Put anything else into a module and name that with {SWITCH} MODULE:ATTRIBUTE.")
+  raise ExpressionError(f"{ast.unparse(node)!r} can't be used here: only jaxpace's pacers, "
+                        "numbers, strings, lists and range. Put anything else into a module and "
+                        f"name that with {SWITCH} MODULE:ATTRIBUTE.")
 
 
 def _named(name: str) -> Any:
@@ -160,8 +173,8 @@ def _named(name: str) -> Any:
   if name in _NAMED:
     return _NAMED[name]
   if name not in known:
-    raise ExpressionError(f"jaxpace has no pacer {name!r}; there are: {', '.join(sorted(known))}. One of your own is "
-                          f"given with {SWITCH} MODULE:ATTRIBUTE.")
+    raise ExpressionError(f"jaxpace has no pacer {name!r}; there are: {', '.join(sorted(known))}. "
+                          f"One of your own is given with {SWITCH} MODULE:ATTRIBUTE.")
   return known[name]
 
 
@@ -177,7 +190,8 @@ _NAMED = {"range": _range, "True": True, "False": False, "None": None}
 
 
 def _called(function: Callable[..., Any], args: list[Any], words: dict[str, Any], text: str) -> Any:
-  # A pacer's name without parentheses stands for the pacer with its defaults, also inside a combinator.
+  # A pacer's name without parentheses stands for the pacer with its defaults, also inside a
+  # combinator.
   known = set(factories().values())
   args = [value() if callable(value) and value in known else value for value in args]
   try:

@@ -15,16 +15,18 @@ examples:
   jaxpace read-nccl nccl-inspector-1234 --to runs/nccl
   jaxpace read-nccl host0.log host1.log --to runs/nccl --collectives-per-step 34
   jaxpace report runs/nccl
-"""
+"""  # noqa: E501
 _SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace read-nccl`."""
-  parser.description = "Makes a run of the dumps of NCCL's Inspector plugin, for jaxpace report and the rest."
+  parser.description = ("Makes a run of the dumps of NCCL's Inspector plugin, for jaxpace report "
+                        "and the rest.")
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
-  parser.add_argument("dumps", metavar="DUMPS", nargs="+", help="directories and files of all ranks' dumps")
+  parser.add_argument("dumps", metavar="DUMPS", nargs="+",
+                      help="directories and files of all ranks' dumps")
   parser.add_argument("--to", metavar="RUN", required=True, help="run directory to write")
   parser.add_argument("--collectives-per-step", metavar="N", type=int,
                       help="collectives of one rank in a step (default: as many as repeat)")
@@ -43,11 +45,13 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.trace.problems import plural
 
   if args.collectives_per_step is not None and args.collectives_per_step < 1:
-    return refuse("read-nccl", f"--collectives-per-step {args.collectives_per_step} must be 1 or more.")
+    return refuse("read-nccl",
+                  f"--collectives-per-step {args.collectives_per_step} must be 1 or more.")
   dumps = read_dumps(args.dumps)
   if dumps.unreadable and not dumps.records:
     return refuse("read-nccl", f"nothing can be read: {dumps.unreadable[0]}.")
-  write_plain(f"{plural(len(dumps.records), 'collective')} in {plural(dumps.files, 'file')}.", sys.stderr)
+  write_plain(f"{plural(len(dumps.records), 'collective')} in {plural(dumps.files, 'file')}.",
+              sys.stderr)
   try:
     made = convert(dumps, args.to, args.collectives_per_step)
   except NcclError as error:
@@ -59,14 +63,16 @@ def run(args: argparse.Namespace) -> int:
       write_plain(f"- {sentence}", sys.stdout)
     if made.rows:
       write_plain(f"{args.to}: {plural(made.ranks, 'rank')}, {plural(made.steps, 'step')} of "
-                  f"{plural(made.collectives, 'collective')}. Next: jaxpace report {args.to}", sys.stdout)
+                  f"{plural(made.collectives, 'collective')}. Next: jaxpace report {args.to}",
+                  sys.stdout)
       return 0
     write_plain("No run was made: these dumps hold how long each kernel ran, not when. With "
-                "NCCL_INSPECTOR_DUMP_VERBOSE=1 they hold both. What they tell, over collectives that all ranks' dumps "
-                "have:", sys.stdout)
+                "NCCL_INSPECTOR_DUMP_VERBOSE=1 they hold both. What they tell, over collectives "
+                "that all ranks' dumps have:", sys.stdout)
     for row in made.waits[:_SHOWN]:
-      write_plain(f"  rank {row.rank}{f' on {row.host}' if row.host else ''}: last in {row.last:,} of "
-                  f"{row.collectives:,} collectives; waited {row.waited:.3f} s for others", sys.stdout)
+      write_plain(f"  rank {row.rank}{f' on {row.host}' if row.host else ''}: last in {row.last:,} "
+                  f"of {row.collectives:,} collectives; waited {row.waited:.3f} s for others",
+                  sys.stdout)
     sys.stdout.flush()
   except BrokenPipeError:
     give_up_output()

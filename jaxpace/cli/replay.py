@@ -24,13 +24,14 @@ examples:
   jaxpace replay runs/demo --pacer 'chain(pace_early_ranks(), limit(pace_early_ranks(cost=1e-2), 5e-3))'
   jaxpace replay runs/demo --balancer 'share_by_speed(micro_batches=32, capacity=16)'
   jaxpace replay runs/demo --pacer-from 'my_pacers:careful(rate=0.1)' --json replay.json
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace replay`."""
   from jaxpace.cli import arguments
-  parser.description = "Says what a pacer would have done in a recorded run, and what that would have cost."
+  parser.description = ("Says what a pacer would have done in a recorded run, and what that would "
+                        "have cost.")
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", help="run directory")
@@ -38,9 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   which.add_argument("--pacer", metavar="EXPR", help="what to run, see below")
   which.add_argument("--balancer", metavar="EXPR",
                      help="share the work by speed instead, and say what that would have gained")
-  which.add_argument("--pacer-from", metavar="MODULE:ATTRIBUTE", help="a pacer of your own; imports MODULE")
+  which.add_argument("--pacer-from", metavar="MODULE:ATTRIBUTE",
+                     help="a pacer of your own; imports MODULE")
   parser.add_argument("--json", metavar="FILE",
-                      help="also write the result as JSON; '-' writes it to standard output and nothing else")
+                      help="also write the result as JSON; '-' writes it to standard output and "
+                           "nothing else")
   parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1, with a pacer that is new at A (default: all)")
   parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
@@ -48,18 +51,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--no-share", action="store_true",
                       help="let each rank's pacer see its own arrival only, as with share=False")
   parser.add_argument("--as-recorded", action="store_true",
-                      help="show the pacer what was observed, recorded delays included, and compare its delays with "
-                           "those recorded: how far the pacer that ran can be reproduced")
+                      help="show the pacer what was observed, recorded delays included, and "
+                           "compare its delays with those recorded: how far the pacer that ran can "
+                           "be reproduced")
 
 
 def run(args: argparse.Namespace) -> int:
   """Runs the command.
 
   Returns:
-    Exit status: 0, or 2 where there is nothing to replay, no such pacer, or the JSON file can't be written.
+    Exit status: 0, or 2 where there is nothing to replay, no such pacer, or the JSON file can't be
+    written.
   """
   # JAX, numpy and Parquet are imported here: `jaxpace --help` needs none of them.
-  os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with the job itself
+  # an accelerator here may be busy with the job itself
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
   from jaxpace.reporting.progress import Progress
   progress = Progress()
   progress.during("Starting")
@@ -81,47 +87,55 @@ def run(args: argparse.Namespace) -> int:
     balancer = pacer_expression.make_balancer(args.balancer) if args.balancer else None
     pacer = None
     if not balancer:
-      pacer = pacer_expression.import_pacer(named) if args.pacer_from else pacer_expression.make(named)
+      pacer = (pacer_expression.import_pacer(named) if args.pacer_from
+               else pacer_expression.make(named))
     recorded = read_run(args.run, window=args.steps, progress=progress.reading)
     parts = that_all_meet(recorded)
     if parts is None:
-      raise RunError(f"{args.run} has collectives in which not all ranks meet that others join: groups of several "
-                     "kinds, or transfers from rank to rank. A pacer's ranks all wait for all: nothing can be played.")
+      raise RunError(f"{args.run} has collectives in which not all ranks meet that others join: "
+                     "groups of several kinds, or transfers from rank to rank. A pacer's ranks all "
+                     "wait for all: nothing can be played.")
     laid_out = groups(recorded.info, recorded.ranks)
     if len(parts) > 1 and (laid_out is None or len(laid_out) != len(parts)):
       laid_out = _of_one_size(parts)
     if laid_out is None:
-      raise RunError(f"run.json of {args.run} does not tell which of its {recorded.ranks} recorded ranks synchronise "
-                     "with each other along the data axis, so their arrivals can't be put together.")
-    settings = recorded.info.get("settings") if isinstance(recorded.info.get("settings"), dict) else {}
+      raise RunError(f"run.json of {args.run} does not tell which of its {recorded.ranks} recorded "
+                     "ranks synchronise with each other along the data axis, so their arrivals "
+                     "can't be put together.")
+    settings = (recorded.info.get("settings") if isinstance(recorded.info.get("settings"), dict)
+                else {})
     assert isinstance(settings, dict)
     progress.during("Compiling and replaying")
     if balancer:
       return _balanced(args, recorded, balancer, laid_out)
     assert pacer is not None
     try:
-      replayed = replay(recorded, pacer, ranks=laid_out[0], max_delay=_number(settings.get("max_delay"), 0.25),
+      replayed = replay(recorded, pacer, ranks=laid_out[0],
+                        max_delay=_number(settings.get("max_delay"), 0.25),
                         slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
                         as_recorded=args.as_recorded, progress=progress.replaying)
     except (ValueError, TypeError) as error:
       raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
     summary = replay_summary.summarise(replayed, count_steps(recorded).mask)
     if summary is None:
-      raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: nothing can be played "
-                     "again.")
+      raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
+                     "nothing can be played again.")
   except (RunError, UnwritableError, pacer_expression.ExpressionError) as error:
     progress.clear()
     return refuse("replay", str(error))
   except MemoryError:
     progress.clear()
-    return refuse("replay", f"{args.run} needs more memory than there is: replay a window of it with --steps A:B.")
+    return refuse("replay",
+                  f"{args.run} needs more memory than there is: replay a window of it with "
+                  "--steps A:B.")
   finally:
     progress.clear()
   notes = _notes(recorded, summary, laid_out, not args.no_share)
   wrong = deliver(
       lambda: write_plain(_text(args, recorded, summary, notes)),
-      lambda: replay_summary.to_json(summary, run=recorded.id, pacer=named, shared=not args.no_share,
-                                     as_recorded=args.as_recorded, notes=notes), args.json)
+      lambda: replay_summary.to_json(summary, run=recorded.id, pacer=named,
+                                     shared=not args.no_share, as_recorded=args.as_recorded,
+                                     notes=notes), args.json)
   return refuse("replay", wrong) if wrong else 0
 
 
@@ -137,11 +151,12 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any) 
   except ValueError as error:
     raise RunError(f"{args.balancer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
   if found is None:
-    raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: nothing can be played "
-                   "again.")
+    raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
+                   "nothing can be played again.")
   notes = list(run.problems)
   if len(laid_out) > 1:
-    notes.append(f"The job has {len(laid_out)} groups of ranks that never meet: the first was replayed.")
+    notes.append(
+        f"The job has {len(laid_out)} groups of ranks that never meet: the first was replayed.")
   counts = "/".join(map(str, found.last[:16])) + ("/..." if len(found.last) > 16 else "")
   lines = [f"{plain(run.path)}  run {plain(run.id)}: {len(found.last)} ranks, {found.steps} steps",
            f"balancer  {args.balancer}", "",
@@ -171,14 +186,15 @@ def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> lis
   absent = [place for place, rank in enumerate(laid_out[0]) if (run.attempt[rank] < 0).all()]
   if absent:
     who = ", ".join(map(str, absent[:10])) + (" and others" if len(absent) > 10 else "")
-    notes.append(f"Rank {who} was never recorded: the steps are played with the others alone. A pacer that needs every "
-                 "rank's arrival never gets it here.")
+    notes.append(f"Rank {who} was never recorded: the steps are played with the others alone. A "
+                 "pacer that needs every rank's arrival never gets it here.")
   if summary.left_out:
-    notes.append(f"{summary.left_out:,} of {summary.left_out + summary.steps:,} steps don't count: warm-up, or some "
-                 "rank's times are missing. The pacer saw those as unknown (NaN); live it may have known more.")
+    notes.append(f"{summary.left_out:,} of {summary.left_out + summary.steps:,} steps don't count: "
+                 "warm-up, or some rank's times are missing. The pacer saw those as unknown (NaN); "
+                 "live it may have known more.")
   if shared and not run.plan.get("share", False):
-    notes.append("Arrivals were not shared when this was recorded. The pacer was shown them all the same, as with "
-                 "share=True; --no-share shows each rank its own only.")
+    notes.append("Arrivals were not shared when this was recorded. The pacer was shown them all "
+                 "the same, as with share=True; --no-share shows each rank its own only.")
   if groups > 1:
     notes.append(f"The job has {groups} groups of ranks that never meet: the first was replayed.")
   if run.window[0] is not None:
@@ -191,27 +207,33 @@ def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: lis
   from jaxpace.trace.plain_text import plain
   from jaxpace.trace.problems import plural
   ranks = len(summary.delay)
-  lines = [f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, {plural(summary.steps, 'step')}",
-           f"pacer  {args.pacer_from or args.pacer}", ""]
+  lines = [
+      f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, "
+      f"{plural(summary.steps, 'step')}",
+      f"pacer  {args.pacer_from or args.pacer}", ""]
   if args.as_recorded:
-    lines += [f"Shown what was really observed, it asks for the recorded delay in {summary.agreement:.2%} of "
-              f"{ranks * summary.steps:,} cases.", ""]
+    lines += ["Shown what was really observed, it asks for the recorded delay in "
+              f"{summary.agreement:.2%} of {ranks * summary.steps:,} cases.", ""]
   lines += [f"step as recorded       {_ms(summary.recorded)}",
             f"step without delays    {_ms(summary.bare)}",
             f"step with this pacer   {_ms(summary.replayed)}  {summary.change:+.3%}",
             f"held back in all       {summary.cost:10.4f} s  (sum of L = max(A + d) - max(A))",
-            f"active in              {summary.active:10.1%} of steps, longest delay {summary.longest * 1e3:.3f} ms", ""]
+            f"active in              {summary.active:10.1%} of steps, longest delay "
+            f"{summary.longest * 1e3:.3f} ms", ""]
   if summary.active:
     order = sorted(range(ranks), key=lambda rank: -summary.delay[rank])
     shown = order if args.ranks is None else order[:args.ranks]
     lines.append("rank   mean delay      delayed in")
-    lines += [f"{rank:>4}  {_ms(summary.delay[rank])}  {summary.active_of_rank[rank]:>9.1%} of steps" for rank in shown]
+    lines += [
+        f"{rank:>4}  {_ms(summary.delay[rank])}  {summary.active_of_rank[rank]:>9.1%} of steps"
+        for rank in shown]
     if len(shown) < ranks:
       lines.append(f"      and {ranks - len(shown)} more (--ranks all)")
   else:
     lines.append("No rank is ever delayed.")
   if summary.columns:
-    lines += ["", "its columns, on average: " + ", ".join(f"{n} {v:.4g}" for n, v in summary.columns.items())]
+    lines += ["", "its columns, on average: "
+              + ", ".join(f"{n} {v:.4g}" for n, v in summary.columns.items())]
   if notes:
     lines += ["", "Notes", *(f"  - {note}" for note in notes)]
   lines += ["", "What this cannot know", *(f"  - {line}" for line in CANNOT_KNOW)]

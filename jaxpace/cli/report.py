@@ -29,29 +29,35 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace report`."""
-  parser.description = "Says where the step time of a recorded run goes, who is late, and what fixing it is worth."
+  parser.description = ("Says where the step time of a recorded run goes, who is late, and what "
+                        "fixing it is worth.")
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", help="run directory")
   parser.add_argument("--json", metavar="FILE",
-                      help="also write the report as JSON; '-' writes it to standard output and nothing else")
+                      help="also write the report as JSON; '-' writes it to standard output and "
+                           "nothing else")
   parser.add_argument("--html", metavar="FILE",
-                      help="also write the report as one page that needs no network, for a browser; with charts")
+                      help="also write the report as one page that needs no network, for a "
+                           "browser; with charts")
   parser.add_argument("--series", action="store_true",
-                      help="also put into the JSON, as 'series', what the page's charts show: some MB at most")
+                      help="also put into the JSON, as 'series', what the page's charts show: some "
+                           "MB at most")
   parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1; either may be left out (default: all)")
   parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, latest first, or 'all' (default: 10)")
   parser.add_argument("--floor", metavar="FILE",
-                      help="what collectives take on a quiet fabric, as `jaxpace bench --json FILE` measured it; "
-                           "without it the floor is estimated from the run, and contention is a lower bound")
+                      help="what collectives take on a quiet fabric, as `jaxpace bench --json "
+                           "FILE` measured it; without it the floor is estimated from the run, and "
+                           "contention is a lower bound")
   parser.add_argument("--without", metavar="WHAT", action="append", default=[],
-                      help="also say how long a step would be without WHAT: rank:3, rank:4-7, host:NAME, skew, "
-                           "contention, jitter, pauses, pacing or a finding's mode, or several joined by commas; may "
-                           "be given several times")
+                      help="also say how long a step would be without WHAT: rank:3, rank:4-7, "
+                           "host:NAME, skew, contention, jitter, pauses, pacing or a finding's "
+                           "mode, or several joined by commas; may be given several times")
   parser.add_argument("--perfetto", metavar="FILE",
-                      help="also write one merged timeline of all ranks in these steps, for https://ui.perfetto.dev")
+                      help="also write one merged timeline of all ranks in these steps, for "
+                           "https://ui.perfetto.dev")
   parser.add_argument("--chrome", metavar="FILE", help="the same timeline as Chrome's trace JSON")
 
 
@@ -81,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     return refuse("report", str(error))
   except MemoryError:
     progress.clear()
-    return refuse("report", f"{args.run} needs more memory than there is: report on a window of it with --steps A:B.")
+    return refuse("report",
+                  f"{args.run} needs more memory than there is: report on a window of it with "
+                  "--steps A:B.")
   progress.clear()
   try:
     _deliver(args, diagnosis, drawn, hang)
@@ -96,8 +104,10 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _diagnosed(args: argparse.Namespace, progress: Progress) -> tuple[Diagnosis, dict[str, Any] | None]:
-  """The diagnosis, and what charts show of the run, where they are wanted. All targets are checked before the work."""
+def _diagnosed(args: argparse.Namespace,
+               progress: Progress) -> tuple[Diagnosis, dict[str, Any] | None]:
+  """The diagnosis, and what charts show of the run, where they are wanted. All targets are checked
+  before the work."""
   from jaxpace.costs.fabric_file import read_fabric
   from jaxpace.diagnosis.diagnose import diagnose
   from jaxpace.diagnosis.what_if_request import parse
@@ -115,11 +125,12 @@ def _diagnosed(args: argparse.Namespace, progress: Progress) -> tuple[Diagnosis,
   asked = [parse(text) for text in args.without]
   fabric = read_fabric(args.floor) if args.floor else None
   recorded = read_run(args.run, window=args.steps, progress=progress.reading)
-  diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric, links=read_links(args.run),
-                       events=read_events(args.run, recorded.id))
+  diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric,
+                       links=read_links(args.run), events=read_events(args.run, recorded.id))
   if not (args.html or (args.series and args.json)):
     return diagnosis, None
-  from jaxpace.diagnosis.series.series_json import series  # forecasts need scipy, which other reports don't wait for
+  # forecasts need scipy, which other reports don't wait for
+  from jaxpace.diagnosis.series.series_json import series
 
   return diagnosis, series(diagnosis, progress.drawing, fabric)
 
@@ -133,7 +144,8 @@ def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> int:
   from jaxpace.trace.plain_text import write_plain
 
   try:
-    why = deliver(lambda: render_hang(hang, make_console()), lambda: hang_only(args.run, hang, problem), args.json)
+    why = deliver(lambda: render_hang(hang, make_console()),
+                  lambda: hang_only(args.run, hang, problem), args.json)
   except BrokenPipeError:
     give_up_output()
     return 0
@@ -143,7 +155,8 @@ def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> int:
   return 0
 
 
-def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None, hang: Hang | None) -> None:
+def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None,
+             hang: Hang | None) -> None:
   """Prints the report, and writes what was asked for."""
   from jaxpace.diagnosis.report_json import to_json
   from jaxpace.reporting.console import make_console
@@ -162,5 +175,6 @@ def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, An
   if args.json:
     write_document(document | ({"series": drawn} if args.series else {}), args.json)
   if args.perfetto or args.chrome:
-    write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.perfetto, args.chrome), sys.stderr)
+    write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.perfetto, args.chrome),
+                sys.stderr)
   sys.stdout.flush()

@@ -27,7 +27,7 @@ examples:
   jaxpace simulate configs/simulate.py
   jaxpace simulate configs/simulate.py --output runs/simulated && jaxpace report runs/simulated/a
   jaxpace simulate configs/simulate.py --set steps=500 --set jobs.a.pacer='pace_early_ranks()'
-"""
+"""  # noqa: E501
 
 
 class ConfigError(ValueError):
@@ -39,14 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.description = "Simulates jobs on a fabric, with the pacers of the live step."
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
-  parser.add_argument("config", metavar="CONFIG", help="Python file with get_config(), or JSON file")
+  parser.add_argument("config", metavar="CONFIG",
+                      help="Python file with get_config(), or JSON file")
   parser.add_argument("--output", metavar="DIR", help="write each job as a recorded run")
   parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[],
-                      help="change a field of the config, such as jobs.a.forward=0.02; may be given often")
+                      help="change a field of the config, such as jobs.a.forward=0.02; may be "
+                           "given often")
   parser.add_argument("--pacer-from", metavar="[JOB=]MODULE:ATTRIBUTE", action="append", default=[],
-                      help="pace the job (or all) with a pacer of your own; imports MODULE, and so runs it")
+                      help="pace the job (or all) with a pacer of your own; imports MODULE, and so "
+                           "runs it")
   parser.add_argument("--json", metavar="FILE",
-                      help="also write the figures as JSON; '-' writes them to standard output and nothing else")
+                      help="also write the figures as JSON; '-' writes them to standard output and "
+                           "nothing else")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,10 +80,12 @@ def run(args: argparse.Namespace) -> int:
       check_target(args.json)
     config = load(args.config, args.set)
     named = _named(args.pacer_from, config)
-    scenario = settings.read(config, lambda text: pacer_expression.import_pacer(text) if text in named
+    scenario = settings.read(config,
+                             lambda text: pacer_expression.import_pacer(text) if text in named
                              else pacer_expression.make(text))
     for job in scenario.jobs if args.output else ():
-      writers.append(RunWriter(_place(args.output, scenario, job), recording(job, scenario, config), scenario.seed))
+      writers.append(RunWriter(_place(args.output, scenario, job), recording(job, scenario, config),
+                               scenario.seed))
     adding = [scenarios.Adding() for _ in scenario.jobs]
     total, done = scenario.steps * len(scenario.jobs), [0] * len(scenario.jobs)
     progress.during("Compiling and simulating")
@@ -92,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     for writer in writers:
       writer.close()
     whole = True
-  except (ConfigError, settings.SettingsError, UnwritableError, rundir.ForeignDirectoryError) as error:
+  except (ConfigError, settings.SettingsError, UnwritableError,
+          rundir.ForeignDirectoryError) as error:
     progress.clear()
     return refuse("simulate", str(error))
   except OSError as error:
@@ -100,15 +107,17 @@ def run(args: argparse.Namespace) -> int:
     return refuse("simulate", f"{args.output} can't be written: {error.strerror or error}.")
   except MemoryError:
     progress.clear()
-    return refuse("simulate", "this needs more memory than there is: simulate fewer steps, or fewer ranks.")
+    return refuse("simulate",
+                  "this needs more memory than there is: simulate fewer steps, or fewer ranks.")
   finally:
     progress.clear()
     if not whole:
       for writer in writers:
         writer.discard()
-  summaries = [each.summary(job, scenario.seed) for each, job in zip(adding, scenario.jobs, strict=True)]
-  wrong = deliver(lambda: write_plain(_text(args, scenario, summaries)), lambda: _document(scenario, summaries),
-                  args.json)
+  summaries = [each.summary(job, scenario.seed)
+               for each, job in zip(adding, scenario.jobs, strict=True)]
+  wrong = deliver(lambda: write_plain(_text(args, scenario, summaries)),
+                  lambda: _document(scenario, summaries), args.json)
   return refuse("simulate", wrong) if wrong else 0
 
 
@@ -143,9 +152,11 @@ def _from_python(file: pathlib.Path) -> Any:
     spec.loader.exec_module(module)
     return module.get_config()
   except ModuleNotFoundError as error:
-    raise ConfigError(f"{file} needs {error.name}, which is not installed: pip install {error.name}.") from error
+    raise ConfigError(
+        f"{file} needs {error.name}, which is not installed: pip install {error.name}.") from error
   except (Exception, SystemExit) as error:  # whatever the user's file does
-    raise ConfigError(f"{file} fails: {type(error).__name__}: {error}. It must define get_config().") from error
+    raise ConfigError(
+        f"{file} fails: {type(error).__name__}: {error}. It must define get_config().") from error
 
 
 def _plain(config: Any) -> Any:
@@ -173,7 +184,8 @@ def _set(config: dict[str, Any], change: str) -> None:
 
 
 def _named(given: list[str], config: dict[str, Any]) -> set[str]:
-  """Puts the pacers of `--pacer-from` into the config; returns their names, which alone may be imported."""
+  """Puts the pacers of `--pacer-from` into the config; returns their names, which alone may be
+  imported."""
   named = set()
   jobs = config.get("jobs")
   for one in given:
@@ -201,21 +213,27 @@ def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> A
   members = [node * fabric.per_node + slot for node in job.nodes for slot in range(fabric.per_node)]
   size = job.gradient_bytes / job.buckets
   each = shape.per_process
-  # Of the rank whose messages take longest: the mean over a process's ranks would hide one slow card among many.
-  busy = np.asarray(job.load.busy)[members].reshape(-1, each).max(axis=1) / max(job.load.seconds, 1e-30)
+  # Of the rank whose messages take longest: the mean over a process's ranks would hide one slow
+  # card among many.
+  busy = (np.asarray(job.load.busy)[members].reshape(-1, each).max(axis=1)
+          / max(job.load.seconds, 1e-30))
 
   def seconds(on: Fabric, sent: float) -> float:
-    return schedules.load(schedules.rounds(job.algorithm, members, sent, fabric.per_node), on).seconds
+    return schedules.load(schedules.rounds(job.algorithm, members, sent, fabric.per_node),
+                          on).seconds
 
   return Recording(
       name=job.name, hosts=job.processes, ranks=shape.ranks, bytes=[round(size)] * job.buckets,
-      forward=float(job.job.forward), backward=float(job.job.backward), update=float(job.job.update),
-      max_delay=scenario.max_delay, pacer=job.pacer_text, config=json.loads(json.dumps(config, default=list)),
+      forward=float(job.job.forward), backward=float(job.job.backward),
+      update=float(job.job.update), max_delay=scenario.max_delay, pacer=job.pacer_text,
+      config=json.loads(json.dumps(config, default=list)),
       notices=synchronising.said(job.strategy, shape.ranks),
-      places=[to_plain(surroundings.place(fabric, process, members[process * each:(process + 1) * each]))
+      places=[to_plain(surroundings.place(fabric, process,
+                                          members[process * each:(process + 1) * each]))
               for process in range(shape.ranks // each)],
       floor=surroundings.quiet(fabric, seconds, shape.ranks, size) if shape.ranks > 1 else None,
-      met=job.alone is None, busy=[float(f"{share:.6g}") for share in busy] if job.alone is None and busy.any() else [])
+      met=job.alone is None, busy=[float(f"{share:.6g}") for share in busy] if job.alone is None
+      and busy.any() else [])
 
 
 def _place(output: str, scenario: Scenario, job: JobSettings) -> pathlib.Path:
@@ -225,22 +243,25 @@ def _place(output: str, scenario: Scenario, job: JobSettings) -> pathlib.Path:
 def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[JobSummary]) -> str:
   fabric = scenario.fabric
   titles = "".join(f"{title:>13}" for title in ("mean", "median", "p99"))
-  lines = [f"{fabric.nodes:,} nodes of {fabric.per_node}, oversubscription {fabric.oversubscription:g}, seed "
-           f"{scenario.seed}", "",
+  lines = [f"{fabric.nodes:,} nodes of {fabric.per_node}, oversubscription "
+           f"{fabric.oversubscription:g}, seed {scenario.seed}", "",
            f"{'job':<12}{'ranks':>7}{'steps':>9}{titles}{'CV':>8}"
            f"{'alone':>13}{'waiting':>13}{'transfer':>13}"]
   for job, found in zip(scenario.jobs, summaries, strict=True):
     lines.append(f"{job.name:<12}{job.shape.ranks:>7,}{found.steps:>9,}" + "".join(
         (f"{found.cv:>8.3f}" if value is None else _ms(value))
-        for value in (found.mean, found.median, found.p99, None, found.alone, found.earliness, found.transfer)))
+        for value in (found.mean, found.median, found.p99, None, found.alone, found.earliness,
+                      found.transfer)))
   for job, found in zip(scenario.jobs, summaries, strict=True):
     if job.pacer:
-      lines += ["", f"{job.name} is paced by {job.pacer_text}: mean delay {found.delay * 1e3:.3f} ms, which held a "
-                    f"step back by {found.cost * 1e3:.4f} ms ({found.cost / found.mean:.3%})."]
+      lines += ["", f"{job.name} is paced by {job.pacer_text}: mean delay {found.delay * 1e3:.3f} "
+                    f"ms, which held a step back by {found.cost * 1e3:.4f} ms "
+                    f"({found.cost / found.mean:.3%})."]
     if found.survived:
       s = found.survived
-      lines += ["", f"{job.name} with failures: {s.elapsed:,.0f} s in all, {s.work / s.elapsed:.1%} of it steps that "
-                    f"last; checkpoints {s.checkpoints:,.0f} s, {s.failures:,} failures lose {s.lost:,.0f} s, "
+      lines += ["", f"{job.name} with failures: {s.elapsed:,.0f} s in all, "
+                    f"{s.work / s.elapsed:.1%} of it steps that last; checkpoints "
+                    f"{s.checkpoints:,.0f} s, {s.failures:,} failures lose {s.lost:,.0f} s, "
                     f"restarts {s.restarts:,.0f} s."]
   if args.output:
     lines += ["", *(f"Written: {_place(args.output, scenario, job)}" for job in scenario.jobs)]
@@ -252,7 +273,8 @@ def _document(scenario: Scenario, summaries: list[JobSummary]) -> dict[str, Any]
   for job, found in zip(scenario.jobs, summaries, strict=True):
     figures = {name: value for name, value in found._asdict().items() if name != "survived"}
     if found.survived:
-      figures["failures"] = {name: value for name, value in found.survived._asdict().items() if name != "segments"}
+      figures["failures"] = {name: value for name, value in found.survived._asdict().items()
+                             if name != "segments"}
     jobs[job.name] = {"ranks": job.shape.ranks, "pacer": job.pacer_text or None, **figures}
   return {"schema": 1, "seed": scenario.seed, "nodes": scenario.fabric.nodes,
           "oversubscription": scenario.fabric.oversubscription, "jobs": jobs}

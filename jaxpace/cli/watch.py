@@ -17,12 +17,13 @@ examples:
   jaxpace watch runs/demo --every 5 --steps 1000
   jaxpace watch runs/demo --once
   jaxpace watch runs/demo | tee -a watch.log
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace watch`."""
-  parser.description = "Shows a run while it grows: step time, shares, late ranks, pacing, and faults as they begin."
+  parser.description = ("Shows a run while it grows: step time, shares, late ranks, pacing, and "
+                        "faults as they begin.")
   parser.epilog = EPILOG
   parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", help="run directory; it may be missing yet")
@@ -70,13 +71,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(path: pathlib.Path) -> None:
-  """Refuses what no run can begin at: a directory that is missing or holds other things yet is waited for."""
+  """Refuses what no run can begin at: a directory that is missing or holds other things yet is
+  waited for."""
   from jaxpace.trace.reader import misplaced
   from jaxpace.trace.run import RunError
 
   wrong = misplaced(path) if path.exists() else None
   if not path.exists() and not path.absolute().parent.is_dir():
-    wrong = f"There is no directory {path.parent}, so no run can begin at {path}. Is it spelt right?"
+    wrong = (f"There is no directory {path.parent}, so no run can begin at {path}. Is it "
+             "spelt right?")
   if wrong:
     raise RunError(wrong)
 

@@ -225,13 +225,15 @@ def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, 
   if not wanted:
     return ()
   if not asked:
-    return ("Nothing is held back: no all-reduce of the step can carry what the ranks must know of each other (see "
-            "share), or none of its collectives can be held back without a risk to the last bits of the results.",)
+    return ("Nothing is held back: no all-reduce of the step can carry what the ranks must know of "
+            "each other (see share), or none of its collectives can be held back without a risk to "
+            "the last bits of the results.",)
   left = [c.slot for c in script.collectives if c.slot not in asked]
   if not left:
     return ()
-  return (f"Collective{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} can't be held back without a risk to "
-          "the last bits of the results: before them the pacer is not asked.",)
+  return (f"Collective{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} can't be held "
+          "back without a risk to the last bits of the results: before them the pacer is "
+          "not asked.",)
 
 
 __all__ = ["Held", "Holder", "Holding", "alike", "digest", "notices"]

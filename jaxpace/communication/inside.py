@@ -41,7 +41,8 @@ from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Inside, Loop
 from jaxpace.core.varying import vary, varying
 
 Mark = Callable[..., list[jax.Array]]
-"""`mark(values, *waited, tag=)` -> the values, as `jaxpace.execution.native.mark` of one program."""
+"""`mark(values, *waited, tag=)` -> the values, as `jaxpace.execution.native.mark` of one
+program."""
 
 _MOST_TAGS = (1 << TAG_BITS) - 2
 _HALF = "inside {0}, a sum of half precision: a mark beside it would change its rounding"
@@ -366,7 +367,8 @@ def _axes(eqn: Any, axis: Sequence[str]) -> Sequence[str]:
 
 
 def placed(made: Marked, written: Script) -> tuple[Inside, ...]:
-  """The collectives with marks, each with a name of its own, and how many stamped ones precede it."""
+  """The collectives with marks, each with a name of its own, and how many stamped ones precede
+  it."""
   stage_of = {index: stage for stage, each in enumerate(written.stages)
               for segment in each.segments for index in segment.equations}
   before = [0, *itertools.accumulate(int(stage.stamps is not None) for stage in written.stages)]

@@ -255,7 +255,8 @@ class _Evaluator:
       # cost a copy where it is donated.
       given = set(self.program.inputs)
       ends = [v for ref, v in zip(self.program.outputs, outputs, strict=True)
-              if isinstance(v, jax.Array) and v.size and not (isinstance(ref, int) and ref in given)]
+              if isinstance(v, jax.Array) and v.size
+              and not (isinstance(ref, int) and ref in given)]
       if self.before.mapped:
         ends = self.clock.awaited_under_pmap(ends)
       if self.before.automatic:

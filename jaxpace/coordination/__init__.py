@@ -1,7 +1,8 @@
-"""Pure coordination: estimators over a window of steps, what arrivals say, pacers and their combinations.
+"""Pure coordination: estimators over a window of steps, what arrivals say, pacers and their
+combinations.
 
-Everything here is a pure function of pytrees: no clock, no I/O, no collective, no process index. The same functions run
-in the live step, in simulation and over a recorded run.
+Everything here is a pure function of pytrees: no clock, no I/O, no collective, no process index.
+The same functions run in the live step, in simulation and over a recorded run.
 """
 
 from jaxpace.coordination.combinators import chain, limit, only_ranks

@@ -1,4 +1,5 @@
-"""Whole numbers of micro-batches for ranks of different speed: the last rank is done as early as can be."""
+"""Whole numbers of micro-batches for ranks of different speed: the last rank is done as early as
+can be."""
 
 from __future__ import annotations
 
@@ -45,11 +46,13 @@ def apportion(seconds: jax.Array, fixed: jax.Array, micro_batches: int, least: j
     wanted = jnp.floor(threshold[..., None] / seconds - fixed)
     return jnp.clip(wanted, least.astype(jnp.float32), most.astype(jnp.float32)).astype(jnp.int32)
 
-  # By the bits of T, which order as it does: sums of floats are rounded as XLA happens to fuse them.
+  # By the bits of T, which order as it does: sums of floats are rounded as XLA happens to fuse
+  # them.
   low = jnp.zeros((), jnp.int32)
   high = _bits(jnp.max(seconds * (most.astype(jnp.float32) + fixed)) * np.float32(1.001))
   cuts = jnp.arange(1, _BRANCHES + 1, dtype=jnp.int32)
-  # What was found for a threshold is kept, not computed again: XLA may round it another way elsewhere.
+  # What was found for a threshold is kept, not computed again: XLA may round it another way
+  # elsewhere.
   below, above = least, most
   for _ in range(_ROUNDS):
     whole, rest = jnp.divmod(high - low, np.int32(_BRANCHES))

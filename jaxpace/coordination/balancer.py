@@ -29,7 +29,8 @@ _MEMORY = 8
 _KEEPS = 2
 """Windows that what was known before a change of the counts is worth after it."""
 _CHANGED = np.float32(2.5)
-"""Standard errors by which a window's median differs from what was known, where the rank's speed has changed."""
+"""Standard errors by which a window's median differs from what was known, where the rank's speed
+has changed."""
 
 
 class SpeedShares(NamedTuple):
@@ -43,11 +44,14 @@ class SpeedShares(NamedTuple):
   was: jax.Array  # [R] float32 s, median arrivals before that change
   had: jax.Array  # [R] int32, counts before that change; 0 where there was none
   fixed: jax.Array  # [2] float32, sums from which the rest of a step is told, see `_learnt`
-  slowness: jax.Array  # [R] float32, a rank's time for a micro-batch relative to the others', over some windows
+  # [R] float32, a rank's time for a micro-batch relative to the others', over some windows
+  slowness: jax.Array
   error: jax.Array  # [R] float32, standard error of a single window's median of it, as a part of it
-  between: jax.Array  # [R] float32, variance of windows' medians about `slowness`, in parts of it squared
+  # [R] float32, variance of windows' medians about `slowness`, in parts of it squared
+  between: jax.Array
   age: jax.Array  # [R] int32, looks since the rank's speed was last seen to change
-  gain: jax.Array  # [] float32, predicted of the last look: 1 - time with new counts / time with these
+  # [] float32, predicted of the last look: 1 - time with new counts / time with these
+  gain: jax.Array
   knobs: Knobs  # [] threshold: the least gain to act on, where it was changed while the job ran
 
 
@@ -66,10 +70,10 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   ranks), and is 0 before the first.
 
   Every fourth step of a full window the counts that would end the step earliest are found (exactly,
-  `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts are
-  uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last by
-  chance. So that noise does not move work, a rank counts as different from the median of all ranks
-  only if it is so by `noise` + sqrt(2 ln R) standard errors, half of that while its count is
+  `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts
+  are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last
+  by chance. So that noise does not move work, a rank counts as different from the median of all
+  ranks only if it is so by `noise` + sqrt(2 ln R) standard errors, half of that while its count is
   another; ranks that do not differ are all taken to have the median's speed. After a change a whole
   window passes before the next, and no count is more than doubled or halved at once.
 
@@ -117,12 +121,13 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   def init(ranks: int) -> SpeedShares:
     if ranks * most < total:
       raise ValueError(
-          f"capacity={most} is too small: {ranks} ranks have room for {ranks * most} micro-batches, "
-          f"and the global batch has {total}. It takes at least {math.ceil(total / ranks)}, and room "
-          "to spare is what a slow rank's work moves into: twice that, say.")
+          f"capacity={most} is too small: {ranks} ranks have room for {ranks * most} "
+          f"micro-batches, and the global batch has {total}. It takes at least "
+          f"{math.ceil(total / ranks)}, and room to spare is what a slow rank's work moves into: "
+          "twice that, say.")
     if ranks * fewest > total:
-      raise ValueError(f"least={fewest} is too many: the global batch has {total} micro-batches for "
-                       f"{ranks} ranks.")
+      raise ValueError(f"least={fewest} is too many: the global batch has {total} micro-batches "
+                       f"for {ranks} ranks.")
     none = jnp.zeros((), jnp.int32)
     return SpeedShares(
         times=jnp.zeros((width, ranks), jnp.float32), ran=jnp.zeros((width, ranks), jnp.int32),
@@ -158,13 +163,15 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     fixed = _rest(state.fixed, total / ranks)
     # [W, R]. A rank that ran nothing tells nothing: as the median of the others.
     each = state.times / jnp.maximum(state.ran.astype(jnp.float32) + fixed, _HALF)
-    # What befalls all ranks in a step alike, such as a wait for the host, is no difference between them.
+    # What befalls all ranks in a step alike, such as a wait for the host, is no difference between
+    # them.
     common = jax.vmap(_median)(each, state.ran > 0)
     ordered = _sorted(each / jnp.where(common > _ZERO, common, _ONE)[:, None])
     middle = _HALF * (ordered[width // 2 - 1] + ordered[width // 2])
     quartiles = ordered[3 * width // 4] - ordered[width // 4 - 1]
     works = state.counts > 0
-    # Normal: a standard deviation is 0.74 quartile distances, that of a median 1.25 / sqrt(W) of it.
+    # Normal: a standard deviation is 0.74 quartile distances, that of a median 1.25 / sqrt(W) of
+    # it.
     state, relative = _followed(state, middle, works, width // _EVERY, np.float32(
         0.7413 * 1.2533 / math.sqrt(width)) * jnp.where(middle > _ZERO, quartiles / middle, _ZERO))
     middle = state.slowness
@@ -183,13 +190,17 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     promised = _ONE - shortest / longest
     # The last of many ranks whose speeds are told apart is the one that noise has made the last.
     by_chance = np.float32(math.sqrt(2 * math.log(max(ranks, 2)))) * _median(relative, works)
-    enough = knobs.chosen(state.knobs.threshold, worth) + jnp.where(jnp.any(uneven), by_chance, _ZERO)
-    changes = valid(longest) & (typical > _ZERO) & (promised >= enough) & jnp.any(counts != state.counts)
+    enough = (knobs.chosen(state.knobs.threshold, worth)
+              + jnp.where(jnp.any(uneven), by_chance, _ZERO))
+    changes = (valid(longest) & (typical > _ZERO) & (promised >= enough)
+               & jnp.any(counts != state.counts))
     return state._replace(
         gain=promised, counts=jnp.where(changes, counts, state.counts),
         since=jnp.where(changes, np.int32(0), state.since),
         # One window more is entered at the next look.
-        age=jnp.where(changes, jnp.minimum(state.age, np.int32((_KEEPS + 1) * (width // _EVERY) - 1)), state.age),
+        age=jnp.where(changes,
+                      jnp.minimum(state.age, np.int32((_KEEPS + 1) * (width // _EVERY) - 1)),
+                      state.age),
         was=jnp.where(changes, _middle_of(state.times, state.ran, state.counts, width), state.was),
         had=jnp.where(changes, state.counts, state.had))
 
@@ -200,10 +211,10 @@ def _followed(state: SpeedShares, middle: jax.Array, works: jax.Array, looks: in
               ) -> tuple[SpeedShares, jax.Array]:
   """Enters a window's medians into what is known of the ranks' slowness.
 
-  Where a rank's median is as it was, within noise, it is averaged over windows that share no step, up to `_MEMORY` of
-  them; where it is not, the rank has changed, and what was known is forgotten. The error of one window's median is
-  known from the window's quartiles, and from how much windows have differed where that is more: under a quota of a
-  processor, say, steps hang together.
+  Where a rank's median is as it was, within noise, it is averaged over windows that share no step,
+  up to `_MEMORY` of them; where it is not, the rank has changed, and what was known is forgotten.
+  The error of one window's median is known from the window's quartiles, and from how much windows
+  have differed where that is more: under a quota of a processor, say, steps hang together.
 
   Args:
     state: what is known.
@@ -225,7 +236,8 @@ def _followed(state: SpeedShares, middle: jax.Array, works: jax.Array, looks: in
   weight = jnp.where(replaces, _ONE, jnp.where(enters, _ONE / jnp.maximum(windows, _ONE), _ZERO))
   away = (middle - state.slowness) / jnp.where(state.slowness > _ZERO, state.slowness, _ONE)
   between = jnp.where(replaces, _ZERO, (_ONE - weight) * (state.between + weight * away * away))
-  follows = _ONE / jnp.minimum(state.age + np.int32(1), np.int32(_MEMORY * looks)).astype(jnp.float32)
+  follows = (_ONE / jnp.minimum(state.age + np.int32(1),
+                                np.int32(_MEMORY * looks)).astype(jnp.float32))
   error = jnp.where(anew, alone, state.error + (alone - state.error) * follows)
   state = state._replace(
       slowness=state.slowness + weight * (middle - state.slowness), error=error, between=between,
@@ -234,7 +246,8 @@ def _followed(state: SpeedShares, middle: jax.Array, works: jax.Array, looks: in
 
 
 def _errors(state: SpeedShares, works: jax.Array, looks: int) -> tuple[jax.Array, jax.Array]:
-  """Squared standard errors of what is known, and of a window's median, as parts of it: both [R] float32."""
+  """Squared standard errors of what is known, and of a window's median, as parts of it: both [R]
+  float32."""
   windows = jnp.clip(state.age // np.int32(looks), 1, _MEMORY).astype(jnp.float32)
   alone = jnp.maximum(state.error, _median(state.error, works))
   unbiased = windows / jnp.maximum(windows - _ONE, _ONE)

@@ -1,4 +1,5 @@
-"""Random numbers that every rank draws alike: a hash of a key and a step, with no generator to carry along."""
+"""Random numbers that every rank draws alike: a hash of a key and a step, with no generator to
+carry along."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from jaxpace.coordination import keyed
 def uniform(key: jax.Array, step: jax.Array, salt: int) -> jax.Array:
   """Draws a number from (key, step, salt), the same wherever these are.
 
-  The finaliser of MurmurHash3 (Appleby), twice, over the key, a Weyl sequence of the step and the salt. Good enough
-  for coins and shifts, not for cryptography.
+  The finaliser of MurmurHash3 (Appleby), twice, over the key, a Weyl sequence of the step and the
+  salt. Good enough for coins and shifts, not for cryptography.
 
   >>> draw = jax.jit(lambda step: uniform(jnp.uint32(7), step, 1))
   >>> print(" ".join(f"{draw(jnp.int32(step)):.3f}" for step in range(4)))
@@ -46,6 +47,6 @@ def checked(key: Any) -> np.uint32:
   except TypeError:
     number = -1
   if not 0 <= number < 2**32:
-    raise ValueError(f"key={key!r} must be a whole number from 0 to 2**32 - 1 that differs from job to job, such as "
-                     "zlib.crc32(job_name.encode()).")
+    raise ValueError(f"key={key!r} must be a whole number from 0 to 2**32 - 1 that differs from "
+                     "job to job, such as zlib.crc32(job_name.encode()).")
   return np.uint32(number)

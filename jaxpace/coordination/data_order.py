@@ -1,4 +1,5 @@
-"""Which examples a step trains on, and which rank runs them: a function of the step, the counts and a seed alone."""
+"""Which examples a step trains on, and which rank runs them: a function of the step, the counts and
+a seed alone."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class DataOrder:
     ValueError: an argument is out of range.
   """
 
-  def __init__(self, examples: int, size: int, micro_batches: int, seed: int = 0, shuffle: bool = True):
+  def __init__(self, examples: int, size: int, micro_batches: int, seed: int = 0,
+               shuffle: bool = True):
     self.examples = fields.whole("examples", examples, 1)
     self.size = fields.whole("size", size, 1)
     self.micro_batches = fields.whole("micro_batches", micro_batches, 1)
@@ -52,8 +54,8 @@ class DataOrder:
     """
     counts = np.asarray(counts)
     if counts.sum() != self.micro_batches or (counts < 0).any():
-      raise ValueError(f"The counts add up to {counts.sum()}, and the global batch has {self.micro_batches} "
-                       "micro-batches: they are of another job, or damaged.")
+      raise ValueError(f"The counts add up to {counts.sum()}, and the global batch has "
+                       f"{self.micro_batches} micro-batches: they are of another job, or damaged.")
     if not 0 <= rank < len(counts):
       raise ValueError(f"There is no rank {rank}: the counts are of {len(counts)}.")
     first = int(step) * self.micro_batches + int(counts[:rank].sum())

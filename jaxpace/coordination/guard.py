@@ -14,10 +14,12 @@ from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, Pacer
 
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 _LAG = 1
-"""`job_step_time` is of the step before the one observed, and a decision acts in the one after: one lies in between."""
+"""`job_step_time` is of the step before the one observed, and a decision acts in the one after: one
+lies in between."""
 
 _LEAN = 4
-"""Pair lengths. With more, gains of 3 % in much noise cost little less while they aren't shown, and are shown later."""
+"""Pair lengths. With more, gains of 3 % in much noise cost little less while they aren't shown, and
+are shown later."""
 
 
 class Guard(NamedTuple):
@@ -30,28 +32,32 @@ class Guard(NamedTuple):
   shared: jax.Array  # [] bool, a `job_step_time` was seen
 
 
-def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,
-          settle: int = 1, patience: int = 512, retry: int = 10_000) -> Pacer:
-  """Wraps a pacer, measures on the running job whether its delays make steps shorter, and lets them through only then.
+def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25,
+          level: float = 0.05, settle: int = 1, patience: int = 512, retry: int = 10_000) -> Pacer:
+  """Wraps a pacer, measures on the running job whether its delays make steps shorter, and lets them
+  through only then.
 
-  So with what it holds back before collectives (`take_turns`): in blocks without, nothing is held and nobody listens.
+  So with what it holds back before collectives (`take_turns`): in blocks without, nothing is held
+  and nobody listens.
 
-  Pairs of blocks, with the delays and without, in an order that a hash of (key, pair) gives: the same on all ranks and
-  in every run, without a message. Where delays are held back they are exactly 0; the pacer goes on observing. The
-  effect is (on - off) / off of the mean step time, below zero where steps are shorter with pacing; its interval holds
-  under peeking at every step (`jaxpace.coordination.sequential`). What follows from it, and what bounds the cost of
-  finding out, is `jaxpace.coordination.trial`'s.
+  Pairs of blocks, with the delays and without, in an order that a hash of (key, pair) gives: the
+  same on all ranks and in every run, without a message. Where delays are held back they are exactly
+  0; the pacer goes on observing. The effect is (on - off) / off of the mean step time, below zero
+  where steps are shorter with pacing; its interval holds under peeking at every step
+  (`jaxpace.coordination.sequential`). What follows from it, and what bounds the cost of finding
+  out, is `jaxpace.coordination.trial`'s.
 
-  A pair counts only if a delay was seen in the block with pacing before it. So a pacer that asks for nothing is never
-  judged; nor does it cost anything, for off is then the same as on.
+  A pair counts only if a delay was seen in the block with pacing before it. So a pacer that asks
+  for nothing is never judged; nor does it cost anything, for off is then the same as on.
 
-  All ranks decide alike from `job_step_time` and the shared delays. Where these are not shared (`share=None`) each rank
-  judges by its own step time whether its own delays pay. Ranks begin in step, but may part: one may then be on while
-  another is off, each being noise to the other, so an effect that needs several ranks at once shows only in part. Once
-  a `job_step_time` was seen, own step times are never used.
+  All ranks decide alike from `job_step_time` and the shared delays. Where these are not shared
+  (`share=None`) each rank judges by its own step time whether its own delays pay. Ranks begin in
+  step, but may part: one may then be on while another is off, each being noise to the other, so an
+  effect that needs several ranks at once shows only in part. Once a `job_step_time` was seen, own
+  step times are never used.
 
-  The effect of something that lasts after it is switched off, such as a shifted phase (`interleave_jobs`), can't be
-  judged by blocks.
+  The effect of something that lasts after it is switched off, such as a shifted phase
+  (`interleave_jobs`), can't be judged by blocks.
 
   >>> asks = Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(2e-3), {}), state))
   >>> pacer = guard(asks)
@@ -69,16 +75,19 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     pacer: whose delays to let through or hold back.
     block: steps of a block.
     key: orders the blocks of each pair, 0 to 2**32 - 1; the same on all ranks.
-    harm: a block is cut short once it has taken this many block lengths more than usual, 0.25 for a harm of 25 %.
+    harm: a block is cut short once it has taken this many block lengths more than usual, 0.25 for a
+      harm of 25 %.
     level: chance of ever deciding falsely, over the whole run.
     settle: first steps of a block that aren't counted, being under the influence of the one before.
     patience: pairs after which what has shown neither gain nor harm is switched off.
-    retry: steps for which a pacer that doesn't pay is off before it is tried again; twice as long each time.
+    retry: steps for which a pacer that doesn't pay is off before it is tried again; twice as long
+      each time.
 
   Returns:
-    A pacer. Its columns, beside the pacer's own: `guard_on` 0 or 1; `guard_pair` the number of the pair that the step
-    counts in, NaN if in none; `effect`, `effect_low` and `effect_high`, NaN until known, and `pairs`, of the last
-    return to pairs. The interval is at the level left to that one, wider than one at `level`.
+    A pacer. Its columns, beside the pacer's own: `guard_on` 0 or 1; `guard_pair` the number of the
+    pair that the step counts in, NaN if in none; `effect`, `effect_low` and `effect_high`, NaN
+    until known, and `pairs`, of the last return to pairs. The interval is at the level left to that
+    one, wider than one at `level`.
 
   Raises:
     ValueError: an argument is out of range.
@@ -88,7 +97,8 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
 
   def init(ranks: int) -> Guard:
     no = jnp.zeros((), jnp.bool_)
-    return Guard(pacer.init(ranks), trial=judge.init(), before=jnp.zeros((), jnp.int32), asked=no, shared=no)
+    return Guard(pacer.init(ranks), trial=judge.init(), before=jnp.zeros((), jnp.int32), asked=no,
+                 shared=no)
 
   def update(observation: Observation, state: Guard) -> tuple[Decision, Guard]:
     decision, inner = pacer.update(observation, state.inner)
@@ -97,10 +107,12 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     if not isinstance(observation.holds, tuple):
       asked |= jnp.any(valid(observation.holds) & (observation.holds > _ZERO))
     shared = state.shared | valid(observation.job_step_time)
-    # What ranks judged by themselves until the first step time arrived is forgotten: from here on they are alike.
+    # What ranks judged by themselves until the first step time arrived is forgotten: from here on
+    # they are alike.
     begins = shared & jnp.logical_not(state.shared)
     none = jnp.zeros((), jnp.int32)
-    trial_then = jax.tree.map(lambda new, old: jnp.where(begins, new, old), judge.init(), state.trial)
+    trial_then = jax.tree.map(lambda new, old: jnp.where(begins, new, old), judge.init(),
+                              state.trial)
     seconds = jnp.where(shared, observation.job_step_time, observation.step_time)
     tag = jnp.where(begins, none, jnp.where(shared, state.before, now))
     used = jnp.where(shared, state.asked, asked)
@@ -111,7 +123,8 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     counts = (after.tag & np.int32(trial.COUNTED)) != np.int32(0)
     columns = {"guard_on": on.astype(jnp.float32),
                "guard_pair": jnp.where(counts & after.useful, after.pair.astype(jnp.float32), _NAN),
-               "effect": effect, "effect_low": low, "effect_high": high, "pairs": after.pairs.astype(jnp.float32)}
+               "effect": effect, "effect_low": low, "effect_high": high,
+               "pairs": after.pairs.astype(jnp.float32)}
     info = decision.info | {(name if name not in decision.info else f"{name}_guard"): value
                             for name, value in columns.items()}
     delay = jnp.where(on, decision.delay, _ZERO)

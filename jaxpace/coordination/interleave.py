@@ -32,15 +32,18 @@ _GAIN = np.float32(0.125)
 _SOON = np.int32(32)
 """Decisions after a shift within which the next touch says whether it went far enough."""
 _WIDER, _NARROWER, _CLOSEST = np.float32(1.4), np.float32(0.5), np.float32(0.1)
-"""Factors on the clearance: touched in front again, touched behind; and its least, as a share of its most."""
+"""Factors on the clearance: touched in front again, touched behind; and its least, as a share of
+its most."""
 _ENOUGH = np.float32(0.6)
-"""Share of the collective that must be known of the step just done, or the step before it is looked at."""
+"""Share of the collective that must be known of the step just done, or the step before it is looked
+at."""
 _FINE = np.float32(0.4)
 """Of the dead band, what is enough then."""
 
 
 class Interleave(NamedTuple):
-  """State of `interleave_jobs`; the same on all ranks of a job. `B` is the number of slots it looks at."""
+  """State of `interleave_jobs`; the same on all ranks of a job. `B` is the number of slots it looks
+  at."""
 
   key: jax.Array  # [] uint32, differs from job to job
   floor: windows.RunningFloor  # [B] lowest recent bucket times
@@ -51,52 +54,62 @@ class Interleave(NamedTuple):
   hold: jax.Array  # [] int32, decisions to sit out until a shift is seen
   test: shift_trial.ShiftTest  # []
   quiet: jax.Array  # [] int32, decisions since a shift was wanted, at most `_CALM`
-  since: jax.Array  # [] int32, decisions since a shift was asked for on more than one sight, at most `_AWAKE`
-  seen: jax.Array  # [] int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
+  # [] int32, decisions since a shift was asked for on more than one sight, at most `_AWAKE`
+  since: jax.Array
+  # [] int32, steps in a row in which contention was beyond the dead band, at most `_SURE`
+  seen: jax.Array
   ahead: jax.Array  # [] float32 s, W in the step seen before; NaN unless this job followed in it
   growth: jax.Array  # [] float32 s, by which W grows from one step to the next while nobody moves
   clear: jax.Array  # [] float32, share of the floors that it moves beyond the work ahead
 
 
-def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[float] | float | None = None,
-                    window: int = 1024, dead_band: float = 0.1, clearance: float = 0.2, budget: float = 0.01,
-                    patience: int = 256, retry: int = 1024, level: float = 0.05, slots: int = 16) -> Pacer:
-  """Delays all ranks of a job by the same, once, where another job on the link is still sending when it begins.
+def interleave_jobs(max_delay: float = 0.25, *, key: int = 0,
+                    floor: Sequence[float] | float | None = None, window: int = 1024,
+                    dead_band: float = 0.1, clearance: float = 0.2, budget: float = 0.01,
+                    patience: int = 256, retry: int = 1024, level: float = 0.05,
+                    slots: int = 16) -> Pacer:
+  """Delays all ranks of a job by the same, once, where another job on the link is still sending
+  when it begins.
 
-  Fair sharing never separates jobs that collide: both take longer by the same, and collide again in the next step; TCP
-  even draws them together. A delay moves the job's phase for good, so one shift parts them, and a small one now and
-  then keeps them apart.
+  Fair sharing never separates jobs that collide: both take longer by the same, and collide again in
+  the next step; TCP even draws them together. A delay moves the job's phase for good, so one shift
+  parts them, and a small one now and then keeps them apart.
 
-  Every rank decides by itself, from what is the same on all ranks to the last bit: each bucket's own time in the step
-  just done (`Observation.job_transfers_now`, all but that of the last bucket, which carries them), or, where these are
-  less than 0.6 of the collective, in the step before (`job_transfers`), and its time (`job_step_time`). They must be
-  shared (`jaxpace.instrument(..., share=True)`); where they are not the delay is exactly 0, and no rank may be left
-  out (`only_ranks`) or the others would only wait for it.
+  Every rank decides by itself, from what is the same on all ranks to the last bit: each bucket's
+  own time in the step just done (`Observation.job_transfers_now`, all but that of the last bucket,
+  which carries them), or, where these are less than 0.6 of the collective, in the step before
+  (`job_transfers`), and its time (`job_step_time`). They must be shared (`jaxpace.instrument(...,
+  share=True)`); where they are not the delay is exactly 0, and no rank may be left out
+  (`only_ranks`) or the others would only wait for it.
 
-  *The rule.* n is a bucket's time over its floor, the number of jobs that shared the link meanwhile. The running
-  minimum of n - 1 over the buckets in order, times the floors, is W: the work that was ahead of this job when it began
-  to send (`jaxpace.coordination.order`). Where it clears before the last
-  bucket, or was more at the first bucket than at the last, this job is the follower, and moves by W + g + the clearance
-  times the floors: g is by how much W was seen to grow from one step to the next while this job did not move, once for
-  each step between the one that is seen and the one that begins with the shift. The clearance begins with a tenth of
-  its most. It becomes 1.4 times as much if the next touch, within 32 steps, is with the one ahead again, and 0.5 times
-  as much for each step in which one behind is met. The leader does nothing. Where neither is so the order cannot be
-  seen (they began together, or there is one bucket only): then it moves by U W, U uniform from 1.1 to 1.5, with
-  probability one half. After a shift it waits for a decision (two, where it sees the step before), up to 3 more where
-  the order could not be seen: others move too. All draws are hashes of (key, step).
+  *The rule.* n is a bucket's time over its floor, the number of jobs that shared the link
+  meanwhile. The running minimum of n - 1 over the buckets in order, times the floors, is W: the
+  work that was ahead of this job when it began to send (`jaxpace.coordination.order`). Where it
+  clears before the last bucket, or was more at the first bucket than at the last, this job is the
+  follower, and moves by W + g + the clearance times the floors: g is by how much W was seen to grow
+  from one step to the next while this job did not move, once for each step between the one that is
+  seen and the one that begins with the shift. The clearance begins with a tenth of its most. It
+  becomes 1.4 times as much if the next touch, within 32 steps, is with the one ahead again, and 0.5
+  times as much for each step in which one behind is met. The leader does nothing. Where neither is
+  so the order cannot be seen (they began together, or there is one bucket only): then it moves by U
+  W, U uniform from 1.1 to 1.5, with probability one half. After a shift it waits for a decision
+  (two, where it sees the step before), up to 3 more where the order could not be seen: others move
+  too. All draws are hashes of (key, step).
 
-  *When.* For the first shift contention must be beyond the dead band in three steps in a row, for the next 256 steps in
-  two. For the first 40 of these a follower moves as soon as W is 4 % of the floors (0.4 dead bands), by W alone, and by
-  the rest if it follows in the next step too; so a phase that wanders off is set right before jobs collide, and a
-  pause of one rank, which looks alike, moves it little and doesn't count as a shift.
+  *When.* For the first shift contention must be beyond the dead band in three steps in a row, for
+  the next 256 steps in two. For the first 40 of these a follower moves as soon as W is 4 % of the
+  floors (0.4 dead bands), by W alone, and by the rest if it follows in the next step too; so a
+  phase that wanders off is set right before jobs collide, and a pause of one rank, which looks
+  alike, moves it little and doesn't count as a shift.
 
-  *Its test* is the coin of `jaxpace.coordination.shift_trial`: of the shifts that are wanted some are not made, and the
-  steps that follow are compared. It switches itself off where shifts make steps longer, or show nothing for long.
+  *Its test* is the coin of `jaxpace.coordination.shift_trial`: of the shifts that are wanted some
+  are not made, and the steps that follow are compared. It switches itself off where shifts make
+  steps longer, or show nothing for long.
 
-  *Bounds.* Nothing is asked while contention, the sum of what buckets took beyond their floors, is at most `dead_band`
-  of the floors, 0.4 times that when awake; nothing beyond `max_delay`; and no shift that is longer than what is in a
-  bank that begins with one period, earns `budget` periods a step and holds one at most. So delays lengthen a run by at
-  most `budget` of it plus one period.
+  *Bounds.* Nothing is asked while contention, the sum of what buckets took beyond their floors, is
+  at most `dead_band` of the floors, 0.4 times that when awake; nothing beyond `max_delay`; and no
+  shift that is longer than what is in a bank that begins with one period, earns `budget` periods a
+  step and holds one at most. So delays lengthen a run by at most `budget` of it plus one period.
 
   >>> pacer = interleave_jobs(floor=10e-3, key=7)
   >>> times = jnp.full((16,), jnp.nan).at[:4].set(jnp.array([20e-3, 20e-3, 15e-3, 10e-3]))
@@ -112,15 +125,18 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
 
   Args:
     max_delay: s, the longest delay, 0 to 10. `jaxpace.instrument` has a limit of its own.
-    key: of the coin, 0 to 2**32 - 1. It must differ between jobs that share a link and be the same on all ranks of a
-      job, such as `zlib.crc32(job_name.encode())`: jobs with the same key toss the same coin and may never part.
-    floor: s, each collective's time on a quiet link, in the order of the step's collectives, or one for all. None for
-      the lowest that was seen: then a job that never had a bucket to itself does not see that it is contended.
+    key: of the coin, 0 to 2**32 - 1. It must differ between jobs that share a link and be the same
+      on all ranks of a job, such as `zlib.crc32(job_name.encode())`: jobs with the same key toss
+      the same coin and may never part.
+    floor: s, each collective's time on a quiet link, in the order of the step's collectives, or one
+      for all. None for the lowest that was seen: then a job that never had a bucket to itself does
+      not see that it is contended.
     window: steps over which a floor that was seen is forgotten.
     dead_band: contention below which nothing is done, as a share of the floors, 0 to 1.
-    clearance: the most a follower moves beyond the work ahead of it, as a share of the floors, 0 to 1: half of the gap
-      that is to be between two jobs. What it does move it learns. Too little, and jobs that are drawn together touch
-      again at once; too much, and it runs into the next one where many share the link.
+    clearance: the most a follower moves beyond the work ahead of it, as a share of the floors, 0 to
+      1: half of the gap that is to be between two jobs. What it does move it learns. Too little,
+      and jobs that are drawn together touch again at once; too much, and it runs into the next one
+      where many share the link.
     budget: most that delays may add to the run, as a share of it, 0 to 1, after the first period.
     patience: tests after which it is switched off if they have shown no gain.
     retry: steps for which it is then off, the first time; twice as many each time after.
@@ -128,10 +144,10 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     slots: collectives it looks at, in order; those after are ignored.
 
   Returns:
-    A pacer. Its columns in the trace: `contention`, as a share of the floors; `ahead`, W in seconds; `engaged`, 1 while
-    a shift was wanted lately and it isn't switched off; `shift_effect`, the effect of a shift on the 8 steps after it
-    as a share of the period, below 0 for a gain, with the ends `shift_low` and `shift_high` of its interval. NaN where
-    not known.
+    A pacer. Its columns in the trace: `contention`, as a share of the floors; `ahead`, W in
+    seconds; `engaged`, 1 while a shift was wanted lately and it isn't switched off; `shift_effect`,
+    the effect of a shift on the 8 steps after it as a share of the period, below 0 for a gain, with
+    the ends `shift_low` and `shift_high` of its interval. NaN where not known.
 
   Raises:
     ValueError: an argument is out of range.
@@ -141,7 +157,8 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   clear = settings.number("clearance", clearance, 0, 1, "a share of the floors, 0.2 for 20 %")
   earned = settings.number("budget", budget, 0, 1, "a share of the run time, 0.01 for 1 %")
   patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
-  settings.number("level", level, 0, 0.5, "the chance of a false decision, 0.05 for 5 %", open_ended=True)
+  settings.number("level", level, 0, 0.5, "the chance of a false decision, 0.05 for 5 %",
+                  open_ended=True)
   slots, start = settings.steps("slots", slots, 1), checked(key)
   given = order.given_floor(floor, slots)
   lowest, typical = windows.floor(window), windows.mean(64)
@@ -149,13 +166,15 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
   def init(ranks: int) -> Interleave:
     zero, none = jnp.float32(0), jnp.int32(0)
     return Interleave(
-        key=jnp.asarray(start), floor=lowest.init((slots,)), period=typical.init(), bank=jnp.float32(1), asked=zero,
-        asked_before=zero, hold=none, test=shift_trial.init(retry), quiet=jnp.asarray(_CALM), since=jnp.asarray(_AWAKE),
-        seen=none, ahead=jnp.float32(np.nan), growth=zero, clear=jnp.asarray(_CLOSEST * clear))
+        key=jnp.asarray(start), floor=lowest.init((slots,)), period=typical.init(),
+        bank=jnp.float32(1), asked=zero, asked_before=zero, hold=none, test=shift_trial.init(retry),
+        quiet=jnp.asarray(_CALM), since=jnp.asarray(_AWAKE), seen=none, ahead=jnp.float32(np.nan),
+        growth=zero, clear=jnp.asarray(_CLOSEST * clear))
 
   def update(observation: Observation, state: Interleave) -> tuple[Decision, Interleave]:
     key = state.key
-    before, now = (order.first(times, slots) for times in (observation.job_transfers, observation.job_transfers_now))
+    before, now = (order.first(times, slots)
+                   for times in (observation.job_transfers, observation.job_transfers_now))
     floors_now = lowest.update(before, state.floor)
     floors = lowest.value(floors_now) if given is None else jnp.asarray(given)
     floors = jnp.where(valid(before) | valid(now), floors, _NAN)
@@ -164,7 +183,8 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     # The step before began with what was asked two decisions ago.
     took = jnp.where(valid(observation.job_step_time), observation.job_step_time, _NAN)
     own_time = jnp.maximum(took - state.asked_before, _ZERO)
-    # Asked in the step that is seen; on its way since then; and steps from it to the one that begins with a shift.
+    # Asked in the step that is seen; on its way since then; and steps from it to the one that
+    # begins with a shift.
     in_seen = jnp.where(fresh, state.asked, state.asked_before)
     on_its_way = jnp.where(fresh, _ZERO, state.asked)
     late = jnp.where(fresh, np.int32(1), np.int32(2))
@@ -174,7 +194,8 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     bank = jnp.where(known, jnp.minimum(state.bank + earned, _ONE), state.bank)
     test = shift_trial.advance(took, period, state.test, patience, retry, level)
 
-    # A follower whose W grows by itself is drawn in: what it loses until its shift takes hold is added.
+    # A follower whose W grows by itself is drawn in: what it loses until its shift takes hold is
+    # added.
     certain = seen.clears | seen.trails
     follows = known & certain & (seen.ahead > _FINE * band * seen.total)
     grown = seen.ahead - state.ahead
@@ -192,9 +213,11 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     alert = state.since < _ALERT
     again = (follows & (alert | (beyond & ~sudden))) | (beyond & (times_seen > _ONCE))
     contended = jnp.where(awake, again, beyond & (times_seen == _SURE))
-    wanted = contended & (state.hold == np.int32(0)) & (follows | ~(certain | seen.leads)) & (want > _ZERO)
+    wanted = (contended & (state.hold == np.int32(0)) & (follows | ~(certain | seen.leads))
+              & (want > _ZERO))
     wanted &= want <= bank * period
-    act, tested, test = shift_trial.trigger(wanted, awake, own_time, uniform(key, observation.step, 2), test)
+    act, tested, test = shift_trial.trigger(wanted, awake, own_time,
+                                            uniform(key, observation.step, 2), test)
     # Where the order can't be seen and no test's coin says whether to move, one of its own does.
     act &= certain | tested | (uniform(key, observation.step, 3) < np.float32(0.5))
 
@@ -206,23 +229,30 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0, floor: Sequence[fl
     hold = jnp.where(act, wait, jnp.maximum(state.hold - np.int32(1), np.int32(0)))
     since = jnp.where(act & ~sudden, np.int32(0), jnp.minimum(state.since + np.int32(1), _AWAKE))
     quiet = jnp.where(wanted, np.int32(0), jnp.minimum(state.quiet + np.int32(1), _CALM))
-    # Half of the gap is wanted, whose size nobody knows: wider when one ahead is met again, less when one behind is.
-    held_up_behind = known & ~follows & (seen.contention * seen.total - seen.ahead > _FINE * band * seen.total)
+    # Half of the gap is wanted, whose size nobody knows: wider when one ahead is met again, less
+    # when one behind is.
+    held_up_behind = (known & ~follows
+                      & (seen.contention * seen.total - seen.ahead > _FINE * band * seen.total))
     soon = state.since < _SOON
-    factor = jnp.where(soon & held_up_behind, _NARROWER, jnp.where(soon & act & certain & ~sudden, _WIDER, _ONE))
+    factor = jnp.where(soon & held_up_behind, _NARROWER,
+                       jnp.where(soon & act & certain & ~sudden, _WIDER, _ONE))
     clear_now = jnp.clip(state.clear * factor, _CLOSEST * clear, clear)
     estimate, low, high = shift_trial.effect(test, level)
     engaged = (quiet < _CALM) & (test.off == np.int32(0))
-    info = {"contention": seen.contention, "ahead": seen.ahead, "engaged": engaged.astype(jnp.float32),
-            "shift_effect": estimate, "shift_low": low, "shift_high": high}
+    info = {"contention": seen.contention, "ahead": seen.ahead,
+            "engaged": engaged.astype(jnp.float32), "shift_effect": estimate, "shift_low": low,
+            "shift_high": high}
     return Decision(delay, info), Interleave(
-        key=key, floor=floors_now, period=period_now, bank=bank, asked=delay, asked_before=state.asked, hold=hold,
-        test=test, quiet=quiet, since=since, seen=times_seen, ahead=ahead, growth=growth, clear=clear_now)
+        key=key, floor=floors_now, period=period_now, bank=bank, asked=delay,
+        asked_before=state.asked, hold=hold, test=test, quiet=quiet, since=since, seen=times_seen,
+        ahead=ahead, growth=growth, clear=clear_now)
 
   return Pacer(init, update)
 
 
 def _share_of(times: jax.Array, floors: jax.Array) -> jax.Array:
-  """Share of the collective, by its floors, of which times are known: [B] float32 s, [B] float32 s -> []."""
+  """Share of the collective, by its floors, of which times are known: [B] float32 s, [B] float32 s
+  -> []."""
   there = jnp.where(valid(floors), floors, _ZERO)
-  return jnp.sum(jnp.where(valid(times), there, _ZERO)) / jnp.maximum(jnp.sum(there), np.float32(1e-30))
+  return (jnp.sum(jnp.where(valid(times), there, _ZERO))
+          / jnp.maximum(jnp.sum(there), np.float32(1e-30)))

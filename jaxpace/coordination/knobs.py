@@ -10,14 +10,16 @@ import numpy as np
 
 
 class Knobs(NamedTuple):
-  """What `jaxpace.steerable` sets. A pacer that keeps one in its state, and reads it, can be steered by it."""
+  """What `jaxpace.steerable` sets. A pacer that keeps one in its state, and reads it, can be
+  steered by it."""
 
   threshold: jax.Array  # [] float32, a share of the median step; NaN: as the pacer was made
   max_delay: jax.Array  # [] float32 s; NaN: as the pacer was made
 
 
 class Switch(NamedTuple):
-  """Whether what acts may act. Who keeps one in its state, and obeys it, is switched by `jaxpace.steerable`."""
+  """Whether what acts may act. Who keeps one in its state, and obeys it, is switched by
+  `jaxpace.steerable`."""
 
   on: jax.Array  # [] bool
 

@@ -1,4 +1,5 @@
-"""Sequences of different length evened out over the ranks: a permutation of the global batch, made on the host."""
+"""Sequences of different length evened out over the ranks: a permutation of the global batch, made
+on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _SWAPS = 64
 
 
 class Costs(NamedTuple):
-  """What a sequence costs: seconds = each + token * tokens + square * tokens^2. Attention is the square."""
+  """What a sequence costs: seconds = each + token * tokens + square * tokens^2. Attention is the
+  square."""
 
   each: float
   token: float
@@ -52,10 +54,14 @@ def fit_costs(tokens: Any, seconds: Any) -> Costs:
   seconds = np.asarray(seconds, np.float64)
   sizes = [np.asarray(step, np.float64).reshape(-1) for step in tokens]
   if len(sizes) != len(seconds) or len(seconds) < 1:
-    raise ValueError(f"There are lengths of {len(sizes)} steps and times of {len(seconds)}: give one time a step.")
+    raise ValueError(
+        f"There are lengths of {len(sizes)} steps and times of {len(seconds)}: give one time "
+        "a step.")
   # Lengths in thousands: else the squares drown the rest in rounding.
-  sums = np.array([[step.size, step.sum() / 1e3, (step / 1e3 * step / 1e3).sum()] for step in sizes])
-  if not (np.isfinite(sums).all() and np.isfinite(seconds).all() and (sums >= 0).all() and (seconds >= 0).all()):
+  sums = np.array([[step.size, step.sum() / 1e3, (step / 1e3 * step / 1e3).sum()]
+                   for step in sizes])
+  if not (np.isfinite(sums).all() and np.isfinite(seconds).all() and (sums >= 0).all()
+          and (seconds >= 0).all()):
     raise ValueError("Lengths and times must be finite, and none below zero.")
   scale = np.maximum(np.linalg.norm(sums, axis=0), 1e-300)
   best, least = np.zeros(3), float(seconds @ seconds)
@@ -63,7 +69,8 @@ def fit_costs(tokens: Any, seconds: Any) -> Costs:
     columns = np.flatnonzero(used)
     if not columns.size:
       continue
-    found = np.linalg.lstsq(sums[:, columns] / scale[columns], seconds, rcond=None)[0] / scale[columns]
+    found = (np.linalg.lstsq(sums[:, columns] / scale[columns], seconds, rcond=None)[0]
+             / scale[columns])
     if (found < 0).any():
       continue
     rest = float(((sums[:, columns] @ found - seconds) ** 2).sum())
@@ -97,7 +104,8 @@ def balance(costs: Any, ranks: int, speeds: Any = None, equal: bool = True) -> n
       arrays is returned.
 
   Returns:
-    [N] int64, numbers into the batch, rank by rank; the same for the same arguments on every process.
+    [N] int64, numbers into the batch, rank by rank; the same for the same arguments on every
+    process.
 
   Raises:
     ValueError: an argument is out of range, or N does not divide among the ranks.
@@ -106,11 +114,13 @@ def balance(costs: Any, ranks: int, speeds: Any = None, equal: bool = True) -> n
   count = fields.whole("ranks", ranks, 1)
   pace = np.ones(count) if speeds is None else np.asarray(speeds, np.float64)
   if work.ndim != 1 or not work.size or not np.isfinite(work).all() or (work < 0).any():
-    raise ValueError("costs must be a list of finite numbers, none below zero: one for each sequence.")
+    raise ValueError(
+        "costs must be a list of finite numbers, none below zero: one for each sequence.")
   if pace.shape != (count,) or not np.isfinite(pace).all() or (pace <= 0).any():
     raise ValueError(f"speeds must be {count} numbers above zero, one for each rank.")
   if equal and work.size % count:
-    raise ValueError(f"{work.size} sequences don't divide among {count} ranks: give a multiple, or equal=False.")
+    raise ValueError(
+        f"{work.size} sequences don't divide among {count} ranks: give a multiple, or equal=False.")
   room = work.size // count if equal else work.size
   parts = _longest_first(work, pace, room)
   _exchange(work, pace, parts, equal)
@@ -121,8 +131,8 @@ def balance(costs: Any, ranks: int, speeds: Any = None, equal: bool = True) -> n
       parts = [list(range(rank * room, (rank + 1) * room)) for rank in range(count)]
       if count > 1:
         why = "all cost the same" if np.ptp(work) == 0 else "as drawn it is as good"
-        warnings.warn(f"jaxpace.balance gains nothing here: {why}. Rows that are packed or padded to one length take "
-                      "the same time whatever they hold.", stacklevel=2)
+        warnings.warn(f"jaxpace.balance gains nothing here: {why}. Rows that are packed or padded "
+                      "to one length take the same time whatever they hold.", stacklevel=2)
     return np.concatenate([np.asarray(part, np.int64) for part in parts])
   return [np.asarray(part, np.int64) for part in parts]  # type: ignore[return-value]
 

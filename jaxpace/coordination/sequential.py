@@ -1,22 +1,25 @@
-"""An interval for a mean that holds however often it is looked at, for values whose sign a coin chose.
+"""An interval for a mean that holds however often it is looked at, for values whose sign a coin
+chose.
 
-Let d[1], d[2], ... be differences whose sign, were there no effect, a fair coin had chosen, their size being whatever
-it is: those of pairs of blocks, with and without a treatment in an order that a coin chose. Given the sizes, each is
-then +|d| or -|d| alike, so for every number l
+Let d[1], d[2], ... be differences whose sign, were there no effect, a fair coin had chosen, their
+size being whatever it is: those of pairs of blocks, with and without a treatment in an order that a
+coin chose. Given the sizes, each is then +|d| or -|d| alike, so for every number l
 
     E[exp(l d - l^2 d^2 / 2)] = exp(-l^2 d^2 / 2) cosh(l d) <= 1,
 
-and the product over all values is a supermartingale. Averaged over l ~ Normal(0, 1/rho), with S = sum d, V = sum d^2:
+and the product over all values is a supermartingale. Averaged over l ~ Normal(0, 1/rho), with S =
+sum d, V = sum d^2:
 
     M = sqrt(rho / (V + rho)) exp(S^2 / (2 (V + rho))),        P(M ever reaches 1/level) <= level
 
-(Robbins' normal mixture; self-normalised: de la Peña 1999, Howard and others 2021). Nothing is assumed about the sizes:
-neither a distribution nor independence nor steadiness, so autocorrelation, drifts, pauses and heavy tails cost
-power and never validity. The variance is the data's own and there is no fewest number of values: S^2 <= n V, so a
-handful can never reach 1/level.
+(Robbins' normal mixture; self-normalised: de la Peña 1999, Howard and others 2021). Nothing is
+assumed about the sizes: neither a distribution nor independence nor steadiness, so autocorrelation,
+drifts, pauses and heavy tails cost power and never validity. The variance is the data's own and
+there is no fewest number of values: S^2 <= n V, so a handful can never reach 1/level.
 
-The interval holds every mean m for which M, made of d - m, is below 1/level. It is exact where the effect is
-m in every pair; where it varies about m from pair to pair it is that of a mean of values whose errors are symmetric.
+The interval holds every mean m for which M, made of d - m, is below 1/level. It is exact where the
+effect is m in every pair; where it varies about m from pair to pair it is that of a mean of values
+whose errors are symmetric.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ Number = Any
 """A [] array, or a Python number where `xp` is `jaxpace.coordination.plain`."""
 
 TYPICAL_PAIRS = 128
-"""Pairs for which the mixture is made: the interval is near its narrowest there, and within a tenth from 40 to 800."""
+"""Pairs for which the mixture is made: the interval is near its narrowest there, and within a tenth
+from 40 to 800."""
 
 _ROUNDS = 16
 
@@ -63,9 +67,10 @@ def log_odds(count: Number, mean: Number, squares: Number, rho: Number, xp: Any 
 def half_width(count: Number, squares: Number, rho: Number, odds: Number, xp: Any = jnp) -> Number:
   """Half the interval's width about the mean.
 
-  With u = |mean - m|, w = n u^2 and squares Q about the mean: S^2 = n w and V = Q + w, so M reaches 1/level where
-  n w = 2 (Q + w + rho) L(w), L(w) = log(1/level) + log((Q + w + rho) / rho) / 2. The fixed point of
-  w = 2 (Q + rho) L / (n - 2 L) is found from below; the error halves every round, at worst.
+  With u = |mean - m|, w = n u^2 and squares Q about the mean: S^2 = n w and V = Q + w, so M reaches
+  1/level where n w = 2 (Q + w + rho) L(w), L(w) = log(1/level) + log((Q + w + rho) / rho) / 2. The
+  fixed point of w = 2 (Q + rho) L / (n - 2 L) is found from below; the error halves every round, at
+  worst.
 
   Args:
     count: [] int32, values n.

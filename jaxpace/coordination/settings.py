@@ -15,7 +15,8 @@ def steps(name: str, value: Any, least: int) -> int:
   return fields.whole(name, value, least, 1_000_000, of="steps")
 
 
-def number(name: str, value: Any, least: float, most: float, hint: str, *, open_ended: bool = False) -> np.float32:
+def number(name: str, value: Any, least: float, most: float, hint: str, *,
+           open_ended: bool = False) -> np.float32:
   """Checks a number in [least, most], or strictly between them if `open_ended`."""
   return np.float32(fields.number(name, value, least, most, hint, strictly=open_ended))
 

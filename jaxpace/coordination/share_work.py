@@ -1,4 +1,5 @@
-"""Puts a balancer where a pacer is: the counts are threaded, recorded, restored and switched like a pacer's state."""
+"""Puts a balancer where a pacer is: the counts are threaded, recorded, restored and switched like a
+pacer's state."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from jaxpace.core.types import Balancer, Decision, Observation, Pacer
 
 _NAN = np.float32(np.nan)
 _LAG = 2
-"""Steps that begin between the end of a step and the update that is given its time: `job_step_time` is of the step
-before the one observed, and counts act in the one after next."""
+"""Steps that begin between the end of a step and the update that is given its time: `job_step_time`
+is of the step before the one observed, and counts act in the one after next."""
 
 _LEAN = 4
 
@@ -25,7 +26,8 @@ _LEAN = 4
 class SharedWork(NamedTuple):
   """State of `share_work`, the same on all ranks where arrivals are shared. R ranks."""
 
-  counts: jax.Array  # [2, R] int32, micro-batches of each rank in the next step, and in the one after it
+  # [2, R] int32, micro-batches of each rank in the next step, and in the one after it
+  counts: jax.Array
   ran: jax.Array  # [R] int32, micro-batches that each rank has run since the start, modulo 2^32
   switch: Switch  # [] whether work is shared by speed; else evenly
   inner: Any  # the balancer's
@@ -34,20 +36,25 @@ class SharedWork(NamedTuple):
   uneven: jax.Array  # [] bool, whether the counts were uneven in the last step
 
 
-def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25,
-               level: float = 0.05, settle: int = 1, patience: int = 512, retry: int = 10_000) -> Pacer:
-  """Lets a balancer say how many micro-batches each rank runs. To be given to `jaxpace.instrument` as its pacer.
+def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLOCK, key: int = 0,
+               harm: float = 0.25, level: float = 0.05, settle: int = 1, patience: int = 512,
+               retry: int = 10_000) -> Pacer:
+  """Lets a balancer say how many micro-batches each rank runs. To be given to `jaxpace.instrument`
+  as its pacer.
 
-  It delays nothing (`jaxpace.chain` joins it with a pacer that does). The balancer sees every step with the counts that
-  were run in it. What it answers after step k is in force in step k + 2: while step k + 1 runs, the hosts load what
-  step k + 2 will need. Until then, and wherever it is switched off, the counts are as they were, or even.
+  It delays nothing (`jaxpace.chain` joins it with a pacer that does). The balancer sees every step
+  with the counts that were run in it. What it answers after step k is in force in step k + 2: while
+  step k + 1 runs, the hosts load what step k + 2 will need. Until then, and wherever it is switched
+  off, the counts are as they were, or even.
 
-  The counts of the next two steps are in the pace state, so they survive a restart; `jaxpace.shares` reads them there,
-  and gives each process its part of the data. The step itself gets them with its batch, for `jaxpace.accumulate`.
+  The counts of the next two steps are in the pace state, so they survive a restart;
+  `jaxpace.shares` reads them there, and gives each process its part of the data. The step itself
+  gets them with its batch, for `jaxpace.accumulate`.
 
-  *Guarded*, it is judged on the running job, as a pacer is by `jaxpace.guard`: pairs of blocks with even and with
-  uneven counts in an order that a hash gives, an interval that holds under peeking, off where it does not pay. While it
-  is being judged half of the gain is lost; so this is for where one doubts it.
+  *Guarded*, it is judged on the running job, as a pacer is by `jaxpace.guard`: pairs of blocks with
+  even and with uneven counts in an order that a hash gives, an interval that holds under peeking,
+  off where it does not pay. While it is being judged half of the gain is lost; so this is for where
+  one doubts it.
 
   Args:
     balancer: what decides, such as `jaxpace.share_by_speed(micro_batches=32, capacity=16)`.
@@ -61,24 +68,26 @@ def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLO
     retry: steps for which what doesn't pay is off before it is tried again.
 
   Returns:
-    A pacer. Its columns: `micro_batches` this rank's count in the step it is recorded with; `work_gain` the part of
-    a step's time that the balancer's last look promised; `work_uneven` 0 or 1; and where it is guarded
-    `work_on`, `work_effect`, `work_effect_low`, `work_effect_high` and `work_pairs`.
+    A pacer. Its columns: `micro_batches` this rank's count in the step it is recorded with;
+    `work_gain` the part of a step's time that the balancer's last look promised; `work_uneven` 0 or
+    1; and where it is guarded `work_on`, `work_effect`, `work_effect_low`, `work_effect_high` and
+    `work_pairs`.
 
   Raises:
     ValueError: an argument is out of range.
   """
   if not isinstance(balancer, Balancer):
     raise ValueError(f"{balancer!r} is not a Balancer. Pass what a factory returns, such as "
-                     "jaxpace.share_by_speed(micro_batches=32, capacity=16), or jaxpace.Balancer(init, update, 32).")
+                     "jaxpace.share_by_speed(micro_batches=32, capacity=16), or "
+                     "jaxpace.Balancer(init, update, 32).")
   judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG, lean=_LEAN)
 
   def init(ranks: int) -> SharedWork:
     inner, counts = balancer.init(ranks), even(balancer.micro_batches, ranks)
     return SharedWork(
-        counts=jnp.stack([counts, counts]), ran=jnp.zeros((ranks,), jnp.int32), switch=Switch(jnp.ones((), jnp.bool_)),
-        inner=inner, trial=judge.init() if guarded else (), tags=jnp.zeros((3,), jnp.int32),
-        uneven=jnp.zeros((), jnp.bool_))
+        counts=jnp.stack([counts, counts]), ran=jnp.zeros((ranks,), jnp.int32),
+        switch=Switch(jnp.ones((), jnp.bool_)), inner=inner, trial=judge.init() if guarded else (),
+        tags=jnp.zeros((3,), jnp.int32), uneven=jnp.zeros((), jnp.bool_))
 
   def update(observation: Observation, state: SharedWork) -> tuple[Decision, SharedWork]:
     ran, following = state.counts
@@ -93,12 +102,13 @@ def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLO
       columns = {"work_on": on.astype(jnp.float32), "work_effect": effect, "work_effect_low": low,
                  "work_effect_high": high, "work_pairs": judged.pairs.astype(jnp.float32)}
     counts = jnp.where(on, wanted, equal)
-    own = jax.lax.dynamic_index_in_dim(following, jnp.clip(observation.rank, 0, ran.shape[0] - 1), keepdims=False)
+    own = jax.lax.dynamic_index_in_dim(following, jnp.clip(observation.rank, 0, ran.shape[0] - 1),
+                                       keepdims=False)
     info = {"micro_batches": own.astype(jnp.float32), "work_gain": getattr(inner, "gain", _NAN),
             "work_uneven": jnp.any(following != equal).astype(jnp.float32), **columns}
     return Decision(jnp.zeros((), jnp.float32), info), SharedWork(
-        counts=jnp.stack([following, counts]), ran=state.ran + ran, switch=state.switch, inner=inner, trial=judged,
-        tags=tags, uneven=jnp.any(ran != equal))
+        counts=jnp.stack([following, counts]), ran=state.ran + ran, switch=state.switch,
+        inner=inner, trial=judged, tags=tags, uneven=jnp.any(ran != equal))
 
   return Pacer(init, update)
 
@@ -111,8 +121,9 @@ def found(state: Any) -> SharedWork:
   """
   every = list(_every(state))
   if len(every) != 1:
-    raise ValueError(f"The step shares out no work: {len(every) or 'none'} of its pacers is jaxpace.share_work(...). "
-                     "Give jaxpace.instrument pacer=jaxpace.share_work(jaxpace.share_by_speed(...)).")
+    raise ValueError(f"The step shares out no work: {len(every) or 'none'} of its pacers is "
+                     "jaxpace.share_work(...). Give jaxpace.instrument "
+                     "pacer=jaxpace.share_work(jaxpace.share_by_speed(...)).")
   return every[0]
 
 

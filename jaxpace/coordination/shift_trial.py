@@ -1,16 +1,19 @@
-"""Judges shifts of a job's phase by their coin: acted upon or not, by chance, and the next steps compared.
+"""Judges shifts of a job's phase by their coin: acted upon or not, by chance, and the next steps
+compared.
 
-A shift persists, so on and off blocks can't judge it: "off" keeps what "on" gained. The unit here is the trigger, the
-moment at which a shift would be asked for. A fair coin then says whether it is (heads), or whether nothing is done for
-the `STEPS` steps that follow (tails). Their mean time, the delay included, is the outcome; less what the outcomes of
-both kinds were before, its sign is the coin's if shifts do nothing. So twice the signed outcome is one value for
+A shift persists, so on and off blocks can't judge it: "off" keeps what "on" gained. The unit here
+is the trigger, the moment at which a shift would be asked for. A fair coin then says whether it is
+(heads), or whether nothing is done for the `STEPS` steps that follow (tails). Their mean time, the
+delay included, is the outcome; less what the outcomes of both kinds were before, its sign is the
+coin's if shifts do nothing. So twice the signed outcome is one value for
 `jaxpace.coordination.sequential`, and its mean estimates the effect.
 
-Until an effect is shown every other trigger is a test, so a shift is asked with probability 0.75; once a gain is
-shown, one trigger in five, so with probability 0.9. Shifts that only keep jobs apart, made shortly after another one,
-are tested once in 64: they are part of what is tested, and over TCP one that is left out costs more than all others
-earn in a few hundred steps, for the jobs are in step again before the test ends. Off where harm is shown, or after
-`patience` tests that showed nothing, for `retry` steps, twice as many each time; then it begins again without evidence
+Until an effect is shown every other trigger is a test, so a shift is asked with probability 0.75;
+once a gain is shown, one trigger in five, so with probability 0.9. Shifts that only keep jobs
+apart, made shortly after another one, are tested once in 64: they are part of what is tested, and
+over TCP one that is left out costs more than all others earn in a few hundred steps, for the jobs
+are in step again before the test ends. Off where harm is shown, or after `patience` tests that
+showed nothing, for `retry` steps, twice as many each time; then it begins again without evidence
 and at a stricter level, level / (k (k + 1)) for the k-th time.
 """
 
@@ -64,25 +67,29 @@ class ShiftTest(NamedTuple):
 def init(retry: int) -> ShiftTest:
   """Returns the state before the first step."""
   zero, none, no = jnp.float32(0), jnp.int32(0), jnp.zeros((), jnp.bool_)
-  return ShiftTest(none, no, zero, zero, none, zero, zero, zero, no, none, jnp.int32(retry), jnp.float32(1))
+  return ShiftTest(none, no, zero, zero, none, zero, zero, zero, no, none, jnp.int32(retry),
+                   jnp.float32(1))
 
 
 def effect(state: ShiftTest, level: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Effect of a shift on the mean time of the steps that follow it, as a share of the period, below zero for a gain.
+  """Effect of a shift on the mean time of the steps that follow it, as a share of the period, below
+  zero for a gain.
 
   Returns:
-    The estimate and the ends of an interval that holds it however often it is looked at: three [] float32, NaN where
-    unknown.
+    The estimate and the ends of an interval that holds it however often it is looked at: three []
+    float32, NaN where unknown.
   """
   log_odds = jnp.log(state.tries * (state.tries + _ONE)) - np.float32(np.log(level))
   # Values are near `_PRIOR`: so the mixture is made for sums of squares about 64 of those.
-  half = sequential.half_width(state.tests, state.squares, sequential.prior(_PRIOR * _PRIOR), log_odds)
+  half = sequential.half_width(state.tests, state.squares, sequential.prior(_PRIOR * _PRIOR),
+                               log_odds)
   known, told = state.tests > np.int32(0), jnp.isfinite(half)
   return (jnp.where(known, state.mean, _NAN), jnp.where(told, state.mean - half, _NAN),
           jnp.where(told, state.mean + half, _NAN))
 
 
-def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience: int, retry: int, level: float
+def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience: int, retry: int,
+            level: float
             ) -> ShiftTest:
   """Goes on by one decision: enters the newest step time, and at the end of a test judges.
 
@@ -117,15 +124,18 @@ def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience:
   gain, harm = good & (high < _ZERO), good & (low > _ZERO)
   full = good & (state.tests >= np.int32(patience))
   stop = harm | (full & ~gain)
-  again = stop | (full & gain)  # evidence is dropped, so that what was true a while ago isn't believed for ever
+  # evidence is dropped, so that what was true a while ago isn't believed for ever
+  again = stop | (full & gain)
   fresh = jnp.where(again, np.int32(0), state.tests)
   wait = jnp.where(gain, np.int32(retry), state.wait)
   return state._replace(
-      age=jnp.where(over, np.int32(0), jnp.where(runs, state.age + np.int32(1), np.int32(0))), tests=fresh,
-      mean=jnp.where(again, _ZERO, state.mean), squares=jnp.where(again, _ZERO, state.squares),
-      shown=(state.shown | gain) & ~stop, off=jnp.where(stop, wait, state.off),
+      age=jnp.where(over, np.int32(0), jnp.where(runs, state.age + np.int32(1), np.int32(0))),
+      tests=fresh, mean=jnp.where(again, _ZERO, state.mean),
+      squares=jnp.where(again, _ZERO, state.squares), shown=(state.shown | gain) & ~stop,
+      off=jnp.where(stop, wait, state.off),
       wait=jnp.where(stop, jnp.minimum(np.int32(2) * wait, np.int32(_LONGEST)), wait),
-      tries=jnp.where(stop, state.tries + _ONE, jnp.where(gain & full, state.tries + _ONE, state.tries)))
+      tries=jnp.where(stop, state.tries + _ONE,
+                      jnp.where(gain & full, state.tries + _ONE, state.tries)))
 
 
 def trigger(wanted: jax.Array, awake: jax.Array, base: jax.Array, draw: jax.Array, state: ShiftTest
@@ -148,4 +158,5 @@ def trigger(wanted: jax.Array, awake: jax.Array, base: jax.Array, draw: jax.Arra
   heads = draw < np.float32(0.5) * share
   act = live & jnp.where(runs, state.heads, ~begins | heads)
   begun = state._replace(age=jnp.int32(1), heads=heads, base=base, total=jnp.float32(0))
-  return act, begins, ShiftTest(*(jnp.where(begins, new, old) for new, old in zip(begun, state, strict=True)))
+  return (act, begins,
+          ShiftTest(*(jnp.where(begins, new, old) for new, old in zip(begun, state, strict=True))))

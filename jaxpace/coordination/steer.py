@@ -18,7 +18,8 @@ _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 
 
 class Steering(NamedTuple):
-  """What may be changed from outside, the same on all ranks: `jaxpace.Control` replaces the leaves."""
+  """What may be changed from outside, the same on all ranks: `jaxpace.Control` replaces the
+  leaves."""
 
   enabled: jax.Array  # [] bool
   max_delay: jax.Array  # [] float32 s; NaN: as the pacer was made
@@ -37,18 +38,20 @@ class Steered(NamedTuple):
 
 def as_made(ranks: int) -> Steering:
   """Returns the steering that changes nothing."""
-  return Steering(jnp.ones((), jnp.bool_), jnp.full((), _NAN), jnp.full((), _NAN), jnp.ones((ranks,), jnp.bool_),
-                  jnp.zeros((), jnp.int32), jnp.full((), _NO_STEP, jnp.int32))
+  return Steering(jnp.ones((), jnp.bool_), jnp.full((), _NAN), jnp.full((), _NAN),
+                  jnp.ones((ranks,), jnp.bool_), jnp.zeros((), jnp.int32),
+                  jnp.full((), _NO_STEP, jnp.int32))
 
 
 def steerable(pacer: Pacer) -> Pacer:
-  """Makes a pacer that `jaxpace.Control` can change while the job runs: on and off, delay, threshold, ranks, steps.
+  """Makes a pacer that `jaxpace.Control` can change while the job runs: on and off, delay,
+  threshold, ranks, steps.
 
-  The settings are arrays in the state, so nothing is compiled again. Where pacing is not allowed the delay is exactly
-  0, and the pacer goes on observing; nothing is held back before collectives, either, which needs all ranks. A longest
-  delay cuts every pacer's delays and holds. The threshold, and a longest
-  delay above the one that the pacer was made with, reach pacers that read their `jaxpace.Knobs`:
-  `pace_early_ranks` does.
+  The settings are arrays in the state, so nothing is compiled again. Where pacing is not allowed
+  the delay is exactly 0, and the pacer goes on observing; nothing is held back before collectives,
+  either, which needs all ranks. A longest delay cuts every pacer's delays and holds. The threshold,
+  and a longest delay above the one that the pacer was made with, reach pacers that read their
+  `jaxpace.Knobs`: `pace_early_ranks` does.
 
   Give it the whole pacer, `steerable(guard(...))` or `steerable(chain(...))`.
 
@@ -68,7 +71,8 @@ def steerable(pacer: Pacer) -> Pacer:
     pacer: what to steer.
 
   Returns:
-    A pacer. Its columns are the pacer's and `allowed`, 1 where this rank may be delayed in the next step, else 0.
+    A pacer. Its columns are the pacer's and `allowed`, 1 where this rank may be delayed in the next
+    step, else 0.
 
   Raises:
     ValueError: `pacer` is not a Pacer.
@@ -83,9 +87,11 @@ def steerable(pacer: Pacer) -> Pacer:
     step = observation.step + np.int32(1)  # the decision is for the next
     now = steering.enabled & (step >= steering.from_step) & (step < steering.until_step)
     here = {Knobs: Knobs(steering.threshold, steering.max_delay), Switch: Switch(now)}
-    inner = jax.tree.map(lambda node: here.get(type(node), node), state.inner, is_leaf=lambda node: type(node) in here)
+    inner = jax.tree.map(lambda node: here.get(type(node), node), state.inner,
+                         is_leaf=lambda node: type(node) in here)
     decision, inner = pacer.update(observation, inner)
-    mine = jnp.any(steering.ranks & (np.arange(steering.ranks.shape[0], dtype=np.int32) == observation.rank))
+    mine = jnp.any(steering.ranks
+                   & (np.arange(steering.ranks.shape[0], dtype=np.int32) == observation.rank))
     allowed = mine & now
     most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
     delay = jnp.where(allowed, bounded(decision.delay, most), _ZERO)

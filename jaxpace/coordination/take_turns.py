@@ -1,4 +1,5 @@
-"""Takes turns with other jobs at a shared link: listens before each collective, waits while the link is in use."""
+"""Takes turns with other jobs at a shared link: listens before each collective, waits while the
+link is in use."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 SILENT, MEASURES, TRIES, TURNS, RESTS = (np.int32(mode) for mode in range(5))
-"""Modes: nobody else is there; how much others take is measured; turns are tried; taken; not taken for a while."""
+"""Modes: nobody else is there; how much others take is measured; turns are tried; taken; not taken
+for a while."""
 _LEAK = np.float32(1 / 256)
 """Weight of a reading that is neither the least nor the most so far in the memory of these."""
 _APART = np.float32(2.5)
@@ -26,7 +28,8 @@ _NOTICED = 16
 _NO_WORSE = np.float32(1.05)
 """Times what sharing cost: turns that cost more are not taken."""
 _BANK = np.float32(6)
-"""What turns may cost beyond sharing, in collectives on a quiet link, before they are broken off."""
+"""What turns may cost beyond sharing, in collectives on a quiet link, before they are broken
+off."""
 _RARE = np.float32(0.15)
 """Share of steps: a job that is heard in fewer is not worth a gap."""
 _YIELD = np.float32(0.25)
@@ -43,7 +46,8 @@ class TakeTurns(NamedTuple):
   floor: windows.RunningFloor  # [B] lowest recent bucket times
   quiet: jax.Array  # [] float32 s, what listening takes on a quiet link; NaN before the first time
   loud: jax.Array  # [] float32 s, while others send
-  was_busy: jax.Array  # [] bool, whether the last reading before this collective told of a link in use
+  # [] bool, whether the last reading before this collective told of a link in use
+  was_busy: jax.Array
   heard: jax.Array  # [] bool, whether any reading of this step did
   mode: jax.Array  # [] int32
   since: jax.Array  # [] int32, steps in this mode
@@ -52,45 +56,52 @@ class TakeTurns(NamedTuple):
   recent: windows.Mean  # [] contention, over some steps
   shared: windows.Mean  # [] what others cost while turns aren't taken, as a share of the floors
   taken: windows.Mean  # [] what others, waiting and listening cost while they are
-  spent: jax.Array  # [] float32, by how much more turns have cost than sharing, in collectives; never below 0
+  # [] float32, by how much more turns have cost than sharing, in collectives; never below 0
+  spent: jax.Array
   others: windows.Mean  # [] share of steps in which others were heard
   before: jax.Array  # [B] float32 s, held in the step of which the bucket times come next
-  calm: jax.Array  # [] int32, steps in a row in which nobody was heard, and buckets took no longer than alone
+  # [] int32, steps in a row in which nobody was heard, and buckets took no longer than alone
+  calm: jax.Array
 
 
 def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, patience: float = 2.0,
-               dead_band: float = 0.1, learn: int = 48, trial: int = 64, retry: int = 512, window: int = 1024,
-               slots: int = 16) -> Pacer:
-  """Waits before each collective while another job is sending, for a bounded time, and then sends without yielding.
+               dead_band: float = 0.1, learn: int = 48, trial: int = 64, retry: int = 512,
+               window: int = 1024, slots: int = 16) -> Pacer:
+  """Waits before each collective while another job is sending, for a bounded time, and then sends
+  without yielding.
 
-  Two senders that share a link at half speed each finish late; if the second waits for the first, one finishes early
-  and the other no later, and where sharing loses capacity both gain. That holds for jobs of any period, and there is
-  no phase to keep.
+  Two senders that share a link at half speed each finish late; if the second waits for the first,
+  one finishes early and the other no later, and where sharing loses capacity both gain. That holds
+  for jobs of any period, and there is no phase to keep.
 
-  *Listening.* Before a collective a tiny one is timed: the shortest wait of any rank in it is the network's time,
-  and the same on all ranks. It tells of a link in use where it is nearer, in ratio, to the longest readings than to the
-  shortest, and these are 2.5-fold apart at least. While it does, the job listens again after 0.75 to 1.25 times the
-  quiet reading, for up to `patience` times the bucket's own time; then it sends. After a link in use one free
-  reading is not believed, but checked by a second one, after a random time of up to twice the quiet reading:
-  readings err, and of several jobs that wait only one should begin.
+  *Listening.* Before a collective a tiny one is timed: the shortest wait of any rank in it is the
+  network's time, and the same on all ranks. It tells of a link in use where it is nearer, in ratio,
+  to the longest readings than to the shortest, and these are 2.5-fold apart at least. While it
+  does, the job listens again after 0.75 to 1.25 times the quiet reading, for up to `patience` times
+  the bucket's own time; then it sends. After a link in use one free reading is not believed, but
+  checked by a second one, after a random time of up to twice the quiet reading: readings err, and
+  of several jobs that wait only one should begin.
 
-  *The gap.* After its own bucket a job leaves the link free for three quiet readings and one in use, so that one who
-  waits gets in: turns by bucket, not by message. No more than a quarter of the bucket.
+  *The gap.* After its own bucket a job leaves the link free for three quiet readings and one in
+  use, so that one who waits gets in: turns by bucket, not by message. No more than a quarter of the
+  bucket.
 
-  *When.* Silent, without listening, while contention (what buckets took beyond their floors, as a share of these) is
-  within `dead_band`. Beyond it, it is measured for `learn` steps what sharing costs; then turns are tried for
-  `trial` steps. They are taken on where what was waited and listened and what buckets took beyond their floors is
-  less, in all, than sharing cost; a trial that costs 1.2 times as much is broken off after 16 steps. Where it
-  doesn't pay, a quarter of the patience is tried in the same way (a small bucket that meets a large one does better to
-  share); and where that does not either (others don't obey, or what is heard is no job), it rests for `retry`
-  steps, twice as many each time. Turns that come to cost 1.1 times what sharing did are given up likewise. When nobody
-  was heard for 32 steps and no bucket was late, it is silent again.
+  *When.* Silent, without listening, while contention (what buckets took beyond their floors, as a
+  share of these) is within `dead_band`. Beyond it, it is measured for `learn` steps what sharing
+  costs; then turns are tried for `trial` steps. They are taken on where what was waited and
+  listened and what buckets took beyond their floors is less, in all, than sharing cost; a trial
+  that costs 1.2 times as much is broken off after 16 steps. Where it doesn't pay, a quarter of the
+  patience is tried in the same way (a small bucket that meets a large one does better to share);
+  and where that does not either (others don't obey, or what is heard is no job), it rests for
+  `retry` steps, twice as many each time. Turns that come to cost 1.1 times what sharing did are
+  given up likewise. When nobody was heard for 32 steps and no bucket was late, it is silent again.
 
-  *Its test.* That comparison is of before and after, which drifts can deceive: `jaxpace.guard(take_turns(...),
-  block=64)` compares at random, and lets it act only while that shows a gain.
+  *Its test.* That comparison is of before and after, which drifts can deceive:
+  `jaxpace.guard(take_turns(...), block=64)` compares at random, and lets it act only while that
+  shows a gain.
 
-  All ranks decide alike, from bucket times that are shared (`jaxpace.instrument(..., share=True)`) and from readings
-  that are a collective's result. Where nothing is shared it is silent.
+  All ranks decide alike, from bucket times that are shared (`jaxpace.instrument(..., share=True)`)
+  and from readings that are a collective's result. Where nothing is shared it is silent.
 
   >>> pacer = take_turns(key=7, floor=10e-3)
   >>> state = pacer.init(2)._replace(mode=TURNS, quiet=jnp.float32(2e-4), loud=jnp.float32(9e-4))
@@ -100,10 +111,10 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
   wait 0.20 ms, listen again: True
 
   Args:
-    key: of random waits, 0 to 2**32 - 1. It must differ between jobs that share a link and be the same on all ranks of
-      a job, such as `zlib.crc32(job_name.encode())`.
-    floor: s, each collective's time on a quiet link, in the order of the step's collectives, or one for all. None for
-      the lowest that was seen.
+    key: of random waits, 0 to 2**32 - 1. It must differ between jobs that share a link and be the
+      same on all ranks of a job, such as `zlib.crc32(job_name.encode())`.
+    floor: s, each collective's time on a quiet link, in the order of the step's collectives, or one
+      for all. None for the lowest that was seen.
     patience: most that is waited before a bucket, as a multiple of its floor, 0 to 100.
     dead_band: contention within which nothing is done, as a share of the floors, 0 to 1.
     learn: steps over which the cost of sharing is measured before turns are tried.
@@ -113,15 +124,16 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     slots: collectives it looks at, in order; those after are sent as they come.
 
   Returns:
-    A pacer with a `hold`, whose delay is always 0. Its columns in the trace: `contention`, as a share of the floors;
-    `turns`, 1 while they are tried or taken; `sharing_cost` and `turns_cost`, what the two were found to cost, as
-    shares of the floors; NaN where not known.
+    A pacer with a `hold`, whose delay is always 0. Its columns in the trace: `contention`, as a
+    share of the floors; `turns`, 1 while they are tried or taken; `sharing_cost` and `turns_cost`,
+    what the two were found to cost, as shares of the floors; NaN where not known.
 
   Raises:
     ValueError: an argument is out of range.
-  """
+  """  # noqa: E501
   start = checked(key)
-  most = settings.number("patience", patience, 0, 100, "a multiple of a bucket's own time, 2 for twice that")
+  most = settings.number("patience", patience, 0, 100,
+                         "a multiple of a bucket's own time, 2 for twice that")
   band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
   learn, trial = settings.steps("learn", learn, 4), settings.steps("trial", trial, 4)
   retry, slots = settings.steps("retry", retry, 1), settings.steps("slots", slots, 1)
@@ -132,10 +144,11 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
   def init(ranks: int) -> TakeTurns:
     none, no = jnp.int32(0), jnp.zeros((), jnp.bool_)
     return TakeTurns(
-        key=jnp.asarray(start), floor=lowest.init((slots,)), quiet=jnp.float32(_NAN), loud=jnp.float32(_NAN),
-        was_busy=no, heard=no, mode=jnp.asarray(SILENT), since=none, patience=jnp.asarray(most),
-        rest=jnp.int32(retry), spent=jnp.float32(0), others=noticed.init(), recent=noticed.init(),
-        shared=sharing.init(), taken=turning.init(), before=jnp.zeros((slots,), jnp.float32), calm=none)
+        key=jnp.asarray(start), floor=lowest.init((slots,)), quiet=jnp.float32(_NAN),
+        loud=jnp.float32(_NAN), was_busy=no, heard=no, mode=jnp.asarray(SILENT), since=none,
+        patience=jnp.asarray(most), rest=jnp.int32(retry), spent=jnp.float32(0),
+        others=noticed.init(), recent=noticed.init(), shared=sharing.init(), taken=turning.init(),
+        before=jnp.zeros((slots,), jnp.float32), calm=none)
 
   def floors_of(state: TakeTurns) -> jax.Array:
     return lowest.value(state.floor) if given is None else jnp.asarray(given)
@@ -147,7 +160,8 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     floors = floors_of(state)
     own = jnp.sum(jnp.where(places == at, floors, _ZERO))
     last = jnp.sum(jnp.where(places == at - np.int32(1), floors, _ZERO))
-    acts = ((state.mode == TRIES) | (state.mode == TURNS)) & (own > _ZERO) & (moment.slot < np.int32(slots))
+    acts = (((state.mode == TRIES) | (state.mode == TURNS)) & (own > _ZERO)
+            & (moment.slot < np.int32(slots)))
     first = moment.listened == np.int32(0)
     known = ~first & valid(moment.heard)
     quiet, loud = (jnp.where(known, _towards(moment.heard, old, least), old)
@@ -157,10 +171,12 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     gap = jnp.minimum(np.float32(4) * quiet + loud, _YIELD * last)
     there = ~(noticed.value(state.others) < _RARE)
     gap = jnp.where((at > np.int32(0)) & there & valid(gap), gap, _ZERO)
-    draw = uniform(state.key, (moment.step * np.int32(1024) + at * np.int32(32)) ^ moment.listened, 1)
+    draw = uniform(state.key, (moment.step * np.int32(1024) + at * np.int32(32)) ^ moment.listened,
+                   1)
     waits = busy & (moment.held < state.patience * own)
     checks = known & state.was_busy & ~busy
-    again = jnp.where(waits, np.float32(0.75) + np.float32(0.5) * draw, np.float32(0.5) * draw) * quiet
+    again = (jnp.where(waits, np.float32(0.75) + np.float32(0.5) * draw, np.float32(0.5) * draw)
+             * quiet)
     listen = acts & (first | waits | checks)
     seconds = jnp.where(first, gap, jnp.where(waits | checks, again, _ZERO))
     return Hold(jnp.where(acts, seconds, _ZERO), listen), state._replace(
@@ -190,7 +206,8 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     tries = measured & (without > band)
     tried = (mode == TRIES) & (since >= np.int32(trial))
     more = contention + held / total - without
-    spent = jnp.where(acted & valid(without) & known, jnp.maximum(state.spent + more, _ZERO), state.spent)
+    spent = jnp.where(acted & valid(without) & known, jnp.maximum(state.spent + more, _ZERO),
+                      state.spent)
     others = noticed.update(jnp.where(acted, state.heard.astype(jnp.float32), _NAN), state.others)
     told = noticed.value(others) >= _RARE
     fails = ((mode == TRIES) | (mode == TURNS)) & (spent > _BANK)
@@ -217,7 +234,8 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     return Decision(jnp.float32(0), info), state._replace(
         heard=jnp.zeros_like(state.heard), mode=after, since=jnp.where(changed, np.int32(0), since),
         patience=own_patience, rest=rest, recent=recent,
-        shared=_fresh(notices, sharing.init(), shared), taken=_fresh(tries | shorter, turning.init(), taken),
+        shared=_fresh(notices, sharing.init(), shared),
+        taken=_fresh(tries | shorter, turning.init(), taken),
         spent=jnp.where(shorter, np.float32(0.5) * _BANK, jnp.where(tries, _ZERO, spent)),
         others=_fresh(tries, noticed.init(), others), before=jnp.where(valid(holds), holds, _ZERO),
         calm=jnp.where(changed, np.int32(0), calm))
@@ -228,7 +246,8 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
 def _towards(reading: jax.Array, old: jax.Array, least: bool) -> jax.Array:
   """The least of readings, or the most, which is slowly forgotten: [] float32 s."""
   moved = old + _LEAK * (reading - old)
-  return jnp.where(jnp.isnan(old), reading, jnp.minimum(reading, moved) if least else jnp.maximum(reading, moved))
+  return jnp.where(jnp.isnan(old), reading,
+                   jnp.minimum(reading, moved) if least else jnp.maximum(reading, moved))
 
 
 def _fresh(begins: jax.Array, new: windows.Mean, old: windows.Mean) -> windows.Mean:

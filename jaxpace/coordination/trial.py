@@ -1,38 +1,47 @@
-"""Judges whether something that can be switched on and off makes steps shorter: by pairs of blocks, on the running job.
+"""Judges whether something that can be switched on and off makes steps shorter: by pairs of blocks,
+on the running job.
 
-A state machine on plain scalars, one `update` a step. `jaxpace.guard` runs it inside the compiled step; whoever judges
-something on the host runs it on Python numbers (`xp=plain`), with the same code. It knows nothing of pacing.
+A state machine on plain scalars, one `update` a step. `jaxpace.guard` runs it inside the compiled
+step; whoever judges something on the host runs it on Python numbers (`xp=plain`), with the same
+code. It knows nothing of pacing.
 
     warm-up (off) -> pairs of blocks -> on, while it pays      -> pairs again
                                      -> off, where it doesn't  -> pairs again
 
-**Pairs.** A pair is two blocks of `block` steps, one on, one off; a hash of (key, pair) says which comes first. The
-first `settle` steps of each block aren't counted, they still feel the other one. The difference of the two mean step
-times is one value of the sequence that `jaxpace.coordination.sequential` judges. What is left out, and for how long a
-block lasts, is decided by rules that don't look at which block was on (or by what was known before the pair): if on
-and off did the same, the sign of each difference would be the coin's, and the interval holds whatever the step times
-do.
+**Pairs.** A pair is two blocks of `block` steps, one on, one off; a hash of (key, pair) says which
+comes first. The first `settle` steps of each block aren't counted, they still feel the other one.
+The difference of the two mean step times is one value of the sequence that
+`jaxpace.coordination.sequential` judges. What is left out, and for how long a block lasts, is
+decided by rules that don't look at which block was on (or by what was known before the pair): if on
+and off did the same, the sign of each difference would be the coin's, and the interval holds
+whatever the step times do.
 
-**Cut.** A block is cut short once its steps have together taken `harm` block lengths more than usual; if it was the
-pair's second one, the rest of the pair is spent off. So a pair costs little more than `harm` blocks at worst. A cut
-decides nothing by itself: a pause or a slow spell cuts blocks of either kind.
+**Cut.** A block is cut short once its steps have together taken `harm` block lengths more than
+usual; if it was the pair's second one, the rest of the pair is spent off. So a pair costs little
+more than `harm` blocks at worst. A cut decides nothing by itself: a pause or a slow spell cuts
+blocks of either kind.
 
-**Clip.** Differences are cut to half a usual step, or one checkpoint of a hundred steps' length would drown a day.
+**Clip.** Differences are cut to half a usual step, or one checkpoint of a hundred steps' length
+would drown a day.
 
 **Decision.** After each pair:
 
-- on, if the interval lies below zero, for `HOLD` times as many steps as the pairs took that showed it; then pairs
-  again, from no evidence. To stay on, odds of 4 to 1 for a gain are enough, and it stays twice as long each time.
-- off, if the interval lies above zero; or sooner, since not to act takes no proof: at odds of 10 to 1 for a harm, or
-  after `patience` pairs. For `retry` steps, twice as long each time; then pairs again, from no evidence.
+- on, if the interval lies below zero, for `HOLD` times as many steps as the pairs took that showed
+  it; then pairs again, from no evidence. To stay on, odds of 4 to 1 for a gain are enough, and it
+  stays twice as long each time.
+- off, if the interval lies above zero; or sooner, since not to act takes no proof: at odds of 10 to
+  1 for a harm, or after `patience` pairs. For `retry` steps, twice as long each time; then pairs
+  again, from no evidence.
 
-**Lean.** A small effect takes long to show, and half of it is lost meanwhile. So, from the 24th pair on, steps are put
-between pairs on the side that looks better: 2 z^2 pair lengths, z being the sum of differences over its standard error,
-at most `lean`. They are counted in no pair and chosen before the next one's coin is tossed, so the interval holds;
-what is to be shown takes that much longer, which costs little while the better side is on.
+**Lean.** A small effect takes long to show, and half of it is lost meanwhile. So, from the 24th
+pair on, steps are put between pairs on the side that looks better: 2 z^2 pair lengths, z being the
+sum of differences over its standard error, at most `lean`. They are counted in no pair and chosen
+before the next one's coin is tossed, so the interval holds; what is to be shown takes that much
+longer, which costs little while the better side is on.
 
-The interval of the first return to pairs is at 3/4 of `level`, that of the k-th at `level` / (4 k (k - 1)). These add
-up to `level`: the chance that an interval ever excludes zero where there is no effect.
+The interval of the first return to pairs is at 3/4 of `level`, that of the k-th at `level` / (4 k
+(k - 1)). These add up to `level`: the chance that an interval ever excludes zero where there is no
+effect.
 """
 
 from __future__ import annotations
@@ -48,8 +57,8 @@ from jaxpace.coordination import coin, keyed, plain, sequential, settings
 from jaxpace.coordination.sequential import Number
 
 BLOCK = 16
-"""Steps of a block, unless told otherwise. Short blocks make little of drifts and of autocorrelation, and a gross
-harm is seen after a dozen pairs whatever their length."""
+"""Steps of a block, unless told otherwise. Short blocks make little of drifts and of
+autocorrelation, and a gross harm is seen after a dozen pairs whatever their length."""
 
 HOLD = 8
 """Times the steps spent on showing a gain for which it is then enjoyed before it is shown again."""
@@ -58,7 +67,8 @@ ON, COUNTED, SECOND, ODD = 1, 2, 4, 8
 """Bits of a tag: what a step was."""
 
 REST, LEANS_ON, LEANS_OFF = 2, 3, 4
-"""Parts of a pair after its two blocks: its rest, which is off; and steps until the next pair, if `lean`."""
+"""Parts of a pair after its two blocks: its rest, which is off; and steps until the next pair, if
+`lean`."""
 
 PAIRS, KEPT, DROPPED = 0, 1, 2
 """Modes: trying it, block by block; on, since it pays; off."""
@@ -74,11 +84,13 @@ _SLOW = 8.0  # steps in a row of twice the usual time that are the new usual
 
 
 class Trial(NamedTuple):
-  """State of a trial; all [] arrays, or Python numbers. What belongs to the step about to run is marked *."""
+  """State of a trial; all [] arrays, or Python numbers. What belongs to the step about to run is
+  marked *."""
 
   tag: Number  # int32, * bits `ON`, `COUNTED`, `SECOND`, `ODD`; hand it back with that step's time
   mode: Number  # int32, * 0 pairs, 1 on, 2 off
-  part: Number  # int32, * 0 first block, 1 second block, 2 the rest of the pair, 3 leaning to on, 4 to off
+  # int32, * 0 first block, 1 second block, 2 the rest of the pair, 3 leaning to on, 4 to off
+  part: Number
   into: Number  # int32, * steps of this part or mode before it
   left: Number  # int32, * steps of this part or mode, itself included
   pair: Number  # int32, * number of the pair, from 0
@@ -87,7 +99,8 @@ class Trial(NamedTuple):
   total_1: Number  # float32 s, their times added up
   total_2: Number  # float32 s
   used: Number  # bool, the thing switched on was seen to do anything since the last pair
-  useful: Number  # bool, it was in the block switched on before this pair; else the pair tells nothing and is void
+  # bool, it was in the block switched on before this pair; else the pair tells nothing and is void
+  useful: Number
   usual: Number  # float32 s, typical step time while off
   spread: Number  # float32 s^2, variance of single steps about it
   followed: Number  # float32, steps these two come from, at most 64
@@ -99,7 +112,8 @@ class Trial(NamedTuple):
   squares: Number  # float32 s^2, sum of squares about it
   off: Number  # float32 s, mean step time of their blocks off
   rho: Number  # float32 s^2, see `sequential.prior`
-  low: Number  # float32 s, the interval for the difference; -inf and inf until there are enough pairs
+  # float32 s, the interval for the difference; -inf and inf until there are enough pairs
+  low: Number
   high: Number  # float32 s
   tries: Number  # float32, returns to pairs, this one included
   hold: Number  # float32, steps of the last stretch on; 0 where the last decision was for off
@@ -124,9 +138,11 @@ def is_on(state: Trial) -> Number:
 
 
 def effect(state: Trial, xp: Any = jnp) -> tuple[Number, Number, Number]:
-  """Returns (on - off) / off of the mean step time and its interval: three [] float32; NaN where not known yet.
+  """Returns (on - off) / off of the mean step time and its interval: three [] float32; NaN where
+  not known yet.
 
-  Below zero is faster with it on. Of the pairs since the last return to pairs, until the next one's first.
+  Below zero is faster with it on. Of the pairs since the last return to pairs, until the next one's
+  first.
   """
   nothing = xp.float32(math.nan)
   known = state.pairs > 0
@@ -141,18 +157,22 @@ def _chosen(chosen: bool, one: Callable[[], Any], other: Callable[[], Any]) -> A
 
 
 def _either(chosen: jax.Array, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
-  """Runs the chosen one on a CPU, which saves a microsecond or three; elsewhere both, and keeps what is chosen.
+  """Runs the chosen one on a CPU, which saves a microsecond or three; elsewhere both, and keeps
+  what is chosen.
 
-  An accelerator must not branch: the host would have to read what is chosen in the middle of the step.
+  An accelerator must not branch: the host would have to read what is chosen in the middle of the
+  step.
   """
   def both(chosen: jax.Array) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), one(), other())
 
-  return jax.lax.platform_dependent(chosen, cpu=lambda chosen: jax.lax.cond(chosen, one, other), default=both)
+  return jax.lax.platform_dependent(chosen, cpu=lambda chosen: jax.lax.cond(chosen, one, other),
+                                    default=both)
 
 
-def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05, settle: int = 1,
-           patience: int = 512, retry: int = 10_000, lag: int = 0, lean: int = 0, xp: Any = jnp) -> Trials:
+def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,
+           settle: int = 1, patience: int = 512, retry: int = 10_000, lag: int = 0, lean: int = 0,
+           xp: Any = jnp) -> Trials:
   """Makes a kind of trial.
 
   On the host, a step at a time:
@@ -168,8 +188,8 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   True -10%
 
   Args:
-    block: steps of a block, at least settle + 1; at least two periods of any pauses that are what it is about
-      (`block_for`).
+    block: steps of a block, at least settle + 1; at least two periods of any pauses that are what
+      it is about (`block_for`).
     key: of the hash that orders each pair.
     harm: block lengths of extra time at which a block is cut short.
     level: chance of ever deciding falsely.
@@ -177,22 +197,25 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     patience: pairs after which what has shown neither gain nor harm is switched off.
     retry: steps for which it is then off, the first time.
     lag: steps that begin between the end of a step and the `update` which is given its time.
-    lean: most pair lengths between two pairs that are spent on the side that looks better; 0 for none.
+    lean: most pair lengths between two pairs that are spent on the side that looks better; 0 for
+      none.
     xp: `jax.numpy`, or `jaxpace.coordination.plain` for Python numbers.
 
   Returns:
-    `init() -> state`, before the first step; `update(seconds, tag, used, state) -> state`, once a step. `seconds` is
-    the newest step time, `tag` the tag which the state had when that step was about to run; NaN, or anything that is
-    no duration, is left out. `used` says whether the thing was seen to do anything in that step. State and decision
-    depend on these arguments alone.
+    `init() -> state`, before the first step; `update(seconds, tag, used, state) -> state`, once a
+    step. `seconds` is the newest step time, `tag` the tag which the state had when that step was
+    about to run; NaN, or anything that is no duration, is left out. `used` says whether the thing
+    was seen to do anything in that step. State and decision depend on these arguments alone.
 
   Raises:
     ValueError: an argument is out of range.
   """
   settle = settings.steps("settle", settle, 0)
   block = settings.steps("block", block, settle + 1)
-  excess = float(settings.number("harm", harm, 0.01, 100, "block lengths, 0.25 for a quarter of a block"))
-  settings.number("level", level, 0, 0.5, "the chance of a false alarm, 0.05 for 5 %", open_ended=True)
+  excess = float(settings.number("harm", harm, 0.01, 100,
+                                 "block lengths, 0.25 for a quarter of a block"))
+  settings.number("level", level, 0, 0.5, "the chance of a false alarm, 0.05 for 5 %",
+                  open_ended=True)
   patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
   lag, lean = settings.steps("lag", lag, 0), settings.steps("lean", lean, 0)
   key = int(coin.checked(key))
@@ -206,10 +229,11 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   def init() -> Trial:
     zero, none = real(0.0), whole(0)
     return Trial(
-        tag=none, mode=whole(DROPPED), part=none, into=none, left=whole(block), pair=whole(-1), count_1=zero,
-        count_2=zero, total_1=zero, total_2=zero, used=xp.bool_(False), useful=xp.bool_(False), usual=zero,
-        spread=zero, followed=zero, slow=zero, base=zero, fresh=xp.bool_(True), pairs=none, mean=zero, squares=zero,
-        off=zero, rho=real(1.0), low=real(-math.inf), high=real(math.inf), tries=real(1.0), hold=zero, wait=real(retry))
+        tag=none, mode=whole(DROPPED), part=none, into=none, left=whole(block), pair=whole(-1),
+        count_1=zero, count_2=zero, total_1=zero, total_2=zero, used=xp.bool_(False),
+        useful=xp.bool_(False), usual=zero, spread=zero, followed=zero, slow=zero, base=zero,
+        fresh=xp.bool_(True), pairs=none, mean=zero, squares=zero, off=zero, rho=real(1.0),
+        low=real(-math.inf), high=real(math.inf), tries=real(1.0), hold=zero, wait=real(retry))
 
   def update(seconds: Number, tag: Number, used: Number, state: Trial) -> Trial:
     state = _measure(seconds, tag, used, state)
@@ -255,14 +279,16 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     # A pair, unless what follows decides otherwise.
     begins = closed | (over & (xp.logical_not(in_pair) | (state.part >= LEANS_ON)))
 
-    no = closed & xp.logical_not(closed)  # false, and varying over ranks as all that comes of the state is
+    # false, and varying over ranks as all that comes of the state is
+    no = closed & xp.logical_not(closed)
     judged, helps, fails = either(closed, lambda: _judge(state), lambda: (state, no, no))
     longer = _lean(judged) if lean else whole(0)
     leans = closed & xp.logical_not(helps | fails) & (longer > 0)
     begins = begins & xp.logical_not(helps | fails | leans)
     first = HOLD * (2.0 * block) * real(judged.pairs)
     stay = xp.minimum(where(state.hold > 0, 2.0 * state.hold, first), _FOREVER)
-    mode = where(helps, whole(KEPT), where(fails, whole(DROPPED), where(begins, whole(PAIRS), state.mode)))
+    mode = where(helps, whole(KEPT),
+                 where(fails, whole(DROPPED), where(begins, whole(PAIRS), state.mode)))
     left = where(helps, xp.int32(stay), where(fails, xp.int32(state.wait), where(
         begins | first_over, whole(block), where(leans, longer, where(resting, rest, left)))))
     better = where(judged.mean < 0, whole(LEANS_ON), whole(LEANS_OFF))
@@ -273,14 +299,16 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     seen = closed | (over & (state.mode == KEPT))
     zero = real(0.0)
     after = judged._replace(
-        mode=mode, part=part, into=into, left=left, pair=pair, count_1=where(begins, zero, state.count_1),
-        count_2=where(begins, zero, state.count_2), total_1=where(begins, zero, state.total_1),
-        total_2=where(begins, zero, state.total_2), base=where(begins, state.usual, state.base),
+        mode=mode, part=part, into=into, left=left, pair=pair,
+        count_1=where(begins, zero, state.count_1), count_2=where(begins, zero, state.count_2),
+        total_1=where(begins, zero, state.total_1), total_2=where(begins, zero, state.total_2),
+        base=where(begins, state.usual, state.base),
         # What it was seen to do in the pair or the stretch on that ends here.
         useful=where(seen, state.used, state.useful), used=state.used & xp.logical_not(seen),
         hold=where(helps, stay, where(fails, zero, state.hold)),
         wait=where(fails, xp.minimum(2.0 * state.wait, _FOREVER), state.wait),
-        tries=where(helps | fails, state.tries + 1.0, state.tries), fresh=judged.fresh | helps | fails)
+        tries=where(helps | fails, state.tries + 1.0, state.tries),
+        fresh=judged.fresh | helps | fails)
     return after._replace(tag=_tag(after))
 
   def _lean(state: Trial) -> Number:
@@ -299,7 +327,8 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     known = (state.count_1 > 0) & (state.count_2 > 0) & (state.base > 0)
     counts = known & state.useful
     first, second = (total / xp.maximum(count, 1.0)
-                     for total, count in ((state.total_1, state.count_1), (state.total_2, state.count_2)))
+                     for total, count in ((state.total_1, state.count_1),
+                                          (state.total_2, state.count_2)))
     on_first = keyed.coin(key, state.pair, xp)
     difference = where(on_first, first - second, second - first)
     most = _CLIP * state.base
@@ -307,7 +336,8 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
 
     zero = real(0.0)
     pairs = where(state.fresh, whole(0), state.pairs) + 1
-    mean, squares, off = (where(state.fresh, zero, value) for value in (state.mean, state.squares, state.off))
+    mean, squares, off = (where(state.fresh, zero, value)
+                          for value in (state.mean, state.squares, state.off))
     n = real(pairs)
     error = difference - mean
     mean = mean + error / n
@@ -317,7 +347,8 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     variance = xp.maximum(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
     rho = where(state.fresh, xp.maximum(sequential.prior(variance), 1e-30), state.rho)
     first_try = state.tries < 2.0
-    shares = where(first_try, real(4.0 / 3.0), 4.0 * state.tries * xp.maximum(state.tries - 1.0, 1.0))
+    shares = where(first_try, real(4.0 / 3.0),
+                   4.0 * state.tries * xp.maximum(state.tries - 1.0, 1.0))
     strict = xp.log(shares) - math.log(level)
     half = sequential.half_width(pairs, squares, rho, strict, xp)
     low, high = mean - half, mean + half
@@ -326,15 +357,16 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     helps = counts & ((high < 0) | (renews & gain & (odds >= _RENEWS)))
     gives_up = (xp.logical_not(gain) & (odds >= _GIVES_UP)) | (pairs >= patience)
     fails = counts & xp.logical_not(helps) & ((low > 0) | gives_up)
-    entered = state._replace(pairs=pairs, mean=mean, squares=squares, off=off, rho=rho, low=low, high=high,
-                             fresh=xp.bool_(False))
+    entered = state._replace(pairs=pairs, mean=mean, squares=squares, off=off, rho=rho, low=low,
+                             high=high, fresh=xp.bool_(False))
     judged = Trial(*(where(counts, new, old) for new, old in zip(entered, state, strict=True)))
     return judged, helps, fails
 
   def _tag(state: Trial) -> Number:
     in_pair, first = state.mode == PAIRS, state.part == 0
     on_first = keyed.coin(key, state.pair, xp)
-    block_on = (where(first, on_first, xp.logical_not(on_first)) & (state.part < REST)) | (state.part == LEANS_ON)
+    block_on = ((where(first, on_first, xp.logical_not(on_first)) & (state.part < REST))
+                | (state.part == LEANS_ON))
     on = where(in_pair, block_on, state.mode == KEPT)
     counted = in_pair & (state.part < 2) & (state.into >= settle)
     none = whole(0)

@@ -1,8 +1,10 @@
-"""Recursive estimators over a window of steps: constant memory, no sort, a handful of operations a value.
+"""Recursive estimators over a window of steps: constant memory, no sort, a handful of operations a
+value.
 
-Each is an `Estimator`, three pure functions on a NamedTuple of arrays. They work element by element, so one of shape
-[ranks] follows all ranks at once. A value that is no duration (NaN, infinite, negative, longer than
-a day) is skipped, element by element: the state stays as it was. Before the first valid value, `value` is NaN.
+Each is an `Estimator`, three pure functions on a NamedTuple of arrays. They work element by
+element, so one of shape [ranks] follows all ranks at once. A value that is no duration (NaN,
+infinite, negative, longer than a day) is skipped, element by element: the state stays as it was.
+Before the first valid value, `value` is NaN.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from jaxpace.core.durations import valid
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 
 QUANTILE_GAIN = 8.0
-"""Steps of the quantile recursion are this over the window, in mean absolute errors: its scatter on stationary normal
-data is then that of the exact quantile of so many values."""
+"""Steps of the quantile recursion are this over the window, in mean absolute errors: its scatter on
+stationary normal data is then that of the exact quantile of so many values."""
 
 
 class Estimator(NamedTuple):
@@ -62,15 +64,17 @@ class RunningFloor(NamedTuple):
 
 
 def _rate(window: int) -> np.float32:
-  """The exponential window whose mean scatters as much as that of a plain window of `window` independent values."""
+  """The exponential window whose mean scatters as much as that of a plain window of `window`
+  independent values."""
   return np.float32(2.0 / (settings.steps("window", window, 2) + 1.0))
 
 
 def mean(window: int) -> Estimator:
   """Follows the mean over an exponential window, free of start-up bias.
 
-  With rate a = 2 / (window + 1) the value of age j weighs a (1 - a)^j; the weights seen so far are scaled to sum to 1,
-  so the first value counts in full and a constant is reproduced exactly from the start.
+  With rate a = 2 / (window + 1) the value of age j weighs a (1 - a)^j; the weights seen so far are
+  scaled to sum to 1, so the first value counts in full and a constant is reproduced exactly from
+  the start.
 
   >>> average = mean(8)
   >>> state = average.init()
@@ -99,8 +103,9 @@ def mean(window: int) -> Estimator:
 def deviation(window: int) -> Estimator:
   """Follows the standard deviation over the same exponential window as `mean`.
 
-  The weighted form of Welford's recursion: with share b = a / weight and e = x - mean, the variance becomes
-  (1 - b) (variance + b e^2), never negative and free of cancellation. The mean is in the state too.
+  The weighted form of Welford's recursion: with share b = a / weight and e = x - mean, the variance
+  becomes (1 - b) (variance + b e^2), never negative and free of cancellation. The mean is in the
+  state too.
 
   Args:
     window: steps, at least 2.
@@ -119,17 +124,18 @@ def deviation(window: int) -> Estimator:
     moved = Moments(state.mean + share * error, variance, weight)
     return Moments(*(jnp.where(ok, new, old) for new, old in zip(moved, state, strict=True)))
 
-  return Estimator(init, update, lambda state: jnp.where(state.weight > _ZERO, jnp.sqrt(state.variance), _NAN))
+  return Estimator(init, update,
+                   lambda state: jnp.where(state.weight > _ZERO, jnp.sqrt(state.variance), _NAN))
 
 
 def quantile(window: int, share: float) -> Estimator:
   """Follows a quantile by stochastic approximation, its steps scaled to the data.
 
-  Robbins and Monro's recursion: a value above the estimate q moves it up by g s p, one below down by g s (1 - p), and
-  it rests where a share p lies below. The scale s is the running mean of |x - q|, so the recursion works in
-  any unit and widens its steps when the data move; the gain g is `QUANTILE_GAIN` / window, larger in the first window.
-  A low quantile falls fast and rises slowly: after a jump it falls most of the way within one window and
-  rises within about four.
+  Robbins and Monro's recursion: a value above the estimate q moves it up by g s p, one below down
+  by g s (1 - p), and it rests where a share p lies below. The scale s is the running mean of |x -
+  q|, so the recursion works in any unit and widens its steps when the data move; the gain g is
+  `QUANTILE_GAIN` / window, larger in the first window. A low quantile falls fast and rises slowly:
+  after a jump it falls most of the way within one window and rises within about four.
 
   Args:
     window: steps, at least 4.
@@ -140,7 +146,8 @@ def quantile(window: int, share: float) -> Estimator:
   rate = _rate(window)
 
   def init(shape: tuple[int, ...] = ()) -> Quantile:
-    return Quantile(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32))
+    return Quantile(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32),
+                    jnp.zeros(shape, jnp.int32))
 
   def update(x: jax.Array, state: Quantile) -> Quantile:
     ok = valid(x)
@@ -153,14 +160,15 @@ def quantile(window: int, share: float) -> Estimator:
     moved = Quantile(jnp.maximum(start + step * up, _ZERO), scale, count)
     return Quantile(*(jnp.where(ok, new, old) for new, old in zip(moved, state, strict=True)))
 
-  return Estimator(init, update, lambda state: jnp.where(state.seen > np.int32(0), state.quantile, _NAN))
+  return Estimator(init, update,
+                   lambda state: jnp.where(state.seen > np.int32(0), state.quantile, _NAN))
 
 
 def floor(window: int) -> Estimator:
   """Follows the lowest recent value: falls to a new minimum at once, leaks up towards what is seen.
 
-  floor <- min(x, floor + (x - floor) / window). After the data have risen for good, it has made good 63 % of the rise
-  within one window.
+  floor <- min(x, floor + (x - floor) / window). After the data have risen for good, it has made
+  good 63 % of the rise within one window.
 
   Args:
     window: steps, at least 2.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-_MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+_MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+        (np.uint64(27), np.uint64(0x94D049BB133111EB)))
 _GOLDEN, _LAST = np.uint64(0x9E3779B97F4A7C15), np.uint64(31)
 
 MANY_RANKS = 128

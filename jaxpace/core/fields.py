@@ -24,14 +24,17 @@ def is_whole(value: Any, least: float = -math.inf, most: float = math.inf) -> Ty
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf, *,
               strictly: bool = False) -> TypeGuard[float]:
-  """Whether it is a finite number in this range, its ends left out if `strictly`; True and False are none."""
+  """Whether it is a finite number in this range, its ends left out if `strictly`; True and False
+  are none."""
   if not isinstance(value, numbers.Real) or isinstance(value, bool):
     return False
   found: Any = value
-  return bool((least < found < most if strictly else least <= found <= most) and -math.inf < found < math.inf)
+  return bool((least < found < most if strictly else least <= found <= most)
+              and -math.inf < found < math.inf)
 
 
-def whole(at: str, value: Any, least: int, most: int | None = None, *, of: str = "", more: str = "") -> int:
+def whole(at: str, value: Any, least: int, most: int | None = None, *, of: str = "",
+          more: str = "") -> int:
   """Returns a whole number; `of` says of what, `more` is said after the range."""
   if not is_whole(value, least, math.inf if most is None else most):
     span = f"at least {least:,}" if most is None else f"from {least:,} to {most:,}"
@@ -40,8 +43,10 @@ def whole(at: str, value: Any, least: int, most: int | None = None, *, of: str =
   return int(value)
 
 
-def number(at: str, value: Any, least: float, most: float, hint: str = "", *, strictly: bool = False) -> float:
-  """Returns a finite number; `hint` says what it is. `strictly` leaves the ends of the range out."""
+def number(at: str, value: Any, least: float, most: float, hint: str = "", *,
+           strictly: bool = False) -> float:
+  """Returns a finite number; `hint` says what it is. `strictly` leaves the ends of the range
+  out."""
   if not is_number(value, least, most, strictly=strictly):
     span = f"strictly between {least:g} and {most:g}" if strictly else f"from {least:g} to {most:g}"
     raise SettingsError(f"{at}={value!r} must be a number {span}{': ' if hint else ''}{hint}.")
@@ -51,7 +56,8 @@ def number(at: str, value: Any, least: float, most: float, hint: str = "", *, st
 def truth(at: str, value: Any) -> bool:
   """Returns a bool."""
   # numpy's is no number and has no type that can be named without it.
-  if not isinstance(value, bool) and (str(getattr(value, "dtype", "")), getattr(value, "ndim", 1)) != ("bool", 0):
+  if (not isinstance(value, bool)
+      and (str(getattr(value, "dtype", "")), getattr(value, "ndim", 1)) != ("bool", 0)):
     raise SettingsError(f"{at}={value!r} must be True or False.")
   return bool(value)
 

@@ -33,7 +33,8 @@ START_TAG, END_TAG, FIRST_TAG = 0, 1, 2
 
 
 def slot_tags(slot: int) -> tuple[int, int]:
-  """Returns the tags of the marks at the entry and exit stamps of a slot, in an instrumented step."""
+  """Returns the tags of the marks at the entry and exit stamps of a slot, in an instrumented
+  step."""
   return FIRST_TAG + 2 * slot, FIRST_TAG + 2 * slot + 1
 
 
@@ -47,7 +48,8 @@ HEADER = np.dtype([
     ("monotonic_ns", "<i8"), ("wall_ns", "<i8"),
     # 1 once a recorder has closed it.
     ("closed", "<u4"), ("reserved", "<u4"), ("run", "S256"),
-    # Monotonic time when the process last said that it lives, whether or not marks came; 0: not said.
+    # Monotonic time when the process last said that it lives, whether or not marks came; 0: not
+    # said.
     ("alive_ns", "<i8")])
 """At the beginning of the file; zeros follow up to `PAGE`."""
 

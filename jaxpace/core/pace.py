@@ -1,4 +1,5 @@
-"""The state that an instrumented step threads: where the stamps collect, and what the pacer carries."""
+"""The state that an instrumented step threads: where the stamps collect, and what the pacer
+carries."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from jaxpace.core.types import Pacer, PacerState
 
 
 class PaceState(NamedTuple):
-  """One rank's part; under `shard_map` every leaf has a leading axis of ranks, under `pmap` of local devices.
+  """One rank's part; under `shard_map` every leaf has a leading axis of ranks, under `pmap` of
+  local devices.
 
-  A pytree of arrays like any other: it may be donated, and checkpointed beside the train state. `R` is the
-  number of ranks along the data axis.
+  A pytree of arrays like any other: it may be donated, and checkpointed beside the train state. `R`
+  is the number of ranks along the data axis.
   """
 
   ring: jax.Array  # [rows, width] uint32, stamps of the last steps; layout in jaxpace.core.ring
@@ -30,8 +32,10 @@ class PaceState(NamedTuple):
   arrivals: jax.Array  # [R] float32 s, of the last step; NaN where unknown
   delays: jax.Array  # [R] float32 s, applied in the last step; NaN where unknown
   step_time: jax.Array  # [] float32 s, own, of the last step; NaN where unknown
-  transfers: jax.Array  # [slots] float32 s, own estimate of every collective's own time in the last step; NaN unknown
-  pacer: Packed | tuple[()]  # the pacer's state in a vector; `paced.pacer_state` unpacks it; () without a pacer
+  # [slots] float32 s, own estimate of every collective's own time in the last step; NaN unknown
+  transfers: jax.Array
+  # the pacer's state in a vector; `paced.pacer_state` unpacks it; () without a pacer
+  pacer: Packed | tuple[()]
   # [] bool, whether in the last step all ranks' pacers would have held alike; () where none holds
   alike: jax.Array | tuple[()] = ()
 
@@ -48,7 +52,8 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
   """
   unknown = np.full((ranks,), np.nan, np.float32)
   holds = pacer is not None and pacer.hold is not None
-  # Not jax.Arrays yet, as the fields are in a step: `Instrumented.init` makes those, over its devices.
+  # Not jax.Arrays yet, as the fields are in a step: `Instrumented.init` makes those, over its
+  # devices.
   leaves: dict[str, Any] = {
       "ring": np.zeros((rows, ring.row_width(slots, holds)), np.uint32),
       "step": np.zeros((), np.int32),
@@ -60,7 +65,8 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
       "delays": unknown.copy(),
       "step_time": np.full((), np.nan, np.float32),
       "transfers": np.full((slots,), np.nan, np.float32),
-      "pacer": () if pacer is None else packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np),
+      "pacer": () if pacer is None
+      else packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np),
       "alike": np.zeros((), np.bool_) if holds else (),
   }
   return PaceState(**leaves)
@@ -71,7 +77,8 @@ def _on_host(leaf: Any) -> np.ndarray:
 
 
 def laid_out_like(leaf: jax.Array, value: np.ndarray) -> jax.Array:
-  """Makes an array of `value` that takes the place of `leaf`: a compiled step takes it as it took that.
+  """Makes an array of `value` that takes the place of `leaf`: a compiled step takes it as it took
+  that.
 
   Args:
     leaf: an array of the pace state.
@@ -83,13 +90,15 @@ def laid_out_like(leaf: jax.Array, value: np.ndarray) -> jax.Array:
 
 
 def change_pacer_state(packed: Packed, change: Callable[[PacerState], PacerState]) -> Packed:
-  """Changes a pacer's state from outside of the step, on this process's devices; no data is exchanged.
+  """Changes a pacer's state from outside of the step, on this process's devices; no data is
+  exchanged.
 
   On the host, so it waits for the steps under way.
 
   Args:
     packed: the pacer's, in a pace state.
-    change: makes the state that each device is to have of the one that it has, both in numpy, with an axis in front.
+    change: makes the state that each device is to have of the one that it has, both in numpy, with
+      an axis in front.
 
   Returns:
     Arrays of the same shapes, types and layout: a compiled step takes them as it took those.
@@ -103,11 +112,13 @@ def change_pacer_state(packed: Packed, change: Callable[[PacerState], PacerState
 
   if not packed.words.committed:
     return jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in changed(leaves)])
-  # All are laid out alike, over the pace state's axis in front, so their shards are in the same order.
+  # All are laid out alike, over the pace state's axis in front, so their shards are in the same
+  # order.
   shards = [leaf.addressable_shards for leaf in leaves]
   devices = [shard.device for shard in shards[0]]
   parts = [changed([shard.data for shard in each]) for each in zip(*shards, strict=True)]
   return jax.tree.unflatten(tree, [
       jax.make_array_from_single_device_arrays(
-          leaf.shape, leaf.sharding, [jax.device_put(part, at) for part, at in zip(its, devices, strict=True)])
+          leaf.shape, leaf.sharding,
+          [jax.device_put(part, at) for part, at in zip(its, devices, strict=True)])
       for leaf, its in zip(leaves, zip(*parts, strict=True), strict=True)])

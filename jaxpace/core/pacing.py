@@ -154,7 +154,8 @@ def hold_back(pacer: Pacer, moment: Moment, state: Any, max_hold: float) -> tupl
   assert pacer.hold is not None
   asked, after = pacer.hold(moment, state)
   if not isinstance(asked, Hold):
-    raise ValueError(f"pacer.hold must return (Hold, state); the first is a {type(asked).__name__}.")
+    raise ValueError(
+        f"pacer.hold must return (Hold, state); the first is a {type(asked).__name__}.")
   _same_state("pacer.hold", after, state)
   left = jnp.maximum(np.float32(max_hold) - moment.step_held, np.float32(0))
   seconds = bounded(_scalar(asked.seconds), left)

@@ -1,7 +1,8 @@
-"""A state's many small arrays carried as one vector: every array that goes into a step and out of it costs its caller.
+"""A state's many small arrays carried as one vector: every array that goes into a step and out of
+it costs its caller.
 
-Some 0.7 us an array and a step (one CPU device, jax 0.10, donated), whatever its size. Pacers know nothing of this:
-their states are plain trees, packed where a step takes them in and gives them out.
+Some 0.7 us an array and a step (one CPU device, jax 0.10, donated), whatever its size. Pacers know
+nothing of this: their states are plain trees, packed where a step takes them in and gives them out.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ KINDS = (np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint32), np.dtype
 """What is packed, in this order: by its bits, a boolean as 0 or 1."""
 
 LARGEST = 256
-"""Numbers in the largest array that is packed: copying a larger one costs more than carrying it by itself.
+"""Numbers in the largest array that is packed: copying a larger one costs more than carrying it by
+itself.
 
-Chosen, not measured: an array by itself costs some 0.7 us a step, about as much as copying so many numbers twice.
+Chosen, not measured: an array by itself costs some 0.7 us a step, about as much as copying so many
+numbers twice.
 """
 
 
@@ -35,7 +38,8 @@ class Layout(NamedTuple):
   mark: int  # 32 bits that tell this layout from another one's: its names, shapes and kinds, hashed
 
   def places(self) -> list[tuple[int, int] | None]:
-    """Where each leaf's numbers begin and end in the vector, after the mark; None for a leaf that is not in it."""
+    """Where each leaf's numbers begin and end in the vector, after the mark; None for a leaf that
+    is not in it."""
     places: list[tuple[int, int] | None] = [None] * len(self.shapes)
     begin = 1
     for kind in KINDS:
@@ -46,7 +50,8 @@ class Layout(NamedTuple):
     return places
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["words", "others"], meta_fields=["layout"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["words", "others"],
+                   meta_fields=["layout"])
 @dataclasses.dataclass(frozen=True)
 class Packed:
   """A tree, packed. Axes in front, of ranks say, may stand before every leaf's own."""
@@ -60,18 +65,21 @@ def layout_of(tree: Any, axes: int = 0) -> Layout:
   """Returns how a tree is packed.
 
   Args:
-    tree: of arrays, or of anything that has a shape and a dtype, such as what `jax.eval_shape` returns.
+    tree: of arrays, or of anything that has a shape and a dtype, such as what `jax.eval_shape`
+      returns.
     axes: how many axes in front are not its own.
   """
   found, structure = jax.tree_util.tree_flatten_with_path(tree)
   shapes = tuple(tuple(np.shape(leaf))[axes:] for _, leaf in found)
   kinds = tuple(_kind(leaf) for _, leaf in found)
   names = [jax.tree_util.keystr(path) for path, _ in found]
-  said = "\n".join(f"{name} {kind}{list(shape)}" for name, shape, kind in zip(names, shapes, kinds, strict=True))
+  said = "\n".join(f"{name} {kind}{list(shape)}"
+                   for name, shape, kind in zip(names, shapes, kinds, strict=True))
   return Layout(structure, shapes, kinds, zlib.crc32(said.encode()))
 
 
-def pack(tree: Any, layout: Layout | None = None, lead: tuple[int, ...] = (), xp: Any = jnp) -> Packed:
+def pack(tree: Any, layout: Layout | None = None, lead: tuple[int, ...] = (),
+         xp: Any = jnp) -> Packed:
   """Packs a tree of arrays.
 
   >>> packed = pack({"mean": jnp.ones(3), "seen": jnp.int32(7), "active": jnp.bool_(True)})
@@ -92,7 +100,8 @@ def pack(tree: Any, layout: Layout | None = None, lead: tuple[int, ...] = (), xp
   parts = [xp.full((*lead, 1), np.uint32(layout.mark))]
   for kind in KINDS:
     these = [xp.asarray(leaf, kind).reshape((*lead, place[1] - place[0]))
-             for leaf, its, place in zip(leaves, layout.kinds, places, strict=True) if place and its == kind]
+             for leaf, its, place in zip(leaves, layout.kinds, places, strict=True) if place
+             and its == kind]
     if these:
       parts.append(_viewed(xp.concatenate(these, -1), np.dtype(np.uint32)))
   others = tuple(leaf for leaf, place in zip(leaves, places, strict=True) if not place)
@@ -106,7 +115,8 @@ def unpack(packed: Packed) -> Any:
   viewed = {kind: _viewed(words, kind) for kind in KINDS if kind in layout.kinds}
   leaves: list[Any] = []
   for shape, kind, place in zip(layout.shapes, layout.kinds, layout.places(), strict=True):
-    leaves.append(viewed[kind][..., slice(*place)].reshape((*lead, *shape)) if place else next(others))
+    leaves.append(viewed[kind][..., slice(*place)].reshape((*lead, *shape)) if place
+                  else next(others))
   return jax.tree.unflatten(layout.structure, leaves)
 
 
@@ -122,4 +132,5 @@ def _viewed(array: Any, kind: np.dtype[Any]) -> Any:
     return array
   if np.dtype(np.bool_) in (array.dtype, kind):
     return array != np.uint32(0) if kind == np.bool_ else array.astype(kind)
-  return array.view(kind) if isinstance(array, np.ndarray) else jax.lax.bitcast_convert_type(array, kind)
+  return (array.view(kind) if isinstance(array, np.ndarray)
+          else jax.lax.bitcast_convert_type(array, kind))

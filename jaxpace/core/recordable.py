@@ -36,5 +36,5 @@ class Marked(Recordable):
   """Who writes the marks: "stream" for GPUs themselves, where that was asked for."""
 
   executions: dict[int, int]
-  """Executions dispatched so far in this process, by number of the program: the k-th one to start on
-  a device is the k-th that was dispatched."""
+  """Executions dispatched so far in this process, by number of the program: the k-th one to start
+  on a device is the k-th that was dispatched."""

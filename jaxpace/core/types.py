@@ -55,7 +55,8 @@ class Decision(NamedTuple):
 
 
 class Moment(NamedTuple):
-  """What a job knows before one of its collectives. The same on all ranks, or they would not meet."""
+  """What a job knows before one of its collectives. The same on all ranks, or they would not
+  meet."""
 
   step: jax.Array  # [] int32, index of the step under way
   slot: jax.Array  # [] int32, place of the collective among the step's

@@ -1,16 +1,18 @@
 """What collectives cost in the alpha-beta model, in closed form: t = a·α + b·m·β.
 
-α is the seconds a message takes, β the seconds a byte, m the bytes of the whole vector. The numbers are those of the
-messages that the algorithms send, for any number of ranks: a test counts them. Thakur, Rabenseifner and Gropp,
-"Optimization of Collective Communication Operations in MPICH" (2005); Patarasuk and Yuan, "Bandwidth optimal all-reduce
-algorithms for clusters of workstations" (2009); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
-broadcast, reduction and scan" (2009); Bruck et al., "Efficient algorithms for all-to-all communications in multiport
+α is the seconds a message takes, β the seconds a byte, m the bytes of the whole vector. The numbers
+are those of the messages that the algorithms send, for any number of ranks: a test counts them.
+Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
+(2005); Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+(2009); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+scan" (2009); Bruck et al., "Efficient algorithms for all-to-all communications in multiport
 message-passing systems" (1997).
 """
 
 from __future__ import annotations
 
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SHIFT = KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SHIFT = KINDS = ("all_reduce", "reduce_scatter",
+                                                         "all_gather", "shift")
 RING, TREE, DOUBLING, HALVING = "ring", "tree", "doubling", "halving"
 
 
@@ -19,14 +21,13 @@ def coefficients(kind: str, algorithm: str, ranks: int) -> tuple[float, float]:
 
   Args:
     kind: one of `KINDS`. The m of a shift is a rank's part: it is sent once.
-    algorithm: of an all-reduce, with log2 rounded down and two more exchanges of everything (each α + m β) where
-      doubling and halving meet a number of ranks that is no power of two:
-      `ring` 2 (P - 1) (α + m β / P);
-      `tree`, the pipelined double tree, 2 log2(P) α + 2 m β (with two ranks m β: neither has two children);
-      `doubling`, recursive, log2(P) (α + m β);
-      `halving`, then doubling, 2 log2(P) α + 2 (P - 1) / P m β (Rabenseifner).
-      A reduce-scatter or all-gather takes P - 1 messages round a ring, else log2(P), rounded up, by Bruck's algorithm
-      (halving or doubling on powers of two); (P - 1) / P m bytes either way.
+    algorithm: of an all-reduce, with log2 rounded down and two more exchanges of everything (each α
+      + m β) where doubling and halving meet a number of ranks that is no power of two: `ring` 2 (P
+      - 1) (α + m β / P); `tree`, the pipelined double tree, 2 log2(P) α + 2 m β (with two ranks m
+      β: neither has two children); `doubling`, recursive, log2(P) (α + m β); `halving`, then
+      doubling, 2 log2(P) α + 2 (P - 1) / P m β (Rabenseifner). A reduce-scatter or all-gather takes
+      P - 1 messages round a ring, else log2(P), rounded up, by Bruck's algorithm (halving or
+      doubling on powers of two); (P - 1) / P m bytes either way.
     ranks: P; one alone sends nothing.
 
   Raises:

@@ -1,4 +1,5 @@
-"""What collectives cost on a fabric, by level: latency α, time a byte β; measured by `jaxpace bench`, or described."""
+"""What collectives cost on a fabric, by level: latency α, time a byte β; measured by `jaxpace
+bench`, or described."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Estimate(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """Cost of one kind of collective at one level: t = a·α + b·m·β, with (a, b) of `jaxpace.costs.alpha_beta`."""
+  """Cost of one kind of collective at one level: t = a·α + b·m·β, with (a, b) of
+  `jaxpace.costs.alpha_beta`."""
 
   alpha: Estimate  # seconds
   beta: Estimate  # seconds a byte
@@ -60,7 +62,8 @@ class Cost(NamedTuple):
 
 
 class Level(NamedTuple):
-  """A part of the fabric: what the ranks of one process, of one host or of several hosts exchange through."""
+  """A part of the fabric: what the ranks of one process, of one host or of several hosts exchange
+  through."""
 
   name: str
   ranks: int | None  # most ranks that it joins; None where nothing limits them
@@ -76,7 +79,8 @@ class MeasuredFabric(NamedTuple):
 
   def level(self, ranks: int) -> Level | None:
     """The smallest level that joins this many ranks."""
-    return next((level for level in self.levels if level.ranks is None or level.ranks >= ranks), None)
+    return next((level for level in self.levels if level.ranks is None or level.ranks >= ranks),
+                None)
 
 
 def kind_of(name: str) -> str:
@@ -96,7 +100,8 @@ def kind_in(run: Run, collective: CollectiveTimes) -> str:
   """Kind of a collective by the plan of the step, which knows the operation; else by its name."""
   entries = run.plan.get("collectives")
   for entry in entries if isinstance(entries, list) else []:
-    primitives = entry.get("primitives") if isinstance(entry, dict) and entry.get("slot") == collective.slot else None
+    primitives = (entry.get("primitives") if isinstance(entry, dict)
+                  and entry.get("slot") == collective.slot else None)
     if isinstance(primitives, list) and primitives and isinstance(primitives[0], str):
       return kind_of(primitives[0])
   return kind_of(collective.name)
@@ -112,18 +117,24 @@ def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
   try:
     document = json.loads(read_bytes(path, LARGEST).decode("utf-8"))
   except FileNotFoundError as error:
-    raise RunError(f"There is no fabric at {path}: no such file. `jaxpace bench --json {path}` writes one.") from error
+    raise RunError(
+        f"There is no fabric at {path}: no such file. `jaxpace bench --json {path}` "
+        "writes one.") from error
   except OSError as error:
     raise RunError(f"{path} can't be read: {error.strerror or error}.") from error
   except UnreadableError as error:
     raise RunError(f"{path} {error}: give the file that `jaxpace bench --json` wrote.") from error
   except (ValueError, RecursionError) as error:
-    raise RunError(f"{path} is not JSON, or torn: give the file that `jaxpace bench --json` wrote.") from error
-  if not isinstance(document, dict) or not isinstance(document.get("levels"), list) or not document["levels"]:
-    raise RunError(f"{path} describes no fabric: it has no list 'levels'. docs/bench.md shows the format.")
+    raise RunError(
+        f"{path} is not JSON, or torn: give the file that `jaxpace bench --json` wrote.") from error
+  if (not isinstance(document, dict) or not isinstance(document.get("levels"), list)
+      or not document["levels"]):
+    raise RunError(
+        f"{path} describes no fabric: it has no list 'levels'. docs/bench.md shows the format.")
   version = document.get("schema", SCHEMA)
   if isinstance(version, int) and version > SCHEMA:
-    raise RunError(f"{path} was written by a newer jaxpace (schema {version}): upgrade jaxpace here.")
+    raise RunError(
+        f"{path} was written by a newer jaxpace (schema {version}): upgrade jaxpace here.")
   levels = [_level(entry, f"{path}: level {i + 1}") for i, entry in enumerate(document["levels"])]
   levels.sort(key=lambda level: math.inf if level.ranks is None else level.ranks)
   return MeasuredFabric(tuple(levels), str(path))
@@ -143,7 +154,8 @@ def _level(entry: Any, where: str) -> Level:
     raise RunError(f"{where}: 'collectives' is no object.")
   costs = {kind: _cost(cost, f"{where}, {kind}") for kind, cost in by_kind.items() if kind in KINDS}
   if not costs:
-    raise RunError(f"{where} says nothing of {', '.join(KINDS)}, and has no alpha and beta of its own.")
+    raise RunError(
+        f"{where} says nothing of {', '.join(KINDS)}, and has no alpha and beta of its own.")
   return Level(str(entry.get("level", where)), ranks, measured, costs)
 
 
@@ -152,13 +164,15 @@ def _cost(entry: Any, where: str) -> Cost:
     raise RunError(f"{where} is no object with alpha and beta.")
   algorithm = entry.get("algorithm", RING)
   if algorithm not in ALGORITHMS:
-    raise RunError(f"{where}: the algorithm is {algorithm!r}, and must be one of {', '.join(ALGORITHMS)}.")
+    raise RunError(
+        f"{where}: the algorithm is {algorithm!r}, and must be one of {', '.join(ALGORITHMS)}.")
   points = []
   for point in entry.get("points") or ():
-    if isinstance(point, Mapping) and is_number(point.get("bytes"), 0) and is_number(point.get("seconds"), 0):
+    if (isinstance(point, Mapping) and is_number(point.get("bytes"), 0)
+        and is_number(point.get("seconds"), 0)):
       points.append((int(point["bytes"]), float(point["seconds"])))
-  return Cost(_estimate(entry.get("alpha"), f"{where}: alpha"), _estimate(entry.get("beta"), f"{where}: beta"),
-              algorithm, tuple(sorted(points)))
+  return Cost(_estimate(entry.get("alpha"), f"{where}: alpha"),
+              _estimate(entry.get("beta"), f"{where}: beta"), algorithm, tuple(sorted(points)))
 
 
 def _estimate(value: Any, where: str) -> Estimate:
@@ -166,14 +180,17 @@ def _estimate(value: Any, where: str) -> Estimate:
     return Estimate(float(value), float(value), float(value))
   if isinstance(value, dict) and all(is_number(value.get(name), 0) for name in Estimate._fields):
     return Estimate(*(float(value[name]) for name in Estimate._fields))
-  raise RunError(f"{where} must be a number of 0 or more, or {{'estimate': x, 'low': x, 'high': x}}, not {value!r}.")
+  raise RunError(
+      f"{where} must be a number of 0 or more, or {{'estimate': x, 'low': x, 'high': x}}, not "
+      f"{value!r}.")
 
 
 def quiet_seconds(fabric: MeasuredFabric, kind: str, size: int, ranks: int) -> float | None:
-  """What a collective takes on the fabric with nobody else on it; None where the fabric does not say.
+  """What a collective takes on the fabric with nobody else on it; None where the fabric does not
+  say.
 
-  Read off the measured sizes if it was measured with as many ranks, straight between two of them on logarithmic
-  scales; else from α and β.
+  Read off the measured sizes if it was measured with as many ranks, straight between two of them on
+  logarithmic scales; else from α and β.
 
   Args:
     fabric: measured or described.
@@ -185,7 +202,8 @@ def quiet_seconds(fabric: MeasuredFabric, kind: str, size: int, ranks: int) -> f
   cost = level.costs.get(kind) if level else None
   if level is None or cost is None:
     return None
-  if level.measured == ranks and len(cost.points) > 1 and cost.points[0][0] <= size <= cost.points[-1][0]:
+  if (level.measured == ranks and len(cost.points) > 1
+      and cost.points[0][0] <= size <= cost.points[-1][0]):
     (low, before), (high, after) = next(
         (a, b) for a, b in zip(cost.points, cost.points[1:], strict=False) if a[0] <= size <= b[0])
     if min(before, after) > 0 and low < high:

@@ -4,10 +4,11 @@ Per rank r and step k, between two exits of r itself:
 
     step = compute + runtime + pacing + earliness + transfer + spread
 
-With A'_c = enter_c - exit_{c-1} (busy time before collective c, the applied delay included) and w_c = exit_c - enter_c,
-the step is the sum of all A'_c + w_c. A' splits into compute, runtime (the gap) and pacing (the applied delay);
-earliness_c = max over ranks of A'_c - own A'_c; transfer_c = min over ranks of w_c; spread is what is left:
-w_c - earliness_c - transfer_c, 0 where all ranks leave a collective together. See docs/accounting.md.
+With A'_c = enter_c - exit_{c-1} (busy time before collective c, the applied delay included) and w_c
+= exit_c - enter_c, the step is the sum of all A'_c + w_c. A' splits into compute, runtime (the gap)
+and pacing (the applied delay); earliness_c = max over ranks of A'_c - own A'_c; transfer_c = min
+over ranks of w_c; spread is what is left: w_c - earliness_c - transfer_c, 0 where all ranks leave a
+collective together. See docs/accounting.md.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
 from jaxpace.trace.run import MISSING, Run
 
 JUMP = 10.0
-"""Seconds by which a rank's step differs from the other ranks' where its clock must have jumped: all of them leave a
-collective at nearly the same time, and a step that is long on one rank is long on all."""
+"""Seconds by which a rank's step differs from the other ranks' where its clock must have jumped:
+all of them leave a collective at nearly the same time, and a step that is long on one rank is long
+on all."""
 LONGEST = 1e7
 """Seconds that no step takes: stamps further apart are damaged."""
 _CHUNK_CELLS = 1 << 18
-"""Cells of [ranks, steps] worked on at a time: their temporaries stay within the processor's caches."""
+"""Cells of [ranks, steps] worked on at a time: their temporaries stay within the processor's
+caches."""
 _FEW_COLLECTIVES = 16
 """Collectives from which on fewer steps are worked on at a time."""
 
@@ -46,8 +49,10 @@ class BusyTimes(NamedTuple):
   compute: np.ndarray  # [R, K] of the first collective's arrival
   runtime: np.ndarray  # [R, K]
   pacing: np.ndarray  # [R, K]
-  synchronised: bool = True  # False where no collective is stamped: then nobody waits for anybody that one could see
-  jumped: np.ndarray | None = None  # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
+  # False where no collective is stamped: then nobody waits for anybody that one could see
+  synchronised: bool = True
+  # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
+  jumped: np.ndarray | None = None
   meetings: Meetings | None = None  # who waits for whom; None: every rank for all
   observed: bool = False  # whether collectives are those of an observed step: many, of mixed groups
   apart_steps: bool = False  # whether the step before one is not the one before in the arrays
@@ -56,7 +61,8 @@ class BusyTimes(NamedTuple):
 class Account(NamedTuple):
   """A step's time by what it was spent on, seconds, NaN where the rank's step is not known.
 
-  step = compute + runtime + pacing + waiting (three) + transfer + spread, on every rank and in every step.
+  step = compute + runtime + pacing + waiting (three) + transfer + spread, on every rank and in
+  every step.
   """
 
   step: np.ndarray  # [R, K]
@@ -66,11 +72,13 @@ class Account(NamedTuple):
   waiting_compute: np.ndarray  # [R, K] earliness because the last rank computed longer
   waiting_runtime: np.ndarray  # [R, K] earliness because the last rank's gap was longer
   waiting_pacing: np.ndarray  # [R, K] earliness because the last rank was delayed longer
-  transfer: np.ndarray  # [C, K] the collective's own time: floor + contention; of several groups their ranks' mean
+  # [C, K] the collective's own time: floor + contention; of several groups their ranks' mean
+  transfer: np.ndarray
   spread: np.ndarray  # [R, K]
   waits: list[Waits] | None = None  # of each collective, where not all ranks meet
   for_whom: list[np.ndarray] | None = None
-  """[R, K] s by collective, mean over ranks, that are waited on each rank's account: of an observed step's groups."""
+  """[R, K] s by collective, mean over ranks, that are waited on each rank's account: of an observed
+  step's groups."""
 
 
 def chunks(run: Run) -> Iterator[slice]:
@@ -84,16 +92,18 @@ def chunks(run: Run) -> Iterator[slice]:
 def busy(run: Run, part: slice) -> BusyTimes:
   """Measures arrivals and waits of the steps in `part`.
 
-  A rank's step is known if the rank's row of that step and of the step before belong to the same, newest attempt and
-  all times are there. Where collectives overlap, only the exposed part counts: entries and exits never
-  run backwards on a rank. A gap or delay that is not known counts as 0 (then it is compute).
+  A rank's step is known if the rank's row of that step and of the step before belong to the same,
+  newest attempt and all times are there. Where collectives overlap, only the exposed part counts:
+  entries and exits never run backwards on a rank. A gap or delay that is not known counts as 0
+  (then it is compute).
 
   Args:
     run: the recorded run.
     part: slice of the step axis.
   """
   size = part.stop - part.start
-  alone = run.previous_exit is not None  # each step by itself: where it begins is known from elsewhere
+  # each step by itself: where it begins is known from elsewhere
+  alone = run.previous_exit is not None
   before = part if alone else slice(max(part.start - 1, 0), part.stop)
   lead = part.start - before.start  # 0 for the first chunk: its first step has no step before
   newest = run.attempt[:, before].max(axis=0)
@@ -107,7 +117,8 @@ def busy(run: Run, part: slice) -> BusyTimes:
     there = (enter != MISSING) & (leave != MISSING) & (attempt == newest)
     if found is not None:  # a rank that takes no part has no stamps there
       there |= (found.grouped[c].of_rank == found.grouped[c].size)[:, None]
-    if run.whole is not None:  # nor has anybody where a loop took fewer turns, or a branch was not taken
+    # nor has anybody where a loop took fewer turns, or a branch was not taken
+    if run.whole is not None:
       there |= (attempt < 0).all(axis=0)
     current &= there
   last_exit = stamps[0][1]
@@ -141,7 +152,8 @@ def busy(run: Run, part: slice) -> BusyTimes:
       values[jumped] = np.nan
   if found is not None:
     _begin_with_their_first(arrival, found)
-  # What is held before later collectives is in their arrivals; moved to the first one's, where it is taken out.
+  # What is held before later collectives is in their arrivals; moved to the first one's, where it
+  # is taken out.
   held = _known(run, "held", part, valid) if "held" in run.durations else 0.0
   pacing = np.clip(_known(run, "delay_applied", part, valid) + held, 0.0, arrival[0])
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
@@ -161,7 +173,8 @@ def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray
 
 
 def _begin_with_their_first(arrival: np.ndarray, found: Meetings) -> None:
-  """Moves what ranks do before their first collective to the step's first one, where they take no part in that."""
+  """Moves what ranks do before their first collective to the step's first one, where they take no
+  part in that."""
   outside = np.array([grouped.of_rank == grouped.size for grouped in found.grouped])  # [C, R]
   for rank in np.flatnonzero(outside[0]).tolist():
     first = int((~outside[:, rank]).argmax())
@@ -169,8 +182,10 @@ def _begin_with_their_first(arrival: np.ndarray, found: Meetings) -> None:
       arrival[[0, first], rank] = arrival[[first, 0], rank]
 
 
-def _jumped(step: np.ndarray, valid: np.ndarray, found: Meetings | None = None) -> np.ndarray | None:
-  """[R, K] ranks whose step differs so much from the others' that only their clock can have jumped; None: nobody's."""
+def _jumped(step: np.ndarray, valid: np.ndarray,
+            found: Meetings | None = None) -> np.ndarray | None:
+  """[R, K] ranks whose step differs so much from the others' that only their clock can have jumped;
+  None: nobody's."""
   if found is not None and found.apart:
     owners = (found.joined[:, None] == number for number in range(int(found.joined.max()) + 1))
     parts = [_jumped(np.where(own, step, np.nan), valid & own) for own in owners]
@@ -183,16 +198,19 @@ def _jumped(step: np.ndarray, valid: np.ndarray, found: Meetings | None = None) 
     return None
   jumped = np.zeros(valid.shape, bool)
   middle = np.nanmedian(step[:, odd], axis=0)
-  jumped[:, odd] = valid[:, odd] & ((np.abs(step[:, odd] - middle) > JUMP) | (step[:, odd] > LONGEST)
+  jumped[:, odd] = valid[:, odd] & ((np.abs(step[:, odd] - middle) > JUMP)
+                                    | (step[:, odd] > LONGEST)
                                     | (step[:, odd] < 0))
   return jumped
 
 
 def account(work: BusyTimes) -> Account:
-  """Splits every rank's step by what it was spent on. Waiting is charged to what made the last rank last.
+  """Splits every rank's step by what it was spent on. Waiting is charged to what made the last rank
+  last.
 
-  Earliness is split by the positive differences (last rank - this rank) in compute, runtime and pacing, scaled
-  to its sum. Ahead of the second and later collectives of a step there is only compute.
+  Earliness is split by the positive differences (last rank - this rank) in compute, runtime and
+  pacing, scaled to its sum. Ahead of the second and later collectives of a step there is only
+  compute.
   """
   if work.meetings is not None and work.synchronised:
     return _account_by_group(work, work.meetings)
@@ -234,7 +252,8 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
     alone = work.arrival.copy()
     alone[0] -= work.pacing
     chain = charges(found, waits, alone, np.full(work.valid.shape[1], not work.apart_steps))
-    causes, weight = _causes(work, found), np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0)
+    causes, weight = (_causes(work, found),
+                      np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0))
   for c, waited in enumerate(waits):
     own_transfer = np.where(waited.takes, waited.transfer, 0.0)
     transfers += own_transfer
@@ -249,7 +268,8 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
     if c:
       waiting[0] += waited.own
       continue
-    excess = [np.where(waited.there, np.maximum(np.take_along_axis(x, waited.last, axis=0) - x, 0.0), 0.0)
+    excess = [np.where(waited.there,
+                       np.maximum(np.take_along_axis(x, waited.last, axis=0) - x, 0.0), 0.0)
               for x in (work.compute, work.runtime, work.pacing)]
     total = excess[0] + excess[1] + excess[2]
     scale = np.divide(waited.own, total, out=np.zeros_like(total), where=total > 0)
@@ -265,25 +285,31 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
 
 
 def _causes(work: BusyTimes, found: Meetings) -> np.ndarray:
-  """[3, R, K] parts of what makes a rank late at its first collective: compute, runtime, pacing; 1 together."""
+  """[3, R, K] parts of what makes a rank late at its first collective: compute, runtime, pacing; 1
+  together."""
   joined = Grouped(found.joined)
   own = [np.where(work.valid, x, 0.0) for x in (work.compute, work.runtime, work.pacing)]
-  longer = np.stack([np.maximum(np.where(work.valid, x - joined.mean(x, work.valid), 0.0), 0.0) for x in own])
+  longer = np.stack([np.maximum(np.where(work.valid, x - joined.mean(x, work.valid), 0.0), 0.0)
+                     for x in own])
   total = longer.sum(axis=0)
   parts = np.divide(longer, total, out=np.zeros_like(longer), where=total > 0)
   parts[0] += total <= 0
   return parts
 
 
-def _charge_causes(waiting: list[np.ndarray], charge: Charge, waited: Waits, causes: np.ndarray) -> None:
-  """Adds what ranks wait beyond what the last rank was busy for longer just now, by what made the culprits late."""
-  for i, (culprit, seconds, begun) in enumerate(zip(charge.culprits, charge.seconds, charge.begun, strict=True)):
+def _charge_causes(waiting: list[np.ndarray], charge: Charge, waited: Waits,
+                   causes: np.ndarray) -> None:
+  """Adds what ranks wait beyond what the last rank was busy for longer just now, by what made the
+  culprits late."""
+  for i, (culprit, seconds, begun) in enumerate(zip(charge.culprits, charge.seconds, charge.begun,
+                                                    strict=True)):
     rest = seconds if i else seconds - waited.own
     if not rest.any():
       continue
     at_begin = begun & (i > 0)
     for number, (part, total) in enumerate(zip(causes, waiting, strict=True)):
-      total += np.where(at_begin, rest * np.take_along_axis(part, culprit, axis=0), 0.0 if number else rest)
+      total += np.where(at_begin, rest * np.take_along_axis(part, culprit, axis=0),
+                        0.0 if number else rest)
 
 
 def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -291,7 +317,8 @@ def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndar
   if run.collectives:
     return [(c.enter_ns[:, part], c.exit_ns[:, part], c.attempt[:, part]) for c in run.collectives]
   if run.end_ns is None:
-    raise ValueError("The run holds neither collectives nor step ends: there is nothing to account for.")
+    raise ValueError(
+        "The run holds neither collectives nor step ends: there is nothing to account for.")
   return [(run.end_ns[:, part], run.end_ns[:, part], run.attempt[:, part])]
 
 
@@ -303,4 +330,5 @@ def _known(run: Run, name: str, part: slice, valid: np.ndarray) -> np.ndarray:
   """Seconds of a column, 0 where it is null, NaN where the step is not known."""
   if name not in run.durations:
     return np.where(valid, 0.0, np.nan)
-  return np.where(valid, np.nan_to_num(run.durations[name][:, part].astype(np.float64), nan=0.0), np.nan)
+  return np.where(valid, np.nan_to_num(run.durations[name][:, part].astype(np.float64), nan=0.0),
+                  np.nan)

@@ -1,4 +1,5 @@
-"""Shares of the step, by rank, by host and of the job: one denominator each, every nanosecond in exactly one share."""
+"""Shares of the step, by rank, by host and of the job: one denominator each, every nanosecond in
+exactly one share."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ _AT_A_TIME = 1 << 22
 
 
 def shares_of(parts: Mapping[str, float], quiet: float, contention: float) -> dict[str, float]:
-  """Shares of a step, of one rank or a mean; waiting for a rank that computes longer is skew, other is at its cause.
+  """Shares of a step, of one rank or a mean; waiting for a rank that computes longer is skew, other
+  is at its cause.
 
-  All are 0 or more. `spread` averages out where ranks leave a collective apart from each other by turns; should it be
-  so negative that it eats the whole transfer, what is missing is taken from the waiting, of which then more was
-  counted than was waited.
+  All are 0 or more. `spread` averages out where ranks leave a collective apart from each other by
+  turns; should it be so negative that it eats the whole transfer, what is missing is taken from the
+  waiting, of which then more was counted than was waited.
 
   Args:
     parts: seconds by name in `jaxpace.diagnosis.totals.PARTS`.
@@ -45,8 +47,8 @@ def shares_of(parts: Mapping[str, float], quiet: float, contention: float) -> di
   }
   lacking = -min(seconds["transfer"], 0.0)
   if lacking:
-    waited = {"skew": parts["waiting_compute"], "runtime": parts["waiting_runtime"], "pacing": parts["waiting_pacing"],
-              "contention": contention}
+    waited = {"skew": parts["waiting_compute"], "runtime": parts["waiting_runtime"],
+              "pacing": parts["waiting_pacing"], "contention": contention}
     total = sum(waited.values())
     for name, value in waited.items():
       seconds[name] -= lacking * value / total if total > 0 else 0.0
@@ -70,7 +72,8 @@ def by_host(run: Run, totals: Totals, floor: Floor) -> dict[str, dict[str, float
     host = run.host_of_rank(rank)
     if host:
       ranks.setdefault(host, []).append(rank)
-  shares = {host: _mean_shares(totals, quiet, contention, own) for host, own in sorted(ranks.items())}
+  shares = {host: _mean_shares(totals, quiet, contention, own)
+            for host, own in sorted(ranks.items())}
   return {host: own for host, own in shares.items() if own is not None}
 
 
@@ -83,10 +86,12 @@ def _mean_shares(totals: Totals, quiet: np.ndarray, contention: np.ndarray,
 
 
 def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
-  """[R] seconds of transfer up to the floor and beyond it, summed over the steps in which each rank is known."""
+  """[R] seconds of transfer up to the floor and beyond it, summed over the steps in which each rank
+  is known."""
   if totals.groups is not None and floor.by_group is not None:
     return _split_by_group(totals.groups, totals.known, floor.by_group)
-  quiet, contention = (np.nan_to_num(values.sum(axis=0)) for values in (floor.quiet, floor.contention))
+  quiet, contention = (np.nan_to_num(values.sum(axis=0))
+                       for values in (floor.quiet, floor.contention))
   ranks, size = totals.known.shape
   sums = np.zeros((2, ranks))
   width = max(1, _AT_A_TIME // max(1, ranks))

@@ -1,10 +1,11 @@
 """Puts the clocks of all hosts on one axis, by the exits of their collectives. Pure.
 
-Ranks leave a collective nearly together, so the axis is chosen on which exits agree: for each clock the correction
-that makes its exits agree, in the median over its ranks and in least absolute deviation over time, with the median of
-all clocks. A correction is piecewise linear in time, so that drift is taken out; a few exits that are late, behind a
-slow host say, do not move it. What no such method can tell: a clock all of whose ranks leave every collective late by
-the same time looks like a clock that is set otherwise.
+Ranks leave a collective nearly together, so the axis is chosen on which exits agree: for each clock
+the correction that makes its exits agree, in the median over its ranks and in least absolute
+deviation over time, with the median of all clocks. A correction is piecewise linear in time, so
+that drift is taken out; a few exits that are late, behind a slow host say, do not move it. What no
+such method can tell: a clock all of whose ranks leave every collective late by the same time looks
+like a clock that is set otherwise.
 """
 
 from __future__ import annotations
@@ -64,10 +65,12 @@ class Alignment:
   attempt: np.ndarray  # [K] attempt of each step, -1 where nothing was recorded
   corrections: dict[tuple[int, int], Correction]  # by clock and attempt
   spread: float  # seconds: median deviation of exits from the common ones, once aligned
-  apart: bool = False  # there are groups of ranks that nothing ties together: each is shown to begin with the others
+  # there are groups of ranks that nothing ties together: each is shown to begin with the others
+  apart: bool = False
 
   def apply(self, times: np.ndarray) -> np.ndarray:
-    """Puts [R, K] times, int64 ns on each rank's own clock, on the common axis; `MISSING` where that is not known."""
+    """Puts [R, K] times, int64 ns on each rank's own clock, on the common axis; `MISSING` where
+    that is not known."""
     common = np.full(times.shape, MISSING, np.int64)
     for (clock, attempt), correct in self.corrections.items():
       cells = np.ix_(np.flatnonzero(self.clock == clock), np.flatnonzero(self.attempt == attempt))
@@ -82,8 +85,8 @@ def align(run: Run) -> Alignment:
     run: the recorded run, or a window of it. Rows of older attempts do not count.
 
   Returns:
-    The alignment. A clock without any exit has no correction; without collectives nothing ties clocks
-    together, and each starts where the others do.
+    The alignment. A clock without any exit has no correction; without collectives nothing ties
+    clocks together, and each starts where the others do.
   """
   newest = run.attempt.max(axis=0)
   current = (run.attempt == newest) & (newest >= 0)
@@ -93,9 +96,11 @@ def align(run: Run) -> Alignment:
   exits = [np.where(there & possible(times), times, MISSING) for times, there in stamped]
   clock = _clocks(run, exits)
   found = meetings(run)
-  if found is not None:  # only ranks that meet leave together: the exits of each group are events of their own
+  # only ranks that meet leave together: the exits of each group are events of their own
+  if found is not None:
     exits = [np.where((grouped.of_rank == group)[:, None], e, MISSING)
-             for e, grouped in zip(exits, found.grouped, strict=True) for group in range(grouped.size)]
+             for e, grouped in zip(exits, found.grouped, strict=True)
+             for group in range(grouped.size)]
   apart = False
   corrections: dict[tuple[int, int], Correction] = {}
   deviations, last = [np.zeros(0)], None
@@ -104,18 +109,22 @@ def align(run: Run) -> Alignment:
     # [R, E] in the order of time: all collectives of a step, then those of the next one.
     events = (np.stack([e[:, steps] for e in exits], axis=2).reshape(run.ranks, -1) if exits
               else np.zeros((run.ranks, 0), np.int64))
-    own, deviation, end, loose = _attempt(events, clock, last, tied=bool(run.collectives), grouped=found is not None)
+    own, deviation, end, loose = _attempt(events, clock, last, tied=bool(run.collectives),
+                                          grouped=found is not None)
     apart |= loose
     deviations.append(deviation)
     last = end if end is not None else last
     corrections.update({(c, attempt): correction for c, correction in own.items()})
   away = np.concatenate(deviations)
-  return Alignment(clock, newest, corrections, float(np.median(away)) * 1e-9 if away.size else 0.0, apart)
+  return Alignment(clock, newest, corrections, float(np.median(away)) * 1e-9 if away.size else 0.0,
+                   apart)
 
 
 def _clocks(run: Run, exits: list[np.ndarray]) -> np.ndarray:
-  """[R] clock of each rank: its process, or the first process of its host that evidently reads the same clock."""
-  process = np.where(run.process_of_rank >= 0, run.process_of_rank, -1 - np.arange(run.ranks)).astype(np.int64)
+  """[R] clock of each rank: its process, or the first process of its host that evidently reads the
+  same clock."""
+  process = np.where(run.process_of_rank >= 0, run.process_of_rank,
+                     -1 - np.arange(run.ranks)).astype(np.int64)
   clock = process.copy()
   hosts: dict[str, list[int]] = {}
   for number in np.unique(process).tolist():
@@ -137,9 +146,12 @@ def _apart(exits: np.ndarray, one: np.ndarray, other: np.ndarray) -> float:
   return float(np.median(b[both] - a[both])) if both.any() else np.inf
 
 
-def _attempt(events: np.ndarray, clock: np.ndarray, last: tuple[int, int, int] | None, *, tied: bool,
-             grouped: bool = False) -> tuple[dict[int, Correction], np.ndarray, tuple[int, int, int] | None, bool]:
-  """Corrections of one attempt, deviations of exits (ns), the reference clock, its last exit, common and own.
+def _attempt(events: np.ndarray, clock: np.ndarray, last: tuple[int, int, int] | None, *,
+             tied: bool,
+             grouped: bool = False) -> tuple[dict[int, Correction], np.ndarray,
+                                             tuple[int, int, int] | None, bool]:
+  """Corrections of one attempt, deviations of exits (ns), the reference clock, its last exit,
+  common and own.
 
   And whether there are clocks that nothing ties to the reference.
   """
@@ -161,7 +173,8 @@ def _attempt(events: np.ndarray, clock: np.ndarray, last: tuple[int, int, int] |
         fits[number] = _fit(middle[u][both], common[both])
       elif known[u].any() and (u == reference or not tied):
         own, first = middle[u][known[u]], common[common != MISSING]
-        fits[number] = Correction(int(own[0]), int(first[0] - own[0]), np.array([0.0, 1.0]), np.zeros(2))
+        fits[number] = Correction(int(own[0]), int(first[0] - own[0]), np.array([0.0, 1.0]),
+                                  np.zeros(2))
     aligned = np.stack([fits[c](middle[u]) if c in fits else np.full_like(common, MISSING)
                         for u, c in enumerate(clocks.tolist())])
     common = _median(aligned)
@@ -185,7 +198,8 @@ def _attempt(events: np.ndarray, clock: np.ndarray, last: tuple[int, int, int] |
 
 
 def _shift(reference: int, first: int, last: tuple[int, int, int] | None) -> int:
-  """ns that put an attempt after the one before: as its clock says if it is the same one, else a second later."""
+  """ns that put an attempt after the one before: as its clock says if it is the same one, else a
+  second later."""
   if last is None:
     return 0
   clock, end, own_end = last
@@ -195,7 +209,8 @@ def _shift(reference: int, first: int, last: tuple[int, int, int] | None) -> int
 
 
 def _median(times: np.ndarray) -> np.ndarray:
-  """[E] lower-middle and upper-middle mean over the rows that are known; `MISSING` where none is."""
+  """[E] lower-middle and upper-middle mean over the rows that are known; `MISSING` where none
+  is."""
   number = (times != MISSING).sum(axis=0)
   order = np.sort(times, axis=0)  # those missing come first
   missing = len(times) - number
@@ -218,7 +233,8 @@ def _fit(own: np.ndarray, common: np.ndarray) -> Correction:
   x = (own - base).astype(np.float64)
   room = _JUMP + _FASTEST * np.abs(x - np.median(x))  # a clock that jumped says nothing of drift
   shift = int(np.median(away - away[0])) + int(away[0])
-  if not (np.abs(away - shift) <= room).any():  # it jumped half way: the median lies between, where no exit is
+  # it jumped half way: the median lies between, where no exit is
+  if not (np.abs(away - shift) <= room).any():
     shift = int(np.sort(away)[(len(away) - 1) // 2])
   y = (away - shift).astype(np.float64)
   sane = np.abs(y) <= room
@@ -226,7 +242,8 @@ def _fit(own: np.ndarray, common: np.ndarray) -> Correction:
   low, high = float(x.min()), float(x.max())
   if len(x) < _FEW or high <= low:
     return Correction(base, shift, np.array([0.0, 1.0]), np.zeros(2))
-  pieces = int(np.clip(min(len(x) // _KNOT_EXITS, (high - low) * 1e-9 / _KNOT_SECONDS), 1, _MOST_KNOTS))
+  pieces = int(np.clip(min(len(x) // _KNOT_EXITS, (high - low) * 1e-9 / _KNOT_SECONDS), 1,
+                       _MOST_KNOTS))
   at = np.linspace(low, high, pieces + 1)
   i = np.clip(np.searchsorted(at, x, side="right") - 1, 0, pieces - 1)
   right = (x - at[i]) / (at[i + 1] - at[i])
@@ -242,9 +259,11 @@ def _fit(own: np.ndarray, common: np.ndarray) -> Correction:
     np.add.at(normal, (i, i + 1), weight * left * right)
     np.add.at(normal, (i + 1, i), weight * left * right)
     np.add.at(normal, (i + 1, i + 1), weight * right * right)
-    target = np.bincount(i, weight * left * y, pieces + 1) + np.bincount(i + 1, weight * right * y, pieces + 1)
+    target = (np.bincount(i, weight * left * y, pieces + 1)
+              + np.bincount(i + 1, weight * right * y, pieces + 1))
     scale = normal.trace() / (pieces + 1)
     # Knots between which there is no exit lie on the line of their neighbours.
-    more = np.linalg.solve(normal + scale * (1e-6 * bend.T @ bend + 1e-12 * np.eye(pieces + 1)), target)
+    more = np.linalg.solve(normal + scale * (1e-6 * bend.T @ bend + 1e-12 * np.eye(pieces + 1)),
+                           target)
     weight = 1 / np.maximum(np.abs(y - left * more[i] - right * more[i + 1]), _NARROW)
   return Correction(base, shift, at, more)

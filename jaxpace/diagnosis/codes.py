@@ -1,7 +1,8 @@
 """Stable codes of what the diagnosis says in sentences.
 
-A code keeps its meaning; the wording beside it may change from one release to the next. Programs and tests ask for
-codes. docs/reference/codes.md lists them; a test holds the list against this file.
+A code keeps its meaning; the wording beside it may change from one release to the next. Programs
+and tests ask for codes. docs/reference/codes.md lists them; a test holds the list against this
+file.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Silence(_Code):
   """Why there is no forecast for a number of ranks."""
 
   TOO_SHORT = "too_short", "the run has too few steps for so many ranks"
-  NEW_TIER = "new_tier", "the job would reach other hosts, and transfers between hosts were not measured"
+  NEW_TIER = "new_tier", ("the job would reach other hosts, and transfers between hosts were "
+                          "not measured")
   BEYOND_FABRIC = "beyond_fabric", "the fabric file ends below so many ranks"
   NO_COST = "no_cost", "the fabric file has no cost of a collective"
 
@@ -87,7 +89,8 @@ class Evidence(_Code):
   WHOLE_HOST = "whole_host", "all ranks of a host are late"
   ELSEWHERE = "elsewhere", "hosts with other ranks in time"
   SAVES_MORE = "saves_more", "why mending it saves more than its share"
-  ROWS_MISSING = "rows_missing", "some ranks left no rows, and waiting for them looks like slow transfers"
+  ROWS_MISSING = "rows_missing", ("some ranks left no rows, and waiting for them looks like "
+                                  "slow transfers")
   SLOW_AS_WELL = "slow_as_well", "transfers are slow by the same fault"
   LATE_AS_WELL = "late_as_well", "a host is late by the same fault"
   IN_PLACE = "in_place", "the slow ranks are those in a bad place"
@@ -148,7 +151,8 @@ class Note(_Code):
   POINT_TO_POINT = "point_to_point", "report: collectives from one rank to another"
   STAGES = "stages", "report: groups that never meet keep step"
   BUBBLES = "bubbles", "report: what stages wait for each other counts as transfer"
-  FABRIC_UNUSED = "fabric_unused", "report: the quiet fabric that was given says nothing of this run"
+  FABRIC_UNUSED = "fabric_unused", ("report: the quiet fabric that was given says nothing of "
+                                    "this run")
   CLOCK_JUMPED = "clock_jumped", "report: steps of ranks whose clock jumped are left out"
   CROWDED_PROCESSORS = "crowded_processors", "report: other programs run on the processors"
   NO_SLOT = "no_slot", "report: collectives without a slot count as compute"
@@ -165,8 +169,10 @@ class Note(_Code):
   OWN_FLOOR = "own_floor", "compare: each run has a floor of its own"
   CLOCKS_DIFFER = "clocks_differ", "compare: clocks"
   SETTINGS_DIFFER = "settings_differ", "compare: versions, config, pacer"
-  BETWEEN_STARTS = "between_starts", "compare: what changes between two starts is not in the interval"
-  RANKS_AWAY = "ranks_away", "report: some ranks left no rows in a stretch: nothing there counts as contention"
+  BETWEEN_STARTS = "between_starts", ("compare: what changes between two starts is not in "
+                                      "the interval")
+  RANKS_AWAY = "ranks_away", ("report: some ranks left no rows in a stretch: nothing there counts "
+                              "as contention")
   RANKS_UNSEEN = "ranks_unseen", "compare: a finding's ranks left no rows in the other run"
   RANKS_LEFT_OUT = "ranks_left_out", "forecast: ranks known in too few of the steps"
   LATE_TOGETHER = "late_together", "forecast: ranks of a process count as one"
@@ -184,7 +190,8 @@ class Note(_Code):
 
 
 class Sentence(str):
-  """A sentence for people, with the code that stands for it in programs. To everything else it is a string."""
+  """A sentence for people, with the code that stands for it in programs. To everything else it is a
+  string."""
 
   __slots__ = ("code",)
   code: _Code

@@ -11,7 +11,8 @@ _AT_A_TIME = 1 << 14
 
 
 def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
-  """Seconds a step, mean over ranks, that processes wait for data; None where that was not measured.
+  """Seconds a step, mean over ranks, that processes wait for data; None where that was not
+  measured.
 
   No more than the rank's gap: what the devices' work hides costs nothing.
   """

@@ -23,7 +23,13 @@ from jaxpace.diagnosis.of_all_steps import of_all_steps
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
-from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps, count_steps, is_possible, without_unfinished
+from jaxpace.diagnosis.selected_steps import (
+  MIN_STEPS,
+  SelectedSteps,
+  count_steps,
+  is_possible,
+  without_unfinished,
+)
 from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Summed, Totals, add_up
 from jaxpace.diagnosis.untold import hidden, hidden_sentence, unseen, untold
@@ -39,7 +45,8 @@ from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 
 _MORE, _MORE_BY = 1.2, 0.02
-"""A finding whose mending saves that many times its share, and that part of the step more, needs a sentence on it."""
+"""A finding whose mending saves that many times its share, and that part of the step more, needs a
+sentence on it."""
 
 
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
@@ -52,11 +59,12 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     run: the run, as `jaxpace.trace.reader.read_run` returns it.
     progress: called with the steps done and their number.
     asked: what else the run is to be played without.
-    fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it the floor is
-      estimated from the run itself, and contention is a lower bound.
-    links: what a link probe measured, as `jaxpace.live.probe.links.read_links` returns it: it names the slow host or
-      link of contended transfers where the hosts' counters don't.
-    events: what watchdogs found, as `jaxpace.live.watchdog.events.read_events` returns it; goes into the notes.
+    fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it
+      the floor is estimated from the run itself, and contention is a lower bound.
+    links: what a link probe measured, as `jaxpace.live.probe.links.read_links` returns it: it names
+      the slow host or link of contended transfers where the hosts' counters don't.
+    events: what watchdogs found, as `jaxpace.live.watchdog.events.read_events` returns it; goes
+      into the notes.
 
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
@@ -104,23 +112,26 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       found = tuple(finding for finding in found if finding.mode != findings_module.AMPLIFICATION)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
-    late = lateness.late.tolist() if any(f.mode in (findings_module.PERSISTENT, findings_module.LOCALITY)
+    late = lateness.late.tolist() if any(f.mode in (findings_module.PERSISTENT,
+                                                    findings_module.LOCALITY)
                                          for f in found) else []
     if totals.groups is None:
       without_rank = {r: alternative(mean, float(totals.without[r]) / selected.size) for r in late}
     else:
       direct = bool(totals.groups.found.direct.all())
-      even, *others = saved(run, selected, floor, [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
+      even, *others = saved(run, selected, floor,
+                            [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
       no_skew = no_skew if direct else alternative(mean, even)
-      without_rank = {r: alternative(mean, seconds) for r, seconds in zip(late, others, strict=True)}
+      without_rank = {r: alternative(mean, seconds)
+                      for r, seconds in zip(late, others, strict=True)}
     no_skew = None if untold_why is not None and not late else no_skew
     played = _play(case, list(without_rank), asked, found)
   facts = Facts(
-      run=run, selected=selected, recorded=_recorded(run), step_time=step_time, shares=shares, waiting=waiting,
-      spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases, findings=found,
-      measured=measured(run), work_moved=work_moved(run),
-      no_skew=no_skew, no_contention=no_contention, without_rank=without_rank, without_late=played.late,
-      without_host=played.hosts, no_runtime_jitter=played.no_jitter,
+      run=run, selected=selected, recorded=_recorded(run), step_time=step_time, shares=shares,
+      waiting=waiting, spread=spread, floor=floor, totals=totals, lateness=lateness, phases=phases,
+      findings=found, measured=measured(run), work_moved=work_moved(run),
+      no_skew=no_skew, no_contention=no_contention, without_rank=without_rank,
+      without_late=played.late, without_host=played.hosts, no_runtime_jitter=played.no_jitter,
       work_shared=played.shared, asked=played.asked,
       preempted=preempted, links=links, events=tuple(events), doubt=sampled.doubt,
       unseen=never, untold=untold_why, stages=stages(summed),
@@ -137,18 +148,19 @@ def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:
   if not selected.impossible:
     return ()
   return (Sentence(Note.IMPOSSIBLE_STEPS,
-      f"{plural(selected.impossible, 'step')} left out: by the stamps they took no time, less than none, or more "
-      "than eleven days. Are the columns nanoseconds of one clock for each rank?"),)
+      f"{plural(selected.impossible, 'step')} left out: by the stamps they took no time, less than "
+      "none, or more than eleven days. Are the columns nanoseconds of one clock for each rank?"),)
 
 
 def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
-  """Slow transfers with a word on the ranks without rows, if there are any: waiting for them looks the same."""
+  """Slow transfers with a word on the ranks without rows, if there are any: waiting for them looks
+  the same."""
   if finding.mode != findings_module.CONTENTION or not never or len(never) == run.ranks:
     return finding
   several = len(never) > 1
   said = Sentence(Evidence.ROWS_MISSING,
-      f"Rows of rank{'s' if several else ''} {list_ranks(never)} are missing: what the others wait for "
-      f"{'them' if several else 'it'} looks the same.")
+      f"Rows of rank{'s' if several else ''} {list_ranks(never)} are missing: what the others wait "
+      f"for {'them' if several else 'it'} looks the same.")
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 
@@ -157,10 +169,12 @@ def _explained(facts: Facts, finding: Finding) -> Finding:
   after = mended(facts, finding)
   if after is None or not saving(after) >= max(_MORE * finding.share, finding.share + _MORE_BY):
     return finding
-  late = "the late rank itself waits" if len(finding.ranks) == 1 else "the late ranks themselves wait"
+  late = ("the late rank itself waits" if len(finding.ranks) == 1
+          else "the late ranks themselves wait")
   said = (Sentence(Evidence.SAVES_MORE,
-      f"{percent(finding.share)} of the step is what the ranks wait for that, mean over all, of which {late} "
-      f"little; the job as a whole would save {percent(saving(after))}: {after.speedup:.2f} times as fast."))
+      f"{percent(finding.share)} of the step is what the ranks wait for that, mean over all, of "
+      f"which {late} little; the job as a whole would save {percent(saving(after))}: "
+      f"{after.speedup:.2f} times as fast."))
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 
@@ -182,16 +196,19 @@ class _Played(NamedTuple):
   asked: tuple[tuple[str, Alternative], ...]
 
 
-def _play(case: Case, late: list[int], asked: Sequence[WhatIfRequest], findings: Sequence[Finding]) -> _Played:
+def _play(case: Case, late: list[int], asked: Sequence[WhatIfRequest],
+          findings: Sequence[Finding]) -> _Played:
   """Plays the run without what is worth asking for, and without what was asked for, in one pass.
 
-  Of a finding that was asked for, its share is taken out: shares of findings are disjoint parts of the step.
+  Of a finding that was asked for, its share is taken out: shares of findings are disjoint parts of
+  the step.
   """
   run, mean = case.run, case.step_time
   scenarios = [resolve(request, run, case.floor) for request in asked]
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
   hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
-  scenarios += [Without(ranks=tuple(r for r, name in enumerate(of_rank) if name == host)) for host in hosts]
+  scenarios += [Without(ranks=tuple(r for r, name in enumerate(of_rank) if name == host))
+                for host in hosts]
   jitter = bool(run.collectives) and has_gaps(run)
   moves = bool(late) and case.totals.groups is None
   scenarios += [Without(runtime_jitter=True)] * jitter + [Without(uneven=True)] * moves
@@ -199,7 +216,8 @@ def _play(case: Case, late: list[int], asked: Sequence[WhatIfRequest], findings:
   more = [sum(f.share * mean for f in findings if f.mode in request.findings) for request in asked]
   more += [0.0] * (len(scenarios) - len(more))
   results = iter([alternative(mean, seconds + also)
-                  for seconds, also in zip(saved(run, case.selected, case.floor, scenarios), more, strict=True)])
+                  for seconds, also in zip(saved(run, case.selected, case.floor, scenarios), more,
+                                           strict=True)])
   answers = tuple((request.text, next(results)) for request in asked)
   of_host = {host: next(results) for host in hosts}
   no_jitter = next(results) if jitter else None

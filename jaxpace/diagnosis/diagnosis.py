@@ -57,7 +57,8 @@ class Facts:
   step_time: StepTime | None  # None where no step counts
   shares: dict[str, float] | None  # by name in `SHARES`, sum 1
   waiting: dict[str, float]  # mean seconds a step waited, by the cause of the last rank's lateness
-  spread: float  # mean seconds by which ranks leave collectives apart from each other; in `shares` under transfer
+  # mean seconds by which ranks leave collectives apart from each other; in `shares` under transfer
+  spread: float
   floor: Floor
   totals: Totals
   lateness: Lateness
@@ -68,21 +69,27 @@ class Facts:
   no_contention: Alternative | None
   without_rank: dict[int, Alternative]  # each late rank by itself
   without_late: Alternative | None  # all late ranks at once, where there are several
-  without_host: dict[str, Alternative]  # each host that has a late rank, where there are several hosts
+  # each host that has a late rank, where there are several hosts
+  without_host: dict[str, Alternative]
   no_runtime_jitter: Alternative | None  # None where no gaps were recorded
   work_shared: Alternative | None  # work by each rank's speed; None where no rank is late for good
   asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
-  preempted: float  # involuntary switches a step of the process that has most; 0 where they are not known
+  # involuntary switches a step of the process that has most; 0 where they are not known
+  preempted: float
   links: ProbedLinks | None = None  # what a link probe measured
   events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
-  unseen: tuple[int, ...] = ()  # ranks of the job that nothing can be said of: too few of their rows are there
+  # ranks of the job that nothing can be said of: too few of their rows are there
+  unseen: tuple[int, ...] = ()
   untold: Untold | None = None  # why it can't be told who is late
-  work_moved: WorkMoved | None = None  # what sharing work by speed did; None where no work was shared
-  stages: Stages | None = None  # signs that groups wait for each other as the stages of a pipeline do
+  # what sharing work by speed did; None where no work was shared
+  work_moved: WorkMoved | None = None
+  # signs that groups wait for each other as the stages of a pipeline do
+  stages: Stages | None = None
   waits: tuple[Waits, ...] = ()  # of an observed step, by collective, those with most waiting first
   counted_in_all: int | None = None
-  """Steps that count, those included that are not written in full; None where all are. `step_time` is of them."""
+  """Steps that count, those included that are not written in full; None where all are. `step_time`
+  is of them."""
 
   @property
   def counted(self) -> int:
@@ -97,7 +104,8 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnosis(Facts):
-  """What a recorded run says, with the verdict on it and notes for its reader, both made of the facts."""
+  """What a recorded run says, with the verdict on it and notes for its reader, both made of the
+  facts."""
 
   verdict: Sentence
   notes: tuple[Sentence, ...]

@@ -1,4 +1,5 @@
-"""When a rank is late: from which block to which, for good or for a while, and whether ranks take turns at it."""
+"""When a rank is late: from which block to which, for good or for a while, and whether ranks take
+turns at it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import numpy as np
 from jaxpace.diagnosis.changes import SHORTEST
 from jaxpace.diagnosis.selected_steps import merged
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 EFFECT = 0.02
 """A rank is late if it arrives at least this share of the mean step after the typical rank ..."""
 CONFIDENCE = 0.99
@@ -19,14 +21,17 @@ CONFIDENCE = 0.99
 PERSISTENCE = 0.5
 """... and by half that share at least in this many of the blocks of neighbouring steps."""
 FEWEST_STEPS = 30
-"""A rank that is late for fewer steps than these in a row, and in time before and after, isn't persistently late."""
+"""A rank that is late for fewer steps than these in a row, and in time before and after, isn't
+persistently late."""
 CHRONIC = 0.5
-"""A rank that is late in this share of the steps is late for good, whoever else is late in the rest."""
+"""A rank that is late in this share of the steps is late for good, whoever else is late in the
+rest."""
 TURNS = 3
-"""As many groups of ranks, late one after another, take turns: then the work wanders, and no rank is to blame."""
+"""As many groups of ranks, late one after another, take turns: then the work wanders, and no rank
+is to blame."""
 FAINT, FAINT_SHARE = 0.25, 0.05
-"""A rank late by less than this part of what it is late by in another stretch, and less than this share of the step,
-is not late for that reason, which began with that stretch."""
+"""A rank late by less than this part of what it is late by in another stretch, and less than this
+share of the step, is not late for that reason, which began with that stretch."""
 BRIEF = 0.5
 """Nor one late by less than this part, for which the job waits for less than the square of that."""
 _SAME_TIME = 0.5
@@ -59,12 +64,15 @@ class Tested(NamedTuple):
 class Blocks(NamedTuple):
   """Arrivals by block. R ranks, B blocks."""
 
-  arrival: np.ndarray  # [R, B] mean arrival less the mean over ranks, s; NaN where the rank is not there
+  # [R, B] mean arrival less the mean over ranks, s; NaN where the rank is not there
+  arrival: np.ndarray
   steps: np.ndarray  # [R, B] steps behind each
   eligible: np.ndarray  # [R] ranks that are judged at all
   step_time: float
-  usual: np.ndarray  # [R, B] `arrival` with single blocks cut that stick out; what ranks are judged by
-  joined: np.ndarray | None = None  # [R] ranks of different numbers never meet and aren't compared; None: all may be
+  # [R, B] `arrival` with single blocks cut that stick out; what ranks are judged by
+  usual: np.ndarray
+  # [R] ranks of different numbers never meet and aren't compared; None: all may be
+  joined: np.ndarray | None = None
 
   def mean(self, begin: int, end: int) -> np.ndarray:
     """[R] mean of `usual` over the steps of some blocks; NaN where a rank was not there."""
@@ -74,12 +82,14 @@ class Blocks(NamedTuple):
     return np.divide(total.sum(axis=1), number, out=np.full(len(values), np.nan), where=number > 0)
 
   def typical(self, begin: int, end: int, rank: int | None = None) -> np.ndarray:
-    """The ranks between the lower quartile and the lower median of mean arrival: half may be late without a shift.
+    """The ranks between the lower quartile and the lower median of mean arrival: half may be late
+    without a shift.
 
     Args:
       begin: first block.
       end: one past the last.
-      rank: that they are to be compared with: of ranks that never meet it, none are; None: of all parts of the job.
+      rank: that they are to be compared with: of ranks that never meet it, none are; None: of all
+        parts of the job.
     """
     if self.joined is not None and rank is None:
       parts = [self.typical(begin, end, int(np.flatnonzero(self.joined == number)[0]))
@@ -95,8 +105,8 @@ class Blocks(NamedTuple):
   def test(self, ranks: Sequence[int], begin: int, end: int, tests: int) -> list[Tested]:
     """Tests ranks against the typical one, Bonferroni over `tests`.
 
-    Blocks carry the noise, autocorrelated or not: one pause, however long, makes one block late, which is nothing
-    persistent.
+    Blocks carry the noise, autocorrelated or not: one pause, however long, makes one block late,
+    which is nothing persistent.
     """
     values, weights = self.usual[:, begin:end], self.steps[:, begin:end]
     overall = self.mean(begin, end)
@@ -109,16 +119,18 @@ class Blocks(NamedTuple):
       differences = merged(values[rank] - level, weights[rank])
       known = differences[np.isfinite(differences)]
       result.append(Tested(
-          float(overall[rank] - overall[typical].mean()) if typical.size else 0.0, confidence(known, tests),
-          float((known >= EFFECT / 2 * self.step_time).mean()) if known.size else 0.0))
+          float(overall[rank] - overall[typical].mean()) if typical.size else 0.0,
+          confidence(known, tests), float((known >= EFFECT / 2 * self.step_time).mean())
+          if known.size else 0.0))
     return result
 
 
 def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) -> list[Episode]:
   """Finds who is late when.
 
-  Between its own change-points a rank is late or not; neighbouring stretches in which it is late are one episode.
-  A rank that is late over the whole run, though not in stretches of it that can be told apart, is late throughout.
+  Between its own change-points a rank is late or not; neighbouring stretches in which it is late
+  are one episode. A rank that is late over the whole run, though not in stretches of it that can be
+  told apart, is late throughout.
 
   Args:
     blocks: arrivals.
@@ -148,11 +160,13 @@ def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) 
         found.append(Episode(rank, begin, end, number, *test))
   return [e for e in found if not any(
       _faint(e.lateness, other.lateness, blocks) or e.lateness < BRIEF * other.lateness and
-      e.lateness * e.steps < BRIEF * BRIEF * other.lateness * other.steps for other in found if other.rank == e.rank)]
+      e.lateness * e.steps < BRIEF * BRIEF * other.lateness * other.steps
+      for other in found if other.rank == e.rank)]
 
 
 def _alike(blocks: Blocks, rank: int, *spans: Sequence[int]) -> bool:
-  """Whether a rank's lateness in neighbouring stretches may be one fault's, which became more or less."""
+  """Whether a rank's lateness in neighbouring stretches may be one fault's, which became more or
+  less."""
   lateness = [blocks.test([rank], begin, end, 1)[0].lateness for begin, end in spans]
   return not _faint(min(lateness), max(lateness), blocks)
 
@@ -162,7 +176,8 @@ def _faint(lateness: float, other: float, blocks: Blocks) -> bool:
 
 
 def _grown(late: Sequence[int], tested: Sequence[Tested], step_time: float) -> list[int]:
-  """The late stretches with their neighbours that are late by half as much, but too short to be sure of.
+  """The late stretches with their neighbours that are late by half as much, but too short to be
+  sure of.
 
   Such as the one that holds the block in which the level changed.
   """
@@ -213,18 +228,21 @@ def _mean_known(values: np.ndarray) -> np.ndarray:
   """[B] mean over rows, NaN where none is known."""
   known = np.isfinite(values)
   number = known.sum(axis=0)
-  return np.divide(np.where(known, values, 0.0).sum(axis=0), number, out=np.full(values.shape[1], np.nan),
-                   where=number > 0)
+  return np.divide(np.where(known, values, 0.0).sum(axis=0), number,
+                   out=np.full(values.shape[1], np.nan), where=number > 0)
 
 
 def confidence(values: np.ndarray, tests: int = 1) -> float:
-  """One-sided confidence that the mean of `values` is above 0, by Student's t, Bonferroni over `tests`."""
+  """One-sided confidence that the mean of `values` is above 0, by Student's t, Bonferroni over
+  `tests`."""
   values = values[np.isfinite(values)]
   if len(values) < 3:
     return 0.0
-  # Times are whole nanoseconds: a spread below that is rounding, and an exactly constant lateness is certain.
+  # Times are whole nanoseconds: a spread below that is rounding, and an exactly constant lateness
+  # is certain.
   error = max(float(values.std(ddof=1)) / math.sqrt(len(values)), 1e-10)
-  return min(max(1 - tests * (1 - student_cdf(float(values.mean()) / error, len(values) - 1)), 0.0), 0.9999)
+  return min(max(1 - tests * (1 - student_cdf(float(values.mean()) / error, len(values) - 1)), 0.0),
+             0.9999)
 
 
 def student_cdf(t: float, n: int) -> float:

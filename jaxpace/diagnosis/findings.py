@@ -23,24 +23,26 @@ from jaxpace.diagnosis.modes.case import (
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, name_rank, named
 
-__all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSISTENT", "Finding", "find", "hosts_of",
-           "milliseconds", "name_rank"]
+__all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSISTENT", "Finding",
+           "find", "hosts_of", "milliseconds", "name_rank"]
 
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 _TOGETHER = 0.04
 """Two faults that begin within this part of the run from each other are one."""
 _LITTLE = 0.25
-"""A rank that becomes late as transfers become slow is late because of them if round trips show that data queue on the
-way, and its share is less than this part of theirs."""
+"""A rank that becomes late as transfers become slow is late because of them if round trips show
+that data queue on the way, and its share is less than this part of theirs."""
 
 
 def find(case: Case) -> tuple[Finding, ...]:
   """Looks for every failure mode.
 
-  The waiting for late ranks is divided without overlap among ranks that are late for good (`locality` where their place
-  explains it, else `persistent_straggler`), pauses between steps (`runtime_jitter`) and the rest
-  (`synchronization_amplification`). The pauses themselves are part of the gaps, contention part of the transfers.
+  The waiting for late ranks is divided without overlap among ranks that are late for good
+  (`locality` where their place explains it, else `persistent_straggler`), pauses between steps
+  (`runtime_jitter`) and the rest (`synchronization_amplification`). The pauses themselves are part
+  of the gaps, contention part of the transfers.
 
   Args:
     case: the run, added up; fewer than 20 counted steps carry no finding.
@@ -59,13 +61,16 @@ def find(case: Case) -> tuple[Finding, ...]:
     if slow.queued and late[0].share < _LITTLE * transfers[0].share:
       # What its processors do for a crowded network makes a host late by a little.
       said = Sentence(Evidence.LATE_AS_WELL,
-          f"{named(late[0].hosts) or 'A rank'} is late by a little since then: {late[0].evidence[0]}")
+          f"{named(late[0].hosts) or 'A rank'} is late by a little since then: "
+          f"{late[0].evidence[0]}")
       transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
       late = late[1:]
     else:
-      # A host whose processors are taken is late and slow to send: one fault, and its contention is no fabric's.
+      # A host whose processors are taken is late and slow to send: one fault, and its contention is
+      # no fabric's.
       said = Sentence(Evidence.SLOW_AS_WELL,
-          f"Transfers are slower as well then, as this host's processors serve them: {transfers[0].evidence[0]}")
+          "Transfers are slower as well then, as this host's processors serve them: "
+          f"{transfers[0].evidence[0]}")
       late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
       transfers = []
   findings = [*late, *_turns(case), *transfers]
@@ -81,12 +86,15 @@ def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
     return [late] if late else []
   bad, own = match
   others = [e for e in episodes if e not in own]
-  placed, rest = (hold(case.totals, case.selected, some, case.lateness.usual) for some in (own, others))
-  # Both may be late at once: each gets the mean of what it holds alone and what it adds to the other (Shapley).
+  placed, rest = (hold(case.totals, case.selected, some, case.lateness.usual)
+                  for some in (own, others))
+  # Both may be late at once: each gets the mean of what it holds alone and what it adds to the
+  # other (Shapley).
   placed = _mean_held(placed, held, rest)
   rest = Held(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
               held.by_block - placed.by_block)
-  found = [locality.find_late(case, bad, own, placed)] if placed.seconds >= straggler.LEAST * case.step_time else []
+  found = ([locality.find_late(case, bad, own, placed)]
+           if placed.seconds >= straggler.LEAST * case.step_time else [])
   another = straggler.find(case, others, rest)
   return [*found, *([another] if another else [])]
 
@@ -105,33 +113,41 @@ def _turns(case: Case) -> list[Finding]:
   for_work = by_turns - pauses.waiting
   jittery = jitter.find(case, pauses)
   found = [jittery] if jittery else []
-  # Waiting for gaps that are no finding makes one of waiting for work in step after step, which by itself may be too
-  # little to tell: other load on the hosts makes a few steps long and leaves the median.
+  # Waiting for gaps that are no finding makes one of waiting for work in step after step, which by
+  # itself may be too little to tell: other load on the hosts makes a few steps long and leaves the
+  # median.
   everyday = amplification.everyday(case) >= COSTLY / 2 * case.step_time
   if case.run.ranks > 1:
-    amplified = amplification.find(case, for_work, by_turns if not jittery and everyday else for_work)
+    amplified = amplification.find(case, for_work,
+                                   by_turns if not jittery and everyday else for_work)
     found += [amplified] if amplified and amplified.confidence >= CONFIDENCE else []
   return found
 
 
-def _one_fault(case: Case, late: Finding, contended: Finding, slow: contention.SlowTransfers) -> bool:
-  """Whether transfers are slow because a late rank's host is, and no host's link by itself is the slow one.
+def _one_fault(case: Case, late: Finding, contended: Finding,
+               slow: contention.SlowTransfers) -> bool:
+  """Whether transfers are slow because a late rank's host is, and no host's link by itself is the
+  slow one.
 
-  They became slow when the rank became late; or other programs take its processors all the while they are slow; or it
-  is that host's partners whose connections are busy, with what it is slow to take, and no others'. Or, of two hosts, it
-  is the other one whose link seems slow, by less than the lateness.
+  They became slow when the rank became late; or other programs take its processors all the while
+  they are slow; or it is that host's partners whose connections are busy, with what it is slow to
+  take, and no others'. Or, of two hosts, it is the other one whose link seems slow, by less than
+  the lateness.
   """
   processes = {int(case.run.process_of_rank[r]) for r in late.ranks}
-  if contended.mode == CONTENTION and contended.share < late.share and tcp.waits_for(slow.links, processes):
+  if (contended.mode == CONTENTION and contended.share < late.share
+      and tcp.waits_for(slow.links, processes)):
     return True
-  if contended.mode != CONTENTION or set(contended.hosts) - set(late.hosts) or "slow_host" in contended.causes:
+  if (contended.mode != CONTENTION or set(contended.hosts) - set(late.hosts)
+      or "slow_host" in contended.causes):
     return False
-  if "preempted" in late.causes and (late.first_step or 0) <= (contended.first_step or 0) + _within(case):
+  if ("preempted" in late.causes and (late.first_step or 0) <= (contended.first_step or 0)
+      + _within(case)):
     return True
   if tcp.taken_slowly(slow.links, processes):
     return True
-  # A process that stands still now and then does so in the step and in the collective. Where no connections tell, that
-  # explains both.
+  # A process that stands still now and then does so in the step and in the collective. Where no
+  # connections tell, that explains both.
   if slow.bursts and not slow.links.busy:
     return True
   if contended.first_step is None:
@@ -140,7 +156,8 @@ def _one_fault(case: Case, late: Finding, contended: Finding, slow: contention.S
   blocks = case.lateness.blocks.arrival
   ranks = sorted({e.rank for e in case.lateness.episodes})
   starts = [when.rank_change(case.run, case.selected, rank, point)
-            for rank, points in zip(ranks, change_points(blocks[ranks], len(blocks)), strict=True) for point in points]
+            for rank, points in zip(ranks, change_points(blocks[ranks], len(blocks)), strict=True)
+            for point in points]
   return any(abs(start - contended.first_step) <= _within(case) for start in starts)
 
 
@@ -151,10 +168,12 @@ def _within(case: Case) -> float:
 
 def _slow(case: Case) -> contention.SlowTransfers | None:
   slow = contention.look(case) if case.run.ranks > 1 else None
-  return slow if slow and slow.seconds >= COSTLY * case.step_time and slow.confidence >= CONFIDENCE else None
+  return (slow if slow and slow.seconds >= COSTLY * case.step_time and slow.confidence >= CONFIDENCE
+          else None)
 
 
-def _transfers(case: Case, places: list[locality.Bad], slow: contention.SlowTransfers | None) -> list[Finding]:
+def _transfers(case: Case, places: list[locality.Bad],
+               slow: contention.SlowTransfers | None) -> list[Finding]:
   if slow is None:
     return []
   found = contention.find(case, slow)

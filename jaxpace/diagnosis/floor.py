@@ -1,4 +1,5 @@
-"""What a collective's transfer takes on a quiet fabric: as measured beforehand, else estimated from the run itself."""
+"""What a collective's transfer takes on a quiet fabric: as measured beforehand, else estimated from
+the run itself."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _SHORTEST, _LONGEST = 5, 33
 
 
 class Floor(NamedTuple):
-  """Floor of each collective, and the transfers split by it: transfer = quiet + contention in every step."""
+  """Floor of each collective, and the transfers split by it: transfer = quiet + contention in every
+  step."""
 
   floor: np.ndarray  # [C] seconds, NaN where no transfer is known
   quiet: np.ndarray  # [C, K] min(transfer, floor), NaN where the transfer is not known
@@ -24,7 +26,8 @@ class Floor(NamedTuple):
   source: str
   width: int  # steps of the running median; 0 where the floor is known from elsewhere
   by_group: tuple[np.ndarray, np.ndarray] | None = None
-  """[T, K] quiet and contention of each group of ranks that meets, where not all do: the others' are their means."""
+  """[T, K] quiet and contention of each group of ranks that meets, where not all do: the others'
+  are their means."""
 
   @property
   def known(self) -> bool:
@@ -32,22 +35,26 @@ class Floor(NamedTuple):
     return self.width == 0
 
   def untold_in(self, steps: np.ndarray) -> Floor:
-    """The same where in some steps, [K] bool, longer transfers can't be told from waiting: there is no contention."""
+    """The same where in some steps, [K] bool, longer transfers can't be told from waiting: there is
+    no contention."""
 
     def told(quiet: np.ndarray, contention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-      return np.where(steps, quiet + contention, quiet), np.where(steps, 0.0 * contention, contention)
+      return (np.where(steps, quiet + contention, quiet),
+              np.where(steps, 0.0 * contention, contention))
 
     quiet, contention = told(self.quiet, self.contention)
-    return self._replace(quiet=quiet, contention=contention, by_group=self.by_group and told(*self.by_group))
+    return self._replace(quiet=quiet, contention=contention,
+                         by_group=self.by_group and told(*self.by_group))
 
 
 def running_minimum(transfer: np.ndarray) -> Floor:
   """Takes as floor the lowest running median of the transfer over the run.
 
-  A bare minimum hangs on one freak reading: two exits stamped out of turn give a transfer of 0, and every
-  other step would then count as contended. The median of 5 to 33 neighbouring steps, a twentieth of the run's,
-  asks that the fabric be quiet for some steps before it is believed. A fabric that is never quiet in the run
-  keeps its contention inside the floor: contention is a lower bound.
+  A bare minimum hangs on one freak reading: two exits stamped out of turn give a transfer of 0, and
+  every other step would then count as contended. The median of 5 to 33 neighbouring steps, a
+  twentieth of the run's, asks that the fabric be quiet for some steps before it is believed. A
+  fabric that is never quiet in the run keeps its contention inside the floor: contention is a lower
+  bound.
 
   Args:
     transfer: [C, K] seconds, NaN where not known.
@@ -58,10 +65,13 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   return _above(transfer, floor, RUNNING_MINIMUM, width)
 
 
-def find_floor(run: Run, transfer: np.ndarray, fabric: MeasuredFabric | None, groups: ByGroup | None = None) -> Floor:
-  """The floor of every collective: what the fabric says if that is known, else the run's own running minimum.
+def find_floor(run: Run, transfer: np.ndarray, fabric: MeasuredFabric | None,
+               groups: ByGroup | None = None) -> Floor:
+  """The floor of every collective: what the fabric says if that is known, else the run's own
+  running minimum.
 
-  A transfer that is quick for long in the run itself is believed before a fabric that says it can't be.
+  A transfer that is quick for long in the run itself is believed before a fabric that says it can't
+  be.
 
   Args:
     run: the recorded run.
@@ -81,7 +91,8 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: MeasuredFabric | None, gr
                     for seconds, low in zip(told, own.floor, strict=True)])
   if None in told:
     some = any(seconds is not None for seconds in told)
-    return _above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}" if some else own.source,
+    return _above(transfer, floor,
+                  f"{MEASURED} where it says, else {RUNNING_MINIMUM}" if some else own.source,
                   own.width)
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
 
@@ -99,10 +110,12 @@ def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: 
     if all(seconds is not None for seconds in told):
       own = _above(groups.transfer, floor, f"{MEASURED}: {fabric.source}", 0)
     elif any(seconds is not None for seconds in told):
-      own = _above(groups.transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}", own.width)
+      own = _above(groups.transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}",
+                   own.width)
   there = groups.number.sum(axis=1)
   present = groups.present
-  floor, quiet, contention = np.full(slots, np.nan), *(np.full((slots, len(present)), np.nan) for _ in range(2))
+  floor, quiet, contention = (np.full(slots, np.nan),
+                              *(np.full((slots, len(present)), np.nan) for _ in range(2)))
   for c in range(slots):
     rows = groups.collective == c
     weight = groups.number[rows]
@@ -116,7 +129,8 @@ def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: 
 
 
 def joined_ranks(run: Run) -> int:
-  """Ranks that one collective joins: on a data × model mesh those along the data axis, not all that recorded."""
+  """Ranks that one collective joins: on a data × model mesh those along the data axis, not all that
+  recorded."""
   ranks = run.plan.get("ranks")
   return ranks if isinstance(ranks, int) and 0 < ranks <= run.ranks else run.ranks
 

@@ -1,10 +1,12 @@
-"""What every rank waits for in a collective that not all ranks meet in: for whom, and on whose account.
+"""What every rank waits for in a collective that not all ranks meet in: for whom, and on whose
+account.
 
-Ranks of a group that left their last collective together are compared by their busy time since then, as where all ranks
-meet. Ranks that come from different groups have no common origin but this collective's end: there the wait beyond the
-group's shortest one counts. It is for the rank that waited least, on that rank's account as far as it was busy for
-longer, else on the account of whom it waited for before: blame travels to the rank that is late itself. In a
-point-to-point transfer each rank waits for its source alone, and blame travels up the chain.
+Ranks of a group that left their last collective together are compared by their busy time since
+then, as where all ranks meet. Ranks that come from different groups have no common origin but this
+collective's end: there the wait beyond the group's shortest one counts. It is for the rank that
+waited least, on that rank's account as far as it was busy for longer, else on the account of whom
+it waited for before: blame travels to the rank that is late itself. In a point-to-point transfer
+each rank waits for its source alone, and blame travels up the chain.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class Waits(NamedTuple):
   early: np.ndarray  # s, wait for a rank that came later
   last: np.ndarray  # int64, that rank; the rank itself where there is none
   own: np.ndarray  # s of `early` because that rank was busy for longer itself
-  transfer: np.ndarray  # s, what the collective takes the rank's group; NaN where the rank is not in it
+  # s, what the collective takes the rank's group; NaN where the rank is not in it
+  transfer: np.ndarray
   there: np.ndarray  # bool
   takes: np.ndarray  # bool, ranks to which something is transferred
   beyond: np.ndarray  # s, wait beyond the shortest of the group, whatever it is for
@@ -63,8 +66,8 @@ def waits_of(found: Meetings, c: int, arrival: np.ndarray, wait: np.ndarray, val
                np.where(np.isfinite(low), low, np.nan), there, there, early)
 
 
-def _from_sources(grouped: Grouped, sources: np.ndarray, arrival: np.ndarray, wait: np.ndarray, there: np.ndarray,
-                  own_rank: np.ndarray, before: np.ndarray) -> Waits:
+def _from_sources(grouped: Grouped, sources: np.ndarray, arrival: np.ndarray, wait: np.ndarray,
+                  there: np.ndarray, own_rank: np.ndarray, before: np.ndarray) -> Waits:
   receives = there & np.asarray((sources >= 0).any(axis=0))[:, None]
   low = grouped.spread(grouped.reduce(np.minimum, np.where(receives, wait, np.inf)), np.nan)
   low = np.where(np.isfinite(low), low, np.nan)
@@ -85,7 +88,8 @@ def _from_sources(grouped: Grouped, sources: np.ndarray, arrival: np.ndarray, wa
   took = np.where(receives, wait - early, 0.0)
   number = np.maximum(grouped.reduce(np.add, receives.astype(np.int64)), 1)
   mean = grouped.spread(grouped.reduce(np.add, took) / number, np.nan)
-  return Waits(early, last, own, np.where(receives & np.isfinite(low), mean, np.nan), there, receives, beyond)
+  return Waits(early, last, own, np.where(receives & np.isfinite(low), mean, np.nan), there,
+               receives, beyond)
 
 
 def step_through(found: Meetings, arrival: np.ndarray, wait: np.ndarray, valid: np.ndarray
@@ -93,8 +97,10 @@ def step_through(found: Meetings, arrival: np.ndarray, wait: np.ndarray, valid: 
   """The waits of all [C, R, K] collectives of some steps, in their order."""
   first = np.zeros(valid.shape)
   waits: list[Waits] = []
-  # What was waited for at the end of a step is known the second time; only point-to-point transfers ask for it.
-  for _ in range(1 if found.direct.all() or not any(m.sources is not None for m in found.of) else 2):
+  # What was waited for at the end of a step is known the second time; only point-to-point transfers
+  # ask for it.
+  for _ in range(1 if found.direct.all() or not any(m.sources is not None for m in found.of)
+                 else 2):
     waits, before = [], first
     for c in range(len(arrival)):
       waits.append(waits_of(found, c, arrival[c], wait[c], valid, before))
@@ -104,7 +110,8 @@ def step_through(found: Meetings, arrival: np.ndarray, wait: np.ndarray, valid: 
   return waits
 
 
-def accounts(found: Meetings, waits: list[Waits], start: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+def accounts(found: Meetings, waits: list[Waits],
+             start: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
   """On whose account ranks wait, beyond what the last rank was busy for longer itself.
 
   Args:
@@ -113,7 +120,8 @@ def accounts(found: Meetings, waits: list[Waits], start: np.ndarray) -> tuple[li
     start: [R] on whose account each rank is late at the first of the steps; itself to begin with.
 
   Returns:
-    For each collective [R, K] ranks to which `early - own` goes; and [R] on whose account ranks are late at the end.
+    For each collective [R, K] ranks to which `early - own` goes; and [R] on whose account ranks are
+    late at the end.
   """
   ranks, size = waits[0].early.shape
   none = np.broadcast_to(np.arange(ranks)[:, None], (ranks, size))
@@ -125,7 +133,8 @@ def accounts(found: Meetings, waits: list[Waits], start: np.ndarray) -> tuple[li
     told.append(other)
     itself = 2 * waited.own >= waited.early
     now = np.where(waited.early > 0, np.where(itself, ranks + waited.last, other), now)
-    # Whom others wait for because it was busy for longer itself is late on its own account, whatever was before.
+    # Whom others wait for because it was busy for longer itself is late on its own account,
+    # whatever was before.
     by_itself = np.zeros((ranks, size), bool)
     some = itself & (waited.early > 0)
     by_itself[waited.last[some], steps[some]] = True
@@ -135,5 +144,6 @@ def accounts(found: Meetings, waits: list[Waits], start: np.ndarray) -> tuple[li
   for k in range(size):
     begin[:, k] = start
     start = np.concatenate([start, fixed])[now[:, k]]
-  return [np.where(code >= ranks, code - ranks, np.take_along_axis(begin, np.minimum(code, ranks - 1), axis=0))
+  return [np.where(code >= ranks, code - ranks,
+                   np.take_along_axis(begin, np.minimum(code, ranks - 1), axis=0))
           for code in told], start

@@ -1,4 +1,5 @@
-"""Whether a job hangs, or hung when it ended, and why: by where the rings of marks say that its ranks are. Pure."""
+"""Whether a job hangs, or hung when it ended, and why: by where the rings of marks say that its
+ranks are. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from jaxpace.diagnosis.codes import Sentence
 from jaxpace.trace.flight.told import Flight, Told, told
 
 USUAL_STEPS = 20.0
-"""Ranks that wait for longer than so many of the usual steps hang, if that is longer than the following."""
+"""Ranks that wait for longer than so many of the usual steps hang, if that is longer than the
+following."""
 RUNNING_SECONDS, FIRST_SECONDS = 10.0, 60.0
 """In a job that runs; the latter before a few steps have shown how long they take."""
 ENDED_SECONDS = 3.0
@@ -37,10 +39,12 @@ class Hang:
   @property
   def sentences(self) -> tuple[Sentence, ...]:
     """All of it in words, each with the code of its cause."""
-    said = [Sentence(_CODES[one.cause.kind], sentence) for one in self.causes[:_MOST] for sentence in one.sentences]
+    said = [Sentence(_CODES[one.cause.kind], sentence) for one in self.causes[:_MOST]
+            for sentence in one.sentences]
     more = len(self.causes) - _MOST
     if more > 0:
-      said.append(Sentence(_CODES[self.causes[_MOST].cause.kind], f"{more} more causes hold fewer ranks."))
+      said.append(Sentence(_CODES[self.causes[_MOST].cause.kind],
+                           f"{more} more causes hold fewer ranks."))
     return tuple(said)
 
   def to_json(self) -> dict[str, Any]:
@@ -59,7 +63,8 @@ def find_hang(flight: Flight | None) -> Hang | None:
   lasted longer than steps take, or what ended the others: a process that died in the middle.
 
   Args:
-    flight: where its ranks are, see `jaxpace.trace.flight.read.read_flight`; None of a run without rings.
+    flight: where its ranks are, see `jaxpace.trace.flight.read.read_flight`; None of a run without
+      rings.
 
   Returns:
     None where nothing is to be said.
@@ -71,7 +76,8 @@ def find_hang(flight: Flight | None) -> Hang | None:
     limit = FIRST_SECONDS if flight.running else ENDED_SECONDS
   else:
     limit = max(RUNNING_SECONDS if flight.running else ENDED_SECONDS, USUAL_STEPS * usual)
-  causes = tuple(one for one in told(flight) if (flight.waited(one.cause) or 0.0) >= limit or _died(flight, one))
+  causes = tuple(one for one in told(flight) if (flight.waited(one.cause) or 0.0) >= limit
+                 or _died(flight, one))
   if not causes:
     return None
   return Hang(flight.running, causes, flight.waited(causes[0].cause), flight.left_out, flight.run)

@@ -1,7 +1,7 @@
 """Who is late, persistently or by turns, since when, and how sure that is.
 
-Lateness is told by undelayed arrival: how long a rank was busy since it left the last collective itself. Entry
-against a common exit would blame the neighbour that a slow host lets out late.
+Lateness is told by undelayed arrival: how long a rank was busy since it left the last collective
+itself. Entry against a common exit would blame the neighbour that a slow host lets out late.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.stretches import whole_stretches
 from jaxpace.diagnosis.totals import ByGroup, Summed, Totals
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 HIDDEN = 0.25
-"""A rank whose lateness is less than this part of the latest one's at the time hides behind it: it isn't named."""
+"""A rank whose lateness is less than this part of the latest one's at the time hides behind it: it
+isn't named."""
 LITTLE = 0.05
 """So does one for which the job waits for less than this part of what it waits for that one."""
 PAUSES = 0.5
-"""A rank this part of whose lateness comes from a few long gaps pauses now and then: it is late by no fixed amount."""
+"""A rank this part of whose lateness comes from a few long gaps pauses now and then: it is late by
+no fixed amount."""
 
 CROWDED_LEAST = 0.03
-"""Where other programs run on the hosts' processors, ranks late for less than half of the run are named from this share
-of the step on: below it they are late where such a program happened to run."""
+"""Where other programs run on the hosts' processors, ranks late for less than half of the run
+are named from this share of the step on: below it they are late where such a program happened to
+run."""
 
 
 class Held(NamedTuple):
-  """The part of the waiting that is for some ranks, because each of their means is the highest. Seconds a step."""
+  """The part of the waiting that is for some ranks, because each of their means is the highest.
+  Seconds a step."""
 
   by_collective: np.ndarray  # [C]
   for_gaps: float  # of it, for longer gaps
@@ -45,11 +50,14 @@ class Held(NamedTuple):
 
 
 class Lateness(NamedTuple):
-  """How late each rank is. R ranks, C collectives, B blocks; seconds; NaN for a rank that is not judged."""
+  """How late each rank is. R ranks, C collectives, B blocks; seconds; NaN for a rank that is not
+  judged."""
 
   mean: np.ndarray  # [R] mean arrival less the typical rank's
-  confidence: np.ndarray  # [R] that the rank is later than the typical one at all, all ranks tested together
-  persistence: np.ndarray  # [R] share of the blocks in which it was late by half of `EFFECT` or more
+  # [R] that the rank is later than the typical one at all, all ranks tested together
+  confidence: np.ndarray
+  # [R] share of the blocks in which it was late by half of `EFFECT` or more
+  persistence: np.ndarray
   late: np.ndarray  # ranks that are persistently late, costliest first
   hidden: np.ndarray  # ranks that are persistently late as well, but by much less than the latest
   typical: np.ndarray  # the ranks the others are compared with
@@ -70,20 +78,26 @@ def find_late(summed: Summed, usual: Sequence[int] = ()) -> Lateness:
 
   Args:
     summed: the run, added up.
-    usual: ranks that are late whatever the tests of their means say: they are last in most of the steps.
+    usual: ranks that are late whatever the tests of their means say: they are last in most of the
+      steps.
 
   Returns:
-    The lateness of every rank. `persistent` + `random` is the mean earliness of each collective, exactly.
+    The lateness of every rank. `persistent` + `random` is the mean earliness of each collective,
+    exactly.
   """
   run, selected, totals, step_time = summed.run, summed.selected, summed.totals, summed.step_time
   ranks, size = len(totals.present), max(1, selected.size)
   eligible = totals.present >= max(1, selected.size / 2)
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
   if totals.late_by_sums is not None:  # of all steps, not only of those that are written in full
-    arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_by_sums), totals.late_by_sums, arrival)
-  joined = totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart else None
-  blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival), joined)
-  earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0 for row in totals.earliness])
+    arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_by_sums), totals.late_by_sums,
+                       arrival)
+  joined = (totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart
+            else None)
+  blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival),
+                  joined)
+  earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0
+                        for row in totals.earliness])
   waiting = selected.means(totals.earliness.sum(axis=0))
   if eligible.sum() < 2 or not step_time > 0:
     nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
@@ -147,12 +161,14 @@ def costliest_first(episodes: Sequence[Episode]) -> list[int]:
   return sorted(cost, key=lambda rank: -cost[rank])
 
 
-def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode], usual: Sequence[int] = ()) -> Held:
-  """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A, less mean A.
+def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode],
+         usual: Sequence[int] = ()) -> Held:
+  """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A,
+  less mean A.
 
-  Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and the rest. Where one
-  of the `usual` ranks is among them, who are late by no fixed amount, it is the waiting in the steps in which the
-  job waits for one of them.
+  Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and
+  the rest. Where one of the `usual` ranks is among them, who are late by no fixed amount, it is the
+  waiting in the steps in which the job waits for one of them.
   """
   slots = len(totals.lateness)
   by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(selected.blocks), 0.0
@@ -163,7 +179,8 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode], u
     own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
     number = int(steps[begin:end].sum())
     if set(own) & set(usual) and totals.groups is not None:
-      seconds = np.array([charged[own, begin:end].sum() for charged in totals.groups.charged]) / max(1, selected.size)
+      seconds = (np.array([charged[own, begin:end].sum() for charged in totals.groups.charged])
+                 / max(1, selected.size))
       by_collective += seconds
       each_block[begin:end] += seconds.sum() * selected.size / max(1, number)
       continue
@@ -187,7 +204,8 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode], u
     worst = int(mean[0].argmax())
     gap = float(totals.lateness_runtime[own[worst], begin:end].sum() / present[worst])
     rest = max(float(mean[0, worst]) - gap, 0.0)
-    if gap > 0 and totals.groups is not None and totals.groups.mixed:  # in whatever collectives others wait for that
+    # in whatever collectives others wait for that
+    if gap > 0 and totals.groups is not None and totals.groups.mixed:
       of_rank = max(float(np.maximum(mean[:, worst], 0.0).sum()), gap)
       for_gaps += float(seconds.sum()) * gap / of_rank * number / max(1, selected.size)
     elif gap > 0:
@@ -195,8 +213,10 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode], u
   return Held(by_collective, float(for_gaps), each_block)
 
 
-def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: slice, number: int) -> np.ndarray:
-  """[C] seconds that the job waits for some ranks, of which each holds up those of its own group, and who wait for it.
+def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: slice,
+                   number: int) -> np.ndarray:
+  """[C] seconds that the job waits for some ranks, of which each holds up those of its own group,
+  and who wait for it.
 
   Args:
     groups: the run's.
@@ -217,8 +237,10 @@ def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: 
   return seconds
 
 
-def _usual(totals: Totals, selected: SelectedSteps, every: Sequence[Episode], rank: int) -> list[Episode]:
-  """When a rank is late that is last in most of the steps: as its mean tells if it does so, else throughout.
+def _usual(totals: Totals, selected: SelectedSteps, every: Sequence[Episode],
+           rank: int) -> list[Episode]:
+  """When a rank is late that is last in most of the steps: as its mean tells if it does so, else
+  throughout.
 
   Its lateness is then what the others wait for it, mean over the steps in which it is last.
   """
@@ -231,14 +253,15 @@ def _usual(totals: Totals, selected: SelectedSteps, every: Sequence[Episode], ra
   level = [float(np.nanmean(often[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)]
   high = [i for i, share in enumerate(level) if share >= CHRONIC]
   begin, end = (edges[high[0]], edges[high[-1] + 1]) if high else (0, selected.blocks)
-  return [Episode(rank, begin, end, int(totals.block_steps[rank, begin:end].sum()), waited_for(totals, rank),
-                  CONFIDENCE, float(np.nanmean(often[begin:end])))]
+  return [Episode(rank, begin, end, int(totals.block_steps[rank, begin:end].sum()),
+                  waited_for(totals, rank), CONFIDENCE, float(np.nanmean(often[begin:end])))]
 
 
 def waited_for(totals: Totals, rank: int) -> float:
   """Seconds that each other rank waits for this one, mean over the steps in which it is last."""
   ranks = int((totals.present > 0).sum())
-  joined = totals.groups.found.joined if totals.groups is not None else np.zeros(len(totals.present))
+  joined = (totals.groups.found.joined if totals.groups is not None
+            else np.zeros(len(totals.present)))
   others = int(((joined == joined[rank]) & (totals.present > 0)).sum()) - 1
   return float(totals.blame[rank]) / max(1, int(totals.last[rank])) * ranks / max(1, others)
 
@@ -270,17 +293,20 @@ def _brief(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode])
 
 
 def _hides(episode: Episode, named: Sequence[Episode]) -> bool:
-  """Whether another rank was much later during most of it, or costs many times as much for being later."""
+  """Whether another rank was much later during most of it, or costs many times as much for being
+  later."""
 
   def much_later(other: Episode) -> bool:
     together = min(other.end, episode.end) - max(other.begin, episode.begin)
-    return other.lateness * HIDDEN > episode.lateness and 2 * together >= episode.end - episode.begin
+    return (other.lateness * HIDDEN > episode.lateness
+            and 2 * together >= episode.end - episode.begin)
 
   def much_costlier(other: Episode) -> bool:
     return (other.lateness > episode.lateness
             and other.lateness * other.steps * LITTLE > episode.lateness * episode.steps)
 
-  return any(much_later(other) or much_costlier(other) for other in named if other.rank != episode.rank)
+  return any(much_later(other) or much_costlier(other)
+             for other in named if other.rank != episode.rank)
 
 
 def _ratio(total: np.ndarray, number: np.ndarray) -> np.ndarray:

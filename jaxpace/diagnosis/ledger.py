@@ -1,9 +1,11 @@
-"""Whom ranks wait for in hundreds of collectives of mixed groups: what made each rank late, and by how much.
+"""Whom ranks wait for in hundreds of collectives of mixed groups: what made each rank late, and by
+how much.
 
-A rank that waits takes over the lateness of the rank it waited for: from then on it is as late, for the same reasons.
-So each rank carries a few reasons: a rank that was busy for longer before a collective than the others were, and by how
-much. What one rank waits for another is charged to that rank as far as it was busy for longer just now, and else to the
-reasons that it has and the waiting rank doesn't: what made both late makes neither wait for the other.
+A rank that waits takes over the lateness of the rank it waited for: from then on it is as late, for
+the same reasons. So each rank carries a few reasons: a rank that was busy for longer before a
+collective than the others were, and by how much. What one rank waits for another is charged to that
+rank as far as it was busy for longer just now, and else to the reasons that it has and the waiting
+rank doesn't: what made both late makes neither wait for the other.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Charge(NamedTuple):
 
   culprits: tuple[np.ndarray, ...]  # int64, ranks
   seconds: tuple[np.ndarray, ...]  # together what each rank waits
-  begun: tuple[np.ndarray, ...]  # bool, what the culprit did before its first collective made it late
+  # bool, what the culprit did before its first collective made it late
+  begun: tuple[np.ndarray, ...]
 
   def by_culprit(self, ranks: int, weight: np.ndarray) -> np.ndarray:
     """[R, K] s that are charged to each rank, each step's times its weight, [K]."""
@@ -34,18 +37,21 @@ class Charge(NamedTuple):
     for culprit, seconds in zip(self.culprits, self.seconds, strict=True):
       at = np.flatnonzero(seconds)
       if at.size:
-        total += np.bincount((culprit * size + steps).reshape(-1)[at], (seconds * weight).reshape(-1)[at], total.size)
+        total += np.bincount((culprit * size + steps).reshape(-1)[at],
+                             (seconds * weight).reshape(-1)[at], total.size)
     return total.reshape(ranks, size)
 
 
-def charges(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, adjacent: np.ndarray) -> Iterator[Charge]:
+def charges(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
+            adjacent: np.ndarray) -> Iterator[Charge]:
   """Goes through the collectives of some steps.
 
   Args:
     found: who meets.
     waits: of each collective.
     arrival: [C, R, K] s busy before it, undelayed.
-    adjacent: [K] bool, whether the step before is the one before in the arrays: reasons of its end are then known.
+    adjacent: [K] bool, whether the step before is the one before in the arrays: reasons of its end
+      are then known.
 
   Yields:
     For each collective, in its order, who is charged.
@@ -67,9 +73,11 @@ def charges(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, adjace
   yield from _through(found, waits, arrival, events, amounts)
 
 
-def _through(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, events: np.ndarray, amounts: np.ndarray
+def _through(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, events: np.ndarray,
+             amounts: np.ndarray
              ) -> Iterator[Charge]:
-  """The same, with the reasons [M, R, K] that ranks have at the begin; they are changed to those at the end."""
+  """The same, with the reasons [M, R, K] that ranks have at the begin; they are changed to those at
+  the end."""
   reasons, ranks, _ = events.shape
   own_rank = np.arange(ranks)[:, None]
   joined = Grouped(found.joined)
@@ -88,7 +96,8 @@ def _through(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, event
     seconds = tuple(different[m] * part for m in range(reasons))
     yield Charge((last, *(np.maximum(theirs[m], 0) % ranks for m in range(reasons))),
                  (waited.own + np.where(whole > 0, 0.0, rest), *seconds),
-                 (np.full(rest.shape, c == 0), *(theirs[m] % (len(waits) * ranks) < ranks for m in range(reasons))))
+                 (np.full(rest.shape, c == 0),
+                  *(theirs[m] % (len(waits) * ranks) < ranks for m in range(reasons))))
     if found.levels(c).all():
       events[:], amounts[:] = -1, 0.0
       continue

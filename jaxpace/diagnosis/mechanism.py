@@ -1,4 +1,5 @@
-"""What the hosts' columns show of why a process is late or pauses. What they don't show is left open."""
+"""What the hosts' columns show of why a process is late or pauses. What they don't show is left
+open."""
 
 from __future__ import annotations
 
@@ -12,18 +13,21 @@ from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.wording import milliseconds, name_process, percent
 from jaxpace.trace.host_causes import PAUSES
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 PART = 0.3
 """A column explains lateness or pauses if it holds this part of them ..."""
 _LEAST = 0.025
 """... or this share of the step."""
 _LONG = 0.1
-"""Share of the step that a pause takes at least; shorter than half of the median one it is none like them."""
+"""Share of the step that a pause takes at least; shorter than half of the median one it is none
+like them."""
 _SWITCHES = 0.2
 SLICE = 10e-3
-"""Seconds that a process which is preempted waits for its processor again, at most, as a rule: Linux grants others a
-slice of 3 to 5 ms, longer on many cores. Switches explain no more lateness than so each: a process that sleeps is
-switched now and then as well, on a machine with few cores."""
+"""Seconds that a process which is preempted waits for its processor again, at most, as a rule:
+Linux grants others a slice of 3 to 5 ms, longer on many cores. Switches explain no more lateness
+than so each: a process that sleeps is switched now and then as well, on a machine with few
+cores."""
 _SLOWER_CLOCK = 0.05
 
 
@@ -51,10 +55,12 @@ def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float,
     lateness: seconds a step to be explained.
     gap: of it, for a longer gap between steps, in which a process computes next to nothing.
   """
-  return [*_columns(case, process, begin, end, lateness, gap), *_samples(case, process, begin, end, lateness)]
+  return [*_columns(case, process, begin, end, lateness, gap),
+          *_samples(case, process, begin, end, lateness)]
 
 
-def _columns(case: Case, process: int, begin: int, end: int, lateness: float, gap: float) -> list[Mechanism]:
+def _columns(case: Case, process: int, begin: int, end: int, lateness: float,
+             gap: float) -> list[Mechanism]:
   causes = case.run.host_causes
   row = causes.row(process)
   if row is None:
@@ -76,7 +82,8 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float, ga
       excess[name] = float(mean[row]) - usual
   for name, cause in PAUSES.items():
     if excess.get(name, 0.0) >= PART * lateness:
-      found.append(Mechanism(name, f"{who} {cause.pauses} for {milliseconds(float(means[name][row]))} a step, "
+      found.append(Mechanism(name, f"{who} {cause.pauses} for "
+                                   f"{milliseconds(float(means[name][row]))} a step, "
                                    f"{milliseconds(excess[name])} more than the others."))
   if found:
     return found
@@ -88,44 +95,53 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float, ga
   if explained and switches >= _SWITCHES and float(means["nivcsw"][row]) >= 2 * (
       float(means["nivcsw"][row]) - switches) and (work is None or work < 0.5 * lateness):
     found.append(Mechanism("preempted", (
-        f"{who} is preempted: {float(means['nivcsw'][row]):.1f} involuntary switches a step, {switches:.1f} more than "
-        "the others" + (", while its CPU time is not longer" if work is not None else "")
+        f"{who} is preempted: {float(means['nivcsw'][row]):.1f} involuntary switches a step, "
+        f"{switches:.1f} more than the others"
+        + (", while its CPU time is not longer" if work is not None else "")
         + ": something else runs on its processors.")))
   elif work is not None and work >= 0.5 * lateness:
-    found.append(Mechanism("work", f"{who} has more work: its CPU time is {milliseconds(work)} a step longer than the "
-                                   "others'."))
+    found.append(Mechanism("work", f"{who} has more work: its CPU time is {milliseconds(work)} a "
+                                   "step longer than the others'."))
   elif work is not None and len(causes.processes) > 1:
     found.append(Mechanism("", (
-        f"{who} uses no more CPU time than the others, and is not preempted so often that it would explain this: it "
-        "sleeps, stands still or waits for a device, and the host's columns don't say for what.")))
+        f"{who} uses no more CPU time than the others, and is not preempted so often that it would "
+        "explain this: it sleeps, stands still or waits for a device, and the host's columns don't "
+        "say for what.")))
   return found
 
 
 def _samples(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
   run, selected, found = case.run, case.selected, []
   who = name_process(run, process).capitalize()
-  for column, kind, does in (("throttled_ns", "throttled", "is throttled by a CPU limit of its control group"),
-                             ("steal_ns", "steal", "runs on a host whose hypervisor gives its processors to others")):
+  for column, kind, does in (("throttled_ns", "throttled",
+                              "is throttled by a CPU limit of its control group"),
+                             ("steal_ns", "steal",
+                              "runs on a host whose hypervisor gives its processors to others")):
     rise = per_step(run, selected, column, begin, end)
     others = [value for other, value in rise.items() if other != process]
     own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
     if own >= PART * lateness:
-      found.append(Mechanism(kind, f"{who} {does}: {milliseconds(own)} a step more than the others."))
+      found.append(Mechanism(kind,
+                             f"{who} {does}: {milliseconds(own)} a step more than the others."))
   clocks = mean_gauge(run, selected, "gpu_clock_mhz", begin, end)
   others = [value for other, value in clocks.items() if other != process]
-  if process in clocks and others and clocks[process] < (1 - _SLOWER_CLOCK) * float(np.median(others)):
-    found.append(Mechanism("gpu_clock", f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the others' at "
-                                        f"{float(np.median(others)):.0f}: heat, power, or a limit set on it."))
+  if (process in clocks and others
+      and clocks[process] < (1 - _SLOWER_CLOCK) * float(np.median(others))):
+    found.append(Mechanism("gpu_clock", f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the "
+                                        f"others' at {float(np.median(others)):.0f}: heat, power, "
+                                        "or a limit set on it."))
   return found
 
 
 def crowded_processors(case: Case) -> bool:
-  """Whether something else runs on the hosts' processors all the time: then gaps and transfers are ragged by that."""
+  """Whether something else runs on the hosts' processors all the time: then gaps and transfers are
+  ragged by that."""
   return switches(case.run, case.selected) >= CROWDED
 
 
 def held_by_causes(case: Case) -> np.ndarray | None:
-  """[R] seconds a step that each rank's process spends now and then on what its columns measure; None: next to none."""
+  """[R] seconds a step that each rank's process spends now and then on what its columns measure;
+  None: next to none."""
   causes, held = case.run.host_causes, np.zeros(case.run.ranks)
   for name in PAUSES:
     if name in causes.columns:
@@ -177,8 +193,9 @@ def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mech
       longest = float(values.max())
       part = min(held / pause, 1.0)
       found.append((Mechanism(name, (
-          f"In its long gaps a process {cause.pauses}: {milliseconds(held)} a step, {percent(part)} of the pauses, in "
-          f"{percent(float(struck.mean()))} of the steps, up to {milliseconds(longest)} at a time.")), part))
+          f"In its long gaps a process {cause.pauses}: {milliseconds(held)} a step, "
+          f"{percent(part)} of the pauses, in {percent(float(struck.mean()))} of the steps, up to "
+          f"{milliseconds(longest)} at a time.")), part))
   return sorted(found, key=lambda entry: -entry[1])
 
 

@@ -1,7 +1,8 @@
 """Who waits for whom in the collectives of a run, where not all ranks meet in all of them.
 
-Ranks that meet in a collective are one group of it; groups that share ranks, in whatever collectives, are joined. What
-is never joined is never compared: its clocks, and what its ranks wait for, have nothing to do with each other.
+Ranks that meet in a collective are one group of it; groups that share ranks, in whatever
+collectives, are joined. What is never joined is never compared: its clocks, and what its ranks wait
+for, have nothing to do with each other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Grouped:
     self.size = len(self.starts)
     self.of_rank = np.full(len(groups), self.size, np.int64)
     """[R] number of the group, from 0 without a gap; the number of groups for a rank of none."""
-    self.of_rank[self.order] = np.repeat(np.arange(self.size), np.diff(np.append(self.starts, len(self.order))))
+    self.of_rank[self.order] = np.repeat(np.arange(self.size),
+                                         np.diff(np.append(self.starts, len(self.order))))
 
   def reduce(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
     """[R, K] to [G, K]."""
@@ -64,9 +66,11 @@ class Meetings(NamedTuple):
   of: tuple[Meeting, ...]
   grouped: tuple[Grouped, ...]
   direct: np.ndarray
-  """[C, R] bool: the ranks of the group left their last collective together, so that own exits are one origin."""
+  """[C, R] bool: the ranks of the group left their last collective together, so that own exits are
+  one origin."""
   joined: np.ndarray
-  """[R] number of the ranks that are joined by any collectives, from 0 on; of their own where in none."""
+  """[R] number of the ranks that are joined by any collectives, from 0 on; of their own where in
+  none."""
 
   @property
   def apart(self) -> bool:
@@ -74,7 +78,8 @@ class Meetings(NamedTuple):
     return bool(self.joined.max(initial=0) > 0)
 
   def levels(self, c: int) -> np.ndarray:
-    """[R] bool, ranks that meet all those they are joined with in the c-th collective: they leave it together."""
+    """[R] bool, ranks that meet all those they are joined with in the c-th collective: they leave
+    it together."""
     if self.of[c].sources is not None:
       return np.zeros(len(self.joined), bool)
     grouped = self.grouped[c]
@@ -108,7 +113,8 @@ def that_all_meet(run: Run) -> list[np.ndarray] | None:
     return [np.arange(run.ranks)]
   if not all(found.levels(c).all() for c in range(len(found.of))):
     return None
-  return [np.flatnonzero(found.joined == number) for number in range(int(found.joined.max(initial=0)) + 1)]
+  return [np.flatnonzero(found.joined == number)
+          for number in range(int(found.joined.max(initial=0)) + 1)]
 
 
 def joined_ranks_of(run: Run) -> np.ndarray | None:
@@ -122,21 +128,24 @@ def _meetings(key: tuple[tuple[bytes, bytes], ...], ranks: int) -> Meetings:
   of = tuple(Meeting(np.frombuffer(groups, np.int64),
                      np.frombuffer(sources, np.int64).reshape(-1, ranks) if sources else None)
              for groups, sources in key)
-  return Meetings(of, tuple(Grouped(_who_wait(m)) for m in of), _direct(of, ranks), _joined(of, ranks))
+  return Meetings(of, tuple(Grouped(_who_wait(m)) for m in of), _direct(of, ranks),
+                  _joined(of, ranks))
 
 
 def _who_wait(meeting: Meeting) -> np.ndarray:
   """[R] groups, without the ranks of which nobody receives and that receive from nobody."""
   if meeting.sources is None:
     return meeting.groups
-  chain = _joined((Meeting(np.full(meeting.groups.shape, -1, np.int64), meeting.sources),), len(meeting.groups))
+  chain = _joined((Meeting(np.full(meeting.groups.shape, -1, np.int64), meeting.sources),),
+                  len(meeting.groups))
   takes_part = np.asarray((meeting.sources >= 0).any(axis=0))
   takes_part[meeting.sources[meeting.sources >= 0]] = True
   return np.where(takes_part, chain, -1)
 
 
 def _direct(of: tuple[Meeting, ...], ranks: int) -> np.ndarray:
-  """[C, R] whether all ranks of the rank's group left one and the same group of one collective before."""
+  """[C, R] whether all ranks of the rank's group left one and the same group of one collective
+  before."""
   takes_part = [_who_wait(m) >= 0 for m in of]
   direct = np.zeros((len(of), ranks), bool)
   for c, meeting in enumerate(of):

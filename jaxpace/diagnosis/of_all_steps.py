@@ -11,7 +11,8 @@ from jaxpace.trace.run import Run
 
 
 def of_all_steps(facts: Facts, finished: Run) -> Facts:
-  """Puts the times of all steps in: steps that might have been are as many times as quick as those written in full.
+  """Puts the times of all steps in: steps that might have been are as many times as quick as those
+  written in full.
 
   Args:
     facts: of the steps that are written in full; they come back as they are where those are all.
@@ -37,4 +38,5 @@ def of_all_steps(facts: Facts, finished: Run) -> Facts:
       no_contention=scaled(facts.no_contention), without_rank=each(facts.without_rank),
       without_late=scaled(facts.without_late), without_host=each(facts.without_host),
       no_runtime_jitter=scaled(facts.no_runtime_jitter), work_shared=scaled(facts.work_shared),
-      asked=tuple((text, one._replace(step_time=one.step_time * factor)) for text, one in facts.asked))
+      asked=tuple((text, one._replace(step_time=one.step_time * factor))
+                  for text, one in facts.asked))

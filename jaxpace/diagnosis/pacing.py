@@ -1,4 +1,5 @@
-"""What pacing did to the step time, measured on the job: by the blocks in which a guard let it act and held it back."""
+"""What pacing did to the step time, measured on the job: by the blocks in which a guard let it act
+and held it back."""
 
 from __future__ import annotations
 
@@ -17,20 +18,24 @@ LEVEL = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class PacingEffect:
-  """The effect of pacing, (on - off) / off of the mean step time: below zero is faster with pacing."""
+  """The effect of pacing, (on - off) / off of the mean step time: below zero is faster with
+  pacing."""
 
   effect: float | None  # over all recorded pairs of blocks; None where there are none
-  interval: tuple[float, float] | None  # 95 %, holds however often it is looked at; None where there are too few pairs
+  # 95 %, holds however often it is looked at; None where there are too few pairs
+  interval: tuple[float, float] | None
   pairs: int
   on: bool | None  # whether the guard lets pacing act in the last recorded step
-  own_effect: float | None  # the guard's own last estimate, of the pairs since it last returned to pairs
+  # the guard's own last estimate, of the pairs since it last returned to pairs
+  own_effect: float | None
   own_interval: tuple[float, float] | None
   own_pairs: int
   alike: bool  # whether all ranks judged alike; otherwise the blocks are those of one rank
 
   def to_json(self) -> dict[str, Any]:
     """Plain values for the report's `pacing`."""
-    return {"effect": self.effect, "effect_interval": list(self.interval) if self.interval else None,
+    return {"effect": self.effect,
+            "effect_interval": list(self.interval) if self.interval else None,
             "blocks": 2 * self.pairs,
             "guard": {"on": self.on, "effect": self.own_effect, "pairs": self.own_pairs,
                       "effect_interval": list(self.own_interval) if self.own_interval else None,
@@ -38,39 +43,46 @@ class PacingEffect:
 
   def sentence(self) -> str:
     """What a person reads."""
-    state = {True: "At the end it lets pacing act.", False: "At the end it holds pacing back.", None: ""}[self.on]
+    state = {True: "At the end it lets pacing act.", False: "At the end it holds pacing back.",
+             None: ""}[self.on]
     if self.effect is None:
-      return f"The guard has not compared any blocks: no delay was asked for, or not for long enough. {state}".rstrip()
+      return ("The guard has not compared any blocks: no delay was asked for, or not for long "
+              f"enough. {state}").rstrip()
     if self.interval is None:
       sure = f"too few pairs of blocks ({self.pairs}) for an interval"
     else:
       sure = (f"95 % interval {100 * self.interval[0]:+.1f} to {100 * self.interval[1]:+.1f} %, "
               f"{plural(self.pairs, 'pair')} of blocks")
     alike = "" if self.alike else " Each rank judged for itself; this is by one rank's blocks."
-    return f"Effect on the mean step: {100 * self.effect:+.1f} % with pacing ({sure}). {state}{alike}".rstrip()
+    return (f"Effect on the mean step: {100 * self.effect:+.1f} % with pacing ({sure}). "
+            f"{state}{alike}").rstrip()
 
 
 def measured(run: Run) -> PacingEffect | None:
   """Measures the effect from the recorded steps; None where no guard ran.
 
-  The means of the recorded steps by arm in each of the guard's pairs give one difference a pair, and these the interval
-  of `jaxpace.coordination.sequential`. So it is over all pairs of the run (or the window), while the guard's own
-  estimate starts anew whenever it returns to pairs, and leaves the last steps out that its news were not there for.
+  The means of the recorded steps by arm in each of the guard's pairs give one difference a pair,
+  and these the interval of `jaxpace.coordination.sequential`. So it is over all pairs of the run
+  (or the window), while the guard's own estimate starts anew whenever it returns to pairs, and
+  leaves the last steps out that its news were not there for.
   """
   columns = run.guard
   if not columns or "guard_pair" not in columns:
     return None
   compared = compare(run)
   assert compared is not None
-  effect, interval = effect_of(compared.means, compared.variance) if len(compared.means) else (None, None)
+  effect, interval = (effect_of(compared.means, compared.variance) if len(compared.means)
+                      else (None, None))
   on = columns["guard_on"]
   known = np.flatnonzero(np.isfinite(on) & run.inside)
   last = int(known[-1]) if known.size else None
-  own = {name: _value(columns, name, last) for name in ("effect", "effect_low", "effect_high", "pairs")}
+  own = {name: _value(columns, name, last)
+         for name in ("effect", "effect_low", "effect_high", "pairs")}
   low, high = own["effect_low"], own["effect_high"]
   return PacingEffect(
-      effect=effect, interval=interval, pairs=len(compared.means), on=None if last is None else bool(on[last] > 0.5),
-      own_effect=own["effect"], own_interval=(low, high) if low is not None and high is not None else None,
+      effect=effect, interval=interval, pairs=len(compared.means),
+      on=None if last is None else bool(on[last] > 0.5), own_effect=own["effect"],
+      own_interval=(low, high) if low is not None and high is not None else None,
       own_pairs=int(own["pairs"] or 0), alike=run.plan.get("share") is not False)
 
 
@@ -94,7 +106,8 @@ def compare(run: Run) -> Compared | None:
   nothing = np.empty(0, np.int64)
   if not at.size:
     return Compared(np.empty((0, 2)), 0.0, nothing, nothing)
-  attempt = run.attempt.max(axis=0)[at].astype(np.int64)  # a restarted guard counts pairs from 0 again
+  # a restarted guard counts pairs from 0 again
+  attempt = run.attempt.max(axis=0)[at].astype(np.int64)
   _, number = np.unique(np.stack([attempt, pair[at].astype(np.int64)]), axis=1, return_inverse=True)
   number = number.reshape(-1)
   size = int(number.max()) + 1
@@ -130,7 +143,8 @@ def effect_of(means: np.ndarray, variance: float) -> tuple[float, tuple[float, f
 
 
 def _half_width(difference: np.ndarray, variance: float) -> float:
-  from jaxpace.coordination import plain, sequential  # imports JAX, for which a report without a guard needn't wait
+  # imports JAX, for which a report without a guard needn't wait
+  from jaxpace.coordination import plain, sequential
 
   # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
   squares = float(((difference - difference.mean())**2).sum())

@@ -1,4 +1,5 @@
-"""What pauses that the processes measure themselves cost a step: themselves, and the waiting for them."""
+"""What pauses that the processes measure themselves cost a step: themselves, and the waiting for
+them."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ class Paused(NamedTuple):
 def paused(run: Run, selected: SelectedSteps) -> Paused:
   """Adds up the pauses beyond each process's usual ones and the waiting for them.
 
-  The earliness of a rank, max A - A, is split by the positive differences (last rank - this one) between pauses and all
-  else, as docs/accounting.md has it.
+  The earliness of a rank, max A - A, is split by the positive differences (last rank - this one)
+  between pauses and all else, as docs/accounting.md has it.
 
   Args:
     run: with columns of causes.
@@ -46,7 +47,8 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
     valid, arrival = valid[:, some], undelayed(work)[0][:, some]
     paused_now = np.where(valid, pause[:, part][:, some], 0.0)
     # The columns are the process's: a rank of it pauses no longer than its own gap.
-    paused_now = np.minimum(paused_now, np.where(valid, work.runtime[:, some] if gaps else arrival, 0.0))
+    paused_now = np.minimum(paused_now,
+                            np.where(valid, work.runtime[:, some] if gaps else arrival, 0.0))
     rest = arrival - paused_now
     reach = np.where(valid, arrival, -np.inf)
     last = reach.argmax(axis=0)[None]
@@ -54,7 +56,8 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
       groups = work.meetings.grouped[0]
       last = groups.first(valid & (reach == groups.highest(reach)))
       last = np.where(last < len(valid), last, np.arange(len(valid))[:, None])
-    early, more, other = (np.where(valid, np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0), 0.0)
+    early, more, other = (np.where(valid,
+                                   np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0), 0.0)
                           for x in (arrival, paused_now, rest))
     split = np.divide(more, more + other, out=np.zeros_like(more), where=more + other > 0)
     number = valid.sum(axis=0)
@@ -65,7 +68,8 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
 
 
 def _along_the_chain(work: BusyTimes, pause: np.ndarray, gaps: bool) -> Paused:
-  """Sums over some steps, mean over ranks, of pauses and of the waiting for them in whatever collectives follow.
+  """Sums over some steps, mean over ranks, of pauses and of the waiting for them in whatever
+  collectives follow.
 
   Args:
     work: the steps.
@@ -83,16 +87,19 @@ def _along_the_chain(work: BusyTimes, pause: np.ndarray, gaps: bool) -> Paused:
 
 
 def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
-  """[R, K] seconds that each rank's process collects garbage, waits for data and writes checkpoints beyond its usual.
+  """[R, K] seconds that each rank's process collects garbage, waits for data and writes checkpoints
+  beyond its usual.
 
   A process has them once: its ranks pause together, each for no longer than its own gap.
   """
   causes = run.host_causes
-  whole = np.zeros((len(causes.processes) + 1, len(run.steps)))  # the last row: no process that is known
+  # the last row: no process that is known
+  whole = np.zeros((len(causes.processes) + 1, len(run.steps)))
   for name in PAUSES:
     if name in causes.columns:
       values = np.nan_to_num(causes.columns[name].astype(np.float64))
-      whole[:-1] += np.maximum(values - np.median(values[:, selected.mask], axis=1, keepdims=True), 0.0)
+      whole[:-1] += np.maximum(values - np.median(values[:, selected.mask], axis=1, keepdims=True),
+                               0.0)
   rows = {int(process): row for row, process in enumerate(causes.processes)}
   return whole[[rows.get(int(process), -1) for process in run.process_of_rank]]
 

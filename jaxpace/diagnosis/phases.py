@@ -18,8 +18,8 @@ def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
     mask: [K] steps that count.
 
   Returns:
-    [R] seconds by phase, NaN where a rank never recorded it; phases nobody recorded are absent. Built-in
-    phases first, then the user's by name.
+    [R] seconds by phase, NaN where a rank never recorded it; phases nobody recorded are absent.
+    Built-in phases first, then the user's by name.
   """
   steps = np.flatnonzero(mask)
   steps = steps[::max(1, -(-len(steps) // _SAMPLED_STEPS))]

@@ -1,9 +1,9 @@
 """Recorded steps played again where not all ranks meet in all collectives.
 
-Each rank has a time of its own, t. A collective lets the ranks of a group out together, t = max over the group of
-(t + A) + C; a point-to-point transfer lets a rank out when it and its source are there. Times run on from step to step,
-so that one rank's lateness reaches others through whatever collectives join them, and ranks that nothing joins never
-meet.
+Each rank has a time of its own, t. A collective lets the ranks of a group out together, t = max
+over the group of (t + A) + C; a point-to-point transfer lets a rank out when it and its source are
+there. Times run on from step to step, so that one rank's lateness reaches others through whatever
+collectives join them, and ranks that nothing joins never meet.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
 _LANES, _LEAST = 64, 512
-"""Stretches of steps that are played side by side, each from a common beginning, and steps of one at least."""
+"""Stretches of steps that are played side by side, each from a common beginning, and steps of one
+at least."""
 
 _MOST_CELLS, _ENOUGH = 1 << 23, 40
 """Entries of collectives that are played, of a run of which some steps are written in full, and
 steps at least: of more, evenly spread ones."""
 
 Change = Callable[[BusyTimes, np.ndarray, slice, int], np.ndarray]
-"""From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its arrivals; minus
-infinity for a rank that is not there."""
+"""From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its
+arrivals; minus infinity for a rank that is not there."""
 
 
-def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[int], change: Change) -> np.ndarray:
+def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[int],
+               change: Change) -> np.ndarray:
   """[scenarios] mean over ranks and counted steps of the time a step takes, seconds.
 
   Args:
@@ -42,7 +44,8 @@ def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[
   """
   steps = np.flatnonzero(mask)
   lanes = int(np.clip(len(steps) // _LEAST, 1, _LANES))
-  if run.whole is not None:  # what lies between steps that are written in full isn't known: each by itself
+  # what lies between steps that are written in full isn't known: each by itself
+  if run.whole is not None:
     most = max(_ENOUGH, _MOST_CELLS // max(1, len(run.collectives) * run.ranks))
     steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), most)).round().astype(int)]
     lanes = max(1, len(steps))
@@ -62,7 +65,8 @@ def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[
     arrival = undelayed(work)
     at = steps[own] - part.start
     for c, waited in enumerate(step_through(found, work.arrival, work.wait, work.valid)):
-      transfers[c, place[own], lane[own]] = np.nan_to_num(np.where(waited.takes, waited.transfer, 0.0))[:, at].T
+      transfers[c, place[own], lane[own]] = np.nan_to_num(
+          np.where(waited.takes, waited.transfer, 0.0))[:, at].T
     for i, number in enumerate(scenarios):
       changed = np.where(work.valid, change(work, arrival, part, number), -np.inf)
       arrivals[i][:, place[own], lane[own]] = np.moveaxis(changed[:, :, at], 1, 2)
@@ -86,13 +90,15 @@ def _play(found: Meetings, arrivals: np.ndarray, transfers: np.ndarray) -> np.nd
 
 
 def _leave(found: Meetings, c: int, time: np.ndarray, ready: np.ndarray) -> np.ndarray:
-  """[S, W, R] when ranks that were ready then are let out; those whose group is not there stay where they were."""
+  """[S, W, R] when ranks that were ready then are let out; those whose group is not there stay
+  where they were."""
   grouped, sources = found.grouped[c], found.of[c].sources
   if not grouped.size:
     return np.where(np.isfinite(ready), ready, time)
   if sources is None:
     top = np.maximum.reduceat(ready[..., grouped.order], grouped.starts, axis=-1)
-    top = np.concatenate([top, np.full((*top.shape[:-1], 1), -np.inf)], axis=-1)[..., grouped.of_rank]
+    top = np.concatenate([top, np.full((*top.shape[:-1], 1), -np.inf)],
+                         axis=-1)[..., grouped.of_rank]
     top = np.where(grouped.of_rank < grouped.size, top, ready)
   else:
     top = ready
@@ -102,7 +108,8 @@ def _leave(found: Meetings, c: int, time: np.ndarray, ready: np.ndarray) -> np.n
 
 
 def evened(found: Meetings, arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """[C, R, k] arrivals with every rank of those that meet, in whatever collectives, as busy as their mean."""
+  """[C, R, k] arrivals with every rank of those that meet, in whatever collectives, as busy as
+  their mean."""
   result = arrival.copy()
   for number in range(int(found.joined.max(initial=0)) + 1):
     own = found.joined == number
@@ -110,15 +117,18 @@ def evened(found: Meetings, arrival: np.ndarray, valid: np.ndarray) -> np.ndarra
       inside = own & (grouped.of_rank < grouped.size)
       there = valid[inside]
       if there.size:
-        mean = np.where(there, arrival[c, inside], 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+        mean = np.where(there, arrival[c,
+                                       inside], 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
         result[c, inside] = mean
   return result
 
 
-def without_ranks(found: Meetings, arrival: np.ndarray, valid: np.ndarray, gone: np.ndarray) -> np.ndarray:
+def without_ranks(found: Meetings, arrival: np.ndarray, valid: np.ndarray,
+                  gone: np.ndarray) -> np.ndarray:
   """[C, R, k] arrivals without some ranks; those without whom nobody of their group is left stay.
 
-  A rank that hands on what others wait for can't be left out: it is as quick as the mean of those it is joined with.
+  A rank that hands on what others wait for can't be left out: it is as quick as the mean of those
+  it is joined with.
   """
   result = arrival.copy()
   quick = np.minimum(arrival, evened(found, arrival, valid & ~gone[:, None]))

@@ -22,7 +22,8 @@ SCHEMA = 1
 
 
 def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
-  """Returns plain lists, dicts and scalars; durations in seconds; null where a value is not known, never NaN.
+  """Returns plain lists, dicts and scalars; durations in seconds; null where a value is not known,
+  never NaN.
 
   A key of the schema whose analysis needs what was not recorded, or is not made, is there and null.
   """
@@ -45,7 +46,8 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "clock": run.info.get("clock") or run.plan.get("clock"),
       "missing": _missing(diagnosis),
       "not_judged": list(diagnosis.unseen),
-      "step_time": vars(diagnosis.step_time) if diagnosis.step_time else dict.fromkeys(("mean", "median", "p99", "cv")),
+      "step_time": vars(diagnosis.step_time) if diagnosis.step_time
+      else dict.fromkeys(("mean", "median", "p99", "cv")),
       "shares": diagnosis.shares,
       "waiting": diagnosis.waiting or None,
       "waiting_for_data": waiting_for_data(run, diagnosis.selected),
@@ -57,13 +59,16 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "pacing": _pacing(diagnosis),
       "per_rank": _per_rank(diagnosis),
       "per_host": by_host(run, diagnosis.totals, diagnosis.floor) if diagnosis.step_time else {},
-      "phases": {name: {"median": float(np.nanmedian(medians)), "slowest_rank": int(np.nanargmax(medians)),
-                        "slowest_median": float(np.nanmax(medians))} for name, medians in diagnosis.phases.items()},
+      "phases": {name: {"median": float(np.nanmedian(medians)),
+                        "slowest_rank": int(np.nanargmax(medians)),
+                        "slowest_median": float(np.nanmax(medians))}
+                 for name, medians in diagnosis.phases.items()},
       "collectives": _collectives(diagnosis),
       "waits": [waits.to_json(diagnosis.step_time.mean) for waits in diagnosis.waits[:MOST]]
                if diagnosis.step_time else [],
       "locality": {"processes": len(run.locality),
-                   "warnings": [c.to_json() for c in job_concerns(run.locality) if c.level == WARNING]},
+                   "warnings": [c.to_json() for c in job_concerns(run.locality)
+                                if c.level == WARNING]},
       "link_probe": _link_probe(diagnosis),
       "hang": hang.to_json() if hang else None,
       "hangs": [dict(event) for event in diagnosis.events],
@@ -78,7 +83,8 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
 def _processes(diagnosis: Diagnosis) -> int:
   run = diagnosis.run
   declared = run.info.get("processes")
-  seen = len(set(run.process_of_rank[run.process_of_rank >= 0].tolist()) | {p.process for p in run.processes})
+  seen = len(set(run.process_of_rank[run.process_of_rank >= 0].tolist())
+             | {p.process for p in run.processes})
   return max(seen, declared if isinstance(declared, int) else 0)
 
 
@@ -101,10 +107,12 @@ def _what_if(diagnosis: Diagnosis) -> dict[str, Any]:
                             "no_runtime_jitter": _optional(diagnosis.no_runtime_jitter),
                             "work_shared": _optional(diagnosis.work_shared)}
   if diagnosis.no_skew and step:
-    result["no_skew"] = {**diagnosis.no_skew.to_json(), "skew": diagnosis.earliness / step.mean if step.mean else 0.0}
+    result["no_skew"] = {**diagnosis.no_skew.to_json(),
+                         "skew": diagnosis.earliness / step.mean if step.mean else 0.0}
   result["without_rank"] = {str(rank): _optional(a) for rank, a in diagnosis.without_rank.items()}
   if diagnosis.without_late:
-    result["without_late_ranks"] = {"ranks": diagnosis.lateness.late.tolist(), **diagnosis.without_late.to_json()}
+    result["without_late_ranks"] = {"ranks": diagnosis.lateness.late.tolist(),
+                                    **diagnosis.without_late.to_json()}
   result["without_host"] = {host: _optional(a) for host, a in diagnosis.without_host.items()}
   result["stages"] = bool(diagnosis.stages)
   result["asked"] = [{"without": text, **a.to_json()} for text, a in diagnosis.asked]
@@ -134,16 +142,18 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
   there = np.flatnonzero((run.attempt >= 0).any(axis=1)).tolist()
   for rank in sorted({*there, *run.silent.tolist()}):
     number = int(totals.present[rank])
-    mean = {name: float(values[rank]) / number if number else float("nan") for name, values in totals.per_rank.items()}
+    mean = {name: float(values[rank]) / number if number else float("nan")
+            for name, values in totals.per_rank.items()}
     waiting = mean["waiting_compute"] + mean["waiting_runtime"] + mean["waiting_pacing"]
     rows.append({
         "rank": rank, "host": run.host_of_rank(rank) or None,
         "process": int(run.process_of_rank[rank]) if run.process_of_rank[rank] >= 0 else None,
-        "steps": number, "lateness": lateness.mean[rank] if number else None, "confidence": lateness.confidence[rank],
-        "late": rank in late, "last_share": float(totals.last[rank]) / number if number else None,
+        "steps": number, "lateness": lateness.mean[rank] if number else None,
+        "confidence": lateness.confidence[rank], "late": rank in late,
+        "last_share": float(totals.last[rank]) / number if number else None,
         "cost_share": float(totals.blame[rank]) / elapsed if elapsed else None,
-        "step_time": mean["step"], "compute": mean["compute"], "runtime": mean["runtime"], "pacing": mean["pacing"],
-        "waiting": waiting, "shares": shares[rank]})
+        "step_time": mean["step"], "compute": mean["compute"], "runtime": mean["runtime"],
+        "pacing": mean["pacing"], "waiting": waiting, "shares": shares[rank]})
   return rows
 
 
@@ -153,9 +163,11 @@ def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
   rows: list[dict[str, Any]] = []
   for c, collective in enumerate(diagnosis.run.collectives):
     rows.append({"slot": collective.slot, "name": collective.name, "bytes": collective.bytes,
-                 "kind": "point_to_point" if collective.point_to_point else kind_in(diagnosis.run, collective),
+                 "kind": "point_to_point" if collective.point_to_point
+                 else kind_in(diagnosis.run, collective),
                  "groups": 1 if kept is None else kept.found.grouped[c].size,
-                 "transfer": _mean(diagnosis.totals.transfer[c][mask]), "floor": float(diagnosis.floor.floor[c]),
+                 "transfer": _mean(diagnosis.totals.transfer[c][mask]),
+                 "floor": float(diagnosis.floor.floor[c]),
                  "contention": _mean(diagnosis.floor.contention[c][mask]),
                  "waiting": _mean(diagnosis.totals.earliness[c][mask])})
     if at is not None:
@@ -168,7 +180,8 @@ def _link_probe(diagnosis: Diagnosis) -> dict[str, Any] | None:
   links = diagnosis.links
   if links is None:
     return None
-  return {"when_unix_ns": links.when_unix_ns, "culprits": [culprit.to_json() for culprit in links.culprits],
+  return {"when_unix_ns": links.when_unix_ns,
+          "culprits": [culprit.to_json() for culprit in links.culprits],
           "cannot_tell": links.cannot_tell or None}
 
 
@@ -177,6 +190,7 @@ def _mean(values: np.ndarray) -> float | None:
 
 
 def hang_only(path: str, hang: Hang, problem: str) -> dict[str, Any]:
-  """The document of a run that hung before it had recorded a step; `problem` says why there is no more."""
-  return to_plain({"schema": SCHEMA, "run": hang.run, "path": path, "steps": 0, "hang": hang.to_json(),
-                   "problems": [problem]})
+  """The document of a run that hung before it had recorded a step; `problem` says why there is no
+  more."""
+  return to_plain({"schema": SCHEMA, "run": hang.run, "path": path, "steps": 0,
+                   "hang": hang.to_json(), "problems": [problem]})

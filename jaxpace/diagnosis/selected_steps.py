@@ -17,10 +17,11 @@ MAX_BLOCKS = 256
 MAX_COARSE = 32
 """Blocks of neighbouring steps, at most, that statistics are made of."""
 _LONGEST = 1e6
-"""Seconds from one exit to the next, at most: no step takes eleven days. Nor does one take no time, or less."""
+"""Seconds from one exit to the next, at most: no step takes eleven days. Nor does one take no time,
+or less."""
 _UNFINISHED = 10.0
-"""Seconds of steps at the end that some ranks' rows are missing from: a recorder copies its stamps each second and
-writes them each other one, on a slow disk later."""
+"""Seconds of steps at the end that some ranks' rows are missing from: a recorder copies its stamps
+each second and writes them each other one, on a slow disk later."""
 _AT_THE_END = 1 << 14
 """Steps at the end that are looked at for that."""
 MIN_STEPS = 20
@@ -32,7 +33,8 @@ class SelectedSteps(NamedTuple):
 
   mask: np.ndarray  # [K] bool
   warmup: np.ndarray  # step numbers left out as warm-up
-  block: np.ndarray  # [K] int32, block of neighbouring counted steps, -1 for a step that doesn't count
+  # [K] int32, block of neighbouring counted steps, -1 for a step that doesn't count
+  block: np.ndarray
   blocks: int
   impossible: int = 0  # steps left out because no clock can have read their times
 
@@ -71,7 +73,9 @@ class SelectedSteps(NamedTuple):
     number = np.append(first[1:], len(block)) - first
     found = np.full(self.blocks, np.nan)
     some = np.flatnonzero(number)
-    found[some] = (ordered[first[some] + (number[some] - 1) // 2] + ordered[first[some] + number[some] // 2]) / 2
+    found[some] = (
+        (ordered[first[some] + (number[some] - 1) // 2] + ordered[first[some] + number[some] // 2])
+        / 2)
     return found
 
   def _use(self, values: np.ndarray) -> np.ndarray:
@@ -117,9 +121,11 @@ def step_times(run: Run) -> np.ndarray:
   width = 1 << 14
   adjacent = np.diff(run.steps) == 1
   for begin in range(1, len(run.steps), width):
-    now, then = slice(begin, begin + width), slice(begin - 1, min(begin - 1 + width, len(run.steps) - 1))
+    now, then = (slice(begin, begin + width),
+                 slice(begin - 1, min(begin - 1 + width, len(run.steps) - 1)))
     newest = attempt[:, now].max(axis=0)
-    known = ((last[:, now] != MISSING) & (last[:, then] != MISSING) & (attempt[:, now] == attempt[:, then])
+    known = ((last[:, now] != MISSING) & (last[:, then] != MISSING)
+             & (attempt[:, now] == attempt[:, then])
              & (attempt[:, now] == newest) & adjacent[then])
     count = known.sum(axis=0)
     total = np.where(known, last[:, now] - last[:, then], 0).sum(axis=0)
@@ -130,10 +136,10 @@ def step_times(run: Run) -> np.ndarray:
 def count_steps(run: Run) -> SelectedSteps:
   """Chooses the steps that count.
 
-  The first step of an attempt never does: its arrival has no exit to start from. Nor does the warm-up, when programs
-  compile and caches fill: of the first 20 steps of each attempt (a fifth of a shorter run), those up to
-  the last one that took more than 3 times the median step. Of a run of which only some steps are written in full,
-  those among them count that do among all.
+  The first step of an attempt never does: its arrival has no exit to start from. Nor does the
+  warm-up, when programs compile and caches fill: of the first 20 steps of each attempt (a fifth of
+  a shorter run), those up to the last one that took more than 3 times the median step. Of a run of
+  which only some steps are written in full, those among them count that do among all.
   """
   times = step_times(run)
   known = np.isfinite(times) & run.inside
@@ -154,7 +160,8 @@ def count_steps(run: Run) -> SelectedSteps:
     for first in np.flatnonzero(np.diff(newest[recorded], prepend=-2) != 0):
       begin = int(recorded[first])
       # A window that opens in the middle of the run has no warm-up.
-      if run.window[0] is not None and begin <= 1 and run.steps[begin] > 0 and run.steps[begin] == run.window[0] - 1:
+      if (run.window[0] is not None and begin <= 1 and run.steps[begin] > 0
+          and run.steps[begin] == run.window[0] - 1):
         continue
       own = recorded[first:first + length]
       late = own[slow[own]]
@@ -176,8 +183,9 @@ def is_possible(times: np.ndarray) -> np.ndarray:
 def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
   """Leaves out the last steps, where ranks that were recorded until then are not.
 
-  Lateness is told from the ranks that are there: of two processes, one's ranks would be in time where the other's are
-  missing. A rank that stops recording for good, while the others go on for long, is another matter: those steps count.
+  Lateness is told from the ranks that are there: of two processes, one's ranks would be in time
+  where the other's are missing. A rank that stops recording for good, while the others go on for
+  long, is another matter: those steps count.
 
   Args:
     run: the recorded run.

@@ -1,4 +1,5 @@
-"""Whether a run's groups are stages that wait for each other beside the collectives, as those of a pipeline do."""
+"""Whether a run's groups are stages that wait for each other beside the collectives, as those of a
+pipeline do."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from jaxpace.trace.problems import list_ranks, plural
 
 # Chosen by hand; no measurement of them is published.
 _SAME, _OTHER = 0.002, 0.02
-"""Groups that take the same step within the first share of it, and are busy for times that differ by more than the
-second, wait for each other somewhere."""
+"""Groups that take the same step within the first share of it, and are busy for times that differ
+by more than the second, wait for each other somewhere."""
 
 
 class Stages(NamedTuple):
@@ -22,7 +23,8 @@ class Stages(NamedTuple):
 
   point_to_point: int  # collectives that are transfers from one rank to another
   transfer: float  # what these take, mean over ranks
-  apart: tuple[tuple[int, ...], ...]  # groups that no stamped collective joins, and that keep step all the same
+  # groups that no stamped collective joins, and that keep step all the same
+  apart: tuple[tuple[int, ...], ...]
 
 
 def stages(summed: Summed) -> Stages | None:
@@ -58,7 +60,8 @@ def sentences(found: Stages, collectives: int) -> list[Sentence]:
   """Says what the report's figures mean then."""
   said = []
   if found.point_to_point:
-    are = "are point-to-point transfers" if found.point_to_point > 1 else "is a point-to-point transfer"
+    are = ("are point-to-point transfers" if found.point_to_point > 1
+           else "is a point-to-point transfer")
     said.append(Sentence(Note.POINT_TO_POINT,
         f"{found.point_to_point} of {plural(collectives, 'collective')} {are}, as "
         "between the stages of a pipeline: a rank waits there for its source alone. They hold "
@@ -67,9 +70,10 @@ def sentences(found: Stages, collectives: int) -> list[Sentence]:
     shown = "; ".join(list_ranks(ranks, 4) for ranks in found.apart[:4])
     more = f"; and {len(found.apart) - 4} more groups" if len(found.apart) > 4 else ""
     said.append(Sentence(Note.STAGES,
-        f"Ranks {shown}{more} never meet in a stamped collective, and yet take the same step, though they are "
-        "busy for different times: something else joins them, as the stages of a pipeline are."))
+        f"Ranks {shown}{more} never meet in a stamped collective, and yet take the same step, "
+        "though they are busy for different times: something else joins them, as the stages of a "
+        "pipeline are."))
   return [*said, Sentence(Note.BUBBLES,
-      "What stages wait for each other without being late (a pipeline that fills and drains: bubbles) "
-      "counts as transfer. All ranks arriving at the same time would not take it out, so that 'no skew' is the "
-      "least that even stages gain.")]
+      "What stages wait for each other without being late (a pipeline that fills and drains: "
+      "bubbles) counts as transfer. All ranks arriving at the same time would not take it out, so "
+      "that 'no skew' is the least that even stages gain.")]

@@ -1,19 +1,22 @@
-"""Finds the onset of a fault while the job runs: sequential tests on lateness, waiting, transfers and gaps. Pure.
+"""Finds the onset of a fault while the job runs: sequential tests on lateness, waiting, transfers
+and gaps. Pure.
 
-Each signal is a share of the step; its own past says what is usual (`stream_levels`). In two stages:
+Each signal is a share of the step; its own past says what is usual (`stream_levels`). In two
+stages:
 
-- *Possible*: a CUSUM (Page 1954) adds up by how much a signal exceeds its usual level and an allowance of 2.5 % of the
-  step, and passes a threshold that its own past sets. What a single step may add is capped, so that one pause, however
-  long, is no onset.
-- *Confirmed*, and only then told: most of the last 24 steps were high. A machine that is busy with something else for
-  ten steps costs those ten steps and is over before anybody could act; a fault stays. What is high in half of the steps
-  only is told once it has lasted 96 steps. A quiet spell ends what was possible.
+- *Possible*: a CUSUM (Page 1954) adds up by how much a signal exceeds its usual level and an
+  allowance of 2.5 % of the step, and passes a threshold that its own past sets. What a single step
+  may add is capped, so that one pause, however long, is no onset.
+- *Confirmed*, and only then told: most of the last 24 steps were high. A machine that is busy with
+  something else for ten steps costs those ten steps and is over before anybody could act; a fault
+  stays. What is high in half of the steps only is told once it has lasted 96 steps. A quiet spell
+  ends what was possible.
 
-A rank that has been late since the first step is no onset: its past knows nothing else. It is told once enough is known
-of it, and what is usual for it is then to be in time.
+A rank that has been late since the first step is no onset: its past knows nothing else. It is told
+once enough is known of it, and what is usual for it is then to be in time.
 
-Pauses with a cause that the processes measure themselves (garbage collection, data, checkpoints) are rare and long, and
-next to nothing at other times: two of them are an onset.
+Pauses with a cause that the processes measure themselves (garbage collection, data, checkpoints)
+are rare and long, and next to nothing at other times: two of them are an onset.
 """
 
 from __future__ import annotations
@@ -34,13 +37,16 @@ from jaxpace.diagnosis.untold import untold_of
 from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.run import Run
 
-__all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "NewSteps", "StreamState", "follow", "init", "update"]
+__all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "NewSteps", "StreamState", "follow",
+           "init", "update"]
 
-# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are worth on others.
+# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are
+# worth on others.
 _MEMORY = 512
 _REFRESH = 40
 _ALL_BUT_ONE = LAST - 1
-"""High ones of the last steps in which a lower sum is enough: the past of a noisy signal asks for a high one."""
+"""High ones of the last steps in which a lower sum is enough: the past of a noisy signal asks for a
+high one."""
 _LONG, _HALF = 96, LAST // 2
 """Steps after which half of the last being high confirms."""
 _SPELL, _STILL = 12, 2
@@ -48,10 +54,11 @@ _SPELL, _STILL = 12, 2
 _TWICE = 2
 """Pauses with a cause that an onset takes; it is over after 80 steps without."""
 _STEADY, _FAR = 0.75, 2.5
-"""A rank is told late if it is so in this part of the steps since the onset, or its sum is that many times as high."""
+"""A rank is told late if it is so in this part of the steps since the onset, or its sum is that
+many times as high."""
 _FEWEST = 12
-"""Steps in which a rank must be late to be told so; of three, ranks by turns may well be late in all. Twice as many
-where ranks by turns were told already."""
+"""Steps in which a rank must be late to be told so; of three, ranks by turns may well be late in
+all. Twice as many where ranks by turns were told already."""
 _NEAR = 3.0
 """Ranks whose sums are alike within this factor may be taking turns."""
 _PERHAPS = 5
@@ -74,7 +81,8 @@ class Alarm(NamedTuple):
 
   def sentence(self) -> str:
     """What a person reads."""
-    what = {LATE: f"rank {self.rank} is late", WAITING: "ranks wait for late ones that change from step to step",
+    what = {LATE: f"rank {self.rank} is late",
+            WAITING: "ranks wait for late ones that change from step to step",
             TRANSFER: "transfers are slow", GAP: "ranks pause between steps"}[self.kind]
     if self.over:
       return f"Step {self.step}: no longer so: {what}."
@@ -89,7 +97,8 @@ class Sums(NamedTuple):
 
   total: np.ndarray  # [S] CUSUM upwards, or downwards while active
   since: np.ndarray  # [S] step at which the sum last was 0
-  excess: np.ndarray  # [S] what the signal exceeded its usual level by since then, added up, shares of the step
+  # [S] what the signal exceeded its usual level by since then, added up, shares of the step
+  excess: np.ndarray
   steps: np.ndarray  # [S] steps since then
   raised: np.ndarray  # [S] of them, those in which it exceeded the allowance
   recent: np.ndarray  # [S] uint64, a bit for each of the last 64 steps: whether it was high
@@ -113,9 +122,10 @@ def init(ranks: int) -> StreamState:
   """State before the first step of a job of `ranks` ranks."""
   number = ranks + len(signals.JOB)
   nothing, none = np.zeros(number), np.zeros(number, np.int64)
-  return StreamState(np.full((number, _MEMORY), np.nan, np.float32), none, np.full(_MEMORY, np.nan, np.float32),
-               levels.unknown(number),
-               Sums(nothing, none - 1, nothing, none, none, np.zeros(number, np.uint64), np.zeros(number, bool)), -1, 0)
+  return StreamState(np.full((number, _MEMORY), np.nan, np.float32), none,
+                     np.full(_MEMORY, np.nan, np.float32), levels.unknown(number),
+                     Sums(nothing, none - 1, nothing, none, none, np.zeros(number, np.uint64),
+                          np.zeros(number, bool)), -1, 0)
 
 
 def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
@@ -125,7 +135,8 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
   Args:
     state: as `init` or the last `update` returned it.
     steps: steps after those taken in before; earlier ones are left out.
-    joined: [R] ranks of different numbers never meet, and nobody waits for the other ones; None: all meet.
+    joined: [R] ranks of different numbers never meet, and nobody waits for the other ones; None:
+      all meet.
 
   Returns:
     The new state, and what began or was over in these steps, in their order.
@@ -152,13 +163,15 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
     if calm[-len(signals.JOB):].any():
       times[int(seen.max()) % _MEMORY] = steps.step[at]
     fresh += 1
-    if fresh >= _REFRESH or (not np.isfinite(usual.threshold).any() and int(seen.max()) >= levels.LEARN):
+    if (fresh >= _REFRESH
+        or (not np.isfinite(usual.threshold).any() and int(seen.max()) >= levels.LEARN)):
       usual = levels.learn(past, seen, times, usual, rule)
       fresh = 0
       late = [rank for rank in late_from_start(past, seen, usual, len(seen) - len(signals.JOB))
               if not sums.active[rank]]
       if late:
-        alarms += [Alarm(LATE, rank, until, first, float(usual.middle[rank] / usual.step_time), False, True)
+        alarms += [Alarm(LATE, rank, until, first, float(usual.middle[rank] / usual.step_time),
+                         False, True)
                    for rank in late]
         past, usual, sums = _told_late(past, usual, sums, late)
   return StreamState(
@@ -166,10 +179,13 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
       first=first), tuple(alarms)
 
 
-def _told_late(past: np.ndarray, usual: Levels, sums: Sums, late: list[int]) -> tuple[np.ndarray, Levels, Sums]:
-  """What is usual for ranks that have always been late becomes to be in time, as noisy as they are."""
+def _told_late(past: np.ndarray, usual: Levels, sums: Sums,
+               late: list[int]) -> tuple[np.ndarray, Levels, Sums]:
+  """What is usual for ranks that have always been late becomes to be in time, as noisy as they
+  are."""
   past[late] -= usual.middle[late, None].astype(past.dtype)
-  level, middle, total, active = (x.copy() for x in (usual.usual, usual.middle, sums.total, sums.active))
+  level, middle, total, active = (x.copy()
+                                  for x in (usual.usual, usual.middle, sums.total, sums.active))
   level[late] -= middle[late]
   middle[late], total[late], active[late] = 0.0, 0.0, True
   return past, usual._replace(usual=level, middle=middle), sums._replace(total=total, active=active)
@@ -183,15 +199,16 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
   work = busy(run, slice(first, len(run.steps)))
   split = account(work)
   number = work.valid.sum(axis=0)
-  mean = np.divide(np.where(work.valid, work.step, 0.0).sum(axis=0), number, out=np.full(len(number), np.nan),
-                   where=number > 0)
+  mean = np.divide(np.where(work.valid, work.step, 0.0).sum(axis=0), number,
+                   out=np.full(len(number), np.nan), where=number > 0)
   columns = [values for name, values in run.host_causes.columns.items() if name in PAUSES]
-  pause = np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0) if columns else None
+  pause = (np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0)
+           if columns else None)
   arrival = undelayed(work).sum(axis=0)
   if untold_of(run, work) is not None:  # nobody is told late by stamps that may say nothing of it
     arrival = np.full_like(arrival, np.nan)
-  return update(state, NewSteps(run.steps[first:], arrival, split.transfer.sum(axis=0), work.runtime,
-                             mean, pause), joined_ranks_of(run))
+  return update(state, NewSteps(run.steps[first:], arrival, split.transfer.sum(axis=0),
+                                work.runtime, mean, pause), joined_ranks_of(run))
 
 
 def _advance(sums: Sums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule: Rules, step: int
@@ -200,14 +217,16 @@ def _advance(sums: Sums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule
   active = sums.active
   share = (now - usual.usual) / usual.step_time
   more = np.where(active, rule.allowance - share, share - rule.allowance)
-  total = np.where(ready, np.maximum(sums.total + np.clip(more, -rule.cap, rule.cap), 0.0), sums.total)
+  total = np.where(ready, np.maximum(sums.total + np.clip(more, -rule.cap, rule.cap), 0.0),
+                   sums.total)
   total = np.minimum(total, 2 * _FAR * usual.threshold)
   excess, number = sums.excess + np.where(ready, share, 0.0), sums.steps + ready
   raised = sums.raised + (ready & (more > 0))
   high = ~active & (now - usual.middle > rule.high * usual.step_time)
   recent = np.where(ready, (sums.recent << _ONE) | high, sums.recent)
   count = np.bitwise_count(recent & _LOOK_BACK)
-  quiet = ready & ~active & rule.fades & (number >= _SPELL) & (np.bitwise_count(recent & _SPELL_BACK) <= _STILL)
+  quiet = (ready & ~active & rule.fades & (number >= _SPELL)
+           & (np.bitwise_count(recent & _SPELL_BACK) <= _STILL))
   total = np.where(quiet, 0.0, total)
   over = ready & (total >= np.where((count >= _ALL_BUT_ONE) & ~active, usual.sure, usual.threshold))
   over &= active | (count >= rule.need) | ((number >= _LONG) & (count >= _HALF)) | (
@@ -216,25 +235,31 @@ def _advance(sums: Sums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule
   alarms: list[Alarm] = []
   if over.any():
     often = raised >= _STEADY * number
-    steady = _steady(often & (number >= _FEWEST * (1 + _any(active, WAITING))), total, usual.threshold, active)
-    passed, told = _passed(over, total, usual.threshold, active, steady, often & (number >= _PERHAPS) | steady)
+    steady = _steady(often & (number >= _FEWEST * (1 + _any(active, WAITING))), total,
+                     usual.threshold, active)
+    passed, told = _passed(over, total, usual.threshold, active, steady,
+                           often & (number >= _PERHAPS) | steady)
     share = excess / np.maximum(number, 1)
-    alarms = [_alarm(signal, step, int(sums.since[signal]), bool(active[signal]), float(share[signal]), len(now))
+    alarms = [_alarm(signal, step, int(sums.since[signal]), bool(active[signal]),
+                     float(share[signal]), len(now))
               for signal in told]
     # A sum that has passed starts anew, the other way.
     active = active.copy()
     active[passed] = ~active[passed]
     total[passed] = 0.0
   anew = ready & (total <= 0)
-  return Sums(total, np.where(anew, step, sums.since), np.where(anew, 0.0, excess), np.where(anew, 0, number),
+  return Sums(total, np.where(anew, step,
+                              sums.since), np.where(anew, 0.0, excess), np.where(anew, 0, number),
               np.where(anew, 0, raised), recent, active), alarms
 
 
-def _steady(often: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray) -> np.ndarray:
-  """[S] signals that are raised in most steps; or far beyond their threshold, ranks so where few others nearly are.
+def _steady(often: np.ndarray, sums: np.ndarray, threshold: np.ndarray,
+            active: np.ndarray) -> np.ndarray:
+  """[S] signals that are raised in most steps; or far beyond their threshold, ranks so where few
+  others nearly are.
 
-  Where ranks take turns several of them gather sums, none in most steps; once that is told, a rank is named for it only
-  if no other is anywhere near.
+  Where ranks take turns several of them gather sums, none in most steps; once that is told, a rank
+  is named for it only if no other is anywhere near.
   """
   ranks = len(sums) - len(signals.JOB)
   far = sums >= _FAR * threshold
@@ -242,7 +267,8 @@ def _steady(often: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: 
   for rank in np.flatnonzero(far[:ranks] & ~often[:ranks] & ~active[:ranks]).tolist():
     near = np.maximum(0.5, sums[rank] / threshold[rank] / _NEAR) * threshold[:ranks]
     rivals = int((~often[:ranks] & ~active[:ranks] & (sums[:ranks] >= near)).sum()) - 1
-    far[rank] = rivals < min(2, ranks / 2) and (not turns or rivals == 0 and sums[rank] >= 1.9 * _FAR * threshold[rank])
+    far[rank] = (rivals < min(2, ranks / 2)
+                 and (not turns or rivals == 0 and sums[rank] >= 1.9 * _FAR * threshold[rank]))
   return often | far
 
 
@@ -250,8 +276,9 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
             steady: np.ndarray, perhaps: np.ndarray) -> tuple[list[int], list[int]]:
   """Signals that change sides, and those of them that are told.
 
-  A rank is late if it is so in most steps, or for long: where ranks take turns, each is late now and then. Waiting that
-  a late rank explains is not told; while a rank's sum is well on its way, it waits for that.
+  A rank is late if it is so in most steps, or for long: where ranks take turns, each is late now
+  and then. Waiting that a late rank explains is not told; while a rank's sum is well on its way, it
+  waits for that.
   """
   ranks = len(sums) - len(signals.JOB)
   over = over.copy()
@@ -265,7 +292,8 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
     waiting = []
   told = []
   for signal in passed:
-    same = [other for other in signals.views(len(sums), signals.kind(signal, ranks)) if other != signal]
+    same = [other for other in signals.views(len(sums), signals.kind(signal, ranks))
+            if other != signal]
     # Another view of it has been told, or is told now; at its end, another view of it goes on.
     if not any(active[other] and other not in passed or other in told for other in same):
       told.append(signal)
@@ -281,4 +309,5 @@ def _any(active: np.ndarray, kind: str) -> bool:
 
 def _alarm(signal: int, step: int, since: int, over: bool, share: float, number: int) -> Alarm:
   ranks = number - len(signals.JOB)
-  return Alarm(signals.kind(signal, ranks), signal if signal < ranks else None, step, since + 1, share, over)
+  return Alarm(signals.kind(signal, ranks), signal if signal < ranks else None, step, since + 1,
+               share, over)

@@ -1,11 +1,13 @@
-"""What is usual for a signal, and how far a CUSUM of it goes by chance: learnt from its own past. Pure.
+"""What is usual for a signal, and how far a CUSUM of it goes by chance: learnt from its own past.
+Pure.
 
-With y the signal less its usual level and its allowance, shares of the step, and θ > 0 the root of E[exp(θ y)] = 1, a
-sum that starts at 0 ever passes h before it returns to 0 with probability at most exp(-θ h) (Lundberg's inequality,
-for independent steps of any distribution): h = log(1 / rate) / θ. Steps are not independent. θ is also that of sums
-over 4 and 16 neighbours, the lowest counts; and where neighbours are alike, with correlation ρ, n steps tell as much
-of the mean as n / v, v = (1 + ρ) / (1 - ρ): a sum of Gaussian steps that wander so goes by chance as far as if θ were
-θ / v, and begins anew once in v steps.
+With y the signal less its usual level and its allowance, shares of the step, and θ > 0 the root of
+E[exp(θ y)] = 1, a sum that starts at 0 ever passes h before it returns to 0 with probability at
+most exp(-θ h) (Lundberg's inequality, for independent steps of any distribution): h = log(1 / rate)
+/ θ. Steps are not independent. θ is also that of sums over 4 and 16 neighbours, the lowest counts;
+and where neighbours are alike, with correlation ρ, n steps tell as much of the mean as n / v, v =
+(1 + ρ) / (1 - ρ): a sum of Gaussian steps that wander so goes by chance as far as if θ were θ / v,
+and begins anew once in v steps.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import numpy as np
 
 from jaxpace.diagnosis.stream_signals import Rules
 
-# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are worth on others.
+# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are
+# worth on others.
 RATE = 1e-6
 """False alarms of one signal a step, at most, as far as its past tells."""
 LEARN = 60
@@ -29,8 +32,8 @@ _WANDERS = 1.5
 _FEW = 6.0
 """θ / v is less by as many times v / n, where it is known from n steps only."""
 _SURE, _SURE_BELOW = 0.6, 3.0
-"""A sum that is enough where next to all of the last steps were high: 24 of them, each 2.5 % above the allowance; if v
-is below this: what wanders stays high by chance."""
+"""A sum that is enough where next to all of the last steps were high: 24 of them, each 2.5 % above
+the allowance; if v is below this: what wanders stays high by chance."""
 _HIGHEST, _LOWEST = 200.0, 1e-3
 _TURNS, _CLOSE = 20, 1e-4
 
@@ -51,7 +54,8 @@ def unknown(signals: int) -> Levels:
   return Levels(nothing, nothing, never, never, float("nan"))
 
 
-def learn(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Levels, rule: Rules) -> Levels:
+def learn(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Levels,
+          rule: Rules) -> Levels:
   """Learns from the past.
 
   Args:
@@ -69,7 +73,8 @@ def learn(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Levels,
   shares, cap = past[ready].astype(np.float64) / step_time, rule.cap[ready, None]
   there = np.isfinite(shares)
   usual, middle = level(shares, there, cap)
-  y = np.where(there, np.clip(shares - usual[:, None], -cap, cap) - rule.allowance[ready, None], np.nan)
+  y = np.where(there, np.clip(shares - usual[:, None], -cap, cap) - rule.allowance[ready, None],
+               np.nan)
   root, number = chance(y, there), there.sum(axis=1)
   least = root
   for width in _TOGETHER[1:]:
@@ -93,7 +98,8 @@ def learn(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Levels,
 
 
 def level(values: np.ndarray, there: np.ndarray, cap: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """[S] the level about which what exceeds it, capped, adds up to 0 (Huber 1964), by Newton's method; [S] the median.
+  """[S] the level about which what exceeds it, capped, adds up to 0 (Huber 1964), by Newton's
+  method; [S] the median.
 
   Args:
     values: [S, M].
@@ -113,7 +119,8 @@ def level(values: np.ndarray, there: np.ndarray, cap: np.ndarray) -> tuple[np.nd
 
 
 def chance(y: np.ndarray, there: np.ndarray) -> np.ndarray:
-  """[S] θ with mean exp(θ y) = 1, at most 200, by Newton's method on the logarithm, which is convex.
+  """[S] θ with mean exp(θ y) = 1, at most 200, by Newton's method on the logarithm, which is
+  convex.
 
   It begins at log(n) / max(y), where the mean is 1 at least, and so comes down to the root.
 
@@ -139,7 +146,8 @@ def chance(y: np.ndarray, there: np.ndarray) -> np.ndarray:
 
 
 def wandering(y: np.ndarray, there: np.ndarray) -> np.ndarray:
-  """[S] v = (1 + ρ) / (1 - ρ), ρ the correlation of neighbours: 1 at least; less the bias of few (Kendall 1954)."""
+  """[S] v = (1 + ρ) / (1 - ρ), ρ the correlation of neighbours: 1 at least; less the bias of few
+  (Kendall 1954)."""
   number = np.maximum(there.sum(axis=1), 1)
   mean = np.where(there, y, 0.0).sum(axis=1) / number
   z = np.where(there, y - mean[:, None], 0.0)

@@ -1,4 +1,5 @@
-"""Ranks late in all steps looked at: their own past knows no other level, so no onset shows against it. Pure."""
+"""Ranks late in all steps looked at: their own past knows no other level, so no onset shows against
+it. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ import numpy as np
 from jaxpace.diagnosis.stream_levels import LEARN, Levels, wandering
 from jaxpace.diagnosis.stream_signals import ALLOWANCE
 
-# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are worth on others.
+# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are
+# worth on others.
 LEAST = 2 * ALLOWANCE
 """Share of the step by which the median step of such a rank is late."""
 _MOST = 0.6
 """Part of the steps in which it is late by more than the allowance."""
 _SURE = 5.0
-"""Standard errors of the median, at least: one in a million, and neighbouring steps may be alike."""
+"""Standard errors of the median, at least: one in a million, and neighbouring steps may be
+alike."""
 _BEGINNING, _HALF = 4, 0.5
 """In the first quarter of its steps it was late by half of that at least: or it became late."""
 
@@ -40,7 +43,8 @@ def late_from_start(past: np.ndarray, seen: np.ndarray, levels: Levels, ranks: i
     deviation = float(np.median(np.abs(own - middle[rank]))) / 0.6745
     wander = float(wandering(own[None], np.ones((1, own.size), bool))[0])
     error = 1.25 * deviation * np.sqrt(wander / own.size)
-    if middle[rank] >= _SURE * error and np.median(own[:own.size // _BEGINNING]) >= _HALF * middle[rank]:
+    if (middle[rank] >= _SURE * error
+        and np.median(own[:own.size // _BEGINNING]) >= _HALF * middle[rank]):
       found.append(rank)
   return found
 

@@ -1,7 +1,9 @@
-"""From when to when a late rank is late, looked at a second time, step by step: what others' noise hides.
+"""From when to when a late rank is late, looked at a second time, step by step: what others' noise
+hides.
 
-Stretches come from means over blocks of steps. Where the other ranks are slow as well for a while, a job's start say, a
-rank that is late in every step looks in time by its mean, and its fault would be dated too late.
+Stretches come from means over blocks of steps. Where the other ranks are slow as well for a while,
+a job's start say, a rank that is late in every step looks in time by its mean, and its fault would
+be dated too late.
 """
 
 from __future__ import annotations
@@ -18,19 +20,22 @@ from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 _CELLS = 1 << 20
 """Ranks times steps, at most, of a run that is looked at as a whole."""
 _WIDEST = 4096
 """Steps next to an episode that are looked at."""
 _PART = 0.5
 _SURE = 2.0
-"""Standard deviations of a sign test (one in 40) by which a rank must be late by less than half of the episode's
-lateness in more steps than not, before it is said to have been in time."""
+"""Standard deviations of a sign test (one in 40) by which a rank must be late by less than half of
+the episode's lateness in more steps than not, before it is said to have been in time."""
 
 
-def whole_stretches(run: Run, selected: SelectedSteps, episodes: Sequence[Episode], blocks: Blocks) -> list[Episode]:
-  """Joins episodes with the stretches next to them in which the rank can't be told to have been in time.
+def whole_stretches(run: Run, selected: SelectedSteps, episodes: Sequence[Episode],
+                    blocks: Blocks) -> list[Episode]:
+  """Joins episodes with the stretches next to them in which the rank can't be told to have been in
+  time.
 
   Args:
     run: the recorded run.
@@ -46,7 +51,8 @@ def whole_stretches(run: Run, selected: SelectedSteps, episodes: Sequence[Episod
       continue
     edges = [0, *(edge for e in own for edge in (e.begin, e.end)), selected.blocks]
     gaps = [(edges[i], edges[i + 1]) for i in range(0, len(edges), 2)]
-    joins = [begin < end and _still_late(run, selected, blocks, min(beside, key=lambda e: e.lateness), begin, end)
+    joins = [begin < end and _still_late(run, selected, blocks,
+                                         min(beside, key=lambda e: e.lateness), begin, end)
              for (begin, end), beside in zip(gaps, _beside(own), strict=True)]
     if not any(joins):
       found += own
@@ -67,8 +73,8 @@ def whole_stretches(run: Run, selected: SelectedSteps, episodes: Sequence[Episod
       sure = max(test.confidence, max(e.confidence for e in inside))
       lateness = max(test.lateness, sum(e.lateness * e.steps for e in inside) / max(
           1, int(blocks.steps[rank, begin:end].sum())))
-      found.append(Episode(rank, begin, end, int(blocks.steps[rank, begin:end].sum()), lateness, sure,
-                           test.persistence))
+      found.append(Episode(rank, begin, end, int(blocks.steps[rank, begin:end].sum()),
+                           lateness, sure, test.persistence))
   return found
 
 
@@ -77,12 +83,15 @@ def _beside(own: Sequence[Episode]) -> list[tuple[Episode, ...]]:
   return [(own[0],), *zip(own[:-1], own[1:], strict=True), (own[-1],)]
 
 
-def _still_late(run: Run, selected: SelectedSteps, blocks: Blocks, episode: Episode, begin: int, end: int) -> bool:
-  """Whether a rank is as good as late in a gap: by its median, and not in time in significantly more steps than not."""
+def _still_late(run: Run, selected: SelectedSteps, blocks: Blocks, episode: Episode, begin: int,
+                end: int) -> bool:
+  """Whether a rank is as good as late in a gap: by its median, and not in time in significantly
+  more steps than not."""
   steps = np.flatnonzero(selected.within(begin, end))
   if not steps.size or steps[-1] - steps[0] > _WIDEST:
     return False
-  late = _after_typical(run, episode.rank, slice(int(steps[0]), int(steps[-1]) + 1))[steps - steps[0]]
+  late = _after_typical(run, episode.rank,
+                        slice(int(steps[0]), int(steps[-1]) + 1))[steps - steps[0]]
   late = late[np.isfinite(late)]
   if not late.size:
     return False
@@ -91,7 +100,8 @@ def _still_late(run: Run, selected: SelectedSteps, blocks: Blocks, episode: Epis
 
 
 def _after_typical(run: Run, rank: int, part: slice) -> np.ndarray:
-  """[k] seconds by which a rank arrives after the lower median of the others in each step; NaN where not known."""
+  """[k] seconds by which a rank arrives after the lower median of the others in each step; NaN
+  where not known."""
   arrival = undelayed(busy(run, part)).sum(axis=0)
   others = np.delete(arrival, rank, axis=0)
   known = np.isfinite(others)
@@ -101,8 +111,9 @@ def _after_typical(run: Run, rank: int, part: slice) -> np.ndarray:
 
 
 def _parts(run: Run, selected: SelectedSteps, blocks: Blocks, episode: Episode) -> list[Episode]:
-  """The stretches of the run in which a rank that is late over the whole of it really is: by each step's share of its
-  lateness, cut at nothing and at twice as much, so that few long steps hide no change.
+  """The stretches of the run in which a rank that is late over the whole of it really is: by each
+  step's share of its lateness, cut at nothing and at twice as much, so that few long steps hide no
+  change.
   """
   if run.ranks * len(run.steps) > _CELLS:
     return [episode]
@@ -112,8 +123,10 @@ def _parts(run: Run, selected: SelectedSteps, blocks: Blocks, episode: Episode) 
            selected.blocks]
   spans = list(zip(edges[:-1], edges[1:], strict=True))
   level = [float(np.nanmedian(late[selected.within(*span)])) for span in spans]
-  # What is usual for it is its level where that costs most: it may be later still for a short while.
-  usual = max(zip(spans, level, strict=True), key=lambda own: own[1] * selected.within(*own[0]).sum())[1]
+  # What is usual for it is its level where that costs most: it may be later still for a short
+  # while.
+  usual = max(zip(spans, level, strict=True),
+              key=lambda own: own[1] * selected.within(*own[0]).sum())[1]
   high = [span for span, value in zip(spans, level, strict=True) if value >= _PART * usual]
   if len(high) == len(spans):
     return [episode]

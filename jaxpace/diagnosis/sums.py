@@ -1,7 +1,9 @@
-"""Who is late when, by the sums of all steps of an observed run, of which only some are written in full.
+"""Who is late when, by the sums of all steps of an observed run, of which only some are written in
+full.
 
-A rank's busy time of a step is the step less its time in collectives: the sum of its arrivals. What a rank does for
-longer than the others shows there as it does in the collectives one by one; who it made wait, and where, does not.
+A rank's busy time of a step is the step less its time in collectives: the sum of its arrivals. What
+a rank does for longer than the others shows there as it does in the collectives one by one; who it
+made wait, and where, does not.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from jaxpace.trace.run import Run
 
 
 def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) -> np.ndarray:
-  """[R, B] mean busy time of all counted steps, less the mean over the ranks that are joined; NaN where not known.
+  """[R, B] mean busy time of all counted steps, less the mean over the ranks that are joined; NaN
+  where not known.
 
   Args:
     run: of which some steps are written in full.
@@ -27,7 +30,8 @@ def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) 
   first = np.array([selected.first_step(run, block) for block in range(selected.blocks)])
   block = np.maximum(np.searchsorted(first, whole.steps, side="right") - 1, 0)
   groups = Grouped(np.zeros(run.ranks, np.int64) if joined is None else joined)
-  total, number = np.zeros((run.ranks, selected.blocks)), np.zeros((run.ranks, selected.blocks), np.int64)
+  total, number = (np.zeros((run.ranks, selected.blocks)),
+                   np.zeros((run.ranks, selected.blocks), np.int64))
   for part in chunks(whole):
     late, valid = _late(whole, part, groups)
     valid &= mask[part]
@@ -38,14 +42,18 @@ def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) 
   return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
 
 
-def late_in(run: Run, rank: int, first: int, last: int, joined: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-  """Numbers of the steps from `first` to `last`, and by how many seconds a rank is busy for longer in each.
+def late_in(run: Run, rank: int, first: int, last: int,
+            joined: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+  """Numbers of the steps from `first` to `last`, and by how many seconds a rank is busy for longer
+  in each.
 
   NaN where that is not known.
   """
   whole = run.all_steps
-  part = slice(int(np.searchsorted(whole.steps, first)), int(np.searchsorted(whole.steps, last, side="right")))
-  late, valid = _late(whole, part, Grouped(np.zeros(run.ranks, np.int64) if joined is None else joined))
+  part = slice(int(np.searchsorted(whole.steps, first)),
+               int(np.searchsorted(whole.steps, last, side="right")))
+  late, valid = _late(whole, part,
+                      Grouped(np.zeros(run.ranks, np.int64) if joined is None else joined))
   return whole.steps[part], np.where(valid[rank], late[rank], np.nan)
 
 

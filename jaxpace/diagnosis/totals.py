@@ -15,12 +15,14 @@ from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.sums import late_by_block
 from jaxpace.trace.run import Run
 
-PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime", "waiting_pacing", "spread")
+PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime",
+         "waiting_pacing", "spread")
 
 
 @dataclasses.dataclass
 class Totals:
-  """Sums over counted steps. C collectives, R ranks, K steps, B blocks of neighbouring steps; seconds."""
+  """Sums over counted steps. C collectives, R ranks, K steps, B blocks of neighbouring steps;
+  seconds."""
 
   per_step: dict[str, np.ndarray]  # [K] mean over the ranks present, by name in `PARTS`
   per_rank: dict[str, np.ndarray]  # [R] sum over steps, by name in `PARTS`
@@ -28,20 +30,24 @@ class Totals:
   present: np.ndarray  # [R] counted steps in which the rank's whole step is known
   known: np.ndarray  # [R, K] bool, counted steps in which the rank's whole step is known
   earliness: np.ndarray  # [C, K] mean over ranks of undelayed earliness: max A - mean A
-  waiting_gap: np.ndarray  # [K] the part of all collectives' earliness that is for the last rank's longer gap
+  # [K] the part of all collectives' earliness that is for the last rank's longer gap
+  waiting_gap: np.ndarray
   lateness: np.ndarray  # [C, R, B] sum of A - mean over ranks of A, undelayed
   lateness_compute: np.ndarray  # [R] sum of own compute - mean over ranks
   lateness_runtime: np.ndarray  # [R, B] the same of the gap
   block_steps: np.ndarray  # [R, B] steps in which the rank is present, by block
-  blame: np.ndarray  # [R] sum of the job's mean earliness in the steps and collectives this rank was last at
+  # [R] sum of the job's mean earliness in the steps and collectives this rank was last at
+  blame: np.ndarray
   last: np.ndarray  # [R] steps in which the job waited for this rank
   last_rank: np.ndarray  # [K] the rank the job waited for longest in that step, -1 for none
-  without: np.ndarray  # [R] sum of what the step would be shorter if this rank were as quick as the others' last
+  # [R] sum of what the step would be shorter if this rank were as quick as the others' last
+  without: np.ndarray
   delayed: int  # rank-steps with an applied delay
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
   groups: ByGroup | None = None  # where not all ranks meet in all collectives
   late_by_sums: np.ndarray | None = None
-  """[R, B] busy time of all steps less its mean over ranks, where only some steps are written in full."""
+  """[R, B] busy time of all steps less its mean over ranks, where only some steps are written in
+  full."""
 
 
 @dataclasses.dataclass
@@ -50,12 +56,14 @@ class ByGroup:
 
   found: Meetings
   collective: np.ndarray  # [T] collective of each group
-  row: np.ndarray  # [C, R] group of each rank, T where it is in none, or nothing is transferred to it
+  # [C, R] group of each rank, T where it is in none, or nothing is transferred to it
+  row: np.ndarray
   transfer: np.ndarray  # [T, K] s, NaN where not known
   number: np.ndarray  # [T, K] ranks to which something is transferred
   present: np.ndarray  # [K] ranks whose step is known
   charged: np.ndarray  # [C, R, B] sum of the job's mean wait on account of the rank
-  behind: np.ndarray  # [R] on whose account each rank is late at the end of the steps added up so far
+  # [R] on whose account each rank is late at the end of the steps added up so far
+  behind: np.ndarray
   mixed: bool = False  # whether the collectives are those of an observed step
 
   @staticmethod
@@ -64,7 +72,8 @@ class ByGroup:
     sizes = [grouped.size for grouped in found.grouped]
     begin = np.concatenate([[0], np.cumsum(sizes)])
     number = int(begin[-1])
-    row = np.array([np.where((grouped.of_rank < grouped.size) & found.receives(c), grouped.of_rank + begin[c], number)
+    row = np.array([np.where((grouped.of_rank < grouped.size) & found.receives(c),
+                             grouped.of_rank + begin[c], number)
                     for c, grouped in enumerate(found.grouped)])
     return ByGroup(
         found=found, collective=np.repeat(np.arange(len(sizes)), sizes), row=row,
@@ -75,7 +84,8 @@ class ByGroup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Summed:
-  """A run, and what its selected steps add up to: all that comes before a diagnosis is told by it."""
+  """A run, and what its selected steps add up to: all that comes before a diagnosis is told by
+  it."""
 
   run: Run
   selected: SelectedSteps
@@ -90,18 +100,20 @@ def undelayed(work: BusyTimes) -> np.ndarray:
   return arrival
 
 
-def add_up(run: Run, selected: SelectedSteps, progress: Callable[[int, int], None] | None = None) -> Totals:
+def add_up(run: Run, selected: SelectedSteps,
+           progress: Callable[[int, int], None] | None = None) -> Totals:
   """Goes through the run once, a chunk of steps at a time."""
   size, ranks, slots = len(run.steps), run.ranks, max(1, len(run.collectives))
   totals = Totals(
-      per_step={name: np.full(size, np.nan) for name in PARTS}, per_rank={name: np.zeros(ranks) for name in PARTS},
-      transfer=np.full((slots, size), np.nan), present=np.zeros(ranks, np.int64), known=np.zeros((ranks, size), bool),
+      per_step={name: np.full(size, np.nan) for name in PARTS},
+      per_rank={name: np.zeros(ranks) for name in PARTS}, transfer=np.full((slots, size), np.nan),
+      present=np.zeros(ranks, np.int64), known=np.zeros((ranks, size), bool),
       earliness=np.full((slots, size), np.nan), waiting_gap=np.zeros(size),
-      lateness=np.zeros((slots, ranks, selected.blocks)),
-      lateness_compute=np.zeros(ranks), lateness_runtime=np.zeros((ranks, selected.blocks)),
-      block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks), last=np.zeros(ranks, np.int64),
-      last_rank=np.full(size, -1, np.int64), without=np.zeros(ranks), delayed=0,
-      jumped=np.zeros(ranks, np.int64))
+      lateness=np.zeros((slots, ranks, selected.blocks)), lateness_compute=np.zeros(ranks),
+      lateness_runtime=np.zeros((ranks, selected.blocks)),
+      block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks),
+      last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
+      without=np.zeros(ranks), delayed=0, jumped=np.zeros(ranks, np.int64))
   found = meetings(run)
   if found is not None:
     totals.groups = ByGroup.none(found, ranks, size, selected.blocks, run.observed)
@@ -111,7 +123,8 @@ def add_up(run: Run, selected: SelectedSteps, progress: Callable[[int, int], Non
     if progress:
       progress(part.stop, size)
   if run.whole is not None and selected.mask.any():
-    totals.late_by_sums = late_by_block(run, selected, found.joined if found is not None and found.apart else None)
+    totals.late_by_sums = late_by_block(run, selected,
+                                        found.joined if found is not None and found.apart else None)
   return totals
 
 
@@ -148,7 +161,8 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
 
 
 class _Blocks(NamedTuple):
-  """Where the blocks of a chunk's steps begin. Steps that don't count lie between or inside blocks: they hold 0."""
+  """Where the blocks of a chunk's steps begin. Steps that don't count lie between or inside blocks:
+  they hold 0."""
 
   begin: np.ndarray  # [E] positions in the chunk
   block: np.ndarray  # [E]
@@ -164,7 +178,8 @@ class _Blocks(NamedTuple):
     total[..., self.block] += np.add.reduceat(values, self.begin, axis=-1, dtype=total.dtype)
 
 
-def _add_lateness(totals: Totals, part: slice, work: BusyTimes, number: np.ndarray, into: _Blocks) -> None:
+def _add_lateness(totals: Totals, part: slice, work: BusyTimes, number: np.ndarray,
+                  into: _Blocks) -> None:
   """Adds who was late and what it cost, by undelayed arrival."""
   some = np.flatnonzero(number > 0)
   worst = np.zeros(len(number))
@@ -188,8 +203,8 @@ def _add_lateness(totals: Totals, part: slice, work: BusyTimes, number: np.ndarr
   totals.last += np.bincount(worst_rank[waited], minlength=len(totals.last))
 
 
-def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes, alone: Account, number: np.ndarray,
-                  into: _Blocks) -> None:
+def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes, alone: Account,
+                  number: np.ndarray, into: _Blocks) -> None:
   """The same where ranks wait for those of their own group only.
 
   Args:
@@ -209,7 +224,8 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
   joined = Grouped(groups.found.joined)
   arrivals = undelayed(work)
   by_culprit = alone.for_whom or _charged(groups, work, alone.waits, weight)
-  for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, by_culprit, strict=True)):
+  for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, by_culprit,
+                                                      strict=True)):
     grouped = groups.found.grouped[c]
     if not grouped.size:
       continue
@@ -239,8 +255,10 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
     totals.last_rank[part][more] = last[more]
 
 
-def _charged(groups: ByGroup, work: BusyTimes, waits: list[Waits], weight: np.ndarray) -> Iterator[np.ndarray]:
-  """Yields for each collective [R, K] s, mean over ranks, that are waited on each rank's account."""
+def _charged(groups: ByGroup, work: BusyTimes, waits: list[Waits],
+             weight: np.ndarray) -> Iterator[np.ndarray]:
+  """Yields for each collective [R, K] s, mean over ranks, that are waited on each rank's
+  account."""
   ranks, size = work.valid.shape
   others, groups.behind = accounts(groups.found, waits, groups.behind)
   steps = np.broadcast_to(np.arange(size), (ranks, size))

@@ -1,7 +1,8 @@
-"""What costs much and is no finding: few long pauses, waiting by turns or in few steps, data that queue on the way.
+"""What costs much and is no finding: few long pauses, waiting by turns or in few steps, data that
+queue on the way.
 
-No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the notes
-and the verdict do.
+No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the
+notes and the verdict do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.trace.host_causes import PAUSES
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 _LONG_PAUSE = 0.5
 """A pause is one of the few where it takes this share of the mean step or more."""
 
@@ -33,7 +35,8 @@ class FewPauses(NamedTuple):
 def few_pauses(facts: Facts) -> list[FewPauses]:
   """Measured pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
 
-  A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work hides costs nothing.
+  A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work
+  hides costs nothing.
   """
   run, selected, step_time = facts.run, facts.selected, facts.step_time
   if step_time is None or any(finding.mode == JITTER for finding in facts.findings):
@@ -58,9 +61,11 @@ def few_pauses(facts: Facts) -> list[FewPauses]:
 
 
 _FEW_STEPS = 0.1
-"""Steps that hold half of the waiting are few up to this share; of exponential jitter, 19 % of the steps hold half."""
+"""Steps that hold half of the waiting are few up to this share; of exponential jitter, 19 % of the
+steps hold half."""
 _MOST_OF_IT = 0.6
-"""One rank is last in this part of the steps at least, and holds this part of the waiting, if that is said of it."""
+"""One rank is last in this part of the steps at least, and holds this part of the waiting, if that
+is said of it."""
 
 
 class Unnamed(NamedTuple):
@@ -69,14 +74,17 @@ class Unnamed(NamedTuple):
   share: float  # of the step
   steps: np.ndarray  # numbers of the steps that hold half of it, as few as do
   few: bool  # whether these are few
-  rank: int | None = None  # the rank that is last in most of the steps, if most of the waiting is for it
+  # the rank that is last in most of the steps, if most of the waiting is for it
+  rank: int | None = None
   often: float = 0.0  # share of the steps in which it is
 
 
 def unnamed_waiting(facts: Facts) -> Unnamed | None:
-  """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can be judged."""
+  """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can
+  be judged."""
   run, selected, step_time = facts.run, facts.selected, facts.step_time
-  if (step_time is None or facts.findings or not run.collectives or run.ranks < 2 or selected.size < MIN_STEPS
+  if (step_time is None or facts.findings or not run.collectives or run.ranks < 2
+      or selected.size < MIN_STEPS
       or facts.earliness < COSTLY * step_time.mean):
     return None
   whole = np.where(selected.mask, np.nan_to_num(facts.totals.earliness.sum(axis=0)), 0.0)
@@ -106,9 +114,11 @@ class Queue(NamedTuple):
 
 
 def unexplained_queue(facts: Facts) -> Queue | None:
-  """Round trips far over the shortest ones in a run of long transfers; None where they aren't, or contention is known.
+  """Round trips far over the shortest ones in a run of long transfers; None where they aren't, or
+  contention is known.
 
-  A job alone fills the queue of its own slowest link as others' traffic would: only a floor tells the two apart.
+  A job alone fills the queue of its own slowest link as others' traffic would: only a floor tells
+  the two apart.
   """
   run, found = facts.run, facts.findings
   shares = facts.shares
@@ -116,7 +126,8 @@ def unexplained_queue(facts: Facts) -> Queue | None:
       or any(finding.mode == CONTENTION for finding in found)):
     return None
   share = shares["transfer"] + shares["contention"]
-  trips, shortest = (quantiles(run, facts.selected, name, (0.5,)) for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
+  trips, shortest = (quantiles(run, facts.selected, name, (0.5,))
+                     for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
   if share < _QUEUE_SHARE or min(len(trips), len(shortest)) < 2:
     return None
   trip, least = (1e-9 * float(np.median(list(values.values()))) for values in (trips, shortest))

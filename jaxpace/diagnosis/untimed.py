@@ -1,4 +1,5 @@
-"""Collectives that the step has and that were not timed: ranks meet there too, and who is late doesn't show."""
+"""Collectives that the step has and that were not timed: ranks meet there too, and who is late
+doesn't show."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ def untimed(run: Run) -> dict[tuple[str, str], int]:
   """How many collectives were not stamped, by name and reason; those that found no slot too."""
   entries = run.plan.get("unstamped")
   found: dict[tuple[str, str], int] = collections.Counter(
-      (str(entry.get("primitive") or entry.get("name")), str(entry.get("reason", "no reason given")))
+      (str(entry.get("primitive") or entry.get("name")),
+       str(entry.get("reason", "no reason given")))
       for entry in (entries if isinstance(entries, list) else []) if isinstance(entry, dict))
   overflow = run.plan.get("overflow")
   if isinstance(overflow, int) and overflow > 0:

@@ -1,4 +1,5 @@
-"""What a run can't tell: ranks that left no rows, and collectives whose stamps say nothing of who came late."""
+"""What a run can't tell: ranks that left no rows, and collectives whose stamps say nothing of who
+came late."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from jaxpace.trace.run import Run
 
 # Chosen by hand; no measurement of them is published.
 _MOST = 0.5
-"""Who is late can't be told where what ranks do before the collectives that don't tell takes this share of their busy
-time."""
+"""Who is late can't be told where what ranks do before the collectives that don't tell takes this
+share of their busy time."""
 _SEEN = 0.5
 """A rank is judged that is known in this share of the counted steps, at least."""
 
@@ -46,9 +47,11 @@ def untold(run: Run, selected: SelectedSteps) -> Untold | None:
 
 
 def _doubted(run: Run) -> tuple[list[bool], list[bool]]:
-  """Collectives that can begin before their entry stamps, and transfers of which nobody knows whose they are."""
+  """Collectives that can begin before their entry stamps, and transfers of which nobody knows whose
+  they are."""
   return ([c.may_begin_early for c in run.collectives],
-          [c.point_to_point and (c.meeting is None or c.meeting.sources is None) for c in run.collectives])
+          [c.point_to_point and (c.meeting is None or c.meeting.sources is None)
+           for c in run.collectives])
 
 
 def untold_of(run: Run, work: BusyTimes) -> Untold | None:
@@ -58,7 +61,8 @@ def untold_of(run: Run, work: BusyTimes) -> Untold | None:
   if not which.any():
     return None
   before = np.where(work.valid, work.arrival, 0.0).sum(axis=(1, 2))
-  # Stamps at the begin of the wait say nothing of what was waited before: the time ahead of them is in doubt.
+  # Stamps at the begin of the wait say nothing of what was waited before: the time ahead of them is
+  # in doubt.
   if before[which].sum() < _MOST * before.sum():
     return None
   slots = tuple(c.slot for c, doubted in zip(run.collectives, which, strict=True) if doubted)
@@ -67,22 +71,25 @@ def untold_of(run: Run, work: BusyTimes) -> Untold | None:
 
 def sentence(found: Untold, collectives: int) -> str:
   """Says so."""
-  which = (f"{len(found.slots)} of {plural(collectives, 'collective')}" if len(found.slots) < collectives
+  which = (f"{len(found.slots)} of {plural(collectives, 'collective')}"
+           if len(found.slots) < collectives
            else "the collectives" if collectives > 1 else "the collective")
   why = []
   if found.early:
-    why.append(f"{which} can begin before {'its entry stamp' if which == 'the collective' else 'their entry stamps'}, "
-               "so that waiting may count as compute")
+    why.append(f"{which} can begin before "
+               f"{'its entry stamp' if which == 'the collective' else 'their entry stamps'}, so "
+               "that waiting may count as compute")
   if found.partners:
     why.append("it is not recorded who sends to whom")
   return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
 
 
 def unseen(summed: Summed, away: Hidden | None = None) -> np.ndarray:
-  """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said of them.
+  """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said
+  of them.
 
-  So are those that may be what the others wait for where they left no rows. A gap in the numbers of the ranks is no
-  rank, unless the run or one of its processes says that it has it.
+  So are those that may be what the others wait for where they left no rows. A gap in the numbers of
+  the ranks is no rank, unless the run or one of its processes says that it has it.
   """
   run, selected, totals = summed.run, summed.selected, summed.totals
   if not selected.size:
@@ -91,7 +98,8 @@ def unseen(summed: Summed, away: Hidden | None = None) -> np.ndarray:
   mesh = laid_out(run.info)
   said = [run.info.get("ranks"), run.plan.get("ranks"), None if mesh is None else mesh.size]
   there[:max((n for n in said if isinstance(n, int) and n > 0), default=0)] = True
-  there[[rank for process in run.processes for rank in process.ranks if 0 <= rank < run.ranks]] = True
+  there[[rank for process in run.processes for rank in process.ranks
+         if 0 <= rank < run.ranks]] = True
   there &= totals.present < max(1.0, _SEEN * selected.size)
   if away is not None:
     there[list(away.suspects)] = True
@@ -102,14 +110,17 @@ class Hidden(NamedTuple):
   """Stretches in which ranks that are seen elsewhere in the run left no rows."""
 
   ranks: np.ndarray
-  steps: np.ndarray  # [K] bool, those in which what others wait for one of these ranks would look like transfer
-  suspects: tuple[int, ...]  # those of them without whose rows transfers are longer: they may be what is waited for
+  # [K] bool, those in which what others wait for one of these ranks would look like transfer
+  steps: np.ndarray
+  # those of them without whose rows transfers are longer: they may be what is waited for
+  suspects: tuple[int, ...]
 
 
 def hidden(summed: Summed) -> Hidden | None:
   """Where ranks that are seen in a part of the run left no rows; None where none did.
 
-  A single step without a rank's rows hides nothing: it is one that a process lost, or didn't wait for.
+  A single step without a rank's rows hides nothing: it is one that a process lost, or didn't wait
+  for.
   """
   selected, totals = summed.selected, summed.totals
   if not selected.size:
@@ -129,7 +140,8 @@ def hidden(summed: Summed) -> Hidden | None:
       continue
     if float(np.nanmean(transfer[without]) - np.nanmean(transfer[with_it])) >= least:
       suspects.append(rank)
-  return Hidden(ranks, selected.mask & np.asarray(away.any(axis=0))[selected.block], tuple(suspects))
+  return Hidden(ranks, selected.mask & np.asarray(away.any(axis=0))[selected.block],
+                tuple(suspects))
 
 
 def hidden_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
@@ -137,9 +149,10 @@ def hidden_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sen
   several = len(ranks) > 1
   return Sentence(
       Note.RANKS_AWAY,
-      f"Rank{'s' if several else ''} {list_ranks(ranks)} left no rows in most of {plural(len(steps), 'step')} "
-      f"({list_ranks(steps)}): what the others wait for {'them' if several else 'it'} there can't be told from "
-      "slow transfers, and counts as transfer, never as contention.")
+      f"Rank{'s' if several else ''} {list_ranks(ranks)} left no rows in most of "
+      f"{plural(len(steps), 'step')} ({list_ranks(steps)}): what the others wait for "
+      f"{'them' if several else 'it'} there can't be told from slow transfers, and counts as "
+      "transfer, never as contention.")
 
 
 def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
@@ -152,7 +165,8 @@ def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
   return (f"Nothing is said of rank{'s' if several else ''} {list_ranks(ranks)}{where}: "
           + (f"{'they' if several else 'it'} left no rows" if silent else
              f"{'their' if several else 'its'} rows are missing in {most} of the steps")
-          + f", so {'they' if several else 'it'} may be what the others wait for; that would count as transfer.")
+          + f", so {'they' if several else 'it'} may be what the others wait for; that would count "
+            "as transfer.")
 
 
 def once(notices: Iterable[str]) -> list[str]:
@@ -165,8 +179,10 @@ def once(notices: Iterable[str]) -> list[str]:
   for notice in notices:
     match = re.match(r"Collective (\d{1,9}) (?=\D)", notice)
     key = notice if match is None else notice[match.end():]
-    said.setdefault(("" if match is None else "\0") + key, []).append(0 if match is None else int(match[1]))
-  return [key if not key.startswith("\0") else f"Collective {numbers[0]} {key[1:]}" + _more(numbers[1:])
+    said.setdefault(("" if match is None else "\0") + key,
+                    []).append(0 if match is None else int(match[1]))
+  return [key if not key.startswith("\0") else f"Collective {numbers[0]} {key[1:]}"
+          + _more(numbers[1:])
           for key, numbers in said.items()]
 
 

@@ -1,7 +1,8 @@
 """Ranks that the job waits for in most of the steps at a cost, however much their lateness varies.
 
-Whether a rank is late for good is told by the mean of its arrival over blocks of steps. A rank whose lateness comes and
-goes (a loader that prefetches, say) or that hides in noise may pass no such test, and yet be last in nine steps of ten.
+Whether a rank is late for good is told by the mean of its arrival over blocks of steps. A rank
+whose lateness comes and goes (a loader that prefetches, say) or that hides in noise may pass no
+such test, and yet be last in nine steps of ten.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from jaxpace.trace.run import Run
 MOST = 0.5
 """Part of the steps, at least, in which such a rank is last ..."""
 _FAR = 2.0
-"""Standard deviations by which that is more often than by chance. Whom the job waits for at such a cost in most of its
-steps is the one to look at, should it be so by chance in one run of many: the report's table names it, too."""
+"""Standard deviations by which that is more often than by chance. Whom the job waits for at such a
+cost in most of its steps is the one to look at, should it be so by chance in one run of many: the
+report's table names it, too."""
 _HALF = 0.5
 """... and that it costs `COSTLY` of the step, or this part of all waiting where that is so much."""
 _FEW = 0.5
-"""Beside pauses between steps: the median step in which a rank is last costs this part of the mean one, or it is last
-by a hair in most of them, and what it costs is the pauses."""
+"""Beside pauses between steps: the median step in which a rank is last costs this part of the mean
+one, or it is last by a hair in most of them, and what it costs is the pauses."""
 
 
 class Usual(NamedTuple):
@@ -66,16 +68,19 @@ def usually_last(summed: Summed) -> list[Usual]:
       if cost < COSTLY and not (waiting >= COSTLY and cost >= _HALF * waiting):
         continue
       if _beyond(often, len(own) / len(there), int(totals.present[own].max())) >= _FAR:
-        found.append(Usual(tuple(own), often, cost, float(np.median(whole[last]) / max(whole[last].mean(), 1e-12))))
+        found.append(Usual(tuple(own), often, cost,
+                           float(np.median(whole[last]) / max(whole[last].mean(), 1e-12))))
   return found
 
 
 def _in_groups(totals: Totals, there: np.ndarray, elapsed: float) -> list[Usual]:
-  """The same where not all ranks meet: of each rank, against those that it meets, directly or by others."""
+  """The same where not all ranks meet: of each rank, against those that it meets, directly or by
+  others."""
   assert totals.groups is not None
   joined, found = totals.groups.found.joined, []
   for rank in there.tolist():
-    often, cost = float(totals.last[rank]) / int(totals.present[rank]), float(totals.blame[rank]) / elapsed
+    often, cost = (float(totals.last[rank]) / int(totals.present[rank]),
+                   float(totals.blame[rank]) / elapsed)
     among = int((joined[there] == joined[rank]).sum())
     if often >= MOST and cost >= COSTLY and among > 1 and _beyond(
         often, 1 / among, int(totals.present[rank])) >= _FAR:
@@ -93,7 +98,8 @@ def unnamed(usual: Iterable[Usual], findings: Iterable[Finding]) -> list[int]:
   findings = list(findings)
   names = {rank for finding in findings for rank in finding.ranks}
   pauses = any(finding.mode == JITTER for finding in findings)
-  return sorted({rank for own in usual if not names.intersection(own.ranks) and not (pauses and own.steady < _FEW)
+  return sorted({rank for own in usual if not names.intersection(own.ranks)
+                 and not (pauses and own.steady < _FEW)
                  for rank in own.ranks})
 
 

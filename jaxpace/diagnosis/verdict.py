@@ -18,15 +18,18 @@ from jaxpace.diagnosis.wording import joined, milliseconds, named, percent
 from jaxpace.trace.problems import list_ranks, plural
 
 WORTH = COSTLY
-"""Part of the step that mending it saves from which on a finding makes the headline; below it, nothing costs much. And
-what takes this part and is no finding is told before anything is called healthy."""
+"""Part of the step that mending it saves from which on a finding makes the headline; below it,
+nothing costs much. And what takes this part and is no finding is told before anything is called
+healthy."""
 
 
 def verdict_on(facts: Facts) -> Sentence:
-  """Says what to do about the costliest finding, or that there is none; clears no rank that it can't see."""
+  """Says what to do about the costliest finding, or that there is none; clears no rank that it
+  can't see."""
   said = _on_those_seen(facts)
   # What names a rank does not clear it.
-  named_ranks = {rank for finding in facts.findings if finding.mode != CONTENTION for rank in finding.ranks}
+  named_ranks = {rank for finding in facts.findings if finding.mode != CONTENTION
+                 for rank in finding.ranks}
   unseen = [rank for rank in facts.unseen if rank not in named_ranks]
   if not unseen or facts.step_time is None or not facts.run.collectives:
     return said
@@ -44,31 +47,33 @@ def _on_those_seen(facts: Facts) -> Sentence:
   run, step_time = facts.run, facts.step_time
   if step_time is None:
     return Sentence(Verdict.NO_STEPS,
-        f"Nothing to judge: {plural(facts.recorded, 'step')} recorded, and none of them has a recorded step "
-        "before it to measure from. Let the job run on.")
+        f"Nothing to judge: {plural(facts.recorded, 'step')} recorded, and none of them has a "
+        "recorded step before it to measure from. Let the job run on.")
   if facts.findings:
     return _found(facts)
   if facts.untold is not None:
     return Sentence(Verdict.UNTOLD, untold_sentence(facts.untold, len(run.collectives)))
   if not run.collectives:
     return Sentence(Verdict.NO_COLLECTIVES,
-        "No collective was recorded: it can't be told whether ranks wait for each other; see the notes.")
+        "No collective was recorded: it can't be told whether ranks wait for each other; see "
+        "the notes.")
   lasting = _lasting(facts)
   if run.ranks < 2:
     said = lasting or Sentence(Verdict.HEALTHY, "Healthy: one rank has nobody to wait for.")
     return Sentence(said.code, f"{said} {_largest(facts)}")
   if facts.selected.size < MIN_STEPS:
     return Sentence(Verdict.TOO_FEW_STEPS,
-        f"Too few steps to judge: {facts.selected.size} count, {MIN_STEPS} are needed. So far waiting for late "
-        f"ranks takes {100 * facts.earliness / step_time.mean:.1f} % of the step.")
+        f"Too few steps to judge: {facts.selected.size} count, {MIN_STEPS} are needed. So far "
+        f"waiting for late ranks takes {100 * facts.earliness / step_time.mean:.1f} % of the step.")
   hidden = untimed(run)
   if hidden:
     number = sum(hidden.values())
-    what = joined([name if times == 1 else f"{times} of {name}" for (name, _), times in hidden.items()])
+    what = joined([name if times == 1 else f"{times} of {name}"
+                   for (name, _), times in hidden.items()])
     return Sentence(Verdict.UNTIMED,
-        f"It can't be told whether ranks wait for each other: {plural(number, 'collective')} of the step "
-        f"{'is' if number == 1 else 'are'} not timed ({what}), ranks meet there, and their waiting counts as "
-        f"compute; the notes say why. {_largest(facts)}")
+        f"It can't be told whether ranks wait for each other: {plural(number, 'collective')} of "
+        f"the step {'is' if number == 1 else 'are'} not timed ({what}), ranks meet there, and "
+        f"their waiting counts as compute; the notes say why. {_largest(facts)}")
   if facts.doubt:
     return Sentence(Verdict.DOUBT,
         f"It can't be told whether a rank is late: {facts.doubt}, and waiting takes "
@@ -76,16 +81,17 @@ def _on_those_seen(facts: Facts) -> Sentence:
   pauses = few_pauses(facts)
   if pauses:
     return Sentence(Verdict.FEW_PAUSES,
-        f"No lasting fault, but few long pauses: {pauses[0].cause} took {percent(pauses[0].share)} of the time in "
-        f"{plural(len(pauses[0].steps), 'step')}; see the notes.")
+        f"No lasting fault, but few long pauses: {pauses[0].cause} took {percent(pauses[0].share)} "
+        f"of the time in {plural(len(pauses[0].steps), 'step')}; see the notes.")
   unnamed = unnamed_waiting(facts)
   if unnamed:
     where = ("comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
              if unnamed.rank is not None else "is for ranks by turns, without a cause that shows")
     return Sentence(Verdict.UNNAMED_WAITING,
-        f"No lasting fault: no rank is persistently late, and the waiting ({percent(unnamed.share)} of the time) "
-        f"{where}: see the notes.{f' {lasting}' if lasting else ''}")
+        "No lasting fault: no rank is persistently late, and the waiting "
+        f"({percent(unnamed.share)} of the time) {where}: see the "
+        f"notes.{f' {lasting}' if lasting else ''}")
   waiting = (f"no rank is persistently late, and waiting for late ranks takes "
              f"{100 * facts.earliness / step_time.mean:.1f} % of the step")
   if lasting:
@@ -94,7 +100,8 @@ def _on_those_seen(facts: Facts) -> Sentence:
 
 
 def _lasting(facts: Facts) -> Sentence | None:
-  """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than their best.
+  """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than
+  their best.
 
   Where both do, both are told, the larger one first.
   """
@@ -106,16 +113,19 @@ def _lasting(facts: Facts) -> Sentence | None:
   data = waiting_for_data(facts.run, facts.selected) or 0.0
   if data >= WORTH * step_time.mean:
     found.append((data / step_time.mean, Sentence(Verdict.DATA_WAITS,
-        f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, mean over "
-        "ranks: prefetch further ahead, and look at the storage and the decoding it comes from.")))
+        f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, "
+        "mean over ranks: prefetch further ahead, and look at the storage and the decoding it "
+        "comes from.")))
   slower = facts.no_contention
   if slower and facts.run.ranks > 1 and saving(slower) >= WORTH:
-    why = ("other programs run on the hosts' processors, and transfers wait for these as well as for the network"
-           if facts.preempted >= CROWDED else
-           "whether the network or waiting for processors makes them so can't be told from this run")
+    why = (
+        "other programs run on the hosts' processors, and transfers wait for these as well as for "
+        "the network"
+        if facts.preempted >= CROWDED else
+        "whether the network or waiting for processors makes them so can't be told from this run")
     found.append((saving(slower), Sentence(Verdict.SLOW_TRANSFERS,
-        f"Transfers take longer than their best for {percent(saving(slower))} of the step, which would be "
-        f"{slower.speedup:.2f} times as fast without that: {why}.")))
+        f"Transfers take longer than their best for {percent(saving(slower))} of the step, which "
+        f"would be {slower.speedup:.2f} times as fast without that: {why}.")))
   if not found:
     return None
   found.sort(key=lambda one: -one[0])
@@ -129,7 +139,8 @@ def saving(after: Alternative) -> float:
 
 def _found(facts: Facts) -> Sentence:
   said = _of_mode(facts, facts.findings[0])
-  others = [f"{f.mode.replace('_', ' ')} {_of_whom(f)}({100 * f.share:.0f} %)" for f in facts.findings[1:]]
+  others = [f"{f.mode.replace('_', ' ')} {_of_whom(f)}({100 * f.share:.0f} %)"
+            for f in facts.findings[1:]]
   if others:
     said = f"{said} Then: {joined(others)}."
   if sum(_worth(facts, finding) for finding in facts.findings) >= WORTH:
@@ -138,7 +149,8 @@ def _found(facts: Facts) -> Sentence:
 
 
 def _of_whom(finding: Finding) -> str:
-  return f"of rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)} " if finding.ranks else ""
+  return (f"of rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)} "
+          if finding.ranks else "")
 
 
 def _worth(facts: Facts, finding: Finding) -> float:
@@ -167,7 +179,8 @@ def _of_mode(facts: Facts, finding: Finding) -> str:
     whose = f"the link of {named(finding.hosts)}" if finding.hosts else "a crowded fabric"
     return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
   if finding.mode == JITTER:
-    return f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: {_lower(finding.advice)}"
+    return (f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: "
+            f"{_lower(finding.advice)}")
   late = sorted({rank for other in facts.findings for rank in other.ranks})
   whose = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}"
   why = (f"because lateness varies, beside what it waits for {whose} as a rule"
@@ -194,14 +207,15 @@ def _persistent(facts: Facts, finding: Finding) -> str:
     often = float(totals.last[ranks].sum()) / max(1, int(totals.present[ranks].max()))
     throughout = (finding.first_step, finding.last_step) == (None, None)
     when = "" if throughout else f", {spell(finding.first_step, finding.last_step)}"
-    return (f"Look at {_subject(finding)}: {'one of them' if several else 'it'} is last in {percent(often)} of the "
-            f"steps{when}, {saved}")
+    return (f"Look at {_subject(finding)}: {'one of them' if several else 'it'} is last in "
+            f"{percent(often)} of the steps{when}, {saved}")
   late = [max(e.lateness for e in lateness.episodes if e.rank == rank) for rank in ranks]
   amount = milliseconds(min(late))
   if several and milliseconds(max(late)) != amount:
     amount += f" to {milliseconds(max(late))}"
   does = "they arrive" if several else "it arrives"
-  return f"Look at {_subject(finding)}: {does} {amount} late {spell(finding.first_step, finding.last_step)}, {saved}"
+  return (f"Look at {_subject(finding)}: {does} {amount} late "
+          f"{spell(finding.first_step, finding.last_step)}, {saved}")
 
 
 def _largest(facts: Facts) -> str:

@@ -1,8 +1,9 @@
 """What the job would gain: recorded steps played again with something taken out.
 
-A step is the max-plus recurrence t[k, c] = max over ranks of (t[k, c-1] + A[r, k, c]) + C[k, c] through all its
-collectives c, with undelayed arrivals A. Played with other arrivals A*, and all else (transfers, spread, what pacing
-cost) as recorded, a step is shorter by the sum over c of max A - max A*.
+A step is the max-plus recurrence t[k, c] = max over ranks of (t[k, c-1] + A[r, k, c]) + C[k, c]
+through all its collectives c, with undelayed arrivals A. Played with other arrivals A*, and all
+else (transfers, spread, what pacing cost) as recorded, a step is shorter by the sum over c of max A
+- max A*.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Without(NamedTuple):
   """What is taken out of a run, all of it at once."""
 
   ranks: tuple[int, ...] = ()
-  """Ranks that are not there, or as quick as the median of the others: a median is never above the maximum."""
+  """Ranks that are not there, or as quick as the median of the others: a median is never above the
+  maximum."""
   skew: bool = False
   """All ranks arrive at the step's mean arrival."""
   contention: bool = False
@@ -48,10 +50,12 @@ class Without(NamedTuple):
   runtime_jitter: bool = False
   """Every rank's gap between steps takes that rank's median gap, in every step."""
   pauses: bool = False
-  """No process collects garbage, waits for data or writes checkpoints for longer than it usually does."""
+  """No process collects garbage, waits for data or writes checkpoints for longer than it usually
+  does."""
   uneven: bool = False
-  """Every rank has as much of the work as its mean speed over the steps allows: what it does between gaps takes all
-  ranks equally long on average. The same work in all; parts of any size. Where all ranks meet."""
+  """Every rank has as much of the work as its mean speed over the steps allows: what it does
+  between gaps takes all ranks equally long on average. The same work in all; parts of any size.
+  Where all ranks meet."""
   pacing: bool = False
   """No delay costs anything: L = max(A + d) - max(A) is taken out."""
 
@@ -62,11 +66,13 @@ def alternative(step_time: float, saved: float) -> Alternative:
   return Alternative(left, step_time / left if left > 0 else float("inf"))
 
 
-def saved(run: Run, selected: SelectedSteps, floor: Floor | None, scenarios: Sequence[Without]) -> list[float]:
-  """Mean seconds by which a step would be shorter in each scenario; below zero where it would be longer.
+def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
+          scenarios: Sequence[Without]) -> list[float]:
+  """Mean seconds by which a step would be shorter in each scenario; below zero where it would be
+  longer.
 
-  Exact in the model above where all ranks leave a collective together. A rank that was not recorded in a step is not
-  there in either; a step in which nobody else was recorded stays as it was.
+  Exact in the model above where all ranks leave a collective together. A rank that was not recorded
+  in a step is not there in either; a step in which nobody else was recorded stays as it was.
 
   Args:
     run: the recorded run.
@@ -77,7 +83,8 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None, scenarios: Seq
   total = np.zeros(len(scenarios))
   if not run.collectives or not scenarios:
     return total.tolist()
-  gaps = _typical_gaps(run, selected.mask) if any(s.runtime_jitter for s in scenarios) else np.zeros(run.ranks)
+  gaps = (_typical_gaps(run, selected.mask) if any(s.runtime_jitter for s in scenarios)
+          else np.zeros(run.ranks))
   pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
   parts = _parts_by_speed(run, selected) if any(s.uneven for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
@@ -103,9 +110,11 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None, scenarios: Seq
   return (total / max(1, selected.size)).tolist()
 
 
-def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings, contention: np.ndarray | None,
-                    scenarios: Sequence[Without], gaps: np.ndarray, pauses: np.ndarray | None) -> list[float]:
-  """The same where ranks wait for those of their own group only: all steps are played, one after the other."""
+def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings,
+                    contention: np.ndarray | None, scenarios: Sequence[Without], gaps: np.ndarray,
+                    pauses: np.ndarray | None) -> list[float]:
+  """The same where ranks wait for those of their own group only: all steps are played, one after
+  the other."""
 
   def change(work: BusyTimes, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
     if number == 0:
@@ -115,22 +124,28 @@ def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings, contenti
     scenario = scenarios[number - 2]
     changed = _unpaused(work, arrival, gaps, scenario, pauses, part)
     if scenario.ranks:
-      changed = without_ranks(found, changed, work.valid, np.isin(np.arange(run.ranks), scenario.ranks))
-    return evened(found, changed, work.valid & np.isfinite(changed).all(axis=0)) if scenario.skew else changed
+      changed = without_ranks(found, changed, work.valid,
+                              np.isin(np.arange(run.ranks), scenario.ranks))
+    return (evened(found, changed, work.valid & np.isfinite(changed).all(axis=0)) if scenario.skew
+            else changed)
 
   at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * selected.size))
   numbers = list(range(len(scenarios) + 2))
-  recorded, delayed, *played = [float(value) for begin in range(0, len(numbers), at_once) for value in mean_steps(
-      run, found, selected.mask, numbers[begin:begin + at_once], change)]
-  lost = 0.0 if contention is None else float(contention[selected.mask].sum()) / max(1, selected.size)
+  recorded, delayed, *played = [float(value) for begin in range(0, len(numbers), at_once)
+                                for value in mean_steps(
+                                    run, found, selected.mask, numbers[begin:begin + at_once],
+                                    change)]
+  lost = (0.0 if contention is None
+          else float(contention[selected.mask].sum()) / max(1, selected.size))
   return [recorded - value + (delayed - recorded if scenario.pacing else 0.0)
           + (lost if scenario.contention else 0.0)
           for value, scenario in zip(played, scenarios, strict=True)]
 
 
 def _parts_by_speed(run: Run, selected: SelectedSteps) -> np.ndarray:
-  """[R] what a rank would have of the work, 1 being an even part: one over its mean busy time without gaps, scaled so
-  that the parts of the ranks that are known add up to as many; 1 where nothing is known."""
+  """[R] what a rank would have of the work, 1 being an even part: one over its mean busy time
+  without gaps, scaled so that the parts of the ranks that are known add up to as many; 1 where
+  nothing is known."""
   total, number = np.zeros(run.ranks), np.zeros(run.ranks)
   for part in chunks(run):
     work = busy(run, part)
@@ -154,7 +169,8 @@ def _moved(work: BusyTimes, arrival: np.ndarray, parts: np.ndarray) -> np.ndarra
 
 
 def has_gaps(run: Run) -> bool:
-  """Whether the gaps between steps were recorded: without them runtime jitter is part of compute."""
+  """Whether the gaps between steps were recorded: without them runtime jitter is part of
+  compute."""
   return "gap" in run.durations and bool(np.isfinite(run.durations["gap"]).any())
 
 
@@ -163,8 +179,8 @@ def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
   return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
 
 
-def _unpaused(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without, pauses: np.ndarray | None,
-              part: slice) -> np.ndarray:
+def _unpaused(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
+              pauses: np.ndarray | None, part: slice) -> np.ndarray:
   """[C, R, k] arrivals without the gaps or pauses that the scenario is without."""
   if not scenario.runtime_jitter and not scenario.pauses:
     return arrival
@@ -176,8 +192,10 @@ def _unpaused(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: 
   return arrival
 
 
-def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without, recorded: np.ndarray) -> np.ndarray:
-  """[C, k] when the scenario's collectives would find everybody there; as recorded where nobody is left."""
+def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without,
+              recorded: np.ndarray) -> np.ndarray:
+  """[C, k] when the scenario's collectives would find everybody there; as recorded where nobody is
+  left."""
   valid = work.valid
   if scenario.ranks:
     valid = valid.copy()
@@ -191,7 +209,8 @@ def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without, recorded:
 
 
 def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
-  """[R] median gap of every rank over the counted steps; 0 where none is known, as in the account of a step."""
+  """[R] median gap of every rank over the counted steps; 0 where none is known, as in the account
+  of a step."""
   medians = np.zeros(run.ranks)
   if "gap" in run.durations:
     for rank, row in enumerate(run.durations["gap"]):

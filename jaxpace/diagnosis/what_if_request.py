@@ -11,11 +11,12 @@ from jaxpace.diagnosis.what_if import Without, has_gaps
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run, RunError
 
-_SWITCHES = {"skew": "skew", "contention": "contention", "jitter": "runtime_jitter", "runtime_jitter": "runtime_jitter",
-             "pauses": "pauses", "pacing": "pacing"}
-_FINDINGS = ("persistent_straggler", "locality", "synchronization_amplification", "fabric_contention")
-FORMS = ("rank:3, rank:4-7, host:NAME, skew, contention, jitter, pauses, pacing or a finding of the report "
-         f"({', '.join(_FINDINGS)})")
+_SWITCHES = {"skew": "skew", "contention": "contention", "jitter": "runtime_jitter",
+             "runtime_jitter": "runtime_jitter", "pauses": "pauses", "pacing": "pacing"}
+_FINDINGS = ("persistent_straggler", "locality", "synchronization_amplification",
+             "fabric_contention")
+FORMS = ("rank:3, rank:4-7, host:NAME, skew, contention, jitter, pauses, pacing or a finding of "
+         f"the report ({', '.join(_FINDINGS)})")
 
 
 class WhatError(ValueError):
@@ -29,7 +30,8 @@ class WhatIfRequest(NamedTuple):
   ranks: tuple[tuple[int, int], ...]  # first and last
   hosts: tuple[str, ...]
   switches: frozenset[str]  # fields of `Without`
-  findings: frozenset[str] = frozenset()  # modes whose cost is taken out, as far as the report finds them
+  # modes whose cost is taken out, as far as the report finds them
+  findings: frozenset[str] = frozenset()
 
 
 def parse(text: str) -> WhatIfRequest:
@@ -56,7 +58,8 @@ def parse(text: str) -> WhatIfRequest:
     elif part in _FINDINGS:
       findings.add(part)
     else:
-      raise WhatError(f"{part!r} can't be taken out of a run: give {FORMS}, or several joined by commas.")
+      raise WhatError(
+          f"{part!r} can't be taken out of a run: give {FORMS}, or several joined by commas.")
   return WhatIfRequest(text, tuple(ranks), tuple(hosts), frozenset(switches), frozenset(findings))
 
 
@@ -64,16 +67,18 @@ def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
   """Finds what was asked for in a run.
 
   Raises:
-    RunError: the run has no such rank or host, nobody would be left, or what is to be taken out was not recorded.
+    RunError: the run has no such rank or host, nobody would be left, or what is to be taken out was
+      not recorded.
   """
   asked = f"--without {request.text}"
   if not run.collectives:
-    raise RunError(f"{asked} can't be answered: no collective of {run.path} was stamped, so nothing tells who waits "
-                   "for whom.")
+    raise RunError(f"{asked} can't be answered: no collective of {run.path} was stamped, so "
+                   "nothing tells who waits for whom.")
   gone: set[int] = set()
   for first, last in request.ranks:
     if last >= run.ranks:
-      raise RunError(f"{asked}: the run has {plural(run.ranks, 'rank')}, numbered 0 to {run.ranks - 1}.")
+      raise RunError(
+          f"{asked}: the run has {plural(run.ranks, 'rank')}, numbered 0 to {run.ranks - 1}.")
     gone.update(range(first, last + 1))
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
   for host in request.hosts:
@@ -84,7 +89,9 @@ def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
   if present <= gone:
     raise RunError(f"{asked} leaves no rank of the run: take fewer out.")
   if "runtime_jitter" in request.switches and not has_gaps(run):
-    raise RunError(f"{asked}: the gaps between steps were not recorded, so jitter of the runtime is part of compute.")
+    raise RunError(
+        f"{asked}: the gaps between steps were not recorded, so jitter of the runtime is part "
+        "of compute.")
   if "pauses" in request.switches and not (has_gaps(run) and measures_pauses(run)):
     raise RunError(f"{asked}: neither garbage collection nor data nor checkpoints were measured "
                    "(`recorder.measure`), so nothing tells pauses from other gaps.")

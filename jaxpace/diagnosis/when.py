@@ -49,7 +49,8 @@ def _split(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:
   values, numbers = values[known], numbers[known]
   if len(values) < 4:
     return otherwise
-  # One pause is no change, however few the steps: it is cut to the next value, not to something between the two.
+  # One pause is no change, however few the steps: it is cut to the next value, not to something
+  # between the two.
   low, high = np.quantile(values, 0.05, method="higher"), np.quantile(values, 0.95, method="lower")
   total = np.cumsum(np.clip(values, low, high))
   at = np.arange(1, len(values))

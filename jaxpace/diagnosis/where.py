@@ -1,4 +1,5 @@
-"""Where in an observed step the waits are: which collective, which turn of its loop, which line of the model."""
+"""Where in an observed step the waits are: which collective, which turn of its loop, which line of
+the model."""
 
 from __future__ import annotations
 
@@ -59,24 +60,28 @@ class Place(NamedTuple):
 
 
 def places(run: Run) -> list[Place] | None:
-  """The place of each of the run's collectives, in their order; None where the run is not of an observed step."""
+  """The place of each of the run's collectives, in their order; None where the run is not of an
+  observed step."""
   if not run.observed or not run.collectives:
     return None
-  entries = {entry.get("slot"): entry for entry in run.plan["collectives"] if isinstance(entry, dict)}
+  entries = {entry.get("slot"): entry for entry in run.plan["collectives"]
+             if isinstance(entry, dict)}
   found = []
   for collective in run.collectives:
     entry: dict[str, Any] = entries.get(collective.slot, {})
     of = entry.get("of")
     found.append(Place(
         of=of if isinstance(of, int) else -1 - collective.slot, name=collective.name.split("@")[0],
-        kind=str(entry.get("kind") or ""), axis=str(entry.get("axis") or ""), phase=str(entry.get("phase") or ""),
-        source=entry.get("source") or None, operation=entry.get("operation") or None,
+        kind=str(entry.get("kind") or ""), axis=str(entry.get("axis") or ""),
+        phase=str(entry.get("phase") or ""), source=entry.get("source") or None,
+        operation=entry.get("operation") or None,
         loops=tuple((str(name), turn, trips) for name, turn, trips in entry.get("loops") or ())))
   return found
 
 
 class Waits(NamedTuple):
-  """What a step waits at one collective, all its turns together. Seconds a step, means over ranks."""
+  """What a step waits at one collective, all its turns together. Seconds a step, means over
+  ranks."""
 
   place: Place  # of the turn in which most is waited
   turns: int
@@ -97,20 +102,24 @@ class Waits(NamedTuple):
     place = self.place
     return {
         "collective": place.name, "kind": place.kind, "axis": place.axis, "phase": place.phase,
-        "source": place.source, "operation": place.operation, "turns": self.turns, "waiting": self.waiting,
-        "share": self.waiting / step if step > 0 else 0.0, "transfer": self.transfer, "contention": self.contention,
-        "rank": self.rank, "rank_share": self.held if self.rank is not None else None,
-        "worst_turn": {"loops": [list(loop) for loop in place.loops], "waiting": self.worst} if place.loops else None}
+        "source": place.source, "operation": place.operation, "turns": self.turns,
+        "waiting": self.waiting, "share": self.waiting / step if step > 0 else 0.0,
+        "transfer": self.transfer, "contention": self.contention, "rank": self.rank,
+        "rank_share": self.held if self.rank is not None else None,
+        "worst_turn": {"loops": [list(loop) for loop in place.loops], "waiting": self.worst}
+        if place.loops else None}
 
 
-def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals, floor: Floor) -> tuple[Waits, ...]:
+def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
+                    floor: Floor) -> tuple[Waits, ...]:
   """The collectives of an observed step, those with most waiting first; nothing of another run."""
   at = places(run)
   if at is None or not selected.size:
     return ()
   waiting, transfer, contention = (_means(values[:, selected.mask]) for values in (
       totals.earliness, totals.transfer, floor.contention))
-  for_whom = None if totals.groups is None else totals.groups.charged.sum(axis=2) / selected.size  # [C, R]
+  # [C, R]
+  for_whom = None if totals.groups is None else totals.groups.charged.sum(axis=2) / selected.size
   found = []
   of = np.array([place.of for place in at])
   for index in dict.fromkeys(of.tolist()):
@@ -122,18 +131,20 @@ def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals, floor: Fl
       by_rank = for_whom[own].sum(axis=0)
       rank = int(by_rank.argmax())
       held = min(float(by_rank[rank]) / whole, 1.0)
-    found.append(Waits(at[worst], len(own), whole, float(transfer[own].sum()), float(contention[own].sum()),
-                       float(waiting[worst]), rank, held))
+    found.append(Waits(at[worst], len(own), whole, float(transfer[own].sum()),
+                       float(contention[own].sum()), float(waiting[worst]), rank, held))
   return tuple(sorted(found, key=lambda waits: -waits.waiting))
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-  """[C] means over the steps in which a collective ran, times the part of the steps in which it did."""
+  """[C] means over the steps in which a collective ran, times the part of the steps in which it
+  did."""
   return np.asarray(np.nan_to_num(values).mean(axis=1))
 
 
 def late_at(case: Case, episode: Episode) -> Sentence | None:
-  """Says before which collective a late rank is busy for longer; None of a run that is not of an observed step."""
+  """Says before which collective a late rank is busy for longer; None of a run that is not of an
+  observed step."""
   at = places(case.run)
   if at is None or not episode.lateness > 0:
     return None
@@ -144,8 +155,8 @@ def late_at(case: Case, episode: Episode) -> Sentence | None:
   top = int(by_slot.argmax())
   if by_slot[top] >= _MOST_OF_IT * whole:
     return Sentence(Evidence.AT,
-        f"It is late by {milliseconds(float(by_slot[top]))} at {at[top]}: that is where it reaches a collective "
-        "after the others, and what it does since the one before is what takes long.")
+        f"It is late by {milliseconds(float(by_slot[top]))} at {at[top]}: that is where it reaches "
+        "a collective after the others, and what it does since the one before is what takes long.")
   of = np.array([place.of for place in at])
   sums = {index: float(by_slot[of == index].sum()) for index in set(of.tolist())}
   best = max(sums, key=lambda index: sums[index])
@@ -153,15 +164,18 @@ def late_at(case: Case, episode: Episode) -> Sentence | None:
   place = at[int(own[0])]
   if sums[best] >= _MOST_OF_IT * whole and len(own) > 1:
     return Sentence(Evidence.AT,
-        f"It is late by {milliseconds(sums[best])} at {place.name}{place.origin}, over all its {len(own)} turns: "
-        f"{milliseconds(float(by_slot[own].min()))} to {milliseconds(float(by_slot[own].max()))} in each.")
+        f"It is late by {milliseconds(sums[best])} at {place.name}{place.origin}, over all its "
+        f"{len(own)} turns: {milliseconds(float(by_slot[own].min()))} to "
+        f"{milliseconds(float(by_slot[own].max()))} in each.")
   return Sentence(Evidence.AT,
-      f"Its lateness is spread over the step: of {milliseconds(whole)}, {percent(sums[best] / whole)} is at "
-      f"{place.name}{place.origin}, the most at any collective.")
+      f"Its lateness is spread over the step: of {milliseconds(whole)}, "
+      f"{percent(sums[best] / whole)} is at {place.name}{place.origin}, the most at any "
+      "collective.")
 
 
 def _lateness(case: Case, episode: Episode) -> np.ndarray:
-  """[C] seconds by which a rank reaches each collective after the typical ranks, while it is late."""
+  """[C] seconds by which a rank reaches each collective after the typical ranks, while it is
+  late."""
   totals, span = case.totals, slice(episode.begin, episode.end)
   number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
   typical = case.lateness.blocks.typical(episode.begin, episode.end, episode.rank)
@@ -172,19 +186,24 @@ def _lateness(case: Case, episode: Episode) -> np.ndarray:
 
 
 def most_waited(case: Case, waits: Sequence[Waits] | None = None) -> Sentence | None:
-  """Says at which collective most of the waiting is; None of a run that is not of an observed step."""
-  found = where_waits_are(case.run, case.selected, case.totals, case.floor) if waits is None else waits
+  """Says at which collective most of the waiting is; None of a run that is not of an observed
+  step."""
+  found = (where_waits_are(case.run, case.selected, case.totals, case.floor) if waits is None
+           else waits)
   whole = sum(w.waiting for w in found)
   if not whole > 0:
     return None
   top = found[0]
-  turn = f", {percent(top.worst / top.waiting)} of that in {top.place.turn}" if top.stands_out else ""
+  turn = (f", {percent(top.worst / top.waiting)} of that in {top.place.turn}" if top.stands_out
+          else "")
   return Sentence(Evidence.MOST_WAITED,
-      f"{percent(top.waiting / whole)} of the waiting is at {top.place.name}{top.place.origin}{turn}.")
+      f"{percent(top.waiting / whole)} of the waiting is at "
+      f"{top.place.name}{top.place.origin}{turn}.")
 
 
 def most_contended(case: Case) -> Sentence | None:
-  """Says along which axis of the mesh transfers are slow; None where that does not tell anything."""
+  """Says along which axis of the mesh transfers are slow; None where that does not tell
+  anything."""
   at = places(case.run)
   if at is None:
     return None
@@ -193,12 +212,15 @@ def most_contended(case: Case) -> Sentence | None:
   axes = {place.axis for place in at}
   if not whole > 0 or len(axes) < 2:
     return None
-  by_axis = {axis: float(sum(seconds[c] for c, place in enumerate(at) if place.axis == axis)) for axis in axes}
+  by_axis = {axis: float(sum(seconds[c] for c, place in enumerate(at) if place.axis == axis))
+             for axis in axes}
   axis = max(by_axis, key=lambda name: by_axis[name])
   top = int(np.argmax([seconds[c] if place.axis == axis else -1.0 for c, place in enumerate(at)]))
   return Sentence(Evidence.MOST_CONTENDED,
       f"{percent(by_axis[axis] / whole)} of what transfers take beyond their floors is along "
-      f"{axis.replace(',', ' and ') or 'no axis of the mesh'}, most at {at[top].name}{at[top].origin}.")
+      f"{axis.replace(',', ' and ') or 'no axis of the mesh'}, most at "
+      f"{at[top].name}{at[top].origin}.")
 
 
-__all__ = ["MOST", "Place", "Waits", "late_at", "most_contended", "most_waited", "places", "where_waits_are"]
+__all__ = ["MOST", "Place", "Waits", "late_at", "most_contended", "most_waited", "places",
+           "where_waits_are"]

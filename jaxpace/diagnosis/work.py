@@ -19,25 +19,28 @@ class WorkMoved:
   uneven_at_end: bool
   guarded: bool
   on: bool | None  # whether its guard lets it act in the last recorded step
-  effect: float | None  # its guard's last estimate: (on - off) / off of the mean step; None where there is none
+  # its guard's last estimate: (on - off) / off of the mean step; None where there is none
+  effect: float | None
   interval: tuple[float, float] | None
   pairs: int
 
   def to_json(self) -> dict[str, Any]:
     """Plain values for the report's `pacing`."""
-    return {"uneven_share": self.uneven_share, "uneven_at_end": self.uneven_at_end, "guarded": self.guarded,
-            "on": self.on, "effect": self.effect, "effect_interval": list(self.interval) if self.interval else None,
-            "pairs": self.pairs}
+    return {"uneven_share": self.uneven_share, "uneven_at_end": self.uneven_at_end,
+            "guarded": self.guarded, "on": self.on, "effect": self.effect,
+            "effect_interval": list(self.interval) if self.interval else None, "pairs": self.pairs}
 
   def sentence(self) -> str:
     """What a person reads."""
     now = "uneven" if self.uneven_at_end else "even"
-    said = f"Work was shared by speed in {100 * self.uneven_share:.0f} % of the steps; at the end counts are {now}."
+    said = (f"Work was shared by speed in {100 * self.uneven_share:.0f} % of the steps; at the end "
+            f"counts are {now}.")
     if not self.guarded:
       return said + " No guard judged it: share_work(..., guarded=True)."
     if self.effect is None:
       return said + " Its guard has not compared any blocks."
-    sure = (f"95 % interval {100 * self.interval[0]:+.1f} to {100 * self.interval[1]:+.1f} %" if self.interval
+    sure = (f"95 % interval {100 * self.interval[0]:+.1f} to {100 * self.interval[1]:+.1f} %"
+            if self.interval
             else "too few for an interval")
     return (f"{said} Effect on the mean step: {100 * self.effect:+.1f} % "
             f"({sure}, {plural(self.pairs, 'pair')} of blocks).")
@@ -60,8 +63,9 @@ def work_moved(run: Run) -> WorkMoved | None:
   on, low, high = last("work_on"), last("work_effect_low"), last("work_effect_high")
   return WorkMoved(
       uneven_share=float(np.mean(uneven[known] > 0.5)), uneven_at_end=bool(uneven[known[-1]] > 0.5),
-      guarded="work_on" in run.guard, on=None if on is None else on > 0.5, effect=last("work_effect"),
-      interval=(low, high) if low is not None and high is not None else None, pairs=int(last("work_pairs") or 0))
+      guarded="work_on" in run.guard, on=None if on is None else on > 0.5,
+      effect=last("work_effect"), interval=(low, high) if low is not None
+      and high is not None else None, pairs=int(last("work_pairs") or 0))
 
 
 __all__ = ["WorkMoved", "work_moved"]

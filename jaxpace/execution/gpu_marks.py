@@ -1,10 +1,10 @@
 """Marks on GPUs: where each GPU writes them, and how they come into the ring of the process.
 
-Each GPU has a ring of its own in the host's memory, of events as in `jaxpace.core.marks` (the kernels
-are in `jaxpace.execution.kernels`). Whoever reads the process's ring first has what is new poured into
-it from there; so all else, the file and its readers, is as on CPUs. Times are those of the host's
-monotonic clock: by how much a GPU's timer is off is measured once, when the rings are made, and
-added by the kernels. Drift between the two afterwards is not followed.
+Each GPU has a ring of its own in the host's memory, of events as in `jaxpace.core.marks` (the
+kernels are in `jaxpace.execution.kernels`). Whoever reads the process's ring first has what is new
+poured into it from there; so all else, the file and its readers, is as on CPUs. Times are those of
+the host's monotonic clock: by how much a GPU's timer is off is measured once, when the rings are
+made, and added by the kernels. Drift between the two afterwards is not followed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ CAPACITY = 1 << 16
 _TRIES = 32
 _LONGEST_S = 5.0
 _FARTHEST_NS = 100_000
-"""Two clocks that are not told apart better than this are not told apart: stamps of a GPU come in microseconds."""
+"""Two clocks that are not told apart better than this are not told apart: stamps of a GPU come in
+microseconds."""
 _TRY_TAG = 2
 
 
@@ -104,15 +105,18 @@ def _lane(device: Device, capacity: int) -> Lane:
     raise DriverError("the driver gave memory that is not aligned to 16 bytes")
   memory: Any = (ctypes.c_char * (capacity * marks.EVENT.itemsize)).from_address(here)
   counters = device.memory(kernels.COUNTERS_BYTES)
-  lane = Lane(np.frombuffer(memory, marks.EVENT), there, counters, device.memory(4 * kernels.BLOCK_WORDS), capacity)
+  lane = Lane(np.frombuffer(memory, marks.EVENT), there, counters,
+              device.memory(4 * kernels.BLOCK_WORDS), capacity)
   device.upload(lane.block, block_of(lane, 0))
   return lane
 
 
-def _clocks(device: Device, lane: Lane, now: Callable[[], int] = time.monotonic_ns) -> tuple[int, int]:
+def _clocks(device: Device, lane: Lane,
+            now: Callable[[], int] = time.monotonic_ns) -> tuple[int, int]:
   """What to add to a GPU's timer for the host's monotonic clock, and how far that may be off; ns.
 
-  A mark is taken on an idle stream between two readings of the host's clock; the closest pair counts.
+  A mark is taken on an idle stream between two readings of the host's clock; the closest pair
+  counts.
   """
   loaded = device.load(kernels.mark(0, _TRY_TAG, 0, 1))
   best: tuple[int, int] | None = None
@@ -132,12 +136,14 @@ def _clocks(device: Device, lane: Lane, now: Callable[[], int] = time.monotonic_
       best = (before + after) // 2 - int(event["ns"]), span
   assert best is not None
   if best[1] > 2 * _FARTHEST_NS:
-    raise DriverError(f"a kernel took {best[1] * 1e-6:.1f} ms to write to the host's memory, {_TRIES} times")
+    raise DriverError(
+        f"a kernel took {best[1] * 1e-6:.1f} ms to write to the host's memory, {_TRIES} times")
   return best[0], best[1] // 2
 
 
 def _new(events: np.ndarray, position: int, most: int = 1 << 15) -> tuple[int, np.ndarray]:
-  """Events after a position, without a hole between them, and how many before them were written over."""
+  """Events after a position, without a hole between them, and how many before them were written
+  over."""
   capacity = len(events)
   slots = (position + np.arange(min(most, capacity))) % capacity
   first = events[slots]

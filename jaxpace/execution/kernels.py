@@ -1,15 +1,14 @@
 """Kernels with which observed programs mark time on an NVIDIA GPU: PTX, one thread each.
 
 A mark takes the GPU's timer, a place in this device's ring, and stores one event there, 16 bytes in
-one store. The ring lies in the host's memory, which the GPU writes to past its caches, so nothing is
-copied and nobody waits. The place is counted in the GPU's own memory. All of this is found through a
-block of 8 words, which every mark is given:
+one store. The ring lies in the host's memory, which the GPU writes to past its caches, so nothing
+is copied and nobody waits. The place is counted in the GPU's own memory. All of this is found
+through a block of 8 words, which every mark is given:
 
-  words 0, 1   address of the ring's events in the host's memory, low word first; 0: marks go nowhere
-  words 2, 3   address of the counters in the GPU's memory
-  word 4       events of the ring less one; their count is a power of two
-  word 5       0
-  words 6, 7   what is added to the GPU's timer, so that times are of the host's monotonic clock
+  words 0, 1   address of the ring's events in the host's memory, low word first; 0: marks go
+  nowhere words 2, 3   address of the counters in the GPU's memory word 4       events of the ring
+  less one; their count is a power of two word 5       0 words 6, 7   what is added to the GPU's
+  timer, so that times are of the host's monotonic clock
 
 Counters: 8 bytes of events begun so far, 8 of nothing, then 4 bytes for each program: executions of
 it that have started. An event is that of `jaxpace.core.marks`.
@@ -35,7 +34,8 @@ MOST_OPERANDS = 200
 
 
 class Kernel(NamedTuple):
-  """A kernel of one thread. Its parameters are the addresses of all operands, then of all results."""
+  """A kernel of one thread. Its parameters are the addresses of all operands, then of all
+  results."""
 
   name: str
   text: str

@@ -1,9 +1,9 @@
 """The ring that marks of observed programs go to: one a process, in memory or in a file.
 
-On CPUs marks are written by a native handler, `jaxpace_mark`, into the lane of their device. XLA tells
-the handler which device it runs on; that is `jax.Device.id`, for forced devices and in several
-processes alike (tried with jax 0.10). GPUs write to rings of their own, from which `current` takes
-what is new. Until a recorder opens a file, the ring lies in memory.
+On CPUs marks are written by a native handler, `jaxpace_mark`, into the lane of their device. XLA
+tells the handler which device it runs on; that is `jax.Device.id`, for forced devices and in
+several processes alike (tried with jax 0.10). GPUs write to rings of their own, from which
+`current` takes what is new. Until a recorder opens a file, the ring lies in memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _LOOKS = 1000
 MOST_PROGRAMS = 1 << 12
 """Programs with marks that a process can tell apart."""
 _MAPPED = frozenset({"ext2", "ext3", "ext4", "xfs", "tmpfs", "ramfs", "overlay", "f2fs"})
-"""File systems of this machine on which space that was taken stays: files on them are mapped. On others, those of
-the network above all, a mark that touches a page could wait for a server: there a thread writes the file."""
+"""File systems of this machine on which space that was taken stays: files on them are mapped. On
+others, those of the network above all, a mark that touches a page could wait for a server: there a
+thread writes the file."""
 _BEHIND = 64
 """Events that are written again, since marks may have been under way in them."""
 _lock = threading.Lock()
@@ -63,7 +64,8 @@ class Ring:
     return np.array(self.blocks["head"])
 
   def sync(self) -> None:
-    """Says in the header that the process lives; where the file is not mapped, writes what is new to it.
+    """Says in the header that the process lives; where the file is not mapped, writes what is new
+    to it.
 
     From one thread. A file that can't be written any more is left as it is.
     """
@@ -131,10 +133,13 @@ def _unfit(platform: str, clock: str) -> str:
         "clock=\"stream\" is the clock of NVIDIA GPUs, and the step runs on cpu: leave it out.")
   profiles = "jaxpace.ProfiledRecorder samples profiles of the step as it is."
   if platform not in ("gpu", "cuda"):
-    return (f"There are no marks for {platform}: jaxpace knows no clock that a program can read there. {profiles}")
+    return (
+        f"There are no marks for {platform}: jaxpace knows no clock that a program can read there. "
+        f"{profiles}")
   if clock != "stream":
-    return ("Marks for GPUs are kernels that XLA's compiler takes and no GPU has run yet, so they are used only where "
-            f"asked for, by jaxpace.observe(step, clock=\"stream\"). {profiles}")
+    return ("Marks for GPUs are kernels that XLA's compiler takes and no GPU has run yet, so they "
+            "are used only where asked for, by jaxpace.observe(step, clock=\"stream\"). "
+            f"{profiles}")
   try:
     jax.devices("rocm")
   except RuntimeError:
@@ -143,7 +148,8 @@ def _unfit(platform: str, clock: str) -> str:
 
 
 def _gpus(devices: list[jax.Device]) -> str:
-  """Makes the rings that this process's GPUs write to, once; returns why there are none, in a sentence."""
+  """Makes the rings that this process's GPUs write to, once; returns why there are none, in a
+  sentence."""
   global _source, _no_source
   with _lock:
     if _no_source is None:
@@ -188,8 +194,9 @@ def current() -> Ring:
 def open_file(path: pathlib.Path, *, run: str = "", attempt: int = 0) -> tuple[Ring, str]:
   """Switches to a new ring in a file, which takes the place of what is there.
 
-  All of the file's space is taken at once: a full disk is told here, and never by a signal in a mark. On a disk of this
-  machine the file is mapped, and has every mark at once; on a file system of the network it has what `Ring.sync` wrote.
+  All of the file's space is taken at once: a full disk is told here, and never by a signal in a
+  mark. On a disk of this machine the file is mapped, and has every mark at once; on a file system
+  of the network it has what `Ring.sync` wrote.
 
   Args:
     path: the file; its folder must be there.
@@ -259,7 +266,8 @@ def _labelled(ring: Ring, run: str = "", attempt: int = 0) -> Ring:
 
 
 def _switch(ring: Ring) -> None:
-  """Sends marks to another ring. The caller holds the lock, and keeps the memory of the one before."""
+  """Sends marks to another ring. The caller holds the lock, and keeps the memory of the one
+  before."""
   global _current
   ring.began = ring.heads()
   library.functions().jaxpace_ring(
@@ -268,7 +276,8 @@ def _switch(ring: Ring) -> None:
 
 
 def _quiet(lanes: int, seconds: float = 0.5) -> bool:
-  """Waits until each mark that was under way has ended; they take nanoseconds, unless a thread is held up."""
+  """Waits until each mark that was under way has ended; they take nanoseconds, unless a thread is
+  held up."""
   deadline = time.monotonic() + seconds
   for lane in range(lanes):
     while not library.functions().jaxpace_quiet(lane, _LOOKS):
@@ -284,7 +293,8 @@ def _made(written: pathlib.Path, path: pathlib.Path, where: marks.Layout) -> Rin
   Raises:
     OSError: there is no space for it, or it can't be written or mapped.
   """
-  flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+  flags = (os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+           | getattr(os, "O_CLOEXEC", 0))
   with contextlib.suppress(FileNotFoundError):
     written.unlink()
   descriptor = os.open(written, flags, 0o666)
@@ -313,7 +323,8 @@ def _file_system(folder: pathlib.Path) -> str:
       for line in file:
         before, _, after = line.partition(" - ")
         point = before.split()[4].replace("\\040", " ")
-        if len(point) >= len(best) and (place == point or place.startswith(point.rstrip("/") + "/")):
+        if (len(point) >= len(best)
+            and (place == point or place.startswith(point.rstrip("/") + "/"))):
           best, kind = point, after.split()[0]
   except (OSError, IndexError):
     return ""

@@ -1,9 +1,10 @@
 """Files that others may look at, or tamper with, while they are written.
 
-Whole or not at all: a reader sees the old one or the new one, never half of one. And one's own: a run directory may be
-shared, so whatever stands there under a name that can be guessed may have been put there to have something else
-written over. No link is followed, no pipe waited for, nobody else's file changed. What the user names, a report say,
-is another matter: there a link is a wish (`followed`).
+Whole or not at all: a reader sees the old one or the new one, never half of one. And one's own: a
+run directory may be shared, so whatever stands there under a name that can be guessed may have been
+put there to have something else written over. No link is followed, no pipe waited for, nobody
+else's file changed. What the user names, a report say, is another matter: there a link is a wish
+(`followed`).
 """
 
 from __future__ import annotations
@@ -20,34 +21,40 @@ from typing import BinaryIO
 
 _LOG = logging.getLogger("jaxpace")
 # Absent on Windows, where links need a privilege and there are no pipes in folders.
-_CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_CAREFULLY = (getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+              | getattr(os, "O_CLOEXEC", 0))
 _TRIES = 3
 
 
 class ForeignFileError(OSError):
-  """Something that isn't this user's own file stands where one is to be written: a sentence that says what."""
+  """Something that isn't this user's own file stands where one is to be written: a sentence that
+  says what."""
 
 
 def temporary(path: pathlib.Path) -> pathlib.Path:
-  """Returns the name, in the same folder, under which this process writes what is to become `path`."""
+  """Returns the name, in the same folder, under which this process writes what is to become
+  `path`."""
   return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def followed(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns the file that a name given by the user means: links are followed, so that the link stays one."""
+  """Returns the file that a name given by the user means: links are followed, so that the link
+  stays one."""
   return pathlib.Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path, written: pathlib.Path | None = None, *, fsync: bool = False) -> Iterator[BinaryIO]:
-  """Gives the body a new file to write to, which then takes the place of `path`; after an error nothing is left.
+def replacing(path: pathlib.Path, written: pathlib.Path | None = None, *,
+              fsync: bool = False) -> Iterator[BinaryIO]:
+  """Gives the body a new file to write to, which then takes the place of `path`; after an error
+  nothing is left.
 
   Args:
     path: the file to make or replace. A link there is replaced, not followed.
-    written: the temporary name; None takes `temporary(path)`. Where that is taken for good, another that begins and
-      ends alike.
-    fsync: whether the data must have reached the disk before the file gets its name: that guards against a crash of the
-      machine, and is not needed against one of the process.
+    written: the temporary name; None takes `temporary(path)`. Where that is taken for good, another
+      that begins and ends alike.
+    fsync: whether the data must have reached the disk before the file gets its name: that guards
+      against a crash of the machine, and is not needed against one of the process.
 
   Raises:
     OSError: it can't be written.
@@ -90,12 +97,13 @@ def try_out(path: pathlib.Path) -> None:
 def open_own(path: pathlib.Path, flags: int, *, create: bool = True) -> int:
   """Opens a file that stays where it is, to write to it in place: a lock, a note that grows.
 
-  What stands there and is no regular file with one name (a link, a pipe) is taken away, the name alone, and a new file
-  made.
+  What stands there and is no regular file with one name (a link, a pipe) is taken away, the name
+  alone, and a new file made.
 
   Args:
     path: the file.
-    flags: such as `os.O_WRONLY | os.O_APPEND`; it is opened without following links and without waiting.
+    flags: such as `os.O_WRONLY | os.O_APPEND`; it is opened without following links and without
+      waiting.
     create: whether to make it where it is missing.
 
   Returns:
@@ -121,11 +129,13 @@ def open_own(path: pathlib.Path, flags: int, *, create: bool = True) -> int:
         if _is_own(found, path.parent):
           return descriptor
         os.close(descriptor)
-        raise ForeignFileError(f"{path} belongs to another user (number {found.st_uid}): it is left as it is. Use a "
-                               "directory of your own, or have the file removed.")
+        raise ForeignFileError(f"{path} belongs to another user (number {found.st_uid}): it is "
+                               "left as it is. Use a directory of your own, or have the "
+                               "file removed.")
       os.close(descriptor)
     _take_away(path)
-  raise ForeignFileError(f"{path} is made anew by somebody as soon as it is removed. Use a directory of your own.")
+  raise ForeignFileError(
+      f"{path} is made anew by somebody as soon as it is removed. Use a directory of your own.")
 
 
 def append(path: pathlib.Path, text: str, *, fsync: bool = False) -> None:
@@ -152,8 +162,8 @@ def folder(path: pathlib.Path) -> pathlib.Path:
   """
   path.mkdir(exist_ok=True)
   if path.is_symlink():
-    raise ForeignFileError(f"{path} is a link, and the folders of a run directory are not. Remove it; to have the run "
-                           "elsewhere, record to a directory there.")
+    raise ForeignFileError(f"{path} is a link, and the folders of a run directory are not. Remove "
+                           "it; to have the run elsewhere, record to a directory there.")
   return path
 
 
@@ -179,7 +189,8 @@ def _take_away(path: pathlib.Path) -> None:
 
 
 def _is_own(found: os.stat_result, where: pathlib.Path) -> bool:
-  """Whether the file belongs to this user, or to whom files made in that folder belong (some file systems say so)."""
+  """Whether the file belongs to this user, or to whom files made in that folder belong (some file
+  systems say so)."""
   if not hasattr(os, "geteuid") or found.st_uid == os.geteuid():
     return True
   try:

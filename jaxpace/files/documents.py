@@ -1,4 +1,5 @@
-"""Reads JSON that may be anything against its schema. What does not fit is left out, key by key, and named."""
+"""Reads JSON that may be anything against its schema. What does not fit is left out, key by key,
+and named."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import msgspec
 from jaxpace.files.reading import UnreadableError, read_bytes
 
 LARGEST = 16 << 20
-"""Bytes of a JSON file, unless its reader knows better: a run's own files are a thousandth of it."""
+"""Bytes of a JSON file, unless its reader knows better: a run's own files are a thousandth of
+it."""
 DEEPEST = 40
 """Objects and lists inside each other. A configuration is written with 20 at most."""
 _LARGE = 1 << 63
@@ -23,14 +25,17 @@ _TOKEN = re.compile(r"\.([^.\[]+)|\[(\d+)\]|\[\.\.\.\]")
 
 
 class Document(NamedTuple):
-  """A JSON object whose known keys are as its schema says; keys that the schema does not know are as they were."""
+  """A JSON object whose known keys are as its schema says; keys that the schema does not know are
+  as they were."""
 
   value: dict[str, Any]
   left_out: tuple[str, ...]
-  """What did not fit, as ends of sentences: "'plan.ranks' is left out: Expected `int`, got `str`"."""
+  """What did not fit, as ends of sentences: "'plan.ranks' is left out: Expected `int`, got
+  `str`"."""
 
 
-def read_document(path: str | os.PathLike[str], schema: type[msgspec.Struct], most: int = LARGEST) -> Document:
+def read_document(path: str | os.PathLike[str], schema: type[msgspec.Struct],
+                  most: int = LARGEST) -> Document:
   """Reads a file that should hold one JSON object.
 
   Args:
@@ -39,23 +44,26 @@ def read_document(path: str | os.PathLike[str], schema: type[msgspec.Struct], mo
     most: bytes that the file may have.
 
   Raises:
-    UnreadableError: it is no regular file, too large, no JSON object, or nested too deeply; the message is the end of a
-      sentence that begins with the file's name.
+    UnreadableError: it is no regular file, too large, no JSON object, or nested too deeply; the
+      message is the end of a sentence that begins with the file's name.
     OSError: there is no such file, or it can't be opened.
   """
   return check(parse(read_bytes(path, most)), schema)
 
 
 def parse(data: bytes) -> dict[str, Any]:
-  """Reads one JSON object. Numbers beyond 64 bits, NaN and infinities become text, and half characters visible ones.
+  """Reads one JSON object. Numbers beyond 64 bits, NaN and infinities become text, and half
+  characters visible ones.
 
   Raises:
     UnreadableError: as `read_document`.
   """
   try:
-    value = json.loads(data.decode("utf-8"), parse_constant=str, parse_int=_whole, parse_float=_real)
+    value = json.loads(data.decode("utf-8"), parse_constant=str, parse_int=_whole,
+                       parse_float=_real)
   except RecursionError:
-    raise UnreadableError(f"nests more than {DEEPEST} objects and lists inside each other") from None
+    raise UnreadableError(
+        f"nests more than {DEEPEST} objects and lists inside each other") from None
   except ValueError:
     raise UnreadableError("can't be read (torn or not JSON)") from None
   if not isinstance(value, dict):
@@ -78,7 +86,8 @@ def check(value: dict[str, Any], schema: type[msgspec.Struct]) -> Document:
       found = _AT.match(str(error))
       what, path = (found["what"], found["path"] or "") if found else (str(error), "")
     tokens = [name or int(index or -1) for name, index in _TOKEN.findall(path)]
-    # A key that is named by its object's path only, a name of the object's own: the object goes as a whole.
+    # A key that is named by its object's path only, a name of the object's own: the object goes as
+    # a whole.
     gone = _remove(value, tokens[:1] if len(left_out) >= _ONE_BY_ONE else tokens)
     if not gone or len(left_out) >= _MOST_LEFT_OUT:
       raise UnreadableError(f"is not of its format ({what})")

@@ -1,4 +1,5 @@
-"""Between values of ours, nested named tuples and numbers of numpy among them, and the plain ones that JSON holds."""
+"""Between values of ours, nested named tuples and numbers of numpy among them, and the plain ones
+that JSON holds."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _LARGE = 1 << 63
 
 
 def to_plain(value: Any, digits: int | None = None) -> Any:
-  """Named tuples as dicts, other tuples and arrays as lists, numpy's scalars as Python's, what is not finite as None.
+  """Named tuples as dicts, other tuples and arrays as lists, numpy's scalars as Python's, what is
+  not finite as None.
 
   Args:
     value: of dicts, sequences, arrays and scalars inside each other.
@@ -40,7 +42,8 @@ def to_plain(value: Any, digits: int | None = None) -> Any:
 
 
 def from_plain(kind: type[T], value: Any) -> T:
-  """Inverse of `to_plain`. Fields that are absent take their defaults; unknown ones, of a newer version, are ignored.
+  """Inverse of `to_plain`. Fields that are absent take their defaults; unknown ones, of a newer
+  version, are ignored.
 
   Raises:
     ValueError: a value is of the wrong type, or a field without default is absent.
@@ -82,7 +85,8 @@ def _named(kind: Any, fields: dict[str, Callable[[Any], Any]], value: Any) -> An
 def _scalar(kind: Any, value: Any) -> Any:
   if kind is float and type(value) is int:
     value = float(value) if abs(value) < _LARGE else value
-  # JSON as Python reads it holds NaN, Infinity and numbers of any length: no such number was ever written.
+  # JSON as Python reads it holds NaN, Infinity and numbers of any length: no such number was ever
+  # written.
   if type(value) is kind and (kind not in (int, float) or abs(value) < _LARGE):
     return value
   raise ValueError(f"{value!r:.40} is no {kind.__name__}")

@@ -12,11 +12,13 @@ _KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSO
 
 
 class UnreadableError(ValueError):
-  """What a file holds can't be used; the message is the end of a sentence that begins with the file's name."""
+  """What a file holds can't be used; the message is the end of a sentence that begins with the
+  file's name."""
 
 
 def check_regular(path: str | os.PathLike[str]) -> int:
-  """Checks that a file is a regular one: opening a FIFO would wait for its writer, reading a device has no end.
+  """Checks that a file is a regular one: opening a FIFO would wait for its writer, reading a device
+  has no end.
 
   Returns:
     Its size in bytes.
@@ -73,13 +75,16 @@ def is_regular(path: pathlib.Path) -> bool:
 def _size(status: os.stat_result) -> int:
   if stat.S_ISREG(status.st_mode):
     return status.st_size
-  kind = next((name for test, name in _KINDS if test(status.st_mode)), "of a kind that is not known")
+  kind = next((name for test, name in _KINDS if test(status.st_mode)),
+              "of a kind that is not known")
   raise UnreadableError(f"is {kind}, not a regular file")
 
 
 def _opened(path: str | os.PathLike[str]) -> tuple[BinaryIO, int]:
-  """Opens a regular file for reading, and tells its size. A FIFO without a writer opens at once, and is refused."""
-  descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+  """Opens a regular file for reading, and tells its size. A FIFO without a writer opens at once,
+  and is refused."""
+  descriptor = os.open(path,
+                       os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
   try:
     size = _size(os.fstat(descriptor))
   except BaseException:

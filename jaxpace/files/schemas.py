@@ -1,6 +1,8 @@
-"""What the JSON files of a run hold: types, ranges and how long they may be. Every key may be absent.
+"""What the JSON files of a run hold: types, ranges and how long they may be. Every key may be
+absent.
 
-These are limits for readers: a file within them may still be wrong, but takes no more time or memory than it should.
+These are limits for readers: a file within them may still be wrong, but takes no more time or
+memory than it should.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ class Settings(Struct):
   """`settings` of run.json: how the step was instrumented."""
 
   axis: Annotated[list[Line], Meta(max_length=64)] | Line | None = None
-  mesh: Annotated[dict[Line, Annotated[int, Meta(ge=1, lt=RANKS)]], Meta(max_length=64)] | None = None
+  mesh: Annotated[dict[Line,
+                       Annotated[int, Meta(ge=1, lt=RANKS)]], Meta(max_length=64)] | None = None
   slots: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
   rows: Count | None = None
   max_delay: Seconds | None = None
@@ -160,7 +163,8 @@ class ProcessFile(Struct):
 
 
 class Late(Struct):
-  """A process that has not arrived, in a watchdog's event, see `jaxpace.live.watchdog.verdict.LateProcess`."""
+  """A process that has not arrived, in a watchdog's event, see
+  `jaxpace.live.watchdog.verdict.LateProcess`."""
 
   process: Number | None = None
   state: Line | None = None
@@ -204,8 +208,10 @@ class LinksFile(Struct):
   message_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
   taken_seconds: Seconds | None = None
   hosts: Annotated[list[Line], Meta(max_length=4096)] = []
-  seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)] = []
-  median_seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)] = []
+  seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)]
+                               | None]], Meta(max_length=4096)] = []
+  median_seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)]
+                                      | None]], Meta(max_length=4096)] = []
   cannot_tell: Line | None = None
 
 

@@ -19,7 +19,8 @@ _PIPED_WIDTH, _WIDEST = 100, 120
 def make_console() -> Console:
   """Makes a console on standard output, of a width that reads well also in a pipe.
 
-  Names that a run directory holds may be anybody's: what is printed there is text, neither markup nor steering.
+  Names that a run directory holds may be anybody's: what is printed there is text, neither markup
+  nor steering.
   """
   from rich.console import Console  # not at the top: `jaxpace --help` needs no rich
   from rich.segment import Segment
@@ -27,7 +28,8 @@ def make_console() -> Console:
   class PlainConsole(Console):
     """Shows control characters as what they are."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(self, renderable: RenderableType,
+               options: ConsoleOptions | None = None) -> Iterable[Segment]:
       for segment in super().render(renderable, options):
         if segment.control or segment.text.isprintable() or segment.text == "\n":
           yield segment

@@ -26,7 +26,8 @@ def check_target(target: str) -> None:
   if target == "-" or _is_special(path):
     return
   if path.is_dir():
-    raise UnwritableError(f"{path} is a directory: give the name of a file in it, such as {path / 'report.json'}.")
+    raise UnwritableError(
+        f"{path} is a directory: give the name of a file in it, such as {path / 'report.json'}.")
   if not path.parent.is_dir():
     reason = "is a file" if path.parent.exists() else "does not exist"
     raise UnwritableError(f"{path} can't be written: the directory {path.parent} {reason}.")
@@ -36,8 +37,10 @@ def check_target(target: str) -> None:
     raise UnwritableError(_refused(path, error)) from error
 
 
-def deliver(show: Callable[[], None], document: Callable[[], dict[str, Any]], target: str | None) -> str | None:
-  """Ends a command: shows its result on standard output, and writes it as JSON where that is asked for.
+def deliver(show: Callable[[], None], document: Callable[[], dict[str, Any]],
+            target: str | None) -> str | None:
+  """Ends a command: shows its result on standard output, and writes it as JSON where that is asked
+  for.
 
   Args:
     show: prints the result; not called where the document itself goes to standard output.

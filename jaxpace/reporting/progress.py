@@ -28,7 +28,8 @@ class Progress:
   def during(self, what: str) -> None:
     """Shows what goes on, and for how many seconds the command has run, until `clear`.
 
-    For what can't say how far it is: imports, compilation, a run in one piece. What is counted replaces the words.
+    For what can't say how far it is: imports, compilation, a run in one piece. What is counted
+    replaces the words.
     """
     if not self._on:
       return

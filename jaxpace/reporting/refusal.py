@@ -9,7 +9,8 @@ from jaxpace.trace.plain_text import plain
 
 
 def refuse(command: str, sentence: str) -> int:
-  """Prints one sentence on standard error, with the command's name before it; returns the exit status, 2.
+  """Prints one sentence on standard error, with the command's name before it; returns the exit
+  status, 2.
 
   A path or name in it may be anybody's: it stays text, in one line.
   """
@@ -18,5 +19,6 @@ def refuse(command: str, sentence: str) -> int:
 
 
 def give_up_output() -> None:
-  """Sends what is left of standard output nowhere: the interpreter would complain of it once more while it ends."""
+  """Sends what is left of standard output nowhere: the interpreter would complain of it once more
+  while it ends."""
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

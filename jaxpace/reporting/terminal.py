@@ -20,14 +20,15 @@ from jaxpace.diagnosis.wording import named, percent, signed
 from jaxpace.reporting import bars
 from jaxpace.trace.problems import list_ranks, plural
 
-COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta", "runtime": "yellow",
-           "pacing": "cyan"}
+COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta",
+          "runtime": "yellow", "pacing": "cyan"}
 
 
 _MOST_WAITS = 6
 
 
-def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10, hang: Hang | None = None) -> None:
+def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
+           hang: Hang | None = None) -> None:
   """Prints the report.
 
   Args:
@@ -62,7 +63,8 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10, hang:
 def render_hang(hang: Hang, console: Console) -> None:
   """Prints why a job does not go on."""
   title = "The job hangs" if hang.running else "How the job ended"
-  console.print(Panel(_bullets([*hang.sentences, *hang.left_out]), title=title, title_align="left", border_style="red"))
+  console.print(Panel(_bullets([*hang.sentences, *hang.left_out]), title=title, title_align="left",
+                      border_style="red"))
 
 
 def _header(diagnosis: Diagnosis) -> Text:
@@ -92,8 +94,8 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
   if step is None or shares is None:
     return None
   line = Text.assemble((milliseconds(step.mean), "bold"), " a step on average; ",
-                       f"median {milliseconds(step.median)}, 99th percentile {milliseconds(step.p99)}, "
-                       f"variation {100 * step.cv:.1f} %")
+                       f"median {milliseconds(step.median)}, 99th percentile "
+                       f"{milliseconds(step.p99)}, variation {100 * step.cv:.1f} %")
   width = max(8, min(40, console.width - 76))
   table = _grid()
   for justify in ("left", "left", "right", "right"):
@@ -106,9 +108,10 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
     if name == "runtime" and data >= 5e-3 * step.mean:
       meaning += f"; data {percent(data / step.mean)} of the step"
     quiet = "dim" if abs(share) < 5e-4 else ""
-    table.add_row(Text(name, style=quiet), Text(bars.bar(share, width, console.encoding), style=COLOUR[name]),
-                  Text(milliseconds(share * step.mean), style=quiet), Text(f"{100 * share:.1f} %", style=quiet),
-                  Text(meaning, style="dim"))
+    table.add_row(Text(name, style=quiet),
+                  Text(bars.bar(share, width, console.encoding), style=COLOUR[name]),
+                  Text(milliseconds(share * step.mean), style=quiet),
+                  Text(f"{100 * share:.1f} %", style=quiet), Text(meaning, style="dim"))
   return Group(line, table)
 
 
@@ -120,8 +123,9 @@ def _findings(diagnosis: Diagnosis) -> RenderableType | None:
     if parts:
       parts.append(Text())
     title = Text(finding.mode.replace("_", " "), style="bold red")
-    title.append(f"  {100 * finding.share:.1f} % of the step, confidence {_confidence(finding.confidence)}",
-                 style="default")
+    title.append(
+        f"  {100 * finding.share:.1f} % of the step, confidence {_confidence(finding.confidence)}",
+        style="default")
     parts.append(title)
     parts.append(_who(finding))
     parts.append(_bullets([*finding.evidence, finding.advice], last="Do:"))
@@ -130,7 +134,8 @@ def _findings(diagnosis: Diagnosis) -> RenderableType | None:
 
 def _who(finding: Finding) -> Text:
   """Whom it is about, since when, and what the hosts' columns show, on one line or two."""
-  facts = [("ranks " if len(finding.ranks) > 1 else "rank ") + list_ranks(finding.ranks) if finding.ranks else
+  facts = [("ranks " if len(finding.ranks) > 1 else "rank ") + list_ranks(finding.ranks)
+           if finding.ranks else
            "no rank in particular"]
   if finding.hosts:
     facts.append("on " + named(finding.hosts))
@@ -162,17 +167,22 @@ def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
     cells = [str(rank), run.host_of_rank(rank) or "?", str(process) if process >= 0 else "?"]
     if number:
       late_by = float(lateness.mean[rank])
-      cells += [signed(late_by) if np.isfinite(late_by) else "?", f"{100 * totals.last[rank] / number:.0f} %",
+      cells += [signed(late_by) if np.isfinite(late_by) else "?",
+                f"{100 * totals.last[rank] / number:.0f} %",
                 f"{100 * totals.blame[rank] / elapsed:.1f} %",
-                *(milliseconds(float(totals.per_rank[name][rank]) / number) for name in ("compute", "runtime"))]
+                *(milliseconds(float(totals.per_rank[name][rank]) / number)
+                  for name in ("compute", "runtime"))]
     else:
       cells += ["nothing recorded"]
     table.add_row(*cells, style="bold red" if rank in late else "" if number else "dim")
   parts: list[RenderableType] = [table]
   if len(shown) < len(order):
-    parts.append(Text(f"{len(order) - len(shown)} more ranks, all less late: --ranks all shows them.", style="dim"))
-  parts.append(Text("lateness: mean arrival after the typical rank; last: steps in which the job waited for this rank; "
-                    "cost: share of the step the ranks waited for it.", style="dim"))
+    parts.append(
+        Text(f"{len(order) - len(shown)} more ranks, all less late: --ranks all shows them.",
+             style="dim"))
+  parts.append(Text("lateness: mean arrival after the typical rank; last: steps in which the job "
+                    "waited for this rank; cost: share of the step the ranks waited for it.",
+                    style="dim"))
   return Group(*parts)
 
 
@@ -193,11 +203,14 @@ def _waits(diagnosis: Diagnosis) -> RenderableType | None:
     table.add_row(
         each.place.name + each.place.origin, str(each.turns), milliseconds(each.waiting),
         f"{100 * each.waiting / step.mean:.1f} %", most,
-        "" if each.rank is None else f"rank {each.rank}: {percent(each.held)}", milliseconds(each.transfer))
+        "" if each.rank is None else f"rank {each.rank}: {percent(each.held)}",
+        milliseconds(each.transfer))
   rest = [each for each in diagnosis.waits if each.waiting > 0][_MOST_WAITS:]
-  said = "waiting: what a rank waits there for later ones, a step, mean over ranks; turns count from 0."
+  said = ("waiting: what a rank waits there for later ones, a step, mean over ranks; turns count "
+          "from 0.")
   if rest:
-    said = f"{plural(len(rest), 'more collective')}, {milliseconds(sum(e.waiting for e in rest))} in all; " + said
+    said = (f"{plural(len(rest), 'more collective')}, {milliseconds(sum(e.waiting for e in rest))} "
+            "in all; ") + said
   return Group(table, Text(said, style="dim"))
 
 
@@ -211,7 +224,8 @@ def _phases(diagnosis: Diagnosis) -> RenderableType | None:
   for name, medians in diagnosis.phases.items():
     slow, quick = int(np.nanargmax(medians)), int(np.nanargmin(medians))
     table.add_row(name, milliseconds(float(np.nanmedian(medians))),
-                  *(f"{milliseconds(float(medians[rank]))} (rank {rank})" for rank in (quick, slow)))
+                  *(f"{milliseconds(float(medians[rank]))} (rank {rank})"
+                    for rank in (quick, slow)))
   return table
 
 
@@ -226,7 +240,8 @@ def _what_if(diagnosis: Diagnosis) -> RenderableType | None:
   rows = [(f"without {text}", a) for text, a in diagnosis.asked]
   if diagnosis.without_late:
     rows.append(("no late rank at all", diagnosis.without_late))
-  rows += [(f"rank {rank} as quick as the others", a) for rank, a in list(diagnosis.without_rank.items())[:5]]
+  rows += [(f"rank {rank} as quick as the others", a)
+           for rank, a in list(diagnosis.without_rank.items())[:5]]
   rows += [(f"without host {host}", a) for host, a in list(diagnosis.without_host.items())[:5]]
   rows.append(("all ranks arrive at the step's mean arrival", diagnosis.no_skew))
   if diagnosis.work_shared and diagnosis.work_shared.speedup > 1.0005:

@@ -1,8 +1,10 @@
-"""A cluster's links, and which of them a message between two ranks crosses. Pure numpy, made once before a simulation.
+"""A cluster's links, and which of them a message between two ranks crosses. Pure numpy, made once
+before a simulation.
 
-Ranks are numbered node by node, nodes rack by rack. Inside a node every rank has a port of its own (NVLink or the
-like); to leave the node it goes through its own path to the network card (PCIe), the card, and, to another rack, one
-uplink of each of the two racks. All links are full duplex: each direction is a link.
+Ranks are numbered node by node, nodes rack by rack. Inside a node every rank has a port of its own
+(NVLink or the like); to leave the node it goes through its own path to the network card (PCIe), the
+card, and, to another rack, one uplink of each of the two racks. All links are full duplex: each
+direction is a link.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ MAX_RANKS = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Fabric:
-  """Two tiers of switches above the nodes. Rates in bytes a second each way, latencies in seconds a message.
+  """Two tiers of switches above the nodes. Rates in bytes a second each way, latencies in seconds a
+  message.
 
   Attributes:
     nodes: machines.
@@ -33,13 +36,15 @@ class Fabric:
     card_rate: of each network card.
     cards: network cards of a node; its ranks are dealt to them in blocks.
     path_rate: of each rank's path to its card; 0 for no limit.
-    slow_paths: rank -> factor below 1 on its path (and on its share of the card where the path has no limit): a card
-      on the other socket, a link trained to fewer lanes.
+    slow_paths: rank -> factor below 1 on its path (and on its share of the card where the path has
+      no limit): a card on the other socket, a link trained to fewer lanes.
     rack: nodes below one switch; 0 for all.
     uplinks: links from each such switch to the spine.
     uplink_rate: of each; 0 for as much as the cards below need (no oversubscription).
-    routing: "even" spreads every message over all uplinks, "hash" sends each pair of ranks over one, drawn by `seed`.
-    node_latency, rack_latency, spine_latency: of a message that stays in its node, in its rack, or crosses the spine.
+    routing: "even" spreads every message over all uplinks, "hash" sends each pair of ranks over
+      one, drawn by `seed`.
+    node_latency, rack_latency, spine_latency: of a message that stays in its node, in its rack, or
+      crosses the spine.
     seed: of the hashed routes.
   """
 
@@ -65,26 +70,32 @@ class Fabric:
     whole("rack", self.rack, 0)
     whole("seed", self.seed, 0)
     if self.nodes * self.per_node > MAX_RANKS:
-      raise SettingsError(f"nodes={self.nodes:,} of per_node={self.per_node:,} ranks each are more than the "
-                        f"{MAX_RANKS:,} ranks that a fabric may have.")
+      raise SettingsError(f"nodes={self.nodes:,} of per_node={self.per_node:,} ranks each are more "
+                          f"than the {MAX_RANKS:,} ranks that a fabric may have.")
     whole("uplinks", self.uplinks, 1, MAX_RANKS)
     for names, hint in ((("node_rate", "card_rate"), "bytes a second, above 0"),
                         (("path_rate", "uplink_rate"), "bytes a second, from 0 (no limit) up"),
                         (("node_latency", "rack_latency", "spine_latency"), "seconds, from 0 up")):
       for name in names:
-        if not is_number(value := getattr(self, name), 0) or (hint.endswith("above 0") and not value):
+        if not is_number(value := getattr(self,
+                                          name), 0) or (hint.endswith("above 0") and not value):
           raise SettingsError(f"{name}={value!r} must be {hint}.")
     if self.per_node % self.cards:
-      raise SettingsError(f"cards={self.cards} must divide per_node={self.per_node}: every card serves as many ranks.")
+      raise SettingsError(
+          f"cards={self.cards} must divide per_node={self.per_node}: every card serves as "
+          "many ranks.")
     if self.rack and self.nodes % self.rack and self.nodes > self.rack:
-      raise SettingsError(f"rack={self.rack} must divide nodes={self.nodes}, or be 0 for a single rack.")
+      raise SettingsError(
+          f"rack={self.rack} must divide nodes={self.nodes}, or be 0 for a single rack.")
     choice("routing", self.routing, ROUTINGS)
     for rank, factor in self.slow_paths.items():
       if not is_whole(rank, 0, self.ranks - 1):
-        raise SettingsError(f"slow_paths names rank {rank!r}; the fabric has ranks 0 to {self.ranks - 1}.")
+        raise SettingsError(
+            f"slow_paths names rank {rank!r}; the fabric has ranks 0 to {self.ranks - 1}.")
       if not is_number(factor, 0, 1) or not factor:
         raise SettingsError(f"slow_paths[{rank}]={factor!r} must be a factor above 0, at most 1: "
-                          "0.5 for half the rate. (0 would cut the rank off: a disconnected fabric.)")
+                            "0.5 for half the rate. (0 would cut the rank off: a "
+                            "disconnected fabric.)")
 
   @property
   def ranks(self) -> int:
@@ -98,7 +109,8 @@ class Fabric:
 
   @property
   def oversubscription(self) -> float:
-    """What the cards of a rack can send over what its uplinks carry; 1 with a single rack or without a limit."""
+    """What the cards of a rack can send over what its uplinks carry; 1 with a single rack or
+    without a limit."""
     if self.racks == 1 or not self.uplink_rate:
       return 1.0
     return self.rack * self.cards * self.card_rate / (self.uplinks * self.uplink_rate)
@@ -115,8 +127,8 @@ class Fabric:
     if self.routing == "even":
       uplink = self.uplinks * uplink
     counts = self._counts()
-    rates = [np.full(counts[0], self.node_rate), np.tile(path, 2), np.full(counts[2], self.card_rate),
-             np.full(counts[3], uplink)]
+    rates = [np.full(counts[0], self.node_rate), np.tile(path, 2),
+             np.full(counts[2], self.card_rate), np.full(counts[3], uplink)]
     return np.concatenate(rates)
 
   def paths(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -145,7 +157,8 @@ class Fabric:
     result[off, 4] = starts[2] + cards + at[1][off]
     result[off, 5] = starts[1] + ranks + targets[off]
     width = 1 if self.routing == "even" else self.uplinks
-    lanes = np.zeros(len(sources), np.int64) if width == 1 else _hashed(sources, targets, self.seed) % width
+    lanes = (np.zeros(len(sources), np.int64) if width == 1
+             else _hashed(sources, targets, self.seed) % width)
     result[across, 2] = (starts[3] + self._rack_of(nodes[0]) * width + lanes)[across]
     result[across, 3] = (starts[3] + (self.racks + self._rack_of(nodes[1])) * width + lanes)[across]
     return result
@@ -153,7 +166,8 @@ class Fabric:
   def latencies(self, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """[F] float64 s, of a message from each source to its target."""
     nodes = np.asarray(sources) // self.per_node, np.asarray(targets) // self.per_node
-    far = np.where(self._rack_of(nodes[0]) == self._rack_of(nodes[1]), self.rack_latency, self.spine_latency)
+    far = np.where(self._rack_of(nodes[0]) == self._rack_of(nodes[1]), self.rack_latency,
+                   self.spine_latency)
     return np.where(nodes[0] == nodes[1], self.node_latency, far)
 
   def names(self) -> list[str]:
@@ -163,7 +177,8 @@ class Fabric:
     result += [f"{way} card {c} of node {n}" for way in ("out", "in") for n in range(self.nodes)
                for c in range(self.cards)]
     width = 1 if self.routing == "even" else self.uplinks
-    return result + [f"{way}link {u} of rack {r}" for way in ("up", "down") for r in range(self.racks)
+    return result + [f"{way}link {u} of rack {r}" for way in ("up", "down")
+                     for r in range(self.racks)
                      for u in range(width)]
 
   def _rack_of(self, nodes: np.ndarray) -> np.ndarray:

@@ -1,21 +1,26 @@
-"""One synchronous data-parallel job, step by step: compute with noise, buckets behind the backward pass, a pacer.
+"""One synchronous data-parallel job, step by step: compute with noise, buckets behind the backward
+pass, a pacer.
 
-All ranks leave a collective together (the exits of a barrier). With B buckets, bucket b of rank r is ready
+All ranks leave a collective together (the exits of a barrier). With B buckets, bucket b of rank r
+is ready
 
     ready[r, b] = gap[r] + d[r] + (forward + backward (b + 1) / B) (1 + share[r]) + polling[r]
 
-after the last exit of the step before, the update counted into the gap; without overlap all are ready when the backward
-pass is done. The collectives run one after the other, each once its last rank is there:
+after the last exit of the step before, the update counted into the gap; without overlap all are
+ready when the backward pass is done. The collectives run one after the other, each once its last
+rank is there:
 
     enter[r, b] = max(ready[r, b], exit[b - 1])        exit[b] = max over r of enter[r, b] + transfer[b]
 
-Couplings between ranks are named and off by default: `polling` (below), aligned pauses (`jaxpace.simulation.noise`).
-With both off nothing a rank does makes another one faster, and no pacer can gain.
+Couplings between ranks are named and off by default: `polling` (below), aligned pauses
+(`jaxpace.simulation.noise`). With both off nothing a rank does makes another one faster, and no
+pacer can gain.
 
-Two ways of synchronising less are variants of the same step. With `local` H it is a round: H steps of compute, each
-with noise of its own, then the collectives. With `wait_for` k the collectives begin once k ranks are there; the others'
-gradients are dropped, and they go on with the next step when it begins.
-"""
+Two ways of synchronising less are variants of the same step. With `local` H it is a round: H steps
+of compute, each with noise of its own, then the collectives. With `wait_for` k the collectives
+begin once k ranks are there; the others' gradients are dropped, and they go on with the next step
+when it begins.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -43,14 +48,17 @@ class Shape(NamedTuple):
   ranks: int  # R
   per_node: int = 1  # ranks that share a host, for `polling`; it divides R
   overlap: bool = True  # whether buckets are sent while the backward pass goes on
-  causes: tuple[str, ...] = ()  # of each noise component: what its pauses are, "" where not known; empty for none
+  # of each noise component: what its pauses are, "" where not known; empty for none
+  causes: tuple[str, ...] = ()
   per_process: int = 1  # ranks of a process: a pause with a cause strikes all of them; it divides R
   local: int = 1  # H, steps of compute before the collectives; above 1 without overlap
-  wait_for: int = 0  # ranks that the collectives wait for; 0 for all. Fewer: without overlap and without a pacer
+  # ranks that the collectives wait for; 0 for all. Fewer: without overlap and without a pacer
+  wait_for: int = 0
 
 
 class Job(NamedTuple):
-  """The numbers of a job, a pytree: any may be traced, and given a leading axis for `jax.vmap`. Seconds."""
+  """The numbers of a job, a pytree: any may be traced, and given a leading axis for `jax.vmap`.
+  Seconds."""
 
   forward: Any  # [] s, of each local step
   backward: Any  # [] s, of each local step
@@ -59,19 +67,22 @@ class Job(NamedTuple):
   transfers: Any  # [S] s, each bucket's own time on a quiet fabric
   noise: tuple[Any, ...] = ()  # components of `jaxpace.simulation.noise`
   traffic: Any = None  # `noise.Traffic`, or None
-  polling: Any = 0.0  # [] s that a rank loses for each second that all others of its host wait for it by polling
+  # [] s that a rank loses for each second that all others of its host wait for it by polling
+  polling: Any = 0.0
 
 
 class Steps(NamedTuple):
   """What happened, step by step: float32 seconds. K steps, R ranks, S buckets.
 
-  Kept by rank if asked for; else what is [K, R] here is [K], the mean over ranks, and `enter`, `info` are too. Where
-  not all are waited for, a rank that was dropped has NaN for `enter`; `compute` and `gap` are what it did until then.
+  Kept by rank if asked for; else what is [K, R] here is [K], the mean over ranks, and `enter`,
+  `info` are too. Where not all are waited for, a rank that was dropped has NaN for `enter`;
+  `compute` and `gap` are what it did until then.
   """
 
   step_time: Any  # [K] last exit to last exit
   cost: Any  # [K] L = max(A + d) - max(A): by how much delays held the step back
-  earliness: Any  # [K] mean over ranks of how much earlier than the last one they reached the first collective
+  # [K] mean over ranks of how much earlier than the last one they reached the first collective
+  earliness: Any
   transfers: Any  # [K, S]
   exit: Any  # [K, S] after the last exit of the step before
   enter: Any  # [K, R, S] likewise
@@ -91,13 +102,15 @@ class JobState(NamedTuple):
   pacer: Any
   asked: jax.Array  # [R] s, for the step to come
   step_time: jax.Array  # [] s, of the step before; NaN unknown
-  found: jax.Array  # [S] s, transfers as the ranks found them in the step before, mean over ranks; NaN unknown
+  # [S] s, transfers as the ranks found them in the step before, mean over ranks; NaN unknown
+  found: jax.Array
   noise: Any
   traffic: Any
 
 
 class Draft(NamedTuple):
-  """A step as drawn, before it meets the others: what a rank is busy with, not yet what it waits for."""
+  """A step as drawn, before it meets the others: what a rank is busy with, not yet what it waits
+  for."""
 
   ready: jax.Array  # [R, S] s after the last exit: when each bucket could be sent
   transfers: jax.Array  # [S] s, on a fabric that no other job uses
@@ -131,8 +144,8 @@ class Simulation(NamedTuple):
   """(key, job, state, steps) -> the state after, and what happened. `steps` is static."""
 
 
-def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1, max_delay: float = 0.25,
-               by_rank: bool = False) -> Simulation:
+def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1,
+               max_delay: float = 0.25, by_rank: bool = False) -> Simulation:
   """Prepares the simulation of a job that has its fabric to itself.
 
   Args:
@@ -163,16 +176,19 @@ def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1, ma
   return Simulation(parts.init, run)
 
 
-def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: float, by_rank: bool) -> Mechanics:
+def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: float,
+              by_rank: bool) -> Mechanics:
   """Prepares the parts of a step; arguments as for `simulation`."""
   ranks = shape.ranks
   if ranks < 1 or shape.per_node < 1 or ranks % shape.per_node:
     raise ValueError(f"per_node={shape.per_node} must divide ranks={ranks}, both at least 1.")
   fewer = 0 < shape.wait_for < ranks
   if shape.overlap and (fewer or shape.local > 1):
-    raise ValueError("overlap must be False with local steps and where not all ranks are waited for.")
+    raise ValueError(
+        "overlap must be False with local steps and where not all ranks are waited for.")
   if fewer and pacer is not None:
-    raise ValueError("A pacer needs steps in which all ranks meet: it can't pace a job that waits for some.")
+    raise ValueError(
+        "A pacer needs steps in which all ranks meet: it can't pace a job that waits for some.")
   if shape.per_process < 1 or ranks % shape.per_process:
     raise ValueError(f"per_process={shape.per_process} must divide ranks={ranks}.")
   numbers = jnp.arange(ranks, dtype=jnp.int32)
@@ -189,8 +205,8 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
   def init(key: jax.Array, job: Job) -> JobState:
     first, second = jax.random.split(jax.random.fold_in(key, 0))
     return JobState(
-        jnp.int32(0), paced.init() if paced else (), jnp.zeros((ranks,), jnp.float32), _nan(), _nan(buckets),
-        noises.init(job.noise, first, ranks, shape.causes, shape.per_process),
+        jnp.int32(0), paced.init() if paced else (), jnp.zeros((ranks,), jnp.float32), _nan(),
+        _nan(buckets), noises.init(job.noise, first, ranks, shape.causes, shape.per_process),
         job.traffic.init(second) if job.traffic is not None else ())
 
   def noise_of(job: Job, key: jax.Array, step: jax.Array, states: Any) -> tuple[Any, ...]:
@@ -221,13 +237,16 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
     lost = _polled(begin + done[0] * backward, shape.per_node) * _f32(job.polling)
     ready = (begin + lost)[:, None] + backward[:, None] * done
     compute = forward + backward + lost
-    return Draft(ready, factor * _f32(job.transfers), delay, compute, gap, lost, noise, traffic, caused)
+    return Draft(ready, factor * _f32(job.transfers), delay, compute, gap, lost, noise, traffic,
+                 caused)
 
-  def finish(state: JobState, draft: Draft, enter: jax.Array, leave: jax.Array) -> tuple[JobState, Steps]:
+  def finish(state: JobState, draft: Draft, enter: jax.Array,
+             leave: jax.Array) -> tuple[JobState, Steps]:
     entered, delay, step_time = enter[:, 0], draft.delay, leave[-1]
     begun, compute, gap = jnp.max(enter, axis=0), draft.compute, draft.gap
     if fewer:
-      # Who comes after the k-th is stopped when the step ends: what it has done by then is all it did.
+      # Who comes after the k-th is stopped when the step ends: what it has done by then is all it
+      # did.
       there = entered <= meet(entered)
       enter = jnp.where(there[:, None], enter, _NAN)
       entered, begun = enter[:, 0], jnp.nanmax(enter, axis=0)
@@ -238,12 +257,15 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
     asked, pacers, found = state.asked, state.pacer, state.found
     info: dict[str, jax.Array] = {}
     if paced:
-      # As in a live run, the first step has no exit to count from: nothing is known of it but waits.
+      # As in a live run, the first step has no exit to count from: nothing is known of it but
+      # waits.
       first = state.step == np.int32(0)
       seen_arrivals = jnp.where(first, _NAN, undelayed)
       waits = leave[None] - enter
-      shared = pacing.Shared(state.step_time, state.found, jnp.where(over, jnp.mean(waits, axis=0), _NAN))
-      seen, each = observe(state.step, numbers, seen_arrivals, delay, waits, jnp.where(first, _NAN, step_time), shared)
+      shared = pacing.Shared(state.step_time, state.found,
+                             jnp.where(over, jnp.mean(waits, axis=0), _NAN))
+      seen, each = observe(state.step, numbers, seen_arrivals, delay, waits,
+                           jnp.where(first, _NAN, step_time), shared)
       found = jnp.mean(each, axis=0)
       decision, pacers = paced.update(seen, state.pacer)
       asked, info = decision.delay, decision.info
@@ -255,13 +277,14 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
 
     out = Steps(
         step_time=step_time, cost=most_of(entered) - most_of(undelayed),
-        earliness=mean_of(most_of(entered) - entered), transfers=leave - begun, exit=leave, enter=keep(enter),
-        compute=keep(compute), gap=keep(gap), delay=keep(delay), asked=keep(state.asked), polling=keep(draft.polling),
+        earliness=mean_of(most_of(entered) - entered), transfers=leave - begun, exit=leave,
+        enter=keep(enter), compute=keep(compute), gap=keep(gap), delay=keep(delay),
+        asked=keep(state.asked), polling=keep(draft.polling),
         info={name: keep(values) for name, values in info.items()},
         caused={name: keep(jnp.minimum(values, gap)) for name, values in draft.caused.items()})
-    after = JobState(state.step + np.int32(1), pacers, asked, jnp.where(state.step == np.int32(0), _NAN, step_time),
-                     found,
-                  draft.noise, draft.traffic)
+    after = JobState(state.step + np.int32(1), pacers, asked,
+                     jnp.where(state.step == np.int32(0), _NAN, step_time), found,
+                     draft.noise, draft.traffic)
     return after, out
 
   return Mechanics(init, draw, finish, meet)

@@ -1,13 +1,15 @@
-"""Several jobs on one fabric, each with ranks, noise and a pacer of its own: their collectives share the links.
+"""Several jobs on one fabric, each with ranks, noise and a pacer of its own: their collectives
+share the links.
 
-A collective is a fluid in stretches, one for each set of messages that are on the way together: on a quiet fabric it
-goes at full speed, takes a known share of every link meanwhile, and slows down where others want more than is left,
-max-min fairly (`jaxpace.simulation.sharing`), by weights that stay as they are while a stretch is sent. All messages of
-a stretch slow down alike. No packets, no round trips, no losses; TCP's attraction, which makes the weight fall with
-what was sent, is modelled on a single link in `experiments/measure/fluid.py`.
+A collective is a fluid in stretches, one for each set of messages that are on the way together: on
+a quiet fabric it goes at full speed, takes a known share of every link meanwhile, and slows down
+where others want more than is left, max-min fairly (`jaxpace.simulation.sharing`), by weights that
+stay as they are while a stretch is sent. All messages of a stretch slow down alike. No packets, no
+round trips, no losses; TCP's attraction, which makes the weight fall with what was sent, is
+modelled on a single link in `experiments/measure/fluid.py`.
 
-Event-driven inside one compiled loop, from one instant at which something begins or ends to the next; times are float32
-seconds since the job's last exit, never since the run began.
+Event-driven inside one compiled loop, from one instant at which something begins or ends to the
+next; times are float32 seconds since the job's last exit, never since the run began.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _EDGE = np.float32(1e-7)
 
 
 class Shares(NamedTuple):
-  """What the jobs' collectives want of the links they share: J jobs, L links, and P stretches of a collective.
+  """What the jobs' collectives want of the links they share: J jobs, L links, and P stretches of a
+  collective.
 
   Without the axis P, and without `parts`, a collective wants the same from its begin to its end.
   """
@@ -40,7 +43,8 @@ class Shares(NamedTuple):
   weights: Any
   # [] False: every job as if it had the fabric to itself
   coupled: Any = True
-  # [J, P], of each collective's own time the share that each stretch takes; the rows sum to 1, unused ones last, 0
+  # [J, P], of each collective's own time the share that each stretch takes; the rows sum to 1,
+  # unused ones last, 0
   parts: Any = None
 
 
@@ -48,8 +52,8 @@ class Several(NamedTuple):
   """Jobs ready to run; pure, for `jax.jit` and `jax.vmap`."""
 
   run: Callable[[jax.Array, Sequence[Job], Shares, Any, Any], tuple[Steps, ...]]
-  """(key, jobs, shares, starts [J] s, last [J] steps) -> what happened to each job: leaves [steps, ...], NaN in rows a
-  job never got to. A job leaves after its `last` steps, others go on."""
+  """(key, jobs, shares, starts [J] s, last [J] steps) -> what happened to each job: leaves [steps,
+  ...], NaN in rows a job never got to. A job leaves after its `last` steps, others go on."""
 
 
 class _Playing(NamedTuple):
@@ -74,7 +78,8 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
     shapes: of each job.
     pacers: of each job, or None for a job that has none.
     buckets: collectives a step of each job.
-    steps: kept of each job, one number or each its own; the run ends once all that have not left have done so many.
+    steps: kept of each job, one number or each its own; the run ends once all that have not left
+      have done so many.
     max_delay: s, the limit of `jaxpace.instrument`.
     by_rank: keep every rank's times rather than means over ranks.
 
@@ -82,23 +87,28 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
     ValueError: the lists differ in length, or as for `jaxpace.simulation.job.simulation`.
   """
   if not len(shapes) == len(pacers) == len(buckets) or not shapes:
-    raise ValueError(f"There are {len(shapes)} shapes, {len(pacers)} pacers and {len(buckets)} numbers of buckets: one "
-                     "of each is needed for every job.")
+    raise ValueError(f"There are {len(shapes)} shapes, {len(pacers)} pacers and {len(buckets)} "
+                     "numbers of buckets: one of each is needed for every job.")
   parts = [mechanics(shape, pacer, buckets=count, max_delay=max_delay, by_rank=by_rank)
            for shape, pacer, count in zip(shapes, pacers, buckets, strict=True)]
   each = [steps] * len(parts) if isinstance(steps, int) else list(steps)
 
-  def run(key: jax.Array, jobs: Sequence[Job], shares: Shares, starts: Any, last: Any) -> tuple[Steps, ...]:
+  def run(key: jax.Array, jobs: Sequence[Job], shares: Shares, starts: Any,
+          last: Any) -> tuple[Steps, ...]:
     keys = jax.random.split(key, len(parts))
     starts, last = jnp.asarray(starts, jnp.float32), jnp.asarray(last, jnp.int32)
     usage, weights, pieces = _by_stretch(shares)
-    # Each bucket ends its wait and its stretches; some slack for phases that rounding ends in two turns.
-    most = np.int32(min(2 * max(each) * (1 + (1 + pieces.shape[1]) * sum(buckets)) * len(parts), 2**31 - 1))
+    # Each bucket ends its wait and its stretches; some slack for phases that rounding ends in two
+    # turns.
+    most = np.int32(min(2 * max(each) * (1 + (1 + pieces.shape[1]) * sum(buckets)) * len(parts),
+                        2**31 - 1))
     numbers = np.arange(len(parts), dtype=np.int32)
     playing = tuple(_begin(part, own, job, start, count)
-                    for part, own, job, start, count in zip(parts, keys, jobs, starts, each, strict=True))
+                    for part, own, job, start, count in zip(parts, keys, jobs, starts, each,
+                                                            strict=True))
 
-    def turn(carry: tuple[tuple[_Playing, ...], jax.Array]) -> tuple[tuple[_Playing, ...], jax.Array]:
+    def turn(carry: tuple[tuple[_Playing, ...],
+                          jax.Array]) -> tuple[tuple[_Playing, ...], jax.Array]:
       all_jobs, turns = carry
       there = jnp.stack([p.state.step < last[j] for j, p in enumerate(all_jobs)])
       sending = jnp.stack([p.sending for p in all_jobs]) & there
@@ -108,11 +118,13 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
       wait = jnp.min(jnp.where(there, left / speed, np.float32(np.inf)))
       return tuple(
           _advance(part, own, job, p, wait, speed[j], there[j], each[j], pieces[j])
-          for j, (part, own, job, p) in enumerate(zip(parts, keys, jobs, all_jobs, strict=True))), turns + np.int32(1)
+          for j, (part, own, job, p) in enumerate(zip(parts, keys, jobs, all_jobs,
+                                                      strict=True))), turns + np.int32(1)
 
     def unfinished(carry: tuple[tuple[_Playing, ...], jax.Array]) -> jax.Array:
       all_jobs, turns = carry
-      going = [p.state.step < jnp.minimum(last[j], np.int32(each[j])) for j, p in enumerate(all_jobs)]
+      going = [p.state.step < jnp.minimum(last[j], np.int32(each[j]))
+               for j, p in enumerate(all_jobs)]
       return jnp.any(jnp.stack(going)) & (turns < most)
 
     done, _ = jax.lax.while_loop(unfinished, turn, (playing, jnp.int32(0)))
@@ -136,14 +148,17 @@ def _begin(part: Mechanics, key: jax.Array, job: Job, start: jax.Array, steps: i
   draft = part.draw(key, job, state)
   draft = draft._replace(ready=draft.ready + start)
   _, row = jax.eval_shape(part.finish, state, draft, draft.ready, draft.transfers)
-  blank = jax.tree.map(lambda leaf: jnp.full((steps, *leaf.shape), np.float32(np.nan), leaf.dtype), row)
-  return _Playing(state, draft, jnp.bool_(False), jnp.int32(0), jnp.int32(0), part.meet(draft.ready[:, 0]),
-                  jnp.float32(0), jnp.zeros_like(draft.transfers), blank)
+  blank = jax.tree.map(lambda leaf: jnp.full((steps, *leaf.shape), np.float32(np.nan), leaf.dtype),
+                       row)
+  return _Playing(state, draft, jnp.bool_(False), jnp.int32(0), jnp.int32(0),
+                  part.meet(draft.ready[:, 0]), jnp.float32(0), jnp.zeros_like(draft.transfers),
+                  blank)
 
 
-def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.Array, speed: jax.Array,
-             there: jax.Array, steps: int, pieces: jax.Array) -> _Playing:
-  """One job after `wait` seconds in which it went at `speed`; `pieces` [P] are the stretches of its collectives."""
+def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.Array,
+             speed: jax.Array, there: jax.Array, steps: int, pieces: jax.Array) -> _Playing:
+  """One job after `wait` seconds in which it went at `speed`; `pieces` [P] are the stretches of its
+  collectives."""
   clock = p.clock + wait
   left = p.left - wait * speed
   ended = (left <= _EDGE) & there

@@ -1,7 +1,9 @@
-"""An exchange message by message: each rank goes on to its next round when its own messages are over.
+"""An exchange message by message: each rank goes on to its next round when its own messages are
+over.
 
-A message begins once both of its ranks are done with their rounds before it, takes its latency, then flows at the rate
-that max-min sharing among all messages on the way leaves it; rates change whenever one begins or ends.
+A message begins once both of its ranks are done with their rounds before it, takes its latency,
+then flows at the rate that max-min sharing among all messages on the way leaves it; rates change
+whenever one begins or ends.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import numpy as np
 from jaxpace.simulation.sharing import max_min
 
 _CLOSE = 1e-7
-"""Of a message, the share that is left when it counts as over: what rounding leaves; those that end together do."""
+"""Of a message, the share that is left when it counts as over: what rounding leaves; those that end
+together do."""
 _MOST_WORK = 6_000_000
-"""Messages on the way times different rates among them, added up over the instants at which something begins or ends,
-before `play` gives up: a few seconds."""
+"""Messages on the way times different rates among them, added up over the instants at which
+something begins or ends, before `play` gives up: a few seconds."""
 
 
 class Stretch(NamedTuple):
@@ -66,8 +69,8 @@ def play(sent: Messages, capacities: np.ndarray) -> Played | None:
     capacities: [L] float64 bytes a second; may be infinite.
 
   Returns:
-    What happened; None where so many messages begin and end at instants of their own that playing them would take
-    too long.
+    What happened; None where so many messages begin and end at instants of their own that playing
+    them would take too long.
   """
   ranks = int(max(sent.sources.max(), sent.targets.max())) + 1
   count = int(sent.rounds.max()) + 1
@@ -83,7 +86,8 @@ def play(sent: Messages, capacities: np.ndarray) -> Played | None:
   stretches: list[Stretch] = []
   now, work = 0.0, 0
   while work <= _MOST_WORK:
-    ready = (state == _WAITING) & (stage[sent.sources] == sent.rounds) & (stage[sent.targets] == sent.rounds)
+    ready = ((state == _WAITING) & (stage[sent.sources] == sent.rounds)
+             & (stage[sent.targets] == sent.rounds))
     until[ready] = now + sent.latencies[ready]
     state[ready] = _STARTING
     state[(state == _STARTING) & (until <= now)] = _FLOWING
@@ -94,7 +98,8 @@ def play(sent: Messages, capacities: np.ndarray) -> Played | None:
     work += ranks + len(on_way) * len(np.unique(rates))
     needed = np.where(np.isfinite(rates), left[on_way] / rates, 0.0)
     # What is nearly over by then ends with it.
-    wait = min(needed.min() if len(on_way) else np.inf, (until[starting] - now).min() if len(starting) else np.inf)
+    wait = min(needed.min() if len(on_way) else np.inf,
+               (until[starting] - now).min() if len(starting) else np.inf)
     if wait > 0:
       stretches.append(_stretch(wait, sent.paths[on_way], rates, capacities))
     now += wait
@@ -111,7 +116,8 @@ def play(sent: Messages, capacities: np.ndarray) -> Played | None:
   return None
 
 
-def _stretch(seconds: float, paths: np.ndarray, rates: np.ndarray, capacities: np.ndarray) -> Stretch:
+def _stretch(seconds: float, paths: np.ndarray, rates: np.ndarray,
+             capacities: np.ndarray) -> Stretch:
   used = paths >= 0
   links = np.where(used, paths, len(capacities)).ravel()
   each = np.repeat(np.where(np.isfinite(rates), rates, 0.0), paths.shape[1])

@@ -1,7 +1,9 @@
-"""What makes a rank's steps differ: components that add up, each a pytree of numbers with a pure `sample`.
+"""What makes a rank's steps differ: components that add up, each a pytree of numbers with a pure
+`sample`.
 
-Numbers may be traced arrays, so that one compiled simulation runs under many settings (`jax.vmap`). Which components
-there are is static. Draws depend on (key, step) alone, not on how a run is cut into parts.
+Numbers may be traced arrays, so that one compiled simulation runs under many settings (`jax.vmap`).
+Which components there are is static. Draws depend on (key, step) alone, not on how a run is cut
+into parts.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ class Component(Protocol):
   """
 
   def init(self, key: Key, ranks: int) -> Any:
-    """Makes its state at the start of a run: a pytree of [R, ...]; () where it remembers nothing."""
+    """Makes its state at the start of a run: a pytree of [R, ...]; () where it remembers
+    nothing."""
     ...
 
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
-    """Returns what this step adds on every rank, [R] float32: a share of its compute, or seconds of gap."""
+    """Returns what this step adds on every rank, [R] float32: a share of its compute, or seconds of
+    gap."""
     ...
 
 
@@ -56,7 +60,8 @@ class Exponential(NamedTuple):
 
 
 class Heavy(NamedTuple):
-  """Independent Pareto extra time (Lomax): P(extra > x) = (1 + x / scale) ** -tail; mean scale / (tail - 1)."""
+  """Independent Pareto extra time (Lomax): P(extra > x) = (1 + x / scale) ** -tail; mean scale /
+  (tail - 1)."""
 
   scale: Any  # [] share of the compute
   tail: Any  # [] above 1; below 2 the variance is infinite
@@ -65,7 +70,8 @@ class Heavy(NamedTuple):
     return ()
 
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
-    # exp(E / tail) - 1 with E exponential: without the loss of digits of a power of a uniform number.
+    # exp(E / tail) - 1 with E exponential: without the loss of digits of a power of a uniform
+    # number.
     drawn = jax.random.exponential(key, (ranks,), jnp.float32)
     return _f32(self.scale) * jnp.expm1(drawn / _f32(self.tail)), state
 
@@ -79,9 +85,10 @@ class Wandering(NamedTuple):
   def init(self, key: Key, ranks: int) -> jax.Array:
     return jax.random.normal(key, (ranks,), jnp.float32)
 
-  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+  def sample(self, key: Key, step: jax.Array, state: jax.Array,
+             ranks: int) -> tuple[jax.Array, jax.Array]:
     keep = jnp.exp(-_ONE / _f32(self.steps))
-    state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (ranks,), jnp.float32)
+    state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (ranks,), jnp.float32)  # noqa: E501
     return _f32(self.deviation) * state, state
 
 
@@ -94,7 +101,8 @@ class Common(NamedTuple):
   def init(self, key: Key, ranks: int) -> jax.Array:
     return jax.random.normal(key, (), jnp.float32)
 
-  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+  def sample(self, key: Key, step: jax.Array, state: jax.Array,
+             ranks: int) -> tuple[jax.Array, jax.Array]:
     memory = _f32(self.steps)
     keep = jnp.where(memory > _ZERO, jnp.exp(-_ONE / jnp.maximum(memory, np.float32(1e-6))), _ZERO)
     state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (), jnp.float32)
@@ -114,26 +122,31 @@ class Slow(NamedTuple):
 
 
 class Drift(NamedTuple):
-  """Ranks warm up and slow down: extra_r (1 - exp(-step / steps)), extra_r drawn once, normal, not below 0."""
+  """Ranks warm up and slow down: extra_r (1 - exp(-step / steps)), extra_r drawn once, normal, not
+  below 0."""
 
   extra: Any  # [] share of the compute in the end, mean over ranks
   spread: Any  # [] deviation of it over ranks, as a share of it
   steps: Any  # [] time constant, steps
 
   def init(self, key: Key, ranks: int) -> jax.Array:
-    return jnp.maximum(_ONE + _f32(self.spread) * jax.random.normal(key, (ranks,), jnp.float32), _ZERO)
+    return jnp.maximum(_ONE + _f32(self.spread) * jax.random.normal(key, (ranks,), jnp.float32),
+                       _ZERO)
 
-  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+  def sample(self, key: Key, step: jax.Array, state: jax.Array,
+             ranks: int) -> tuple[jax.Array, jax.Array]:
     risen = -jnp.expm1(-step.astype(jnp.float32) / _f32(self.steps))
     return _f32(self.extra) * risen * state, state
 
 
 class Pauses(NamedTuple):
-  """Pauses at random: garbage collection, interrupts. Aligned: all ranks in the same steps, as often as one did."""
+  """Pauses at random: garbage collection, interrupts. Aligned: all ranks in the same steps, as
+  often as one did."""
 
   probability: Any  # [] of one in a step, on each rank
   seconds: Any  # [] length
-  aligned: Any = False  # [] whether all ranks pause together: the coupling that alignment removes, removed
+  # [] whether all ranks pause together: the coupling that alignment removes, removed
+  aligned: Any = False
 
   def init(self, key: Key, ranks: int) -> Any:
     return ()
@@ -145,7 +158,8 @@ class Pauses(NamedTuple):
 
 
 class Schedule(NamedTuple):
-  """A pause every so many steps, begun at a step of each rank's own; aligned: all at once. Checkpoints, logging."""
+  """A pause every so many steps, begun at a step of each rank's own; aligned: all at once.
+  Checkpoints, logging."""
 
   every: Any  # [] steps from one to the next, at least 1
   seconds: Any  # [] length
@@ -154,15 +168,18 @@ class Schedule(NamedTuple):
   def init(self, key: Key, ranks: int) -> jax.Array:
     return jax.random.uniform(key, (ranks,), jnp.float32)
 
-  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+  def sample(self, key: Key, step: jax.Array, state: jax.Array,
+             ranks: int) -> tuple[jax.Array, jax.Array]:
     every = jnp.asarray(self.every, jnp.int32)
     own = jnp.floor(state * every.astype(jnp.float32)).astype(jnp.int32)
     phase = jnp.where(jnp.asarray(self.aligned, bool), np.int32(0), own)
-    return jnp.where((step + phase) % every == every - np.int32(1), _f32(self.seconds), _ZERO), state
+    return (jnp.where((step + phase) % every == every - np.int32(1), _f32(self.seconds), _ZERO),
+            state)
 
 
 class Bursts(NamedTuple):
-  """Pauses that come in bursts: now and then a rank falls into a bad state in which it pauses often (Gilbert)."""
+  """Pauses that come in bursts: now and then a rank falls into a bad state in which it pauses often
+  (Gilbert)."""
 
   begins: Any  # [] probability, in a step, of falling into the bad state
   length: Any  # [] mean steps in it, at least 1
@@ -173,14 +190,16 @@ class Bursts(NamedTuple):
     bad = _f32(self.begins) / (_f32(self.begins) + _ONE / _f32(self.length))
     return jax.random.uniform(key, (ranks,), jnp.float32) < bad
 
-  def sample(self, key: Key, step: jax.Array, state: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
+  def sample(self, key: Key, step: jax.Array, state: jax.Array,
+             ranks: int) -> tuple[jax.Array, jax.Array]:
     drawn = jax.random.uniform(key, (2, ranks), jnp.float32)
     state = jnp.where(state, drawn[0] >= _ONE / _f32(self.length), drawn[0] < _f32(self.begins))
     return jnp.where(state & (drawn[1] < _f32(self.probability)), _f32(self.seconds), _ZERO), state
 
 
 class Traffic(NamedTuple):
-  """Others' traffic on the fabric, now on, now off: transfers take 1 / (1 - load) as long while it lasts."""
+  """Others' traffic on the fabric, now on, now off: transfers take 1 / (1 - load) as long while it
+  lasts."""
 
   begins: Any  # [] probability, in a step, that it begins
   length: Any  # [] mean steps it lasts, at least 1
@@ -197,8 +216,9 @@ class Traffic(NamedTuple):
     return jnp.where(state, _ONE / (_ONE - _f32(self.load)), _ONE), state
 
 
-COMPONENTS = {"normal": Normal, "exponential": Exponential, "heavy": Heavy, "wandering": Wandering, "common": Common,
-              "slow": Slow, "drift": Drift, "pauses": Pauses, "schedule": Schedule, "bursts": Bursts}
+COMPONENTS = {"normal": Normal, "exponential": Exponential, "heavy": Heavy, "wandering": Wandering,
+              "common": Common, "slow": Slow, "drift": Drift, "pauses": Pauses,
+              "schedule": Schedule, "bursts": Bursts}
 """By the name they have in a config."""
 
 
@@ -206,15 +226,18 @@ IN_GAP = (Pauses, Schedule, Bursts)
 """Components that strike the gap before a step, in seconds."""
 
 
-def init(noise: tuple[Component, ...], key: Key, ranks: int, causes: tuple[str, ...] = (), together: int = 1
+def init(noise: tuple[Component, ...], key: Key, ranks: int, causes: tuple[str, ...] = (),
+         together: int = 1
          ) -> tuple[Any, ...]:
-  """Every component's state at the start of a run; `causes` and `together` as for `sample_causes`."""
+  """Every component's state at the start of a run; `causes` and `together` as for
+  `sample_causes`."""
   keys = jax.random.split(key, max(len(noise), 1))
   return tuple(part.init(k, ranks // together if causes and causes[i] else ranks)
                for i, (part, k) in enumerate(zip(noise, keys, strict=False)))
 
 
-def sample(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int
+def sample(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...],
+           ranks: int
            ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
   """Adds up what all components do in one step.
 
@@ -226,21 +249,23 @@ def sample(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tupl
     ranks: R.
 
   Returns:
-    [R] float32 share of the compute to add, [R] float32 s of gap to add, and the states after the step.
+    [R] float32 share of the compute to add, [R] float32 s of gap to add, and the states after the
+    step.
   """
   share, gap, _, after = sample_causes(noise, key, step, states, ranks)
   return share, gap, after
 
 
-def sample_causes(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...], ranks: int,
-                  causes: tuple[str, ...] = (), together: int = 1
+def sample_causes(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...],
+                  ranks: int, causes: tuple[str, ...] = (), together: int = 1
                   ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array], tuple[Any, ...]]:
   """The same, and apart the seconds of gap that have a cause.
 
   Args:
     noise, key, step, states, ranks: as for `sample`.
     causes: of each component, or empty; static. "" has none.
-    together: neighbouring ranks that pauses with a cause strike together, those of a process; static, divides R.
+    together: neighbouring ranks that pauses with a cause strike together, those of a process;
+      static, divides R.
 
   Returns:
     As `sample`, with [R] float32 s by cause before the states.

@@ -1,4 +1,5 @@
-"""What each rank's pacer saw in a recorded run, rebuilt from its times to the last bit where they were recorded."""
+"""What each rank's pacer saw in a recorded run, rebuilt from its times to the last bit where they
+were recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _PER_HIGH, _PER_LOW = np.float32(2.0**32 * 1e-9), np.float32(1e-9)  # as in jaxp
 
 
 class Observed(NamedTuple):
-  """What was observed, step by step. K steps, R ranks, S slots; float32 seconds, NaN where not known."""
+  """What was observed, step by step. K steps, R ranks, S slots; float32 seconds, NaN where not
+  known."""
 
   steps: np.ndarray  # [K] int32
   present: np.ndarray  # [K, R] bool: the rank's row of this step is there
@@ -26,22 +28,27 @@ class Observed(NamedTuple):
 
 
 def stamped_alone(run: Run) -> Run:
-  """The run without the collectives in loops of an instrumented step, which marks have timed: no pacer sees those."""
+  """The run without the collectives in loops of an instrumented step, which marks have timed: no
+  pacer sees those."""
   marks = run.plan.get("marks")
-  slots = {mark.get("collective") for mark in (marks if isinstance(marks, list) else []) if isinstance(mark, dict)}
+  slots = {mark.get("collective") for mark in (marks if isinstance(marks, list) else [])
+           if isinstance(mark, dict)}
   entries = run.plan.get("collectives")
   others = {entry.get("slot") for entry in (entries if isinstance(entries, list) else [])
             if isinstance(entry, dict) and entry.get("of") is not None} - slots
   if not slots - {None} or not others:
     return run
-  return dataclasses.replace(run, collectives=tuple(one for one in run.collectives if one.slot not in others))
+  return dataclasses.replace(run,
+                             collectives=tuple(one for one in run.collectives
+                                               if one.slot not in others))
 
 
 def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice) -> Observed:
   """Rebuilds the observations of the steps in `part`.
 
-  As in the live step, a rank's arrival is known from its second step on (the first of an attempt has no exit to start
-  from). Here it is unknown after a hole in the record too, where the live rank did know it.
+  As in the live step, a rank's arrival is known from its second step on (the first of an attempt
+  has no exit to start from). Here it is unknown after a hole in the record too, where the live rank
+  did know it.
 
   Args:
     run: the recorded run, with at least one stamped collective.
@@ -56,7 +63,8 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
 
   def cut(collective: CollectiveTimes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     enter, leave = collective.enter_ns[ranks, before], collective.exit_ns[ranks, before]
-    known = (collective.attempt[ranks, before] == newest) & (newest >= 0) & (enter != MISSING) & (leave != MISSING)
+    known = ((collective.attempt[ranks, before] == newest) & (newest >= 0) & (enter != MISSING)
+             & (leave != MISSING))
     return enter, leave, known
 
   times = [cut(collective) for collective in run.collectives]
@@ -80,16 +88,19 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
   def turned(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(values[:, lead:], 1, 0))
 
-  return Observed(run.steps[part].astype(np.int32), turned(present), turned(busy - np.nan_to_num(applied)),
-                  turned(np.where(present, applied, np.float32(np.nan))), turned(asked), turned(waits),
-                  turned(step_time))
+  return Observed(run.steps[part].astype(np.int32), turned(present),
+                  turned(busy - np.nan_to_num(applied)),
+                  turned(np.where(present, applied, np.float32(np.nan))), turned(asked),
+                  turned(waits), turned(step_time))
 
 
 def _seconds(begin: np.ndarray, end: np.ndarray, known: np.ndarray) -> np.ndarray:
-  """float32 seconds as `jaxpace.execution.words.seconds_between` makes them in the step, from int64 nanoseconds."""
+  """float32 seconds as `jaxpace.execution.words.seconds_between` makes them in the step, from int64
+  nanoseconds."""
   difference = np.where(known, end - begin, 0)
   size = np.abs(difference)
-  seconds = (size >> 32).astype(np.float32) * _PER_HIGH + (size & 0xFFFFFFFF).astype(np.float32) * _PER_LOW
+  seconds = ((size >> 32).astype(np.float32) * _PER_HIGH
+             + (size & 0xFFFFFFFF).astype(np.float32) * _PER_LOW)
   return np.where(known, np.where(difference < 0, -seconds, seconds), np.float32(np.nan))
 
 
@@ -102,8 +113,8 @@ def _duration(run: Run, name: str, ranks: np.ndarray, part: slice) -> np.ndarray
 def _applied(seconds: np.ndarray) -> np.ndarray:
   """The delay as the step measured it: a whole number of nanoseconds times float32 1e-9.
 
-  The table holds it rounded to nanoseconds, so two units in the last place may be lost (one above 8 ms); of the
-  numbers that would be recorded as `seconds`, this is one.
+  The table holds it rounded to nanoseconds, so two units in the last place may be lost (one above 8
+  ms); of the numbers that would be recorded as `seconds`, this is one.
   """
   nearest = np.rint(np.nan_to_num(seconds).astype(np.float64) * 1e9).astype(np.int64)
   result = seconds.copy()

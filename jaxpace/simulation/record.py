@@ -1,4 +1,5 @@
-"""Writes a simulated job as a recorded run: the same tables, so that report, what-if, replay and the rest work."""
+"""Writes a simulated job as a recorded run: the same tables, so that report, what-if, replay and
+the rest work."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Recording(NamedTuple):
   notices: list[str] = []  # noqa: RUF012  # what a reader of the run must know
   # of each process, as `jaxpace.hosts.locality` writes them
   places: list[dict[str, Any]] = []  # noqa: RUF012
-  floor: dict[str, Any] | None = None  # what collectives take on a quiet fabric, as `jaxpace bench` writes it
+  # what collectives take on a quiet fabric, as `jaxpace bench` writes it
+  floor: dict[str, Any] | None = None
   met: bool = True  # whether ranks meet in collectives
   # of each process: s its connections are busy in a s of transfer; empty: unknown
   busy: list[float] = []  # noqa: RUF012
@@ -53,8 +55,8 @@ class RunWriter:
   def __init__(self, directory: str | pathlib.Path, recording: Recording, seed: int):
     """Makes the run directory.
 
-    A simulated run of the same config and seed gets the same id, so the same bytes. What another run left in the
-    directory is moved to `.previous`, as a live recorder does.
+    A simulated run of the same config and seed gets the same id, so the same bytes. What another
+    run left in the directory is moved to `.previous`, as a live recorder does.
 
     Raises:
       rundir.ForeignDirectoryError: the directory holds something else's run.json.
@@ -80,17 +82,20 @@ class RunWriter:
     for process, ranks in enumerate(self._processes):
       rundir.write_json(self._path / "process" / f"{process}.json", {
           "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "process": process,
-          "hostname": recording.hosts[process], "pid": 0, "ranks": ranks.tolist(), "closed_cleanly": True})
+          "hostname": recording.hosts[process], "pid": 0, "ranks": ranks.tolist(),
+          "closed_cleanly": True})
     for process, place in enumerate(recording.places):
       rundir.write_json(self._path / FOLDER / f"{process}.json", {"run": run, **place})
     if recording.floor is not None and self._owns(self._path / FLOOR_FILE):
       rundir.write_json(self._path / FLOOR_FILE, recording.floor)
 
-  def write(self, steps: Steps | OwnSteps, progress: Callable[[int, int], None] | None = None) -> None:
+  def write(self, steps: Steps | OwnSteps,
+            progress: Callable[[int, int], None] | None = None) -> None:
     """Appends steps, kept by rank; those a job never got to (NaN) are left out.
 
     Args:
-      steps: as a simulation with `by_rank` returns them; of ranks that go their own ways, all of them.
+      steps: as a simulation with `by_rank` returns them; of ranks that go their own ways, all of
+        them.
       progress: called with the processes written and their number.
     """
     if isinstance(steps, OwnSteps):
@@ -102,7 +107,8 @@ class RunWriter:
       return
     steps = cast(Steps, jax.tree.map(lambda values: values[:count], steps))
     step_time = _ns(steps.step_time)
-    base = self._exit + np.concatenate([[0], np.cumsum(step_time)[:-1]])  # last exit of the step before
+    # last exit of the step before
+    base = self._exit + np.concatenate([[0], np.cumsum(step_time)[:-1]])
     came = np.isfinite(steps.enter)  # all, unless the job waits for some
     enter = np.ma.masked_array(base[:, None, None] + _ns(np.where(came, steps.enter, 0)), ~came)
     leave = base[:, None] + _ns(steps.exit)
@@ -119,15 +125,20 @@ class RunWriter:
     rows = {
         "start_ns": start, "end_ns": end, "forward_ns": forward, "backward_ns": compute - forward,
         "sync_ns": _sum(leave[:, None] - enter), "update_ns": np.full_like(gap, update),
-        "gap_ns": np.ma.masked_array(gap, first), "delay_ns": _ns(steps.asked), "delay_applied_ns": _ns(steps.delay),
+        "gap_ns": np.ma.masked_array(gap, first), "delay_ns": _ns(steps.asked),
+        "delay_applied_ns": _ns(steps.delay),
         **{f"{cause}_ns": _ns(values) for cause, values in sorted(steps.caused.items())},
-        **{f"decision_{name}": values.astype(np.float32) for name, values in sorted(steps.info.items())}}
+        **{f"decision_{name}": values.astype(np.float32)
+           for name, values in sorted(steps.info.items())}}
     for process, ranks in enumerate(self._processes):
       keys: dict[str, np.ndarray] = {
           "step": np.tile(number, len(ranks)), "rank": np.repeat(ranks.astype(np.int32), count),
-          "process": np.full(count * len(ranks), process, np.int32), "attempt": np.zeros(count * len(ranks), np.int32)}
+          "process": np.full(count * len(ranks), process, np.int32),
+          "attempt": np.zeros(count * len(ranks), np.int32)}
       store = self._stores[process]
-      store["steps"].append({**keys, **{name: values[:, ranks].T.reshape(-1) for name, values in rows.items()}})
+      store["steps"].append({**keys,
+                             **{name: values[:, ranks].T.reshape(-1)
+                                for name, values in rows.items()}})
       store["collectives"].append(self._collectives(keys, enter[:, ranks], leave))
       if progress:
         progress(process + 1, len(self._processes))
@@ -136,11 +147,14 @@ class RunWriter:
     self._exit, self._step = np.int64(leave[-1, -1]), self._step + count
 
   def discard(self) -> None:
-    """Takes everything back that was written, as far as that can be done: half of a run is of no use."""
+    """Takes everything back that was written, as far as that can be done: half of a run is of no
+    use."""
     with contextlib.suppress(OSError):
       made = [self._path / rundir.RUN_FILE]
-      made += [path for table in schema.TABLES for path in (self._path / table).glob(f"{self._run}-*")]
-      made += [path for folder in ("process", FOLDER) for path in (self._path / folder).glob("*.json")]
+      made += [path for table in schema.TABLES
+               for path in (self._path / table).glob(f"{self._run}-*")]
+      made += [path for folder in ("process", FOLDER)
+               for path in (self._path / folder).glob("*.json")]
       made += [self._path / FLOOR_FILE] if self._owns(self._path / FLOOR_FILE) else []
       for path in made:
         path.unlink(missing_ok=True)
@@ -154,7 +168,8 @@ class RunWriter:
     return not path.exists() or (rundir.read_json(path) or {}).get("kind") == SIMULATED
 
   def _sample(self, steps: Steps, exits: np.ndarray) -> None:
-    """Samples of the hosts: how long each process's connections have been busy, as the kernel counts it."""
+    """Samples of the hosts: how long each process's connections have been busy, as the kernel
+    counts it."""
     if not self._sampled:
       self._sampled = max(1, round(_SAMPLE / float(steps.step_time.mean())))
     sent = self._sent + np.cumsum(steps.transfers.sum(axis=1, dtype=np.float64))
@@ -172,14 +187,16 @@ class RunWriter:
   def _write_own(self, own: OwnSteps, progress: Callable[[int, int], None] | None) -> None:
     """Steps of ranks that don't meet: no collectives, each rank's times on its own."""
     update = np.int64(round(self._made.update * _NS))
-    begin, end, gap, compute = (_ns(values) for values in (own.begin, own.end, own.gap, own.compute))
+    begin, end, gap, compute = (_ns(values)
+                                for values in (own.begin, own.end, own.gap, own.compute))
     both = self._made.forward + self._made.backward
     forward = np.rint(compute * (self._made.forward / both if both else 0.0)).astype(np.int64)
     first = np.zeros(gap.shape, bool)
     first[0] = True
     rows = {
         "start_ns": begin + update + gap, "end_ns": end + update, "forward_ns": forward,
-        "backward_ns": compute - forward, "sync_ns": np.maximum(end - begin - update - gap - compute, 0),
+        "backward_ns": compute - forward,
+        "sync_ns": np.maximum(end - begin - update - gap - compute, 0),
         "update_ns": np.full_like(gap, update), "gap_ns": np.ma.masked_array(gap, first),
         **{f"{cause}_ns": _ns(values) for cause, values in sorted(own.caused.items())}}
     known = own.known()
@@ -187,8 +204,10 @@ class RunWriter:
       here = known[:, ranks].T
       number = np.broadcast_to(np.arange(len(known), dtype=np.int64), here.shape)[here]
       keys = {"step": number, "rank": np.repeat(ranks.astype(np.int32), own.taken[ranks]),
-              "process": np.full(len(number), process, np.int32), "attempt": np.zeros(len(number), np.int32)}
-      self._stores[process]["steps"].append({**keys, **{name: v[:, ranks].T[here] for name, v in rows.items()}})
+              "process": np.full(len(number), process, np.int32),
+              "attempt": np.zeros(len(number), np.int32)}
+      self._stores[process]["steps"].append(
+          {**keys, **{name: v[:, ranks].T[here] for name, v in rows.items()}})
       if progress:
         progress(process + 1, len(self._processes))
 
@@ -198,7 +217,8 @@ class RunWriter:
       for table in store.values():
         table.compact()
 
-  def _collectives(self, keys: dict[str, np.ndarray], enter: np.ndarray, leave: np.ndarray) -> dict[str, np.ndarray]:
+  def _collectives(self, keys: dict[str, np.ndarray], enter: np.ndarray,
+                   leave: np.ndarray) -> dict[str, np.ndarray]:
     slots, ranks = enter.shape[2], enter.shape[1]
     columns = {name: np.tile(values, slots) for name, values in keys.items()}
     length = len(keys["step"])
@@ -206,7 +226,8 @@ class RunWriter:
     columns["name"] = np.repeat(np.array(self._names()), length)
     columns["axis"] = np.full(slots * length, "data")
     columns["bytes"] = np.repeat(np.asarray(self._made.bytes, np.int64), length)
-    columns["enter_ns"] = enter.transpose(2, 1, 0).reshape(-1)  # null where a rank was not waited for
+    # null where a rank was not waited for
+    columns["enter_ns"] = enter.transpose(2, 1, 0).reshape(-1)
     columns["exit_ns"] = np.repeat(leave.T[:, None], ranks, axis=1).reshape(-1)
     return columns
 
@@ -216,18 +237,19 @@ class RunWriter:
 
   def _info(self, run: str, seed: int) -> dict[str, Any]:
     made = self._made
-    collectives = [{"slot": c, "name": name, "primitives": ["psum"], "axis": "data", "bytes": made.bytes[c],
-                    "operands": 1, "dtypes": ["float32"], "phase": "backward"}
+    collectives = [{"slot": c, "name": name, "primitives": ["psum"], "axis": "data",
+                    "bytes": made.bytes[c], "operands": 1, "dtypes": ["float32"],
+                    "phase": "backward"}
                    for c, name in enumerate(self._names()) if made.met]
     return {
         "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": made.ranks,
-        "processes": len(made.hosts), "axis": "data", "clock": "simulated", "simulated": True, "job": made.name,
-        "seed": seed,
+        "processes": len(made.hosts), "axis": "data", "clock": "simulated", "simulated": True,
+        "job": made.name, "seed": seed,
         "pacer": made.pacer or None,
-        "settings": {"max_delay": made.max_delay, "slots": len(made.bytes), "share": True, "axis": ["data"],
-                     "mesh": {"data": made.ranks}},
-        "plan": {"axis": "data", "ranks": made.ranks, "clock": "simulated", "share": True, "marks": [],
-                 "carrier": len(made.bytes) - 1,
+        "settings": {"max_delay": made.max_delay, "slots": len(made.bytes), "share": True,
+                     "axis": ["data"], "mesh": {"data": made.ranks}},
+        "plan": {"axis": "data", "ranks": made.ranks, "clock": "simulated", "share": True,
+                 "marks": [], "carrier": len(made.bytes) - 1,
                  "collectives": collectives, "notices": made.notices},
         "config": made.config}
 

@@ -1,9 +1,11 @@
-"""Runs a pacer over a recorded run: the very `Pacer.update` of the live step, over the max-plus model of a step.
+"""Runs a pacer over a recorded run: the very `Pacer.update` of the live step, over the max-plus
+model of a step.
 
     t[k+1] = max over ranks of (t[k] + A[r] + d[r]) + C
 
-A (undelayed arrivals) and C (the rest of the step) are as recorded, d is what the pacer asks. In this model nothing a
-rank does makes another one faster: delays can only cost, by L = max(A + d) - max(A) a step.
+A (undelayed arrivals) and C (the rest of the step) are as recorded, d is what the pacer asks. In
+this model nothing a rank does makes another one faster: delays can only cost, by L = max(A + d) -
+max(A) a step.
 """
 
 from __future__ import annotations
@@ -32,13 +34,19 @@ class Replayed(NamedTuple):
   """A pacer's decisions over a recorded run, and what they would have done. K steps, R ranks."""
 
   steps: np.ndarray  # [K] int64, step numbers
-  delays: np.ndarray  # [K, R] float32 s, asked for that step: decided after the step before; never above max_delay
-  known: np.ndarray  # [K] bool: the arrival of every rank that was ever recorded is known: the step can be played again
-  recorded: np.ndarray  # [K] float64 s, mean over ranks of the recorded step; NaN where none is known
-  bare: np.ndarray  # [K] float64 s, the same without the delays applied when it was recorded; NaN unless known
+  # [K, R] float32 s, asked for that step: decided after the step before; never above max_delay
+  delays: np.ndarray
+  # [K] bool: the arrival of every rank that was ever recorded is known: the step can be played
+  # again
+  known: np.ndarray
+  # [K] float64 s, mean over ranks of the recorded step; NaN where none is known
+  recorded: np.ndarray
+  # [K] float64 s, the same without the delays applied when it was recorded; NaN unless known
+  bare: np.ndarray
   cost: np.ndarray  # [K] float64 s, L of the replayed delays; NaN unless known
   agrees: np.ndarray  # [K, R] bool: the delay is the one recorded as asked for
-  columns: dict[str, np.ndarray]  # [K, R] float32, the pacer's own, made after that step with the next one's delay
+  # [K, R] float32, the pacer's own, made after that step with the next one's delay
+  columns: dict[str, np.ndarray]
 
 
 class _Row(NamedTuple):
@@ -59,13 +67,15 @@ class _Carry(NamedTuple):
   transfers: Any  # [R, S] float32 s, own estimates in the step before
 
 
-def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None = None, max_delay: float = 0.25,
-           slots: int = 16, shared: bool = True, as_recorded: bool = False, progress: Progress | None = None
+def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None = None,
+           max_delay: float = 0.25, slots: int = 16, shared: bool = True, as_recorded: bool = False,
+           progress: Progress | None = None
            ) -> Replayed:
   """Runs a pacer over a recorded run.
 
-  Every rank's pacer starts with the run, in the state that `init` makes. What was applied when the run was recorded is
-  taken out of it: the pacer sees undelayed arrivals, its own delays, and waits and step times as these would make them.
+  Every rank's pacer starts with the run, in the state that `init` makes. What was applied when the
+  run was recorded is taken out of it: the pacer sees undelayed arrivals, its own delays, and waits
+  and step times as these would make them.
 
   Args:
     run: the recorded run.
@@ -74,8 +84,8 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
     max_delay: s, the limit of `jaxpace.instrument`: longer delays are cut.
     slots: slots of the waits a pacer sees.
     shared: whether every rank sees all ranks' arrivals and delays, or only its own.
-    as_recorded: show the pacer what was really observed, the recorded delays included, instead of what its own delays
-      would have made of it. The same pacer then decides as it did live.
+    as_recorded: show the pacer what was really observed, the recorded delays included, instead of
+      what its own delays would have made of it. The same pacer then decides as it did live.
     progress: called with the steps played and their number.
 
   Returns:
@@ -87,14 +97,16 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   """
   run = stamped_alone(run)
   if not run.collectives:
-    raise RunError(f"{run.path} holds no stamped collective: without entries and exits there are no arrivals to show a "
-                   "pacer. The report's notes say why none was stamped.")
+    raise RunError(f"{run.path} holds no stamped collective: without entries and exits there are "
+                   "no arrivals to show a pacer. The report's notes say why none was stamped.")
   ranks = np.arange(run.ranks) if ranks is None else np.asarray(ranks)
   count, total = len(ranks), len(run.steps)
   stamped = np.zeros(slots, bool)
   stamped[[c.slot for c in run.collectives if c.slot < slots]] = True
-  states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), pacer.init(count))
-  carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN), jnp.full((count, slots), _NAN))
+  states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
+                        pacer.init(count))
+  carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN),
+                 jnp.full((count, slots), _NAN))
   over = stamped & pacing.over_before(_carrier(run), slots)
   play = jax.jit(_player(pacer, count, stamped, over, np.float32(max_delay), shared, as_recorded))
   there: np.ndarray = np.any(run.attempt[ranks] >= 0, axis=1)
@@ -111,7 +123,8 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
 
 
 def _carrier(run: Run) -> int | None:
-  """Slot of the collective in which the ranks' numbers ride; of a run that did not share them, the last one."""
+  """Slot of the collective in which the ranks' numbers ride; of a run that did not share them, the
+  last one."""
   if not run.plan.get("share", False):
     return max(c.slot for c in run.collectives)
   # None in older runs: none of a step's own transfers went along yet when they were recorded.
@@ -119,13 +132,13 @@ def _carrier(run: Run) -> int | None:
   return slot if isinstance(slot, int) else None
 
 
-def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, most: np.float32, shared: bool,
-            as_recorded: bool) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
+def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, most: np.float32,
+            shared: bool, as_recorded: bool) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
   numbers = np.arange(count, dtype=np.int32)
   weight = np.float32(1 / count)
 
-  def of_one(step: Any, rank: Any, arrivals: Any, delays: Any, waits: Any, step_time: Any, along: pacing.Shared,
-             state: Any) -> Any:
+  def of_one(step: Any, rank: Any, arrivals: Any, delays: Any, waits: Any, step_time: Any,
+             along: pacing.Shared, state: Any) -> Any:
     """One rank's decision; what is of all ranks is [R]."""
     if not shared:
       arrivals, delays = (jnp.where(numbers == rank, values, _NAN) for values in (arrivals, delays))
@@ -143,8 +156,8 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, mos
       own = jnp.where(row.present, delays - jnp.nan_to_num(row.delays), np.float32(0))
       waits = waits.at[:, 0].set(jnp.maximum(waits[:, 0] + moved - own, np.float32(0)))
       step_time = jnp.maximum(step_time + moved, np.float32(0))
-    # As jaxpace.communication.sharing carries them: rank 0's step time, the mean of the transfers if all are known.
-    # An attempt's first step brings nothing of the step before along.
+    # As jaxpace.communication.sharing carries them: rank 0's step time, the mean of the transfers
+    # if all are known. An attempt's first step brings nothing of the step before along.
     fresh = jnp.isnan(row.step_time[0])
     along = pacing.Shared(
         step_time=jnp.where(fresh, _NAN, carry.step_time[0]),
@@ -161,10 +174,13 @@ def _latest(seen: jax.Array, delays: jax.Array) -> jax.Array:
   return said.latest(jnp.where(valid(seen), seen + jnp.nan_to_num(delays), _NAN))
 
 
-def _judge(seen: Observed, there: np.ndarray, asked: np.ndarray, delays: np.ndarray, columns: dict[str, np.ndarray]
+def _judge(seen: Observed, there: np.ndarray, asked: np.ndarray, delays: np.ndarray,
+           columns: dict[str, np.ndarray]
            ) -> Replayed:
-  """Plays the steps again in float64, without the ranks that were never recorded (`there` is False)."""
-  arrivals, applied = seen.arrivals.astype(np.float64), np.nan_to_num(seen.delays).astype(np.float64)
+  """Plays the steps again in float64, without the ranks that were never recorded (`there` is
+  False)."""
+  arrivals, applied = (seen.arrivals.astype(np.float64),
+                       np.nan_to_num(seen.delays).astype(np.float64))
   known = (np.isfinite(arrivals) & np.isfinite(seen.step_time))[:, there].all(axis=1) & there.any()
   arrivals = np.where(there & known[:, None], arrivals, -1.0)
   delays = np.where(there, delays, np.float32(0))
@@ -174,8 +190,11 @@ def _judge(seen: Observed, there: np.ndarray, asked: np.ndarray, delays: np.ndar
 
   times = np.isfinite(seen.step_time)
   total = np.where(times, seen.step_time, 0).sum(axis=1, dtype=np.float64)
-  recorded = np.divide(total, times.sum(axis=1), out=np.full(len(times), np.nan), where=times.any(axis=1))
-  rounded = (np.rint(asked.astype(np.float64) * 1e9) * 1e-9).astype(np.float32)  # as the table holds it
+  recorded = np.divide(total, times.sum(axis=1), out=np.full(len(times), np.nan),
+                       where=times.any(axis=1))
+  # as the table holds it
+  rounded = (np.rint(asked.astype(np.float64) * 1e9) * 1e-9).astype(np.float32)
   agrees = (rounded == seen.asked) | (~np.isfinite(asked) & ~np.isfinite(seen.asked))
-  return Replayed(seen.steps.astype(np.int64), delays, known, recorded, recorded - held_back(applied),
-                  held_back(delays.astype(np.float64)), agrees, columns)
+  return Replayed(seen.steps.astype(np.int64), delays, known, recorded,
+                  recorded - held_back(applied), held_back(delays.astype(np.float64)), agrees,
+                  columns)

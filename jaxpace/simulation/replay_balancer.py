@@ -1,4 +1,5 @@
-"""What a balancer would have gained in a recorded run: its own code, over the ranks' recorded speeds."""
+"""What a balancer would have gained in a recorded run: its own code, over the ranks' recorded
+speeds."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from jaxpace.simulation.shared_work import play
 from jaxpace.trace.run import Run, RunError
 
 CANNOT_KNOW = (
-    "What part of a rank's busy time is micro-batches: all of it is taken to be, so what does not move (the optimizer, "
-    "the input pipeline) makes the true gain smaller.",
-    "What a rank would do otherwise with fewer micro-batches: its time for each is taken as recorded in that step.",
+    "What part of a rank's busy time is micro-batches: all of it is taken to be, so what does not "
+    "move (the optimizer, the input pipeline) makes the true gain smaller.",
+    "What a rank would do otherwise with fewer micro-batches: its time for each is taken as "
+    "recorded in that step.",
     "Transfers: they stay as recorded.",
 )
 
@@ -34,9 +36,10 @@ class Shared(NamedTuple):
 
   def to_json(self, *, run: str, balancer: str, notes: list[str]) -> dict[str, Any]:
     """Returns the document of `jaxpace replay --balancer --json`: seconds."""
-    return {"schema": 1, "run": run, "balancer": balancer, "ranks": len(self.last), "steps": self.steps,
-            "step_time": {"recorded": self.recorded, "with": self.shared}, "speedup": self.speedup,
-            "changes": self.changes, "counts": self.last.tolist(), "cannot_know": list(CANNOT_KNOW), "notes": notes}
+    return {"schema": 1, "run": run, "balancer": balancer, "ranks": len(self.last),
+            "steps": self.steps, "step_time": {"recorded": self.recorded, "with": self.shared},
+            "speedup": self.speedup, "changes": self.changes, "counts": self.last.tolist(),
+            "cannot_know": list(CANNOT_KNOW), "notes": notes}
 
 
 def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, counted: np.ndarray,
@@ -58,13 +61,17 @@ def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, cou
   """
   run = stamped_alone(run)
   if not run.collectives:
-    raise RunError(f"{run.path} holds no stamped collective: without entries and exits no rank's busy time is known.")
+    raise RunError(
+        f"{run.path} holds no stamped collective: without entries and exits no rank's busy time "
+        "is known.")
   if "micro_batches" in run.plan.get("decisions", ()):
-    raise RunError(f"The work of {run.path} was shared by speed when it was recorded: what it would have gained is "
-                   "told by a run with even counts. Its own effect is in the report where it was guarded.")
+    raise RunError(f"The work of {run.path} was shared by speed when it was recorded: what it "
+                   "would have gained is told by a run with even counts. Its own effect is in the "
+                   "report where it was guarded.")
   total = balancer.micro_batches if isinstance(balancer, Balancer) else micro_batches
   if total is None:
-    raise ValueError("replay_balancer takes the number of micro_batches of the global batch beside a pacer.")
+    raise ValueError(
+        "replay_balancer takes the number of micro_batches of the global batch beside a pacer.")
   seen = observe(run, ranks, 1, slice(0, len(run.steps)))
   share = total / len(ranks)
   arrivals = seen.arrivals.astype(np.float64)
@@ -76,8 +83,8 @@ def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, cou
   if not mask.any():
     return None
   even = arrivals[mask].max(axis=1) + np.maximum(rest[mask], 0.0)
-  return Shared(int(mask.sum()), float(even.mean()), float(played.seconds[mask].mean()), played.changes,
-                played.counts[-1])
+  return Shared(int(mask.sum()), float(even.mean()), float(played.seconds[mask].mean()),
+                played.changes, played.counts[-1])
 
 
 __all__ = ["CANNOT_KNOW", "Shared", "replay_balancer"]

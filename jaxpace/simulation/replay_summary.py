@@ -9,20 +9,21 @@ import numpy as np
 from jaxpace.simulation.replay import Replayed
 
 CANNOT_KNOW = (
-    "Whether pacing helps. In this model no rank's delay makes another rank faster, so pacing cannot gain: the figure "
-    "is what it would cost.",
-    "Whether ranks that wait and poll slow the late ones down (CPU, SMs, power). That is where pacing early ranks can "
-    "gain, and only a live run with pacing on and off shows it.",
-    "Contention with other jobs: moving this job's phase changes what its collectives take, here they stay as "
-    "recorded.",
+    "Whether pacing helps. In this model no rank's delay makes another rank faster, so pacing "
+    "cannot gain: the figure is what it would cost.",
+    "Whether ranks that wait and poll slow the late ones down (CPU, SMs, power). That is where "
+    "pacing early ranks can gain, and only a live run with pacing on and off shows it.",
+    "Contention with other jobs: moving this job's phase changes what its collectives take, here "
+    "they stay as recorded.",
     "Pauses (garbage collection, checkpoints) moved to other steps: they stay where they were.",
-    "What a delay costs on a GPU or a busy machine: delays are taken as applied exactly as asked, at no cost of their "
-    "own.",
+    "What a delay costs on a GPU or a busy machine: delays are taken as applied exactly as asked, "
+    "at no cost of their own.",
 )
 
 
 class ReplaySummary(NamedTuple):
-  """A replay over the steps that count: those whose every rank is known, without the warm-up. R ranks; seconds."""
+  """A replay over the steps that count: those whose every rank is known, without the warm-up. R
+  ranks; seconds."""
 
   steps: int
   left_out: int  # steps recorded that don't count
@@ -66,22 +67,26 @@ def summarise(replayed: Replayed, counted: np.ndarray) -> ReplaySummary | None:
       columns[name] = float(known.mean(dtype=np.float64))
   recorded = int(np.isfinite(replayed.recorded).sum())
   return ReplaySummary(
-      steps, recorded - steps, float(replayed.recorded[mask].mean()), bare, bare + cost / steps, cost,
-      float((delays > 0).any(axis=1).mean()), float(delays.max()), delays.mean(axis=0), (delays > 0).mean(axis=0),
-      columns, float(replayed.agrees[mask].mean()))
+      steps, recorded - steps, float(replayed.recorded[mask].mean()), bare,
+      bare + cost / steps, cost, float((delays > 0).any(axis=1).mean()), float(delays.max()),
+      delays.mean(axis=0), (delays > 0).mean(axis=0), columns, float(replayed.agrees[mask].mean()))
 
 
-def to_json(summary: ReplaySummary, *, run: str, pacer: str, shared: bool, as_recorded: bool, notes: list[str]
+def to_json(summary: ReplaySummary, *, run: str, pacer: str, shared: bool, as_recorded: bool,
+            notes: list[str]
             ) -> dict[str, Any]:
   """Returns the document of `jaxpace replay --json`: seconds, and shares of one."""
   return {
       "schema": 1, "run": run, "pacer": pacer, "shared": shared, "as_recorded": as_recorded,
       "ranks": len(summary.delay), "steps": summary.steps, "steps_left_out": summary.left_out,
-      "step_time": {"recorded": summary.recorded, "without": summary.bare, "with": summary.replayed},
-      "change": summary.change, "cost": {"total": summary.cost, "share": summary.cost / (summary.bare * summary.steps)},
+      "step_time": {"recorded": summary.recorded, "without": summary.bare,
+                    "with": summary.replayed},
+      "change": summary.change,
+      "cost": {"total": summary.cost, "share": summary.cost / (summary.bare * summary.steps)},
       "active_share": summary.active,
       "delay": {"mean": float(summary.delay.mean()), "longest": summary.longest, "by_rank": {
           str(rank): {"mean": float(mean), "active_share": float(share)}
-          for rank, (mean, share) in enumerate(zip(summary.delay, summary.active_of_rank, strict=True))}},
+          for rank, (mean, share) in enumerate(zip(summary.delay, summary.active_of_rank,
+                                                   strict=True))}},
       "columns": summary.columns, "agreement": summary.agreement if as_recorded else None,
       "cannot_know": list(CANNOT_KNOW), "notes": notes}

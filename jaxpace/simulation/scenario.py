@@ -1,4 +1,5 @@
-"""Runs a scenario: every job's steps, part by part, so that memory stays bounded and progress can be shown."""
+"""Runs a scenario: every job's steps, part by part, so that memory stays bounded and progress can
+be shown."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class JobSummary(NamedTuple):
   cv: float
   alone: float  # mean step without noise, pacing and other jobs
   transfer: float  # mean, all buckets
-  earliness: float  # mean over ranks and steps, at the first bucket; of ranks that go their own ways, any waiting
+  # mean over ranks and steps, at the first bucket; of ranks that go their own ways, any waiting
+  earliness: float
   delay: float  # mean over ranks and steps
   cost: float  # mean L = max(A + d) - max(A)
   survived: Survived | None
@@ -54,7 +56,8 @@ class JobSummary(NamedTuple):
 def run(scenario: Scenario) -> Iterator[Part]:
   """Simulates all jobs; the same seed gives the same numbers, however the run is cut.
 
-  A job alone on its links is simulated by itself, in parts. Jobs that share links run together, in one piece.
+  A job alone on its links is simulated by itself, in parts. Jobs that share links run together, in
+  one piece.
   """
   together = _together(scenario)
   for group in together:
@@ -66,7 +69,8 @@ def run(scenario: Scenario) -> Iterator[Part]:
       yield from _shared(scenario, group)
 
 
-def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, float], seed: int) -> JobSummary:
+def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, float],
+              seed: int) -> JobSummary:
   """Adds a job up.
 
   Args:
@@ -78,25 +82,28 @@ def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, fl
   mean = float(step_times.mean())
   return JobSummary(
       len(step_times), mean, float(np.median(step_times)), float(np.quantile(step_times, 0.99)),
-      float(step_times.std() / mean) if mean else 0.0, alone(settings), means["transfer"], means["earliness"],
-      means["delay"], means["cost"],
+      float(step_times.std() / mean) if mean else 0.0, alone(settings), means["transfer"],
+      means["earliness"], means["delay"], means["cost"],
       survive(step_times, settings.failures, seed) if settings.failures else None)
 
 
 def _own_summary(settings: JobSettings, own: OwnSteps) -> JobSummary:
-  """Of ranks that go their own ways: a step's mean is that in which as many gradients are made as there are ranks."""
+  """Of ranks that go their own ways: a step's mean is that in which as many gradients are made as
+  there are ranks."""
   known, lengths = own.known(), own.lengths()
   busy = (own.compute + own.gap)[known] + float(settings.job.update)
   exchange = exchange_seconds(settings)
   elapsed = float(own.end[known].max())
   mean = elapsed * settings.shape.ranks / int(own.taken.sum())
-  return JobSummary(int(own.taken.max()), mean, float(np.median(lengths)), float(np.quantile(lengths, 0.99)),
-                 float(lengths.std() / lengths.mean()), alone(settings), exchange,
-                 float(np.mean(lengths - busy) - exchange), 0.0, 0.0, None)
+  return JobSummary(int(own.taken.max()), mean, float(np.median(lengths)),
+                    float(np.quantile(lengths, 0.99)), float(lengths.std() / lengths.mean()),
+                    alone(settings), exchange, float(np.mean(lengths - busy) - exchange), 0.0,
+                    0.0, None)
 
 
 def exchange_seconds(settings: JobSettings) -> float:
-  """s in which a rank that goes its own way sends its gradient and gets parameters, were it the only one."""
+  """s in which a rank that goes its own way sends its gradient and gets parameters, were it the
+  only one."""
   if settings.alone is not None and isinstance(settings.strategy, ParameterServer):
     sent = messages(settings.strategy, settings.alone, settings.shape.ranks).seconds
     return float(sent) + float(service(settings.strategy, settings.alone))
@@ -149,7 +156,8 @@ def _alone(scenario: Scenario, index: int) -> Iterator[Part]:
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(shape: Shape, pacer: Pacer | None, buckets: int, max_delay: float) -> tuple[Simulation, Any]:
+def _compiled(shape: Shape, pacer: Pacer | None, buckets: int,
+              max_delay: float) -> tuple[Simulation, Any]:
   """Jobs that differ in numbers only share a compiled program."""
   plan = simulation(shape, pacer, buckets=buckets, max_delay=max_delay, by_rank=True)
   return plan, jax.jit(plan.run, static_argnums=3)
@@ -161,14 +169,17 @@ def _own(scenario: Scenario, index: int) -> Part:
   assert isinstance(settings.strategy, (BoundedStaleness, ParameterServer))
   total = min(scenario.steps, settings.leaves or scenario.steps)
   shape, key = settings.shape, jax.random.fold_in(_key(scenario), index)
-  return Part(index, play_own(settings.strategy, settings.alone, float(settings.job.transfers.sum()),
-                              float(settings.job.gap), key, shape.ranks, total, shape.causes, shape.per_process), total)
+  return Part(index, play_own(settings.strategy, settings.alone,
+                              float(settings.job.transfers.sum()), float(settings.job.gap), key,
+                              shape.ranks, total, shape.causes, shape.per_process), total)
 
 
 def _shared(scenario: Scenario, group: list[int]) -> Iterator[Part]:
   jobs = [scenario.jobs[index] for index in group]
-  plan = several([j.shape for j in jobs], [j.pacer for j in jobs], buckets=[j.buckets for j in jobs],
-                 steps=[scenario.steps // j.shape.local for j in jobs], max_delay=scenario.max_delay, by_rank=True)
+  plan = several([j.shape for j in jobs], [j.pacer for j in jobs],
+                 buckets=[j.buckets for j in jobs],
+                 steps=[scenario.steps // j.shape.local for j in jobs],
+                 max_delay=scenario.max_delay, by_rank=True)
   last = [max(j.leaves // j.shape.local, 1) if j.leaves else 2**30 for j in jobs]
   histories = jax.jit(plan.run)(
       jax.random.fold_in(_key(scenario), group[0]), [j.job for j in jobs], shares(jobs),
@@ -180,15 +191,17 @@ def _shared(scenario: Scenario, group: list[int]) -> Iterator[Part]:
 
 
 def shares(jobs: list[JobSettings]) -> Shares:
-  """What jobs want of the links that two or more of them use, stretch by stretch of their collectives.
+  """What jobs want of the links that two or more of them use, stretch by stretch of their
+  collectives.
 
-  Where jobs compete, each of their messages gets the same: a job's weight is its messages on its busiest shared link,
-  over the share of that link it takes at full speed.
+  Where jobs compete, each of their messages gets the same: a job's weight is its messages on its
+  busiest shared link, over the share of that link it takes at full speed.
   """
   common = (np.stack([j.load.usage for j in jobs]) > 0).sum(axis=0) > 1
   if not common.any():
     return Shares(np.zeros((len(jobs), 1), np.float32), np.ones(len(jobs), np.float32))
-  each = [_merged([_On(s.seconds, s.usage[common], s.flows[common]) for s in j.load.stretches]) for j in jobs]
+  each = [_merged([_On(s.seconds, s.usage[common], s.flows[common]) for s in j.load.stretches])
+          for j in jobs]
   length = max(map(len, each))
   usage = np.zeros((len(jobs), length, int(common.sum())))
   weights, parts = np.ones((len(jobs), length)), np.zeros((len(jobs), length))
@@ -204,7 +217,8 @@ def shares(jobs: list[JobSettings]) -> Shares:
   columns = np.unique(usage.reshape(-1, usage.shape[2]), axis=1).reshape(len(jobs), length, -1)
   if length == 1:
     return Shares(columns[:, 0].astype(np.float32), weights[:, 0].astype(np.float32))
-  return Shares(columns.astype(np.float32), weights.astype(np.float32), parts=parts.astype(np.float32))
+  return Shares(columns.astype(np.float32), weights.astype(np.float32),
+                parts=parts.astype(np.float32))
 
 
 class _On(NamedTuple):
@@ -215,7 +229,8 @@ class _On(NamedTuple):
   flows: np.ndarray
 
   def like(self, other: _On) -> bool:
-    return np.allclose(self.usage, other.usage, rtol=1e-6, atol=1e-9) and bool((self.flows == other.flows).all())
+    return (np.allclose(self.usage, other.usage, rtol=1e-6, atol=1e-9)
+            and bool((self.flows == other.flows).all()))
 
   def joined(self, other: _On) -> _On:
     seconds = self.seconds + other.seconds
@@ -264,4 +279,5 @@ class Adding:
     if self._own is not None:
       return _own_summary(settings, self._own)
     step_times = np.concatenate(self._step_times)
-    return summarise(settings, step_times, {name: total / len(step_times) for name, total in self._sums.items()}, seed)
+    return summarise(settings, step_times,
+                     {name: total / len(step_times) for name, total in self._sums.items()}, seed)

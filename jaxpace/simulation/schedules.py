@@ -1,8 +1,9 @@
-"""The messages of an all-reduce, round by round, for five algorithms; and how long they take on a fabric.
+"""The messages of an all-reduce, round by round, for five algorithms; and how long they take on a
+fabric.
 
-All ranks begin together; from then on each goes to its next round when its own messages are over. A message takes its
-latency, then its bytes at the rate that max-min sharing leaves it. On a fabric where nothing is shared the totals are
-the closed forms of `jaxpace.simulation.allreduce`.
+All ranks begin together; from then on each goes to its next round when its own messages are over. A
+message takes its latency, then its bytes at the rate that max-min sharing leaves it. On a fabric
+where nothing is shared the totals are the closed forms of `jaxpace.simulation.allreduce`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Round(NamedTuple):
   bytes: float
   # the round is repeated so often, each time after the last
   times: int = 1
-  # messages that a byte takes, one after the other: with more than 1 it goes on in pieces, beside the rounds next to it
-  # that do, too
+  # messages that a byte takes, one after the other: with more than 1 it goes on in pieces, beside
+  # the rounds next to it that do, too
   hops: int = 1
 
 
@@ -43,14 +44,16 @@ class Load(NamedTuple):
   seconds: float
   # [L] share of what each link has for it that it takes meanwhile, on average
   usage: np.ndarray
-  # [R] s for which each rank of the fabric has messages on the way between nodes, both ways added up
+  # [R] s for which each rank of the fabric has messages on the way between nodes, both ways added
+  # up
   busy: np.ndarray
   # its stretches, in order, which add up to `seconds`: what it takes of each link in each of them
   stretches: tuple[Stretch, ...]
 
 
 def ring(ranks: Sequence[int], size: float) -> list[Round]:
-  """Reduce-scatter and all-gather around a ring: 2 (P - 1) rounds of size / P bytes to the next rank."""
+  """Reduce-scatter and all-gather around a ring: 2 (P - 1) rounds of size / P bytes to the next
+  rank."""
   at = np.asarray(ranks)
   if len(at) < 2:
     return []
@@ -58,40 +61,49 @@ def ring(ranks: Sequence[int], size: float) -> list[Round]:
 
 
 def recursive_doubling(ranks: Sequence[int], size: float) -> list[Round]:
-  """log2(P) exchanges of everything; ranks beyond a power of two first hand theirs to one that takes part."""
+  """log2(P) exchanges of everything; ranks beyond a power of two first hand theirs to one that
+  takes part."""
   at, folded, unfolded = _fold(ranks, size)
-  return [*folded, *(Round(at, at[np.arange(len(at)) ^ (1 << k)], size) for k in range(_bits(len(at)))), *unfolded]
+  return [*folded, *(Round(at, at[np.arange(len(at)) ^ (1 << k)], size)
+                     for k in range(_bits(len(at)))), *unfolded]
 
 
 def halving_doubling(ranks: Sequence[int], size: float) -> list[Round]:
-  """Recursive halving, then doubling (Rabenseifner): 2 log2(P) exchanges, of half as much each further one."""
+  """Recursive halving, then doubling (Rabenseifner): 2 log2(P) exchanges, of half as much each
+  further one."""
   at, folded, unfolded = _fold(ranks, size)
   count = _bits(len(at))
-  halving = [Round(at, at[np.arange(len(at)) ^ (len(at) >> (k + 1))], size / 2 ** (k + 1)) for k in range(count)]
+  halving = [Round(at, at[np.arange(len(at)) ^ (len(at) >> (k + 1))], size / 2 ** (k + 1))
+             for k in range(count)]
   return [*folded, *halving, *reversed(halving), *unfolded]
 
 
 def double_tree(ranks: Sequence[int], size: float) -> list[Round]:
-  """Two binary trees, each for half of the bytes, in which every rank but one is a leaf of one: up, then down.
+  """Two binary trees, each for half of the bytes, in which every rank but one is a leaf of one: up,
+  then down.
 
-  Pipelined, up and down at once, in as many pieces as make it quickest: `jaxpace.simulation.allreduce.filling`.
-  (Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.)
+  Pipelined, up and down at once, in as many pieces as make it quickest:
+  `jaxpace.simulation.allreduce.filling`. (Sanders, Speck, Träff, "Two-tree algorithms for full
+  bandwidth broadcast, reduction and scan", 2009.)
   """
   at = np.asarray(ranks)
   count = len(at)
   if count < 2:
     return []
   edges = _tree(count)
-  # The second tree is the first, mirrored (even numbers of ranks) or shifted by one (odd): leaves become inner nodes.
+  # The second tree is the first, mirrored (even numbers of ranks) or shifted by one (odd): leaves
+  # become inner nodes.
   other = count - 1 - edges if count % 2 == 0 else (edges + 1) % count
   both = np.concatenate([edges, other])
   children, parents = at[both[:, 0]], at[both[:, 1]]
   depth = _bits(count)  # of an in-order tree: a test counts it
-  return [Round(children, parents, size / 2, hops=depth), Round(parents, children, size / 2, hops=depth)]
+  return [Round(children, parents, size / 2, hops=depth),
+          Round(parents, children, size / 2, hops=depth)]
 
 
 def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[Round]:
-  """Reduce-scatter in each group, ring all-reduces across groups of the pieces, all-gather in each group.
+  """Reduce-scatter in each group, ring all-reduces across groups of the pieces, all-gather in each
+  group.
 
   Args:
     ranks: in order; each `group` of them is a node.
@@ -104,7 +116,8 @@ def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[Round]:
   grid = at.reshape(-1, group)
   nodes = len(grid)
   inner = Round(grid.ravel(), np.roll(grid, -1, axis=1).ravel(), size / group, group - 1)
-  outer = Round(grid.ravel(), np.roll(grid, -1, axis=0).ravel(), size / (group * nodes), 2 * (nodes - 1))
+  outer = Round(grid.ravel(), np.roll(grid, -1, axis=0).ravel(), size / (group * nodes),
+                2 * (nodes - 1))
   return [r for r in (inner, outer, inner) if r.times and len(at) > 1]
 
 
@@ -132,12 +145,14 @@ def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | Non
   """Plays the rounds on a fabric that carries nothing else, or steady traffic of others.
 
   Rounds that are repeated or pipelined begin and end for all ranks together, others don't: see
-  `jaxpace.simulation.messages`. Where that has too many instants of its own they, too, end for all ranks together.
+  `jaxpace.simulation.messages`. Where that has too many instants of its own they, too, end for all
+  ranks together.
 
   Args:
     schedule: rounds, one after the other.
     fabric: what they run on.
-    background: [L] share of each link that others' traffic takes throughout, 0 to below 1; none by default.
+    background: [L] share of each link that others' traffic takes throughout, 0 to below 1; none by
+      default.
 
   Returns:
     How long they take and what they use. Links without a limit count as unused.
@@ -147,15 +162,18 @@ def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | Non
     capacities = capacities * (1 - np.asarray(background))
   busy = np.zeros(fabric.ranks)
   stretches: list[Stretch] = []
-  everyone = np.unique(np.concatenate([np.concatenate([p.sources, p.targets]) for p in schedule])) if schedule else ()
-  for (repeated, pipelined), parts in itertools.groupby(schedule, key=lambda part: (part.times > 1, part.hops > 1)):
+  everyone = (np.unique(np.concatenate([np.concatenate([p.sources, p.targets]) for p in schedule]))
+              if schedule else ())
+  for (repeated, pipelined), parts in itertools.groupby(
+      schedule, key=lambda part: (part.times > 1, part.hops > 1)):
     here = list(parts)
     if pipelined:
       stretches.append(_pipeline(here, fabric, capacities, busy))
       continue
     alike = repeated or all(_alike(part, fabric, capacities, len(everyone)) for part in here)
     played = None if alike else _played(here, fabric, capacities, busy)
-    stretches += played or [piece for part in here for piece in _together(part, fabric, capacities, busy)]
+    stretches += (played or [piece for part in here
+                             for piece in _together(part, fabric, capacities, busy)])
   seconds = sum(piece.seconds for piece in stretches)
   usage = sum((piece.usage * piece.seconds for piece in stretches), start=np.zeros(len(capacities)))
   return Load(seconds, usage / seconds if seconds else usage, busy, tuple(stretches))
@@ -163,20 +181,25 @@ def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | Non
 
 def _alike(part: Round, fabric: Fabric, capacities: np.ndarray, ranks: int) -> bool:
   """Whether all ranks are in a round and none of its messages takes longer than another."""
-  if len(part.sources) != ranks or len(np.unique(part.sources)) != ranks or len(np.unique(part.targets)) != ranks:
+  if (len(part.sources) != ranks or len(np.unique(part.sources)) != ranks
+      or len(np.unique(part.targets)) != ranks):
     return False
   rates = max_min(fabric.paths(part.sources, part.targets), capacities)
   latencies = fabric.latencies(part.sources, part.targets)
   return bool(rates.min() >= rates.max() * (1 - 1e-9) and np.ptp(latencies) == 0)
 
 
-def _played(parts: list[Round], fabric: Fabric, capacities: np.ndarray, busy: np.ndarray) -> list[Stretch] | None:
-  """Rounds in which each rank waits for its own messages alone; None where that takes too long to play."""
-  sources, targets = (np.concatenate([getattr(part, end) for part in parts]) for end in ("sources", "targets"))
+def _played(parts: list[Round], fabric: Fabric, capacities: np.ndarray,
+            busy: np.ndarray) -> list[Stretch] | None:
+  """Rounds in which each rank waits for its own messages alone; None where that takes too long to
+  play."""
+  sources, targets = (np.concatenate([getattr(part, end) for part in parts])
+                      for end in ("sources", "targets"))
   counts = [len(part.sources) for part in parts]
   sent = Messages(
-      sources, targets, np.repeat(np.arange(len(parts)), counts), np.repeat([part.bytes for part in parts], counts),
-      fabric.latencies(sources, targets), fabric.paths(sources, targets))
+      sources, targets, np.repeat(np.arange(len(parts)), counts),
+      np.repeat([part.bytes for part in parts], counts), fabric.latencies(sources, targets),
+      fabric.paths(sources, targets))
   played = play(sent, capacities)
   if played is None:
     return None
@@ -184,8 +207,10 @@ def _played(parts: list[Round], fabric: Fabric, capacities: np.ndarray, busy: np
   return played.stretches
 
 
-def _together(part: Round, fabric: Fabric, capacities: np.ndarray, busy: np.ndarray) -> list[Stretch]:
-  """A round that begins and ends for all ranks together: latency, then transfer; of a repeated one their mean."""
+def _together(part: Round, fabric: Fabric, capacities: np.ndarray,
+              busy: np.ndarray) -> list[Stretch]:
+  """A round that begins and ends for all ranks together: latency, then transfer; of a repeated one
+  their mean."""
   transfer, latency, flows = _alone(part, fabric, capacities)
   _count_busy(busy, part.sources, part.targets, part.times * transfer, fabric)
   seconds = part.times * float((latency + transfer).max())
@@ -197,9 +222,11 @@ def _together(part: Round, fabric: Fabric, capacities: np.ndarray, busy: np.ndar
   return [piece for piece in both if piece.seconds > 0]
 
 
-def _pipeline(parts: list[Round], fabric: Fabric, capacities: np.ndarray, busy: np.ndarray) -> Stretch:
+def _pipeline(parts: list[Round], fabric: Fabric, capacities: np.ndarray,
+              busy: np.ndarray) -> Stretch:
   """Rounds of as many hops and bytes each, through which everything goes in pieces, all at once."""
-  sources, targets = (np.concatenate([getattr(part, end) for part in parts]) for end in ("sources", "targets"))
+  sources, targets = (np.concatenate([getattr(part, end) for part in parts])
+                      for end in ("sources", "targets"))
   every = Round(sources, targets, parts[0].bytes)
   transfer, latency, flows = _alone(every, fabric, capacities)
   _count_busy(busy, sources, targets, transfer, fabric)
@@ -210,8 +237,10 @@ def _pipeline(parts: list[Round], fabric: Fabric, capacities: np.ndarray, busy: 
   return _mean(seconds, every.bytes, flows, capacities)
 
 
-def _alone(part: Round, fabric: Fabric, capacities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Of a round that has the fabric to itself: [F] s of transfer, [F] s of latency, [L] messages on each link."""
+def _alone(part: Round, fabric: Fabric,
+           capacities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Of a round that has the fabric to itself: [F] s of transfer, [F] s of latency, [L] messages on
+  each link."""
   paths = fabric.paths(part.sources, part.targets)
   rates = max_min(paths, capacities)
   transfer = np.where(np.isfinite(rates), part.bytes / rates, 0.0)
@@ -222,10 +251,12 @@ def _alone(part: Round, fabric: Fabric, capacities: np.ndarray) -> tuple[np.ndar
 def _mean(seconds: float, sent: float, flows: np.ndarray, capacities: np.ndarray) -> Stretch:
   """So many bytes of every message in so many seconds."""
   room = np.where(np.isfinite(capacities), capacities, 0) * seconds
-  return Stretch(seconds, np.divide(flows * sent, room, out=np.zeros(len(capacities)), where=room > 0), flows)
+  return Stretch(seconds, np.divide(flows * sent, room, out=np.zeros(len(capacities)),
+                                    where=room > 0), flows)
 
 
-def _count_busy(busy: np.ndarray, sources: np.ndarray, targets: np.ndarray, seconds: np.ndarray, fabric: Fabric
+def _count_busy(busy: np.ndarray, sources: np.ndarray, targets: np.ndarray, seconds: np.ndarray,
+                fabric: Fabric
                 ) -> None:
   away = np.where(sources // fabric.per_node != targets // fabric.per_node, seconds, 0.0)
   for ends in (sources, targets):
@@ -233,7 +264,8 @@ def _count_busy(busy: np.ndarray, sources: np.ndarray, targets: np.ndarray, seco
 
 
 def _fold(ranks: Sequence[int], size: float) -> tuple[np.ndarray, list[Round], list[Round]]:
-  """The largest power of two of the ranks, and the rounds by which the others hand in and get back."""
+  """The largest power of two of the ranks, and the rounds by which the others hand in and get
+  back."""
   at = np.asarray(ranks)
   core = 1 << _bits(len(at))
   extra = len(at) - core
@@ -243,13 +275,15 @@ def _fold(ranks: Sequence[int], size: float) -> tuple[np.ndarray, list[Round], l
 
 
 def _tree(count: int) -> np.ndarray:
-  """An in-order binary tree over 0 .. count - 1: [count - 1, 2] (child, parent). Even numbers are its leaves."""
+  """An in-order binary tree over 0 .. count - 1: [count - 1, 2] (child, parent). Even numbers are
+  its leaves."""
   edges = []
 
   def grow(low: int, high: int) -> int | None:
     if low >= high:
       return None
-    # The highest power of two that leaves a multiple of it inside: inner nodes are odd, leaves even.
+    # The highest power of two that leaves a multiple of it inside: inner nodes are odd, leaves
+    # even.
     step = 1 << (high - low).bit_length()
     while True:
       step >>= 1

@@ -1,4 +1,5 @@
-"""Reads what is to be simulated from plain dicts, such as a config gives, and says which field is wrong and why."""
+"""Reads what is to be simulated from plain dicts, such as a config gives, and says which field is
+wrong and why."""
 
 from __future__ import annotations
 
@@ -66,8 +67,9 @@ class Scenario:
 
 _TOP = {"steps", "seed", "fabric", "jobs", "shared_fabric", "max_delay", "name"}
 _TIMES = {"forward": 10e-3, "backward": 20e-3, "update": 1e-3, "gap": 0.5e-3}
-_JOB = {*_TIMES, "nodes", "gradient_bytes", "buckets", "algorithm", "overlap", "polling", "noise", "traffic", "pacer",
-        "start", "leaves", "failures", "strategy", "codec_rate", "processes", "far"}
+_JOB = {*_TIMES, "nodes", "gradient_bytes", "buckets", "algorithm", "overlap", "polling", "noise",
+        "traffic", "pacer", "start", "leaves", "failures", "strategy", "codec_rate", "processes",
+        "far"}
 
 
 def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scenario:
@@ -75,7 +77,8 @@ def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scena
 
   Args:
     config: nested dicts of numbers, strings and lists.
-    make_pacer: makes a pacer of its expression; raises a ValueError that says what is wrong with it.
+    make_pacer: makes a pacer of its expression; raises a ValueError that says what is wrong with
+      it.
 
   Raises:
     SettingsError: a field is unknown, missing or out of range.
@@ -85,35 +88,41 @@ def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scena
   fabric = _fabric(section("fabric", config.get("fabric", {})))
   declared = section("jobs", config.get("jobs", {}))
   if not declared:
-    raise SettingsError("jobs is empty: name one job at least, as in jobs={'a': {'forward': 0.01, 'backward': 0.02}}.")
-  jobs = tuple(_job(name, section(f"jobs.{name}", given), fabric, make_pacer) for name, given in declared.items())
+    raise SettingsError(
+        "jobs is empty: name one job at least, as in jobs={'a': {'forward': 0.01, "
+        "'backward': 0.02}}.")
+  jobs = tuple(_job(name, section(f"jobs.{name}", given), fabric, make_pacer)
+               for name, given in declared.items())
   taken: dict[int, str] = {}
   for job in jobs:
     for node in job.nodes:
       if node in taken:
-        raise SettingsError(f"jobs.{job.name}.nodes names node {node}, which job {taken[node]} has: a node belongs to "
-                            "one job.")
+        raise SettingsError(f"jobs.{job.name}.nodes names node {node}, which job {taken[node]} "
+                            "has: a node belongs to one job.")
       taken[node] = job.name
     if job.alone and steps * job.shape.ranks > MAX_OWN_CELLS:
-      raise SettingsError(f"steps={steps:,} of {job.shape.ranks:,} ranks that go their own ways (job {job.name}) are "
-                          f"more than the {MAX_OWN_CELLS:,} that are held at once. Simulate fewer steps or ranks.")
+      raise SettingsError(f"steps={steps:,} of {job.shape.ranks:,} ranks that go their own ways "
+                          f"(job {job.name}) are more than the {MAX_OWN_CELLS:,} that are held at "
+                          "once. Simulate fewer steps or ranks.")
     if steps < 2 * job.shape.local:
-      raise SettingsError(f"steps={steps:,} must be two rounds at least of jobs.{job.name}.strategy.every="
-                          f"{job.shape.local:,}.")
+      raise SettingsError(f"steps={steps:,} must be two rounds at least of "
+                          f"jobs.{job.name}.strategy.every={job.shape.local:,}.")
     cells = steps * job.shape.ranks * job.buckets
     if cells > MAX_CELLS:
-      raise SettingsError(f"steps={steps:,} of {job.shape.ranks:,} ranks with {job.buckets} buckets are {cells:,} rows "
-                          f"of job {job.name}; at most {MAX_CELLS:,} can be recorded. Simulate fewer steps, ranks or "
-                          "buckets.")
+      raise SettingsError(f"steps={steps:,} of {job.shape.ranks:,} ranks with {job.buckets} "
+                          f"buckets are {cells:,} rows of job {job.name}; at most {MAX_CELLS:,} "
+                          "can be recorded. Simulate fewer steps, ranks or buckets.")
   shared = truth("shared_fabric", config.get("shared_fabric", True))
   for one, other in itertools.combinations(jobs, 2) if shared else ():
     if (one.alone or other.alone) and ((one.load.usage > 0) & (other.load.usage > 0)).any():
       free, by = (one, other) if one.alone else (other, one)
-      raise SettingsError(f"jobs.{free.name}.strategy: ranks that go their own ways send at any time, and what that "
-                          f"does to the links shared with job {by.name} is not simulated. Give the jobs racks of their "
-                          "own, or set shared_fabric to False.")
+      raise SettingsError(f"jobs.{free.name}.strategy: ranks that go their own ways send at any "
+                          f"time, and what that does to the links shared with job {by.name} is not "
+                          "simulated. Give the jobs racks of their own, or set shared_fabric "
+                          "to False.")
   return Scenario(steps, whole("seed", config.get("seed", 0), 0, 2**31 - 1), fabric,
-                  shared, number("max_delay", config.get("max_delay", 0.25), 0, 10, "seconds"), jobs)
+                  shared, number("max_delay", config.get("max_delay", 0.25), 0, 10, "seconds"),
+                  jobs)
 
 
 def _fabric(given: Mapping[str, Any]) -> Fabric:
@@ -137,10 +146,12 @@ def _fabric(given: Mapping[str, Any]) -> Fabric:
     raise SettingsError(f"fabric.{error}") from error
 
 
-def _job(name: str, given: Mapping[str, Any], fabric: Fabric, make_pacer: Callable[[str], Pacer]) -> JobSettings:
+def _job(name: str, given: Mapping[str, Any], fabric: Fabric,
+         make_pacer: Callable[[str], Pacer]) -> JobSettings:
   at = f"jobs.{name}"
   if not isinstance(name, str) or not name.isidentifier():
-    raise SettingsError(f"jobs has a job called {name!r}: use letters, digits and underscores, a letter first.")
+    raise SettingsError(
+        f"jobs has a job called {name!r}: use letters, digits and underscores, a letter first.")
   known(at, given, _JOB)
   nodes = _nodes(f"{at}.nodes", given.get("nodes"), fabric)
   ranks = len(nodes) * fabric.per_node
@@ -154,43 +165,55 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric, make_pacer: Callab
       number(f"{at}.codec_rate", given.get("codec_rate", 1e12), 1e6, 1e15, "bytes a second"))
   times = {field: number(f"{at}.{field}", given.get(field, usual), 0, 3600, "seconds")
            for field, usual in _TIMES.items()}
-  parts, causes = noise_settings.components(f"{at}.noise", section(f"{at}.noise", given.get("noise", {})), ranks)
+  parts, causes = noise_settings.components(f"{at}.noise",
+                                            section(f"{at}.noise", given.get("noise", {})), ranks)
   far = number(f"{at}.far", given.get("far", 0.0), 0, 100, "a share of the compute")
   if far:
     slow = np.asarray([far if rank in fabric.slow_paths else 0.0 for rank in members], np.float32)
     parts, causes = (*parts, noises.Slow(slow)), (*causes, "")
   local, wait_for = synchronising.local(strategy), synchronising.wait_for(strategy)
-  overlap = truth(f"{at}.overlap", given.get("overlap", True)) and local == 1 and wait_for in (0, ranks)
+  overlap = (truth(f"{at}.overlap", given.get("overlap", True)) and local == 1
+             and wait_for in (0, ranks))
   by_node = choice(f"{at}.processes", given.get("processes", "node"), PROCESSES) == "node"
-  shape = Shape(ranks, fabric.per_node, overlap, causes if any(causes) else (), fabric.per_node if by_node else 1,
-                local, wait_for)
+  shape = Shape(ranks, fabric.per_node, overlap, causes if any(causes) else (),
+                fabric.per_node if by_node else 1, local, wait_for)
   text, pacer = _pacer(at, given.get("pacer") or "", make_pacer)
   traffic, failures = given.get("traffic"), given.get("failures")
   if pacer and (wait_for not in (0, ranks) or synchronising.own_steps(strategy)):
-    raise SettingsError(f"{at}.pacer={text!r} must be '' with this strategy: a pacer needs steps in which all ranks "
-                        "meet.")
+    raise SettingsError(f"{at}.pacer={text!r} must be '' with this strategy: a pacer needs steps "
+                        "in which all ranks meet.")
   alone = None
   if synchronising.own_steps(strategy):
-    for name_of, value in (("traffic", traffic), ("failures", failures), ("polling", given.get("polling"))):
+    for name_of, value in (("traffic", traffic), ("failures", failures),
+                           ("polling", given.get("polling"))):
       if value:
-        raise SettingsError(f"{at}.{name_of} must be left out with this strategy: it is about steps of the whole job.")
-    alone = synchronising.cluster(fabric, members, times["forward"] + times["backward"], times["update"], parts, size)
+        raise SettingsError(
+            f"{at}.{name_of} must be left out with this strategy: it is about steps of the "
+            "whole job.")
+    alone = synchronising.cluster(fabric, members, times["forward"] + times["backward"],
+                                  times["update"], parts, size)
   job = Job(forward=np.float32(times["forward"]), backward=np.float32(times["backward"]),
-            update=np.float32(times["update"] * local + sent.coding), gap=np.float32(times["gap"] * local),
+            update=np.float32(times["update"] * local + sent.coding),
+            gap=np.float32(times["gap"] * local),
             transfers=np.full(buckets, sent.bucket.seconds, np.float32), noise=parts,
-            traffic=noise_settings.traffic(f"{at}.traffic", section(f"{at}.traffic", traffic)) if traffic else None,
-            polling=np.float32(number(f"{at}.polling", given.get("polling", 0.0), 0, 10, "seconds lost a second")))
+            traffic=noise_settings.traffic(f"{at}.traffic", section(f"{at}.traffic", traffic))
+            if traffic else None,
+            polling=np.float32(number(f"{at}.polling", given.get("polling", 0.0), 0, 10,
+                                      "seconds lost a second")))
   return JobSettings(
-      name=name, nodes=nodes, shape=shape, job=job, buckets=buckets, gradient_bytes=size, algorithm=algorithm,
-      load=sent.bucket, pacer=pacer, pacer_text=text, strategy=strategy, alone=alone,
-      start=number(f"{at}.start", given.get("start", 0.0), 0, 1e6, "seconds"),
+      name=name, nodes=nodes, shape=shape, job=job, buckets=buckets, gradient_bytes=size,
+      algorithm=algorithm, load=sent.bucket, pacer=pacer, pacer_text=text, strategy=strategy,
+      alone=alone, start=number(f"{at}.start", given.get("start", 0.0), 0, 1e6, "seconds"),
       leaves=whole(f"{at}.leaves", given.get("leaves", 0), 0, MAX_STEPS),
-      failures=_failures(f"{at}.failures", section(f"{at}.failures", failures), len(nodes)) if failures else None)
+      failures=_failures(f"{at}.failures", section(f"{at}.failures", failures), len(nodes))
+      if failures else None)
 
 
 def _pacer(at: str, text: Any, make_pacer: Callable[[str], Pacer]) -> tuple[str, Pacer | None]:
   if not isinstance(text, str):
-    raise SettingsError(f"{at}.pacer={text!r} must be an expression in quotes, such as 'pace_early_ranks()', or ''.")
+    raise SettingsError(
+        f"{at}.pacer={text!r} must be an expression in quotes, such as 'pace_early_ranks()', "
+        "or ''.")
   try:
     return text, make_pacer(text) if text else None
   except ValueError as error:
@@ -201,7 +224,8 @@ def _nodes(at: str, given: Any, fabric: Fabric) -> tuple[int, ...]:
   if given is None:
     return tuple(range(fabric.nodes))
   if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-    raise SettingsError(f"{at}={given!r} must be a list of nodes, 0 to {fabric.nodes - 1}; left out, it means all.")
+    raise SettingsError(
+        f"{at}={given!r} must be a list of nodes, 0 to {fabric.nodes - 1}; left out, it means all.")
   nodes = tuple(given)
   for node in nodes:
     whole(at, node, 0, fabric.nodes - 1)
@@ -214,8 +238,10 @@ def _failures(at: str, given: Mapping[str, Any], nodes: int) -> Failures:
   known(at, given, {"mtbf", "every", "checkpoint", "restart"})
   for field in ("mtbf", "every"):
     if field not in given:
-      raise SettingsError(f"{at}.{field} is missing: failures need mtbf (s, of one node) and every (steps).")
+      raise SettingsError(
+          f"{at}.{field} is missing: failures need mtbf (s, of one node) and every (steps).")
   mtbf = number(f"{at}.mtbf", given["mtbf"], 1e-3, 1e12, "seconds between failures of one node")
   return Failures(rate=nodes / mtbf, every=whole(f"{at}.every", given["every"], 1, MAX_STEPS),
-                  checkpoint=number(f"{at}.checkpoint", given.get("checkpoint", 0.0), 0, 1e6, "seconds"),
+                  checkpoint=number(f"{at}.checkpoint", given.get("checkpoint", 0.0), 0, 1e6,
+                                    "seconds"),
                   restart=number(f"{at}.restart", given.get("restart", 0.0), 0, 1e7, "seconds"))

@@ -1,8 +1,10 @@
-"""Plays steps whose micro-batches are shared out by a balancer: the very `update` of the live step, over given speeds.
+"""Plays steps whose micro-batches are shared out by a balancer: the very `update` of the live step,
+over given speeds.
 
     A[r,k] = rest[r,k] + n[r,k] s[r,k]        t[k] = max over ranks of A[r,k] + C[k]
 
-n is what the balancer answered after step k - 2; s is a rank's time for a micro-batch, rest what it does besides.
+n is what the balancer answered after step k - 2; s is a rank's time for a micro-batch, rest what it
+does besides.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ class Played(NamedTuple):
   counts: np.ndarray  # [K, R] int32, micro-batches run
   seconds: np.ndarray  # [K] float64 s, duration of each step; NaN where a speed is not known
   even: np.ndarray  # [K] float64 s, with even counts
-  columns: dict[str, np.ndarray]  # [K] float32, what the pacer recorded on rank 0, for the step after
+  # [K] float32, what the pacer recorded on rank 0, for the step after
+  columns: dict[str, np.ndarray]
 
   @property
   def speedup(self) -> float:
     """Mean step with even counts over mean step with these, of the steps known."""
     known = np.isfinite(self.seconds)
-    return float(self.even[known].sum() / self.seconds[known].sum()) if known.any() else float("nan")
+    return (float(self.even[known].sum() / self.seconds[known].sum()) if known.any()
+            else float("nan"))
 
   @property
   def changes(self) -> int:
@@ -98,9 +102,11 @@ def _compiled(pacer: Pacer) -> Any:
   return jax.jit(lambda state, rows: jax.lax.scan(step, (state, jnp.float32(_NAN)), rows))
 
 
-def best(seconds: np.ndarray, micro_batches: int, capacity: int, least: int = 1, rest: float = 0.0) -> float:
-  """The shortest max over ranks of n s + rest that any whole numbers n can give: by putting the next micro-batch
-  where it ends earliest, which is optimal for one kind of work on machines of different speed.
+def best(seconds: np.ndarray, micro_batches: int, capacity: int, least: int = 1,
+         rest: float = 0.0) -> float:
+  """The shortest max over ranks of n s + rest that any whole numbers n can give: by putting the
+  next micro-batch where it ends earliest, which is optimal for one kind of work on machines of
+  different speed.
 
   Args:
     seconds: [R] s, time for one micro-batch on each rank.

@@ -1,8 +1,8 @@
 """Who gets how much of a link that several want: max-min fair shares, exact.
 
-`max_min` is for messages on a fabric, in numpy, made once for each pattern of messages; `progress` is for jobs inside a
-compiled loop. Both raise all rates together and fix those that meet a full link (progressive filling; Bertsekas and
-Gallager, "Data Networks", 6.5.2).
+`max_min` is for messages on a fabric, in numpy, made once for each pattern of messages; `progress`
+is for jobs inside a compiled loop. Both raise all rates together and fix those that meet a full
+link (progressive filling; Bertsekas and Gallager, "Data Networks", 6.5.2).
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 _CLOSE = 1e-12
-"""Links whose fair share is this close to the smallest one's, as a share of it, are filled in the same round."""
+"""Links whose fair share is this close to the smallest one's, as a share of it, are filled in the
+same round."""
 
 
 def max_min(paths: np.ndarray, capacities: np.ndarray) -> np.ndarray:
   """Shares links max-min fairly among messages.
 
   Args:
-    paths: [F, H] int, links each message crosses; negative for none. A link twice in a path counts twice.
+    paths: [F, H] int, links each message crosses; negative for none. A link twice in a path counts
+      twice.
     capacities: [L] float64 bytes a second; may be infinite.
 
   Returns:
@@ -52,11 +54,12 @@ def max_min(paths: np.ndarray, capacities: np.ndarray) -> np.ndarray:
 def progress(usage: jax.Array, weights: jax.Array, sending: jax.Array) -> jax.Array:
   """How fast each job's collective goes, as a share of its speed on a quiet fabric.
 
-  Speeds rise in proportion to the weights until a job has its full speed or meets a full link: weighted max-min. As
-  many rounds as there are jobs suffice, each fixes one at least.
+  Speeds rise in proportion to the weights until a job has its full speed or meets a full link:
+  weighted max-min. As many rounds as there are jobs suffice, each fixes one at least.
 
   Args:
-    usage: [J, L] float32, the share of each link's capacity that a job takes at full speed; at most 1.
+    usage: [J, L] float32, the share of each link's capacity that a job takes at full speed; at most
+      1.
     weights: [J] float32, positive.
     sending: [J] bool, who wants anything.
 
@@ -71,7 +74,8 @@ def progress(usage: jax.Array, weights: jax.Array, sending: jax.Array) -> jax.Ar
     rising = jnp.where(fixed, zero, weights)
     room = jnp.maximum(one - jnp.sum(jnp.where(fixed, speed, zero)[:, None] * usage, axis=0), zero)
     wanted = jnp.sum(rising[:, None] * usage, axis=0)
-    by_link = jnp.where(wanted > zero, room / jnp.where(wanted > zero, wanted, one), np.float32(np.inf))
+    by_link = jnp.where(wanted > zero, room / jnp.where(wanted > zero, wanted, one),
+                        np.float32(np.inf))
     own = jnp.where(rising > zero, one / jnp.where(rising > zero, rising, one), np.float32(np.inf))
     level = jnp.minimum(jnp.min(by_link), jnp.min(own))
     near = level * np.float32(1 + 1e-6)

@@ -1,17 +1,20 @@
-"""Jobs that share one link and hold their collectives back for each other: `Pacer.hold`, as it runs live.
+"""Jobs that share one link and hold their collectives back for each other: `Pacer.hold`, as it runs
+live.
 
-What each job computes is drawn beforehand (`Drawn`), for turns change only when it sends. Each bucket is asked about
-when the one before it is over, waits until it is ready and as long as it is held, listens if so asked, is asked about
-again, and is sent:
+What each job computes is drawn beforehand (`Drawn`), for turns change only when it sends. Each
+bucket is asked about when the one before it is over, waits until it is ready and as long as it is
+held, listens if so asked, is asked about again, and is sent:
 
     begins[b] = max(ready[b], over + seconds)        over: the job's last collective, or listening, was over
 
-Jobs that send at once slow each other down: by `speeds`, one number for each number of senders. Listening takes a
-small time of its own that slows nobody; it takes longer while somebody sends, and sometimes it is mistaken.
+Jobs that send at once slow each other down: by `speeds`, one number for each number of senders.
+Listening takes a small time of its own that slows nobody; it takes longer while somebody sends, and
+sometimes it is mistaken.
 
-As all ranks of a job hold alike, a job is one; its `ready` is its last rank's. Scenes (W of them) run side by side in
-one loop of events; times are float32 seconds since the job's last exit, never since the run began.
-"""
+As all ranks of a job hold alike, a job is one; its `ready` is its last rank's. Scenes (W of them)
+run side by side in one loop of events; times are float32 seconds since the job's last exit, never
+since the run began.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ _WAITS, _LISTENS, _SENDS = np.int32(0), np.int32(1), np.int32(2)
 
 
 class Drawn(NamedTuple):
-  """What the jobs of one scene do, each by itself. J jobs, K steps (after which they begin again), B buckets."""
+  """What the jobs of one scene do, each by itself. J jobs, K steps (after which they begin again),
+  B buckets."""
 
   ready: Any  # [J, K, B] float32 s after the last exit: when each bucket could be sent
   work: Any  # [J, K, B] float32 s, each bucket's own time on a quiet link
@@ -91,8 +95,8 @@ def simulator(pacer: Pacer, steps: int, *, max_hold: float = 10.0, max_delay: fl
     max_delay: s, likewise.
 
   Returns:
-    A function (key, drawn [W, ...], ear, states [J, ...] of the pacer) -> what happened, for `jax.jit`. The same key
-    gives every scene the same luck in listening.
+    A function (key, drawn [W, ...], ear, states [J, ...] of the pacer) -> what happened, for
+    `jax.jit`. The same key gives every scene the same luck in listening.
   """
 
   def hold(moment: Moment, state: Any) -> tuple[Hold, Any]:
@@ -106,8 +110,9 @@ def simulator(pacer: Pacer, steps: int, *, max_hold: float = 10.0, max_delay: fl
     unknown = jnp.full((jobs, buckets), _NAN)
     state = _State(
         phase=none, left=zero, clock=-drawn.start, step=none, bucket=none, begun=zero,
-        listen=jnp.zeros((jobs,), bool), asked=zero, moment=jax.vmap(pacing.before_collective)(none, none, zero),
-        delay=zero, times=unknown, holds=jnp.zeros((jobs, buckets), jnp.float32), before=unknown,
+        listen=jnp.zeros((jobs,), bool), asked=zero,
+        moment=jax.vmap(pacing.before_collective)(none, none, zero), delay=zero, times=unknown,
+        holds=jnp.zeros((jobs, buckets), jnp.float32), before=unknown,
         time_before=jnp.full((jobs,), _NAN), pacer=states)
     every = jnp.ones((jobs,), bool)
     state = _ask(drawn, state, every)
@@ -120,8 +125,10 @@ def simulator(pacer: Pacer, steps: int, *, max_hold: float = 10.0, max_delay: fl
     obeys = drawn.obeys
     seconds, listen = jnp.where(obeys, asked.seconds, _ZERO), obeys & asked.listen
     each = jnp.arange(state.step.shape[0])
-    ready = drawn.ready[each, state.step % np.int32(drawn.work.shape[1]), state.bucket] + state.delay
-    # A bucket's first wait is counted from the last exit, which was just now, as is all listening's end.
+    ready = (drawn.ready[each, state.step % np.int32(drawn.work.shape[1]), state.bucket]
+             + state.delay)
+    # A bucket's first wait is counted from the last exit, which was just now, as is all listening's
+    # end.
     left = jnp.maximum(jnp.maximum(ready - state.clock, seconds), _ZERO)
     again = state.moment.listened > np.int32(0)
     left = jnp.where(again, seconds, left)
@@ -129,9 +136,9 @@ def simulator(pacer: Pacer, steps: int, *, max_hold: float = 10.0, max_delay: fl
       return jnp.where(who.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
     return state._replace(
-        phase=choose(jnp.full_like(state.phase, _WAITS), state.phase), left=choose(left, state.left),
-        listen=choose(listen, state.listen), asked=choose(seconds, state.asked),
-        pacer=jax.tree.map(choose, after, state.pacer))
+        phase=choose(jnp.full_like(state.phase, _WAITS), state.phase),
+        left=choose(left, state.left), listen=choose(listen, state.listen),
+        asked=choose(seconds, state.asked), pacer=jax.tree.map(choose, after, state.pacer))
 
   def turn(key: jax.Array, drawn: Drawn, ear: Ear, state: _State) -> tuple[_State, Any]:
     jobs, most, buckets = drawn.work.shape
@@ -154,7 +161,8 @@ def simulator(pacer: Pacer, steps: int, *, max_hold: float = 10.0, max_delay: fl
     heard = drawn.tiny * jnp.where(loud, ear.busy, _ONE) * jnp.exp(ear.scatter * luck[0])
     moment = state.moment
     moment = jax.tree.map(lambda new, old: jnp.where(hears, new, old),
-                          jax.vmap(pacing.listened)(moment, Hold(state.asked, state.listen), heard), moment)
+                          jax.vmap(pacing.listened)(moment, Hold(state.asked, state.listen), heard),
+                          moment)
     final = jnp.where(sends, state.asked, _ZERO)
     moment = moment._replace(held=moment.held + final, step_held=moment.step_held + final)
     begun = jnp.where(sends, clock, state.begun)
@@ -168,10 +176,12 @@ def simulator(pacer: Pacer, steps: int, *, max_hold: float = 10.0, max_delay: fl
     over = sent & (state.bucket == np.int32(buckets - 1))
     seen = Observation(
         step=state.step, rank=jnp.zeros_like(state.step),
-        arrivals=(drawn.ready[each, state.step % np.int32(most), 0])[:, None], delays=state.delay[:, None], waits=times,
-        step_time=clock, job_step_time=state.time_before, job_transfers=state.before,
-        job_transfers_now=jnp.where(slots < buckets - 1, times, _NAN), holds=holds)
-    decision, after = jax.vmap(lambda seen, pacer_state: pacing.decide(pacer, seen, pacer_state))(seen, state.pacer)
+        arrivals=(drawn.ready[each, state.step % np.int32(most), 0])[:, None],
+        delays=state.delay[:, None], waits=times, step_time=clock, job_step_time=state.time_before,
+        job_transfers=state.before, job_transfers_now=jnp.where(slots < buckets - 1, times, _NAN),
+        holds=holds)
+    decision, after = jax.vmap(lambda seen, pacer_state: pacing.decide(pacer, seen, pacer_state))(
+        seen, state.pacer)
     delay = jnp.where(drawn.obeys, jnp.clip(decision.delay, _ZERO, np.float32(max_delay)), _ZERO)
     row = (over, state.step, clock, jnp.sum(times, axis=1), jnp.sum(holds, axis=1), decision.info)
 
@@ -205,7 +215,8 @@ def simulator(pacer: Pacer, steps: int, *, max_hold: float = 10.0, max_delay: fl
     def body(carry: Any) -> Any:
       count, state, kept, listened = carry
       listened = listened + (state.phase == _LISTENS).astype(jnp.float32)
-      state, (over, number, took, sent, held, info) = step(jax.random.fold_in(key, count), drawn, ear, state)
+      state, (over, number, took, sent, held, info) = step(jax.random.fold_in(key, count), drawn,
+                                                           ear, state)
       place = jnp.where(over, number, np.int32(steps))
 
       def keep(old: jax.Array, new: jax.Array) -> jax.Array:

@@ -1,4 +1,5 @@
-"""Gradients over unequal numbers of micro-batches: each rank runs its own count, and they meet once, after the loop."""
+"""Gradients over unequal numbers of micro-batches: each rank runs its own count, and they meet
+once, after the loop."""
 
 from __future__ import annotations
 
@@ -34,10 +35,12 @@ def accumulate(
     sums: Sums = "float32",
     mesh: Any = None,
 ) -> tuple[Any, Any]:
-  """Mean loss and its gradient over all ranks' micro-batches, of which this rank runs its first `count`.
+  """Mean loss and its gradient over all ranks' micro-batches, of which this rank runs its first
+  `count`.
 
-  The loop runs `count` times, a number that is data: one compiled program serves all counts. Losses,
-  weights and gradients are added up on each rank and summed over the ranks once, after the loop:
+  The loop runs `count` times, a number that is data: one compiled program serves all counts.
+  Losses, weights and gradients are added up on each rank and summed over the ranks once, after the
+  loop:
 
       loss  = sum of all losses / sum of all weights
       grads = sum of all gradients / sum of all weights
@@ -45,8 +48,8 @@ def accumulate(
   both over every micro-batch of every rank. So token-weighted and masked losses are exact, and the
   result is that of any other way to share the same micro-batches, but for the order of the sums.
 
-  Call it where a collective over `axis_name` may be called: inside `jax.shard_map` or `jax.pmap`, in
-  a step of `jaxpace.instrument` too, where the loop is the rank's busy time. In a step that is
+  Call it where a collective over `axis_name` may be called: inside `jax.shard_map` or `jax.pmap`,
+  in a step of `jaxpace.instrument` too, where the loop is the rank's busy time. In a step that is
   jitted as a whole it makes such a place for itself, over the mesh of `jax.set_mesh` or `mesh`:
   `axis_name` manual, all other axes left to the compiler. There `micro_batches` has the capacity of
   all ranks together in front, rank by rank, and parameters that are split over `axis_name` (FSDP)
@@ -63,20 +66,22 @@ def accumulate(
   [7.5] [-5.]
 
   Args:
-    loss_fn: `loss_fn(params, micro_batch)`, with `key` `loss_fn(params, micro_batch, key)`; returns the
-      sum of the losses and the sum of their weights, both [], with `has_aux` also a tree of numbers.
-      The weight must not depend on the parameters. `jax.checkpoint` may be inside, collectives over
-      other axes too; over `axis_name` there can be none: ranks with other counts would never meet.
+    loss_fn: `loss_fn(params, micro_batch)`, with `key` `loss_fn(params, micro_batch, key)`; returns
+      the sum of the losses and the sum of their weights, both [], with `has_aux` also a tree of
+      numbers. The weight must not depend on the parameters. `jax.checkpoint` may be inside,
+      collectives over other axes too; over `axis_name` there can be none: ranks with other counts
+      would never meet.
     params: a pytree of arrays, differentiated; the same on all ranks.
     micro_batches: a pytree of arrays with an axis of capacity in front.
-    count: [] int32, this rank's number of micro-batches; or [R] int32, those of all R ranks, the same
-      on all of them. At most the capacity: a larger one makes the loss NaN, for data would be missing.
+    count: [] int32, this rank's number of micro-batches; or [R] int32, those of all R ranks, the
+      same on all of them. At most the capacity: a larger one makes the loss NaN, for data would be
+      missing.
     axis_name: the data axis, or several that together are.
     key: a random key, the same on all ranks. Micro-batch number i of the global batch gets
-      `jax.random.fold_in(key, i)`, whoever runs it: the ranks' shares follow one another in order, so
-      all `count`s must be given, or `index`.
-    index: [capacity] int32, numbers of this rank's micro-batches in the global batch, where their order
-      is another one.
+      `jax.random.fold_in(key, i)`, whoever runs it: the ranks' shares follow one another in order,
+      so all `count`s must be given, or `index`.
+    index: [capacity] int32, numbers of this rank's micro-batches in the global batch, where their
+      order is another one.
     has_aux: whether `loss_fn` returns a third thing, a pytree of numbers that are summed over all
       micro-batches of all ranks.
     sums: "float32": gradients are added up, summed over ranks and returned in float32 at least;
@@ -84,13 +89,13 @@ def accumulate(
     mesh: in a step that is jitted as a whole and has no mesh in context.
 
   Returns:
-    (loss, grads), or ((loss, aux), grads): loss [] float32, grads like `params`, the same on all ranks.
-    Zeros where all weights are zero.
+    (loss, grads), or ((loss, aux), grads): loss [] float32, grads like `params`, the same on all
+    ranks. Zeros where all weights are zero.
 
   Raises:
     ValueError: a collective over `axis_name` in the loss, a loss without weights, counts of another
       number of ranks or beyond the capacity, or no place for the sum over `axis_name`.
-  """
+  """  # noqa: E501
   names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
   if sums not in ("float32", "parameters"):
     raise ValueError(f"sums={sums!r} must be 'float32' or 'parameters'.")
@@ -103,21 +108,23 @@ def accumulate(
   return run(params, micro_batches, count, key, index)
 
 
-def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, count: Any, key: Any, index: Any, *,
-                names: tuple[str, ...], has_aux: bool, sums: Sums) -> tuple[Any, Any]:
+def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, count: Any, key: Any,
+                index: Any, *, names: tuple[str, ...], has_aux: bool,
+                sums: Sums) -> tuple[Any, Any]:
   """`accumulate` where the axes are bound."""
   capacity = _capacity(micro_batches)
   own, before = _own_count(count, names, capacity)
   if index is not None:
     index = jnp.asarray(index)
     if index.shape != (capacity,):
-      raise ValueError(f"index has the shape {list(index.shape)}; one number for each of the {capacity} micro-batches "
-                       "that there is room for is needed.")
+      raise ValueError(f"index has the shape {list(index.shape)}; one number for each of the "
+                       f"{capacity} micro-batches that there is room for is needed.")
   elif key is not None and before is None:
-    raise ValueError("A key for each micro-batch of the global batch takes to know where this rank's share begins: "
-                     "give the counts of all ranks, [R], as count, or index=, [capacity].")
-  # Where JAX keeps track of what differs between ranks, a parameter that is the same on all would have its gradient
-  # summed over them wherever it is differentiated: in the loop.
+    raise ValueError("A key for each micro-batch of the global batch takes to know where this "
+                     "rank's share begins: give the counts of all ranks, [R], as count, or index=, "
+                     "[capacity].")
+  # Where JAX keeps track of what differs between ranks, a parameter that is the same on all would
+  # have its gradient summed over them wherever it is differentiated: in the loop.
   own_axes = varying(jax.lax.axis_index(names))
   copies = jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), own_axes), params)
 
@@ -125,12 +132,14 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
     return None if key is None else (before + i if index is None else index[i])
 
   def picked(i: Any) -> Any:
-    part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(jnp.asarray(leaf), i, keepdims=False), micro_batches)
+    part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(
+        jnp.asarray(leaf), i, keepdims=False), micro_batches)
     return part if key is None else (part, jax.random.fold_in(key, number(i)))
 
   def turn(params: Any, picked: Any) -> Any:
     given = (picked,) if key is None else picked
-    (loss, (weight, aux)), grads = jax.value_and_grad(_checked(loss_fn, has_aux), has_aux=True)(params, *given)
+    (loss, (weight, aux)), grads = jax.value_and_grad(_checked(loss_fn, has_aux), has_aux=True)(
+        params, *given)
     return loss, weight, aux, jax.tree.map(lambda grad: grad.astype(_sum_type(grad, sums)), grads)
 
   inputs = (copies, picked(jnp.int32(0)))
@@ -143,7 +152,8 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
     found = one_turn(*jax.tree.leaves((copies, picked(i))))
     return [a + b for a, b in zip(sofar, found, strict=True)]
 
-  zeros = [vary(jnp.zeros(aval.shape, aval.dtype), own_axes | varying_of_aval(aval)) for aval in closed.out_avals]
+  zeros = [vary(jnp.zeros(aval.shape, aval.dtype), own_axes | varying_of_aval(aval))
+           for aval in closed.out_avals]
   with jax.named_scope("micro_batches"):
     total = jax.lax.fori_loop(jnp.int32(0), jnp.minimum(own, jnp.int32(capacity)), body, zeros)
   loss, *rest = total
@@ -155,7 +165,8 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
 
   def mean(grad: jax.Array) -> jax.Array:
     exact = _exact(grad.dtype)
-    return jnp.where(some, (grad.astype(exact) / divisor.astype(exact)).astype(grad.dtype), jnp.zeros_like(grad))
+    return jnp.where(some, (grad.astype(exact) / divisor.astype(exact)).astype(grad.dtype),
+                     jnp.zeros_like(grad))
 
   return ((loss, aux) if has_aux else loss), jax.tree.map(mean, grads)
 
@@ -179,15 +190,17 @@ def _checked(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     found = loss_fn(*args)
     if not isinstance(found, tuple) or len(found) != 2 + has_aux:
       what = f"{len(found)} things" if isinstance(found, tuple) else "one thing"
-      hint = (": ranks run different numbers of micro-batches, so a mean over each would weigh them wrongly. "
-              "Return losses.sum(), mask.sum(), or losses.sum(), losses.size where all count alike.")
+      hint = (": ranks run different numbers of micro-batches, so a mean over each would weigh "
+              "them wrongly. Return losses.sum(), mask.sum(), or losses.sum(), losses.size where "
+              "all count alike.")
       if isinstance(found, tuple) and len(found) == 3:
         hint = ". For a third thing that is summed up too give has_aux=True."
       raise ValueError(f"{name} must return {wanted}, and it returned {what}{hint}")
     loss, weight = jnp.asarray(found[0]), jnp.asarray(found[1])
     if loss.shape or weight.shape:
-      raise ValueError(f"{name} must return {wanted}, both single numbers; their shapes are {list(loss.shape)} and "
-                       f"{list(weight.shape)}. Sum over the micro-batch: losses.sum(), mask.sum().")
+      raise ValueError(f"{name} must return {wanted}, both single numbers; their shapes are "
+                       f"{list(loss.shape)} and {list(weight.shape)}. Sum over the micro-batch: "
+                       "losses.sum(), mask.sum().")
     exact = _exact(loss.dtype)
     aux = jax.tree.map(jnp.asarray, found[2]) if has_aux else ()
     return loss.astype(exact), (jax.lax.stop_gradient(weight).astype(exact), aux)
@@ -198,20 +211,22 @@ def _checked(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
 def _capacity(micro_batches: Any) -> int:
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(micro_batches)}
   if len(sizes) != 1 or () in sizes or (0,) in sizes:
-    said = ", ".join(str(list(jnp.shape(leaf))) for leaf in jax.tree.leaves(micro_batches)[:4]) or "none"
-    raise ValueError("Every array of micro_batches needs the same axis in front, of as many micro-batches as there is "
-                     f"room for on a rank; the shapes are {said}.")
+    said = (", ".join(str(list(jnp.shape(leaf))) for leaf in jax.tree.leaves(micro_batches)[:4])
+            or "none")
+    raise ValueError("Every array of micro_batches needs the same axis in front, of as many "
+                     f"micro-batches as there is room for on a rank; the shapes are {said}.")
   return int(sizes.pop()[0])
 
 
-def _own_count(count: Any, names: tuple[str, ...], capacity: int) -> tuple[jax.Array, jax.Array | None]:
+def _own_count(count: Any, names: tuple[str, ...],
+               capacity: int) -> tuple[jax.Array, jax.Array | None]:
   """This rank's count and, where all counts are given, the sum of those before it: int32 []."""
   ranks = math.prod(jax.lax.axis_size(name) for name in names)
   if isinstance(count, (int, np.ndarray, np.generic, list, tuple)):
     most = np.max(np.asarray(count), initial=0)
     if most > capacity:
-      raise ValueError(f"A rank is to run {most} micro-batches, and micro_batches has room for {capacity}: make its "
-                       "first axis as long as the balancer's capacity.")
+      raise ValueError(f"A rank is to run {most} micro-batches, and micro_batches has room for "
+                       f"{capacity}: make its first axis as long as the balancer's capacity.")
   count = jnp.asarray(count)
   if not jnp.issubdtype(count.dtype, jnp.integer):
     raise ValueError(f"count is {count.dtype}; it must be whole numbers, int32.")
@@ -221,21 +236,27 @@ def _own_count(count: Any, names: tuple[str, ...], capacity: int) -> tuple[jax.A
   if count.shape != (ranks,):
     hint = (" Give it as it is to every rank: P() in in_specs." if count.shape == (1,) else
             " They are of another mesh: make them anew, for this number of ranks.")
-    raise ValueError(f"There are counts of {math.prod(count.shape)} ranks, and {ranks} along {','.join(names)}.{hint}")
+    raise ValueError(
+        f"There are counts of {math.prod(count.shape)} ranks, and {ranks} along "
+        f"{','.join(names)}.{hint}")
   place = jax.lax.axis_index(names)
   earlier = jnp.where(jnp.arange(ranks, dtype=jnp.int32) < place, count, jnp.int32(0))
-  return jax.lax.dynamic_index_in_dim(count, place, keepdims=False), jnp.sum(earlier, dtype=jnp.int32)
+  return (jax.lax.dynamic_index_in_dim(count, place, keepdims=False),
+          jnp.sum(earlier, dtype=jnp.int32))
 
 
 def _no_sharding(jaxpr: Any, names: tuple[str, ...]) -> None:
-  """Checks that the loss asks for no sharding over the data axis, which JAX would refuse when it compiles."""
+  """Checks that the loss asks for no sharding over the data axis, which JAX would refuse when it
+  compiles."""
   for eqn in jaxpr.eqns:
-    spec = getattr(eqn.params.get("sharding"), "spec", None) if eqn.primitive.name == "sharding_constraint" else None
+    spec = (getattr(eqn.params.get("sharding"), "spec", None)
+            if eqn.primitive.name == "sharding_constraint" else None)
     asked = {name for part in spec or () for name in (part if isinstance(part, tuple) else (part,))}
     if met := [name for name in names if name in asked]:
       raise ValueError(
-          f"The loss asks for a sharding over {', '.join(map(repr, met))}, {spec}, and inside jaxpace.accumulate each "
-          "rank has its own micro-batch whole: there let shardings name other axes only.")
+          f"The loss asks for a sharding over {', '.join(map(repr, met))}, {spec}, and inside "
+          "jaxpace.accumulate each rank has its own micro-batch whole: there let shardings name "
+          "other axes only.")
     for body in bodies(eqn.params):
       _no_sharding(body, names)
 
@@ -259,11 +280,12 @@ def _no_meeting(jaxpr: Any, names: tuple[str, ...], uneven: frozenset[str]) -> N
     called = phases.collective_name(stack)
     where = f" in {called}" if called else ""
     raise ValueError(
-        f"The loss holds a collective over {', '.join(map(repr, met))}: {eqn.primitive.name}{where}. It would run once "
-        "a micro-batch, and ranks that run different numbers of them would wait for each other for ever. "
-        "jaxpace.accumulate sums losses, weights and gradients itself, after the loop: take psum and pmean out of the "
-        "loss, keep statistics of batch norm on the rank, and gather parameters that are split over this axis (FSDP) "
-        "before the call.")
+        f"The loss holds a collective over {', '.join(map(repr, met))}: "
+        f"{eqn.primitive.name}{where}. It would run once a micro-batch, and ranks that run "
+        "different numbers of them would wait for each other for ever. jaxpace.accumulate sums "
+        "losses, weights and gradients itself, after the loop: take psum and pmean out of the "
+        "loss, keep statistics of batch norm on the rank, and gather parameters that are split "
+        "over this axis (FSDP) before the call.")
 
 
 def _bound(names: tuple[str, ...]) -> bool:
@@ -276,40 +298,48 @@ def _bound(names: tuple[str, ...]) -> bool:
       missing.append(name)
   bound = manual_axes()
   if missing and (len(missing) < len(names) or bound):
-    raise ValueError(f"The axis {', '.join(map(repr, missing))} is not known where jaxpace.accumulate runs; those "
-                     f"bound here are {', '.join(map(repr, bound)) or 'others'}. Is axis_name the mesh's data axis?")
+    raise ValueError(f"The axis {', '.join(map(repr, missing))} is not known where "
+                     "jaxpace.accumulate runs; those bound here are "
+                     f"{', '.join(map(repr, bound)) or 'others'}. Is axis_name the mesh's "
+                     "data axis?")
   return not missing
 
 
-def _island(run: Callable[..., Any], params: Any, micro_batches: Any, count: Any, names: tuple[str, ...], key: Any,
-            index: Any, mesh: Any) -> tuple[Any, Any]:
-  """Runs it in a step that is jitted as a whole: the data axis manual, the others the compiler's."""
+def _island(run: Callable[..., Any], params: Any, micro_batches: Any, count: Any,
+            names: tuple[str, ...], key: Any, index: Any, mesh: Any) -> tuple[Any, Any]:
+  """Runs it in a step that is jitted as a whole: the data axis manual, the others the
+  compiler's."""
   given = mesh if mesh is not None else jax.sharding.get_abstract_mesh()
   absent = [name for name in names if name not in given.axis_names]
   if absent:
-    raise ValueError(f"The axis {', '.join(map(repr, absent))} is not known where jaxpace.accumulate runs. Call it "
-                     "inside jax.shard_map or jax.pmap; or, in a step that is jitted as a whole, give it the mesh: "
-                     "mesh=mesh, or with jax.set_mesh(mesh).")
+    raise ValueError(f"The axis {', '.join(map(repr, absent))} is not known where "
+                     "jaxpace.accumulate runs. Call it inside jax.shard_map or jax.pmap; or, in a "
+                     "step that is jitted as a whole, give it the mesh: mesh=mesh, or with "
+                     "jax.set_mesh(mesh).")
   ranks = math.prod(given.shape[name] for name in names)
   if jnp.shape(count) != (ranks,):
-    raise ValueError(f"In a step that is jitted as a whole count must be those of all {ranks} ranks, [{ranks}] int32; "
-                     f"its shape is {list(jnp.shape(count))}.")
+    raise ValueError(f"In a step that is jitted as a whole count must be those of all {ranks} "
+                     f"ranks, [{ranks}] int32; its shape is {list(jnp.shape(count))}.")
   whole = _capacity(micro_batches)
   if whole % ranks:
-    raise ValueError(f"micro_batches has room for {whole} micro-batches, which don't divide among {ranks} ranks: in a "
-                     "step that is jitted as a whole its first axis is that of all ranks together, rank by rank.")
+    raise ValueError(f"micro_batches has room for {whole} micro-batches, which don't divide among "
+                     f"{ranks} ranks: in a step that is jitted as a whole its first axis is that "
+                     "of all ranks together, rank by rank.")
   split = PartitionSpec(names if len(names) > 1 else names[0])
   everywhere = PartitionSpec()
   specs = (everywhere, split, everywhere, everywhere, everywhere if index is None else split)
-  place = jax.shard_map(run, mesh=given, axis_names=set(names), in_specs=specs, out_specs=everywhere, check_vma=False)
+  place = jax.shard_map(run, mesh=given, axis_names=set(names), in_specs=specs,
+                        out_specs=everywhere, check_vma=False)
   gathered = jax.tree.map(lambda leaf: _split_by(leaf, _without(names, _spec(leaf))), params)
   loss, grads = place(gathered, micro_batches, count, key, index)
   return loss, jax.tree.map(lambda grad, leaf: _split_by(grad, _spec(leaf)), grads, params)
 
 
 def _spec(leaf: Any) -> PartitionSpec:
-  """The sharding that an array's type tells: of axes that are explicit in `jax.make_mesh`, else of none."""
-  spec: PartitionSpec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec", PartitionSpec())
+  """The sharding that an array's type tells: of axes that are explicit in `jax.make_mesh`, else of
+  none."""
+  spec: PartitionSpec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec",
+                                PartitionSpec())
   return spec
 
 
@@ -328,11 +358,13 @@ def _no_modules(params: Any) -> None:
   if nnx is None:
     return
   kinds = (nnx.Module, nnx.Optimizer)
-  if any(isinstance(leaf, kinds) for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, kinds))):
+  if any(isinstance(leaf, kinds)
+         for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, kinds))):
     raise ValueError(
-        "jaxpace.accumulate takes the parameters of an nnx model, not the model, whose other state (statistics, "
-        "streams of random numbers) would depend on which rank runs what: graphdef, params, rest = "
-        "nnx.split(model, nnx.Param, ...); in the loss model = nnx.merge(graphdef, params, rest).")
+        "jaxpace.accumulate takes the parameters of an nnx model, not the model, whose other state "
+        "(statistics, streams of random numbers) would depend on which rank runs what: graphdef, "
+        "params, rest = nnx.split(model, nnx.Param, ...); in the loss model = nnx.merge(graphdef, "
+        "params, rest).")
 
 
 __all__ = ["accumulate"]

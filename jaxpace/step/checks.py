@@ -53,13 +53,15 @@ def can_hold(automatic: Sequence[str], mapped: bool) -> None:
   """Checks that all the ranks that meet take part in listening."""
   if automatic:
     raise ValueError(
-        "A pacer that holds collectives back (jaxpace.take_turns does) needs every mesh axis to be manual, for all "
-        f"devices must hold alike, but {', '.join(map(repr, automatic_axes()))} is left to the compiler by axis_names. "
-        "Leave axis_names out, or pass a pacer without a hold, such as jaxpace.interleave_jobs().")
+        "A pacer that holds collectives back (jaxpace.take_turns does) needs every mesh axis to be "
+        f"manual, for all devices must hold alike, but {', '.join(map(repr, automatic_axes()))} is "
+        "left to the compiler by axis_names. Leave axis_names out, or pass a pacer without a hold, "
+        "such as jaxpace.interleave_jobs().")
   if mapped:
     raise ValueError(
-        "A pacer that holds collectives back (jaxpace.take_turns does) works under jax.shard_map, not under jax.pmap. "
-        "Use jax.shard_map, or pass a pacer without a hold, such as jaxpace.interleave_jobs().")
+        "A pacer that holds collectives back (jaxpace.take_turns does) works under jax.shard_map, "
+        "not under jax.pmap. Use jax.shard_map, or pass a pacer without a hold, such as "
+        "jaxpace.interleave_jobs().")
 
 
 def nan_is_allowed() -> None:
@@ -179,26 +181,30 @@ def packed_pacer(pace: PaceState) -> Packed | None:
     return pace.pacer
   if pace.pacer != ():
     raise ValueError(
-        "The field `pacer` of the pace state holds the pacer's state packed into a vector, but this one's holds a "
-        f"{type(pace.pacer).__name__}. Read it by paced.pacer_state(pace), and change it by "
-        "pace = paced.with_pacer_state(pace, state).")
+        "The field `pacer` of the pace state holds the pacer's state packed into a vector, but "
+        f"this one's holds a {type(pace.pacer).__name__}. Read it by paced.pacer_state(pace), and "
+        "change it by pace = paced.with_pacer_state(pace, state).")
   return None
 
 
 def same_pacer(one: PaceState, state: PacerState) -> None:
-  """Checks that the state was made for this pacer, whose own would be `state`, of shapes and dtypes."""
+  """Checks that the state was made for this pacer, whose own would be `state`, of shapes and
+  dtypes."""
   packed = packed_pacer(one)
   if packed is None or packed.layout.mark != packing.layout_of(state).mark:
     raise ValueError(
-        "The pace state was made for another pacer, or for none. Make it with this step's own pace = paced.init(mesh); "
-        "it holds no training state. One from a checkpoint goes through jaxpace.restore_pace.")
+        "The pace state was made for another pacer, or for none. Make it with this step's own pace "
+        "= paced.init(mesh); it holds no training state. One from a checkpoint goes through "
+        "jaxpace.restore_pace.")
 
 
 def same_layout(given: Layout, wanted: Layout) -> None:
-  """Checks that a pacer's state has the structure, shapes and dtypes of the one it takes the place of."""
+  """Checks that a pacer's state has the structure, shapes and dtypes of the one it takes the place
+  of."""
   if given != wanted:
-    raise ValueError("The pacer's state must be what paced.pacer_state(pace) returns, with other values: the same "
-                     f"structure, shapes and dtypes.\nGiven:  {_said(given)}\nWanted: {_said(wanted)}")
+    raise ValueError("The pacer's state must be what paced.pacer_state(pace) returns, with other "
+                     "values: the same structure, shapes and dtypes.\nGiven:  "
+                     f"{_said(given)}\nWanted: {_said(wanted)}")
 
 
 def _said(layout: Layout) -> Any:

@@ -1,4 +1,5 @@
-"""Wraps a per-device train step: phases and collectives timed, delays applied, nothing else changed."""
+"""Wraps a per-device train step: phases and collectives timed, delays applied, nothing else
+changed."""
 
 from __future__ import annotations
 
@@ -33,13 +34,15 @@ Share = Literal["auto"] | bool | None
 
 
 def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
-  """Returns the partition spec of the pace state: its leading axis over every manual axis of the mesh.
+  """Returns the partition spec of the pace state: its leading axis over every manual axis of the
+  mesh.
 
   Naming only some of them would silently drop the other devices' stamps.
 
   Args:
     mesh: the mesh given to `jax.shard_map`.
-    axes: the manual axes, where `shard_map` was given `axis_names`; all axes of the mesh by default.
+    axes: the manual axes, where `shard_map` was given `axis_names`; all axes of the mesh by
+      default.
 
   Raises:
     ValueError: the mesh has no such axis.
@@ -65,28 +68,31 @@ def instrument(
 ) -> Instrumented:
   """Instruments a per-device train step.
 
-  `(state, batch) -> out` becomes `(pace, state, batch) -> (pace, out)`, to be used where the bare step was: under
-  `jax.shard_map` or `jax.pmap`. The step is traced once and evaluated again equation by equation, with timers at the
-  boundaries of its phases and around its collectives over the data axis. Its results are the same, bit for bit.
+  `(state, batch) -> out` becomes `(pace, state, batch) -> (pace, out)`, to be used where the bare
+  step was: under `jax.shard_map` or `jax.pmap`. The step is traced once and evaluated again
+  equation by equation, with timers at the boundaries of its phases and around its collectives over
+  the data axis. Its results are the same, bit for bit.
 
   Args:
-    step: the per-device function. It must exchange data over `axis_name`, by the user's hand or by JAX's.
+    step: the per-device function. It must exchange data over `axis_name`, by the user's hand or by
+      JAX's.
     axis_name: the data axis, or several that together are the data axis.
     pacer: what decides on delays; None records only.
     clock: "auto", or a name from `jaxpace.execution.CLOCKS`.
-    share: whether the ranks' arrivals ride in the gradient all-reduce, so that each rank's pacer sees all of them:
-      True, False or None for not, "auto" by layout and backend, and wherever a pacer is `jaxpace.share_work`.
-      `plan.share_reason` says what was chosen.
+    share: whether the ranks' arrivals ride in the gradient all-reduce, so that each rank's pacer
+      sees all of them: True, False or None for not, "auto" by layout and backend, and wherever a
+      pacer is `jaxpace.share_work`. `plan.share_reason` says what was chosen.
     slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
     rows: steps the ring of stamps holds; the recorder copies it before it comes round.
     max_delay: seconds; no delay is longer, whatever a pacer asks.
-    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for which XLA must not
-      run parts of both at once; without, what precedes a collective is `compute`.
-    max_hold: seconds a step; a pacer that holds collectives back (`jaxpace.take_turns`) does so for no longer in all,
-      the last time of listening apart. Before each stamped collective that can be held back it is asked, and may
-      listen: that is in the program, by its own condition, only with such a pacer. It needs `share`, which "auto" then
-      is wherever an all-reduce can carry it; where none can, it is never asked, with a notice. Collectives in loops
-      are not held back.
+    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for
+      which XLA must not run parts of both at once; without, what precedes a collective is
+      `compute`.
+    max_hold: seconds a step; a pacer that holds collectives back (`jaxpace.take_turns`) does so for
+      no longer in all, the last time of listening apart. Before each stamped collective that can be
+      held back it is asked, and may listen: that is in the program, by its own condition, only with
+      such a pacer. It needs `share`, which "auto" then is wherever an all-reduce can carry it;
+      where none can, it is never asked, with a notice. Collectives in loops are not held back.
 
   Returns:
     A callable with `init`, and with `plan` once it has been traced.
@@ -94,15 +100,16 @@ def instrument(
   Raises:
     ValueError: an argument is out of range.
   """
-  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows, max_delay=max_delay,
-                      phases=phases, max_hold=max_hold)
+  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows,
+                      max_delay=max_delay, phases=phases, max_hold=max_hold)
 
 
 class Instrumented(Recordable):
   """An instrumented step; made by `instrument`."""
 
-  def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None, *, clock: str,
-               share: Share, slots: int, rows: int, max_delay: float, phases: bool, max_hold: float):
+  def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None,
+               *, clock: str, share: Share, slots: int, rows: int, max_delay: float, phases: bool,
+               max_hold: float):
     checks.settings(step, axis_name, pacer, clock, share, slots, rows, max_delay, phases, max_hold)
     functools.update_wrapper(self, step, updated=())
     self.step = step
@@ -110,7 +117,8 @@ class Instrumented(Recordable):
     self.pacer = pacer
     self.clock_wanted = clock
     self.share_wanted: Share = share
-    self.slots, self.rows, self.max_delay, self.phases = int(slots), int(rows), float(max_delay), phases
+    self.slots, self.rows, self.max_delay, self.phases = (int(slots), int(rows), float(max_delay),
+                                                          phases)
     self.max_hold, self.holds = float(max_hold), pacer is not None and pacer.hold is not None
     self.plan = None
     self.mesh_shape: dict[str, int] = {}
@@ -133,12 +141,13 @@ class Instrumented(Recordable):
       The state, before its first step.
 
     Raises:
-      ValueError: neither or both of mesh and devices given, the mesh lacks the data axis, or jax_debug_nans is on.
+      ValueError: neither or both of mesh and devices given, the mesh lacks the data axis, or
+        jax_debug_nans is on.
     """
     checks.nan_is_allowed()
     if (mesh is None) == (devices is None):
-      raise ValueError("paced.init needs either the mesh of jax.shard_map, paced.init(mesh), or the devices of "
-                       "jax.pmap, paced.init(devices=jax.local_devices()).")
+      raise ValueError("paced.init needs either the mesh of jax.shard_map, paced.init(mesh), or "
+                       "the devices of jax.pmap, paced.init(devices=jax.local_devices()).")
     if mesh is not None:
       return self._init_mesh(mesh, spec(mesh, axes))
     assert devices is not None
@@ -148,11 +157,13 @@ class Instrumented(Recordable):
     ranks = len(devices) * jax.process_count()
     first = jax.process_index() * len(devices)
     self.mesh_shape = {self.axis[0]: ranks}
-    states = [pace_state.fresh(first + i, ranks, self.rows, self.slots, self.pacer) for i in range(len(devices))]
+    states = [pace_state.fresh(first + i, ranks, self.rows, self.slots, self.pacer)
+              for i in range(len(devices))]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
   def abstract(self, mesh: Mesh, axes: Sequence[str] | None = None) -> PaceState:
-    """Describes the pace state without making it: to compile ahead of time for devices that are not there.
+    """Describes the pace state without making it: to compile ahead of time for devices that are not
+    there.
 
     Args:
       mesh: the mesh given to `jax.shard_map`, of `jax.experimental.topologies` perhaps.
@@ -172,17 +183,18 @@ class Instrumented(Recordable):
     return state
 
   def pacer_state(self, pace: PaceState) -> PacerState:
-    """Returns the pacer's own state, as its `init` and `update` make it; in the pace state it is one vector.
+    """Returns the pacer's own state, as its `init` and `update` make it; in the pace state it is
+    one vector.
 
-    Where the pace state is of several processes' devices every process calls it, or none, on a copy in numpy of its
-    own part.
+    Where the pace state is of several processes' devices every process calls it, or none, on a copy
+    in numpy of its own part.
 
     Args:
       pace: a pace state, of arrays on devices or in numpy.
 
     Returns:
-      The tree that `pacer.init` returns, with the pace state's axis of ranks in front of every leaf; () without a
-      pacer.
+      The tree that `pacer.init` returns, with the pace state's axis of ranks in front of every
+      leaf; () without a pacer.
 
     Raises:
       ValueError: it is no pace state.
@@ -197,7 +209,8 @@ class Instrumented(Recordable):
       return jax.jit(packing.unpack)(packed)
 
   def with_pacer_state(self, pace: PaceState, state: PacerState) -> PaceState:
-    """Returns the pace state with another state of the pacer's in it: for tests, and tools that change it.
+    """Returns the pace state with another state of the pacer's in it: for tests, and tools that
+    change it.
 
     Args:
       pace: a pace state. Every process of the job calls it.
@@ -251,7 +264,8 @@ class Instrumented(Recordable):
   # The step.
 
   def __call__(self, pace: PaceState, *args: Any, **kwargs: Any) -> tuple[PaceState, Any]:
-    """Runs one step on one device. Call it where the bare step was called: inside `shard_map` or `pmap`.
+    """Runs one step on one device. Call it where the bare step was called: inside `shard_map` or
+    `pmap`.
 
     Raises:
       ValueError: the state isn't one of this step's, or the step has no collective over the axis.
@@ -271,7 +285,8 @@ class Instrumented(Recordable):
       state, outputs = self._stamped(one, stacked, ranks, clock, automatic, call)
       return state, call.result(outputs)
 
-  def _stamped(self, one: PaceState, stacked: bool, ranks: int, clock: Clock, automatic: tuple[str, ...], call: Call
+  def _stamped(self, one: PaceState, stacked: bool, ranks: int, clock: Clock,
+               automatic: tuple[str, ...], call: Call
                ) -> tuple[PaceState, list[Any]]:
     """Traces the step, and evaluates it with stamps: the state after it, and its results, flat."""
     closed = jax.make_jaxpr(call.traced)(*call.leaves)
@@ -290,35 +305,41 @@ class Instrumented(Recordable):
     index = jax.lax.axis_index(self.axis)
     holder, digest = self._holder(one, share)
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
-                            self.max_delay if self.pacer is not None else None, share, self._job(one, written, share),
-                            mapped=not stacked, automatic=bool(automatic), holder=holder, digest=digest)
-    outputs, measured = rewrite.run(written, clock, before, call.leaves, self._mark if marked.inside else None)
+                                self.max_delay if self.pacer is not None else None, share,
+                                self._job(one, written, share), mapped=not stacked,
+                                automatic=bool(automatic), holder=holder, digest=digest)
+    outputs, measured = rewrite.run(written, clock, before, call.leaves,
+                                    self._mark if marked.inside else None)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
     self.plan = Plan(
-        axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks, collectives=written.collectives,
-        unstamped=written.unstamped, share=share, share_reason=reason,
-        carrier=written.carrier.slot if share and written.carrier else None, decisions=names, overflow=written.overflow,
-        holds=holder is not None, inside=inside.placed(marked, written),
-        program=self._number if marked.inside else None,
-        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic, *unmarked, *untimed,
-                 *holds.notices(self.holds, written, measured.held)))
+        axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks,
+        collectives=written.collectives, unstamped=written.unstamped, share=share,
+        share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
+        decisions=names, overflow=written.overflow, holds=holder is not None,
+        inside=inside.placed(marked, written), program=self._number if marked.inside else None,
+        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
+                 *unmarked, *untimed, *holds.notices(self.holds, written, measured.held)))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, outputs
 
-  def _marked(self, flat: program.Program, clock: Clock, automatic: bool) -> tuple[inside.Marked, tuple[str, ...]]:
-    """Puts marks around the collectives that stamps can't reach; and a notice, where they can't be either."""
+  def _marked(self, flat: program.Program, clock: Clock,
+              automatic: bool) -> tuple[inside.Marked, tuple[str, ...]]:
+    """Puts marks around the collectives that stamps can't reach; and a notice, where they can't be
+    either."""
     if not flat.hidden:
       return inside.Marked(flat, (), ()), ()
-    why = ("" if clock.name == "native" else f"that takes the native clock, not {clock.name!r}.") or (
-        "some axes of the mesh are the compiler's." if automatic else marks.unavailable())
+    why = ("" if clock.name == "native"
+           else f"that takes the native clock, not {clock.name!r}.") or (
+               "some axes of the mesh are the compiler's." if automatic else marks.unavailable())
     if not why and self._number is None:
       self._number = marks.next_program()
       if self._number >= marks.MOST_PROGRAMS:
         why = "this process has too many programs with marks."
     if why:
-      return inside.Marked(flat, (), ()), (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",)
+      return (inside.Marked(flat, (), ()),
+              (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",))
     return inside.marked(flat, self.axis, self._mark, slot_tags(self.slots)[0]), ()
 
   def _mark(self, values: list[jax.Array], *waited: jax.Array, tag: int) -> list[jax.Array]:
@@ -326,7 +347,8 @@ class Instrumented(Recordable):
     return native.mark(values, *waited, program=self._number, tag=tag)
 
   def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
-    """This rank's state without the axis of ranks, and whether there was one (shard_map) or not (pmap)."""
+    """This rank's state without the axis of ranks, and whether there was one (shard_map) or not
+    (pmap)."""
     stacked = jnp.ndim(pace.step) == 1
     checks.whole_mesh_named(pace)
     return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
@@ -341,27 +363,32 @@ class Instrumented(Recordable):
       return False, "not shared: share=None"
     refusal = sharing.refusal(written.carrier, self.axis)
     if refusal and by_speed:
-      raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and that can't be shared: "
-                       f"{refusal}.")
+      raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and that "
+                       f"can't be shared: {refusal}.")
     if refusal:
       return False, f"not shared: {refusal}"
     if self.share_wanted == "auto" and self.pacer is None and clock.in_stream:
-      return False, "not shared: no pacer would see it, and it would be some kernels more (share=True shares)"
+      return False, ("not shared: no pacer would see it, and it would be some kernels more "
+                     "(share=True shares)")
     processes = jax.process_count()
     platform = self._platform or jax.default_backend()
     # All ranks must hold alike, and share out work alike.
     needed = self.holds or by_speed
     if self.share_wanted == "auto" and not needed and platform == "cpu" and processes > 2:
       # gloo sends every operand in turn: one more operand is one more round of messages.
-      return False, f"not shared: gloo would send {processes} processes one more message a step (share=True shares)"
-    return True, "shared in the all-reduce of collective " + str(written.carrier.slot if written.carrier else 0)
+      return False, (f"not shared: gloo would send {processes} processes one more message a step "
+                     "(share=True shares)")
+    return (True, "shared in the all-reduce of collective "
+            + str(written.carrier.slot if written.carrier else 0))
 
   def _holder(self, one: PaceState, share: bool) -> tuple[holds.Holder | None, jax.Array | None]:
     """Who is asked before collectives, and what ranks compare; nobody where they can't."""
     packed = checks.packed_pacer(one)
-    if not self.holds or not share or self.pacer is None or packed is None or isinstance(one.alike, tuple):
+    if (not self.holds or not share or self.pacer is None or packed is None
+        or isinstance(one.alike, tuple)):
       return None, None
-    holder = holds.Holder(self.pacer, self.max_hold, one.step, packing.unpack(packed), one.alike, self.axis)
+    holder = holds.Holder(self.pacer, self.max_hold, one.step, packing.unpack(packed), one.alike,
+                          self.axis)
     return holder, holds.digest(packed, self.pacer)
 
   def _job(self, one: PaceState, written: script.Script, share: bool) -> jax.Array:
@@ -377,19 +404,23 @@ class Instrumented(Recordable):
     mine = jnp.arange(ranks, dtype=jnp.int32) == index
     arrivals, delays = measured.arrivals, measured.delays
     if arrivals is None or delays is None:
-      arrivals, delays = jnp.where(mine, measured.arrival, nothing), jnp.where(mine, measured.delay, nothing)
+      arrivals, delays = (jnp.where(mine, measured.arrival, nothing),
+                          jnp.where(mine, measured.delay, nothing))
     decision, pacer = Decision(jnp.float32(0), {}), checks.packed_pacer(one)
     names: tuple[str, ...] = ()
     step_time, transfers = one.step_time, one.transfers
     if self.pacer is not None and pacer is not None:
       waits = jnp.stack([*measured.waits, *([nothing] * (self.slots - len(measured.waits)))])
       first = words.is_zero(one.last_exit)
-      step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, measured.last_exit))
+      step_time = jnp.where(first, nothing,
+                            words.seconds_between(one.last_exit, measured.last_exit))
       held: jax.Array | tuple[()] = ()
       if measured.pacer is not None:
-        held = self._by_slot({slot: each.seconds for slot, each in measured.held.items()}, jnp.float32(0))
+        held = self._by_slot({slot: each.seconds for slot, each in measured.held.items()},
+                             jnp.float32(0))
       shared = self._shared(measured)
-      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time, shared, held)
+      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time,
+                                       shared, held)
       decision, after = pacing.decide(
           self.pacer, seen, packing.unpack(pacer) if measured.pacer is None else measured.pacer)
       pacer = packing.pack(after, pacer.layout)
@@ -398,10 +429,12 @@ class Instrumented(Recordable):
     info += [jnp.float32(0)] * (ring.MAX_DECISIONS - len(info))
     row = self._row(one, measured)
     return PaceState(
-        ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None], one.step % jnp.int32(self.rows), 0),
+        ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None],
+                                                 one.step % jnp.int32(self.rows), 0),
         step=one.step + jnp.int32(1), rank=one.rank, last_exit=measured.last_exit,
         delay=decision.delay, info=jnp.stack(info), arrivals=arrivals,
-        delays=delays, step_time=step_time, transfers=transfers, pacer=() if pacer is None else pacer,
+        delays=delays, step_time=step_time, transfers=transfers,
+        pacer=() if pacer is None else pacer,
         alike=one.alike if measured.digests is None else holds.alike(measured.digests)), names
 
   def _by_slot(self, values: dict[int, jax.Array], otherwise: jax.Array) -> jax.Array:
@@ -416,17 +449,20 @@ class Instrumented(Recordable):
     def filled(values: jax.Array) -> jax.Array:
       return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=np.float32(np.nan))
 
-    return pacing.Shared(measured.job[0], filled(measured.job[1:before]), filled(measured.job[before:]))
+    return pacing.Shared(measured.job[0], filled(measured.job[1:before]),
+                         filled(measured.job[before:]))
 
   def _row(self, one: PaceState, measured: rewrite.Measurements) -> jax.Array:
     bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
-    head = jnp.stack([one.step.astype(jnp.uint32), jnp.uint32(ring.VALID), bits(one.delay), bits(measured.delay)])
-    # Last stamp first, then turned round: XLA, walking through operands, must meet the step's results before the
-    # earlier stamps (see ORDER in jaxpace.execution.native).
+    head = jnp.stack([one.step.astype(jnp.uint32), jnp.uint32(ring.VALID), bits(one.delay),
+                      bits(measured.delay)])
+    # Last stamp first, then turned round: XLA, walking through operands, must meet the step's
+    # results before the earlier stamps (see ORDER in jaxpace.execution.native).
     stamps = jax.lax.rev(jnp.stack(measured.stamps[::-1]), (0,)).reshape(-1)
     unknown = jnp.float32(np.nan)
     held = [bits(jnp.stack([each.lost, each.heard] if each else [unknown, unknown]))
-            for each in map(measured.held.get, range(len(measured.waits)))] if measured.pacer is not None else []
+            for each in map(measured.held.get,
+                            range(len(measured.waits)))] if measured.pacer is not None else []
     width = ring.row_width(self.slots, self.holds) - ring.STAMPS - stamps.shape[0] - 2 * len(held)
     return jnp.concatenate([head, bits(one.info), stamps, *held, jnp.zeros((width,), jnp.uint32)])
 
@@ -435,10 +471,12 @@ class Instrumented(Recordable):
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step was instrumented, as plain JSON values."""
     pacer = self.pacer
-    name: str | None = getattr(pacer.update, "__qualname__", repr(pacer)).split(".")[0] if pacer is not None else None
+    name: str | None = (getattr(pacer.update, "__qualname__", repr(pacer)).split(".")[0]
+                        if pacer is not None else None)
     return {"step": getattr(self.step, "__qualname__", repr(self.step)), "axis": list(self.axis),
-            "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots, "rows": self.rows,
-            "max_delay": self.max_delay, **({"max_hold": self.max_hold} if self.holds else {}), "phases": self.phases,
+            "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots,
+            "rows": self.rows, "max_delay": self.max_delay,
+            **({"max_hold": self.max_hold} if self.holds else {}), "phases": self.phases,
             "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
 
 

@@ -326,4 +326,5 @@ def _is_jitted(jitted: Any) -> None:
   if not callable(jitted) or not hasattr(inner, "lower"):
     raise TypeError(
         f"jaxpace.observe takes a jitted function, not {jitted!r}: `jaxpace.observe(jax.jit("
-        "train_step, ...))`. For a per-device function under shard_map, jit what shard_map returns.")
+        "train_step, ...))`. For a per-device function under shard_map, jit what "
+        "shard_map returns.")

@@ -86,8 +86,9 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
   fresh = fresh._replace(step=_like(fresh.step, np.broadcast_to(_one(steps), fresh.step.shape)))
   here, there = fresh.arrivals.shape, np.shape(ranks)
   if len(there) != len(here) or 0 in there:
-    raise TypeError(f"The saved pace state's 'arrivals' have the shape {list(there)}, which no pace state has: it is "
-                    "damaged, or is something else. restore_pace(None, paced, mesh) starts anew.")
+    raise TypeError(f"The saved pace state's 'arrivals' have the shape {list(there)}, which no "
+                    "pace state has: it is damaged, or is something else. restore_pace(None, "
+                    "paced, mesh) starts anew.")
   if here != there:
     # Along the data axis if that differs; else in all, where other axes of the mesh do.
     what, place = ("ranks", -1) if there[-1] != here[-1] else ("devices", 0)
@@ -119,7 +120,8 @@ def _field(saved: Any, name: str) -> Any:
 
 
 def _packed(like: Packed | tuple[()], saved: Any) -> Any:
-  """Gives a saved pacer's state the structure of `like`; ValueError, in words, where it is of another layout."""
+  """Gives a saved pacer's state the structure of `like`; ValueError, in words, where it is of
+  another layout."""
   if not isinstance(like, Packed):
     return _typed(like, saved)
   if isinstance(saved, Packed):
@@ -179,11 +181,13 @@ def _one(steps: Any) -> np.ndarray:
   shards = steps.addressable_shards if isinstance(steps, jax.Array) else ()
   local = np.asarray(shards[0].data if shards else steps).reshape(-1)
   whole = local.size > 0 and (np.issubdtype(local.dtype, np.integer) or (
-      np.issubdtype(local.dtype, np.floating) and bool(np.isfinite(local[0])) and local[0] == np.rint(local[0])))
+      np.issubdtype(local.dtype, np.floating) and bool(np.isfinite(local[0]))
+      and local[0] == np.rint(local[0])))
   if not whole or not 0 <= local[0] <= np.iinfo(np.int32).max:
     holds = f"{local.dtype}{list(np.shape(steps))}" + (f" {local[0]}" if local.size else "")
-    raise TypeError(f"The saved pace state's 'step' is no number of steps but {holds}: the checkpoint's pace state is "
-                    "damaged, or is something else. restore_pace(None, paced, mesh) starts anew.")
+    raise TypeError(f"The saved pace state's 'step' is no number of steps but {holds}: the "
+                    "checkpoint's pace state is damaged, or is something else. restore_pace(None, "
+                    "paced, mesh) starts anew.")
   return local[0].astype(np.int32)
 
 

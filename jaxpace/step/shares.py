@@ -1,4 +1,5 @@
-"""The data follow the counts: what this process loads for a step whose micro-batches are shared by speed."""
+"""The data follow the counts: what this process loads for a step whose micro-batches are shared by
+speed."""
 
 from __future__ import annotations
 
@@ -21,15 +22,17 @@ from jaxpace.step import checks
 
 def shares(mesh: Mesh, *, examples: int, size: int, micro_batches: int, capacity: int,
            axis_name: str | Sequence[str] = "data", seed: int = 0, shuffle: bool = True) -> Shares:
-  """Says, step by step, which micro-batches of the global batch this process loads, by the counts in the pace state.
+  """Says, step by step, which micro-batches of the global batch this process loads, by the counts
+  in the pace state.
 
       feed = jaxpace.shares(mesh, examples=len(source), size=8, micro_batches=32, capacity=16)
       for _ in range(steps):
         share = feed.next(pace)
         pace, (state, loss) = step(pace, state, share.batch(source), share.counts)
 
-  Every example is trained on once an epoch, whatever changes when (`DataOrder`); a restart goes on at the step that the
-  restored pace state says. `next` never waits for the step under way: a step's counts were decided two steps before it.
+  Every example is trained on once an epoch, whatever changes when (`DataOrder`); a restart goes on
+  at the step that the restored pace state says. `next` never waits for the step under way: a step's
+  counts were decided two steps before it.
 
   Args:
     mesh: of the step.
@@ -51,8 +54,8 @@ def shares(mesh: Mesh, *, examples: int, size: int, micro_batches: int, capacity
   room = fields.whole("capacity", capacity, 1, micro_batches)
   ranks = int(np.prod([mesh.shape[name] for name in names]))
   if ranks * room < micro_batches:
-    raise ValueError(f"capacity={room} is too small: {ranks} ranks have room for {ranks * room} micro-batches, and the "
-                     f"global batch has {micro_batches}.")
+    raise ValueError(f"capacity={room} is too small: {ranks} ranks have room for {ranks * room} "
+                     f"micro-batches, and the global batch has {micro_batches}.")
   return Shares(mesh, names, order, room)
 
 
@@ -75,27 +78,33 @@ class Share:
     """Loads this process's part.
 
     Args:
-      source: arrays in memory, whose first axis is examples, or a tree of them; or anything that has an example at each
-        number, `source[number]`, an array or a tree of arrays: Grain's `RandomAccessDataSource`, a list.
+      source: arrays in memory, whose first axis is examples, or a tree of them; or anything that
+        has an example at each number, `source[number]`, an array or a tree of arrays: Grain's
+        `RandomAccessDataSource`, a list.
 
     Returns:
       The same tree in numpy: [L * capacity, size, ...], zeros where there is room to spare.
     """
     leaves = jax.tree.leaves(source)
-    if leaves and all(isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim for leaf in leaves) and not isinstance(
-        source, list):
-      return self._laid_out([jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], source) for n in self.numbers])
+    if (leaves and all(isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim for leaf in leaves)
+        and not isinstance(
+            source, list)):
+      return self._laid_out([jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], source)
+                             for n in self.numbers])
     parts = [_stacked([source[int(i)] for i in n.reshape(-1)], n.shape) for n in self.numbers]
     if all(part is None for part in parts):
       # Nothing to run, and the room for it has the shape of an example all the same.
-      parts[0] = jax.tree.map(lambda leaf: leaf[:0], _stacked([source[0]] * self.size, (1, self.size)))
+      parts[0] = jax.tree.map(lambda leaf: leaf[:0],
+                              _stacked([source[0]] * self.size, (1, self.size)))
     return self._laid_out(parts)
 
   def draw(self, examples: Iterator[Any]) -> Any:
-    """Takes the next examples of an iterator that belongs to this process, as many as its ranks run.
+    """Takes the next examples of an iterator that belongs to this process, as many as its ranks
+    run.
 
-    For data that can't be had by number. What is drawn is trained on, and nothing is skipped; but a quick process goes
-    through its part of the data sooner. `Shares.drawn` says how many it has drawn, for a restart.
+    For data that can't be had by number. What is drawn is trained on, and nothing is skipped; but a
+    quick process goes through its part of the data sooner. `Shares.drawn` says how many it has
+    drawn, for a restart.
 
     Args:
       examples: yields an example, an array or a tree of arrays.
@@ -103,23 +112,26 @@ class Share:
     Returns:
       As `take`.
     """
-    return self._laid_out([_stacked([next(examples) for _ in range(n.size)], n.shape) for n in self.numbers])
+    return self._laid_out([_stacked([next(examples) for _ in range(n.size)], n.shape)
+                           for n in self.numbers])
 
   def batch(self, source: Any) -> Any:
-    """Loads this process's part and lays it out over the mesh: [R * capacity, size, ...], split along the data axis."""
+    """Loads this process's part and lays it out over the mesh: [R * capacity, size, ...], split
+    along the data axis."""
     return self.put(self.take(source))
 
   def put(self, local: Any) -> Any:
     """Lays this process's part, of `take` or `draw`, out over the mesh. Every process calls it."""
-    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.sharding, leaf), local)
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.sharding, leaf),
+                        local)
 
   def _laid_out(self, parts: list[Any]) -> Any:
     """Puts the ranks' examples, trees of [count, size, ...] or None for none, into their room."""
     some = next((part for part in parts if part is not None), None)
     if some is None:
-      raise ValueError(f"This process's ranks, {', '.join(map(str, self.ranks))}, run no micro-batch in step "
-                       f"{self.step}, so it cannot tell what one looks like. Let every rank have one: "
-                       "share_by_speed(..., least=1).")
+      raise ValueError(f"This process's ranks, {', '.join(map(str, self.ranks))}, run no "
+                       f"micro-batch in step {self.step}, so it cannot tell what one looks like. "
+                       "Let every rank have one: share_by_speed(..., least=1).")
 
     def whole(place: int) -> np.ndarray:
       like = jax.tree.leaves(some)[place]
@@ -130,7 +142,8 @@ class Share:
           room[rank, :len(rows)] = rows
       return room.reshape(-1, *room.shape[2:])
 
-    return jax.tree.unflatten(jax.tree.structure(some), [whole(i) for i in range(len(jax.tree.leaves(some)))])
+    return jax.tree.unflatten(jax.tree.structure(some),
+                              [whole(i) for i in range(len(jax.tree.leaves(some)))])
 
 
 def _stacked(rows: list[Any], shape: tuple[int, ...]) -> Any:
@@ -150,19 +163,22 @@ class Shares:
     self._ranks = int(np.prod(sizes))
     axes = [mesh.axis_names.index(name) for name in names]
     mine = {int(np.ravel_multi_index([place[axis] for axis in axes], sizes))
-            for place, device in np.ndenumerate(mesh.devices) if device.process_index == jax.process_index()}
+            for place, device in np.ndenumerate(mesh.devices)
+            if device.process_index == jax.process_index()}
     self.ranks = tuple(sorted(mine))
     self._step: int | None = None
     self._ahead: Callable[[], SharedWork] | None = None
 
   def next(self, pace: PaceState) -> Share:
-    """Returns what to load for the step that is about to be dispatched. Once a step, on every process.
+    """Returns what to load for the step that is about to be dispatched. Once a step, on every
+    process.
 
     Args:
       pace: the pace state that the step will be given; it may be donated to it afterwards.
 
     Raises:
-      ValueError: the step shares out no work, or its counts are of another mesh or another global batch.
+      ValueError: the step shares out no work, or its counts are of another mesh or another global
+        batch.
     """
     checks.is_pace(pace)
     later = _copied(pace)
@@ -184,16 +200,19 @@ class Shares:
     """
     counts = np.asarray(counts, np.int32)
     if counts.shape != (self._ranks,):
-      raise ValueError(f"The counts are of {counts.size} ranks, and the mesh has {self._ranks} along the data axis: "
-                       "they are of another mesh. A pace state from a checkpoint goes through jaxpace.restore_pace.")
+      raise ValueError(f"The counts are of {counts.size} ranks, and the mesh has {self._ranks} "
+                       "along the data axis: they are of another mesh. A pace state from a "
+                       "checkpoint goes through jaxpace.restore_pace.")
     if counts.max() > self.capacity:
-      raise ValueError(f"A rank is to run {counts.max()} micro-batches, and capacity={self.capacity}: give "
-                       "jaxpace.shares the capacity of jaxpace.share_by_speed.")
+      raise ValueError(f"A rank is to run {counts.max()} micro-batches, and "
+                       f"capacity={self.capacity}: give jaxpace.shares the capacity of "
+                       "jaxpace.share_by_speed.")
     numbers = tuple(self.order.numbers(step, counts, rank) for rank in self.ranks)
     return Share(step, counts, self.ranks, numbers, self.capacity, self.sharding, self.order.size)
 
   def drawn(self, pace: PaceState) -> int:
-    """Returns how many examples this process's ranks have been given before the next step: to skip in a restart.
+    """Returns how many examples this process's ranks have been given before the next step: to skip
+    in a restart.
 
     Of jobs whose number of ranks did not change. Waits for the step under way.
     """
@@ -223,7 +242,8 @@ def _copied(pace: PaceState) -> Callable[[], SharedWork]:
     one: SharedWork = found(packing.unpack(here))
     counts, ran = np.asarray(one.counts), np.asarray(one.ran)
     # The axis of ranks in front, of `shard_map`.
-    return one._replace(counts=counts.reshape(-1, *counts.shape[-2:])[0], ran=ran.reshape(-1, ran.shape[-1])[0])
+    return one._replace(counts=counts.reshape(-1, *counts.shape[-2:])[0],
+                        ran=ran.reshape(-1, ran.shape[-1])[0])
 
   return state
 

@@ -1,4 +1,5 @@
-"""Faults of made-up jobs: what goes wrong, on which ranks, when, and what the host would show of it."""
+"""Faults of made-up jobs: what goes wrong, on which ranks, when, and what the host would show of
+it."""
 
 from __future__ import annotations
 
@@ -17,22 +18,26 @@ MECHANISMS = ("work", "preempted", "stopped", *PAUSES, "none")
 class Fault:
   """One thing that goes wrong in a made-up job.
 
-  Kinds: "compute" and "gap" make the forward pass or the gap of `ranks` longer in every step; "pause" stops ranks in
-  the gap now and then; "rotating" makes another rank's forward pass longer every `period` steps; "jitter" makes
-  everyone's forward pass longer by an exponential amount; "contention" makes transfers longer.
+  Kinds: "compute" and "gap" make the forward pass or the gap of `ranks` longer in every step;
+  "pause" stops ranks in the gap now and then; "rotating" makes another rank's forward pass longer
+  every `period` steps; "jitter" makes everyone's forward pass longer by an exponential amount;
+  "contention" makes transfers longer.
   """
 
   kind: str
   seconds: float
   ranks: tuple[int, ...] = ()
-  """Ranks struck; none means all. For "contention", those whose host's link is the slow one; none means the trunk."""
+  """Ranks struck; none means all. For "contention", those whose host's link is the slow one; none
+  means the trunk."""
   begin: float = 0.0
   end: float = 1.0
   """From and to which share of the run."""
   probability: float = 1.0
-  """That it strikes a rank in a step; for "contention" a step, for "pause" with `aligned` all ranks at once."""
+  """That it strikes a rank in a step; for "contention" a step, for "pause" with `aligned` all ranks
+  at once."""
   period: int = 1
-  """Steps after which "rotating" passes on to the next rank; "contention" comes and goes in stretches this long."""
+  """Steps after which "rotating" passes on to the next rank; "contention" comes and goes in
+  stretches this long."""
   aligned: bool = False
   """Whether "pause" strikes all ranks in the same steps."""
   mechanism: str = "none"

@@ -1,8 +1,10 @@
-"""Writes observed runs whose truth is known: many collectives a step, in loops, each with groups of its own.
+"""Writes observed runs whose truth is known: many collectives a step, in loops, each with groups of
+its own.
 
-The job is a transformer's step under plain `jit` on a mesh of data x fsdp x tensor: a loop over the layers forward and
-one backward, parameters gathered and gradients scattered over `fsdp`, activations summed over `tensor`, gradients over
-`data`, a norm over all. Each rank has a time of its own, t; a collective lets the ranks of a group out together at
+The job is a transformer's step under plain `jit` on a mesh of data x fsdp x tensor: a loop over the
+layers forward and one backward, parameters gathered and gradients scattered over `fsdp`,
+activations summed over `tensor`, gradients over `data`, a norm over all. Each rank has a time of
+its own, t; a collective lets the ranks of a group out together at
 
     t = max over the group of (t + busy) + transfer,
 
@@ -32,12 +34,12 @@ NOISES = ("normal", "exponential", "heavy")
 class LayerFault:
   """One thing that goes wrong.
 
-  Kinds: "late" makes `ranks` busy for longer in `layer`, in each step ("forward" or "backward", as `phase` says;
-  without a layer a part of it in each); "pause" stops a process in the gap before a step now and then, to collect
-  garbage; "rotating" makes
-  another rank late in `layer` every `period` steps; "jitter" makes everyone's work in each layer longer by an
-  exponential amount, `seconds` a step on average; "contention" makes the transfers along `axis` longer, by `seconds`
-  a step.
+  Kinds: "late" makes `ranks` busy for longer in `layer`, in each step ("forward" or "backward", as
+  `phase` says; without a layer a part of it in each); "pause" stops a process in the gap before a
+  step now and then, to collect garbage; "rotating" makes another rank late in `layer` every
+  `period` steps; "jitter" makes everyone's work in each layer longer by an exponential amount,
+  `seconds` a step on average; "contention" makes the transfers along `axis` longer, by `seconds` a
+  step.
   """
 
   kind: str
@@ -128,11 +130,13 @@ def places(job: ObservedJob) -> tuple[Place, ...]:
   """The collectives of a step, in their order."""
   mesh = np.arange(job.ranks).reshape(job.data, job.fsdp, job.tensor)
   axes = {"data": mesh.transpose(1, 2, 0), "fsdp": mesh.transpose(0, 2, 1), "tensor": mesh}
-  groups = {name: tuple(map(tuple, rows.reshape(-1, rows.shape[-1]).tolist())) for name, rows in axes.items()}
+  groups = {name: tuple(map(tuple, rows.reshape(-1, rows.shape[-1]).tolist()))
+            for name, rows in axes.items()}
   groups["data,fsdp,tensor"] = (tuple(range(job.ranks)),)
   alone = job.fsdp == job.tensor == 1
   bodies = {"forward": [("all-gather", "fsdp", 64), ("all-reduce", "tensor", 81)],
-            "backward": [("all-gather", "fsdp", 64), ("all-reduce", "tensor", 81), ("reduce-scatter", "fsdp", 64)]}
+            "backward": [("all-gather", "fsdp", 64), ("all-reduce", "tensor", 81),
+                         ("reduce-scatter", "fsdp", 64)]}
   if alone:
     bodies = {"forward": [], "backward": [("all-reduce", "data", 97)]}
   ends = [] if alone else [("all-reduce", "data", 97)]
@@ -152,13 +156,15 @@ def places(job: ObservedJob) -> tuple[Place, ...]:
       for at, (kind, axis, line) in enumerate(body):
         name = f"{kind}.{of + at}" + (f"@{turn}" if turn else "")
         found.append(Place(of + at, name, kind, axis, groups[axis], phase, f"model.py:{line}",
-                           ((f"while.{which}", turn, job.layers),), spent * turns[turn] / len(body) + owed, 0.0))
+                           ((f"while.{which}", turn, job.layers),),
+                           spent * turns[turn] / len(body) + owed, 0.0))
         owed = 0.0
     of += len(body)
   ends = [entry for entry in ends if size[entry[1]] > 1]
   for kind, axis, line in ends + ([("all-reduce", "data,fsdp,tensor", 120)] if job.norm else []):
-    found.append(Place(of, f"{kind}.{of}", kind, axis, groups[axis], "update" if "," in axis else "backward",
-                       f"train.py:{line}", (), 1e-4 + owed, 0.0))
+    found.append(Place(of, f"{kind}.{of}", kind, axis, groups[axis],
+                       "update" if "," in axis else "backward", f"train.py:{line}", (),
+                       1e-4 + owed, 0.0))
     owed = 0.0
     of += 1
   each = job.transfer / max(1, len(found))
@@ -204,14 +210,15 @@ def _noise(job: ObservedJob, random: np.random.Generator, shape: tuple[int, ...]
   if not job.noise:
     return np.ones(shape)
   if job.noise_kind == "normal":
-    return np.maximum(1 + job.noise * random.standard_normal(shape, np.float32), 0.1).astype(np.float64)
+    return np.maximum(1 + job.noise * random.standard_normal(shape, np.float32),
+                      0.1).astype(np.float64)
   if job.noise_kind == "exponential":
     return 1 + random.exponential(job.noise, shape)
   return 1 + job.noise * random.lognormal(-1.0, 1.5, shape)
 
 
-def _strike(job: ObservedJob, at: Sequence[Place], fault: LayerFault, random: np.random.Generator, busy: np.ndarray,
-            transfer: np.ndarray, gap: np.ndarray) -> None:
+def _strike(job: ObservedJob, at: Sequence[Place], fault: LayerFault, random: np.random.Generator,
+            busy: np.ndarray, transfer: np.ndarray, gap: np.ndarray) -> None:
   """Adds a fault to what the ranks do."""
   slots, ranks, steps = busy.shape
   own = list(fault.ranks) or list(range(ranks))
@@ -221,7 +228,8 @@ def _strike(job: ObservedJob, at: Sequence[Place], fault: LayerFault, random: np
     some = [c for c, place in enumerate(at) if fault.axis in (None, place.axis)]
     stretch = np.arange(steps) // fault.period
     struck = during & (random.random(int(stretch[-1]) + 1) < fault.probability)[stretch]
-    transfer[np.array(some)[:, None], :, np.flatnonzero(struck)] += fault.seconds / max(1, len(some))
+    transfer[np.array(some)[:,
+                            None], :, np.flatnonzero(struck)] += (fault.seconds / max(1, len(some)))
     return
   if fault.kind == "pause":
     owner = process_of(job)
@@ -252,9 +260,11 @@ def process_of(job: ObservedJob) -> np.ndarray:
   return np.repeat(np.arange(job.processes), [len(group) for group in groups])
 
 
-def _play(at: Sequence[Place], time: np.ndarray, busy: np.ndarray, transfer: np.ndarray, wait: np.ndarray
+def _play(at: Sequence[Place], time: np.ndarray, busy: np.ndarray, transfer: np.ndarray,
+          wait: np.ndarray
           ) -> np.ndarray:
-  """Lets the ranks go through the collectives of [R, k] steps that begin at `time`; fills `wait`, returns the ends."""
+  """Lets the ranks go through the collectives of [R, k] steps that begin at `time`; fills `wait`,
+  returns the ends."""
   for c, place in enumerate(at):
     ready = time + busy[c]
     out = np.empty_like(ready)
@@ -265,8 +275,8 @@ def _play(at: Sequence[Place], time: np.ndarray, busy: np.ndarray, transfer: np.
   return time
 
 
-def write(directory: str | pathlib.Path, job: ObservedJob, *, truth: ObservedTruth | None = None, run: str = "observed",
-          first_step: int = 0, attempt: int = 0) -> ObservedTruth:
+def write(directory: str | pathlib.Path, job: ObservedJob, *, truth: ObservedTruth | None = None,
+          run: str = "observed", first_step: int = 0, attempt: int = 0) -> ObservedTruth:
   """Writes the job as a recorder would have, on clocks with an origin of their own.
 
   Args:
@@ -289,8 +299,9 @@ def write(directory: str | pathlib.Path, job: ObservedJob, *, truth: ObservedTru
   for process, ranks in enumerate(np.array_split(np.arange(job.ranks), job.processes)):
     write_process_file(path, job, run, process, ranks, attempt)
     origin = 10**15 + 7 * 10**14 * process
-    for table, columns in rows(job, truth, ranks, steps, np.flatnonzero(is_detailed(steps, stretch)),
-                               process=process, attempt=attempt, origin=origin).items():
+    for table, columns in rows(job, truth, ranks, steps,
+                               np.flatnonzero(is_detailed(steps, stretch)), process=process,
+                               attempt=attempt, origin=origin).items():
       PartStore(path, table, run, process).append(columns)
   return truth
 
@@ -298,30 +309,33 @@ def write(directory: str | pathlib.Path, job: ObservedJob, *, truth: ObservedTru
 def information(job: ObservedJob, at: Sequence[Place], run: str, stretch: int) -> dict[str, Any]:
   """`run.json` of the job."""
   collectives = [{
-      "slot": slot, "name": place.name, "primitives": [place.kind], "kind": place.kind, "axis": place.axis,
-      "bytes": 1 << 20, "operands": 1, "dtypes": ["float32"], "phase": place.phase,
-      "groups": [list(group) for group in place.groups], "rank_pairs": None,
+      "slot": slot, "name": place.name, "primitives": [place.kind], "kind": place.kind,
+      "axis": place.axis, "bytes": 1 << 20, "operands": 1, "dtypes": ["float32"],
+      "phase": place.phase, "groups": [list(group) for group in place.groups], "rank_pairs": None,
       "operation": f"jit(train_step)/{place.phase}/{place.kind}", "source": place.source,
-      "loops": [list(loop) for loop in place.loops], "of": place.of} for slot, place in enumerate(at)]
+      "loops": [list(loop) for loop in place.loops], "of": place.of}
+                 for slot, place in enumerate(at)]
   mesh = {"data": job.data, "fsdp": job.fsdp, "tensor": job.tensor}
   return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": job.ranks,
-          "processes": job.processes, "clock": "marks", "settings": {"mesh": mesh, "axis": list(mesh)},
+          "processes": job.processes, "clock": "marks",
+          "settings": {"mesh": mesh, "axis": list(mesh)},
           "plan": {"ranks": job.ranks, "clock": "marks", "marks": [], "collectives": collectives,
                    "detail": {"every": stretch}}}
 
 
-def write_process_file(path: pathlib.Path, job: ObservedJob, run: str, process: int, ranks: np.ndarray,
-                       attempt: int = 0) -> None:
+def write_process_file(path: pathlib.Path, job: ObservedJob, run: str, process: int,
+                       ranks: np.ndarray, attempt: int = 0) -> None:
   """Writes what a process says of itself."""
   rundir.write_json(
       path / "process" / f"{process}.json",
       {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt, "process": process,
-       "hostname": f"host{process * job.hosts // job.processes}", "pid": 1000 + process, "ranks": ranks.tolist(),
-       "closed_cleanly": True})
+       "hostname": f"host{process * job.hosts // job.processes}", "pid": 1000 + process,
+       "ranks": ranks.tolist(), "closed_cleanly": True})
 
 
-def rows(job: ObservedJob, truth: ObservedTruth, ranks: np.ndarray, steps: np.ndarray, detailed: np.ndarray, *,
-         process: int, attempt: int = 0, origin: int = 0) -> dict[str, Columns]:
+def rows(job: ObservedJob, truth: ObservedTruth, ranks: np.ndarray, steps: np.ndarray,
+         detailed: np.ndarray, *, process: int, attempt: int = 0,
+         origin: int = 0) -> dict[str, Columns]:
   """Makes the rows that a process would have recorded.
 
   Args:
@@ -358,23 +372,29 @@ def rows(job: ObservedJob, truth: ObservedTruth, ranks: np.ndarray, steps: np.nd
 
   keys: Columns = {
       "step": np.tile(steps, number), "rank": np.repeat(ranks.astype(np.int32), size),
-      "process": np.full(size * number, process, np.int32), "attempt": np.full(size * number, attempt, np.int32)}
+      "process": np.full(size * number, process, np.int32),
+      "attempt": np.full(size * number, attempt, np.int32)}
   first = np.tile(np.arange(size) == 0, number)
   made: dict[str, Columns] = {"steps": {
       **keys, "start_ns": times(begin + started + gap), "end_ns": times(leave[-1] + job.update),
-      **{f"{name}_ns": durations(values) for name, values in phase.items()}, "sync_ns": durations(sync),
-      "last_exit_ns": times(leave[-1]), "gap_ns": np.ma.masked_array(durations(gap), first),
-      "cpu_ns": durations(sum(phase.values(), np.zeros((number, size)))), "gc_ns": durations(truth.paused[ranks])}}
+      **{f"{name}_ns": durations(values) for name, values in phase.items()},
+      "sync_ns": durations(sync), "last_exit_ns": times(leave[-1]),
+      "gap_ns": np.ma.masked_array(durations(gap), first),
+      "cpu_ns": durations(sum(phase.values(), np.zeros((number, size)))),
+      "gc_ns": durations(truth.paused[ranks])}}
   slots, some = len(truth.places), len(detailed)
   if some:
     cells = slots * number * some
-    names, axes = (np.array([getattr(place, key) for place in truth.places]) for key in ("name", "axis"))
-    slot = np.tile(np.arange(slots, dtype=np.int32), number * some)  # a step's rows of a rank stand together
+    names, axes = (np.array([getattr(place, key) for place in truth.places])
+                   for key in ("name", "axis"))
+    # a step's rows of a rank stand together
+    slot = np.tile(np.arange(slots, dtype=np.int32), number * some)
     enter = (leave - own_wait)[..., detailed]
     made["collectives"] = {
         "step": np.repeat(np.tile(steps[detailed], number), slots),
         "rank": np.repeat(np.repeat(ranks.astype(np.int32), some), slots),
         "process": np.full(cells, process, np.int32), "attempt": np.full(cells, attempt, np.int32),
-        "collective": slot, "name": names[slot], "axis": axes[slot], "bytes": np.full(cells, 1 << 20, np.int64),
-        "enter_ns": times(np.moveaxis(enter, 0, -1)), "exit_ns": times(np.moveaxis(leave[..., detailed], 0, -1))}
+        "collective": slot, "name": names[slot], "axis": axes[slot],
+        "bytes": np.full(cells, 1 << 20, np.int64), "enter_ns": times(np.moveaxis(enter, 0, -1)),
+        "exit_ns": times(np.moveaxis(leave[..., detailed], 0, -1))}
   return made

@@ -4,8 +4,8 @@ The job is a barrier model: all ranks leave collective c of step k at
 
     base[k, c] = max over ranks of (base[k, c-1] + offset[r] + busy[r, k, c]) + transfer[k, c],
 
-each rank `offset[r]` later than the first (0 unless a slow host lets its neighbours out late), and every process reads
-all that on a clock with an origin of its own.
+each rank `offset[r]` later than the first (0 unless a slow host lets its neighbours out late), and
+every process reads all that on a clock with an origin of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class MadeUpJob:
   collectives: int = 1
   """Collectives of a step; the backward pass is divided evenly among them."""
   noise: float = 0.0
-  """Standard deviation of forward and backward, as a share of themselves, independent by rank and step."""
+  """Standard deviation of forward and backward, as a share of themselves, independent by rank and
+  step."""
   late: dict[int, float] = dataclasses.field(default_factory=dict)
   """Seconds by which these ranks' forward pass is longer, in every step."""
   late_gap: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -62,7 +63,8 @@ class MadeUpJob:
   transfer_noise: float = 0.0
   """Mean of an exponential part of the transfer, as a share of it."""
   host_columns: bool = False
-  """Whether the host's columns of the table `steps` and the table `hosts` are written, one sample a `sample_steps`."""
+  """Whether the host's columns of the table `steps` and the table `hosts` are written, one sample a
+  `sample_steps`."""
   sample_steps: int = 20
   seed: int = 0
 
@@ -93,7 +95,8 @@ def simulate(job: MadeUpJob) -> Truth:
   def noisy(mean: float) -> np.ndarray:
     if not job.noise:
       return np.full(shape, mean)
-    return np.maximum(mean * (1 + job.noise * random.standard_normal(shape, np.float32)), 0.1 * mean)
+    return np.maximum(mean * (1 + job.noise * random.standard_normal(shape, np.float32)),
+                      0.1 * mean)
 
   forward, backward = noisy(job.forward), noisy(job.backward)
   gap, delay = np.full(shape, job.gap), np.zeros(shape)
@@ -107,7 +110,8 @@ def simulate(job: MadeUpJob) -> Truth:
   begin, end = (round(share * job.steps) for share in job.contended)
   transfers[:, begin:end] += job.contention
   if job.transfer_noise:
-    transfers += np.random.default_rng((job.seed, 0)).exponential(job.transfer_noise * job.transfer, transfers.shape)
+    transfers += np.random.default_rng((job.seed, 0)).exponential(
+        job.transfer_noise * job.transfer, transfers.shape)
   extra = strike(job.faults, job.ranks, job.steps, job.seed)
   forward, gap = forward + extra.forward, gap + extra.gap
   transfers += extra.transfer / job.collectives
@@ -129,15 +133,16 @@ def simulate(job: MadeUpJob) -> Truth:
   leave = base[:, None] + offset
   finish = leave[-1] + update
   begun = np.concatenate([np.zeros_like(offset) + offset, finish[:, :-1]], axis=1) + gap
-  return Truth(forward, backward, update, gap, delay, busy, transfer, enter, leave, begun, finish, extra)
+  return Truth(forward, backward, update, gap, delay, busy, transfer, enter, leave, begun, finish,
+               extra)
 
 
 def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
   return np.rint(seconds * _NS).astype(np.int64)
 
 
-def write(directory: str | pathlib.Path, job: MadeUpJob, *, run: str = "synthetic", attempt: int = 0,
-          first_step: int = 0,
+def write(directory: str | pathlib.Path, job: MadeUpJob, *, run: str = "synthetic",
+          attempt: int = 0, first_step: int = 0,
           origins: Iterable[int] | None = None, part_steps: int = 10_000, sync: bool = True,
           progress: Callable[[int, int], None] | None = None) -> Truth:
   """Writes the job as a recorder would have.
@@ -148,7 +153,8 @@ def write(directory: str | pathlib.Path, job: MadeUpJob, *, run: str = "syntheti
     run: run id.
     attempt: number of the restart the rows belong to.
     first_step: number of the first step.
-    origins: nanoseconds each process's clock shows at the job's start, negative ones too; by default all differ.
+    origins: nanoseconds each process's clock shows at the job's start, negative ones too; by
+      default all differ.
     part_steps: steps a Parquet part holds.
     sync: whether `sync_ns` is written.
     progress: called with the processes written and their number.
@@ -159,14 +165,16 @@ def write(directory: str | pathlib.Path, job: MadeUpJob, *, run: str = "syntheti
   truth = simulate(job)
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
-  origins = list(origins) if origins is not None else [10**15 + 7 * 10**14 * p for p in range(job.processes)]
+  origins = (list(origins) if origins is not None
+             else [10**15 + 7 * 10**14 * p for p in range(job.processes)])
   rundir.write_json(path / "run.json", _info(job, run))
   for process, ranks in enumerate(np.array_split(np.arange(job.ranks), job.processes)):
     host = f"host{process * job.hosts // job.processes}"
     rundir.write_json(
         path / "process" / f"{process}.json",
-        {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt, "process": process, "hostname": host,
-         "pid": 1000 + process, "ranks": ranks.tolist(), "closed_cleanly": True})
+        {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt,
+         "process": process, "hostname": host, "pid": 1000 + process, "ranks": ranks.tolist(),
+         "closed_cleanly": True})
     stores = {table: PartStore(path, table, run, process) for table in ("steps", "collectives")}
     doings = _host_columns(truth, ranks) if job.host_columns else {}
     if job.host_columns:
@@ -174,9 +182,10 @@ def write(directory: str | pathlib.Path, job: MadeUpJob, *, run: str = "syntheti
       PartStore(path, "hosts", run, process).append(samples)
     for begin in range(0, job.steps, part_steps):
       part = slice(begin, min(begin + part_steps, job.steps))
-      made = rows(truth, ranks, part, process=process, attempt=attempt, first_step=first_step, origin=origins[process],
-                  sync=sync)
-      made["steps"].update({name: np.tile(values[part], len(ranks)) for name, values in doings.items()})
+      made = rows(truth, ranks, part, process=process, attempt=attempt, first_step=first_step,
+                  origin=origins[process], sync=sync)
+      made["steps"].update({name: np.tile(values[part], len(ranks))
+                            for name, values in doings.items()})
       for table, columns in made.items():
         stores[table].append(columns)
     if progress:
@@ -184,8 +193,8 @@ def write(directory: str | pathlib.Path, job: MadeUpJob, *, run: str = "syntheti
   return truth
 
 
-def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt: int = 0, first_step: int = 0,
-         origin: int = 0, sync: bool = True) -> dict[str, Columns]:
+def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt: int = 0,
+         first_step: int = 0, origin: int = 0, sync: bool = True) -> dict[str, Columns]:
   """Makes the rows that a process would have recorded of some steps.
 
   Args:
@@ -207,56 +216,70 @@ def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt:
 
 
 def _info(job: MadeUpJob, run: str) -> dict:
-  collectives = [{"slot": c, "name": "psum" if job.collectives == 1 else f"psum.{c}", "primitives": ["psum"],
-                  "axis": "data", "bytes": 4096, "operands": 2, "dtypes": ["float32"], "phase": "backward"}
+  collectives = [{"slot": c, "name": "psum" if job.collectives == 1 else f"psum.{c}",
+                  "primitives": ["psum"], "axis": "data", "bytes": 4096, "operands": 2,
+                  "dtypes": ["float32"], "phase": "backward"}
                  for c in range(job.collectives)]
   return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": job.ranks,
           "processes": job.processes, "axis": "data", "clock": "synthetic",
-          "plan": {"axis": "data", "ranks": job.ranks, "clock": "synthetic", "marks": [], "collectives": collectives}}
+          "plan": {"axis": "data", "ranks": job.ranks, "clock": "synthetic", "marks": [],
+                   "collectives": collectives}}
 
 
 def _keys(ranks: np.ndarray, part: slice, first_step: int, process: int, attempt: int) -> Columns:
   size = part.stop - part.start
-  return {"step": np.tile(np.arange(part.start, part.stop, dtype=np.int64) + first_step, len(ranks)),
-          "rank": np.repeat(ranks.astype(np.int32), size), "process": np.full(size * len(ranks), process, np.int32),
+  return {"step": np.tile(np.arange(part.start, part.stop, dtype=np.int64) + first_step,
+                          len(ranks)),
+          "rank": np.repeat(ranks.astype(np.int32), size),
+          "process": np.full(size * len(ranks), process, np.int32),
           "attempt": np.full(size * len(ranks), attempt, np.int32)}
 
 
-def _step_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice, origin: int, sync: bool) -> Columns:
+def _step_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice, origin: int,
+               sync: bool) -> Columns:
   def cut(values: np.ndarray) -> np.ndarray:
     return values[ranks, part].reshape(-1)
 
-  gap = np.ma.masked_array(cut(truth.gap), cut(np.arange(truth.gap.shape[1])[None] == np.zeros_like(truth.gap)))
+  gap = np.ma.masked_array(cut(truth.gap),
+                           cut(np.arange(truth.gap.shape[1])[None] == np.zeros_like(truth.gap)))
   columns = {**keys, "start_ns": cut(truth.start) + origin, "end_ns": cut(truth.end) + origin,
-             "forward_ns": cut(truth.forward), "backward_ns": cut(truth.backward), "update_ns": cut(truth.update),
-             "gap_ns": gap, "delay_ns": cut(truth.delay), "delay_applied_ns": cut(truth.delay)}
+             "forward_ns": cut(truth.forward), "backward_ns": cut(truth.backward),
+             "update_ns": cut(truth.update), "gap_ns": gap, "delay_ns": cut(truth.delay),
+             "delay_applied_ns": cut(truth.delay)}
   if sync:
     columns["sync_ns"] = cut((truth.exit - truth.enter).sum(axis=0))
   return columns
 
 
 def _host_columns(truth: Truth, ranks: np.ndarray) -> Columns:
-  """[K] what the ranks' process shows in each step: CPU time of what it computes, and the faults' mechanisms."""
-  shown = {name: _nanoseconds(values[ranks].sum(axis=0)) for name, values in truth.extra.shown.items()}
+  """[K] what the ranks' process shows in each step: CPU time of what it computes, and the faults'
+  mechanisms."""
+  shown = {name: _nanoseconds(values[ranks].sum(axis=0))
+           for name, values in truth.extra.shown.items()}
   # Time that a stopped or preempted process loses is no CPU time.
-  cpu = (truth.forward + truth.backward + truth.update)[ranks].sum(axis=0) - shown["preempted"] - shown["stopped"]
+  cpu = ((truth.forward + truth.backward + truth.update)[ranks].sum(axis=0) - shown["preempted"]
+         - shown["stopped"])
   paused = [name for name in PAUSES if truth.extra.shown[name].any()]
-  return {"cpu_ns": cpu + shown["gc"], "nivcsw": shown["preempted"] // 1_000_000, "gc_ns": shown["gc"],
-          **{f"{name}_ns": shown[name] for name in paused if name != "gc"}}
+  return {"cpu_ns": cpu + shown["gc"], "nivcsw": shown["preempted"] // 1_000_000,
+          "gc_ns": shown["gc"], **{f"{name}_ns": shown[name] for name in paused if name != "gc"}}
 
 
-def _host_samples(job: MadeUpJob, truth: Truth, ranks: np.ndarray, process: int, attempt: int, origin: int) -> Columns:
-  """Samples of the process's host: the links are busy while a transfer runs, and for as long as a fault holds them."""
+def _host_samples(job: MadeUpJob, truth: Truth, ranks: np.ndarray, process: int, attempt: int,
+                  origin: int) -> Columns:
+  """Samples of the process's host: the links are busy while a transfer runs, and for as long as a
+  fault holds them."""
   at = np.unique(np.append(np.arange(0, job.steps, job.sample_steps), job.steps - 1))
   quiet = truth.transfer.sum(axis=0) * 1e-9 - truth.extra.transfer
   busy = np.cumsum(_nanoseconds(quiet + truth.extra.busy[ranks].max(axis=0)))
   number = len(at)
-  return {"time_ns": truth.end[ranks[0], at] + origin, "process": np.full(number, process, np.int32),
+  return {"time_ns": truth.end[ranks[0], at] + origin,
+          "process": np.full(number, process, np.int32),
           "attempt": np.full(number, attempt, np.int32), "tcp_busy_ns": busy[at] - busy[0],
           "retransmits": np.zeros(number, np.int64), "throttled_ns": np.zeros(number, np.int64)}
 
 
-def _collective_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice, origin: int) -> Columns:
+def _collective_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice,
+                     origin: int) -> Columns:
   slots = len(truth.enter)
   columns = {name: np.tile(values, slots) for name, values in keys.items()}
   columns["collective"] = np.repeat(np.arange(slots, dtype=np.int32), len(keys["step"]))
@@ -265,5 +288,6 @@ def _collective_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice
   columns["axis"] = np.full(len(columns["step"]), "data")
   columns["bytes"] = np.full(len(columns["step"]), 4096, np.int64)
   for name, values in (("enter_ns", truth.enter), ("exit_ns", truth.exit)):
-    columns[name] = np.concatenate([values[c, ranks, part].reshape(-1) for c in range(slots)]) + origin
+    columns[name] = (np.concatenate([values[c, ranks, part].reshape(-1) for c in range(slots)])
+                     + origin)
   return columns

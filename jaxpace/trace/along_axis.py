@@ -20,8 +20,8 @@ def groups(info: dict[str, Any], ranks: int) -> np.ndarray | None:
     ranks: recorded ranks.
 
   Returns:
-    [groups, R] int64: in each row the devices along the data axis, by their index along it; rows differ in the place
-    along the mesh's other axes. None where `run.json` does not tell.
+    [groups, R] int64: in each row the devices along the data axis, by their index along it; rows
+    differ in the place along the mesh's other axes. None where `run.json` does not tell.
   """
   found = laid_out(info)
   if found is not None and found.size == ranks:
@@ -52,7 +52,8 @@ def laid_out(info: dict[str, Any], axis: Sequence[str] | None = None) -> np.ndar
   if not all(isinstance(size, int) and 0 < size <= _MOST for size in mesh.values()):
     return None
   size = math.prod(mesh.values())
-  if size > _MOST or not all(isinstance(name, str) and name in mesh for name in axis) or len(set(axis)) < len(axis):
+  if (size > _MOST or not all(isinstance(name, str) and name in mesh for name in axis)
+      or len(set(axis)) < len(axis)):
     return None
   names = list(mesh)
   others = [place for place, name in enumerate(names) if name not in axis]

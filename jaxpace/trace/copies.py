@@ -1,4 +1,5 @@
-"""Copies of the ring that are under way on the devices, with what the host did in the steps they hold."""
+"""Copies of the ring that are under way on the devices, with what the host did in the steps they
+hold."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class Copies:
     self.extra.append(extra)
 
   def start(self, pace: Any, with_ranks: bool) -> bool:
-    """Asks the devices for a copy of the ring, for the steps noted since the last; returns whether one is under way."""
+    """Asks the devices for a copy of the ring, for the steps noted since the last; returns whether
+    one is under way."""
     if self.full or not self.samples:
       del self.samples[:-KEEP_SAMPLES], self.extra[:-KEEP_SAMPLES]
       return False  # The devices lag; the ring holds what is not copied now.
@@ -81,8 +83,8 @@ class Copies:
     _LOG.debug("The ring of stamps could not be copied", exc_info=error)
     if self.reason is None:
       self.reason = in_a_line(error)
-      _LOG.warning("The stamps of these steps can't be copied off the devices, so they are not recorded; training "
-                   "goes on: %s", self.reason)
+      _LOG.warning("The stamps of these steps can't be copied off the devices, so they are not "
+                   "recorded; training goes on: %s", self.reason)
 
   def finished(self) -> Iterator[Pending]:
     """Takes out those that can be read at once."""
@@ -104,8 +106,10 @@ class Copies:
       yield self._queue.popleft()
 
   def give_back(self, item: Pending) -> None:
-    """Keeps the samples of a copy that could not be read for the next, which holds the same steps and more."""
-    samples, extra = (self._queue[0].samples, self._queue[0].extra) if self._queue else (self.samples, self.extra)
+    """Keeps the samples of a copy that could not be read for the next, which holds the same steps
+    and more."""
+    samples, extra = ((self._queue[0].samples, self._queue[0].extra) if self._queue
+                      else (self.samples, self.extra))
     samples[:0], extra[:0] = item.samples, item.extra
 
   def lost(self) -> str | None:

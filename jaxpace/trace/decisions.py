@@ -1,4 +1,5 @@
-"""Reads what a guard and shared work decided, of one rank: columns of a pacer's own are many, the report needs few."""
+"""Reads what a guard and shared work decided, of one rank: columns of a pacer's own are many, the
+report needs few."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from jaxpace.trace.table_reader import TableFiles
 
 GUARD = ("guard_on", "guard_pair", "effect", "effect_low", "effect_high", "pairs")
 """Columns of `jaxpace.guard`, without the prefix `decision_`."""
-WORK = ("work_uneven", "work_gain", "work_on", "work_effect", "work_effect_low", "work_effect_high", "work_pairs")
+WORK = ("work_uneven", "work_gain", "work_on", "work_effect", "work_effect_low", "work_effect_high",
+        "work_pairs")
 """Those of `jaxpace.share_work`, which are the same on all ranks."""
 
 
@@ -29,8 +31,10 @@ def read_guard(table: TableFiles, axis: StepAxis, attempt: np.ndarray) -> dict[s
   if not {"decision_guard_on", "decision_work_uneven"}.intersection(names) or not recorded.size:
     return {}
   rank = int(recorded[0])
-  columns = {name.removeprefix("decision_"): np.full(axis.size, np.nan, np.float32) for name in names}
-  for data in table.read(["step", "rank", "attempt", *names], (int(axis.steps[0]), int(axis.steps[-1]))):
+  columns = {name.removeprefix("decision_"): np.full(axis.size, np.nan, np.float32)
+             for name in names}
+  for data in table.read(["step", "rank", "attempt", *names],
+                         (int(axis.steps[0]), int(axis.steps[-1]))):
     rows = np.flatnonzero(data.column("rank").to_numpy() == rank)
     if not rows.size:
       continue
@@ -41,5 +45,6 @@ def read_guard(table: TableFiles, axis: StepAxis, attempt: np.ndarray) -> dict[s
       keep &= data.column("attempt").to_numpy()[rows] == newest
     for name in names:
       if name in data.column_names:
-        columns[name.removeprefix("decision_")][at[keep]] = data.column(name).to_numpy(zero_copy_only=False)[rows[keep]]
+        columns[name.removeprefix("decision_")][at[keep]] = data.column(name).to_numpy(
+            zero_copy_only=False)[rows[keep]]
   return columns

@@ -1,7 +1,7 @@
 """Turns ring rows into the columns of the recorded tables. Pure numpy: no device, no clock, no I/O.
 
-The layout of a row is `jaxpace.core.ring`'s; what a stamp means is `jaxpace.core.plan`'s: the time between two
-successive marks belongs to the later mark's segment.
+The layout of a row is `jaxpace.core.ring`'s; what a stamp means is `jaxpace.core.plan`'s: the time
+between two successive marks belongs to the later mark's segment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from jaxpace.core import ring
 from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Plan
 
 Columns = dict[str, np.ndarray]
-"""Columns of one table, all of one length. A masked entry of a masked array, or an absent column, is null."""
+"""Columns of one table, all of one length. A masked entry of a masked array, or an absent column,
+is null."""
 
 _PHASES = (FORWARD, BACKWARD, COMPUTE, SYNC, UPDATE)
 
@@ -42,7 +43,8 @@ def new_rows(copy: np.ndarray, after: int) -> RingRows:
     after: last step already seen; -1 for none.
 
   Returns:
-    The new rows, and the number of steps between `after` and the newest that the ring no longer holds.
+    The new rows, and the number of steps between `after` and the newest that the ring no longer
+    holds.
   """
   steps = copy[:, ring.STEP].astype(np.int64)
   found = np.flatnonzero((copy[:, ring.FLAGS] & ring.VALID != 0) & (steps > after))
@@ -60,7 +62,8 @@ def newest_step(copy: np.ndarray) -> int:
 
 
 def end_ns(copy: np.ndarray, plan: Plan) -> int:
-  """Returns the last stamp of the newest completed step of a [rows, width] ring; ns of the clock it is of."""
+  """Returns the last stamp of the newest completed step of a [rows, width] ring; ns of the clock it
+  is of."""
   newest = copy[(copy[:, ring.FLAGS] & ring.VALID != 0) & (copy[:, ring.STEP] == newest_step(copy))]
   return int(_times(newest, len(plan.marks)).max())
 
@@ -69,8 +72,9 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
            previous: Previous | None = None, shift: int = 0) -> tuple[Columns, Columns]:
   """Decodes one rank's ring rows.
 
-  A phase the plan has no mark for is absent (null), never 0: forward and backward that can't be told apart are
-  `compute_ns`. Phases that occur several times add up. A stamp that is 0 was not taken: what it bounds is null.
+  A phase the plan has no mark for is absent (null), never 0: forward and backward that can't be
+  told apart are `compute_ns`. Phases that occur several times add up. A stamp that is 0 was not
+  taken: what it bounds is null.
 
   Args:
     rows: [n, width] uint32 rows in any order; those without the `VALID` flag are ignored.
@@ -78,11 +82,13 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
     rank: this rank's index along the data axis.
     process: index of the process that owns it.
     attempt: 0, then 1, 2, ... after restarts.
-    previous: last step decoded before this batch, for the first row's `gap_ns`; None if there is none.
+    previous: last step decoded before this batch, for the first row's `gap_ns`; None if there is
+      none.
     shift: ns to add to every stamp, from the clock they are of to the host's.
 
   Returns:
-    Columns of the `steps` table [n] and of the `collectives` table [n * stamped collectives], both ordered by step.
+    Columns of the `steps` table [n] and of the `collectives` table [n * stamped collectives], both
+    ordered by step.
 
   Raises:
     ValueError: the rows are too narrow for the plan's marks.
@@ -90,8 +96,9 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
   marks = plan.marks
   if rows.ndim != 2 or rows.shape[1] < ring.STAMPS + 2 * len(marks):
     raise ValueError(
-        f"Ring rows of shape {rows.shape} have no room for the plan's {len(marks)} stamps: the plan belongs to "
-        "another pace state. Make the state with `init` of the same instrumented function that is recorded.")
+        f"Ring rows of shape {rows.shape} have no room for the plan's {len(marks)} stamps: the "
+        "plan belongs to another pace state. Make the state with `init` of the same instrumented "
+        "function that is recorded.")
   rows, times, taken = stamps(rows, plan, shift)
   steps = rows[:, ring.STEP].astype(np.int64)
   identity: Columns = {"step": steps, "rank": np.full(len(steps), rank, np.int32),
@@ -106,7 +113,8 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
   for segment, (total, unknown) in _segments(times, taken, plan).items():
     name = f"{segment}_ns" if segment in _PHASES else f"phase_{segment}_ns"
     columns[name] = _null(total, unknown)
-  columns["gap_ns"] = _gap(steps, times[:, start], times[:, end], taken[:, start] & taken[:, end], previous)
+  columns["gap_ns"] = _gap(steps, times[:, start], times[:, end], taken[:, start] & taken[:, end],
+                           previous)
   columns["delay_ns"] = _nanoseconds(_floats(rows, ring.DELAY_ASKED))
   columns["delay_applied_ns"] = _nanoseconds(_floats(rows, ring.DELAY_APPLIED))
   for i, name in enumerate(plan.decisions[:ring.MAX_DECISIONS]):
@@ -118,8 +126,10 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
   return columns, by_collective
 
 
-def stamps(rows: np.ndarray, plan: Plan, shift: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Rows of a ring by step, the [n, marks] int64 ns of their stamps, and which were taken; see `decode`."""
+def stamps(rows: np.ndarray, plan: Plan,
+           shift: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Rows of a ring by step, the [n, marks] int64 ns of their stamps, and which were taken; see
+  `decode`."""
   rows = rows[rows[:, ring.FLAGS] & ring.VALID != 0]
   rows = rows[np.argsort(rows[:, ring.STEP], kind="stable")]
   times = _times(rows, len(plan.marks))
@@ -171,8 +181,10 @@ def _times(rows: np.ndarray, marks: int) -> np.ndarray:
   return (words[:, 0::2] << 32) | words[:, 1::2]
 
 
-def _segments(times: np.ndarray, taken: np.ndarray, plan: Plan) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """Total duration of every segment, and where it is unknown; the delay and the gap have columns of their own."""
+def _segments(times: np.ndarray, taken: np.ndarray,
+              plan: Plan) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """Total duration of every segment, and where it is unknown; the delay and the gap have columns of
+  their own."""
   totals: dict[str, tuple[np.ndarray, np.ndarray]] = {}
   for i, mark in enumerate(plan.marks):
     if i == 0 or mark.segment in (DELAY, GAP):
@@ -219,14 +231,17 @@ def _collectives(identity: Columns, times: np.ndarray, taken: np.ndarray, plan: 
 
 
 def _held(rows: np.ndarray, columns: Columns, plan: Plan) -> np.ndarray:
-  """Adds what holding took to the `collectives` columns, and moves entries behind it: ns in a step, all together."""
+  """Adds what holding took to the `collectives` columns, and moves entries behind it: ns in a step,
+  all together."""
   begin = ring.STAMPS + 2 * len(plan.marks)
   width = 2 * len(plan.collectives)
   if rows.shape[1] < begin + width:
     raise ValueError(
-        f"Ring rows of shape {rows.shape} have no room for what the plan's pacer held: the plan belongs to another "
-        "pace state. Make the state with `init` of the same instrumented function that is recorded.")
-  seconds = np.ascontiguousarray(rows[:, begin:begin + width]).view(np.float32).reshape(len(rows), -1, 2)
+        f"Ring rows of shape {rows.shape} have no room for what the plan's pacer held: the plan "
+        "belongs to another pace state. Make the state with `init` of the same instrumented "
+        "function that is recorded.")
+  seconds = np.ascontiguousarray(rows[:, begin:begin + width]).view(np.float32).reshape(
+      len(rows), -1, 2)
   places = {c.slot: i for i, c in enumerate(plan.collectives)}
   slots = columns["collective"][:len(columns["collective"]) // max(len(rows), 1)]
   seconds = seconds[:, [places[slot] for slot in slots.tolist()]]
@@ -242,7 +257,8 @@ def _floats(rows: np.ndarray, column: int) -> np.ndarray:
 
 
 _LONGEST = 1e9
-"""Seconds, thirty years: what is asked beyond is recorded as this, since its nanoseconds would not fit."""
+"""Seconds, thirty years: what is asked beyond is recorded as this, since its nanoseconds would not
+fit."""
 
 
 def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
@@ -253,4 +269,5 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 def _null(values: np.ndarray, unknown: np.ndarray) -> np.ndarray:
   """Masks `values` where `unknown`; leaves them a plain array where nothing is."""
-  return np.ma.masked_array(np.ma.getdata(values), unknown) if unknown.any() else np.ma.getdata(values)
+  return (np.ma.masked_array(np.ma.getdata(values), unknown) if unknown.any()
+          else np.ma.getdata(values))

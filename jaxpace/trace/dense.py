@@ -18,7 +18,8 @@ _ROOM, _ROOM_ANYWAY = 20, 1_000_000
 """Cells of a dense array for each row that there is, and cells in any case."""
 _ROOM_OF_SLOTS = 64
 _SPARSE = 4
-"""Step numbers are laid out as they are unless that takes this many times as many cells as there are rows."""
+"""Step numbers are laid out as they are unless that takes this many times as many cells as there
+are rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +116,8 @@ class CollectiveRows:
   found: int = 0
 
 
-def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: StepAxis, rows: int,
-              problems: list[str]) -> tuple[int, np.ndarray | None]:
+def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: StepAxis,
+              rows: int, problems: list[str]) -> tuple[int, np.ndarray | None]:
   """Finds how many rows the dense arrays have: one a rank number, unless the numbers lie far apart.
 
   Args:
@@ -142,24 +143,26 @@ def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, a
       return ranks, None
   numbers = np.unique(np.concatenate([table.distinct("rank") for table in tables]))
   if not fits(numbers.size, 3):
-    raise RunError(f"{path} names {numbers.size:,} ranks over {axis.size:,} steps but holds only {rows:,} rows: its "
-                   "rank or step numbers are damaged. Give a window with --steps, or remove the damaged part.")
+    raise RunError(f"{path} names {numbers.size:,} ranks over {axis.size:,} steps but holds only "
+                   f"{rows:,} rows: its rank or step numbers are damaged. Give a window with "
+                   "--steps, or remove the damaged part.")
   if numbers.size == highest:
     return highest, None
   changed = np.flatnonzero(numbers != np.arange(numbers.size))
   named = [f"{at} is {numbers[at]} in the files" for at in changed[:8].tolist()]
   more = f" and {len(changed) - 8} more" if len(changed) > 8 else ""
-  problems.append(f"The rank numbers lie far apart: the {numbers.size} ranks that recorded are numbered in their "
-                  f"order here, so rank {', '.join(named)}{more}.")
+  problems.append(f"The rank numbers lie far apart: the {numbers.size} ranks that recorded are "
+                  f"numbered in their order here, so rank {', '.join(named)}{more}.")
   return int(numbers.size), numbers
 
 
-def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequence[str], times: Sequence[str],
-               count: Counter) -> StepRows:
+def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequence[str],
+               times: Sequence[str], count: Counter) -> StepRows:
   """Reads the named columns of the `steps` table."""
   shape = ranks, axis.size
   rows = StepRows(np.full(shape, -1, np.int16), np.full(ranks, -1, np.int32),
-                  {name.removesuffix("_ns"): np.full(shape, np.nan, np.float32) for name in durations},
+                  {name.removesuffix("_ns"): np.full(shape, np.nan, np.float32)
+                   for name in durations},
                   {name: np.full(shape, MISSING, np.int64) for name in times if table.rows})
   for data in table.read(["step", "rank", "attempt", "process", *durations, *times], _keep(axis)):
     placed = _place(data, axis, rows.attempt)
@@ -176,7 +179,8 @@ def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequenc
   return rows
 
 
-def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Counter) -> CollectiveRows:
+def read_collectives(table: TableFiles, ranks: int, axis: StepAxis,
+                     count: Counter) -> CollectiveRows:
   """Reads entries and exits of the `collectives` table, one pair of arrays a slot."""
   rows = CollectiveRows({}, {}, np.full(ranks, -1, np.int32))
   left_out: set[int] = set()
@@ -191,7 +195,8 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Count
         if len(rows.slots) * ranks * axis.size > _ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY:
           left_out.add(slot)
           continue
-        rows.slots[slot] = SlotTimes(np.full(shape, MISSING, np.int64), np.full(shape, MISSING, np.int64),
+        rows.slots[slot] = SlotTimes(np.full(shape, MISSING, np.int64),
+                                     np.full(shape, MISSING, np.int64),
                                      np.full(shape, -1, np.int16))
       times = rows.slots[slot]
       placed = _place(part, axis, times.attempt)
@@ -202,8 +207,8 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Count
       placed.put(times.exit_ns, integers(part.column("exit_ns")))
     count.add(data.num_rows)
   if left_out:
-    table.problems.append(f"'collectives' numbers more collectives than its rows can be of: {len(left_out):,} of them "
-                          "are left out.")
+    table.problems.append("'collectives' numbers more collectives than its rows can be of: "
+                          f"{len(left_out):,} of them are left out.")
   rows.names = _names(table, set(rows.slots))
   return rows
 
@@ -228,7 +233,8 @@ def _place(data: pa.Table, axis: StepAxis, attempt: np.ndarray) -> _Placed:
   """Finds the cells of a batch's rows, drops rows of older attempts, and enters the attempts."""
   steps = integers(data.column("step"))
   ranks = integers(data.column("rank"))
-  attempts = (integers(data.column("attempt")) if "attempt" in data.column_names else np.zeros(len(steps))
+  attempts = (integers(data.column("attempt")) if "attempt" in data.column_names
+              else np.zeros(len(steps))
               ).astype(np.int16)
   at, inside = axis.index(steps)
   inside_ranks = (ranks >= 0) & (ranks < attempt.shape[0])
@@ -256,7 +262,8 @@ def _by_slot(data: pa.Table, several: bool) -> list[tuple[int, pa.Table]]:
   if not several:
     return [(0, data)]
   slots = integers(data.column("collective"))
-  return [(int(slot), data.filter(pa.array(slots == slot))) for slot in np.unique(slots) if slot >= 0]
+  return [(int(slot), data.filter(pa.array(slots == slot))) for slot in np.unique(slots)
+          if slot >= 0]
 
 
 def _note_process(data: pa.Table, placed: _Placed, process_of_rank: np.ndarray) -> None:

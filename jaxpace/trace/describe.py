@@ -1,4 +1,5 @@
-"""What a run and its processes are, for `run.json` and `process/<process>.json`; and how processes agree on it."""
+"""What a run and its processes are, for `run.json` and `process/<process>.json`; and how processes
+agree on it."""
 
 from __future__ import annotations
 
@@ -27,10 +28,11 @@ _PACKAGES = ("jaxpace", "jax", "jaxlib", "flax", "numpy", "pyarrow")
 
 
 def process(identity: rundir.RunIdentity, index: int) -> dict[str, Any]:
-  """Describes this process. Its two clocks are read together, so that absolute times can be told approximately."""
+  """Describes this process. Its two clocks are read together, so that absolute times can be told
+  approximately."""
   return {
-      "schema_version": schema.SCHEMA_VERSION, "run": identity.run, "attempt": identity.attempt, "process": index,
-      "hostname": socket.gethostname(), "pid": os.getpid(), "ranks": [],
+      "schema_version": schema.SCHEMA_VERSION, "run": identity.run, "attempt": identity.attempt,
+      "process": index, "hostname": socket.gethostname(), "pid": os.getpid(), "ranks": [],
       "started": {"monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()},
   }
 
@@ -53,9 +55,11 @@ def run(identity: rundir.RunIdentity, paced: Recordable, config: Any,
       "schema_version": schema.SCHEMA_VERSION,
       "run": identity.run,
       "attempt": identity.attempt,
-      "attempts": [*attempts, {"attempt": identity.attempt, "started_unix_ns": identity.started_unix_ns,
-                               "processes": jax.process_count(), "devices": len(devices)}],
-      "started_unix_ns": attempts[0].get("started_unix_ns") if attempts else identity.started_unix_ns,
+      "attempts": [*attempts,
+                   {"attempt": identity.attempt, "started_unix_ns": identity.started_unix_ns,
+                    "processes": jax.process_count(), "devices": len(devices)}],
+      "started_unix_ns": attempts[0].get("started_unix_ns") if attempts
+      else identity.started_unix_ns,
       "versions": {"python": platform.python_version(), **_versions()},
       "platform": devices[0].platform,
       "device_kind": devices[0].device_kind,
@@ -104,9 +108,9 @@ def check_config(config: Any) -> None:
     TypeError: it has none.
   """
   if config is not None and _named(config) is None:
-    raise TypeError("config takes names with values: a dict, an ml_collections.ConfigDict, a dataclass, an "
-                    "argparse.Namespace or, of absl, flags.FLAGS.flag_values_dict(). This is a "
-                    f"{type(config).__name__}.")
+    raise TypeError("config takes names with values: a dict, an ml_collections.ConfigDict, a "
+                    "dataclass, an argparse.Namespace or, of absl, flags.FLAGS.flag_values_dict(). "
+                    f"This is a {type(config).__name__}.")
 
 
 def _named(value: Any) -> Mapping[Any, Any] | None:
@@ -124,11 +128,13 @@ def _named(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _plain(value: Any, inside: tuple[int, ...] = ()) -> Any:
-  """Plain dicts, lists and scalars of a configuration; what JSON can't hold becomes its `str` when it is written."""
+  """Plain dicts, lists and scalars of a configuration; what JSON can't hold becomes its `str` when
+  it is written."""
   if id(value) in inside or len(inside) > _DEEPEST:
     return "..."
   inside = (*inside, id(value))
   if isinstance(value, list | tuple):
     return [_plain(entry, inside) for entry in value]
   named = _named(value)
-  return value if named is None else {str(key): _plain(entry, inside) for key, entry in named.items()}
+  return (value if named is None
+          else {str(key): _plain(entry, inside) for key, entry in named.items()})

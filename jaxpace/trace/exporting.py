@@ -1,7 +1,8 @@
 """Hands the rows a recorder decodes to exporters, on a thread of its own.
 
-The training thread has no part in it: rows come from the recorder's writer thread, through a queue that is bounded and
-never waited for. An exporter that fails is left out from then on, with one warning; one that is slow misses rows.
+The training thread has no part in it: rows come from the recorder's writer thread, through a queue
+that is bounded and never waited for. An exporter that fails is left out from then on, with one
+warning; one that is slow misses rows.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from jaxpace.trace.decode import Columns
 
 _LOG = logging.getLogger("jaxpace")
 _QUEUE = 16
-"""Batches, of some seconds of steps each, that wait for slow exporters; those that come when it is full are lost."""
+"""Batches, of some seconds of steps each, that wait for slow exporters; those that come when it is
+full are lost."""
 
 
 @runtime_checkable
 class Exporter(Protocol):
-  """Takes the rows of this process's ranks. Both methods are called by one thread, not that of the training loop."""
+  """Takes the rows of this process's ranks. Both methods are called by one thread, not that of the
+  training loop."""
 
   def export(self, steps: Columns, collectives: Columns) -> None:
-    """Takes new rows of the tables `steps` and `collectives`, see `jaxpace.trace.schema`; a masked entry is null."""
+    """Takes new rows of the tables `steps` and `collectives`, see `jaxpace.trace.schema`; a masked
+    entry is null."""
 
   def close(self) -> None:
     """Is called once, after the last rows."""
@@ -43,9 +47,10 @@ class Feed:
     self._exporters = list(exporters) if isinstance(exporters, Iterable) else [exporters]
     for exporter in self._exporters:
       if not isinstance(exporter, Exporter) or isinstance(exporter, type):
-        raise TypeError(f"exporters takes objects with methods export and close, such as jaxpace.reporting.exporters."
-                        f"Prometheus(port=9400); {exporter!r:.80} is none. Anything with write_scalars(step, scalars) "
-                        "becomes one by jaxpace.reporting.exporters.Scalars(writer).")
+        raise TypeError("exporters takes objects with methods export and close, such as "
+                        f"jaxpace.reporting.exporters.Prometheus(port=9400); {exporter!r:.80} is "
+                        "none. Anything with write_scalars(step, scalars) becomes one by "
+                        "jaxpace.reporting.exporters.Scalars(writer).")
     self._queue: queue.Queue[tuple[Columns, Columns] | None] = queue.Queue(_QUEUE)
     self._thread: threading.Thread | None = None
     self.lost = 0  # batches that found the queue full
@@ -62,8 +67,8 @@ class Feed:
     except queue.Full:
       self.lost += 1
       if self.lost == 1:
-        _LOG.warning("An exporter is slower than the steps come: some are missing from what it shows. The recorded "
-                     "run has them all.")
+        _LOG.warning("An exporter is slower than the steps come: some are missing from what it "
+                     "shows. The recorded run has them all.")
 
   def close(self, timeout: float) -> None:
     """Exports what is queued and closes the exporters, for at most `timeout` seconds."""
@@ -91,6 +96,6 @@ class Feed:
         exporter.export(*rows)
     except Exception as error:
       self._exporters.remove(exporter)
-      _LOG.warning("%s stopped, training and recording go on: %s: %s", type(exporter).__name__, type(error).__name__,
-                   error)
+      _LOG.warning("%s stopped, training and recording go on: %s: %s", type(exporter).__name__,
+                   type(error).__name__, error)
       _LOG.debug("Exporter stopped", exc_info=error)

@@ -1,4 +1,5 @@
-"""What is recorded of the host in each step: the one table of its columns. All else that names them is made from it."""
+"""What is recorded of the host in each step: the one table of its columns. All else that names them
+is made from it."""
 
 from __future__ import annotations
 

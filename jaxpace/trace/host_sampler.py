@@ -1,8 +1,8 @@
 """Samples what the host does while a run is recorded: network, throttling, switches, GPU clocks.
 
-One reading a second by default, on a thread of its own, which touches no device of JAX and needs no privileges.
-Counters are cumulative, from 0 at the first sample on, so that a lost sample loses nothing; round trips, clock and
-power are of the sample; what can't be known is null.
+One reading a second by default, on a thread of its own, which touches no device of JAX and needs no
+privileges. Counters are cumulative, from 0 at the first sample on, so that a lost sample loses
+nothing; round trips, clock and power are of the sample; what can't be known is null.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ class HostCounters:
 
     Args:
       root: folder that stands for "/".
-      nics: network interfaces to add up; None takes those with hardware behind them, and RDMA ports.
+      nics: network interfaces to add up; None takes those with hardware behind them, and RDMA
+        ports.
       gauges: GPUs whose clock and power to read.
     """
     self._tree = Tree(root)
-    self._interfaces, self._ports = (tuple(nics), ()) if nics is not None else find_interfaces(self._tree)
+    self._interfaces, self._ports = ((tuple(nics), ()) if nics is not None
+                                     else find_interfaces(self._tree))
     self._group = cgroup.chain(self._tree, "cpu")
     self._sockets = OwnSockets() if self._tree.live else None
     self._gauges = gauges
@@ -53,7 +55,8 @@ class HostCounters:
     self._first: Values | None = None
 
   def read(self) -> Values:
-    """Values of the `hosts` table's columns: counters since the first reading, round trips since the last one."""
+    """Values of the `hosts` table's columns: counters since the first reading, round trips since
+    the last one."""
     values: Values = {}
     counts = self._sockets.read() if self._sockets else None
     if counts:
@@ -66,7 +69,8 @@ class HostCounters:
     if self._first is None:
       self._first = dict(values)
     first = self._first
-    values = {name: None if value is None else value - (first.get(name) or 0) for name, value in values.items()}
+    values = {name: None if value is None else value - (first.get(name) or 0)
+              for name, value in values.items()}
     if counts:
       values.update(tcp_rtt_ns=counts.rtt_ns, tcp_min_rtt_ns=counts.min_rtt_ns)
     if self._gauges:
@@ -101,9 +105,9 @@ class HostCounters:
 def find_interfaces(tree: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """Network interfaces to add up, and RDMA ports.
 
-  Interfaces with hardware behind them; where there is none, as in a container, all that do not sit on others.
-  InfiniBand's own ports count what goes over IP as well, so their interfaces are left out; ports on Ethernet count
-  RDMA only, which the interface does not see.
+  Interfaces with hardware behind them; where there is none, as in a container, all that do not sit
+  on others. InfiniBand's own ports count what goes over IP as well, so their interfaces are left
+  out; ports on Ethernet count RDMA only, which the interface does not see.
   """
   names = [name for name in tree.names(_NET) if name != "lo"]
   hardware = [name for name in names if tree.exists(f"{_NET}/{name}/device")]
@@ -116,7 +120,8 @@ def find_interfaces(tree: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
       ports.append(folder)
       if (tree.text(f"{folder}/link_layer") or "").lower() == "infiniband":
         counted.update(tree.names(f"{_INFINIBAND}/{device}/device/net"))
-  lowest = [name for name in names if not any(entry.startswith("lower_") for entry in tree.names(f"{_NET}/{name}"))]
+  lowest = [name for name in names
+            if not any(entry.startswith("lower_") for entry in tree.names(f"{_NET}/{name}"))]
   chosen = hardware or ([] if ports else lowest)
   return tuple(name for name in chosen if name not in counted), tuple(ports)
 
@@ -144,7 +149,8 @@ class HostSampler:
     self._thread.start()
 
   def stop(self, timeout: float) -> None:
-    """Takes a last sample and ends the thread, if it answers within `timeout` seconds: a broken GPU may hold it."""
+    """Takes a last sample and ends the thread, if it answers within `timeout` seconds: a broken GPU
+    may hold it."""
     self._end.set()
     if self._thread.is_alive():
       self._thread.join(timeout)

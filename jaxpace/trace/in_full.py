@@ -19,7 +19,8 @@ def in_full(whole: Run, collectives: Sequence[CollectiveTimes], steps: np.ndarra
     steps: [D] their numbers, rising; `whole` has all of them.
 
   Returns:
-    A run of these steps alone. Each is measured from the last exit of the step before, which `whole` knows.
+    A run of these steps alone. Each is measured from the last exit of the step before, which
+    `whole` knows.
   """
   at = np.searchsorted(whole.steps, steps)
   attempt = whole.attempt[:, at]
@@ -28,7 +29,8 @@ def in_full(whole: Run, collectives: Sequence[CollectiveTimes], steps: np.ndarra
   assert whole.end_ns is not None
   before = np.maximum(at - 1, 0)
   known = (at > 0) & (whole.steps[before] == steps - 1)
-  previous = np.where(known & (whole.attempt[:, before] == attempt), whole.end_ns[:, before], MISSING)
+  previous = np.where(known & (whole.attempt[:, before] == attempt), whole.end_ns[:, before],
+                      MISSING)
   causes = HostCauses(whole.host_causes.processes,
                       {name: values[:, at] for name, values in whole.host_causes.columns.items()})
   return dataclasses.replace(

@@ -1,4 +1,5 @@
-"""Rows on the host that wait to be written: what is new in each copied ring, and what the host did meanwhile."""
+"""Rows on the host that wait to be written: what is new in each copied ring, and what the host did
+meanwhile."""
 
 from __future__ import annotations
 
@@ -20,10 +21,13 @@ class Batch:
 
   ring: np.ndarray  # [local ranks, rows, width] uint32
   plan: Plan
-  samples: list[host.Sample]  # one for each `record` call since the last batch, the newest step's last
+  # one for each `record` call since the last batch, the newest step's last
+  samples: list[host.Sample]
   extra: list[dict[str, float]]  # the user's own columns, one dict a sample
-  read_ns: int = 0  # when the copy was read, of the host's monotonic clock; needed where the stamps are of another
-  sampled: bool = False  # whether steps between this batch and the one before were left out on purpose
+  # when the copy was read, of the host's monotonic clock; needed where the stamps are of another
+  read_ns: int = 0
+  # whether steps between this batch and the one before were left out on purpose
+  sampled: bool = False
 
   @property
   def nbytes(self) -> int:
@@ -32,7 +36,8 @@ class Batch:
 
   def inherit(self, dropped: Batch, most: int) -> None:
     """Takes over the host's samples of a batch before it that is dropped, `most` in all."""
-    self.samples[:0], self.extra[:0] = dropped.samples, dropped.extra  # They stay aligned to the newest step.
+    # They stay aligned to the newest step.
+    self.samples[:0], self.extra[:0] = dropped.samples, dropped.extra
     del self.samples[:-most], self.extra[:-most]
 
 
@@ -51,7 +56,8 @@ class Losses:
 
 
 class Intake:
-  """Rows on the host that are not written yet, for each of this process's ranks, and what came before them."""
+  """Rows on the host that are not written yet, for each of this process's ranks, and what came
+  before them."""
 
   def __init__(self, ranks: list[int], process: int, attempt: int, losses: Losses):
     self._ranks, self._process, self._attempt, self._losses = ranks, process, attempt, losses
@@ -80,9 +86,11 @@ class Intake:
     return max(self._seen, default=None) if self._seen else None
 
   def goes_back(self, batch: Batch) -> bool:
-    """Tells whether the loop went back to an earlier step, by a restored checkpoint or a new pace state."""
+    """Tells whether the loop went back to an earlier step, by a restored checkpoint or a new pace
+    state."""
     return self._seen is not None and any(
-        -1 < decode.newest_step(copy) < seen for copy, seen in zip(batch.ring, self._seen, strict=True))
+        -1 < decode.newest_step(copy) < seen
+        for copy, seen in zip(batch.ring, self._seen, strict=True))
 
   def next_attempt(self) -> None:
     """Counts the steps that follow as another attempt. Nothing may be waiting to be decoded."""
@@ -96,7 +104,8 @@ class Intake:
     calls = len(batch.samples)
     first = self._seen is None
     if self._seen is None:
-      # Older rows are not this recorder's: warm-up steps, or a restored pace state with another process's stamps.
+      # Older rows are not this recorder's: warm-up steps, or a restored pace state with another
+      # process's stamps.
       self._seen = [max(step - calls, -1) for step in newest]
     if max(newest) - max(self._seen) == calls or first or batch.sampled:
       self._host.append((max(newest), batch.samples, batch.extra))
@@ -104,9 +113,11 @@ class Intake:
     for i, copy in enumerate(batch.ring):
       if self._shift[i] is None and newest[i] >= 0:
         # Once and for all: what is between two stamps must not depend on when they were copied.
-        self._shift[i] = batch.read_ns - decode.end_ns(copy, batch.plan) if batch.plan.clock in OF_DEVICES else 0
+        self._shift[i] = (batch.read_ns - decode.end_ns(copy, batch.plan)
+                          if batch.plan.clock in OF_DEVICES else 0)
       rows, missing = decode.new_rows(copy, self._seen[i])
-      if went_back:  # steps of the state before that no copy holds: it was gone when the next was due
+      # steps of the state before that no copy holds: it was gone when the next was due
+      if went_back:
         missing = max(missing, calls - len(rows))
       if not batch.sampled:
         self._losses.lost_rows += missing
@@ -117,9 +128,11 @@ class Intake:
         self._seen[i] = newest[i]
     self._losses.holes += hole
 
-  def _decoded(self, i: int, rank: int, rows: np.ndarray, plan: Any) -> tuple[decode.Columns, decode.Columns]:
+  def _decoded(self, i: int, rank: int, rows: np.ndarray,
+               plan: Any) -> tuple[decode.Columns, decode.Columns]:
     """One rank's rows as columns."""
-    return decode.decode(rows, plan, rank, self._process, self._attempt, self._previous[i], self._shift[i] or 0)
+    return decode.decode(rows, plan, rank, self._process, self._attempt, self._previous[i],
+                         self._shift[i] or 0)
 
   def decode(self, plan: Any) -> tuple[decode.Columns, decode.Columns]:
     """Decodes all rows taken in, and forgets them."""
@@ -140,7 +153,8 @@ class Intake:
     return joined, decode.concatenate(collectives)
 
 
-def host_columns(pieces: list[tuple[int, list[host.Sample], list[dict[str, float]]]]) -> decode.Columns:
+def host_columns(pieces: list[tuple[int, list[host.Sample],
+                                    list[dict[str, float]]]]) -> decode.Columns:
   """Lays the samples out by step: the last sample of a piece belongs to its newest step.
 
   Args:
@@ -151,13 +165,16 @@ def host_columns(pieces: list[tuple[int, list[host.Sample], list[dict[str, float
   samples = [sample for _, piece, _ in pieces for sample in piece]
   extra = [columns for _, _, piece in pieces for columns in piece]
   steps = np.concatenate([
-      np.arange(newest - len(piece) + 1, newest + 1, dtype=np.int64) for newest, piece, _ in pieces])
+      np.arange(newest - len(piece) + 1, newest + 1, dtype=np.int64)
+      for newest, piece, _ in pieces])
   columns: decode.Columns = {"step": steps}
   for i, cause in enumerate(HOST_CAUSES):
     values = [sample[i] for sample in samples]
     unknown = np.array([value is None for value in values], bool)
-    columns[cause.column] = np.ma.masked_array(np.array([value or 0 for value in values], np.int64), unknown)
+    columns[cause.column] = np.ma.masked_array(np.array([value or 0 for value in values], np.int64),
+                                               unknown)
   for name in sorted({name for row in extra for name in row}):
     unknown = np.array([name not in row for row in extra], bool)
-    columns[f"host_{name}"] = np.ma.masked_array(np.array([row.get(name, 0.0) for row in extra], np.float64), unknown)
+    columns[f"host_{name}"] = np.ma.masked_array(
+        np.array([row.get(name, 0.0) for row in extra], np.float64), unknown)
   return columns

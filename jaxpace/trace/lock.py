@@ -23,10 +23,11 @@ class BusyError(OSError):
 
 
 class DirectoryLock:
-  """Held by process 0 of a recorded job, from `take` to `release`. The system frees it when the process dies.
+  """Held by process 0 of a recorded job, from `take` to `release`. The system frees it when the
+  process dies.
 
-  Where the file system knows no locks nothing is locked. A child forked meanwhile inherits the lock, but not its claim:
-  once the process named in the file is gone, the lock is void.
+  Where the file system knows no locks nothing is locked. A child forked meanwhile inherits the
+  lock, but not its claim: once the process named in the file is gone, the lock is void.
   """
 
   def __init__(self, path: pathlib.Path, descriptor: int | None):
@@ -59,7 +60,8 @@ class DirectoryLock:
       except OSError:
         os.close(descriptor)
         return DirectoryLock(path, None)
-      if _is_at(descriptor, path):  # else its last owner removed it between our opening and locking it
+      # else its last owner removed it between our opening and locking it
+      if _is_at(descriptor, path):
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
         return DirectoryLock(path, descriptor)
@@ -96,8 +98,8 @@ def _may_run(owner: list[str]) -> bool:
 def _busy(directory: pathlib.Path, owner: list[str]) -> str:
   who = f"process {owner[0]} on {owner[1]}" if len(owner) == 2 else "another process"
   if owner[:1] == [str(os.getpid())]:
-    return (f"another Recorder of this process is recording to {directory}. Open one Recorder for a job, or give each "
-            "a directory of its own.")
-  return (f"{who} is recording to {directory} at this moment. Give each job a directory of its own. If the two are "
-          "processes of one job, each takes itself for the whole of it: call jaxpace.distributed.initialize() (or "
-          "jax.distributed.initialize()) first.")
+    return (f"another Recorder of this process is recording to {directory}. Open one Recorder for "
+            "a job, or give each a directory of its own.")
+  return (f"{who} is recording to {directory} at this moment. Give each job a directory of its "
+          "own. If the two are processes of one job, each takes itself for the whole of it: call "
+          "jaxpace.distributed.initialize() (or jax.distributed.initialize()) first.")

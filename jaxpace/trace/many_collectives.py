@@ -1,7 +1,9 @@
-"""Reads the table `collectives` of an observed run: hundreds of collectives a step, of some of the steps.
+"""Reads the table `collectives` of an observed run: hundreds of collectives a step, of some of the
+steps.
 
-Each step has a row in the table `steps` with its sums; only some have the rows of their collectives. Those are laid out
-over these steps alone, the step before each being told by the table `steps`.
+Each step has a row in the table `steps` with its sums; only some have the rows of their
+collectives. Those are laid out over these steps alone, the step before each being told by the table
+`steps`.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from jaxpace.trace.run import MISSING
 from jaxpace.trace.table_reader import TableFiles
 
 MOST_CELLS = 32 << 20
-"""Entries and exits that are laid out at most, 18 bytes each; of more, evenly spread steps are taken."""
+"""Entries and exits that are laid out at most, 18 bytes each; of more, evenly spread steps are
+taken."""
 _ENOUGH = 40
 """Steps that were drawn to be written in full are enough by themselves from this number on."""
 _FULL = 0.9
-"""A step is written in full if it has this part of the rows of the usual one; others were so on some ranks only."""
+"""A step is written in full if it has this part of the rows of the usual one; others were so on
+some ranks only."""
 
 
 class Chosen(NamedTuple):
@@ -41,10 +45,12 @@ def observed_slots(info: dict[str, Any]) -> dict[int, int] | None:
   entries = [e for e in entries or () if isinstance(e, dict) and is_whole(e.get("slot"), 0)]
   if not any(is_whole(entry.get("of"), 0) for entry in entries):
     return None
-  return {entry["slot"]: entry["program"] if is_whole(entry.get("program"), 0) else 0 for entry in entries}
+  return {entry["slot"]: entry["program"] if is_whole(entry.get("program"), 0) else 0
+          for entry in entries}
 
 
-def choose(info: dict[str, Any], table: TableFiles, axis: dense.StepAxis, ranks: int) -> Chosen | None:
+def choose(info: dict[str, Any], table: TableFiles, axis: dense.StepAxis,
+           ranks: int) -> Chosen | None:
   """Finds out which steps and collectives are laid out.
 
   Args:
@@ -70,21 +76,24 @@ def choose(info: dict[str, Any], table: TableFiles, axis: dense.StepAxis, ranks:
   usual = float(np.median(some if some.size else own[own > 0]))
   full = own >= _FULL * usual
   partly = int((own > 0).sum()) - int(full.sum())
-  # Slow steps and the first ones are written in full as well: with those alone that are drawn, none counts for more.
+  # Slow steps and the first ones are written in full as well: with those alone that are drawn, none
+  # counts for more.
   alone = full & drawn
   steps = axis.steps[alone if alone.sum() >= _ENOUGH else full]
-  slots = np.array(sorted(slot for slot in seen if planned.get(slot, programs[main]) == programs[main]), np.int64)
+  slots = np.array(sorted(slot for slot in seen
+                          if planned.get(slot, programs[main]) == programs[main]), np.int64)
   said = []
   if partly:
     said.append(f"{plural(partly, 'step')} written in full by some ranks only: not in the shares.")
   others = int((rows.sum(axis=0) > 0).sum()) - int((own > 0).sum())
   if others > 0:
-    said.append(f"The step was compiled in {len(programs)} shapes: shares and lateness are of the one that ran most, "
-                f"and the {plural(others, 'step')} of others that were written in full are not in them.")
+    said.append(f"The step was compiled in {len(programs)} shapes: shares and lateness are of the "
+                f"one that ran most, and the {plural(others, 'step')} of others that were written "
+                "in full are not in them.")
   most = max(1, MOST_CELLS // max(1, ranks * len(slots)))
   if len(steps) > most:
-    said.append(f"{len(steps):,} steps are written in full, more than fit into memory: {most:,} of them, evenly "
-                "spread, were read. --steps reads all of a stretch.")
+    said.append(f"{len(steps):,} steps are written in full, more than fit into memory: {most:,} of "
+                "them, evenly spread, were read. --steps reads all of a stretch.")
     steps = steps[np.linspace(0, len(steps) - 1, most).round().astype(int)]
   return Chosen(steps, slots, tuple(said))
 
@@ -107,7 +116,8 @@ def _count(table: TableFiles, axis: dense.StepAxis, planned: dict[int, int], pro
   seen = np.zeros(highest + 1, bool)
   for data in table.read(["step", "collective"], (int(axis.steps[0]), int(axis.steps[-1]))):
     at, inside = axis.index(data.column("step").to_numpy())
-    slots = data.column("collective").to_numpy() if "collective" in data.column_names else np.zeros(len(at), np.int64)
+    slots = (data.column("collective").to_numpy() if "collective" in data.column_names
+             else np.zeros(len(at), np.int64))
     sound = (slots >= 0) & (slots <= highest)
     keep = sound if inside is None else sound & inside
     at, slots = at[keep], slots[keep]
@@ -117,14 +127,16 @@ def _count(table: TableFiles, axis: dense.StepAxis, planned: dict[int, int], pro
   return rows, set(np.flatnonzero(seen).tolist())
 
 
-def read(table: TableFiles, ranks: int, chosen: Chosen, count: dense.Counter) -> dense.CollectiveRows:
+def read(table: TableFiles, ranks: int, chosen: Chosen,
+         count: dense.Counter) -> dense.CollectiveRows:
   """Lays the chosen steps' rows out: the arrays are [R, D] by slot, parts of one block."""
   slots, size = len(chosen.slots), len(chosen.steps)
   enter = np.full((slots, ranks, size), MISSING, np.int64)
   leave = np.full((slots, ranks, size), MISSING, np.int64)
   attempt = np.full((slots, ranks, size), -1, np.int16)
   rows = dense.CollectiveRows(
-      {int(slot): dense.SlotTimes(enter[c], leave[c], attempt[c]) for c, slot in enumerate(chosen.slots)}, {},
+      {int(slot): dense.SlotTimes(enter[c], leave[c], attempt[c])
+       for c, slot in enumerate(chosen.slots)}, {},
       np.full(ranks, -1, np.int32))
   low, high = int(chosen.steps[0]), int(chosen.steps[-1])
   place_of_slot = np.full(max(table.highest_slot, 0) + 1, -1, np.int64)
@@ -134,7 +146,8 @@ def read(table: TableFiles, ranks: int, chosen: Chosen, count: dense.Counter) ->
     place_of_step = np.full(high - low + 1, -1, np.int64)
     place_of_step[chosen.steps - low] = np.arange(size)
   flat = attempt.reshape(-1)
-  for data in table.read(["step", "rank", "attempt", "process", "collective", "enter_ns", "exit_ns"], (low, high)):
+  for data in table.read(["step", "rank", "attempt", "process", "collective", "enter_ns",
+                          "exit_ns"], (low, high)):
     count.add(data.num_rows)
     columns = {name: dense.integers(data.column(name)) for name in data.column_names}
     at = columns["step"]
@@ -151,7 +164,8 @@ def read(table: TableFiles, ranks: int, chosen: Chosen, count: dense.Counter) ->
     kept: np.ndarray | slice = slice(None) if keep.all() else np.flatnonzero(keep)
     rank = rank[kept].astype(np.int64)
     cells = (place_of_slot[slot[kept]] * ranks + rank) * size + at[kept]
-    attempts = columns["attempt"][kept].astype(np.int16) if "attempt" in columns else np.zeros(len(cells), np.int16)
+    attempts = (columns["attempt"][kept].astype(np.int16) if "attempt" in columns
+                else np.zeros(len(cells), np.int16))
     enters, leaves = columns["enter_ns"][kept], columns["exit_ns"][kept]
     known = flat[cells]
     if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):

@@ -21,11 +21,13 @@ class Meeting(NamedTuple):
 
   groups: np.ndarray  # [R] int64, group of each rank; -1: the rank takes no part
   sources: np.ndarray | None = None
-  """[M, R] int64, ranks that each rank receives from, -1 for none; None: each waits for all of its group."""
+  """[M, R] int64, ranks that each rank receives from, -1 for none; None: each waits for all of its
+  group."""
 
 
 def sends(names: Any) -> bool:
-  """Whether operations of these names are transfers from one rank to another, not collectives of many.
+  """Whether operations of these names are transfers from one rank to another, not collectives of
+  many.
 
   >>> sends(["ppermute"]), sends(["psum", "ppermute"]), sends([])
   (True, False, False)
@@ -34,14 +36,15 @@ def sends(names: Any) -> bool:
   return bool(names) and all(name.startswith(_SENDS) for name in names)
 
 
-def read_meeting(info: dict[str, Any], entry: dict[str, Any], ranks: int, point_to_point: bool) -> Meeting | None:
+def read_meeting(info: dict[str, Any], entry: dict[str, Any], ranks: int,
+                 point_to_point: bool) -> Meeting | None:
   """Finds out who meets in a collective.
 
   Args:
     info: `run.json`, whose `settings` tell the mesh and the axis.
-    entry: what its plan says of the collective: `axis`; `groups`, lists of ranks, where they are not those along the
-      axis; by their index along it, `index_groups` of those that do and, of a point-to-point transfer, `pairs` of
-      source and target; or these by rank, as `rank_pairs`.
+    entry: what its plan says of the collective: `axis`; `groups`, lists of ranks, where they are
+      not those along the axis; by their index along it, `index_groups` of those that do and, of a
+      point-to-point transfer, `pairs` of source and target; or these by rank, as `rank_pairs`.
     ranks: R, recorded ranks.
     point_to_point: whether it is one.
 
@@ -71,7 +74,8 @@ def read_meeting(info: dict[str, Any], entry: dict[str, Any], ranks: int, point_
       told = np.where(inside[along] >= 0, told * len(inside) + inside[along], -1)
   sources = None
   if point_to_point:
-    sources = _sources(entry.get("pairs"), rows if rows is not None else np.arange(ranks)[None], ranks)
+    sources = _sources(entry.get("pairs"), rows if rows is not None else np.arange(ranks)[None],
+                       ranks)
     if sources is None:
       sources = _sources(entry.get("rank_pairs"), np.arange(ranks)[None], ranks)
   if sources is None and (told == told[0]).all():

@@ -12,8 +12,8 @@ from jaxpace.trace.run import Process
 _SPLIT = " left out: "
 
 
-def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int], processes: Sequence[Process],
-                 problems: Sequence[str]) -> str:
+def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int],
+                 processes: Sequence[Process], problems: Sequence[str]) -> str:
   """Says it, and names the files that lie there.
 
   Args:
@@ -23,11 +23,13 @@ def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int]
     processes: what the processes said of themselves.
     problems: what was found while reading.
   """
-  reasons = Counter(reason for problem in problems for name, found, reason in [problem.partition(_SPLIT)]
+  reasons = Counter(reason for problem in problems
+                    for name, found, reason in [problem.partition(_SPLIT)]
                     if found and name.endswith(".parquet"))
   if reasons:
     (reason, number), *others = reasons.most_common()
-    first = next(problem.partition(_SPLIT)[0] for problem in problems if problem.endswith(_SPLIT + reason))
+    first = next(problem.partition(_SPLIT)[0]
+                 for problem in problems if problem.endswith(_SPLIT + reason))
     which = first if number == 1 else f"{number:,} parts, {first} the first of them,"
     more = f" ({sum(count for _, count in others):,} more for other reasons)" if others else ""
     torn = reason.startswith(("torn", "empty"))
@@ -37,17 +39,19 @@ def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int]
   if skipped.get("torn"):
     return (f"No row of {path} can be read: {plural(skipped['torn'], 'part')} torn or corrupt. "
             "Was it copied completely?")
-  outside = [problem for problem in problems if "is not a number from" in problem or "holds rows without" in problem]
+  outside = [problem for problem in problems if "is not a number from" in problem
+             or "holds rows without" in problem]
   if outside:
     return f"No row of {path} can be used: {outside[0]}"
   if skipped.get("foreign"):
-    return (f"{path} has no rows of its own run {run}, only {plural(skipped['foreign'], 'part')} of other runs. "
-            "Was run.json overwritten, or the directory used twice?")
+    return (f"{path} has no rows of its own run {run}, only {plural(skipped['foreign'], 'part')} "
+            "of other runs. Was run.json overwritten, or the directory used twice?")
   kept = [reason for process in processes for reason in kept_from_recording(process)]
   if kept:
     return f"{path} holds a run without a single recorded step. {' '.join(kept[:3])}"
   named = [problem for problem in problems if "not named as parts" in problem]
   if named:
     return f"{path} holds no part of a run: {named[0]}"
-  return (f"{path} holds a run without a single recorded step yet. Rows are written every few seconds: has the job "
-          "finished its first step, and is `recorder.record(pace)` called in the loop?")
+  return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
+          "seconds: has the job finished its first step, and is `recorder.record(pace)` called in "
+          "the loop?")

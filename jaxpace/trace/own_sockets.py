@@ -1,8 +1,10 @@
-"""What the kernel says of this process's own TCP connections: busy time, retransmits, round trips. Linux only.
+"""What the kernel says of this process's own TCP connections: busy time, retransmits, round trips.
+Linux only.
 
-`getsockopt(TCP_INFO)` on each of the process's file descriptors, whoever opened them: the sockets of gloo and NCCL
-belong to native code. Called through ctypes, since a `socket` object would own the descriptor and close it.
-Source: struct tcp_info in include/uapi/linux/tcp.h; fields are only ever appended to it.
+`getsockopt(TCP_INFO)` on each of the process's file descriptors, whoever opened them: the sockets
+of gloo and NCCL belong to native code. Called through ctypes, since a `socket` object would own the
+descriptor and close it. Source: struct tcp_info in include/uapi/linux/tcp.h; fields are only ever
+appended to it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Counts(NamedTuple):
   busy_ns: int | None  # time with data sent or waiting to be sent, not yet acknowledged
   receiver_limited_ns: int | None  # of it, time in which the receiver's window was full
   retransmits: int
-  rtt_ns: int | None = None  # round trip, smoothed; mean weighted by how long each was busy since the last reading
+  # round trip, smoothed; mean weighted by how long each was busy since the last reading
+  rtt_ns: int | None = None
   min_rtt_ns: int | None = None  # the shortest one of the last minutes, weighted alike
 
 
@@ -38,7 +41,8 @@ class _Connection(NamedTuple):
 
 
 class OwnSockets:
-  """Adds up what the connections of this process do from its first reading on, closed ones included."""
+  """Adds up what the connections of this process do from its first reading on, closed ones
+  included."""
 
   def __init__(self) -> None:
     self._seen: dict[tuple[str, int], _Connection] = {}
@@ -63,21 +67,24 @@ class OwnSockets:
     for name in descriptors:
       descriptor = int(name)
       size.value = len(buffer)
-      if get(descriptor, _IPPROTO_TCP, _TCP_INFO, buffer, ctypes.byref(size)) or size.value < _TOTAL_RETRANS + 4:
+      if (get(descriptor, _IPPROTO_TCP, _TCP_INFO, buffer, ctypes.byref(size))
+          or size.value < _TOTAL_RETRANS + 4):
         continue  # no TCP socket
       seen[self._identity(descriptor)] = self._parse(size.value)
     weighted = []
     for key, new in seen.items():
-      # A connection first seen now was made since the last reading: all of it counts. Not so at the first one.
-      old = self._seen[key].counters if key in self._seen else new.counters if self._first else (0, 0, 0)
+      # A connection first seen now was made since the last reading: all of it counts. Not so at the
+      # first one.
+      old = (self._seen[key].counters if key in self._seen else new.counters if self._first
+             else (0, 0, 0))
       rise = [max(now - then, 0) for now, then in zip(new.counters, old, strict=True)]
       self._totals = [total + more for total, more in zip(self._totals, rise, strict=True)]
       if rise[0] > 0 and new.min_rtt != _NO_MIN_RTT:
         weighted.append((rise[0], new.rtt, new.min_rtt))
     self._seen, self._first = seen, False
     busy, limited, retransmits = self._totals
-    return Counts(None if self._short else busy * 1000, None if self._short else limited * 1000, retransmits,
-                  *_means(weighted))
+    return Counts(None if self._short else busy * 1000, None if self._short else limited * 1000,
+                  retransmits, *_means(weighted))
 
   def _parse(self, size: int) -> _Connection:
     (retransmits,) = struct.unpack_from("=I", self._buffer, _TOTAL_RETRANS)
@@ -89,16 +96,19 @@ class OwnSockets:
     return _Connection((busy, limited, retransmits), rtt, least)
 
   def _identity(self, descriptor: int) -> tuple[str, int]:
-    """Tells a connection from a later one on the same descriptor, where the kernel can; one on two of them is one."""
+    """Tells a connection from a later one on the same descriptor, where the kernel can; one on two
+    of them is one."""
     size = ctypes.c_uint32(8)
     assert self._get is not None
-    if self._get(descriptor, _SOL_SOCKET, _SO_COOKIE, ctypes.byref(self._cookie), ctypes.byref(size)):
+    if self._get(descriptor, _SOL_SOCKET, _SO_COOKIE, ctypes.byref(self._cookie),
+                 ctypes.byref(size)):
       return "descriptor", descriptor
     return "cookie", self._cookie.value
 
 
 def _means(weighted: list[tuple[int, int, int]]) -> tuple[int, int] | tuple[None, None]:
-  """Means in nanoseconds of the second and third, in microseconds, weighted by the first; of none, None."""
+  """Means in nanoseconds of the second and third, in microseconds, weighted by the first; of none,
+  None."""
   total = sum(weight for weight, _, _ in weighted)
   if not total:
     return None, None

@@ -11,7 +11,8 @@ from jaxpace.trace import schema
 
 
 class PartFile(NamedTuple):
-  """One part of a table. `inside` are parts whose rows it already holds: what a merge left behind."""
+  """One part of a table. `inside` are parts whose rows it already holds: what a merge left
+  behind."""
 
   path: pathlib.Path
   run: str
@@ -32,7 +33,8 @@ class Folder(NamedTuple):
 
 
 def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
-  """Lists the parts of `run` in the folder of one table; leftovers of a merge hang on the part that holds them.
+  """Lists the parts of `run` in the folder of one table; leftovers of a merge hang on the part that
+  holds them.
 
   Args:
     folder: the table's folder; it may be missing.
@@ -69,10 +71,12 @@ def is_temporary(name: str) -> bool:
 
 
 def others_left_out(table: str, names: Sequence[str], number: int) -> str:
-  """Says that some files of a table's folder are none of its parts: `number` of them, of which `names` are named."""
+  """Says that some files of a table's folder are none of its parts: `number` of them, of which
+  `names` are named."""
   more = f" and {number - len(names)} more" if number > len(names) else ""
-  return (f"{number:,} file{'s' if number > 1 else ''} in '{table}' left out ({', '.join(names)}{more}): not named as "
-          "parts of a recorded run are, such as run-p00000.000000-000000.parquet.")
+  return (f"{number:,} file{'s' if number > 1 else ''} in '{table}' left out "
+          f"({', '.join(names)}{more}): not named as parts of a recorded run are, such as "
+          "run-p00000.000000-000000.parquet.")
 
 
 def _nest(parts: list[PartFile]) -> list[PartFile]:

@@ -1,8 +1,9 @@
 """Parquet parts of one table: written whole or not at all, small ones merged into larger ones.
 
-A part is written under a temporary name and renamed, so that a reader or a crash never sees half of one. Every
-32 small parts become one larger part whose name covers their range; the small ones are deleted after the rename,
-so a crash in between leaves parts contained in another, which readers ignore.
+A part is written under a temporary name and renamed, so that a reader or a crash never sees half of
+one. Every 32 small parts become one larger part whose name covers their range; the small ones are
+deleted after the rename, so a crash in between leaves parts contained in another, which readers
+ignore.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _LOG = logging.getLogger("jaxpace")
 _NEVER_MERGED = 99
 MERGE_PARTS = 32
 MERGE_ROWS = 1_000_000
-"""Rows of the largest part a merge makes: it keeps a merge well under a second, and its memory small."""
+"""Rows of the largest part a merge makes: it keeps a merge well under a second, and its memory
+small."""
 
 
 class PartId(NamedTuple):
@@ -50,13 +52,16 @@ def parse_part_name(name: str) -> PartId | None:
 
 
 def to_arrow(columns: Columns, table: str) -> pa.Table:
-  """Converts columns to an Arrow table: the schema's columns first, null where absent, then the others."""
+  """Converts columns to an Arrow table: the schema's columns first, null where absent, then the
+  others."""
   fields = schema.TABLES[table]
   length = len(next(iter(columns.values()))) if columns else 0
-  arrays = [_array(columns[f.name], f.type) if f.name in columns else pa.nulls(length, f.type) for f in fields]
+  arrays = [_array(columns[f.name], f.type) if f.name in columns else pa.nulls(length, f.type)
+            for f in fields]
   extra = sorted(set(columns) - set(fields.names))
   arrays += [_array(columns[name], None) for name in extra]
-  others = [pa.field(name, array.type) for name, array in zip(extra, arrays[len(fields):], strict=True)]
+  others = [pa.field(name, array.type)
+            for name, array in zip(extra, arrays[len(fields):], strict=True)]
   return pa.Table.from_arrays(arrays, schema=pa.schema([*fields, *others]))
 
 
@@ -77,11 +82,13 @@ class _Part(NamedTuple):
 
 
 class PartStore:
-  """The parts of one table of one process of one run. Every method does file I/O and may raise `OSError`."""
+  """The parts of one table of one process of one run. Every method does file I/O and may raise
+  `OSError`."""
 
   def __init__(self, directory: pathlib.Path, table: str, run: str, process: int, *,
                merge_parts: int = MERGE_PARTS, merge_rows: int = MERGE_ROWS, fsync: bool = False):
-    """Opens the store; parts of the same run and process already there are kept and counted on from.
+    """Opens the store; parts of the same run and process already there are kept and counted on
+    from.
 
     Args:
       directory: run directory.
@@ -90,8 +97,8 @@ class PartStore:
       process: process index.
       merge_parts: small parts that make a larger one.
       merge_rows: rows a merged part may have at most.
-      fsync: whether a part must have reached the disk before it gets its name; guards against a crash of the
-        machine, not needed against one of the process.
+      fsync: whether a part must have reached the disk before it gets its name; guards against a
+        crash of the machine, not needed against one of the process.
     """
     self._folder = directory / table
     self._table = table
@@ -122,7 +129,8 @@ class PartStore:
       self._merge_full_levels()
 
   def compact(self) -> None:
-    """Merges the newest parts, at most `merge_rows` rows of them, so that a short run ends as a single part."""
+    """Merges the newest parts, at most `merge_rows` rows of them, so that a short run ends as a
+    single part."""
     begin, rows = len(self._parts), 0
     while begin and rows + self._parts[begin - 1].rows <= self._merge_rows:
       begin -= 1
@@ -161,7 +169,8 @@ class PartStore:
     """Writes a part under a temporary name, then gives it its own."""
     # A name without the process's number: the next attempt finds what a crash has left.
     temporary = self._folder / f".{part.file_name}.tmp"
-    with atomic_write.replacing(self._folder / part.file_name, temporary, fsync=self._fsync) as file:
+    with atomic_write.replacing(self._folder / part.file_name, temporary,
+                                fsync=self._fsync) as file:
       pq.write_table(data, file, **_encoding(data.schema))
 
   def _merge_full_levels(self) -> None:
@@ -191,7 +200,8 @@ class PartStore:
     self._parts = merged
 
   def _merge_group(self, group: list[_Part], level: int) -> list[_Part]:
-    """Merges parts into one; one that can't be read stays as it is, and those before and after it are merged apart."""
+    """Merges parts into one; one that can't be read stays as it is, and those before and after it
+    are merged apart."""
     if len(group) == 1:
       return [group[0]._replace(level=level)]
     tables: list[pa.Table] = []
@@ -227,6 +237,7 @@ def _encoding(fields: pa.Schema) -> dict:
   """
   few = [f.name for f in fields if pa.types.is_dictionary(f.type) or f.name in
          ("rank", "process", "attempt", "collective", "bytes")]
-  delta = {f.name: "DELTA_BINARY_PACKED" for f in fields if f.name not in few and pa.types.is_integer(f.type)}
-  return {"compression": "zstd", "use_dictionary": few, "column_encoding": delta, "store_schema": True,
-          "write_page_checksum": True}
+  delta = {f.name: "DELTA_BINARY_PACKED" for f in fields if f.name not in few
+           and pa.types.is_integer(f.type)}
+  return {"compression": "zstd", "use_dictionary": few, "column_encoding": delta,
+          "store_schema": True, "write_page_checksum": True}

@@ -20,7 +20,8 @@ _LOG = logging.getLogger("jaxpace")
 
 
 def read(process: int) -> Locality:
-  """Reads where this process and its devices are; empty, with one line in the log, if that fails."""
+  """Reads where this process and its devices are; empty, with one line in the log, if that
+  fails."""
   try:
     return read_locality(process=process, devices=jax.local_devices())
   except Exception as error:
@@ -31,13 +32,15 @@ def read(process: int) -> Locality:
 def write(directory: pathlib.Path, run: str, place: Locality) -> None:
   """Writes `locality/<process>.json`."""
   try:
-    rundir.write_json(directory / job.FOLDER / f"{place.process}.json", {"run": run, **to_plain(place)})
+    rundir.write_json(directory / job.FOLDER / f"{place.process}.json",
+                      {"run": run, **to_plain(place)})
   except Exception as error:
     _LOG.info("Where this process runs could not be written: %s: %s", type(error).__name__, error)
 
 
 def gauges(place: Locality) -> nvml.Gauges | None:
-  """Clock and power of the GPUs that this process's devices are on; None without such GPUs or NVML."""
+  """Clock and power of the GPUs that this process's devices are on; None without such GPUs or
+  NVML."""
   own = {device.gpu for device in place.devices if device.gpu}
   module = nvml.load() if own else None
   return nvml.Gauges(module, own) if module is not None else None

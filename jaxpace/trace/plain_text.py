@@ -16,12 +16,14 @@ def plain(text: object, encoding: str = "utf-8") -> str:
   >>> plain("host\x1b[2J\u202egnp"), plain("é", "ascii"), plain("[red]a[/red]")
   ('host\\x1b[2J\\u202egnp', '\\xe9', '[red]a[/red]')
   """
-  shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+  shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+                  for c in str(text))
   return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def write_plain(text: str, stream: TextIO | None = None) -> None:
-  """Prints lines in which there may be names that others wrote, the path of a run, say; nothing in them steers.
+  """Prints lines in which there may be names that others wrote, the path of a run, say; nothing in
+  them steers.
 
   Args:
     text: one line or several.

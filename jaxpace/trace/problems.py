@@ -27,26 +27,28 @@ def describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
   """
   problems = []
   if not step_rows:
-    problems.append("The table 'steps' is missing or empty: no phases, gaps and delays; all busy time counts as "
-                    "compute.")
+    problems.append("The table 'steps' is missing or empty: no phases, gaps and delays; all busy "
+                    "time counts as compute.")
   if not collective_rows:
-    problems.append("The table 'collectives' is missing or empty: waiting can't be told from computing.")
+    problems.append(
+        "The table 'collectives' is missing or empty: waiting can't be told from computing.")
   if run.duplicates:
-    problems.append(f"{plural(run.duplicates, 'row')} repeat a step of the same rank, as after a restart: the last "
-                    "attempt counts.")
+    problems.append(f"{plural(run.duplicates, 'row')} repeat a step of the same rank, as after a "
+                    "restart: the last attempt counts.")
   if run.info and not run.plan:
-    problems.append("run.json holds no plan of the step: collectives without stamps, and what was chosen when it was "
-                    "traced, are unknown.")
+    problems.append("run.json holds no plan of the step: collectives without stamps, and what was "
+                    "chosen when it was traced, are unknown.")
   problems += _missing_ranks(run)
   problems += _silent_processes(run)
   for process in run.processes:
     problems += _losses(process)
-  open_ones = [p.process for p in run.processes if p.info.get("closed_cleanly") is False and not p.info.get("stopped")]
+  open_ones = [p.process for p in run.processes if p.info.get("closed_cleanly") is False
+               and not p.info.get("stopped")]
   if open_ones and len(open_ones) == len(run.processes):
     problems.append("No process has closed its recording: the job still runs, or was killed.")
   elif open_ones:
-    problems.append(f"{plural(len(open_ones), 'process', 'processes')} did not close the recording, as if killed: "
-                    f"{list_ranks(open_ones)}.")
+    problems.append(f"{plural(len(open_ones), 'process', 'processes')} did not close the "
+                    f"recording, as if killed: {list_ranks(open_ones)}.")
   return problems
 
 
@@ -56,9 +58,11 @@ def _missing_ranks(run: Run) -> list[str]:
   silent = run.silent
   unlisted = max(run.declared - run.ranks, 0)
   if silent.size + unlisted:
-    problems.append(f"{plural(silent.size + unlisted, 'rank')} of {run.ranks_in_all} recorded nothing"
-                    + (f": {list_ranks(silent)}." if not unlisted else "."))
-  last = np.where(present.any(axis=1), present.shape[1] - 1 - np.argmax(present[:, ::-1], axis=1), -1)
+    problems.append(
+        f"{plural(silent.size + unlisted, 'rank')} of {run.ranks_in_all} recorded nothing"
+        + (f": {list_ranks(silent)}." if not unlisted else "."))
+  last = np.where(present.any(axis=1),
+                  present.shape[1] - 1 - np.argmax(present[:, ::-1], axis=1), -1)
   early = np.flatnonzero((last >= 0) & (int(last.max()) - last > max(2, 0.02 * len(run.steps))))
   if early.size:
     problems.append(f"{plural(early.size, 'rank')} stopped recording before the others, after step "
@@ -69,26 +73,30 @@ def _missing_ranks(run: Run) -> list[str]:
 def _silent_processes(run: Run) -> list[str]:
   declared = run.info.get("processes")
   known = {p.process for p in run.processes}
-  expected = set(range(declared)) if isinstance(declared, int) and 0 < declared <= 1 << 16 else set()
+  expected = (set(range(declared)) if isinstance(declared, int) and 0 < declared <= 1 << 16
+              else set())
   expected |= {int(p) for p in run.process_of_rank if p >= 0}
   silent = expected - known
   if not silent:
     return []
   unknown = "the host, the losses and the end of each are unknown"
   if not known:
-    return [f"The folder 'process' is missing or empty; it tells of {plural(len(silent), 'process', 'processes')}: "
-            f"{unknown}."]
-  return [f"{plural(len(silent), 'process', 'processes')} of {len(expected | known)} left no file in the folder "
-          f"'process', so {unknown}: {list_ranks(silent)}."]
+    return ["The folder 'process' is missing or empty; it tells of "
+            f"{plural(len(silent), 'process', 'processes')}: {unknown}."]
+  return [f"{plural(len(silent), 'process', 'processes')} of {len(expected | known)} left no file "
+          f"in the folder 'process', so {unknown}: {list_ranks(silent)}."]
 
 
 def _losses(process: Process) -> list[str]:
   name = f"Process {process.process}" + (f" ({process.host})" if process.host else "")
   info, said = process.info, []
-  lost, holes, dropped = (_whole(info.get(key)) for key in ("lost_rows", "holes", "dropped_batches"))
+  lost, holes, dropped = (_whole(info.get(key))
+                          for key in ("lost_rows", "holes", "dropped_batches"))
   if lost:
-    said.append(f"{name} lost {plural(lost, 'row')}" + (f" in {plural(holes, 'hole')}" if holes else "")
-                + (f", {plural(dropped, 'copy', 'copies')} dropped because the disk was too slow." if dropped else "."))
+    said.append(f"{name} lost {plural(lost, 'row')}"
+                + (f" in {plural(holes, 'hole')}" if holes else "")
+                + (f", {plural(dropped, 'copy', 'copies')} dropped because the disk was too slow."
+                   if dropped else "."))
   if info.get("ended_by"):
     said.append(f"{name} was ended by {str(info['ended_by']).rstrip('.')}.")
   return said + kept_from_recording(process)

@@ -1,4 +1,5 @@
-"""Whether the pace states given to `record` advance with the calls, and how often they must be copied for that."""
+"""Whether the pace states given to `record` advance with the calls, and how often they must be
+copied for that."""
 
 from __future__ import annotations
 
@@ -6,15 +7,18 @@ import logging
 
 _LOG = logging.getLogger("jaxpace")
 _STANDING = 2
-"""Calls without a new step that are no slip: a state may be recorded twice, at the end of an epoch, say."""
+"""Calls without a new step that are no slip: a state may be recorded twice, at the end of an epoch,
+say."""
 
 
 class AdvanceCheck:
-  """Compares steps completed with calls of `record`; warns once of a state that does not advance."""
+  """Compares steps completed with calls of `record`; warns once of a state that does not
+  advance."""
 
   def __init__(self) -> None:
     self._newest: int | None = None  # step, as of the last copy
-    self._standing = self._repeated = 0  # calls without a new step; calls in a row with the very same state
+    # calls without a new step; calls in a row with the very same state
+    self._standing = self._repeated = 0
     self._warned = False
 
   def repeated(self, same: bool) -> None:
@@ -46,6 +50,7 @@ class AdvanceCheck:
   def _warn(self) -> None:
     if not self._warned:
       self._warned = True
-      _LOG.warning("The pace state given to record() does not advance, so steps are missing from the recording. "
-                   "Record the state that the latest step returned, and give it to the next one: "
-                   "`pace, out = step(pace, state, batch)`, then `recorder.record(pace)`.")
+      _LOG.warning("The pace state given to record() does not advance, so steps are missing from "
+                   "the recording. Record the state that the latest step returned, and give it to "
+                   "the next one: `pace, out = step(pace, state, batch)`, then "
+                   "`recorder.record(pace)`.")

@@ -1,4 +1,5 @@
-"""Reads the `hosts` table of a recorded run: samples of each process's host, see `jaxpace.trace.host_sampler`."""
+"""Reads the `hosts` table of a recorded run: samples of each process's host, see
+`jaxpace.trace.host_sampler`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import pyarrow as pa
 from jaxpace.trace import part_files, schema
 from jaxpace.trace.table_reader import open_table
 
-COLUMNS = tuple(field.name for field in schema.HOSTS if field.name not in ("time_ns", "process", "attempt"))
+COLUMNS = tuple(field.name for field in schema.HOSTS
+                if field.name not in ("time_ns", "process", "attempt"))
 
 
 class HostSamples(NamedTuple):
@@ -63,9 +65,11 @@ def read_host_samples(path: pathlib.Path, run: str | None) -> tuple[HostSamples,
   attempt = _join([_whole(batch, "attempt") for batch in batches])
   time_ns = _join([_whole(batch, "time_ns") for batch in batches])
   order = np.lexsort((time_ns, attempt, process))
-  columns = {name: np.concatenate([_number(batch, name) for batch in batches] or [np.zeros(0)])[order]
+  columns = {name: np.concatenate([_number(batch, name) for batch in batches] or [np.zeros(0)])[
+      order]
              for name in COLUMNS}
-  samples = HostSamples(process[order].astype(np.int32), attempt[order].astype(np.int32), time_ns[order], columns)
+  samples = HostSamples(process[order].astype(np.int32), attempt[order].astype(np.int32),
+                        time_ns[order], columns)
   return samples, list(table.problems)
 
 

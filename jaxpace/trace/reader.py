@@ -1,7 +1,8 @@
 """Reads a recorded run, whatever state it is in, into dense arrays.
 
-A run is read as a user finds it: killed processes, torn files, restarts, ranks that never wrote. What can't be
-used is left out and named in `Run.problems`; only a directory with nothing to report on is an error.
+A run is read as a user finds it: killed processes, torn files, restarts, ranks that never wrote.
+What can't be used is left out and named in `Run.problems`; only a directory with nothing to report
+on is an error.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] 
 
   Args:
     path: run directory, the one that holds `run.json`.
-    window: first step and one past the last step wanted; None leaves that side open. The step before the window is
-      read as well, since the first step's arrival is measured from its exit.
+    window: first step and one past the last step wanted; None leaves that side open. The step
+      before the window is read as well, since the first step's arrival is measured from its exit.
     progress: called now and then with rows read and rows in all.
 
   Returns:
     The run; what was left out or looks wrong is in its `problems`.
 
   Raises:
-    RunError: there is nothing to report on: no such directory, no run in it, no readable row, or a newer schema.
+    RunError: there is nothing to report on: no such directory, no run in it, no readable row, or a
+      newer schema.
   """
   path = pathlib.Path(path)
   try:
@@ -65,17 +67,19 @@ def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] 
       run = _read(path, window, progress)  # a job that still runs merged parts while they were read
     return run
   except PermissionError as error:
-    raise RunError(f"No permission to read {error.filename or path}. Ask its owner, or copy the run to where you "
-                   "may read it.") from error
+    raise RunError(f"No permission to read {error.filename or path}. Ask its owner, or copy the "
+                   "run to where you may read it.") from error
 
 
-def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: Progress | None) -> Run:
+def _read(path: pathlib.Path, window: tuple[int | None, int | None],
+          progress: Progress | None) -> Run:
   check_directory(path)
   problems: list[str] = []
   info = _read_info(path, problems)
   run_id = _run_id(path, info, problems)
   processes = tuple(
-      Process(number, said.get("hostname") or said.get("host") or "", tuple(said.get("ranks") or ()), said)
+      Process(number, said.get("hostname") or said.get("host") or "",
+              tuple(said.get("ranks") or ()), said)
       for number, said in read_processes(path, run_id, problems, denied=True))
   skipped: Counter[str] = Counter()
   tables = {name: _open(path, name, run_id, skipped, problems) for name in ("steps", "collectives")}
@@ -99,18 +103,21 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
       table.renumber(numbers)
     place = {number: at for at, number in enumerate(numbers.tolist())}
     info = _renumbered(info, place)
-    processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place)) for p in processes)
+    processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place))
+                      for p in processes)
 
   count = dense.Counter(progress, sum(t.rows for t in tables.values()))
   names = steps_table.columns_like(_DURATIONS, prefix="phase_")
-  chosen = many_collectives.choose(info, collectives_table, axis, ranks) if steps_table.rows else None
+  chosen = (many_collectives.choose(info, collectives_table, axis, ranks) if steps_table.rows
+            else None)
   times: tuple[str, ...] = () if collectives_table.rows else ("end_ns",)
   if chosen is not None:
     times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     steps_job = pool.submit(dense.read_steps, steps_table, ranks, axis, names, times, count)
     collectives_job = (
-        pool.submit(dense.read_collectives, collectives_table, ranks, axis, count) if chosen is None else
+        pool.submit(dense.read_collectives, collectives_table, ranks, axis, count)
+        if chosen is None else
         pool.submit(many_collectives.read, collectives_table, ranks, chosen, count))
     steps_rows, collective_rows = steps_job.result(), collectives_job.result()
   skipped["torn"] = sum(t.torn for t in tables.values())  # reading finds more than opening did
@@ -132,14 +139,16 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None], progress: P
     for rank in process.ranks:
       if 0 <= rank < ranks and process_of_rank[rank] < 0:
         process_of_rank[rank] = process.process
-  run = Run(path=path, id=run_id or path.name, info=info, processes=processes, steps=axis.steps, attempt=attempt,
+  run = Run(path=path, id=run_id or path.name, info=info, processes=processes, steps=axis.steps,
+            attempt=attempt,
             end_ns=steps_rows.times.get("end_ns" if chosen is None else "last_exit_ns"),
             durations=steps_rows.durations, collectives=collectives if chosen is None else (),
-            process_of_rank=process_of_rank,
-            skipped=dict(skipped), duplicates=max(steps_rows.duplicates, collective_rows.duplicates),
-            problems=(), window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt),
-            host_causes=read_host_causes(steps_table, axis, steps_rows.attempt, steps_rows.process_of_rank),
-            numbers=numbers, declared=declared)
+            process_of_rank=process_of_rank, skipped=dict(skipped),
+            duplicates=max(steps_rows.duplicates, collective_rows.duplicates), problems=(),
+            window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt),
+            host_causes=read_host_causes(steps_table, axis, steps_rows.attempt,
+                                         steps_rows.process_of_rank), numbers=numbers,
+            declared=declared)
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
   if chosen is not None:
     run = in_full(run, collectives, chosen.steps)
@@ -159,21 +168,23 @@ def check_directory(path: pathlib.Path) -> None:
     RunError: it doesn't; the sentence says what to give instead.
   """
   if not path.exists():
-    raise RunError(f"There is no run at {path}: no such directory. Give the directory a Recorder wrote to.")
+    raise RunError(
+        f"There is no run at {path}: no such directory. Give the directory a Recorder wrote to.")
   wrong = misplaced(path)
   if wrong:
     raise RunError(wrong)
   if _looks_like_run(path):
     return
   if not any(path.iterdir()):
-    raise RunError(f"{path} is empty: nothing was recorded there. A Recorder writes its first rows a few seconds "
-                   "after the first step.")
-  raise RunError(f"{path} holds no recorded run: it has neither run.json nor a folder 'steps'. Give the directory a "
-                 "Recorder wrote to.")
+    raise RunError(f"{path} is empty: nothing was recorded there. A Recorder writes its first rows "
+                   "a few seconds after the first step.")
+  raise RunError(f"{path} holds no recorded run: it has neither run.json nor a folder 'steps'. "
+                 "Give the directory a Recorder wrote to.")
 
 
 def misplaced(path: pathlib.Path) -> str | None:
-  """Says which directory must be meant where an existing path is not a run's and never will be; else None."""
+  """Says which directory must be meant where an existing path is not a run's and never will be;
+  else None."""
   if not path.is_dir():
     if path.name == "run.json" or path.suffix == ".parquet":
       folder = path.parent if path.name == "run.json" else path.parent.parent
@@ -181,20 +192,24 @@ def misplaced(path: pathlib.Path) -> str | None:
     return f"{path} is a file; a run is a directory. Give the directory a Recorder wrote to."
   if _looks_like_run(path):
     return None
-  below = sorted(child for child in path.iterdir() if not child.name.startswith(".") and child.is_dir()
+  below = sorted(child for child in path.iterdir() if not child.name.startswith(".")
+                 and child.is_dir()
                  and _looks_like_run(child))
   if below:
-    shown = ", ".join(str(p) for p in below[:5]) + (f" and {len(below) - 5} more" if len(below) > 5 else "")
+    shown = (", ".join(str(p) for p in below[:5])
+             + (f" and {len(below) - 5} more" if len(below) > 5 else ""))
     which = "one: give" if len(below) == 1 else "several: give one of"
     return f"{path} is no run itself but holds {which} {shown}"
-  if path.name in ("steps", "collectives", "hosts", "process", "locality") and _looks_like_run(path.parent):
+  if (path.name in ("steps", "collectives", "hosts", "process", "locality")
+      and _looks_like_run(path.parent)):
     return f"{path} is a part of a run. Give its directory: {path.parent}"
   return None
 
 
 def _looks_like_run(path: pathlib.Path) -> bool:
   return (path / "run.json").is_file() or any(
-      (path / table).is_dir() and any((path / table).glob("*.parquet")) for table in ("steps", "collectives"))
+      (path / table).is_dir() and any((path / table).glob("*.parquet"))
+      for table in ("steps", "collectives"))
 
 
 def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
@@ -202,19 +217,22 @@ def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
   try:
     document = read_document(file, RunFile)
   except FileNotFoundError:
-    problems.append("run.json is missing: run id, ranks and clock are taken from the rows themselves.")
+    problems.append(
+        "run.json is missing: run id, ranks and clock are taken from the rows themselves.")
     return {}
   except PermissionError:
     raise
   except (OSError, UnreadableError) as error:
-    problems.append(f"run.json {why_unreadable(error)}: run id, ranks and clock are taken from the rows themselves.")
+    problems.append(
+        f"run.json {why_unreadable(error)}: run id, ranks and clock are taken from the rows "
+        "themselves.")
     return {}
   problems.extend(f"run.json: {sentence}." for sentence in document.left_out)
   info = document.value
   version = info.get("schema_version", SCHEMA_VERSION)
   if version is not None and version > SCHEMA_VERSION:
-    raise RunError(f"{path} was recorded with schema {version}, this jaxpace reads up to {SCHEMA_VERSION}. "
-                   "Upgrade jaxpace where you read it.")
+    raise RunError(f"{path} was recorded with schema {version}, this jaxpace reads up to "
+                   f"{SCHEMA_VERSION}. Upgrade jaxpace where you read it.")
   return info
 
 
@@ -246,30 +264,36 @@ def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[s
 
 def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int, ranks: int
               ) -> tuple[Meeting | None, bool, bool]:
-  """Who meets in a collective, whether it is a point-to-point transfer, and whether its entry stamps may be late."""
+  """Who meets in a collective, whether it is a point-to-point transfer, and whether its entry
+  stamps may be late."""
   point_to_point = sends(entry.get("primitives") or [str(entry.get("name") or name)])
   plan = info.get("plan")
   notices = plan.get("notices") if isinstance(plan, dict) else None
-  early = any(isinstance(notice, str) and notice.startswith(f"Collective {slot} can start before its entry stamp")
+  early = any(isinstance(notice, str)
+              and notice.startswith(f"Collective {slot} can start before its entry stamp")
               for notice in (notices if isinstance(notices, list) else ()))
   return (read_meeting(info, entry, ranks, point_to_point), point_to_point,
           early or entry.get("may_begin_early") is True)
 
 
 def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:
-  """What `run.json` says of ranks, by their new numbers; a mesh lays out all numbers, so it tells nothing here."""
+  """What `run.json` says of ranks, by their new numbers; a mesh lays out all numbers, so it tells
+  nothing here."""
   settings = {key: value for key, value in (info.get("settings") or {}).items() if key != "mesh"}
   plan = dict(info.get("plan") or {})
   plan["collectives"] = [
-      {key: [[place[rank] for rank in members if rank in place] for members in value or ()] if key == "groups" else
-       [[place[rank] for rank in pair] for pair in value or () if set(pair) <= set(place)] if key == "rank_pairs" else
+      {key: [[place[rank] for rank in members if rank in place] for members in value or ()]
+       if key == "groups" else
+       [[place[rank] for rank in pair] for pair in value or () if set(pair) <= set(place)]
+       if key == "rank_pairs" else
        value for key, value in entry.items() if key not in ("index_groups", "pairs")}
       for entry in plan.get("collectives") or ()]
   return {**info, "settings": settings, "plan": plan}
 
 
 def _declared_ranks(info: dict[str, Any], processes: Sequence[Process]) -> int:
-  """The number of ranks that the run has by its own word. The plan's are those along the data axis alone."""
+  """The number of ranks that the run has by its own word. The plan's are those along the data axis
+  alone."""
   devices = info.get("devices") or 0
   candidates = [info.get("ranks"), (info.get("plan") or {}).get("ranks")]
   mesh = laid_out(info)
@@ -290,8 +314,9 @@ def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows, by_exit: 
   Args:
     info: `run.json`.
     rows: of the table.
-    by_exit: whether the order is that of their exits, not of their entries. Of an observed step one may stay open while
-      the device computes and goes through others: it is waited for after these, and only that time of it is exposed.
+    by_exit: whether the order is that of their exits, not of their entries. Of an observed step one
+      may stay open while the device computes and goes through others: it is waited for after these,
+      and only that time of it is exposed.
   """
   plan = info.get("plan")
   planned = {}
@@ -303,14 +328,16 @@ def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows, by_exit: 
     entry = planned.get(slot, {})
     name, size = rows.names.get(slot, ("", None))
     result.append(CollectiveTimes(slot, str(entry.get("name") or name or f"collective {slot}"),
-                                  entry.get("bytes", size), times.enter_ns, times.exit_ns, times.attempt,
+                                  entry.get("bytes", size), times.enter_ns, times.exit_ns,
+                                  times.attempt,
                                   *_topology(info, entry, name, slot, len(times.enter_ns))))
   if len(result) < 2:
     return tuple(result)
   first = result[0]
 
   def median_offset(collective: CollectiveTimes) -> float:
-    known = (collective.enter_ns != MISSING) & (first.enter_ns != MISSING) & (collective.attempt == first.attempt)
+    known = ((collective.enter_ns != MISSING) & (first.enter_ns != MISSING)
+             & (collective.attempt == first.attempt))
     if by_exit:
       known &= collective.exit_ns != MISSING
     times = collective.exit_ns if by_exit else collective.enter_ns

@@ -43,8 +43,8 @@ class RecordedObserved(Recorded):
   """A jitted step, observed and recorded; made by `recorded`.
 
   Attributes:
-    step: what `jaxpace.observe` returned; its `plan` tells what was found in the step. The bare step where nothing is
-      recorded.
+    step: what `jaxpace.observe` returned; its `plan` tells what was found in the step. The bare
+      step where nothing is recorded.
   """
 
   def __init__(self, step: Callable[..., Any], recorder: Recorder) -> None:
@@ -74,7 +74,8 @@ class RecordedInstrumented(Recorded):
     """Runs one step, records it, and returns what the bare step would have.
 
     Raises:
-      ValueError: the step was compiled for other arguments or results than the pace state and the bare step's.
+      ValueError: the step was compiled for other arguments or results than the pace state and the
+        bare step's.
     """
     try:
       self.pace, out = self._step(self.pace, *args, **kwargs)
@@ -93,8 +94,9 @@ def recorded(directory: str | os.PathLike[str] | None, paced: Callable[..., Any]
 
 
 @overload
-def recorded(directory: str | os.PathLike[str] | None, paced: Instrumented, step: Callable[..., Any],
-             mesh: jax.sharding.Mesh | None = None, *, devices: Sequence[jax.Device] | None = None, **options: Any
+def recorded(directory: str | os.PathLike[str] | None, paced: Instrumented,
+             step: Callable[..., Any], mesh: jax.sharding.Mesh | None = None, *,
+             devices: Sequence[jax.Device] | None = None, **options: Any
              ) -> RecordedInstrumented: ...
 
 
@@ -113,9 +115,9 @@ def recorded(
         for batch in batches:
           state, metrics = step(state, batch)
 
-  That is `jaxpace.observe(step)`, and a `Recorder` whose `record` is called after each step. For an instrumented step
-  it makes `(pace, state, batch) -> (pace, out)` into `(state, batch) -> out` again, with the pace state kept in the
-  object instead of threaded:
+  That is `jaxpace.observe(step)`, and a `Recorder` whose `record` is called after each step. For an
+  instrumented step it makes `(pace, state, batch) -> (pace, out)` into `(state, batch) -> out`
+  again, with the pace state kept in the object instead of threaded:
 
       step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
                                    out_specs=(spec, P())))
@@ -125,7 +127,8 @@ def recorded(
 
   Args:
     directory: run directory; None records nothing, and a jitted step runs without marks.
-    paced: a jitted step, or what `jaxpace.observe` made of it; or what `jaxpace.instrument` returned, followed by
+    paced: a jitted step, or what `jaxpace.observe` made of it; or what `jaxpace.instrument`
+      returned, followed by
     step: the compiled function around it, called with the pace state first. It may donate it.
     mesh: of an instrumented step, the mesh of `jax.shard_map`.
     devices: for `jax.pmap` instead: `jax.local_devices()`.
@@ -140,15 +143,18 @@ def recorded(
   """
   if step is None and not isinstance(paced, Instrumented):
     if mesh is not None or devices is not None:
-      raise TypeError("jaxpace.recorded takes mesh and devices for an instrumented step; a jitted one has its own.")
+      raise TypeError(
+          "jaxpace.recorded takes mesh and devices for an instrumented step; a jitted one has "
+          "its own.")
     if directory is None:
       return RecordedObserved(paced, Recorder(None, None, **options))
     observed: Any = paced if isinstance(paced, Marked) else observe(paced)
     return RecordedObserved(observed, Recorder(directory, observed, **options))
   if not isinstance(paced, Instrumented) or step is None:
-    wrong = "the third argument is missing" if step is None else f"the second argument is {type(paced).__name__}"
-    raise TypeError("jaxpace.recorded takes a jitted step, recorded(directory, step); or what jaxpace.instrument "
-                    "returned, and then the compiled function around it: recorded(directory, paced, step, mesh). Here "
-                    f"{wrong}.")
+    wrong = ("the third argument is missing" if step is None
+             else f"the second argument is {type(paced).__name__}")
+    raise TypeError("jaxpace.recorded takes a jitted step, recorded(directory, step); or what "
+                    "jaxpace.instrument returned, and then the compiled function around it: "
+                    f"recorded(directory, paced, step, mesh). Here {wrong}.")
   recorder = Recorder(directory, paced, **options)
   return RecordedInstrumented(step, recorder, paced.init(mesh, devices=devices))

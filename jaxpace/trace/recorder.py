@@ -24,14 +24,16 @@ from jaxpace.trace.writer import Writer, explain
 _LOG = logging.getLogger("jaxpace")
 _URGENT_SECONDS = 0.1
 _NOTHING: Any = object()
-_WITHOUT = ("record() lacks the pace state: of an instrumented step, give it what the step returned first, "
-            "`pace, out = step(pace, state, batch)`, then `recorder.record(pace)`.")
-_WITH = ("record() takes no pace state, since this step is observed, not instrumented: `out = step(state, batch)`, "
-         "then `recorder.record()`. Numbers of the host go in by name: `recorder.record(loss=0.5)`.")
+_WITHOUT = ("record() lacks the pace state: of an instrumented step, give it what the step "
+            "returned first, `pace, out = step(pace, state, batch)`, then `recorder.record(pace)`.")
+_WITH = ("record() takes no pace state, since this step is observed, not instrumented: `out = "
+         "step(state, batch)`, then `recorder.record()`. Numbers of the host go in by name: "
+         "`recorder.record(loss=0.5)`.")
 
 
 class Recorder(Recording):
-  """Writes the stamps of an observed or instrumented step to a run directory, see `jaxpace.trace.schema`.
+  """Writes the stamps of an observed or instrumented step to a run directory, see
+  `jaxpace.trace.schema`.
 
       step = jaxpace.observe(step)
       with jaxpace.Recorder("runs/demo", step) as recorder:
@@ -46,63 +48,76 @@ class Recorder(Recording):
           pace, (state, metrics) = step(pace, state, batch)
           recorder.record(pace)
 
-  `record` only counts. Every few steps it asks the devices for a copy of the ring of stamps; the copy is read at a
-  later call, when it is ready, and written by a thread. Marks of observed steps lie on the host already, in
-  `marks/<process>.ring`; the thread reads them there. If writing fails, recording ends with one warning and
-  training goes on. All processes of a job open and close their recorders together, in the same order.
+  `record` only counts. Every few steps it asks the devices for a copy of the ring of stamps; the
+  copy is read at a later call, when it is ready, and written by a thread. Marks of observed steps
+  lie on the host already, in `marks/<process>.ring`; the thread reads them there. If writing fails,
+  recording ends with one warning and training goes on. All processes of a job open and close their
+  recorders together, in the same order.
 
-  A step is what was dispatched between two calls of `record`: several calls of observed functions add up to one step.
+  A step is what was dispatched between two calls of `record`: several calls of observed functions
+  add up to one step.
 
-  Host causes (`cpu_ns`, `nivcsw`, `gc_ns`, `data_ns`, `checkpoint_ns`) are those of one iteration of the
-  loop, from one `record` call to the next. Devices run behind the loop, so they are attributed to the step that the
-  loop was dispatching: the step of the pace state given to `record`. They are null where `record` is not called for
-  every step.
+  Host causes (`cpu_ns`, `nivcsw`, `gc_ns`, `data_ns`, `checkpoint_ns`) are those of one iteration
+  of the loop, from one `record` call to the next. Devices run behind the loop, so they are
+  attributed to the step that the loop was dispatching: the step of the pace state given to
+  `record`. They are null where `record` is not called for every step.
   """
 
-  def __init__(self, directory: str | os.PathLike[str] | None, paced: Recordable | Sequence[Marked] | None, *,
-               every_steps: int | None = None, every_seconds: float = 1.0, resume: bool = False,
-               config: Any = None, grace_seconds: float = 5.0, handle_sigterm: bool = True,
-               hosts: bool | float = True, exporters: Iterable[Exporter] = (), detail: int | str = "auto",
+  def __init__(self, directory: str | os.PathLike[str] | None,
+               paced: Recordable | Sequence[Marked] | None, *, every_steps: int | None = None,
+               every_seconds: float = 1.0, resume: bool = False, config: Any = None,
+               grace_seconds: float = 5.0, handle_sigterm: bool = True, hosts: bool | float = True,
+               exporters: Iterable[Exporter] = (), detail: int | str = "auto",
                first_step: int | None = None):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
-      directory: run directory; made if it is missing. An earlier run in it is moved to `.previous/`. None: off.
-      paced: what `jaxpace.observe` returned, or several such where a step calls several; or what `jaxpace.instrument`
-        returned.
+      directory: run directory; made if it is missing. An earlier run in it is moved to
+        `.previous/`. None: off.
+      paced: what `jaxpace.observe` returned, or several such where a step calls several; or what
+        `jaxpace.instrument` returned.
       every_steps: steps between two copies of the ring; by default half of what the ring holds.
       every_seconds: time between two copies, if that is sooner.
-      resume: whether to go on with the run in `directory`, as its next attempt, instead of setting it aside.
-      config: the program's configuration, kept in `run.json`: a dict, an `ml_collections.ConfigDict`, a dataclass or an
-        `argparse.Namespace`.
-      grace_seconds: after SIGTERM, how long the loop has to reach the next `record` call before the process ends.
+      resume: whether to go on with the run in `directory`, as its next attempt, instead of setting
+        it aside.
+      config: the program's configuration, kept in `run.json`: a dict, an
+        `ml_collections.ConfigDict`, a dataclass or an `argparse.Namespace`.
+      grace_seconds: after SIGTERM, how long the loop has to reach the next `record` call before the
+        process ends.
       handle_sigterm: whether to write what is on the host when SIGTERM arrives.
-      hosts: whether to sample the host's counters, by a thread: each second, or each so many seconds.
-      exporters: get the recorded rows every few seconds, on a thread of their own, see `jaxpace.reporting.exporters`.
-        They end with the recording.
-      detail: of an observed step, the collectives of one step in so many are written one by one, and those around slow
-        steps; of the others the sums. 1 writes all; "auto" chooses by what a step has.
-      first_step: number of the first step that is recorded, of an observed one; by default 0 or, with `resume`, the one
-        after the last recorded.
+      hosts: whether to sample the host's counters, by a thread: each second, or each so many
+        seconds.
+      exporters: get the recorded rows every few seconds, on a thread of their own, see
+        `jaxpace.reporting.exporters`. They end with the recording.
+      detail: of an observed step, the collectives of one step in so many are written one by one,
+        and those around slow steps; of the others the sums. 1 writes all; "auto" chooses by what a
+        step has.
+      first_step: number of the first step that is recorded, of an observed one; by default 0 or,
+        with `resume`, the one after the last recorded.
 
     Raises:
-      TypeError: `paced` is neither observed nor instrumented, an exporter is none, or `config` has no names for its
-        values.
+      TypeError: `paced` is neither observed nor instrumented, an exporter is none, or `config` has
+        no names for its values.
       ValueError: a period is not positive.
     """
-    several = isinstance(paced, list | tuple) and bool(paced) and all(isinstance(one, Marked) for one in paced)
+    several = (isinstance(paced, list | tuple) and bool(paced)
+               and all(isinstance(one, Marked) for one in paced))
     if directory is not None and not isinstance(paced, Recordable) and not several:
       raise TypeError(
-          "Recorder takes the function that jaxpace.observe or jaxpace.instrument returned: Recorder(directory, step). "
-          f"This is a {type(paced).__name__}. Pass the observed or instrumented function itself, not the jax.jit, "
-          "jax.shard_map or jax.pmap around it.")
+          "Recorder takes the function that jaxpace.observe or jaxpace.instrument returned: "
+          f"Recorder(directory, step). This is a {type(paced).__name__}. Pass the observed or "
+          "instrumented function itself, not the jax.jit, jax.shard_map or jax.pmap around it.")
     if detail != "auto" and (not isinstance(detail, int) or isinstance(detail, bool) or detail < 1):
-      raise ValueError(f'detail={detail!r} must be "auto" or a whole number, of how many steps one is written in full.')
+      raise ValueError(
+          f'detail={detail!r} must be "auto" or a whole number, of how many steps one is written '
+          'in full.')
     if first_step is not None and (not isinstance(first_step, int) or first_step < 0):
       raise ValueError(f"first_step={first_step!r} must be the number of a step, 0 or more.")
     if (every_steps is not None and every_steps < 1) or not every_seconds > 0:
-      raise ValueError(f"every_steps={every_steps} and every_seconds={every_seconds} must be positive.")
-    marked = list(paced) if isinstance(paced, list | tuple) else [paced] if isinstance(paced, Marked) else []
+      raise ValueError(
+          f"every_steps={every_steps} and every_seconds={every_seconds} must be positive.")
+    marked = (list(paced) if isinstance(paced, list | tuple) else [paced]
+              if isinstance(paced, Marked) else [])
     source: Any = marked[0] if marked else paced
     super().__init__(directory, source, resume=resume, config=config, grace_seconds=grace_seconds,
                      handle_sigterm=handle_sigterm, hosts=hosts, exporters=exporters)
@@ -124,15 +139,17 @@ class Recorder(Recording):
     """Counts a step, and now and then has what was stamped read. Call it after every step.
 
     Args:
-      pace: of an instrumented step, the pace state that it returned. It may be donated to the next step afterwards. An
-        observed step has none: `record()`.
-      **host_columns: numbers of the host to keep with this step, as columns `host_<name>`; `data_ns` and
-        `checkpoint_ns` add to those columns. Not device values: reading them would wait for the step.
+      pace: of an instrumented step, the pace state that it returned. It may be donated to the next
+        step afterwards. An observed step has none: `record()`.
+      **host_columns: numbers of the host to keep with this step, as columns `host_<name>`;
+        `data_ns` and `checkpoint_ns` add to those columns. Not device values: reading them would
+        wait for the step.
 
     Raises:
-      TypeError: `pace` is not a pace state, is traced, is missing, or is given though the step is observed; or a host
-        column is not a number.
-      ValueError: `pace` was donated or is not split over all devices, or the instrumented function has no plan.
+      TypeError: `pace` is not a pace state, is traced, is missing, or is given though the step is
+        observed; or a host column is not a number.
+      ValueError: `pace` was donated or is not split over all devices, or the instrumented function
+        has no plan.
       RuntimeError: the recorder is not open.
     """
     marked = self._marked
@@ -158,7 +175,8 @@ class Recorder(Recording):
       self._hand_over(copies.finished())
     if writer.termination.received:
       self.terminate(writer)
-    elif len(copies.samples) >= self._every or time.monotonic() - copies.started_at >= self._every_seconds:
+    elif (len(copies.samples) >= self._every
+          or time.monotonic() - copies.started_at >= self._every_seconds):
       self._copy()
 
   @property
@@ -190,20 +208,25 @@ class Recorder(Recording):
       self._every = self._every_steps
       if self._every_steps >= rows:
         self._every = max(1, rows - 1)
-        _LOG.warning("every_steps=%d is more than the ring's %d rows can bridge: copying every %d steps.",
-                     self._every_steps, rows, self._every)
+        _LOG.warning(
+            "every_steps=%d is more than the ring's %d rows can bridge: copying every %d steps.",
+            self._every_steps, rows, self._every)
     if self._paced.plan is None:
       raise ValueError(
-          "The recorder's function has not been traced, so these stamps are another function's. Give the Recorder the "
-          "very object that `jaxpace.instrument` returned and the step calls; do not instrument twice.")
+          "The recorder's function has not been traced, so these stamps are another function's. "
+          "Give the Recorder the very object that `jaxpace.instrument` returned and the step "
+          "calls; do not instrument twice.")
     self._pace_type, self._local_ranks = type(pace), ringcopy.local_ranks(pace)
     plan = self._paced.plan
-    if plan.inside and self._beside is None and self.directory is not None and self._identity is not None:
+    if (plan.inside and self._beside is None and self.directory is not None
+        and self._identity is not None):
       try:
-        self._beside = MarksBeside(self.directory, self._identity, plan, self._paced.settings_json(),
-                                   ringcopy.local_devices(pace), self._detail)
+        self._beside = MarksBeside(self.directory, self._identity, plan,
+                                   self._paced.settings_json(), ringcopy.local_devices(pace),
+                                   self._detail)
       except OSError as error:
-        _LOG.warning("Collectives in loops are not recorded, all else is: %s", explain(error, self.directory))
+        _LOG.warning("Collectives in loops are not recorded, all else is: %s",
+                     explain(error, self.directory))
 
   def _copy(self) -> None:
     """Asks the devices for a copy of the latest ring."""
@@ -226,7 +249,8 @@ class Recorder(Recording):
       if ranks is not None:
         self._writer.set_ranks(ranks, Intake if self._beside is None else self._beside.intake)
       self._watch_progress(rings, len(item.samples))
-      self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra, time.monotonic_ns()))
+      self._writer.submit(Batch(rings, self._paced.plan, item.samples, item.extra,
+                                time.monotonic_ns()))
 
   def _watch_progress(self, rings: np.ndarray, calls: int) -> None:
     """Copies more often if `record` is not called for every step."""
@@ -235,7 +259,8 @@ class Recorder(Recording):
       self._every = max(1, min(self._every, (rings.shape[-2] // 2) * calls // advance))
 
   def bring_in(self, deadline: float | None) -> None:
-    """Gets the copies under way and one of the latest ring, waiting until `deadline` if there is one."""
+    """Gets the copies under way and one of the latest ring, waiting until `deadline` if there is
+    one."""
     if self._marked is not None:
       if self._writer is not None:
         self._marked.bring_in(self._writer, deadline)
@@ -261,7 +286,8 @@ class Recorder(Recording):
       return
     try:
       if writer.stopped is None:
-        lost = len(self._copies.samples) if self._latest is not None and ringcopy.deleted(self._latest) else 0
+        lost = (len(self._copies.samples) if self._latest is not None
+                and ringcopy.deleted(self._latest) else 0)
         self.bring_in(deadline)
         if self._copies.failed:
           lost = len(self._copies.samples)

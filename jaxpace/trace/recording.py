@@ -1,4 +1,5 @@
-"""A recording beside the training loop: its run, its writer and its end, wherever the stamps come from."""
+"""A recording beside the training loop: its run, its writer and its end, wherever the stamps come
+from."""
 
 from __future__ import annotations
 
@@ -32,23 +33,26 @@ from jaxpace.trace.writer import Writer, explain
 _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 120.0
 CLOSE_SECONDS = 60.0
-_counter = itertools.count()  # Makes the names of successive recorders differ; the same in every process.
+# Makes the names of successive recorders differ; the same in every process.
+_counter = itertools.count()
 
 
 class Recording:
   """What all recorders share. Those of one source of stamps inherit, and say what `record` does.
 
-  For them are `takes`, `sample`, `take` and `terminate`, and some to make their own: `prepare`, `bring_in`,
-  `bring_in_again`, `bring_in_last` and `closed`.
+  For them are `takes`, `sample`, `take` and `terminate`, and some to make their own: `prepare`,
+  `bring_in`, `bring_in_again`, `bring_in_last` and `closed`.
   """
 
-  def __init__(self, directory: str | os.PathLike[str] | None, source: Recordable | None, *, resume: bool = False,
-               config: Any = None, grace_seconds: float = 5.0, handle_sigterm: bool = True,
-               hosts: bool | float = True, exporters: Iterable[Exporter] = ()):
+  def __init__(self, directory: str | os.PathLike[str] | None, source: Recordable | None, *,
+               resume: bool = False, config: Any = None, grace_seconds: float = 5.0,
+               handle_sigterm: bool = True, hosts: bool | float = True,
+               exporters: Iterable[Exporter] = ()):
     """Prepares; see `jaxpace.Recorder`. `source` describes where the stamps come from."""
     describe.check_config(config)
     if not hosts >= 0:
-      raise ValueError(f"hosts={hosts} must be True, False or the seconds between two samples of the host.")
+      raise ValueError(
+          f"hosts={hosts} must be True, False or the seconds between two samples of the host.")
     # Absolute: a program that changes its working directory goes on recording to the same place.
     self.directory = None if directory is None else pathlib.Path(os.path.abspath(directory))
     self.grace_seconds = grace_seconds
@@ -71,7 +75,8 @@ class Recording:
 
   @property
   def lost(self) -> dict[str, Any]:
-    """What was lost so far: rows, holes, dropped copies, and why recording stopped or copies failed, if so."""
+    """What was lost so far: rows, holes, dropped copies, and why recording stopped or copies
+    failed, if so."""
     if self._writer is None:
       return {}
     not_copied = {"not_copied": self._writer.not_copied} if self._writer.not_copied else {}
@@ -93,16 +98,19 @@ class Recording:
 
   def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                trace: TracebackType | None) -> None:
-    if kind is not None and self._writer is not None and not self._closed and self._writer.ended_by is None:
+    if (kind is not None and self._writer is not None and not self._closed
+        and self._writer.ended_by is None):
       # A peer that has ended of the same signal first makes this one's collective fail.
       signalled = self._writer.termination.received and self._writer.termination.raises_again
       self._writer.ended_by = "SIGTERM" if signalled else in_a_line(error or kind())
     self._close(in_trouble=kind is not None)
 
   def open(self) -> None:
-    """Starts recording. Process 0 gives the run its id and sets an earlier run aside; the others wait for that.
+    """Starts recording. Process 0 gives the run its id and sets an earlier run aside; the others
+    wait for that.
 
-    After `jax.distributed.initialize`, before the first step. Trouble with the directory is a warning, no error.
+    After `jax.distributed.initialize`, before the first step. Trouble with the directory is a
+    warning, no error.
 
     Raises:
       RuntimeError: the recorder was open before.
@@ -118,12 +126,13 @@ class Recording:
       return
     self.run = identity.run
     info = describe.process(identity, process)
-    run_info = describe.run(identity, self._source, self._config, self.directory) if process == 0 else None
+    run_info = (describe.run(identity, self._source, self._config, self.directory) if process == 0
+                else None)
     place = places.read(process)
     sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
         gauges=places.gauges(place))) if self._hosts else None
-    writer = Writer(self.directory, identity, process, info, run_info, grace_seconds=self.grace_seconds, hosts=sampler,
-                    feed=self._feed)
+    writer = Writer(self.directory, identity, process, info, run_info,
+                    grace_seconds=self.grace_seconds, hosts=sampler, feed=self._feed)
     try:
       self.directory.mkdir(parents=True, exist_ok=True)
       if process != 0:
@@ -157,7 +166,8 @@ class Recording:
     return self._causes.measure(cause)
 
   def take(self, batch: Batch, ranks: list[int]) -> None:
-    """Records stamps that were not left in a pace state's ring, for sources of other kinds. From any thread.
+    """Records stamps that were not left in a pace state's ring, for sources of other kinds. From
+    any thread.
 
     Args:
       batch: a copy as if of the rings, with its plan.
@@ -172,7 +182,8 @@ class Recording:
 
   @property
   def programs(self) -> list[ObservedProgram]:
-    """What the recorded steps were compiled to so far, where they are observed; else empty. For other threads."""
+    """What the recorded steps were compiled to so far, where they are observed; else empty. For
+    other threads."""
     return []
 
   @property
@@ -181,16 +192,19 @@ class Recording:
     return self._causes.doing
 
   def close(self) -> None:
-    """Waits for the last copies, writes everything and says what was lost. Further calls do nothing."""
+    """Waits for the last copies, writes everything and says what was lost. Further calls do
+    nothing."""
     self._close(in_trouble=False)
 
   def takes(self) -> Writer | None:
-    """The writer; None where nothing is recorded, or no longer. An error where the recorder is not open."""
+    """The writer; None where nothing is recorded, or no longer. An error where the recorder is not
+    open."""
     writer = self._writer
     if writer is not None and not self._closed and writer.stopped is None:
       return writer
     if not self._opened or (self._closed and self.directory is not None):
-      raise RuntimeError("record() outside of the recorder's `with` block: open the recorder around the loop.")
+      raise RuntimeError(
+          "record() outside of the recorder's `with` block: open the recorder around the loop.")
     return None
 
   def sample(self, columns: dict[str, float]) -> tuple[host.Sample, dict[str, float]]:
@@ -203,7 +217,8 @@ class Recording:
     return self._causes.sample(), extra
 
   def terminate(self, writer: Writer) -> None:
-    """A step boundary after SIGTERM: gets everything to the disk, then lets the process go the way it would have."""
+    """A step boundary after SIGTERM: gets everything to the disk, then lets the process go the way
+    it would have."""
     dying = writer.termination.raises_again
     if self._terminated and not (dying and self._patient):
       self.bring_in_again()
@@ -227,13 +242,15 @@ class Recording:
     """After all is written, or where it could not be opened. For those that inherit."""
 
   def bring_in(self, deadline: float) -> None:
-    """After SIGTERM: hands the writer what is under way, until `deadline`. For those that inherit."""
+    """After SIGTERM: hands the writer what is under way, until `deadline`. For those that
+    inherit."""
 
   def bring_in_again(self) -> None:
     """At each step after that, while the process lives. For those that inherit."""
 
   def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
-    """At the end: hands the writer what is under way, if there is a `deadline` until then, and says what is lost."""
+    """At the end: hands the writer what is under way, if there is a `deadline` until then, and says
+    what is lost."""
 
   def _agree(self, process: int) -> rundir.RunIdentity | None:
     """Learns the run's id; None, with a warning, if it can't be recorded."""
@@ -248,7 +265,8 @@ class Recording:
         text = "!" + explain(error, self.directory)
     text = describe.share(f"jaxpace/recorder/{next(_counter)}", text, _SHARE_SECONDS)
     if text is None:
-      self._not_recording("process 0 did not say which run this is. Every process must open the recorder.")
+      self._not_recording(
+          "process 0 did not say which run this is. Every process must open the recorder.")
       return None
     if text.startswith("!"):
       self._not_recording(text[1:])
@@ -267,8 +285,9 @@ class Recording:
     extra = {}
     for name, value in columns.items():
       if isinstance(value, jax.Array) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"record({name}=...) takes a number of the host, not {type(value).__name__}: "
-                        "reading a device value here would make the loop wait for the step.")
+        raise TypeError(f"record({name}=...) takes a number of the host, not "
+                        f"{type(value).__name__}: reading a device value here would make the loop "
+                        "wait for the step.")
       if name in ASKED:
         self._causes.add(ASKED[name], int(value))
       else:
@@ -278,7 +297,8 @@ class Recording:
   def _at_exit(self) -> None:
     if self._writer is not None and self._writer.ended_by is None:
       error = getattr(sys, "last_value", None)  # the exception that ended the program, if one did
-      self._writer.ended_by = in_a_line(error) if error else "the end of the program, without close()"
+      self._writer.ended_by = (in_a_line(error) if error
+                               else "the end of the program, without close()")
     self._close(in_trouble=True)
 
   def _close(self, in_trouble: bool) -> None:
@@ -286,7 +306,8 @@ class Recording:
       return
     self._closed = True
     writer = self._writer
-    if writer is None or os.getpid() != self._pid:  # A forked child has no part in its parent's recording.
+    # A forked child has no part in its parent's recording.
+    if writer is None or os.getpid() != self._pid:
       return
     atexit.unregister(self._at_exit)
     self._causes.stop()
@@ -301,7 +322,8 @@ class Recording:
       self.closed()
       self._unlock()
     else:
-      _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory, CLOSE_SECONDS)
+      _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory,
+                   CLOSE_SECONDS)
     unfinished = writer.termination.received and writer.termination.raises_again
     if writer.not_copied and writer.stopped is None:
       _LOG.warning("%s lacks steps: %s.", self.directory, writer.not_copied.rstrip("."))

@@ -1,8 +1,8 @@
 """Copies the ring of stamps off the devices without waiting for them.
 
-The copy is a program of its own, queued behind the step that writes the ring, so the user may donate the pace state
-to the next step. (`copy_to_host_async` on the user's array, then donation: "Array has been deleted".) Each process
-copies the shards it can address, nothing else.
+The copy is a program of its own, queued behind the step that writes the ring, so the user may
+donate the pace state to the next step. (`copy_to_host_async` on the user's array, then donation:
+"Array has been deleted".) Each process copies the shards it can address, nothing else.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ def check(pace: Any) -> None:
   ring = getattr(pace, "ring", None)
   if ring is None or not hasattr(pace, "rank"):
     if isinstance(pace, tuple | list) and pace and hasattr(pace[0], "ring"):
-      raise TypeError(f"record() got everything the step returned; pass the pace state alone: {_EXAMPLE}.")
+      raise TypeError(
+          f"record() got everything the step returned; pass the pace state alone: {_EXAMPLE}.")
     raise TypeError(f"record() takes the pace state, the first thing the step returns: {_EXAMPLE}. "
                     f"Got {type(pace).__name__}; is it the train state?")
   if isinstance(ring, jax.Array) and not hasattr(ring, "is_ready"):  # A tracer has no buffers.
-    raise TypeError("record() was called inside a function that JAX is tracing (jit, scan, shard_map, ...). "
-                    "Call it in the Python loop, after the step has returned.")
+    raise TypeError("record() was called inside a function that JAX is tracing (jit, scan, "
+                    "shard_map, ...). Call it in the Python loop, after the step has returned.")
   if not isinstance(ring, jax.Array) or ring.ndim < 2 or ring.dtype != jnp.uint32:
     raise TypeError(f"record() got a pace state whose ring is {type(ring).__name__}"
-                    f"{getattr(ring, 'shape', '')}, not a device array of uint32: pass the one the step returned, "
-                    "unconverted.")
+                    f"{getattr(ring, 'shape', '')}, not a device array of uint32: pass the one the "
+                    "step returned, unconverted.")
 
 
 def deleted(pace: Any) -> bool:
@@ -54,7 +55,8 @@ def check_alive(pace: Any) -> None:
 
 
 def check_split(pace: Any, places: int | None) -> None:
-  """Checks that the state holds every device's part, as many as `init` laid out; None if that isn't known.
+  """Checks that the state holds every device's part, as many as `init` laid out; None if that isn't
+  known.
 
   Raises:
     ValueError: it holds fewer: the step's out_specs dropped the others.
@@ -62,9 +64,10 @@ def check_split(pace: Any, places: int | None) -> None:
   held = pace.ring.shape[0] if pace.ring.ndim > 2 else 1
   if places is not None and held < places:
     raise ValueError(
-        f"The pace state that the step returned holds the part of {held} device{'s' if held > 1 else ''} of {places}: "
-        "its partition spec in out_specs of jax.shard_map leaves out a mesh axis, so the others' stamps are lost, and "
-        "the next step will not take it. Use spec = jaxpace.spec(mesh) in both in_specs and out_specs: "
+        f"The pace state that the step returned holds the part of {held} "
+        f"device{'s' if held > 1 else ''} of {places}: its partition spec in out_specs of "
+        "jax.shard_map leaves out a mesh axis, so the others' stamps are lost, and the next step "
+        "will not take it. Use spec = jaxpace.spec(mesh) in both in_specs and out_specs: "
         "out_specs=(spec, P()). With jax.pmap: in_axes=(0, *old), out_axes=(0, old).")
 
 
@@ -79,7 +82,8 @@ def local_ranks(pace: Any) -> int:
 
 
 def local_devices(pace: Any) -> list[int]:
-  """Returns the id of the device of each ring that this process holds, in the order in which they are copied."""
+  """Returns the id of the device of each ring that this process holds, in the order in which they
+  are copied."""
   shards = [shard for shard in pace.ring.addressable_shards if shard.replica_id == 0]
   if pace.ring.is_fully_addressable:
     shards.sort(key=lambda shard: shard.index[0].start or 0)
@@ -89,7 +93,8 @@ def local_devices(pace: Any) -> list[int]:
 def newest(rings: np.ndarray) -> int:
   """Returns the newest completed step of [local, rows, width] rings' first rank, -1 for none."""
   ring = rings[0]
-  return int(np.max(np.where(ring[:, layout.FLAGS] & layout.VALID != 0, ring[:, layout.STEP].astype(np.int64), -1)))
+  return int(np.max(np.where(ring[:, layout.FLAGS] & layout.VALID != 0,
+                             ring[:, layout.STEP].astype(np.int64), -1)))
 
 
 class RingCopy:
@@ -105,17 +110,20 @@ class RingCopy:
     return self._ring.is_ready() and (self._rank is None or self._rank.is_ready())
 
   def read(self) -> tuple[np.ndarray, list[int] | None]:
-    """Returns [local ranks, rows, width] uint32 in host memory of its own, and the ranks if they were asked for."""
+    """Returns [local ranks, rows, width] uint32 in host memory of its own, and the ranks if they
+    were asked for."""
     # Said to be wanted, so that `jax.transfer_guard` lets it pass.
     rings = np.array(jax.device_get(self._ring), copy=True).reshape(-1, self._rows, self._width)
-    return rings, None if self._rank is None else [int(r) for r in jax.device_get(self._rank).reshape(-1)]
+    return (rings, None if self._rank is None
+            else [int(r) for r in jax.device_get(self._rank).reshape(-1)])
 
 
 def start(pace: Any, with_ranks: bool) -> RingCopy:
   """Queues a copy of this process's shards of the ring, in the order of the devices.
 
   Args:
-    pace: pace state with `ring`: uint32, [ranks, rows, width] over all devices; and `rank`: int32, [ranks].
+    pace: pace state with `ring`: uint32, [ranks, rows, width] over all devices; and `rank`: int32,
+      [ranks].
     with_ranks: whether to copy `rank` as well.
 
   Returns:

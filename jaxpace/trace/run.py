@@ -52,14 +52,17 @@ class CollectiveTimes:
 
 @dataclasses.dataclass(frozen=True)
 class HostCauses:
-  """What each process did while it dispatched a step. Devices run behind the loop, by a few steps at most.
+  """What each process did while it dispatched a step. Devices run behind the loop, by a few steps
+  at most.
 
   P processes, K steps.
   """
 
-  processes: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))  # [P], rising
+  # [P], rising
+  processes: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
   columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  """[P, K] float32 by name of `jaxpace.trace.host_causes`: seconds, "nivcsw" a count; NaN where null."""
+  """[P, K] float32 by name of `jaxpace.trace.host_causes`: seconds, "nivcsw" a count; NaN where
+  null."""
 
   def row(self, process: int) -> int | None:
     """Row of a process; None where it recorded nothing."""
@@ -71,8 +74,9 @@ class HostCauses:
 class Run:
   """Everything the report needs of a recorded run.
 
-  R is the number of ranks, K the number of step numbers between the first and the last one recorded.
-  Times of two ranks are comparable only if they belong to the same process; nothing here compares them.
+  R is the number of ranks, K the number of step numbers between the first and the last one
+  recorded. Times of two ranks are comparable only if they belong to the same process; nothing here
+  compares them.
   """
 
   path: pathlib.Path
@@ -81,14 +85,18 @@ class Run:
   """`run.json` as it was read; empty if there was none."""
   processes: tuple[Process, ...]
   steps: np.ndarray  # [K] int64, step numbers, rising
-  attempt: np.ndarray  # [R, K] int16, newest attempt of each rank and step; -1 where nothing is recorded
-  end_ns: np.ndarray | None  # [R, K] int64, `MISSING` where unknown; read only where no collective is stamped
+  # [R, K] int16, newest attempt of each rank and step; -1 where nothing is recorded
+  attempt: np.ndarray
+  # [R, K] int64, `MISSING` where unknown; read only where no collective is stamped
+  end_ns: np.ndarray | None
   durations: dict[str, np.ndarray]
-  """[R, K] float32 seconds by column name without `_ns` ("forward", "gap", "delay_applied", ...); NaN where null."""
+  """[R, K] float32 seconds by column name without `_ns` ("forward", "gap", "delay_applied", ...);
+  NaN where null."""
   collectives: tuple[CollectiveTimes, ...]
   process_of_rank: np.ndarray  # [R] int32, -1 where no row says
   skipped: dict[str, int]
-  """Files left out, by reason: "temporary", "foreign", "unknown", "leftover", "torn", "vanished"."""
+  """Files left out, by reason: "temporary", "foreign", "unknown", "leftover", "torn",
+  "vanished"."""
   duplicates: int
   """Rows that recorded the same rank and step again; the last attempt's row counts."""
   problems: tuple[str, ...]
@@ -98,23 +106,24 @@ class Run:
   locality: tuple[Locality, ...] = ()
   """Where each process ran, as far as it was written down and can be read."""
   guard: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  """[K] float32 by column of `jaxpace.guard` ("guard_on", ...) and of `jaxpace.share_work` ("work_uneven", ...), of the
-  lowest rank recorded; empty if neither ran."""
+  """[K] float32 by column of `jaxpace.guard` ("guard_on", ...) and of `jaxpace.share_work`
+  ("work_uneven", ...), of the lowest rank recorded; empty if neither ran."""
   host_causes: HostCauses = dataclasses.field(default_factory=HostCauses)
   """What each process did in each step, besides training."""
   host_samples: HostSamples | None = None
   """Samples of each process's host; None where there are none."""
 
   numbers: np.ndarray | None = None
-  """[R] rank numbers in the files, where those lie so far apart that ranks are numbered in their order here."""
+  """[R] rank numbers in the files, where those lie so far apart that ranks are numbered in their
+  order here."""
   declared: int = 0
   """Ranks that the run has by its own word; 0 where it does not say."""
   whole: Run | None = None
-  """All steps of an observed run, without collectives and each ending with its last exit; `steps` are then those that
-  are written in full. None: `steps` are all."""
+  """All steps of an observed run, without collectives and each ending with its last exit; `steps`
+  are then those that are written in full. None: `steps` are all."""
   previous_exit: np.ndarray | None = None
-  """[R, K] int64, own last exit of the step before each of `steps`, `MISSING` where not known, of an observed run;
-  None: that step is the one before in `steps`."""
+  """[R, K] int64, own last exit of the step before each of `steps`, `MISSING` where not known, of
+  an observed run; None: that step is the one before in `steps`."""
 
   @property
   def ranks(self) -> int:
@@ -123,7 +132,8 @@ class Run:
 
   @functools.cached_property
   def observed(self) -> bool:
-    """Whether the plan is that of an observed step: each occurrence of a collective has an entry of its own."""
+    """Whether the plan is that of an observed step: each occurrence of a collective has an entry of
+    its own."""
     entries = self.plan.get("collectives")
     return any(isinstance(entry, dict) and entry.get("of") is not None
                for entry in (entries if isinstance(entries, list) else ()))
@@ -135,19 +145,22 @@ class Run:
 
   @property
   def ranks_in_all(self) -> int:
-    """Ranks that the run has: as many as it says, else those that recorded. A gap in their numbers is no rank."""
+    """Ranks that the run has: as many as it says, else those that recorded. A gap in their numbers
+    is no rank."""
     return max(self.declared, int((self.attempt >= 0).any(axis=1).sum()))
 
   @property
   def silent(self) -> np.ndarray:
-    """Ranks that the run says it has, or a process calls its own, and that recorded nothing; rising."""
+    """Ranks that the run says it has, or a process calls its own, and that recorded nothing;
+    rising."""
     named = {rank for process in self.processes for rank in process.ranks}
     ranks = np.flatnonzero(~(self.attempt >= 0).any(axis=1))
     return ranks[[rank < self.declared or rank in named for rank in ranks.tolist()]]
 
   @property
   def there(self) -> np.ndarray:
-    """[R] bool, numbers that are a rank's: it recorded, or the run or a process says that it has it."""
+    """[R] bool, numbers that are a rank's: it recorded, or the run or a process says that it has
+    it."""
     there = np.array((self.attempt >= 0).any(axis=1))
     there[self.silent] = True
     return there

@@ -63,7 +63,8 @@ def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -
 
 
 def overwrite_json(path: pathlib.Path, value: dict[str, Any]) -> None:
-  """Writes over a JSON file that is there, in the space that it has: a reader may see half of it for a moment.
+  """Writes over a JSON file that is there, in the space that it has: a reader may see half of it
+  for a moment.
 
   Raises:
     OSError: there is no such file, or it can't be written.
@@ -78,7 +79,8 @@ def _json_text(value: dict[str, Any]) -> str:
 
 
 def read_json(path: pathlib.Path, schema: type[msgspec.Struct] = RunFile) -> dict[str, Any] | None:
-  """Returns a JSON file's dict, without what is not of its schema; None if there is none, or it is no such file."""
+  """Returns a JSON file's dict, without what is not of its schema; None if there is none, or it is
+  no such file."""
   try:
     return documents.read_document(path, schema).value
   except (OSError, documents.UnreadableError):
@@ -86,7 +88,8 @@ def read_json(path: pathlib.Path, schema: type[msgspec.Struct] = RunFile) -> dic
 
 
 def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
-  """Makes the directory if it is missing, and reads the `run.json` of the run in it, if there is one.
+  """Makes the directory if it is missing, and reads the `run.json` of the run in it, if there is
+  one.
 
   Raises:
     ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
@@ -97,14 +100,16 @@ def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
   earlier = read_json(path)
   if os.path.lexists(path) and not _is_ours(earlier):
     raise ForeignDirectoryError(
-        f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of its own.")
+        f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of "
+        "its own.")
   return earlier
 
 
 def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentity:
   """Makes the directory ready for a run, and gives the run its id. For process 0 only.
 
-  The files of an earlier run are moved to `.previous/<its id>/`, never deleted; foreign files are not touched.
+  The files of an earlier run are moved to `.previous/<its id>/`, never deleted; foreign files are
+  not touched.
 
   Args:
     directory: run directory; made if it is missing.
@@ -130,7 +135,8 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
   Args:
     directory: run directory.
     current: id of the run that stays.
-    process: move only this process's files (its directory may be on a disk of its own host); None for all.
+    process: move only this process's files (its directory may be on a disk of its own host); None
+      for all.
 
   Returns:
     Number of files moved.

@@ -1,16 +1,20 @@
 """Flushing on SIGTERM without taking it away from anyone else.
 
-The recorder wants the rows on disk before the process dies; the program may want to checkpoint first. So:
+The recorder wants the rows on disk before the process dies; the program may want to checkpoint
+first. So:
 
-  * a wake-up file descriptor (`signal.set_wakeup_fd`) tells the writer thread at once, even while the main thread
-    waits inside a collective and no Python handler can run;
+  * a wake-up file descriptor (`signal.set_wakeup_fd`) tells the writer thread at once, even while
+    the main thread waits inside a collective and no Python handler can run;
   * a Python handler that was there before is called as before;
-  * a handler of a C library, such as the preemption notifier `jax.distributed.initialize` installs, is told as
-    well, so that `reached_preemption` and orbax work on: it is called through its pointer. That notifier swallows the
-    signal. Where the program never asks it, nobody will stop for it, and the process dies as if there were none;
+  * a handler of a C library, such as the preemption notifier `jax.distributed.initialize` installs,
+    is told as well, so that `reached_preemption` and orbax work on: it is called through its
+    pointer. That notifier swallows the signal. Where the program never asks it, nobody will stop
+    for it, and the process dies as if there were none;
   * where nobody handled SIGTERM the process dies of it as before, only later: once the loop has
-    reached a step boundary, or after the grace time. So it is with a C handler that can't be called by hand;
-  * forked children (data loaders) get back what was there before: their SIGTERM is not this process's.
+    reached a step boundary, or after the grace time. So it is with a C handler that can't be called
+    by hand;
+  * forked children (data loaders) get back what was there before: their SIGTERM is not this
+    process's.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ from typing import Any, Literal
 _LOG = logging.getLogger("jaxpace")
 
 Mode = Literal["off", "default", "python", "native", "ignored"]
-"""Who handled SIGTERM before: nobody, a Python function, a C library; or it was ignored. "off": not watching."""
+"""Who handled SIGTERM before: nobody, a Python function, a C library; or it was ignored. "off": not
+watching."""
 
-_ACTION_BYTES = 512  # Room for any platform's `struct sigaction`; its first field is the handler's pointer.
+# Room for any platform's `struct sigaction`; its first field is the handler's pointer.
+_ACTION_BYTES = 512
 _IGNORE = 1  # SIG_IGN
 _SA_SIGINFO = 0x40 if sys.platform == "darwin" else 0x4
 _FLAGS_OFFSET = 12 if sys.platform == "darwin" else ctypes.sizeof(ctypes.c_void_p) + 128
@@ -70,7 +76,8 @@ class Termination:
       _LOG.info("The recorder runs outside the main thread: SIGTERM is not watched, "
                 "the rows of the last seconds may be lost to it.")
       return False
-    # Python's own table knows nothing of a handler that a C library has laid over it: look at the real one.
+    # Python's own table knows nothing of a handler that a C library has laid over it: look at the
+    # real one.
     saved = _read_action()
     self._previous = signal.signal(signal.SIGTERM, self._handle)
     pointer = _handler_pointer(saved)
@@ -89,8 +96,8 @@ class Termination:
     self._had_wakeup = other == -1
     if not self._had_wakeup:
       signal.set_wakeup_fd(other)
-      _LOG.info("Another part of the program (asyncio, say) uses the signal wake-up descriptor: it keeps it. "
-                "On SIGTERM rows are written once the main thread runs Python again.")
+      _LOG.info("Another part of the program (asyncio, say) uses the signal wake-up descriptor: it "
+                "keeps it. On SIGTERM rows are written once the main thread runs Python again.")
     return True
 
   def restore(self) -> None:
@@ -103,7 +110,8 @@ class Termination:
         signal.set_wakeup_fd(current)
     if signal.getsignal(signal.SIGTERM) == self._handle:
       signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
-      if self._saved_action is not None:  # Python's own table is as it was; now the C handler over it.
+      # Python's own table is as it was; now the C handler over it.
+      if self._saved_action is not None:
         _libc().sigaction(int(signal.SIGTERM), self._saved_action, None)
     self.mode = "off"
 
@@ -116,7 +124,8 @@ class Termination:
   @property
   def raises_again(self) -> bool:
     """Whether the signal still has to take its course (`raise_again`) once the rows are written."""
-    return self.mode == "default" or (self.mode == "native" and (self._native is None or not self._asked()))
+    return (self.mode == "default"
+            or (self.mode == "native" and (self._native is None or not self._asked())))
 
   @property
   def may_be_asked(self) -> bool:
@@ -167,7 +176,8 @@ def _handler_pointer(action: ctypes.Array) -> int:
 
 
 def _native_handler(action: ctypes.Array) -> Any:
-  """Makes the saved action's handler callable; None where it can't be called with a signal number alone."""
+  """Makes the saved action's handler callable; None where it can't be called with a signal number
+  alone."""
   flags = ctypes.c_int.from_buffer(action, _FLAGS_OFFSET).value
   if flags & _SA_SIGINFO:
     return None

@@ -1,7 +1,9 @@
-"""What the rows of a part must be like: their columns' names and types, and the range of every number.
+"""What the rows of a part must be like: their columns' names and types, and the range of every
+number.
 
-A number outside its range would overflow in a difference, or ask for memory. A row whose step, rank or the like is
-outside says nothing of anybody and is left out; a time that is outside is not known. Both are said once.
+A number outside its range would overflow in a difference, or ask for memory. A row whose step, rank
+or the like is outside says nothing of anybody and is left out; a time that is outside is not known.
+Both are said once.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (
           "collective": (1 << 16) - 1}
 """The largest of each of the whole numbers that say what a row is of; the smallest is 0."""
 _USERS = ("host_", "decision_")
-"""Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they hold floats."""
+"""Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they
+hold floats."""
 _COUNTS = ("bytes", *(cause.column for cause in HOST_CAUSES if cause.name not in TIMES))
 _OURS = {"name", "axis", *LIMITS, *_COUNTS, *schema.HOSTS.names}
 
@@ -35,8 +38,9 @@ def is_whole(name: str) -> bool:
 def name_fault(names: Sequence[str]) -> str | None:
   """What is wrong about the names of a part's columns."""
   counts = Counter(names)
-  twice = [name for name, number in counts.items() if number > 1 and (name in _OURS or is_whole(name)
-                                                                      or name.startswith("decision_"))]
+  twice = [name for name, number in counts.items() if number > 1
+           and (name in _OURS or is_whole(name)
+                or name.startswith("decision_"))]
   return f"it has {counts[twice[0]]} columns {twice[0]!r}" if twice else None
 
 
@@ -58,7 +62,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-  return pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+  return (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+          or pa.types.is_null(kind))
 
 
 class Soundness:
@@ -72,7 +77,8 @@ class Soundness:
     """Rank numbers by the row that each has in the dense arrays; None where these are the same."""
 
   def rows(self, rows: pa.Table) -> pa.Table:
-    """Returns the rows that say what they are of, every time within its range or null, whole numbers signed."""
+    """Returns the rows that say what they are of, every time within its range or null, whole
+    numbers signed."""
     kept = []
     for name in rows.column_names:
       if name not in LIMITS:
@@ -111,7 +117,9 @@ class Soundness:
     """Whether the lowest and the highest of a column are in its range; says it if not."""
     if low >= 0 and high <= LIMITS[name]:
       return True
-    self._say(f"'{self._table}' holds rows whose {name} is not a number from 0 to {LIMITS[name]:,}: left out.")
+    self._say(
+        f"'{self._table}' holds rows whose {name} is not a number from 0 to {LIMITS[name]:,}: "
+        "left out.")
     return False
 
   def _renumbered(self, rows: pa.Table) -> pa.Table:

@@ -1,7 +1,9 @@
-"""What the host did in each step: CPU time, involuntary switches, garbage collection, data and checkpoints.
+"""What the host did in each step: CPU time, involuntary switches, garbage collection, data and
+checkpoints.
 
-Everything is per iteration of the process's loop, from one `sample` to the next. Devices run behind the loop: a
-value belongs to the step that the loop was dispatching, not to what the devices computed meanwhile.
+Everything is per iteration of the process's loop, from one `sample` to the next. Devices run behind
+the loop: a value belongs to the step that the loop was dispatching, not to what the devices
+computed meanwhile.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from collections.abc import Iterator
 from jaxpace.trace.host_causes import ASKED
 
 Sample = tuple[int, int, int, int | None, int | None]
-"""One value for each of `HOST_CAUSES`; data and checkpoint are None in a step in which neither was measured."""
+"""One value for each of `HOST_CAUSES`; data and checkpoint are None in a step in which neither was
+measured."""
 
 
 class StepCauseMeter:
-  """Collects the host's doings between two steps. Belongs to one thread, that of the training loop."""
+  """Collects the host's doings between two steps. Belongs to one thread, that of the training
+  loop."""
 
   def __init__(self) -> None:
     self._gc_start = 0

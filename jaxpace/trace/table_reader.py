@@ -28,14 +28,15 @@ _LARGEST_GROUP = 1 << 30
 _LARGEST_BATCH = 1 << 20
 """Rows that are handed on at once."""
 _ROWS_OF_A_BYTE, _ROWS_ANYWAY = 1000, 1 << 20
-"""More rows than this a byte of the file are no rows: the plainest part that a recorder writes has 70."""
+"""More rows than this a byte of the file are no rows: the plainest part that a recorder writes has
+70."""
 
 
 class TableFiles:
   """The readable parts of one table. Reading may find more of them torn."""
 
-  def __init__(self, name: str, files: list[tuple[PartFile, pq.FileMetaData]], torn: int, vanished: int,
-               problems: list[str]):
+  def __init__(self, name: str, files: list[tuple[PartFile, pq.FileMetaData]], torn: int,
+               vanished: int, problems: list[str]):
     self.name = name
     self.torn = torn
     self.vanished = vanished
@@ -55,12 +56,16 @@ class TableFiles:
     return {name for _, meta in self._files for name in meta.schema.names}
 
   def columns_like(self, wanted: Sequence[str], prefix: str) -> list[str]:
-    """Names of the columns in `wanted` or with a prefix, as far as any part has them; of the latter `MOST_PHASES`."""
+    """Names of the columns in `wanted` or with a prefix, as far as any part has them; of the latter
+    `MOST_PHASES`."""
     columns = self.columns
-    others = sorted(c for c in columns if c not in wanted and c.startswith(prefix) and c.endswith("_ns"))
+    others = sorted(c for c in columns if c not in wanted and c.startswith(prefix)
+                    and c.endswith("_ns"))
     if len(others) > MOST_PHASES and not self.too_many:
       self.too_many = len(others) - MOST_PHASES
-      self.problems.append(f"'{self.name}' has {len(others):,} columns {prefix}*: the first {MOST_PHASES} were read.")
+      self.problems.append(
+          f"'{self.name}' has {len(others):,} columns {prefix}*: the first {MOST_PHASES} "
+          "were read.")
     return sorted([c for c in columns if c in wanted] + others[:MOST_PHASES])
 
   def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[pa.Table]:
@@ -86,23 +91,26 @@ class TableFiles:
                  keep: tuple[int, int] | None) -> Iterator[pa.Table]:
     present = [c for c in columns if c in meta.schema.names]
     try:
-      with pq.ParquetFile(part.path, metadata=meta, memory_map=False, page_checksum_verification=True) as file:
+      with pq.ParquetFile(part.path, metadata=meta, memory_map=False,
+                          page_checksum_verification=True) as file:
         for group in range(meta.num_row_groups):
           span = _statistics(meta, group, "step")
           if keep and span and (span[1] < keep[0] or span[0] > keep[1]):
             continue
-          for batch in file.iter_batches(_LARGEST_BATCH, row_groups=[group], columns=present, use_threads=False):
+          for batch in file.iter_batches(_LARGEST_BATCH, row_groups=[group], columns=present,
+                                         use_threads=False):
             yield self._sound.rows(pa.Table.from_batches([batch]))
     except FileNotFoundError:
       # The job still runs and has merged this part into another since it was listed.
       self.vanished += 1
-      self.problems.append(f"{self.name}/{part.path.name} vanished while it was read: is the job still running?")
+      self.problems.append(
+          f"{self.name}/{part.path.name} vanished while it was read: is the job still running?")
     except PermissionError:
       raise
     except _UNREADABLE as error:
       self.torn += 1
-      self.problems.append(f"{self.name}/{part.path.name} is corrupt, its remaining rows are left out "
-                           f"({_first_line(error)}).")
+      self.problems.append(f"{self.name}/{part.path.name} is corrupt, its remaining rows are left "
+                           f"out ({_first_line(error)}).")
       for inner in part.inside:
         inner_meta = _metadata(inner, self.name)
         if inner_meta is not None and not isinstance(inner_meta, str):
@@ -124,7 +132,8 @@ class TableFiles:
 
 
 def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
-  """Reads the footers of a table's parts; of a torn part, the leftovers inside it are taken instead."""
+  """Reads the footers of a table's parts; of a torn part, the leftovers inside it are taken
+  instead."""
   files: list[tuple[PartFile, pq.FileMetaData]] = []
   torn, vanished = 0, 0
   problems: list[str] = []
@@ -132,7 +141,8 @@ def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
     meta = _metadata(part, name)
     if meta is None:
       vanished += 1
-      problems.append(f"{name}/{part.path.name} vanished while it was read: is the job still running?")
+      problems.append(
+          f"{name}/{part.path.name} vanished while it was read: is the job still running?")
       continue
     if not isinstance(meta, str):
       if meta.num_rows:
@@ -198,4 +208,5 @@ def _statistics(meta: pq.FileMetaData, group: int, column: str) -> tuple[int, in
 
 
 def _first_line(error: BaseException) -> str:
-  return next(itertools.chain(str(error).strip().splitlines(), [type(error).__name__]))[:120].rstrip(". ")
+  return next(itertools.chain(str(error).strip().splitlines(),
+                              [type(error).__name__]))[:120].rstrip(". ")

@@ -1,7 +1,9 @@
-"""The writer thread: takes copied rings from the training loop, decodes them and writes them as parts.
+"""The writer thread: takes copied rings from the training loop, decodes them and writes them as
+parts.
 
-All file I/O of a running recorder happens here, and nothing here touches a device. Trouble of any kind (a full
-disk, a deleted directory, a quota) ends the recording with one warning; the training loop never sees it.
+All file I/O of a running recorder happens here, and nothing here touches a device. Trouble of any
+kind (a full disk, a deleted directory, a quota) ends the recording with one warning; the training
+loop never sees it.
 """
 
 from __future__ import annotations
@@ -38,11 +40,13 @@ KEEP_SAMPLES = 65536  # host samples kept while nothing is copied
 
 
 class Writer:
-  """A daemon thread with a bounded queue. Methods without an underscore may be called from any thread."""
+  """A daemon thread with a bounded queue. Methods without an underscore may be called from any
+  thread."""
 
-  def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int, process_info: dict[str, Any],
-               run_info: dict[str, Any] | None, *, flush_seconds: float = 2.0, flush_rows: int = 65536,
-               queue_bytes: int = 64 << 20, grace_seconds: float = 5.0, hosts: HostSampler | None = None,
+  def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int,
+               process_info: dict[str, Any], run_info: dict[str, Any] | None, *,
+               flush_seconds: float = 2.0, flush_rows: int = 65536, queue_bytes: int = 64 << 20,
+               grace_seconds: float = 5.0, hosts: HostSampler | None = None,
                feed: Feed | None = None):
     """Prepares; `start` starts the thread.
 
@@ -51,10 +55,12 @@ class Writer:
       identity: run id and attempt.
       process: this process's index.
       process_info: contents of `process/<process>.json`, to which the writer adds what it counts.
-      run_info: contents of `run.json`, to which the writer adds the plan; None in all processes but the first.
+      run_info: contents of `run.json`, to which the writer adds the plan; None in all processes but
+        the first.
       flush_seconds: rows stay in memory at most this long.
       flush_rows: and at most this many of them.
-      queue_bytes: copies waiting for the thread take at most this much memory; the oldest are dropped beyond it.
+      queue_bytes: copies waiting for the thread take at most this much memory; the oldest are
+        dropped beyond it.
       grace_seconds: time the loop has after SIGTERM to reach a step boundary.
       hosts: samples the host's counters, which are written as well; None for none.
       feed: gets all rows as they are decoded; None for none.
@@ -101,7 +107,8 @@ class Writer:
       self._hosts.start()
     self._thread.start()
 
-  def set_ranks(self, ranks: list[int], make: Callable[[list[int], int, int, Losses], Intake] = Intake) -> None:
+  def set_ranks(self, ranks: list[int],
+                make: Callable[[list[int], int, int, Losses], Intake] = Intake) -> None:
     """Says which ranks the rings of a batch belong to, in their order. Before the first `submit`.
 
     Args:
@@ -116,7 +123,8 @@ class Writer:
     self._intake = intake
 
   def submit(self, batch: Any) -> None:
-    """Queues a copy, or what another intake takes. Never blocks; drops the oldest queued ones if the disk is slow."""
+    """Queues a copy, or what another intake takes. Never blocks; drops the oldest queued ones if
+    the disk is slow."""
     with self._lock:
       if self.stopped:
         return
@@ -205,7 +213,8 @@ class Writer:
       self._stop(error)
 
   def _wait(self) -> None:
-    """Sleeps until there is something to do: a batch, a signal, a flush that is due, or the end of the grace time."""
+    """Sleeps until there is something to do: a batch, a signal, a flush that is due, or the end of
+    the grace time."""
     now = time.monotonic()
     due = self._last_heartbeat + _HEARTBEAT_SECONDS
     if self._intake and self._intake.rows:
@@ -275,7 +284,8 @@ class Writer:
   def _flush(self, merge: bool = True) -> None:
     self._decode()
     if self._ready:
-      for table, parts in zip(("steps", "collectives"), zip(*self._ready, strict=True), strict=True):
+      for table, parts in zip(("steps", "collectives"), zip(*self._ready, strict=True),
+                              strict=True):
         columns = decode.concatenate(list(parts))
         self._stores[table].append(columns, merge)
         self.rows_written += len(columns["step"]) if table == "steps" else 0
@@ -292,8 +302,9 @@ class Writer:
 
   def _write_process_file(self, closed: bool, in_place: bool = False) -> None:
     self._last_heartbeat = time.monotonic()
-    info = {**self._process_info, **dataclasses.asdict(self.losses), "rows_written": self.rows_written,
-            "closed_cleanly": closed, "ended_by": self._ended_by(closed), "stopped": self.stopped,
+    info = {**self._process_info, **dataclasses.asdict(self.losses),
+            "rows_written": self.rows_written, "closed_cleanly": closed,
+            "ended_by": self._ended_by(closed), "stopped": self.stopped,
             "not_copied": self.not_copied,
             "last_step": self._intake.last_step if self._intake else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
@@ -322,7 +333,8 @@ class Writer:
       self._write_process_file(closed=False)
     except OSError:
       with contextlib.suppress(OSError):
-        self._write_process_file(closed=False, in_place=True)  # on a full disk there is no room for a second file
+        # on a full disk there is no room for a second file
+        self._write_process_file(closed=False, in_place=True)
     if self._die_at is not None:  # The promise to die of SIGTERM outlives the recording.
       time.sleep(max(self._die_at - time.monotonic(), 0))
       if self.termination.raises_again:
@@ -335,9 +347,11 @@ def explain(error: BaseException, directory: pathlib.Path) -> str:
   if isinstance(error, rundir.ForeignDirectoryError | BusyError | ForeignFileError):
     return str(error)
   if number in (errno.ENOSPC, errno.EDQUOT):
-    return f"no space is left for {directory} (disk or quota full). What was written until now can be read."
+    return (f"no space is left for {directory} (disk or quota full). What was written until now "
+            "can be read.")
   if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-    return f"{directory} can't be written ({os.strerror(number)}). Choose another directory or change its permissions."
+    return (f"{directory} can't be written ({os.strerror(number)}). Choose another directory or "
+            "change its permissions.")
   if number in (errno.ENOENT, errno.ESTALE):
     return f"{directory} was moved or deleted while it was being written."
   if number in (errno.ENOTDIR, errno.EEXIST):

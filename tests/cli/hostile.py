@@ -1,4 +1,5 @@
-"""Changes files of a run as a bad disk, another program or somebody malicious would. Seeded: each can be repeated."""
+"""Changes files of a run as a bad disk, another program or somebody malicious would. Seeded: each
+can be repeated."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ import pyarrow.parquet as pq
 
 STAMPS = ("start_ns", "end_ns", "enter_ns", "exit_ns", "time_ns")
 LONG = "7" * 400
-NUMBERS = (0, -1, 1, 2**31, 2**53, 2**62, 2**63 - 1, -2**63, 2**64, 10**399, -10**399, 0.5, 1e300, True)
-TEXTS = ("", "x", "\x1b[2J\x1b]0;gone\x07", "\ud800", "\u202e", "\0", "../../etc", "a\nb", "x" * 100_000,
-         "[red]r[/red]", "<script>alert(1)</script>", "NaN", "-1", "²")
+NUMBERS = (0, -1, 1, 2**31, 2**53, 2**62, 2**63 - 1, -2**63, 2**64, 10**399, -10**399, 0.5,
+           1e300, True)
+TEXTS = ("", "x", "\x1b[2J\x1b]0;gone\x07", "\ud800", "\u202e", "\0", "../../etc", "a\nb",
+         "x" * 100_000, "[red]r[/red]", "<script>alert(1)</script>", "NaN", "-1", "²")
 
 
 def value(chance: random.Random, depth: int = 0):
@@ -80,7 +82,8 @@ def change_text(chance: random.Random, text: bytes) -> bytes:
   if how == 2:
     return b'{"a":' * 100_000 + b"1" + b"}" * 100_000
   if how == 3:
-    return chance.choice((b"", b"null", b"[]", b"{}", b"3", b'"run"', b"\xff\xfe\x00", b"\0" * 1000, b"NaN"))
+    return chance.choice((b"", b"null", b"[]", b"{}", b"3", b'"run"', b"\xff\xfe\x00", b"\0" * 1000,
+                          b"NaN"))
   if how == 4:
     return text.replace(b": 0", b": " + LONG.encode()).replace(b": 1", b": -" + LONG.encode())
   if how == 5:
@@ -112,7 +115,8 @@ def change_json(chance: random.Random, path: pathlib.Path) -> str:
 
 def kind_of_file(chance: random.Random, path: pathlib.Path) -> str:
   """Puts something that is no regular file in a file's place."""
-  how = chance.choice(("fifo", "device", "directory", "dangling", "loop", "socket", "gone", "empty"))
+  how = chance.choice(("fifo", "device", "directory", "dangling", "loop", "socket", "gone",
+                       "empty"))
   path.unlink()
   if how == "fifo":
     os.mkfifo(path)
@@ -140,24 +144,28 @@ def kind_of_file(chance: random.Random, path: pathlib.Path) -> str:
 def column(chance: random.Random, name: str, rows: int):
   """Other values for a column."""
   numbers = np.random.default_rng(chance.randrange(2**32))
-  how = chance.choice(("zero", "negative", "largest", "smallest", "random", "wide", "unsigned", "float", "text", "null",
-                       "bool", "nested", "few", "binary", "some"))
+  how = chance.choice(("zero", "negative", "largest", "smallest", "random", "wide", "unsigned",
+                       "float", "text", "null", "bool", "nested", "few", "binary", "some"))
   made = {
       "zero": lambda: pa.array(np.zeros(rows, np.int64)),
       "negative": lambda: pa.array(-numbers.integers(1, 2**40, rows)),
       "largest": lambda: pa.array(np.full(rows, 2**63 - 1)),
       "smallest": lambda: pa.array(np.full(rows, -2**63)),
       "random": lambda: pa.array(numbers.integers(-2**63, 2**63 - 1, rows)),
-      "wide": lambda: pa.array(numbers.integers(0, chance.choice((100, 10**5, 2**31, 2**62)), rows)),
+      "wide": lambda: pa.array(numbers.integers(0, chance.choice((100, 10**5, 2**31, 2**62)),
+                                                rows)),
       "unsigned": lambda: pa.array(numbers.integers(0, 2**64, rows, dtype=np.uint64)),
-      "float": lambda: pa.array(chance.choice((np.full(rows, np.nan), numbers.normal(size=rows), np.full(rows, 3.0)))),
-      "text": lambda: pa.array([chance.choice(TEXTS).encode("utf-8", "replace").decode() for _ in range(rows)]),
+      "float": lambda: pa.array(chance.choice((np.full(rows, np.nan), numbers.normal(size=rows),
+                                               np.full(rows, 3.0)))),
+      "text": lambda: pa.array([chance.choice(TEXTS).encode("utf-8", "replace").decode()
+                                for _ in range(rows)]),
       "null": lambda: pa.nulls(rows, pa.int64()),
       "bool": lambda: pa.array(numbers.integers(0, 2, rows).astype(bool)),
       "nested": lambda: pa.array([[1, 2]] * rows),
       "few": lambda: pa.array(numbers.integers(0, 3, rows)),
       "binary": lambda: pa.array([b"\xff\0"] * rows),
-      "some": lambda: pa.array([100_000 if i == 0 else int(n) for i, n in enumerate(numbers.integers(0, 4, rows))]),
+      "some": lambda: pa.array([100_000 if i == 0 else int(n)
+                                for i, n in enumerate(numbers.integers(0, 4, rows))]),
   }[how]()
   return how, made
 
@@ -165,8 +173,8 @@ def column(chance: random.Random, name: str, rows: int):
 def change_table(chance: random.Random, table: pa.Table) -> tuple[str, pa.Table]:
   """Changes the rows or columns of a table."""
   rows = table.num_rows
-  how = chance.choice(("column", "column", "column", "stamps", "twice", "many", "drop", "shuffle", "none", "repeat",
-                       "names", "random rows"))
+  how = chance.choice(("column", "column", "column", "stamps", "twice", "many", "drop", "shuffle",
+                       "none", "repeat", "names", "random rows"))
   if how == "column":
     name = chance.choice(table.column_names)
     kind, made = column(chance, name, rows)
@@ -197,7 +205,8 @@ def change_table(chance: random.Random, table: pa.Table) -> tuple[str, pa.Table]
   if how == "none":
     return how, table.slice(0, 0)
   chance.shuffle(order)
-  return "shuffled", table.take(order[:chance.randint(1, rows)] if how == "random rows" and rows else order)
+  return ("shuffled",
+          table.take(order[:chance.randint(1, rows)] if how == "random rows" and rows else order))
 
 
 def change_part(chance: random.Random, files: list[pathlib.Path]) -> str:
@@ -238,6 +247,7 @@ def damage(chance: random.Random, run: pathlib.Path) -> list[str]:
         said.append(f"{name}: {change_part(chance, own if chance.random() < 0.5 else [path])}")
       else:
         said.append(f"{name}: {change_json(chance, path)}")
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:  # damaged before: once is enough
+    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+      # damaged before: once is enough
       said.append(f"{name}: damaged twice ({type(error).__name__})")
   return said

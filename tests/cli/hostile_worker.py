@@ -1,4 +1,5 @@
-"""A process of bounded memory that runs the commands on damaged runs. Prints what went wrong, and how much it tried.
+"""A process of bounded memory that runs the commands on damaged runs. Prints what went wrong, and
+how much it tried.
 
   python -m tests.cli.hostile_worker SOUND_RUN SCRATCH SECONDS FIRST_SEED [LAST_SEED]
 """
@@ -49,8 +50,8 @@ def commands(run: pathlib.Path, sound: pathlib.Path, scratch: pathlib.Path) -> d
   }
 
 
-WEIGHTS = {"report": 6, "page": 4, "watch": 4, "compare": 2, "compare to": 1, "forecast": 2, "replay": 1, "doctor": 1,
-           "record": 1}
+WEIGHTS = {"report": 6, "page": 4, "watch": 4, "compare": 2, "compare to": 1, "forecast": 2,
+           "replay": 1, "doctor": 1, "record": 1}
 
 
 def record(run: pathlib.Path) -> int:
@@ -80,13 +81,15 @@ def attempt(name: str, argv: list[str], run: pathlib.Path) -> tuple[str, float]:
     return text, taken
   if any(c < " " and c != "\n" for c in out.getvalue() + text):
     return "control characters: " + repr(next(
-        line for line in (out.getvalue() + text).split("\n") if any(c < " " for c in line))[:300]), taken
+        line for line in (out.getvalue() + text).split("\n")
+        if any(c < " " for c in line))[:300]), taken
   if status == 2 and (text.count("\n") != 1 or not text.startswith(f"jaxpace {argv[0]}: ")):
     return f"not one sentence: {text!r}", taken
   return "", taken
 
 
-def work(sound: pathlib.Path, scratch: pathlib.Path, seconds: float, first: int, last: int | None) -> int:
+def work(sound: pathlib.Path, scratch: pathlib.Path, seconds: float, first: int,
+         last: int | None) -> int:
   """Tries seed after seed until the time is over."""
   warnings.simplefilter("error")  # an overflow is a wrong number
   signal.signal(signal.SIGALRM, _too_long)
@@ -119,8 +122,9 @@ def work(sound: pathlib.Path, scratch: pathlib.Path, seconds: float, first: int,
         break
     seed += 1
   after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  print(json.dumps({"tried": sum(tried.values()), "by_command": tried, "next_seed": seed, "failures": failures,
-                    "slowest": slowest, "grown_mib": (after - before) // 1024}))
+  print(json.dumps({"tried": sum(tried.values()), "by_command": tried, "next_seed": seed,
+                    "failures": failures, "slowest": slowest,
+                    "grown_mib": (after - before) // 1024}))
   return 1 if failures else 0
 
 
@@ -129,5 +133,5 @@ def _too_long(*_) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(work(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]),
-                int(sys.argv[5]) if len(sys.argv) > 5 else None))
+  sys.exit(work(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), float(sys.argv[3]),
+                int(sys.argv[4]), int(sys.argv[5]) if len(sys.argv) > 5 else None))

@@ -30,19 +30,25 @@ def test_changes_add_up_and_reset_undoes_them(tmp_path, capsys):
   assert control(tmp_path) == 0 and not (tmp_path / "control.json").exists()
   assert "pacing on, as the pacer was made" in capsys.readouterr().out
   assert control(tmp_path, "--off") == 0 and written(tmp_path) == {"enabled": False}
-  assert control(tmp_path, "--max-delay", "5ms", "--threshold", "0.1", "--ranks", "0-2,9", "--from-step", "100") == 0
-  expected = {"enabled": False, "max_delay": 5e-3, "threshold": 0.1, "ranks": [0, 1, 2, 9], "from_step": 100}
+  assert (control(tmp_path, "--max-delay", "5ms", "--threshold", "0.1", "--ranks", "0-2,9",
+                  "--from-step", "100") == 0)
+  expected = {"enabled": False, "max_delay": 5e-3, "threshold": 0.1, "ranks": [0, 1, 2, 9],
+              "from_step": 100}
   assert written(tmp_path) == expected
-  assert control(tmp_path, "--on", "--ranks", "all", "--max-delay", "made", "--until-step", "500") == 0
-  assert written(tmp_path) == {"enabled": True, "threshold": 0.1, "from_step": 100, "until_step": 500}
+  assert (control(tmp_path, "--on", "--ranks", "all", "--max-delay", "made", "--until-step", "500")
+          == 0)
+  assert (written(tmp_path) == {"enabled": True, "threshold": 0.1, "from_step": 100,
+                                "until_step": 500})
   capsys.readouterr()
   assert control(tmp_path) == 0
   out = capsys.readouterr().out
-  assert "pacing on, threshold 0.1, from step 100, until step 500" in out and "applied  nothing yet" in out
+  assert ("pacing on, threshold 0.1, from step 100, until step 500" in out
+          and "applied  nothing yet" in out)
   file.note(tmp_path / "control.json", 1234, 0, ControlRequest(enabled=False))
   assert control(tmp_path, "--reset") == 0 and written(tmp_path) == {"enabled": True}
   assert "applied  pacing off, from step 1,234 on" in capsys.readouterr().out
-  assert sorted(path.name for path in tmp_path.iterdir()) == ["control.applied.jsonl", "control.json"]
+  assert (sorted(path.name for path in tmp_path.iterdir())
+          == ["control.applied.jsonl", "control.json"])
 
 
 def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
@@ -53,8 +59,9 @@ def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments", [
     ["--max-delay", "5"], ["--max-delay", "0.02"], ["--max-delay", "inf"], ["--max-delay", "nanms"],
-    ["--max-delay", "5m"], ["--max-delay", "-1"], ["--max-delay", "11s"], ["--threshold", "5"], ["--ranks", "3-1"],
-    ["--ranks", ""], ["--from-step", "-1"], ["--on", "--off"], ["--nodes", "1", "--ranks", "0"]])
+    ["--max-delay", "5m"], ["--max-delay", "-1"], ["--max-delay", "11s"], ["--threshold", "5"],
+    ["--ranks", "3-1"], ["--ranks", ""], ["--from-step", "-1"], ["--on", "--off"],
+    ["--nodes", "1", "--ranks", "0"]])
 def test_slips_change_nothing(tmp_path, arguments, capsys):
   with pytest.raises(SystemExit) as stopped:
     control(tmp_path, *arguments)
@@ -66,12 +73,14 @@ def test_a_time_has_a_unit(tmp_path, capsys):
   with pytest.raises(SystemExit):
     control(tmp_path, "--max-delay", "5")
   assert "'5' has no unit: write 5ms" in capsys.readouterr().err
-  for text, seconds in [("20ms", 0.02), ("0.02s", 0.02), ("250us", 25e-5), ("0", 0), ("2 ms", 2e-3)]:
+  for text, seconds in [("20ms", 0.02), ("0.02s", 0.02), ("250us", 25e-5), ("0", 0),
+                        ("2 ms", 2e-3)]:
     assert control(tmp_path, "--max-delay", text) == 0 and written(tmp_path)["max_delay"] == seconds
 
 
 def test_no_run_and_a_broken_file_are_sentences(tmp_path, capsys):
-  assert control(tmp_path / "none", "--off") == 2 and "There is no directory" in capsys.readouterr().err
+  assert (control(tmp_path / "none", "--off") == 2
+          and "There is no directory" in capsys.readouterr().err)
   (tmp_path / "control.json").write_text("{")
   assert control(tmp_path, "--threshold", "0.1") == 2 and "--reset" in capsys.readouterr().err
   assert control(tmp_path, "--reset", "--ranks", "0") == 0 and written(tmp_path)["ranks"] == [0]
@@ -86,7 +95,8 @@ def test_off_works_whatever_stands_there(tmp_path, what, capsys):
   elif what == "huge":
     target.write_bytes(b" " * (1 << 21))
   else:
-    for name in {"pipe": ["control.json"], "notes": ["control.applied.jsonl"], "run": ["process/0.json"]}[what]:
+    for name in {"pipe": ["control.json"], "notes": ["control.applied.jsonl"],
+                 "run": ["process/0.json"]}[what]:
       (tmp_path / name).unlink(missing_ok=True)
       os.mkfifo(tmp_path / name)
   assert control(tmp_path, "--off") == 0 and written(tmp_path) == {"enabled": False}

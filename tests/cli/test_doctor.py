@@ -27,13 +27,15 @@ def doctor(capsys, *arguments):
 def record(directory, places, run="a"):
   rundir.write_json(directory / "run.json", {"run": run, "schema_version": 1})
   for i, place in enumerate(places):
-    rundir.write_json(directory / "locality" / f"{i}.json", {"run": run, **to_plain(place._replace(process=i))})
+    rundir.write_json(directory / "locality" / f"{i}.json",
+                      {"run": run, **to_plain(place._replace(process=i))})
 
 
 def test_a_sound_machine_as_a_tree(tmp_path, capsys):
   status, out, _ = doctor(capsys, "--root", machines.dgx(tmp_path), "--strict")
   assert status == 0 and out.endswith("No warnings.")
-  assert out.count("GPU 0000:") == 8 and out.count("infiniband, 400") == 8 and out.count("PCIe switch") == 8
+  assert (out.count("GPU 0000:") == 8 and out.count("infiniband, 400") == 8
+          and out.count("PCIe switch") == 8)
   assert "NUMA node 1: CPUs 4-7, 1008 GiB" in out
   assert "NVIDIA H100 80GB HBM3, x16 at 32 GT/s, NVLink, nearest NIC mlx5_0" in out
 
@@ -41,7 +43,8 @@ def test_a_sound_machine_as_a_tree(tmp_path, capsys):
 def test_a_node_of_memory_alone_is_said_to_have_no_cpus(tmp_path, capsys):
   machines.dgx(tmp_path)
   machines.write(tmp_path, "/sys/devices/system/node/node2/cpulist", "")
-  machines.write(tmp_path, "/sys/devices/system/node/node2/meminfo", "Node 2 MemTotal:       15728640 kB")
+  machines.write(tmp_path, "/sys/devices/system/node/node2/meminfo",
+                 "Node 2 MemTotal:       15728640 kB")
   _, out, _ = doctor(capsys, "--root", tmp_path)
   assert "NUMA node 2: no CPUs, 15 GiB" in out and "CPUs ," not in out
 
@@ -50,7 +53,8 @@ def test_a_node_of_memory_alone_is_said_to_have_no_cpus(tmp_path, capsys):
 def test_warnings_count_only_when_asked(tmp_path, capsys, strict, expected):
   status, out, _ = doctor(capsys, "--root", machines.laptop(tmp_path), *strict)
   assert status == expected
-  assert "Warnings" in out and "The clock source is hpet" in out and "no GPU found" in out and "No warn" not in out
+  assert ("Warnings" in out and "The clock source is hpet" in out and "no GPU found" in out
+          and "No warn" not in out)
 
 
 def test_json_says_the_same(tmp_path, capsys):
@@ -60,7 +64,8 @@ def test_json_says_the_same(tmp_path, capsys):
   assert status == 0 and document["schema"] == 1 and document["problems"] == []
   (place,) = document["processes"]
   assert place["gpus"][1]["nic"] == "eth0" and place["cgroup"]["cpu_limit"] == 4.0
-  assert [(c["level"], c["kind"]) for c in document["concerns"]] == [("warning", "cpu_limit"), ("note", "shared_nic")]
+  assert ([(c["level"], c["kind"]) for c in document["concerns"]]
+          == [("warning", "cpu_limit"), ("note", "shared_nic")])
   status = main(["doctor", "--root", str(tmp_path / "root"), "--json", "-"])
   assert json.loads(capsys.readouterr().out) == document and status == 0
 
@@ -68,8 +73,8 @@ def test_json_says_the_same(tmp_path, capsys):
 def test_this_machine_without_jax(tmp_path):
   code = ("import sys; from jaxpace.cli.main import main; status = main(['doctor']); "
           "assert 'jax' not in sys.modules and 'pyarrow' not in sys.modules; sys.exit(status)")
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False,
-                        env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+                        check=False, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
   assert done.returncode == 0, done.stderr
   assert "clock source" in done.stdout
 
@@ -94,7 +99,8 @@ def test_hosts_of_a_run_are_told_together_and_compared(tmp_path, capsys):
 
 def test_processes_of_one_host(tmp_path, capsys):
   root = machines.dgx(tmp_path / "root")
-  places = [read_locality(root, process=i, devices=[cuda(i, i)])._replace(hostname="node[0]") for i in range(8)]
+  places = [read_locality(root, process=i, devices=[cuda(i, i)])._replace(hostname="node[0]")
+            for i in range(8)]
   record(tmp_path / "run", places)
   status, out, _ = doctor(capsys, tmp_path / "run", "--strict")
   assert status == 0 and "node[0]" in out

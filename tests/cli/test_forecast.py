@@ -38,16 +38,19 @@ def test_text_and_json_say_the_same(run, tmp_path, capsys):
   assert more["step_time"]["estimate"] > same["step_time"]["estimate"]
   assert far["step_time"] is None and far["silent_code"] == Silence.TOO_SHORT
   assert f"{1e3 * more['step_time']['estimate']:.1f} ms" in text and "4,096   unknown" in text
-  assert "4,096 ranks can't be forecast. The run is too short" in " ".join(text.split()) and "silent" not in text
+  assert ("4,096 ranks can't be forecast. The run is too short" in " ".join(text.split())
+          and "silent" not in text)
 
 
 def test_a_described_fabric_is_used(run, tmp_path, capsys):
   fabric = tmp_path / "fabric.json"
-  fabric.write_text(json.dumps({"levels": [{"level": "flat", "ranks": 64, "alpha": 1e-4, "beta": 0}]}))
+  fabric.write_text(
+      json.dumps({"levels": [{"level": "flat", "ranks": 64, "alpha": 1e-4, "beta": 0}]}))
   assert call(run, "--ranks", "16,65", "--fabric", fabric, "--json", "-") == 0
   document = json.loads(capsys.readouterr().out)
   near, far = document["forecasts"]
-  assert near["transfer"] == pytest.approx(2e-3 + 16e-4, rel=1e-6) and near["transfer_source"] == "fabric"
+  assert (near["transfer"] == pytest.approx(2e-3 + 16e-4, rel=1e-6)
+          and near["transfer_source"] == "fabric")
   assert far["silent_code"] == Silence.BEYOND_FABRIC
 
 
@@ -63,7 +66,8 @@ def test_a_file_that_is_no_fabric_is_a_sentence(run, tmp_path, capsys):
   assert "no such file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["forecast", "--ranks", "8", "--fabric"], ["report", "--floor"]])
+@pytest.mark.parametrize("command",
+                         [["forecast", "--ranks", "8", "--fabric"], ["report", "--floor"]])
 def test_a_fabric_that_is_no_file_is_not_waited_for(tmp_path, capsys, command):
   made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(steps=120))
   os.mkfifo(tmp_path / "fabric.json")

@@ -1,4 +1,5 @@
-"""Commands that read runs, given what is none, or was one: a sentence and status 2, or an answer; never a traceback."""
+"""Commands that read runs, given what is none, or was one: a sentence and status 2, or an answer;
+never a traceback."""
 
 import json
 import os
@@ -48,7 +49,8 @@ def foreign(path, random):
 
 def json_of_others(path, random):
   path.mkdir()
-  (path / "run.json").write_text(random.choice(["[]", "null", "{", '{"run": 3, "ranks": "x", "plan": []}', ""]))
+  (path / "run.json").write_text(
+      random.choice(["[]", "null", "{", '{"run": 3, "ranks": "x", "plan": []}', ""]))
 
 
 WRONG = (empty, a_file, nothing, foreign, json_of_others)
@@ -60,7 +62,8 @@ def check(capsys, name, good, run):
   captured = capsys.readouterr()
   assert "Traceback" not in captured.err
   if status == 2:
-    assert captured.err.startswith(f"jaxpace {arguments[0]}: ") and len(captured.err.strip().splitlines()) == 1
+    assert (captured.err.startswith(f"jaxpace {arguments[0]}: ")
+            and len(captured.err.strip().splitlines()) == 1)
     assert not captured.out
   else:
     assert status in (0, 1)
@@ -104,10 +107,12 @@ def rows_changed(folder, files, random):
   elif kind == 1:
     table = table.take(random.integers(0, len(table), len(table)))
   else:
-    names = ("rank", "process") if kind == 2 else [n for n in table.column_names if n.endswith("_ns")]
+    names = (("rank", "process") if kind == 2
+             else [n for n in table.column_names if n.endswith("_ns")])
     name = names[random.integers(len(names))]
     values = table.column(name).to_numpy(zero_copy_only=False).astype(np.float64)
-    values[random.integers(len(values)):] += 1 if kind == 2 else float(random.integers(-10**12, 10**12))
+    values[random.integers(len(values)):] += (1 if kind == 2
+                                              else float(random.integers(-10**12, 10**12)))
     column = np.nan_to_num(values).astype(table.schema.field(name).type.to_pandas_dtype())
     table = table.set_column(table.column_names.index(name), table.schema.field(name), [column])
   pq.write_table(table, victim)
@@ -119,7 +124,8 @@ def rows_changed(folder, files, random):
        harms=st.lists(st.sampled_from([torn, flipped, gone, rows_changed]), min_size=1, max_size=3))
 @example(seed=353692, harms=[flipped] * 3)  # a column's name that is no text
 @example(seed=120, harms=[flipped] * 2)  # a clock that stands still
-def test_a_damaged_run_gives_a_sentence_or_an_answer(tmp_path_factory, capsys, good, name, seed, harms):
+def test_a_damaged_run_gives_a_sentence_or_an_answer(tmp_path_factory, capsys, good, name, seed,
+                                                     harms):
   import shutil
   folder = tmp_path_factory.mktemp("damaged") / "run"
   shutil.copytree(good, folder)

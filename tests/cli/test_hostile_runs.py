@@ -1,6 +1,8 @@
-"""Every file of a run may be anything: commands end in a report or in one sentence, in bounded time and memory.
+"""Every file of a run may be anything: commands end in a report or in one sentence, in bounded time
+and memory.
 
-`JAXPACE_FUZZ_SECONDS=600 pytest tests/cli/test_hostile_runs.py -k fuzz` looks longer, from another seed each time.
+`JAXPACE_FUZZ_SECONDS=600 pytest tests/cli/test_hostile_runs.py -k fuzz` looks longer, from another
+seed each time.
 """
 
 import contextlib
@@ -25,8 +27,9 @@ from jaxpace.testing.made_up_faults import Fault
 from jaxpace.trace import rundir
 from tests.quick import QUICK
 
-JOB = made_up_runs.MadeUpJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True, sample_steps=5,
-                    faults=(Fault("compute", 8e-3, (1,)), Fault("contention", 5e-3, begin=0.5)))
+JOB = made_up_runs.MadeUpJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True,
+                             sample_steps=5, faults=(Fault("compute", 8e-3, (1,)),
+                                                     Fault("contention", 5e-3, begin=0.5)))
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
 
@@ -36,33 +39,39 @@ def write_sound(path: pathlib.Path) -> None:
   made_up_runs.write(path, JOB)
   info = json.loads((path / "run.json").read_text())
   plan = info.get("plan") or {}
-  plan |= {"axis": "data", "ranks": 4, "clock": "native", "share": True, "carrier": 0, "overflow": 0,
-           "marks": [{"kind": "start", "segment": "gap", "collective": None},
-                     {"kind": "enter", "segment": "forward", "collective": 0}],
-           "unstamped": [{"name": "psum", "primitive": "psum", "bytes": 8, "reason": "inside scan"}],
+  plan |= {"axis": "data", "ranks": 4, "clock": "native", "share": True, "carrier": 0,
+           "overflow": 0, "marks": [{"kind": "start", "segment": "gap", "collective": None},
+                                    {"kind": "enter", "segment": "forward", "collective": 0}],
+           "unstamped": [{"name": "psum", "primitive": "psum", "bytes": 8,
+                          "reason": "inside scan"}],
            "notices": ["one", "two"], "decisions": ["delay"]}
   info |= {"plan": plan, "processes": 2, "devices": 4, "config": {"lr": 0.1, "layers": [1, 2]},
            "attempts": [{"attempt": 0, "started_unix_ns": 1, "processes": 2, "devices": 4}],
-           "settings": {"axis": ["data"], "mesh": {"data": 4}, "max_delay": 0.02, "slots": 16, "pacer": None}}
+           "settings": {"axis": ["data"], "mesh": {"data": 4}, "max_delay": 0.02, "slots": 16,
+                        "pacer": None}}
   (path / "run.json").write_text(json.dumps(info))
   for folder in ("locality", "watchdog"):
     (path / folder).mkdir()
-  late = {"process": 1, "state": "outside", "host": "host1", "pid": 7, "last_step": 3, "phase": "data", "seconds": 4.0,
-          "stack": "File x"}
+  late = {"process": 1, "state": "outside", "host": "host1", "pid": 7, "last_step": 3,
+          "phase": "data", "seconds": 4.0, "stack": "File x"}
   for process in range(2):
     (path / "locality" / f"{process}.json").write_text(json.dumps({
         "run": info["run"], "schema": 1, "hostname": f"host{process}", "memory_bytes": 2**34,
         "cpu": {"model": "a", "online": "0-3", "allowed": "0-3", "sockets": ["0-3"]},
-        "numa": [{"node": 0, "cpus": "0-3", "memory_bytes": 2**34}], "nics": [{"name": "eth0", "rate_gbps": 100.0}]}))
+        "numa": [{"node": 0, "cpus": "0-3", "memory_bytes": 2**34}],
+        "nics": [{"name": "eth0", "rate_gbps": 100.0}]}))
     (path / "watchdog" / f"{process}.jsonl").write_text("\n".join(json.dumps(event) for event in (
-        {"event": "late", "run": info["run"], "when_unix_ns": 10**18, "step": 4, "waited": 5.0, "late": [late],
-         "arrived": [0], "process": process},
-        {"event": "resumed", "run": info["run"], "when_unix_ns": 10**18 + 1, "seconds": 7.0, "process": process})))
+        {"event": "late", "run": info["run"], "when_unix_ns": 10**18, "step": 4, "waited": 5.0,
+         "late": [late], "arrived": [0], "process": process},
+        {"event": "resumed", "run": info["run"], "when_unix_ns": 10**18 + 1, "seconds": 7.0,
+         "process": process})))
   (path / "links.json").write_text(json.dumps({
-      "schema": 1, "when_unix_ns": 10**18, "message_bytes": 1024, "taken_seconds": 1.0, "hosts": ["a", "b", "c"],
-      "seconds": [[None, 1e-3, 1e-3], [1e-3, None, 5e-3], [1e-3, 5e-3, None]], "culprits": [], "cannot_tell": "",
+      "schema": 1, "when_unix_ns": 10**18, "message_bytes": 1024, "taken_seconds": 1.0,
+      "hosts": ["a", "b", "c"], "seconds": [[None, 1e-3, 1e-3], [1e-3, None, 5e-3],
+                                            [1e-3, 5e-3, None]], "culprits": [], "cannot_tell": "",
       "median_seconds": [[None, 1e-3, 1e-3], [1e-3, None, 5e-3], [1e-3, 5e-3, None]]}))
-  (path / "control.json").write_text(json.dumps({"pacing": "on", "max_delay": 0.01, "ranks": "0-3"}))
+  (path / "control.json").write_text(
+      json.dumps({"pacing": "on", "max_delay": 0.01, "ranks": "0-3"}))
   (path / "control.applied.jsonl").write_text(
       json.dumps({"step": 3, "unix_ns": 1, "settings": {"pacing": "on"}}) + "\n")
 
@@ -75,15 +84,19 @@ def sound(tmp_path_factory):
 
 
 def test_fuzz_every_file_of_a_run(sound, tmp_path):
-  seconds, seed = (float(SECONDS), int(time.time()) * 1000) if SECONDS else (4.0 if QUICK else 20.0, 1)
+  seconds, seed = ((float(SECONDS), int(time.time()) * 1000) if SECONDS
+                   else (4.0 if QUICK else 20.0, 1))
   done = subprocess.run(
-      [sys.executable, "-m", "tests.cli.hostile_worker", str(sound), str(tmp_path), str(seconds), str(seed)],
+      [sys.executable, "-m", "tests.cli.hostile_worker", str(sound), str(tmp_path), str(seconds),
+       str(seed)],
       cwd=ROOT, capture_output=True, text=True, timeout=seconds + 400, check=False,
       env={**os.environ, "JAX_PLATFORMS": "cpu"})
   assert done.stdout.strip(), done.stderr[-4000:]
   found = json.loads(done.stdout.splitlines()[-1])
-  print({name: found[name] for name in ("tried", "by_command", "next_seed", "slowest", "grown_mib")})
-  assert not found["failures"], f"{len(found['failures'])} of {found['tried']}:\n" + "\n".join(found["failures"][:5])
+  print({name: found[name] for name in ("tried", "by_command", "next_seed", "slowest",
+                                        "grown_mib")})
+  assert not found["failures"], f"{len(found['failures'])} of {found['tried']}:\n" + "\n".join(
+      found["failures"][:5])
   assert found["tried"] >= 5
 
 
@@ -120,8 +133,8 @@ def document(run, name, change) -> None:
   path.write_text(json.dumps(value))
 
 
-JSON_FILES = ("run.json", "process/0.json", "locality/0.json", "links.json", "watchdog/0.jsonl", "control.json",
-              "control.applied.jsonl")
+JSON_FILES = ("run.json", "process/0.json", "locality/0.json", "links.json", "watchdog/0.jsonl",
+              "control.json", "control.applied.jsonl")
 EVERY = (("report",), ("watch", "--once"), ("forecast", "--ranks", "8"),
          ("replay", "--pacer", "pace_early_ranks()"))
 
@@ -155,7 +168,8 @@ def test_steps_without_a_sign_are_read_as_others(sound, tmp_path, capsys):
     for file in sorted((run / table).glob("*.parquet")):
       rows = pq.read_table(file)
       pq.write_table(rows.set_column(0, "step", rows.column("step").cast(pa.uint64())), file)
-  expected, same = (json.loads(jaxpace(capsys, "report", path, "--json", "-")[1]) for path in (sound, run))
+  expected, same = (json.loads(jaxpace(capsys, "report", path, "--json", "-")[1])
+                    for path in (sound, run))
   assert (same["verdict"], same["step_time"]) == (expected["verdict"], expected["step_time"])
   alter(run, "steps", step=lambda rows: pa.array(np.full(rows, 2**64 - 1, np.uint64)))
   status, out, _ = jaxpace(capsys, "report", run)
@@ -174,18 +188,21 @@ def test_two_columns_of_one_name(sound, tmp_path, capsys, column):
   assert jaxpace(capsys, "watch", run, "--once")[0] in (0, 2)
 
 
-@pytest.mark.parametrize("deep", ["[" * 100_000, '{"run": ' + "[" * 900 + "]" * 900 + "}"], ids=["torn", "whole"])
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"run": ' + "[" * 900 + "]" * 900 + "}"],
+                         ids=["torn", "whole"])
 def test_json_nested_deeply(sound, tmp_path, capsys, deep):
   run = copied(sound, tmp_path)
   for name in JSON_FILES:
     (run / name).write_text(deep)
-  assert all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once"), ("doctor",))) == []
+  assert (all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once"), ("doctor",)))
+          == [])
   said = " ".join(jaxpace(capsys, "report", run)[1].split())
   for name in ("run.json", "process/0.json", "locality/0.json"):
     assert f"{name} nests more than 40 objects and lists inside each other" in said
 
 
-@pytest.mark.parametrize("value", [3, "x", [1], {"a": 1}, 10**399, "\ud800", [["x" * 1000] * 3], 1e300, -1, True])
+@pytest.mark.parametrize("value", [3, "x", [1], {"a": 1}, 10**399, "\ud800", [["x" * 1000] * 3],
+                                   1e300, -1, True])
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_plan_holds_what_no_plan_holds(sound, tmp_path, capsys, whole, value):
   run = copied(sound, tmp_path)
@@ -208,7 +225,8 @@ def test_a_wrong_value_costs_only_itself_and_is_named(sound, tmp_path, capsys):
 
 def test_a_long_text_instead_of_notices(sound, tmp_path, capsys):
   run = copied(sound, tmp_path)
-  document(run, "run.json", lambda info: info["plan"].update(notices="n" * 10_000_000, collectives="c" * 1_000_000))
+  document(run, "run.json",
+           lambda info: info["plan"].update(notices="n" * 10_000_000, collectives="c" * 1_000_000))
   began = time.monotonic()
   tracemalloc.start()
   status, out, _ = jaxpace(capsys, "report", run)
@@ -223,7 +241,8 @@ def test_a_long_text_instead_of_notices(sound, tmp_path, capsys):
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 def test_a_fifo_or_a_device_in_a_files_place(sound, tmp_path, capsys, kind):
   run = copied(sound, tmp_path)
-  parts = [sorted((run / table).glob("*.parquet"))[0] for table in ("steps", "collectives", "hosts")]
+  parts = [sorted((run / table).glob("*.parquet"))[0]
+           for table in ("steps", "collectives", "hosts")]
   for path in (*(run / name for name in JSON_FILES), *parts):
     path.unlink()
     if kind == "fifo":
@@ -275,7 +294,8 @@ def test_a_gap_in_the_rank_numbers_is_no_rank(sound, tmp_path, capsys):
   for table in ("steps", "collectives"):
     for file in sorted((run / table).glob("*.parquet")):
       rows = pq.read_table(file)
-      pq.write_table(rows.set_column(1, "rank", pa.array(2 * rows["rank"].to_numpy(), pa.int32())), file)
+      pq.write_table(rows.set_column(1, "rank", pa.array(2 * rows["rank"].to_numpy(), pa.int32())),
+                     file)
   for name in ("run.json", "process/0.json", "process/1.json"):
     (run / name).unlink()
   status, out, _ = jaxpace(capsys, "report", run, "--json", tmp_path / "out.json")
@@ -306,8 +326,8 @@ def test_thousands_of_phases(sound, tmp_path, capsys):
 def test_thousands_of_names_in_one_event(sound, tmp_path, capsys):
   run = copied(sound, tmp_path)
   late = {"process": 1, "state": "outside", "host": "h" * 30, "phase": "data", "seconds": 4.0}
-  event = {"event": "late", "run": "synthetic", "when_unix_ns": 2 * 10**18, "step": 9, "waited": 5.0, "process": 0,
-           "late": [late] * 20_000}
+  event = {"event": "late", "run": "synthetic", "when_unix_ns": 2 * 10**18, "step": 9,
+           "waited": 5.0, "process": 0, "late": [late] * 20_000}
   (run / "watchdog" / "0.jsonl").write_text(json.dumps(event) + "\n")
   status, out, _ = jaxpace(capsys, "report", run)
   assert status == 0
@@ -319,7 +339,9 @@ def test_thousands_of_names_in_one_event(sound, tmp_path, capsys):
 def test_process_numbers_at_random(sound, tmp_path, capsys):
   run = copied(sound, tmp_path)
   for table in ("steps", "collectives", "hosts"):
-    alter(run, table, process=lambda rows: pa.array(np.random.default_rng(rows).integers(-2**31, 2**31 - 1, rows)))
+    alter(run, table,
+          process=lambda rows: pa.array(
+              np.random.default_rng(rows).integers(-2**31, 2**31 - 1, rows)))
   began = time.monotonic()
   all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once")))
   assert time.monotonic() - began < 60

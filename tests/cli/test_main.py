@@ -13,8 +13,8 @@ from tests.multiprocess.jobs import ROOT
 
 
 def run(*arguments, **kwargs):
-  return subprocess.run([sys.executable, "-m", "jaxpace.cli", *arguments], cwd=ROOT, capture_output=True, text=True,
-                        check=False, **kwargs)
+  return subprocess.run([sys.executable, "-m", "jaxpace.cli", *arguments], cwd=ROOT,
+                        capture_output=True, text=True, check=False, **kwargs)
 
 
 def test_no_arguments_and_help_print_the_commands(capsys):
@@ -26,8 +26,8 @@ def test_no_arguments_and_help_print_the_commands(capsys):
 
 
 def test_the_package_is_the_command():
-  done = subprocess.run([sys.executable, "-m", "jaxpace", "--version"], cwd=ROOT, capture_output=True, text=True,
-                        check=False)
+  done = subprocess.run([sys.executable, "-m", "jaxpace", "--version"], cwd=ROOT,
+                        capture_output=True, text=True, check=False)
   assert (done.returncode, done.stdout) == (0, f"jaxpace {cli.version()}\n")
 
 
@@ -60,8 +60,10 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
     (["--nproc", "2", "--grace", "nan", "--", "true"], "finite"),
     (["--nproc", "2", "--devices-per-process", "0", "--", "true"], "at least 1"),
     (["--nproc", "2", "--port", "70000", "--", "true"], "at most 65535"),
-    (["--nproc", "2", "--logs", "{tmp}/plain.py", "--", "true"], "--logs takes a directory, but {tmp}/plain.py is a"),
-    (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"], "--logs takes a directory, but {tmp}/plain.py/a ")])
+    (["--nproc", "2", "--logs", "{tmp}/plain.py", "--", "true"],
+     "--logs takes a directory, but {tmp}/plain.py is a"),
+    (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"],
+     "--logs takes a directory, but {tmp}/plain.py/a ")])
 def test_slips_of_launch_are_one_sentence_and_status_2(tmp_path, arguments, words):
   (tmp_path / "plain.py").touch()
   (tmp_path / "noformat").write_bytes(b"\x00\x01")
@@ -84,7 +86,8 @@ def test_a_taken_port_is_a_sentence(tmp_path):
 
 
 def test_options_of_the_script_are_the_scripts(tmp_path):
-  done = run("launch", "--nproc", "1", "--logs", str(tmp_path), "--", "echo", "--nproc", "7", "--", "--help")
+  done = run("launch", "--nproc", "1", "--logs", str(tmp_path), "--", "echo", "--nproc", "7", "--",
+             "--help")
   assert done.stdout == "--nproc 7 -- --help\n"
   done = run("launch", "--nproc", "1", "--logs", str(tmp_path), "echo", "no dashes", "--", "-h")
   assert done.stdout == "no dashes -- -h\n"
@@ -118,8 +121,8 @@ def test_a_subcommand_gets_its_arguments_and_gives_the_status(monkeypatch, capsy
 def test_a_reader_that_leaves_early_is_no_error():
   read, write = os.pipe()
   os.close(read)
-  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "--help"], cwd=ROOT, stdout=write, stderr=subprocess.PIPE,
-                        text=True, check=False)
+  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "--help"], cwd=ROOT, stdout=write,
+                        stderr=subprocess.PIPE, text=True, check=False)
   os.close(write)
   assert done.returncode == 141 and done.stderr == ""
 

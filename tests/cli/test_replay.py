@@ -27,7 +27,7 @@ def last(seconds=1e-3, rank=2):
 
 made = last(2e-3)
 broken = jaxpace.Pacer(lambda ranks: (), lambda seen, state: (jnp.float32(0), state))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -51,9 +51,11 @@ def test_text_and_json_say_the_same_and_what_cannot_be_known(run, tmp_path, caps
   assert document["ranks"] == 3 and document["steps"] == 79 and document["agreement"] is None
   assert document["active_share"] > 0.5 and document["delay"]["by_rank"]["0"]["mean"] > 1e-3
   assert document["delay"]["by_rank"]["2"] == {"mean": 0.0, "active_share": 0.0}
-  assert document["step_time"]["with"] >= document["step_time"]["without"] == document["step_time"]["recorded"]
+  assert (document["step_time"]["with"] >= document["step_time"]["without"]
+          == document["step_time"]["recorded"])
   assert document["change"] == pytest.approx(document["cost"]["share"], abs=1e-9)
-  assert f"{document['step_time']['with'] * 1e3:.3f} ms" in text and "pace_early_ranks(window=8, cost=0.1)" in text
+  assert (f"{document['step_time']['with'] * 1e3:.3f} ms" in text
+          and "pace_early_ranks(window=8, cost=0.1)" in text)
   assert all(sentence in text for sentence in document["cannot_know"])
   said = " ".join(document["cannot_know"])
   assert all(word in said for word in ("cannot gain", "poll", "other jobs", "Pauses", "GPU"))
@@ -63,8 +65,8 @@ def test_text_and_json_say_the_same_and_what_cannot_be_known(run, tmp_path, caps
 def test_a_module_of_the_users_own_in_a_process_of_its_own(run, tmp_path):
   environment = {**os.environ, "PYTHONPATH": str(ROOT)}
   command = ["replay", str(run), "--pacer-from", "my_pacers:last(2e-3)", "--json", "-"]
-  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", *command], cwd=tmp_path, env=environment,
-                        capture_output=True, text=True, check=True)
+  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", *command], cwd=tmp_path,
+                        env=environment, capture_output=True, text=True, check=True)
   document = json.loads(done.stdout)
   assert document["cost"]["total"] == pytest.approx(2e-3 * document["steps"], rel=1e-4)
 
@@ -97,18 +99,23 @@ def test_slips_are_one_sentence_and_status_2(run, monkeypatch, capsys, pacer, wo
   assert replay(run, f"--pacer={pacer}") == 2
   captured = capsys.readouterr()
   assert len(captured.err) < 1000
-  assert captured.out == "" and words in captured.err and captured.err.startswith("jaxpace replay: ")
+  assert (captured.out == "" and words in captured.err
+          and captured.err.startswith("jaxpace replay: "))
 
 
 @pytest.mark.parametrize(("pacer", "words"), [
-    ("no_such_module:pacer", "No module named 'no_such_module'"), ("os:getcwd", "makes a str, not a Pacer"),
-    ("my_pacers:broken", "must return (Decision, state)"), ("my_pacers:last(rate=open)", "no pacer 'open'"),
-    ("my_pacers:last(" + "-" * 5000 + "1)", "nested too deeply"), ("pace_early_ranks()", "takes MODULE:ATTRIBUTE")])
+    ("no_such_module:pacer", "No module named 'no_such_module'"),
+    ("os:getcwd", "makes a str, not a Pacer"),
+    ("my_pacers:broken", "must return (Decision, state)"),
+    ("my_pacers:last(rate=open)", "no pacer 'open'"),
+    ("my_pacers:last(" + "-" * 5000 + "1)", "nested too deeply"),
+    ("pace_early_ranks()", "takes MODULE:ATTRIBUTE")])
 def test_slips_about_a_module_of_ones_own_too(run, monkeypatch, capsys, pacer, words):
   monkeypatch.chdir(run.parent)
   assert replay(run, "--pacer-from", pacer) == 2
   captured = capsys.readouterr()
-  assert captured.out == "" and words in captured.err and captured.err.startswith("jaxpace replay: ")
+  assert (captured.out == "" and words in captured.err
+          and captured.err.startswith("jaxpace replay: "))
 
 
 def test_without_the_switch_nothing_is_imported(run, monkeypatch, capsys):
@@ -119,7 +126,8 @@ def test_without_the_switch_nothing_is_imported(run, monkeypatch, capsys):
   assert "--pacer-from" in capsys.readouterr().err and not (run.parent / "sentinel").exists()
 
 
-def test_json_that_cannot_be_written_is_a_sentence_before_the_work_is_done(run, tmp_path, monkeypatch, capsys):
+def test_json_that_cannot_be_written_is_a_sentence_before_the_work_is_done(
+    run, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr("jaxpace.simulation.replay.replay", None)  # not reached
   target = tmp_path / "nowhere" / "replay.json"
   assert replay(run, "--pacer", "pace_early_ranks()", "--json", target) == 2
@@ -165,9 +173,11 @@ assert not slow, slow
 
 
 def test_work_shared_by_speed(run, tmp_path, capsys):
-  """Ranks of 20, 20 and 30 ms: even counts wait for 30; 8 micro-batches each, moved, end at about 23."""
+  """Ranks of 20, 20 and 30 ms: even counts wait for 30; 8 micro-batches each, moved, end at about
+  23."""
   target = tmp_path / "shared.json"
-  assert replay(run, "--balancer", "share_by_speed(micro_batches=24, capacity=16)", "--json", target) == 0
+  assert (replay(run, "--balancer", "share_by_speed(micro_batches=24, capacity=16)", "--json",
+                 target) == 0)
   text, document = capsys.readouterr().out, json.loads(target.read_text())
   assert document["ranks"] == 3 and sum(document["counts"]) == 24 and document["counts"][2] < 8
   assert 1.05 < document["speedup"] == pytest.approx(

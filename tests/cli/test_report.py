@@ -33,7 +33,8 @@ def late(tmp_path_factory):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
   path = tmp_path_factory.mktemp("runs") / "large"
-  made_up_runs.write(path, MadeUpJob(ranks=200, steps=60, processes=4, noise=0.02, late={150: 20e-3}))
+  made_up_runs.write(path,
+                     MadeUpJob(ranks=200, steps=60, processes=4, noise=0.02, late={150: 20e-3}))
   return path
 
 
@@ -44,11 +45,14 @@ def report(*arguments) -> int:
 
 
 def run_program(*arguments, **environment):
-  variables = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")}
-  code = ("import argparse, sys; from jaxpace.cli import report as command; p = argparse.ArgumentParser(); "
-          "command.add_arguments(p); sys.exit(command.run(p.parse_args()))")
-  return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
-                        encoding="utf-8", cwd=ROOT, env={**variables, **environment}, check=False)
+  variables = {k: v for k, v in os.environ.items()
+               if k not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")}
+  code = ("import argparse, sys; from jaxpace.cli import report as command; p = "
+          "argparse.ArgumentParser(); command.add_arguments(p); "
+          "sys.exit(command.run(p.parse_args()))")
+  return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True,
+                        text=True, encoding="utf-8", cwd=ROOT, env={**variables, **environment},
+                        check=False)
 
 
 def numbers(value):
@@ -66,24 +70,28 @@ def test_json_has_every_key_of_the_schema(late, tmp_path, capsys):
   assert report(late, "--json", file) == 0
   assert "Verdict" in capsys.readouterr().out
   document = json.loads(file.read_text())
-  assert (document["schema"], document["run"], document["ranks"], document["processes"], document["steps"]) == (
-      1, "synthetic", 4, 4, 120)
+  assert (document["schema"], document["run"], document["ranks"], document["processes"],
+          document["steps"]) == (
+              1, "synthetic", 4, 4, 120)
   assert document["missing"] == {"ranks": [], "steps": 0, "rank_steps": {}}
   assert set(document["step_time"]) == {"mean", "median", "p99", "cv"}
   assert tuple(document["shares"]) == SHARES
   assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
   (finding,) = document["findings"]
-  assert set(finding) == {"mode", "share", "confidence", "ranks", "hosts", "evidence", "evidence_codes", "advice",
-                          "causes", "first_step", "last_step"}
-  assert (finding["mode"], finding["ranks"], finding["hosts"]) == ("persistent_straggler", [3], ["host1"])
+  assert set(finding) == {"mode", "share", "confidence", "ranks", "hosts", "evidence",
+                          "evidence_codes", "advice", "causes", "first_step", "last_step"}
+  assert ((finding["mode"], finding["ranks"], finding["hosts"])
+          == ("persistent_straggler", [3], ["host1"]))
   assert 0.99 <= finding["confidence"] <= 1
-  assert set(document["what_if"]) >= {"no_skew", "no_contention", "no_runtime_jitter", "without_rank"}
+  assert (set(document["what_if"]) >= {"no_skew", "no_contention", "no_runtime_jitter",
+                                       "without_rank"})
   no_skew = document["what_if"]["no_skew"]
   assert no_skew["speedup"] == pytest.approx(1 / (1 - no_skew["skew"]))
   assert set(document["what_if"]["without_rank"]["3"]) == {"step_time", "speedup"}
   assert set(document["pacing"]) == {"active_share", "effect", "effect_interval", "blocks"}
   assert isinstance(document["verdict"], str) and document["verdict_code"] == Verdict.PERSISTENT
-  assert finding["evidence_codes"][0] == Evidence.LATE and len(finding["evidence_codes"]) == len(finding["evidence"])
+  assert (finding["evidence_codes"][0] == Evidence.LATE
+          and len(finding["evidence_codes"]) == len(finding["evidence"]))
   assert len(document["note_codes"]) == len(document["notes"])
   assert document["warmup"] == [1]
   assert all(math.isfinite(x) for x in numbers(document))
@@ -99,7 +107,8 @@ def test_known_truth_comes_back(late, tmp_path, capsys):
   assert document["step_time"]["mean"] == pytest.approx(53.5e-3, abs=0.3e-3)
   assert document["what_if"]["without_rank"]["3"]["step_time"] == pytest.approx(33.7e-3, abs=0.4e-3)
   assert document["shares"]["skew"] == pytest.approx(15 / 53.5, abs=0.01)
-  assert sum(row["cost_share"] for row in document["per_rank"]) == pytest.approx(no_skew(document), abs=1e-9)
+  assert (sum(row["cost_share"] for row in document["per_rank"])
+          == pytest.approx(no_skew(document), abs=1e-9))
 
 
 def no_skew(document):
@@ -118,7 +127,8 @@ def test_what_a_person_reads(late, capsys):
   text = capsys.readouterr().out
   head = text[:text.index("Where the step goes")]
   assert "Look at rank 3 on host1" in " ".join(head.split())
-  for word in (*SHARES, "Findings", "Who is late", "Phases", "backward", "What it would be worth", "Notes", "Warm-up"):
+  for word in (*SHARES, "Findings", "Who is late", "Phases", "backward", "What it would be worth",
+               "Notes", "Warm-up"):
     assert word in text
   assert "\x1b" not in text
 
@@ -165,8 +175,9 @@ def test_a_window(late, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["--steps", "5"], "is no range of steps"), (["--steps", "9:3"], "is empty"), (["--steps", "-3:4"], None),
-    (["--steps", "a:b"], "is no range"), (["--ranks", "0"], "is no number of ranks"), (["--ranks", "few"], "'all'")])
+    (["--steps", "5"], "is no range of steps"), (["--steps", "9:3"], "is empty"),
+    (["--steps", "-3:4"], None), (["--steps", "a:b"], "is no range"),
+    (["--ranks", "0"], "is no number of ranks"), (["--ranks", "few"], "'all'")])
 def test_slips_get_a_sentence_and_status_2(late, capsys, arguments, words):
   with pytest.raises(SystemExit) as stop:
     report(late, *arguments)
@@ -179,7 +190,8 @@ def test_what_is_no_run_gets_a_sentence_and_status_2(tmp_path, late, capsys):
   torn = tmp_path / "torn"
   (torn / "steps").mkdir(parents=True)
   (torn / "steps" / "x-p00000.000000-000000.parquet").write_bytes(b"PAR1 torn")
-  for path in (tmp_path / "nowhere", tmp_path / "empty", tmp_path, torn, late / "run.json", late.parent):
+  for path in (tmp_path / "nowhere", tmp_path / "empty", tmp_path, torn, late / "run.json",
+               late.parent):
     assert report(path) == 2, path
     said = capsys.readouterr()
     assert said.err.startswith("jaxpace report: ")
@@ -199,7 +211,8 @@ def test_json_that_cannot_be_written_gets_a_sentence(late, tmp_path, capsys):
   assert f"the directory {tmp_path / 'file'} is a file" in capsys.readouterr().err
 
 
-def test_json_that_cannot_be_written_is_found_out_before_the_run_is_read(late, tmp_path, capsys, monkeypatch):
+def test_json_that_cannot_be_written_is_found_out_before_the_run_is_read(
+    late, tmp_path, capsys, monkeypatch):
   """Some directories take no files though they look as if: /proc, a disk of another owner."""
   def refuse(self, *_, **__):
     raise FileNotFoundError(errno.ENOENT, "No such file or directory")
@@ -214,23 +227,27 @@ def test_json_that_cannot_be_written_is_found_out_before_the_run_is_read(late, t
 @pytest.mark.parametrize("arguments", [(), ("--json", "-")])
 def test_a_full_standard_output_is_named_and_nothing_else(late, arguments):
   with open("/dev/full", "w") as full:
-    done = subprocess.run([sys.executable, "-m", "jaxpace", "report", str(late), *arguments], stdout=full,
-                          stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-m", "jaxpace", "report", str(late), *arguments],
+                          stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
   assert done.returncode == 2
-  assert done.stderr == "jaxpace report: standard output can't be written: No space left on device.\n"
+  assert done.stderr == ("jaxpace report: standard output can't be written: No space left "
+                         "on device.\n")
 
 
 def test_a_closed_standard_output_is_no_reason_not_to_write_the_file(late, tmp_path):
   command = f'exec "{sys.executable}" -m jaxpace report "{late}" --json "{tmp_path / "r.json"}" >&-'
-  done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+  done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=ROOT,
+                        check=False)
   assert (done.returncode, done.stderr) == (0, "")
   assert json.loads((tmp_path / "r.json").read_text())["ranks"] == 4
 
 
 def test_a_reader_that_leaves_is_no_error(large):
-  code = ("import argparse, sys; from jaxpace.cli import report as command; p = argparse.ArgumentParser(); "
-          "command.add_arguments(p); sys.exit(command.run(p.parse_args()))")
-  with subprocess.Popen([sys.executable, "-c", code, str(large), "--json", "-"], stdout=subprocess.PIPE,
+  code = ("import argparse, sys; from jaxpace.cli import report as command; p = "
+          "argparse.ArgumentParser(); command.add_arguments(p); "
+          "sys.exit(command.run(p.parse_args()))")
+  with subprocess.Popen([sys.executable, "-c", code, str(large), "--json",
+                         "-"], stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE, cwd=ROOT) as process:
     process.stdout.read(10)
     process.stdout.close()
@@ -239,9 +256,12 @@ def test_a_reader_that_leaves_is_no_error(large):
 
 
 def test_the_report_needs_no_jax(late):
-  """The package's own __init__ aside, which may name jax's: the layers below must not pull it in."""
-  code = ("import sys, types, argparse; package = types.ModuleType('jaxpace'); package.__path__ = ['jaxpace']; "
-          "sys.modules['jaxpace'] = package; from jaxpace.cli import report as command; p = argparse.ArgumentParser(); "
-          "command.add_arguments(p); command.run(p.parse_args()); assert 'jax' not in sys.modules, 'jax was imported'")
-  done = subprocess.run([sys.executable, "-c", code, str(late)], capture_output=True, text=True, cwd=ROOT, check=False)
+  """The package's own __init__ aside, which may name jax's: the layers below must not pull it
+  in."""
+  code = ("import sys, types, argparse; package = types.ModuleType('jaxpace'); package.__path__ = "
+          "['jaxpace']; sys.modules['jaxpace'] = package; from jaxpace.cli import report as "
+          "command; p = argparse.ArgumentParser(); command.add_arguments(p); "
+          "command.run(p.parse_args()); assert 'jax' not in sys.modules, 'jax was imported'")
+  done = subprocess.run([sys.executable, "-c", code, str(late)], capture_output=True, text=True,
+                        cwd=ROOT, check=False)
   assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""`jaxpace report` of a job that hangs or was killed in a hang: the first cause from the files alone."""
+"""`jaxpace report` of a job that hangs or was killed in a hang: the first cause from the files
+alone."""
 
 import json
 import shutil
@@ -20,9 +21,11 @@ def test_a_job_that_hung_before_any_row_was_written_is_told_from_its_rings(tmp_p
   assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "report.json")]) == 0
   words, errors = shown(capsys)
   assert "The job hangs" in words and "all-reduce.0 (model.py:10)" in words
-  assert "for rank 3, which has not entered it" in words and "Nothing else can be reported" in errors
+  assert ("for rank 3, which has not entered it" in words
+          and "Nothing else can be reported" in errors)
   document = json.loads((tmp_path / "report.json").read_text())
-  assert document["hang"]["causes"][0]["ranks"] == [3] and document["run"] == "run" and document["problems"]
+  assert (document["hang"]["causes"][0]["ranks"] == [3] and document["run"] == "run"
+          and document["problems"])
 
 
 def test_a_recorded_run_that_was_killed_in_a_hang_says_so_above_its_report(tmp_path, capsys):
@@ -34,7 +37,8 @@ def test_a_recorded_run_that_was_killed_in_a_hang_says_so_above_its_report(tmp_p
   job = Directory(run, run="synthetic")
   for process in range(4):
     job.process(process, wall=0)
-  assert main(["report", str(run), "--json", str(report), "--html", str(tmp_path / "report.html")]) == 0
+  assert (main(["report", str(run), "--json", str(report), "--html", str(tmp_path / "report.html")])
+          == 0)
   words, _ = shown(capsys)
   assert "How the job ended" in words and "ranks 0-2 have waited 30 s in all-reduce.0" in words
   document = json.loads(report.read_text())

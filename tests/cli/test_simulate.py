@@ -26,13 +26,15 @@ def config(tmp_path):
 
 
 def test_the_report_gives_back_what_was_put_in(config, tmp_path, capsys):
-  assert main(["simulate", str(config), "--output", str(tmp_path / "run"), "--json", str(tmp_path / "out.json")]) == 0
+  assert (main(["simulate", str(config), "--output", str(tmp_path / "run"), "--json",
+                str(tmp_path / "out.json")]) == 0)
   said = capsys.readouterr().out
   assert "only" in said and "Written" in said
   figures = json.loads((tmp_path / "out.json").read_text())["jobs"]["only"]
   found = diagnose(read_run(tmp_path / "run"))
   assert found.step_time.mean == pytest.approx(figures["mean"], rel=1e-3)
-  assert [f.mode for f in found.findings] == ["persistent_straggler"] and found.findings[0].ranks == (3,)
+  assert ([f.mode for f in found.findings] == ["persistent_straggler"]
+          and found.findings[0].ranks == (3,))
   # Of the step, 0.4 * 15 ms are waited by three ranks of four.
   assert found.shares["skew"] == pytest.approx(0.75 * 6e-3 / figures["mean"], abs=2e-3)
   assert found.shares["transfer"] == pytest.approx(figures["transfer"] / figures["mean"], abs=2e-3)
@@ -45,7 +47,8 @@ def test_the_same_seed_gives_the_same_bytes(config, tmp_path, capsys):
   assert any(f.suffix == ".parquet" for f in files)
   for file in files:
     assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
-  assert main(["simulate", str(config), "--set", "seed=1", "--set", "jobs.only.noise.normal.deviation=0.1",
+  assert main(["simulate", str(config), "--set", "seed=1", "--set",
+               "jobs.only.noise.normal.deviation=0.1",
                "--output", str(tmp_path / "one")]) == 2  # no such section yet
   assert "there is no section jobs.only.noise.normal" in capsys.readouterr().err
 
@@ -53,12 +56,14 @@ def test_the_same_seed_gives_the_same_bytes(config, tmp_path, capsys):
 def test_two_jobs_get_a_directory_each_and_a_pacer_runs(config, tmp_path, capsys):
   job = {**CONFIG["jobs"]["only"], "noise": {"slow": {"ranks": [1], "extra": 0.4}}}
   config.write_text(json.dumps({**CONFIG, "jobs": {
-      "a": {**job, "nodes": [0]}, "b": {**job, "nodes": [1], "pacer": "pace_early_ranks(window=8)"}}}))
+      "a": {**job, "nodes": [0]},
+      "b": {**job, "nodes": [1], "pacer": "pace_early_ranks(window=8)"}}}))
   assert main(["simulate", str(config), "--output", str(tmp_path / "runs")]) == 0
   assert "b is paced by pace_early_ranks(window=8): mean delay" in capsys.readouterr().out
   run = read_run(tmp_path / "runs" / "b")
   assert run.ranks == 2 and np.nanmax(run.durations["delay_applied"]) > 0
-  assert main(["replay", str(tmp_path / "runs" / "b"), "--pacer", "pace_early_ranks(window=8)", "--as-recorded"]) == 0
+  assert (main(["replay", str(tmp_path / "runs" / "b"), "--pacer", "pace_early_ranks(window=8)",
+                "--as-recorded"]) == 0)
   assert "recorded delay in 100.00% of" in capsys.readouterr().out
 
 
@@ -74,7 +79,8 @@ def test_two_jobs_get_a_directory_each_and_a_pacer_runs(config, tmp_path, capsys
     (["{config}", "--output", ""], "--output is empty"),
     (["{config}", "--set", "fabric.nodes=900000000"], "fabric.nodes=900,000,000 of per_node="),
     (["{config}", "--set", "fabric.seed=1.5"], "fabric.seed=1.5 must be a whole number"),
-    (["{config}", "--set", 'jobs.only.strategy={{"kind": []}}'], "jobs.only.strategy.kind=[] must be one of"),
+    (["{config}", "--set", 'jobs.only.strategy={{"kind": []}}'],
+     "jobs.only.strategy.kind=[] must be one of"),
     (["{config}", "--output", "{folder}/broken.json"], "can't be written"),
     (["{config}", "--output", "{folder}/foreign"], "was not written by jaxpace")])
 def test_slips_get_a_sentence(config, tmp_path, capsys, arguments, said):
@@ -106,7 +112,8 @@ def test_a_job_that_cannot_be_written_leaves_nothing_of_the_others(config, tmp_p
   assert files(tmp_path) == before and not (tmp_path / "runs" / "a").exists()
 
 
-def test_a_full_disk_leaves_nothing_half_written_and_what_was_there(config, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_leaves_nothing_half_written_and_what_was_there(
+    config, tmp_path, capsys, monkeypatch):
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "fabric.json").write_text('{"kind": "jaxpace bench"}')
   before = files(tmp_path)
@@ -129,10 +136,11 @@ def test_the_config_in_the_repository_runs(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("pacer", [
-    "os:system('touch {sentinel}')", "os:system(\"touch {sentinel}\")", " subprocess:getoutput('touch {sentinel}') ",
-    "pathlib:Path('{sentinel}')", "evil:pacer", "chain(os:system('touch {sentinel}'))",
-    "__import__('os').system('touch {sentinel}')", "chain(__import__('evil'))", "open('{sentinel}', 'w')",
-    "jaxpace.simulation.record", "chain.__globals__['sys']"])
+    "os:system('touch {sentinel}')", "os:system(\"touch {sentinel}\")",
+    " subprocess:getoutput('touch {sentinel}') ", "pathlib:Path('{sentinel}')", "evil:pacer",
+    "chain(os:system('touch {sentinel}'))", "__import__('os').system('touch {sentinel}')",
+    "chain(__import__('evil'))", "open('{sentinel}', 'w')", "jaxpace.simulation.record",
+    "chain.__globals__['sys']"])
 @pytest.mark.parametrize("by", ["file", "--set"])
 def test_a_config_is_data_nothing_in_it_is_run(config, tmp_path, monkeypatch, capsys, pacer, by):
   """A job's pacer such as "os:system('...')" ran its command before it was refused."""
@@ -143,10 +151,12 @@ def test_a_config_is_data_nothing_in_it_is_run(config, tmp_path, monkeypatch, ca
   text = pacer.format(sentinel=sentinel)
   changed = ["--set", f"jobs.only.pacer={text}"]
   if by == "file":
-    config.write_text(json.dumps({**CONFIG, "jobs": {"only": {**CONFIG["jobs"]["only"], "pacer": text}}}))
+    config.write_text(json.dumps({**CONFIG,
+                                  "jobs": {"only": {**CONFIG["jobs"]["only"], "pacer": text}}}))
     changed = []
   assert main(["simulate", str(config), *changed]) == 2
-  assert capsys.readouterr().err.startswith("jaxpace simulate: jobs.only.pacer") and not sentinel.exists()
+  assert (capsys.readouterr().err.startswith("jaxpace simulate: jobs.only.pacer")
+          and not sentinel.exists())
 
 
 def test_a_pacer_of_ones_own_has_a_switch_that_names_it(config, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,5 @@
-"""`jaxpace watch` as a user meets it: mistakes, a picture, lines in a pipe, a terminal that changes its size."""
+"""`jaxpace watch` as a user meets it: mistakes, a picture, lines in a pipe, a terminal that changes
+its size."""
 
 import io
 import os
@@ -34,7 +35,8 @@ def growing(tmp_path):
 
 
 @pytest.mark.parametrize("make, says", [
-    (lambda path: path / "no" / "such", "no directory"), (lambda path: path / "run" / "run.json", "Give its directory"),
+    (lambda path: path / "no" / "such", "no directory"),
+    (lambda path: path / "run" / "run.json", "Give its directory"),
     (lambda path: path / "run" / "steps", "is a part of a run"), (lambda path: path, "holds one")])
 @pytest.mark.parametrize("options", [(), ("--once", )])
 def test_a_mistake_is_a_sentence(growing, tmp_path, capsys, make, says, options):
@@ -44,8 +46,8 @@ def test_a_mistake_is_a_sentence(growing, tmp_path, capsys, make, says, options)
   assert len(said.err.splitlines()) == 1 and not said.out
 
 
-@pytest.mark.parametrize("options", [("--every", "0"), ("--every", "nan"), ("--every", "soon"), ("--steps", "3"),
-                                     ("--steps", "-5"), ("--steps", "1e3")])
+@pytest.mark.parametrize("options", [("--every", "0"), ("--every", "nan"), ("--every", "soon"),
+                                     ("--steps", "3"), ("--steps", "-5"), ("--steps", "1e3")])
 def test_arguments_out_of_range(growing, capsys, options):
   assert main(["watch", str(growing.directory), *options]) == 2
   assert options[1] in capsys.readouterr().err.splitlines()[-1]
@@ -120,8 +122,8 @@ def test_a_pipe_whose_reader_has_left_ends_quietly(growing, monkeypatch):
 
 def test_the_screen_follows_the_terminals_size_and_gives_it_back(growing):
   file = io.StringIO()
-  console = Console(file=file, force_terminal=True, width=100, height=40, highlight=False, color_system=None,
-                    legacy_windows=False, _environ={})
+  console = Console(file=file, force_terminal=True, width=100, height=40, highlight=False,
+                    color_system=None, legacy_windows=False, _environ={})
   sizes = iter([(40, 12), (200, 50), (1, 1), (80, 24)])
   begins = []
 
@@ -136,7 +138,8 @@ def test_the_screen_follows_the_terminals_size_and_gives_it_back(growing):
     live.on_terminal(Follower(growing.directory, 20), console, 1.0, sleep)
   text = file.getvalue()
   assert text.index("\x1b[?1049h") < text.index("Step time") < text.rindex("\x1b[?1049l")
-  assert "Step time" in text[text.rindex("\x1b[?1049l"):] and "\x1b[?25h" in text  # the last look stays, and the cursor
+  # the last look stays, and the cursor
+  assert "Step time" in text[text.rindex("\x1b[?1049l"):] and "\x1b[?25h" in text
   narrow = text[begins[0]:begins[1]].replace("\x1b[H", "")
   assert max(map(len, narrow.splitlines())) <= 40 and len(narrow.splitlines()) <= 12
 

@@ -1,6 +1,7 @@
 """What each stamp waits for, and what waits for it, by the dataflow of the rewritten step.
 
-On CPU nothing else orders a compiled step, and a small one runs in order anyway: times would show nothing.
+On CPU nothing else orders a compiled step, and a small one runs in order anyway: times would show
+nothing.
 """
 
 import itertools
@@ -21,8 +22,10 @@ ARGUMENTS = {"v": jnp.ones((8, 8)), "w": jnp.ones((8, 8))}, jnp.ones((4, 8))
 
 
 def loss(params, x):
-  # Rematerialized: what the backward pass starts from is then in memory, and a boundary before it can be held.
-  return jax.checkpoint(lambda params: jnp.sum(jnp.square(jnp.tanh(x @ params["w"]) @ params["v"])))(params)
+  # Rematerialized: what the backward pass starts from is then in memory, and a boundary before it
+  # can be held.
+  return jax.checkpoint(
+      lambda params: jnp.sum(jnp.square(jnp.tanh(x @ params["w"]) @ params["v"])))(params)
 
 
 def one_sum(params, x):
@@ -45,7 +48,8 @@ def sharpness_aware(params, x):
 
 
 def matrices(how):
-  """A step whose only flat operand is the loss; its gradients go through something more before they are averaged."""
+  """A step whose only flat operand is the loss; its gradients go through something more before they
+  are averaged."""
   def step(params, x):
     def loss(params):
       return jnp.sum(jnp.square(jnp.tanh(x @ params["w"]) @ params["v"]))
@@ -97,8 +101,8 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
   """The rewritten step with a clock of two calls that the tracer keeps apart.
 
   Returns:
-    The marks; the variable of each one's stamp; those of the step's own results; and all variables that a variable
-    depends on, itself among them, each with the equation that made it.
+    The marks; the variable of each one's stamp; those of the step's own results; and all variables
+    that a variable depends on, itself among them, each with the equation that made it.
   """
   kept = SimpleNamespace()
 
@@ -106,11 +110,12 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
 
   def trace(params, x, seconds, last_exit):
     leaves, tree = jax.tree.flatten((params, x))
-    flat = program.flatten(jax.make_jaxpr(lambda *leaves: jax.tree.leaves(step(*tree.unflatten(leaves))))(*leaves),
-                           ("data",))
+    flat = program.flatten(
+        jax.make_jaxpr(lambda *leaves: jax.tree.leaves(step(*tree.unflatten(leaves))))(*leaves),
+        ("data",))
     written = script.write_script(flat, ("data",), slots=16, delayed=delayed)
-    before = rewrite.StepInputs(last_exit, seconds, jnp.int32(0), 2, 1.0 if delayed else None, share,
-                            jnp.zeros((0,), jnp.float32), mapped=False)
+    before = rewrite.StepInputs(last_exit, seconds, jnp.int32(0), 2, 1.0 if delayed else None,
+                                share, jnp.zeros((0,), jnp.float32), mapped=False)
     outputs, taken = rewrite.run(written, CLOCK, before, leaves)
     kept.marks, kept.results = written.marks, len(outputs)
     if notices is not None:
@@ -118,9 +123,11 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
     assert {varying(stamp) for stamp in taken.stamps} == {varying(last_exit)}
     return outputs, taken.stamps, vary(taken.arrivals, varying(last_exit)) if share else None
 
-  # The state is each device's own, the parameters are the same everywhere: what is tracked differs most.
+  # The state is each device's own, the parameters are the same everywhere: what is tracked differs
+  # most.
   own = P(tuple(axes or ["data"]))
-  whole = jax.make_jaxpr(jax.shard_map(trace, mesh=mesh(**axes), in_specs=(P(), P("data"), P(), own),
+  whole = jax.make_jaxpr(jax.shard_map(trace, mesh=mesh(**axes),
+                                       in_specs=(P(), P("data"), P(), own),
                                        out_specs=(P(), own, own), check_vma=check_vma))(
       *arguments, jnp.float32(0), jnp.zeros((2 * 2 ** len(axes or ["data"]),), jnp.uint32))
   (mapped,) = [eqn for eqn in whole.jaxpr.eqns if eqn.primitive.name == "shard_map"]
@@ -139,7 +146,8 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
 
   def untyped(var):
     equation = maker.get(var)
-    return equation.invars[0] if equation is not None and equation.primitive.name in ("pvary", "pcast") else var
+    return (equation.invars[0] if equation is not None
+            and equation.primitive.name in ("pvary", "pcast") else var)
 
   end = kept.results + len(kept.marks)
   stamps = [untyped(var) for var in jaxpr.outvars[kept.results:end]]
@@ -153,18 +161,21 @@ SUMS = {"psum", "psum_invariant"}
 
 def count(values, names):
   """Number of equations of these names among those that made the values."""
-  return len({id(equation) for equation in values.values() if equation is not None and name_of(equation) in names})
+  return len({id(equation) for equation in values.values() if equation is not None
+              and name_of(equation) in names})
 
 
 def name_of(equation):
   """Name of its primitive; of the function, where that is a compiled call."""
-  return equation.params["name"] if equation.primitive.name in ("jit", "pjit") else equation.primitive.name
+  return (equation.params["name"] if equation.primitive.name in ("jit", "pjit")
+          else equation.primitive.name)
 
 
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 def test_stamps_are_chained(step, delayed):
-  """An exit comes after its collective and a boundary after its phase; all others after the stamp before them, too."""
+  """An exit comes after its collective and a boundary after its phase; all others after the stamp
+  before them, too."""
   marks, stamps, _, behind = rewritten(step, delayed)
   assert len(set(stamps)) == len(marks) > 4
   for (a, earlier), (b, later) in itertools.pairwise(zip(marks, stamps, strict=True)):
@@ -201,7 +212,8 @@ def test_what_boundaries_entries_and_exits_wait_for(step):
 
 def halves(params, x):
   """Nothing that is summed may be held back: XLA would convert it otherwise than it does."""
-  grads = jax.lax.psum(jax.grad(lambda params: loss(params, x).astype(jnp.bfloat16))(params), "data")
+  grads = jax.lax.psum(jax.grad(lambda params: loss(params, x).astype(jnp.bfloat16))(params),
+                       "data")
   return jax.tree.map(lambda p, g: p - g, params, grads)
 
 
@@ -215,11 +227,15 @@ LAYOUTS = {"one axis": {}, "two axes": {"data": 2, "model": 2}}
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "alone"])
 @pytest.mark.parametrize("step", [*STEPS, halves])
-def test_a_sum_comes_after_its_entry_stamp_and_before_its_exit_stamp(step, share, layout, check_vma):
-  """Under `check_vma` JAX has summed the gradients already that the steps average: one more collective."""
+def test_a_sum_comes_after_its_entry_stamp_and_before_its_exit_stamp(
+    step, share, layout, check_vma):
+  """Under `check_vma` JAX has summed the gradients already that the steps average: one more
+  collective."""
   notices = []
-  marks, stamps, results, behind = rewritten(step, False, share, check_vma, notices=notices, **LAYOUTS[layout])
-  alive = {var: equation for var in [*results, *stamps] for var, equation in behind(var).items()}.values()
+  marks, stamps, results, behind = rewritten(step, False, share, check_vma, notices=notices,
+                                             **LAYOUTS[layout])
+  alive = {var: equation for var in [*results,
+                                     *stamps] for var, equation in behind(var).items()}.values()
   sums = [set().union(*map(behind, equation.invars)) for equation in alive
           if equation is not None and name_of(equation) in SUMS]
   entries = [i for i, mark in enumerate(marks) if mark.kind == "enter"]
@@ -230,8 +246,10 @@ def test_a_sum_comes_after_its_entry_stamp_and_before_its_exit_stamp(step, share
     own = [waited for waited in sums if stamps[i] in waited and stamps[i + 1] not in waited]
     said = f"Collective {marks[i].collective} can start before its entry stamp" in " ".join(notices)
     assert bool(own) != said
-    # Only a group of nothing but products of matrices can't be held, and even that is if it is the last.
-    assert not said or later and (step, marks[i].collective) in [(sharpness_aware, 0), (with_a_norm, 2)]
+    # Only a group of nothing but products of matrices can't be held, and even that is if it is the
+    # last.
+    assert (not said or later
+            and (step, marks[i].collective) in [(sharpness_aware, 0), (with_a_norm, 2)])
 
 
 def test_nothing_of_a_phase_starts_before_its_boundary():
@@ -239,6 +257,7 @@ def test_nothing_of_a_phase_starts_before_its_boundary():
   (boundary,) = [stamp for mark, stamp in zip(marks, stamps, strict=True) if mark.kind == "phase"]
   (enter,) = [stamp for mark, stamp in zip(marks, stamps, strict=True) if mark.kind == "enter"]
   early = behind(boundary)
-  late = [value for value, equation in behind(enter).items() if value not in early and equation is not None
+  late = [value for value, equation in behind(enter).items() if value not in early
+          and equation is not None
           and name_of(equation) in PRODUCTS]
   assert late and all(boundary in behind(value) for value in late)

@@ -1,4 +1,5 @@
-"""What is held back: enough that nothing significant starts before its stamp, and nothing that would change a bit."""
+"""What is held back: enough that nothing significant starts before its stamp, and nothing that
+would change a bit."""
 
 import jax
 import jax.numpy as jnp
@@ -45,18 +46,21 @@ def test_complete_means_that_nothing_major_starts_before_the_stamp(seed):
     chosen, complete = gates.cover(producers, segment, significant, major)
     assert all(producers.exact(value) for value in chosen)
     assert len(set(chosen)) == len(chosen)
-    open_ones = major.intersection(segment) - behind(program, segment, chosen) - constant(program, segment)
+    open_ones = (major.intersection(segment) - behind(program, segment, chosen)
+                 - constant(program, segment))
     assert complete == (not open_ones)
   first, complete = gates.cover(producers, segments[0], significant, major)
   assert complete and first, "the step's inputs can always be held"
 
 
 def covered(step, *arguments):
-  """What is gated of the first segment of a step, as the places of the step's arguments; and whether that is enough."""
+  """What is gated of the first segment of a step, as the places of the step's arguments; and
+  whether that is enough."""
   program = flat(step, *arguments)
   producers = gates.Producers(program)
   segment = [i for i, e in enumerate(program.equations) if not e.collective]
-  chosen, complete = gates.cover(producers, segment, schedule.significant(program), schedule.major(program))
+  chosen, complete = gates.cover(producers, segment, schedule.significant(program),
+                                 schedule.major(program))
   return [program.inputs.index(v) for v in chosen], complete
 
 
@@ -92,7 +96,8 @@ def test_two_branches_need_a_gate_each():
 
 def test_a_significant_product_is_held_through_the_light_equations_before_it():
   def step(w, x):
-    return jax.lax.psum(jnp.sum((x * 2.0 + 1.0) @ w), "data")  # x itself is held, not what is made of it
+    # x itself is held, not what is made of it
+    return jax.lax.psum(jnp.sum((x * 2.0 + 1.0) @ w), "data")
 
   assert covered(step, jnp.ones((256, 256)), jnp.ones((1, 256))) == ([1], True)
 
@@ -130,8 +135,8 @@ MATRIX, VECTOR = jnp.ones((4, 4)), jnp.ones(4)
     (lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y * 2.0, x), VECTOR, True),
     (lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y * 2.0, x), MATRIX, False),
     (lambda x: jax.random.wrap_key_data(x), jnp.zeros(2, jnp.uint32), False),
-], ids=["input", "matrix", "half", "reshape", "sum", "reshaped-sum", "integer", "boolean", "psum", "psum-matrix",
-        "psum-half", "transpose", "product", "loop", "loop-matrix", "key"])
+], ids=["input", "matrix", "half", "reshape", "sum", "reshaped-sum", "integer", "boolean", "psum",
+        "psum-matrix", "psum-half", "transpose", "product", "loop", "loop-matrix", "key"])
 def test_only_what_is_in_memory_rounded_is_held(step, argument, exact):
   producers, value = made(step, argument)
   assert producers.exact(value) == exact

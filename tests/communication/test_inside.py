@@ -1,4 +1,5 @@
-"""Marks around collectives in loops, branches and jax.checkpoint: where they go in, and what they are of."""
+"""Marks around collectives in loops, branches and jax.checkpoint: where they go in, and what they
+are of."""
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,15 @@ AXIS = ("data",)
 
 
 def tracing_mark(values, *waited, tag):
-  """In place of a mark: hands the values on, and leaves its tag in the jaxpr as a scale of nothing."""
+  """In place of a mark: hands the values on, and leaves its tag in the jaxpr as a scale of
+  nothing."""
   del waited
   return [jax.lax.optimization_barrier((value, jnp.int32(tag)))[0] for value in values]
 
 
 def both(step, *arguments, check_vma=False):
-  """What the program's equations give without marks and with them, on two devices; and the marked program."""
+  """What the program's equations give without marks and with them, on two devices; and the marked
+  program."""
   found = []
 
   def run(*arguments):
@@ -36,7 +39,8 @@ def both(step, *arguments, check_vma=False):
       results.append(jax.lax.pmean(env[each.outputs[0]], AXIS))
     return tuple(results)
 
-  given = jax.jit(jax.shard_map(run, mesh=mesh(), in_specs=P("data"), out_specs=P(), check_vma=check_vma))(*arguments)
+  given = jax.jit(jax.shard_map(run, mesh=mesh(), in_specs=P("data"), out_specs=P(),
+                                check_vma=check_vma))(*arguments)
   np.testing.assert_array_equal(*given)
   assert np.isfinite(given[0]).all()
   return found[0]
@@ -54,10 +58,13 @@ X = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
     (lambda x: jax.checkpoint(summed)(x), [], False),
     (lambda x: jax.lax.scan(lambda c, _: (summed(c), None), x, None, length=3)[0], [3], False),
     (lambda x: jax.lax.fori_loop(0, 2, lambda _, c: summed(c), x), [2], False),
-    (lambda x: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, summed(c[1])), (0, x))[1], [None], False),
-    (lambda x: jax.lax.cond(jax.lax.pmax(x, "data").sum() > 0, summed, lambda x: x - 1 + 0 * summed(x), x), [], True),
+    (lambda x: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, summed(c[1])),
+                                  (0, x))[1], [None], False),
+    (lambda x: jax.lax.cond(jax.lax.pmax(x, "data").sum() > 0, summed,
+                            lambda x: x - 1 + 0 * summed(x), x), [], True),
     (lambda x: jax.lax.scan(lambda c, _: (jax.lax.scan(
-        lambda d, _: (jax.jit(jax.checkpoint(summed))(d), None), c, None, length=4)[0], None), x, None, length=3)[0],
+        lambda d, _: (jax.jit(jax.checkpoint(summed))(d), None), c, None, length=4)[0],
+                                          None), x, None, length=3)[0],
      [3, 4], False),
 ], ids=["checkpoint", "scan", "fori", "while", "cond", "nested"])
 def test_each_body_gets_its_marks_and_computes_the_same(step, loops, conditional, check_vma):

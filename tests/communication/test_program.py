@@ -1,4 +1,5 @@
-"""The flat program: calls opened where needed, evaluated to the same values, collectives found or noted."""
+"""The flat program: calls opened where needed, evaluated to the same values, collectives found or
+noted."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ def evaluate(flat_program, *arguments):
   env = dict(flat_program.constants) | dict(zip(flat_program.inputs, arguments, strict=True))
   look = lambda ref: ref.value if isinstance(ref, program.Literal) else env[ref]  # noqa: E731
   for equation in flat_program.equations:
-    env.update(zip(equation.outputs, program.evaluate(equation, [look(r) for r in equation.inputs]), strict=True))
+    env.update(zip(equation.outputs, program.evaluate(equation, [look(r) for r in equation.inputs]),
+                   strict=True))
   return [look(ref) for ref in flat_program.outputs]
 
 
@@ -54,8 +56,9 @@ def test_a_collective_that_can_t_be_reached_is_noted(wrap, words):
 
 
 @pytest.mark.parametrize("call", [
-    lambda x: jax.lax.psum(x, "data"), lambda x: jax.lax.pmax(x, "data"), lambda x: jax.lax.pmin(x, "data"),
-    lambda x: jax.lax.all_gather(x, "data"), lambda x: jax.lax.psum_scatter(x, "data"),
+    lambda x: jax.lax.psum(x, "data"), lambda x: jax.lax.pmax(x, "data"),
+    lambda x: jax.lax.pmin(x, "data"), lambda x: jax.lax.all_gather(x, "data"),
+    lambda x: jax.lax.psum_scatter(x, "data"),
     lambda x: jax.lax.ppermute(x, "data", [(0, 1), (1, 0)]),
     lambda x: jax.lax.all_to_all(x, "data", 0, 0, tiled=True),
 ], ids=["psum", "pmax", "pmin", "all_gather", "psum_scatter", "ppermute", "all_to_all"])
@@ -67,7 +70,8 @@ def test_every_kind_of_collective_is_found(call, nested):
 
 
 def test_an_axis_index_is_no_collective():
-  assert not any(e.collective for e in flat(lambda x: x + jax.lax.axis_index("data"), jnp.int32(1)).equations)
+  assert not any(e.collective
+                 for e in flat(lambda x: x + jax.lax.axis_index("data"), jnp.int32(1)).equations)
 
 
 def test_a_collective_inside_a_custom_gradient_is_found():

@@ -42,7 +42,8 @@ def test_buckets_hold_all_collectives_and_none_feeds_another_of_its_bucket(seed)
       i for i, equation in enumerate(program.equations) if equation.collective]
   feeds = {}  # value -> collectives it depends on
   for i, equation in enumerate(program.equations):
-    above = set().union(*(feeds.get(v, set()) for v in equation.reads())) if equation.inputs else set()
+    above = (set().union(*(feeds.get(v, set()) for v in equation.reads())) if equation.inputs
+             else set())
     for bucket in buckets:
       if i in bucket:
         assert not above & set(bucket)
@@ -53,14 +54,16 @@ def test_buckets_hold_all_collectives_and_none_feeds_another_of_its_bucket(seed)
 def test_forward_and_backward_that_a_collective_does_not_feed_come_before_it_the_rest_is_update():
   def step(w, x):
     total = jax.lax.psum(jnp.exp(x), "data")
-    slope = jax.grad(lambda w: jnp.sum(jnp.sin(w)))(w)  # cos, of the backward pass, feeds no collective
+    # cos, of the backward pass, feeds no collective
+    slope = jax.grad(lambda w: jnp.sum(jnp.sin(w)))(w)
     return total + 1.0, slope, jnp.log(w)
 
   program = flat(step, jnp.ones(3), jnp.ones(3))
   first, last = schedule.stages(program, most_segments=16)
 
   def names(stage):
-    return {program.equations[i].primitive.name for segment in stage.segments for i in segment.equations}
+    return {program.equations[i].primitive.name for segment in stage.segments
+            for i in segment.equations}
 
   assert {"exp", "cos"} <= names(first) and not {"exp", "cos"} & names(last)
   assert {"add", "log"} <= names(last) and not {"add", "log"} & names(first)

@@ -8,7 +8,8 @@ from jaxpace.communication import script, sharing
 from jaxpace.communication.program import constant_values
 from tests.communication.traced import flat
 
-ARGUMENTS = {"a_unused": jnp.ones(7), "w": jnp.ones((8, 8)), "x_unused": jnp.ones(3)}, jnp.ones((4, 8))
+ARGUMENTS = ({"a_unused": jnp.ones(7), "w": jnp.ones((8, 8)), "x_unused": jnp.ones(3)},
+             jnp.ones((4, 8)))
 
 
 def one_layer(params, x):
@@ -31,7 +32,8 @@ def written(step, slots=16, delayed=True):
 
 @pytest.mark.parametrize("step", [one_layer, with_a_norm])
 def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
-  """They are zeros that XLA sums ahead: a stamp that waits for them, or for their sums, waits for nothing."""
+  """They are zeros that XLA sums ahead: a stamp that waits for them, or for their sums, waits for
+  nothing."""
   result = written(step)
   constant = constant_values(result.program)
   last = result.stages[-2].bucket
@@ -51,12 +53,14 @@ def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
 def test_an_entry_waits_for_operands_and_an_exit_for_a_result_of_its_own_bucket():
   result = written(with_a_norm)
   stamped = [stage.bucket for stage in result.stages if stage.bucket and stage.bucket.stamps]
-  assert len(stamped) >= 2 and [bucket.stamps.slot for bucket in stamped] == list(range(len(stamped)))
+  assert (len(stamped) >= 2
+          and [bucket.stamps.slot for bucket in stamped] == list(range(len(stamped))))
   for bucket in stamped:
     equations = [result.program.equations[i] for i in bucket.equations]
     assert set(bucket.stamps.operands) <= {v for e in equations for v in e.reads()}
     assert bucket.stamps.latest_result in {v for e in equations for v in e.outputs}
-    assert bucket.stamps.gate is None or bucket.stamps.gate in {v for e in equations for v in e.reads()}
+    assert (bucket.stamps.gate is None
+            or bucket.stamps.gate in {v for e in equations for v in e.reads()})
 
 
 @pytest.mark.parametrize("delayed", [True, False])
@@ -67,15 +71,18 @@ def test_marks_are_in_the_order_of_time(delayed):
   assert kinds == ["start", *(["delay"] if delayed else []), *pairs, "end"]
   for before, mark in zip(result.marks[:-1], result.marks[1:], strict=True):
     if mark.kind == "exit":
-      assert before.kind == "enter" and before.collective == mark.collective and mark.segment == "sync"
+      assert (before.kind == "enter" and before.collective == mark.collective
+              and mark.segment == "sync")
     elif mark.kind == "delay":
       assert mark.segment == "delay"
     else:
       assert mark.segment not in ("sync", "delay")
   assert result.marks[0].segment == "gap"
-  # The norm's sum stands in the forward pass, its gradient's in the backward one, the last before the update.
+  # The norm's sum stands in the forward pass, its gradient's in the backward one, the last before
+  # the update.
   entered = [mark.segment for mark in result.marks if mark.kind == "enter"]
-  assert entered[0] == "forward" and entered[-1] == "backward" and result.marks[-1].segment == "update"
+  assert (entered[0] == "forward" and entered[-1] == "backward"
+          and result.marks[-1].segment == "update")
 
 
 def test_the_largest_collectives_get_the_slots_and_the_last_sum_carries():
@@ -109,13 +116,14 @@ def test_where_none_can_the_largest_is_named():
 
 def test_a_boundary_names_the_phase_that_ends_there():
   def step(params, x):
-    loss = jax.checkpoint(lambda params: jnp.sum(jnp.square(jnp.tanh(jnp.tanh(x @ params["w"]) @ params["w"]))))
+    loss = jax.checkpoint(
+        lambda params: jnp.sum(jnp.square(jnp.tanh(jnp.tanh(x @ params["w"]) @ params["w"]))))
     return jax.lax.psum(jax.value_and_grad(loss)(params), "data")
 
   result = written(step)
   assert [(mark.kind, mark.segment) for mark in result.marks] == [
-      ("start", "gap"), ("delay", "delay"), ("phase", "forward"), ("enter", "backward"), ("exit", "sync"),
-      ("end", "update")]
+      ("start", "gap"), ("delay", "delay"), ("phase", "forward"), ("enter", "backward"),
+      ("exit", "sync"), ("end", "update")]
 
 
 def stamps_of(result):
@@ -132,7 +140,8 @@ def kind(program, value):
 def test_the_smallest_float32_operand_is_gated_and_no_matrix_or_half():
   def step(params, x):
     h = jnp.tanh(x @ params["w"])
-    sums = {"half": jnp.sum(h).astype(jnp.bfloat16), "vector": h.sum(0), "matrix": h @ h.T, "scalar": jnp.sum(h * h)}
+    sums = {"half": jnp.sum(h).astype(jnp.bfloat16), "vector": h.sum(0), "matrix": h @ h.T,
+            "scalar": jnp.sum(h * h)}
     return jax.lax.psum(sums, "data")
 
   result = written(step)
@@ -176,10 +185,12 @@ def test_an_exit_waits_for_what_comes_after_the_most_collectives_and_holds_back_
       return jnp.sum(jnp.square(jnp.tanh(h) @ w["w"] + w["bias"]))
 
     grads = jax.grad(loss)({"first": params["w"], "w": params["w"], "bias": params["x_unused"][:1]})
-    # The bias's gradient is ready before the norm's own sum in the backward pass, the first layer's is not.
+    # The bias's gradient is ready before the norm's own sum in the backward pass, the first layer's
+    # is not.
     summed = jax.lax.psum({"bias": grads["bias"], "first": grads["first"].sum(0)}, "data")
     rate = params["count"].astype(jnp.float32)
-    return params["w"] - rate * summed["first"], params["a_unused"][:1] - summed["bias"], params["count"] + 1
+    return (params["w"] - rate * summed["first"], params["a_unused"][:1] - summed["bias"],
+            params["count"] + 1)
 
   arguments = {**ARGUMENTS[0], "count": jnp.int32(1)}, ARGUMENTS[1]
   result = script.write_script(flat(step, *arguments), ("data",), slots=16, delayed=True)

@@ -20,9 +20,11 @@ def test_the_sum_of_all_ranks_operands_gives_everyone_s_numbers(dtype, ranks, da
   known = [data.draw(st.one_of(seconds, st.just(float("nan")))) for _ in range(ranks)]
   delays = [data.draw(seconds) for _ in range(ranks)]
   steps = [data.draw(st.one_of(seconds, st.just(float("nan")))) for _ in range(ranks)]
-  transfers = [data.draw(st.one_of(st.floats(2.0**-20, 3600.0, width=32), st.just(float("nan")))) for _ in range(ranks)]
+  transfers = [data.draw(st.one_of(st.floats(2.0**-20, 3600.0, width=32), st.just(float("nan"))))
+               for _ in range(ranks)]
   job = [np.asarray(pair, np.float32) for pair in zip(steps, transfers, strict=True)]
-  parts = [np.asarray(sharing.operand(jnp.float32(a), jnp.float32(d), jnp.asarray(j), jnp.int32(r), ranks, dtype))
+  parts = [np.asarray(sharing.operand(jnp.float32(a), jnp.float32(d), jnp.asarray(j), jnp.int32(r),
+                                      ranks, dtype))
            for r, (a, d, j) in enumerate(zip(known, delays, job, strict=True))]
   assert {str(part.dtype) for part in parts} == {dtype}
   # The order of addition is the network's.
@@ -31,7 +33,8 @@ def test_the_sum_of_all_ranks_operands_gives_everyone_s_numbers(dtype, ranks, da
   np.testing.assert_array_equal(np.asarray(arrivals), np.asarray(known, np.float32))
   np.testing.assert_array_equal(np.asarray(applied), np.asarray(delays, np.float32))
   np.testing.assert_array_equal(np.asarray(shared)[0], np.float32(steps[0]))
-  np.testing.assert_allclose(np.asarray(shared)[1], np.mean(transfers), rtol=2e-6 if dtype == "float32" else 0.03)
+  np.testing.assert_allclose(np.asarray(shared)[1], np.mean(transfers),
+                             rtol=2e-6 if dtype == "float32" else 0.03)
 
 
 def test_an_operand_is_small_and_silent_at_other_ranks_places():

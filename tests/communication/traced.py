@@ -26,12 +26,14 @@ def flat(step: Any, *arguments: Any) -> program.Program:
     return jnp.float32(0)
 
   P = PartitionSpec
-  jax.eval_shape(jax.shard_map(trace, mesh=mesh(), in_specs=P(), out_specs=P(), check_vma=False), *arguments)
+  jax.eval_shape(jax.shard_map(trace, mesh=mesh(), in_specs=P(), out_specs=P(), check_vma=False),
+                 *arguments)
   return found[0]
 
 
 def layered(seed: int) -> tuple[Any, tuple[Any, ...]]:
-  """A step of a few layers with sums over the ranks between them (as in SyncBN), in an order drawn from `seed`."""
+  """A step of a few layers with sums over the ranks between them (as in SyncBN), in an order drawn
+  from `seed`."""
   import numpy as np
 
   rng = np.random.default_rng(seed)

@@ -24,25 +24,29 @@ def states(pacer, ranks):
 
 
 def observe(step, arrivals, delays, seen=None, step_time=None, xp=np):
-  """What each of [ranks] sees: leaves [ranks, ...]. `seen` [ranks] bool hides arrivals and delays where False."""
+  """What each of [ranks] sees: leaves [ranks, ...]. `seen` [ranks] bool hides arrivals and delays
+  where False."""
   ranks, unknown = len(arrivals), np.float32(np.nan)
   entered = arrivals + delays
   waits = entered.max() - entered + np.float32(TRANSFER)
   took = entered.max() + np.float32(TRANSFER) if step_time is None else np.float32(step_time)
 
   def everyone(values):
-    return xp.broadcast_to(values if seen is None else xp.where(seen, values, unknown), (ranks, ranks))
+    return xp.broadcast_to(values if seen is None else xp.where(seen, values, unknown),
+                           (ranks, ranks))
 
   return Observation(
-      step=xp.full(ranks, step, np.int32), rank=xp.arange(ranks, dtype=np.int32), arrivals=everyone(arrivals),
-      delays=everyone(delays), waits=waits[:, None], step_time=xp.full(ranks, took), job_step_time=xp.full(ranks, took),
+      step=xp.full(ranks, step, np.int32), rank=xp.arange(ranks, dtype=np.int32),
+      arrivals=everyone(arrivals), delays=everyone(delays), waits=waits[:, None],
+      step_time=xp.full(ranks, took), job_step_time=xp.full(ranks, took),
       job_transfers=xp.full((ranks, 1), TRANSFER, np.float32),
       job_transfers_now=xp.full((ranks, 1), unknown, np.float32))
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled_job(pacer):
-  """`CHUNK` steps of a job: (delays asked and state), [CHUNK] steps, [CHUNK, ranks] arrivals, seen and overshoot."""
+  """`CHUNK` steps of a job: (delays asked and state), [CHUNK] steps, [CHUNK, ranks] arrivals, seen
+  and overshoot."""
 
   def turn(carry, row):
     (asked, state), (step, arrivals, seen, overshoot) = carry, row

@@ -1,4 +1,5 @@
-"""What every pacer promises about any observation whatever: a delay that is finite and within its bounds."""
+"""What every pacer promises about any observation whatever: a delay that is finite and within its
+bounds."""
 
 import inspect
 
@@ -13,9 +14,10 @@ import jaxpace
 from jaxpace.core.types import Observation
 from tests.coordination.test_combinators import ANY, MOST, RANKS, SLOTS, always
 
-EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0, max_delay=MOST)
-ALONE = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0, max_delay=MOST,
-                                 unshared=1e-3)
+EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0,
+                                 max_delay=MOST)
+ALONE = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0,
+                                 max_delay=MOST, unshared=1e-3)
 SHIFT = jaxpace.interleave_jobs(max_delay=MOST, floor=1e-3, budget=1.0, key=3)
 TURNS = jaxpace.take_turns(key=3, floor=1e-3, learn=4, trial=4, retry=4)
 PACERS = {
@@ -36,7 +38,8 @@ PACERS = {
     "steerable": jaxpace.steerable(EAGER),
     "share_work": jaxpace.steerable(jaxpace.chain(EAGER, jaxpace.share_work(
         jaxpace.share_by_speed(32, 16, window=8), guarded=True, block=2, settle=0))),
-    "steerable guard": jaxpace.steerable(jaxpace.guard(jaxpace.chain(EAGER, SHIFT), block=2, settle=0)),
+    "steerable guard": jaxpace.steerable(jaxpace.guard(jaxpace.chain(EAGER, SHIFT), block=2,
+                                                       settle=0)),
 }
 """Those that bound their delays, at least one for every public factory. Bound by `MOST`."""
 COMPILED = {name: jax.jit(pacer.update) for name, pacer in PACERS.items()}
@@ -50,10 +53,11 @@ def field(*shape):
       lambda wild: None if wild is None else np.asarray(wild, np.float32))
 
 
-_FIELDS = st.tuples(field(RANKS), field(RANKS), field(SLOTS), field(), field(), field(SLOTS), field(SLOTS),
-                    field(SLOTS))
+_FIELDS = st.tuples(field(RANKS), field(RANKS), field(SLOTS), field(), field(), field(SLOTS),
+                    field(SLOTS), field(SLOTS))
 _JUNK = st.tuples(st.just(1), _WHOLE, st.one_of(st.integers(-1, RANKS), _WHOLE), _FIELDS)
-_PLAIN = st.tuples(st.integers(1, 12), st.integers(0, 100), st.integers(0, RANKS - 1), st.just((None,) * 8))
+_PLAIN = st.tuples(st.integers(1, 12), st.integers(0, 100), st.integers(0, RANKS - 1),
+                   st.just((None,) * 8))
 
 
 def observations(runs):
@@ -65,15 +69,17 @@ def observations(runs):
 
 def observed(step, rank, fields):
   tame = plain(step, rank)
-  made = [own if wild is None else wild for wild, own in zip(fields, (*tame[2:9], tame.holds), strict=True)]
+  made = [own if wild is None else wild
+          for wild, own in zip(fields, (*tame[2:9], tame.holds), strict=True)]
   return Observation(*tame[:2], *made[:-1], holds=made[-1])
 
 
 def plain(step, rank):
   f32 = np.float32
-  return Observation(np.int32(step), np.int32(rank), 1e-2 * np.arange(1, 1 + RANKS, dtype=f32), np.zeros(RANKS, f32),
-                     np.full(SLOTS, 3e-2, f32), f32(5e-2), f32(5e-2), np.asarray([3e-3, 2e-3, 1e-3], f32),
-                     np.asarray([3e-3, 2e-3, np.nan], f32), holds=np.zeros(SLOTS, f32))
+  return Observation(np.int32(step), np.int32(rank), 1e-2 * np.arange(1, 1 + RANKS, dtype=f32),
+                     np.zeros(RANKS, f32), np.full(SLOTS, 3e-2, f32), f32(5e-2), f32(5e-2),
+                     np.asarray([3e-3, 2e-3, 1e-3], f32), np.asarray([3e-3, 2e-3, np.nan], f32),
+                     holds=np.zeros(SLOTS, f32))
 
 
 def check(decision):
@@ -84,9 +90,11 @@ def check(decision):
 
 def test_every_public_pacer_is_here():
   """Whatever jaxpace offers that returns a Pacer."""
-  factories = {name for name in jaxpace.__all__ if inspect.isfunction(value := getattr(jaxpace, name)) and
+  factories = {name for name in jaxpace.__all__
+               if inspect.isfunction(value := getattr(jaxpace, name)) and
                inspect.signature(value).return_annotation in ("Pacer", jaxpace.Pacer)}
-  assert {"chain", "guard", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks"} <= factories
+  assert ({"chain", "guard", "interleave_jobs", "limit", "only_ranks", "pace_early_ranks"}
+          <= factories)
   assert factories == {name.split()[0] for name in PACERS}
 
 
@@ -114,8 +122,10 @@ def test_every_decision_is_finite_and_within_bounds(name, seen):
   assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == shapes, "fit to be carried"
 
 
-# Operation by operation each shape is compiled by itself: the whole ones cost most, and what they are made of is here.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if "guard" in name or name == "share_work"
+# Operation by operation each shape is compiled by itself: the whole ones cost most, and what they
+# are made of is here.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if "guard" in name
+                                  or name == "share_work"
                                   else name for name in PACERS])
 @hypothesis.given(observations(1))
 @hypothesis.settings(max_examples=2)
@@ -139,7 +149,8 @@ POISON = [name for name in PACERS if not name.startswith(("limit", "guard", "ste
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("name", POISON)
 def test_junk_is_got_over(name, value):
-  """Once all is plain again, delays come back as before: nothing is poisoned by what no duration can be."""
+  """Once all is plain again, delays come back as before: nothing is poisoned by what no duration
+  can be."""
   state, junk = PACERS[name].init(RANKS), plain(0, 0)
   junk = Observation(junk.step, junk.rank, *(np.full_like(field, value) for field in junk[2:]))
   for _ in range(4):

@@ -12,12 +12,14 @@ from jaxpace.coordination.apportion import apportion, even
 from tests.quick import examples
 
 RANKS, TOTAL = 4, 10
-EVERY = [counts for counts in itertools.product(range(TOTAL + 1), repeat=RANKS) if sum(counts) == TOTAL]
+EVERY = [counts for counts in itertools.product(range(TOTAL + 1), repeat=RANKS)
+         if sum(counts) == TOTAL]
 
 
 @functools.cache
 def compiled(total):
-  return jax.jit(lambda seconds, fixed, least, most, now: apportion(seconds, fixed, total, least, most, now))
+  return jax.jit(lambda seconds, fixed, least, most, now: apportion(
+      seconds, fixed, total, least, most, now))
 
 
 SPEEDS = st.lists(st.floats(1e-4, 1e-1), min_size=RANKS, max_size=RANKS)
@@ -29,7 +31,8 @@ BOUNDS = st.tuples(st.integers(0, 2), st.integers(3, TOTAL))
 def test_no_other_counts_are_done_earlier(speeds, fixed, bounds, now):
   seconds = np.asarray(speeds, np.float32)
   least, most = (np.full(RANKS, bound, np.int32) for bound in bounds)
-  found = np.asarray(compiled(TOTAL)(seconds, np.float32(fixed), least, most, np.asarray(now, np.int32)))
+  found = np.asarray(compiled(TOTAL)(seconds, np.float32(fixed), least, most,
+                                     np.asarray(now, np.int32)))
   assert found.sum() == TOTAL and (found >= least).all() and (found <= most).all()
 
   def ends(counts):
@@ -64,7 +67,8 @@ def test_of_counts_that_end_alike_the_nearer_are_taken():
 def test_bounds_that_leave_no_choice():
   seconds = np.asarray([1e-3, 2e-3, 3e-3, 4e-3], np.float32)
   fixed = np.asarray([1, 2, 3, 4], np.int32)
-  assert np.asarray(compiled(TOTAL)(seconds, np.float32(1), fixed, fixed, fixed)).tolist() == [1, 2, 3, 4]
+  assert (np.asarray(compiled(TOTAL)(seconds, np.float32(1), fixed, fixed, fixed)).tolist()
+          == [1, 2, 3, 4])
 
 
 def test_even_counts():

@@ -1,4 +1,5 @@
-"""Micro-batches by measured speed: what is recovered, how fast it follows, and that it leaves a healthy job alone."""
+"""Micro-batches by measured speed: what is recovered, how fast it follows, and that it leaves a
+healthy job alone."""
 
 import functools
 
@@ -27,7 +28,8 @@ def noise(steps, ranks, cv, seed=0):
 
 
 def recovered(played, slow, steps, capacity=16, total=32, rest=0.0):
-  """Of what the best whole counts save of the slow ranks' step, the part that was saved in these steps."""
+  """Of what the best whole counts save of the slow ranks' step, the part that was saved in these
+  steps."""
   lost = (np.asarray(slow) * even(total, len(slow))).max() * MILLI + rest - best(
       np.asarray(slow) * MILLI, total, capacity) - rest
   return (played.even[steps] - played.seconds[steps]).mean() / lost
@@ -37,10 +39,12 @@ def recovered(played, slow, steps, capacity=16, total=32, rest=0.0):
 def test_a_slow_rank_gets_fewer(slow):
   speeds = np.array([1, 1, slow, 1])
   played = play(balancer(), speeds * noise(400, 4, 0.03) * MILLI, rest=0.5 * MILLI, transfer=MILLI)
-  assert (played.counts.sum(axis=1) == 32).all() and (played.counts >= 1).all() and (played.counts <= 16).all()
+  assert ((played.counts.sum(axis=1) == 32).all() and (played.counts >= 1).all()
+          and (played.counts <= 16).all())
   assert recovered(played, speeds, slice(200, None), rest=0.5 * MILLI) >= 0.85
   assert played.changes <= 4
-  assert (played.counts[:17] == even(32, 4)).all(), "a full window comes first, and two steps until it is in force"
+  assert (played.counts[:17] == even(32, 4)).all(), ("a full window comes first, and two steps "
+                                                     "until it is in force")
 
 
 def test_it_follows_a_rank_that_recovers_and_another_that_falls_behind():
@@ -61,7 +65,8 @@ def test_a_little_slower_in_much_noise_takes_several_windows(seed):
 
 
 def hanging_together(steps, ranks, cv, seed):
-  """Noise whose steps hang together over a window: speeds wander within a few percent and come back."""
+  """Noise whose steps hang together over a window: speeds wander within a few percent and come
+  back."""
   rng, level, rows = np.random.default_rng(seed), np.zeros(ranks), []
   for _ in range(steps):
     level = 0.95 * level + rng.normal(0, cv * (1 - 0.95**2)**0.5, ranks)
@@ -71,7 +76,8 @@ def hanging_together(steps, ranks, cv, seed):
 
 def test_noise_that_hangs_together_moves_no_work_in_the_long_run():
   """A window's quartiles say nothing of it; that windows differ does."""
-  played = play(balancer(), hanging_together(3000, 4, 0.05, 0) * noise(3000, 4, 0.02, seed=1) * MILLI)
+  played = play(balancer(),
+                hanging_together(3000, 4, 0.05, 0) * noise(3000, 4, 0.02, seed=1) * MILLI)
   assert played.changes <= 40
   assert played.seconds.sum() <= played.even.sum() * 1.005
 
@@ -84,12 +90,14 @@ def test_a_healthy_job_is_left_alone(ranks, cv):
 
 
 def test_what_else_is_in_a_step_is_learnt():
-  """Half of a step of a healthy rank is not micro-batches, and slow where the rank is: counts hold it in."""
+  """Half of a step of a healthy rank is not micro-batches, and slow where the rank is: counts hold
+  it in."""
   speeds = np.array([1, 1, 2.5, 1])
   work = speeds * noise(400, 4, 0.02, seed=5) * MILLI
   played = play(balancer(), work, rest=8 * work, micro_batches=32)
   wanted = min(max((n + 8) * s for n, s in zip(counts, speeds, strict=True))
-               for counts in ([10, 9, 9 - k, 4 + k] for k in range(3)) for counts in [sorted(counts)]
+               for counts in ([10, 9, 9 - k, 4 + k] for k in range(3))
+               for counts in [sorted(counts)]
                for counts in [[counts[3], counts[2], counts[0], counts[1]]])
   last = played.seconds[200:].mean() / MILLI
   assert last <= 1.1 * wanted, (last, wanted, played.counts[-1])
@@ -102,10 +110,11 @@ def test_unknown_and_odd_observations_leave_the_counts():
   slow = jnp.array([1, 1, 1, 3], jnp.float32) * 8e-3
 
   def seen(arrivals, counts=equal):
-    return Observation(jnp.int32(0), jnp.int32(0), arrivals, jnp.zeros(4), *[jnp.zeros(1)] * 4, counts=counts)
+    return Observation(jnp.int32(0), jnp.int32(0), arrivals, jnp.zeros(4), *[jnp.zeros(1)] * 4,
+                       counts=counts)
 
-  for odd in (slow.at[1].set(jnp.nan), slow.at[0].set(-1.0), slow.at[2].set(jnp.inf), slow.at[2].set(0.0),
-              slow.at[3].set(1e6)):
+  for odd in (slow.at[1].set(jnp.nan), slow.at[0].set(-1.0), slow.at[2].set(jnp.inf),
+              slow.at[2].set(0.0), slow.at[3].set(1e6)):
     for _ in range(40):
       counts, state = update(seen(odd), state)
     assert np.asarray(counts).tolist() == equal.tolist() and int(state.seen) == 0
@@ -126,13 +135,15 @@ def test_changes_are_bounded_and_rare():
   played = play(balancer(64, 32), work)
   counts = played.counts.astype(int)
   assert played.changes >= 3, "it is about changes"
-  assert (counts[1:] <= np.maximum(2 * counts[:-1], 1)).all() and (2 * counts[1:] >= counts[:-1]).all()
+  assert ((counts[1:] <= np.maximum(2 * counts[:-1], 1)).all()
+          and (2 * counts[1:] >= counts[:-1]).all())
   at = np.flatnonzero((counts[1:] != counts[:-1]).any(axis=1))
   assert (np.diff(at) >= 16).all()
 
 
 def test_settings():
-  with pytest.raises(ValueError, match="capacity=7 is too small: 4 ranks have room for 28 micro-batches"):
+  with pytest.raises(ValueError,
+                     match="capacity=7 is too small: 4 ranks have room for 28 micro-batches"):
     jaxpace.share_by_speed(32, 7).init(4)
   with pytest.raises(ValueError, match="least=9 is too many"):
     jaxpace.share_by_speed(32, 16, least=9).init(4)
@@ -163,16 +174,19 @@ def test_guarded_where_it_does_not_pay():
   """Shares that are wrong: the guard switches them off, and they stay even."""
   wrong = jnp.array([16, 6, 5, 5], jnp.int32)
   contrary = jaxpace.Balancer(lambda ranks: (), lambda seen, state: (wrong, state), 32)
-  played = play(jaxpace.share_work(contrary, guarded=True), noise(1500, 4, 0.03) * MILLI, micro_batches=32)
+  played = play(jaxpace.share_work(contrary, guarded=True), noise(1500, 4, 0.03) * MILLI,
+                micro_batches=32)
   assert (played.counts[-300:] == even(32, 4)).all() and played.columns["work_effect_low"][-1] > 0
   assert played.seconds.mean() < 1.25 * played.even.mean()
 
 
 def test_the_guard_gives_each_block_its_own_steps():
-  """Uneven shares that cost exactly one step in four: the effect is +25 %, no step is in the other block."""
+  """Uneven shares that cost exactly one step in four: the effect is +25 %, no step is in the other
+  block."""
   wrong = jnp.array([10, 8, 7, 7], jnp.int32)
   contrary = jaxpace.Balancer(lambda ranks: (), lambda seen, state: (wrong, state), 32)
-  played = play(jaxpace.share_work(contrary, guarded=True, settle=0), np.full((900, 4), MILLI), micro_batches=32)
+  played = play(jaxpace.share_work(contrary, guarded=True, settle=0), np.full((900, 4), MILLI),
+                micro_batches=32)
   np.testing.assert_allclose(played.columns["work_effect"][-1], 10 / 8 - 1, rtol=1e-3)
 
 

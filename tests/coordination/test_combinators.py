@@ -25,12 +25,14 @@ def always(seconds, **info):
 
 def nothing_seen(ranks=RANKS, rank=0):
   unknown = jnp.full((ranks,), jnp.nan, jnp.float32)
-  return Observation(jnp.int32(0), jnp.int32(rank), unknown, unknown, jnp.full((SLOTS,), jnp.nan, jnp.float32),
-                     jnp.float32(jnp.nan), jnp.float32(jnp.nan), jnp.full((SLOTS,), jnp.nan, jnp.float32))
+  return Observation(jnp.int32(0), jnp.int32(rank), unknown, unknown,
+                     jnp.full((SLOTS,), jnp.nan, jnp.float32), jnp.float32(jnp.nan),
+                     jnp.float32(jnp.nan), jnp.full((SLOTS,), jnp.nan, jnp.float32))
 
 
 @pytest.mark.parametrize("asked, expected", [
-    ((1e-3, 4e-3, 2e-3), 4e-3), ((np.nan, 2e-3), 2e-3), ((2e-3, np.nan), 2e-3), ((-1.0, -2.0), 0.0), ((np.nan,), 0.0)])
+    ((1e-3, 4e-3, 2e-3), 4e-3), ((np.nan, 2e-3), 2e-3), ((2e-3, np.nan), 2e-3), ((-1.0, -2.0), 0.0),
+    ((np.nan,), 0.0)])
 def test_chain_takes_the_longest(asked, expected):
   pacer = jaxpace.chain(*map(always, asked))
   decision, state = jax.jit(pacer.update)(nothing_seen(), pacer.init(RANKS))
@@ -41,7 +43,8 @@ def test_chain_takes_the_longest(asked, expected):
 def test_columns_of_one_name_are_kept_apart():
   pacer = jaxpace.chain(always(0, slack=1), always(0, slack=2, other=3), always(0, slack=4))
   decision, _ = pacer.update(nothing_seen(), pacer.init(RANKS))
-  assert {k: float(v) for k, v in decision.info.items()} == {"slack": 1, "slack_2": 2, "other": 3, "slack_3": 4}
+  assert ({k: float(v) for k, v in decision.info.items()}
+          == {"slack": 1, "slack_2": 2, "other": 3, "slack_3": 4})
 
 
 def test_a_chain_of_buckets_costs_no_more_than_its_largest():
@@ -51,7 +54,8 @@ def test_a_chain_of_buckets_costs_no_more_than_its_largest():
                         jaxpace.pace_early_ranks(window=32, cost=2e-2, max_delay=50e-3, **make))
   for seed in range(3):
     rng = np.random.default_rng(seed)
-    busy = (10e-3 + rng.exponential(3e-3, (500, 4)) + np.repeat(rng.exponential(5e-3, (20, 4)), 25, axis=0))
+    busy = (10e-3 + rng.exponential(3e-3, (500, 4))
+            + np.repeat(rng.exponential(5e-3, (20, 4)), 25, axis=0))
     seen = rng.random((500, 4)) > 0.002
     applied, _ = jobs.run(pacer, busy, seen)
     spent = np.cumsum(jobs.held_back(busy, applied))
@@ -59,7 +63,8 @@ def test_a_chain_of_buckets_costs_no_more_than_its_largest():
     assert spent[-1] > 1e-2 * busy.max(axis=1).sum(), "the bucket is what limits"
 
 
-@pytest.mark.parametrize("asked, expected", [(9e-3, 5e-3), (3e-3, 3e-3), (-1.0, 0), (np.nan, 0), (np.inf, 5e-3)])
+@pytest.mark.parametrize("asked, expected",
+                         [(9e-3, 5e-3), (3e-3, 3e-3), (-1.0, 0), (np.nan, 0), (np.inf, 5e-3)])
 def test_limit(asked, expected):
   pacer = jaxpace.limit(always(asked, column=7), 5e-3)
   decision, state = jax.jit(pacer.update)(nothing_seen(), pacer.init(RANKS))
@@ -113,6 +118,7 @@ def observations(draw):
 
 def observation(k, rank, arrivals, delays, waits, step_time):
   f32 = jnp.float32
-  return Observation(jnp.int32(k), jnp.int32(rank), jnp.asarray(arrivals, f32), jnp.asarray(delays, f32),
-                     jnp.asarray(waits, f32), jnp.asarray(step_time[0], f32), jnp.asarray(step_time[0], f32),
+  return Observation(jnp.int32(k), jnp.int32(rank), jnp.asarray(arrivals, f32),
+                     jnp.asarray(delays, f32), jnp.asarray(waits, f32),
+                     jnp.asarray(step_time[0], f32), jnp.asarray(step_time[0], f32),
                      jnp.asarray(waits, f32))

@@ -17,7 +17,8 @@ def jobs(draw):
   counts = []
   for k in range(steps):
     ranks = 4 if k < steps // 2 else draw(st.sampled_from([4, 3]))
-    cuts = sorted(draw(st.lists(st.integers(0, micro_batches), min_size=ranks - 1, max_size=ranks - 1)))
+    cuts = sorted(draw(st.lists(st.integers(0, micro_batches), min_size=ranks - 1,
+                                max_size=ranks - 1)))
     counts.append(np.diff([0, *cuts, micro_batches]))
   return examples, size, micro_batches, counts
 
@@ -30,11 +31,13 @@ def test_every_example_once_an_epoch(job, shuffle):
   seen = []
   for step, counts in enumerate(every):
     # Each rank asks an order of its own, as after a restart of its process.
-    parts = [DataOrder(examples, size, micro_batches, seed=3, shuffle=shuffle).numbers(step, counts, rank)
+    parts = [DataOrder(examples, size, micro_batches, seed=3,
+                       shuffle=shuffle).numbers(step, counts, rank)
              for rank in range(len(counts))]
     assert [part.shape for part in parts] == [(count, size) for count in counts]
     even = np.array([micro_batches, *[0] * (len(counts) - 1)])
-    assert np.concatenate(parts).tolist() == order.numbers(step, even, 0).tolist(), "the same global batch"
+    assert (np.concatenate(parts).tolist() == order.numbers(step, even,
+                                                            0).tolist()), "the same global batch"
     seen += np.concatenate(parts).reshape(-1).tolist()
   for begin in range(0, len(seen) - examples + 1, examples):
     assert sorted(seen[begin:begin + examples]) == list(range(examples))

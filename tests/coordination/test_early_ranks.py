@@ -1,4 +1,5 @@
-"""pace_early_ranks: what it does about persistent slack, where it stays out, and what it can cost."""
+"""pace_early_ranks: what it does about persistent slack, where it stays out, and what it can
+cost."""
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -15,8 +16,10 @@ from tests.coordination import jobs
 WINDOW, COST, LATE = 16, 1e-3, 2
 GENEROUS = jaxpace.pace_early_ranks(window=WINDOW, cost=1.0)  # a bucket that is never what limits
 # Thresholds at zero: paces on the least slack, so that the bucket is what limits.
-EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, share_of_slack=1.0, quantile=0.9, cost=COST)
-SPENDER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, share_of_slack=1.0, quantile=0.9, cost=0.3)
+EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, share_of_slack=1.0,
+                                 quantile=0.9, cost=COST)
+SPENDER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, share_of_slack=1.0,
+                                   quantile=0.9, cost=0.3)
 
 
 def straggler(steps, ranks=4, late=10e-3, noise=2e-4, seed=0, base=15e-3):
@@ -47,7 +50,8 @@ def test_nothing_is_done_before_a_full_window():
 @pytest.mark.parametrize("noise", [1e-5, 2e-4, 3e-4])
 def test_delays_are_exactly_zero_within_a_window_once_imbalance_subsides(noise):
   steps = 5 * WINDOW
-  busy = np.concatenate([straggler(steps, noise=noise), straggler(steps, late=0, noise=noise, seed=1)])
+  busy = np.concatenate([straggler(steps, noise=noise),
+                         straggler(steps, late=0, noise=noise, seed=1)])
   applied, _ = jobs.run(GENEROUS, busy)
   assert (applied[steps].max() > 7e-3) and (applied[steps + WINDOW:] == 0).all()
 
@@ -56,7 +60,9 @@ def test_nor_does_a_sluggish_estimate_keep_it_going():
   """A high quantile falls slowly; half a window of steps without earliness ends it all the same."""
   pacer = jaxpace.pace_early_ranks(window=WINDOW, quantile=0.9, cost=1.0, noise=0, max_delay=0.1)
   steps = 4 * WINDOW
-  applied, _ = jobs.run(pacer, np.concatenate([straggler(steps, late=0.1, noise=0), straggler(steps, late=0, noise=0)]))
+  applied, _ = jobs.run(pacer,
+                        np.concatenate([straggler(steps, late=0.1, noise=0),
+                                        straggler(steps, late=0, noise=0)]))
   assert applied[steps, 0] > 50e-3 and applied[steps + WINDOW // 4, 0] > 0
   assert (applied[steps + WINDOW // 2:] == 0).all()
 
@@ -70,9 +76,12 @@ def test_a_rank_that_is_late_in_most_steps_only_leaves_no_slack():
 
 
 def test_hysteresis():
-  """Slack between half the threshold and the whole: stays on where it was on, does not come on by itself."""
-  above, between, below = (straggler(6 * WINDOW, late=x, noise=0, base=20e-3) for x in (2.4e-3, 0.9e-3, 0.3e-3))
-  pacer = jaxpace.pace_early_ranks(window=WINDOW, cost=1.0, noise=0)  # threshold: 5 % of 21 to 23.4 ms
+  """Slack between half the threshold and the whole: stays on where it was on, does not come on by
+  itself."""
+  above, between, below = (straggler(6 * WINDOW, late=x, noise=0, base=20e-3)
+                           for x in (2.4e-3, 0.9e-3, 0.3e-3))
+  # threshold: 5 % of 21 to 23.4 ms
+  pacer = jaxpace.pace_early_ranks(window=WINDOW, cost=1.0, noise=0)
   off, _ = jobs.run(pacer, between)
   assert (off == 0).all()
   applied, _ = jobs.run(pacer, np.concatenate([above, between, below]))
@@ -138,7 +147,8 @@ def test_the_bucket_holds_the_longest_delay_at_most():
   """What is not spent is not saved up for a burst: here nobody is early."""
   pacer = jaxpace.pace_early_ranks(window=WINDOW, cost=1.0, max_delay=50e-3)
   _, info = jobs.run(pacer, np.full((20, 4), 15e-3))
-  np.testing.assert_allclose(info["tokens"][:, 0], np.minimum(15e-3 * np.arange(1, 21), 50e-3), rtol=1e-4)
+  np.testing.assert_allclose(info["tokens"][:, 0], np.minimum(15e-3 * np.arange(1, 21), 50e-3),
+                             rtol=1e-4)
 
 
 def test_all_ranks_keep_the_same_bucket_bit_for_bit():
@@ -154,7 +164,8 @@ def test_all_ranks_keep_the_same_bucket_bit_for_bit():
 def hostile_jobs(draw):
   steps, ranks = draw(st.integers(12, 40)), draw(st.sampled_from([1, 2, 5]))
   scale = draw(st.sampled_from([1e-4, 20e-3, 1.0, 500.0]))
-  busy = draw(hnp.arrays(np.float32, (steps, ranks), elements=st.floats(0, 1, width=32))) * np.float32(scale)
+  busy = (draw(hnp.arrays(np.float32, (steps, ranks), elements=st.floats(0, 1, width=32)))
+          * np.float32(scale))
   if draw(st.booleans()):  # lull, then strike: everyone was early, and suddenly no one is
     busy[: steps // 2] *= np.float32(1e-2)
     busy[: steps // 2, 0] = np.float32(scale)
@@ -178,7 +189,8 @@ def test_the_sum_of_what_is_held_back_is_within_the_cost_whatever_arrives(pacer,
 
 @pytest.mark.parametrize("ranks", [2, 16])
 def test_it_holds_where_the_bucket_is_really_emptied(ranks):
-  """The early become late in the very step in which they are delayed most: the worst that arrivals can do."""
+  """The early become late in the very step in which they are delayed most: the worst that arrivals
+  can do."""
   update, state = jobs.compiled(SPENDER), jobs.states(SPENDER, ranks)
   asked, spent, bare = np.zeros(ranks, np.float32), 0.0, 0.0
   hits = 0
@@ -209,7 +221,8 @@ def test_a_delay_that_overshoots_is_a_debt_that_is_paid_first():
 FILLED = jax.jit(bucket.update)
 
 
-@hypothesis.given(st.lists(st.tuples(st.floats(0, 100, width=32), st.floats(0, 1, width=32)), max_size=30))
+@hypothesis.given(st.lists(st.tuples(st.floats(0, 100, width=32), st.floats(0, 1, width=32)),
+                           max_size=30))
 @hypothesis.settings(max_examples=60)
 def test_rounding_never_adds_to_the_bucket(steps):
   """Against float64; delays may be longer than what is in it."""
@@ -224,8 +237,9 @@ def test_rounding_never_adds_to_the_bucket(steps):
 
 
 @pytest.mark.parametrize("arguments", [
-    {"window": 4}, {"window": 64.0}, {"threshold": 5}, {"threshold": "0.05"}, {"max_delay": 20}, {"max_delay": np.nan},
-    {"quantile": 0.0}, {"share_of_slack": 1.1}, {"cost": -1e-3}, {"noise": np.inf}])
+    {"window": 4}, {"window": 64.0}, {"threshold": 5}, {"threshold": "0.05"}, {"max_delay": 20},
+    {"max_delay": np.nan}, {"quantile": 0.0}, {"share_of_slack": 1.1}, {"cost": -1e-3},
+    {"noise": np.inf}])
 def test_a_slip_is_named(arguments):
   (name, value), = arguments.items()
   with pytest.raises(ValueError, match=f"{name}={value!r}"):
@@ -236,8 +250,10 @@ def test_the_same_state_after_as_before():
   """What a compiled step carries: structure, shapes, dtypes, strict promotion."""
   pacer = jaxpace.pace_early_ranks()
   state = pacer.init(3)
-  one = jax.tree.map(lambda leaf: leaf[0], jobs.observe(0, np.ones(3, np.float32), np.zeros(3, np.float32)))
+  one = jax.tree.map(lambda leaf: leaf[0],
+                     jobs.observe(0, np.ones(3, np.float32), np.zeros(3, np.float32)))
   decision, after = jax.eval_shape(pacer.update, one, state)
   assert decision.delay.shape == () and decision.delay.dtype == jnp.float32
   assert all(value.shape == () and value.dtype == jnp.float32 for value in decision.info.values())
-  jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"), state, after)
+  jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype) or pytest.fail(f"{a} {b}"),
+               state, after)

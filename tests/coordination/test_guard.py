@@ -32,13 +32,14 @@ def run(pacer, times, ranks=2, shared=True):
 
   Args:
     pacer: on every rank.
-    times: (step, delays applied [ranks]) -> the job's step time in seconds, or those of all ranks; None ends the run.
+    times: (step, delays applied [ranks]) -> the job's step time in seconds, or those of all ranks;
+      None ends the run.
     ranks: how many.
     shared: whether step times and delays are.
 
   Returns:
-    Applied delays [steps, ranks], columns [steps, ranks] as they lie in the trace: beside the delay that came with
-    them, and the state after the run.
+    Applied delays [steps, ranks], columns [steps, ranks] as they lie in the trace: beside the delay
+    that came with them, and the state after the run.
   """
   state, asked = jobs.states(pacer, ranks), np.zeros(ranks, np.float32)
   applied, columns, step, job = [], [], 0, np.nan
@@ -76,7 +77,9 @@ GUARDED = jaxpace.guard(ASKS)
 def test_delays_pass_in_blocks_on_and_are_exactly_zero_in_blocks_off():
   applied, columns, state = run(GUARDED, steps_of(noisy(BLOCK * 12)))
   on = columns["guard_on"][:, 0] == 1
-  np.testing.assert_array_equal(applied, np.where(on, np.float32(WAIT), np.float32(0))[:, None].repeat(2, axis=1))
+  np.testing.assert_array_equal(applied,
+                                np.where(on, np.float32(WAIT),
+                                         np.float32(0))[:, None].repeat(2, axis=1))
   assert 0.3 < on[BLOCK:].mean() < 0.6 and not on[:BLOCK].any()
   assert (columns["slack"][1:] == 7).all()
   assert (state.inner == BLOCK * 12).all(), "the pacer observes every step"
@@ -84,7 +87,8 @@ def test_delays_pass_in_blocks_on_and_are_exactly_zero_in_blocks_off():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_each_step_time_is_counted_to_the_arm_that_acted_in_it(shared):
-  """Without noise and without steps to settle, a single step on the wrong side would show in the fourth digit."""
+  """Without noise and without steps to settle, a single step on the wrong side would show in the
+  fourth digit."""
   pacer = jaxpace.guard(ASKS, settle=0, block=8)
   _, columns, _ = run(pacer, steps_of(noisy(800, -0.1, cv=0.0)), shared=shared)
   known = columns["pairs"][:, 0] > 0
@@ -93,7 +97,8 @@ def test_each_step_time_is_counted_to_the_arm_that_acted_in_it(shared):
 
 
 def test_the_pair_column_says_which_steps_count_in_which_pair():
-  """The effect recomputed from the trace is the guard's own. (Pair 0 counts nowhere; a run's first row is all 0.)"""
+  """The effect recomputed from the trace is the guard's own. (Pair 0 counts nowhere; a run's first
+  row is all 0.)"""
   base, took = noisy(BLOCK * 30, 0.02), []
 
   def times(step, delays):
@@ -102,13 +107,15 @@ def test_the_pair_column_says_which_steps_count_in_which_pair():
     return seconds
 
   _, columns, _ = run(GUARDED, times)
-  seconds, pair, on = np.array(took[:-1], np.float32), columns["guard_pair"][:, 0], columns["guard_on"][:, 0] == 1
+  seconds, pair, on = (np.array(took[:-1], np.float32), columns["guard_pair"][:, 0],
+                       columns["guard_on"][:, 0] == 1)
   blocks = [[seconds[(pair == p) & (on == arm)] for arm in (True, False)]
             for p in range(1, int(np.nanmax(pair)))]
   assert all(len(arm) == BLOCK - 1 for block in blocks for arm in block)
   means = np.array([[arm.mean() for arm in block] for block in blocks])
   assert columns["pairs"][-1, 0] == len(means)
-  np.testing.assert_allclose(columns["effect"][-1], np.mean(means[:, 0] - means[:, 1]) / means[:, 1].mean(), rtol=1e-3)
+  np.testing.assert_allclose(columns["effect"][-1],
+                             np.mean(means[:, 0] - means[:, 1]) / means[:, 1].mean(), rtol=1e-3)
 
 
 def test_ranks_decide_alike_whatever_their_own_step_times():
@@ -143,7 +150,8 @@ def test_without_shared_times_each_rank_judges_for_itself():
 def test_own_step_times_are_never_used_once_the_jobs_was_seen():
   """Step times get lost again: the ranks must not part over their own."""
   base = noisy(500, -0.1)
-  update, state, on = compiled(GUARDED), jobs.states(GUARDED, 2), jax.jit(lambda state: trial.is_on(state.trial))
+  update, state, on = (compiled(GUARDED), jobs.states(GUARDED, 2),
+                       jax.jit(lambda state: trial.is_on(state.trial)))
   tame = jax.tree.map(np.asarray, observation(0, 0, [0.0, 0.0], [WAIT, WAIT], [np.nan], [1.0]))
   tame = jax.tree.map(lambda leaf: np.stack([leaf] * 2), tame)
   for step in range(500):
@@ -151,13 +159,15 @@ def test_own_step_times_are_never_used_once_the_jobs_was_seen():
     seen = tame._replace(step=np.full(2, step, np.int32), job_step_time=np.full(2, job, np.float32),
                          step_time=np.array([0.5, 50.0 + step], np.float32))
     _, state = update(seen, state)
-  assert np.unique(np.asarray(judged(state).usual)).size == 1 and 0.8 < float(judged(state).usual[0]) < 1.2
+  assert (np.unique(np.asarray(judged(state).usual)).size == 1
+          and 0.8 < float(judged(state).usual[0]) < 1.2)
   assert int(judged(state).pairs[0]) > 5
 
 
 def test_a_pacer_that_asks_for_nothing_is_never_judged():
   applied, columns, _ = run(jaxpace.guard(always(0.0)), steps_of(noisy(BLOCK * 60, cv=0.1)))
-  assert not applied.any() and not columns["pairs"].any() and np.isnan(columns["guard_pair"][1:]).all()
+  assert (not applied.any() and not columns["pairs"].any()
+          and np.isnan(columns["guard_pair"][1:]).all())
   assert np.isnan(columns["effect"][1:]).all()
 
 
@@ -167,20 +177,25 @@ def test_a_pacer_that_asks_in_the_first_step_of_a_block_alone_is_judged(shared):
   steps = BLOCK * 12
   _, always_asked, _ = run(GUARDED, steps_of(noisy(steps)), shared=shared)
   on = always_asked["guard_on"][:, 0] == 1
-  first = jnp.asarray(np.append(on[1:] & ~on[:-1], False))  # [step]: whether the next one is the first of a block on
+  # [step]: whether the next one is the first of a block on
+  first = jnp.asarray(np.append(on[1:] & ~on[:-1], False))
 
   def update(observation, state):
-    return Decision(jnp.where(first[observation.step], jnp.float32(WAIT), jnp.float32(0)), {}), state
+    return Decision(jnp.where(first[observation.step], jnp.float32(WAIT),
+                              jnp.float32(0)), {}), state
 
-  applied, columns, _ = run(jaxpace.guard(Pacer(lambda ranks: (), update)), steps_of(noisy(steps)), shared=shared)
+  applied, columns, _ = run(jaxpace.guard(Pacer(lambda ranks: (), update)), steps_of(noisy(steps)),
+                            shared=shared)
   np.testing.assert_array_equal(np.flatnonzero(applied.any(axis=1)), np.flatnonzero(first) + 1)
-  assert np.array_equal(columns["pairs"][-1], always_asked["pairs"][-1]) and columns["pairs"][-1].all()
+  assert (np.array_equal(columns["pairs"][-1], always_asked["pairs"][-1])
+          and columns["pairs"][-1].all())
 
 
 def test_harm_is_switched_off_and_gain_kept():
   for effect in (-0.2, 0.2):
     applied, columns, _ = run(GUARDED, steps_of(noisy(2500, effect)))
-    longest = max(len(stretch) for stretch in "".join("x" if row.any() else " " for row in applied).split())
+    longest = max(len(stretch)
+                  for stretch in "".join("x" if row.any() else " " for row in applied).split())
     assert (longest > 500) == (effect < 0)
     if effect > 0:
       assert not applied[-1000:].any()
@@ -201,8 +216,8 @@ def test_slips_are_named():
 
 # Whatever is observed.
 
-EAGER = jaxpace.guard(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0,
-                                               max_delay=MOST), block=4, settle=0)
+EAGER = jaxpace.guard(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9,
+                                               cost=1.0, max_delay=MOST), block=4, settle=0)
 ONE = jax.jit(EAGER.update)
 
 
@@ -230,7 +245,8 @@ def test_every_decision_is_finite_and_within_bounds(steps, wild):
     assert not any(np.isnan(leaf) for leaf in jax.tree.leaves(judged(state)))
   # Not poisoned: it goes on judging.
   on, after = plain_steps(jax.tree.map(jnp.asarray, state))
-  assert set(np.asarray(on).tolist()) == {False, True} and int(judged(after).pair) > int(judged(state).pair)
+  assert (set(np.asarray(on).tolist()) == {False, True}
+          and int(judged(after).pair) > int(judged(state).pair))
 
 
 def test_a_plain_pacer_of_a_users_own_may_be_guarded():
@@ -239,6 +255,8 @@ def test_a_plain_pacer_of_a_users_own_may_be_guarded():
   def update(seen, state):
     return Decision(jnp.float32(1e-3), {}), state
 
-  pacer = jaxpace.chain(jaxpace.guard(Pacer(lambda ranks: {"a": jnp.zeros(ranks)}, update)), always(0))
-  decision, state = jax.jit(pacer.update)(observation(0, 0, [0.0] * 4, [0.0] * 4, [0.0], [1.0]), pacer.init(4))
+  pacer = jaxpace.chain(jaxpace.guard(Pacer(lambda ranks: {"a": jnp.zeros(ranks)}, update)),
+                        always(0))
+  decision, state = jax.jit(pacer.update)(observation(0, 0, [0.0] * 4, [0.0] * 4, [0.0], [1.0]),
+                                          pacer.init(4))
   assert float(decision.delay) == 0 and state[0].inner["a"].shape == (4,)

@@ -16,22 +16,26 @@ RANKS, BLOCK = 2, 4
 
 @pytest.mark.parametrize("check_vma", [pytest.param(False, marks=pytest.mark.long), True])
 def test_parameters_are_bitwise_those_of_the_bare_step_and_the_columns_are_in_the_ring(check_vma):
-  eager = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.5, cost=1.0, max_delay=2e-3)
+  eager = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.5, cost=1.0,
+                                   max_delay=2e-3)
   guarded = jaxpace.guard(jaxpace.chain(eager), block=BLOCK)
   data, state = models.batches(RANKS), models.mlp_params()
 
   def step(params, batch):
     if check_vma:
-      loss, grads = jax.value_and_grad(lambda p: jax.lax.pmean(models.square_loss(p, batch), "data"))(params)
+      loss, grads = jax.value_and_grad(
+          lambda p: jax.lax.pmean(models.square_loss(p, batch), "data"))(params)
     else:
       loss, grads = jax.lax.pmean(jax.value_and_grad(models.square_loss)(params, batch), "data")
     return models.sgd(params, grads), loss
 
-  both = pair(step, mesh_of(data=RANKS), state, data[0], check_vma=check_vma, pacer=guarded, share=True)
+  both = pair(step, mesh_of(data=RANKS), state, data[0], check_vma=check_vma, pacer=guarded,
+              share=True)
   both.check_bits(state, data, 60)
   pace = jax.tree.map(np.asarray, both.pace)
   names = both.paced.plan.decisions
-  assert {"guard_on", "guard_pair", "effect", "effect_low", "effect_high", "pairs", "slack", "tokens"} <= set(names)
+  assert ({"guard_on", "guard_pair", "effect", "effect_low", "effect_high", "pairs", "slack",
+           "tokens"} <= set(names))
 
   def decision(name):
     return column(both.pace, ring.DECISIONS + names.index(name))
@@ -39,7 +43,8 @@ def test_parameters_are_bitwise_those_of_the_bare_step_and_the_columns_are_in_th
   on = decision("guard_on")
   np.testing.assert_array_equal(on[0], on[1])
   assert set(np.unique(on[:, BLOCK + 4:])) == {0.0, 1.0}
-  assert (column(both.pace, ring.DELAY_ASKED)[on == 0] == 0).all(), "a row's arm is that of the step in it"
+  assert (column(both.pace,
+                 ring.DELAY_ASKED)[on == 0] == 0).all(), "a row's arm is that of the step in it"
   # All ranks judged the job's time alike, to the last bit.
   guard = both.paced.pacer_state(pace)
   for leaf in jax.tree.leaves(guard.trial):

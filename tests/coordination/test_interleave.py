@@ -31,12 +31,14 @@ def seen(step, transfers, step_time=0.1, rank=0, now=None):
       step=np.int32(step), rank=np.int32(rank), arrivals=arrivals, delays=arrivals,
       waits=rng.random(len(transfers)).astype(np.float32), step_time=np.float32(rng.random()),
       job_step_time=np.float32(step_time), job_transfers=transfers,
-      job_transfers_now=np.full(len(transfers), np.nan, np.float32) if now is None else np.asarray(now, np.float32))
+      job_transfers_now=np.full(len(transfers), np.nan, np.float32) if now is None
+      else np.asarray(now, np.float32))
 
 
 @functools.cache
 def scanned(pacer):
-  """The delays asked and the clearances [keys, steps] over a run, each key being part of the state."""
+  """The delays asked and the clearances [keys, steps] over a run, each key being part of the
+  state."""
 
   def turn(state, observation):
     decision, state = pacer.update(observation, state)
@@ -56,7 +58,8 @@ def pacer_of(settings):
 
 
 KEYS, LENGTH = 64, 64
-"""Of what is compiled. Steps after those asked for change nothing before them, nor does one key another."""
+"""Of what is compiled. Steps after those asked for change nothing before them, nor does one key
+another."""
 
 
 def padded(steps):
@@ -67,8 +70,10 @@ def padded(steps):
 
 def by_key(keys, history, now=None, **settings):
   """Delays and clearances [keys, steps]."""
-  frozen = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in settings.items())
-  every = padded([seen(k, row, now=None if now is None else now[k]) for k, row in enumerate(history)])
+  frozen = tuple((name, tuple(value) if isinstance(value, list) else value)
+                 for name, value in settings.items())
+  every = padded([seen(k, row, now=None if now is None else now[k])
+                  for k, row in enumerate(history)])
   found = scanned(pacer_of(frozen))(jnp.arange(KEYS, dtype=jnp.uint32), every)
   return tuple(np.asarray(values)[:keys, :len(history)] for values in found)
 
@@ -86,7 +91,8 @@ def alone(pacer):
     decision, state = pacer.update(observation, state)
     return state, decision.delay
 
-  return jax.jit(lambda every: jax.lax.scan(turn, jax.tree.map(jnp.asarray, pacer.init(2)), every)[1])
+  return jax.jit(lambda every: jax.lax.scan(turn, jax.tree.map(jnp.asarray, pacer.init(2)),
+                                            every)[1])
 
 
 def ask(pacer, history, rank=0, **more):
@@ -157,8 +163,10 @@ def test_a_follower_that_is_drawn_in_goes_further():
 
 
 def at_once(rows):
-  """What the live step shows of `rows`: the step before, and all but the last bucket of the step just done."""
-  return {"history": [[np.nan] * 4, *rows[:-1]], "now": [[*row[:3], np.nan] for row in rows], "floor": FLOOR}
+  """What the live step shows of `rows`: the step before, and all but the last bucket of the step
+  just done."""
+  return {"history": [[np.nan] * 4, *rows[:-1]], "now": [[*row[:3], np.nan] for row in rows],
+          "floor": FLOOR}
 
 
 def test_the_step_just_done_is_looked_at_where_most_of_it_is_known():
@@ -173,18 +181,21 @@ def test_the_step_just_done_is_looked_at_where_most_of_it_is_known():
 
 def test_what_is_asked_after_one_step_is_in_the_next_one_that_is_seen():
   """Drawn in by half a bucket a step, it adds that once; nothing is on its way."""
-  rows = [QUIET, *[FOLLOWER] * 3, *[QUIET] * 12, *[[(1 + grown) * FLOOR, FLOOR, FLOOR, FLOOR] for grown in (0.5, 1.0)]]
+  rows = [QUIET, *[FOLLOWER] * 3, *[QUIET] * 12,
+          *[[(1 + grown) * FLOOR, FLOOR, FLOOR, FLOOR] for grown in (0.5, 1.0)]]
   asked = ask_keys(64, **at_once(rows))[:, -2:]
   moved = asked[(asked > 0).all(axis=1)]
   assert len(moved) > 0
-  # The first small move, 0.5 floors, shows in the second step: W grew in spite of it, so it isn't drift.
+  # The first small move, 0.5 floors, shows in the second step: W grew in spite of it, so it isn't
+  # drift.
   np.testing.assert_allclose(moved, [[0.5 * FLOOR, (1.0 + CLEAR) * FLOOR]] * len(moved), rtol=1e-4)
 
 
 def test_with_less_of_it_than_0_6_the_step_before_is_looked_at():
   few = [[*row[:2], np.nan, np.nan] for row in [LEADER] * 6]
   asked = ask_keys(32, [FOLLOWER] * 6, now=few, floor=FLOOR)
-  assert (asked > 0).any(), "the step before says that it follows, the two buckets of this one that it leads"
+  assert (asked > 0).any(), ("the step before says that it follows, the two buckets of this one "
+                             "that it leads")
 
 
 def clearances(*rows):
@@ -228,7 +239,8 @@ durations = st.floats(width=32) | st.floats(0, 1, width=32)
 
 @functools.cache
 def on_three_ranks(floor):
-  """Decisions and states of ranks 0, 1 and 2 over a run of given transfers [steps, S] and step times [steps]."""
+  """Decisions and states of ranks 0, 1 and 2 over a run of given transfers [steps, S] and step
+  times [steps]."""
   pacer = jaxpace.interleave_jobs(0.05, floor=floor, key=3)
   update = jax.vmap(pacer.update)
 
@@ -249,7 +261,8 @@ def test_whatever_is_seen_the_delay_is_bounded_and_the_same_on_all_ranks(floor, 
   transfers = data.draw(hnp.arrays(np.float32, (steps, slots), elements=durations))
   step_times = data.draw(hnp.arrays(np.float32, (steps,), elements=durations))
   each = [seen(k, transfers[k], step_times[k], rank) for k in range(steps) for rank in range(3)]
-  stacked = jax.tree.map(lambda *leaves: np.stack(leaves).reshape(steps, 3, *np.shape(leaves[0])), *each)
+  stacked = jax.tree.map(lambda *leaves: np.stack(leaves).reshape(steps, 3, *np.shape(leaves[0])),
+                         *each)
   decisions, states = on_three_ranks(floor)(stacked)
   delay = np.asarray(decisions.delay)
   assert np.isfinite(delay).all() and (delay >= 0).all() and (delay <= np.float32(0.05)).all()
@@ -306,9 +319,11 @@ def test_a_tie_is_broken_by_a_coin_that_differs_from_job_to_job():
 
 
 def test_who_was_first_is_seen_at_the_ends_where_all_buckets_are_shared():
-  """As two jobs in step over TCP: the last bucket of the one, the first of the other is held up more."""
+  """As two jobs in step over TCP: the last bucket of the one, the first of the other is held up
+  more."""
   first, last = [1.6, 2.0, 2.0, 2.4], [2.4, 2.0, 2.0, 1.6]
-  found = [order.look(jnp.asarray(n, jnp.float32) * FLOOR, jnp.full((4,), FLOOR)) for n in (first, last, [2.0] * 4)]
+  found = [order.look(jnp.asarray(n, jnp.float32) * FLOOR, jnp.full((4,), FLOOR))
+           for n in (first, last, [2.0] * 4)]
   assert [bool(look.leads) for look in found] == [True, False, False]
   assert [bool(look.trails) for look in found] == [False, True, False]
   assert not any(bool(look.clears) for look in found)
@@ -316,9 +331,9 @@ def test_who_was_first_is_seen_at_the_ends_where_all_buckets_are_shared():
 
 
 @pytest.mark.parametrize("arguments", [
-    {"max_delay": 20}, {"key": -1}, {"key": 1.5}, {"key": 2**32}, {"floor": 0.0}, {"floor": [1e-3, np.nan]},
-    {"floor": "fast"}, {"dead_band": -0.1}, {"clearance": 1.5}, {"budget": 2}, {"slots": 0}, {"window": 1},
-    {"level": 0.0}, {"patience": 0}, {"retry": 0.5}])
+    {"max_delay": 20}, {"key": -1}, {"key": 1.5}, {"key": 2**32}, {"floor": 0.0},
+    {"floor": [1e-3, np.nan]}, {"floor": "fast"}, {"dead_band": -0.1}, {"clearance": 1.5},
+    {"budget": 2}, {"slots": 0}, {"window": 1}, {"level": 0.0}, {"patience": 0}, {"retry": 0.5}])
 def test_a_slip_is_named(arguments):
   (name, value), = arguments.items()
   with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):

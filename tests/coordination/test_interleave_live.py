@@ -35,11 +35,13 @@ def test_parameters_are_bitwise_the_same_and_both_ranks_ask_the_same():
   np.testing.assert_array_equal(asked[0], asked[1])
   state = both.paced.pacer_state(both.pace)
   assert len(jax.tree.leaves(state)) > 20
-  chex.assert_trees_all_equal(*(jax.tree.map(operator.itemgetter(rank), state) for rank in range(2)))
+  chex.assert_trees_all_equal(*(jax.tree.map(operator.itemgetter(rank), state)
+                                for rank in range(2)))
 
 
 def test_without_sharing_it_asks_for_nothing():
-  paced = jaxpace.instrument(step, "data", jaxpace.interleave_jobs(floor=1e-7, dead_band=0.0), share=False)
+  paced = jaxpace.instrument(step, "data", jaxpace.interleave_jobs(floor=1e-7, dead_band=0.0),
+                             share=False)
   mesh = mesh_of(data=2)
   run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(jaxpace.spec(mesh), P(), P("data")),
                               out_specs=(jaxpace.spec(mesh), P()), check_vma=False))

@@ -1,4 +1,5 @@
-"""Sequences evened out over ranks: permutations, against brute force and the sizes that were promised."""
+"""Sequences evened out over ranks: permutations, against brute force and the sizes that were
+promised."""
 
 import itertools
 
@@ -20,7 +21,8 @@ def last(costs, order, ranks, speeds=None):
 
 @pytest.mark.parametrize(("ranks", "each", "drawn"), [(8, 16, 1.4), (64, 16, 1.8), (8, 4, 1.8)])
 def test_log_normal_lengths_as_even_as_the_longest_allows(ranks, each, drawn):
-  """Max over mean load. No rank is done before the longest sequence and the shortest others that go with it."""
+  """Max over mean load. No rank is done before the longest sequence and the shortest others that go
+  with it."""
   rng = np.random.default_rng(0)
   before, excess = [], []
   for _ in range(12):
@@ -44,7 +46,8 @@ def test_near_the_best_of_all_equal_parts(costs, speeds):
   assert last(costs, order, 2, speeds) <= last(costs, np.arange(6), 2, speeds) * (1 + 1e-9)
 
 
-@hypothesis.given(st.lists(st.floats(0, 1e3), min_size=1, max_size=24), st.integers(1, 5), st.booleans())
+@hypothesis.given(st.lists(st.floats(0, 1e3), min_size=1, max_size=24), st.integers(1, 5),
+                  st.booleans())
 @hypothesis.settings(max_examples=examples(60))
 def test_parts_of_other_sizes_hold_every_sequence_once(costs, ranks, uneven):
   speeds = np.arange(1, ranks + 1) if uneven else None
@@ -65,7 +68,8 @@ def test_a_quick_rank_gets_the_long_ones():
 
 @pytest.mark.filterwarnings("default:jaxpace.balance gains nothing")
 def test_it_says_where_nothing_is_gained():
-  with pytest.warns(UserWarning, match="gains nothing here: all cost the same. Rows that are packed or padded"):
+  with pytest.warns(UserWarning,
+                    match="gains nothing here: all cost the same. Rows that are packed or padded"):
     assert jaxpace.balance([512] * 8, 4).tolist() == list(range(8))
   with pytest.warns(UserWarning, match="as drawn it is as good"):
     assert jaxpace.balance([1, 4, 2, 3], 2).tolist() == list(range(4))
@@ -89,8 +93,9 @@ def test_costs_from_measured_steps():
 
 def test_what_is_refused():
   for costs, ranks, speeds, message in (
-      ([1, 2, 3], 2, None, "3 sequences don't divide among 2 ranks"), ([1, -2], 2, None, "none below zero"),
-      ([1, np.nan], 2, None, "none below zero"), ([1, 2], 2, [1], "speeds must be 2 numbers"),
-      ([1, 2], 2, [1, 0], "speeds must be 2 numbers"), ([1, 2], 0, None, "ranks=0")):
+      ([1, 2, 3], 2, None, "3 sequences don't divide among 2 ranks"),
+      ([1, -2], 2, None, "none below zero"), ([1, np.nan], 2, None, "none below zero"),
+      ([1, 2], 2, [1], "speeds must be 2 numbers"), ([1, 2], 2, [1, 0], "speeds must be 2 numbers"),
+      ([1, 2], 0, None, "ranks=0")):
     with pytest.raises(ValueError, match=message):
       jaxpace.balance(costs, ranks, speeds)

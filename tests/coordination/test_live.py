@@ -1,4 +1,5 @@
-"""The pacer in a running step: four devices of one process, one of them late. Loose bounds: no benchmark."""
+"""The pacer in a running step: four devices of one process, one of them late. Loose bounds: no
+benchmark."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ MOST = 20e-3
 
 
 def pacer():
-  """A bucket that never is what limits, for a few seconds' run; and a threshold above what shared cores do."""
+  """A bucket that never is what limits, for a few seconds' run; and a threshold above what shared
+  cores do."""
   return jaxpace.pace_early_ranks(window=WINDOW, threshold=0.2, max_delay=MOST, cost=1.0, noise=0.5)
 
 
@@ -27,13 +29,15 @@ def late_step(by_autodiff, base):
 
   def loss_of(params, x, y, seconds):
     mine = jax.lax.axis_index("data") == LATE
-    x = jaxpace.delay(x, jnp.float32(base) + jnp.where(mine, seconds.reshape(()), jnp.float32(0)), limit=0.1)
+    x = jaxpace.delay(x, jnp.float32(base) + jnp.where(mine, seconds.reshape(()), jnp.float32(0)),
+                      limit=0.1)
     return models.square_loss(params, (x, y))
 
   def step(params, batch):
     x, y, seconds = batch
     if by_autodiff:
-      loss, grads = jax.value_and_grad(lambda p: jax.lax.pmean(loss_of(p, x, y, seconds), "data"))(params)
+      loss, grads = jax.value_and_grad(lambda p: jax.lax.pmean(loss_of(p, x, y, seconds), "data"))(
+          params)
     else:
       loss, grads = jax.lax.pmean(jax.value_and_grad(loss_of)(params, x, y, seconds), "data")
     return models.sgd(params, grads), loss
@@ -54,16 +58,19 @@ def stacked(tree):
 def test_parameters_are_bitwise_those_of_the_bare_step(form):
   """While delays come, last and go."""
   state, data = models.mlp_params(), [batch_of(s) for s in (1e-3, 2e-3, 1e-3)]
-  eager = jaxpace.chain(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, cost=1.0, max_delay=2e-3))
+  eager = jaxpace.chain(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, cost=1.0,
+                                                 max_delay=2e-3))
   step = late_step(form == "check_vma", 1e-3)
   if form != "pmap":
-    both = pair(step, mesh_of(data=RANKS), state, data[0], check_vma=form == "check_vma", pacer=eager, share=True)
+    both = pair(step, mesh_of(data=RANKS), state, data[0], check_vma=form == "check_vma",
+                pacer=eager, share=True)
     both.check_bits(state, data, 40)
     pace = both.pace
   else:
     devices = jax.local_devices()[:RANKS]
     paced = jaxpace.instrument(step, "data", eager, share=True)
-    bare, instrumented = jax.pmap(step, "data", devices=devices), jax.pmap(paced, "data", devices=devices)
+    bare, instrumented = (jax.pmap(step, "data", devices=devices),
+                          jax.pmap(paced, "data", devices=devices))
     state = jax.tree.map(lambda leaf: jnp.stack([leaf] * RANKS), state)
     pace, expected, found = paced.init(devices=devices), (state, None), (state, None)
     for k in range(40):
@@ -79,8 +86,8 @@ def test_early_ranks_are_paced_while_one_is_late_and_left_alone_after():
   paced = jaxpace.instrument(late_step(True, 10e-3), "data", pacer(), share=True, rows=1024)
   mesh = mesh_of(data=RANKS)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=True))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=True))
   pace, state, shared = paced.init(mesh), models.mlp_params(), []
   others = np.delete(np.arange(RANKS), LATE)
 
@@ -92,7 +99,8 @@ def test_early_ranks_are_paced_while_one_is_late_and_left_alone_after():
     return np.asarray(pace.delay)
 
   asked_next = run(3 * WINDOW, LATENESS)
-  while (asked_next[others] < 0.3 * LATENESS).any() and len(shared) < 30 * WINDOW:  # a busy machine is noise
+  # a busy machine is noise
+  while (asked_next[others] < 0.3 * LATENESS).any() and len(shared) < 30 * WINDOW:
     asked_next = run(1, LATENESS)
   late_steps = len(shared)
   run(2 * WINDOW, 0.0)

@@ -25,7 +25,8 @@ def running(values):
   return n, total / n, np.maximum(squares - total**2 / n, 0)
 
 
-@pytest.mark.parametrize("n, mean, deviation", [(12, 0.5, 0.1), (30, -0.2, 1.0), (200, 0.0, 3.0), (5000, 1e-3, 1.0)])
+@pytest.mark.parametrize("n, mean, deviation",
+                         [(12, 0.5, 0.1), (30, -0.2, 1.0), (200, 0.0, 3.0), (5000, 1e-3, 1.0)])
 @pytest.mark.parametrize("factor", [0.1, 8.0, 500.0])
 def test_the_ends_are_where_the_evidence_reaches_the_odds(n, mean, deviation, factor):
   values = np.random.default_rng(n).normal(mean, deviation, n)
@@ -33,23 +34,27 @@ def test_the_ends_are_where_the_evidence_reaches_the_odds(n, mean, deviation, fa
   squares = ((values - values.mean())**2).sum()
   half = sequential.half_width(n, squares, rho, LOG_ODDS, plain)
   if not np.isfinite(half):
-    assert n <= 2 * (LOG_ODDS + 0.5 * np.log1p(n * deviation**2 / rho)) + 6, "only where there are too few"
+    assert (n <= 2 * (LOG_ODDS + 0.5 * np.log1p(n * deviation**2 / rho))
+            + 6), "only where there are too few"
     return
   for end in (values.mean() - half, values.mean() + half):
     assert evidence(values, end, rho) == pytest.approx(LOG_ODDS, abs=2e-3)
-  compiled = jax.jit(sequential.half_width)(jnp.int32(n), jnp.float32(squares), jnp.float32(rho), jnp.float32(LOG_ODDS))
+  compiled = jax.jit(sequential.half_width)(jnp.int32(n), jnp.float32(squares), jnp.float32(rho),
+                                            jnp.float32(LOG_ODDS))
   assert compiled.dtype == jnp.float32
   assert float(compiled) == pytest.approx(half, rel=1e-4)
 
 
-@pytest.mark.parametrize("n, mean, deviation", [(1, 0.5, 0.1), (30, -0.2, 1.0), (200, 0.0, 3.0), (5000, 0.1, 1.0)])
+@pytest.mark.parametrize("n, mean, deviation",
+                         [(1, 0.5, 0.1), (30, -0.2, 1.0), (200, 0.0, 3.0), (5000, 0.1, 1.0)])
 def test_the_odds_against_zero_are_those_of_the_formula(n, mean, deviation):
   values = np.random.default_rng(n).normal(mean, deviation, n)
   rho = 8.0 * deviation**2
   squares = ((values - values.mean())**2).sum()
   found = sequential.log_odds(n, values.mean(), squares, rho, plain)
   assert found == pytest.approx(evidence(values, 0.0, rho), rel=1e-9)
-  compiled = jax.jit(sequential.log_odds)(jnp.int32(n), *map(jnp.float32, (values.mean(), squares, rho)))
+  compiled = jax.jit(sequential.log_odds)(jnp.int32(n),
+                                          *map(jnp.float32, (values.mean(), squares, rho)))
   assert float(compiled) == pytest.approx(found, rel=1e-4, abs=1e-4)
   assert sequential.log_odds(0, 0.0, 0.0, rho, plain) == 0
 
@@ -57,7 +62,8 @@ def test_the_odds_against_zero_are_those_of_the_formula(n, mean, deviation):
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_a_handful_says_nothing(n):
   assert sequential.half_width(n, 0.0, 1e-6, LOG_ODDS, plain) == np.inf
-  assert np.isinf(sequential.half_width(jnp.int32(n), jnp.float32(0), jnp.float32(1e-6), jnp.float32(LOG_ODDS)))
+  assert np.isinf(sequential.half_width(jnp.int32(n), jnp.float32(0), jnp.float32(1e-6),
+                                        jnp.float32(LOG_ODDS)))
 
 
 SIZES = {
@@ -72,7 +78,8 @@ SIZES = {
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("factor", [1e-2, 1.0, 100.0])
 def test_false_alarms_under_peeking_after_every_value(kind, factor):
-  """Whatever the sizes, and however badly rho was guessed: at most 5 % of sequences ever exclude zero."""
+  """Whatever the sizes, and however badly rho was guessed: at most 5 % of sequences ever exclude
+  zero."""
   rng = np.random.default_rng(7)
   runs, steps = 2000, 500
   sizes = SIZES[kind](rng, (runs, steps))
@@ -80,7 +87,8 @@ def test_false_alarms_under_peeking_after_every_value(kind, factor):
   rho = sequential.prior(factor * np.mean(sizes[:, 0]**2))
   n, mean, squares = running(values)
   half = np.asarray(jax.jit(sequential.half_width)(
-      jnp.asarray(n, jnp.int32)[None], jnp.asarray(squares, jnp.float32), jnp.float32(rho), jnp.float32(LOG_ODDS)))
+      jnp.asarray(n, jnp.int32)[None], jnp.asarray(squares, jnp.float32), jnp.float32(rho),
+      jnp.float32(LOG_ODDS)))
   ever = (np.abs(mean) > half).any(axis=1).mean()
   assert ever <= LEVEL
 
@@ -98,8 +106,8 @@ def test_the_truth_is_inside_at_all_times():
   values = rng.normal(-0.03, 0.1, (2000, 400))
   n, mean, squares = running(values)
   half = np.asarray(sequential.half_width(
-      jnp.asarray(n, jnp.int32)[None], jnp.asarray(squares, jnp.float32), jnp.float32(sequential.prior(0.01)),
-      jnp.float32(LOG_ODDS)))
+      jnp.asarray(n, jnp.int32)[None], jnp.asarray(squares, jnp.float32),
+      jnp.float32(sequential.prior(0.01)), jnp.float32(LOG_ODDS)))
   assert (np.abs(mean + 0.03) > half).any(axis=1).mean() <= LEVEL
   assert np.median(half[:, -1]) < 4.0 * 0.1 / np.sqrt(400), "and narrow enough to be of use"
 

@@ -1,4 +1,5 @@
-"""The coin that judges shifts: its lag and its arms, what it estimates, and how rarely it is wrong."""
+"""The coin that judges shifts: its lag and its arms, what it estimates, and how rarely it is
+wrong."""
 
 import functools
 
@@ -14,7 +15,8 @@ LEVEL, PATIENCE, RETRY = 0.05, 48, 100
 
 @functools.cache
 def run(steps):
-  """Scans over [steps] draws and noise: step time 1 + noise, + effect in the 8 steps that follow an act.
+  """Scans over [steps] draws and noise: step time 1 + noise, + effect in the 8 steps that follow an
+  act.
 
   A shift is wanted again once the last one has long ceased to matter.
   """
@@ -25,9 +27,11 @@ def run(steps):
     state = shift_trial.advance(before, jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
     judged = state
     wanted = (since > 12) & (state.age == 0)
-    act, tested, state = shift_trial.trigger(wanted, jnp.asarray(False), jnp.float32(1), draw, state)
+    act, tested, state = shift_trial.trigger(wanted, jnp.asarray(False), jnp.float32(1), draw,
+                                             state)
     since = jnp.where(act, 0, since + 1)
-    # This decision is about the step that comes now; its time is seen by the decision after the next one.
+    # This decision is about the step that comes now; its time is seen by the decision after the
+    # next one.
     took = jnp.float32(1) + noise + jnp.where(since < shift_trial.STEPS, effect, jnp.float32(0))
     return (state, since, took, last), (judged, act, tested, wanted)
 
@@ -55,7 +59,8 @@ def test_it_estimates_the_effect_and_shows_its_sign(effect):
   told = np.isfinite(np.asarray(low)) & (np.asarray(states.tests) > 0)
   assert inside[told].mean() > 0.9
   shown, off = np.asarray(states.shown).any(axis=1), np.asarray(states.off > 0).any(axis=1)
-  assert (shown.all(), off.any()) == (True, False) if effect < 0 else (shown.any(), off.all()) == (False, True)
+  assert ((shown.all(), off.any()) == (True, False) if effect < 0
+          else (shown.any(), off.all()) == (False, True))
 
 
 def test_where_shifts_do_nothing_it_rarely_says_otherwise_and_gives_up():

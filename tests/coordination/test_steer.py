@@ -1,4 +1,5 @@
-"""`steerable` and the knobs it turns: what is off is exactly 0, what is as made is bit for bit as made."""
+"""`steerable` and the knobs it turns: what is off is exactly 0, what is as made is bit for bit as
+made."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -18,8 +19,9 @@ ARRIVALS = np.array([5e-3, 12e-3, 20e-3], np.float32)
 def observation(step, rank, delays, arrivals=ARRIVALS):
   last = float(np.max(arrivals + delays))
   return jaxpace.Observation(
-      step=jnp.int32(step), rank=jnp.int32(rank), arrivals=jnp.asarray(arrivals), delays=jnp.asarray(delays),
-      waits=jnp.array([last + 1e-3 - arrivals[rank] - delays[rank]], jnp.float32), step_time=jnp.float32(last + 1e-3),
+      step=jnp.int32(step), rank=jnp.int32(rank), arrivals=jnp.asarray(arrivals),
+      delays=jnp.asarray(delays), waits=jnp.array([last + 1e-3 - arrivals[rank] - delays[rank]],
+                                                  jnp.float32), step_time=jnp.float32(last + 1e-3),
       job_step_time=jnp.float32(last + 1e-3), job_transfers=jnp.array([1e-3], jnp.float32))
 
 
@@ -30,11 +32,13 @@ def of_all_ranks(step, delays, arrivals):
       step=np.full(RANKS, step, np.int32), rank=np.arange(RANKS, dtype=np.int32),
       arrivals=np.tile(arrivals, (RANKS, 1)), delays=np.tile(delays, (RANKS, 1)),
       waits=(took - arrivals - delays)[:, None], step_time=took, job_step_time=took,
-      job_transfers=np.full((RANKS, 1), 1e-3, np.float32), job_transfers_now=np.full((RANKS, 1), np.nan, np.float32))
+      job_transfers=np.full((RANKS, 1), 1e-3, np.float32),
+      job_transfers_now=np.full((RANKS, 1), np.nan, np.float32))
 
 
 def play(pacer, steps, changes=None):
-  """Runs all ranks. `changes` maps a step to new settings, applied before it. Returns delays [steps, RANKS], state."""
+  """Runs all ranks. `changes` maps a step to new settings, applied before it. Returns delays
+  [steps, RANKS], state."""
   update = jax.jit(pacer.update)
   states = [pacer.init(RANKS) for _ in range(RANKS)]
   asked, history, infos = np.zeros(RANKS, np.float32), [], []
@@ -51,7 +55,8 @@ def play(pacer, steps, changes=None):
 
 
 def early(**settings):
-  return jaxpace.pace_early_ranks(**{"window": 8, "cost": 1.0, "noise": 0.0, "max_delay": 4e-3, **settings})
+  return jaxpace.pace_early_ranks(**{"window": 8, "cost": 1.0, "noise": 0.0, "max_delay": 4e-3,
+                                     **settings})
 
 
 def test_as_made_it_changes_nothing_bit_for_bit():
@@ -63,7 +68,8 @@ def test_as_made_it_changes_nothing_bit_for_bit():
 
 
 def test_off_is_exactly_zero_from_the_step_that_was_named_and_on_again_comes_at_once():
-  delays, _, infos = play(jaxpace.steerable(early()), 80, {50: {"enabled": False}, 60: {"enabled": True}})
+  delays, _, infos = play(jaxpace.steerable(early()), 80,
+                          {50: {"enabled": False}, 60: {"enabled": True}})
   assert (delays[50, :2] > 0).all(), "decided before"
   assert (delays[51:61] == 0).all() and (delays[61:, :2] > 0).all(), "it went on observing"
   assert float(infos[55][0]["allowed"]) == 0 and float(infos[55][0]["active"]) == 1
@@ -77,8 +83,9 @@ def test_steps_and_ranks():
 
 
 def test_the_longest_delay_can_be_cut_and_raised():
-  delays, _, _ = play(jaxpace.steerable(early()), 140, {40: {"max_delay": 1e-3}, 60: {"max_delay": 9e-3},
-                                                        120: {"max_delay": np.nan}})
+  delays, _, _ = play(jaxpace.steerable(early()), 140,
+                      {40: {"max_delay": 1e-3}, 60: {"max_delay": 9e-3},
+                       120: {"max_delay": np.nan}})
   np.testing.assert_allclose(delays[38:41, 0], 4e-3)
   np.testing.assert_allclose(delays[41:61, 0], 1e-3)
   assert delays[61:121, 0].max() > 8e-3 and (delays[61:121] <= np.float32(9e-3)).all()
@@ -88,7 +95,8 @@ def test_the_longest_delay_can_be_cut_and_raised():
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_threshold_reaches_the_pacer_inside(nested):
   inner = jaxpace.chain(jaxpace.limit(early(), 3e-3)) if nested else early()
-  delays, _, _ = play(jaxpace.steerable(inner), 120, {40: {"threshold": 0.9}, 80: {"threshold": np.nan}})
+  delays, _, _ = play(jaxpace.steerable(inner), 120,
+                      {40: {"threshold": 0.9}, 80: {"threshold": np.nan}})
   assert (delays[35:41, :2] > 0).all()
   assert (delays[60:81, 1] == 0).all(), "its slack of 8 ms is below half of 0.9 x 21 ms"
   assert (delays[60:81, 0] > 0).all(), "hysteresis: its slack of 15 ms is above"
@@ -113,7 +121,8 @@ def test_what_is_no_pacer_is_said():
 def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
   """Sum of L <= cost x sum of max(A), under any sequence of settings and arrivals."""
   cost = 0.05
-  pacer = jaxpace.steerable(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, cost=cost, max_delay=5e-3))
+  pacer = jaxpace.steerable(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, cost=cost,
+                                                     max_delay=5e-3))
   update = _jitted(pacer)
   states = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * RANKS), pacer.init(RANKS))
   asked = np.zeros(RANKS, np.float32)
@@ -121,7 +130,8 @@ def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
   arrivals = data.draw(st.lists(st.floats(1e-3, 50e-3), min_size=RANKS, max_size=RANKS))
   for step in range(60):
     if step % 15 == 14:
-      change = {"enabled": data.draw(st.booleans()), "max_delay": data.draw(st.sampled_from([np.nan, 0.0, 1e-3, 5.0])),
+      change = {"enabled": data.draw(st.booleans()),
+                "max_delay": data.draw(st.sampled_from([np.nan, 0.0, 1e-3, 5.0])),
                 "threshold": data.draw(st.sampled_from([np.nan, 0.0, 0.5])),
                 "ranks": data.draw(st.lists(st.booleans(), min_size=RANKS, max_size=RANKS))}
       states = states._replace(steering=states.steering._replace(**{

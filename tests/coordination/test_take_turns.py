@@ -1,4 +1,5 @@
-"""take_turns: when it listens, how long it waits, when it gives up. And what combinators make of holds."""
+"""take_turns: when it listens, how long it waits, when it gives up. And what combinators make of
+holds."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -23,7 +24,8 @@ def pacer_of(**more):
 
 def taking(pacer):
   """The state of a job that takes turns and knows what quiet and loud are."""
-  return pacer.init(2)._replace(mode=jnp.asarray(turns.TURNS), quiet=jnp.float32(QUIET), loud=jnp.float32(LOUD))
+  return pacer.init(2)._replace(mode=jnp.asarray(turns.TURNS), quiet=jnp.float32(QUIET),
+                                loud=jnp.float32(LOUD))
 
 
 def play(pacer, state, readings, slot=0, step=9):
@@ -43,12 +45,14 @@ def seen(contention, step=0, held=0.0, shared=True):
   """A step whose buckets all took 1 + contention times their floor."""
   times = np.full(SLOTS, FLOOR * (1 + contention) if shared else np.nan, np.float32)
   nan = jnp.full((2,), jnp.nan)
-  return Observation(jnp.int32(step), jnp.int32(0), nan, nan, jnp.asarray(times), jnp.float32(0.1), jnp.float32(0.1),
-                     jnp.asarray(times), jnp.asarray(times), holds=jnp.full((SLOTS,), held / SLOTS, jnp.float32))
+  return Observation(jnp.int32(step), jnp.int32(0), nan, nan, jnp.asarray(times), jnp.float32(0.1),
+                     jnp.float32(0.1), jnp.asarray(times), jnp.asarray(times),
+                     holds=jnp.full((SLOTS,), held / SLOTS, jnp.float32))
 
 
 def run(pacer, steps, state=None, heard=True, **observed):
-  """Steps that are alike; what is held is so only while turns are taken, as it would be. Modes after each."""
+  """Steps that are alike; what is held is so only while turns are taken, as it would be. Modes
+  after each."""
   state = pacer.init(2) if state is None else state
   update, modes = jax.jit(pacer.update), []
   cost = observed.pop("cost", None)
@@ -99,7 +103,8 @@ def test_a_gap_is_left_after_an_own_bucket_and_is_no_longer_than_a_quarter_of_it
   assert play(pacer, state, [QUIET] * 2, slot=1)[0][0] == pytest.approx(4 * QUIET + LOUD)
   slow = state._replace(quiet=jnp.float32(5e-3), loud=jnp.float32(20e-3))
   assert play(pacer, slow, [5e-3] * 2, slot=1)[0][0] == pytest.approx(0.25 * FLOOR)
-  rarely = state._replace(others=state.others._replace(mean=jnp.float32(0.05), weight=jnp.float32(1)))
+  rarely = state._replace(others=state.others._replace(mean=jnp.float32(0.05),
+                                                       weight=jnp.float32(1)))
   assert play(pacer, rarely, [QUIET] * 2, slot=1)[0][0] == 0
 
 
@@ -122,7 +127,8 @@ def test_slots_it_does_not_look_at_are_left_alone():
 
 
 def test_jobs_of_other_keys_wait_other_times():
-  waits = [play(p, taking(p), [LOUD] * 3)[0][1] for p in (jaxpace.take_turns(key=k, floor=FLOOR) for k in range(8))]
+  waits = [play(p, taking(p), [LOUD] * 3)[0][1]
+           for p in (jaxpace.take_turns(key=k, floor=FLOOR) for k in range(8))]
   assert len(set(waits)) == 8
 
 
@@ -135,7 +141,8 @@ def test_where_nothing_is_shared_it_stays_silent():
 
 
 def test_turns_that_cost_less_than_sharing_are_taken():
-  modes, state = run(pacer_of(learn=20, trial=30), 300, contention=0.8, cost=(0.1, 0.3 * SLOTS * FLOOR))
+  modes, state = run(pacer_of(learn=20, trial=30), 300, contention=0.8,
+                     cost=(0.1, 0.3 * SLOTS * FLOOR))
   assert modes[-1] == turns.TURNS and modes.index(turns.MEASURES) <= 2
   assert modes.index(turns.TRIES) - modes.index(turns.MEASURES) == 20
   assert modes.index(turns.TURNS) - modes.index(turns.TRIES) == 30
@@ -157,7 +164,8 @@ def test_turns_that_cost_more_are_broken_off_and_tried_ever_more_rarely(beyond):
 
 
 def test_what_cannot_be_heard_is_no_reason_for_turns():
-  modes, _ = run(pacer_of(learn=20, trial=30), 200, heard=False, contention=0.5, cost=(0.2, 0.01 * SLOTS * FLOOR))
+  modes, _ = run(pacer_of(learn=20, trial=30), 200, heard=False, contention=0.5,
+                 cost=(0.2, 0.01 * SLOTS * FLOOR))
   assert turns.TURNS not in modes and turns.RESTS in modes
 
 
@@ -176,7 +184,8 @@ def test_turns_that_no_longer_pay_are_given_up():
   assert modes[-1] in (turns.TRIES, turns.RESTS)
 
 
-@hypothesis.given(st.tuples(*[ANY] * 8), st.lists(ANY, min_size=3, max_size=3), st.integers(-2, 200), st.integers(0, 4))
+@hypothesis.given(st.tuples(*[ANY] * 8), st.lists(ANY, min_size=3, max_size=3),
+                  st.integers(-2, 200), st.integers(0, 4))
 @hypothesis.settings(max_examples=examples(60), deadline=None)
 def test_any_state_and_moment_give_a_bounded_hold(numbers, floors, count, mode):
   pacer = jaxpace.take_turns(key=5, slots=SLOTS)
@@ -184,14 +193,15 @@ def test_any_state_and_moment_give_a_bounded_hold(numbers, floors, count, mode):
   state = state._replace(
       quiet=jnp.float32(numbers[0]), loud=jnp.float32(numbers[1]), patience=jnp.float32(numbers[2]),
       mode=jnp.int32(mode), floor=state.floor._replace(floor=jnp.asarray(floors, jnp.float32)))
-  moment = Moment(jnp.int32(count), jnp.int32(count % 7), *map(jnp.float32, numbers[3:4]), jnp.int32(count),
-                  *map(jnp.float32, numbers[4:6]))
+  moment = Moment(jnp.int32(count), jnp.int32(count % 7), *map(jnp.float32, numbers[3:4]),
+                  jnp.int32(count), *map(jnp.float32, numbers[4:6]))
   asked, after = pacing.hold_back(pacer, moment, state, 0.05)
   assert 0 <= float(asked.seconds) <= np.float32(0.05)
   assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
-@pytest.mark.parametrize("wrong", [{"key": -1}, {"patience": -1}, {"dead_band": 2}, {"learn": 1}, {"floor": -1.0}])
+@pytest.mark.parametrize("wrong", [{"key": -1}, {"patience": -1}, {"dead_band": 2}, {"learn": 1},
+                                   {"floor": -1.0}])
 def test_arguments_that_make_no_sense_are_refused(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
     jaxpace.take_turns(**wrong)
@@ -201,12 +211,14 @@ def test_arguments_that_make_no_sense_are_refused(wrong):
 
 
 def holds(seconds, listen=False):
-  return Pacer(lambda ranks: jnp.int32(0), lambda observation, count: (Decision(jnp.float32(0), {}), count),
+  return Pacer(lambda ranks: jnp.int32(0),
+               lambda observation, count: (Decision(jnp.float32(0), {}), count),
                lambda moment, count: (Hold(jnp.float32(seconds), jnp.asarray(listen)), count + 1))
 
 
 def plain(seconds=0.0):
-  return Pacer(lambda ranks: (), lambda observation, state: (Decision(jnp.float32(seconds), {}), state))
+  return Pacer(lambda ranks: (),
+               lambda observation, state: (Decision(jnp.float32(seconds), {}), state))
 
 
 MOMENT = pacing.before_collective(jnp.int32(4), 0, jnp.float32(0))
@@ -238,7 +250,8 @@ def test_steering_off_holds_nothing():
   assert float(pacer.hold(MOMENT, state)[0].seconds) == np.float32(5e-3)
   one_out = state.steering._replace(ranks=jnp.array([True, False, True]))
   for steering in (state.steering._replace(enabled=jnp.asarray(False)), one_out,
-                   state.steering._replace(until_step=jnp.int32(4)), state.steering._replace(from_step=jnp.int32(5))):
+                   state.steering._replace(until_step=jnp.int32(4)),
+                   state.steering._replace(from_step=jnp.int32(5))):
     asked, after = pacer.hold(MOMENT, state._replace(steering=steering))
     assert float(asked.seconds) == 0 and not bool(asked.listen) and int(after.inner) == 0
   cut = state._replace(steering=state.steering._replace(max_delay=jnp.float32(1e-3)))
@@ -257,8 +270,8 @@ def test_the_guard_lets_holds_through_where_they_pay(gain):
     asked, state = hold(MOMENT._replace(step=jnp.int32(k)), state)
     held.append(float(asked.seconds))
     took = jnp.float32(0.1 * (1 + gain * (held[-1] > 0) + 0.02 * rng.normal()))
-    observation = Observation(jnp.int32(k), jnp.int32(0), jnp.zeros(1), jnp.zeros(1), jnp.zeros(1), took, before,
-                              jnp.zeros(1), jnp.zeros(1), holds=asked.seconds[None])
+    observation = Observation(jnp.int32(k), jnp.int32(0), jnp.zeros(1), jnp.zeros(1), jnp.zeros(1),
+                              took, before, jnp.zeros(1), jnp.zeros(1), holds=asked.seconds[None])
     (_, last), state = update(observation, state)
     before = took
   assert float(last["effect"]) == pytest.approx(gain, abs=0.03)

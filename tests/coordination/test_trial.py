@@ -38,13 +38,15 @@ def play(judge, times, used=True, lag=0, state=None):
 
 
 def noisy(steps, effect=0.0, cv=0.05, seed=0, rho=0.0):
-  """Step times of mean 1 (off) and 1 + effect (on), autocorrelated normal noise of the given variation."""
+  """Step times of mean 1 (off) and 1 + effect (on), autocorrelated normal noise of the given
+  variation."""
   rng = np.random.default_rng(seed)
   noise = np.empty(steps)
   level = rng.normal()
   for k in range(steps):
     noise[k], level = level, rho * level + np.sqrt(1 - rho * rho) * rng.normal()
-  return lambda step, on: max(0.2, 1 + cv * noise[step]) * (1 + effect * on) if step < steps else None
+  return lambda step, on: max(0.2,
+                              1 + cv * noise[step]) * (1 + effect * on) if step < steps else None
 
 
 def runs_of(on):
@@ -59,7 +61,8 @@ def test_pairs_are_a_block_on_and_a_block_off_in_the_order_of_the_coin():
   assert (pairs.all(axis=2) | ~pairs.any(axis=2)).all() and (pairs[:, 0] != pairs[:, 1]).all()
   assert pairs[:, 0, 0].tolist() == [keyed.coin(5, n, plain) for n in range(20)]
   counted = (tags[BLOCK:].reshape(20, 2, BLOCK) & trial.COUNTED) != 0
-  assert not counted[:, :, 0].any() and counted[:, :, 1:].all(), "the first step of a block is not counted"
+  assert (not counted[:, :, 0].any()
+          and counted[:, :, 1:].all()), "the first step of a block is not counted"
 
 
 @pytest.mark.parametrize("effect", [-0.1, -0.03, 0.03, 0.3])
@@ -70,7 +73,8 @@ def test_an_effect_is_found_and_acted_upon(effect):
   names = trial.Trial._fields
   assert not low > effect and not high < effect and found == pytest.approx(effect, abs=0.02)
   assert high < 0 if effect < 0 else sequential.log_odds(
-      *(states[decided][names.index(name)] for name in ("pairs", "mean", "squares", "rho")), plain) > np.log(10)
+      *(states[decided][names.index(name)]
+        for name in ("pairs", "mean", "squares", "rho")), plain) > np.log(10)
   assert decided < 40 * 2 * BLOCK
   assert on[decided + 1:decided + 1 + 4 * (decided // 2)].mean() == (1 if effect < 0 else 0)
 
@@ -89,7 +93,8 @@ def test_the_interval_is_that_of_the_block_means():
   state, took = states[-1], np.array(steps)[BLOCK:].reshape(30, 2, BLOCK)
   means = took[:, :, 1:].mean(axis=2)
   first_on = on[BLOCK:].reshape(30, 2, BLOCK)[:, 0, 0]
-  differences = np.where(first_on, means[:, 0] - means[:, 1], means[:, 1] - means[:, 0])[1:]  # the first tells nothing
+  # the first tells nothing
+  differences = np.where(first_on, means[:, 0] - means[:, 1], means[:, 1] - means[:, 0])[1:]
   off = np.where(first_on, means[:, 1], means[:, 0])[1:]
   squares = ((differences - differences.mean())**2).sum()
   half = sequential.half_width(29, squares, state.rho, np.log(4 / 3 / 0.02), plain)
@@ -106,9 +111,10 @@ def test_all_returns_to_pairs_together_spend_the_level():
   seen = set()
   for state in states:
     if state.mode == trial.PAIRS and not state.fresh and np.isfinite(state.high):
-      half = sequential.half_width(state.pairs, state.squares, state.rho, -np.log(level * parts[int(state.tries)]),
-                                   plain)
-      np.testing.assert_allclose((state.low, state.high), (state.mean - half, state.mean + half), rtol=1e-9)
+      half = sequential.half_width(state.pairs, state.squares, state.rho,
+                                   -np.log(level * parts[int(state.tries)]), plain)
+      np.testing.assert_allclose((state.low, state.high), (state.mean - half, state.mean + half),
+                                 rtol=1e-9)
       seen.add(state.tries)
   assert {1, 2, 3, 4} <= seen
 
@@ -182,13 +188,15 @@ def test_one_huge_pause_does_not_drown_the_rest():
 
 def test_compilation_does_not_count_as_usual():
   base = noisy(4000, -0.1)
-  _, _, states = play(trial.trials(xp=plain), lambda step, on: 500.0 if step < 2 else base(step, on))
+  _, _, states = play(trial.trials(xp=plain),
+                      lambda step, on: 500.0 if step < 2 else base(step, on))
   assert states[BLOCK].usual < 1.5
   assert any(state.mode == 1 for state in states)
 
 
 def test_nothing_done_is_no_evidence():
-  """Pairs count from the second after the thing was seen to do something, whatever the step times."""
+  """Pairs count from the second after the thing was seen to do something, whatever the step
+  times."""
   judge = trial.trials(xp=plain)
   _, _, states = play(judge, noisy(3000, 0.1), used=False)
   assert states[-1].pairs == 0 and all(state.mode == 0 for state in states[BLOCK:])
@@ -200,11 +208,14 @@ def test_nothing_done_is_no_evidence():
 
 @pytest.mark.parametrize("lag", [1, 3])
 def test_times_may_come_late(lag):
-  """The same pairs, with a few steps of rest after each; an effect is measured as exactly as without."""
+  """The same pairs, with a few steps of rest after each; an effect is measured as exactly as
+  without."""
   base = noisy(4000, -0.1, cv=0.0)
   on, _, states = play(trial.trials(xp=plain, lag=lag), base, lag=lag)
   state = next(state for state in states if state.mode == 1)
-  assert trial.effect(state, plain)[0] == pytest.approx(-0.1, abs=1e-12), "no step is counted to the other arm"
+  assert (trial.effect(state,
+                       plain)[0] == pytest.approx(-0.1,
+                                                  abs=1e-12)), "no step is counted to the other arm"
   first = on[BLOCK:BLOCK + 4 * (2 * BLOCK + lag)].reshape(4, -1)
   assert (first[:, :2 * BLOCK].sum(axis=1) == BLOCK).all() and not first[:, 2 * BLOCK:].any()
 
@@ -213,7 +224,8 @@ def test_times_may_come_late(lag):
 def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_they_are(effect):
   judge = trial.trials(xp=plain, key=9, harm=100, lean=3, lag=1)  # no block is cut
   on, tags, states = play(judge, noisy(9000, effect, cv=0.2, rho=0.5, seed=4), lag=1)
-  decided = next((k for k, state in enumerate(states) if state.mode != 0 and k > BLOCK), len(states))
+  decided = next((k for k, state in enumerate(states) if state.mode != 0 and k > BLOCK),
+                 len(states))
   parts = np.array([0, *(state.part for state in states[:decided - 1])])  # of the step itself
   side = trial.LEANS_ON if effect < 0 else trial.LEANS_OFF
   leaning = parts >= trial.LEANS_ON
@@ -223,7 +235,8 @@ def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_
   stretches = [len(list(group)) for here, group in itertools.groupby(leaning) if here]
   assert len(stretches) > 4 and set(stretches[:-1]) <= {2 * BLOCK * k for k in (1, 2, 3)}
   assert next(state.pairs for state in states[:decided] if state.part >= trial.LEANS_ON) >= 24
-  # Each pair is as it was: two blocks and its rest, in the order of the coin, and a step of rest for the lag.
+  # Each pair is as it was: two blocks and its rest, in the order of the coin, and a step of rest
+  # for the lag.
   rest = on[BLOCK:decided][~leaning[BLOCK:]]
   pairs = rest[:len(rest) // (2 * BLOCK + 1) * (2 * BLOCK + 1)].reshape(-1, 2 * BLOCK + 1)
   assert pairs[:, 0].tolist() == [keyed.coin(9, n, plain) for n in range(len(pairs))]
@@ -245,7 +258,8 @@ def test_arrays_decide_as_plain_numbers_do():
   for step in range(1300):
     parts.add(other.part)
     assert int(state.tag) == other.tag and int(state.pairs) == other.pairs
-    seconds = np.float32(base(step, bool(trial.is_on(state)))) if rng.random() > 0.05 else np.float32(np.nan)
+    seconds = (np.float32(base(step, bool(trial.is_on(state)))) if rng.random() > 0.05
+               else np.float32(np.nan))
     state = compiled()(jnp.float32(seconds), state.tag, jnp.asarray(True), state)
     other = on_host.update(float(seconds), other.tag, True, other)
   np.testing.assert_allclose(trial.effect(state), trial.effect(other, plain), rtol=1e-4)
@@ -253,10 +267,12 @@ def test_arrays_decide_as_plain_numbers_do():
   chex.assert_trees_all_equal_shapes_and_dtypes(trial.trials().init(), state)
 
 
-ANY = st.one_of(st.floats(width=32), st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 0.0, 1e30, 86400.0, 1e-38]))
+ANY = st.one_of(st.floats(width=32),
+                st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 0.0, 1e30, 86400.0, 1e-38]))
 
 
-@hypothesis.given(st.lists(st.tuples(ANY, st.integers(0, 15), st.booleans()), max_size=30), st.integers(0, 200))
+@hypothesis.given(st.lists(st.tuples(ANY, st.integers(0, 15), st.booleans()), max_size=30),
+                  st.integers(0, 200))
 @hypothesis.settings(max_examples=40)
 def test_whatever_it_is_given_it_still_judges_afterwards(junk, begin):
   for xp, update in ((plain, trial.trials(xp=plain).update), (None, compiled())):
@@ -265,7 +281,8 @@ def test_whatever_it_is_given_it_still_judges_afterwards(junk, begin):
     state = states[-1] if xp else jax.tree.map(
         lambda leaf, like: jnp.asarray(leaf, like.dtype), states[-1], judge.init())
     for seconds, tag, used in junk:
-      args = (float(seconds), tag, used) if xp else (jnp.float32(seconds), jnp.int32(tag), jnp.asarray(used))
+      args = ((float(seconds), tag, used) if xp
+              else (jnp.float32(seconds), jnp.int32(tag), jnp.asarray(used)))
       state = update(*args, state)
       assert not any(np.isnan(np.float64(leaf)) for leaf in state)
       assert state.left >= 0 and state.usual < np.inf
@@ -279,9 +296,10 @@ def test_blocks_hold_two_pauses():
 
 
 @pytest.mark.parametrize("settings, name", [
-    ({"block": 1}, "block"), ({"harm": 0.0}, "harm"), ({"level": 1.0}, "level"), ({"key": -1}, "key"),
-    ({"key": 0.5}, "key"), ({"patience": 0}, "patience"), ({"retry": 0}, "retry"), ({"lag": -1}, "lag"),
-    ({"lean": -1}, "lean"), ({"settle": 16}, "block")])
+    ({"block": 1}, "block"), ({"harm": 0.0}, "harm"), ({"level": 1.0}, "level"),
+    ({"key": -1}, "key"), ({"key": 0.5}, "key"), ({"patience": 0}, "patience"),
+    ({"retry": 0}, "retry"), ({"lag": -1}, "lag"), ({"lean": -1}, "lean"),
+    ({"settle": 16}, "block")])
 def test_slips_are_named(settings, name):
   with pytest.raises(ValueError, match=f"{name}="):
     trial.trials(**settings)

@@ -1,4 +1,5 @@
-"""Pacing without the others' arrivals: what is proved about its cost, and what it does with slack."""
+"""Pacing without the others' arrivals: what is proved about its cost, and what it does with
+slack."""
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -13,16 +14,18 @@ from tests.quick import examples
 
 WINDOW, LATE, CEILING = 8, 2, 2e-3
 # As bold as can be: the bucket is what limits.
-EAGER = jaxpace.pace_early_ranks(window=WINDOW, threshold=0.0, noise=0.0, share_of_slack=1.0, quantile=0.9, cost=0.1,
-                                 unshared=CEILING)
+EAGER = jaxpace.pace_early_ranks(window=WINDOW, threshold=0.0, noise=0.0, share_of_slack=1.0,
+                                 quantile=0.9, cost=0.1, unshared=CEILING)
 GENEROUS = jaxpace.pace_early_ranks(window=WINDOW, cost=1.0, unshared=CEILING)
 
 
 def run(pacer, busy, transfers):
-  """[steps, ranks], [steps] -> applied delays, columns [steps, ranks]; each rank sees what is its own."""
+  """[steps, ranks], [steps] -> applied delays, columns [steps, ranks]; each rank sees what is its
+  own."""
   busy = np.asarray(busy, np.float32)
   steps, ranks = busy.shape
-  update, state, asked = jobs.compiled(pacer), jobs.states(pacer, ranks), np.zeros(ranks, np.float32)
+  update, state, asked = (jobs.compiled(pacer), jobs.states(pacer, ranks),
+                          np.zeros(ranks, np.float32))
   mine = np.eye(ranks, dtype=bool)
   applied, columns = [], []
   for k in range(steps):
@@ -63,7 +66,8 @@ def test_what_it_costs_is_bounded(ranks, shape):
     busy = np.full((steps, ranks), 10e-3)
     busy[np.arange(steps), np.arange(steps) // 40 % ranks] += 20e-3
   else:
-    busy = 10e-3 + (rng.normal(0, 2e-3, (steps, ranks)) if shape == "normal" else rng.exponential(2e-3, (steps, ranks)))
+    busy = (10e-3 + (rng.normal(0, 2e-3, (steps, ranks)) if shape == "normal"
+                     else rng.exponential(2e-3, (steps, ranks))))
   transfers = rng.uniform(0.2, 1.0, steps) * CEILING
   applied, _ = run(EAGER, busy, transfers)
   assert applied.max() > 0
@@ -78,15 +82,18 @@ def test_whatever_the_arrivals_and_transfers(data):
   few = st.floats(0, 0.125, width=32)
   busy = data.draw(hnp.arrays(np.float32, shape, elements=few))
   busy[:WINDOW + 2, 0] = 0.125
-  transfers = data.draw(hnp.arrays(np.float32, shape[:1], elements=st.floats(0, 3 * CEILING))).astype(np.float64)
+  transfers = data.draw(hnp.arrays(np.float32, shape[:1],
+                                   elements=st.floats(0, 3 * CEILING))).astype(np.float64)
   applied, _ = run(EAGER, busy, transfers)
   check_bound(busy, applied, transfers, 0.1)
 
 
 def test_an_adversary_gets_the_budget_and_no_more():
-  """The late rank turns quick once the others' delays are worth striking at: rank after rank pays."""
+  """The late rank turns quick once the others' delays are worth striking at: rank after rank
+  pays."""
   ranks, steps = 3, 600
-  update, state, asked = jobs.compiled(EAGER), jobs.states(EAGER, ranks), np.zeros(ranks, np.float32)
+  update, state, asked = (jobs.compiled(EAGER), jobs.states(EAGER, ranks),
+                          np.zeros(ranks, np.float32))
   spent = bare = 0.0
   for k in range(steps):
     busy = np.full(ranks, 10e-3, np.float32)
@@ -103,7 +110,8 @@ def test_an_adversary_gets_the_budget_and_no_more():
 
 def test_slack_is_half_filled_and_the_late_rank_left_alone():
   busy = straggler(200)
-  applied, info = run(jaxpace.pace_early_ranks(window=32, cost=1.0, unshared=CEILING), busy, np.full(200, 1.9e-3))
+  applied, info = run(jaxpace.pace_early_ranks(window=32, cost=1.0, unshared=CEILING), busy,
+                      np.full(200, 1.9e-3))
   others = np.delete(np.arange(4), LATE)
   assert (applied[:, LATE] == 0).all() and (applied[:32] == 0).all()
   # Waits prove 9.9 ms less jitter: the collective may have taken 2 ms, and took 1.9.
@@ -132,17 +140,20 @@ def test_delays_that_overshoot_are_a_debt_and_unknown_ones_forfeit_all():
   pacer = GENEROUS
   state = pacer.init(4)
   state = state._replace(tokens=np.float32(3e-3))
-  one = jax.tree.map(lambda leaf: leaf[0], jobs.observe(0, np.full(4, 10e-3, np.float32), np.zeros(4, np.float32)))
+  one = jax.tree.map(lambda leaf: leaf[0],
+                     jobs.observe(0, np.full(4, 10e-3, np.float32), np.zeros(4, np.float32)))
   mine = np.arange(4) == 0
 
   def tokens(delay, wait, arrival=10e-3):
-    seen = one._replace(delays=np.where(mine, delay, np.nan).astype(np.float32), waits=np.float32([wait]),
+    seen = one._replace(delays=np.where(mine, delay, np.nan).astype(np.float32),
+                        waits=np.float32([wait]),
                         arrivals=np.where(mine, arrival, np.nan).astype(np.float32))
     return float(pacer.update(seen, state)[1].tokens)
 
   earned = 10e-3 / 4
   assert tokens(1e-3, 9e-3) == pytest.approx(3e-3 + earned, rel=1e-5)
-  assert tokens(1e-3, 2.5e-3) == pytest.approx(2e-3 + earned, rel=1e-5), "above the ceiling, but not by the delay"
+  assert (tokens(1e-3, 2.5e-3)
+          == pytest.approx(2e-3 + earned, rel=1e-5)), "above the ceiling, but not by the delay"
   assert tokens(8e-3, 1e-3) == pytest.approx(-5e-3 + earned, rel=1e-5)
   assert tokens(1e-3, np.nan) == pytest.approx(2e-3 + earned, rel=1e-5)
   assert tokens(np.nan, 9e-3) == tokens(1e-3, 9e-3, np.nan) == tokens(1e-3, 9e-3, np.inf) == 0

@@ -16,7 +16,8 @@ WINDOW = 64
 RATE = 2 / (WINDOW + 1)
 JUNK = [np.nan, np.inf, -np.inf, -1e-3, 1.8e10]
 ALL = {"mean": windows.mean(WINDOW), "deviation": windows.deviation(WINDOW),
-       "low": windows.quantile(WINDOW, 0.1), "median": windows.quantile(WINDOW, 0.5), "floor": windows.floor(WINDOW)}
+       "low": windows.quantile(WINDOW, 0.1), "median": windows.quantile(WINDOW, 0.5),
+       "floor": windows.floor(WINDOW)}
 
 
 @functools.cache
@@ -62,15 +63,17 @@ DATA = {
     "normal": lambda rng, shape: rng.normal(20e-3, 2e-3, shape),
     "exponential": lambda rng, shape: rng.exponential(3e-3, shape),
     "uniform": lambda rng, shape: rng.uniform(1e-3, 9e-3, shape),
-    "pauses": lambda rng, shape: 10e-3 + 1e-4 * rng.normal(size=shape) + 0.1 * (rng.random(shape) < 0.02),
+    "pauses": lambda rng, shape: 10e-3 + 1e-4 * rng.normal(size=shape)
+    + 0.1 * (rng.random(shape) < 0.02),
 }
 
 
 @pytest.mark.parametrize("kind", DATA)
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_quantile_of_stationary_data(kind, share):
-  """The share of values below the estimate is the one asked for, within 0.03; one estimate scatters at most half more
-  than the exact quantile of 64 values, twice as much at the steep edge of an exponential."""
+  """The share of values below the estimate is the one asked for, within 0.03; one estimate scatters
+  at most half more than the exact quantile of 64 values, twice as much at the steep edge of an
+  exponential."""
   x = DATA[kind](np.random.default_rng(1), (800, 200)).clip(0)
   found = follow(windows.quantile(WINDOW, share), x)
   below = (x[401:] < found[400:-1]).mean()
@@ -86,7 +89,8 @@ def test_quantile_of_stationary_data(kind, share):
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e3])
 def test_quantile_works_in_any_unit(unit):
   x = DATA["exponential"](np.random.default_rng(2), (300, 20))
-  np.testing.assert_allclose(follow(ALL["low"], x * unit), follow(ALL["low"], x) * unit, rtol=2e-3, atol=1e-9 * unit)
+  np.testing.assert_allclose(follow(ALL["low"], x * unit), follow(ALL["low"], x) * unit, rtol=2e-3,
+                             atol=1e-9 * unit)
 
 
 def test_quantile_follows_jumps_down_within_a_window_and_up_within_four():
@@ -104,7 +108,8 @@ def test_quantile_follows_jumps_down_within_a_window_and_up_within_four():
 
 def test_constants_are_found_exactly():
   x = np.full(40, 7e-3)
-  for estimator, expected in (*((ALL[k], 7e-3) for k in ("mean", "low", "median", "floor")), (ALL["deviation"], 0.0)):
+  for estimator, expected in (*((ALL[k], 7e-3) for k in ("mean", "low", "median", "floor")),
+                              (ALL["deviation"], 0.0)):
     np.testing.assert_allclose(follow(estimator, x), np.float32(expected), rtol=1e-6, atol=1e-10)
 
 
@@ -118,7 +123,8 @@ def test_floor_of_stationary_and_rising_data():
   assert (found >= running).all() and (found <= x.astype(np.float32)).all()
   step = np.concatenate([np.full(100, 5e-3), np.full(200, 9e-3)])
   risen = follow(ALL["floor"], step)
-  np.testing.assert_allclose(risen[100 + WINDOW - 1], 9e-3 - 4e-3 * (1 - 1 / WINDOW) ** WINDOW, rtol=1e-4)
+  np.testing.assert_allclose(risen[100 + WINDOW - 1], 9e-3 - 4e-3 * (1 - 1 / WINDOW) ** WINDOW,
+                             rtol=1e-4)
   assert follow(ALL["floor"], np.concatenate([step, [4e-3]]))[-1] == np.float32(4e-3)
 
 

@@ -26,8 +26,10 @@ def test_worked_example():
   np.testing.assert_allclose(arrivals.earliness(a), [10e-3, 0, 5e-3], rtol=1e-5)
   np.testing.assert_allclose(arrivals.lateness(a, d), 2e-3, rtol=1e-5)
   # Rank 0 enters at 14, the last (rank 2) at 22, the transfer takes 3: its wait is 11.
-  np.testing.assert_allclose(arrivals.transfer(jnp.float32(11e-3), a, d, jnp.int32(0)), 3e-3, rtol=1e-4)
-  np.testing.assert_allclose(arrivals.undelayed(f32(14e-3, 22e-3), f32(4e-3, 7e-3)), [10e-3, 15e-3], rtol=1e-5)
+  np.testing.assert_allclose(arrivals.transfer(jnp.float32(11e-3), a, d, jnp.int32(0)), 3e-3,
+                             rtol=1e-4)
+  np.testing.assert_allclose(arrivals.undelayed(f32(14e-3, 22e-3), f32(4e-3, 7e-3)), [10e-3, 15e-3],
+                             rtol=1e-5)
 
 
 @hypothesis.given(RANKS, st.floats(0, 1, width=32))
@@ -51,7 +53,8 @@ def test_means_of_waits_say_what_the_transfers_took(ranks, own_time, second):
   a, d = np.asarray(ranks, np.float32).T
   entered = a.astype(np.float64) + d
   waits = f32((entered.max() - entered + own_time).mean(), second, NAN)
-  np.testing.assert_allclose(TRANSFERS_NOW(waits, jnp.asarray(a), jnp.asarray(d)), [own_time, second, NAN], atol=3e-6)
+  np.testing.assert_allclose(TRANSFERS_NOW(waits, jnp.asarray(a), jnp.asarray(d)),
+                             [own_time, second, NAN], atol=3e-6)
   unknown = TRANSFERS_NOW(waits, jnp.asarray(a).at[0].set(NAN), jnp.asarray(d))
   np.testing.assert_allclose(unknown, [NAN, second, NAN], rtol=1e-6)
 

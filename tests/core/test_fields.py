@@ -22,7 +22,8 @@ def test_what_is_no_whole_number_of_the_range(value):
     fields.whole("n", value, 0, 10)
 
 
-@pytest.mark.parametrize("value", [True, "3", None, -1e-9, 10.1, 10**400, math.nan, math.inf, np.float32("nan"), [3]])
+@pytest.mark.parametrize("value", [True, "3", None, -1e-9, 10.1, 10**400, math.nan, math.inf,
+                                   np.float32("nan"), [3]])
 def test_what_is_no_number_of_the_range(value):
   assert not fields.is_number(value, 0, 10)
   with pytest.raises(SettingsError, match=r"^n=.* must be a number from 0 to 10: seconds\.$"):
@@ -44,9 +45,12 @@ def test_truth_is_python_s_or_numpy_s():
 
 @pytest.mark.parametrize("check, said", [
     (lambda: fields.whole("n", 0, 1), "n=0 must be a whole number, at least 1."),
-    (lambda: fields.whole("n", 0, 1, of="steps"), "n=0 must be a whole number of steps, at least 1."),
-    (lambda: fields.whole("n", 0, 1, 10**6, of="steps"), "n=0 must be a whole number of steps, from 1 to 1,000,000."),
-    (lambda: fields.whole("n", 0, 1, 4, more=" (ranks)"), "n=0 must be a whole number from 1 to 4 (ranks)."),
+    (lambda: fields.whole("n", 0, 1, of="steps"),
+     "n=0 must be a whole number of steps, at least 1."),
+    (lambda: fields.whole("n", 0, 1, 10**6, of="steps"),
+     "n=0 must be a whole number of steps, from 1 to 1,000,000."),
+    (lambda: fields.whole("n", 0, 1, 4, more=" (ranks)"),
+     "n=0 must be a whole number from 1 to 4 (ranks)."),
     (lambda: fields.number("n", 1, 0, 1, "a share", strictly=True),
      "n=1 must be a number strictly between 0 and 1: a share."),
     (lambda: fields.choice("n", [], ("a", "b")), "n=[] must be one of a, b."),

@@ -21,7 +21,8 @@ RANKS, STEPS = 4, 12
 
 
 def telltale(slots):
-  """A pacer that delays by rank; its columns are what it saw, slot by slot where there are slots."""
+  """A pacer that delays by rank; its columns are what it saw, slot by slot where there are
+  slots."""
 
   def columns(seen):
     out = {"rank": seen.rank.astype(jnp.float32), "step": seen.step.astype(jnp.float32),
@@ -47,7 +48,8 @@ def close(one, other):
 def recorded(tmp_path_factory):
   """A live run with two stamped collectives, the first of which carries what is shared."""
   path = tmp_path_factory.mktemp("runs") / "live"
-  mesh = jax.make_mesh((RANKS,), ("data",), devices=jax.devices()[:RANKS], axis_types=(jax.sharding.AxisType.Auto,))
+  mesh = jax.make_mesh((RANKS,), ("data",), devices=jax.devices()[:RANKS],
+                       axis_types=(jax.sharding.AxisType.Auto,))
 
   def step(params, batch):
     grads = jax.lax.psum(jnp.outer(batch.sum(0), batch.sum(0)), "data")
@@ -57,8 +59,8 @@ def recorded(tmp_path_factory):
 
   paced = jaxpace.instrument(step, axis_name="data", pacer=telltale(2), share=True)
   spec = jaxpace.spec(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, (P(), P())),
-                              check_vma=False))
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                              out_specs=(spec, (P(), P())), check_vma=False))
   params, batch, pace = jnp.zeros((8, 8)), jnp.ones((RANKS * 2, 8)), paced.init(mesh)
   with jaxpace.Recorder(path, paced) as recorder:
     for _ in range(STEPS):
@@ -73,11 +75,13 @@ def test_a_replay_shows_what_the_live_step_showed(recorded):
   assert len(plan.collectives) == 2 and plan.share
   again = replay(run, telltale(2), as_recorded=True)
   rows = pa.concat_tables([pq.read_table(part) for part in sorted(path.rglob("*.parquet"))
-                           if "decision_rank" in pq.read_schema(part).names]).sort_by([("step", "ascending"),
-                                                                                      ("rank", "ascending")])
+                           if "decision_rank" in pq.read_schema(part).names]).sort_by(
+                               [("step", "ascending"),
+                                ("rank", "ascending")])
   assert len(rows) == STEPS * RANKS and len(again.columns) == 12
   for name in sorted(again.columns):
-    live = rows.column(f"decision_{name}").to_numpy(zero_copy_only=False).astype(np.float32).reshape(STEPS, RANKS)
+    live = rows.column(f"decision_{name}").to_numpy(zero_copy_only=False).astype(
+        np.float32).reshape(STEPS, RANKS)
     # Columns recorded with a step were decided after the step before.
     close(live[3:], again.columns[name][2:-1])
 
@@ -91,20 +95,22 @@ def test_which_transfers_are_known_now_follows_the_carrier(recorded):
 
 @pytest.mark.parametrize("buckets", [1, 3])
 def test_a_simulated_job_shows_what_a_replay_of_its_record_shows(tmp_path, buckets):
-  job = Job(forward=4e-3, backward=8e-3, update=1e-3, gap=0.5e-3, transfers=np.full(buckets, 2e-3, np.float32),
-            noise=(Normal(np.float32(0.05)),))
+  job = Job(forward=4e-3, backward=8e-3, update=1e-3, gap=0.5e-3,
+            transfers=np.full(buckets, 2e-3, np.float32), noise=(Normal(np.float32(0.05)),))
   played = simulation(Shape(ranks=RANKS), telltale(buckets), buckets=buckets, by_rank=True)
   _, steps = played.run(jax.random.key(0), job, played.init(jax.random.key(0), job), 20)
   steps = jax.tree.map(np.asarray, steps)
-  writer = RunWriter(tmp_path / "run", Recording("twin", ["a", "b"], RANKS, [8] * buckets, 4e-3, 8e-3, 1e-3, 0.25,
-                                                 "telltale", {}), 0)
+  writer = RunWriter(tmp_path / "run",
+                     Recording("twin", ["a", "b"], RANKS, [8] * buckets, 4e-3, 8e-3, 1e-3, 0.25,
+                               "telltale", {}), 0)
   writer.write(steps)
   writer.close()
   again = replay(read_run(tmp_path / "run"), telltale(buckets), slots=buckets, as_recorded=True)
   assert sorted(again.columns) == sorted(steps.info)
   for name, values in again.columns.items():
     # Recorded in whole nanoseconds.
-    np.testing.assert_allclose(values[2:], steps.info[name][2:], rtol=1e-5, atol=1e-8, equal_nan=True, err_msg=name)
+    np.testing.assert_allclose(values[2:], steps.info[name][2:], rtol=1e-5, atol=1e-8,
+                               equal_nan=True, err_msg=name)
 
 
 def test_what_is_over_before_the_message_leaves():
@@ -115,14 +121,17 @@ def test_what_is_over_before_the_message_leaves():
 
 def test_the_jobs_step_time_is_the_one_that_was_shared():
   shared = pacing.nothing_shared(1)._replace(step_time=jnp.float32(7))
-  seen, _ = pacing.observe(jnp.int32(0), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.zeros(1), jnp.float32(3), shared)
+  seen, _ = pacing.observe(jnp.int32(0), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.zeros(1),
+                           jnp.float32(3), shared)
   assert (float(seen.step_time), float(seen.job_step_time)) == (3, 7)
 
 
 def test_an_answer_becomes_plain_scalars_sorted_by_name():
-  pacer = Pacer(lambda ranks: (), lambda seen, state: (Decision(np.float64(2), {"b": 1, "a": jnp.int32(3)}), state))
-  seen = pacing.observe(jnp.int32(0), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.zeros(1), jnp.float32(0),
-                        pacing.nothing_shared(1))[0]
+  pacer = Pacer(lambda ranks: (),
+                lambda seen, state: (Decision(np.float64(2), {"b": 1, "a": jnp.int32(3)}), state))
+  seen = pacing.observe(jnp.int32(0), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.zeros(1),
+                        jnp.float32(0), pacing.nothing_shared(1))[0]
   decision, _ = pacing.decide(pacer, seen, ())
-  assert list(decision.info) == ["a", "b"] and decision.delay.dtype == jnp.float32 and decision.delay.shape == ()
+  assert (list(decision.info) == ["a", "b"] and decision.delay.dtype == jnp.float32
+          and decision.delay.shape == ())
   assert [float(value) for value in decision.info.values()] == [3, 1]

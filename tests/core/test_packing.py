@@ -1,4 +1,5 @@
-"""Packing: what goes in comes out, on devices and on the host, axes in front stay, and a layout is told from others."""
+"""Packing: what goes in comes out, on devices and on the host, axes in front stay, and a layout is
+told from others."""
 
 from typing import NamedTuple
 
@@ -33,12 +34,14 @@ TREE = {"a": np.float32(np.nan), "b": (np.int32(-(2**31)), np.bool_(True)), "c":
 
 @st.composite
 def arrays(draw):
-  """Any bits at all, of the kinds that are packed and of some that are not; scalars, vectors, empty ones."""
+  """Any bits at all, of the kinds that are packed and of some that are not; scalars, vectors, empty
+  ones."""
   kind = np.dtype(draw(st.sampled_from(PACKED + OTHERS)))
   shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
   size = int(np.prod(shape))
   if kind == np.bool_:
-    return np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)), kind).reshape(shape)
+    return np.array(draw(st.lists(st.booleans(), min_size=size, max_size=size)),
+                    kind).reshape(shape)
   data = draw(st.binary(min_size=size * kind.itemsize, max_size=size * kind.itemsize))
   return np.frombuffer(data, kind).reshape(shape)
 
@@ -52,7 +55,8 @@ TREES = st.recursive(
 def same(one, other):
   assert jax.tree.structure(one) == jax.tree.structure(other)
   for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-    assert a.dtype == b.dtype and np.shape(a) == np.shape(b) and np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert (a.dtype == b.dtype and np.shape(a) == np.shape(b)
+            and np.asarray(a).tobytes() == np.asarray(b).tobytes())
 
 
 @given(TREES, st.integers(0, 2))
@@ -64,7 +68,8 @@ def test_every_bit_of_any_tree_comes_out_again_on_the_host_and_with_axes_in_fron
   assert packed.words.dtype == np.uint32 and packed.words.ndim == 1 + axes
   same(packing.unpack(packed), many)
   same(packing.pack(packing.unpack(packed), packed.layout, lead, np), packed)
-  assert packed.layout == packing.layout_of(tree), "the layout is that of the tree without axes in front"
+  assert packed.layout == packing.layout_of(tree), ("the layout is that of the tree without axes "
+                                                    "in front")
 
 
 @given(TREES)
@@ -94,8 +99,9 @@ def test_what_is_large_or_of_another_kind_stays_by_itself():
 
 
 @pytest.mark.parametrize("other", [
-    Twin(np.float32(1), np.int32(2)), Pair(np.int32(1), np.float32(2)), Pair(np.zeros(2, np.float32), np.int32(2)),
-    (np.float32(1), np.int32(2)), Pair(np.float32(1), np.bool_(True))])
+    Twin(np.float32(1), np.int32(2)), Pair(np.int32(1), np.float32(2)),
+    Pair(np.zeros(2, np.float32), np.int32(2)), (np.float32(1), np.int32(2)),
+    Pair(np.float32(1), np.bool_(True))])
 def test_the_mark_tells_layouts_apart_by_names_shapes_and_kinds(other):
   here = packing.layout_of(Pair(np.float32(1), np.int32(2)))
   assert here == packing.layout_of(jax.eval_shape(lambda: Pair(jnp.float32(5), jnp.int32(6))))
@@ -105,7 +111,8 @@ def test_the_mark_tells_layouts_apart_by_names_shapes_and_kinds(other):
 PACERS = {
     "early": jaxpace.pace_early_ranks(), "unshared": jaxpace.pace_early_ranks(unshared=1e-3),
     "guard": jaxpace.guard(jaxpace.pace_early_ranks()), "interleave": jaxpace.interleave_jobs(),
-    "all": jaxpace.steerable(jaxpace.chain(jaxpace.guard(jaxpace.pace_early_ranks()), jaxpace.interleave_jobs()))}
+    "all": jaxpace.steerable(jaxpace.chain(jaxpace.guard(jaxpace.pace_early_ranks()),
+                                           jaxpace.interleave_jobs()))}
 
 
 @pytest.mark.parametrize("name", PACERS)

@@ -1,4 +1,5 @@
-"""The closed forms of collectives against the messages that the algorithms send, counted one by one."""
+"""The closed forms of collectives against the messages that the algorithms send, counted one by
+one."""
 
 import math
 
@@ -10,7 +11,8 @@ from jaxpace.costs.alpha_beta import coefficients, seconds
 
 
 def doubling(ranks):
-  """Exchanges of everything, in pairs: (messages after one another, vectors sent after one another)."""
+  """Exchanges of everything, in pairs: (messages after one another, vectors sent after one
+  another)."""
   core, knows = 1 << int(math.log2(ranks)), [{r} for r in range(ranks)]
   exchanges = 0
   if core < ranks:
@@ -30,7 +32,8 @@ def doubling(ranks):
 
 
 def bruck(ranks):
-  """All-gather: in round k every rank sends what it has, or as much as is missing, to the rank 2^k before it."""
+  """All-gather: in round k every rank sends what it has, or as much as is missing, to the rank 2^k
+  before it."""
   has, messages, blocks = [[r] for r in range(ranks)], 0, 0
   while len(has[0]) < ranks:
     held = len(has[0])
@@ -68,7 +71,8 @@ def test_halving_and_doubling_is_both_halves_on_powers_of_two(ranks):
 
 def test_two_trees_send_half_of_the_bytes_each_up_and_down():
   """A rank of either tree receives from two below it, but for the only one of two ranks."""
-  assert [coefficients("all_reduce", "tree", ranks) for ranks in (2, 4, 8)] == [(2, 1.0), (4, 2.0), (6, 2.0)]
+  assert ([coefficients("all_reduce", "tree", ranks) for ranks in (2, 4, 8)]
+          == [(2, 1.0), (4, 2.0), (6, 2.0)])
 
 
 def test_one_rank_sends_nothing_and_what_is_unknown_is_refused():

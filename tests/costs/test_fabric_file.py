@@ -22,7 +22,8 @@ def test_formulas(p, m):
     return a * alpha + b * m * beta
 
   assert seconds("all_reduce", "ring") == pytest.approx(2 * (p - 1) * (alpha + m * beta / p))
-  levels, sent = math.floor(math.log2(p)), 2 if p > 2 else 1  # with two ranks half of the bytes go each way
+  # with two ranks half of the bytes go each way
+  levels, sent = math.floor(math.log2(p)), 2 if p > 2 else 1
   folded = 2 if p == 96 else 0
   assert seconds("all_reduce", "doubling") == pytest.approx((levels + folded) * (alpha + m * beta))
   assert seconds("all_reduce", "tree") == pytest.approx(2 * levels * alpha + sent * m * beta)
@@ -44,8 +45,10 @@ def test_a_described_fabric_and_a_measured_one(tmp_path):
   found = read_fabric(path)
   assert [level.name for level in found.levels] == ["host", "all"]
   assert found.level(8).name == "host" and found.level(9).name == "all"
-  assert quiet_seconds(found, "all_reduce", 10_000, 8) == pytest.approx(1e-2)  # halfway on logarithmic scales
-  assert quiet_seconds(found, "all_reduce", 10_000, 4) == pytest.approx(6 * 2e-6)  # not as measured: by the formula
+  # halfway on logarithmic scales
+  assert quiet_seconds(found, "all_reduce", 10_000, 8) == pytest.approx(1e-2)
+  # not as measured: by the formula
+  assert quiet_seconds(found, "all_reduce", 10_000, 4) == pytest.approx(6 * 2e-6)
   assert quiet_seconds(found, "all_reduce", 10, 8) == pytest.approx(14 * 2e-6)
   assert quiet_seconds(found, "all_gather", 10, 8) is None
   assert quiet_seconds(found, "all_reduce", 1000, 16) == pytest.approx(8e-5 + 2e-6)
@@ -53,11 +56,14 @@ def test_a_described_fabric_and_a_measured_one(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (None, "no such file"), ("{", "not JSON"), ("[]", "no list 'levels'"), ('{"levels": []}', "no list 'levels'"),
-    ('{"levels": [3]}', "level 1 is no object"), ('{"levels": [{"ranks": -1}]}', "no number of ranks"),
-    ('{"levels": [{"alpha": 1}]}', "beta must be a number"), ('{"levels": [{"alpha": NaN, "beta": 1}]}', "alpha must"),
+    (None, "no such file"), ("{", "not JSON"), ("[]", "no list 'levels'"),
+    ('{"levels": []}', "no list 'levels'"), ('{"levels": [3]}', "level 1 is no object"),
+    ('{"levels": [{"ranks": -1}]}', "no number of ranks"),
+    ('{"levels": [{"alpha": 1}]}', "beta must be a number"),
+    ('{"levels": [{"alpha": NaN, "beta": 1}]}', "alpha must"),
     ('{"levels": [{"alpha": 1, "beta": 1, "algorithm": "magic"}]}', "must be one of ring"),
-    ('{"levels": [{"collectives": {}}]}', "says nothing of"), ('{"levels": [{"collectives": 3}]}', "no object"),
+    ('{"levels": [{"collectives": {}}]}', "says nothing of"),
+    ('{"levels": [{"collectives": 3}]}', "no object"),
     ('{"levels": [{"collectives": {"all_reduce": 3}}]}', "no object with alpha"),
     ('{"schema": 9, "levels": [{}]}', "newer jaxpace"), ("\x00\xff", "not JSON")])
 def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
@@ -69,10 +75,12 @@ def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
 
 
 def test_kinds():
-  assert {fabric.kind_of(n) for n in ("psum", "pmean", "gradients", "psum_invariant")} == {"all_reduce"}
+  assert ({fabric.kind_of(n) for n in ("psum", "pmean", "gradients", "psum_invariant")}
+          == {"all_reduce"})
   truth = made_up_runs.simulate(made_up_runs.MadeUpJob(steps=5))
   run = make_run(truth.enter, truth.exit)
   assert fabric.kind_in(run, run.collectives[0]) == "all_reduce"
   run.info["plan"] = {"collectives": [3, {"slot": 0, "primitives": ["reduce_scatter"]}]}
   assert fabric.kind_in(run, run.collectives[0]) == "reduce_scatter"
-  assert fabric.kind_of("reduce_scatter") == "reduce_scatter" and fabric.kind_of("all_gather") == "all_gather"
+  assert (fabric.kind_of("reduce_scatter") == "reduce_scatter"
+          and fabric.kind_of("all_gather") == "all_gather")

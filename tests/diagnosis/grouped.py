@@ -10,7 +10,8 @@ from jaxpace.trace.parts import PartStore
 
 
 def play(arrivals, transfers, groups=None, sources=None):
-  """Entries and exits, ns on a clock common to all, of ranks that wait for those of their group, or for their source.
+  """Entries and exits, ns on a clock common to all, of ranks that wait for those of their group, or
+  for their source.
 
   Args:
     arrivals: [C, R, K] s busy before each collective.
@@ -36,9 +37,10 @@ def play(arrivals, transfers, groups=None, sources=None):
   return np.rint(enter * 1e9).astype(np.int64), np.rint(leave * 1e9).astype(np.int64)
 
 
-def write(directory, enter, leave, *, settings=None, collectives=None, ranks=None, gap=None, run="made-up",
-          processes=None, plan=None, left_out=()):
-  """Writes [C, R, K] stamps as a run of a process for each rank, whose clocks have nothing in common.
+def write(directory, enter, leave, *, settings=None, collectives=None, ranks=None, gap=None,
+          run="made-up", processes=None, plan=None, left_out=()):
+  """Writes [C, R, K] stamps as a run of a process for each rank, whose clocks have nothing in
+  common.
 
   Args:
     directory: run directory.
@@ -56,8 +58,8 @@ def write(directory, enter, leave, *, settings=None, collectives=None, ranks=Non
   path = pathlib.Path(directory)
   slots, number, size = enter.shape
   (path / "process").mkdir(parents=True)
-  entries = [{"slot": c, "name": "psum", "primitives": ["psum"], "axis": "data", "bytes": 4096, "phase": "backward",
-              **(collectives[c] if collectives else {})} for c in range(slots)]
+  entries = [{"slot": c, "name": "psum", "primitives": ["psum"], "axis": "data", "bytes": 4096,
+              "phase": "backward", **(collectives[c] if collectives else {})} for c in range(slots)]
   (path / "run.json").write_text(json.dumps({
       "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": ranks or number,
       "processes": number, "settings": settings or {},
@@ -77,7 +79,8 @@ def write(directory, enter, leave, *, settings=None, collectives=None, ranks=Non
         {**keys, "start_ns": enter[0, rank] + origin, "end_ns": leave[-1, rank] + origin,
          "gap_ns": np.rint(own_gap * 1e9).astype(np.int64)})
     inside = [c for c in range(slots) if not (collectives and "groups" in collectives[c]
-                                              and not any(rank in g for g in collectives[c]["groups"]))]
+                                              and not any(rank in g
+                                                          for g in collectives[c]["groups"]))]
     rows = {name: np.tile(values, len(inside)) for name, values in keys.items()}
     rows["collective"] = np.repeat(np.array(inside, np.int32), size)
     rows["name"] = np.repeat(np.array([entries[c]["name"] for c in inside]), size)

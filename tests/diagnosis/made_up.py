@@ -25,18 +25,23 @@ def run_of(job: MadeUpJob):
   hosts = [f"host{p * job.hosts // job.processes}" for p in range(job.processes)]
   run = make_run(truth.enter + origin, truth.exit + origin, gap=truth.gap.astype(float),
                  delay=truth.delay.astype(float), processes=process, hosts=hosts,
-                 phases={"forward": truth.forward.astype(float), "backward": truth.backward.astype(float)})
+                 phases={"forward": truth.forward.astype(float),
+                         "backward": truth.backward.astype(float)})
   if job.host_columns:
     rows = [_host_columns(truth, ranks) for ranks in groups]
     causes = {name.removesuffix("_ns"): np.stack(
-        [row.get(name, np.zeros(job.steps)) for row in rows]).astype(np.float32) * (1 if name == "nivcsw" else 1e-9)
+        [row.get(name, np.zeros(job.steps)) for row in rows]).astype(np.float32)
+              * (1 if name == "nivcsw" else 1e-9)
               for name in sorted(set().union(*rows))}
-    samples = [_host_samples(job, truth, ranks, p, 0, int(origin[ranks[0], 0])) for p, ranks in enumerate(groups)]
-    columns = {name: np.concatenate([s.get(name, np.full(len(s["time_ns"]), np.nan)) for s in samples]).astype(float)
+    samples = [_host_samples(job, truth, ranks, p, 0, int(origin[ranks[0], 0]))
+               for p, ranks in enumerate(groups)]
+    columns = {name: np.concatenate([s.get(name, np.full(len(s["time_ns"]), np.nan))
+                                     for s in samples]).astype(float)
                for name in COLUMNS}
     run = dataclasses.replace(
         run, host_causes=HostCauses(np.arange(job.processes), causes),
-        host_samples=HostSamples(*(np.concatenate([s[n] for s in samples]) for n in ("process", "attempt", "time_ns")),
+        host_samples=HostSamples(*(np.concatenate([s[n] for s in samples])
+                                   for n in ("process", "attempt", "time_ns")),
                                  columns))
   return run, truth
 
@@ -52,7 +57,8 @@ def case_of(run: Run) -> Case:
 
 
 def true_shares(truth, quiet: float) -> dict[str, float]:
-  """Shares by the definition, one rank, step and collective at a time, from what the ranks really did.
+  """Shares by the definition, one rank, step and collective at a time, from what the ranks really
+  did.
 
   Args:
     truth: the job's truth.
@@ -72,7 +78,8 @@ def true_shares(truth, quiet: float) -> dict[str, float]:
         if c or not early:
           spent["skew"] += early
           continue
-        more = {"runtime": truth.gap[last, k] - truth.gap[r, k], "pacing": truth.delay[last, k] - truth.delay[r, k]}
+        more = {"runtime": truth.gap[last, k] - truth.gap[r, k],
+                "pacing": truth.delay[last, k] - truth.delay[r, k]}
         more["skew"] = early - sum(more.values())
         total = sum(max(x, 0) for x in more.values())
         for name, x in more.items():

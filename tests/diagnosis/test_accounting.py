@@ -21,7 +21,8 @@ MS = 1_000_000
 
 @st.composite
 def traces(draw):
-  """Random entries and exits with holes, restarts, gaps and delays of any size, on clocks of any origin."""
+  """Random entries and exits with holes, restarts, gaps and delays of any size, on clocks of any
+  origin."""
   ranks, size, slots = draw(st.integers(1, 4)), draw(st.integers(2, 7)), draw(st.integers(1, 3))
   random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
   stretches = random.integers(0, 50 * MS, (ranks, size * slots * 2))
@@ -40,18 +41,21 @@ def traces(draw):
       attempt[r, k] = -1
   gap = random.integers(0, 30 * MS, (ranks, size)).astype(float)
   gap[random.random(gap.shape) < 0.1] = np.nan
-  delay = random.integers(0, 30 * MS, (ranks, size)).astype(float) * (random.random(gap.shape) < 0.5)
+  delay = (random.integers(0, 30 * MS, (ranks, size)).astype(float)
+           * (random.random(gap.shape) < 0.5))
   steps = np.arange(size) + 10 + (np.arange(size) > size // 2) * draw(st.integers(0, 1))
   return make_run(enter, leave, gap=gap, delay=delay, attempt=attempt, steps=steps)
 
 
 def reference(run):
-  """DESIGN's words, one rank, step and collective at a time, in exact nanoseconds where they are whole."""
+  """DESIGN's words, one rank, step and collective at a time, in exact nanoseconds where they are
+  whole."""
   result = {}
   for k in range(1, len(run.steps)):
     newest = max(run.attempt[:, k])
     ranks = [r for r in range(run.ranks) if run.steps[k] == run.steps[k - 1] + 1
-             and newest == max(run.attempt[:, k - 1]) >= 0 and run.attempt[r, k] == run.attempt[r, k - 1] == newest]
+             and newest == max(run.attempt[:, k - 1]) >= 0
+             and run.attempt[r, k] == run.attempt[r, k - 1] == newest]
     rows = {}
     for r in ranks:
       at = max(int(c.exit_ns[r, k - 1]) for c in run.collectives)
@@ -89,7 +93,8 @@ def test_matches_its_definition_and_adds_up_exactly(run):
   assert known == set(expected)
   for (r, k), (step, compute, gap, delay, *waiting, transfer) in expected.items():
     measured = [getattr(split, name)[r, k] for name in (
-        "step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime", "waiting_pacing")]
+        "step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime",
+        "waiting_pacing")]
     np.testing.assert_allclose(measured, [step, compute, gap, delay, *waiting], atol=1e-9)
     np.testing.assert_allclose(split.transfer[:, k].sum(), transfer, atol=1e-12)
     total = sum(measured[1:]) + split.transfer[:, k].sum() + split.spread[r, k]
@@ -101,10 +106,14 @@ def test_a_clocks_origin_does_not_matter(run, origins):
   moved = []
   for c in run.collectives:
     origin = np.array(origins[:run.ranks])[:, None]
-    moved.append(dataclasses.replace(c, enter_ns=np.where(c.enter_ns == MISSING, MISSING, c.enter_ns + origin),
-                                     exit_ns=np.where(c.exit_ns == MISSING, MISSING, c.exit_ns + origin)))
+    moved.append(dataclasses.replace(c,
+                                     enter_ns=np.where(c.enter_ns == MISSING, MISSING,
+                                                       c.enter_ns + origin),
+                                     exit_ns=np.where(c.exit_ns == MISSING, MISSING,
+                                                      c.exit_ns + origin)))
   before = account(busy(run, slice(0, len(run.steps))))
-  after = account(busy(dataclasses.replace(run, collectives=tuple(moved)), slice(0, len(run.steps))))
+  after = account(busy(dataclasses.replace(run, collectives=tuple(moved)),
+                       slice(0, len(run.steps))))
   for a, b in zip(before, after, strict=True):
     np.testing.assert_array_equal(a, b)
 
@@ -119,7 +128,8 @@ def test_shares_sum_to_one_and_waiting_splits_by_finding(run):
   earliness = np.nansum(diagnosis.totals.earliness[:, diagnosis.selected.mask], axis=0).mean()
   parts = diagnosis.lateness.persistent.sum() + diagnosis.lateness.random.sum()
   assert parts == pytest.approx(earliness, abs=1e-12)
-  assert diagnosis.totals.blame.sum() == pytest.approx(earliness * diagnosis.selected.size, abs=1e-12)
+  assert (diagnosis.totals.blame.sum()
+          == pytest.approx(earliness * diagnosis.selected.size, abs=1e-12))
 
 
 @pytest.mark.parametrize("cells", [1, 7, 64])
@@ -136,7 +146,8 @@ def test_chunks_do_not_matter(monkeypatch, cells):
 
 
 def test_waiting_is_charged_to_what_made_the_last_rank_last():
-  """Rank 1 computes 7 ms and idles 3 ms longer, rank 2 is delayed by 4 ms: rank 0 waits 10, rank 2 waits 6."""
+  """Rank 1 computes 7 ms and idles 3 ms longer, rank 2 is delayed by 4 ms: rank 0 waits 10, rank 2
+  waits 6."""
   busy_ns = np.tile(np.array([[10], [20], [14]]) * MS, (1, 3))
   gap = np.tile(np.array([[1.0], [4.0], [1.0]]) * MS, (1, 3))
   delay = np.tile(np.array([[0.0], [0.0], [4.0]]) * MS, (1, 3))
@@ -151,9 +162,11 @@ def test_waiting_is_charged_to_what_made_the_last_rank_last():
 def test_the_documents_example_holds():
   path = pathlib.Path(__file__).parents[2] / "docs" / "accounting.md"
   assert doctest.testfile(str(path), module_relative=False).failed == 0
-  busy_ns, gap = np.tile([[10 * MS], [20 * MS]], (1, 60)), np.tile([[1.0 * MS], [4.0 * MS]], (1, 60))
+  busy_ns, gap = np.tile([[10 * MS],
+                          [20 * MS]], (1, 60)), np.tile([[1.0 * MS], [4.0 * MS]], (1, 60))
   diagnosis = diagnose(make_run(*barrier(busy_ns, 2 * MS), gap=gap))
-  expected = {"compute": 12.5, "skew": 3.5, "transfer": 2, "contention": 0, "runtime": 4, "pacing": 0}
+  expected = {"compute": 12.5, "skew": 3.5, "transfer": 2, "contention": 0, "runtime": 4,
+              "pacing": 0}
   assert diagnosis.shares == pytest.approx({k: v / 22 for k, v in expected.items()}, abs=1e-7)
   assert diagnosis.no_skew.step_time == pytest.approx(17e-3)
   assert diagnosis.no_skew.speedup == pytest.approx(22 / 17)

@@ -18,13 +18,14 @@ from tests.lib.said import only
 STEPS = 300
 
 
-@pytest.mark.parametrize("struck", [(2, 5), (2, 2, 5), (2, 2, 2, 5), (2, 2, 2, 2, 5), (2, 2, 2, 6, 7)])
+@pytest.mark.parametrize("struck",
+                         [(2, 5), (2, 2, 5), (2, 2, 2, 5), (2, 2, 2, 2, 5), (2, 2, 2, 6, 7)])
 def test_a_process_is_named_if_chance_would_not_give_any_one_so_many_pauses(struck):
   """Chance by counting all ways in which eight processes can have these pauses."""
   pauses = [Fault("pause", 0.1, (2 * process, 2 * process + 1), begin=(60 + 20 * i) / STEPS,
                   end=(61 + 20 * i) / STEPS, mechanism="gc") for i, process in enumerate(struck)]
-  run, _ = run_of(MadeUpJob(ranks=16, steps=STEPS, processes=8, hosts=8, noise=0.02, host_columns=True,
-                            faults=tuple(pauses)))
+  run, _ = run_of(MadeUpJob(ranks=16, steps=STEPS, processes=8, hosts=8, noise=0.02,
+                            host_columns=True, faults=tuple(pauses)))
   most = struck.count(2)
   ways = itertools.product(range(8), repeat=len(struck))
   chance = np.mean([max(way.count(process) for process in set(way)) >= most for way in ways])

@@ -41,11 +41,13 @@ def test_a_change_is_found_where_it_is(blocks):
 @pytest.mark.parametrize("noise", ["normal", "exponential", "student", "wandering"])
 @pytest.mark.parametrize("blocks", [60, 256])
 def test_noise_seldom_has_a_change(noise, blocks):
-  """Jobs of 8 ranks with any change-point: under 5 in 100 (nominal 1 for Gaussian noise; 0 to 1 were measured)."""
+  """Jobs of 8 ranks with any change-point: under 5 in 100 (nominal 1 for Gaussian noise; 0 to 1
+  were measured)."""
   random = np.random.default_rng(1)
   alarms = 0
   for _ in range(60):
-    series = {"normal": random.normal, "exponential": random.exponential}.get(noise, random.normal)(size=(8, blocks))
+    series = {"normal": random.normal, "exponential": random.exponential}.get(noise, random.normal)(
+        size=(8, blocks))
     if noise == "student":
       series = random.standard_t(3, (8, blocks))
     if noise == "wandering":
@@ -56,7 +58,8 @@ def test_noise_seldom_has_a_change(noise, blocks):
 
 
 def test_the_noise_is_that_of_long_means():
-  """AR(0.5): the long-run deviation is 1 / (1 - 0.5) = 2, not the 1.15 of single values. It errs upwards."""
+  """AR(0.5): the long-run deviation is 1 / (1 - 0.5) = 2, not the 1.15 of single values. It errs
+  upwards."""
   random = np.random.default_rng(0)
   series = random.normal(size=(20, 4000))
   for b in range(1, 4000):

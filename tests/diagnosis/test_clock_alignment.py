@@ -1,4 +1,5 @@
-"""Alignment of clocks against a job whose truth is known, on clocks that are off, drift and wander."""
+"""Alignment of clocks against a job whose truth is known, on clocks that are off, drift and
+wander."""
 
 import dataclasses
 
@@ -34,7 +35,8 @@ def on_clocks(run, truth, clock, late=None):
 
 
 def error(run, truth):
-  """Largest deviation of entries, in seconds, from where they truly lay relative to the other ranks' ones."""
+  """Largest deviation of entries, in seconds, from where they truly lay relative to the other
+  ranks' ones."""
   alignment = align(run)
   worst = 0.0
   for c, collective in enumerate(run.collectives):
@@ -44,7 +46,8 @@ def error(run, truth):
 
 
 def drifting(process, times):
-  """Off by hours, fast or slow by up to 90 millionths, and wandering by milliseconds within minutes."""
+  """Off by hours, fast or slow by up to 90 millionths, and wandering by milliseconds within
+  minutes."""
   seconds = times * 1e-9
   away = (-90, 40, 90, 5)[process] * 1e-6 * seconds + (process - 1) * 2e-3 * np.sin(seconds / 40)
   return times + np.rint(away * 1e9).astype(np.int64) + (10**15, -(10**12), 7, 3 * 10**16)[process]
@@ -59,11 +62,13 @@ def test_exits_that_are_late_now_and_then_do_not_move_a_clock(recorded):
   run, truth = recorded
   random = np.random.default_rng(1)
   late = random.exponential(0.1e6, truth.exit.shape).astype(np.int64)
-  late[:, 4] += (14e6 * (random.random(late[:, 4].shape) < 0.3)).astype(np.int64)  # behind a slow host
+  # behind a slow host
+  late[:, 4] += (14e6 * (random.random(late[:, 4].shape) < 0.3)).astype(np.int64)
   late[:, 5] += 14_000_000  # always: the other rank of its process holds the clock
   one = on_clocks(run, truth, drifting, late)
   collectives = tuple(
-      dataclasses.replace(c, exit_ns=np.where(np.arange(JOB.ranks)[:, None] == 5, MISSING, c.exit_ns))
+      dataclasses.replace(c, exit_ns=np.where(np.arange(JOB.ranks)[:, None] == 5, MISSING,
+                                              c.exit_ns))
       for c in one.collectives)
   assert error(dataclasses.replace(one, collectives=collectives), truth) < 0.2e-3
 
@@ -72,9 +77,12 @@ def test_a_window_of_few_steps_is_aligned_by_offsets_alone(recorded):
   run, truth = recorded
   one = on_clocks(run, truth, drifting)
   part = slice(400, 406)
-  few = dataclasses.replace(one, steps=one.steps[part], attempt=one.attempt[:, part], collectives=tuple(
-      dataclasses.replace(c, enter_ns=c.enter_ns[:, part], exit_ns=c.exit_ns[:, part], attempt=c.attempt[:, part])
-      for c in one.collectives))
+  few = dataclasses.replace(one, steps=one.steps[part], attempt=one.attempt[:, part],
+                            collectives=tuple(
+                                dataclasses.replace(c, enter_ns=c.enter_ns[:, part],
+                                                    exit_ns=c.exit_ns[:, part],
+                                                    attempt=c.attempt[:, part])
+                                for c in one.collectives))
   of_part = dataclasses.replace(truth, enter=truth.enter[:, :, part], exit=truth.exit[:, :, part])
   assert error(few, of_part) < 0.05e-3
 
@@ -86,7 +94,8 @@ def test_a_stretch_in_which_a_clock_jumped_does_not_move_the_rest(recorded):
   strange[6:, 100:110] = True
   one = dataclasses.replace(one, collectives=tuple(
       dataclasses.replace(c, enter_ns=np.where(strange, MISSING, c.enter_ns),
-                          exit_ns=np.where(strange, c.exit_ns - 2 * 10**12, c.exit_ns)) for c in one.collectives))
+                          exit_ns=np.where(strange, c.exit_ns - 2 * 10**12, c.exit_ns))
+      for c in one.collectives))
   alignment = align(one)
   off = alignment.apply(one.collectives[0].enter_ns) - truth.enter[0]
   assert np.abs(off - np.median(off, axis=0))[~strange].max() < 0.1e6
@@ -134,8 +143,9 @@ def test_attempts_follow_each_other_and_what_is_missing_stays_missing(recorded):
 
 
 def test_processes_of_one_host_that_read_one_clock_share_its_correction(tmp_path):
-  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=50, processes=4, hosts=2), origins=[10**9, 10**9, 5 * 10**15,
-                                                                                            10**9])
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=50, processes=4, hosts=2),
+                     origins=[10**9, 10**9, 5 * 10**15,
+                              10**9])
   assert align(read_run(tmp_path)).clock.tolist() == [0, 0, 2, 3]
 
 
@@ -144,6 +154,7 @@ def test_ranks_without_a_common_collective_are_left_out(recorded):
   one = on_clocks(run, truth, drifting)
   nothing = np.arange(JOB.ranks)[:, None] >= 6
   one = dataclasses.replace(one, collectives=tuple(
-      dataclasses.replace(c, exit_ns=np.where(nothing, MISSING, c.exit_ns)) for c in one.collectives))
+      dataclasses.replace(c, exit_ns=np.where(nothing, MISSING, c.exit_ns))
+      for c in one.collectives))
   exits = align(one).apply(one.collectives[0].enter_ns)
   assert (exits[6:] == MISSING).all() and (exits[:6] != MISSING).all()

@@ -16,7 +16,8 @@ from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 
 ROOT = pathlib.Path(__file__).parents[2]
-KINDS = {"verdict": Verdict, "hang": Hang, "comparison": Change, "silence": Silence, "evidence": Evidence, "note": Note}
+KINDS = {"verdict": Verdict, "hang": Hang, "comparison": Change, "silence": Silence,
+         "evidence": Evidence, "note": Note}
 
 
 def test_the_docs_list_every_code_with_its_meaning_and_no_other():
@@ -33,7 +34,8 @@ def test_every_code_has_a_use(kind):
   modes = {case.PERSISTENT, case.AMPLIFICATION, case.CONTENTION, case.LOCALITY, case.JITTER}
   said = set(re.findall(rf"\b{kind.__name__}\.([A-Z_]+)", source))
   # A mechanism's kind, and a finding's mode, become codes by their values.
-  by_value = modes if kind is Verdict else set(re.findall(r'"([a-z_]+)"', source)) if kind is Evidence else set()
+  by_value = (modes if kind is Verdict else set(re.findall(r'"([a-z_]+)"', source))
+              if kind is Evidence else set())
   assert [c.name for c in kind if c.name not in said and c not in by_value] == []
 
 
@@ -51,6 +53,7 @@ def test_every_sentence_of_a_diagnosis_has_a_code(fault):
   job = MadeUpJob(ranks=8, steps=600, processes=4, hosts=4, noise=0.02, host_columns=True,
                   faults=(fault,) if fault else ())
   found = diagnose(run_of(job)[0])
-  sentences = [found.verdict, *found.notes, *(s for finding in found.findings for s in finding.evidence)]
+  sentences = [found.verdict, *found.notes,
+               *(s for finding in found.findings for s in finding.evidence)]
   assert None not in codes.codes(sentences)
   assert found.verdict.code == (found.findings[0].mode if fault else Verdict.HEALTHY)

@@ -1,4 +1,5 @@
-"""Comparisons against Welch's t of scipy, against what was changed, and as a user of CI meets them."""
+"""Comparisons against Welch's t of scipy, against what was changed, and as a user of CI meets
+them."""
 
 import argparse
 import dataclasses
@@ -45,7 +46,8 @@ def noisy(keep, size, random):
 
 @pytest.mark.parametrize("keep", [0.0, 0.9])
 def test_equal_runs_are_seldom_told_apart_even_where_noise_remembers(keep):
-  """95 % intervals over 300 pairs; steps taken as independent would fail every second pair at 0.9."""
+  """95 % intervals over 300 pairs; steps taken as independent would fail every second pair at
+  0.9."""
   random = np.random.default_rng(1)
   sure = sum(change(noisy(keep, 1000, random), noisy(keep, 1000, random)).sure for _ in range(300))
   assert sure <= 0.09 * 300
@@ -55,19 +57,21 @@ def recorded(job, **options):
   truth = made_up_runs.simulate(job)
   gap = truth.gap.astype(float)
   gap[:, 0] = np.nan
-  return diagnose(make_run(truth.enter, truth.exit, gap=gap, delay=truth.delay.astype(float), **options))
+  return diagnose(make_run(truth.enter, truth.exit, gap=gap, delay=truth.delay.astype(float),
+                           **options))
 
 
 JOB = MadeUpJob(ranks=4, steps=400, noise=0.1)
 
 
 @pytest.mark.parametrize(("fault", "share", "seconds"), [
-    ({"late": {2: 8e-3}}, "skew", None), ({"transfer": 5e-3}, "transfer", 3e-3), ({"forward": 14e-3}, "compute", 4e-3),
-    ({"gap": 4.5e-3}, "runtime", 4e-3)])
+    ({"late": {2: 8e-3}}, "skew", None), ({"transfer": 5e-3}, "transfer", 3e-3),
+    ({"forward": 14e-3}, "compute", 4e-3), ({"gap": 4.5e-3}, "runtime", 4e-3)])
 def test_what_changed_is_found_in_its_share(fault, share, seconds):
   found = compare(recorded(JOB), recorded(dataclasses.replace(JOB, seed=1, **fault)))
   assert found.step_time.sure and found.verdict.code == Change.SLOWER and share in found.verdict
-  assert sum(found.shares[name].difference for name in SHARES) == pytest.approx(found.step_time.difference, abs=1e-9)
+  assert (sum(found.shares[name].difference for name in SHARES)
+          == pytest.approx(found.step_time.difference, abs=1e-9))
   top = max(found.shares, key=lambda name: found.shares[name].difference)
   assert top == share and found.shares[share].sure
   if seconds:
@@ -85,13 +89,15 @@ def test_a_crowded_fabric_is_contention():
   random = np.random.default_rng(2)
   busy = np.rint(30e6 + 1e6 * random.normal(size=(4, 600)))
   crowded = np.where(np.arange(600) % 100 < 50, 2e6, 2e6 + 6e6 * random.random(600))
-  found = compare(diagnose(make_run(*barrier(busy, 2_000_000))), diagnose(make_run(*barrier(busy, crowded))))
+  found = compare(diagnose(make_run(*barrier(busy, 2_000_000))),
+                  diagnose(make_run(*barrier(busy, crowded))))
   top = max(found.shares, key=lambda name: found.shares[name].difference)
   assert top == "contention" and found.shares[top].difference == pytest.approx(1.5e-3, abs=2e-4)
 
 
 def test_shares_of_every_step_add_up():
-  parts = series(recorded(dataclasses.replace(JOB, pause=20e-3, pause_probability=0.05, delays={1: 2e-3})))
+  parts = series(recorded(dataclasses.replace(JOB, pause=20e-3, pause_probability=0.05,
+                                              delays={1: 2e-3})))
   np.testing.assert_allclose(sum(parts[name] for name in SHARES), parts["step"], atol=1e-9)
 
 
@@ -102,19 +108,23 @@ def test_fail_above_needs_more_than_the_limit_and_more_than_chance():
   assert compare(a, slower, 0.03).failed and not compare(a, slower, 0.10).failed
   assert compare(a, slower, 0.03).failed
   shaky = dataclasses.replace(JOB, steps=40, pause=60e-3, pause_probability=0.05, noise=0.3)
-  worse = [compare(recorded(shaky), recorded(dataclasses.replace(shaky, seed=s, forward=12e-3)), 0.03)
+  worse = [compare(recorded(shaky),
+                   recorded(dataclasses.replace(shaky, seed=s, forward=12e-3)), 0.03)
            for s in range(1, 30)]
-  unsure = [c for c in worse if c.step_time.difference > 0.03 * c.step_time.a and not c.step_time.sure]
+  unsure = [c for c in worse if c.step_time.difference > 0.03 * c.step_time.a
+            and not c.step_time.sure]
   assert unsure and not any(c.failed for c in unsure)
   assert {c.verdict.code for c in unsure} == {Change.NONE}
 
 
 def test_runs_of_different_kinds_are_compared_with_words():
   a = recorded(JOB, hosts=dict.fromkeys(range(4), "a"))
-  b = recorded(dataclasses.replace(JOB, ranks=6, steps=90, collectives=2), hosts=dict.fromkeys(range(6), "b"))
+  b = recorded(dataclasses.replace(JOB, ranks=6, steps=90, collectives=2),
+               hosts=dict.fromkeys(range(6), "b"))
   found = compare(a, b)
   assert found.ranks == () and Note.HOSTS_DIFFER in codes(found.notes)
-  for code, of_a, of_b in ((Note.RANKS_DIFFER, 4, 6), (Note.STEPS_DIFFER, 399, 89), (Note.COLLECTIVES_DIFFER, 1, 2)):
+  for code, of_a, of_b in ((Note.RANKS_DIFFER, 4, 6), (Note.STEPS_DIFFER, 399, 89),
+                           (Note.COLLECTIVES_DIFFER, 1, 2)):
     assert numbers(only(found.notes, code))[:2] == [of_a, of_b]
   with pytest.raises(RunError, match="needs 20 in both"):
     compare(a, recorded(dataclasses.replace(JOB, steps=15)))
@@ -130,11 +140,13 @@ def test_the_command_its_exit_status_and_json(tmp_path, capsys):
   for name, job in (("a", JOB), ("b", dataclasses.replace(JOB, seed=1, late={2: 8e-3}))):
     made_up_runs.write(tmp_path / name, dataclasses.replace(job, steps=200))
   info = json.loads((tmp_path / "b" / "run.json").read_text())
-  (tmp_path / "b" / "run.json").write_text(json.dumps({**info, "config": {"batch": 64}, "clock": "native"}))
+  (tmp_path / "b" / "run.json").write_text(
+      json.dumps({**info, "config": {"batch": 64}, "clock": "native"}))
   target = tmp_path / "compare.json"
   assert call(tmp_path / "a", tmp_path / "b", "--json", target) == 0
   text = capsys.readouterr().out
-  assert "skew" in text and "config.batch none → 64" in " ".join(text.split()) and "native clock" in text
+  assert ("skew" in text and "config.batch none → 64" in " ".join(text.split())
+          and "native clock" in text)
   document = json.loads(target.read_text())
   assert document["failed"] is False and document["fail_above"] is None
   assert [r["rank"] for r in document["ranks"] if r["notable"]] == [2]

@@ -1,4 +1,5 @@
-"""Slow transfers in made-up jobs: what they cost, and what is no crowded fabric beside a late rank."""
+"""Slow transfers in made-up jobs: what they cost, and what is no crowded fabric beside a late
+rank."""
 
 import numpy as np
 import pytest
@@ -53,7 +54,8 @@ def test_a_rank_that_is_late_by_a_little_since_transfers_are_slow_is_late_becaus
     (finding,) = diagnose(known).findings
     assert (finding.mode, finding.ranks) == (PERSISTENT, (5,))
   # As much as a quarter of the contention is no little.
-  alike = run_of(job(Fault("contention", 4e-3, begin=0.5), Fault("compute", 4e-3, (5,), begin=0.5)))[0]
+  alike = run_of(job(Fault("contention", 4e-3,
+                           begin=0.5), Fault("compute", 4e-3, (5,), begin=0.5)))[0]
   assert [f.mode for f in diagnose(sampled(alike, queued)).findings] == [PERSISTENT]
 
 
@@ -61,9 +63,11 @@ def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
   slow = job(Fault("contention", 3e-3, (6, 7)))
   run = with_bytes(run_of(slow)[0], 4096)
   (estimated,) = diagnose(run).findings
-  floor = 2.8e-3  # connections of the others are busy for 2.2 ms a step: by those it would cost 3 ms
+  # connections of the others are busy for 2.2 ms a step: by those it would cost 3 ms
+  floor = 2.8e-3
   quiet = Estimate(*[floor / 14] * 3)  # 2 (P - 1) α on a ring of 8
-  fabric = MeasuredFabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
+  fabric = MeasuredFabric((Level("all", None, None,
+                                 {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
                           "bench.json")
   diagnosis = diagnose(run, fabric=fabric)
   (finding,) = diagnosis.findings
@@ -73,19 +77,23 @@ def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
 
 
 def test_where_data_queue_is_contended_though_half_of_the_transfers_are_quick():
-  """All transfers are slow for a while, then two of five to the end: their median is as on a quiet fabric."""
+  """All transfers are slow for a while, then two of five to the end: their median is as on a quiet
+  fabric."""
   run, truth = run_of(job(Fault("contention", 20e-3, begin=0.4, end=0.7),
                           Fault("contention", 20e-3, begin=0.7, probability=0.4), steps=600))
   (without,) = diagnose(run).findings
   (finding,) = diagnose(sampled(run, lambda process, at: 0.3e-3 if at < 0.4 else 3e-3)).findings
-  assert finding.share == pytest.approx(cost(truth), abs=0.01) and without.share < cost(truth) - 0.03
+  assert (finding.share == pytest.approx(cost(truth), abs=0.01)
+          and without.share < cost(truth) - 0.03)
   assert (finding.first_step, finding.last_step) == (pytest.approx(240, abs=5), None)
 
 
 def test_a_queue_that_nothing_explains_is_a_note():
-  """Transfers of 16 ms in a step of 47, alike from the first step to the last: no floor says whether they are slow."""
+  """Transfers of 16 ms in a step of 47, alike from the first step to the last: no floor says
+  whether they are slow."""
   run, _ = run_of(job(Fault("contention", 14e-3)))
-  queued = sampled(sampled(run, lambda process, at: 4e-3 + 1e-3 * process), lambda process, at: 1e-5, "tcp_min_rtt_ns")
+  queued = sampled(sampled(run, lambda process, at: 4e-3 + 1e-3 * process),
+                   lambda process, at: 1e-5, "tcp_min_rtt_ns")
 
   def said(of, fabric=None):
     diagnosis = diagnose(of, fabric=fabric)
@@ -96,17 +104,21 @@ def test_a_queue_that_nothing_explains_is_a_note():
   assert numbers(note) == [5.5, 0.01, round(100 * share)]
   assert "--floor" in note
   assert said(run)[0] == [], "no round trips were sampled"
-  assert said(sampled(queued, lambda process, at: 6e-4, "tcp_min_rtt_ns"))[0] == [], "a long way, and no queue"
+  assert (said(sampled(queued, lambda process, at: 6e-4,
+                       "tcp_min_rtt_ns"))[0] == []), "a long way, and no queue"
   quick = run_of(job())[0]
-  few = sampled(sampled(quick, lambda process, at: 4e-3), lambda process, at: 1e-5, "tcp_min_rtt_ns")
+  few = sampled(sampled(quick, lambda process, at: 4e-3), lambda process, at: 1e-5,
+                "tcp_min_rtt_ns")
   assert said(few)[0] == [], "transfers cost little"
   quiet = Estimate(*[2e-3 / 14] * 3)
-  fabric = MeasuredFabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
+  fabric = MeasuredFabric((Level("all", None, None,
+                                 {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
                           "bench.json")
   notes, diagnosis = said(with_bytes(queued, 4096), fabric)
   assert notes == [] and [f.mode for f in diagnosis.findings] == [CONTENTION]
   slow_by_itself = Estimate(*[17e-3 / 14] * 3)
-  fabric = MeasuredFabric((Level("all", None, None, {ALL_REDUCE: Cost(slow_by_itself, Estimate(0.0, 0.0, 0.0),
-                                                                      RING)}),), "b")
+  fabric = MeasuredFabric((Level("all", None, None,
+                                 {ALL_REDUCE: Cost(slow_by_itself, Estimate(0.0, 0.0, 0.0),
+                                                   RING)}),), "b")
   notes, diagnosis = said(with_bytes(queued, 4096), fabric)
   assert notes == [] and diagnosis.findings == () and diagnosis.floor.known

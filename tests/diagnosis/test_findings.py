@@ -1,4 +1,5 @@
-"""Every failure mode in made-up jobs: found, blamed on the right rank or host, with the share it really has."""
+"""Every failure mode in made-up jobs: found, blamed on the right rank or host, with the share it
+really has."""
 
 import dataclasses
 import re
@@ -44,16 +45,19 @@ CASES = {
     "checkpoints": (job(CHECKPOINTS), {JITTER: ((), (), "checkpoint")}),
     "trunk": (job(TRUNK), {CONTENTION: ((), (), "trunk")}),
     "slow host": (job(SLOW_HOST), {CONTENTION: ((6, 7), ("host3",), "slow_host")}),
-    "two at once": (job(STRAGGLER, TRUNK), {PERSISTENT: ((5,), ("host2",), "work"), CONTENTION: ((), (), "trunk")}),
+    "two at once": (job(STRAGGLER, TRUNK),
+                    {PERSISTENT: ((5,), ("host2",), "work"), CONTENTION: ((), (), "trunk")}),
     "another two": (job(LATER, COLLECTS), {PERSISTENT: ((2, 3), ("host1",), "preempted"),
-                                            JITTER: ((4, 5), ("host2",), "gc")}),
-    "turns and pauses": (job(TURNS, CHECKPOINTS), {AMPLIFICATION: ((), (), None), JITTER: ((), (), "checkpoint")}),
+                                           JITTER: ((4, 5), ("host2",), "gc")}),
+    "turns and pauses": (job(TURNS, CHECKPOINTS),
+                         {AMPLIFICATION: ((), (), None), JITTER: ((), (), "checkpoint")}),
 }
 
 
 @pytest.fixture(scope="module")
 def diagnosed():
-  return {name: (diagnose(run), truth) for name, (run, truth) in ((n, run_of(c[0])) for n, c in CASES.items())}
+  return {name: (diagnose(run), truth)
+          for name, (run, truth) in ((n, run_of(c[0])) for n, c in CASES.items())}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -78,8 +82,9 @@ def means(truth) -> tuple[np.ndarray, float]:
   return arrival, float((arrival.max(axis=0) + truth.transfer.sum(axis=0)[1:] * 1e-9).mean())
 
 
-@pytest.mark.parametrize(("name", "mode"), [("straggler", PERSISTENT), ("later", PERSISTENT), ("turns", AMPLIFICATION),
-                                            ("wanders", AMPLIFICATION), ("trunk", CONTENTION), ("collects", JITTER),
+@pytest.mark.parametrize(("name", "mode"), [("straggler", PERSISTENT), ("later", PERSISTENT),
+                                            ("turns", AMPLIFICATION), ("wanders", AMPLIFICATION),
+                                            ("trunk", CONTENTION), ("collects", JITTER),
                                             ("slow host", CONTENTION), ("checkpoints", JITTER)])
 def test_the_share_of_a_finding_is_what_the_fault_costs(diagnosed, name, mode):
   """Against the definition, from the truth alone, and within two points."""
@@ -119,8 +124,9 @@ def test_the_onset_is_dated_to_the_step(diagnosed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("shape", [{"ranks": 2, "processes": 2, "hosts": 2}, {}, {"ranks": 32, "processes": 8,
-                                                                                 "hosts": 8, "steps": 150}])
+@pytest.mark.parametrize("shape", [{"ranks": 2, "processes": 2, "hosts": 2}, {},
+                                   {"ranks": 32, "processes": 8,
+                                    "hosts": 8, "steps": 150}])
 def test_healthy_jobs_say_healthy(shape, seed):
   run, _ = run_of(job(seed=seed, **{"noise": 0.015, **shape}))
   diagnosis = diagnose(run)
@@ -148,8 +154,10 @@ def test_contention_of_the_whole_run_shows_against_a_known_floor_only():
   run, _ = run_of(crowded)
   assert [f.mode for f in diagnose(run).findings] == []
   run = with_bytes(run, 4096)
-  quiet = Estimate(crowded.transfer / 14, crowded.transfer / 14, crowded.transfer / 14)  # 2 (P - 1) α on a ring of 8
-  fabric = MeasuredFabric((Level("all", None, None, {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
+  # 2 (P - 1) α on a ring of 8
+  quiet = Estimate(crowded.transfer / 14, crowded.transfer / 14, crowded.transfer / 14)
+  fabric = MeasuredFabric((Level("all", None, None,
+                                 {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
                           "bench.json")
   diagnosis = diagnose(run, fabric=fabric)
   (finding,) = diagnosis.findings
@@ -166,16 +174,18 @@ def with_bytes(run, size):
 
 
 def places(far: set[int]) -> tuple[Locality, ...]:
-  """Four processes of two ranks; the GPU of the ranks in `far` is on the other socket than its NIC."""
+  """Four processes of two ranks; the GPU of the ranks in `far` is on the other socket than its
+  NIC."""
   found = []
   for process in range(4):
     gpus, nics = [], []
     for slot in range(2):
       node = int(2 * process + slot in far)
       gpus.append(Gpu(pci=f"0000:1{slot}:00.0", numa_node=0, nic=f"mlx5_{slot}"))
-      nics.append(Nic(name=f"mlx5_{slot}", kind="infiniband", numa_node=node, up=True, rate_gbps=400.0))
-    found.append(Locality(process=process, hostname=f"host{process}", gpus=tuple(gpus), nics=tuple(nics),
-                          devices=tuple(Device(gpu=gpu.pci) for gpu in gpus)))
+      nics.append(Nic(name=f"mlx5_{slot}", kind="infiniband", numa_node=node, up=True,
+                      rate_gbps=400.0))
+    found.append(Locality(process=process, hostname=f"host{process}", gpus=tuple(gpus),
+                          nics=tuple(nics), devices=tuple(Device(gpu=gpu.pci) for gpu in gpus)))
   return tuple(found)
 
 
@@ -186,7 +196,8 @@ def placed(run, far):
 def test_late_ranks_in_a_bad_place_are_a_matter_of_locality():
   run, _ = run_of(job(Fault("compute", 9e-3, (1, 3, 5, 7))))
   (finding,) = diagnose(placed(run, {1, 3, 5, 7})).findings
-  assert (finding.mode, tuple(sorted(finding.ranks)), finding.causes[0]) == (LOCALITY, (1, 3, 5, 7), "far_nic")
+  assert ((finding.mode, tuple(sorted(finding.ranks)), finding.causes[0])
+          == (LOCALITY, (1, 3, 5, 7), "far_nic"))
   head = "The 4 ranks whose GPU sits across the socket from its NIC (1, 3, 5, 7) lose "
   assert finding.evidence[0].startswith(head)
   assert float(finding.evidence[0].removeprefix(head).split()[0]) == pytest.approx(9, abs=0.5)
@@ -212,7 +223,8 @@ def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows(
   assert (finding.mode, finding.ranks, finding.causes) == (JITTER, (4, 5), ())
   # The same on all processes, by turns, may be load on the hosts as well.
   everywhere = Fault("pause", 8e-3, probability=0.1)
-  assert JITTER not in {f.mode for f in diagnose(run_of(job(everywhere, host_columns=False))[0]).findings}
+  assert JITTER not in {f.mode
+                        for f in diagnose(run_of(job(everywhere, host_columns=False))[0]).findings}
 
 
 def test_a_slow_link_in_a_bad_place_is_a_matter_of_locality():
@@ -269,10 +281,13 @@ def test_ranks_that_take_long_turns_are_not_to_blame():
 
 
 def test_ranks_in_a_bad_place_get_the_mean_of_what_they_add_first_and_last():
-  """Late by 6 ms on three ranks of eight and 8 ms on one: 3.75 alone and 1.25 on top for the three, by hand."""
-  run, truth = run_of(job(Fault("compute", 6e-3, (1, 3, 5)), Fault("compute", 8e-3, (6,)), noise=0.002))
+  """Late by 6 ms on three ranks of eight and 8 ms on one: 3.75 alone and 1.25 on top for the three,
+  by hand."""
+  run, truth = run_of(job(Fault("compute", 6e-3, (1, 3, 5)), Fault("compute", 8e-3, (6,)),
+                          noise=0.002))
   findings = {f.mode: f for f in diagnose(placed(run, {1, 3, 5})).findings}
-  both, place, other = 8 - 26 / 8, 6 - 26 / 8, 8 - 26 / 8  # max of some ranks' mean less the mean of all
+  # max of some ranks' mean less the mean of all
+  both, place, other = 8 - 26 / 8, 6 - 26 / 8, 8 - 26 / 8
   share = 1e-3 * (place + both - other) / 2 / means(truth)[1]
   assert findings[LOCALITY].share == pytest.approx(share, abs=1e-3)
 
@@ -285,7 +300,9 @@ def test_a_clock_that_jumps_is_left_out_and_named():
     moved = [values.copy() for values in (times.enter_ns, times.exit_ns)]
     for values in moved:
       values[3, 100:] += by
-    jumped = dataclasses.replace(run, collectives=(dataclasses.replace(times, enter_ns=moved[0], exit_ns=moved[1]),))
+    jumped = dataclasses.replace(run,
+                                 collectives=(dataclasses.replace(
+                                     times, enter_ns=moved[0], exit_ns=moved[1]),))
     diagnosis = diagnose(jumped)
     assert diagnosis.findings == ()
     assert diagnosis.step_time.mean == pytest.approx(diagnose(run).step_time.mean, rel=1e-3)
@@ -296,7 +313,8 @@ def test_a_clock_that_jumps_is_left_out_and_named():
 
 def test_many_hosts_are_counted_and_the_document_names_them_all():
   late = dict.fromkeys(range(0, 64, 2), 0.008)
-  diagnosis = diagnose(run_of(MadeUpJob(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
+  diagnosis = diagnose(
+      run_of(MadeUpJob(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
   (finding,) = diagnosis.findings
   assert set(finding.ranks) == set(late) and len(finding.hosts) == 32
   sentences = [diagnosis.verdict, finding.advice, *finding.evidence]

@@ -48,12 +48,15 @@ def test_transfer_is_split_exactly_and_never_negatively(values):
   assert not (floor.quiet < 0).any()
 
 
-@pytest.mark.parametrize("plan, joined", [({"ranks": 2}, 2), ({}, 4), ({"ranks": 0}, 4), ({"ranks": "2"}, 4)])
+@pytest.mark.parametrize("plan, joined",
+                         [({"ranks": 2}, 2), ({}, 4), ({"ranks": 0}, 4), ({"ranks": "2"}, 4)])
 def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joined):
   """On a data x model mesh of four devices the sums join two."""
   run = with_bytes(run_of(MadeUpJob(ranks=4, steps=40))[0], 4096)
-  costs = {count: Cost(Estimate(count * 1e-9, 0, 0), Estimate(0.0, 0.0, 0.0), RING) for count in (2, 4)}
-  fabric = MeasuredFabric(tuple(Level(str(count), count, None, {ALL_REDUCE: cost}) for count, cost in costs.items()),
+  costs = {count: Cost(Estimate(count * 1e-9, 0, 0), Estimate(0.0, 0.0, 0.0), RING)
+           for count in (2, 4)}
+  fabric = MeasuredFabric(tuple(Level(str(count), count, None, {ALL_REDUCE: cost})
+                                for count, cost in costs.items()),
                           "made up")
   run.info["plan"] = {**(run.info.get("plan") or {}), **plan}
   floor = find_floor(run, np.full((len(run.collectives), 40), 1.0), fabric)

@@ -1,4 +1,5 @@
-"""Forecasts against closed forms of the largest of N, against played jobs, and where they must be silent."""
+"""Forecasts against closed forms of the largest of N, against played jobs, and where they must be
+silent."""
 
 import json
 
@@ -38,14 +39,16 @@ def with_collectives(busy, sizes, took):
       enter.append(start)
       leave.append(at)
   shape = (busy.shape[1], len(sizes), 8)
-  run = make_run(np.reshape(enter, shape).transpose(1, 2, 0), np.reshape(leave, shape).transpose(1, 2, 0))
+  run = make_run(np.reshape(enter, shape).transpose(1, 2, 0),
+                 np.reshape(leave, shape).transpose(1, 2, 0))
   return type(run)(**{**vars(run), "collectives": tuple(
       type(c)(c.slot, "psum", size, c.enter_ns, c.exit_ns, c.attempt)
       for c, size in zip(run.collectives, sizes, strict=True))})
 
 
 def known(alpha=0.0, beta=0.0, algorithm="ring", ranks=None):
-  costs = {kind: Cost(Estimate(alpha, alpha, alpha), Estimate(beta, beta, beta), algorithm) for kind in fabrics.KINDS}
+  costs = {kind: Cost(Estimate(alpha, alpha, alpha), Estimate(beta, beta, beta), algorithm)
+           for kind in fabrics.KINDS}
   return MeasuredFabric((Level("made up", ranks, None, costs),), "made up")
 
 
@@ -62,9 +65,11 @@ def test_the_largest_of_many(number):
   mean, variance = tails.largest(pooled(-np.log1p(-levels)), number)
   assert mean[0] == pytest.approx((1 / np.arange(1, number + 1)).sum(), rel=2e-3)
   assert variance[0] == pytest.approx((1 / np.arange(1, number + 1)**2).sum(), rel=0.02)
-  assert tails.largest(pooled(levels), number)[0][0] == pytest.approx(number / (number + 1), rel=1e-3)
+  assert (tails.largest(pooled(levels), number)[0][0]
+          == pytest.approx(number / (number + 1), rel=1e-3))
   if number == 64:
-    assert tails.largest(pooled(stats.norm.ppf(levels)), number)[0][0] == pytest.approx(2.344, abs=2e-3)
+    assert (tails.largest(pooled(stats.norm.ppf(levels)), number)[0][0]
+            == pytest.approx(2.344, abs=2e-3))
 
 
 @pytest.mark.parametrize("shape", [-0.2, 0.0, 0.25])
@@ -126,7 +131,8 @@ def test_new_ranks_are_students_t_and_old_ones_stay():
 @pytest.mark.parametrize("shared", [0.0, 10e-3])
 def test_from_8_ranks_to_64_by_the_closed_form(kind, at_64, shared):
   random = np.random.default_rng(4)
-  own = random.normal(size=(8, 3000)) if kind == "normal" else random.exponential(size=(8, 3000)) - 1
+  own = (random.normal(size=(8, 3000)) if kind == "normal"
+         else random.exponential(size=(8, 3000)) - 1)
   run = recorded(60e-3 + 3e-3 * own + shared * random.gamma(2.0, size=3000), 2e-3, bytes_of=1 << 20)
   alpha = 2e-3 / 14
   found = forecast(take_sample(run), [8, 64], fabric=known(alpha))
@@ -134,14 +140,16 @@ def test_from_8_ranks_to_64_by_the_closed_form(kind, at_64, shared):
   recorded_step = np.diff(run.collectives[0].exit_ns[0]).mean() / NS
   assert same.step_time.estimate == pytest.approx(recorded_step, rel=1e-3)
   assert same.change.estimate == pytest.approx(0, abs=1e-3)
-  common = float(np.mean(run.collectives[0].enter_ns[:, 1:] - run.collectives[0].exit_ns[:, :-1])) / NS
+  common = (float(np.mean(run.collectives[0].enter_ns[:, 1:] - run.collectives[0].exit_ns[:, :-1]))
+            / NS)
   expected = common + 3e-3 * at_64 + 126 * alpha
   assert point.step_time.estimate == pytest.approx(expected, rel=0.015)
   assert abs(expected - point.step_time.estimate) < point.step_time.high - point.step_time.low
   assert point.waiting == pytest.approx(3e-3 * at_64, rel=0.08)
   assert point.transfer == pytest.approx(126 * alpha, rel=1e-6) and point.method == RESAMPLED
   assert point.efficiency.estimate == pytest.approx(common / expected, rel=0.02)
-  if not shared:  # sd of the largest of 64: 0.4286 σ for normal, sqrt(sum 1/k²) for exponential noise
+  # sd of the largest of 64: 0.4286 σ for normal, sqrt(sum 1/k²) for exponential noise
+  if not shared:
     deviation = 3e-3 * (0.4286 if kind == "normal" else np.sqrt((1 / np.arange(1, 65)**2).sum()))
     assert point.cv.estimate == pytest.approx(deviation / expected, rel=0.12)
 
@@ -151,7 +159,8 @@ def test_lasting_differences_make_more_ranks_slower_and_are_said():
   lasting = 2e-3 * random.normal(size=(64, 1))
   run = recorded(60e-3 + lasting[:8] + 0.5e-3 * random.normal(size=(8, 1000)))
   found = forecast(take_sample(run), [64], per_host=64, fabric=known(2e-3 / 14))
-  truth = 60e-3 + (lasting + 0.5e-3 * random.normal(size=(64, 1000))).max(axis=0).mean() + 126 * 2e-3 / 14
+  truth = (60e-3 + (lasting + 0.5e-3 * random.normal(size=(64, 1000))).max(axis=0).mean()
+           + 126 * 2e-3 / 14)
   [point] = found.points
   assert point.step_time.low < truth < point.step_time.high
   assert point.step_time.high - point.step_time.low > 1e-3
@@ -174,7 +183,8 @@ def test_silent_where_a_tier_begins_that_was_not_measured():
   arrival = 60e-3 + 1e-3 * random.normal(size=(8, 300))
   one_host = take_sample(recorded(arrival, hosts=dict.fromkeys(range(8), "a")))
   [near, far] = forecast(one_host, [8, 16]).points
-  assert near.silent is None and far.silent.code == Silence.NEW_TIER and "--ranks-per-host" in far.silent
+  assert (near.silent is None and far.silent.code == Silence.NEW_TIER
+          and "--ranks-per-host" in far.silent)
   assert numbers(far.silent) == [8, 16, 2]
   assert forecast(one_host, [16], per_host=16).points[0].silent is None
   assert forecast(one_host, [16], fabric=known()).points[0].silent is None
@@ -183,7 +193,8 @@ def test_silent_where_a_tier_begins_that_was_not_measured():
   two_hosts = take_sample(recorded(arrival, hosts={p: "ab"[p // 4] for p in range(8)}))
   found = forecast(two_hosts, [16])
   assert found.points[0].silent is None and Note.SAME_TIER in codes(found.notes)
-  lacking = MeasuredFabric((Level("x", None, None, {"shift": known().levels[0].costs["shift"]}),), "some.json")
+  lacking = MeasuredFabric((Level("x", None, None, {"shift": known().levels[0].costs["shift"]}),),
+                           "some.json")
   uncosted = forecast(one_host, [16], fabric=lacking).points[0].silent
   assert uncosted.code == Silence.NO_COST and ALL_REDUCE in uncosted
 
@@ -202,11 +213,13 @@ def test_one_size_gives_bounds_and_two_sizes_a_law():
   alpha, beta, sizes = 20e-6, 1e-9, (1 << 12, 1 << 22)
   run = with_collectives(busy, sizes, [14 * alpha + 2 * 7 / 8 * size * beta for size in sizes])
   [point] = forecast(take_sample(run), [32], per_host=32).points
-  assert point.transfer == pytest.approx(sum(62 * alpha + 2 * 31 / 32 * s * beta for s in sizes), rel=1e-4)
+  assert (point.transfer == pytest.approx(sum(62 * alpha + 2 * 31 / 32 * s * beta for s in sizes),
+                                          rel=1e-4))
 
 
 def test_sizes_that_fit_no_law_are_fitted_by_their_shares():
-  """Small collectives count as much as large ones: least squares of relative errors, found by trying."""
+  """Small collectives count as much as large ones: least squares of relative errors, found by
+  trying."""
   busy = np.rint((60e-3 + 1e-3 * np.random.default_rng(8).normal(size=(8, 300))) * NS)
   sizes, took = (1 << 12, 1 << 16, 1 << 22), (0.4e-3, 0.7e-3, 5e-3)
   [point] = forecast(take_sample(with_collectives(busy, sizes, took)), [32], per_host=32).points
@@ -222,7 +235,8 @@ def test_sizes_that_fit_no_law_are_fitted_by_their_shares():
   best = min((optimize.minimize(misfit, np.log([alpha, beta]), method="Nelder-Mead", options=tight)
               for alpha in (1e-6, 1e-4) for beta in (1e-10, 1e-8)), key=lambda found: found.fun)
   assert best.fun > 0.01, "no law fits"
-  assert point.transfer == pytest.approx((took * model(best.x, 32) / model(best.x, 8)).sum(), rel=1e-4)
+  assert (point.transfer == pytest.approx((took * model(best.x, 32) / model(best.x, 8)).sum(),
+                                          rel=1e-4))
 
 
 def test_ranks_of_a_process_that_are_late_together_are_one():
@@ -234,7 +248,8 @@ def test_ranks_of_a_process_that_are_late_together_are_one():
   assert sample.unit == 2 and sample.units == 4
   [point] = forecast(sample, [32], per_host=32, fabric=known(2e-3 / 14)).points
   assert point.waiting == pytest.approx(3e-3 * ((1 / np.arange(1, 17)).sum() - 1), rel=0.06)
-  alone = take_sample(recorded(60e-3 + 3e-3 * random.exponential(size=(8, 500)), processes=np.arange(8) // 2))
+  alone = take_sample(recorded(60e-3 + 3e-3 * random.exponential(size=(8, 500)),
+                               processes=np.arange(8) // 2))
   assert alone.unit == 1
 
 

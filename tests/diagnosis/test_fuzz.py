@@ -1,4 +1,5 @@
-"""Damaged run directories end in a sentence or in a report that says what is missing: no traceback, no NaN."""
+"""Damaged run directories end in a sentence or in a report that says what is missing: no traceback,
+no NaN."""
 
 import argparse
 import contextlib
@@ -18,9 +19,11 @@ from jaxpace.cli import report as command
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_faults import Fault
 
-JOB = made_up_runs.MadeUpJob(ranks=4, steps=60, processes=2, noise=0.02, host_columns=True, sample_steps=5,
-                    faults=(Fault("compute", 8e-3, (1,)), Fault("pause", 30e-3, (2,), probability=0.2, mechanism="gc"),
-                            Fault("contention", 5e-3, begin=0.5)))
+JOB = made_up_runs.MadeUpJob(ranks=4, steps=60, processes=2, noise=0.02, host_columns=True,
+                             sample_steps=5,
+                             faults=(Fault("compute", 8e-3, (1,)),
+                                     Fault("pause", 30e-3, (2,), probability=0.2, mechanism="gc"),
+                                     Fault("contention", 5e-3, begin=0.5)))
 EXTREME = (0, 1, -1, 2**62, -2**62, 2**63 - 1, -2**63, 10**12, 3_600_000_000_000)
 
 
@@ -30,7 +33,8 @@ def sound(tmp_path_factory):
   made_up_runs.write(path, JOB)
   (path / "locality").mkdir()
   for process in range(2):
-    (path / "locality" / f"{process}.json").write_text(json.dumps({"run": "synthetic", "hostname": f"host{process}"}))
+    (path / "locality" / f"{process}.json").write_text(
+        json.dumps({"run": "synthetic", "hostname": f"host{process}"}))
   return path
 
 
@@ -62,9 +66,11 @@ def check(run) -> dict | None:
     assert err.getvalue().count("\n") == 1
     assert not target.exists()
     return None
-  document = json.loads(target.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in the document"))
+  document = json.loads(target.read_text(),
+                        parse_constant=lambda name: pytest.fail(f"{name} in the document"))
   assert finite(document)
-  for shares in (document["shares"], *document["per_host"].values(), *(r["shares"] for r in document["per_rank"])):
+  for shares in (document["shares"], *document["per_host"].values(),
+                 *(r["shares"] for r in document["per_rank"])):
     if shares is not None and any(shares.values()):
       assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
       assert min(shares.values()) >= -1e-9
@@ -82,7 +88,8 @@ def copy(sound, tmp_path_factory):
 
 def test_the_sound_run_has_its_findings(sound):
   document = check(sound)
-  assert {f["mode"] for f in document["findings"]} == {"persistent_straggler", "runtime_jitter", "fabric_contention"}
+  assert ({f["mode"] for f in document["findings"]}
+          == {"persistent_straggler", "runtime_jitter", "fabric_contention"})
 
 
 @settings(max_examples=30, phases=[Phase.generate])
@@ -107,7 +114,8 @@ def test_damaged_bytes_and_missing_files(sound, tmp_path_factory, data):
     elif how == "garbage":
       file.write_bytes(data.draw(st.binary(max_size=64)))
     else:
-      file.write_text(data.draw(st.sampled_from(("null", "[]", "{}", '{"ranks": -1}', '{"run": 3, "ranks": "x"}'))))
+      file.write_text(data.draw(st.sampled_from(("null", "[]", "{}", '{"ranks": -1}',
+                                                 '{"run": 3, "ranks": "x"}'))))
   check(run)
 
 
@@ -116,7 +124,8 @@ def test_damaged_bytes_and_missing_files(sound, tmp_path_factory, data):
 def test_mutated_rows(sound, tmp_path_factory, data):
   run = copy(sound, tmp_path_factory)
   random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-  for file in data.draw(st.lists(st.sampled_from(sorted(run.rglob("*.parquet"))), min_size=1, max_size=4, unique=True)):
+  for file in data.draw(st.lists(st.sampled_from(sorted(run.rglob("*.parquet"))), min_size=1,
+                                 max_size=4, unique=True)):
     table = pq.read_table(file)
     for _ in range(data.draw(st.integers(1, 3))):
       table = mutate(table, data, random)
@@ -130,9 +139,11 @@ def mutate(table: pa.Table, data, random) -> pa.Table:
   if how == "shuffle":
     return table.take(random.permutation(len(table)))
   if how == "repeat":
-    return pa.concat_tables([table, table.take(random.integers(0, len(table), 20))]) if len(table) else table
+    return (pa.concat_tables([table, table.take(random.integers(0, len(table), 20))]) if len(table)
+            else table)
   if how == "drop":
-    return table.filter(pa.array(random.random(len(table)) < data.draw(st.sampled_from((0.02, 0.5, 0.95)))))
+    return table.filter(pa.array(random.random(len(table))
+                                 < data.draw(st.sampled_from((0.02, 0.5, 0.95)))))
   name = data.draw(st.sampled_from(table.column_names))
   if how == "column":
     return table.drop_columns([name])
@@ -141,7 +152,8 @@ def mutate(table: pa.Table, data, random) -> pa.Table:
   whole = [n for n in table.column_names if pa.types.is_integer(table.schema.field(n).type)]
   if how == "extreme":
     name = data.draw(st.sampled_from(whole))
-    return altered(table, name, random, 0.05, lambda v: np.full(len(v), data.draw(st.sampled_from(EXTREME))))
+    return altered(table, name, random, 0.05,
+                   lambda v: np.full(len(v), data.draw(st.sampled_from(EXTREME))))
   if how == "jump":  # the clock jumps, for good or for a while
     begin, by = random.integers(0, max(len(table), 1)), data.draw(st.sampled_from(EXTREME))
     for name in (n for n in whole if n in ("start_ns", "end_ns", "enter_ns", "exit_ns", "time_ns")):
@@ -163,7 +175,9 @@ def altered(table, name, random, share, new) -> pa.Table:
   at = np.flatnonzero(random.random(len(values)) < share)
   limits = np.iinfo(kind.to_pandas_dtype())
   values[at] = np.clip(new(values[at]), limits.min, limits.max)
-  return replaced(table, name, pa.array(np.clip(values, limits.min, limits.max).astype(kind.to_pandas_dtype()), kind))
+  return replaced(table, name,
+                  pa.array(np.clip(values, limits.min, limits.max).astype(kind.to_pandas_dtype()),
+                           kind))
 
 
 def replaced(table, name, column) -> pa.Table:

@@ -1,4 +1,5 @@
-"""Runs in whose collectives not all ranks meet: who waits for whom, who is blamed, what it would be worth."""
+"""Runs in whose collectives not all ranks meet: who waits for whom, who is blamed, what it would be
+worth."""
 
 import json
 
@@ -34,7 +35,8 @@ def report(path, *arguments):
 
 def check_shares(document):
   assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
-  for row in [*document["per_rank"], *({"shares": shares} for shares in document["per_host"].values())]:
+  for row in [*document["per_rank"],
+              *({"shares": shares} for shares in document["per_host"].values())]:
     if row["shares"] is not None:
       assert sum(row["shares"].values()) == pytest.approx(1, abs=1e-6)
 
@@ -55,7 +57,8 @@ def test_two_groups_that_never_meet_do_not_wait_for_each_other(tmp_path, told):
   assert document["what_if"]["no_skew"]["speedup"] == pytest.approx(1, abs=1e-6)
   assert not any(row["late"] for row in document["per_rank"])
   assert [row["lateness"] for row in document["per_rank"]] == pytest.approx([0] * 4, abs=1e-9)
-  assert [row["shares"]["transfer"] * row["step_time"] for row in document["per_rank"]] == pytest.approx([2e-3] * 4)
+  assert ([row["shares"]["transfer"] * row["step_time"] for row in document["per_rank"]]
+          == pytest.approx([2e-3] * 4))
   assert Note.GROUPS_APART in document["note_codes"]
   assert document["collectives"][0]["groups"] == 2
 
@@ -63,13 +66,15 @@ def test_two_groups_that_never_meet_do_not_wait_for_each_other(tmp_path, told):
 def test_the_late_rank_of_one_group_is_named_and_the_other_group_is_not(tmp_path):
   enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 20e-3]]), [2e-3], [_ROWS])
   grouped.write(tmp_path / "run", enter, leave, settings=TWO)
-  document = report(tmp_path / "run", "--without", "rank:3", "--without", "skew", "--without", "host:host0")
+  document = report(tmp_path / "run", "--without", "rank:3", "--without", "skew", "--without",
+                    "host:host0")
   check_shares(document)
   (finding,) = document["findings"]
   assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [3]
   lateness = [row["lateness"] for row in document["per_rank"]]
   assert lateness == pytest.approx([0, 0, 0, 5e-3], abs=1e-4)
-  # Its own group alone waits for it: one of four ranks, 5 ms; without it two of four take 5 ms less.
+  # Its own group alone waits for it: one of four ranks, 5 ms; without it two of four take 5 ms
+  # less.
   assert finding["share"] * document["step_time"]["mean"] == pytest.approx(5e-3 / 4, rel=0.03)
   alone = document["what_if"]["without_rank"]["3"]["step_time"]
   assert document["step_time"]["mean"] - alone == pytest.approx(5e-3 / 2, rel=0.03)
@@ -81,7 +86,8 @@ def test_the_late_rank_of_one_group_is_named_and_the_other_group_is_not(tmp_path
 
 
 def test_each_group_has_a_floor_of_its_own(tmp_path):
-  """Contended by turns: each group's transfers are quick in one half of the run, the mean never is."""
+  """Contended by turns: each group's transfers are quick in one half of the run, the mean never
+  is."""
   arrivals, size = noisy([[10e-3] * 4], noise=0), STEPS // 2
   parts = []
   for contended in ((0, 1), (2, 3)):
@@ -93,14 +99,17 @@ def test_each_group_has_a_floor_of_its_own(tmp_path):
   grouped.write(tmp_path / "run", enter, leave, settings=TWO)
   document = report(tmp_path / "run")
   check_shares(document)
-  assert document["shares"]["contention"] * document["step_time"]["mean"] == pytest.approx(2e-3, rel=0.05)
+  assert (document["shares"]["contention"] * document["step_time"]["mean"]
+          == pytest.approx(2e-3, rel=0.05))
 
 
 def test_several_kinds_of_groups_pass_lateness_on(tmp_path):
-  """Tensor-parallel pairs, then data-parallel pairs: rank 3's 10 ms hold up all, by way of ranks 1 and 2."""
+  """Tensor-parallel pairs, then data-parallel pairs: rank 3's 10 ms hold up all, by way of ranks 1
+  and 2."""
   busy = noisy([[10e-3, 10e-3, 10e-3, 20e-3], [5e-3] * 4])
   enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _COLUMNS])
-  grouped.write(tmp_path / "run", enter, leave, collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
+  grouped.write(tmp_path / "run", enter, leave,
+                collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
   document = report(tmp_path / "run")
   check_shares(document)
   (finding,) = document["findings"]
@@ -115,11 +124,13 @@ def test_several_kinds_of_groups_pass_lateness_on(tmp_path):
 
 @pytest.mark.parametrize("back", [False, True])
 def test_a_chain_is_judged_along_the_chain(tmp_path, back):
-  """Each rank waits for its source: the 20 ms of rank 2 reach all those behind it, and it alone is to blame."""
+  """Each rank waits for its source: the 20 ms of rank 2 reach all those behind it, and it alone is
+  to blame."""
   sources = [3 if back else -1, 0, 1, 2]
   enter, leave = grouped.play(noisy([[10e-3, 10e-3, 30e-3, 10e-3]]), [1e-3], sources=[sources])
   grouped.write(tmp_path / "run", enter, leave, collectives=[
-      {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[s, t] for t, s in enumerate(sources) if s >= 0]}])
+      {"name": "ppermute", "primitives": ["ppermute"],
+       "pairs": [[s, t] for t, s in enumerate(sources) if s >= 0]}])
   document = report(tmp_path / "run")
   check_shares(document)
   (finding,) = document["findings"]
@@ -155,9 +166,11 @@ def test_even_stages_have_no_late_rank(tmp_path):
 
 
 def test_groups_that_keep_step_without_meeting_are_told_as_stages(tmp_path):
-  """Two stages' data-parallel groups: the shorter stage waits for the other one inside its compute or transfer."""
+  """Two stages' data-parallel groups: the shorter stage waits for the other one inside its compute
+  or transfer."""
   enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 15e-3]], noise=0), [2e-3])
-  grouped.write(tmp_path / "run", enter, leave, settings={"mesh": {"stage": 2, "data": 2}, "axis": ["data"]})
+  grouped.write(tmp_path / "run", enter, leave,
+                settings={"mesh": {"stage": 2, "data": 2}, "axis": ["data"]})
   document = report(tmp_path / "run")
   check_shares(document)
   assert document["what_if"]["stages"]
@@ -165,13 +178,15 @@ def test_groups_that_keep_step_without_meeting_are_told_as_stages(tmp_path):
 
 
 def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_path, capsys):
-  """A pipeline whose transfers begin before their entry stamps: what is recorded there says nothing of who is late."""
+  """A pipeline whose transfers begin before their entry stamps: what is recorded there says nothing
+  of who is late."""
   random = np.random.default_rng(3)
   slots = 10
   busy = np.full((slots, 4, STEPS), 3e-3) + random.exponential(1e-3, (slots, 4, STEPS))
   enter, leave = grouped.play(busy, [1e-5] * slots)
-  notices = [f"Collective {c} can start before its entry stamp, which may then be late: none of its operands can be "
-             "held back without a risk to the last bits of the results." for c in range(slots)]
+  notices = [f"Collective {c} can start before its entry stamp, which may then be late: none of "
+             "its operands can be held back without a risk to the last bits of the results."
+             for c in range(slots)]
   grouped.write(tmp_path / "run", enter, leave, plan={"notices": notices}, collectives=[
       {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]]}] * slots)
   document = report(tmp_path / "run")
@@ -185,7 +200,8 @@ def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_pa
 def test_transfers_of_which_nobody_knows_whose_they_are_blame_no_ranks_by_turns(tmp_path):
   busy = np.random.default_rng(4).gamma(4, 3e-3, (1, 4, STEPS))
   enter, leave = grouped.play(busy, [1e-3], sources=[[-1, 0, 1, 2]])
-  grouped.write(tmp_path / "run", enter, leave, collectives=[{"name": "send", "primitives": ["send", "recv"]}])
+  grouped.write(tmp_path / "run", enter, leave,
+                collectives=[{"name": "send", "primitives": ["send", "recv"]}])
   document = report(tmp_path / "run")
   assert not document["findings"]
   assert document["verdict_code"] == Verdict.UNTOLD
@@ -225,12 +241,14 @@ def test_the_timeline_does_not_let_a_group_wait_for_another_one(tmp_path, capsys
   events = events["traceEvents"] if isinstance(events, dict) else events
   names = {event["args"]["name"]: event["tid"] for event in events
            if event.get("name") == "thread_name" and "rank" in event["args"]["name"]}
-  late = [event for event in events if event.get("name") == "wait for rank 3" and event.get("dur", 0) > 1000]
+  late = [event for event in events if event.get("name") == "wait for rank 3"
+          and event.get("dur", 0) > 1000]
   assert late and {event["tid"] for event in late} == {names["rank 2"]}
 
 
 @pytest.mark.parametrize("command", ["forecast", "replay"])
-def test_what_needs_ranks_that_all_meet_takes_such_or_says_that_there_are_none(tmp_path, capsys, command):
+def test_what_needs_ranks_that_all_meet_takes_such_or_says_that_there_are_none(
+    tmp_path, capsys, command):
   arguments = {"forecast": ["--ranks", "8"], "replay": ["--pacer", "pace_early_ranks()"]}[command]
   busy = noisy([[10e-3, 10e-3, 15e-3, 20e-3], [5e-3] * 4])
   enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _ROWS])
@@ -238,7 +256,8 @@ def test_what_needs_ranks_that_all_meet_takes_such_or_says_that_there_are_none(t
   assert main([command, str(tmp_path / "apart"), *arguments]) == 0
   assert "2 groups of ranks that never meet: the first" in " ".join(capsys.readouterr().out.split())
   enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _COLUMNS])
-  grouped.write(tmp_path / "mixed", enter, leave, collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
+  grouped.write(tmp_path / "mixed", enter, leave,
+                collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
   assert main([command, str(tmp_path / "mixed"), *arguments]) == 2
   assert "groups of several kinds" in " ".join(capsys.readouterr().err.split())
 
@@ -256,21 +275,23 @@ def test_a_gap_in_the_numbers_is_no_rank_that_is_missed(tmp_path):
 
 def test_one_group_of_all_is_accounted_for_as_without_groups():
   """The way by groups and the one where all ranks meet, on the same noisy run with delays."""
-  job = MadeUpJob(ranks=5, steps=STEPS, processes=5, hosts=5, noise=0.1, collectives=3, transfer_noise=0.3,
-                  late={2: 3e-3},
-            delays={0: 2e-3}, pause=10e-3, pause_probability=0.05)
+  job = MadeUpJob(ranks=5, steps=STEPS, processes=5, hosts=5, noise=0.1, collectives=3,
+                  transfer_noise=0.3, late={2: 3e-3},
+                  delays={0: 2e-3}, pause=10e-3, pause_probability=0.05)
   run, _ = made_up.run_of(job)
   work = busy(run, slice(0, STEPS))
   found = Meetings((Meeting(np.zeros(5, np.int64)),) * 3, (Grouped(np.zeros(5, np.int64)),) * 3,
                    np.ones((3, 5), bool), np.zeros(5, np.int64))
   plain, by_group = account(work), account(work._replace(meetings=found))
   for name in plain._fields[:-2]:
-    np.testing.assert_allclose(getattr(by_group, name), getattr(plain, name), rtol=1e-12, atol=1e-15, err_msg=name)
+    np.testing.assert_allclose(getattr(by_group, name), getattr(plain, name), rtol=1e-12,
+                               atol=1e-15, err_msg=name)
 
 
 def test_groups_that_never_meet_are_accounted_for_as_jobs_of_their_own(tmp_path):
   random = np.random.default_rng(5)
-  busy_of = [random.gamma(20, base / 20, (2, ranks, STEPS)) for base, ranks in ((8e-3, 3), (12e-3, 2))]
+  busy_of = [random.gamma(20, base / 20, (2, ranks, STEPS))
+             for base, ranks in ((8e-3, 3), (12e-3, 2))]
   single = [grouped.play(arrivals, [1e-3, 2e-3]) for arrivals in busy_of]
   documents = []
   for at, (enter, leave) in enumerate(single):
@@ -289,7 +310,9 @@ def test_groups_that_never_meet_are_accounted_for_as_jobs_of_their_own(tmp_path)
     assert row["shares"] == pytest.approx(own["shares"], abs=1e-6)
   for name, share in both["shares"].items():
     seconds = [document["shares"][name] * document["step_time"]["mean"] for document in documents]
-    assert share * both["step_time"]["mean"] == pytest.approx((3 * seconds[0] + 2 * seconds[1]) / 5, abs=1e-9)
-  gains = [document["step_time"]["mean"] - document["what_if"]["no_skew"]["step_time"] for document in documents]
+    assert (share * both["step_time"]["mean"]
+            == pytest.approx((3 * seconds[0] + 2 * seconds[1]) / 5, abs=1e-9))
+  gains = [document["step_time"]["mean"] - document["what_if"]["no_skew"]["step_time"]
+           for document in documents]
   assert both["step_time"]["mean"] - both["what_if"]["no_skew"]["step_time"] == pytest.approx(
       (3 * gains[0] + 2 * gains[1]) / 5)

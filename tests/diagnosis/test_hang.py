@@ -55,7 +55,8 @@ def test_long_steps_need_long_waits():
   slow.time *= 100
   usual = flight(slow, 0).usual
   assert usual > 1.0
-  assert find_hang(flight(slow, 19 * usual)) is None and find_hang(flight(slow, 21 * usual)) is not None
+  assert (find_hang(flight(slow, 19 * usual)) is None
+          and find_hang(flight(slow, 21 * usual)) is not None)
 
 
 def test_a_process_that_died_is_said_however_soon_the_others_failed():
@@ -63,7 +64,8 @@ def test_a_process_that_died_is_said_however_soon_the_others_failed():
   found = find_hang(flight(late(), 0.05, states=states, running=False))
   assert found.causes[0].cause.ranks == (2,) and "stands still" in found.causes[0].places[0]
   # All have failed alike: no process is missing without a word.
-  assert find_hang(flight(late(), 0.05, states=dict.fromkeys(range(4), "failed"), running=False)) is None
+  assert find_hang(flight(late(), 0.05, states=dict.fromkeys(range(4), "failed"),
+                          running=False)) is None
 
 
 @pytest.mark.parametrize("machine, ranks, code", [

@@ -1,4 +1,5 @@
-"""Ranks whose rows are missing in a stretch of the run: meanwhile nothing is put down to others, nor cleared."""
+"""Ranks whose rows are missing in a stretch of the run: meanwhile nothing is put down to others,
+nor cleared."""
 
 import numpy as np
 import pytest
@@ -15,19 +16,22 @@ STEPS, LATE = 400, 3
 
 
 def written(path, late, gone=None):
-  """Four ranks, the last 20 ms late in the steps `late` and without rows in the steps `gone`; None: it left none."""
+  """Four ranks, the last 20 ms late in the steps `late` and without rows in the steps `gone`; None:
+  it left none."""
   random = np.random.default_rng(0)
   arrivals = 60e-3 + random.exponential(1e-4, (1, 4, STEPS))
   arrivals[0, LATE, slice(*late)] += 20e-3
   enter, leave = grouped.play(arrivals, [5e-3])
   grouped.write(path, enter, leave, left_out=(LATE,) if gone is None else ())
   for file in path.glob(f"*/*-p{LATE:05d}.*.parquet"):
-    rewrite(file, lambda t: t.filter([not gone[0] <= step < gone[1] for step in t["step"].to_pylist()]))
+    rewrite(file,
+            lambda t: t.filter([not gone[0] <= step < gone[1] for step in t["step"].to_pylist()]))
   return read_run(path)
 
 
-@pytest.mark.parametrize(("late", "gone"), [((250, 400), (250, 400)), ((300, 400), (300, 390)), ((0, 150), (0, 150)),
-                                            ((200, 400), (200, 400))])
+@pytest.mark.parametrize(("late", "gone"),
+                         [((250, 400), (250, 400)), ((300, 400), (300, 390)), ((0, 150), (0, 150)),
+                          ((200, 400), (200, 400))])
 def test_a_rank_that_is_late_while_its_rows_are_missing_is_not_cleared(tmp_path, late, gone):
   found = diagnose(written(tmp_path / "run", late, gone))
   assert CONTENTION not in [finding.mode for finding in found.findings]

@@ -28,14 +28,15 @@ def test_a_hang_is_told_once_with_the_time_it_took():
 
 
 def test_states_are_told_apart():
-  states = [LateProcess(1, "absent"), LateProcess(1, "left"), LateProcess(1, "outside", phase="data"),
-            LateProcess(1, "silent", phase="data")]
+  states = [LateProcess(1, "absent"), LateProcess(1, "left"),
+            LateProcess(1, "outside", phase="data"), LateProcess(1, "silent", phase="data")]
   told = {hung([event(1, 5.0, late)])[0] for late in states} | {hung([event(1, 5.0)])[0]}
   assert len(told) == 5 and sum("process 1" in sentence for sentence in told) == 4
 
 
 def test_what_is_no_event_is_left_out_and_many_are_cut():
-  assert hung([{}, {"event": "late"}, {"event": "resumed", "seconds": 3}, {"event": "late", "step": 2, "waited": "x"},
+  assert hung([{}, {"event": "late"}, {"event": "resumed",
+                                       "seconds": 3}, {"event": "late", "step": 2, "waited": "x"},
                {"event": "late", "step": 3, "waited": float("nan")}]) == []
   assert len(hung([event(step, 5.0) for step in range(20)])) == 9
   assert hung([{"event": "late", "step": 3, "waited": 1, "late": "?"}])
@@ -45,7 +46,8 @@ def test_they_reach_the_report(tmp_path):
   run, _ = run_of(MadeUpJob(ranks=4, steps=60, processes=2))
   (tmp_path / "watchdog").mkdir()
   line = {**event(30, 12.0, LateProcess(1, "outside", phase="data")), "run": run.id}
-  (tmp_path / "watchdog" / "0.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "run": "other"}) + "\n")
+  (tmp_path / "watchdog" / "0.jsonl").write_text(json.dumps(line) + "\n"
+                                                 + json.dumps({**line, "run": "other"}) + "\n")
   document = to_json(diagnose(dataclasses.replace(run), events=read_events(tmp_path, run.id)))
   assert document["note_codes"][-1] == Note.HUNG and numbers(document["notes"][-1]) == [30, 12, 1]
   assert len(document["hangs"]) == 1 and document["hangs"][0]["late"][0]["phase"] == "data"

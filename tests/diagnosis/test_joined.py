@@ -66,9 +66,10 @@ def test_pauses_that_some_processes_hold_by_chance_name_nobody():
   named = []
   for probability, ranks in ((0.1, (4, 5)), (0.008, (0, 1, 2, 3, 4, 5, 6, 7))):
     for seed in range(4):
-      run, _ = run_of(MadeUpJob(**BASE, seed=seed, faults=(Fault("pause", 40e-3 / probability / 10, ranks,
-                                                                 mechanism="gc",
-                                                           probability=probability),)))
+      run, _ = run_of(MadeUpJob(**BASE, seed=seed,
+                                faults=(Fault("pause", 40e-3 / probability / 10, ranks,
+                                              mechanism="gc",
+                                              probability=probability),)))
       named += [(len(ranks), f.ranks) for f in diagnose(run).findings if f.mode == JITTER]
   assert {found for number, found in named if number == 2} == {(4, 5)}
   assert {found for number, found in named if number == 8} == {()}
@@ -78,17 +79,20 @@ def test_pauses_that_some_processes_hold_by_chance_name_nobody():
 def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kind):
   random, shape = np.random.default_rng(2), (8, 300)
   _, truth = run_of(MadeUpJob(**BASE))
-  more = random.gamma(2.0, 0.5e6, shape) if kind == "uneven" else (random.random(shape) < 0.01) * 9e6
+  more = (random.gamma(2.0, 0.5e6, shape) if kind == "uneven"
+          else (random.random(shape) < 0.01) * 9e6)
   ragged = (random.random(shape) < 0.01) * 12e6
   enter, leave = barrier(truth.busy[0] + (more + ragged).astype(np.int64), truth.transfer[0])
   diagnosis = diagnose(make_run(enter, leave, gap=truth.gap + ragged))
   turns, step = float(diagnosis.lateness.random.sum()), diagnosis.step_time.mean
-  assert turns >= 0.05 * step and turns - diagnosis.lateness.gaps < 0.05 * step  # neither work nor gaps alone
+  # neither work nor gaps alone
+  assert turns >= 0.05 * step and turns - diagnosis.lateness.gaps < 0.05 * step
   assert {f.mode for f in diagnosis.findings} == ({AMPLIFICATION} if kind == "uneven" else set())
 
 
 def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(monkeypatch):
-  """What connections say of two hosts, one of which stands still now and then: the other seems to have a slow link."""
+  """What connections say of two hosts, one of which stands still now and then: the other seems to
+  have a slow link."""
   run, _ = run_of(MadeUpJob(**{**BASE, "ranks": 4, "processes": 2, "hosts": 2}, transfer=6e-3,
                             faults=(Fault("compute", 15e-3, (2, 3)),)))
   said = {}
@@ -98,4 +102,5 @@ def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(m
     said[slow] = diagnose(run).findings
   assert [(f.mode, set(f.ranks)) for f in said[0]] == [(PERSISTENT, {2, 3})]
   assert Evidence.SLOW_AS_WELL in codes(said[0][0].evidence)
-  assert {f.mode for f in said[1]} == {PERSISTENT, CONTENTION}, "the late host's own link is another matter"
+  assert ({f.mode for f in said[1]} == {PERSISTENT,
+                                        CONTENTION}), "the late host's own link is another matter"

@@ -19,7 +19,8 @@ def diagnose_busy(busy, transfer=2 * MS, offset=0, **kwargs):
 
 
 def noise(ranks, steps, mean=20.0, deviation=0.4, seed=0):
-  return np.random.default_rng(seed).normal(mean * MS, deviation * MS, (ranks, steps)).clip(MS).astype(np.int64)
+  return np.random.default_rng(seed).normal(mean * MS, deviation * MS,
+                                            (ranks, steps)).clip(MS).astype(np.int64)
 
 
 def modes(diagnosis):
@@ -47,7 +48,8 @@ def test_two_late_ranks_are_both_named_and_worth_more_together(ranks):
   assert set(diagnosis.findings[0].ranks) == {1, 2}
   healthy = (np.delete(busy, [1, 2], axis=0).max(axis=0)[1:].mean() + 2 * MS) * 1e-9
   assert diagnosis.without_late.step_time == pytest.approx(healthy, abs=1e-9)
-  assert diagnosis.without_late.step_time < min(a.step_time for a in diagnosis.without_rank.values()) - 3e-3
+  assert (diagnosis.without_late.step_time
+          < min(a.step_time for a in diagnosis.without_rank.values()) - 3e-3)
 
 
 def test_what_if_is_the_job_played_without_the_rank():
@@ -55,7 +57,8 @@ def test_what_if_is_the_job_played_without_the_rank():
   busy[4] += 6 * MS
   diagnosis = diagnose_busy(busy)
   others = np.delete(busy, 4, axis=0)[:, 1:]
-  assert diagnosis.without_rank[4].step_time == pytest.approx((others.max(axis=0).mean() + 2 * MS) * 1e-9, abs=1e-12)
+  assert (diagnosis.without_rank[4].step_time
+          == pytest.approx((others.max(axis=0).mean() + 2 * MS) * 1e-9, abs=1e-12))
   mean = (busy[:, 1:].mean() + 2 * MS) * 1e-9
   assert diagnosis.no_skew.step_time == pytest.approx(mean, abs=1e-12)
   whole = (busy[:, 1:].max(axis=0).mean() + 2 * MS) * 1e-9
@@ -72,11 +75,13 @@ def test_shares_of_the_findings_are_the_two_parts_of_earliness():
   arrivals, step = busy[:, 1:] * 1e-9, diagnosis.step_time.mean
   persistent = arrivals.mean(axis=1).max() - arrivals.mean()
   assert share[PERSISTENT] == pytest.approx(persistent / step)
-  assert share[AMPLIFICATION] == pytest.approx((arrivals.max(axis=0).mean() - arrivals.mean(axis=1).max()) / step)
+  assert (share[AMPLIFICATION]
+          == pytest.approx((arrivals.max(axis=0).mean() - arrivals.mean(axis=1).max()) / step))
 
 
 def test_downstream_victim_is_not_blamed():
-  """Rank 2 leaves every collective 14 ms after the others, so it enters the next one last: rank 1 is the slow one."""
+  """Rank 2 leaves every collective 14 ms after the others, so it enters the next one last: rank 1
+  is the slow one."""
   busy = noise(4, 300)
   busy[1] += 6 * MS
   run = make_run(*barrier(busy, 2 * MS, offset=np.array([0, 0, 14 * MS, 0])))
@@ -196,7 +201,8 @@ def test_a_whole_late_host_is_named():
   diagnosis = diagnose_busy(busy, processes=[0, 0, 1, 1, 2, 2, 3, 3], hosts=["a", "b", "c", "d"])
   finding = diagnosis.findings[0]
   assert finding.hosts == ("b",)
-  assert any(sentence.code == Evidence.WHOLE_HOST and " b " in sentence for sentence in finding.evidence)
+  assert any(sentence.code == Evidence.WHOLE_HOST and " b " in sentence
+             for sentence in finding.evidence)
 
 
 def test_too_few_steps_carry_no_finding():
@@ -219,7 +225,8 @@ def test_a_little_lateness_behind_a_large_one_is_mentioned_not_named():
   busy[0] += 2 * MS
   finding = diagnose_busy(busy).findings[0]
   assert finding.ranks == (2,)
-  assert any(sentence.code == Evidence.ALSO_LATE and "0" in sentence for sentence in finding.evidence)
+  assert any(sentence.code == Evidence.ALSO_LATE and "0" in sentence
+             for sentence in finding.evidence)
 
 
 def test_half_of_the_ranks_are_found_although_the_hosts_stood_still_once():

@@ -24,7 +24,8 @@ def meet(groups: list[list[list[int]]], ranks: int) -> Meetings:
     for number, members in enumerate(some):
       own[members] = number
     of.append(Meeting(own))
-  return Meetings(tuple(of), tuple(Grouped(m.groups) for m in of), _direct(tuple(of), ranks), _joined(tuple(of), ranks))
+  return Meetings(tuple(of), tuple(Grouped(m.groups) for m in of), _direct(tuple(of), ranks),
+                  _joined(tuple(of), ranks))
 
 
 def played(groups: list[list[list[int]]], busy: np.ndarray, transfer: float = 1e-3) -> np.ndarray:
@@ -41,14 +42,16 @@ def played(groups: list[list[list[int]]], busy: np.ndarray, transfer: float = 1e
   return wait
 
 
-def blame(groups: list[list[list[int]]], busy: np.ndarray, adjacent: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def blame(groups: list[list[list[int]]], busy: np.ndarray,
+          adjacent: bool = True) -> tuple[np.ndarray, np.ndarray]:
   """[R] seconds charged to each rank, and [C, R, K] what each waits for others."""
   found, ranks = meet(groups, busy.shape[1]), busy.shape[1]
   wait = played(groups, busy)
   valid = np.ones(busy.shape[1:], bool)
   waits = step_through(found, busy, wait, valid)
   total = np.zeros(ranks)
-  for charge, waited in zip(charges(found, waits, busy, np.full(busy.shape[2], adjacent)), waits, strict=True):
+  for charge, waited in zip(charges(found, waits, busy, np.full(busy.shape[2], adjacent)), waits,
+                            strict=True):
     whole = sum(charge.seconds)
     np.testing.assert_allclose(whole, waited.early, atol=1e-12)
     assert min(values.min() for values in charge.seconds) >= 0
@@ -96,11 +99,13 @@ def test_lateness_at_the_end_of_a_step_is_charged_in_the_next():
 def test_one_late_rank_is_charged_with_all_that_is_waited(data):
   shape = data.draw(st.sampled_from([(2, 2, 1), (2, 2, 2), (1, 4, 2), (3, 2, 1)]))
   mesh = np.arange(int(np.prod(shape))).reshape(shape)
-  axes = [np.moveaxis(mesh, axis, -1).reshape(-1, shape[axis]).tolist() for axis in range(3) if shape[axis] > 1]
+  axes = [np.moveaxis(mesh, axis, -1).reshape(-1, shape[axis]).tolist()
+          for axis in range(3) if shape[axis] > 1]
   groups = data.draw(st.lists(st.sampled_from(axes), min_size=2, max_size=8))
   groups.append([list(range(mesh.size))])
   busy = even(len(groups), mesh.size, 2)
-  busy += np.array(data.draw(st.lists(st.floats(0, 5e-3), min_size=len(groups), max_size=len(groups))))[:, None, None]
+  busy += np.array(data.draw(st.lists(st.floats(0, 5e-3), min_size=len(groups),
+                                      max_size=len(groups))))[:, None, None]
   rank, slot = data.draw(st.integers(0, mesh.size - 1)), data.draw(st.integers(0, len(groups) - 1))
   busy[slot, rank] += 7e-3
   total, early = blame(groups, busy, adjacent=data.draw(st.booleans()))
@@ -110,8 +115,9 @@ def test_one_late_rank_is_charged_with_all_that_is_waited(data):
 
 def test_blame_stays_with_the_late_rank_in_noise():
   random = np.random.default_rng(0)
-  tensor, fsdp, data = ([list(map(int, own)) for own in np.moveaxis(np.arange(16).reshape(2, 4, 2), axis, -1).reshape(
-      -1, (2, 4, 2)[axis])] for axis in (2, 1, 0))
+  tensor, fsdp, data = ([list(map(int, own))
+                         for own in np.moveaxis(np.arange(16).reshape(2, 4, 2), axis, -1).reshape(
+                             -1, (2, 4, 2)[axis])] for axis in (2, 1, 0))
   groups = [fsdp, tensor] * 8 + [data, [list(range(16))]]
   busy = 5e-3 * (1 + 0.01 * random.standard_normal((len(groups), 16, 200)))
   before, _ = blame(groups, busy)

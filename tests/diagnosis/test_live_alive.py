@@ -26,8 +26,9 @@ class Folder:
 
   def write(self, process, unix=UNIX, **values):
     file = self.path / f"{process}.json"
-    file.write_text(json.dumps({"run": "r", "process": process, "hostname": "abc"[process], "ranks": [process],
-                                "closed_cleanly": False} | values))
+    file.write_text(
+        json.dumps({"run": "r", "process": process, "hostname": "abc"[process], "ranks": [process],
+                    "closed_cleanly": False} | values))
     os.utime(file, (unix, unix))
 
   def judge(self, now, age=1.0, declared=3, step=10, step_time=0.1, unix=UNIX):
@@ -49,7 +50,8 @@ def test_fresh_rows_are_a_running_job(folder):
 
 def test_before_the_first_rows_it_waits(tmp_path, folder):
   empty = Folder(tmp_path / "other")
-  told = [empty.judge(100.0, None), folder.judge(100.0, None), folder.judge(100.0, None, declared=5)]
+  told = [empty.judge(100.0, None), folder.judge(100.0, None),
+          folder.judge(100.0, None, declared=5)]
   assert [(state.kind, numbers(state.sentence)) for state in told] == [
       ("waiting", []), ("waiting", [3]), ("waiting", [3, 5])]
 
@@ -79,7 +81,8 @@ def test_one_silent_process_is_named(folder):
 
 
 def test_all_silent_is_a_dead_run_whatever_the_clocks_say(folder):
-  assert folder.judge(100.0, unix=UNIX - 3600).kind == "running"  # the file system's clock is ahead: no negative age
+  # the file system's clock is ahead: no negative age
+  assert folder.judge(100.0, unix=UNIX - 3600).kind == "running"
   assert folder.judge(115.0, age=15.0, unix=UNIX - 3585).kind == "quiet"
   state = folder.judge(130.0, age=30.0, unix=UNIX - 3570)
   assert state.kind == "dead" and numbers(state.sentence) == [30]
@@ -115,10 +118,12 @@ def test_files_of_other_runs_and_torn_ones_count_for_nothing(folder):
 def test_many_processes_files_are_read_every_few_seconds_but_seen_at_once(tmp_path):
   folder = Folder(tmp_path / "process")
   for process in range(40):
-    (folder.path / f"{process}.json").write_text(json.dumps({"process": process, "run": "r", "n": 0}))
+    (folder.path / f"{process}.json").write_text(
+        json.dumps({"process": process, "run": "r", "n": 0}))
   folder.files.poll("r", 100.0, UNIX)
   for process in range(40):
-    (folder.path / f"{process}.json").write_text(json.dumps({"process": process, "run": "r", "n": 1}))
+    (folder.path / f"{process}.json").write_text(
+        json.dumps({"process": process, "run": "r", "n": 1}))
     os.utime(folder.path / f"{process}.json", (UNIX + 1, UNIX + 1))
   folder.files.poll("r", 101.0, UNIX + 1)
   assert {(s.changed, s.process.info["n"]) for s in folder.files.seen} == {(101.0, 0)}
@@ -144,7 +149,8 @@ def test_age_of_the_newest_rows(tmp_path):
 def test_the_watchdogs_word(tmp_path):
   events = EventFollower(tmp_path)
   assert events.poll("r") == ()
-  late = Late(21, 3.8, (LateProcess(1, "outside", "b", 7, 20, "", 3.7, "a stack\nof lines"), ), (0, 2), 0)
+  late = Late(21, 3.8, (LateProcess(1, "outside", "b", 7, 20, "", 3.7, "a stack\nof lines"), ),
+              (0, 2), 0)
   EventFile(tmp_path, 0, "r").write("late", int(UNIX * 1e9), late_event(late))
   found, = events.poll("r")
   assert not found.over and found.unix == UNIX
@@ -156,8 +162,10 @@ def test_the_watchdogs_word(tmp_path):
 
 
 @pytest.mark.parametrize("values", [
-    {}, {"late": 3, "step": "x", "waited": "y"}, {"late": [3, {}, {"process": [], "state": "silent", "seconds": "x"}]},
-    {"late": [{"process": 1, "state": "silent", "host": "\x1b[2J", "phase": None, "odd": 1}], "waited": 1e300}])
+    {}, {"late": 3, "step": "x", "waited": "y"},
+    {"late": [3, {}, {"process": [], "state": "silent", "seconds": "x"}]},
+    {"late": [{"process": 1, "state": "silent", "host": "\x1b[2J", "phase": None, "odd": 1}],
+     "waited": 1e300}])
 def test_events_that_others_wrote_are_data(tmp_path, values):
   (tmp_path / "watchdog").mkdir()
   line = json.dumps({"event": "late", "run": "r", "when_unix_ns": 1, **values})
@@ -166,7 +174,8 @@ def test_events_that_others_wrote_are_data(tmp_path, values):
   assert event.sentence.startswith("Watchdog: ") and "\x1b" not in event.sentence
 
 
-@pytest.mark.parametrize("seconds, words", [(9.94, "9.9 s"), (10.2, "10 s"), (119.4, "119 s"), (3599, "59 min"),
-                                            (3600, "1 h 0 min"), (172800, "2 d 0 h")])
+@pytest.mark.parametrize("seconds, words",
+                         [(9.94, "9.9 s"), (10.2, "10 s"), (119.4, "119 s"), (3599, "59 min"),
+                          (3600, "1 h 0 min"), (172800, "2 d 0 h")])
 def test_durations(seconds, words):
   assert duration(seconds) == words

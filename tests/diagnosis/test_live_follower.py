@@ -26,7 +26,8 @@ from tests.cli.test_foreign_directories import flipped, gone, torn
 from tests.lib.said import numbers, only
 from tests.reporting.growing import Growing
 
-JOB = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2, late={2: 4e-3})
+JOB = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2,
+                late={2: 4e-3})
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +41,15 @@ def growing(tmp_path, written):
 
 
 def keys(rows):
-  return {key for new in rows for key in zip(*(new.data[name].tolist() for name in ("step", "rank", "collective")),
-                                             strict=True)}
+  return {key for new in rows
+          for key in zip(*(new.data[name].tolist() for name in ("step", "rank", "collective")),
+                         strict=True)}
 
 
 def test_each_row_comes_and_what_was_merged_is_not_opened_again(growing, tmp_path, monkeypatch):
   opened = []
-  monkeypatch.setattr(parts, "read_small", lambda path, *columns: opened.append(path) or original(path, *columns))
+  monkeypatch.setattr(parts, "read_small",
+                      lambda path, *columns: opened.append(path) or original(path, *columns))
   follower, seen = PartFollower(growing.directory / "collectives", "collectives", "growing"), []
   for step in range(20, 221, 20):
     growing.write(step)
@@ -66,13 +69,16 @@ def test_a_late_reader_takes_the_merged_part_and_only_the_newest_steps(growing):
   follower = PartFollower(growing.directory / "collectives", "collectives", "growing")
   for step in range(10, 51, 10):
     growing.write(step)
-  assert {key[0] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 10))} == set(range(40, 50))
+  assert ({key[0] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 10))}
+          == set(range(40, 50)))
   for step in range(60, 101, 10):  # what was read lies in a merged part now, beside what was not
     growing.write(step)
-  assert set(range(50, 100)) <= {key[0] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))}
+  assert (set(range(50, 100)) <= {key[0]
+                                  for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))})
 
 
-def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds_it(growing, monkeypatch):
+def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds_it(
+    growing, monkeypatch):
   follower = PartFollower(growing.directory / "collectives", "collectives", "growing")
   for step in (10, 20, 30):
     growing.write(step)
@@ -85,7 +91,8 @@ def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds
   monkeypatch.setattr(parts, "read_small", merging)
   before = keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))
   after = keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))
-  assert not before and {key[0] for key in after} == set(range(40)) and {key[1] for key in after} == {0, 1, 2, 3}
+  assert (not before and {key[0] for key in after} == set(range(40))
+          and {key[1] for key in after} == {0, 1, 2, 3})
 
 
 def test_a_torn_part_is_named_and_read_once_it_is_whole(growing):
@@ -97,16 +104,18 @@ def test_a_torn_part_is_named_and_read_once_it_is_whole(growing):
   assert {key[1] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))} == {0, 1}
   assert len(follower.problems) == 1 and part.name in follower.problems[0]
   growing.write(40)
-  assert {key[:2] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))} >= {(39, 2), (39, 3)}
+  assert ({key[:2] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))}
+          >= {(39, 2), (39, 3)})
   part.write_bytes(whole)
   assert {key[1] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))} == {2, 3}
   assert follower.problems == []
 
 
 @settings(max_examples=8, deadline=None)
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8), merge=st.integers(2, 4), looks=st.integers(1, 3),
-       shown=st.integers(20, 90))
-def test_numbers_are_those_of_the_report_on_the_same_steps(written, tmp_path_factory, sizes, merge, looks, shown):
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8), merge=st.integers(2, 4),
+       looks=st.integers(1, 3), shown=st.integers(20, 90))
+def test_numbers_are_those_of_the_report_on_the_same_steps(written, tmp_path_factory, sizes, merge,
+                                                           looks, shown):
   """However the rows came: the report of the whole, cut to the window, is the oracle."""
   tmp_path = tmp_path_factory.mktemp("any")
   growing = Growing(tmp_path / "run", JOB, written, merge_parts=merge)
@@ -121,13 +130,16 @@ def test_numbers_are_those_of_the_report_on_the_same_steps(written, tmp_path_fac
   report = diagnose(read_run(growing.directory, window=(first if first else None, step)))
   numbers = look.numbers
   assert (numbers.last, look.step) == (step - 1, step - 1)
-  assert numbers.mean == pytest.approx(report.step_time.mean) and numbers.p99 == pytest.approx(report.step_time.p99)
+  assert (numbers.mean == pytest.approx(report.step_time.mean)
+          and numbers.p99 == pytest.approx(report.step_time.p99))
   assert numbers.late[0].rank == 2 and numbers.late[0].lateness == pytest.approx(4e-3, rel=0.2)
-  assert numbers.late[0].cost == pytest.approx(report.totals.blame[2] / np.nansum(report.totals.per_step["step"]))
+  assert (numbers.late[0].cost
+          == pytest.approx(report.totals.blame[2] / np.nansum(report.totals.per_step["step"])))
   assert sum(numbers.shares.values()) == pytest.approx(1)
   for name in ("compute", "skew", "runtime", "pacing"):
     assert numbers.shares[name] == pytest.approx(report.shares[name], abs=1e-9)
-  # The floor is the lowest so far, over all windows: contention is at least that of the window alone.
+  # The floor is the lowest so far, over all windows: contention is at least that of the window
+  # alone.
   assert numbers.shares["contention"] >= report.shares["contention"] - 1e-9
 
 
@@ -178,7 +190,8 @@ def test_a_restart_begins_anew_and_says_so(tmp_path):
   assert look.numbers.mean == pytest.approx(55.5e-3, rel=0.01)
   assert [numbers(told.sentence) for told in look.told] == [[79, 2, 10, 19], [2, 120]]
   late_comer = Follower(tmp_path / "run", 50).poll(1.0, 0.0)
-  assert (late_comer.attempt, late_comer.step, late_comer.numbers.mean) == (1, 159, pytest.approx(look.numbers.mean))
+  assert ((late_comer.attempt, late_comer.step, late_comer.numbers.mean)
+          == (1, 159, pytest.approx(look.numbers.mean)))
 
 
 def test_another_run_in_the_same_directory_replaces_the_first(tmp_path):
@@ -187,7 +200,8 @@ def test_another_run_in_the_same_directory_replaces_the_first(tmp_path):
   first.write(200)
   assert follower.poll(0.0, 0.0).step == 199
   first.remove()
-  other = Growing(tmp_path / "run", MadeUpJob(ranks=2, steps=50, processes=1), tmp_path / "b", run="other")
+  other = Growing(tmp_path / "run", MadeUpJob(ranks=2, steps=50, processes=1), tmp_path / "b",
+                  run="other")
   assert follower.poll(1.0, 0.0).state.kind == "waiting"
   other.write(40)
   look = follower.poll(2.0, 0.0)
@@ -228,10 +242,12 @@ def test_the_guard_is_that_of_the_lowest_rank_now(tmp_path):
   def guard(columns):
     step = np.asarray(columns["step"])
     on = (step % 40 < 20).astype(np.float32)
-    return {"decision_guard_on": on, "decision_effect": np.where(step < 60, np.nan, -0.03).astype(np.float32),
+    return {"decision_guard_on": on,
+            "decision_effect": np.where(step < 60, np.nan, -0.03).astype(np.float32),
             "decision_effect_low": np.where(step < 90, np.nan, -0.05).astype(np.float32),
             "decision_effect_high": np.where(step < 90, np.nan, -0.01).astype(np.float32),
-            "decision_pairs": (step // 40).astype(np.float32), "decision_guard_pair": (step // 40).astype(np.float32)}
+            "decision_pairs": (step // 40).astype(np.float32),
+            "decision_guard_pair": (step // 40).astype(np.float32)}
 
   job = MadeUpJob(ranks=4, steps=200, processes=2, delays={0: 1e-3})
   growing = Growing(tmp_path / "run", job, tmp_path / "whole", extra=guard)
@@ -241,14 +257,16 @@ def test_the_guard_is_that_of_the_lowest_rank_now(tmp_path):
     seen.append(follower.poll(float(step), 0.0).numbers.pacing)
   assert [pacing.on for pacing in seen] == [True, False, True]
   assert [pacing.effect for pacing in seen] == [None, pytest.approx(-0.03), pytest.approx(-0.03)]
-  assert seen[1].interval is None and seen[2].interval == (pytest.approx(-0.05), pytest.approx(-0.01))
+  assert (seen[1].interval is None
+          and seen[2].interval == (pytest.approx(-0.05), pytest.approx(-0.01)))
   assert seen[2].active == pytest.approx(0.25) and seen[2].pairs == 2
 
 
 def test_what_is_told_live_is_what_a_replay_of_the_run_tells(tmp_path):
   """Pauses with a cause that the processes measure too, of which most parts hold none."""
   job = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, host_columns=True,
-            faults=(Fault("pause", 60e-3, (2, 3), begin=0.6, probability=0.1, aligned=True, mechanism="checkpoint"),))
+                  faults=(Fault("pause", 60e-3, (2, 3), begin=0.6, probability=0.1, aligned=True,
+                                mechanism="checkpoint"),))
   growing = Growing(tmp_path / "run", job, tmp_path / "written")
   follower, state, replayed = Follower(growing.directory), stream.init(4), []
   for step in range(20, 321, 20):
@@ -266,11 +284,13 @@ def test_without_collectives_the_step_time_is_still_told(growing):
   growing.write(100)
   shutil.rmtree(growing.directory / "collectives")
   look = Follower(growing.directory, 50).poll(0.0, 0.0)
-  assert look.numbers.mean == pytest.approx(diagnose(read_run(growing.directory, window=(50, 100))).step_time.mean)
+  assert (look.numbers.mean
+          == pytest.approx(diagnose(read_run(growing.directory, window=(50, 100))).step_time.mean))
   assert look.numbers.late == ()
 
 
-@pytest.mark.parametrize("column, value", [("rank", 2**30), ("rank", -5), ("step", 2**60), ("attempt", 2**20)])
+@pytest.mark.parametrize("column, value",
+                         [("rank", 2**30), ("rank", -5), ("step", 2**60), ("attempt", 2**20)])
 def test_damaged_numbers_are_left_out(growing, column, value):
   growing.write(100)
   part = next((growing.directory / "collectives").glob("*p00000*"))
@@ -286,7 +306,8 @@ def test_run_json_may_be_torn_or_missing(growing):
   growing.write(60)
   (growing.directory / "run.json").write_text('{"run": "grow')
   assert Follower(growing.directory, 50).poll(0.0, 0.0).step == 59
-  (growing.directory / "run.json").write_text(json.dumps({"run": 3, "ranks": "x", "plan": [], "processes": -1}))
+  (growing.directory / "run.json").write_text(
+      json.dumps({"run": 3, "ranks": "x", "plan": [], "processes": -1}))
   assert Follower(growing.directory, 50).poll(0.0, 0.0).numbers is not None
 
 
@@ -295,7 +316,8 @@ def test_lateness_is_told_after_the_typical_rank(tmp_path):
   growing = Growing(tmp_path / "run", job, tmp_path / "whole")
   growing.write(60)
   late = Follower(growing.directory, 20).poll(0.0, 0.0).numbers.late
-  assert [(rank.rank, round(1e3 * rank.lateness, 3)) for rank in late] == [(3, 4.0), (2, 2.0), (1, 0.0), (0, -2.0)]
+  assert ([(rank.rank, round(1e3 * rank.lateness, 3)) for rank in late]
+          == [(3, 4.0), (2, 2.0), (1, 0.0), (0, -2.0)])
 
 
 def test_contention_is_measured_from_the_lowest_floor_since_the_view_began(tmp_path):
@@ -313,13 +335,15 @@ def test_rows_older_than_the_window_change_nothing():
   def rows(steps, exits):
     number = len(steps)
     zeros = dict.fromkeys(("rank", "process", "attempt", "collective"), np.zeros(number, np.int64))
-    return {"step": np.array(steps), **zeros, "enter_ns": np.array(exits), "exit_ns": np.array(exits)}
+    return {"step": np.array(steps), **zeros, "enter_ns": np.array(exits),
+            "exit_ns": np.array(exits)}
 
   ring = window.Window(8, 1)
   assert ring.add_collectives(rows(list(range(10, 18)), list(range(8))), 0.0)
   assert not ring.add_collectives(rows([2, 9], [77, 78]), 1.0)
   run = ring.run(11, 17, pathlib.Path("run"), {}, ())
-  assert run.steps.tolist() == list(range(10, 18)) and run.collectives[0].exit_ns.tolist() == [list(range(8))]
+  assert (run.steps.tolist() == list(range(10, 18))
+          and run.collectives[0].exit_ns.tolist() == [list(range(8))])
   assert ring.add_collectives(rows([19], [9]), 2.0)
   run = ring.run(13, 19, pathlib.Path("run"), {}, ())
   assert run.collectives[0].exit_ns.tolist() == [[2, 3, 4, 5, 6, 7, MISSING, 9]]

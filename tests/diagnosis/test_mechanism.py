@@ -15,10 +15,12 @@ STEPS = 100
 
 
 def shown(causes=None, samples=None, processes=4):
-  """A run with these columns of each process, per step. Samples' columns: what a counter rises by, or a gauge is."""
-  run, _ = run_of(MadeUpJob(ranks=processes, steps=STEPS, processes=processes, noise=0.01, host_columns=True,
-                            sample_steps=1))
-  columns = {name: np.broadcast_to(np.array(values, np.float32).reshape(processes, -1), (processes, STEPS))
+  """A run with these columns of each process, per step. Samples' columns: what a counter rises by,
+  or a gauge is."""
+  run, _ = run_of(MadeUpJob(ranks=processes, steps=STEPS, processes=processes, noise=0.01,
+                            host_columns=True, sample_steps=1))
+  columns = {name: np.broadcast_to(np.array(values, np.float32).reshape(processes, -1),
+                                   (processes, STEPS))
              for name, values in (causes or {}).items()}
   of_host = dict(run.host_samples.columns)
   for name, values in (samples or {}).items():
@@ -56,13 +58,15 @@ def test_switches_are_preemption_unless_the_process_has_as_much_more_work():
 
 @pytest.mark.parametrize("clock, slow", [(1500, True), (1650, False)])
 def test_a_gpu_clock_that_is_a_twentieth_lower_is_named(clock, slow):
-  assert kinds(shown(samples={"gpu_clock_mhz": [1700, 1700, clock, 1700]}), 5e-3) == ["gpu_clock"] * slow
+  assert (kinds(shown(samples={"gpu_clock_mhz": [1700, 1700, clock, 1700]}), 5e-3) == ["gpu_clock"]
+          * slow)
 
 
 def test_pauses_are_divided_among_what_was_measured_in_them():
   """Every tenth step of process 0: 60 ms of garbage collection and 30 ms of data, of 100 ms."""
   struck = np.arange(STEPS) % 10 == 5
-  case = shown({"gc": [0.06 * struck, *np.zeros((3, STEPS))], "data": [0.03 * struck, *np.zeros((3, STEPS))]})
+  case = shown({"gc": [0.06 * struck, *np.zeros((3, STEPS))],
+                "data": [0.03 * struck, *np.zeros((3, STEPS))]})
   share = struck[case.selected.mask].mean()
   found = of_pauses(case, [0], 0.1 * share)
   assert [mechanism.kind for mechanism, _ in found] == ["gc", "data"]
@@ -74,6 +78,8 @@ def test_switches_explain_no_more_than_the_processor_can_have_been_gone():
   """A process that sleeps for 40 ms on a machine of few cores is switched now and then as well."""
   assert kinds(shown({"nivcsw": [0.1, 0.1, 0.6, 0.1], "cpu": [0.01] * 4}), 40e-3) == [""]
   case = shown({"nivcsw": [0.1, 0.1, 9.0, 0.1], "cpu": [0.01] * 4})
-  assert [found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3)] == ["preempted"]
+  assert ([found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3)]
+          == ["preempted"])
   # All of it in the gap between steps, where a process computes next to nothing.
-  assert [found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3, 39e-3)] == [""]
+  assert ([found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3, 39e-3)]
+          == [""])

@@ -1,4 +1,5 @@
-"""Observed runs: hundreds of collectives of mixed groups, some steps in full, the others by their sums."""
+"""Observed runs: hundreds of collectives of mixed groups, some steps in full, the others by their
+sums."""
 
 from __future__ import annotations
 
@@ -16,12 +17,21 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.report_json import to_json
-from jaxpace.testing.made_up_observed import LayerFault, ObservedJob, information, places, rows, simulate, write
+from jaxpace.testing.made_up_observed import (
+  LayerFault,
+  ObservedJob,
+  information,
+  places,
+  rows,
+  simulate,
+  write,
+)
 from jaxpace.trace import many_collectives, rundir
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
 
-JOB = ObservedJob(data=2, fsdp=2, tensor=2, layers=4, steps=240, noise=0.01, uneven=0.3, every=3, seed=1)
+JOB = ObservedJob(data=2, fsdp=2, tensor=2, layers=4, steps=240, noise=0.01, uneven=0.3, every=3,
+                  seed=1)
 
 
 def told(folder, job: ObservedJob):
@@ -49,8 +59,10 @@ def test_a_healthy_job_blames_nobody_and_its_shares_are_the_truth(tmp_path):
   compute = (truth.busy.sum(axis=0) - truth.gap)[:, full].mean() / step[:, full].mean()
   transfer = truth.transfer.sum(axis=0)[:, full].mean() / step[:, full].mean()
   assert diagnosis.shares["compute"] == pytest.approx(compute, abs=1e-6)
-  assert diagnosis.shares["transfer"] + diagnosis.shares["contention"] == pytest.approx(transfer, abs=1e-6)
-  assert (diagnosis.counted, diagnosis.selected.size) == (239, int(is_detailed(np.arange(1, 240), 3).sum()))
+  assert (diagnosis.shares["transfer"]
+          + diagnosis.shares["contention"] == pytest.approx(transfer, abs=1e-6))
+  assert ((diagnosis.counted, diagnosis.selected.size)
+          == (239, int(is_detailed(np.arange(1, 240), 3).sum())))
   assert codes(diagnosis.notes).count(Note.IN_FULL) == 1
 
 
@@ -80,7 +92,8 @@ def test_lateness_in_all_layers_is_said_to_be(tmp_path):
 
 
 def test_when_it_began_is_told_by_steps_that_are_not_in_full(tmp_path):
-  begin = next(step for step in range(100, 140) if not is_detailed(np.arange(step - 1, step + 2), 3).any())
+  begin = next(step for step in range(100, 140)
+               if not is_detailed(np.arange(step - 1, step + 2), 3).any())
   job = faulty(LayerFault("late", 6e-3, (1,), layer=1, begin=begin / 240))
   diagnosis, _ = told(tmp_path, job)
   (finding,) = diagnosis.findings
@@ -88,7 +101,8 @@ def test_when_it_began_is_told_by_steps_that_are_not_in_full(tmp_path):
 
 
 @pytest.mark.parametrize(("fault", "mode"), [
-    (LayerFault("jitter", 14e-3), AMPLIFICATION), (LayerFault("rotating", 14e-3, layer=1), AMPLIFICATION),
+    (LayerFault("jitter", 14e-3), AMPLIFICATION),
+    (LayerFault("rotating", 14e-3, layer=1), AMPLIFICATION),
     (LayerFault("pause", 70e-3, probability=0.08), JITTER),
     (LayerFault("contention", 15e-3, axis="fsdp", begin=0.3, end=0.7), CONTENTION)])
 def test_other_modes(tmp_path, fault, mode):
@@ -100,12 +114,14 @@ def test_other_modes(tmp_path, fault, mode):
   if mode == CONTENTION:
     (where,) = [s for s in diagnosis.findings[0].evidence if s.code == Evidence.MOST_CONTENDED]
     assert "along fsdp" in where
-    assert diagnosis.shares["contention"] == pytest.approx(0.4 * 15e-3 / diagnosis.step_time.mean, rel=0.15)
+    assert (diagnosis.shares["contention"]
+            == pytest.approx(0.4 * 15e-3 / diagnosis.step_time.mean, rel=0.15))
 
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_waiting_for_pauses_is_told_as_such_wherever_it_is_waited(tmp_path, norm):
-  diagnosis, _ = told(tmp_path, faulty(LayerFault("pause", 70e-3, probability=0.08), every=1, processes=4, norm=norm))
+  diagnosis, _ = told(tmp_path, faulty(LayerFault("pause", 70e-3, probability=0.08), every=1,
+                                       processes=4, norm=norm))
   quiet = simulate(dataclasses.replace(JOB, norm=norm))
   lost = diagnosis.step_time.mean - (quiet.busy + quiet.wait).sum(axis=0)[:, 1:].mean()
   share = (lost + JOB.gap) / diagnosis.step_time.mean
@@ -126,11 +142,13 @@ def test_the_json_says_where(tmp_path):
   diagnosis, _ = told(tmp_path, faulty(LayerFault("late", 6e-3, (5,), layer=2)))
   document = json.loads(json.dumps(to_json(diagnosis)))
   waits = document["waits"]
-  assert [row["waiting"] for row in waits] == sorted((row["waiting"] for row in waits), reverse=True)
+  assert ([row["waiting"] for row in waits] == sorted((row["waiting"] for row in waits),
+                                                      reverse=True))
   assert sum(row["waiting"] for row in waits) == pytest.approx(diagnosis.earliness, rel=1e-9)
   assert sum(row["turns"] for row in waits) == len(document["collectives"])
   row = next(row for row in waits if row["collective"] == "all-gather.0")
-  assert row["worst_turn"]["loops"] == [["while.0", 2, 4]] and (row["rank"], row["source"]) == (5, "model.py:64")
+  assert (row["worst_turn"]["loops"] == [["while.0", 2, 4]]
+          and (row["rank"], row["source"]) == (5, "model.py:64"))
   assert row["rank_share"] > 0.8
   assert (document["steps_counted"], document["steps_in_full"]) == (239, diagnosis.selected.size)
 
@@ -142,7 +160,8 @@ def write_parts(folder, job: ObservedJob, keep, *, plan=None) -> None:
   rundir.write_json(folder / "run.json", plan(info) if plan else info)
   steps = np.arange(job.steps)
   for process, ranks in enumerate(np.array_split(np.arange(job.ranks), job.processes)):
-    made = rows(job, truth, ranks, steps, np.flatnonzero(is_detailed(steps, job.every)), process=process)
+    made = rows(job, truth, ranks, steps, np.flatnonzero(is_detailed(steps, job.every)),
+                process=process)
     kept = keep(made["collectives"])
     made["collectives"] = {name: values[kept] for name, values in made["collectives"].items()}
     for table, columns in made.items():
@@ -190,7 +209,8 @@ def test_of_several_shapes_the_one_that_ran_most_is_told(tmp_path):
     return info
 
   def moved(columns) -> np.ndarray:
-    columns["collective"] = columns["collective"] + np.where(columns["step"] % 10 == 0, slots, 0).astype(np.int32)
+    columns["collective"] = (columns["collective"]
+                             + np.where(columns["step"] % 10 == 0, slots, 0).astype(np.int32))
     return np.ones(len(columns["step"]), bool)
 
   write_parts(tmp_path, dataclasses.replace(JOB, every=1), moved, plan=twice)
@@ -215,14 +235,15 @@ def test_a_restart_counts_by_its_last_attempt(tmp_path):
   truth = simulate(later)
   steps = np.arange(80) + 60
   for process, ranks in enumerate(np.array_split(np.arange(8), 2)):
-    for table, columns in rows(later, truth, ranks, steps, np.arange(80), process=process, attempt=1,
-                               origin=10**14).items():
+    for table, columns in rows(later, truth, ranks, steps, np.arange(80), process=process,
+                               attempt=1, origin=10**14).items():
       PartStore(tmp_path, table, "observed", process).append(columns)
   run = read_run(tmp_path)
   assert run.duplicates > 0
   at_once = run.attempt.max(axis=0)
   assert (at_once[run.steps >= 60] == 1).all() and (at_once[run.steps < 60] == 0).all()
-  np.testing.assert_allclose((run.collectives[3].exit_ns - run.collectives[3].enter_ns)[:, 60] * 1e-9,
+  np.testing.assert_allclose((run.collectives[3].exit_ns - run.collectives[3].enter_ns)[:, 60]
+                             * 1e-9,
                              truth.wait[3][:, 0], atol=2e-9)
   diagnosis = diagnose(run)
   # The first step of each attempt has no exit before it.
@@ -241,25 +262,29 @@ def test_a_growing_run_is_followed_by_the_sums_of_its_steps(tmp_path):
   look = Follower(tmp_path).poll(0.0, 0.0)
   numbers = look.numbers
   assert numbers.late[0].rank == 5 and numbers.late[0].lateness == pytest.approx(6e-3, rel=0.05)
-  assert numbers.mean == pytest.approx((truth.busy + truth.wait).sum(axis=0)[:, -100:].mean(), rel=0.01)
+  assert (numbers.mean == pytest.approx((truth.busy + truth.wait).sum(axis=0)[:, -100:].mean(),
+                                        rel=0.01))
   assert sum(numbers.shares.values()) == pytest.approx(1)
   assert numbers.silent == () and numbers.untold == ""
 
 
 def test_one_that_stays_open_through_a_step_hides_nothing(tmp_path):
-  """An all-reduce of a gradient that is there early is open while layers compute and meet; it ends last."""
+  """An all-reduce of a gradient that is there early is open while layers compute and meet; it ends
+  last."""
   job = faulty(LayerFault("late", 6e-3, (5,), layer=0, phase="backward"))
   before, _ = told(tmp_path, job)
   for part in (tmp_path / "collectives").glob("*.parquet"):
     table = pq.read_table(part)
-    step, rank, enter, leave = (table.column(name).to_numpy() for name in ("step", "rank", "enter_ns", "exit_ns"))
+    step, rank, enter, leave = (table.column(name).to_numpy()
+                                for name in ("step", "rank", "enter_ns", "exit_ns"))
     of = step * (int(rank.max()) + 1) + rank
     order = np.lexsort((leave, of))
     first = np.flatnonzero(np.concatenate([[True], np.diff(of[order]) != 0]))
     last = order[np.append(first[1:], len(order)) - 1]
     opened = enter.copy()
     opened[last] = np.minimum.reduceat(enter[order], first)
-    pq.write_table(table.set_column(table.schema.get_field_index("enter_ns"), "enter_ns", pa.array(opened)), part)
+    pq.write_table(table.set_column(table.schema.get_field_index("enter_ns"), "enter_ns",
+                                    pa.array(opened)), part)
   after = diagnose(read_run(tmp_path))
   assert at(after) == at(before)
   assert [row.place.name for row in after.waits] == [row.place.name for row in before.waits]

@@ -1,4 +1,5 @@
-"""The measured effect of pacing, recomputed from recorded steps, against what the job was made of."""
+"""The measured effect of pacing, recomputed from recorded steps, against what the job was made
+of."""
 
 import dataclasses
 import io
@@ -63,7 +64,9 @@ def test_it_is_made_of_the_mean_steps_of_each_block_and_pair():
   found = measured(made)
   assert found.pairs == len(differences)
   assert found.effect == pytest.approx(np.mean(differences) / np.mean(off), abs=1e-5)
-  assert found.own_effect == pytest.approx(found.effect, abs=5e-3), "the guard's own leaves the unfinished pair out"
+  assert (found.own_effect == pytest.approx(
+      found.effect,
+      abs=5e-3)), "the guard's own leaves the unfinished pair out"
 
 
 def test_nothing_is_claimed_where_no_guard_ran_or_nothing_was_compared():
@@ -89,8 +92,9 @@ def test_windows_and_restarts():
   pair[600:] = pair[:600]
   collectives = tuple(dataclasses.replace(c, attempt=attempt) for c in made.collectives)
   restarted = dataclasses.replace(made, attempt=attempt, collectives=collectives,
-                                  guard={**made.guard, "guard_pair": pair, "guard_on": np.concatenate(
-                                      [made.guard["guard_on"][:600]] * 2)})
+                                  guard={**made.guard, "guard_pair": pair,
+                                         "guard_on": np.concatenate(
+                                             [made.guard["guard_on"][:600]] * 2)})
   half = measured(dataclasses.replace(made, window=(0, 600))).pairs
   assert measured(restarted).pairs == pytest.approx(2 * half, abs=2) and half > 10
 
@@ -101,9 +105,10 @@ def test_the_report_of_a_recorded_run(tmp_path):
   made_up_runs.write(path, made_up_runs.MadeUpJob(ranks=2, steps=300, processes=2, noise=0.02))
   rng = np.random.default_rng(0)
   on = rng.random(150).repeat(2) < 0.5
-  columns = {"guard_on": on, "guard_pair": np.where(np.arange(300) % 10 < 8, np.arange(300) // 10, np.nan),
-             "effect": np.full(300, -0.02), "effect_low": np.full(300, -0.03), "effect_high": np.full(300, -0.01),
-             "pairs": np.arange(300) // 10}
+  columns = {"guard_on": on,
+             "guard_pair": np.where(np.arange(300) % 10 < 8, np.arange(300) // 10, np.nan),
+             "effect": np.full(300, -0.02), "effect_low": np.full(300, -0.03),
+             "effect_high": np.full(300, -0.01), "pairs": np.arange(300) // 10}
   for file in sorted((path / "steps").glob("*.parquet")):
     table = pq.read_table(file)
     steps = table.column("step").to_numpy()
@@ -115,7 +120,8 @@ def test_the_report_of_a_recorded_run(tmp_path):
     np.testing.assert_array_equal(back.guard[name], np.asarray(values, np.float32))
   diagnosis = diagnose(back)
   pacing = json.loads(json.dumps(to_json(diagnosis)))["pacing"]
-  assert abs(pacing["effect"]) < 0.02 and pacing["effect_interval"][0] < 0 < pacing["effect_interval"][1]
+  assert (abs(pacing["effect"]) < 0.02
+          and pacing["effect_interval"][0] < 0 < pacing["effect_interval"][1])
   assert pacing["blocks"] > 40
   assert pacing["guard"] == {"on": bool(on[-1]), "effect": pytest.approx(-0.02), "pairs": 29,
                              "effect_interval": pytest.approx([-0.03, -0.01]), "ranks_alike": True}

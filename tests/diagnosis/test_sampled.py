@@ -17,26 +17,32 @@ from tests.lib.said import numbers, only
 MS = 1_000_000
 
 
-def sampled(enter, leave, cores="0-1", platform="cpu", clock="profiler", processes=None, limit=None):
+def sampled(enter, leave, cores="0-1", platform="cpu", clock="profiler", processes=None,
+            limit=None):
   ranks = enter.shape[1]
   processes = np.zeros(ranks, np.int32) if processes is None else np.asarray(processes)
   run = make_run(enter, leave, processes=processes)
-  places = tuple(Locality(process=int(p), hostname=f"host{p}", cpu=Cpu(allowed=cores), cgroup=Cgroup(cpu_limit=limit),
-                          devices=tuple(Device(platform=platform) for _ in np.flatnonzero(processes == p)))
+  places = tuple(Locality(process=int(p), hostname=f"host{p}", cpu=Cpu(allowed=cores),
+                          cgroup=Cgroup(cpu_limit=limit),
+                          devices=tuple(Device(platform=platform)
+                                        for _ in np.flatnonzero(processes == p)))
                  for p in np.unique(processes))
   return dataclasses.replace(run, info={"plan": {"clock": clock}}, locality=places)
 
 
 def late_rank(late_ms, spread_ms=0.5, ranks=8, size=120):
-  busy = np.full((ranks, size), 5 * MS) + np.random.default_rng(0).integers(0, MS // 10, (ranks, size))
-  busy += np.linspace(0, spread_ms * MS, ranks).astype(np.int64)[:, None]  # as devices are launched one by one
+  busy = (np.full((ranks, size), 5 * MS)
+          + np.random.default_rng(0).integers(0, MS // 10, (ranks, size)))
+  # as devices are launched one by one
+  busy += np.linspace(0, spread_ms * MS, ranks).astype(np.int64)[:, None]
   busy[3] += int(late_ms * MS)
   return barrier(busy, MS)
 
 
 def test_a_rank_as_late_as_its_turn_is_not_blamed():
   made = late_rank(1.0)
-  assert diagnose(sampled(*made, clock="native")).findings  # that somebody is late for good is right; why, isn't
+  # that somebody is late for good is right; why, isn't
+  assert diagnose(sampled(*made, clock="native")).findings
   found = diagnose(sampled(*made))
   assert not found.findings and found.verdict.code == Verdict.DOUBT
   assert numbers(found.verdict)[:2] == [8, 2], "devices and cores, and before them no rank"
@@ -89,10 +95,13 @@ def test_ranks_whose_groups_are_recorded_are_compared_within_them():
   enter, leave = (np.concatenate([a, b], axis=1) for a, b in zip(one, other, strict=True))
   run = sampled(enter, leave, cores="0-15")
   known = Meeting(np.array([0, 0, 1, 1]))
-  run = dataclasses.replace(run, collectives=tuple(dataclasses.replace(c, meeting=known) for c in run.collectives))
+  run = dataclasses.replace(run,
+                            collectives=tuple(dataclasses.replace(c, meeting=known)
+                                              for c in run.collectives))
   assert never_meet(run) == []
   found = diagnose(run)
-  assert not found.findings and not found.doubt and found.verdict.code not in (Verdict.DOUBT, Verdict.UNTOLD)
+  assert (not found.findings and not found.doubt
+          and found.verdict.code not in (Verdict.DOUBT, Verdict.UNTOLD))
 
 
 def test_ranks_of_two_processes_are_not_compared_by_their_clocks():

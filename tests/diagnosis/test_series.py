@@ -1,4 +1,5 @@
-"""What the page draws, against plain loops over the same run and against the report it belongs to."""
+"""What the page draws, against plain loops over the same run and against the report it belongs
+to."""
 
 import dataclasses
 import json
@@ -31,8 +32,9 @@ from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from tests.diagnosis.traces import barrier, make_run
 
-JOB = MadeUpJob(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2, late={4: 6e-3}, contention=4e-3,
-          contended=(0.5, 1.0), faults=(Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"),))
+JOB = MadeUpJob(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2, late={4: 6e-3},
+                contention=4e-3, contended=(0.5, 1.0),
+                faults=(Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"),))
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +51,16 @@ def whole(diagnosis):
 
 @pytest.fixture
 def narrow(monkeypatch):
-  """Few columns, so that each holds several steps; worked on in many parts, most of which are wholly known."""
+  """Few columns, so that each holds several steps; worked on in many parts, most of which are
+  wholly known."""
   monkeypatch.setattr(accounting, "_CHUNK_CELLS", 6 * 40)
   monkeypatch.setattr(over_time, "MOST", 7)
   monkeypatch.setattr(skew_map, "MOST_COLUMNS", 7)
 
 
 def arrivals(run):
-  """[R, K] by plain loops: busy time before all collectives of a step, the rank's own delay taken out; NaN unknown."""
+  """[R, K] by plain loops: busy time before all collectives of a step, the rank's own delay taken
+  out; NaN unknown."""
   result = np.full(run.attempt.shape, np.nan)
   for rank in range(run.ranks):
     for k in range(1, len(run.steps)):
@@ -112,10 +116,12 @@ def test_over_time_adds_up_to_the_report(diagnosis, narrow):
   assert np.average(mean, weights=number) == pytest.approx(report["step_time"]["mean"])
   for name in SHARES:
     share = np.array(found["shares"][name])
-    assert np.average(share, weights=number * mean) == pytest.approx(report["shares"][name], abs=1e-12)
+    assert (np.average(share, weights=number * mean)
+            == pytest.approx(report["shares"][name], abs=1e-12))
   assert np.sum([found["shares"][name] for name in SHARES], axis=0) == pytest.approx(1)
   steps = diagnosis.totals.per_step["step"][diagnosis.selected.mask]
-  assert min(found["step_time"]["low"]) == steps.min() and max(found["step_time"]["high"]) == steps.max()
+  assert (min(found["step_time"]["low"]) == steps.min()
+          and max(found["step_time"]["high"]) == steps.max())
   contention = found["shares"]["contention"]
   assert max(contention[:3]) < 0.02 < min(contention[4:]), "the second half is contended"
 
@@ -137,7 +143,8 @@ def test_short_runs_have_a_column_for_every_step(diagnosis):
   found, expected = skew_map.skew_map(diagnosis), late(diagnosis.run)
   assert found["most"] is None and set(found["columns"]["number"]) == {1}
   at = np.searchsorted(diagnosis.run.steps, found["columns"]["first"])
-  np.testing.assert_allclose(np.array(found["mean"]) * found["unit"], expected[:, at], atol=found["unit"] * 0.51)
+  np.testing.assert_allclose(np.array(found["mean"]) * found["unit"], expected[:, at],
+                             atol=found["unit"] * 0.51)
 
 
 def test_what_was_not_recorded_is_null(monkeypatch):
@@ -152,7 +159,8 @@ def test_what_was_not_recorded_is_null(monkeypatch):
   found = skew_map.skew_map(diagnose(run))
   unit = found["unit"]
   by_step = dict(zip(found["columns"]["first"], zip(*found["mean"], strict=True), strict=True))
-  assert by_step[30][1] is None and by_step[20][1] is None and by_step[40][1] is None and by_step[50][1] is not None
+  assert (by_step[30][1] is None and by_step[20][1] is None and by_step[40][1] is None
+          and by_step[50][1] is not None)
   # Rank 0's delay is taken out: it was ready 2 ms before it came.
   assert by_step[50][0] * unit == pytest.approx(-2e-3, abs=unit)
   assert [by_step[k][3] * unit for k in (30, 50)] == pytest.approx([4e-3, 4e-3], abs=unit)
@@ -160,7 +168,8 @@ def test_what_was_not_recorded_is_null(monkeypatch):
   grouped = skew_map.skew_map(diagnose(run))
   assert grouped["rows"] == {"first": [0, 3], "last": [2, 4]}
   rows = np.array([[x if x is not None else -10**9 for x in row] for row in found["mean"]])
-  assert grouped["mean"][1] == rows[3:].max(axis=0).tolist() and grouped["mean"][0] == rows[:3].max(axis=0).tolist()
+  assert (grouped["mean"][1] == rows[3:].max(axis=0).tolist()
+          and grouped["mean"][0] == rows[:3].max(axis=0).tolist())
 
 
 def test_nobody_is_compared_where_there_is_one_rank_or_no_collective():
@@ -184,16 +193,19 @@ def test_the_distribution_holds_every_step(diagnosis, whole):
   edges = np.array(found["edges"])
   assert sum(found["steps"]) + found["beyond"] == len(steps)
   for i in (0, 3, len(edges) - 2):
-    assert found["steps"][i] == pytest.approx(((steps >= edges[i]) & (steps < edges[i + 1])).sum(), abs=1)
+    assert (found["steps"][i] == pytest.approx(((steps >= edges[i]) & (steps < edges[i + 1])).sum(),
+                                               abs=1))
   assert found["beyond"] == (steps > edges[-1] * (1 + 1e-6)).sum()
   for share, seconds in zip(found["tail"]["share"], found["tail"]["step_time"], strict=True):
     assert (steps > seconds * (1 + 1e-6)).mean() <= share + 1e-9
     assert (steps >= seconds * (1 - 1e-6)).mean() >= share - 1e-9
   order = sorted(range(len(times)), key=lambda k: -times[k] if diagnosis.selected.mask[k] else 0)
   assert [row["step"] for row in found["longest"]] == diagnosis.run.steps[order[:20]].tolist()
-  assert [row["last_rank"] for row in found["longest"]] == diagnosis.totals.last_rank[order[:20]].tolist()
+  assert ([row["last_rank"] for row in found["longest"]]
+          == diagnosis.totals.last_rank[order[:20]].tolist())
   assert all(sum(row["shares"].values()) == pytest.approx(1, abs=1e-5) for row in found["longest"])
-  assert max(found["longest"][0]["shares"], key=found["longest"][0]["shares"].get) in ("compute", "runtime")
+  assert max(found["longest"][0]["shares"], key=found["longest"][0]["shares"].get) in (
+      "compute", "runtime")
 
 
 def test_a_long_tail_is_counted_beyond_the_histogram():
@@ -201,13 +213,15 @@ def test_a_long_tail_is_counted_beyond_the_histogram():
   busy[:, ::2] += 100_000
   busy[0, 500] = 900_000_000
   found = distribution(diagnose(make_run(*barrier(busy, 1_000_000))))
-  assert found["beyond"] >= 1 and found["edges"][-1] < 0.02 and found["longest_step"] == pytest.approx(0.901, rel=1e-3)
+  assert (found["beyond"] >= 1 and found["edges"][-1] < 0.02
+          and found["longest_step"] == pytest.approx(0.901, rel=1e-3))
 
 
 def test_where_a_finding_cost_adds_up_to_its_share(diagnosis, whole):
   found, report = whole["where"], to_json(diagnosis)
   number = np.array(found["blocks"]["number"])
-  assert number.sum() == report["steps_counted"] and len(found["findings"]) == len(report["findings"]) >= 3
+  assert (number.sum() == report["steps_counted"]
+          and len(found["findings"]) == len(report["findings"]) >= 3)
   for place, finding in zip(found["findings"], report["findings"], strict=True):
     cost = np.average(place["cost"], weights=number)
     if finding["mode"] in ("persistent_straggler", "fabric_contention"):
@@ -224,23 +238,27 @@ def test_the_costliest_stretch_is_found():
   busy[1, 200:250] += 25_000_000
   found = where(diagnose(make_run(*barrier(busy, 1_000_000))))["findings"][0]
   assert found["costliest"] is not None
-  assert abs(found["costliest"]["first_step"] - 200) <= 5 and abs(found["costliest"]["last_step"] - 249) <= 5
+  assert (abs(found["costliest"]["first_step"] - 200) <= 5
+          and abs(found["costliest"]["last_step"] - 249) <= 5)
 
 
 def guarded(size=600):
-  """A run with blocks of 10 steps with pacing and without, 20 a pair, of which those with it are 1 ms quicker."""
+  """A run with blocks of 10 steps with pacing and without, 20 a pair, of which those with it are 1
+  ms quicker."""
   rng = np.random.default_rng(0)
   pair = np.arange(size) // 20
   on = (np.arange(size) // 10 % 2 == 0) ^ (rng.random(size // 20 + 1)[pair] < 0.5)
   busy = np.tile(20_000_000 - 1_000_000 * on + rng.integers(0, 2_000_000, size), (2, 1))
-  guard = {"guard_on": on.astype(np.float32), "guard_pair": np.where(pair > 0, pair, np.nan).astype(np.float32)}
+  guard = {"guard_on": on.astype(np.float32),
+           "guard_pair": np.where(pair > 0, pair, np.nan).astype(np.float32)}
   return dataclasses.replace(make_run(*barrier(busy, 1_000_000)), guard=guard), on, pair
 
 
 def test_blocks_of_pacing_lead_to_the_effect_of_the_report(monkeypatch):
   run, on, pair = guarded()
   found, report = blocks.blocks(run), measured(run)
-  assert found["effect"]["effect"][-1] == report.effect and found["effect"]["pairs"][-1] == report.pairs == 29
+  assert (found["effect"]["effect"][-1] == report.effect
+          and found["effect"]["pairs"][-1] == report.pairs == 29)
   assert (found["effect"]["low"][-1], found["effect"]["high"][-1]) == report.interval
   assert report.effect == pytest.approx(-1 / 22, abs=0.005), "1 ms of 22 ms"
   assert found["effect"]["low"][0] is None, "one pair tells nothing"
@@ -251,28 +269,34 @@ def test_blocks_of_pacing_lead_to_the_effect_of_the_report(monkeypatch):
   assert sum(state["last_step"] - state["first_step"] + 1 for state in found["blocks"]) == len(on)
   times = np.full(len(on), np.nan)
   times[1:] = np.diff(run.collectives[0].exit_ns[0]) * 1e-9
-  expected = [[times[(pair == p) & (on == arm)].mean() for p in range(1, 30)] for arm in (True, False)]
+  expected = [[times[(pair == p) & (on == arm)].mean() for p in range(1, 30)]
+              for arm in (True, False)]
   np.testing.assert_allclose([found["pairs"]["on"], found["pairs"]["off"]], expected)
   assert found["pairs"]["first_step"] == list(range(20, 600, 20))
   monkeypatch.setattr(blocks, "MOST_PAIRS", 10)
   monkeypatch.setattr(blocks, "MOST_BLOCKS", 5)
   few = blocks.blocks(run)
-  assert few["blocks"] is None and len(few["pairs"]["on"]) == 10 and sum(few["pairs"]["number"]) == 29
-  assert np.average(few["pairs"]["on"], weights=few["pairs"]["number"]) == pytest.approx(np.mean(expected[0]))
+  assert (few["blocks"] is None and len(few["pairs"]["on"]) == 10
+          and sum(few["pairs"]["number"]) == 29)
+  assert (np.average(few["pairs"]["on"], weights=few["pairs"]["number"])
+          == pytest.approx(np.mean(expected[0])))
 
 
 def test_no_guard_no_blocks():
   run, _, pair = guarded(200)
   assert blocks.blocks(dataclasses.replace(run, guard={})) is None
-  nothing = dataclasses.replace(run, guard={**run.guard, "guard_pair": np.full(200, np.nan, np.float32)})
-  assert blocks.blocks(nothing)["pairs"] == {"first_step": [], "last_step": [], "number": [], "on": [], "off": []}
+  nothing = dataclasses.replace(run,
+                                guard={**run.guard, "guard_pair": np.full(200, np.nan, np.float32)})
+  assert (blocks.blocks(nothing)["pairs"] == {"first_step": [], "last_step": [], "number": [],
+                                              "on": [], "off": []})
 
 
 def test_the_outlook_is_the_forecast(diagnosis, monkeypatch):
   run = diagnosis.run
   found = outlook.outlook(run)
   told = forecast(take_sample(run), [point["ranks"] for point in found["forecasts"]])
-  assert [point["ranks"] for point in found["forecasts"]] == [12, 24, 48, 96, 192, 384] and not found["newest"]
+  assert ([point["ranks"] for point in found["forecasts"]] == [12, 24, 48, 96, 192, 384]
+          and not found["newest"])
   for point, own in zip(found["forecasts"], told.points, strict=True):
     assert point["silent"] == own.silent
     assert point["step_time"] is None or point["step_time"]["estimate"] == own.step_time.estimate
@@ -291,7 +315,8 @@ def test_a_cut_run_is_the_window(diagnosis):
 
 
 def test_places_say_which_ranks_a_process_has(diagnosis):
-  place = Locality(process=1, hostname="host1", cpu=Cpu(online="0-3", allowed="0-1"), devices=(Device(kind="cpu"),))
+  place = Locality(process=1, hostname="host1", cpu=Cpu(online="0-3", allowed="0-1"),
+                   devices=(Device(kind="cpu"),))
   run = dataclasses.replace(diagnosis.run, locality=(place,))
   found = places(dataclasses.replace(diagnosis, run=run))
   assert [row["host"] for row in found["hosts"]] == ["host0", "host1"]
@@ -308,7 +333,8 @@ def test_places_say_which_ranks_a_process_has(diagnosis):
 def test_everything_is_plain_and_bounded(whole):
   found = whole
   text = json.dumps(found, allow_nan=False)
-  assert set(found) == {"over_time", "skew", "distribution", "where", "pacing", "places", "forecast"}
+  assert (set(found) == {"over_time", "skew", "distribution", "where", "pacing", "places",
+                         "forecast"})
   assert json.loads(text) == found and len(text) < 100_000
 
 

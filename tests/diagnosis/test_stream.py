@@ -20,9 +20,11 @@ from tests.quick import examples
 BASE = 20e-3
 
 
-def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=None, cost=0.06) -> NewSteps:
+def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=None,
+          cost=0.06) -> NewSteps:
   random = np.random.default_rng(seed)
-  jitter = random.exponential(noise, (ranks, size)) if kind == "exponential" else random.normal(0, noise, (ranks, size))
+  jitter = (random.exponential(noise, (ranks, size)) if kind == "exponential"
+            else random.normal(0, noise, (ranks, size)))
   if kind == "pauses":
     jitter += 0.5 * (random.random((ranks, size)) < 0.005)
   arrival, gap = BASE * (1 + jitter), np.full((ranks, size), 0.5e-3)
@@ -78,7 +80,8 @@ def test_chunks_do_not_matter():
 
 def test_it_says_when_it_is_over_and_finds_the_next():
   given = steps(4, 700, onset=300, fault=LATE)
-  given.arrival[1, 400:] -= steps(4, 700, onset=300, fault=LATE).arrival[1, 400:] - steps(4, 700).arrival[1, 400:]
+  given.arrival[1, 400:] -= (steps(4, 700, onset=300, fault=LATE).arrival[1, 400:]
+                             - steps(4, 700).arrival[1, 400:])
   given.arrival[2, 600:] += 3e-3
   found = alarms(given._replace(step=given.arrival.max(axis=0) + given.transfer), 4)
   assert [(a.rank, a.over) for a in found if a.kind == LATE] == [(1, False), (1, True), (2, False)]
@@ -100,17 +103,20 @@ def test_rare_pauses_with_a_cause_are_an_onset_the_second_time(every, length):
   gap, arrival = given.gap.copy(), given.arrival.copy()
   gap[2] += pause
   arrival[2] += pause
-  given = given._replace(gap=gap, arrival=arrival, pause=pause, step=arrival.max(axis=0) + given.transfer)
+  given = given._replace(gap=gap, arrival=arrival, pause=pause,
+                         step=arrival.max(axis=0) + given.transfer)
   told = [a for a in alarms(given, 4) if not a.over]
   assert [(a.kind, a.step) for a in told] == [(GAP, 100 + struck[1])]
   assert told[0].onset <= 100 + struck[0]
-  once = given._replace(pause=np.where(np.arange(400) == struck[0], pause, 0.0), arrival=steps(4, 400).arrival,
-                        gap=steps(4, 400).gap, step=steps(4, 400).step)
+  once = given._replace(pause=np.where(np.arange(400) == struck[0], pause, 0.0),
+                        arrival=steps(4, 400).arrival, gap=steps(4, 400).gap,
+                        step=steps(4, 400).step)
   assert alarms(once, 4) == []
 
 
 def test_ranks_that_take_turns_are_not_named():
-  told = [[a.kind for a in alarms(steps(4, 460, seed=seed, onset=300, fault=WAITING, cost=0.15), 4) if not a.over]
+  told = [[a.kind for a in alarms(steps(4, 460, seed=seed, onset=300, fault=WAITING, cost=0.15), 4)
+           if not a.over]
           for seed in range(8)]
   # In one job in many one rank of four happens to be the late one in nine of twelve steps.
   assert sum(kinds == [WAITING] for kinds in told) >= 7
@@ -179,7 +185,8 @@ def test_a_large_fault_is_told_soon_where_noise_hides_a_small_one():
 
 
 def struck(kind, begin, length, size, seed=0, every=1) -> NewSteps:
-  """A healthy job of 4 ranks, and each `every`-th of `length` steps longer by `size` of the step: rank 1 late, ..."""
+  """A healthy job of 4 ranks, and each `every`-th of `length` steps longer by `size` of the step:
+  rank 1 late, ..."""
   given, now = steps(4, 480, seed=seed), np.arange(begin, min(begin + length, 480), every)
   arrival, gap, transfer = given.arrival.copy(), given.gap.copy(), given.transfer.copy()
   more = size * float(np.median(given.step))
@@ -192,12 +199,13 @@ def struck(kind, begin, length, size, seed=0, every=1) -> NewSteps:
   else:
     gap[:, now] += more
     arrival[:, now] += more
-  return NewSteps(given.number, arrival, transfer, gap, arrival.max(axis=0) + transfer, np.zeros(480))
+  return NewSteps(given.number, arrival, transfer, gap, arrival.max(axis=0) + transfer,
+                  np.zeros(480))
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given_any(st.sampled_from([LATE, WAITING, TRANSFER, GAP]), st.integers(70, 400), st.integers(1, 12),
-       st.floats(0.05, 5.0), st.integers(0, 9))
+@given_any(st.sampled_from([LATE, WAITING, TRANSFER, GAP]), st.integers(70, 400),
+           st.integers(1, 12), st.floats(0.05, 5.0), st.integers(0, 9))
 def test_what_is_over_after_a_dozen_steps_is_never_told(kind, begin, length, size, seed):
   assert alarms(struck(kind, begin, length, size, seed), 4) == []
 
@@ -228,23 +236,26 @@ def test_what_is_high_in_half_of_the_steps_is_told_once_it_has_lasted():
 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_noise_that_wanders_is_no_fault(ranks):
-  """AR(0.9), 2 % of the work: thresholds for independent steps told a late rank in 8 of 10,000 steps of two."""
+  """AR(0.9), 2 % of the work: thresholds for independent steps told a late rank in 8 of 10,000
+  steps of two."""
   number = 0
   for seed in range(12):
-    number += len(alarms(stream_alarms.made_up(ranks, 600, "AR(0.9)", 1000 + seed), ranks, chunk=600))
+    number += len(alarms(stream_alarms.made_up(ranks, 600, "AR(0.9)", 1000 + seed), ranks,
+                         chunk=600))
   assert number == 0
 
 
 @settings(max_examples=10, deadline=None)
-@given_any(st.integers(0, 50), st.sampled_from([LATE, WAITING, TRANSFER, GAP]), st.integers(1, 200), st.integers(-6, 6),
-       st.permutations(range(4)))
+@given_any(st.integers(0, 50), st.sampled_from([LATE, WAITING, TRANSFER, GAP]), st.integers(1, 200),
+           st.integers(-6, 6), st.permutations(range(4)))
 def test_neither_chunks_nor_units_nor_the_order_of_ranks_matter(seed, kind, chunk, power, order):
   given = struck(kind, 200, 120, 0.2, seed)
   told = alarms(given, 4, chunk=480)
   assert alarms(given, 4, chunk=chunk) == told
   scaled = NewSteps(given.number, *(2.0**power * values for values in given[1:]))
   assert alarms(scaled, 4, chunk=480) == told
-  moved = alarms(given._replace(arrival=given.arrival[list(order)], gap=given.gap[list(order)]), 4, chunk=480)
+  moved = alarms(given._replace(arrival=given.arrival[list(order)], gap=given.gap[list(order)]), 4,
+                 chunk=480)
   assert ([a._replace(rank=None if a.rank is None else order[a.rank], share=0.0) for a in moved]
           == [a._replace(share=0.0) for a in told])
 
@@ -260,7 +271,8 @@ def test_a_small_fault_that_is_in_every_step_is_told_though_the_past_was_noisy()
   arrival = given.arrival.copy()
   arrival[1] += 5e-3 * (random.random(480) < 0.1)  # a past that asks for a high sum
   arrival[1, 300:] += 0.07 * 22e-3
-  told = [a for a in alarms(given._replace(arrival=arrival, step=arrival.max(axis=0) + given.transfer), 4)
+  told = [a for a in alarms(given._replace(arrival=arrival,
+                                           step=arrival.max(axis=0) + given.transfer), 4)
           if not a.over]
   assert [(a.kind, a.rank) for a in told][:1] == [(LATE, 1)] and 20 <= told[0].step - 400 <= 30
 
@@ -269,7 +281,8 @@ def test_gaps_without_a_cause_are_told_at_once_only_if_all_of_them_are_long():
   given, told = struck(GAP, 300, 180, 0.05), []
   for every in (1, 2):
     longer = struck(GAP, 300, 180, 0.25, every=every)
-    both = given._replace(gap=np.maximum(given.gap, longer.gap), arrival=np.maximum(given.arrival, longer.arrival),
+    both = given._replace(gap=np.maximum(given.gap, longer.gap),
+                          arrival=np.maximum(given.arrival, longer.arrival),
                           step=np.maximum(given.step, longer.step))
     told.append(next(a.step - 400 for a in alarms(both, 4) if not a.over and a.kind == GAP))
   assert 20 <= told[0] <= 30 and told[1] >= 90

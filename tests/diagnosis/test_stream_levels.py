@@ -14,9 +14,11 @@ samples = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed)
 
 
 @settings(max_examples=examples(60), deadline=None)
-@given(samples, st.integers(4, 400), st.sampled_from(["normal", "exponential", "rare"]), st.floats(0.002, 0.2))
+@given(samples, st.integers(4, 400), st.sampled_from(["normal", "exponential", "rare"]),
+       st.floats(0.002, 0.2))
 def test_the_root_is_the_one_that_a_solver_finds(random, number, shape, spread):
-  y = {"normal": random.normal(0, spread, number), "exponential": random.exponential(spread, number),
+  y = {"normal": random.normal(0, spread,
+                               number), "exponential": random.exponential(spread, number),
        "rare": np.where(random.random(number) < 0.1, 0.15, 0.0)}[shape]
   y = y - y.mean() - 0.025
   found, = levels.chance(np.append(y, 7.0)[None], np.append(np.ones(number, bool), False)[None])
@@ -45,10 +47,12 @@ def test_sums_pass_by_chance_no_more_often_than_the_bound_says():
 @settings(max_examples=examples(60), deadline=None)
 @given(samples, st.integers(1, 300), st.floats(0.0, 0.3), st.floats(0.05, 2.0))
 def test_capped_excesses_add_up_to_nothing_about_the_usual_level(random, number, heavy, cap):
-  values = random.normal(1.0, 0.05, number) + (random.random(number) < heavy) * random.exponential(3.0, number)
+  values = (random.normal(1.0, 0.05, number)
+            + (random.random(number) < heavy) * random.exponential(3.0, number))
   there = np.ones((1, number + 3), bool)
   there[0, number:] = False
-  (usual,), (middle,) = levels.level(np.append(values, [9.0, -9.0, 0.0])[None], there, np.array([[cap]]))
+  (usual,), (middle,) = levels.level(np.append(values, [9.0, -9.0, 0.0])[None], there,
+                                     np.array([[cap]]))
   assert middle == np.median(values)
   assert abs(np.clip(values - usual, -cap, cap).mean()) < 0.01 * cap
 
@@ -66,8 +70,9 @@ def test_what_wanders_is_known_by_the_variance_of_its_mean(rho):
 
 def learnt(x: np.ndarray, **given) -> levels.Levels:
   rule = signals.rules(len(x), True)
-  return levels.learn(x.astype(np.float32), np.full(len(x), x.shape[1]), np.ones(x.shape[1], np.float32),
-                      levels.unknown(len(x)), rule._replace(**given))
+  return levels.learn(x.astype(np.float32), np.full(len(x), x.shape[1]),
+                      np.ones(x.shape[1], np.float32), levels.unknown(len(x)),
+                      rule._replace(**given))
 
 
 def test_thresholds_rise_with_noise_and_with_wandering_and_are_unknown_before_60_steps():
@@ -84,7 +89,8 @@ def test_thresholds_rise_with_noise_and_with_wandering_and_are_unknown_before_60
 
 
 def test_few_steps_that_wander_are_not_taken_for_steady():
-  """Of 60 steps the correlation of neighbours comes out too low, by (1 + 3 rho) / 60 on the mean."""
+  """Of 60 steps the correlation of neighbours comes out too low, by (1 + 3 rho) / 60 on the
+  mean."""
   random, rho = np.random.default_rng(4), 0.9
   x = random.normal(0, 1, (2000, 160))
   for step in range(1, 160):

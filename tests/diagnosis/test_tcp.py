@@ -26,7 +26,8 @@ WINDOWS = 12
 
 
 def ring(ranks: int, usual: float, slow: dict[int, float]) -> np.ndarray:
-  """[P] seconds a step for which each host of a ring is busy; `slow` adds to what is sent over a host's link each way.
+  """[P] seconds a step for which each host of a ring is busy; `slow` adds to what is sent over a
+  host's link each way.
 
   A host sends to the next one over both their links, and acknowledges nothing by itself.
   """
@@ -38,13 +39,15 @@ def ring(ranks: int, usual: float, slow: dict[int, float]) -> np.ndarray:
   return busy
 
 
-def busy_of(*stretches: np.ndarray, noise: float = 0.0, seed: int = 0, carried: bool = True) -> BusyConnections:
+def busy_of(*stretches: np.ndarray, noise: float = 0.0, seed: int = 0,
+            carried: bool = True) -> BusyConnections:
   """Busy times of some stretches of equal length, one block a window."""
   random = np.random.default_rng(seed)
   each = WINDOWS // len(stretches)
   seconds = np.concatenate([np.tile(s[:, None], (1, each)) for s in stretches], axis=1)
   return BusyConnections(tuple(range(len(seconds))), np.arange(seconds.shape[1] + 1),
-              seconds * random.gamma(1 / max(noise, 1e-3)**2, max(noise, 1e-3)**2, seconds.shape), carried)
+                         seconds * random.gamma(1 / max(noise, 1e-3)**2, max(noise, 1e-3)**2,
+                                                seconds.shape), carried)
 
 
 @given(st.integers(3, 12), st.integers(0, 11), st.floats(8e-3, 30e-3), st.integers(0, 99))
@@ -54,9 +57,11 @@ def test_the_host_of_a_slow_link_is_told(ranks, host, seconds, seed):
 
 
 def test_a_ring_tells_less_than_half_as_much_again():
-  """Busy for 8.8, 6.4 and 4 ms: 1.375 times its partners, and twice the others, with the partners halfway between."""
+  """Busy for 8.8, 6.4 and 4 ms: 1.375 times its partners, and twice the others, with the partners
+  halfway between."""
   assert tcp.whose(CASE, busy_of(ring(6, 4e-3, {2: 2.4e-3})), [(0, WINDOWS)], []).slow == (2,)
-  assert tcp.whose(CASE, busy_of(np.array([8e-3, 7.5e-3, 3.9e-3, 4e-3])), [(0, WINDOWS)], []).slow == ()
+  assert (tcp.whose(CASE, busy_of(np.array([8e-3, 7.5e-3, 3.9e-3, 4e-3])), [(0, WINDOWS)], []).slow
+          == ())
 
 
 @given(st.integers(4, 12), st.floats(0, 30e-3), st.integers(0, 99))
@@ -72,15 +77,18 @@ def test_what_became_busier_tells_where_what_is_busy_does_not():
   busy = busy_of(before, before + after)
   inside, outside = [(6, 12)], [(0, 6)]
   level = before + after
-  assert level.argmax() != 1 and tcp.whose(CASE, busy, inside, outside).slow == ()  # no host is named but the busiest
+  # no host is named but the busiest
+  assert level.argmax() != 1 and tcp.whose(CASE, busy, inside, outside).slow == ()
   before = np.array([7e-3, 5e-3, 7e-3, 3e-3])
   busy = busy_of(before, before + ring(4, 0.0, {1: 3e-3}))
-  assert tcp.whose(CASE, busy, inside, []).slow == () and tcp.whose(CASE, busy, inside, outside).slow == (1,)
+  assert (tcp.whose(CASE, busy, inside, []).slow == ()
+          and tcp.whose(CASE, busy, inside, outside).slow == (1,))
 
 
 def test_two_hosts_are_told_apart_only_if_one_is_busy_much_longer():
   for seconds, slow in ((10e-3, ()), (18e-3, (0,))):
-    assert tcp.whose(CASE, busy_of(np.array([4e-3 + seconds, 8e-3])), [(0, WINDOWS)], []).slow == slow
+    assert (tcp.whose(CASE, busy_of(np.array([4e-3 + seconds, 8e-3])), [(0, WINDOWS)], []).slow
+            == slow)
 
 
 @pytest.mark.parametrize(("level", "told"), [(5e-3, False), (8e-3, False), (12e-3, True)])
@@ -91,8 +99,10 @@ def test_connections_must_be_busy_longer_than_a_quiet_ring_keeps_them(level, tol
 
 def test_what_counters_can_not_tell_is_left_open():
   assert tcp.says_slow(busy_of(np.full(2, 30e-3)), 3e-3, 8e-3) is None  # of two hosts
-  assert tcp.says_slow(busy_of(np.full(4, 30e-3), carried=False), 3e-3, 8e-3) is None  # another network carries them
-  assert tcp.says_slower(busy_of(np.full(4, 4e-3), np.full(4, 9e-3), carried=False), [(6, 12)], [(0, 6)]) is None
+  # another network carries them
+  assert tcp.says_slow(busy_of(np.full(4, 30e-3), carried=False), 3e-3, 8e-3) is None
+  assert tcp.says_slower(busy_of(np.full(4, 4e-3), np.full(4, 9e-3),
+                                 carried=False), [(6, 12)], [(0, 6)]) is None
 
 
 @pytest.mark.parametrize(("after", "told"), [
@@ -105,7 +115,8 @@ def test_a_stretch_is_contended_if_connections_are_busier_in_it(after, told):
 
 def test_a_host_that_takes_slowly_keeps_its_partners_busy_longer_than_itself():
   taking = tcp.whose(CASE, busy_of(np.array([5e-3, 31e-3, 20e-3, 32e-3])), [(0, WINDOWS)], [])
-  assert tcp.taken_slowly(taking, {2}) and not tcp.taken_slowly(taking, {0}) and not tcp.taken_slowly(taking, {3})
+  assert (tcp.taken_slowly(taking, {2}) and not tcp.taken_slowly(taking, {0})
+          and not tcp.taken_slowly(taking, {3}))
   slow = tcp.whose(CASE, busy_of(ring(4, 4e-3, {2: 9e-3})), [(0, WINDOWS)], [])
   assert not tcp.taken_slowly(slow, {2})
 
@@ -117,11 +128,13 @@ def test_windows_add_up_to_the_whole():
   assert edges[0] == 0 and edges[-1] == selected.blocks and len(edges) == 7
   assert len(per_window(run, selected, "tcp_busy_ns", 99)[0]) == 8  # 15 samples, two a window
   whole = per_step(run, selected, "tcp_busy_ns", 0, selected.blocks)
-  steps = np.array([np.count_nonzero(selected.within(b, e)) for b, e in zip(edges[:-1], edges[1:], strict=True)])
+  steps = np.array([np.count_nonzero(selected.within(b, e))
+                    for b, e in zip(edges[:-1], edges[1:], strict=True)])
   for process, rise in found.items():
     assert (rise * steps).sum() / steps.sum() == pytest.approx(whole[process], rel=0.02)
   assert found[3][3:].mean() > 2 * found[0][3:].mean()
-  assert per_window(dataclasses.replace(run, host_samples=None), selected, "tcp_busy_ns", 10)[1] == {}
+  assert per_window(dataclasses.replace(run,
+                                        host_samples=None), selected, "tcp_busy_ns", 10)[1] == {}
 
 
 def test_transfers_that_are_slow_while_connections_are_not_are_the_hosts():
@@ -129,15 +142,16 @@ def test_transfers_that_are_slow_while_connections_are_not_are_the_hosts():
   assert [f.mode for f in diagnose(run).findings] == [CONTENTION]
   samples, quiet = run.host_samples, run_of(job())[0].host_samples
   steady = {**samples.columns, "tcp_busy_ns": quiet.columns["tcp_busy_ns"]}
-  assert diagnose(dataclasses.replace(run, host_samples=samples._replace(columns=steady))).findings == ()
+  assert (diagnose(dataclasses.replace(run, host_samples=samples._replace(columns=steady))).findings
+          == ())
 
 
 def test_a_fabric_that_is_crowded_now_and_then_shows_by_its_connections():
   """A third of the steps of the second half: the median transfer stays as it was."""
   crowded = Fault("contention", 20e-3, begin=0.5, probability=0.33)
-  run, truth = run_of(MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02, transfer_noise=0.1,
-                                host_columns=True,
-                          faults=(crowded,)))
+  run, truth = run_of(MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02,
+                                transfer_noise=0.1, host_columns=True,
+                                faults=(crowded,)))
   (finding,) = diagnose(run).findings
   assert (finding.mode, finding.hosts) == (CONTENTION, ())
   assert finding.first_step == pytest.approx(480, abs=45)
@@ -146,19 +160,23 @@ def test_a_fabric_that_is_crowded_now_and_then_shows_by_its_connections():
 
 
 def test_processes_of_one_host_have_no_network_between_them():
-  """Over loopback connections are busy while a process waits for a processor: no fabric is crowded."""
-  crowded = tuple(Fault("contention", seconds, probability=0.4) for seconds in (2e-3, 4e-3, 6e-3, 8e-3))
-  run, _ = run_of(MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02, transfer_noise=0.2, host_columns=True,
-                      faults=crowded))
+  """Over loopback connections are busy while a process waits for a processor: no fabric is
+  crowded."""
+  crowded = tuple(Fault("contention", seconds, probability=0.4)
+                  for seconds in (2e-3, 4e-3, 6e-3, 8e-3))
+  run, _ = run_of(MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02,
+                            transfer_noise=0.2, host_columns=True, faults=crowded))
   (finding,) = diagnose(run).findings
   assert finding.mode == CONTENTION
   together = tuple(dataclasses.replace(p, host="a") for p in run.processes)
   assert diagnose(dataclasses.replace(run, processes=together)).findings == ()
   unknown = tuple(dataclasses.replace(p, host="") for p in run.processes)
-  assert [f.mode for f in diagnose(dataclasses.replace(run, processes=unknown)).findings] == [CONTENTION]
+  assert ([f.mode for f in diagnose(dataclasses.replace(run, processes=unknown)).findings]
+          == [CONTENTION])
 
 
-def with_trips(busy: BusyConnections, *stretches: np.ndarray, noise: float = 0.1, seed: int = 0) -> BusyConnections:
+def with_trips(busy: BusyConnections, *stretches: np.ndarray, noise: float = 0.1,
+               seed: int = 0) -> BusyConnections:
   """The same connections, with round trips of some stretches of equal length."""
   random = np.random.default_rng(seed)
   each = busy.seconds.shape[1] // len(stretches)
@@ -172,18 +190,21 @@ def test_longer_round_trips_tell_where_busy_times_do_not(hosts, times, seed):
   busy = busy_of(np.full(hosts, 10e-3), np.full(hosts, 11e-3))
   assert tcp.says_slower(busy, [(6, 12)], [(0, 6)]) is False
   trips = np.linspace(0.1e-3, 0.3e-3, hosts)
-  assert tcp.says_slower(with_trips(busy, trips, times * trips, seed=seed), [(6, 12)], [(0, 6)]) is True
+  assert tcp.says_slower(with_trips(busy, trips, times * trips,
+                                    seed=seed), [(6, 12)], [(0, 6)]) is True
 
 
 def test_round_trips_that_vary_as_healthy_ones_do_tell_nothing():
   busy, trips = busy_of(np.full(4, 10e-3), np.full(4, 15e-3)), np.full(4, 0.3e-3)
-  assert tcp.says_slower(with_trips(busy, trips, 1.3 * trips, noise=0.01), [(6, 12)], [(0, 6)]) is None
+  assert tcp.says_slower(with_trips(busy, trips, 1.3 * trips,
+                                    noise=0.01), [(6, 12)], [(0, 6)]) is None
   # One window with many: a pause, and no stretch in which data queue.
   once = with_trips(busy, trips, trips, noise=0.01)
   assert once.trips is not None
   once.trips[:, 8] *= 50
   assert tcp.says_slower(once, [(6, 12)], [(0, 6)]) is None
-  # As long as that in half of the windows before, and short in a third of those after: it comes and goes.
+  # As long as that in half of the windows before, and short in a third of those after: it comes and
+  # goes.
   wavers = with_trips(busy, trips, trips, noise=0.01)
   assert wavers.trips is not None
   wavers.trips[:, [3, 4, 5]] *= 3
@@ -208,19 +229,22 @@ def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else(
   stopped = links_of(3.0, 10.5, 4.9, 11.3)
   assert tcp.taken_slowly(stopped, {0}) and not tcp.taken_slowly(stopped, {3})
   assert tcp.taken_slowly(links_of(8.0, 3.1, 7.3, 2.6), {3})
-  assert tcp.taken_slowly(links_of(13.3, 30.2), {0}) and not tcp.taken_slowly(links_of(13.3, 30.2), {1})
+  assert tcp.taken_slowly(links_of(13.3,
+                                   30.2), {0}) and not tcp.taken_slowly(links_of(13.3, 30.2), {1})
   crowded = links_of(20.9, 16.7, 20.6, 16.5)
   assert not any(tcp.taken_slowly(crowded, {late}) for late in range(4))
   both = links_of(87.7, 88.4)
   assert not tcp.taken_slowly(both, {0}) and not tcp.taken_slowly(both, {1})
-  # A slow link of the host on the other side of the ring, whose partners are the late one's as well.
+  # A slow link of the host on the other side of the ring, whose partners are the late one's as
+  # well.
   assert not tcp.taken_slowly(links_of(6.7, 3.8, 6.7, 12.8), {1})
   assert not tcp.taken_slowly(stopped, {0, 2}), "of two late hosts it can't be told"
   assert not tcp.taken_slowly(tcp.BusyLinks({0: 1e-3}, (), 0.0, False), {0}), "only one was sampled"
 
 
 def test_of_two_hosts_the_one_that_waits_for_a_stopped_process_seems_to_have_a_slow_link():
-  """Busy times in ms a step as measured with an observed step of many small collectives, a process stopped."""
+  """Busy times in ms a step as measured with an observed step of many small collectives, a process
+  stopped."""
   for busy, late in (((17.3, 6.8), 1), ((6.5, 16.5), 0)):
     links = links_of(*busy)
     assert links.slow == (1 - late,) and tcp.waits_for(links, {late})
@@ -231,24 +255,30 @@ def test_of_two_hosts_the_one_that_waits_for_a_stopped_process_seems_to_have_a_s
 
 
 def sampled(run, trips, name="tcp_rtt_ns"):
-  """The run with round trips: `trips(process, share of the run)` in seconds, at each of its samples."""
+  """The run with round trips: `trips(process, share of the run)` in seconds, at each of its
+  samples."""
   samples = run.host_samples
   values = np.full(samples.time_ns.size, np.nan)
   for process in np.unique(samples.process):
     own = np.flatnonzero(samples.process == process)
     values[own] = [1e9 * trips(int(process), i / own.size) for i in range(own.size)]
-  return dataclasses.replace(run, host_samples=samples._replace(columns={**samples.columns, name: values}))
+  return dataclasses.replace(run,
+                             host_samples=samples._replace(
+                                 columns={**samples.columns, name: values}))
 
 
 def test_a_queue_shows_where_other_load_hides_it():
-  """Transfers of 2 ms and 6 ms of noise take 6 ms longer; the kernel's time with data on the way hardly changes."""
-  noisy = MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, transfer=2e-3, transfer_noise=3.0, noise=0.02,
-              host_columns=True, faults=(Fault("contention", 6e-3, begin=0.5),))
+  """Transfers of 2 ms and 6 ms of noise take 6 ms longer; the kernel's time with data on the way
+  hardly changes."""
+  noisy = MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, transfer=2e-3, transfer_noise=3.0,
+                    noise=0.02, host_columns=True, faults=(Fault("contention", 6e-3, begin=0.5),))
   run, truth = run_of(noisy)
-  step = np.tile(np.unique(run.host_samples.time_ns[run.host_samples.process == 0], return_inverse=True)[1], 4)
+  step = np.tile(np.unique(run.host_samples.time_ns[run.host_samples.process == 0],
+                           return_inverse=True)[1], 4)
   steady = {**run.host_samples.columns, "tcp_busy_ns": 4e6 * noisy.sample_steps * step}
   run = dataclasses.replace(run, host_samples=run.host_samples._replace(columns=steady))
-  hidden, quiet = diagnose(run).findings, diagnose(sampled(run, lambda process, at: 0.3e-3)).findings
+  hidden, quiet = (diagnose(run).findings,
+                   diagnose(sampled(run, lambda process, at: 0.3e-3)).findings)
   assert hidden == quiet == ()
   (finding,) = diagnose(sampled(run, lambda process, at: 0.3e-3 if at < 0.5 else 1.2e-3)).findings
   assert (finding.mode, finding.hosts) == (CONTENTION, ())
@@ -262,22 +292,27 @@ def test_round_trips_by_window_and_by_process():
   run, _ = run_of(job())
   selected = count_steps(run)
   edges = per_window(run, selected, "tcp_busy_ns", 5)[0]
-  assert median_per_window(run, selected, "tcp_rtt_ns", edges) == {} == quantiles(run, selected, "tcp_rtt_ns", (0.5,))
-  run = sampled(run, lambda process, at: (1e-3 * (process + 1) + at) * (100 if round(15 * at) % 3 == 0 else 1))
+  assert (median_per_window(run, selected, "tcp_rtt_ns", edges) == {}
+          == quantiles(run, selected, "tcp_rtt_ns", (0.5,)))
+  run = sampled(run, lambda process, at: (1e-3 * (process + 1) + at)
+                * (100 if round(15 * at) % 3 == 0 else 1))
   found = median_per_window(run, selected, "tcp_rtt_ns", edges)
   assert sorted(found) == [0, 1, 2, 3]
   steps = np.flatnonzero(selected.block >= 0)
   for process, medians in found.items():
     own = run.host_samples.of(process)
     exits = run.collectives[-1].exit_ns[2 * process]
-    at = [exits[steps[np.flatnonzero(selected.block[steps] >= edge)[0]]] if edge < selected.blocks else exits[steps[-1]]
+    at = [exits[steps[np.flatnonzero(selected.block[steps] >= edge)[0]]] if edge < selected.blocks
+          else exits[steps[-1]]
           for edge in edges]
     for i, value in enumerate(medians):
       inside = own.columns["tcp_rtt_ns"][(own.time_ns > at[i]) & (own.time_ns <= at[i + 1])]
       middle = sorted(inside)[(inside.size - 1) // 2:inside.size // 2 + 1]
       assert value == sum(middle) / len(middle)
-    known = own.columns["tcp_rtt_ns"][(own.time_ns >= exits[steps[0]]) & (own.time_ns <= exits[steps[-1]])]
-    assert quantiles(run, selected, "tcp_rtt_ns", (0.0, 1.0))[process].tolist() == [known.min(), known.max()]
+    known = own.columns["tcp_rtt_ns"][(own.time_ns >= exits[steps[0]])
+                                      & (own.time_ns <= exits[steps[-1]])]
+    assert (quantiles(run, selected, "tcp_rtt_ns", (0.0, 1.0))[process].tolist()
+            == [known.min(), known.max()])
 
 
 def test_a_network_that_is_crowded_now_and_then_varies_its_round_trips_on_most_hosts():
@@ -288,6 +323,8 @@ def test_a_network_that_is_crowded_now_and_then_varies_its_round_trips_on_most_h
     return tcp.trips_vary(SimpleNamespace(run=sampled(case.run, trips), selected=case.selected))
   bursts = np.random.default_rng(0).random((4, 100)) < 0.4
   assert varies(lambda process, at: 2e-3 if bursts[process, int(100 * at)] else 0.3e-3)
-  assert not varies(lambda process, at: 2e-3 if process == 1 and bursts[1, int(100 * at)] else 0.3e-3)  # one of four
+  # one of four
+  assert not varies(lambda process, at: 2e-3 if process == 1 and bursts[1, int(100 * at)]
+                    else 0.3e-3)
   assert not varies(lambda process, at: 0.4e-3 if bursts[process, int(100 * at)] else 0.3e-3)
   assert not tcp.trips_vary(case), "nothing was sampled"

@@ -1,4 +1,5 @@
-"""Reports on runs that still grow, or of which a process was killed: rows of some ranks end before the others'."""
+"""Reports on runs that still grow, or of which a process was killed: rows of some ranks end before
+the others'."""
 
 import dataclasses
 
@@ -21,9 +22,11 @@ def without_rows(run, ranks, first):
   gone[ranks, first:] = True
   return dataclasses.replace(
       run, attempt=np.where(gone, -1, run.attempt).astype(np.int16),
-      durations={name: np.where(gone, np.nan, values).astype(np.float32) for name, values in run.durations.items()},
+      durations={name: np.where(gone, np.nan, values).astype(np.float32)
+                 for name, values in run.durations.items()},
       collectives=tuple(dataclasses.replace(
-          c, enter_ns=np.where(gone, MISSING, c.enter_ns), exit_ns=np.where(gone, MISSING, c.exit_ns),
+          c, enter_ns=np.where(gone, MISSING, c.enter_ns),
+          exit_ns=np.where(gone, MISSING, c.exit_ns),
           attempt=np.where(gone, -1, c.attempt).astype(np.int16)) for c in run.collectives))
 
 
@@ -54,7 +57,8 @@ def test_a_rank_that_stops_recording_while_the_others_go_on_for_long_does_not_en
 def test_a_restart_on_fewer_ranks_is_no_unfinished_end():
   run, _ = run_of(JOB)
   shrunk = without_rows(run, [3], 200)
-  attempt = np.where(np.arange(JOB.steps) >= 200, np.where(shrunk.attempt >= 0, 1, -1), shrunk.attempt).astype(np.int16)
+  attempt = np.where(np.arange(JOB.steps) >= 200, np.where(shrunk.attempt >= 0, 1, -1),
+                     shrunk.attempt).astype(np.int16)
   found = diagnose(dataclasses.replace(shrunk, attempt=attempt, collectives=tuple(
       dataclasses.replace(c, attempt=attempt) for c in shrunk.collectives)))
   assert found.selected.mask[-1] and Note.UNFINISHED not in codes(found.notes)

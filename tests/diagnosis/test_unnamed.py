@@ -17,7 +17,8 @@ MS, RANKS, STEPS = 1_000_000, 4, 200
 
 
 def paused(pause_ms: float, at: list[int], shown: str | None):
-  """10 ms of compute with 2 % of noise and 2 ms of transfer; every rank pauses before the steps `at`."""
+  """10 ms of compute with 2 % of noise and 2 ms of transfer; every rank pauses before the steps
+  `at`."""
   random = np.random.default_rng(0)
   compute = 10 * (1 + 0.02 * random.standard_normal((RANKS, STEPS)))
   gap = np.full((RANKS, STEPS), 0.1)
@@ -35,7 +36,8 @@ def test_two_long_pauses_of_a_run_are_told_with_their_cost(shown):
   assert diagnosis.verdict.code == Verdict.FEW_PAUSES
   assert 0.4 < share < 0.45 and [round(100 * share), 2] == numbers(diagnosis.verdict)[:2]
   note = only(diagnosis.notes, Note.FEW_PAUSES)
-  assert PAUSES[shown].label in note and numbers(note)[0] == 1800 and numbers(note)[-3:] == [2, 50, 150]
+  assert (PAUSES[shown].label in note and numbers(note)[0] == 1800
+          and numbers(note)[-3:] == [2, 50, 150])
 
 
 def test_what_one_process_of_four_does_counts_for_a_quarter():
@@ -64,7 +66,8 @@ def test_pauses_that_are_a_finding_are_not_told_twice():
 
 
 def test_steps_that_hold_half_of_the_waiting_are_named():
-  busy = (10 * (1 + 0.005 * np.random.default_rng(0).standard_normal((RANKS, STEPS))) * MS).astype(np.int64)
+  busy = (10 * (1 + 0.005 * np.random.default_rng(0).standard_normal((RANKS, STEPS))) * MS).astype(
+      np.int64)
   for rank, step in ((0, 60), (1, 61), (2, 120), (3, 180)):
     busy[rank, step] += 200 * MS
   diagnosis = diagnose(make_run(*barrier(busy, 2 * MS), gap=np.zeros((RANKS, STEPS))))

@@ -1,4 +1,5 @@
-"""Verdict, findings and tables of one report are held against each other, over made-up and simulated runs."""
+"""Verdict, findings and tables of one report are held against each other, over made-up and
+simulated runs."""
 
 import contextlib
 import io
@@ -27,7 +28,8 @@ BY_TURNS = ("by turns", "change from step to step")
 
 
 def noise(kind: str, ranks: int, steps: int, random: np.random.Generator) -> np.ndarray:
-  """[R, K] seconds of compute; "lm1b": lengths and other load; "slow start": all ranks long by chance for 90 steps."""
+  """[R, K] seconds of compute; "lm1b": lengths and other load; "slow start": all ranks long by
+  chance for 90 steps."""
   drawn = 0.01 * random.standard_normal((ranks, steps))
   if kind == "lm1b":
     drawn += 0.1 * random.exponential(1, (ranks, steps))
@@ -81,15 +83,17 @@ def run_of(compute, gap, transfer):
   base = np.cumsum(busy.max(axis=0) + np.rint(1e9 * transfer).astype(np.int64))
   enter = np.concatenate([[0], base[:-1]]) + busy
   origin = (np.arange(len(compute)) * 7 * 10**14)[:, None]
-  return make_run((enter + origin)[None], (np.broadcast_to(base, busy.shape) + origin)[None], gap=np.rint(1e9 * gap),
-                  processes=np.arange(len(compute)), hosts=[f"h{rank}" for rank in range(len(compute))])
+  return make_run((enter + origin)[None], (np.broadcast_to(base, busy.shape) + origin)[None],
+                  gap=np.rint(1e9 * gap), processes=np.arange(len(compute)),
+                  hosts=[f"h{rank}" for rank in range(len(compute))])
 
 
 def contradictions(document) -> list[str]:
   """Where a report's verdict and findings say something else than its tables."""
   said, verdict, code = [], document["verdict"], document["verdict_code"]
   named = {rank for finding in document["findings"] for rank in finding["ranks"]}
-  listed = {rank for part in re.findall(r"ranks? ([\d, -]*\d)", verdict) for span in part.split(", ")
+  listed = {rank for part in re.findall(r"ranks? ([\d, -]*\d)", verdict)
+            for span in part.split(", ")
             for rank in range(int(span.split("-")[0]), int(span.split("-")[-1]) + 1)}
   # Of two ranks one is last in half of the steps or more: by chance, too.
   most = {2: 0.65, 3: 0.57}.get(document["ranks"], 0.5)
@@ -100,15 +104,18 @@ def contradictions(document) -> list[str]:
     who = f"rank {row['rank']}, last in {often:.0%} at {cost:.1%}"
     said += [f"{who}: no finding"] * (row["rank"] not in named)
     said += [f"{who}: not in {verdict}"] * (row["rank"] not in listed)
-    said += [f"{who}: {verdict}"] * (any(words in verdict for words in BY_TURNS) or code == Verdict.HEALTHY)
+    said += ([f"{who}: {verdict}"] * (any(words in verdict for words in BY_TURNS)
+                                      or code == Verdict.HEALTHY))
   if code == Verdict.HEALTHY:
-    gains = [document["what_if"][name]["speedup"] for name in ("no_skew", "no_contention") if document["what_if"][name]]
+    gains = [document["what_if"][name]["speedup"] for name in ("no_skew", "no_contention")
+             if document["what_if"][name]]
     said += [f"healthy at {gain:.2f}x" for gain in gains if gain >= 1 / (1 - COSTLY) + 1e-9]
   gain = re.search(r"^Look at .* \((\d+\.\d+) times as fast\)", verdict)
   if gain and float(gain[1]) < 1.05 and sum(f["share"] for f in document["findings"]) < COSTLY:
     said.append(f"a headline of {gain[1]}x")
   shares = sum(finding["share"] for finding in document["findings"])
-  said += [f"findings add up to {shares:.0%} of the step"] * (shares > 1 - document["shares"]["compute"] + 1e-6)
+  said += ([f"findings add up to {shares:.0%} of the step"]
+           * (shares > 1 - document["shares"]["compute"] + 1e-6))
   return said
 
 
@@ -123,8 +130,10 @@ def test_verdict_and_findings_say_what_the_tables_say(shape, kind, ranks):
         document = to_json(diagnose(made(shape, where, kind, ranks, steps, size, seed=3)))
         found[steps, where, size] = contradictions(document)
   # Of runs of 60 steps, and lateness about what noise is, one may be too short to tell.
-  hard = [said for (steps, _, size), said in found.items() if said and (steps == 60 and size == 0.15)]
-  assert len(hard) <= 1 and not {key: said for key, said in found.items() if said and said not in hard}
+  hard = [said for (steps, _, size), said in found.items() if said
+          and (steps == 60 and size == 0.15)]
+  assert (len(hard) <= 1
+          and not {key: said for key, said in found.items() if said and said not in hard})
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 16])
@@ -132,7 +141,9 @@ def test_verdict_and_findings_say_what_the_tables_say(shape, kind, ranks):
 def test_a_rank_that_hides_behind_another_ones_pauses_is_named(ranks, size):
   rare = lambda size, ranks, steps, random: 4 * size * (random.random(steps) < 0.2)  # noqa: E731
   for kind in NOISES:
-    assert contradictions(to_json(diagnose(made(constant, "gap", kind, ranks, 300, size, 1, rare)))) == []
+    assert (
+        contradictions(to_json(diagnose(made(constant, "gap", kind, ranks, 300, size, 1, rare))))
+        == [])
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -178,7 +189,8 @@ def test_a_fault_of_the_first_step_is_so_throughout(size, kind, ranks):
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("size", [0.5, 1.5])
 def test_a_late_onset_is_dated(size, kind, ranks):
-  (late,) = [f for f in diagnose(made(later, "compute", kind, ranks, 600, size, 3)).findings if ranks - 1 in f.ranks]
+  (late,) = [f for f in diagnose(made(later, "compute", kind, ranks, 600, size, 3)).findings
+             if ranks - 1 in f.ranks]
   assert late.first_step is not None and abs(late.first_step - 300) <= 15 and late.last_step is None
 
 
@@ -195,7 +207,8 @@ def test_healthy_ranks_are_not_named(ranks, seed):
 @pytest.mark.parametrize("size", [0.15, 1.5])
 def test_the_stream_dates_a_fault_of_the_first_step_to_it(size, kind, ranks):
   run = made(constant, "compute", kind, ranks, 600, size, 5)
-  told = [alarm for alarm in stream.follow(stream.init(ranks), run)[1] if alarm.kind == stream.LATE and not alarm.over]
+  told = [alarm for alarm in stream.follow(stream.init(ranks), run)[1] if alarm.kind == stream.LATE
+          and not alarm.over]
   assert [(alarm.rank, alarm.onset, alarm.throughout) for alarm in told] == [(ranks - 1, 0, True)]
 
 
@@ -220,12 +233,14 @@ def test_the_stream_names_nobody_from_the_start_of_a_healthy_job(ranks, seed):
 
 @pytest.mark.parametrize("late", [{}, {5: 0.4e-3}, {5: 8e-3}, {2: 4e-3, 3: 4e-3}])
 def test_recorded_runs_through_the_command(tmp_path, late):
-  made_up_runs.write(tmp_path, MadeUpJob(ranks=8, steps=200, processes=4, hosts=4, noise=0.01, late=late,
-                                         host_columns=True))
+  made_up_runs.write(tmp_path,
+                     MadeUpJob(ranks=8, steps=200, processes=4, hosts=4, noise=0.01, late=late,
+                               host_columns=True))
   document = report(tmp_path)
   assert contradictions(document) == []
   large = bool(late) and max(late.values()) > 1e-3
-  assert document["verdict_code"] == (Verdict.PERSISTENT if large else Verdict.COSTS_LITTLE if document["findings"]
+  assert document["verdict_code"] == (Verdict.PERSISTENT if large else Verdict.COSTS_LITTLE
+                                      if document["findings"]
                                       else Verdict.HEALTHY)
 
 
@@ -271,7 +286,8 @@ def test_nothing_is_healthy_beside_transfers_far_above_their_best():
     assert float(f"{diagnosis.no_contention.speedup:.2f}") in numbers(diagnosis.verdict)
 
 
-@pytest.mark.parametrize(("waited", "code"), [(8e-3, Verdict.SLOW_TRANSFERS), (90e-3, Verdict.DATA_WAITS)])
+@pytest.mark.parametrize(("waited", "code"),
+                         [(8e-3, Verdict.SLOW_TRANSFERS), (90e-3, Verdict.DATA_WAITS)])
 def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, waited, code):
   monkeypatch.setattr(verdict, "waiting_for_data", lambda run, selected: waited)
   random = np.random.default_rng(0)
@@ -286,8 +302,9 @@ def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, wai
   assert (told.index(data) < told.index(transfers)) == (code == Verdict.DATA_WAITS)
 
 
-@pytest.mark.parametrize("plan", [{"unstamped": [{"name": "psum", "primitive": "psum", "bytes": 4096,
-                                                  "reason": "inside scan"}]}, {"overflow": 2}])
+@pytest.mark.parametrize("plan",
+                         [{"unstamped": [{"name": "psum", "primitive": "psum", "bytes": 4096,
+                                          "reason": "inside scan"}]}, {"overflow": 2}])
 def test_nothing_is_healthy_beside_collectives_that_are_not_timed(tmp_path, plan):
   made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=200, noise=0.01))
   info = json.loads((tmp_path / "run.json").read_text())

@@ -1,4 +1,5 @@
-"""What-if against the same job simulated again without the thing: exact, through all collectives of a step."""
+"""What-if against the same job simulated again without the thing: exact, through all collectives of
+a step."""
 
 import argparse
 import dataclasses
@@ -31,8 +32,8 @@ TICK = 3e-9
 def recorded(truth, ranks=slice(None), hosts=None, processes=None):
   gap = truth.gap[ranks].astype(float)
   gap[:, 0] = np.nan
-  return make_run(truth.enter[:, ranks], truth.exit[:, ranks], gap=gap, delay=truth.delay[ranks].astype(float),
-                  hosts=hosts, processes=processes)
+  return make_run(truth.enter[:, ranks], truth.exit[:, ranks], gap=gap,
+                  delay=truth.delay[ranks].astype(float), hosts=hosts, processes=processes)
 
 
 def mean_step(run):
@@ -43,13 +44,16 @@ def played(run, *scenarios):
   selected = count_steps(run)
   floor = running_minimum(add_up(run, selected).transfer)
   mean = mean_step(run)
-  return [alternative(mean, seconds).step_time for seconds in saved(run, selected, floor, scenarios)]
+  return [alternative(mean, seconds).step_time
+          for seconds in saved(run, selected, floor, scenarios)]
 
 
 jobs = st.builds(
-    MadeUpJob, ranks=st.integers(2, 5), steps=st.just(40), collectives=st.integers(1, 3), noise=st.sampled_from([0.0,
-                                                                                                                 0.3]),
-    late=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2), seed=st.integers(0, 999),
+    MadeUpJob, ranks=st.integers(2, 5), steps=st.just(40), collectives=st.integers(1, 3),
+    noise=st.sampled_from([0.0,
+                           0.3]),
+    late=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2),
+    seed=st.integers(0, 999),
     late_gap=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2))
 
 
@@ -76,7 +80,8 @@ def test_without_jitter_is_the_job_simulated_without_pauses(job, pause):
 
 @given(jobs, st.floats(1e-3, 50e-3))
 def test_without_contention_is_the_job_simulated_on_a_quiet_fabric(job, contention):
-  busy = made_up_runs.simulate(dataclasses.replace(job, contention=contention, contended=(0.4, 0.9)))
+  busy = made_up_runs.simulate(dataclasses.replace(job, contention=contention,
+                                                   contended=(0.4, 0.9)))
   [found] = played(recorded(busy), Without(contention=True))
   assert found == pytest.approx(mean_step(recorded(made_up_runs.simulate(job))), abs=TICK)
 
@@ -104,7 +109,8 @@ def test_without_skew_everybody_arrives_at_the_mean(job):
 def test_several_things_at_once(job, rank):
   """Rank, pauses, contention and delays together are not the sum of each alone."""
   assume(rank < job.ranks)
-  worse = dataclasses.replace(job, pause=15e-3, pause_probability=0.1, contention=5e-3, contended=(0.5, 1.0))
+  worse = dataclasses.replace(job, pause=15e-3, pause_probability=0.1, contention=5e-3,
+                              contended=(0.5, 1.0))
   run = recorded(made_up_runs.simulate(worse))
   assume(count_steps(run).warmup.size == 0)
   still = made_up_runs.simulate(job)
@@ -115,7 +121,8 @@ def test_several_things_at_once(job, rank):
 
 
 def test_missing_ranks_and_holes():
-  """A rank counts where it was recorded; steps without anybody else stay as they were; a hole is no long step."""
+  """A rank counts where it was recorded; steps without anybody else stay as they were; a hole is no
+  long step."""
   job = MadeUpJob(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
   truth = made_up_runs.simulate(job)
   run = recorded(truth)
@@ -142,7 +149,8 @@ def test_without_all_of_the_late_hosts_ranks():
   run = recorded(truth, hosts={0: "a", 1: "b"}, processes=[0, 0, 1, 1])
   report = diagnose(run, asked=[parse("rank:2"), parse("host:b"), parse("rank:2-3")])
   mean = report.step_time.mean
-  assert [a.step_time for _, a in report.asked] == pytest.approx([mean, mean - 10e-3, mean - 10e-3], abs=1e-8)
+  assert ([a.step_time for _, a in report.asked]
+          == pytest.approx([mean, mean - 10e-3, mean - 10e-3], abs=1e-8))
   assert list(report.without_host) == ["b"]
   assert report.without_host["b"].step_time == pytest.approx(mean - 10e-3, abs=1e-8)
   assert report.without_late.step_time == pytest.approx(mean - 10e-3, abs=1e-8)
@@ -157,15 +165,17 @@ def test_jitter_is_not_known_where_no_gap_was_recorded():
     resolve(parse("jitter"), run, None)
 
 
-@pytest.mark.parametrize("text", ["", "rank", "rank:", "rank:x", "rank:-1", "rank:5-3", "host:", "noise", "rank:1,,"])
+@pytest.mark.parametrize("text", ["", "rank", "rank:", "rank:x", "rank:-1", "rank:5-3", "host:",
+                                  "noise", "rank:1,,"])
 def test_what_cannot_be_taken_out_is_said(text):
   with pytest.raises(WhatError, match=r"rank:3"):
     parse(text)
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("rank:9", "numbered 0 to 3"), ("host:host7", "did you mean 'host"), ("rank:0-3", "leaves no rank"),
-    ("host:zzz", "there are host0, host1"), ("rank:x", "names no rank")])
+    ("rank:9", "numbered 0 to 3"), ("host:host7", "did you mean 'host"),
+    ("rank:0-3", "leaves no rank"), ("host:zzz", "there are host0, host1"),
+    ("rank:x", "names no rank")])
 def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
   made_up_runs.write(tmp_path, MadeUpJob())
   parser = argparse.ArgumentParser()
@@ -176,16 +186,19 @@ def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
 
 
 def test_the_command_answers_in_text_and_json(tmp_path, capsys):
-  made_up_runs.write(tmp_path / "run", MadeUpJob(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
+  made_up_runs.write(tmp_path / "run",
+                     MadeUpJob(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
   parser = argparse.ArgumentParser()
   command.add_arguments(parser)
   target = tmp_path / "report.json"
-  arguments = [str(tmp_path / "run"), "--without", "host:host1,jitter", "--without", "rank:0", "--json", str(target)]
+  arguments = [str(tmp_path / "run"), "--without", "host:host1,jitter", "--without", "rank:0",
+               "--json", str(target)]
   assert command.run(parser.parse_args(arguments)) == 0
   out = capsys.readouterr().out
   what_if = json.loads(target.read_text())["what_if"]
   both, one = what_if["asked"]
-  assert both["without"] == "host:host1,jitter" and both["step_time"] == pytest.approx(33.5e-3, abs=1e-5)
+  assert (both["without"] == "host:host1,jitter"
+          and both["step_time"] == pytest.approx(33.5e-3, abs=1e-5))
   assert one["speedup"] < 1.1 < both["speedup"]
   assert what_if["no_runtime_jitter"]["step_time"] == pytest.approx(43.5e-3, abs=1e-5)
   assert "host1" in what_if["without_host"]
@@ -197,7 +210,8 @@ def test_without_pauses_is_the_job_simulated_without_them_though_gaps_stay_ragge
   ragged = Fault("pause", 3e-3, probability=0.3)
   collects = Fault("pause", pause, (1,), probability=0.1, mechanism="gc")
   job = MadeUpJob(ranks=3, steps=60, processes=3, hosts=3, noise=0.05, host_columns=True, seed=seed)
-  (run, _), (still, _) = (run_of(dataclasses.replace(job, faults=own)) for own in ((ragged, collects), (ragged,)))
+  (run, _), (still, _) = (run_of(dataclasses.replace(job, faults=own))
+                          for own in ((ragged, collects), (ragged,)))
   assume(count_steps(run).warmup.size == 0)
   [found] = played(run, Without(pauses=True))
   assert found == pytest.approx(mean_step(still), abs=1e-7)
@@ -208,8 +222,10 @@ def test_without_pauses_is_the_job_simulated_without_them_though_gaps_stay_ragge
 
 
 def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
-  run, _ = run_of(MadeUpJob(ranks=4, steps=200, noise=0.02, faults=(Fault("contention", 8e-3, begin=0.5),)))
-  report = diagnose(run, asked=[parse("fabric_contention"), parse("locality"), parse("fabric_contention,rank:0")])
+  run, _ = run_of(MadeUpJob(ranks=4, steps=200, noise=0.02,
+                            faults=(Fault("contention", 8e-3, begin=0.5),)))
+  report = diagnose(run, asked=[parse("fabric_contention"), parse("locality"),
+                                parse("fabric_contention,rank:0")])
   (finding,) = report.findings
   mean = report.step_time.mean
   crowded, nothing, both = [answer.step_time for _, answer in report.asked]
@@ -218,12 +234,14 @@ def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
 
 
 def test_pauses_are_not_known_where_none_was_measured():
-  with pytest.raises(RunError, match="neither garbage collection nor data nor checkpoints were measured"):
+  with pytest.raises(RunError,
+                     match="neither garbage collection nor data nor checkpoints were measured"):
     resolve(parse("pauses"), recorded(made_up_runs.simulate(MadeUpJob())), None)
 
 
 def test_work_shared_by_speed():
-  """Against the same sum written out; and where all ranks' work is constant, against the mean of their speeds."""
+  """Against the same sum written out; and where all ranks' work is constant, against the mean of
+  their speeds."""
   truth = made_up_runs.simulate(MadeUpJob(ranks=4, steps=80, late={2: 10e-3}))
   run = make_run(truth.enter, truth.exit)
   selected = count_steps(run)

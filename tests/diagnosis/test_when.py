@@ -10,7 +10,8 @@ from tests.diagnosis.made_up import case_of, run_of
 
 @pytest.mark.parametrize("pause", [None, 0, 1, -3, -1])
 def test_a_level_is_dated_to_the_step_and_a_single_pause_is_none(pause):
-  """A tenth more from the fourth of ten steps on; a pause of a hundred times that would make the better split."""
+  """A tenth more from the fourth of ten steps on; a pause of a hundred times that would make the
+  better split."""
   run, _ = run_of(MadeUpJob(ranks=2, steps=600, processes=2, noise=0.01))
   selected = case_of(run).selected
   inside = run.steps[selected.within(9, 11)]

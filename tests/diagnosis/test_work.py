@@ -33,25 +33,31 @@ def report(path, columns):
 
 
 def test_unguarded(tmp_path):
-  document, text = report(tmp_path / "run", {"work_uneven": np.arange(STEPS) >= 75, "work_gain": np.zeros(STEPS)})
-  assert document["pacing"]["work"] == {"uneven_share": 0.75, "uneven_at_end": True, "guarded": False, "on": None,
-                                        "effect": None, "effect_interval": None, "pairs": 0}
-  assert "Work was shared by speed in 75 % of the steps; at the end counts are uneven. No guard judged it" in text
+  document, text = report(tmp_path / "run",
+                          {"work_uneven": np.arange(STEPS) >= 75, "work_gain": np.zeros(STEPS)})
+  assert document["pacing"]["work"] == {"uneven_share": 0.75, "uneven_at_end": True,
+                                        "guarded": False, "on": None, "effect": None,
+                                        "effect_interval": None, "pairs": 0}
+  assert ("Work was shared by speed in 75 % of the steps; at the end counts are uneven. No guard "
+          "judged it") in text
 
 
 def test_guarded(tmp_path):
   whole = np.ones(STEPS)
-  columns = {"work_uneven": np.arange(STEPS) < 150, "work_on": 0 * whole, "work_effect": 0.1 * whole,
-             "work_effect_low": 0.05 * whole, "work_effect_high": 0.15 * whole, "work_pairs": 12 * whole}
+  columns = {"work_uneven": np.arange(STEPS) < 150, "work_on": 0 * whole,
+             "work_effect": 0.1 * whole, "work_effect_low": 0.05 * whole,
+             "work_effect_high": 0.15 * whole, "work_pairs": 12 * whole}
   document, text = report(tmp_path / "run", columns)
   work = document["pacing"]["work"]
-  assert work["effect_interval"] == pytest.approx([0.05, 0.15]) and work["on"] is False and work["pairs"] == 12
+  assert (work["effect_interval"] == pytest.approx([0.05, 0.15]) and work["on"] is False
+          and work["pairs"] == 12)
   main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")])
   words = " ".join(re.sub("<[^>]*>", "", (tmp_path / "page.html").read_text()).split())
   assert re.search(r"Work was shared by speed in 50(\.0)? % of the steps. "
                    r"Effect on the mean step, by its own guard: "
                    r"\+10(\.0)? % \(95 % interval \+5(\.0)? % to \+15(\.0)? %\)", words)
-  assert "Effect on the mean step: +10.0 % (95 % interval +5.0 to +15.0 %, 12 pairs of blocks)" in text
+  assert ("Effect on the mean step: +10.0 % (95 % interval +5.0 to +15.0 %, 12 pairs "
+          "of blocks)") in text
 
 
 def test_none_where_no_work_is_shared(tmp_path):

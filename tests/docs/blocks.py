@@ -49,7 +49,8 @@ def of(text: str, page: str) -> list[Block]:
 @functools.cache
 def blocks() -> tuple[Block, ...]:
   """All blocks of all pages."""
-  return tuple(block for page in pages() for block in of(page.read_text(), str(page.relative_to(ROOT))))
+  return tuple(block for page in pages()
+               for block in of(page.read_text(), str(page.relative_to(ROOT))))
 
 
 def written(language: str) -> list[Block]:

@@ -1,4 +1,5 @@
-"""Checks Python that is shown without being run: names of jaxpace must exist, and take the arguments they are given."""
+"""Checks Python that is shown without being run: names of jaxpace must exist, and take the
+arguments they are given."""
 
 from __future__ import annotations
 
@@ -12,15 +13,18 @@ import jaxpace
 from jaxpace.step.instrument import Instrumented
 
 KNOWN: dict[str, Any] = {
-    "recorder": jaxpace.Recorder, "paced": Instrumented, "control": jaxpace.Control, "keeper": jaxpace.Housekeeper,
-    "watchdog": jaxpace.Watchdog, "prober": jaxpace.ProbeOnContention}
+    "recorder": jaxpace.Recorder, "paced": Instrumented, "control": jaxpace.Control,
+    "keeper": jaxpace.Housekeeper, "watchdog": jaxpace.Watchdog,
+    "prober": jaxpace.ProbeOnContention}
 """What variables of these names are in all pages: methods called on them must exist."""
 OURS = ("jaxpace", "configs", "experiments")
-ALIASES = {"jaxpace": "jaxpace", "jax": "jax", "jnp": "jax.numpy", "np": "numpy", "ocp": "orbax.checkpoint"}
+ALIASES = {"jaxpace": "jaxpace", "jax": "jax", "jnp": "jax.numpy", "np": "numpy",
+           "ocp": "orbax.checkpoint"}
 
 
 def wrong(code: str) -> list[str]:
-  """What is wrong with a piece of Python: names of ours that don't exist, arguments that they don't take.
+  """What is wrong with a piece of Python: names of ours that don't exist, arguments that they don't
+  take.
 
   Raises:
     SyntaxError: it is no Python.
@@ -33,7 +37,8 @@ def wrong(code: str) -> list[str]:
       module = importlib.import_module(node.module)
       for alias in node.names:
         try:
-          value = getattr(module, alias.name, None) or importlib.import_module(f"{node.module}.{alias.name}")
+          value = (getattr(module, alias.name, None)
+                   or importlib.import_module(f"{node.module}.{alias.name}"))
         except ImportError:
           complaints.append(f"{node.module} has no {alias.name}")
           continue
@@ -79,20 +84,25 @@ def _resolve(node: ast.expr, modules: dict[str, Any]) -> tuple[Any, str | None]:
 def _set_by(kind: type) -> set[str]:
   """Attributes that the class's own code sets on `self`."""
   source = ast.parse(inspect.getsource(kind))
-  return {n.attr for n in ast.walk(source) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+  return {n.attr for n in ast.walk(source) if isinstance(n, ast.Attribute)
+          and isinstance(n.ctx, ast.Store)}
 
 
 def _ours(value: Any) -> bool:
-  return callable(value) and (getattr(value, "__module__", None) or "").split(".")[0] in ("jaxpace", "experiments")
+  return (callable(value)
+          and (getattr(value, "__module__", None) or "").split(".")[0] in (
+              "jaxpace", "experiments"))
 
 
 def _unbindable(function: Any, call: ast.Call, bound: bool) -> Iterator[str]:
-  if any(isinstance(argument, ast.Starred) for argument in call.args) or any(k.arg is None for k in call.keywords):
+  if (any(isinstance(argument, ast.Starred) for argument in call.args)
+      or any(k.arg is None for k in call.keywords)):
     return
   if any(isinstance(argument, ast.Constant) and argument.value is ... for argument in call.args):
     return
   method = bound and inspect.isfunction(function)
   try:
-    inspect.signature(function).bind(*[None] * (len(call.args) + method), **{str(k.arg): None for k in call.keywords})
+    inspect.signature(function).bind(*[None] * (len(call.args) + method),
+                                     **{str(k.arg): None for k in call.keywords})
   except TypeError as error:
     yield f"{ast.unparse(call)}: {error}"

@@ -1,4 +1,5 @@
-"""Checks that a line of shell in the documentation could be typed: real commands, real flags, files that are there."""
+"""Checks that a line of shell in the documentation could be typed: real commands, real flags, files
+that are there."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def check(text: str) -> int:
   Raises:
     NotTypeableError: one of them names a command, a flag or a file that does not exist.
   """
-  lines = [line for line in text.replace("\\\n", " ").splitlines() if line.partition("#")[0].strip()]
+  lines = [line for line in text.replace("\\\n", " ").splitlines()
+           if line.partition("#")[0].strip()]
   for line in lines:
     words = shlex.split(line, comments=True)
     for part in _split(words, ("&&", "||", ";", "|")):
@@ -69,12 +71,16 @@ def _command(words: list[str]) -> None:
     _need(at is not None, words, "starts nothing that is known")
     _command(words[at:])
   elif name == "make":
-    targets = set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split())
-    _need(all(word in targets or "=" in word for word in rest), words, f"make has the targets {sorted(targets)}")
+    targets = set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(),
+                            re.MULTILINE)[1].split())
+    _need(all(word in targets or "=" in word for word in rest), words,
+          f"make has the targets {sorted(targets)}")
   elif name == "sbatch":
-    _need((ROOT / rest[0]).is_file() and USERS.fullmatch(rest[1]), words, "names no script that is there")
+    _need((ROOT / rest[0]).is_file() and USERS.fullmatch(rest[1]), words,
+          "names no script that is there")
   elif name == "kubectl":
-    _need(rest[:2] == ["apply", "-f"] and (ROOT / rest[2]).is_file(), words, "names no manifest that is there")
+    _need(rest[:2] == ["apply", "-f"] and (ROOT / rest[2]).is_file(), words,
+          "names no manifest that is there")
   elif name == "pip":
     _pip(words, rest)
   elif name == "source":
@@ -91,7 +97,8 @@ def _jaxpace(words: list[str]) -> None:
     own, started = own[:at], own[at + 1:]
     _command(started)
     own = [*own, "--", *started]
-  args = _parse(importlib.import_module(COMMANDS[words[0]].module).add_arguments, ["jaxpace", *words], own)
+  args = _parse(importlib.import_module(COMMANDS[words[0]].module).add_arguments,
+                ["jaxpace", *words], own)
   pacer = getattr(args, "pacer", None)
   if words[0] == "replay" and pacer:
     pacer_expression.make(pacer)
@@ -120,9 +127,11 @@ def _python(words: list[str]) -> None:
     return
   module, rest = words[1], words[2:]
   if module == "pytest":
-    _need(all((ROOT / word).exists() for word in rest if word[0] != "-"), words, "names tests that are not there")
+    _need(all((ROOT / word).exists() for word in rest if word[0] != "-"), words,
+          "names tests that are not there")
     return
-  _need(module.split(".")[0] in ("experiments", "jaxpace"), words, f"{module} is not known to tests/docs/shell.py")
+  _need(module.split(".")[0] in ("experiments", "jaxpace"), words,
+        f"{module} is not known to tests/docs/shell.py")
   if "--" in rest:
     at = rest.index("--")
     rest, started = rest[:at], rest[at + 1:]
@@ -135,13 +144,15 @@ def _python(words: list[str]) -> None:
   for word in rest:
     if word.startswith("--"):
       flag = word[2:].partition("=")[0].partition(".")[0]
-      known = flag in defined or flag in FLAGS_OF_ABSL or defined.get(flag.removeprefix("no")) in ("bool", "boolean")
+      known = (flag in defined or flag in FLAGS_OF_ABSL
+               or defined.get(flag.removeprefix("no")) in ("bool", "boolean"))
       _need(known, words, f"{module} has no flag --{flag}; it has {sorted(defined)}")
 
 
 @functools.cache
 def flags_of(module: str) -> dict[str, str]:
-  """Names of the absl flags that a program and the modules of ours that it imports define, with their kinds.
+  """Names of the absl flags that a program and the modules of ours that it imports define, with
+  their kinds.
 
   Read from the source: programs define their flags when they run.
 
@@ -163,7 +174,8 @@ def flags_of(module: str) -> dict[str, str]:
         kind, first = DEFINES.fullmatch(node.func.attr), node.args[0]
         if kind and isinstance(first, ast.Constant):
           found[str(first.value)] = kind[1]
-      elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("experiments", "configs"):
+      elif (isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] in ("experiments", "configs")):
         queue += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
       elif isinstance(node, ast.Import):
         queue += [alias.name for alias in node.names if alias.name.startswith("experiments")]
@@ -175,7 +187,8 @@ def _pip(words: list[str], rest: list[str]) -> None:
   setup = (ROOT / "setup.py").read_text()
   for word in rest[1:]:
     extra = re.fullmatch(r"jaxpace\[(\w+)\]", word)
-    _need(word == "." or (extra and f'"{extra[1]}": [' in setup), words, "setup.py has no such extra")
+    _need(word == "." or (extra and f'"{extra[1]}": [' in setup), words,
+          "setup.py has no such extra")
 
 
 def _need(holds: object, words: list[str], why: str) -> None:

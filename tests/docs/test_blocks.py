@@ -1,4 +1,5 @@
-"""Every code block of README.md and docs/ is run or checked by its language; none is left out silently."""
+"""Every code block of README.md and docs/ is run or checked by its language; none is left out
+silently."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from tests.docs import names, shell
 from tests.docs.blocks import ROOT, Block, blocks, of, written
 
 SHOWN = {"output", "formula", "layout", "query", "json"}
-"""What a block of text may be; the word after `text` says it, for an output or a layout with of what."""
+"""What a block of text may be; the word after `text` says it, for an output or a layout with of
+what."""
 CHECKED = {"python", "sh", "sql", "yaml", "diff", "text"}
 PAGES_WITH_PROMPTS = sorted({block.page for block in blocks() if block.prompts})
 COMMANDS = [block for block in written("sh") if not block.text.startswith("#!")]
@@ -53,8 +55,8 @@ def test_every_block_is_checked_by_something():
 
 
 @pytest.mark.parametrize("page", [
-    "a\n```\nls\n```\n", "a\n\n    ls\n", "```bash\nls\n```\n", "```text\nx\n```\n", "```text output\nx\n```\n",
-    "```sh no check\nls\n```\n"])
+    "a\n```\nls\n```\n", "a\n\n    ls\n", "```bash\nls\n```\n", "```text\nx\n```\n",
+    "```text output\nx\n```\n", "```sh no check\nls\n```\n"])
 def test_what_nothing_checks_is_noticed(page):
   [block] = of(page, "a.md")
   assert unsaid(block)
@@ -63,29 +65,34 @@ def test_what_nothing_checks_is_noticed(page):
 def test_a_prompt_is_nowhere_but_in_a_block_of_python():
   loose = [block.where for block in blocks() if block.prompts and block.language != "python"]
   for page in sorted((ROOT / "docs").rglob("*.md")):
-    inside = sum(block.text.count(">>> ") for block in blocks() if block.page == str(page.relative_to(ROOT)))
+    inside = sum(block.text.count(">>> ")
+                 for block in blocks() if block.page == str(page.relative_to(ROOT)))
     loose += [str(page)] * (page.read_text().count(">>> ") != inside)
   assert not loose
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_PROMPTS)
 def test_code_with_prompts_runs(page, tmp_path):
-  made_up_runs.write(tmp_path, made_up_runs.MadeUpJob(ranks=4, steps=200, processes=2, hosts=2))  # for the page on SQL
+  # for the page on SQL
+  made_up_runs.write(tmp_path, made_up_runs.MadeUpJob(ranks=4, steps=200, processes=2, hosts=2))
   prompts = sum(block.text.count(">>> ") for block in written("python") if block.page == page)
-  with contextlib.chdir(tmp_path), jax.numpy_dtype_promotion("standard"):  # JAX's own promotion, as a reader has it
+  # JAX's own promotion, as a reader has it
+  with contextlib.chdir(tmp_path), jax.numpy_dtype_promotion("standard"):
     results = doctest.testfile(str(ROOT / page), module_relative=False, optionflags=OPTIONS)
   assert results.attempted == prompts > 0 and not results.failed
 
 
-@pytest.mark.parametrize("block", [b for b in written("python") if not b.prompts], ids=lambda block: block.where)
+@pytest.mark.parametrize("block", [b for b in written("python") if not b.prompts],
+                         ids=lambda block: block.where)
 def test_names_and_arguments_of_python_exist(block):
   assert not names.wrong(block.text)
 
 
 @pytest.mark.parametrize("code", [
-    "jaxpace.instrumnt(step, axis_name='data')", "jaxpace.instrument(step, axis='data')", "recorder.recrod(pace)",
-    "recorder.record(pace, pace)", "from jaxpace import distribute", "from jaxpace.distributed import initialise",
-    "paced.init(mesh, mesh, mesh)", "jaxpace.Recorder()", "jax.shard_mapped(f)"])
+    "jaxpace.instrumnt(step, axis_name='data')", "jaxpace.instrument(step, axis='data')",
+    "recorder.recrod(pace)", "recorder.record(pace, pace)", "from jaxpace import distribute",
+    "from jaxpace.distributed import initialise", "paced.init(mesh, mesh, mesh)",
+    "jaxpace.Recorder()", "jax.shard_mapped(f)"])
 def test_names_and_arguments_that_do_not_exist_are_noticed(code):
   assert names.wrong(code)
 
@@ -96,11 +103,13 @@ def test_commands_can_be_typed(block):
 
 
 @pytest.mark.parametrize("line", [
-    "jaxpace repot runs/demo", "jaxpace report runs/demo --htm x", "jaxpace launch --nproc 2 -- jaxpace bench --jsn x",
-    "python -m experiments.examples.digits.mian", "python -m experiments.examples.digits.main --workdirs=a",
-    "make dmo", "rm -rf /",
-    "sbatch docs/examples/trian.sbatch train.py", "pip install 'jaxpace[metric]'", "chrt -r 5 python -m experiments.no",
-    "jaxpace report a | jaxpace nothing", "python other.py", "jaxpace replay a --pacer 'pace_early_ranks(treshold=1)'"])
+    "jaxpace repot runs/demo", "jaxpace report runs/demo --htm x",
+    "jaxpace launch --nproc 2 -- jaxpace bench --jsn x",
+    "python -m experiments.examples.digits.mian",
+    "python -m experiments.examples.digits.main --workdirs=a", "make dmo", "rm -rf /",
+    "sbatch docs/examples/trian.sbatch train.py", "pip install 'jaxpace[metric]'",
+    "chrt -r 5 python -m experiments.no", "jaxpace report a | jaxpace nothing", "python other.py",
+    "jaxpace replay a --pacer 'pace_early_ranks(treshold=1)'"])
 def test_commands_that_would_fail_are_noticed(line):
   with pytest.raises((shell.NotTypeableError, ValueError)):
     shell.check(line)
@@ -109,9 +118,9 @@ def test_commands_that_would_fail_are_noticed(line):
 def test_queries_run(tmp_path):
   """Each answers something where there is something to tell; views answer nothing."""
   pause = Fault("pause", 20e-3, probability=0.1, mechanism="gc")
-  made_up_runs.write(tmp_path, made_up_runs.MadeUpJob(ranks=4, steps=200, processes=2, hosts=2, host_columns=True,
-                                                      faults=(pause,),
-                                          delays={1: 1e-3}))
+  made_up_runs.write(tmp_path, made_up_runs.MadeUpJob(ranks=4, steps=200, processes=2, hosts=2,
+                                                      host_columns=True, faults=(pause,),
+                                                      delays={1: 1e-3}))
   (tmp_path / "runs").mkdir()
   (tmp_path / "runs" / "demo").symlink_to(tmp_path)
   with contextlib.chdir(tmp_path), duckdb.connect() as database:
@@ -125,7 +134,8 @@ def test_the_first_query_can_be_typed(tmp_path):
   made_up_runs.write(tmp_path / "runs" / "demo", made_up_runs.MadeUpJob(ranks=2, steps=20))
   lines = next(block.text for block in written("sh") if "duckdb" in block.text)
   environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
-  typed = subprocess.run(["bash", "-ec", lines], cwd=tmp_path, env=environment, capture_output=True, text=True)
+  typed = subprocess.run(["bash", "-ec", lines], cwd=tmp_path, env=environment, capture_output=True,
+                         text=True)
   assert typed.returncode == 0, typed.stderr
   assert "start_ns" in typed.stdout and "5 rows" in typed.stdout
 
@@ -140,8 +150,9 @@ def test_yaml_is_yaml_and_its_commands_can_be_typed():
 def test_differences_are_those_of_the_examples():
   real = []
   for example, form in itertools.product(("digits", "chars"), ("train_jaxpace", "train_observed")):
-    before, after = ((ROOT / "experiments" / "examples" / example / f"{name}.py").read_text().splitlines()
-                     for name in ("train", form))
+    before, after = (
+        (ROOT / "experiments" / "examples" / example / f"{name}.py").read_text().splitlines()
+        for name in ("train", form))
     lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
     real.append([line for line in lines if not line.startswith("@@")])
   for block in written("diff"):

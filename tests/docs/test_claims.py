@@ -1,4 +1,5 @@
-"""README.md and docs/when_not.md say what the records say, and name no measured value without a record."""
+"""README.md and docs/when_not.md say what the records say, and name no measured value without a
+record."""
 
 import json
 import re
@@ -10,8 +11,9 @@ from tests.docs.test_site import extension
 
 claims = extension("measured_claims")
 
-SECTIONS = {"README.md": ("## What you get", "## What it costs"), "docs/when_not.md": ("## What it costs",
-                                                                                            "## How sure a report is")}
+SECTIONS = {"README.md": ("## What you get", "## What it costs"),
+            "docs/when_not.md": ("## What it costs",
+                                 "## How sure a report is")}
 """Sections that name measured values: each of these must be in a claim."""
 NOT_MEASURED = {
     "README.md": {"0.5 %", "1 %"},
@@ -28,19 +30,22 @@ def section(text, heading):
   return text.partition(heading)[2].partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: f"{claim.page}: {claim.words[:40]}")
+@pytest.mark.parametrize("claim", claims.CLAIMS,
+                         ids=lambda claim: f"{claim.page}: {claim.words[:40]}")
 def test_a_claim_is_what_its_record_says(claim):
   assert plain(claim.filled()) in plain((ROOT / claim.page).read_text())
 
 
 @pytest.mark.parametrize("page", SECTIONS)
 def test_no_measured_value_is_without_its_record(page):
-  text = plain("\n".join(re.sub(r"```.*?```", "", section((ROOT / page).read_text(), heading), flags=re.DOTALL)
+  text = plain("\n".join(re.sub(r"```.*?```", "", section((ROOT / page).read_text(), heading),
+                                flags=re.DOTALL)
                          for heading in SECTIONS[page]))
   for claim in claims.CLAIMS:
     if claim.page == page:
       text = text.replace(plain(claim.filled()), " ")
-  left = set(re.findall(r"\d[\d.,]*(?: to \d[\d.,]*)? (?:%|ms|µs)", text)) | set(re.findall(r"\d+ of \d+", text))
+  left = (set(re.findall(r"\d[\d.,]*(?: to \d[\d.,]*)? (?:%|ms|µs)", text))
+          | set(re.findall(r"\d+ of \d+", text)))
   assert left <= NOT_MEASURED[page], left - NOT_MEASURED[page]
 
 

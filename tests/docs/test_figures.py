@@ -1,4 +1,5 @@
-"""The figures of docs/concepts.md: drawn are the experiment's numbers, and the page says what they mean."""
+"""The figures of docs/concepts.md: drawn are the experiment's numbers, and the page says what they
+mean."""
 
 import json
 
@@ -17,9 +18,11 @@ def test_one_step_is_made_as_it_is_drawn_and_adds_up():
   for name, value in step.items():
     assert made[name] == pytest.approx(value, rel=1e-3)
   own = np.array(step["gap"]) + step["compute"]
-  assert own.argmax() == step["last"] and step["waiting"] == pytest.approx((own.max() - own).tolist(), abs=2e-3)
+  assert (own.argmax() == step["last"]
+          and step["waiting"] == pytest.approx((own.max() - own).tolist(), abs=2e-3))
   for rank in range(4):
-    assert sum(step[name][rank] for name in concept_drawing.BARS) == pytest.approx(step["step_ms"], abs=4e-3)
+    assert (sum(step[name][rank] for name in concept_drawing.BARS)
+            == pytest.approx(step["step_ms"], abs=4e-3))
   assert sum(step["mean"].values()) == pytest.approx(step["step_ms"], abs=4e-3)
 
 
@@ -29,7 +32,8 @@ def test_late_for_good_and_by_turns_wait_alike_and_are_told_apart():
   assert [(f["mode"], f["ranks"]) for case in (good, turns) for f in case["findings"]] == [
       ("persistent_straggler", [5]), ("synchronization_amplification", [])]
   last = np.array(turns["lateness_ms"]).argmax(axis=0)
-  assert (np.array(good["lateness_ms"]).argmax(axis=0) == 5).all() and np.bincount(last, minlength=8).min() > 0
+  assert ((np.array(good["lateness_ms"]).argmax(axis=0) == 5).all()
+          and np.bincount(last, minlength=8).min() > 0)
 
 
 def test_what_is_drawn_as_simulated_is_the_closed_form():
@@ -39,7 +43,8 @@ def test_what_is_drawn_as_simulated_is_the_closed_form():
     assert found["closed"] == pytest.approx([closed(n) for n in ranks], abs=1e-4)
     assert found["simulated"] == pytest.approx(found["closed"], rel=0.03)
   assert concept_figures.slowest_normal(64) == pytest.approx(2.344, abs=1e-3)
-  assert DRAWN["growth"]["exponential, 5 %"]["closed"][ranks.index(64)] == pytest.approx(1 + 0.05 * 4.744, abs=1e-3)
+  assert (DRAWN["growth"]["exponential, 5 %"]["closed"][ranks.index(64)]
+          == pytest.approx(1 + 0.05 * 4.744, abs=1e-3))
 
 
 def test_pacing_gains_where_there_is_a_coupling_and_nowhere_else():
@@ -51,10 +56,12 @@ def test_pacing_gains_where_there_is_a_coupling_and_nowhere_else():
 
 @pytest.mark.parametrize("name", concept_figures.FIGURES)
 def test_every_figure_is_drawn(name, tmp_path):
-  written = concept_drawing.save(getattr(concept_drawing, name)(DRAWN[name]), tmp_path / f"{name}.svg").read_text()
+  written = concept_drawing.save(getattr(concept_drawing, name)(DRAWN[name]),
+                                 tmp_path / f"{name}.svg").read_text()
   committed = (FOLDER / f"{name}.svg").read_text()
   for text in (written, committed):
-    assert text.startswith("<?xml") and concept_drawing.PAPER in text  # light, whatever the page's theme
+    # light, whatever the page's theme
+    assert text.startswith("<?xml") and concept_drawing.PAPER in text
   words = {"one_step": "mean rank", "late": "blames nobody", "growth": "exponential, 5 %",
            "paced": "two jobs on one link"}
   assert words[name] in written and words[name] in committed

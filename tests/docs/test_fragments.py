@@ -1,4 +1,5 @@
-"""Python of the pages without prompts: fragments of a training script, each run with what stands around it there."""
+"""Python of the pages without prompts: fragments of a training script, each run with what stands
+around it there."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from tests.docs.blocks import Block, written
 
 NOT_RUN = {
     "def features(rows)": "a script that hangs: tests/multiprocess/test_hang.py runs it",
-    "distributed.initialize()": "comes before devices are used; tests/multiprocess starts jobs with it in every way",
+    "distributed.initialize()":
+    "comes before devices are used; tests/multiprocess starts jobs with it in every way",
     "with Lab(fabric.get_config())": "makes network namespaces; tests/experiments does so",
     "distributed.initialize()  ": "a script: tests/docs/test_five_minutes.py runs it",
     "source = batches(300)": "the other loop of that script, run there",
     "links = jaxpace.probe_links": "takes seconds; tests/live/probe measures links",
-    "from perfetto.trace_processor": "a program that is downloaded; tests/reporting asks it where it is there",
+    "from perfetto.trace_processor":
+    "a program that is downloaded; tests/reporting asks it where it is there",
 }
 """Words of fragments that are checked for names and arguments alone, and why."""
 P = jax.P
@@ -58,21 +61,23 @@ class Nothing:
 
 def compiled(paced: Any, mesh: Any) -> Any:
   spec = jaxpace.spec(mesh)
-  return jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=False))
+  return jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=False))
 
 
 @pytest.fixture(scope="module")
 def script() -> dict[str, Any]:
   """What a training script holds when its loop begins, on two devices."""
-  mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+  mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2],
+                       axis_types=(jax.sharding.AxisType.Auto,))
   paced, spec = jaxpace.instrument(train_step, axis_name="data"), jaxpace.spec(mesh)
   step = compiled(paced, mesh)
   batch = {"x": jnp.ones((4, 3)), "y": jnp.ones((4, 2))}
-  return {"jax": jax, "jnp": jnp, "np": np, "jaxpace": jaxpace, "ocp": ocp, "zlib": zlib, "P": P, "mesh": mesh,
-          "train_step": train_step, "paced": paced, "spec": spec, "step": step, "state": {"weights": jnp.zeros((3, 2))},
-          "batch": batch, "config": {"steps": 3}, "workdir": "runs/demo", "job_name": "a", "k": 3, "path": None,
-          "manager": Nothing(), "writer": Nothing(), "time_to_save": True, "save": lambda state: None,
+  return {"jax": jax, "jnp": jnp, "np": np, "jaxpace": jaxpace, "ocp": ocp, "zlib": zlib, "P": P,
+          "mesh": mesh, "train_step": train_step, "paced": paced, "spec": spec, "step": step,
+          "state": {"weights": jnp.zeros((3, 2))}, "batch": batch, "config": {"steps": 3},
+          "workdir": "runs/demo", "job_name": "a", "k": 3, "path": None, "manager": Nothing(),
+          "writer": Nothing(), "time_to_save": True, "save": lambda state: None,
           "give_way": jaxpace.pace_early_ranks}
 
 
@@ -86,7 +91,8 @@ def run(block: Block, script: dict[str, Any], folder: Any) -> dict[str, Any]:
     names["mesh"] = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4],
                                   axis_types=(jax.sharding.AxisType.Auto,) * 2)
   if "ProfiledRecorder" in block.text:  # a step that is plain jit, over sharded arrays
-    names["train_step"] = lambda state, batch: (state, {"loss": jnp.mean(batch["x"] @ state["weights"])})
+    names["train_step"] = lambda state, batch: (state,
+                                                {"loss": jnp.mean(batch["x"] @ state["weights"])})
   if "jaxpace.observe(" in block.text:  # plain jit as well, and its collectives are timed
     names["train_step"] = observed_step
     names["state"] = jax.device_put(jax.tree.map(np.array, script["state"]),
@@ -101,11 +107,13 @@ def run(block: Block, script: dict[str, Any], folder: Any) -> dict[str, Any]:
     if "recorder." in block.text and "Recorder(" not in block.text:
       names["recorder"] = stack.enter_context(jaxpace.Recorder("runs/demo", names["paced"]))
     # A restart is between the lines: by then what was saved is on disk.
-    text = block.text.replace("  # after a restart", "  manager.wait_until_finished()  # after a restart")
+    text = block.text.replace("  # after a restart",
+                              "  manager.wait_until_finished()  # after a restart")
     before, dots, after = text.partition("\n...\n")
     exec(compile(before, block.where, "exec"), names)
     if dots:  # where the step is made as on every page
-      names.update(step=compiled(names["paced"], script["mesh"]), pace=names["paced"].init(script["mesh"]))
+      names.update(step=compiled(names["paced"], script["mesh"]),
+                   pace=names["paced"].init(script["mesh"]))
       exec(compile(after, block.where, "exec"), names)
     if isinstance(names.get("recorder"), Recording):
       names["recorder"].close()
@@ -121,8 +129,9 @@ def of_a_slow_host(mesh: Any) -> dict[str, Any]:
     return jnp.square(rows @ weights), jnp.ones((rows.shape[0], weights.shape[1]))
 
   return {"source": source, "steps": 3, "feed": feed, "share": feed.share(0, np.array([16, 16])),
-          "examples": iter(source * 4), "lengths": [1, 2, 4, 5], "ranks": 2, "state": jnp.zeros((3, 2)),
-          "per_token_losses": per_token_losses, "update": lambda state, grads: state - 0.1 * grads}
+          "examples": iter(source * 4), "lengths": [1, 2, 4, 5], "ranks": 2,
+          "state": jnp.zeros((3, 2)), "per_token_losses": per_token_losses,
+          "update": lambda state, grads: state - 0.1 * grads}
 
 
 def why_not(block: Block) -> str | None:
@@ -135,7 +144,8 @@ RUN = [block for block in written("python") if not block.prompts and not why_not
 def test_most_fragments_are_run():
   assert len(RUN) >= 15
   for words in NOT_RUN:
-    assert any(words in block.text for block in written("python")), f"no page has {words!r} any more"
+    assert any(words in block.text
+               for block in written("python")), f"no page has {words!r} any more"
 
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.where)
@@ -147,4 +157,5 @@ def test_a_fragment_runs(block, script, tmp_path, caplog):
     assert list((tmp_path / "runs" / "demo" / "steps").glob("*.parquet"))
   if "pacer=pacer" in block.text:
     assert names["paced"].init(script["mesh"]).pacer is not None
-  assert not [said for said in caplog.records if said.name.startswith("jaxpace") and said.levelno > logging.INFO]
+  assert not [said for said in caplog.records if said.name.startswith("jaxpace")
+              and said.levelno > logging.INFO]

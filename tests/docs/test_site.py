@@ -31,12 +31,14 @@ def measured_figures():
 
 def test_docstrings_become_restructured_text():
   rewrite = extension("docstrings").rewrite
-  text = ["Does it.", "", "  with it:", "    run()", "", "Takes **options,", "**only `here`**.", "- one", "", "  more"]
-  sections = ["Args:", "  a: first.", "", "Returns:", "  Two: this and", "  that.", "", "Raises:", "  ValueError: no."]
+  text = ["Does it.", "", "  with it:", "    run()", "", "Takes **options,", "**only `here`**.",
+          "- one", "", "  more"]
+  sections = ["Args:", "  a: first.", "", "Returns:", "  Two: this and", "  that.", "", "Raises:",
+              "  ValueError: no."]
   assert rewrite([*text, "", *sections]) == [
-      "Does it.", "", "::", "", "  with it:", "    run()", "", "Takes \\*\\*options,", "**only here**.", "- one", "",
-      "  more", "", "Args:", "  a: first.", "", ":returns: Two: this and", "  that.", "", "Raises:",
-      "  ValueError: no."]
+      "Does it.", "", "::", "", "  with it:", "    run()", "", "Takes \\*\\*options,",
+      "**only here**.", "- one", "", "  more", "", "Args:", "  a: first.", "",
+      ":returns: Two: this and", "  that.", "", "Raises:", "  ValueError: no."]
 
 
 def test_every_page_is_in_a_table_of_contents():
@@ -58,7 +60,8 @@ def test_the_reference_has_every_public_name():
 
 
 def test_the_reference_has_every_command():
-  said = re.findall(r"^```\{command-help\} ([\w-]+)$", (DOCS / "reference" / "commands.md").read_text(), re.MULTILINE)
+  said = re.findall(r"^```\{command-help\} ([\w-]+)$",
+                    (DOCS / "reference" / "commands.md").read_text(), re.MULTILINE)
   assert said == sorted(COMMANDS)
 
 
@@ -69,10 +72,12 @@ def test_every_layer_has_its_words():
 
 def test_the_drawing_is_of_the_real_imports():
   drawn = json.loads((DOCS / "figures" / "architecture.json").read_text())
-  assert drawn == architecture.data(), "layers or imports have changed: python -m experiments.docs.architecture"
+  assert drawn == architecture.data(), ("layers or imports have changed: python -m "
+                                        "experiments.docs.architecture")
   level = {name: at for at, layer in enumerate(drawn["layers"]) for name in layer}
   assert len(level) == 17 and drawn["imports"]["coordination"] == ["core"]
-  assert all(level[name] <= level[used] for name, others in drawn["imports"].items() for used in others)
+  assert all(level[name] <= level[used] for name, others in drawn["imports"].items()
+             for used in others)
   picture = (DOCS / "figures" / "architecture.svg").read_text()
   assert all(f">{name}<" in picture for name in drawn["imports"])
 
@@ -80,19 +85,23 @@ def test_the_drawing_is_of_the_real_imports():
 def test_the_table_of_measurements_is_read_from_the_files(measured_figures, tmp_path, monkeypatch):
   rows = {what: (measured, met) for what, _, measured, met in measured_figures.rows()}
   assert len(rows) == len(measured_figures.FIGURES) > 20
-  measured, met = rows["[Guard: false alarms in 10,000 steps looked at one by one](guard_simulated.md)"]
-  real = json.loads((DOCS / "measurements" / "guard_simulated.json").read_text())["summary"]["false_alarms"]["share"]
+  measured, met = rows[
+      "[Guard: false alarms in 10,000 steps looked at one by one](guard_simulated.md)"]
+  real = json.loads((DOCS / "measurements" / "guard_simulated.json").read_text())["summary"][
+      "false_alarms"]["share"]
   assert measured == f"{100 * real:.1f} %" and met == ("yes" if real <= 0.05 else "**no**")
   for path in (DOCS / "measurements").glob("*.json"):
     (tmp_path / path.name).write_text(path.read_text())
   monkeypatch.setattr(measured_figures, "FOLDER", tmp_path)
   watchdog = json.loads((tmp_path / "watchdog.json").read_text())
-  next(row for row in watchdog["rows"] if row["late_by"] is not None).update(named=False, late_by=7.5)
+  next(row for row in watchdog["rows"] if row["late_by"] is not None).update(
+      named=False, late_by=7.5)
   (tmp_path / "watchdog.json").write_text(json.dumps(watchdog))
   [(measured, met)] = [row[2:] for row in measured_figures.rows() if "watchdog" in row[0]]
   assert "7.50 s" in measured and met == "**no**"
   (tmp_path / "watchdog.json").unlink()
-  assert [row[2] for row in measured_figures.rows() if "watchdog names" in row[0]] == ["not measured yet"]
+  assert ([row[2] for row in measured_figures.rows() if "watchdog names" in row[0]]
+          == ["not measured yet"])
   (tmp_path / "watchdog.json").write_text("{}")
   with pytest.raises(KeyError, match=r"watchdog\.json no longer holds"):
     measured_figures.rows()
@@ -105,7 +114,8 @@ def test_every_file_of_measurements_has_its_command(measured_figures):
 
 
 def test_what_not_to_expect_is_what_was_measured():
-  """The figures in words, on the page that says when not to use it, against the files; to a digit or so."""
+  """The figures in words, on the page that says when not to use it, against the files; to a digit
+  or so."""
   said = (DOCS / "when_not.md").read_text().replace("\n", " ")
 
   def measured(name):
@@ -114,21 +124,26 @@ def test_what_not_to_expect_is_what_was_measured():
   where = measured("overhead")["where"]
   percents = [float(number) for number in re.search(
       r"20 ms takes ([\d.]+) % longer and one of 50 ms ([\d.]+) %", said).groups()]
-  assert percents == pytest.approx([where[s]["arms"]["recorded"]["percent"][0] for s in ("20", "50")], abs=1)
+  assert (percents == pytest.approx([where[s]["arms"]["recorded"]["percent"][0]
+                                     for s in ("20", "50")], abs=1))
   judged = measured("fault_lab_seed4")["judged"]
   low, high = (float(number) for number in re.search(
-      r"macro-F1 of ([\d.]+) \(with the hosts' counters\) and ([\d.]+) \(with a link probe", said).groups())
-  assert [low, high] == pytest.approx([judged[way]["macro_f1"] for way in ("counters", "all")], abs=0.001)
+      r"macro-F1 of ([\d.]+) \(with the hosts' counters\) and ([\d.]+) \(with a link probe",
+      said).groups())
+  assert ([low, high] == pytest.approx([judged[way]["macro_f1"] for way in ("counters", "all")],
+                                       abs=0.001))
   right, of, healthy = (int(number) for number in re.search(
       r"blamed in (\d+) of (\d+) cases, and nobody in (\d+) healthy runs", said).groups())
   assert (right, of) == (judged["all"]["blame"]["right"], judged["all"]["blame"]["of"])
   assert healthy == judged["all"]["controls"] and not judged["all"]["controls_falsely_blamed"]
   alone = float(re.search(r"by stamps alone it was ([\d.]+) \(\[figures\]", said)[1])
   assert alone == pytest.approx(judged["bare"]["macro_f1"], abs=0.001)
-  row = next(row for row in measured("guard_simulated")["effects"] if row["effect"] == -0.03 and row["cv"] == 0.15)
+  row = next(row for row in measured("guard_simulated")["effects"] if row["effect"] == -0.03
+             and row["cv"] == 0.15)
   steps = [int(number.replace(",", "")) for number in re.search(
       r"\*\*([\d,]+) steps\*\* in the median, ([\d,]+) in one case of ten", said).groups()]
-  assert steps == pytest.approx([row["steps_to_decide"]["median"], row["steps_to_decide"]["p90"]], rel=0.03)
+  assert (steps == pytest.approx([row["steps_to_decide"]["median"], row["steps_to_decide"]["p90"]],
+                                 rel=0.03))
 
 
 def test_links_lead_somewhere():

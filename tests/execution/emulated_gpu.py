@@ -1,4 +1,5 @@
-"""A GPU made of the host's memory: it runs the very text of jaxpace's kernels, one instruction at a time."""
+"""A GPU made of the host's memory: it runs the very text of jaxpace's kernels, one instruction at a
+time."""
 
 import ctypes
 import re
@@ -9,7 +10,8 @@ _MASK = {32: 2**32 - 1, 64: 2**64 - 1}
 
 
 class Gpu:
-  """A `jaxpace.execution.native.cuda.Device`. Its timer is off from the host's clock by `off_ns`."""
+  """A `jaxpace.execution.native.cuda.Device`. Its timer is off from the host's clock by
+  `off_ns`."""
 
   def __init__(self, off_ns=0, timer=None):
     self.off_ns, self.kept, self.launched = off_ns, [], []
@@ -45,10 +47,12 @@ def run(text, addresses, timer):
   """
   head, body = re.search(r"\.entry \w+\((.*?)\)\n\{(.*)\}", text, re.DOTALL).groups()
   parameters = dict(zip(re.findall(r"\.u64 (\w+)", head), addresses, strict=True))
-  lines = [line.strip() for line in body.splitlines() if line.strip() and not line.strip().startswith(".reg")]
+  lines = [line.strip() for line in body.splitlines() if line.strip()
+           and not line.strip().startswith(".reg")]
   labels = {line[:-1]: place for place, line in enumerate(lines) if line.endswith(":")}
   registers, place = {}, 0
-  declared = {name for line in re.findall(r"\.reg \.\w+ (.*);", body) for name in line.replace(" ", "").split(",")}
+  declared = {name for line in re.findall(r"\.reg \.\w+ (.*);", body)
+              for name in line.replace(" ", "").split(",")}
 
   def value(word):
     return registers[word] if word in registers else int(word)
@@ -86,14 +90,18 @@ def run(text, addresses, timer):
     elif op == "ld.param.u64":
       result = parameters[words[1][1:-1]]
     elif kind[:2] == ["ld", "global"]:
-      result = struct.unpack("<I" if bits == 32 else "<Q", ctypes.string_at(at(words[1]), bits // 8))[0]
+      result = struct.unpack("<I" if bits == 32 else "<Q",
+                             ctypes.string_at(at(words[1]), bits // 8))[0]
     elif kind[:3] == ["atom", "global", "add"]:
       target = at(words[1])
       result = struct.unpack("<I" if bits == 32 else "<Q", ctypes.string_at(target, bits // 8))[0]
-      ctypes.memmove(target, ((result + value(words[2])) & _MASK[bits]).to_bytes(bits // 8, "little"), bits // 8)
+      ctypes.memmove(target,
+                     ((result + value(words[2])) & _MASK[bits]).to_bytes(bits // 8, "little"),
+                     bits // 8)
     elif kind[0] == "st":
       assert "v4" in kind and at(words[0]) % 16 == 0
-      ctypes.memmove(at(words[0]), struct.pack("<4I", *map(value, re.findall(r"\w+", words[1]))), 16)
+      ctypes.memmove(at(words[0]), struct.pack("<4I", *map(value, re.findall(r"\w+", words[1]))),
+                     16)
       continue
     elif kind[0] == "add":
       result = value(words[1]) + value(words[2])

@@ -131,7 +131,8 @@ def test_a_delay_is_as_long_as_asked_not_as_its_limit(clock):
 
 @pytest.mark.parametrize("seconds, lowest_ns, highest_ns", [
     (0.0, 0, 0), (-1.0, 0, 0), (np.nan, 0, 0), (-np.inf, 0, 0),
-    (5e-3, 4_999_999, 1e9), (20e-3, 19_999_999, 1e9), (np.inf, 50_000_000, 1e9), (1.0, 50_000_000, 0.9e9),
+    (5e-3, 4_999_999, 1e9), (20e-3, 19_999_999, 1e9), (np.inf, 50_000_000, 1e9),
+    (1.0, 50_000_000, 0.9e9),
 ])
 def test_a_delay_is_between_zero_and_its_limit(clock, seconds, lowest_ns, highest_ns):
   step = jax.jit(lambda seconds: clock.delay(seconds, 50e-3, words.zero()))
@@ -165,14 +166,16 @@ def _check_exchange(stamps, total):
   delays = np.arange(RANKS) * 10e6
   assert (np.diff(stamps, axis=1)[:, 1:] > 0).all()
   assert (stamps[:, 1] - stamps[:, 0] >= delays - 1).all()
-  assert stamps[:, 3].min() >= stamps[:, 2].max(), "no rank leaves the sum before the last has entered"
+  assert stamps[:, 3].min() >= stamps[:, 2].max(), ("no rank leaves the sum before the last "
+                                                    "has entered")
   np.testing.assert_array_equal(total, np.full((4,), RANKS, np.float32))
 
 
 @pytest.mark.parametrize(("manual_step", "check_vma"), [
     (True, True), (True, False), pytest.param(False, True, marks=pytest.mark.long), (False, False)],
     ids=["jit-True", "jit-False", "eager-True", "eager-False"])
-def test_under_shard_map_each_of_eight_devices_delays_by_its_own_amount(clock, check_vma, manual_step):
+def test_under_shard_map_each_of_eight_devices_delays_by_its_own_amount(
+    clock, check_vma, manual_step):
   P = PartitionSpec
 
   def step(previous, seconds, x):
@@ -180,7 +183,8 @@ def test_under_shard_map_each_of_eight_devices_delays_by_its_own_amount(clock, c
     return stamps[None], total
 
   step = jax.shard_map(
-      step, mesh=mesh(), in_specs=(P("data"), P("data"), P("data")), out_specs=(P("data"), P()), check_vma=check_vma)
+      step, mesh=mesh(), in_specs=(P("data"), P("data"), P("data")), out_specs=(P("data"), P()),
+      check_vma=check_vma)
   step = jax.jit(step) if manual_step else step
   seconds = jnp.arange(RANKS, dtype=jnp.float32) * jnp.float32(10e-3)
   _check_exchange(*run(step, jnp.zeros((RANKS, 2), jnp.uint32), seconds, jnp.ones((RANKS, 4))))
@@ -201,7 +205,8 @@ def test_replicated_and_varying_operands_mix(clock, check_vma):
     first = clock.stamp(previous, shared)  # nothing here varies over the ranks
     second = clock.stamp(first, shared, own)
     (kept,) = hold(clock, second, [shared])
-    assert varying(first) == varying(second) == varying(kept) == frozenset(), "what is held keeps its type"
+    assert (varying(first) == varying(second) == varying(kept)
+            == frozenset()), "what is held keeps its type"
     return jnp.stack([first, second])[None]
 
   step = jax.jit(jax.shard_map(
@@ -252,19 +257,24 @@ def test_holding_back_changes_no_value(clock, dtype):
 def test_keys_can_be_held_back(clock):
   key = jax.random.key(7)
   held = jax.jit(lambda stamp, key: hold(clock, stamp, [key])[0])(words.zero(), key)
-  np.testing.assert_array_equal(np.asarray(jax.random.key_data(held)), np.asarray(jax.random.key_data(key)))
+  np.testing.assert_array_equal(np.asarray(jax.random.key_data(held)),
+                                np.asarray(jax.random.key_data(key)))
 
 
 def test_what_is_held_back_is_opaque_to_the_compiler(clock):
-  """Else it would be fused with what stands around it, and results would differ in their last bits."""
+  """Else it would be fused with what stands around it, and results would differ in their last
+  bits."""
   def step(stamp, x):
     (held,) = hold(clock, stamp, [x * x])
     return held + x
 
-  # Whatever options the tests are compiled with: what is asked is whether the fusion there would be is held off.
-  text = jax.jit(step).lower(words.zero(), jnp.ones(100)).compile({"xla_cpu_use_fusion_emitters": True}).as_text()
+  # Whatever options the tests are compiled with: what is asked is whether the fusion there would be
+  # is held off.
+  text = jax.jit(step).lower(words.zero(),
+                             jnp.ones(100)).compile({"xla_cpu_use_fusion_emitters": True}).as_text()
   kernels = text.split("\n\n")
-  assert any(" multiply(" in kernel for kernel in kernels) and any(" add(" in kernel for kernel in kernels)
+  assert (any(" multiply(" in kernel for kernel in kernels)
+          and any(" add(" in kernel for kernel in kernels))
   assert not any(" multiply(" in kernel and " add(" in kernel for kernel in kernels)
 
 
@@ -276,7 +286,8 @@ def test_dispatch_does_not_wait_for_the_native_clock():
   @jax.jit
   def step(seconds, w):
     _, after = clock.delay(seconds, 0.5, words.zero())
-    return hold(clock, after, [w])[0] @ w  # work enough that XLA does not run the program in the caller's thread
+    # work enough that XLA does not run the program in the caller's thread
+    return hold(clock, after, [w])[0] @ w
 
   w = jnp.ones((300, 300))
   seconds = jnp.float32(0.2)

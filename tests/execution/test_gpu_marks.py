@@ -1,4 +1,5 @@
-"""Marks of GPUs without a GPU: the very kernels run on memory of the host, and their events are read as in a job."""
+"""Marks of GPUs without a GPU: the very kernels run on memory of the host, and their events are
+read as in a job."""
 
 import ctypes
 import time
@@ -32,7 +33,8 @@ def mark(gpu, source, tag, lane=0, program=PROGRAM):
 def taken(views, lane=0, follower=None):
   slots, follower = views.events[lane], follower or Lane()
   found = follower.take(slots, lambda: int(views.blocks["head"][lane]))
-  return [(int(tag) >> 20, int(tag) & 0xFFFFF, int(ns)) for tag, ns in zip(found.tag, found.ns, strict=True)]
+  return [(int(tag) >> 20, int(tag) & 0xFFFFF, int(ns))
+          for tag, ns in zip(found.tag, found.ns, strict=True)]
 
 
 def test_what_kernels_store_comes_into_the_ring_of_the_process_in_order_and_by_the_hosts_clock():
@@ -48,7 +50,8 @@ def test_what_kernels_store_comes_into_the_ring_of_the_process_in_order_and_by_t
   events = taken(views, 1)
   assert [tag for _, tag, _ in events] == [layout.NUMBER, 0, 2, 3, 1] * 2
   assert {program for program, _, _ in events} == {PROGRAM}
-  assert [ns for _, tag, ns in events if tag == layout.NUMBER] == [0, 1], "executions that had started before"
+  assert ([ns for _, tag, ns in events if tag == layout.NUMBER]
+          == [0, 1]), "executions that had started before"
   last = [ns for _, tag, ns in events[5:] if tag != layout.NUMBER]
   uncertain = source.uncertain_ns[1]
   assert before - uncertain <= last[0] <= last[1] <= last[2] <= last[3] <= after + uncertain
@@ -163,7 +166,8 @@ def test_what_the_driver_says_is_told(monkeypatch):
   with pytest.raises(DriverError, match="cuMemHostAlloc of NVIDIA's driver said: out of memory"):
     driver.device(0).host_memory(4096)
   # The context that was there before is there again.
-  assert driver.library.called[-3:] == ["cuCtxPushCurrent_v2", "cuMemHostAlloc", "cuCtxPopCurrent_v2"]
+  assert (driver.library.called[-3:] == ["cuCtxPushCurrent_v2", "cuMemHostAlloc",
+                                         "cuCtxPopCurrent_v2"])
 
 
 def test_there_is_no_driver_here(monkeypatch):
@@ -184,12 +188,14 @@ def test_times_survive_the_words_they_are_stored_in():
     lane = gpu_marks._lane(gpu, 64)
     gpu.upload(lane.block, gpu_marks.block_of(lane, shift))
     gpu.launch(kernels.mark(1, 5, 0, 1), [lane.block])
-    assert int(lane.events["ns"][0]) == np.int64((1_763_000_000_987_654_321 + shift + 2**63) % 2**64 - 2**63)
+    assert (int(lane.events["ns"][0])
+            == np.int64((1_763_000_000_987_654_321 + shift + 2**63) % 2**64 - 2**63))
 
 
 @pytest.mark.parametrize(("platform", "clock", "said"), [
     ("cpu", "auto", ""), ("cpu", "stream", "leave it out"), ("tpu", "auto", "no marks for tpu"),
-    ("tpu", "stream", "no marks for tpu"), ("gpu", "auto", 'clock="stream"'), ("gpu", "stream", "")])
+    ("tpu", "stream", "no marks for tpu"), ("gpu", "auto", 'clock="stream"'),
+    ("gpu", "stream", "")])
 def test_which_devices_have_marks(platform, clock, said):
   reason = process_marks._unfit(platform, clock)
   assert said in reason if said else reason == ""

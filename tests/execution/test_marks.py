@@ -43,7 +43,8 @@ def step(mesh):
     y = jax.lax.psum(x, "data")
     y, = native.mark([y], program=PROGRAM, tag=3)
     return native.mark([y], program=PROGRAM, tag=1)[0]
-  return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False))
+  return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=P("data"), out_specs=P("data"),
+                               check_vma=False))
 
 
 def test_each_device_marks_in_its_own_lane_in_the_order_of_the_program(ring):
@@ -83,7 +84,8 @@ def test_a_mark_waits_for_what_it_is_given(ring):
 
 def test_threads_of_one_lane_lose_nothing(ring):
   before = int(ring.heads()[0])
-  threads = [threading.Thread(target=library.functions().jaxpace_mark_here, args=(0, PROGRAM, tag, 5000))
+  threads = [threading.Thread(target=library.functions().jaxpace_mark_here,
+                              args=(0, PROGRAM, tag, 5000))
              for tag in range(10, 14)]
   for thread in threads:
     thread.start()
@@ -111,7 +113,8 @@ def test_marks_move_to_a_file_and_back_and_again(tmp_path, ring):
     assert len(data) == opened.layout.size
     assert (views.header["magic"].item(), views.header["run"].item()) == (layout.MAGIC, b"a run")
     assert (int(views.header["attempt"]), int(views.header["closed"])) == (attempt, 1)
-    assert int(views.header["pid"]) == os.getpid() and int(views.header["lanes"]) == jax.local_device_count()
+    assert (int(views.header["pid"]) == os.getpid()
+            and int(views.header["lanes"]) == jax.local_device_count())
     assert views.blocks["head"].tolist() == [0, 12] + [0] * (ring.layout.lanes - 2)
     assert (views.events["tag"][1, :12] & 0xFFFFF).tolist() == [5] * 10 + [layout.NUMBER, 0]
     assert sorted(os.listdir(tmp_path)) == ["0.ring"]
@@ -134,7 +137,8 @@ def test_switching_under_way_loses_no_mark_and_touches_no_freed_memory(tmp_path,
   assert int(ring.heads()[2]) - before + counted == 2_000_000
 
 
-@pytest.mark.parametrize("number, said", [(errno.ENOSPC, "disk or quota full"), (errno.EDQUOT, "disk or quota full"),
+@pytest.mark.parametrize("number, said", [(errno.ENOSPC, "disk or quota full"),
+                                          (errno.EDQUOT, "disk or quota full"),
                                           (errno.EIO, "can't be made")])
 def test_a_full_disk_leaves_marks_in_memory(tmp_path, ring, monkeypatch, number, said):
   def full(*_):
@@ -176,7 +180,8 @@ def test_on_a_file_system_of_the_network_the_file_has_what_was_synced(tmp_path, 
   assert opened._file is None and marks.current() is ring
 
 
-def test_a_server_that_takes_no_more_leaves_the_marks_in_memory(tmp_path, ring, on_a_server, monkeypatch):
+def test_a_server_that_takes_no_more_leaves_the_marks_in_memory(tmp_path, ring, on_a_server,
+                                                                monkeypatch):
   opened, _ = marks.open_file(tmp_path / "0.ring")
   def gone(*_):
     raise OSError(errno.ESTALE, "Stale file handle")

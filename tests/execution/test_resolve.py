@@ -57,7 +57,8 @@ def test_the_native_clock_is_for_cpus(platform):
 
 def test_an_unknown_clock_lists_the_known_ones():
   assert CLOCKS == ("auto", "native", "stream", "callback")
-  with pytest.raises(ValueError, match="Unknown clock 'atomic'. Use one of: auto, native, stream, callback"):
+  with pytest.raises(ValueError,
+                     match="Unknown clock 'atomic'. Use one of: auto, native, stream, callback"):
     resolve_clock("atomic")
 
 
@@ -84,7 +85,8 @@ def test_a_library_built_on_newer_headers_is_never_registered(fresh, monkeypatch
   monkeypatch.setattr(library, "running_api", lambda: (0, 0))
   clock = resolve_clock("auto", "cpu")
   assert clock.name == "callback"
-  assert "was built on XLA FFI 0." in clock.notice and "has 0.0" in clock.notice and "Reinstall" in clock.notice
+  assert ("was built on XLA FFI 0." in clock.notice and "has 0.0" in clock.notice
+          and "Reinstall" in clock.notice)
 
 
 def test_a_library_that_does_not_load_is_a_reason_not_a_crash(fresh, monkeypatch, tmp_path):
@@ -96,7 +98,8 @@ def test_a_library_that_does_not_load_is_a_reason_not_a_crash(fresh, monkeypatch
 
 
 def test_a_library_cut_short_at_any_length_is_a_reason_and_the_process_lives(tmp_path):
-  """The linker maps what the headers speak of: the first touch beyond the end of the file was a SIGBUS."""
+  """The linker maps what the headers speak of: the first touch beyond the end of the file was a
+  SIGBUS."""
   if library.find_library() is None:
     pytest.skip("this environment was installed without a C++ compiler")
   program = """
@@ -122,25 +125,33 @@ for length in steps:
     try_out(whole[:length] + bytes(len(whole) - length))  # its room was taken, the rest never came
 try_out(whole, fine=True)
 print("lives", len(steps))
-"""
-  done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
-  assert done.returncode == 0 and done.stdout.startswith("lives"), (done.returncode, done.stderr[-2000:])
+"""  # noqa: E501
+  done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True,
+                        text=True, timeout=120)
+  assert (done.returncode == 0
+          and done.stdout.startswith("lives")), (done.returncode, done.stderr[-2000:])
 
 
 @pytest.mark.parametrize("handlers, words", [
     ("", "jaxpace_handlers"),  # older than that function
-    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS - 1}; }}", "left over from another version of jaxpace"),
-    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS + 1}; }}", "left over from another version of jaxpace"),
-    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS}; }}", "jaxpace_stamp"),  # and yet without its handlers
+    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS - 1}; }}",
+     "left over from another version of jaxpace"),
+    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS + 1}; }}",
+     "left over from another version of jaxpace"),
+    # and yet without its handlers
+    (f"int jaxpace_handlers(void) {{ return {library.HANDLERS}; }}", "jaxpace_stamp"),
 ], ids=["none", "older", "newer", "empty"])
-def test_a_library_of_another_version_of_jaxpace_is_a_reason_not_a_crash(fresh, monkeypatch, tmp_path, handlers, words):
+def test_a_library_of_another_version_of_jaxpace_is_a_reason_not_a_crash(
+    fresh, monkeypatch, tmp_path, handlers, words):
   compiler = shutil.which("cc") or shutil.which("gcc")
   if compiler is None:
     pytest.skip("needs a C compiler to make such a library")
   source = tmp_path / "clock.c"
   source.write_text(
-      "int jaxpace_ffi_major(void) { return 0; }\nint jaxpace_ffi_minor(void) { return 0; }\n" + handlers)
-  subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(tmp_path / "clock.so")], check=True)
+      "int jaxpace_ffi_major(void) { return 0; }\nint jaxpace_ffi_minor(void) { return 0; }\n"
+      + handlers)
+  subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(tmp_path / "clock.so")],
+                 check=True)
   monkeypatch.setattr(library, "find_library", lambda: tmp_path / "clock.so")
   assert resolve_clock("auto", "cpu").name == "callback"
   assert words in clock_notice("cpu") and "reinstall jaxpace" in clock_notice("cpu")

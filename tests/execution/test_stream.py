@@ -1,7 +1,8 @@
-"""The GPU's clock as far as it can be seen without a GPU: what it is lowered to, and what it refuses.
+"""The GPU's clock as far as it can be seen without a GPU: what it is lowered to, and what it
+refuses.
 
-That its kernels compile, and where XLA puts them, is for `experiments/labs/gpu_compiled.py`, which needs the CUDA
-compiler.
+That its kernels compile, and where XLA puts them, is for `experiments/labs/gpu_compiled.py`, which
+needs the CUDA compiler.
 """
 
 import re
@@ -51,10 +52,12 @@ def test_a_stamp_is_given_what_it_comes_after_and_the_stamp_before_it(clock):
 
 
 def test_what_is_held_stays_in_its_memory_and_waits_for_the_stamp(clock):
-  text = lowered(lambda x, y: hold(clock, clock.stamp(words.zero()), [x, y]), jnp.ones(3), jnp.ones(7, jnp.int32))
+  text = lowered(lambda x, y: hold(clock, clock.stamp(words.zero()), [x, y]), jnp.ones(3),
+                 jnp.ones(7, jnp.int32))
   (stamp, _, _), (_, given, line) = calls(text)
   assert given == ["%arg0", "%arg1", stamp]
-  assert "operand_index = 0" in line and "operand_index = 1" in line and "operand_index = 2" not in line
+  assert ("operand_index = 0" in line and "operand_index = 1" in line
+          and "operand_index = 2" not in line)
 
 
 def test_more_operands_than_a_kernel_takes(clock):
@@ -72,8 +75,8 @@ def test_more_operands_than_a_kernel_takes(clock):
 
 
 @pytest.mark.parametrize("dtype", [
-    jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64, jnp.float8_e4m3fn,
-    jnp.int4])
+    jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64,
+    jnp.float8_e4m3fn, jnp.int4])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 100), (0, 4)])
 def test_operands_of_every_dtype_and_rank(clock, dtype, shape):
   def step(x):
@@ -94,11 +97,13 @@ def test_under_shard_map_with_replicated_and_varying_operands(clock, check_vma):
     first = clock.stamp(previous, shared)
     second = clock.stamp(first, shared, own)
     (kept,) = hold(clock, second, [shared])
-    assert varying(first) == varying(second) == varying(kept) == frozenset(), "what is held keeps its type"
+    assert (varying(first) == varying(second) == varying(kept)
+            == frozenset()), "what is held keeps its type"
     return jnp.stack([first, second])[None], kept
 
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-  step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=(P("data"), P()), check_vma=check_vma)
+  step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=(P("data"), P()),
+                       check_vma=check_vma)
   assert len(calls(lowered(step, words.zero(), jnp.ones(3), jnp.ones(8)))) == 3
 
 
@@ -125,7 +130,8 @@ def test_addresses_of_a_kernel_are_those_of_its_operands_then_of_its_results(clo
   text = lowered(lambda x, y, s: clock.delay(s, 0.1, clock.stamp(words.zero(), x, y), x, y),
                  jnp.ones(3), jnp.ones(2), jnp.float32(0))
   (_, of_stamp, stamp), (_, of_delay, delay) = calls(text)
-  assert len(of_stamp) == 3 and "p3)" in stamp and "[p3]" in stamp, "two operands, the stamp before, the result"
+  assert (len(of_stamp) == 3 and "p3)" in stamp
+          and "[p3]" in stamp), "two operands, the stamp before, the result"
   assert of_delay[2] == "%arg2" and "ld.param.u64 place, [p2]" in delay, "the seconds"
   assert len(of_delay) == 4 and "[p4]" in delay and "[p5]" in delay and "p5)" in delay
 
@@ -169,7 +175,8 @@ def compiled_for_gpus(monkeypatch, pacer, **settings):
   made = jaxpace.instrument(step, "data", pacer).init(mesh)
   assert jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), pace) == jax.tree.map(
       lambda a: (a.shape, a.dtype, a.sharding), made)
-  monkeypatch.setattr(paced, "_platform", "gpu")  # as the devices of a GPU topology would have set it
+  # as the devices of a GPU topology would have set it
+  monkeypatch.setattr(paced, "_platform", "gpu")
   spec = jaxpace.spec(mesh)
   return paced, lowered(
       jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())),
@@ -183,9 +190,11 @@ def compiled_for_gpus(monkeypatch, pacer, **settings):
 def test_an_instrumented_step_asks_nothing_of_the_host(monkeypatch, pacer):
   paced, text = compiled_for_gpus(monkeypatch, pacer)
   assert paced.plan.clock == "stream"
-  assert len(calls(text)) >= len(paced.plan.marks), "a stamp for each mark, the first two by one kernel, and holds"
+  assert len(calls(text)) >= len(paced.plan.marks), ("a stamp for each mark, the first two by one "
+                                                     "kernel, and holds")
   assert "callback" not in text
-  assert "stablehlo.if" not in text and "stablehlo.while" not in text, "the host would read which way to go"
+  assert ("stablehlo.if" not in text
+          and "stablehlo.while" not in text), "the host would read which way to go"
   known = set(re.findall(r"(%\w+) = stablehlo.constant", text))
   for made, which in re.findall(r'(?:(%\w+)\S* = )?"stablehlo.case"\((%\w+)\)', text):
     assert which in known, "only what depends on the platform, which XLA folds"
@@ -193,7 +202,8 @@ def test_an_instrumented_step_asks_nothing_of_the_host(monkeypatch, pacer):
 
 
 def test_stamps_of_a_collective_take_all_of_it_whole(monkeypatch):
-  """An element of a gradient would be a copy of its own; and of one group XLA may make several collectives."""
+  """An element of a gradient would be a copy of its own; and of one group XLA may make several
+  collectives."""
   _, text = compiled_for_gpus(monkeypatch, None)
   gradient = re.findall(r"(%\w+) = stablehlo.transpose .*-> tensor<3x2xf32>", text)
   sums = re.findall(r'(%\w+) = "stablehlo.all_reduce"', text)

@@ -36,7 +36,8 @@ def test_compare_orders_like_the_integers(a, b):
 
 
 @given(TIMES, st.one_of(
-    st.sampled_from([0, 1, -1, 2**32, -(2**32)]), st.integers(-(10**12), 10**12), st.integers(-(2**62), 2**62)))
+    st.sampled_from([0, 1, -1, 2**32, -(2**32)]), st.integers(-(10**12), 10**12),
+    st.integers(-(2**62), 2**62)))
 def test_seconds_between_is_exact_to_two_units_in_the_last_place(start, difference):
   end = max(0, min(start + difference, 2**63 - 1))
   seconds = words.seconds_between(jnp.asarray(pair(start)), jnp.asarray(pair(end)))
@@ -70,10 +71,12 @@ def test_to_ns_and_from_ns_take_negative_integers_as_two_s_complement():
 def test_leading_dimensions_are_element_by_element_and_compile():
   starts = np.array([[5, 2**32 - 1], [7 * 10**9, 0]], np.int64)
   ends = np.array([[6, 2**32 + 9], [10**9, 3]], np.int64)
-  seconds = jax.jit(words.seconds_between)(jnp.asarray(words.from_ns(starts)), jnp.asarray(words.from_ns(ends)))
+  seconds = jax.jit(words.seconds_between)(jnp.asarray(words.from_ns(starts)),
+                                           jnp.asarray(words.from_ns(ends)))
   np.testing.assert_allclose(seconds, (ends - starts) * 1e-9, rtol=3e-7)
-  assert words.compare(jnp.asarray(words.from_ns(starts)), jnp.asarray(words.from_ns(ends))).tolist() == [
-      [-1, -1], [1, -1]]
+  assert words.compare(jnp.asarray(words.from_ns(starts)),
+                       jnp.asarray(words.from_ns(ends))).tolist() == [
+                           [-1, -1], [1, -1]]
 
 
 def test_only_zero_is_zero():

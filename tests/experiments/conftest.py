@@ -1,4 +1,5 @@
-"""The examples run as their users run them: flax and optax rely on jax's standard dtype promotion."""
+"""The examples run as their users run them: flax and optax rely on jax's standard dtype
+promotion."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from tests.experiments.test_fault_lab import write_run
 
 def target(place: str) -> Any:
   module, name = place.split(":")
-  return functools.reduce(getattr, name.split("."), importlib.import_module(f"jaxpace.diagnosis.{module}"))
+  return functools.reduce(getattr, name.split("."),
+                          importlib.import_module(f"jaxpace.diagnosis.{module}"))
 
 
 def rule(name: str) -> Any:
@@ -32,9 +33,11 @@ def rule(name: str) -> Any:
 
 @pytest.fixture
 def runs(tmp_path: pathlib.Path) -> pathlib.Path:
-  job = MadeUpJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0, noise=0.02)
+  job = MadeUpJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0,
+                  noise=0.02)
   twin = dataclasses.replace(spec_of(), name="in4-healthy-000", twin=None)
-  late = dataclasses.replace(spec_of(fault_of("straggler", (2,), 6e-3)), name="in4-001-straggler", twin=twin.name)
+  late = dataclasses.replace(spec_of(fault_of("straggler", (2,), 6e-3)), name="in4-001-straggler",
+                             twin=twin.name)
   write_run(tmp_path, twin, job)
   write_run(tmp_path, late, dataclasses.replace(job, late={2: 6e-3}))
   return tmp_path
@@ -42,7 +45,8 @@ def runs(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def test_every_rule_names_something_and_its_neutral_answer_is_called_alike() -> None:
   assert len({rule.name for rule in RULES}) == len({rule.says for rule in RULES}) == len(RULES)
-  for place, neutral in ((place, neutral) for rule in RULES for place, neutral in rule.neutral.items()):
+  for place, neutral in ((place, neutral) for rule in RULES
+                         for place, neutral in rule.neutral.items()):
     real = target(place)
     assert callable(real) == callable(neutral) or isinstance(real, functools.cached_property)
     if callable(real) and callable(neutral):
@@ -62,18 +66,22 @@ def test_a_rule_is_out_only_while_it_is_taken_out() -> None:
 def test_without_a_rule_that_finds_the_fault_it_is_missed(runs: pathlib.Path) -> None:
   ready, read = judge.labelled(runs), {}
   whole = ablation.judged(ready, None, read)
-  assert [finding.mode for finding in whole["all"][0].found] == [STRAGGLER] and not whole["all"][1].found
+  assert ([finding.mode for finding in whole["all"][0].found] == [STRAGGLER]
+          and not whole["all"][1].found)
   assert set(read) == {one.path for one in ready}
   told = ablation.figures_of(whole["all"])
-  assert (told["macro_f1"], told["blamed_rightly"], told["to_blame"], told["changed"]) == (1.0, 1, 1, None)
+  assert ((told["macro_f1"], told["blamed_rightly"], told["to_blame"], told["changed"])
+          == (1.0, 1, 1, None))
   # Nobody is late by 100 steps, nor with any confidence.
   blind = dataclasses.replace(whole["all"][0], found=())
   worse = ablation.figures_of([blind, whole["all"][1]], whole["all"])
-  assert (worse["macro_f1"], worse["blamed_rightly"], worse["changed"], worse["misjudged"]) == (0.0, 0, 1, 1)
+  assert ((worse["macro_f1"], worse["blamed_rightly"], worse["changed"], worse["misjudged"])
+          == (0.0, 0, 1, 1))
   loud = ablation.judged(ready, rule("turns.costly"), read, ("bare",))
   assert list(loud) == ["bare"]
   assert ablation.figures_of(loud["bare"], whole["bare"])["controls_with_findings"] == 1
-  idle = ablation.figures_of(ablation.judged(ready, rule("place.late"), read, ("all",))["all"], whole["all"])
+  idle = ablation.figures_of(ablation.judged(ready, rule("place.late"), read, ("all",))["all"],
+                             whole["all"])
   assert idle["changed"] == 0
 
 
@@ -84,9 +92,10 @@ def test_the_page_names_what_moves_nothing(runs: pathlib.Path) -> None:
   for one in (None, rule("turns.costly"), rule("place.late")):
     found = whole if one is None else ablation.judged(ready, one, read)
     rows.append({"rule": one.name if one else "", "says": one.says if one else "", "seeds": [
-        {how: ablation.figures_of(found[how], whole[how] if one else None) for how in ablation.WAYS}]})
-  figures = {**measured.circumstances("experiments.labs.ablation"), "note": "", "seeds": ["7"], "runs": [2],
-             "ways": list(ablation.WAYS), "rows": rows}
+        {how: ablation.figures_of(found[how], whole[how] if one else None)
+         for how in ablation.WAYS}]})
+  figures = {**measured.circumstances("experiments.labs.ablation"), "note": "", "seeds": ["7"],
+             "runs": [2], "ways": list(ablation.WAYS), "rows": rows}
   page = "\n".join(ablation.page(figures))
   idle = page.partition("## Rules that move nothing")[2]
   assert rule("place.late").says in idle and rule("turns.costly").says not in idle

@@ -13,17 +13,22 @@ HEALTHY, SLOW = (1.0,) * 4, (1.0, 1.0, 1.0, 2.0)
 
 
 def stage(slow=SLOW, shared=11.0):
-  seconds = {EVEN: 16.0, AGAIN: 16.0, SHARED: shared} | ({FIXED[0]: 10.0, FIXED[1]: 12.0} if max(slow) > 1 else {})
-  return {"slow": list(slow), "each": [1e-3 * value for value in slow], "spread": [0.1] * 4, "processor": 0.2,
-          "history": [[8, 8, 8, 8]] * 20 + [[9, 9, 8, 6]] * 5 + [[9, 9, 9, 5]] * 15, "by_speed": [[9, 9, 9, 5]],
+  seconds = ({EVEN: 16.0, AGAIN: 16.0, SHARED: shared}
+             | ({FIXED[0]: 10.0, FIXED[1]: 12.0} if max(slow) > 1 else {}))
+  return {"slow": list(slow), "each": [1e-3 * value for value in slow], "spread": [0.1] * 4,
+          "processor": 0.2, "history": [[8, 8, 8, 8]] * 20 + [[9, 9, 8, 6]] * 5
+          + [[9, 9, 9, 5]] * 15, "by_speed": [[9, 9, 9, 5]],
           "fixed": {FIXED[0]: [9, 9, 9, 5], FIXED[1]: [9, 9, 8, 6]} if max(slow) > 1 else {},
-          "seconds": {arm: [1e-3 * value * (1 + 0.01 * k) for k in range(4)] for arm, value in seconds.items()}}
+          "seconds": {arm: [1e-3 * value * (1 + 0.01 * k) for k in range(4)]
+                      for arm, value in seconds.items()}}
 
 
 def test_what_was_recovered_and_how_soon():
   found = balanced.judge(stage())
-  assert found["best"] == FIXED[0] and found["recovered_percent"] == pytest.approx([100 * 5 / 6] * 3, rel=1e-2)
-  assert found["followed_after"] == 25, "with 6 of the slow ones the step takes 12, of 16 and at best 10"
+  assert (found["best"] == FIXED[0]
+          and found["recovered_percent"] == pytest.approx([100 * 5 / 6] * 3, rel=1e-2))
+  assert found["followed_after"] == 25, ("with 6 of the slow ones the step takes 12, of 16 and at "
+                                         "best 10")
   assert found["change_percent"][SHARED] == pytest.approx([(11 / 16 - 1) * 100] * 3, rel=1e-3)
   assert found["change_percent"][AGAIN] == [0, 0, 0] and found["rounds"] == 4
   assert found["measured_slow"] == [1, 1, 1, 2]
@@ -36,7 +41,8 @@ def test_what_was_recovered_and_how_soon():
 def test_a_job_that_recovers_follows_back_to_even_counts():
   even = np.full(4, 8)
   back = [[10, 9, 9, 4]] * 17 + [[8, 8, 8, 8]] * 9
-  assert balanced.followed(back, np.ones(4), even) == 17 and balanced.followed(back[:17], np.ones(4), even) is None
+  assert (balanced.followed(back, np.ones(4), even) == 17
+          and balanced.followed(back[:17], np.ones(4), even) is None)
   assert balanced.followed(back[17:], np.ones(4), even) == 0
 
 
@@ -48,13 +54,14 @@ def test_an_interval_of_a_quotient():
     _, low, high = balanced._quotient(0.9 * saved + rng.normal(0, 0.5, 6), saved)
     held += low <= 90 <= high
   assert 0.92 <= held / 300 <= 0.98
-  assert balanced._quotient(np.array([1.0, -1, 2]), np.array([1.0, -2, 4]))[1:] == [None, None], "nothing sure is saved"
+  assert (balanced._quotient(np.array([1.0, -1, 2]),
+                             np.array([1.0, -2, 4]))[1:] == [None, None]), "nothing sure is saved"
 
 
 def test_the_page_has_every_stage_and_says_what_failed():
   one = {"number": 3, "command": "the command", "load_average_at_start": 0.1}
-  figures = {"machine": {"cores": 2, "platform": "x", "jax": "y", "python": "z"}, "command": "c", "date": "d",
-             "load_average_at_start": 0.1, "intervals": "student",
+  figures = {"machine": {"cores": 2, "platform": "x", "jax": "y", "python": "z"}, "command": "c",
+             "date": "d", "load_average_at_start": 0.1, "intervals": "student",
              "jobs": {"sleep-32": {"stages": [one | balanced.judge(stage())]},
                       "quota-16": {"stages": [], "failed": "no right"}}}
   page = "\n".join(balanced.lines(figures))
@@ -68,13 +75,15 @@ def test_the_best_counts_by_hand():
   best = min((np.array(c) * seconds).max() for c in every)
   assert (balanced_worker.quickest(seconds, 8) * seconds).max() == best
   without = balanced_worker.quickest(seconds, 8, (2,))
-  assert without[2] == 0 and (without * seconds).max() == min((np.array(c) * seconds).max() for c in every if not c[2])
+  assert (without[2] == 0 and (without * seconds).max()
+          == min((np.array(c) * seconds).max() for c in every if not c[2]))
 
 
 def test_what_takes_turns():
   assert list(balanced_worker.arms(HEALTHY, 32)) == [EVEN, AGAIN, SHARED]
   ways = balanced_worker.arms(SLOW, 32)
-  assert ways[FIXED[0]][1].tolist() in ([10, 9, 9, 4], [9, 9, 9, 5]) and ways[FIXED[1]][1].sum() == 32
+  assert ways[FIXED[0]][1].tolist() in ([10, 9, 9,
+                                         4], [9, 9, 9, 5]) and ways[FIXED[1]][1].sum() == 32
   assert all(counts.sum() == 32 for _, counts in ways.values() if counts is not None)
   assert ways[balanced_worker.WITHOUT][1][3] == 0
   for _, _, _, total, _, stages in balanced.JOBS.values():
@@ -87,14 +96,17 @@ def test_made_up_speeds_are_what_they_are_called():
     made = speeds(8, rng)
     assert made.shape == (balanced_simulated.STEPS, 8) and (made > 0).all(), name
     slow = (made.mean(axis=0) > 1.05).sum()
-    assert "drift" in name or slow == (0 if "healthy" in name else 4 if "half the ranks" in name else 1), name
+    assert ("drift" in name
+            or slow == (0 if "healthy" in name else 4 if "half the ranks" in name else 1)), name
 
 
 def test_computes_of_the_worlds_of_table_1():
   values = {name: np.float32(0) for name in worlds.World._fields}
   steady = balanced_table1.computes(worlds.World(**values | {"slow": np.float32(0.06)}), 32, 0)
   assert steady.shape == (balanced_table1.STEPS, 64)
-  np.testing.assert_allclose(steady, np.broadcast_to(np.where(np.arange(64) % 32 == 3, 1.06, 1.0), steady.shape),
-                             rtol=1e-6)
+  np.testing.assert_allclose(steady,
+                             np.broadcast_to(np.where(np.arange(64) % 32 == 3, 1.06, 1.0),
+                                             steady.shape), rtol=1e-6)
   noisy = balanced_table1.computes(worlds.World(**values | {"jitter": np.float32(0.02)}), 32, 0)
-  assert noisy.std() == pytest.approx(0.02, rel=0.05) and np.corrcoef(noisy[:-1, 0], noisy[1:, 0])[0, 1] < 0.2
+  assert (noisy.std() == pytest.approx(0.02, rel=0.05)
+          and np.corrcoef(noisy[:-1, 0], noisy[1:, 0])[0, 1] < 0.2)

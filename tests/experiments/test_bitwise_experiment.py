@@ -1,4 +1,5 @@
-"""The experiment that compares bits and collectives: that it sees differences, and one small case of it."""
+"""The experiment that compares bits and collectives: that it sees differences, and one small case
+of it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.optimized
 _ALL_REDUCE = """
   %all-reduce.1 = (f32[40,6]{1,0}, /*index=1*/f32[]) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1},{2,3}}, x=1
   %got = f32[] get-tuple-element(%all-reduce.1), index=1
-"""
+"""  # noqa: E501
 
 
 def test_collectives_of_a_program_text() -> None:
@@ -40,7 +41,8 @@ def test_collectives_of_a_program_text() -> None:
     ("all-reduce(", "reduce-scatter(", (), None),
     ("%got", "%more = f32[4]{0} all-reduce(%c), replica_groups={{0,1},{2,3}}\n  %got", (), None),
 ])
-def test_changes_of_collectives_are_seen(old: str, new: str, added: tuple[str, ...], same_but_for: int | None) -> None:
+def test_changes_of_collectives_are_seen(old: str, new: str, added: tuple[str, ...],
+                                         same_but_for: int | None) -> None:
   changes = hlo.compare(_ALL_REDUCE, _ALL_REDUCE.replace(old, new, 1))
   if same_but_for is None:
     assert not changes.same_but_for(10)
@@ -55,9 +57,11 @@ def test_one_bit_in_one_leaf_is_a_difference() -> None:
   assert bitwise_cases.compare(case, "x", bare, bare)["bits_equal"]
   other = bitwise_cases.compare(case, "x", bare, bare._replace(bits={"w": b"\0\0", "m": b"\2"}))
   assert not other["bits_equal"] and other["leaves"] == ["w"]
-  assert bitwise_cases.compare(case, "x", bare, bare._replace(bits={"w": b"\0\1"}))["leaves"] == ["m"]
+  assert (bitwise_cases.compare(case, "x", bare, bare._replace(bits={"w": b"\0\1"}))["leaves"]
+          == ["m"])
   stuck = bare._replace(changed=False)
-  assert not bitwise_cases.compare(case, "x", stuck, stuck)["bits_equal"], "a state that does not move proves nothing"
+  assert not bitwise_cases.compare(case, "x", stuck,
+                                   stuck)["bits_equal"], "a state that does not move proves nothing"
 
 
 def test_an_operand_that_was_not_asked_for_is_a_difference() -> None:
@@ -81,26 +85,34 @@ def test_models_and_ways_take_turns() -> None:
     chosen = bitwise_cases.chosen(number, models, everything=False)
     assert len({model for model, _ in chosen}) == 2
     for model, ways in chosen:
-      met[model] |= {("precision", number // 9), ("layout", number // 3 % 3), ("ranks", number % 3), *ways}
-  assert {model: len(things) for model, things in met.items()} == dict.fromkeys(models, 9 + len(bitwise_cases.WAYS))
+      met[model] |= {("precision", number // 9), ("layout", number // 3 % 3), ("ranks", number % 3),
+                     *ways}
+  assert ({model: len(things) for model, things in met.items()}
+          == dict.fromkeys(models, 9 + len(bitwise_cases.WAYS)))
   everything = bitwise_cases.chosen(0, models, everything=True)
-  assert [(model, len(ways)) for model, ways in everything] == [(model, len(bitwise_cases.WAYS)) for model in models]
+  assert ([(model, len(ways)) for model, ways in everything]
+          == [(model, len(bitwise_cases.WAYS)) for model in models])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_small_case(layout: str) -> None:
-  rows = bitwise_cases.run(Case("digits", "bf16-params", layout, 2), [Way("auto", True, True, True)], steps=6)
+  rows = bitwise_cases.run(Case("digits", "bf16-params", layout, 2),
+                           [Way("auto", True, True, True)], steps=6)
   assert [row["way"] for row in rows] == ["auto, shared, delays, recorded", bitwise_cases.NULL]
-  assert rows[0]["bits_equal"] and rows[0]["hlo_equal"] and rows[0]["shared"] and len(rows[0]["added"]) == 1
+  assert (rows[0]["bits_equal"] and rows[0]["hlo_equal"] and rows[0]["shared"]
+          and len(rows[0]["added"]) == 1)
   assert rows[0]["compared_leaves"] >= 8 and rows[0]["collectives"] >= 1
 
 
 def test_the_report_counts_what_differs() -> None:
-  good = {"model": "mlp", "dtype": "float32", "layout": "pmap", "ranks": 2, "way": "w", "shared": False, "leaves": [],
-          "bits_equal": True, "hlo_equal": True, "hlo": "", "compared_leaves": 3}
+  good = {"model": "mlp", "dtype": "float32", "layout": "pmap", "ranks": 2, "way": "w",
+          "shared": False, "leaves": [], "bits_equal": True, "hlo_equal": True, "hlo": "",
+          "compared_leaves": 3}
   bad = {**good, "bits_equal": False, "leaves": ["['b']"]}
-  figures = {"command": "c", "date": "d", "machine": {"cores": 1, "platform": "p", "jax": "j", "python": "y"},
-             "load_average_at_start": 0.0, "steps": 5, "one": [good, bad, {**bad, "way": bitwise_cases.NULL}]}
+  figures = {"command": "c", "date": "d",
+             "machine": {"cores": 1, "platform": "p", "jax": "j", "python": "y"},
+             "load_average_at_start": 0.0, "steps": 5,
+             "one": [good, bad, {**bad, "way": bitwise_cases.NULL}]}
   text = "\n".join(bitwise_tables.markdown(figures))
   assert "| One process | 2 | 1 | 0 | 1 of 1 |" in text
   assert "| mlp, float32, pmap, 2 ranks | w | 1 of 3 | equal |" in text

@@ -1,4 +1,5 @@
-"""The comparison of bits under every pacer: what it counts as sound, and one small case with real delays."""
+"""The comparison of bits under every pacer: what it counts as sound, and one small case with real
+delays."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ from experiments.lib import measured
 from experiments.measure import bitwise_pacers
 from experiments.measure.bitwise_cases import Case
 
-_GOOD = {"model": "mlp", "dtype": "float32", "layout": "pmap", "ranks": 2, "way": "pace_early_ranks", "leaves": [],
-         "bits_equal": True, "hlo_equal": True, "hlo": "", "delays": 7, "longest_delay_ms": 0.3, "collections": None}
+_GOOD = {"model": "mlp", "dtype": "float32", "layout": "pmap", "ranks": 2,
+         "way": "pace_early_ranks", "leaves": [], "bits_equal": True, "hlo_equal": True, "hlo": "",
+         "delays": 7, "longest_delay_ms": 0.3, "collections": None}
 
 
 @pytest.mark.parametrize(("change", "sound"), [
-    ({}, True), ({"bits_equal": False}, False), ({"hlo_equal": False}, False), ({"delays": 0}, False),
-    ({"collections": 3}, True), ({"collections": 0}, False)])
-def test_equal_bits_prove_nothing_where_nothing_was_done(change: dict[str, object], sound: bool) -> None:
+    ({}, True), ({"bits_equal": False}, False), ({"hlo_equal": False}, False),
+    ({"delays": 0}, False), ({"collections": 3}, True), ({"collections": 0}, False)])
+def test_equal_bits_prove_nothing_where_nothing_was_done(change: dict[str, object],
+                                                         sound: bool) -> None:
   assert bitwise_pacers.sound(_GOOD | change) == sound
 
 

@@ -35,7 +35,8 @@ def test_the_held_out_text_is_the_end() -> None:
 
 
 @given(length=st.integers(2, 300), context=st.integers(1, 40))
-def test_windows_predict_every_character_at_most_once_and_in_order(length: int, context: int) -> None:
+def test_windows_predict_every_character_at_most_once_and_in_order(
+    length: int, context: int) -> None:
   text = (np.arange(length) % 251).astype(np.uint8)
   rows = data.windows(text, context)
   targets = rows[:, 1:].ravel()
@@ -83,13 +84,15 @@ def test_the_model_does_not_see_the_future() -> None:
 
 
 def test_every_device_steps_as_one_device_would() -> None:
-  """Autodiff sums the gradients over four devices here; one device with the whole batch is the oracle."""
+  """Autodiff sums the gradients over four devices here; one device with the whole batch is the
+  oracle."""
   model = Transformer(256, 8, 16, 2, 1, rngs=nnx.Rngs(0))
   optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
   graphdef, state = nnx.split((model, optimizer))
   rows = np.random.default_rng(0).integers(65, 91, (16, 9)).astype(np.int32)
   loss, gradient = nnx.jit(nnx.value_and_grad(train.loss_fn))(model, jnp.asarray(rows))
-  expected = jax.tree.map(lambda p, g: p - np.float32(0.5) * g, nnx.state(model, nnx.Param), gradient)
+  expected = jax.tree.map(lambda p, g: p - np.float32(0.5) * g, nnx.state(model, nnx.Param),
+                          gradient)
   mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
   step = jax.jit(jax.shard_map(
       lambda state, rows: train.train_step(graphdef, state, rows), mesh=mesh,

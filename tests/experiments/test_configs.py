@@ -9,7 +9,8 @@ import ml_collections
 import pytest
 
 CONFIGS = sorted(
-    path.stem for path in (pathlib.Path(__file__).parents[2] / "configs").glob("*.py") if path.stem != "__init__")
+    path.stem for path in (pathlib.Path(__file__).parents[2] / "configs").glob("*.py")
+    if path.stem != "__init__")
 
 
 def test_there_are_configs() -> None:

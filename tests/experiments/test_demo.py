@@ -31,7 +31,8 @@ def test_a_lesser_late_rank_beside_it_is_told() -> None:
 
 
 def test_other_findings_name_nobody() -> None:
-  line, wrong = demo.judge(report({2: 0.015}, "synchronization_amplification"), 0.97, 2, 0.015, 0.95)
+  line, wrong = demo.judge(report({2: 0.015}, "synchronization_amplification"), 0.97, 2,
+                           0.015, 0.95)
   assert line.endswith("found: nobody") and wrong
 
 
@@ -40,7 +41,8 @@ def test_a_healthy_job_must_be_called_healthy() -> None:
   assert line == "late: injected: nobody; found: nobody" and not wrong
   assert "finds rank 3 late by 33%" in demo.judge(report({3: 0.01}), 0.97, None, 0.0, 0.95)[1][0]
   line, wrong = demo.judge(report({3: 0.002}), 0.97, None, 0.0, 0.95)
-  assert line.endswith("found: rank 3, 2.0 ms") and not wrong, "told, but no alarm: processes take turns at the cores"
+  assert line.endswith("found: rank 3, 2.0 ms") and not wrong, ("told, but no alarm: processes "
+                                                                "take turns at the cores")
 
 
 def test_training_must_reach_the_accuracy() -> None:

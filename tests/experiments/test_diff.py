@@ -1,4 +1,5 @@
-"""Each example before and after jaxpace: few lines differ, and the documentation shows those very lines."""
+"""Each example before and after jaxpace: few lines differ, and the documentation shows those very
+lines."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ MOST_LINES = 5
 
 
 def difference(example: str, after: str = "train_jaxpace") -> list[str]:
-  """Returns the lines of a unified diff between the plain script and another, without its header."""
+  """Returns the lines of a unified diff between the plain script and another, without its
+  header."""
   folder = ROOT / "experiments" / "examples" / example
   plain, other = ((folder / f"{name}.py").read_text().splitlines() for name in ("train", after))
   return list(difflib.unified_diff(plain, other, lineterm="", n=0))[2:]

@@ -30,7 +30,8 @@ def test_no_image_is_in_both_splits_and_none_is_lost() -> None:
   seen = np.concatenate([train_split["image"], test_split["image"]]).reshape(-1, 64)
   known = datasets.load_digits().data / 16
   assert len(test_split["label"]) == data.TEST_IMAGES
-  np.testing.assert_array_equal(seen[np.lexsort(seen.T)], known[np.lexsort(known.T)].astype(np.float32))
+  np.testing.assert_array_equal(seen[np.lexsort(seen.T)],
+                                known[np.lexsort(known.T)].astype(np.float32))
 
 
 def test_the_split_is_the_same_for_everyone_and_follows_the_seed() -> None:
@@ -63,7 +64,8 @@ def test_a_batch_that_does_not_divide_is_a_sentence() -> None:
 
 
 @pytest.mark.long
-def test_training_reaches_95_percent_on_held_out_images(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+def test_training_reaches_95_percent_on_held_out_images(tmp_path: pathlib.Path,
+                                                        capfd: pytest.CaptureFixture[str]
                                                         ) -> None:
   config = digits_config.get_config()
   config.steps = 120
@@ -71,7 +73,8 @@ def test_training_reaches_95_percent_on_held_out_images(tmp_path: pathlib.Path, 
   accuracy = train.train_and_evaluate(config, str(tmp_path))
   assert accuracy >= 0.95
   assert time.monotonic() - began < 60
-  assert json.loads((tmp_path / "result.json").read_text()) == {"test_accuracy": pytest.approx(accuracy)}
+  assert (json.loads((tmp_path / "result.json").read_text())
+          == {"test_accuracy": pytest.approx(accuracy)})
   assert list((tmp_path / "tensorboard").iterdir())
   printed = capfd.readouterr().out
   assert "step    120" in printed and "step_time_ms" in printed
@@ -92,9 +95,11 @@ def test_training_gives_the_same_as_one_device_with_the_whole_batch(tmp_path: pa
   expected = jax.tree.map(lambda p, g: p - np.float32(0.1) * g, params, gradient)
   state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.sgd(0.1))
   mesh = mesh_of(4)
-  step = jax.jit(jax.shard_map(train.train_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False))
+  step = jax.jit(jax.shard_map(train.train_step, mesh=mesh, in_specs=(P(), P("data")),
+                               out_specs=P(), check_vma=False))
   sharding = jax.NamedSharding(mesh, P("data"))
   batch = {name: jax.device_put(split[name][:64], sharding) for name in ("image", "label")}
   state, scalars = step(jax.device_put(state, jax.NamedSharding(mesh, P())), batch)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), state.params, expected)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), state.params,
+               expected)
   np.testing.assert_allclose(scalars["loss"], whole, rtol=1e-5)

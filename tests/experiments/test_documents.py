@@ -1,4 +1,5 @@
-"""Documents of different length in the character example: each is trained on once, whoever has it, and even loads."""
+"""Documents of different length in the character example: each is trained on once, whoever has it,
+and even loads."""
 
 import functools
 import itertools
@@ -32,7 +33,8 @@ def characters(batch):
 
 
 def test_every_character_is_trained_on_once_whoever_has_its_document():
-  drawn, balanced = (documents.batches(speeches(), CONTEXT, RANKS, EACH, 5, even) for even in (False, True))
+  drawn, balanced = (documents.batches(speeches(), CONTEXT, RANKS, EACH, 5, even)
+                     for even in (False, True))
   better = 0
   for one, other in itertools.islice(zip(drawn, balanced, strict=True), 20):
     assert characters(one) == characters(other)
@@ -46,19 +48,24 @@ def test_a_document_in_windows():
   batch = documents.laid_out([[document, document[:5]]], CONTEXT, 6)
   assert batch.counts.tolist() == [4] and documents.cost(document, CONTEXT) == 3
   assert batch.windows[0].tolist() == list(range(17)) and batch.windows[1, 0] == 16
-  assert batch.weights.sum(axis=1).tolist() == [16, 16, 7, 4, 0, 0], "39 and 4 characters have one before them"
+  assert (batch.weights.sum(axis=1).tolist() == [16, 16, 7, 4, 0,
+                                                 0]), "39 and 4 characters have one before them"
 
 
 def test_the_loss_is_that_of_the_same_documents_however_they_are_shared_out():
-  mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:RANKS])
-  graphdef, params = nnx.split(Transformer(data.VOCABULARY, CONTEXT, 16, 2, 1, rngs=nnx.Rngs(0)), nnx.Param)
+  mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(AxisType.Auto,),
+                       devices=jax.devices()[:RANKS])
+  graphdef, params = nnx.split(Transformer(data.VOCABULARY, CONTEXT, 16, 2, 1, rngs=nnx.Rngs(0)),
+                               nnx.Param)
   loss_fn = functools.partial(documents.loss_fn, graphdef)
 
   def step(params, windows, weights, counts):
     return jaxpace.accumulate(loss_fn, params, (windows, weights), counts, "data")
 
-  run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data"), P("data"), P()), out_specs=P()))
-  drawn, balanced = (next(documents.batches(speeches(), CONTEXT, RANKS, EACH, 1, even)) for even in (False, True))
+  run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data"), P("data"), P()),
+                              out_specs=P()))
+  drawn, balanced = (next(documents.batches(speeches(), CONTEXT, RANKS, EACH, 1, even))
+                     for even in (False, True))
   (loss, grads), (other, others) = (run(params, *batch) for batch in (drawn, balanced))
   assert float(loss) == pytest.approx(float(other), rel=1e-5)
   for one, two in zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True):

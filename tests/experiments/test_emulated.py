@@ -25,8 +25,9 @@ def processes(count, rounds=6):
   blocks = [{"arm": arm, "round": k, "fulls": 1,
              "times": [1e-3 * (40 + EXTRA[arm] + (-1)**n) for n in range(SETUP.every)]}
             for k in range(rounds) for arm in ARMS]
-  return [blocks, *([{**{name: block[name] for name in ("arm", "round", "fulls")}} for block in blocks]
-                    for _ in range(count - 1))]
+  return [blocks,
+          *([{**{name: block[name] for name in ("arm", "round", "fulls")}} for block in blocks]
+            for _ in range(count - 1))]
 
 
 def test_arms_are_compared_and_pauses_with_the_closed_form():
@@ -38,19 +39,23 @@ def test_arms_are_compared_and_pauses_with_the_closed_form():
   assert run["arms"][HOUSEKEEPING]["cv_ratio"][0] == pytest.approx(60 / 50, rel=1e-3)
   oracle = run["oracle"]
   assert oracle["chance"] == pytest.approx(0.1) and oracle["aligned_ms"] == pytest.approx(6)
-  assert oracle["alone_ms"] == pytest.approx(60 * (1 - 0.9**4)) and oracle["measured_ms"] == pytest.approx(10)
+  assert (oracle["alone_ms"] == pytest.approx(60 * (1 - 0.9**4))
+          and oracle["measured_ms"] == pytest.approx(10))
 
 
 def test_the_page_and_the_papers_page_hold_it(tmp_path):
   runs = [emulated.judge(processes(count), SETUP) for count in (2, 4)]
-  figures = measured.circumstances("experiments.paper.emulated") | {"setup": SETUP._asdict(), "runs": runs}
+  figures = (measured.circumstances("experiments.paper.emulated")
+             | {"setup": SETUP._asdict(), "runs": runs})
   page = "\n".join(emulated.tables(figures))
   assert "| 4 | 6 | 60 |" in page and "+50.0 %" in page and "| 2 | 0.017 |" in page
   path, none = tmp_path / "emulated.json", tmp_path / "none.json"
   path.write_text(json.dumps(figures))
-  text = "before\n<!-- emulated -->\nold\n<!-- end -->\nbetween\n<!-- coordination -->\n<!-- end -->\nafter"
+  text = ("before\n<!-- emulated -->\nold\n<!-- end -->\nbetween\n<!-- coordination -->\n<!-- end "
+          "-->\nafter")
   filled = document.filled(text, none, path)
-  assert "old" not in filled and "+50.0 %" in filled and filled.startswith("before\n") and filled.endswith("\nafter")
+  assert ("old" not in filled and "+50.0 %" in filled and filled.startswith("before\n")
+          and filled.endswith("\nafter"))
   assert "Not run yet: `python -m experiments.paper.table1`." in filled
   assert document.filled(filled, none, path) == filled
   with pytest.raises(ValueError, match="'what'"):
@@ -59,15 +64,18 @@ def test_the_page_and_the_papers_page_hold_it(tmp_path):
 
 def test_pacers_are_obeyed_in_their_blocks_only():
   every = 4
-  always = jaxpace.Pacer(lambda ranks: (), lambda seen, state: (jaxpace.Decision(jnp.float32(1), {}), state))
+  always = jaxpace.Pacer(lambda ranks: (),
+                         lambda seen, state: (jaxpace.Decision(jnp.float32(1), {}), state))
   update = emulated_worker.gated(always, every).update
   order = emulated_worker.order()
-  assert sorted(order[:5]) == sorted(ARMS) and len(set(map(tuple, np.reshape(order, (-1, 5)).tolist()))) > 10
+  assert (sorted(order[:5]) == sorted(ARMS)
+          and len(set(map(tuple, np.reshape(order, (-1, 5)).tolist()))) > 10)
   nan = jnp.full((2,), jnp.nan)
 
   def obeyed(step):  # the delay is applied in the step after
-    seen = jaxpace.Observation(step=jnp.int32(step - 1), rank=jnp.int32(0), arrivals=nan, delays=nan, waits=nan,
-                               step_time=jnp.float32(0), job_step_time=jnp.float32(0), job_transfers=nan)
+    seen = jaxpace.Observation(step=jnp.int32(step - 1), rank=jnp.int32(0), arrivals=nan,
+                               delays=nan, waits=nan, step_time=jnp.float32(0),
+                               job_step_time=jnp.float32(0), job_transfers=nan)
     return float(update(seen, ())[0].delay) > 0
 
   begin, long = emulated_worker.WARM_UP, every + emulated_worker.SETTLE
@@ -95,10 +103,10 @@ def test_a_full_collection_is_made_longer_and_no_other():
 def test_it_runs_on_real_processes(tmp_path):
   out = tmp_path / "emulated.json"
   done = subprocess.run(
-      [sys.executable, "-m", "experiments.paper.emulated", "--processes=2", "--seconds=0.1", "--every=6", "--work_ms=1",
-       "--pause_ms=2", "--churn=12000", f"--out={out}"],
-      cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-      timeout=240)
+      [sys.executable, "-m", "experiments.paper.emulated", "--processes=2", "--seconds=0.1",
+       "--every=6", "--work_ms=1", "--pause_ms=2", "--churn=12000", f"--out={out}"],
+      cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT, timeout=240)
   assert done.returncode == 0, done.stdout
   [run] = json.loads(out.read_text())["runs"]
   assert run["rounds"] >= 3 and run["oracle"]["chance"] > 0

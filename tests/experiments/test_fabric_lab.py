@@ -1,4 +1,5 @@
-"""A real lab, small and short: bytes at the shaped rate, names and addresses, and nothing left behind."""
+"""A real lab, small and short: bytes at the shaped rate, names and addresses, and nothing left
+behind."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def possible() -> Iterator[None]:
 def left(name: str) -> list[str]:
   """Everything of a lab that is still there: namespaces, processes, files."""
   own = machine.namespaces(name)
-  return own + [str(pid) for pid in machine.pids(own)] + [str(machine.STATE / name)] * (machine.STATE / name).exists()
+  return (own + [str(pid) for pid in machine.pids(own)]
+          + [str(machine.STATE / name)] * (machine.STATE / name).exists())
 
 
 def links() -> str:
@@ -81,12 +83,14 @@ def test_bytes_cross_the_trunk_at_its_rate_and_nothing_is_left(possible: None, s
   with lab.Lab(config(trunk_mbit=_SLOW_MBIT, shaper=shaper)) as built:
     assert links() == before, "the machine's own interfaces are the same while the lab is up"
     within, across = built.measure("a0", "b0", seconds=0.4), [built.measure("a0", "b1")]
-    while across[-1].mbit < 0.8 * _SLOW_MBIT and len(across) < 4:  # a sender that got no processor fills no link
+    # a sender that got no processor fills no link
+    while across[-1].mbit < 0.8 * _SLOW_MBIT and len(across) < 4:
       across.append(built.measure("a0", "b1"))
     assert 0.8 * _SLOW_MBIT <= across[-1].mbit <= 1.05 * _SLOW_MBIT
     assert within.mbit > 2 * _SLOW_MBIT, "the rack itself isn't shaped"
     selected = built.counters()
-    assert selected["rack0 up"]["bytes"] > 0.5 * 1e6 * _SLOW_MBIT / 8 > selected["rack1 up"]["bytes"]
+    assert (selected["rack0 up"]["bytes"] > 0.5 * 1e6 * _SLOW_MBIT / 8
+            > selected["rack1 up"]["bytes"])
     said = built.run("b1", [sys.executable, "-c", "import socket; name = socket.gethostname(); "
                             "print(name, socket.gethostbyname(name), socket.gethostbyname('a0'))"])
     assert said.split() == ["b1", "10.0.2.2", "10.0.1.1"]
@@ -117,9 +121,11 @@ def test_an_exception_takes_the_lab_down(possible: None) -> None:
 
 
 @pytest.mark.long
-def test_a_lab_that_cannot_be_built_to_the_end_leaves_nothing(possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_that_cannot_be_built_to_the_end_leaves_nothing(
+    possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
   build = commands.build
-  monkeypatch.setattr(commands, "build", lambda *arguments: [*build(*arguments)[:-2], ["tc", "nonsense"]])
+  monkeypatch.setattr(commands, "build",
+                      lambda *arguments: [*build(*arguments)[:-2], ["tc", "nonsense"]])
   broken = lab.Lab(config())
   with pytest.raises(LabError, match="tc nonsense"):
     broken.__enter__()
@@ -128,9 +134,11 @@ def test_a_lab_that_cannot_be_built_to_the_end_leaves_nothing(possible: None, mo
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_signals_take_the_lab_down_and_clean_finds_the_killed(possible: None, number: signal.Signals) -> None:
-  maker = subprocess.Popen([sys.executable, "-c", _MAKER], cwd=jobs.ROOT, env=jobs.clean_environment(), text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+def test_signals_take_the_lab_down_and_clean_finds_the_killed(possible: None,
+                                                              number: signal.Signals) -> None:
+  maker = subprocess.Popen([sys.executable, "-c", _MAKER], cwd=jobs.ROOT,
+                           env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL)
   assert maker.stdout is not None
   name = maker.stdout.readline().strip()
   try:
@@ -159,12 +167,14 @@ def test_run_joins_a_jobs_ranks_and_tells_which_failed(possible: None, tmp_path:
   program = ("import jaxpace.distributed as d, jax, numpy as np\n"
              "from jax.experimental import multihost_utils as m\n"
              "place = d.initialize()\n"
-             "print('sum', m.process_allgather(np.int32(10 + place.index)).sum(), '{job} {rank} {host}', flush=True)\n")
+             "print('sum', m.process_allgather(np.int32(10 + place.index)).sum(), '{job} {rank} "
+             "{host}', flush=True)\n")
   with lab.Lab(config()) as built:
     assert run.run(built, ["a"], [sys.executable, "-c", program], tmp_path) == 0
     assert "sum 21 a 1 a1" in (tmp_path / "a-1.log").read_text()
     assert "[a] sum 21 a 0 a0" in capfd.readouterr().out
-    status = run.run(built, ["a", "b"], ["sh", "-c", "echo {host}; test {host} != b1 || exit 7; sleep 600"], tmp_path)
+    status = run.run(built, ["a", "b"],
+                     ["sh", "-c", "echo {host}; test {host} != b1 || exit 7; sleep 600"], tmp_path)
     assert status == 7
     assert "b-1 ended with status 7" in capfd.readouterr().err
     with pytest.raises(ConfigError, match="no job 'c'"):

@@ -44,12 +44,14 @@ def test_only_readings_wholly_within_a_bucket_or_outside_count():
 
 def line(period, count=100, begin=0.0, delays=None):
   ends = begin + period * np.arange(count)
-  return Timeline(np.arange(count), ends, np.zeros(count) if delays is None else delays, np.zeros((count, 1)))
+  return Timeline(np.arange(count), ends, np.zeros(count) if delays is None else delays,
+                  np.zeros((count, 1)))
 
 
 def test_periods_and_the_share_of_the_loss_that_comes_back():
   found = turns.of_run([line(0.05), line(0.1, begin=0.01)], settle=5)
-  assert found["mean_ms"] == pytest.approx([50, 100]) and found["cv"] == pytest.approx([0, 0], abs=1e-9)
+  assert (found["mean_ms"] == pytest.approx([50, 100])
+          and found["cv"] == pytest.approx([0, 0], abs=1e-9))
 
   def arm(*periods):
     return {"mean_ms": list(periods), "cv": [0.1, 0.2], "held_ms": [1.0, 2.0]}

@@ -14,8 +14,8 @@ from experiments.labs.fabric.topology import ConfigError, from_config
 
 
 def line(period: float, count: int, start: float = 0.0, delays: float = 0.0) -> Timeline:
-  return Timeline(np.arange(count), start + period * np.arange(1, count + 1), np.full(count, delays),
-                  np.full((count, 1), 5e-3))
+  return Timeline(np.arange(count), start + period * np.arange(1, count + 1),
+                  np.full(count, delays), np.full((count, 1), 5e-3))
 
 
 def test_only_steps_in_which_all_jobs_ran_count() -> None:
@@ -37,14 +37,16 @@ def test_figures_of_a_run() -> None:
   lines = []
   for start in (0.0, 0.02):
     steps = np.concatenate([np.full(60, 0.080), rng.choice([0.060, 0.064], 141)])
-    lines.append(Timeline(np.arange(201), start + np.cumsum(steps), np.where(np.arange(201) < 60, 4e-3, 0),
-                          np.zeros((201, 1))))
+    lines.append(Timeline(np.arange(201), start + np.cumsum(steps),
+                          np.where(np.arange(201) < 60, 4e-3, 0), np.zeros((201, 1))))
   found = two_jobs_figures.of_run(lines, settle=100)
   assert found["settled_ms"] == pytest.approx(62, rel=0.01)
   assert found["settled_cv"] == pytest.approx(2 / 62, rel=0.05)
   assert found["mean_ms"] == pytest.approx((58 * 80 + 140 * 62) / 198, rel=0.01)
-  assert found["delay_ms"] == pytest.approx(4 * 58 / 199, rel=0.02) and found["settled_delay_ms"] == 0
-  assert found["blocks"][0]["mean_ms"][0] == pytest.approx(80) and found["blocks"][1]["sd_ms"][0] == pytest.approx(0)
+  assert (found["delay_ms"] == pytest.approx(4 * 58 / 199, rel=0.02)
+          and found["settled_delay_ms"] == 0)
+  assert (found["blocks"][0]["mean_ms"][0] == pytest.approx(80)
+          and found["blocks"][1]["sd_ms"][0] == pytest.approx(0))
   with pytest.raises(ValueError, match="nothing left"):
     two_jobs_figures.of_run(lines, settle=250)
 
@@ -63,10 +65,11 @@ def test_figures_of_a_leave() -> None:
 
 def repetition(alone: float, none: float, interleave: float) -> two_jobs_figures.Figures:
   def figures(mean: float) -> two_jobs_figures.Figures:
-    return {"mean_ms": mean, "settled_ms": mean, "settled_cv": 0.02, "settled_median_ms": mean, "delay_ms": 0.0,
-            "settled_delay_ms": 0.0, "blocks": []}
-  return {"alone_none": figures(alone), "alone_interleave": figures(alone * 1.001), "none": figures(none),
-          "interleave": figures(interleave), "offset_ms": 3.0, "load_average": 0.1}
+    return {"mean_ms": mean, "settled_ms": mean, "settled_cv": 0.02, "settled_median_ms": mean,
+            "delay_ms": 0.0, "settled_delay_ms": 0.0, "blocks": []}
+  return {"alone_none": figures(alone), "alone_interleave": figures(alone * 1.001),
+          "none": figures(none), "interleave": figures(interleave), "offset_ms": 3.0,
+          "load_average": 0.1}
 
 
 def test_the_share_recovered_is_of_the_mean_gap() -> None:
@@ -75,16 +78,19 @@ def test_the_share_recovered_is_of_the_mean_gap() -> None:
   assert value == pytest.approx(1 - 4 / 20) and low <= value <= high
   assert found["gap"][0] == pytest.approx(1 / 3, abs=1e-4)
   assert found["cost_alone"] == pytest.approx([0.001] * 3, abs=1e-5)
-  assert two_jobs_figures.summary([repetition(60, 60, 60)])["recovered"][0] is None, "no gap, no share of it"
+  assert two_jobs_figures.summary([repetition(60, 60, 60)])["recovered"][
+      0] is None, "no gap, no share of it"
 
 
 def test_the_page_says_it() -> None:
   repetitions = [repetition(60, 90, 66), repetition(60, 60.5, 60.4)]
   config = fabric.get_config()
-  here = {"command": "python", "date": "2000-01-01", "machine": {"cores": 2, "platform": "Linux", "jax": "0.10"},
-          "load_average_at_start": 0.1, "config": json.loads(config.to_json_best_effort()), "congestion": "bbr",
-          "rule": "interleave", "trunk": {"mbit": 95.0, "rtt_ms": 0.03, "loaded_rtt_ms": 9.0}, "steps": 600,
-          "alone_steps": 150, "settle": 200, "floor": [6e-3, 6.5e-3], "repetitions": repetitions, "leaves": [],
+  here = {"command": "python", "date": "2000-01-01",
+          "machine": {"cores": 2, "platform": "Linux", "jax": "0.10"}, "load_average_at_start": 0.1,
+          "config": json.loads(config.to_json_best_effort()), "congestion": "bbr",
+          "rule": "interleave", "trunk": {"mbit": 95.0, "rtt_ms": 0.03, "loaded_rtt_ms": 9.0},
+          "steps": 600, "alone_steps": 150, "settle": 200, "floor": [6e-3, 6.5e-3],
+          "repetitions": repetitions, "leaves": [],
           "summary": two_jobs_figures.summary(repetitions)}
   page = "\n".join(two_jobs_tables.markdown({"by_congestion": {"default": here}}))
   assert "## TCP congestion control: default (bbr)" in page and "6.00, 6.50, measured alone" in page
@@ -93,18 +99,20 @@ def test_the_page_says_it() -> None:
 
 def test_the_environment_of_a_rank() -> None:
   topology = from_config(fabric.get_config())
-  base = {"PATH": "/bin", "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_other=1", "SLURM_JOB_ID": "7",
-          "JAX_COORDINATOR_PORT": "1"}
+  base = {"PATH": "/bin", "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_other=1",
+          "SLURM_JOB_ID": "7", "JAX_COORDINATOR_PORT": "1"}
   found = jobs.environment(topology, "b", 1, base)
   assert found["JAX_COORDINATOR_ADDRESS"] == "10.0.1.2:29401"
   assert (found["JAX_NUM_PROCESSES"], found["JAX_PROCESS_ID"]) == ("2", "1")
   assert found["XLA_FLAGS"] == "--xla_other=1 --xla_force_host_platform_device_count=1"
-  assert "SLURM_JOB_ID" not in found and "JAX_COORDINATOR_PORT" not in found and found["PATH"] == "/bin"
+  assert ("SLURM_JOB_ID" not in found and "JAX_COORDINATOR_PORT" not in found
+          and found["PATH"] == "/bin")
   assert jobs.environment(topology, "a", 0, {})["JAX_COORDINATOR_ADDRESS"] == "10.0.1.1:29400"
   with pytest.raises(ConfigError, match="no job 'c'"):
     jobs.environment(topology, "c", 0, {})
 
 
 def test_the_marks_in_a_command_are_filled_in() -> None:
-  assert run.filled(["x", "--out={job}/{rank}", "{host}", "{other}"], "a", 1, "a1") == ["x", "--out=a/1", "a1",
-                                                                                       "{other}"]
+  assert run.filled(["x", "--out={job}/{rank}", "{host}",
+                     "{other}"], "a", 1, "a1") == ["x", "--out=a/1", "a1",
+                                                   "{other}"]

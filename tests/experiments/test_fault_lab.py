@@ -30,17 +30,19 @@ def write_run(root: pathlib.Path, spec: Spec, job: MadeUpJob) -> None:
   found = made_up_runs.write(root / spec.name / "run", job)
   todo = schedule(spec)
   (root / spec.name / "injected").mkdir()
-  np.savez(root / spec.name / "injected" / "0.npz", ranks=np.arange(4), work=todo.work, spin=todo.spin,
-           extra=todo.extra, work_asked=todo.work, spin_asked=todo.spin, extra_asked=todo.extra, began_ns=0,
-           ends_ns=found.end[0])
+  np.savez(root / spec.name / "injected" / "0.npz", ranks=np.arange(4), work=todo.work,
+           spin=todo.spin, extra=todo.extra, work_asked=todo.work, spin_asked=todo.spin,
+           extra_asked=todo.extra, began_ns=0, ends_ns=found.end[0])
   label = {**make.label(root, spec), "load": [1.0, 2.0]}
   (root / spec.name / make.LABEL).write_text(json.dumps(label))
 
 
 def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
-  job = MadeUpJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0, noise=0.02)
+  job = MadeUpJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0,
+                  noise=0.02)
   twin = dataclasses.replace(spec_of(), name="in4-healthy-000", twin=None)
-  late = dataclasses.replace(spec_of(fault_of("straggler", (2,), 6e-3)), name="in4-001-straggler", twin=twin.name)
+  late = dataclasses.replace(spec_of(fault_of("straggler", (2,), 6e-3)), name="in4-001-straggler",
+                             twin=twin.name)
   write_run(tmp_path, twin, job)
   write_run(tmp_path, late, dataclasses.replace(job, late={2: 6e-3}))
   ready = judge.labelled(tmp_path)
@@ -49,9 +51,11 @@ def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
   judged = judge.judge(ready, lambda *now: done.append(now))
   assert set(judged) == set(judge.WAYS)
   for fault, healthy in judged.values():
-    assert [finding.mode for finding in fault.found] == [STRAGGLER] and scores.blame(fault, fault.injected[0]) is True
+    assert ([finding.mode for finding in fault.found] == [STRAGGLER]
+            and scores.blame(fault, fault.injected[0]) is True)
     assert healthy.control and not healthy.found
-    assert fault.what_if is not None and fault.what_if[0] == pytest.approx(fault.what_if[1], rel=0.02)
+    assert (fault.what_if is not None
+            and fault.what_if[0] == pytest.approx(fault.what_if[1], rel=0.02))
     error, = scores.share_errors([fault])["chronic"]
     assert abs(error) < 2
     assert not healthy.false_alarms and not fault.detected
@@ -61,9 +65,11 @@ def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
     judge.labelled(tmp_path, ["nothing"])
 
 
-def test_detection_is_counted_from_onset_and_takes_the_right_rank_only(tmp_path: pathlib.Path) -> None:
+def test_detection_is_counted_from_onset_and_takes_the_right_rank_only(
+    tmp_path: pathlib.Path) -> None:
   struck = synthetic_faults.Fault("compute", 6e-3, (2,), begin=0.5)
-  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=240, processes=1, hosts=1, noise=0.02, faults=(struck,)))
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=240, processes=1, hosts=1, noise=0.02,
+                                         faults=(struck,)))
   run = read_run(tmp_path)
   injected = dataclasses.replace(one(STRAGGLER, (2,)), onset=120)
   found, noticed, early = judge.detection(run, [injected])
@@ -72,7 +78,8 @@ def test_detection_is_counted_from_onset_and_takes_the_right_rank_only(tmp_path:
   assert judge.detection(run, [late])[0] == {0: found[0] + 10}
   assert judge.detection(run, [dataclasses.replace(late, began=115)])[0] == {0: found[0] + 5}
   assert judge.detection(run, [dataclasses.replace(injected, ranks=(1,))])[0] == {0: None}
-  assert judge.detection(run, [dataclasses.replace(injected, mode=RUNTIME)])[:2] == ({0: None}, found)
+  assert (judge.detection(run, [dataclasses.replace(injected, mode=RUNTIME)])[:2]
+          == ({0: None}, found))
   assert judge.detection(run, [dataclasses.replace(injected, onset=0)])[0] == {}
   assert len(judge.detection(run, [])[2]) == 1  # nothing was injected, so it would be a false alarm
 
@@ -105,9 +112,11 @@ def tiny(steps: int = 30) -> Any:
 
 
 @pytest.mark.long
-def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-                                                            ) -> None:
-  specs = [spec for spec in plan.plan(tiny()) if not spec.faults or spec.faults[0].kind == "straggler"]
+def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path: pathlib.Path,
+                                                             monkeypatch: pytest.MonkeyPatch
+                                                             ) -> None:
+  specs = [spec for spec in plan.plan(tiny()) if not spec.faults
+           or spec.faults[0].kind == "straggler"]
   shown: list[tuple[str, int, int]] = []
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
   failed = make.make(specs, tiny(), tmp_path, lambda *now: shown.append(now), lambda sentence: None)
@@ -116,7 +125,8 @@ def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path: pathlib.P
   assert label["modes"] == [STRAGGLER] and label["ranks"] == list(specs[1].faults[0].targets)
   slept = truth.read(tmp_path / specs[1].name, specs[1])
   onset, late = specs[1].faults[0].onset, specs[1].faults[0].targets[0]
-  assert (slept.extra[late, onset:] >= 0.99 * specs[1].faults[0].seconds).all() and not slept.extra[1 - late].any()
+  assert ((slept.extra[late, onset:] >= 0.99 * specs[1].faults[0].seconds).all()
+          and not slept.extra[1 - late].any())
   assert judge.judge(judge.labelled(tmp_path), lambda *now: None)["all"][0].trouble == ""
 
   def never(*arguments: Any) -> None:
@@ -126,8 +136,9 @@ def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path: pathlib.P
   assert make.make(specs, tiny(), tmp_path, lambda *now: None, lambda sentence: None) == {}
 
 
-def test_a_run_that_fails_twice_is_left_out_and_the_others_are_made(tmp_path: pathlib.Path,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_twice_is_left_out_and_the_others_are_made(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch) -> None:
   started: list[str] = []
 
   class Fake:
@@ -153,17 +164,20 @@ def test_a_run_that_fails_twice_is_left_out_and_the_others_are_made(tmp_path: pa
   wrong = [spec.name for spec in specs if spec.name.endswith("rotating")]
   assert wrong and sorted(failed) == sorted(wrong) and "it fell over" in said
   assert len(started) == 1 + 2 * len(wrong)
-  assert all((tmp_path / spec.name / make.LABEL).exists() == (spec.name not in wrong) for spec in specs)
+  assert all((tmp_path / spec.name / make.LABEL).exists() == (spec.name not in wrong)
+             for spec in specs)
   monkeypatch.setattr(make, "label", lambda directory, spec: 1 / 0)
   with pytest.raises(ZeroDivisionError):
     make.make([specs[0]], tiny(), tmp_path / "other", lambda *now: None, said.append)
 
 
 def test_a_cluster_that_ends_says_its_last_words(tmp_path: pathlib.Path) -> None:
-  broken = cluster.Cluster(layout("in2"), {"gradient_kb": 1.0, "hosts_seconds": 1.0, "steps": "none"}, tmp_path, None,
+  broken = cluster.Cluster(layout("in2"), {"gradient_kb": 1.0, "hosts_seconds": 1.0,
+                                           "steps": "none"}, tmp_path, None,
                            "mark", threading.Event())
   try:
-    with pytest.raises(cluster.ClusterError, match="Process 0 of in2 ended. Its last words: .*Error"):
+    with pytest.raises(cluster.ClusterError,
+                       match="Process 0 of in2 ended. Its last words: .*Error"):
       broken.wait()
   finally:
     broken.close()

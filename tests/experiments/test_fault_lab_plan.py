@@ -46,8 +46,10 @@ def test_every_run_with_a_fault_comes_after_a_twin_that_works_alike(specs: list[
     kinds = {fault.kind for fault in spec.faults}
     assert "hog" not in kinds or spec.spinning is not None
     assert not kinds & {"misplaced", "misplaced_link"} or spec.misplaced
-    struck = {rank for fault in spec.faults if "misplaced" not in fault.kind for rank in truth.blamed(spec, fault)[0]}
-    assert not struck & set(spec.misplaced or ()) or kinds == {"checkpointing"}  # that's process 0, wherever it is
+    struck = {rank for fault in spec.faults if "misplaced" not in fault.kind
+              for rank in truth.blamed(spec, fault)[0]}
+    # that's process 0, wherever it is
+    assert not struck & set(spec.misplaced or ()) or kinds == {"checkpointing"}
 
 
 def test_specs_survive_json(specs: list[Spec]) -> None:
@@ -72,9 +74,11 @@ def test_schedules_hold_what_the_faults_say() -> None:
   assert (np.count_nonzero(both, axis=0) == 2).sum() > 100  # two faults are drawn apart
   unequal = schedule(spec_of(fault_of("imbalance", (), 2e-3))).extra.astype(np.float64)
   assert (unequal.max(axis=0) - unequal.mean(axis=0)).mean() == pytest.approx(2e-3, rel=1e-5)
-  saved = schedule(spec_of(fault_of("checkpointing", (0,), 0.1, chance=25.0), name="4x1")).pause["checkpoint"]
+  saved = schedule(spec_of(fault_of("checkpointing", (0,), 0.1, chance=25.0), name="4x1")).pause[
+      "checkpoint"]
   assert np.flatnonzero(saved[0]).tolist() == list(range(24, 200, 25)) and not saved[1:].any()
-  paused = schedule(spec_of(fault_of("collecting", (2, 3), 0.02, chance=0.1, onset=50), name="4x1")).pause["gc"]
+  paused = schedule(spec_of(fault_of("collecting", (2, 3), 0.02, chance=0.1,
+                                     onset=50), name="4x1")).pause["gc"]
   assert not paused[:2].any() and not paused[:, :50].any() and 15 < (paused > 0).sum() < 50
 
 
@@ -91,5 +95,6 @@ def test_the_fixture_of_places_says_who_is_misplaced() -> None:
   assert [device.gpu for device in found.devices] == [gpu.pci for gpu in found.gpus]
   assert len({nic.pci for nic in found.nics} | {gpu.pci for gpu in found.gpus}) == 8
   wrong = [concern for concern in find_concerns(found) if concern.level == WARNING]
-  assert wrong and all(found.gpus[2].pci in concern.sentence or "mlx5_2" in concern.sentence for concern in wrong)
+  assert (wrong and all(found.gpus[2].pci in concern.sentence or "mlx5_2" in concern.sentence
+                        for concern in wrong))
   assert not [c for c in find_concerns(places.place(known, (4, 5, 6, 7), ())) if c.level == WARNING]

@@ -47,7 +47,8 @@ def test_truth_accounts_as_by_hand(seed: int, ranks: int, steps: int) -> None:
   for group, seconds in by_hand(inside, pauses).items():
     assert found[group] == pytest.approx(seconds, abs=1e-9)
   busy = inside + pauses
-  assert sum(found.values()) == pytest.approx((busy.max(axis=0) - busy.mean(axis=0)).mean() + pauses.mean())
+  assert (sum(found.values()) == pytest.approx((busy.max(axis=0) - busy.mean(axis=0)).mean()
+                                               + pauses.mean()))
 
 
 def measured(spec: Spec, transfer: float = 1e-3) -> truth.Measured:
@@ -58,8 +59,8 @@ def measured(spec: Spec, transfer: float = 1e-3) -> truth.Measured:
            for cause, values in todo.pause.items()}
   step = (inside + sum(pause.values(), np.zeros_like(inside))).max(axis=0) + transfer
   step[0] = np.nan
-  return truth.Measured((todo.work + todo.spin).astype(float), todo.extra.astype(float), todo.spin.astype(float), pause,
-                        step)
+  return truth.Measured((todo.work + todo.spin).astype(float), todo.extra.astype(float),
+                        todo.spin.astype(float), pause, step)
 
 
 def test_truth_of_a_straggler_and_of_a_pause() -> None:
@@ -76,7 +77,8 @@ def test_truth_of_a_straggler_and_of_a_pause() -> None:
   assert fault.cost == pytest.approx(part * 5e-3 / mean, rel=1e-5)
   assert fault.cost_active == pytest.approx(5 / 16, rel=1e-5)
 
-  spec = dataclasses.replace(spec_of(fault_of("loading", (1,), 30e-3, chance=0.1), name="2x2"), jitter=0.0)
+  spec = dataclasses.replace(spec_of(fault_of("loading", (1,), 30e-3, chance=0.1), name="2x2"),
+                             jitter=0.0)
   found = truth.truth(spec, measured(spec), measured(twin))
   struck = (measured(spec).pause["data"][2, 1:] > 0).mean()
   assert found.shares["runtime"] == pytest.approx(struck * 30e-3 / found.step_time, rel=1e-5)
@@ -85,11 +87,14 @@ def test_truth_of_a_straggler_and_of_a_pause() -> None:
 
 
 def test_truth_tells_two_faults_of_one_step_apart() -> None:
-  spec = dataclasses.replace(spec_of(fault_of("straggler", (0,), 6e-3), fault_of("rotating", (), 3e-3)), jitter=0.0)
+  spec = dataclasses.replace(spec_of(fault_of("straggler", (0,), 6e-3),
+                                     fault_of("rotating", (), 3e-3)), jitter=0.0)
   found = truth.truth(spec, measured(spec), measured(dataclasses.replace(spec, faults=())))
   straggler, rotating = found.faults
-  often = (schedule(spec_of(fault_of("straggler", (0,), 0.0), fault_of("rotating", (), 3e-3))).extra[0, 1:] > 0).mean()
-  # Without the straggler a step waits 3 ms for someone; without the rotating one it waits 6 ms for rank 0.
+  often = (schedule(spec_of(fault_of("straggler", (0,),
+                                     0.0), fault_of("rotating", (), 3e-3))).extra[0, 1:] > 0).mean()
+  # Without the straggler a step waits 3 ms for someone; without the rotating one it waits 6 ms for
+  # rank 0.
   assert straggler.cost * found.step_time == pytest.approx(3e-3 + often * 3e-3, rel=1e-4)
   assert rotating.cost * found.step_time == pytest.approx(often * 3e-3, rel=1e-4)
 
@@ -122,8 +127,10 @@ def test_an_imbalance_costs_what_evening_it_out_saves() -> None:
   found = truth.truth(spec, measured(spec), measured(dataclasses.replace(spec, faults=())))
   extra = schedule(spec).extra[:, 1:].astype(float)
   fault, = found.faults
-  assert fault.cost * found.step_time == pytest.approx((extra.max(axis=0) - extra.mean(axis=0)).mean(), rel=1e-5)
-  assert fault.cost < 0.6 * extra.max(axis=0).mean() / found.step_time  # not that of having less to do
+  assert (fault.cost * found.step_time
+          == pytest.approx((extra.max(axis=0) - extra.mean(axis=0)).mean(), rel=1e-5))
+  # not that of having less to do
+  assert fault.cost < 0.6 * extra.max(axis=0).mean() / found.step_time
 
 
 def test_a_rare_pause_begins_when_it_strikes_first() -> None:
@@ -131,7 +138,8 @@ def test_a_rare_pause_begins_when_it_strikes_first() -> None:
   twin = measured(dataclasses.replace(spec, faults=()))
   assert truth.truth(spec, measured(spec), twin).faults[0].began == 99
   late = spec_of(fault_of("straggler", (1,), 5e-3, onset=100))
-  assert truth.truth(late, measured(late), measured(dataclasses.replace(late, faults=()))).faults[0].began == 100
+  assert (truth.truth(late, measured(late),
+                      measured(dataclasses.replace(late, faults=()))).faults[0].began == 100)
 
 
 def test_of_two_hosts_nobody_is_to_blame_for_the_link_between_them() -> None:
@@ -143,14 +151,17 @@ def test_of_two_hosts_nobody_is_to_blame_for_the_link_between_them() -> None:
 def test_the_truth_of_contention_is_tried_on_runs_in_whose_network_nothing_was_done() -> None:
   late = dataclasses.replace(spec_of(fault_of("straggler", (1,), 5e-3), name="2x2"), jitter=0.0)
   twin = dataclasses.replace(late, faults=(), twin=None)
-  # The machine was slower by 2 ms a step than when the twin was made: 10 ms of work, 5 more and 3 of transfer.
+  # The machine was slower by 2 ms a step than when the twin was made: 10 ms of work, 5 more and 3
+  # of transfer.
   found = truth.truth(late, measured(late, 3e-3), measured(twin))
-  assert found.untouched == pytest.approx(2e-3 / 18e-3, rel=1e-5) and found.shares["contention"] == 0
+  assert (found.untouched == pytest.approx(2e-3 / 18e-3, rel=1e-5)
+          and found.shares["contention"] == 0)
   slow = dataclasses.replace(late, faults=(fault_of("link", (1,), 90.0),))
   assert truth.truth(slow, measured(slow, 3e-3), measured(twin)).untouched is None
   assert truth.truth(twin, measured(twin), None).untouched is None
   inside = dataclasses.replace(late, layout="in4")
-  assert truth.truth(inside, measured(inside), measured(dataclasses.replace(twin, layout="in4"))).untouched is None
+  assert truth.truth(inside, measured(inside),
+                     measured(dataclasses.replace(twin, layout="in4"))).untouched is None
 
 
 def test_what_the_machine_took_is_told_by_the_loops_own_clocks() -> None:
@@ -166,7 +177,7 @@ def test_what_the_machine_took_is_told_by_the_loops_own_clocks() -> None:
   assert truth.lost(found, 60, 89) == pytest.approx(0.1, rel=0.05)
   assert truth.lost(found, 180, 199) == pytest.approx(5e-3 / usual, rel=0.05)
   assert truth.lost(found, 20, 59) == pytest.approx(0, abs=1e-9)
-  whole = found._replace(step=found.step[:100], work=found.work[:, :100], extra=found.extra[:, :100],
-                         over=found.over[:, :100])
+  whole = found._replace(step=found.step[:100], work=found.work[:, :100],
+                         extra=found.extra[:, :100], over=found.over[:, :100])
   # 30 disturbed steps of 99: those stretches of 10 that hold 5 of them at least.
   assert truth.disturbed(whole, 0.05, 10) == pytest.approx(31 / 90, abs=0.03)

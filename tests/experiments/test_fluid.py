@@ -24,18 +24,22 @@ def test_two_identical_jobs_at_an_offset():
   for share in (0.3, 0.4, 0.6):
     for offset in (0.0, 0.05, 0.2, 0.5, 0.8):
       jobs = fluid.scene(0, [1, 1], [share, share], steps=20, buckets=4, together=True)
-      found = np.asarray(run(jobs._replace(start=jnp.asarray([0, offset], jnp.float32)), ()).step_time)
+      found = np.asarray(run(jobs._replace(start=jnp.asarray([0, offset], jnp.float32)),
+                             ()).step_time)
       expected = max(2 * share, 1 + max(0, share - min(offset, 1 - offset)))
-      np.testing.assert_allclose(found[:, 6:], expected, rtol=1e-5, err_msg=f"a = {share}, offset {offset}")
+      np.testing.assert_allclose(found[:, 6:], expected, rtol=1e-5,
+                                 err_msg=f"a = {share}, offset {offset}")
 
 
 @pytest.mark.parametrize("paced", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_where_both_models_apply_they_agree(paced):
-  """Jobs of one rank, without noise, at equal shares of one link: `jaxpace.simulation.jobs`, and delays with it.
+  """Jobs of one rank, without noise, at equal shares of one link: `jaxpace.simulation.jobs`, and
+  delays with it.
 
   For a while: where a pacer feeds back, what rounding makes of the two grows from step to step.
   """
-  periods, shares, starts, steps, buckets = [1.0, 1.0, 1.3], [0.3, 0.4, 0.2], [0.0, 0.13, 0.41], 20, 4
+  periods, shares, starts, steps, buckets = ([1.0, 1.0, 1.3], [0.3, 0.4, 0.2], [0.0, 0.13, 0.41],
+                                             20, 4)
   pacer = jaxpace.interleave_jobs(floor=0.075) if paced else NOTHING
   scene = fluid.scene(0, periods, shares, steps=steps, buckets=buckets, together=True)
   scene = scene._replace(start=jnp.asarray(starts, jnp.float32))
@@ -46,7 +50,8 @@ def test_where_both_models_apply_they_agree(paced):
   jobs = [Job(forward=np.float32((1 - share) * period), backward=zero, update=zero, gap=zero,
               transfers=np.full(buckets, share * period / buckets, np.float32))
           for period, share in zip(periods, shares, strict=True)]
-  theirs = jax.jit(plan.run)(jax.random.key(0), jobs, Shares(np.ones((3, 1), np.float32), np.ones(3, np.float32)),
+  theirs = jax.jit(plan.run)(jax.random.key(0), jobs,
+                             Shares(np.ones((3, 1), np.float32), np.ones(3, np.float32)),
                              np.asarray(starts, np.float32), np.full(3, 2**30, np.int32))
   step_time = np.stack([history.step_time for history in theirs])
   delay = np.stack([history.delay for history in theirs])
@@ -76,7 +81,8 @@ def test_the_link_works_at_its_rate_whenever_anyone_sends(weight):
 def test_a_job_alone_takes_what_it_computes_and_sends():
   jobs = fluid.scene(1, [1.0], [0.4], steps=30, jitter=0.05)
   found = bare(jobs)
-  np.testing.assert_allclose(found.step_time, np.asarray(jobs.compute + jobs.work.sum(axis=2)), rtol=1e-5)
+  np.testing.assert_allclose(found.step_time, np.asarray(jobs.compute + jobs.work.sum(axis=2)),
+                             rtol=1e-5)
 
 
 def test_a_delay_moves_the_phase_for_good():
@@ -91,13 +97,15 @@ def test_a_delay_moves_the_phase_for_good():
   time = np.asarray(found.step_time)
   np.testing.assert_allclose(time[:, 1:4], 1.3, rtol=1e-5)
   np.testing.assert_allclose(time[:, 8:], 1.0, rtol=1e-5)
-  assert np.flatnonzero(np.asarray(found.delay)[0]).tolist() == [5], "asked after one step, applied in the next"
+  assert (np.flatnonzero(np.asarray(found.delay)[0]).tolist()
+          == [5]), "asked after one step, applied in the next"
 
 
 def test_what_a_pacer_sees_of_the_job_is_one_step_old_but_for_the_buckets_that_were_over():
   def update(seen, state):
     now = seen.job_transfers_now
-    info = {"took": seen.job_step_time, "sent": jnp.sum(seen.job_transfers), "own": jnp.sum(seen.waits[:-1]),
+    info = {"took": seen.job_step_time, "sent": jnp.sum(seen.job_transfers),
+            "own": jnp.sum(seen.waits[:-1]),
             "now": jnp.where(jnp.isnan(now[-1]), jnp.sum(now[:-1]), jnp.nan)}
     return jaxpace.Decision(jnp.float32(0), info), state
 
@@ -121,7 +129,8 @@ def test_as_over_tcp_a_leader_loses_its_lead_and_only_the_follower_moves_it():
   np.testing.assert_allclose(comm[:, -1], 0.8, rtol=1e-2, err_msg="in the end they are in step")
 
 
-@pytest.mark.parametrize("control", [pytest.param("interleave", marks=pytest.mark.long), "drawn_interleave"])
+@pytest.mark.parametrize("control",
+                         [pytest.param("interleave", marks=pytest.mark.long), "drawn_interleave"])
 def test_jobs_that_collide_part_and_stay_parted(control):
   """Without control their period would be 1.4 for ever."""
   scene = two_jobs_simulated.SCENES["two_together_31"]

@@ -12,7 +12,8 @@ def test_simulated_jobs_are_forecast_and_played():
   assert [(row["job"], row["ranks"]) for row in rows] == [(0, 16), (0, 32), (1, 16), (1, 32)]
   found = forecast_accuracy.summarise(rows)
   assert found["forecasts"] == 4 and found["worst_error"] < 0.1 and found["within_10_percent"] == 1
-  wrong = [{**row, "estimate": 2 * row["truth"], "low": row["truth"] * 1.5, "high": row["truth"] * 3} for row in rows]
+  wrong = [{**row, "estimate": 2 * row["truth"], "low": row["truth"] * 1.5,
+            "high": row["truth"] * 3} for row in rows]
   assert forecast_accuracy.summarise(wrong)["coverage"] == 0
   assert forecast_accuracy.summarise(wrong)["worst_error"] == pytest.approx(1)
 

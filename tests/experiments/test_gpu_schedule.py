@@ -1,4 +1,5 @@
-"""Reading XLA's schedules for GPUs, on texts as XLA writes them. The compiler itself is not needed."""
+"""Reading XLA's schedules for GPUs, on texts as XLA writes them. The compiler itself is not
+needed."""
 
 import pytest
 
@@ -6,12 +7,16 @@ from experiments.labs import gpu_schedule
 
 _STAMP = 'custom_call_target="__gpu$xla.gpu.ptx", backend_config={name = "jaxpace_stamp"}'
 _LINES = {
-    "delay": '%ffi_call.1 = (u32[2]{0}, u32[2]{0}) custom-call(%p.0), backend_config={name = "jaxpace_delay"}',
-    "hold": '%ffi_call.2 = s32[4]{0} custom-call(%p.1, %g.1), backend_config={name = "jaxpace_hold"}',
+    "delay":
+    '%ffi_call.1 = (u32[2]{0}, u32[2]{0}) custom-call(%p.0), backend_config={name = '
+    '"jaxpace_delay"}',
+    "hold":
+    '%ffi_call.2 = s32[4]{0} custom-call(%p.1, %g.1), backend_config={name = "jaxpace_hold"}',
     "product": "%gemm_fusion_dot.3 = f32[8,8]{1,0} fusion(%p.1, %p.2), kind=kCustom, calls=%c.3",
     "other": "%loop_add_fusion = f32[8,8]{1,0} fusion(%gemm_fusion_dot.3), kind=kLoop, calls=%c.4",
     "enter": f"%ffi_call.4 = u32[2]{{0}} custom-call(%loop_add_fusion, %g.1), {_STAMP}",
-    "start": "%all-reduce-start = f32[64]{0} all-reduce-start(%b.1), replica_groups={{0,1}}, to_apply=%add",
+    "start":
+    "%all-reduce-start = f32[64]{0} all-reduce-start(%b.1), replica_groups={{0,1}}, to_apply=%add",
     "copy": "%copy.9 = f32[1,24]{1,0} copy(%p.3)",
     "done": "%all-reduce-done = f32[64]{0} all-reduce-done(%all-reduce-start)",
     "exit": f"%ffi_call.5 = u32[2]{{0}} custom-call(%all-reduce-done, %ffi_call.4), {_STAMP}",
@@ -24,27 +29,31 @@ _ORDER = list(_LINES)
 def text(*names, more=()):
   lines = ["  %p.0 = f32[] parameter(0)", *("  " + _LINES[name] for name in names), *more,
            "  %b.9 = f32[8]{0} bitcast(%copy.9)", "  ROOT %tuple = (f32[8]{0}) tuple(%b.9)"]
-  return ("HloModule jit_step, is_scheduled=true\n\n%c.3 (a: f32[8]) -> f32[8] {\n  ROOT %x = f32[8]{0} copy(%a)\n}\n\n"
+  return ("HloModule jit_step, is_scheduled=true\n\n%c.3 (a: f32[8]) -> f32[8] {\n  ROOT %x = "
+          "f32[8]{0} copy(%a)\n}\n\n"
           "ENTRY %main (p.0: f32[]) -> (f32[8]) {\n" + "\n".join(lines) + "\n}\n")
 
 
 def test_a_schedule_is_read_in_order():
   found = gpu_schedule.schedule(text(*_ORDER))
   assert [operation.kind for operation in found.operations] == [
-      "delay", "hold", "product", "other", "stamp", "start", "copy", "done", "stamp", "copy", "stamp"]
+      "delay", "hold", "product", "other", "stamp", "start", "copy", "done", "stamp", "copy",
+      "stamp"]
   assert found.count("stamp", "delay") == 4 and found.count("copy") == 2
   assert (found.branches, found.host, found.reduced) == (0, 0, 64)
   assert found.problems(delayed=True) == [] and found.starts() == [1.0]
 
 
 @pytest.mark.parametrize("line", [
-    "  %c = f32[] conditional(%p.0, %a, %b), branch_computations={%t, %f}", "  %w = (s32[]) while(%t), body=%b"])
+    "  %c = f32[] conditional(%p.0, %a, %b), branch_computations={%t, %f}",
+    "  %w = (s32[]) while(%t), body=%b"])
 def test_branches_are_counted(line):
   assert gpu_schedule.schedule(text(*_ORDER, more=[line])).branches == 1
 
 
 @pytest.mark.parametrize("line", [
-    '  %x = u32[2]{0} custom-call(%a), custom_call_target="xla_ffi_python_gpu_callback"', "  %o = token[] outfeed(%a)",
+    '  %x = u32[2]{0} custom-call(%a), custom_call_target="xla_ffi_python_gpu_callback"',
+    "  %o = token[] outfeed(%a)",
     '  %m = f32[8]{0} custom-call(%a), custom_call_target="MoveToHost"'])
 def test_what_goes_to_the_host_is_counted(line):
   assert gpu_schedule.schedule(text(*_ORDER, more=[line])).host == 1
@@ -96,7 +105,8 @@ def test_thunks_are_counted_by_what_launches_them(tmp_path):
 
 def program(name, body):
   return (f"HloModule m\n\n%{name} (param_0.{len(name)}: f32[8], param_1: f32[8]) -> f32[8] {{\n"
-          f"  %param_0.{len(name)} = f32[8]{{0}} parameter(0), metadata={{scheduling_name=\"{name}\"}}\n"
+          f"  %param_0.{len(name)} = f32[8]{{0}} parameter(0), "
+          f"metadata={{scheduling_name=\"{name}\"}}\n"
           f"  %param_1 = f32[8]{{0}} parameter(1)\n  ROOT %{name}.7 = f32[8]{{0}} {body}\n}}\n\n"
           f"ENTRY %main (a: f32[8]) -> f32[8] {{\n"
           f"  ROOT %f.{name} = f32[8]{{0}} fusion(%a, %a), kind=kLoop, calls=%{name}, "
@@ -106,7 +116,8 @@ def program(name, body):
 def test_kernels_are_told_apart_by_what_they_compute_not_by_their_names():
   first = program("fused_add", "add(%param_0.9, %param_1), metadata={op_name=\"x\"}")
   same = program("fused_add.clone", "add(%param_0.15, %param_1)")
-  assert gpu_schedule.kernels(first) == gpu_schedule.kernels(same) and gpu_schedule.changed(first, same) == 0
+  assert (gpu_schedule.kernels(first) == gpu_schedule.kernels(same)
+          and gpu_schedule.changed(first, same) == 0)
   other = program("fused_add", "multiply(%param_0.9, %param_1)")
   swapped = program("fused_add", "add(%param_1, %param_0.9)")
   assert gpu_schedule.changed(first, other) == gpu_schedule.changed(first, swapped) == 1
@@ -127,5 +138,6 @@ condition:
     007: kAsyncStart         [prev=000 (1) | next=046 (4)] stream=communication_stream[0], async_id=42
         006: kReduceScatter [source | sink] kReduceScatter
     008: kCustomKernel       [prev=042 (4) | sink] jaxpace_mark_7 grid: [1, 1, 1]
-""")
-  assert [thunk.in_graph for thunk in found] == [False, False, False, False, True, True, False, False, False]
+""")  # noqa: E501
+  assert ([thunk.in_graph for thunk in found] == [False, False, False, False, True, True, False,
+                                                  False, False])

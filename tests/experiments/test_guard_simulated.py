@@ -20,12 +20,14 @@ def test_noise_has_the_mean_and_variation_it_is_said_to_have(noise):
 
 
 def test_a_run_is_that_of_a_plain_loop():
-  """Regret, steps with pacing and the first decision, of the run whose coins are those of an untouched guard."""
+  """Regret, steps with pacing and the first decision, of the run whose coins are those of an
+  untouched guard."""
   cell = Cell("normal", 0.1, -0.1)
   found = guard_simulated.play(cell, 2, (1000,), seed=3)
   noise = cell.generate(1000, 2, 3)[:, 0]
 
-  def times(step, delays):  # a first step, whose time is never known, and then those of the simulation
+  # a first step, whose time is never known, and then those of the simulation
+  def times(step, delays):
     return np.append(1.0, noise)[step] * (0.9 if delays[0] > 0 else 1.0) if step <= 1000 else None
 
   applied, _, _ = run(GUARDED, times, ranks=1)
@@ -41,8 +43,9 @@ def test_a_run_is_that_of_a_plain_loop():
 def test_a_page_is_written_of_it():
   cells = [{**guard_simulated.play(Cell("heavy", 0.05, effect), 2, (1000,)), "guard": "default"}
            for effect in (0.0, 0.3)]
-  figures = {"command": "c", "date": "d", "machine": {"cores": 1, "platform": "p", "jax": "j", "python": "3"},
-             "load_average_at_start": 0.0, "null_steps": 1000, "null": cells[:1], "effects": cells[1:],
-             "summary": guard_simulated.summary(cells[:1], cells[1:])}
+  figures = {"command": "c", "date": "d",
+             "machine": {"cores": 1, "platform": "p", "jax": "j", "python": "3"},
+             "load_average_at_start": 0.0, "null_steps": 1000, "null": cells[:1],
+             "effects": cells[1:], "summary": guard_simulated.summary(cells[:1], cells[1:])}
   text = "\n".join(guard_simulated.page(figures))
   assert "target 100: met" in text and "| heavy | 0.05 | default | 2 |" in text

@@ -1,4 +1,5 @@
-"""The fault of the demo: late by what it says, on the rank it says, and without a change to any value."""
+"""The fault of the demo: late by what it says, on the rank it says, and without a change to any
+value."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def step_of(check_vma: bool, seconds: float, rank: int = 1, dtype=jnp.float32):
     return state + jax.lax.pmean(batch["x"].astype(jnp.float32).sum(), "data"), batch["x"]
 
   wrapped = late.make_late(train_step, "data", rank, seconds)
-  step = jax.jit(jax.shard_map(wrapped, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P("data")),
-                               check_vma=check_vma))
+  step = jax.jit(jax.shard_map(wrapped, mesh=mesh, in_specs=(P(), P("data")),
+                               out_specs=(P(), P("data")), check_vma=check_vma))
   sharded, replicated = jax.NamedSharding(mesh, P("data")), jax.NamedSharding(mesh, P())
   batch = {"x": jax.device_put(np.arange(8).astype(dtype), sharded)}
   return step, jax.device_put(jnp.zeros(()), replicated), batch
@@ -33,7 +34,8 @@ def step_of(check_vma: bool, seconds: float, rank: int = 1, dtype=jnp.float32):
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.uint8, jnp.bfloat16])
 def test_values_do_not_change(check_vma: bool, dtype) -> None:
-  (plain, state, batch), (slow, _, _) = step_of(check_vma, 0, dtype=dtype), step_of(check_vma, 1e-3, dtype=dtype)
+  (plain, state, batch), (slow, _, _) = (step_of(check_vma, 0, dtype=dtype),
+                                         step_of(check_vma, 1e-3, dtype=dtype))
   for expected, got in zip(plain(state, batch), slow(state, batch), strict=True):
     np.testing.assert_array_equal(np.asarray(expected), np.asarray(got))
 

@@ -12,7 +12,8 @@ from experiments.examples import metrics
 
 
 def test_lines_come_every_so_often_with_the_time_a_step_took(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch) -> None:
   clock = iter([100.0, 103.0, 103.4, 104.0])
   monkeypatch.setattr(metrics, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
   with metrics.Writer(str(tmp_path), log_every=4) as writer:
@@ -27,8 +28,11 @@ def test_lines_come_every_so_often_with_the_time_a_step_took(
 
 
 def test_other_processes_write_nothing(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(metrics, "jax", types.SimpleNamespace(process_index=lambda: 1, block_until_ready=lambda _: None))
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch) -> None:
+  monkeypatch.setattr(metrics, "jax",
+                      types.SimpleNamespace(process_index=lambda: 1,
+                                            block_until_ready=lambda _: None))
   with metrics.Writer(str(tmp_path / "run"), log_every=1) as writer:
     writer.write_scalars(1, {"loss": 1.0})
     writer.summary({"accuracy": 1.0})
@@ -36,10 +40,12 @@ def test_other_processes_write_nothing(
   assert not (tmp_path / "run").exists()
 
 
-def test_the_host_waits_for_the_step_eight_before(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_waits_for_the_step_eight_before(tmp_path: pathlib.Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
   waited: list[int] = []
   monkeypatch.setattr(metrics, "jax", types.SimpleNamespace(
-      process_index=lambda: 1, block_until_ready=lambda scalars: waited.append(int(scalars["step"]))))
+      process_index=lambda: 1,
+      block_until_ready=lambda scalars: waited.append(int(scalars["step"]))))
   with metrics.Writer(str(tmp_path), log_every=100) as writer:
     for step in range(1, 13):
       writer.write_scalars(step, {"step": jnp.int32(step)})

@@ -15,7 +15,8 @@ def test_every_mistake_can_be_made_and_has_tests() -> None:
   for mutation in MUTATIONS:
     assert (ROOT / "jaxpace" / mutation.file).read_text().count(mutation.old) == 1, mutation
     assert mutation.new != mutation.old
-    assert mutation.tests and all((ROOT / "tests" / name).is_file() for name in mutation.tests), mutation
+    assert (mutation.tests
+            and all((ROOT / "tests" / name).is_file() for name in mutation.tests)), mutation
 
 
 @pytest.fixture
@@ -23,11 +24,14 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
   """A formula, a test of it, a test that fails anyhow, and one that `make test` leaves out."""
   for folder in ("jaxpace", "tests"):
     (tmp_path / folder).mkdir()
-  (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["long: not in make test"]\n')
-  (tmp_path / "jaxpace" / "formula.py").write_text("def area(a, b):\n  return a * b\n\n\ndef rim(a, b):\n"
+  (tmp_path / "pyproject.toml").write_text(
+      '[tool.pytest.ini_options]\nmarkers = ["long: not in make test"]\n')
+  (tmp_path / "jaxpace" / "formula.py").write_text("def area(a, b):\n  return a * b\n\n\ndef "
+                                                   "rim(a, b):\n"
                                                    "  return 2 * (a + b)\n")
   (tmp_path / "tests" / "test_formula.py").write_text(
-      "import pytest\nfrom jaxpace import formula\n\n\ndef test_wrong_anyhow():\n  assert False\n\n\n"
+      "import pytest\nfrom jaxpace import formula\n\n\ndef test_wrong_anyhow():\n  assert "
+      "False\n\n\n"
       "def test_area():\n  assert formula.area(2, 3) == 6\n\n\n"
       "@pytest.mark.long\ndef test_rim():\n  assert formula.rim(2, 3) == 10\n")
   return tmp_path
@@ -41,7 +45,8 @@ def test_what_is_noticed_is_told_apart(tree: pathlib.Path) -> None:
   assert [row["noticed"] for row in figures["rows"]] == [True, False]
   assert figures["rows"][0]["by"] == "tests/test_formula.py::test_area"
   assert (figures["mistakes"], figures["noticed"]) == (2, 1)
-  assert figures["left_out"] == ["tests/test_formula.py::test_wrong_anyhow"], "it would notice everything"
+  assert (figures["left_out"]
+          == ["tests/test_formula.py::test_wrong_anyhow"]), "it would notice everything"
   assert "a * b" in (tree / "jaxpace" / "formula.py").read_text(), "mistakes are made in copies"
 
 
@@ -51,8 +56,10 @@ def test_a_list_is_judged_in_pieces() -> None:
 
   first, second, third = MUTATIONS[:3]
   gone = Mutation("gone.py", "a", "b", ())
-  before = {"rows": [judged(third, True), judged(second, False), judged(gone, True)], "left_out": ["x"]}
-  found = mutations.added(before, {"rows": [judged(second, True), judged(first, False)], "left_out": []})
+  before = {"rows": [judged(third, True), judged(second, False), judged(gone, True)],
+            "left_out": ["x"]}
+  found = mutations.added(before,
+                          {"rows": [judged(second, True), judged(first, False)], "left_out": []})
   assert found["rows"] == [judged(first, False), judged(second, True), judged(third, True)]
   assert (found["mistakes"], found["noticed"], found["left_out"]) == (3, 2, ["x"])
 

@@ -41,10 +41,11 @@ def test_delays_are_obeyed_in_blocks_that_are_on() -> None:
   state, update, nothing = pacer.init(2), jax.jit(pacer.update), jnp.zeros((2,), jnp.float32)
   arms = schedule(4).reshape(-1)
   for k in range(WARM_UP - 1, WARM_UP + 3 * BLOCK * 4 - 1):
-    seen = jaxpace.Observation(jnp.int32(k), jnp.int32(0), nothing, nothing, nothing, jnp.float32(0), jnp.float32(0),
-                               nothing)
+    seen = jaxpace.Observation(jnp.int32(k), jnp.int32(0), nothing, nothing, nothing,
+                               jnp.float32(0), jnp.float32(0), nothing)
     decision, state = update(seen, state)
-    assert (float(decision.delay) > 0) == (arms[k + 1 - WARM_UP] == ON), "the delay is the next step's"
+    assert ((float(decision.delay) > 0)
+            == (arms[k + 1 - WARM_UP] == ON)), "the delay is the next step's"
   assert int(state) == 3 * BLOCK * 4, "it observes all along"
 
 
@@ -52,15 +53,18 @@ def made_up(harm: float, noise: float, rounds: int = 400) -> dict[str, Any]:
   rng = np.random.default_rng(0)
   arms = schedule(rounds)[..., 0]
   each = (rounds, 3, BLOCK)
-  seconds = 20e-3 * (1 + noise * rng.normal(size=each)) * np.where(arms == ON, 1 + harm, 1.0)[..., None]
+  seconds = (20e-3 * (1 + noise * rng.normal(size=each))
+             * np.where(arms == ON, 1 + harm, 1.0)[..., None])
   seconds *= 1 + 0.02 * rng.normal(size=(rounds, 1, BLOCK))  # the same steps of all arms alike
   seconds[rng.random(each) < 0.02] += 0.5  # somebody else's pauses
   delays = np.where(arms == ON, 2e-3, 0.0).reshape(-1, 1) * [1, 0]
-  return {"seconds": seconds.reshape(-1, BLOCK).tolist(), "arms": arms.reshape(-1).tolist(), "delays": delays.tolist()}
+  return {"seconds": seconds.reshape(-1, BLOCK).tolist(), "arms": arms.reshape(-1).tolist(),
+          "delays": delays.tolist()}
 
 
 @pytest.mark.parametrize(("harm", "noise", "expected"), [
-    (0.0, 2e-3, "met"), (0.02, 2e-3, "MISSED"), (0.005, 2e-3, "not shown"), (0.0, 0.1, "inconclusive: A/A fails")])
+    (0.0, 2e-3, "met"), (0.02, 2e-3, "MISSED"), (0.005, 2e-3, "not shown"),
+    (0.0, 0.1, "inconclusive: A/A fails")])
 def test_judgement(harm: float, noise: float, expected: str) -> None:
   result = null_live.judge(made_up(harm, noise))
   assert result["verdict_percent"] == expected
@@ -81,7 +85,8 @@ def test_busy_times() -> None:
 
 
 def test_a_small_run() -> None:
-  """Two devices of this process. Loose: this is no measurement, and on a busy machine nothing may be delayed."""
+  """Two devices of this process. Loose: this is no measurement, and on a busy machine nothing may
+  be delayed."""
   with jax.numpy_dtype_promotion("strict"):
     found = null_live.run(2, "straggler", rounds=2, warm_up=WARM_UP)
   assert len(found["seconds"]) == len(found["arms"]) == len(found["delays"]) == 6

@@ -25,7 +25,8 @@ def test_a_cell_against_the_tests_own_simulation(name, shape):
 
 
 @pytest.mark.parametrize("shape, mean, spread", [
-    ("normal", 1.0, 0.05), ("exponential", 1.1, 0.1), ("pauses", 1.01, 0.1425), ("wandering", 1.0, 0.102)])
+    ("normal", 1.0, 0.05), ("exponential", 1.1, 0.1), ("pauses", 1.01, 0.1425),
+    ("wandering", 1.0, 0.102)])
 def test_busy_times_are_what_they_are_said_to_be(shape, mean, spread):
   busy = null_pacing.SHAPES[shape](np.random.default_rng(0), 2000, 128) / null_pacing.BUSY
   assert busy.mean() == pytest.approx(mean, abs=0.01)

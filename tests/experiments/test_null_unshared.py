@@ -1,4 +1,5 @@
-"""The null of pacing without shared arrivals: its figures are those of the job simulated another way."""
+"""The null of pacing without shared arrivals: its figures are those of the job simulated another
+way."""
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ def test_a_cell_against_the_tests_own_simulation(name, transfer):
   shape, ranks, steps, seed = "wandering", 4, 300, 2
   pacer = null_unshared.PACERS[name]
   found = null_unshared.cell(pacer, shape, transfer, ranks, steps, seed)
-  rng = np.random.default_rng([seed, list(SHAPES).index(shape), list(null_unshared.TRANSFERS).index(transfer), ranks])
+  rng = np.random.default_rng([seed, list(SHAPES).index(shape),
+                               list(null_unshared.TRANSFERS).index(transfer), ranks])
   busy = SHAPES[shape](rng, steps, ranks).astype(np.float32)
   transfers = null_unshared.TRANSFERS[transfer](rng, steps)
   applied, _ = run(pacer, busy, transfers)
@@ -30,8 +32,9 @@ def test_a_cell_against_the_tests_own_simulation(name, transfer):
 
 
 def test_the_page():
-  cell = {"pacer": "default", "transfer": "within the ceiling", "shape": "normal", "ranks": 4, "seed": 0, "cost": 5e-4,
-          "mean_delay_ms": 0.1, "beyond": 0.0}
-  text = "\n".join(null_unshared.lines({**measured.circumstances("x"), "steps": 5, "seeds": 1, "worst_within": 5e-4,
-                                        "worst_beyond": 0.1, "cells": [cell]}))
+  cell = {"pacer": "default", "transfer": "within the ceiling", "shape": "normal", "ranks": 4,
+          "seed": 0, "cost": 5e-4, "mean_delay_ms": 0.1, "beyond": 0.0}
+  text = "\n".join(null_unshared.lines({**measured.circumstances("x"), "steps": 5, "seeds": 1,
+                                        "worst_within": 5e-4, "worst_beyond": 0.1,
+                                        "cells": [cell]}))
   assert "| within the ceiling | normal | 4 | +0.0500 % | 0.00 % | 0.1000 |" in text

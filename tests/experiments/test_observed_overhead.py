@@ -4,25 +4,26 @@ from experiments.measure import observed_overhead
 
 
 def figures(percent):
-  row = {"case": "data parallel, scan", "marks": 20, "bare_ms": [20.0, 19.0, 21.0], "writer_percent": 2.5,
-         "percent": {"recorded": percent, "bare again": [0.1, -0.2, 0.4]},
+  row = {"case": "data parallel, scan", "marks": 20, "bare_ms": [20.0, 19.0, 21.0],
+         "writer_percent": 2.5, "percent": {"recorded": percent, "bare again": [0.1, -0.2, 0.4]},
          "percent_of_medians": {"recorded": percent, "bare again": [0.0, -0.1, 0.1]},
          "bare_compile_s": 0.5, "stamped_compile_s": None}
   machine = {"cores": 2, "platform": "here", "jax": "0.10", "python": "3.11"}
-  return {"command": "python", "date": "2026-11-22", "machine": machine, "load_average_at_start": 1.0, "devices": 2,
-          "rounds": 3, "rows": [row]}
+  return {"command": "python", "date": "2026-11-22", "machine": machine,
+          "load_average_at_start": 1.0, "devices": 2, "rounds": 3, "rows": [row]}
 
 
 def test_the_table_has_each_figure_beside_its_null():
   line = observed_overhead.table(figures([0.7, 0.5, 0.9])).splitlines()[-1]
   cells = [cell.strip() for cell in line.strip("|").split("|")]
-  assert cells == ["data parallel, scan", "20", "20.0 ms", "+0.7 % [0.5, 0.9]", "+0.1 % [-0.2, 0.4]",
-                   "+0.7 % [0.5, 0.9]", "+0.0 % [-0.1, 0.1]", "2.50 %", ""]
+  assert cells == ["data parallel, scan", "20", "20.0 ms", "+0.7 % [0.5, 0.9]",
+                   "+0.1 % [-0.2, 0.4]", "+0.7 % [0.5, 0.9]", "+0.0 % [-0.1, 0.1]", "2.50 %", ""]
 
 
 def test_the_page_says_whether_it_ran_with_real_time_priority():
   assert "real-time priority" not in observed_overhead.table(figures([0.7, 0.5, 0.9]))
-  assert "real-time priority" in observed_overhead.table({**figures([0.7, 0.5, 0.9]), "real_time": True})
+  assert "real-time priority" in observed_overhead.table(
+      {**figures([0.7, 0.5, 0.9]), "real_time": True})
 
 
 def test_both_cases_train_alike_with_marks_and_without():

@@ -65,17 +65,17 @@ def test_what_is_right(said: list[Found], injected: tuple, right: bool) -> None:
 
 
 def test_the_page_counts() -> None:
-  rows = [{"run": "a", "fault": "healthy", "cost": 0, "ranks": [], "layer": None, "findings": [], "right": True,
-           "exact": True, "layer_named": None, "step_ms": 30.0},
+  rows = [{"run": "a", "fault": "healthy", "cost": 0, "ranks": [], "layer": None, "findings": [],
+           "right": True, "exact": True, "layer_named": None, "step_ms": 30.0},
           {"run": "b", "fault": "straggler", "cost": 0.1, "ranks": [1], "layer": 2,
-           "findings": [{"mode": STRAGGLER, "share": 0.1, "ranks": [1], "hosts": []}], "right": True, "exact": False,
-           "layer_named": False, "step_ms": 30.0},
+           "findings": [{"mode": STRAGGLER, "share": 0.1, "ranks": [1], "hosts": []}],
+           "right": True, "exact": False, "layer_named": False, "step_ms": 30.0},
           {"run": "c", "fault": "healthy", "cost": 0, "ranks": [], "layer": None,
-           "findings": [{"mode": STRAGGLER, "share": 0.1, "ranks": [], "hosts": ["h1"]}], "right": False,
-           "exact": False, "layer_named": None, "step_ms": 30.0}]
+           "findings": [{"mode": STRAGGLER, "share": 0.1, "ranks": [], "hosts": ["h1"]}],
+           "right": False, "exact": False, "layer_named": None, "step_ms": 30.0}]
   said = observed_processes.summary(rows)
-  assert said == {"done": 3, "right": 2, "exact": 1, "healthy": 2, "healthy_blamed": 1, "healthy_with_findings": 1,
-                  "in_a_layer": 1, "named": 0}
+  assert said == {"done": 3, "right": 2, "exact": 1, "healthy": 2, "healthy_blamed": 1,
+                  "healthy_with_findings": 1, "in_a_layer": 1, "named": 0}
   page = "\n".join(observed_processes.page({
       **measured.circumstances("experiments.labs.observed_processes"), "note": "",
       "seeds": {"7": {"summary": said, "runs": rows}}}))
@@ -92,7 +92,8 @@ def test_an_observed_process_sleeps_as_asked_and_its_report_names_the_layer(
   config.healthy = {"2x1": 1}
   config.steps = {"2x1": 80}
   twin = dataclasses.replace(observed_plan.plan(config)[0], seed=1)
-  fault = next(spec for spec in specs() if spec.layout == "2x1" and spec.family == "straggler").faults[0]
+  fault = next(spec for spec in specs() if spec.layout == "2x1"
+               and spec.family == "straggler").faults[0]
   late = dataclasses.replace(twin, name="2x1-000-straggler", twin=twin.name, faults=(
       dataclasses.replace(fault, targets=(1,), seconds=60e-3, onset=0, until=80),))
   failed = make.make([twin, late], config, tmp_path, lambda *_: None, lambda said: None)
@@ -102,7 +103,8 @@ def test_an_observed_process_sleeps_as_asked_and_its_report_names_the_layer(
   assert (slept.work >= 0.9 * 24e-3).all() and np.isfinite(slept.step[1:]).all()
   label = json.loads((tmp_path / late.name / make.LABEL).read_text())
   assert label["modes"] == [STRAGGLER] and label["ranks"] == [1]
-  told = {one.spec.name: observed_processes.judged(one, layer_of(one.spec) if one.spec.faults else None)
+  told = {one.spec.name: observed_processes.judged(one,
+                                                   layer_of(one.spec) if one.spec.faults else None)
           for one in judge.labelled(tmp_path)}
   assert told[late.name]["right"] and told[late.name]["layer_named"], told
   assert re.search(r"turn 1 of 3", told[late.name]["at"])

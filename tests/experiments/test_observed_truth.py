@@ -1,4 +1,5 @@
-"""The measurement of lateness inside layers, shortened: one process, a late device in a step jitted as a whole."""
+"""The measurement of lateness inside layers, shortened: one process, a late device in a step jitted
+as a whole."""
 
 import numpy as np
 

@@ -15,7 +15,8 @@ def test_a_page_is_what_its_figures_make(name):
   figures = json.loads(path.read_text())
   assert path.with_suffix(".md").read_text() == pages.text(name, figures)
   again = pages.again(name, json.loads(path.read_text()))
-  assert json.loads(json.dumps(again)) == figures  # intervals are those of the rounds that are in the file
+  # intervals are those of the rounds that are in the file
+  assert json.loads(json.dumps(again)) == figures
 
 
 @pytest.mark.parametrize("name", [name for name in pages.PAGES if name != "intervals"])

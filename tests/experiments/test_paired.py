@@ -1,4 +1,5 @@
-"""Paired comparisons: intervals that hold as often as they say, and how many rounds a margin takes."""
+"""Paired comparisons: intervals that hold as often as they say, and how many rounds a margin
+takes."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ import statistics
 import numpy as np
 import pytest
 
-from experiments.lib.paired import Estimate, estimate, jackknifed, median_of_many, ratio_of_means, rounds_needed
+from experiments.lib.paired import (
+  Estimate,
+  estimate,
+  jackknifed,
+  median_of_many,
+  ratio_of_means,
+  rounds_needed,
+)
 from experiments.measure import intervals
 
 
@@ -58,7 +66,8 @@ def covered() -> list[dict]:
 @pytest.mark.parametrize("rounds", [3, 5, 8, 12])
 def test_of_few_rounds_the_interval_holds_the_truth_as_often_as_it_says(covered, rounds) -> None:
   """The bootstrap's, which it was, did not."""
-  own = {row["rounds_are"].split()[0]: row["coverage"] for row in covered if row["rounds"] == rounds}
+  own = {row["rounds_are"].split()[0]: row["coverage"]
+         for row in covered if row["rounds"] == rounds}
   for shape in ("normal", "heavy"):
     assert own[shape]["Student"] >= 0.93, shape
     assert own[shape]["percentile, mean"] < 0.92 and own[shape]["BCa, mean"] < 0.92, shape
@@ -76,8 +85,10 @@ def test_so_do_those_of_ratios_and_shares(of_ratios, rounds) -> None:
   assert all(share >= 0.925 for share in row["coverage"].values()), row
 
 
-@pytest.mark.parametrize(("half", "rounds", "margin"), [(0.01, 100, 0.005), (0.002, 50, 0.005), (3.7, 80, 0.5)])
-def test_with_the_rounds_needed_four_runs_in_five_show_it(half: float, rounds: int, margin: float) -> None:
+@pytest.mark.parametrize(("half", "rounds", "margin"),
+                         [(0.01, 100, 0.005), (0.002, 50, 0.005), (3.7, 80, 0.5)])
+def test_with_the_rounds_needed_four_runs_in_five_show_it(half: float, rounds: int,
+                                                          margin: float) -> None:
   needed = rounds_needed(Estimate(0.0, -half, half), rounds, margin)
   error = half / 1.96 * (rounds / needed) ** 0.5
   shown = statistics.NormalDist(0.0, error).cdf(margin - 1.96 * error)

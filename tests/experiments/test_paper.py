@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from experiments.measure import collections_measured
-from experiments.paper import calibrate, document, drawing, figures, paced, predict, quick, table1, tables
+from experiments.paper import (
+  calibrate,
+  document,
+  drawing,
+  figures,
+  paced,
+  predict,
+  quick,
+  table1,
+  tables,
+)
 from experiments.paper import world as worlds
 from jaxpace.core.types import Decision, Pacer
 from jaxpace.simulation.job import Shape
@@ -20,7 +30,8 @@ def test_the_papers_own_figures_fit_and_others_do_not():
   nodes = np.array(worlds.NODES)
   mean = nodes / np.array(worlds.THROUGHPUT["baseline"])
   cv = np.array(worlds.CV["baseline"])
-  rows = np.stack([mean, 7 * mean, mean, mean * np.array([1, 1, 1, 1, 1.05])])  # the unit of time is free
+  # the unit of time is free
+  rows = np.stack([mean, 7 * mean, mean, mean * np.array([1, 1, 1, 1, 1.05])])
   varied = np.stack([cv, cv, cv * np.array([1, 1, 1, 1, 1.2]), cv])
   misfit = calibrate.fits(rows, varied).misfit
   assert misfit[0] == pytest.approx(0, abs=1e-9) and misfit[1] == pytest.approx(0, abs=1e-9)
@@ -39,7 +50,8 @@ def some_worlds(count, **values):
 
 
 def test_a_quiet_world_takes_what_the_formula_says_and_a_neighbour_makes_it_longer():
-  quiet = dict.fromkeys(("jitter", "heavy", "common", "slow", "begins", "load", "polling", "lost"), 0.0)
+  quiet = dict.fromkeys(("jitter", "heavy", "common", "slow", "begins", "load", "polling", "lost"),
+                        0.0)
   made = some_worlds(2, **quiet, growth=0.8, power=1.0, ratio=1.0, mass=1.0, claim=1.0)
   made = made._replace(lost=np.array([0.0, 0.5], np.float32))
   simulate = quick.simulator(130, 2, (0.0, 0.0), [4, 16])
@@ -54,48 +66,54 @@ def test_a_quiet_world_takes_what_the_formula_says_and_a_neighbour_makes_it_long
 @pytest.mark.long
 def test_step_times_are_those_of_the_simulator_without_pacers_and_with():
   made, key, pauses, steps, nodes = some_worlds(2, lost=0.0), jax.random.key(3), (0.05, 0.1), 130, 2
-  pacer = Pacer(lambda ranks: (), lambda seen, state: (Decision(0.3 * jnp.nan_to_num(seen.waits[0]), {}), state))
+  pacer = Pacer(lambda ranks: (),
+                lambda seen, state: (Decision(0.3 * jnp.nan_to_num(seen.waits[0]), {}), state))
   bare = quick.simulator(steps, 1, pauses, [nodes])(key, made)
   alike = paced.simulator(nodes, steps, 1, pauses)(key, made, worlds.ON)
   assert bare[0][:, 0] == pytest.approx(np.asarray(alike.mean), rel=1e-5)
   assert bare[1][:, 0] == pytest.approx(np.asarray(alike.cv), abs=1e-5)
 
   having = paced.simulator(nodes, steps, 1, pauses, pacer)(key, made, worlds.ON)
-  plan = several([Shape(nodes * worlds.PER_NODE, worlds.PER_NODE), Shape(1, overlap=False)], [pacer, None],
-                 buckets=[worlds.BUCKETS] * 2, steps=steps, max_delay=10.0)
+  plan = several([Shape(nodes * worlds.PER_NODE, worlds.PER_NODE), Shape(1, overlap=False)],
+                 [pacer, None], buckets=[worlds.BUCKETS] * 2, steps=steps, max_delay=10.0)
 
   @jax.jit
   def reference(world):
     first, second = jax.random.split(jax.random.split(key, 1)[0])
     start = jax.random.uniform(second) * worlds.alone(world, nodes)
-    history, _ = plan.run(first, [worlds.job(world, nodes, pauses, worlds.ON), worlds.neighbour(world, nodes)],
-                          Shares(jnp.ones((2, 1)) * world.claim, jnp.ones((2,))), jnp.stack([jnp.float32(0), start]),
-                          np.full(2, 2**30, np.int32))
+    history, _ = plan.run(first, [worlds.job(world, nodes, pauses, worlds.ON),
+                                  worlds.neighbour(world, nodes)],
+                          Shares(jnp.ones((2, 1)) * world.claim, jnp.ones((2,))),
+                          jnp.stack([jnp.float32(0), start]), np.full(2, 2**30, np.int32))
     return jnp.mean(history.step_time[worlds.WARMUP:]), jnp.mean(history.delay[worlds.WARMUP:])
 
   assert float(having.delay.max()) > 0
   for k in range(2):
     mean, delay = reference(jax.tree.map(lambda leaf, k=k: leaf[k], made))
     assert float(having.mean[k]) == pytest.approx(float(mean), rel=1e-5)
-    assert float(having.delay[k] * having.mean[k]) == pytest.approx(float(delay), rel=1e-3, abs=1e-6)
+    assert (float(having.delay[k] * having.mean[k])
+            == pytest.approx(float(delay), rel=1e-3, abs=1e-6))
 
 
 def test_a_search_keeps_what_fits_and_goes_where_it_is_told():
-  """Worlds whose outcome is their own values: the paper's figures where growth is 1, off by it elsewhere."""
+  """Worlds whose outcome is their own values: the paper's figures where growth is 1, off by it
+  elsewhere."""
   nodes, cv = np.array(worlds.NODES), np.array(worlds.CV["baseline"])
 
   def moments(key, made, couplings=worlds.ON, /):
     growth = np.asarray(made.growth, np.float64)[:, None]
     return nodes / np.array(worlds.THROUGHPUT["baseline"]) * np.ones_like(growth), cv * growth
 
-  search = functools.partial(calibrate.search, moments, {"polling": 0.0}, population=16, key=jax.random.key(0))
+  search = functools.partial(calibrate.search, moments, {"polling": 0.0}, population=16,
+                             key=jax.random.key(0))
   place = worlds.World._fields.index("growth")
   found = search(rounds=20, seed=0)
   assert len(found.values) and found.tried == 16 * 21 and found.best == found.misfit.min()
   assert (abs(found.values[:, place] - 1) <= 0.1).all() and (found.misfit <= 1).all()
   assert (found.values[:, worlds.World._fields.index("polling")] == 0).all()
   edge = search(rounds=20, seed=0, prefer=lambda made: -np.asarray(made.growth), begin=found.values)
-  assert edge.values[edge.preferred.argmin(), place] > 1.09 and edge.values[:, place].max() <= 1.1 + 1e-6
+  assert (edge.values[edge.preferred.argmin(), place] > 1.09
+          and edge.values[:, place].max() <= 1.1 + 1e-6)
   misfit = calibrate.again(moments, found.values, jax.random.key(1), 5)
   assert misfit == pytest.approx(found.misfit, abs=1e-4)
 
@@ -118,17 +136,20 @@ def figures_made():
     null = {"gain": [0.0] * 3, "bare_mean": [0.8 * mean] * 3}
     sizes[str(n)] = {name: {**arm, **(null if name == "null" else {})} for name in predict.ARMS}
   sizes["256"] = {name: sizes["64"][name] for name in ("all", "null")}
-  return {"command": "c", "date": "d", "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"},
+  return {"command": "c", "date": "d",
+          "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"},
           "load_average_at_start": 0, "worlds": 3, "pauses": [0.004, 0.1], "steps": 200, "seeds": 2,
           "starts": ["a", "a", "b"], "sizes": sizes, "few": [0, 1, 2], "searches": [
-              {"start": name, "tried": 9, "within": 5, "least_misfit": 0.5, "checked": 4, "within_again": 3, "kept": 2}
+              {"start": name, "tried": 9, "within": 5, "least_misfit": 0.5, "checked": 4,
+               "within_again": 3, "kept": 2}
               for name in "ab"]}
 
 
 def test_the_page_says_what_is_inside_the_band(figures_made):
   page = "\n".join(tables.page(figures_made))
   outside = "| +25.0 .. +25.0 .. +25.0 % | +1.0 .. +2.0 .. +3.0 % | no |"
-  assert f"| 8 | +0.8 % {outside}" in page and f"| 16 | +3.3 % {outside}" in page  # below 1 %, above 3 %
+  # below 1 %, above 3 %
+  assert f"| 8 | +0.8 % {outside}" in page and f"| 16 | +3.3 % {outside}" in page
   figures_made["sizes"]["16"]["both"]["gain"] = [0.01, 0.02, 0.05]
   assert "% | +1.0 .. +2.0 .. +5.0 % | yes |" in "\n".join(tables.coordination(figures_made))
   assert "3 of them are within tolerance" in page.replace("\n", " ") and "| 256 |" in page
@@ -138,8 +159,10 @@ def test_the_sentence_names_the_best_world_and_where_it_falls_short(figures_made
   said = " ".join(tables.sentence(figures_made))
   assert "gone, 100 % of the worlds would gain" in said
   assert "100 % of the worlds gain anything, the middle one +2.0 %; 0 % of them gain" in said
-  # 3 % at every size: short of 3.3 at 16, 7.8 at 32, 11.0 at 64 nodes. CV 0.05: above 0.02 and 0.03.
-  assert "(search “b”, this job coordinated) falls short" in said and "at 16, 32, 64 nodes, by up to 8.0 points" in said
+  # 3 % at every size: short of 3.3 at 16, 7.8 at 32, 11.0 at 64 nodes. CV 0.05: above 0.02 and
+  # 0.03.
+  assert ("(search “b”, this job coordinated) falls short" in said
+          and "at 16, 32, 64 nodes, by up to 8.0 points" in said)
   assert "CV is above the paper's at 4, 8 nodes." in said
   for n in worlds.NODES:
     figures_made["sizes"][str(n)]["both"].update(gain=[0.01, 0.12, 0.03], cv=[0.02] * 3)
@@ -155,7 +178,8 @@ def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
     assert file.stat().st_size > 5000
   data = document.data(figures_made)
   assert data["figure5"]["worlds"]["16"]["null"]["gain"] == [0.0] * 3
-  assert data["figure1"]["mean_step_in_units_of_compute"]["256"] == figures_made["sizes"]["256"]["all"]["bare_mean"]
+  assert (data["figure1"]["mean_step_in_units_of_compute"]["256"]
+          == figures_made["sizes"]["256"]["all"]["bare_mean"])
   step = figures.one_step()
   bars, marks = figures.spans(step)
   exits = max(step["exit"])
@@ -163,7 +187,8 @@ def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
   for rank in range(figures.RANKS):  # nothing overlaps on a rank
     own = sorted((begin, end) for r, _, begin, end in bars if r == rank)
     assert all(a[1] <= b[0] + 1e-6 for a, b in zip(own, own[1:], strict=False))
-  assert {phase for _, phase, _, _ in bars} >= {"pause", "forward", "backward", "waiting", "transfer"}
+  assert ({phase for _, phase, _, _ in bars} >= {"pause", "forward", "backward", "waiting",
+                                                 "transfer"})
   svg = drawing.save(drawing.timeline(bars, marks, figures.RANKS), tmp_path / "timeline")
   assert "slow rank" in svg.read_text()
   again = drawing.save(drawing.timeline(bars, marks, figures.RANKS), tmp_path / "again")
@@ -172,13 +197,17 @@ def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
 
 def test_collections_are_counted():
   row = collections_measured.run(heap=2000, steps=300, made=2000, kept=200, stay=100)
-  assert row["collections"] > 0 and row["seconds_median"] > 0 and row["per_step"] == row["collections"] / 300
-  assert collections_measured.run(heap=100, steps=3, made=1, kept=0, stay=1)["seconds_median"] is None
+  assert (row["collections"] > 0 and row["seconds_median"] > 0
+          and row["per_step"] == row["collections"] / 300)
+  assert collections_measured.run(heap=100, steps=3, made=1, kept=0,
+                                  stay=1)["seconds_median"] is None
 
 
 def test_pauses_come_from_the_middle_heap(tmp_path):
   path = tmp_path / "c.json"
-  path.write_text(json.dumps({"rows": [{"per_step": p, "seconds_median": s} for p, s in ((1, 1), (0.1, 0.2), (3, 3))]}))
+  path.write_text(json.dumps(
+      {"rows": [{"per_step": p, "seconds_median": s} for p, s in ((1, 1), (0.1, 0.2), (3, 3))]}))
   assert table1.pauses(path) == (0.1, 0.2)
-  with pytest.raises(Exception, match="run python -m experiments.measure.collections_measured first"):
+  with pytest.raises(Exception,
+                     match="run python -m experiments.measure.collections_measured first"):
     table1.pauses(tmp_path / "none.json")

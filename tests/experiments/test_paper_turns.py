@@ -14,8 +14,8 @@ from jaxpace.core.types import Observation
 
 def observed(wait):
   nan = jnp.full((2,), jnp.nan)
-  return Observation(jnp.int32(1), jnp.int32(0), nan, nan, jnp.float32([wait]), jnp.float32(1), jnp.float32(1),
-                     jnp.float32([wait]))
+  return Observation(jnp.int32(1), jnp.int32(0), nan, nan, jnp.float32([wait]), jnp.float32(1),
+                     jnp.float32(1), jnp.float32([wait]))
 
 
 def delays(waits, **more):
@@ -39,12 +39,13 @@ def test_it_is_passive_while_waits_do_not_vary_and_within_its_bound():
 
 
 def figures_of(gain, **more):
-  of = {"gain": gain, "cv": [0.1, 0.2], "bare_cv": [0.2, 0.3], "mean": [1, 1], "listened": [2, 2], "turns": [1, 1],
-        "neighbour_gain": [0.1, 0.2]}
+  of = {"gain": gain, "cv": [0.1, 0.2], "bare_cv": [0.2, 0.3], "mean": [1, 1], "listened": [2, 2],
+        "turns": [1, 1], "neighbour_gain": [0.1, 0.2]}
   sizes = {str(n): {"both": of, "one": of, "alone": of} for n in worlds.NODES}
-  return {"command": "c", "date": "d", "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"},
-          "load_average_at_start": 1.0, "sizes": sizes, "worlds": 2, "steps": 400, "long": 1000, "listening": 0.01,
-          "block": 64, "ear": {"busy": 4.0, "scatter": 0.2, "wrong": 0.02},
+  return {"command": "c", "date": "d", "machine": {"cores": 2, "platform": "p", "jax": "j",
+                                                   "python": "3"},
+          "load_average_at_start": 1.0, "sizes": sizes, "worlds": 2, "steps": 400, "long": 1000,
+          "listening": 0.01, "block": 64, "ear": {"busy": 4.0, "scatter": 0.2, "wrong": 0.02},
           "arms": {name: arm.about for name, arm in turns.ARMS.items()}} | more
 
 
@@ -57,17 +58,22 @@ def test_the_page_says_how_many_worlds_come_up_to_the_paper_and_what_was_not_run
 
 @pytest.mark.long
 def test_a_small_table(tmp_path):
-  """Two worlds on record that differ in what sharing loses, at one size: run, kept, not run again."""
+  """Two worlds on record that differ in what sharing loses, at one size: run, kept, not run
+  again."""
   middle = dict.fromkeys(worlds.World._fields, 0.0) | {
-      "growth": 0.9, "power": 1.0, "ratio": 1.1, "mass": 1.0, "claim": 1.0, "length": 1.0, "step": 1.0}
+      "growth": 0.9, "power": 1.0, "ratio": 1.1, "mass": 1.0, "claim": 1.0, "length": 1.0,
+      "step": 1.0}
   made = [dict(middle, lost=lost) for lost in (0.0, 0.5)]
-  record = {"pauses": [0.0, 0.0], "searches": [{"worlds": [{"values": list(world.values())} for world in made]}]}
+  record = {"pauses": [0.0, 0.0],
+            "searches": [{"worlds": [{"values": list(world.values())} for world in made]}]}
   (tmp_path / "worlds.json").write_text(json.dumps(record))
-  args = types.SimpleNamespace(steps=250, long=200, drawn=200, apart=1, sizes=["64"], arms=["both", "alone"],
-                               worlds=str(tmp_path / "worlds.json"), out=str(tmp_path / "out.json"))
+  args = types.SimpleNamespace(steps=250, long=200, drawn=200, apart=1, sizes=["64"],
+                               arms=["both", "alone"], worlds=str(tmp_path / "worlds.json"),
+                               out=str(tmp_path / "out.json"))
   turns.run(args)
   found = json.loads((tmp_path / "out.json").read_text())["sizes"]["64"]
-  assert found["both"]["gain"][1] > 0.05 and found["both"]["gain"][1] > found["both"]["gain"][0] > -0.02
+  assert (found["both"]["gain"][1] > 0.05
+          and found["both"]["gain"][1] > found["both"]["gain"][0] > -0.02)
   assert found["alone"]["gain"] == [0.0, 0.0] and found["alone"]["listened"] == [0.0, 0.0]
   assert "Both jobs take turns" in (tmp_path / "out.md").read_text()
   before = (tmp_path / "out.json").stat().st_mtime_ns

@@ -11,7 +11,8 @@ from experiments.lib import measured
 from experiments.measure import polling, polling_ranks
 from experiments.measure.polling_ranks import ARMS_OFF, Barrier, Setup
 
-SETUP = Setup(ranks=2, cores=2, polling=True, work_ms=0.1, late_ms=3.0, costs=(1.0,), warm_up=90, block=6, rounds=2)
+SETUP = Setup(ranks=2, cores=2, polling=True, work_ms=0.1, late_ms=3.0, costs=(1.0,), warm_up=90,
+              block=6, rounds=2)
 
 
 @pytest.mark.parametrize("kind", ["polling", "blocking"])
@@ -63,13 +64,15 @@ def test_every_arm_once_a_round_in_the_same_order_everywhere() -> None:
     ([0.4, 0.1, 0.7], [0, -0.2, 0.2], (-100, 0.5), "not shown"),
     ([0.4, 0.1, 0.7], [0, -0.9, 0.2], (-100, 0.5), "inconclusive: A/A fails"),
     ([3.0, 2.5, 3.5], [0, -1, 1.0], (-2, 2), "MISSED")])
-def test_verdicts(change: list[float], again: list[float], within: tuple[float, float], expected: str) -> None:
+def test_verdicts(change: list[float], again: list[float], within: tuple[float, float],
+                  expected: str) -> None:
   assert polling.verdict(change, again, within) == expected
 
 
 @pytest.mark.long
 def test_a_small_run() -> None:
-  """Real processes. A bucket that never is what limits: the early rank is delayed, unless the machine is very busy."""
+  """Real processes. A bucket that never is what limits: the early rank is delayed, unless the
+  machine is very busy."""
   found = polling.measure(SETUP)
   paced = found["arms"]["cost 1"]
   assert set(found["arms"]) == {*ARMS_OFF, "cost 1"}
@@ -84,4 +87,5 @@ def test_a_small_run() -> None:
 def test_a_target_for_every_case_and_what_its_title_says() -> None:
   assert set(polling.TARGETS) == set(polling.CASES)
   for title, (ranks, polls, pinned) in polling.CASES.items():
-    assert title.startswith(f"{ranks} ranks that {'poll' if polls else 'block'}") and ("pinned" in title) == pinned
+    assert (title.startswith(f"{ranks} ranks that {'poll' if polls else 'block'}")
+            and ("pinned" in title) == pinned)

@@ -23,9 +23,11 @@ def start(example: str, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 @pytest.mark.parametrize(("example", "flags"), [
     ("digits", ["--config.steps=3", "--config.batch_size=64"]),
-    ("chars", ["--config.steps=3", "--config.batch_size=8", "--config.width=16", "--config.blocks=1"]),
+    ("chars", ["--config.steps=3", "--config.batch_size=8", "--config.width=16",
+               "--config.blocks=1"]),
 ])
-def test_results_with_jaxpace_are_those_without_it(tmp_path: pathlib.Path, example: str, flags: list[str]) -> None:
+def test_results_with_jaxpace_are_those_without_it(tmp_path: pathlib.Path, example: str,
+                                                   flags: list[str]) -> None:
   results = []
   for switch in ("jaxpace", "nojaxpace", "observe"):
     workdir = tmp_path / switch
@@ -47,7 +49,8 @@ def test_results_with_jaxpace_are_those_without_it(tmp_path: pathlib.Path, examp
     ("digits", "--config.batch_size=7", "batch_size 7 does not divide among 4 devices"),
     ("chars", "--text=missing.txt", "The text missing.txt cannot be read"),
 ])
-def test_a_slip_is_a_sentence(tmp_path: pathlib.Path, example: str, flag: str, sentence: str) -> None:
+def test_a_slip_is_a_sentence(tmp_path: pathlib.Path, example: str, flag: str,
+                              sentence: str) -> None:
   done = start(example, f"--workdir={tmp_path}", "--nojaxpace", flag)
   assert done.returncode == 2
   assert sentence in done.stdout and "Traceback" not in done.stdout

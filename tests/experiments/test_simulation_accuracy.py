@@ -1,4 +1,5 @@
-"""The reference that plays every message: against sums by hand and SimGrid; and the page of errors."""
+"""The reference that plays every message: against sums by hand and SimGrid; and the page of
+errors."""
 
 import pytest
 
@@ -10,12 +11,13 @@ RATE = 10e9
 
 def two_jobs(latency=0.0):
   """Four ranks of each job in both racks of eight; the trunk carries two cards' worth."""
-  fabric = reference.Fabric(nodes=16, card_rate=12.5e9, rack=8, uplink_rate=25e9, rack_latency=latency,
-                            spine_latency=latency)
+  fabric = reference.Fabric(nodes=16, card_rate=12.5e9, rack=8, uplink_rate=25e9,
+                            rack_latency=latency, spine_latency=latency)
   jobs = []
   for j in range(2):
     ranks = (*range(4 * j, 4 * j + 4), *range(8 + 4 * j, 12 + 4 * j))
-    jobs.append(reference.Job(ranks, reference.recursive_doubling(ranks, 1e8), [dict.fromkeys(ranks, 10e-3)] * 3))
+    jobs.append(reference.Job(ranks, reference.recursive_doubling(ranks, 1e8),
+                              [dict.fromkeys(ranks, 10e-3)] * 3))
   return fabric, jobs
 
 
@@ -28,7 +30,8 @@ def test_two_jobs_on_a_trunk_as_by_hand():
 def test_a_rank_waits_for_its_own_partners_alone():
   """Ranks 0 and 1 exchange while 2 is late; 2 and 3 only then, and 0 with 2 last."""
   ranks = (0, 1, 2, 3)
-  job = reference.Job(ranks, reference.recursive_doubling(ranks, RATE * 1e-3), [{0: 0.0, 1: 0.0, 2: 5e-3, 3: 0.0}])
+  job = reference.Job(ranks, reference.recursive_doubling(ranks, RATE * 1e-3),
+                      [{0: 0.0, 1: 0.0, 2: 5e-3, 3: 0.0}])
   done = reference.play(reference.Fabric(nodes=4, card_rate=RATE), [job])[0][0]
   assert done == pytest.approx(dict.fromkeys(ranks, 7e-3))
   other = job._replace(rounds=job.rounds[:1])
@@ -42,7 +45,8 @@ def test_a_ring_and_a_chain_of_pieces_take_what_their_closed_forms_say():
   job = reference.Job(ranks, reference.ring(ranks, 1e8), [dict.fromkeys(ranks, 0.0)])
   assert max(reference.play(fabric, [job])[0][0].values()) == pytest.approx(8 * (1e-5 + 2e7 / RATE))
   # 0 -> 1 -> 2 in four pieces: (4 + 2 - 1) times a piece.
-  chunks = [reference.Chunk(reference.Message(hop, hop + 1, 1e6), (2 * piece + hop - 1,) if hop else (), hop)
+  chunks = [reference.Chunk(reference.Message(hop, hop + 1, 1e6),
+                            (2 * piece + hop - 1,) if hop else (), hop)
             for piece in range(4) for hop in range(2)]
   assert reference.play_chunks(fabric, chunks) == pytest.approx(5 * (1e-5 + 1e6 / RATE))
 
@@ -58,7 +62,8 @@ def test_every_rank_of_a_double_tree_is_reached_by_every_piece():
 def test_simgrid_is_asked_where_it_is_there_and_left_out_where_not():
   """Its figures, where it is installed, are the reference's."""
   fabric, jobs = two_jobs(8e-6)
-  chosen = [case for case in simulation_accuracy.cases() if case.about == "1 MB, 8 nodes, one switch"][:1]
+  chosen = [case for case in simulation_accuracy.cases()
+            if case.about == "1 MB, 8 nodes, one switch"][:1]
   row, = simulation_accuracy.measure(chosen)
   assert (row["simgrid_s"] is not None) == simgrid_reference.there()
   if simgrid_reference.there():
@@ -69,7 +74,8 @@ def test_simgrid_is_asked_where_it_is_there_and_left_out_where_not():
 
 
 def test_the_page_has_errors_before_and_after():
-  case = next(case for case in simulation_accuracy.cases() if case.about.startswith("recursive_doubling, 4:1, alike"))
+  case = next(case for case in simulation_accuracy.cases()
+              if case.about.startswith("recursive_doubling, 4:1, alike"))
   rows = simulation_accuracy.measure([case])
   assert rows[0]["package_s"] == pytest.approx(rows[0]["reference_s"], rel=1e-4)
   figures = {"command": "c", "date": "d", "load_average_at_start": 0.0, "cases": rows,

@@ -21,12 +21,14 @@ def test_the_hash_is_of_every_byte():
 
 
 @pytest.mark.parametrize(("change", "within"), [
-    ({}, True), ({"run_s": [1.0, 5.1]}, False), ({"peak_gib": 2.1}, False), ({"same_bytes": False}, False),
-    ({"limit_s": None, "run_s": [99.0]}, True)])
+    ({}, True), ({"run_s": [1.0, 5.1]}, False), ({"peak_gib": 2.1}, False),
+    ({"same_bytes": False}, False), ({"limit_s": None, "run_s": [99.0]}, True)])
 def test_within_takes_the_longest_run_the_memory_and_the_bytes(change, within):
-  case = {"about": "c", "limit_s": 5.0, "run_s": [1.0, 4.9], "peak_gib": 1.9, "same_bytes": True, **change}
+  case = {"about": "c", "limit_s": 5.0, "run_s": [1.0, 4.9], "peak_gib": 1.9, "same_bytes": True,
+          **change}
   assert speed.within(case) is within
   circumstances = {"command": "c", "date": "d", "load_average_at_start": 0.0,
                    "machine": {"cores": 1, "platform": "p", "jax": "j", "python": "3"}}
-  text = "\n".join(speed.page({**circumstances, "cores": 2, "shorter": 3, "cases": {"c": {**case, "within": within}}}))
+  text = "\n".join(speed.page({**circumstances, "cores": 2, "shorter": 3,
+                               "cases": {"c": {**case, "within": within}}}))
   assert "1/3 of the steps" in text and ("| yes |" if within else "| no |") in text.splitlines()[-1]

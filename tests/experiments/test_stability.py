@@ -1,4 +1,5 @@
-"""The stability experiment on made-up steps: its figures have every row, and its page says what the figures say."""
+"""The stability experiment on made-up steps: its figures have every row, and its page says what the
+figures say."""
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ CIRCUMSTANCES = {"command": "c", "date": "d", "load_average_at_start": 0.0,
 
 def made_up(machine, groups, policy, steps, runs, seed):
   """Steps around 6.5 s, slower the more groups; they remember each other where the machine does."""
-  drawn = 0.02 * np.random.default_rng(seed + policy.local).normal(size=(runs, steps // policy.local))
+  drawn = (0.02 * np.random.default_rng(seed + policy.local).normal(
+      size=(runs, steps // policy.local)))
   if machine.wander:
     drawn = np.cumsum(drawn, axis=1) * 0.1
   return Series(6.5 + 0.02 * np.log(groups) + drawn, np.full_like(drawn, 6.0))
@@ -24,7 +26,8 @@ def made_up(machine, groups, policy, steps, runs, seed):
 @pytest.fixture(scope="module")
 def figures():
   config = configured.get_config()
-  config.update({"sizes": (64, 128, 256, 512), "steps": 800, "runs": 3, "days": 2.0, "plays": 3, "draws": 2})
+  config.update({"sizes": (64, 128, 256, 512), "steps": 800, "runs": 3, "days": 2.0, "plays": 3,
+                 "draws": 2})
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(stability.stability, "series", made_up)
     patched.setattr(stability, "RECORDED_GROUPS", 4)
@@ -44,7 +47,8 @@ def test_every_size_and_policy_is_there(figures):
 
 def test_the_page_says_what_the_tests_said(figures):
   text = "\n".join(stability_tables.page({**CIRCUMSTANCES, **stability.rounded(figures)}))
-  assert "in 0 of 12 runs" in text and "With drift and wander: 12 of 12" in text and "does not compound" in text
+  assert ("in 0 of 12 runs" in text and "With drift and wander: 12 of 12" in text
+          and "does not compound" in text)
   assert figures["recorded"]["decision"] in text
   assert text.count("No knee") + text.count("Throughput peaks") == 14
   assert "(of independent steps 0.0 to 26.5 % of the runs, of these 73.5 to 100.0 %" in text
@@ -63,5 +67,6 @@ def test_a_knee_is_claimed_where_there_is_one():
 
 
 def test_more_together_needs_the_whole_interval():
-  assert [stability_tables.amplifies({"interval": i}) for i in ([1.01, 1.02], [0.9, 1.1], [0.9, 0.99])] == [
-      "more", "not shown", "less"]
+  assert [stability_tables.amplifies({"interval": i})
+          for i in ([1.01, 1.02], [0.9, 1.1], [0.9, 0.99])] == [
+              "more", "not shown", "less"]

@@ -1,4 +1,5 @@
-"""Variance growth, drift, the scalability law, and what one run supports: against closed forms and known truths."""
+"""Variance growth, drift, the scalability law, and what one run supports: against closed forms and
+known truths."""
 
 import dataclasses
 import math
@@ -32,27 +33,34 @@ def test_the_closed_form_is_the_sum_over_autocovariances(keep):
 
 @pytest.mark.parametrize("keep", [0.0, 0.6])
 def test_the_ratio_of_an_autoregression_is_its_closed_form(keep):
-  """Mean over 200 runs, within 4 standard errors, at every K: the estimated mean of a run is allowed for."""
+  """Mean over 200 runs, within 4 standard errors, at every K: the estimated mean of a run is
+  allowed for."""
   windows = np.array([2, 8, 32])
-  found = growth.variance_ratio(np.stack([autoregressive(keep, 1600, seed) for seed in range(200)]), windows)
+  found = growth.variance_ratio(np.stack([autoregressive(keep, 1600, seed) for seed in range(200)]),
+                                windows)
   error = found.std(axis=0, ddof=1) / math.sqrt(len(found))
   # For finite runs the sample variance of one step is itself a little low, by the run's own memory.
   short = 1 - growth.autoregressive(keep, np.array([1600.0])) / 1600
-  assert np.all(np.abs(found.mean(axis=0) * short - growth.autoregressive(keep, windows)) < 4 * error + 0.01)
+  assert np.all(np.abs(found.mean(axis=0) * short - growth.autoregressive(keep, windows)) < 4
+                * error + 0.01)
 
 
 def test_short_runs_are_not_biased():
-  """Windows of a fifth of the run: without the correction for the estimated mean the ratio would be 0.8."""
+  """Windows of a fifth of the run: without the correction for the estimated mean the ratio would be
+  0.8."""
   found = growth.variance_ratio(np.random.default_rng(4).normal(size=(4000, 100)), np.array([20]))
   assert found.mean() == pytest.approx(1, abs=4 * found.std() / math.sqrt(4000))
 
 
 def test_false_alarms_are_as_rare_as_stated_and_memory_is_found():
-  """At 0.05, on heavy tails without a fourth moment; 200 runs, within 4 standard errors of a binomial count."""
-  raised = [growth.grow(5 + np.random.default_rng(seed).pareto(2.5, 240), seed, 99).p <= 0.05 for seed in range(200)]
+  """At 0.05, on heavy tails without a fourth moment; 200 runs, within 4 standard errors of a
+  binomial count."""
+  raised = [growth.grow(5 + np.random.default_rng(seed).pareto(2.5, 240), seed, 99).p <= 0.05
+            for seed in range(200)]
   assert 0.05 - 4 * 0.0154 <= np.mean(raised) <= 0.05 + 4 * 0.0154
   assert all(growth.grow(autoregressive(0.5, 600, seed), seed).rises for seed in range(10))
-  assert not any(growth.grow(autoregressive(-0.5, 600, seed), seed).rises for seed in range(10))  # a fall is no rise
+  # a fall is no rise
+  assert not any(growth.grow(autoregressive(-0.5, 600, seed), seed).rises for seed in range(10))
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.8])
@@ -130,7 +138,8 @@ def test_the_knee_has_an_interval_or_a_reason():
   random = np.random.default_rng(3)
 
   def noisy(sigma, kappa):
-    return knee.throughput(sizes, 2.0, sigma, kappa)[:, None] * (1 + 0.01 * random.normal(size=(8, 6)))
+    return (knee.throughput(sizes, 2.0, sigma, kappa)[:, None]
+            * (1 + 0.01 * random.normal(size=(8, 6))))
 
   shown = knee.fit(sizes, noisy(0.01, 2e-5))
   exact = math.sqrt(0.99 / 2e-5)
@@ -148,7 +157,8 @@ def test_the_knee_has_an_interval_or_a_reason():
 
 def run_of(steps, ranks=4, **more):
   """A recorded run whose step times are these, in ms; the ranks take turns in being last."""
-  busy = np.full((ranks, len(steps)), 1_000_000) + np.random.default_rng(1).integers(0, 20_000, (ranks, len(steps)))
+  busy = (np.full((ranks, len(steps)), 1_000_000)
+          + np.random.default_rng(1).integers(0, 20_000, (ranks, len(steps))))
   enter, leave = barrier(busy, (np.asarray(steps) * 1e6 - 1e6).astype(np.int64))
   return make_run(enter, leave, **more)
 
@@ -158,15 +168,17 @@ def finding(mode):
 
 
 def test_what_a_run_supports():
-  calm, coupled = (recorded.recorded(diagnose(run_of(autoregressive(keep, 800, 5)))) for keep in (0.0, 0.9))
+  calm, coupled = (recorded.recorded(diagnose(run_of(autoregressive(keep, 800, 5))))
+                   for keep in (0.0, 0.9))
   assert not calm.settled.rises and calm.decision.startswith("Neither shown")
   assert coupled.settled.rises and "steps remember each other" in coupled.decision
   assert coupled.reruns == 0 and coupled.restarts == 0
   assert any("No knee" in sentence for sentence in coupled.silent)
   short = recorded.recorded(diagnose(run_of(autoregressive(0.9, 100, 5))))
   assert short.growth is None and short.drift is None
-  assert {"How variance grows: 99 steps count, 200 are needed.", "Drift: 99 steps count, 120 are needed."} <= {
-      *short.silent}
+  assert {"How variance grows: 99 steps count, 200 are needed.",
+          "Drift: 99 steps count, 120 are needed."} <= {
+              *short.silent}
 
 
 def test_reruns_are_counted_by_attempt():
@@ -183,8 +195,11 @@ def test_the_decision_names_components_first():
   memory = growth.grow(autoregressive(0.9, 800, 1))
   line = growth.grow(autoregressive(0.0, 800, 1))
   flat = drift.drift(autoregressive(0.0, 800, 1))
-  assert recorded.decide((finding(PERSISTENT),), memory, memory, flat, 0).startswith("Infrastructure first")
-  assert recorded.decide((finding(PERSISTENT),), None, None, None, 0).startswith("Infrastructure first")
+  assert recorded.decide((finding(PERSISTENT),), memory, memory, flat,
+                         0).startswith("Infrastructure first")
+  assert recorded.decide((finding(PERSISTENT),), None, None, None,
+                         0).startswith("Infrastructure first")
   assert recorded.decide((), memory, memory, flat, 0).startswith("Structural coupling")
-  assert recorded.decide((finding("synchronization_amplification"),), line, line, flat, 0).startswith("Structural")
+  assert recorded.decide((finding("synchronization_amplification"),), line, line, flat,
+                         0).startswith("Structural")
   assert recorded.decide((), None, None, None, 0).startswith("Not decided")

@@ -1,4 +1,5 @@
-"""The experiment that looks for known delays: its comparisons on made-up times, and a small run of it."""
+"""The experiment that looks for known delays: its comparisons on made-up times, and a small run of
+it."""
 
 from __future__ import annotations
 
@@ -28,14 +29,16 @@ def test_errors_are_counted_step_by_step() -> None:
 
 
 @hypothesis.given(st.integers(2, 6), st.integers(0, 5), st.floats(0, 50))
-def test_lateness_against_the_others_is_free_of_what_all_share(ranks: int, late: int, shared: float) -> None:
+def test_lateness_against_the_others_is_free_of_what_all_share(ranks: int, late: int,
+                                                               shared: float) -> None:
   late %= ranks
   rng = np.random.default_rng(ranks)
   values = rng.normal(5, 1, (ranks, 7))
   who = np.full(7, late)
   expected = values[late] - np.median(np.delete(values, late, axis=0), axis=0)
   np.testing.assert_allclose(lateness_found.against_others(values, who), expected)
-  np.testing.assert_allclose(lateness_found.against_others(values + shared, who), expected, atol=1e-9)
+  np.testing.assert_allclose(lateness_found.against_others(values + shared, who), expected,
+                             atol=1e-9)
 
 
 def test_a_delay_is_found_where_it_was_put() -> None:
@@ -54,7 +57,8 @@ def test_a_delay_is_found_where_it_was_put() -> None:
       assert entry[baseline]["within"] == 1 and abs(entry[baseline]["median_error_ms"]) < 0.05
   # Another rank shows nothing of it.
   assert lateness_found.per_step(arrivals, 0, asked, slept)["delays"]["50"]["own"]["within"] == 0
-  columns = {"forward": 1 + np.stack([slept * (r == 1) for r in range(3)]), "sync": np.full((3, 50), 2.0)}
+  columns = {"forward": 1 + np.stack([slept * (r == 1) for r in range(3)]),
+             "sync": np.full((3, 50), 2.0)}
   shown = lateness_found.where_it_shows(columns, 1, asked, slept)
   assert shown == {"forward": pytest.approx(1), "sync": pytest.approx(0)}
 
@@ -81,12 +85,14 @@ def test_what_ranks_were_told_is_compared_with_their_own_stamps() -> None:
   arrivals = np.array([[np.nan, 2.0, 3.0], [np.nan, 5.0, 6.0]])
   told = arrivals.T.copy()
   same = truth_processes._seen([{"seen": told}, {"seen": told}], arrivals)
-  assert same == {"others_arrivals_seen": 4, "others_arrivals_unknown": 0, "largest_relative_difference": 0}
+  assert (same == {"others_arrivals_seen": 4, "others_arrivals_unknown": 0,
+                   "largest_relative_difference": 0})
   wrong = told.copy()
   wrong[2, 1] = 6.6  # what rank 0 was told of rank 1
   assert truth_processes._seen([{"seen": wrong}, {"seen": told}], arrivals)[
       "largest_relative_difference"] == pytest.approx(0.1)
-  assert truth_processes._seen([{"seen": told}, {"seen": wrong}], arrivals)["largest_relative_difference"] == 0
+  assert truth_processes._seen([{"seen": told},
+                                {"seen": wrong}], arrivals)["largest_relative_difference"] == 0
   alone = [{"seen": np.where(np.arange(2) == rank, told, np.nan)} for rank in range(2)]
   assert truth_processes._seen(alone, arrivals) == {
       "others_arrivals_seen": 0, "others_arrivals_unknown": 4, "largest_relative_difference": None}
@@ -112,7 +118,9 @@ def test_a_small_run_finds_its_delays_in_their_column(place: str) -> None:
   assert 0.9 < shown[place] < 1.5
   entry = found["delays"]["40"]
   assert entry["slept_ms"] >= 40 * 0.999
-  # Loose: this is no measurement. On the next step's arrival after an update, all ranks of one process wait.
+  # Loose: this is no measurement. On the next step's arrival after an update, all ranks of one
+  # process wait.
   assert abs(entry["own"]["median_error_ms"]) < 20
-  lines = "\n".join(truth_tables.markdown({**measured.circumstances("x"), "steps": [found], "places": [found]}))
+  lines = "\n".join(truth_tables.markdown({**measured.circumstances("x"), "steps": [found],
+                                           "places": [found]}))
   assert "| 2 |" in lines and "## What falls short" in lines

@@ -16,7 +16,8 @@ def test_every_update_of_the_loop_is_run() -> None:
   counts = jaxpace.Pacer(lambda ranks: jnp.int32(0), lambda seen, count: (
       jaxpace.Decision(jnp.float32(1e-3), {"last": jnp.max(seen.arrivals)}), count + jnp.int32(1)))
   state, arrivals, delay, _, took = update_cost.loop(counts, 8, 50)()
-  assert int(packing.unpack(state)) == 50 and float(delay) == pytest.approx(1e-3) and arrivals.shape == (8,)
+  assert (int(packing.unpack(state)) == 50 and float(delay) == pytest.approx(1e-3)
+          and arrivals.shape == (8,))
   assert 0 < float(took) < 0.1
   assert update_cost.loop(None, 8, 5)()[0] == ()
 
@@ -24,10 +25,12 @@ def test_every_update_of_the_loop_is_run() -> None:
 @pytest.mark.parametrize(("value", "verdict"), [
     ([4, 3, 5], "met"), ([9, 8, 11], "not shown"), ([30, 20, 40], "MISSED")])
 def test_the_page(value: list[float], verdict: str) -> None:
-  figures = {**measured.circumstances("x"), "rounds": 3, "turns": 10, "ranks": {"4": {"a": [1.0, 1.0, 1.0]},
-                                                                               "1024": {"a": value}},
+  figures = {**measured.circumstances("x"), "rounds": 3, "turns": 10,
+             "ranks": {"4": {"a": [1.0, 1.0, 1.0]},
+                       "1024": {"a": value}},
              "sizes": {"a": update_cost.size(jaxpace.pace_early_ranks(), 4)}}
   assert figures["sizes"]["a"]["arrays"] == 16 and figures["sizes"]["a"]["kernels"] > 5
   kernels = figures["sizes"]["a"]["kernels"]
-  row = f"| `a` | 16 | {kernels} | 1.00 [1.00, 1.00] | {value[0]:.2f} [{value[1]:.2f}, {value[2]:.2f}] | {verdict} |"
+  row = (f"| `a` | 16 | {kernels} | 1.00 [1.00, 1.00] | {value[0]:.2f} [{value[1]:.2f}, "
+         f"{value[2]:.2f}] | {verdict} |")
   assert row in "\n".join(update_cost.lines(figures))

@@ -88,7 +88,8 @@ def test_a_file_written_in_place_is_one_of_its_own(tmp_path, kind, caplog):
   assert len(caplog.records) == 1 and "it was removed, not followed" in caplog.text
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0,
+                    reason="only root can give files away")
 def test_somebody_elses_file_is_left_as_it_is(tmp_path):
   path = tmp_path / "note.jsonl"
   path.write_text("theirs")
@@ -103,7 +104,8 @@ def test_the_folders_of_a_run_are_no_links(tmp_path):
   (tmp_path / "steps").symlink_to(tmp_path / "elsewhere")
   with pytest.raises(atomic_write.ForeignFileError, match="is a link"):
     atomic_write.folder(tmp_path / "steps")
-  assert atomic_write.folder(tmp_path / "hosts").is_dir() and atomic_write.folder(tmp_path / "hosts").is_dir()
+  assert (atomic_write.folder(tmp_path / "hosts").is_dir()
+          and atomic_write.folder(tmp_path / "hosts").is_dir())
 
 
 def test_a_name_that_the_user_gave_is_followed(tmp_path):
@@ -156,14 +158,17 @@ left = {victim.name: victim.read_text() for victim in victims.iterdir() if victi
 assert not left, left
 links = [path for path in directory.rglob("*") if path.is_symlink()]
 print("fine", [path.name for path in links])
-"""
+"""  # noqa: E501
 
 
 def test_links_planted_in_a_run_directory_lead_nowhere(tmp_path):
   """Every file that a job writes to its run directory, by the names that anybody can guess."""
-  done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "run"), str(tmp_path / "victims")],
-                        capture_output=True, text=True, timeout=120, cwd=pathlib.Path(__file__).parents[2])
-  assert done.returncode == 0 and done.stdout.startswith("fine []"), (done.stdout, done.stderr[-3000:])
+  done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "run"),
+                         str(tmp_path / "victims")],
+                        capture_output=True, text=True, timeout=120,
+                        cwd=pathlib.Path(__file__).parents[2])
+  assert (done.returncode == 0
+          and done.stdout.startswith("fine []")), (done.stdout, done.stderr[-3000:])
 
 
 @pytest.mark.parametrize("name", ["steps", *(pytest.param(name, marks=pytest.mark.long)
@@ -179,7 +184,8 @@ paced = jaxpace.instrument(lambda x: x, "data")
 with jaxpace.Recorder(sys.argv[1], paced) as recorder:
   print(recorder.recording)
 """
-  done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True,
-                        timeout=120, cwd=pathlib.Path(__file__).parents[2])
-  assert done.stdout == "False\n" and f"{name} is a link" in done.stderr, (done.stdout, done.stderr[-3000:])
+  done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True,
+                        text=True, timeout=120, cwd=pathlib.Path(__file__).parents[2])
+  assert (done.stdout == "False\n"
+          and f"{name} is a link" in done.stderr), (done.stdout, done.stderr[-3000:])
   assert not os.listdir(tmp_path / "elsewhere")

@@ -14,11 +14,11 @@ class Pair(NamedTuple):
 
 
 def test_named_tuples_arrays_and_numbers_of_numpy_inside_each_other():
-  value = {7: Pair(np.float32(0.5), (Pair(1, ()), None, "x")), "a": np.array([[1, 2], [3, 4]]), "b": np.bool_(True),
-           "c": [np.int64(5), 1.5], "d": np.array([1.0, np.nan])}
+  value = {7: Pair(np.float32(0.5), (Pair(1, ()), None, "x")), "a": np.array([[1, 2], [3, 4]]),
+           "b": np.bool_(True), "c": [np.int64(5), 1.5], "d": np.array([1.0, np.nan])}
   plain = to_plain(value)
-  assert plain == {"7": {"one": 0.5, "two": [{"one": 1, "two": []}, None, "x"]}, "a": [[1, 2], [3, 4]], "b": True,
-                   "c": [5, 1.5], "d": [1.0, None]}
+  assert plain == {"7": {"one": 0.5, "two": [{"one": 1, "two": []}, None, "x"]},
+                   "a": [[1, 2], [3, 4]], "b": True, "c": [5, 1.5], "d": [1.0, None]}
   assert json.loads(json.dumps(plain, allow_nan=False)) == plain
 
 

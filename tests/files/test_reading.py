@@ -47,5 +47,6 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, monkeyp
     check_regular(path)
   assert not is_regular(path)
   for read in (read_bytes, read_end):
-    with pytest.raises(OSError if kind == "socket" else UnreadableError, match=None if kind == "socket" else said):
+    with pytest.raises(OSError if kind == "socket" else UnreadableError,
+                       match=None if kind == "socket" else said):
       read(path, 10)

@@ -14,4 +14,5 @@ def only(sentences: Iterable[str], code: str) -> Sentence:
 
 def numbers(sentence: str) -> list[float]:
   """All numbers of a sentence, in their order: 1,234 is one, and so is the 3 of host3."""
-  return [float(number.replace(",", "")) for number in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", sentence)]
+  return [float(number.replace(",", ""))
+          for number in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", sentence)]

@@ -1,7 +1,9 @@
-"""A training loop whose mesh is in context, in a process of its own; all that jaxpace runs beside it is on.
+"""A training loop whose mesh is in context, in a process of its own; all that jaxpace runs beside
+it is on.
 
-Usage: context_worker.py DIRECTORY CONTEXT, started with the variables that `jaxpace.distributed.initialize` looks for.
-Contexts: none, set, set for good, explicit, legacy, abstract (around everything but the step).
+Usage: context_worker.py DIRECTORY CONTEXT, started with the variables that
+`jaxpace.distributed.initialize` looks for. Contexts: none, set, set for good, explicit, legacy,
+abstract (around everything but the step).
 """
 
 import contextlib
@@ -40,18 +42,21 @@ def main(directory, context):
     beside = lambda: jax.sharding.use_abstract_mesh(mesh.abstract_mesh)  # noqa: E731
 
   def put(value, spec):
-    return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec), lambda index: value[index])
+    return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec),
+                                        lambda index: value[index])
 
   with around():
     with beside():
       paced = jaxpace.instrument(step, "data", share=True, pacer=jaxpace.steerable(
           jaxpace.guard(jaxpace.chain(jaxpace.pace_early_ranks(), jaxpace.interleave_jobs()))))
       spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-    run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())),
+    run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                                out_specs=(spec, P())),
                   donate_argnums=0)
     rows = np.random.default_rng(3).normal(size=(4 * jax.device_count(), 5)).astype(np.float32)
     weights, batch = put(np.ones((5, 1), np.float32), P()), put(rows, P("data"))
-    with (jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory + "/control.json") as control,
+    with (jaxpace.Recorder(directory, paced) as recorder,
+          jaxpace.Control(directory + "/control.json") as control,
           jaxpace.Housekeeper(every=5, mode="auto", warmup=4) as keeper):
       for _ in range(STEPS):
         with beside():

@@ -1,6 +1,8 @@
-"""A training loop under control, in one of several processes. Prints when what applied, and the delays asked for.
+"""A training loop under control, in one of several processes. Prints when what applied, and the
+delays asked for.
 
-Usage: control_worker.py DIRECTORY STEPS. The environment joins the job. Process 1's news arrive late.
+Usage: control_worker.py DIRECTORY STEPS. The environment joins the job. Process 1's news arrive
+late.
 """
 
 import json
@@ -37,11 +39,12 @@ def main() -> None:
     announcements.key_value_get = lambda key, timeout: (get(key, timeout), time.sleep(0.3))[0]
   shape = (jax.process_count(), jax.local_device_count())
   mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-  paced = jaxpace.instrument(lambda w, x: w - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
+  paced = jaxpace.instrument(lambda w, x: w
+                             - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
                              jaxpace.steerable(eager()), share=True, rows=8192)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=False))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=False))
   w = jnp.ones((4,))
   x = jax.make_array_from_callback(shape, jax.NamedSharding(mesh, P("data")),
                                    lambda index: np.ones(shape, np.float32)[index])
@@ -62,7 +65,8 @@ def main() -> None:
       time.sleep(0.005)
     rounds = control._rounds.number
     newest = control._rounds.key(rounds - 1)
-  rows = np.concatenate([np.asarray(shard.data) for shard in pace.ring.addressable_shards])[:, :steps]
+  rows = np.concatenate([np.asarray(shard.data) for shard in pace.ring.addressable_shards])[
+      :, :steps]
   asked = np.ascontiguousarray(rows[:, :, ring.DELAY_ASKED]).view(np.float32)
   assert (asked == asked[:1]).all(), "devices along the other axis do alike"
   kept = 0
@@ -72,8 +76,9 @@ def main() -> None:
   if joined is not None:
     kept = len(joined.key_value_dir_get(newest.rpartition("/")[0]))
   jaxpace.distributed.barrier("counted", 60)
-  print("FACTS " + json.dumps({"process": process, "applied": applied, "rounds": rounds, "kept": kept,
-                               "off": np.flatnonzero(asked[0, 1:] == 0).tolist()}), flush=True)
+  print("FACTS " + json.dumps({"process": process, "applied": applied, "rounds": rounds,
+                               "kept": kept, "off": np.flatnonzero(asked[0, 1:] == 0).tolist()}),
+        flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""One of several processes that add up a megabyte each step over gloo while a Recorder samples the host.
+"""One of several processes that add up a megabyte each step over gloo while a Recorder samples the
+host.
 
 Usage: hosts_worker.py DIRECTORY STEPS, with the variables of `jaxpace.distributed.initialize`.
 """
@@ -23,7 +24,8 @@ def main() -> None:
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P("data")), out_specs=(spec, P())))
   pace = paced.init(mesh)
-  batch = jax.make_array_from_callback((jax.device_count() * FLOATS,), NamedSharding(mesh, P("data")),
+  batch = jax.make_array_from_callback((jax.device_count() * FLOATS,),
+                                       NamedSharding(mesh, P("data")),
                                        lambda _: np.ones(FLOATS, np.float32))
   with jaxpace.Recorder(sys.argv[1], paced, hosts=0.1) as recorder:
     for _ in range(int(sys.argv[2])):

@@ -1,7 +1,8 @@
-"""A training loop on several processes with a housekeeper; prints as JSON which mode each step was done in.
+"""A training loop on several processes with a housekeeper; prints as JSON which mode each step was
+done in.
 
-Every step adds up gradients over all processes; process 1 is now and then late, and slow to read messages. Started with
-the variables that `jaxpace.distributed.initialize` looks for.
+Every step adds up gradients over all processes; process 1 is now and then late, and slow to read
+messages. Started with the variables that `jaxpace.distributed.initialize` looks for.
 """
 
 import gc
@@ -31,7 +32,8 @@ def train(steps, keeper=None, log=None):
     gradient = jax.grad(lambda w: jnp.mean((jnp.tanh(batch @ w) - batch[:, :1]) ** 2))(weights)
     return weights - jnp.float32(0.3) * jax.lax.pmean(gradient, "data")
 
-  step = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False))
+  step = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
+                               check_vma=False))
   rows = np.random.default_rng(3).normal(size=(8 * jax.device_count(), 5)).astype(np.float32)
   batch = jax.make_array_from_callback(
       rows.shape, jax.sharding.NamedSharding(mesh, P("data")), lambda index: rows[index])
@@ -83,7 +85,8 @@ def main(broken):
   with jaxpace.Housekeeper(every=EVERY, mode="frozen", warmup=4) as second:
     again = train(60, second, log)
   print("FACTS", json.dumps({
-      "modes": modes, "bare": bare, "again": again, "kept": len(kept), "old": old, "messages": len(texts),
+      "modes": modes, "bare": bare, "again": again, "kept": len(kept), "old": old,
+      "messages": len(texts),
       "restored": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()) == settings,
       "trial": keeper.summary()["trial"] is not None}), flush=True)
 

@@ -1,4 +1,5 @@
-"""Real processes for the tests: started with an environment each, waited for, their words collected."""
+"""Real processes for the tests: started with an environment each, waited for, their words
+collected."""
 
 from __future__ import annotations
 
@@ -13,18 +14,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_OUTER = ("XLA_FLAGS", "SLURM_", "OMPI_", "PMI", "JAX_COORDINATOR", "JAX_NUM", "JAX_PROCESS", "KUBERNETES_",
-          "JOB_COMPLETION")
+_OUTER = ("XLA_FLAGS", "SLURM_", "OMPI_", "PMI", "JAX_COORDINATOR", "JAX_NUM", "JAX_PROCESS",
+          "KUBERNETES_", "JOB_COMPLETION")
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-  """Returns this environment without what the test set-up or an outer job put into it, and with `extra`."""
+  """Returns this environment without what the test set-up or an outer job put into it, and with
+  `extra`."""
   kept = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
   return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **extra}
 
 
 def free_high_port() -> int:
-  """Returns a free port of 61440 to 65535, where JAX puts the coordinators of SLURM and Open MPI jobs."""
+  """Returns a free port of 61440 to 65535, where JAX puts the coordinators of SLURM and Open MPI
+  jobs."""
   for offset in range(4096):
     port = 61440 + (os.getpid() * 37 + time.monotonic_ns() // 1000 + offset) % 4096
     with socket.socket() as probe:
@@ -36,11 +39,13 @@ def free_high_port() -> int:
   raise AssertionError("no free port")
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 60) -> list[tuple[int, str]]:
+def finish(processes: Sequence[subprocess.Popen[str]],
+           timeout: float = 60) -> list[tuple[int, str]]:
   """Waits for processes that write stderr into stdout; returns their exit statuses and outputs."""
   deadline = time.monotonic() + timeout
   try:
-    outputs = [process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0] for process in processes]
+    outputs = [process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0]
+               for process in processes]
   finally:
     for process in processes:
       process.kill()
@@ -51,7 +56,8 @@ def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 60) -> l
 def run(script: pathlib.Path, environments: Sequence[Mapping[str, str]]) -> list[tuple[int, str]]:
   """Runs a script once for each environment, side by side."""
   return finish([subprocess.Popen([sys.executable, str(script)], cwd=ROOT, env=dict(env), text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for env in environments])
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                 for env in environments])
 
 
 def facts(output: str) -> Any:

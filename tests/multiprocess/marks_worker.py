@@ -29,7 +29,8 @@ def main():
     for k in range(12):
       x = step(x, on_devices(late if k == 7 else none))
       recorder.record()
-  print("FACTS " + json.dumps({"lost": recorder.lost, "devices": [device.id for device in jax.local_devices()]}))
+  print("FACTS " + json.dumps({"lost": recorder.lost,
+                               "devices": [device.id for device in jax.local_devices()]}))
 
 
 if __name__ == "__main__":

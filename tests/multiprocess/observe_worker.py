@@ -1,4 +1,5 @@
-"""One of two processes of a data x FSDP job with a scanned, rematerialised model under plain `jit`."""
+"""One of two processes of a data x FSDP job with a scanned, rematerialised model under plain
+`jit`."""
 
 import hashlib
 import json

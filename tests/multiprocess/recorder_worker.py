@@ -66,7 +66,8 @@ def main() -> None:
         print("stuck", flush=True)
         libc = ctypes.CDLL(None)
         end = time.monotonic() + 60
-        while time.monotonic() < end:  # usleep is interrupted by signals; Python runs none meanwhile.
+        # usleep is interrupted by signals; Python runs none meanwhile.
+        while time.monotonic() < end:
           libc.sleep(60)
       recorder.record(pace)
       print(f"step {i} at {time.monotonic():.4f}", flush=True)
@@ -74,7 +75,8 @@ def main() -> None:
         print(f"preempted at {i}", flush=True)
         break
       if args.mode == "gloo" and i % 5 == 4:
-        jax.block_until_ready(pace)  # As a program does that looks at its loss: raises if a peer is gone.
+        # As a program does that looks at its loss: raises if a peer is gone.
+        jax.block_until_ready(pace)
       time.sleep(args.pause)
   print("closed", recorder.lost, flush=True)
 

@@ -1,8 +1,8 @@
 """A training loop that checkpoints with orbax, for tests that kill it and start it again.
 
-Usage: restore_worker.py DIRECTORY STEPS EVERY PAUSE. Devices are those of XLA_FLAGS; the environment may join a job of
-several processes. Prints "step K" after each step,
-"restored ..." before the first, and FACTS at the end.
+Usage: restore_worker.py DIRECTORY STEPS EVERY PAUSE. Devices are those of XLA_FLAGS; the
+environment may join a job of several processes. Prints "step K" after each step, "restored ..."
+before the first, and FACTS at the end.
 """
 
 import json
@@ -27,33 +27,42 @@ def own(pace):
 
 
 def main() -> None:
-  directory, steps, every, pause = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+  directory, steps, every, pause = (pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]),
+                                    float(sys.argv[4]))
   logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
   jaxpace.distributed.initialize()
   ranks = jax.device_count()
   mesh = jax.make_mesh((ranks,), ("data",), axis_types=(AxisType.Auto,))
-  paced = jaxpace.instrument(lambda w, x: w - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
+  paced = jaxpace.instrument(lambda w, x: w
+                             - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
                              jaxpace.pace_early_ranks(window=16), share=True, rows=64)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=False))
-  w, x = (jax.make_array_from_callback(shape, jax.NamedSharding(mesh, spread), lambda index, shape=shape: np.ones(
-      shape, np.float32)[index]) for shape, spread in (((4,), P()), ((ranks, 2), P("data"))))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=False))
+  w, x = (jax.make_array_from_callback(shape, jax.NamedSharding(mesh, spread),
+                                       lambda index, shape=shape: np.ones(
+                                           shape, np.float32)[index])
+          for shape, spread in (((4,), P()), ((ranks, 2), P("data"))))
   pace, first, arrivals = paced.init(mesh), 0, []
-  handlers = {name: ocp.StandardCheckpointHandler() for name in ("state", "pace")}  # for `item_metadata`
-  with ocp.CheckpointManager(directory / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=2),
+  # for `item_metadata`
+  handlers = {name: ocp.StandardCheckpointHandler() for name in ("state", "pace")}
+  with ocp.CheckpointManager(directory / "checkpoints", options=ocp.CheckpointManagerOptions(
+      max_to_keep=2),
                              item_handlers=handlers) as manager:
     latest = manager.latest_step()
     if latest is not None:
       stored = manager.item_metadata(latest)["pace"].tree
       saved = manager.restore(latest, args=ocp.args.Composite(
-          state=ocp.args.StandardRestore({"w": w}), pace=ocp.args.StandardRestore(jaxpace.pace_target(stored, mesh))))
+          state=ocp.args.StandardRestore({"w": w}),
+          pace=ocp.args.StandardRestore(jaxpace.pace_target(stored, mesh))))
       w, first = saved["state"]["w"], latest
       pace = jaxpace.restore_pace(saved["pace"], paced, mesh)
       mine = own(pace)
-      print("restored " + json.dumps({"step": int(mine.step), "seen": int(paced.pacer_state(mine).low.seen),
-                                      "ring": bool(mine.ring.any())}), flush=True)
-    with jaxpace.Recorder(directory / "run", paced, resume=latest is not None, every_seconds=0.2) as recorder:
+      print("restored "
+            + json.dumps({"step": int(mine.step), "seen": int(paced.pacer_state(mine).low.seen),
+                          "ring": bool(mine.ring.any())}), flush=True)
+    with jaxpace.Recorder(directory / "run", paced, resume=latest is not None,
+                          every_seconds=0.2) as recorder:
       for k in range(first, steps):
         pace, w = jax.block_until_ready(step(pace, w, x))
         recorder.record(pace)

@@ -1,4 +1,5 @@
-"""What the training loop has in context, a mesh or none, changes nothing of what is recorded beside it."""
+"""What the training loop has in context, a mesh or none, changes nothing of what is recorded beside
+it."""
 
 import logging
 import pathlib
@@ -23,9 +24,10 @@ WORKER = pathlib.Path(__file__).with_name("context_worker.py")
 @pytest.mark.parametrize("context", ["set", "set for good", "explicit", "legacy", "abstract"])
 def test_two_processes_record_every_step_whatever_mesh_is_in_context(tmp_path, context):
   process = subprocess.Popen(
-      [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", "2", "--logs", str(tmp_path / "logs"), "--",
-       sys.executable, str(WORKER), str(tmp_path / "run"), context], cwd=jobs.ROOT, env=jobs.clean_environment(),
-      text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+      [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", "2", "--logs",
+       str(tmp_path / "logs"), "--", sys.executable, str(WORKER), str(tmp_path / "run"), context],
+      cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT)
   [(status, output)] = jobs.finish([process], timeout=120)
   logs = [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(2)]
   assert status == 0, output + "".join(logs)
@@ -36,7 +38,8 @@ def test_two_processes_record_every_step_whatever_mesh_is_in_context(tmp_path, c
 
 def others():
   """Meshes that a pace state over all devices is not on."""
-  return {"fewer": jax.make_mesh((2,), ("other",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2]),
+  return {"fewer": jax.make_mesh((2,), ("other",), axis_types=(AxisType.Auto,),
+                                 devices=jax.devices()[:2]),
           "explicit": jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)}
 
 
@@ -55,7 +58,8 @@ def test_a_mesh_in_context_that_is_not_the_steps(tmp_path, name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("good", [0, 40])
-def test_copies_that_fail_are_told_of_once_at_the_end_and_in_the_report(tmp_path, monkeypatch, caplog, capsys, good):
+def test_copies_that_fail_are_told_of_once_at_the_end_and_in_the_report(
+    tmp_path, monkeypatch, caplog, capsys, good):
   from jaxpace.trace import ringcopy
   start, calls = ringcopy.start, []
 
@@ -68,24 +72,29 @@ def test_copies_that_fail_are_told_of_once_at_the_end_and_in_the_report(tmp_path
   monkeypatch.setattr(ringcopy, "start", broken)
   mesh = fake.mesh()
   step, pace = fake.make_step(mesh), fake.init(mesh)
-  with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, fake.FakePaced()) as recorder:
+  with caplog.at_level(logging.WARNING,
+                       "jaxpace"), Recorder(tmp_path, fake.FakePaced()) as recorder:
     for _ in range(100):
       pace = step(pace)
       recorder.record(pace)
       jax.block_until_ready(pace)
   said = [record.getMessage() for record in caplog.records]
-  assert len(said) == 2 and all("RuntimeError: the devices are busy elsewhere" in line for line in said), said
-  assert "can't be copied" in said[0] and str(tmp_path) in said[1] and "could not be made" in said[1]
+  assert (len(said) == 2 and all("RuntimeError: the devices are busy elsewhere" in line
+                                 for line in said)), said
+  assert ("can't be copied" in said[0] and str(tmp_path) in said[1]
+          and "could not be made" in said[1])
   assert recorder.lost["lost_rows"] >= 8 * (100 - good)
   assert recorder.lost["not_copied"].endswith("the devices are busy elsewhere")
   status = cli.main(["report", str(tmp_path)])
   shown = " ".join("".join(capsys.readouterr()).split())
-  assert "the devices are busy elsewhere" in shown and "is `recorder.record(pace)` called" not in shown
+  assert ("the devices are busy elsewhere" in shown
+          and "is `recorder.record(pace)` called" not in shown)
   assert (status == 0) == bool(good)
 
 
 @pytest.mark.long
-def test_a_copy_that_can_not_be_read_is_no_secret_and_the_next_makes_up_for_it(tmp_path, monkeypatch, caplog):
+def test_a_copy_that_can_not_be_read_is_no_secret_and_the_next_makes_up_for_it(
+    tmp_path, monkeypatch, caplog):
   from jaxpace.trace import ringcopy
   read, calls = ringcopy.RingCopy.read, []
 
@@ -98,7 +107,8 @@ def test_a_copy_that_can_not_be_read_is_no_secret_and_the_next_makes_up_for_it(t
   monkeypatch.setattr(ringcopy.RingCopy, "read", broken)
   mesh = fake.mesh()
   step, pace = fake.make_step(mesh), fake.init(mesh, rows=64)
-  with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, fake.FakePaced(), every_steps=10) as recorder:
+  with caplog.at_level(logging.WARNING,
+                       "jaxpace"), Recorder(tmp_path, fake.FakePaced(), every_steps=10) as recorder:
     for _ in range(60):
       pace = step(pace)
       recorder.record(pace)

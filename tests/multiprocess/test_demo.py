@@ -28,7 +28,8 @@ def test_two_processes_of_which_one_is_late(tmp_path: pathlib.Path) -> None:
   assert sum(report["shares"].values()) == pytest.approx(1, abs=1e-6)
   assert report["ranks"] == report["processes"] == 2
   late = next(row for row in report["per_rank"] if row["rank"] == 1)
-  assert late["lateness"] == pytest.approx(0.040, rel=0.25)  # two busy cores: the quiet bound is tested elsewhere
+  # two busy cores: the quiet bound is tested elsewhere
+  assert late["lateness"] == pytest.approx(0.040, rel=0.25)
   assert late["compute"] > 0.040, "a late forward pass is compute, not a gap"
   # Without the 40 ms the step is shorter by at most those, and by most of them.
   saved = report["step_time"]["mean"] - report["what_if"]["without_rank"]["1"]["step_time"]

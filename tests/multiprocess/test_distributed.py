@@ -1,4 +1,5 @@
-"""Joining a job in every way a script may be started, with real processes, and what they exchange."""
+"""Joining a job in every way a script may be started, with real processes, and what they
+exchange."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ assert (index, count) == (jax.process_index(), jax.process_count())
 assert distributed.initialize().source == ("joined" if count > 1 else "alone")
 found = {"index": index, "count": count, "source": place.source, "devices": n, "psum": value}
 print("FACTS", json.dumps(found), flush=True)
-"""
+"""  # noqa: E501
 
 
 def script(tmp_path, text):
@@ -50,17 +51,19 @@ def assert_joined(results, source, devices_each=1):
   devices = count * devices_each
   for index, (status, output) in enumerate(results):
     assert status == 0, output
-    assert jobs.facts(output) == {"index": index, "count": count, "source": source, "devices": devices,
-                                  "psum": devices * (devices + 1) / 2}
+    assert jobs.facts(output) == {"index": index, "count": count, "source": source,
+                                  "devices": devices, "psum": devices * (devices + 1) / 2}
 
 
 def launch(tmp_path, file, *options, nproc=2, env=None, before=()):
   process = subprocess.Popen(
-      [*before, sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(nproc), "--logs", str(tmp_path / "logs"),
-       *options, "--", sys.executable, str(file)],
-      cwd=jobs.ROOT, env=env or jobs.clean_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+      [*before, sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(nproc), "--logs",
+       str(tmp_path / "logs"), *options, "--", sys.executable, str(file)],
+      cwd=jobs.ROOT, env=env or jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT)
   [(status, output)] = jobs.finish([process])
-  return status, output, [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(nproc)]
+  return (status, output,
+          [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(nproc)])
 
 
 def test_launched_processes_sum_over_gloo_and_exchange_strings(tmp_path):
@@ -95,7 +98,7 @@ if index == 0:
   assert words == "process 0 of 2 waited 0.3 s for 'the other one': process 1 did not come", words
 distributed.barrier("the end", 10)
 print("all said")
-"""), "--devices-per-process", "2")
+"""), "--devices-per-process", "2")  # noqa: E501
   assert status == 0, output + "".join(logs)
   assert_joined([(status, log) for log in logs], "environment", devices_each=2)
   assert all("all said" in log for log in logs)
@@ -114,7 +117,8 @@ for _ in range(1000):
   total(x).block_until_ready()
 """), "--grace", "20")
   assert status == 1
-  assert time.monotonic() - begun < 18  # by itself it waits for minutes at exit, for peers that wait for it
+  # by itself it waits for minutes at exit, for peers that wait for it
+  assert time.monotonic() - begun < 18
   assert "process 1 (pid" in output and "failed with ArithmeticError: loss is NaN" in output
   assert "recorded the rest" in (tmp_path / "logs" / "process-1.log").read_text()
 
@@ -132,7 +136,8 @@ print("place", jax.process_index(), jax.process_count())
 
 @pytest.mark.long
 @pytest.mark.skipif(not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("unshare")),
-                    reason="giving this test a host name of its own needs root and the unshare command")
+                    reason="giving this test a host name of its own needs root and the "
+                           "unshare command")
 def test_launch_works_where_the_host_name_does_not_resolve(tmp_path):
   if subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode:
     pytest.skip("this system allows no UTS namespace")
@@ -156,16 +161,18 @@ def test_slurm_step(tmp_path):
 def test_open_mpi_4(tmp_path):
   port = jobs.free_high_port()
   environments = [jobs.clean_environment(
-      OMPI_MCA_orte_hnp_uri=f"{(port - 61440) * 4096}.0;tcp://127.0.0.1:34911", OMPI_COMM_WORLD_SIZE="2",
-      OMPI_COMM_WORLD_RANK=str(i), OMPI_COMM_WORLD_LOCAL_RANK=str(i)) for i in range(2)]
+      OMPI_MCA_orte_hnp_uri=f"{(port - 61440) * 4096}.0;tcp://127.0.0.1:34911",
+      OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK=str(i), OMPI_COMM_WORLD_LOCAL_RANK=str(i))
+                  for i in range(2)]
   assert_joined(jobs.run(script(tmp_path, PSUM), environments), "cluster")
 
 
 @pytest.mark.long
 def test_open_mpi_5_which_jax_does_not_detect(tmp_path):
   environments = [jobs.clean_environment(
-      PMIX_NAMESPACE=f"prterun-host-{os.getpid()}@1", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_LOCAL_SIZE="2",
-      OMPI_COMM_WORLD_RANK=str(i), OMPI_COMM_WORLD_LOCAL_RANK=str(i)) for i in range(2)]
+      PMIX_NAMESPACE=f"prterun-host-{os.getpid()}@1", OMPI_COMM_WORLD_SIZE="2",
+      OMPI_COMM_WORLD_LOCAL_SIZE="2", OMPI_COMM_WORLD_RANK=str(i),
+      OMPI_COMM_WORLD_LOCAL_RANK=str(i)) for i in range(2)]
   assert_joined(jobs.run(script(tmp_path, PSUM), environments), "mpi")
 
 
@@ -173,8 +180,8 @@ def test_open_mpi_5_which_jax_does_not_detect(tmp_path):
 def test_pods_of_an_indexed_kubernetes_job(tmp_path):
   port = jobs.free_high_port()
   environments = [jobs.clean_environment(  # as in docs/examples/job.yaml
-      KUBERNETES_SERVICE_HOST="10.0.0.1", JAX_COORDINATOR_ADDRESS=f"localhost:{port}", JAX_NUM_PROCESSES="2",
-      JOB_COMPLETION_INDEX=str(i)) for i in range(2)]
+      KUBERNETES_SERVICE_HOST="10.0.0.1", JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
+      JAX_NUM_PROCESSES="2", JOB_COMPLETION_INDEX=str(i)) for i in range(2)]
   assert_joined(jobs.run(script(tmp_path, PSUM), environments), "environment")
 
 
@@ -186,7 +193,7 @@ distributed.key_value_set("k", "1")
 distributed.key_value_delete("k")
 assert distributed.key_value_get("k", 1) is None
 assert distributed.share_string("id", "mine", 1) == "mine" and distributed.share_string("id", None, 1) is None
-"""), [jobs.clean_environment()])
+"""), [jobs.clean_environment()])  # noqa: E501
   assert_joined(results, "alone")
 
 
@@ -201,9 +208,10 @@ try:
   distributed.initialize()
 except RuntimeError as error:
   print("refused:", error)
-"""), [jobs.clean_environment(JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="1", JAX_PROCESS_ID="0")])
+"""), [jobs.clean_environment(JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="1", JAX_PROCESS_ID="0")])  # noqa: E501
   assert status == 0
-  assert "refused: jaxpace.distributed.initialize() comes too late" in output and "first in main()" in output
+  assert ("refused: jaxpace.distributed.initialize() comes too late" in output
+          and "first in main()" in output)
 
 
 @pytest.mark.long
@@ -215,7 +223,7 @@ try:
   distributed.initialize(timeout=0.3)
 except TimeoutError as error:
   print("refused:", error)
-"""), [jobs.clean_environment(JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="1")])
+"""), [jobs.clean_environment(JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="1")])  # noqa: E501
   assert status == 0, output
   assert f"refused: process 1 of 2 waited 0.3 s for process 0 at 127.0.0.1:{port}" in output
 
@@ -223,7 +231,8 @@ except TimeoutError as error:
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
 def test_mpirun_with_4_ranks(tmp_path):
-  version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+  version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True,
+                           check=False).stdout
   options = ["--oversubscribe", "--allow-run-as-root"] if "Open MPI" in version else []
   process = subprocess.Popen(
       ["mpirun", *options, "-n", "4", sys.executable, str(script(tmp_path, PSUM))], cwd=jobs.ROOT,

@@ -26,7 +26,7 @@ tasks = [subprocess.Popen(arguments, stdout=open(log.replace("%t", str(i)), "w")
                           env={{**os.environ, **step, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}})
          for i in range(2)]
 sys.exit(max(task.wait() for task in tasks))
-"""
+"""  # noqa: E501
 
 
 def test_the_batch_script_gives_every_task_its_place_and_a_log(tmp_path):
@@ -37,9 +37,10 @@ def test_the_batch_script_gives_every_task_its_place_and_a_log(tmp_path):
   (tmp_path / "job.py").write_text(PSUM + "\nassert sys.argv[1:] == ['--workdir=a b']\n")
   number = str(jobs.free_high_port() - 61440 + 4096)
   done = subprocess.run(
-      ["bash", str(EXAMPLES / "train.sbatch"), "job.py", "--workdir=a b"], cwd=tmp_path, text=True, capture_output=True,
-      check=False, timeout=60, env=jobs.clean_environment(
-          SLURM_JOB_ID=number, SLURM_NTASKS="2", PYTHON=sys.executable, PATH=f"{srun.parent}:{os.environ['PATH']}"))
+      ["bash", str(EXAMPLES / "train.sbatch"), "job.py", "--workdir=a b"], cwd=tmp_path, text=True,
+      capture_output=True, check=False, timeout=60, env=jobs.clean_environment(
+          SLURM_JOB_ID=number, SLURM_NTASKS="2", PYTHON=sys.executable,
+          PATH=f"{srun.parent}:{os.environ['PATH']}"))
   assert done.returncode == 0, done.stderr
   logs = [(tmp_path / "logs" / number / f"process-{i}.log").read_text() for i in range(2)]
   assert_joined([(0, log) for log in logs], "cluster")
@@ -48,7 +49,8 @@ def test_the_batch_script_gives_every_task_its_place_and_a_log(tmp_path):
 def test_the_batch_script_outside_a_job_says_how_to_start_it(tmp_path):
   done = subprocess.run(["bash", str(EXAMPLES / "train.sbatch"), "job.py"], cwd=tmp_path, text=True,
                         capture_output=True, check=False, env=jobs.clean_environment())
-  assert done.returncode != 0 and "start this with sbatch" in done.stderr and not list(tmp_path.iterdir())
+  assert (done.returncode != 0 and "start this with sbatch" in done.stderr
+          and not list(tmp_path.iterdir()))
 
 
 def test_the_manifest_gives_every_pod_its_place():
@@ -59,15 +61,18 @@ def test_the_manifest_gives_every_pod_its_place():
   env = {variable["name"]: variable["value"] for variable in container["env"]}
   # the pod's own name and the service's make the address of pod 0
   assert service["metadata"]["name"] == pod["subdomain"]
-  assert service["spec"]["selector"] == {"job-name": name}  # the label the Job controller puts on its pods
-  assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
+  # the label the Job controller puts on its pods
+  assert service["spec"]["selector"] == {"job-name": name}
+  assert (service["spec"]["clusterIP"] == "None"
+          and service["spec"]["publishNotReadyAddresses"] is True)
   port = container["ports"][0]["containerPort"]
   assert env["JAX_COORDINATOR_ADDRESS"] == f"{name}-0.{pod['subdomain']}:{port}"
   assert (service["kind"], job["kind"], spec["completionMode"]) == ("Service", "Job", "Indexed")
   assert spec["completions"] == spec["parallelism"] == int(env["JAX_NUM_PROCESSES"])
   assert (pod["restartPolicy"], spec["backoffLimit"]) == ("Never", 0)
   for index in range(spec["completions"]):
-    found = place_from_environment({**env, "KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": str(index)})
+    found = place_from_environment({**env, "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+                                    "JOB_COMPLETION_INDEX": str(index)})
     assert found == Place(index, 4, "environment", f"train-0.train:{port}")
 
 
@@ -76,7 +81,7 @@ def test_what_the_documentation_names_exists():
   for target in re.findall(r"\]\(([^)#]+)\)", text):
     assert (jobs.ROOT / "docs" / target).exists(), target
   options = set(re.findall(r"`(--[a-z-]+)", text)) - {"--kill-on-bad-exit", "--oversubscribe"}
-  shown = subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", "--help"], cwd=jobs.ROOT, text=True,
-                         capture_output=True, check=True).stdout
+  shown = subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", "--help"], cwd=jobs.ROOT,
+                         text=True, capture_output=True, check=True).stdout
   assert options and all(option in shown for option in options)
   assert pathlib.Path(EXAMPLES / "train.sbatch").read_text().startswith("#!/bin/bash\n")

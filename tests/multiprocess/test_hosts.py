@@ -1,4 +1,5 @@
-"""Counters of hosts in a real job: gloo opens its sockets in native code, and they belong to the process as well."""
+"""Counters of hosts in a real job: gloo opens its sockets in native code, and they belong to the
+process as well."""
 
 import pathlib
 import subprocess
@@ -16,25 +17,31 @@ STEPS = 30
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's counters are Linux's")
+@pytest.mark.skipif(not sys.platform.startswith("linux"),
+                    reason="the kernel's counters are Linux's")
 def test_traffic_of_gloo_is_counted_in_each_process(tmp_path):
   port = jobs.free_high_port()
   workers = [subprocess.Popen(
-      [sys.executable, str(WORKER), str(tmp_path), str(STEPS)], cwd=jobs.ROOT, text=True, stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT, env=jobs.clean_environment(
-          JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index),
-          XLA_FLAGS="--xla_force_host_platform_device_count=1")) for index in range(2)]
+      [sys.executable, str(WORKER), str(tmp_path), str(STEPS)], cwd=jobs.ROOT, text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=jobs.clean_environment(
+          JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="2",
+          JAX_PROCESS_ID=str(index), XLA_FLAGS="--xla_force_host_platform_device_count=1"))
+             for index in range(2)]
   done = jobs.finish(workers, 150)
   assert [status for status, _ in done] == [0, 0], done
   run = read_run(tmp_path)
   samples, problems = read_host_samples(tmp_path, run.id)
   assert problems == [] and set(samples.process.tolist()) == {0, 1}
-  assert [place.process for place in run.locality] == [0, 1] and run.locality[1].devices[0].process == 1
+  assert ([place.process for place in run.locality] == [0, 1]
+          and run.locality[1].devices[0].process == 1)
   busy, sent = samples.increase("tcp_busy_ns"), samples.increase("loopback_bytes")
   assert busy[0] > 0 and busy[1] > 0
-  trips, shortest = (samples.columns[name][samples.process == 0] for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
+  trips, shortest = (samples.columns[name][samples.process == 0]
+                     for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
   known = np.isfinite(trips)
   assert known.any() and (known == np.isfinite(shortest)).all() and (shortest[known] > 0).all()
   assert (shortest[known] <= trips[known]).all() and trips[known].max() < 10e9
-  # A ring of two sends each megabyte once from each process; both processes see the whole loopback interface.
-  assert min(sent.values()) > 0.8 * 2 * STEPS * (1 << 20), "all but what passed after the slower one's last sample"
+  # A ring of two sends each megabyte once from each process; both processes see the whole loopback
+  # interface.
+  assert min(sent.values()) > 0.8 * 2 * STEPS * (1 << 20), ("all but what passed after the slower "
+                                                            "one's last sample")

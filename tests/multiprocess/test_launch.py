@@ -1,4 +1,5 @@
-"""The launcher with real processes that know nothing of JAX: how each kind of end is seen, told and cleaned up."""
+"""The launcher with real processes that know nothing of JAX: how each kind of end is seen, told and
+cleaned up."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROC = pathlib.Path("/proc")
-needs_proc = pytest.mark.skipif(not (PROC / "self" / "stat").exists(), reason="needs /proc to look for orphans")
+needs_proc = pytest.mark.skipif(not (PROC / "self" / "stat").exists(),
+                                reason="needs /proc to look for orphans")
 
 
 _started: list[subprocess.Popen] = []
@@ -34,7 +36,8 @@ def nothing_left():
 
 @pytest.fixture(autouse=True)
 def default_signals():
-  """What a shell starts in the background ignores Ctrl-C, and hang-ups under nohup; so would what the tests start."""
+  """What a shell starts in the background ignores Ctrl-C, and hang-ups under nohup; so would what
+  the tests start."""
   ignored = [number for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
              if signal.getsignal(number) is signal.SIG_IGN]
   for number in ignored:
@@ -47,10 +50,12 @@ def default_signals():
 def start(tmp_path, script, *options, nproc=3, **kwargs):
   """Starts `jaxpace launch` on a Python script given as text."""
   file = tmp_path / "worker.py"
-  file.write_text("import os, signal, subprocess, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n" + script)
-  command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(nproc), "--logs", str(tmp_path / "logs"),
-             *options, "--", sys.executable, str(file)]
-  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+  file.write_text(
+      "import os, signal, subprocess, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n" + script)
+  command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(nproc), "--logs",
+             str(tmp_path / "logs"), *options, "--", sys.executable, str(file)]
+  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             text=True, **kwargs)
   _started.append(process)
   return process
 
@@ -129,14 +134,16 @@ time.sleep(60)
 
 
 def test_a_signal_names_it_and_gives_128_plus_its_number(tmp_path):
-  status, _, err, _ = run(tmp_path, "if i == 2: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n")
+  status, _, err, _ = run(tmp_path,
+                          "if i == 2: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n")
   assert status == 128 + signal.SIGKILL
   assert "process 2 (pid" in err and "was killed by SIGKILL (signal 9)" in err
   assert "memory" in err  # the usual reason
 
 
 def test_the_cause_is_named_and_not_those_that_lost_their_peer(tmp_path):
-  # the followers end a moment after the cause, with the words of a lost peer and a status of their own
+  # the followers end a moment after the cause, with the words of a lost peer and a status of their
+  # own
   status, _, err, _ = run(tmp_path, f"""
 mark = {str(tmp_path / 'mark')!r}
 if i == 2:
@@ -160,7 +167,8 @@ if i == 2:  # killed, but slow to die: its connections close first
   os.kill(os.getpid(), signal.SIGKILL)
 sys.exit('Gloo all-reduce failed: Connection closed by peer')
 """)
-  assert status == 128 + signal.SIGKILL and "process 2 (pid" in err and "jaxpace launch: process 0" not in err
+  assert (status == 128 + signal.SIGKILL and "process 2 (pid" in err
+          and "jaxpace launch: process 0" not in err)
 
 
 def test_a_follower_alone_still_ends_the_job(tmp_path):
@@ -189,18 +197,21 @@ def test_old_logs_are_put_aside(tmp_path):
   run(tmp_path, "print('first', i)\n", nproc=2)
   run(tmp_path, "print('second', i)\n", nproc=1)
   assert {p.name: p.read_text() for p in (tmp_path / "logs").iterdir()} == {
-      "process-0.log": "second 0\n", "process-0.log.previous": "first 0\n", "process-1.log.previous": "first 1\n"}
+      "process-0.log": "second 0\n", "process-0.log.previous": "first 0\n",
+      "process-1.log.previous": "first 1\n"}
 
 
 def test_huge_output_reaches_log_and_terminal_whole(tmp_path):
-  status, out, _, _ = run(tmp_path, "for k in range(200_000): print('0123456789 abcdefghij', k)\n", nproc=1)
+  status, out, _, _ = run(tmp_path, "for k in range(200_000): print('0123456789 abcdefghij', k)\n",
+                          nproc=1)
   assert status == 0
   assert out == (tmp_path / "logs" / "process-0.log").read_text()
   assert out.endswith("199999\n") and len(out) > 5_000_000
 
 
 def test_a_reader_that_leaves_or_stands_still_stops_nothing(tmp_path):
-  process = start(tmp_path, "for k in range(50_000): print('x' * 40)\nif i == 1: sys.exit(5)\n", nproc=2)
+  process = start(tmp_path, "for k in range(50_000): print('x' * 40)\nif i == 1: sys.exit(5)\n",
+                  nproc=2)
   time.sleep(0.3)  # nobody reads, so the pipe is full
   process.stdout.close()
   err = process.stderr.read()
@@ -247,7 +258,8 @@ def family(tmp_path, nproc=2):
 @needs_proc
 @pytest.mark.parametrize("ending", ["success", "failure"])
 def test_grandchildren_go_too_even_in_a_session_of_their_own(tmp_path, ending):
-  script = CHILDREN.format(directory=str(tmp_path)) + ("sys.exit(0)" if ending == "success" else "sys.exit(9)")
+  script = (CHILDREN.format(directory=str(tmp_path))
+            + ("sys.exit(0)" if ending == "success" else "sys.exit(9)"))
   status, _, _, _ = run(tmp_path, script, "--grace", "0.3", nproc=2)
   assert status == (0 if ending == "success" else 9)
   # One that was ended between opening its file and writing to it has left it empty.
@@ -257,23 +269,28 @@ def test_grandchildren_go_too_even_in_a_session_of_their_own(tmp_path, ending):
 
 @needs_proc
 def test_no_orphan_when_the_launcher_itself_is_killed(tmp_path):
-  process = start(tmp_path, CHILDREN.format(directory=str(tmp_path)) + "time.sleep(60)", "--grace", "0.3", nproc=2)
+  process = start(tmp_path, CHILDREN.format(directory=str(tmp_path)) + "time.sleep(60)", "--grace",
+                  "0.3", nproc=2)
   pids = wait_for_files(family(tmp_path))
   assert all(alive(pid) for pid in pids)
   process.kill()
   assert process.communicate(timeout=10)[0] == ""  # nothing of the launch holds the pipe open
   wait_until(lambda: not any(alive(pid) for pid in pids))
-  wait_until(lambda: not any(str(tmp_path).encode() in line for line in commands()))  # the scribe as well
+  # the scribe as well
+  wait_until(lambda: not any(str(tmp_path).encode() in line for line in commands()))
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux kills children with their parent")
+@pytest.mark.skipif(not sys.platform.startswith("linux"),
+                    reason="only Linux kills children with their parent")
 def test_no_worker_outlives_launcher_and_watchdog_together(tmp_path):
   process = start(tmp_path, f"""
 open({str(tmp_path / 'worker-')!r} + str(i), 'w').write(str(os.getpid()))
 time.sleep(60)
 """, nproc=2)
   pids = wait_for_files([tmp_path / "worker-0", tmp_path / "worker-1"])
-  children = set(map(int, (PROC / str(process.pid) / "task" / str(process.pid) / "children").read_text().split()))
+  children = set(map(int,
+                     (PROC / str(process.pid) / "task" / str(process.pid)
+                      / "children").read_text().split()))
   assert len(children) == 4 and set(pids) < children  # the others are the watchdog and the scribe
   process.send_signal(signal.SIGSTOP)  # or it would see the watchdog go
   for other in children - set(pids):
@@ -350,7 +367,7 @@ def test_environment_of_the_workers(tmp_path):
 for name in ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'XLA_FLAGS', 'JAX_NUM_CPU_DEVICES', 'SLURM_PROCID', 'SLURM_NTASKS'):
   print(name, os.environ.get(name))
 print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
-""", "--devices-per-process", "4", "--show", "none", "--as-slurm", nproc=2,
+""", "--devices-per-process", "4", "--show", "none", "--as-slurm", nproc=2,  # noqa: E501
                   env={**os.environ, "XLA_FLAGS":
                        "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=false"})
   process.communicate(timeout=20)
@@ -361,13 +378,15 @@ print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
 
 
 @pytest.mark.parametrize(("option", "words"), [
-    (["--nproc", "1000000"], "more than this machine of"), (["--nproc", "9" * 30], "more than this machine of"),
+    (["--nproc", "1000000"], "more than this machine of"),
+    (["--nproc", "9" * 30], "more than this machine of"),
     (["--nproc", "1", "--devices-per-process", "1000000"], "must be at most 1,024"),
     (["--nproc", "1", "--threads", "1000000"], "must be at most 4,096")])
 def test_more_than_a_machine_can_run_is_refused_before_anything_starts(tmp_path, option, words):
   """A slip of the finger started processes until the machine gave up."""
-  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", *option, "--logs", str(tmp_path / "logs"), "--",
-                         sys.executable, "-c", "pass"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", *option, "--logs",
+                         str(tmp_path / "logs"), "--", sys.executable, "-c", "pass"], cwd=ROOT,
+                        capture_output=True, text=True, timeout=30)
   assert done.returncode == 2 and words in done.stderr and not (tmp_path / "logs").exists()
 
 
@@ -377,7 +396,8 @@ def small_disk(tmp_path):
   place = tmp_path / "small"
   place.mkdir()
   if os.geteuid() != 0 or subprocess.run(
-      ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
+      ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs",
+       str(place)], capture_output=True).returncode:
     pytest.skip("needs the right to mount a small file system; "
                 "tests/hosts/launch/test_scribe.py limits the size of a file")
   yield place
@@ -393,7 +413,8 @@ for k in range(400):
 open(os.environ["DONE"] + str(i), "w").write("whole")
 """
   done = tmp_path / "done"
-  process = start(tmp_path, script, "--logs", str(small_disk / "logs"), nproc=2, env={**os.environ, "DONE": str(done)})
+  process = start(tmp_path, script, "--logs", str(small_disk / "logs"), nproc=2,
+                  env={**os.environ, "DONE": str(done)})
   out, err = process.communicate(timeout=60)
   assert process.returncode == 0, err
   assert [pathlib.Path(f"{done}{i}").read_text() for i in range(2)] == ["whole"] * 2
@@ -405,4 +426,5 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path):
   (tmp_path / "victim").write_text("mine")
   (tmp_path / "logs" / "process-0.log").symlink_to(tmp_path / "victim")
   assert run(tmp_path, "print(i)", nproc=1)[0] == 0
-  assert (tmp_path / "victim").read_text() == "mine" and (tmp_path / "logs" / "process-0.log").read_text() == "0\n"
+  assert ((tmp_path / "victim").read_text() == "mine"
+          and (tmp_path / "logs" / "process-0.log").read_text() == "0\n")

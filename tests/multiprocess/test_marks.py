@@ -12,11 +12,14 @@ WORKER = pathlib.Path(__file__).with_name("marks_worker.py")
 
 def test_a_late_device_of_another_process_is_named_with_its_layer(tmp_path):
   address = f"127.0.0.1:{jobs.free_high_port()}"
-  common = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "ADDRESS": address, "RUN": str(tmp_path)}
-  done = jobs.run(WORKER, [jobs.clean_environment(**common, INDEX=str(index)) for index in range(2)])
+  common = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "ADDRESS": address,
+            "RUN": str(tmp_path)}
+  done = jobs.run(WORKER,
+                  [jobs.clean_environment(**common, INDEX=str(index)) for index in range(2)])
   assert [status for status, _ in done] == [0, 0], done
   facts = [jobs.facts(output) for _, output in done]
-  assert facts[0]["devices"] != facts[1]["devices"] and all(each["lost"]["lost_rows"] == 0 for each in facts)
+  assert (facts[0]["devices"] != facts[1]["devices"]
+          and all(each["lost"]["lost_rows"] == 0 for each in facts))
   rings = [ringfile.read_ring(tmp_path / "marks" / f"{process}.ring") for process in range(2)]
   assert [ring.ranks.tolist() for ring in rings] == [[0, 1], [2, 3]]
   info = json.loads((tmp_path / "run.json").read_text())

@@ -24,7 +24,8 @@ def test_two_processes_put_the_same_marks_in_or_none():
     assert one["counted"] == [10, 10]
     assert one["dispatched"] == [[10], []]
     assert one["bare"][0] == ""
-    kinds = {kind: (axes, groups) for kind, axes, groups, loops in one["collectives"] if loops == [3]}
+    kinds = {kind: (axes, groups) for kind, axes, groups, loops in one["collectives"]
+             if loops == [3]}
     assert kinds["all-gather"] == (["fsdp"], [[0, 1], [2, 3]])
   assert facts[0]["plan"] == facts[1]["plan"]
   assert "on another process" in facts[0]["bare"][1]

@@ -22,8 +22,10 @@ class Worker:
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
                    "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     self.process = subprocess.Popen(
-        [sys.executable, str(pathlib.Path(__file__).with_name("recorder_worker.py")), *map(str, args)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT, **popen)
+        [sys.executable, str(pathlib.Path(__file__).with_name("recorder_worker.py")),
+         *map(str, args)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT,
+        **popen)
     self.lines: list[str] = []
 
   def wait_for(self, start: str, seconds: float = 60) -> str:
@@ -140,7 +142,8 @@ def test_a_python_handler_that_was_there_decides(tmp_path, start):
 
 def test_two_processes_share_one_run(tmp_path, start):
   port = free_port()
-  workers = [start(tmp_path, 40, 0.0, "--processes", 2, "--index", i, "--port", port, "--mode", "gloo", devices=2)
+  workers = [start(tmp_path, 40, 0.0, "--processes", 2, "--index", i, "--port", port, "--mode",
+                   "gloo", devices=2)
              for i in range(2)]
   assert [worker.finish(90) for worker in workers] == [0, 0], workers[0].lines
   assert steps(tmp_path) == {rank: list(range(40)) for rank in range(4)}
@@ -154,12 +157,14 @@ def test_two_processes_share_one_run(tmp_path, start):
 def test_preemption_announced_by_sigterm_still_reaches_jax(tmp_path, start):
   """jax.distributed's own notifier must be told although the recorder's handler lies over it."""
   port = free_port()
-  workers = [start(tmp_path, 100_000, 0.1, "--processes", 2, "--index", i, "--port", port, "--mode", "sync")
+  workers = [start(tmp_path, 100_000, 0.1, "--processes", 2, "--index", i, "--port", port, "--mode",
+                   "sync")
              for i in range(2)]
   workers[1].wait_for("step 5 ")
   workers[1].process.send_signal(signal.SIGTERM)
   assert [worker.finish(60) for worker in workers] == [0, 0], workers[1].lines
-  preempted = [next(line for line in worker.lines if line.startswith("preempted")) for worker in workers]
+  preempted = [next(line for line in worker.lines if line.startswith("preempted"))
+               for worker in workers]
   assert preempted[0] == preempted[1]
   count = int(preempted[0].split()[-1]) + 1
   assert steps(tmp_path) == {rank: list(range(count)) for rank in range(2)}
@@ -168,7 +173,8 @@ def test_preemption_announced_by_sigterm_still_reaches_jax(tmp_path, start):
 @pytest.mark.long
 def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(tmp_path, start):
   port = free_port()
-  workers = [start(tmp_path, 100_000, 0.05, "--processes", 2, "--index", i, "--port", port, "--mode", "gloo")
+  workers = [start(tmp_path, 100_000, 0.05, "--processes", 2, "--index", i, "--port", port,
+                   "--mode", "gloo")
              for i in range(2)]
   workers[0].wait_for("step 30 ")
   workers[1].process.send_signal(signal.SIGSTOP)
@@ -191,16 +197,18 @@ def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(
 @pytest.mark.long
 @pytest.mark.parametrize("told", [(0, 1), (1,)], ids=["both", "one"])
 def test_sigterm_ends_a_joined_job_that_never_asks_for_preemption(tmp_path, start, told):
-  """JAX's notifier swallowed it: the job went on until it was killed, and nothing said what had ended it."""
+  """JAX's notifier swallowed it: the job went on until it was killed, and nothing said what had
+  ended it."""
   port = free_port()
-  workers = [start(tmp_path, 100_000, 0.05, "--processes", 2, "--index", i, "--port", port, "--mode", "gloo",
-                   "--grace", 60) for i in range(2)]
+  workers = [start(tmp_path, 100_000, 0.05, "--processes", 2, "--index", i, "--port", port,
+                   "--mode", "gloo", "--grace", 60) for i in range(2)]
   workers[0].wait_for("step 30 ")
   for index in told:
     workers[index].process.send_signal(signal.SIGTERM)
   # At the next step but one, long before the grace time, or as the peer of one that did.
   endings = [workers[index].finish(30) for index in told]
-  assert all(ending == -signal.SIGTERM for ending in endings), (endings, [worker.lines[-5:] for worker in workers])
+  assert all(ending == -signal.SIGTERM
+             for ending in endings), (endings, [worker.lines[-5:] for worker in workers])
   for index in told:
     assert info(tmp_path, index)["ended_by"] == "SIGTERM"
     values = steps(tmp_path)[index]
@@ -211,7 +219,8 @@ def test_sigterm_ends_a_joined_job_that_never_asks_for_preemption(tmp_path, star
 
 @pytest.mark.long
 def test_a_job_that_is_killed_after_sigterm_says_that_this_came(tmp_path, start):
-  """As a launcher or a cluster does with what asks for preemption and does not come to an end in time."""
+  """As a launcher or a cluster does with what asks for preemption and does not come to an end in
+  time."""
   worker = start(tmp_path, 100_000, 0.05, "--mode", "deaf")
   worker.wait_for("step 20 ")
   worker.process.send_signal(signal.SIGTERM)
@@ -227,17 +236,20 @@ def test_a_job_that_is_killed_after_sigterm_says_that_this_came(tmp_path, start)
 @pytest.mark.long
 def test_a_dead_peer_does_not_keep_the_others_from_writing_their_rows(tmp_path, start):
   port = free_port()
-  workers = [start(tmp_path, 100_000, 0.02, "--processes", 2, "--index", i, "--port", port, "--mode", "gloo")
+  workers = [start(tmp_path, 100_000, 0.02, "--processes", 2, "--index", i, "--port", port,
+                   "--mode", "gloo")
              for i in range(2)]
   workers[0].wait_for("step 40 ")
   workers[1].process.kill()
   workers[1].finish()
-  workers[0].wait_for("Traceback")  # Comes after the recorder's end. JAX itself then waits for the dead peer.
+  # Comes after the recorder's end. JAX itself then waits for the dead peer.
+  workers[0].wait_for("Traceback")
   workers[0].process.kill()
   assert info(tmp_path)["closed_cleanly"]
   last, _ = workers[0].last_step()
   values = steps(tmp_path)[0]
-  assert values == list(range(len(values))) and len(values) >= last - 12  # Steps in flight were the dead peer's too.
+  # Steps in flight were the dead peer's too.
+  assert values == list(range(len(values))) and len(values) >= last - 12
 
 
 @pytest.fixture
@@ -246,7 +258,8 @@ def small_disk(tmp_path):
   place = tmp_path / "small"
   place.mkdir()
   if os.geteuid() != 0 or subprocess.run(
-      ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True).returncode:
+      ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs",
+       str(place)], capture_output=True).returncode:
     yield None
     return
   yield place
@@ -256,7 +269,9 @@ def small_disk(tmp_path):
 @pytest.mark.long
 def test_a_full_disk_ends_recording_and_not_training(tmp_path, small_disk, start):
   if small_disk is None:
-    pytest.skip("needs the right to mount a small file system; tests/trace/test_recorder.py covers it by injection")
+    pytest.skip(
+        "needs the right to mount a small file system; tests/trace/test_recorder.py covers it "
+        "by injection")
   (small_disk / "ballast").write_bytes(b"x" * 960 * 1024)
   worker = start(small_disk, 2500, 0.002, devices=8)
   assert worker.finish(60) == 0

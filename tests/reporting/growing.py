@@ -1,4 +1,5 @@
-"""Runs that grow: a synthetic run, written in full elsewhere, whose rows are handed out part by part."""
+"""Runs that grow: a synthetic run, written in full elsewhere, whose rows are handed out part by
+part."""
 
 import json
 import pathlib
@@ -15,10 +16,11 @@ from jaxpace.trace.parts import PartStore
 
 
 class Growing:
-  """Writes what the ranks of each process have done up to a step, as a recorder would: small parts, then merged."""
+  """Writes what the ranks of each process have done up to a step, as a recorder would: small parts,
+  then merged."""
 
-  def __init__(self, directory: pathlib.Path, job: MadeUpJob, scratch: pathlib.Path, *, run="growing", attempt=0,
-               first_step=0, merge_parts=4, extra=None):
+  def __init__(self, directory: pathlib.Path, job: MadeUpJob, scratch: pathlib.Path, *,
+               run="growing", attempt=0, first_step=0, merge_parts=4, extra=None):
     self.directory, self.job, self.run = directory, job, run
     if not (scratch / "run.json").exists():
       made_up_runs.write(scratch, job, run=run, attempt=attempt, first_step=first_step)
@@ -46,7 +48,8 @@ class Growing:
       for table in ("steps", "collectives"):
         rows = self._rows[table]
         own = rows.filter(pc.and_(pc.equal(rows["process"], process),
-                                  pc.and_(pc.greater_equal(rows["step"], begin), pc.less(rows["step"], step))))
+                                  pc.and_(pc.greater_equal(rows["step"], begin),
+                                          pc.less(rows["step"], step))))
         columns: Columns = {}
         for name in own.column_names:
           column = own[name]
@@ -56,8 +59,9 @@ class Growing:
           if name in ("name", "axis"):
             columns[name] = np.array(values.to_pylist())
           else:
-            columns[name] = np.ma.masked_array(pc.fill_null(values, 0).to_numpy(zero_copy_only=False),
-                                               pc.is_null(values).to_numpy(zero_copy_only=False))
+            columns[name] = np.ma.masked_array(
+                pc.fill_null(values, 0).to_numpy(zero_copy_only=False),
+                pc.is_null(values).to_numpy(zero_copy_only=False))
         if self._extra and table == "steps":
           columns |= self._extra(columns)
         self.store(table, process).append(columns)
@@ -65,7 +69,8 @@ class Growing:
   def store(self, table: str, process: int) -> PartStore:
     key = table, process
     if key not in self.stores:
-      self.stores[key] = PartStore(self.directory, table, self.run, process, merge_parts=self._merge_parts)
+      self.stores[key] = PartStore(self.directory, table, self.run, process,
+                                   merge_parts=self._merge_parts)
     return self.stores[key]
 
   def remove(self) -> None:

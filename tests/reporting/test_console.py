@@ -1,4 +1,5 @@
-"""What commands print of a run that somebody else wrote is text: nothing in it steers the terminal."""
+"""What commands print of a run that somebody else wrote is text: nothing in it steers the
+terminal."""
 
 import json
 
@@ -12,7 +13,8 @@ from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_runs import MadeUpJob
 
 EVIL = "ev\x1b[31mil\u202e\x9b2J[red]x[/red]:smile:"
-SHOWN = "ev\\x1b[31mil\\u202e\\x9b2J[red]"  # a table's cell, measured before, may be cut behind that
+# a table's cell, measured before, may be cut behind that
+SHOWN = "ev\\x1b[31mil\\u202e\\x9b2J[red]"
 
 
 @pytest.mark.parametrize("wrap", [str, Text, lambda name: Text(f"a\n{name}\nb")])
@@ -27,12 +29,14 @@ def test_names_are_text_wherever_they_stand(capsys, wrap):
 
 def test_what_is_ours_is_printed_as_it_is(capsys):
   make_console().print(Text("±5 % → █▌ é\n\nend"))
-  assert [line.rstrip() for line in capsys.readouterr().out.split("\n")] == ["±5 % → █▌ é", "", "end", ""]
+  assert ([line.rstrip() for line in capsys.readouterr().out.split("\n")]
+          == ["±5 % → █▌ é", "", "end", ""])
 
 
 @pytest.mark.parametrize("command", [["report"], ["watch", "--once"]])
 def test_hosts_of_a_report(tmp_path, capsys, command):
-  made_up_runs.write(tmp_path / "run", MadeUpJob(ranks=2, steps=60, processes=2, hosts=2, late={1: 5e-3}))
+  made_up_runs.write(tmp_path / "run",
+                     MadeUpJob(ranks=2, steps=60, processes=2, hosts=2, late={1: 5e-3}))
   for process in range(2):
     path = tmp_path / "run" / "process" / f"{process}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "hostname": EVIL}))

@@ -41,19 +41,23 @@ class Kept:
 
 
 def made_up(ranks=2, steps=3, process=0, first=0, **more):
-  """Rows of a process whose ranks take rank + 1 ms forward and wait 4 - rank ms in each of two collectives."""
+  """Rows of a process whose ranks take rank + 1 ms forward and wait 4 - rank ms in each of two
+  collectives."""
   step, rank = np.tile(np.arange(first, first + steps), ranks), np.repeat(np.arange(ranks), steps)
   size, origin = len(step), 3 * 10**15
   start = origin + step * 20_000_000
   gap = np.ma.masked_array(np.full(size, 1_000_000), step == 0)
-  columns = {"step": step, "rank": rank.astype(np.int32), "process": np.full(size, process, np.int32),
-             "attempt": np.zeros(size, np.int32), "start_ns": start, "end_ns": start + 19_000_000, "gap_ns": gap,
+  columns = {"step": step, "rank": rank.astype(np.int32),
+             "process": np.full(size, process, np.int32), "attempt": np.zeros(size, np.int32),
+             "start_ns": start, "end_ns": start + 19_000_000, "gap_ns": gap,
              "forward_ns": (rank + 1) * 1_000_000, "delay_applied_ns": np.full(size, 500_000),
-             "gc_ns": np.full(size, 2_000_000), "nivcsw": np.full(size, 3), "decision_slack": step * 0.5, **more}
+             "gc_ns": np.full(size, 2_000_000), "nivcsw": np.full(size, 3),
+             "decision_slack": step * 0.5, **more}
   enter = np.tile(start + 5_000_000, 2)
   both = {name: np.tile(columns[name], 2) for name in ("step", "rank", "process", "attempt")}
-  return columns, {**both, "collective": np.repeat([0, 1], size), "name": np.repeat(["a", "b"], size),
-                   "enter_ns": enter, "exit_ns": enter + (4 - both["rank"]) * 1_000_000}
+  return columns, {**both, "collective": np.repeat([0, 1], size),
+                   "name": np.repeat(["a", "b"], size), "enter_ns": enter,
+                   "exit_ns": enter + (4 - both["rank"]) * 1_000_000}
 
 
 def samples(exporter):
@@ -69,7 +73,8 @@ def test_figures_are_sums_of_the_rows():
   assert found.phases == pytest.approx(
       {(0, "forward"): 3e-3, (1, "forward"): 6e-3, (0, "delay"): 1.5e-3, (1, "delay"): 1.5e-3,
        (0, "gap"): 2e-3, (1, "gap"): 2e-3})
-  assert found.waits == pytest.approx({(0, "a"): 12e-3, (0, "b"): 12e-3, (1, "a"): 9e-3, (1, "b"): 9e-3})
+  assert (found.waits == pytest.approx({(0, "a"): 12e-3, (0, "b"): 12e-3, (1, "a"): 9e-3,
+                                        (1, "b"): 9e-3}))
   assert found.host == pytest.approx({"gc": 6e-3})  # of the process, once
   assert (found.switches, found.decisions) == (9, {"slack": 1.0})
 
@@ -77,7 +82,8 @@ def test_figures_are_sums_of_the_rows():
 def test_rows_with_nothing_known_give_nothing_made_up():
   nothing = np.ma.masked_all(6, np.int64)
   found = figures(*made_up(gc_ns=nothing, nivcsw=nothing, forward_ns=nothing))
-  assert found.host == {} and found.switches is None and not any(name == "forward" for _, name in found.phases)
+  assert (found.host == {} and found.switches is None
+          and not any(name == "forward" for _, name in found.phases))
   assert figures({"step": np.zeros(0)}, {}) is None
 
 
@@ -87,12 +93,15 @@ def test_prometheus_counts_on_over_batches():
   exporter._take(figures(*made_up(first=3)))
   found = samples(exporter)
   assert found["jaxpace_steps_total", (("rank", "1"),)] == 6
-  assert found["jaxpace_wait_seconds_total", (("collective", "a"), ("rank", "0"))] == pytest.approx(24e-3)
-  assert found["jaxpace_phase_seconds_total", (("phase", "forward"), ("rank", "1"))] == pytest.approx(12e-3)
+  assert (found["jaxpace_wait_seconds_total", (("collective", "a"), ("rank", "0"))]
+          == pytest.approx(24e-3))
+  assert (found["jaxpace_phase_seconds_total", (("phase", "forward"), ("rank", "1"))]
+          == pytest.approx(12e-3))
   assert found["jaxpace_step_seconds_count", (("rank", "0"),)] == 5
   assert found["jaxpace_step_seconds_bucket", (("le", "0.01"), ("rank", "0"))] == 0
   assert found["jaxpace_step_seconds_bucket", (("le", "0.03"), ("rank", "0"))] == 5
-  assert found["jaxpace_host_seconds_total", (("cause", "gc"), ("process", "0"))] == pytest.approx(12e-3)
+  assert (found["jaxpace_host_seconds_total", (("cause", "gc"), ("process", "0"))]
+          == pytest.approx(12e-3))
   assert found["jaxpace_last_step", (("process", "0"),)] == 5
   assert found["jaxpace_decision", (("name", "slack"), ("process", "0"))] == 2.5
 
@@ -108,7 +117,8 @@ def test_label_sets_are_bounded_and_nothing_is_lost():
   ranks = {dict(labels)["rank"] for _, labels in found if "rank" in dict(labels)}
   assert len(ranks) == 65 and "other" in ranks
   assert len({dict(labels)["phase"] for _, labels in found if "phase" in dict(labels)}) == 17
-  assert len({dict(labels)["collective"] for _, labels in found if "collective" in dict(labels)}) == 33
+  assert (len({dict(labels)["collective"] for _, labels in found if "collective" in dict(labels)})
+          == 33)
   assert len([key for key in found if key[0] == "jaxpace_decision"]) == 32
   assert sum(v for (name, _), v in found.items() if name == "jaxpace_steps_total") == 200
 
@@ -120,9 +130,11 @@ def test_recorder_feeds_prometheus_file_and_endpoint(tmp_path):
   class Scrape(Kept):
     def close(self):  # before the endpoint closes: exporters close in their order
       assert exporter._server.server_address[0] == "127.0.0.1"
-      seen["text"] = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=5).read().decode()
+      seen["text"] = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics",
+                                            timeout=5).read().decode()
 
-  with Recorder(tmp_path / "run", fake.FakePaced(), exporters=[Scrape(), exporter, kept]) as recorder:
+  with Recorder(tmp_path / "run", fake.FakePaced(),
+                exporters=[Scrape(), exporter, kept]) as recorder:
     train(recorder, STEPS)
   assert_complete(tmp_path / "run", range(STEPS))
   file = (tmp_path / "metrics" / "jaxpace-0.prom").read_text()
@@ -131,7 +143,8 @@ def test_recorder_feeds_prometheus_file_and_endpoint(tmp_path):
     found = {(s.name, s.labels.get("rank"), s.labels.get("collective")): s.value
              for family in parse(text) for s in family.samples}
     assert found["jaxpace_steps_total", "7", None] == STEPS
-    assert found["jaxpace_wait_seconds_total", "3", "psum.grads"] == pytest.approx(STEPS * fake.DURATIONS[5] * 1e-9)
+    assert (found["jaxpace_wait_seconds_total", "3", "psum.grads"]
+            == pytest.approx(STEPS * fake.DURATIONS[5] * 1e-9))
   assert kept.closed == 1 and kept.threads == {"jaxpace-exporters"}
   assert sum(len(steps["step"]) for steps, _ in kept.rows) == 8 * STEPS
   with pytest.raises(OSError):
@@ -183,13 +196,15 @@ assert recorder.lost["stopped"] is None, recorder.lost
 assert_complete(pathlib.Path(directory), range(steps))
 assert 'jaxpace_steps_total{rank="0"}' in strangers.said
 print("FINE", strangers.threads, strangers.files, flush=True)
-"""
+"""  # noqa: E501
 
 
 def test_idle_connections_take_neither_the_endpoint_nor_the_recording(tmp_path):
-  """1,010 connections that said nothing took the process's descriptors, and a thread each; the recording ended."""
-  process = subprocess.Popen([sys.executable, "-c", IDLE, str(tmp_path / "run"), "1010"], cwd=ROOT, text=True,
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  """1,010 connections that said nothing took the process's descriptors, and a thread each; the
+  recording ended."""
+  process = subprocess.Popen([sys.executable, "-c", IDLE, str(tmp_path / "run"), "1010"], cwd=ROOT,
+                             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE)
   idle = []
   try:
     port = int(process.stdout.readline().split()[1])
@@ -224,8 +239,10 @@ def test_the_endpoint_answers_what_is_asked_and_drops_the_rest():
       return found
   try:
     for slowly in (False, True):
-      assert b'jaxpace_steps_total{rank="0"} 3.0' in ask(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", slowly)
-    text = ask(b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
+      assert b'jaxpace_steps_total{rank="0"} 3.0' in ask(
+          b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", slowly)
+    text = ask(
+        b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
     assert b"Content-Type: application/openmetrics-text" in text and text.endswith(b"# EOF\n")
     packed = ask(b"GET / HTTP/1.1\r\nAccept-Encoding: gzip\r\n\r\n").partition(b"\r\n\r\n")[2]
     assert b"jaxpace_steps_total" in gzip.decompress(packed)
@@ -261,7 +278,8 @@ def test_an_exporter_that_fails_is_one_warning_and_the_run_is_whole(tmp_path, ca
   with Recorder(tmp_path, fake.FakePaced(), exporters=[broken, kept]) as recorder:
     train(recorder, STEPS)
   assert_complete(tmp_path, range(STEPS))
-  one_warning(caplog, "Broken stopped, training and recording go on: RuntimeError: no route to host")
+  one_warning(caplog,
+              "Broken stopped, training and recording go on: RuntimeError: no route to host")
   assert len(broken.rows) == 1 and not broken.closed and kept.closed == 1
 
 
@@ -300,8 +318,9 @@ def test_scalars_are_means_a_step_of_process_0_only():
   exporter.export(*made_up())
   ((step, scalars),) = written
   assert step == 2 and scalars == pytest.approx({
-      "jaxpace/step_ms": 20.0, "jaxpace/forward_ms": 1.5, "jaxpace/gap_ms": 4 / 6, "jaxpace/delay_ms": 0.5,
-      "jaxpace/wait_ms": 7.0, "jaxpace/gc_ms": 2.0, "jaxpace/decision/slack": 1.0})
+      "jaxpace/step_ms": 20.0, "jaxpace/forward_ms": 1.5, "jaxpace/gap_ms": 4 / 6,
+      "jaxpace/delay_ms": 0.5, "jaxpace/wait_ms": 7.0, "jaxpace/gc_ms": 2.0,
+      "jaxpace/decision/slack": 1.0})
 
 
 def test_tensorboard_files_hold_the_scalars(tmp_path):
@@ -329,8 +348,10 @@ def test_opentelemetry_gets_the_same_figures():
            for point in metric.data.data_points}
   assert found["jaxpace.steps", (("rank", "1"),)].value == 7
   assert found["jaxpace.steps", (("rank", "other"),)].value == 36
-  assert found["jaxpace.wait.time", (("collective", "a"), ("rank", "0"))].value == pytest.approx(28e-3)
-  assert found["jaxpace.phase.time", (("phase", "forward"), ("rank", "1"))].value == pytest.approx(14e-3)
+  assert (found["jaxpace.wait.time", (("collective", "a"), ("rank", "0"))].value
+          == pytest.approx(28e-3))
+  assert (found["jaxpace.phase.time", (("phase", "forward"), ("rank", "1"))].value
+          == pytest.approx(14e-3))
   assert found["jaxpace.step.duration", (("rank", "0"),)].count == 6
   assert found["jaxpace.step.duration", (("rank", "0"),)].sum == pytest.approx(0.12)
   assert found["jaxpace.host.time", (("cause", "gc"), ("process", 0))].value == pytest.approx(14e-3)
@@ -370,8 +391,10 @@ def test_the_dashboard_asks_for_what_is_exported():
     names = set(re.findall(r"jaxpace_\w+", query))
     assert names and names <= set(exported), query
     labels = set().union(*(exported[name] for name in names))
-    used = {label for matcher in re.findall(r"\{([^}]*)\}", query) for label in re.findall(r"(\w+)[=!]", matcher)}
-    grouped = {g.strip() for group in re.findall(r"by \(([^)]*)\)", query) for g in group.split(",")}
+    used = {label for matcher in re.findall(r"\{([^}]*)\}", query)
+            for label in re.findall(r"(\w+)[=!]", matcher)}
+    grouped = {g.strip() for group in re.findall(r"by \(([^)]*)\)", query)
+               for g in group.split(",")}
     assert used - {"job"} | grouped <= labels, query  # Prometheus itself adds `job`
     assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= grouped, legend
     assert query.count("(") == query.count(")")

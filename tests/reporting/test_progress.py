@@ -63,12 +63,14 @@ def wait_for(condition):
     time.sleep(0.02)
 
 
-CONFIG = {"steps": 200, "fabric": {"nodes": 8, "per_node": 1, "rack": 4, "uplink_rate": 25e9}, "jobs": {
-    "a": {"nodes": [0, 1, 4, 5]}, "b": {"nodes": [2, 3, 6, 7], "buckets": 4}}}
+CONFIG = {"steps": 200, "fabric": {"nodes": 8, "per_node": 1, "rack": 4, "uplink_rate": 25e9},
+          "jobs": {
+              "a": {"nodes": [0, 1, 4, 5]}, "b": {"nodes": [2, 3, 6, 7], "buckets": 4}}}
 
 
 def test_long_commands_say_on_a_terminal_what_they_do(tmp_path):
-  """`simulate` and `replay` begin with imports and a compilation, seconds in which nothing can be counted."""
+  """`simulate` and `replay` begin with imports and a compilation, seconds in which nothing can be
+  counted."""
   (tmp_path / "config.json").write_text(json.dumps(CONFIG))
   said = on_terminal("simulate", str(tmp_path / "config.json"), "--output", str(tmp_path / "runs"))
   assert "Starting, " in said or "Compiling and simulating, " in said
@@ -79,12 +81,14 @@ def test_long_commands_say_on_a_terminal_what_they_do(tmp_path):
 
 
 def on_terminal(*arguments):
-  """What a command writes on a terminal; quick machines show it from the first second on, as slow ones do."""
-  program = ("import sys; from jaxpace.reporting.progress import Progress; Progress.__init__.__defaults__ = (None, 0.3)"
-             "; from jaxpace.cli.main import main; sys.exit(main(sys.argv[1:]))")
+  """What a command writes on a terminal; quick machines show it from the first second on, as slow
+  ones do."""
+  program = ("import sys; from jaxpace.reporting.progress import Progress; "
+             "Progress.__init__.__defaults__ = (None, 0.3); from jaxpace.cli.main import main; "
+             "sys.exit(main(sys.argv[1:]))")
   master, slave = pty.openpty()
-  child = subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=ROOT, stdin=slave, stdout=slave,
-                           stderr=slave, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+  child = subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=ROOT, stdin=slave,
+                           stdout=slave, stderr=slave, env={**os.environ, "JAX_PLATFORMS": "cpu"})
   os.close(slave)
   parts = []
   # A terminal whose other side is closed gives an error on Linux.

@@ -17,8 +17,9 @@ from jaxpace.trace.reader import read_run
 from tests.multiprocess.jobs import ROOT
 
 PAGE = ROOT / "docs" / "sql.md"
-JOB = MadeUpJob(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
-          faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.05, mechanism="gc"),), host_columns=True)
+JOB = MadeUpJob(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},
+                delays={0: 1e-3}, faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.05,
+                                                mechanism="gc"),), host_columns=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,8 @@ def answers(tmp_path_factory):
       name = re.match(r"-- name: (\w+)", query)
       result = database.execute(query)
       columns = [column[0] for column in result.description]
-      found[name[1] if name else number] = [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
+      found[name[1] if name else number] = [dict(zip(columns, row, strict=True))
+                                            for row in result.fetchall()]
   return path, truth, to_json(diagnose(read_run(path))), found
 
 
@@ -49,7 +51,8 @@ def test_times_are_those_of_the_report(answers):
   _, truth, report, found = answers
   (times,) = found["step_time"]
   for name in ("mean", "median", "p99"):
-    assert times[name] == pytest.approx(report["step_time"][name], rel=0.03)  # the report leaves warm-up out
+    # the report leaves warm-up out
+    assert times[name] == pytest.approx(report["step_time"][name], rel=0.03)
   transfers = {row["name"]: row["transfer_ms"] for row in found["transfer"]}
   assert transfers == pytest.approx({"psum.0": 2.0, "psum.1": 2.0}, abs=2e-3)
   step = np.diff(truth.exit[-1, 0])
@@ -66,9 +69,11 @@ def test_the_late_rank_is_the_late_rank(answers):
   mean = late.sum(axis=0).mean(axis=1) / 1e6
   for row in found["lateness"]:
     assert row["late_ms"] == pytest.approx(mean[row["rank"]] - np.sort(mean)[1], abs=2e-3)
-    assert row["late_ms"] == pytest.approx(1e3 * report["per_rank"][row["rank"]]["lateness"], abs=0.02)
+    assert (row["late_ms"] == pytest.approx(1e3 * report["per_rank"][row["rank"]]["lateness"],
+                                            abs=0.02))
   last = np.bincount(late.max(axis=0).argmax(axis=0), minlength=4)
-  assert {row["rank"]: row["times_last"] for row in found["lateness"]} == dict(enumerate(last.tolist()))
+  assert ({row["rank"]: row["times_last"] for row in found["lateness"]}
+          == dict(enumerate(last.tolist())))
   assert any(finding["ranks"] == [3] for finding in report["findings"])
 
 
@@ -104,10 +109,12 @@ def test_code_with_a_prompt_runs(answers):
 
 def test_newest_attempts_count(answers, tmp_path):
   made_up_runs.write(tmp_path, JOB)
-  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=50, processes=2, forward=1e-3), attempt=1, first_step=150)
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=50, processes=2, forward=1e-3), attempt=1,
+                     first_step=150)
   view, *_ = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
   with contextlib.chdir(tmp_path), duckdb.connect() as database:
     database.execute(view)
-    rows = database.execute("select step, rank, count(*), max(attempt) from steps group by all").fetchall()
+    rows = database.execute(
+        "select step, rank, count(*), max(attempt) from steps group by all").fetchall()
   assert len(rows) == 800 and {number for *_, number, _ in rows} == {1}
   assert {step for step, *_, attempt in rows if attempt == 1} == set(range(150, 200))

@@ -26,9 +26,11 @@ from jaxpace.trace.run import MISSING
 from jaxpace.trace.step_times import read_bounds
 from tests.quick import examples
 
-JOB = MadeUpJob(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3},
-          faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1, mechanism="gc"),), host_columns=True)
-LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look " * 60, first_step=20)
+JOB = MadeUpJob(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},
+                delays={0: 1e-3}, faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1,
+                                                mechanism="gc"),), host_columns=True)
+LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look " * 60,
+               first_step=20)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,8 @@ def trace(written):
 
 
 def slices(parsed):
-  """Reads a trace as Perfetto does: [((parent, track), name, begin, end, depth)], flows {id: [(time, end?)]}."""
+  """Reads a trace as Perfetto does: [((parent, track), name, begin, end, depth)], flows {id:
+  [(time, end?)]}."""
   tracks, names = {}, {}
   opened, found = collections.defaultdict(list), []
   flows = collections.defaultdict(list)
@@ -86,7 +89,8 @@ def test_phases_waits_and_transfers_are_those_of_the_job(written, trace):
       total = collections.Counter()
       for _, name, b, e, _ in inside:
         total[name.split(" (")[0]] += e - b
-      expected = {"forward": truth.forward, "backward": truth.backward, "update": truth.update, "delay": truth.delay}
+      expected = {"forward": truth.forward, "backward": truth.backward, "update": truth.update,
+                  "delay": truth.delay}
       for name, values in expected.items():
         assert total[name] == pytest.approx(values[rank, k], abs=3_000), (rank, k, name)
       if k:
@@ -96,7 +100,8 @@ def test_phases_waits_and_transfers_are_those_of_the_job(written, trace):
         assert total[f"psum.{c}"] == pytest.approx(wait, abs=3_000)
       assert total["transfer"] == pytest.approx(truth.transfer[:, k].sum(), abs=5_000)
       waited = sum(v for name, v in total.items() if name.startswith("wait for rank"))
-      assert waited == pytest.approx(total["psum.0"] + total["psum.1"] - total["transfer"], abs=5_000)
+      assert (waited == pytest.approx(total["psum.0"] + total["psum.1"] - total["transfer"],
+                                      abs=5_000))
       names = {name for _, name, *_ in inside if name.startswith("wait")}
       last = {f"wait for rank {truth.enter[c, :, k].argmax()}" for c in range(2)}
       assert names <= last
@@ -125,7 +130,8 @@ def test_tracks_pauses_and_findings(written, trace):
   (told,) = (s for s in found if s[1] == LATE.mode)
   steps = {s[1]: s for s in found if s[0][-1] == "rank 3" and s[4] == 0}
   assert steps["step 18"][3] <= told[2] <= steps["step 20"][2] and told[3] >= steps["step 59"][3]
-  notes = {a.name: a.string_value or a.double_value for p in trace[1].packet for a in p.track_event.debug_annotations}
+  notes = {a.name: a.string_value or a.double_value for p in trace[1].packet
+           for a in p.track_event.debug_annotations}
   assert notes["evidence 1"] == "it is late" and notes["share"] == 0.2
 
 
@@ -146,10 +152,12 @@ def test_chrome_holds_the_same_slices(trace):
   events = json.loads(b"".join(chrome.encode(timeline)))["traceEvents"]
   found, flows = slices(parsed)
   complete = [e for e in events if e["ph"] == "X"]
-  assert sorted((round(e["ts"] * 1e3), round(e["dur"] * 1e3), e["name"]) for e in complete) == sorted(
-      (begin, end - begin, name) for _, name, begin, end, _ in found)
+  assert sorted((round(e["ts"] * 1e3), round(e["dur"] * 1e3),
+                 e["name"]) for e in complete) == sorted(
+                     (begin, end - begin, name) for _, name, begin, end, _ in found)
   assert sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == len(flows)
-  assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"rank 0", "host1, process 1", "steps"}
+  assert ({e["args"]["name"] for e in events if e["ph"] == "M"}
+          >= {"rank 0", "host1, process 1", "steps"})
 
 
 def test_a_run_too_large_is_shown_from_its_end(written):
@@ -163,7 +171,8 @@ def test_a_run_too_large_is_shown_from_its_end(written):
 
 def test_the_command_writes_both_and_nothing_else(written, tmp_path, capsys):
   one, other = tmp_path / "a.pftrace", tmp_path / "b.json"
-  assert main(["report", str(written[0]), "--steps", "10:30", "--perfetto", str(one), "--chrome", str(other)]) == 0
+  assert (main(["report", str(written[0]), "--steps", "10:30", "--perfetto", str(one), "--chrome",
+                str(other)]) == 0)
   assert "steps 10 to 29" in capsys.readouterr().err
   parsed = pb.Trace()
   parsed.ParseFromString(one.read_bytes())
@@ -193,7 +202,8 @@ def test_foreign_names_are_text(tmp_path):
   (path / "run.json").write_text(json.dumps(info))
   before = {os.path.join(a, f) for a, _, files in os.walk(tmp_path) for f in files}
   out = tmp_path / "t.json"
-  assert main(["report", str(path), "--perfetto", str(tmp_path / "t.pf"), "--chrome", str(out)]) == 0
+  assert (main(["report", str(path), "--perfetto", str(tmp_path / "t.pf"), "--chrome", str(out)])
+          == 0)
   assert {os.path.join(a, f) for a, _, files in os.walk(tmp_path) for f in files} - before == {
       str(out), str(tmp_path / "t.pf")}
   text = (tmp_path / "t.pf").read_bytes() + out.read_bytes()
@@ -209,8 +219,9 @@ def test_long_names_are_cut_and_what_a_finding_advises_is_not(trace):
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given(free=st.lists(st.integers(0, 10**8), min_size=1, max_size=4), shares=st.lists(st.floats(0, 1), min_size=1,
-                                                                                   max_size=5))
+@given(free=st.lists(st.integers(0, 10**8), min_size=1, max_size=4),
+       shares=st.lists(st.floats(0, 1), min_size=1,
+                       max_size=5))
 def test_poured_phases_lie_in_order_without_overlap_and_lose_nothing(free, shares):
   total = sum(free)
   phases = [np.array([int(share / max(sum(shares), 1) * total)]) for share in shares]
@@ -220,7 +231,8 @@ def test_poured_phases_lie_in_order_without_overlap_and_lose_nothing(free, share
     assert at[interval] <= begin[0] <= end[0] <= free[interval]
     at[interval] = int(end[0])
     poured[phase] += end[0] - begin[0]
-  assert np.abs(poured - [p[0] for p in phases]).max() <= 4_000  # edges snap to collectives within 2 µs
+  # edges snap to collectives within 2 µs
+  assert np.abs(poured - [p[0] for p in phases]).max() <= 4_000
 
 
 def assert_sound(timeline):
@@ -230,14 +242,16 @@ def assert_sound(timeline):
   found, flows = slices(parsed)
   assert len(found) == len(timeline.begin) and all(begin < end for _, _, begin, end, _ in found)
   assert sorted((path, begin, end) for path, _, begin, end, _ in found) == sorted(
-      (_path(timeline, t), b, e) for t, b, e in zip(timeline.track, timeline.begin, timeline.end, strict=True))
+      (_path(timeline, t), b, e)
+      for t, b, e in zip(timeline.track, timeline.begin, timeline.end, strict=True))
   assert all([end for _, end in ends] == [False, True] for ends in flows.values())
   json.loads(b"".join(chrome.encode(timeline)))
 
 
 def _path(timeline, track):
   own = timeline.tracks[track]
-  return next(t.name for t in timeline.tracks if t.process == own.process and t.thread is None), own.name
+  return (next(t.name for t in timeline.tracks if t.process == own.process and t.thread is None),
+          own.name)
 
 
 @settings(max_examples=12, deadline=None)
@@ -247,28 +261,33 @@ def test_damaged_stamps_leave_a_sound_timeline(written, seed, share):
   random = np.random.default_rng(seed)
 
   def damaged(times):
-    wrong = random.choice([MISSING, 0, -5, np.iinfo(np.int64).max, 10**15, 1 << 60, MISSING + 1], times.shape)
+    wrong = random.choice([MISSING, 0, -5, np.iinfo(np.int64).max, 10**15, 1 << 60, MISSING + 1],
+                          times.shape)
     return np.where(random.random(times.shape) < share, wrong, times)
 
   bounds = read_bounds(run)
   bounds = dataclasses.replace(bounds, start=damaged(bounds.start), end=damaged(bounds.end))
   bad = random.random(run.attempt.shape) < share
-  durations = {name: np.where(bad, random.choice(np.array([np.nan, np.inf, -1, 1e30], np.float32), bad.shape), values)
+  durations = {name: np.where(bad, random.choice(np.array([np.nan, np.inf, -1, 1e30], np.float32),
+                                                 bad.shape), values)
                for name, values in run.durations.items()}
   run = dataclasses.replace(run, durations=durations, collectives=tuple(
-      dataclasses.replace(c, enter_ns=damaged(c.enter_ns), exit_ns=damaged(c.exit_ns)) for c in run.collectives))
+      dataclasses.replace(c, enter_ns=damaged(c.enter_ns), exit_ns=damaged(c.exit_ns))
+      for c in run.collectives))
   assert_sound(build(run, bounds, (LATE,)))
 
 
 @pytest.mark.parametrize("job", [
-    MadeUpJob(ranks=1, steps=5, processes=1), MadeUpJob(ranks=2, steps=2, processes=2), MadeUpJob(ranks=2, steps=40,
-                                                                                                  collectives=4)])
+    MadeUpJob(ranks=1, steps=5, processes=1), MadeUpJob(ranks=2, steps=2, processes=2),
+    MadeUpJob(ranks=2, steps=40,
+              collectives=4)])
 def test_small_runs(tmp_path, job):
   made_up_runs.write(tmp_path, job)
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))
   assert_sound(timeline)
-  assert {f"rank {r}" for r in range(job.ranks)} <= {timeline.tracks[t].name for t in timeline.track}
+  assert ({f"rank {r}" for r in range(job.ranks)}
+          <= {timeline.tracks[t].name for t in timeline.track})
 
 
 @pytest.mark.parametrize("table", ["steps", "collectives"])
@@ -284,10 +303,12 @@ def test_a_run_of_one_table(tmp_path, table):
 
 def test_restarted_ranks_are_shown_once_a_step(tmp_path):
   made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=40))
-  made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=20), attempt=1, first_step=30, origins=[5, 10**14])
+  made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=20), attempt=1, first_step=30,
+                     origins=[5, 10**14])
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))
   assert_sound(timeline)
   own = [timeline.step[i] for i in range(len(timeline.begin))
-         if timeline.names[timeline.name[i]].startswith("step") and timeline.tracks[timeline.track[i]].name == "rank 1"]
+         if timeline.names[timeline.name[i]].startswith("step")
+         and timeline.tracks[timeline.track[i]].name == "rank 1"]
   assert own == list(range(50))

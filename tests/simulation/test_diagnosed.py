@@ -1,4 +1,5 @@
-"""Diagnosis of simulated runs gives back what was put in: mode, share, ranks and cause, mild and severe; or nothing."""
+"""Diagnosis of simulated runs gives back what was put in: mode, share, ranks and cause, mild and
+severe; or nothing."""
 
 import numpy as np
 import pytest
@@ -30,30 +31,36 @@ def test_a_healthy_job_is_called_healthy(tmp_path, noise, seed):
 @pytest.mark.parametrize("extra", [0.05, 0.2, 0.6])
 @pytest.mark.parametrize("ranks", [[3], [2, 5]])
 def test_slow_ranks(tmp_path, extra, ranks):
-  """All the others wait for what they compute longer: extra times the compute, by all ranks but these."""
-  steps, found = diagnosed(tmp_path, {"noise": {"late": {"kind": "slow", "ranks": ranks, "extra": extra}}})
+  """All the others wait for what they compute longer: extra times the compute, by all ranks but
+  these."""
+  steps, found = diagnosed(tmp_path,
+                           {"noise": {"late": {"kind": "slow", "ranks": ranks, "extra": extra}}})
   finding = only(found, "persistent_straggler")
   assert set(finding.ranks) == set(ranks)
-  assert finding.share == pytest.approx((1 - len(ranks) / 8) * extra * COMPUTE / mean(steps, found), abs=0.008)
+  assert (finding.share == pytest.approx((1 - len(ranks) / 8) * extra * COMPUTE
+                                         / mean(steps, found), abs=0.008))
 
 
 @pytest.mark.parametrize("share", [0.06, 0.15, 0.4])
 def test_ranks_by_turns(tmp_path, share):
-  """The slowest of 8 is late by the mean times H_8 - 1 more than the mean of them: here all the waiting there is."""
+  """The slowest of 8 is late by the mean times H_8 - 1 more than the mean of them: here all the
+  waiting there is."""
   steps, found = diagnosed(tmp_path, {"noise": {"exponential": {"mean": share}}})
   finding = only(found, "synchronization_amplification")
   assert finding.ranks == ()
   waited = float(np.mean(steps.earliness[found.selected.mask]))
   assert finding.share == pytest.approx(waited / mean(steps, found), abs=2e-3)
   harmonic = sum(1 / k for k in range(1, 9))
-  assert finding.share == pytest.approx(share * COMPUTE * (harmonic - 1) / mean(steps, found), rel=0.15)
+  assert (finding.share == pytest.approx(share * COMPUTE * (harmonic - 1) / mean(steps, found),
+                                         rel=0.15))
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
 @pytest.mark.parametrize("floor", [False, True])
 def test_traffic_of_others(tmp_path, load, floor):
   """What transfers take longer than on the quiet fabric: on all hosts' links alike."""
-  steps, found = diagnosed(tmp_path, {"traffic": {"begins": 0.01, "length": 100, "load": load}}, floor=floor)
+  steps, found = diagnosed(tmp_path, {"traffic": {"begins": 0.01, "length": 100, "load": load}},
+                           floor=floor)
   finding = only(found, "fabric_contention")
   longer = (steps.transfers - steps.transfers.min())[found.selected.mask]
   # A stretch is found to a few steps at either end.
@@ -62,10 +69,13 @@ def test_traffic_of_others(tmp_path, load, floor):
 
 
 @pytest.mark.parametrize(("probability", "seconds", "cause"), [
-    (0.01, 20e-3, "gc"), (0.03, 50e-3, "gc"), (0.003, 0.3, "data"), (0.02, 30e-3, "checkpoint"), (0.05, 50e-3, "")])
+    (0.01, 20e-3, "gc"), (0.03, 50e-3, "gc"), (0.003, 0.3, "data"), (0.02, 30e-3, "checkpoint"),
+    (0.05, 50e-3, "")])
 def test_pauses(tmp_path, probability, seconds, cause):
-  """What they cost: the same run with them and without. Their cause is named where the hosts' columns show it."""
-  with_them = {"noise": {"stop": {"kind": "pauses", "probability": probability, "seconds": seconds, "cause": cause}}}
+  """What they cost: the same run with them and without. Their cause is named where the hosts'
+  columns show it."""
+  with_them = {"noise": {"stop": {"kind": "pauses", "probability": probability, "seconds": seconds,
+                                  "cause": cause}}}
   steps, found = diagnosed(tmp_path, with_them)
   without = play({"noise": {"stop": {**with_them["noise"]["stop"], "probability": 0.0}}})
   finding = only(found, "runtime_jitter")
@@ -74,12 +84,14 @@ def test_pauses(tmp_path, probability, seconds, cause):
 
 
 def test_pauses_of_one_process_name_it(tmp_path):
-  """A node's ranks are one process: a pause with a cause strikes them together, and the host's columns say which."""
+  """A node's ranks are one process: a pause with a cause strikes them together, and the host's
+  columns say which."""
   noise = {"stop": {"kind": "pauses", "probability": 0.03, "seconds": 50e-3, "cause": "gc"}}
   steps, found = diagnosed(tmp_path, {"noise": noise}, {"nodes": 4, "per_node": 2})
   struck = steps.caused["gc"] > 0
   assert (struck[:, 0::2] == struck[:, 1::2]).all() and 0.01 < struck.mean() < 0.06
-  np.testing.assert_allclose(found.run.host_causes.columns["gc"], steps.caused["gc"][:, ::2].T, atol=2e-9)
+  np.testing.assert_allclose(found.run.host_causes.columns["gc"], steps.caused["gc"][:, ::2].T,
+                             atol=2e-9)
   assert only(found, "runtime_jitter").causes == ("gc",)
 
 
@@ -94,22 +106,26 @@ def test_ranks_across_the_socket_are_late(tmp_path, far):
 
 @pytest.mark.parametrize("factor", [0.4, 0.2])
 def test_a_slow_path_is_a_matter_of_locality(tmp_path, factor):
-  """All ranks' messages wait for the one whose path is slow: that host's connections are busiest."""
+  """All ranks' messages wait for the one whose path is slow: that host's connections are
+  busiest."""
   steps, found = diagnosed(tmp_path, {}, {"slow_paths": {2: factor}}, floor=True)
   finding = only(found, "locality")
   assert finding.ranks == (2,) and {"far_nic", "slow_host"} <= set(finding.causes)
   assert finding.share == pytest.approx(1 - mean(play(), found) / mean(steps, found), abs=0.01)
-  assert found.floor.known and found.floor.floor.sum() == pytest.approx(14 * (8e-6 + 5e7 / 8 / 1e10), rel=1e-6)
+  assert (found.floor.known
+          and found.floor.floor.sum() == pytest.approx(14 * (8e-6 + 5e7 / 8 / 1e10), rel=1e-6))
 
 
 def test_one_slow_card_of_a_host_with_several_is_found(tmp_path):
-  """One process a node, four cards each, a hierarchical all-reduce: the process is named for the one rank behind it."""
+  """One process a node, four cards each, a hierarchical all-reduce: the process is named for the
+  one rank behind it."""
   fabric = {"nodes": 4, "per_node": 4, "cards": 4, "card_rate": 5e9}
   job = {"algorithm": "hierarchical", "gradient_bytes": 2e8}
   steps, found = diagnosed(tmp_path, job, {**fabric, "slow_paths": {3: 0.3}}, floor=True)
   finding = only(found, "locality")
   assert finding.ranks == (3,) and {"far_nic", "slow_host"} <= set(finding.causes)
-  assert finding.share == pytest.approx(1 - mean(play(job, fabric), found) / mean(steps, found), abs=0.02)
+  assert (finding.share == pytest.approx(1 - mean(play(job, fabric), found) / mean(steps, found),
+                                         abs=0.02))
 
 
 def test_two_faults_at_once_have_a_share_each(tmp_path):
@@ -118,6 +134,7 @@ def test_two_faults_at_once_have_a_share_each(tmp_path):
   steps, found = diagnosed(tmp_path, {"noise": noise}, steps=800)
   shares = {f.mode: f.share for f in found.findings}
   assert set(shares) == {"persistent_straggler", "runtime_jitter"}
-  plain = mean(play({"noise": {**noise, "stop": {**noise["stop"], "probability": 0.0}}}, steps=800), found)
+  plain = mean(play({"noise": {**noise, "stop": {**noise["stop"], "probability": 0.0}}}, steps=800),
+               found)
   assert shares["runtime_jitter"] == pytest.approx(1 - plain / mean(steps, found), abs=0.02)
   assert shares["persistent_straggler"] < 7 / 8 * 0.3 * COMPUTE / mean(steps, found)

@@ -1,4 +1,5 @@
-"""Simulated jobs: against closed forms, against a plain loop, and the null: without a coupling no pacer gains."""
+"""Simulated jobs: against closed forms, against a plain loop, and the null: without a coupling no
+pacer gains."""
 
 import functools
 import math
@@ -17,21 +18,25 @@ from jaxpace.simulation.job import Job, Shape, simulation
 from jaxpace.simulation.vmap_ranks import vmap_ranks
 
 KEY = jax.random.key(7)
-PLAIN = Job(forward=10e-3, backward=20e-3, update=1e-3, gap=0.5e-3, transfers=np.array([2e-3], np.float32))
+PLAIN = Job(forward=10e-3, backward=20e-3, update=1e-3, gap=0.5e-3,
+            transfers=np.array([2e-3], np.float32))
 
 
 @functools.lru_cache
 def compiled(ranks, pacer=None, buckets=1, by_rank=False, per_node=1, overlap=True):
   plan = simulation(Shape(ranks, per_node, overlap), pacer, buckets=buckets, by_rank=by_rank)
-  return jax.jit(lambda key, job, steps: plan.run(key, job, plan.init(key, job), steps)[1], static_argnums=2)
+  return jax.jit(lambda key, job, steps: plan.run(key, job, plan.init(key, job), steps)[1],
+                 static_argnums=2)
 
 
 def play(job, ranks, steps, **more):
-  return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), compiled(ranks, **more)(KEY, job, steps))
+  return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64),
+                      compiled(ranks, **more)(KEY, job, steps))
 
 
 def half_of_earliness():
-  """A small pacer of one's own: half of own earliness, averaged over some steps. Its state differs between ranks."""
+  """A small pacer of one's own: half of own earliness, averaged over some steps. Its state differs
+  between ranks."""
   def update(seen, state):
     early = jnp.nan_to_num(jnp.max(seen.arrivals) - seen.arrivals[seen.rank])
     state = state + np.float32(0.1) * (early - state)
@@ -41,7 +46,8 @@ def half_of_earliness():
 
 
 def within_4_sigma(values, mean):
-  assert abs(values.mean() - mean) < 4 * values.std() / math.sqrt(len(values)), (values.mean(), mean)
+  assert (abs(values.mean() - mean) < 4 * values.std() / math.sqrt(len(values))), (
+      values.mean(), mean)
 
 
 def test_a_quiet_step_is_the_sum_of_its_parts():
@@ -50,7 +56,8 @@ def test_a_quiet_step_is_the_sum_of_its_parts():
 
 
 @pytest.mark.parametrize(("overlap", "expected_ms"), [
-    # Ready at 16.5, 21.5, 26.5, 31.5: only the last transfer is exposed, unless they take longer than 5 ms each.
+    # Ready at 16.5, 21.5, 26.5, 31.5: only the last transfer is exposed, unless they take longer
+    # than 5 ms each.
     (True, 33.5), (False, 31.5 + 4 * 2)])
 def test_buckets_hide_behind_the_backward_pass(overlap, expected_ms):
   job = PLAIN._replace(transfers=np.full(4, 2e-3, np.float32))
@@ -75,7 +82,8 @@ def test_the_slowest_of_n_is_late_by_the_expected_maximum(component, extra_share
 @pytest.mark.parametrize("aligned", [False, True])
 def test_pauses_cost_what_the_oracle_says(aligned):
   ranks, chance, length = 16, 0.01, 40e-3
-  job = PLAIN._replace(noise=(noise.Pauses(np.float32(chance), np.float32(length), np.bool_(aligned)),))
+  job = PLAIN._replace(noise=(noise.Pauses(np.float32(chance), np.float32(length),
+                                           np.bool_(aligned)),))
   steps = play(job, ranks, 8000)
   share = chance if aligned else 1 - (1 - chance) ** ranks
   within_4_sigma(steps.step_time, 33.5e-3 + length * share)
@@ -91,11 +99,15 @@ def test_scheduled_pauses_come_so_often(aligned):
 
 
 @pytest.mark.parametrize(("component", "mean", "deviation", "beyond", "chance", "together"), [
-    (noise.Heavy(np.float32(0.1), np.float32(4.0)), 0.1 / 3, 0.1 * math.sqrt(4 / (9 * 2)), 0.1, 1 / 16, 1),
-    # An AR(1) of correlation r holds (1 - r) / (1 + r) as much as independent steps do; a common one one rank's worth.
-    (noise.Wandering(np.float32(0.1), np.float32(5.0)), 0.0, 0.1, 0.1, 0.158655, 1 / math.tanh(0.1)),
+    (noise.Heavy(np.float32(0.1), np.float32(4.0)), 0.1 / 3, 0.1 * math.sqrt(4 / (9 * 2)), 0.1,
+     1 / 16, 1),
+    # An AR(1) of correlation r holds (1 - r) / (1 + r) as much as independent steps do; a common
+    # one one rank's worth.
+    (noise.Wandering(np.float32(0.1), np.float32(5.0)), 0.0, 0.1, 0.1, 0.158655,
+     1 / math.tanh(0.1)),
     (noise.Common(np.float32(0.1)), 0.0, 0.1, 0.1, 0.158655, 50)])
-def test_noise_is_of_the_distribution_it_claims(component, mean, deviation, beyond, chance, together):
+def test_noise_is_of_the_distribution_it_claims(component, mean, deviation, beyond, chance,
+                                                together):
   """Its mean, and how often it is larger than so much: within 4 standard errors."""
   compute = play(PLAIN._replace(noise=(component,)), 50, 4000, by_rank=True).compute / 30e-3 - 1
   number = compute.size / together
@@ -104,10 +116,12 @@ def test_noise_is_of_the_distribution_it_claims(component, mean, deviation, beyo
 
 
 def test_wandering_remembers_and_common_noise_is_common():
-  wandering, common = noise.Wandering(np.float32(0.05), np.float32(10)), noise.Common(np.float32(0.05), np.float32(10))
+  wandering, common = (noise.Wandering(np.float32(0.05), np.float32(10)),
+                       noise.Common(np.float32(0.05), np.float32(10)))
   compute = play(PLAIN._replace(noise=(wandering,)), 40, 2000, by_rank=True).compute
   ahead = np.mean([np.corrcoef(c[:-10], c[10:])[0, 1] for c in compute.T])
-  assert ahead == pytest.approx(math.exp(-1), abs=4 / math.sqrt(40 * 2000 / 20))  # 20 steps hold one's worth
+  # 20 steps hold one's worth
+  assert ahead == pytest.approx(math.exp(-1), abs=4 / math.sqrt(40 * 2000 / 20))
   compute = play(PLAIN._replace(noise=(common,)), 40, 50, by_rank=True).compute
   assert np.ptp(compute, axis=1).max() == 0 and np.ptp(compute[:, 0]) > 0
 
@@ -115,7 +129,8 @@ def test_wandering_remembers_and_common_noise_is_common():
 def test_drift_and_slow_ranks():
   slow = np.zeros(4, np.float32)
   slow[2] = 0.5
-  job = PLAIN._replace(noise=(noise.Slow(slow), noise.Drift(np.float32(0.2), np.float32(0), np.float32(100))))
+  job = PLAIN._replace(noise=(noise.Slow(slow),
+                              noise.Drift(np.float32(0.2), np.float32(0), np.float32(100))))
   compute = play(job, 4, 500, by_rank=True).compute / 30e-3
   np.testing.assert_allclose(compute[0], [1, 1, 1.5, 1], rtol=1e-5)
   np.testing.assert_allclose(compute[100, 0], 1 + 0.2 * (1 - math.exp(-1)), rtol=1e-4)
@@ -123,16 +138,20 @@ def test_drift_and_slow_ranks():
 
 
 def test_bursts_come_in_bursts():
-  """A chain of two states, left with a and b: 4 standard errors, by its autocovariance pi (1 - pi) (1 - a - b)^k."""
+  """A chain of two states, left with a and b: 4 standard errors, by its autocovariance pi (1 - pi)
+  (1 - a - b)^k."""
   a, b, q = 0.01, 1 / 20, 0.5
-  job = PLAIN._replace(noise=(noise.Bursts(np.float32(a), np.float32(1 / b), np.float32(q), np.float32(0.1)),))
+  job = PLAIN._replace(noise=(noise.Bursts(np.float32(a), np.float32(1 / b), np.float32(q),
+                                           np.float32(0.1)),))
   paused = play(job, 50, 3000, by_rank=True).gap > 50e-3
   bad, stay = a / (a + b), 1 - a - b
   variance = q * bad * (1 - q * bad) + 2 * q**2 * bad * (1 - bad) * stay / (1 - stay)
   assert paused.mean() == pytest.approx(q * bad, abs=4 * math.sqrt(variance / paused.size))
   # After a pause the state was bad, whatever came before: the next one's chance is q (1 - b).
   again, number = paused[1:][paused[:-1]], paused[:-1].sum()
-  assert again.mean() == pytest.approx(q * (1 - b), abs=4 * math.sqrt(q * (1 - b) * (1 - q * (1 - b)) / number))
+  assert (again.mean() == pytest.approx(q * (1 - b),
+                                        abs=4
+                                        * math.sqrt(q * (1 - b) * (1 - q * (1 - b)) / number)))
 
 
 def test_traffic_lengthens_transfers_while_it_lasts():
@@ -146,14 +165,16 @@ def test_traffic_lengthens_transfers_while_it_lasts():
 
 
 def test_a_run_cut_into_parts_is_the_same_run():
-  parts = noise.Wandering(np.float32(0.1), np.float32(20)), noise.Pauses(np.float32(.05), np.float32(.01))
+  parts = (noise.Wandering(np.float32(0.1), np.float32(20)),
+           noise.Pauses(np.float32(.05), np.float32(.01)))
   job = PLAIN._replace(noise=parts, transfers=np.array([1e-3, 2e-3], np.float32))
   plan = simulation(Shape(4), half_of_earliness(), buckets=2, by_rank=True)
   whole = plan.run(KEY, job, plan.init(KEY, job), 40)[1]
   state, first = plan.run(KEY, job, plan.init(KEY, job), 13)
   rest = plan.run(KEY, job, state, 27)[1]
   assert whole.delay.max() > 0
-  chex.assert_trees_all_equal(whole, jax.tree.map(lambda *parts: np.concatenate(parts), first, rest))
+  chex.assert_trees_all_equal(whole,
+                              jax.tree.map(lambda *parts: np.concatenate(parts), first, rest))
 
 
 def test_many_settings_run_in_one_compiled_simulation():
@@ -170,21 +191,25 @@ def test_many_settings_run_in_one_compiled_simulation():
 
 
 def loop(pacer, arrivals_of, ranks, steps, transfer):
-  """The barrier model as a plain loop, each rank's pacer by itself. Returns delays [steps, ranks]."""
+  """The barrier model as a plain loop, each rank's pacer by itself. Returns delays [steps,
+  ranks]."""
   update = jax.jit(pacer.update)
   states = [pacer.init(ranks) for _ in range(ranks)]
-  delays, applied, before, found = [], np.zeros(ranks, np.float32), np.float32(np.nan), np.float32(np.nan)
+  delays, applied, before, found = ([], np.zeros(ranks, np.float32), np.float32(np.nan),
+                                    np.float32(np.nan))
   for k in range(steps):
     busy = arrivals_of(k).astype(np.float32)
     entered = busy + applied
     leave = np.float32(entered.max() + np.float32(transfer))
     delays.append(applied)
-    seen, took = (np.full(ranks, np.nan, np.float32), np.float32(np.nan)) if k == 0 else (entered - applied, leave)
+    seen, took = (np.full(ranks, np.nan,
+                          np.float32), np.float32(np.nan)) if k == 0 else (entered - applied, leave)
     asked = []
     for r in range(ranks):
       observation = Observation(
-          step=jnp.int32(k), rank=jnp.int32(r), arrivals=jnp.asarray(seen), delays=jnp.asarray(applied),
-          waits=jnp.asarray([leave - entered[r]]), step_time=jnp.asarray(took), job_step_time=jnp.asarray(before),
+          step=jnp.int32(k), rank=jnp.int32(r), arrivals=jnp.asarray(seen),
+          delays=jnp.asarray(applied), waits=jnp.asarray([leave - entered[r]]),
+          step_time=jnp.asarray(took), job_step_time=jnp.asarray(before),
           job_transfers=jnp.asarray([found]))
       decision, states[r] = update(observation, states[r])
       asked.append(decision.delay)
@@ -194,11 +219,13 @@ def loop(pacer, arrivals_of, ranks, steps, transfer):
 
 
 def test_all_ranks_at_once_decide_as_each_by_itself():
-  """With one rank late by a third, pacing acts; the delays are those of a plain loop over ranks and steps."""
+  """With one rank late by a third, pacing acts; the delays are those of a plain loop over ranks and
+  steps."""
   ranks, steps = 4, 40
   slow = np.array([0, 0, 0, 0.3], np.float32)
   job = PLAIN._replace(noise=(noise.Slow(slow),))
-  pacer = jaxpace.chain(jaxpace.pace_early_ranks(window=8, max_delay=5e-3, cost=0.05), half_of_earliness())
+  pacer = jaxpace.chain(jaxpace.pace_early_ranks(window=8, max_delay=5e-3, cost=0.05),
+                        half_of_earliness())
   simulated = play(job, ranks, steps, pacer=pacer, by_rank=True)
   busy = 1e-3 + 0.5e-3 + 30e-3 * (1 + slow)
   reference = loop(pacer, lambda k: busy, ranks, steps, 2e-3)
@@ -208,25 +235,31 @@ def test_all_ranks_at_once_decide_as_each_by_itself():
 
 def test_what_all_ranks_share_is_carried_once():
   """Twice the ranks, at most twice the numbers: nothing is [ranks, ranks]."""
-  few, many = (sum(leaf.size for leaf in jax.tree.leaves(vmap_ranks(jaxpace.pace_early_ranks(), ranks, 1).init()))
+  few, many = (sum(leaf.size
+                   for leaf in jax.tree.leaves(
+                       vmap_ranks(jaxpace.pace_early_ranks(), ranks, 1).init()))
                for ranks in (16, 32))
   assert few < many <= 2 * few
 
 
 def test_a_state_that_depends_on_the_rank_is_carried_by_rank():
-  """A pacer that counts its own late steps, and knows its last wait: neither must be shared by mistake."""
+  """A pacer that counts its own late steps, and knows its last wait: neither must be shared by
+  mistake."""
   def update(seen, state):
     late = seen.arrivals[seen.rank] >= jnp.max(seen.arrivals)
-    return Decision(jnp.float32(0), {"late": state["own"].astype(jnp.float32), "waited": state["waited"]}), {
-        "own": state["own"] + late.astype(jnp.int32), "of_own": state["own"], "same": state["same"] + 1,
-        "waited": jnp.sum(seen.waits)}
+    return Decision(jnp.float32(0),
+                    {"late": state["own"].astype(jnp.float32), "waited": state["waited"]}), {
+                        "own": state["own"] + late.astype(jnp.int32), "of_own": state["own"],
+                        "same": state["same"] + 1, "waited": jnp.sum(seen.waits)}
 
   none = jnp.int32(0)
-  pacer = Pacer(lambda ranks: {"own": none, "of_own": none, "same": none, "waited": jnp.float32(0)}, update)
+  pacer = Pacer(lambda ranks: {"own": none, "of_own": none, "same": none, "waited": jnp.float32(0)},
+                update)
   assert vmap_ranks(pacer, 3, 1).own == {"own": True, "of_own": True, "same": False, "waited": True}
   slow = np.array([0, 0.5, 0], np.float32)
   steps = play(PLAIN._replace(noise=(noise.Slow(slow),)), 3, 10, pacer=pacer, by_rank=True)
-  np.testing.assert_array_equal(steps.info["late"][-1], [0, 8, 0])  # the first step is not known; decided after ten
+  # the first step is not known; decided after ten
+  np.testing.assert_array_equal(steps.info["late"][-1], [0, 8, 0])
   early, late, _ = steps.info["waited"][-1]
   assert early - late == pytest.approx(0.5 * 30e-3, rel=1e-4)  # forward and backward
 
@@ -243,7 +276,8 @@ def test_without_a_coupling_pacing_never_gains_and_costs_no_more_than_its_bucket
 
 
 def test_where_early_ranks_poll_on_the_late_ones_host_pacing_gains():
-  """The coupling, and its size: the late rank loses `polling` seconds for each second the others wait."""
+  """The coupling, and its size: the late rank loses `polling` seconds for each second the others
+  wait."""
   slow = np.array([0, 0, 0, 0.4], np.float32)
   job = PLAIN._replace(noise=(noise.Slow(slow),), polling=np.float32(0.5))
   bare = play(job, 4, 600, per_node=4, by_rank=True)

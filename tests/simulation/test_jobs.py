@@ -28,10 +28,13 @@ def compiled(count, steps, buckets=1, pacer=None, ranks=2, by_rank=False):
 
 def play(jobs, steps, starts, *, usage=None, weights=None, coupled=True, last=None, **more):
   count = len(jobs)
-  shares = Shares(np.ones((count, 1), np.float32) if usage is None else np.asarray(usage, np.float32),
-                  np.ones(count, np.float32) if weights is None else np.asarray(weights, np.float32), np.bool_(coupled))
+  shares = Shares(np.ones((count, 1), np.float32) if usage is None
+                  else np.asarray(usage, np.float32),
+                  np.ones(count, np.float32) if weights is None
+                  else np.asarray(weights, np.float32), np.bool_(coupled))
   histories = compiled(count, steps, **more)(
-      KEY, jobs, shares, np.asarray(starts, np.float32), np.asarray(last or [NEVER] * count, np.int32))
+      KEY, jobs, shares, np.asarray(starts, np.float32),
+      np.asarray(last or [NEVER] * count, np.int32))
   return [jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), h) for h in histories]
 
 
@@ -44,7 +47,8 @@ def job(period, fraction, buckets=1):
 @settings(max_examples=examples(25), deadline=None)
 @given(fraction=st.floats(0.05, 0.6), offset=st.floats(0, 1))
 def test_two_equal_jobs_take_what_the_oracle_says(fraction, offset):
-  """T' = max(2a, 1 + max(0, a - D)), D the distance of their starts: fair sharing never separates them."""
+  """T' = max(2a, 1 + max(0, a - D)), D the distance of their starts: fair sharing never separates
+  them."""
   distance = min(offset, 1 - offset)
   both = play([job(1.0, fraction)] * 2, 20, [0, offset])
   expected = max(2 * fraction, 1 + max(0, fraction - distance))
@@ -100,16 +104,19 @@ def test_one_job_by_itself_is_the_job_of_the_other_simulation(buckets):
   reference = plan.run(key, one, plan.init(key, one), 60)[1]
   assert float(np.max(reference.delay)) > 0
   for name in ("step_time", "enter", "delay", "transfers"):
-    np.testing.assert_allclose(getattr(history, name), getattr(reference, name), atol=3e-6, err_msg=name)
+    np.testing.assert_allclose(getattr(history, name), getattr(reference, name), atol=3e-6,
+                               err_msg=name)
 
 
 def test_what_is_sent_is_what_was_to_be_sent():
-  """The link is work-conserving: over a run that never idles, elapsed time is the sum of all work."""
+  """The link is work-conserving: over a run that never idles, elapsed time is the sum of all
+  work."""
   jobs = [job(1.0, 0.9), job(1.0, 0.8), job(0.7, 0.9)]
   histories = play(jobs, 40, [0, 0, 0])
   elapsed = [h.step_time.cumsum() for h in histories]
   until = min(e[39] for e in elapsed)
-  work = sum(np.searchsorted(e, until) * float(j.transfers[0]) for e, j in zip(elapsed, jobs, strict=True))
+  work = sum(np.searchsorted(e, until) * float(j.transfers[0])
+             for e, j in zip(elapsed, jobs, strict=True))
   assert work == pytest.approx(until, rel=0.06)  # up to a step of each is still under way
 
 

@@ -1,4 +1,5 @@
-"""Collectives message by message: against a reference that plays every message and shares no code with the package."""
+"""Collectives message by message: against a reference that plays every message and shares no code
+with the package."""
 
 import numpy as np
 import pytest
@@ -26,18 +27,21 @@ def both(algorithm, size, fabric):
     sent = reference.hierarchical(ranks, size, fabric["per_node"])
   else:
     sent = getattr(reference, algorithm)(ranks, size)
-  done = reference.play(reference.Fabric(**fabric), [reference.Job(ranks, sent, [dict.fromkeys(ranks, 0.0)])])
-  found = schedules.load(schedules.rounds(algorithm, ranks, size, fabric["per_node"]), Fabric(**fabric))
+  done = reference.play(reference.Fabric(**fabric),
+                        [reference.Job(ranks, sent, [dict.fromkeys(ranks, 0.0)])])
+  found = schedules.load(schedules.rounds(algorithm, ranks, size, fabric["per_node"]),
+                         Fabric(**fabric))
   return found, max(done[0][0].values())
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "halving_doubling"])
 @pytest.mark.parametrize("size", [1e5, 1e8])
 @pytest.mark.parametrize("fabric", [
-    fields(8), fields(13), fields(16, 8, 2 * RATE), fields(18, 6, 1.5 * RATE), fields(24, 6, 2 * RATE),
-    fields(12, 3, RATE), fields(20, 5, RATE)], ids=str)
+    fields(8), fields(13), fields(16, 8, 2 * RATE), fields(18, 6, 1.5 * RATE),
+    fields(24, 6, 2 * RATE), fields(12, 3, RATE), fields(20, 5, RATE)], ids=str)
 def test_an_all_reduce_takes_what_playing_every_message_takes(algorithm, size, fabric):
-  """Racks that are no power of two included: some ranks of a round cross the spine, and others needn't wait for them.
+  """Racks that are no power of two included: some ranks of a round cross the spine, and others
+  needn't wait for them.
   """
   found, expected = both(algorithm, size, fabric)
   assert found.seconds == pytest.approx(expected, rel=1e-4)
@@ -59,26 +63,30 @@ def test_any_racks(rack, racks, over, algorithm):
 
 
 @pytest.mark.parametrize(("size", "ranks", "within"), [
-    *((1e6, ranks, 0.1) for ranks in (4, 8, 13, 16, 32)), *((1e7, ranks, 0.05) for ranks in (4, 8, 13, 16, 32)),
+    *((1e6, ranks, 0.1) for ranks in (4, 8, 13, 16, 32)),
+    *((1e7, ranks, 0.05) for ranks in (4, 8, 13, 16, 32)),
     *((1e8, ranks, 0.01) for ranks in (4, 8, 13, 16))])
 def test_a_double_tree_fills_its_pipeline(size, ranks, within):
-  """Pieces played one by one, in the number of them that is quickest. Without the filling, 1 MB takes a quarter to
-  nearly half less."""
+  """Pieces played one by one, in the number of them that is quickest. Without the filling, 1 MB
+  takes a quarter to nearly half less."""
   fabric = fields(ranks)
   tried = [k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48) if k * ranks <= 800]
-  expected = min(reference.play_chunks(reference.Fabric(**fabric), reference.double_tree(ranks, size, k))
+  expected = min(reference.play_chunks(reference.Fabric(**fabric),
+                                       reference.double_tree(ranks, size, k))
                  for k in tried)
   found = schedules.load(schedules.double_tree(range(ranks), size), Fabric(**fabric)).seconds
   assert found == pytest.approx(expected, rel=within)
 
 
 def test_stretches_say_what_each_round_takes_of_the_trunk():
-  """Recursive doubling of four ranks in each of two racks, half of whose cards the trunk can carry: only the last of
-  three rounds crosses it, and fills it; the mean says half."""
-  fabric = Fabric(nodes=8, per_node=1, card_rate=RATE, rack=4, uplink_rate=2 * RATE, rack_latency=0, spine_latency=0)
+  """Recursive doubling of four ranks in each of two racks, half of whose cards the trunk can carry:
+  only the last of three rounds crosses it, and fills it; the mean says half."""
+  fabric = Fabric(nodes=8, per_node=1, card_rate=RATE, rack=4, uplink_rate=2 * RATE, rack_latency=0,
+                  spine_latency=0)
   found = schedules.load(schedules.recursive_doubling(range(8), 1e8), fabric)
   trunk = fabric.names().index("uplink 0 of rack 0")
-  assert [(round(piece.seconds * 1e3, 6), round(float(piece.usage[trunk]), 6), int(piece.flows[trunk]))
+  assert [(round(piece.seconds * 1e3, 6), round(float(piece.usage[trunk]), 6),
+           int(piece.flows[trunk]))
           for piece in found.stretches] == [(8, 0, 0), (8, 0, 0), (16, 1, 4)]
   assert found.usage[trunk] == pytest.approx(0.5)
 

@@ -41,9 +41,10 @@ def always(delays):
   asked = np.asarray(delays, np.float32)
 
   def update(seen, state):
-    info = {"arrival": seen.arrivals[seen.rank], "others": jnp.isfinite(seen.arrivals).sum(), "wait": seen.waits[0],
-            "last_wait": seen.waits[1], "delay": seen.delays[seen.rank], "step_time": seen.step_time,
-            "job": seen.job_step_time, "transfer": seen.job_transfers[0], "unused": seen.waits[-1], "step": seen.step}
+    info = {"arrival": seen.arrivals[seen.rank], "others": jnp.isfinite(seen.arrivals).sum(),
+            "wait": seen.waits[0], "last_wait": seen.waits[1], "delay": seen.delays[seen.rank],
+            "step_time": seen.step_time, "job": seen.job_step_time,
+            "transfer": seen.job_transfers[0], "unused": seen.waits[-1], "step": seen.step}
     return jaxpace.Decision(jnp.asarray(asked)[seen.rank], info), state
 
   return jaxpace.Pacer(lambda ranks: (), update)
@@ -85,7 +86,8 @@ def test_a_delay_within_the_slack_costs_nothing(written):
 def test_no_delay_is_longer_than_the_step_was_instrumented_for(written):
   run, _ = written(dataclasses.replace(LATE, steps=50))
   summary = summary_of(run, always([np.nan, -1, 9, 0]), max_delay=4e-3)
-  assert summary.longest == np.float32(4e-3) and list(summary.delay > 0) == [False, False, True, False]
+  assert (summary.longest == np.float32(4e-3)
+          and list(summary.delay > 0) == [False, False, True, False])
 
 
 @pytest.mark.parametrize("collectives", [1, 2])
@@ -99,12 +101,16 @@ def test_what_the_pacer_sees_is_what_a_run_with_its_delays_would_have_shown(writ
   replayed = replay(bare, pacer)
   live = replay(paced, pacer, as_recorded=True)
   assert (replayed.cost[1:] > 0).any()
-  for name in ("arrival", "delay", "wait", "last_wait", "step_time", "job", "transfer", "unused", "others", "step"):
-    got, expected = replayed.columns[name][3:], live.columns[name][3:]  # from step 1 on delays differ from the job's
+  for name in ("arrival", "delay", "wait", "last_wait", "step_time", "job", "transfer", "unused",
+               "others", "step"):
+    # from step 1 on delays differ from the job's
+    got, expected = replayed.columns[name][3:], live.columns[name][3:]
     np.testing.assert_allclose(got, expected, atol=2e-8, rtol=1e-6, err_msg=name)
   np.testing.assert_allclose((replayed.bare + replayed.cost)[2:], live.recorded[2:], rtol=1e-6)
-  np.testing.assert_allclose(live.bare[2:], bare_steps(bare)[2:], rtol=1e-6, err_msg="applied delays are taken out")
-  assert np.isnan(live.columns["last_wait"]).all() == (collectives == 1) and np.isnan(live.columns["unused"]).all()
+  np.testing.assert_allclose(live.bare[2:], bare_steps(bare)[2:], rtol=1e-6,
+                             err_msg="applied delays are taken out")
+  assert (np.isnan(live.columns["last_wait"]).all() == (collectives == 1)
+          and np.isnan(live.columns["unused"]).all())
 
 
 def bare_steps(run):
@@ -114,14 +120,16 @@ def bare_steps(run):
 def test_the_job_values_are_those_of_the_step_before(written):
   run, _ = written(dataclasses.replace(LATE, steps=40))
   columns = replay(run, always([0] * 4)).columns
-  np.testing.assert_array_equal(columns["job"][1:], np.broadcast_to(columns["step_time"][:-1, :1], (39, 4)))
+  np.testing.assert_array_equal(columns["job"][1:],
+                                np.broadcast_to(columns["step_time"][:-1, :1], (39, 4)))
   assert np.isnan(columns["transfer"][:2]).all()
   np.testing.assert_allclose(columns["transfer"][2:], LATE.transfer, rtol=1e-4)
 
 
 def test_without_sharing_a_rank_sees_itself_only(written):
   run, _ = written(dataclasses.replace(LATE, steps=40))
-  alone, together = (replay(run, always([0] * 4), shared=shared).columns for shared in (False, True))
+  alone, together = (replay(run, always([0] * 4), shared=shared).columns
+                     for shared in (False, True))
   assert (alone["others"][1:] == 1).all() and (together["others"][1:] == 4).all()
   np.testing.assert_array_equal(alone["arrival"], together["arrival"])
   assert np.isnan(alone["job"]).all()
@@ -133,7 +141,8 @@ def test_missing_ranks_and_steps_are_unknown_and_dont_count(written):
   run.attempt[2, gone] = -1
   run.collectives[0].attempt[2, gone] = -1
   replayed = replay(run, always([0] * 4))
-  assert not replayed.known[20:31].any() and replayed.known[1:20].all() and replayed.known[31:].all()
+  assert (not replayed.known[20:31].any() and replayed.known[1:20].all()
+          and replayed.known[31:].all())
   arrival, others = replayed.columns["arrival"], replayed.columns["others"]
   assert np.isnan(arrival[20:31, 2]).all() and np.isfinite(np.delete(arrival, 2, 1)[1:]).all()
   assert (others[20:31] == 3).all() and np.isnan(replayed.columns["delay"][20:30, 2]).all()
@@ -173,26 +182,29 @@ def test_groups_along_the_data_axis():
     return {"settings": {"mesh": mesh, "axis": axis}, "plan": {"ranks": 2}}
   assert groups(info({"data": 2, "model": 3}, ["data"]), 6).tolist() == [[0, 3], [1, 4], [2, 5]]
   assert groups(info({"model": 3, "data": 2}, ["data"]), 6).tolist() == [[0, 1], [2, 3], [4, 5]]
-  assert groups(info({"a": 2, "model": 2, "b": 2}, ["b", "a"]), 8).tolist() == [[0, 4, 1, 5], [2, 6, 3, 7]]
+  assert groups(info({"a": 2, "model": 2, "b": 2},
+                     ["b", "a"]), 8).tolist() == [[0, 4, 1, 5], [2, 6, 3, 7]]
   assert groups({}, 3).tolist() == [[0, 1, 2]]
   assert groups(info({"data": 4, "model": 2}, ["data"]), 2).tolist() == [[0, 1]]
   assert groups(info({"data": 2}, ["data"]), 6) is None
 
 
 @pytest.mark.parametrize(("mesh", "share"),
-                         [pytest.param({"data": 4}, True, marks=pytest.mark.long), ({"data": 2}, False),
-                          ({"data": 2, "model": 2}, True)])
+                         [pytest.param({"data": 4}, True, marks=pytest.mark.long),
+                          ({"data": 2}, False), ({"data": 2, "model": 2}, True)])
 def test_the_pacer_that_ran_live_decides_the_same_over_its_record(tmp_path, mesh, share):
-  """Bit for bit, compiled as a user's: the observations are rebuilt to the last bit, and it is the same `update`."""
+  """Bit for bit, compiled as a user's: the observations are rebuilt to the last bit, and it is the
+  same `update`."""
   def pacer():
-    return jaxpace.chain(jaxpace.pace_early_ranks(window=8, threshold=0.02, noise=0.0, cost=0.5, max_delay=5e-3),
+    return jaxpace.chain(jaxpace.pace_early_ranks(window=8, threshold=0.02, noise=0.0, cost=0.5,
+                                                  max_delay=5e-3),
                          by_half())
 
   mesh = mesh_of(**mesh)
   paced = jaxpace.instrument(late_step(False, 1e-3), "data", pacer(), share=share)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=False))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=False))
   pace, state = paced.init(mesh), models.mlp_params()
   count = mesh.shape["data"]
   batch = (*models.batches(count)[0], jnp.full((count,), 3e-3, jnp.float32))
@@ -211,7 +223,8 @@ def test_the_pacer_that_ran_live_decides_the_same_over_its_record(tmp_path, mesh
     own = np.arange(len(group))
     np.testing.assert_array_equal(seen.arrivals, np.stack(arrivals)[:, group, own])
     # A delay above 4 ms takes more digits than whole nanoseconds keep: one unit in the last place.
-    np.testing.assert_array_max_ulp(np.nan_to_num(seen.delays), np.nan_to_num(np.stack(delays)[:, group, own]), 1)
+    np.testing.assert_array_max_ulp(np.nan_to_num(seen.delays),
+                                    np.nan_to_num(np.stack(delays)[:, group, own]), 1)
     np.testing.assert_array_equal(seen.step_time, np.stack(step_times)[:, group])
     replayed = replay(run, pacer(), ranks=group, shared=share, as_recorded=True)
     if QUICK:  # compiled another way than a user's, the two programs may round differently
@@ -228,6 +241,7 @@ def by_half():
   """A pacer without memory whose delays need no sharing."""
   def update(seen, state):
     wait = seen.waits[0]
-    delay = jnp.where(jnp.isfinite(wait), jnp.minimum(wait, np.float32(2e-3)) * np.float32(0.37), np.float32(0))
+    delay = jnp.where(jnp.isfinite(wait), jnp.minimum(wait, np.float32(2e-3)) * np.float32(0.37),
+                      np.float32(0))
     return jaxpace.Decision(delay, {"step_time": seen.step_time}), state
   return jaxpace.Pacer(lambda ranks: (), update)

@@ -1,4 +1,5 @@
-"""All-reduces as messages: against the closed forms, against sums of what every rank must get, on shared links."""
+"""All-reduces as messages: against the closed forms, against sums of what every rank must get, on
+shared links."""
 
 import math
 
@@ -30,10 +31,11 @@ def test_an_all_reduce_takes_what_the_closed_form_says(algorithm, ranks):
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 16])
 def test_the_hierarchical_one_takes_what_the_closed_form_says(nodes):
-  fabric = Fabric(nodes=nodes, per_node=4, node_rate=200e9, card_rate=RATE, cards=4, node_latency=1e-6,
-                  rack_latency=ALPHA)
+  fabric = Fabric(nodes=nodes, per_node=4, node_rate=200e9, card_rate=RATE, cards=4,
+                  node_latency=1e-6, rack_latency=ALPHA)
   took = schedules.load(schedules.hierarchical(range(4 * nodes), SIZE, 4), fabric).seconds
-  assert took == pytest.approx(allreduce.hierarchical(4, nodes, SIZE, (1e-6, 1 / 200e9), (ALPHA, 1 / RATE)), rel=1e-9)
+  assert (took == pytest.approx(allreduce.hierarchical(4, nodes, SIZE, (1e-6, 1 / 200e9),
+                                                       (ALPHA, 1 / RATE)), rel=1e-9))
 
 
 @pytest.mark.parametrize("algorithm", CLOSED)
@@ -44,7 +46,8 @@ def test_one_rank_sends_nothing(algorithm):
 
 @given(ranks=st.integers(2, 70))
 def test_every_rank_gets_every_ranks_share_by_doubling(ranks):
-  """Plays recursive doubling with sets of contributions: whoever is sent something then knows what the sender knew."""
+  """Plays recursive doubling with sets of contributions: whoever is sent something then knows what
+  the sender knew."""
   knows = [{r} for r in range(ranks)]
   for part in schedules.recursive_doubling(range(ranks), 1.0):
     before = [set(k) for k in knows]
@@ -73,15 +76,18 @@ def test_both_trees_reach_everyone_and_burden_no_port_twice(ranks):
 
 
 def test_an_oversubscribed_spine_slows_a_ring_only_where_it_crosses():
-  """A ring in rank order crosses each rack's uplink once each way: 4 to 1 oversubscription costs nothing. Halving and
-  doubling first exchanges with the other rack: all cards at once, at a quarter of the rate."""
-  thin = {"nodes": 8, "per_node": 1, "card_rate": RATE, "rack": 4, "uplink_rate": RATE, "rack_latency": ALPHA,
-          "spine_latency": ALPHA}
+  """A ring in rank order crosses each rack's uplink once each way: 4 to 1 oversubscription costs
+  nothing. Halving and doubling first exchanges with the other rack: all cards at once, at a quarter
+  of the rate."""
+  thin = {"nodes": 8, "per_node": 1, "card_rate": RATE, "rack": 4, "uplink_rate": RATE,
+          "rack_latency": ALPHA, "spine_latency": ALPHA}
   thick = flat(8)
   assert Fabric(**thin).oversubscription == 4
-  assert Fabric(**{**thin, "per_node": 4, "cards": 2, "uplinks": 4}).oversubscription == 2  # 4 x 2 cards on 4 uplinks
+  # 4 x 2 cards on 4 uplinks
+  assert Fabric(**{**thin, "per_node": 4, "cards": 2, "uplinks": 4}).oversubscription == 2
   ring = schedules.ring(range(8), SIZE)
-  assert schedules.load(ring, Fabric(**thin)).seconds == pytest.approx(schedules.load(ring, thick).seconds)
+  assert (schedules.load(ring, Fabric(**thin)).seconds
+          == pytest.approx(schedules.load(ring, thick).seconds))
   halving = schedules.halving_doubling(range(8), SIZE)
   extra = 2 * (SIZE / 2) * (4 / RATE - 1 / RATE)  # the first round and its mirror image
   assert schedules.load(halving, Fabric(**thin)).seconds == pytest.approx(
@@ -90,17 +96,20 @@ def test_an_oversubscribed_spine_slows_a_ring_only_where_it_crosses():
 
 def test_the_ring_of_scattered_ranks_pays_for_crossing():
   """Ranks dealt alternately to two racks: every message of the ring crosses the spine."""
-  fabric = Fabric(nodes=8, per_node=1, card_rate=RATE, rack=4, uplink_rate=RATE, rack_latency=0, spine_latency=0)
+  fabric = Fabric(nodes=8, per_node=1, card_rate=RATE, rack=4, uplink_rate=RATE, rack_latency=0,
+                  spine_latency=0)
   scattered = [0, 4, 1, 5, 2, 6, 3, 7]
   assert schedules.load(schedules.ring(scattered, SIZE), fabric).seconds == pytest.approx(
       4 * allreduce.ring(8, SIZE, 0, 1 / RATE))
 
 
 def test_hashed_routes_collide_and_even_ones_do_not():
-  settings = {"nodes": 32, "per_node": 1, "card_rate": RATE, "rack": 16, "uplinks": 16, "uplink_rate": RATE}
+  settings = {"nodes": 32, "per_node": 1, "card_rate": RATE, "rack": 16, "uplinks": 16,
+              "uplink_rate": RATE}
   halving = schedules.halving_doubling(range(32), SIZE)
   even = schedules.load(halving, Fabric(**settings)).seconds
-  hashed = [schedules.load(halving, Fabric(**settings, routing="hash", seed=s)).seconds for s in range(5)]
+  hashed = [schedules.load(halving, Fabric(**settings, routing="hash", seed=s)).seconds
+            for s in range(5)]
   assert min(hashed) > 1.2 * even
   assert len(set(hashed)) > 1
 
@@ -110,7 +119,8 @@ def test_a_slow_path_holds_the_whole_ring_back():
   ring = schedules.ring(range(4), SIZE)
   assert schedules.load(ring, slow).seconds == pytest.approx(
       allreduce.ring(4, SIZE, ALPHA, 2 / RATE))
-  assert schedules.load(ring, healthy).seconds == pytest.approx(allreduce.ring(4, SIZE, ALPHA, 1 / RATE))
+  assert (schedules.load(ring, healthy).seconds
+          == pytest.approx(allreduce.ring(4, SIZE, ALPHA, 1 / RATE)))
 
 
 def test_what_is_used_is_what_is_sent():
@@ -120,7 +130,8 @@ def test_what_is_used_is_what_is_sent():
   sent = 2 * 7 / 8 * SIZE  # by every rank, over its port or its card
   card = did.usage[names.index("out card 0 of node 1")]
   assert card == pytest.approx(sent / (RATE * did.seconds))
-  assert did.usage[names.index("out port of rank 0")] == pytest.approx(sent / (4 * RATE * did.seconds))
+  assert (did.usage[names.index("out port of rank 0")]
+          == pytest.approx(sent / (4 * RATE * did.seconds)))
   assert (did.usage <= 1 + 1e-12).all()
 
 
@@ -129,15 +140,18 @@ def test_steady_traffic_of_others_takes_its_share():
   busy = np.zeros(len(fabric.capacities()))
   busy[fabric.names().index("out card 0 of node 1")] = 0.5
   ring = schedules.ring(range(4), SIZE)
-  assert schedules.load(ring, fabric, busy).seconds == pytest.approx(allreduce.ring(4, SIZE, ALPHA, 2 / RATE))
+  assert (schedules.load(ring, fabric, busy).seconds
+          == pytest.approx(allreduce.ring(4, SIZE, ALPHA, 2 / RATE)))
 
 
 @given(nodes=st.integers(1, 12), per_node=st.sampled_from([1, 2, 4]), cards=st.sampled_from([1, 2]),
-       rack=st.sampled_from([0, 1, 2, 3]), uplinks=st.integers(1, 3), routing=st.sampled_from(["even", "hash"]))
+       rack=st.sampled_from([0, 1, 2, 3]), uplinks=st.integers(1, 3),
+       routing=st.sampled_from(["even", "hash"]))
 def test_paths_are_links_of_the_right_kind(nodes, per_node, cards, rack, uplinks, routing):
   if per_node % cards or (rack and nodes % rack and nodes > rack):
     return
-  fabric = Fabric(nodes, per_node, cards=cards, rack=rack, uplinks=uplinks, uplink_rate=1e9, routing=routing)
+  fabric = Fabric(nodes, per_node, cards=cards, rack=rack, uplinks=uplinks, uplink_rate=1e9,
+                  routing=routing)
   names, ranks = fabric.names(), fabric.ranks
   assert len(names) == len(fabric.capacities())
   pairs = [(s, t) for s in range(ranks) for t in range(ranks) if s != t]
@@ -150,10 +164,12 @@ def test_paths_are_links_of_the_right_kind(nodes, per_node, cards, rack, uplinks
       assert said == [f"out port of rank {s}", f"in port of rank {t}"]
       continue
     assert said[0] == f"out path of rank {s}" and said[-1] == f"in path of rank {t}"
-    assert said[1].endswith(f"of node {s // per_node}") and said[-2].endswith(f"of node {t // per_node}")
+    assert (said[1].endswith(f"of node {s // per_node}")
+            and said[-2].endswith(f"of node {t // per_node}"))
     racks = (s // per_node // (rack or nodes), t // per_node // (rack or nodes))
     crossing = [] if racks[0] == racks[1] else said[2:4]
-    assert [x.split(" of ")[1] for x in crossing] == ([] if racks[0] == racks[1] else [f"rack {r}" for r in racks])
+    assert ([x.split(" of ")[1] for x in crossing]
+            == ([] if racks[0] == racks[1] else [f"rack {r}" for r in racks]))
 
 
 @pytest.mark.parametrize(("settings", "said"), [
@@ -163,7 +179,8 @@ def test_paths_are_links_of_the_right_kind(nodes, per_node, cards, rack, uplinks
     ({"nodes": 4, "per_node": 8, "cards": 3}, "cards=3 must divide per_node=8"),
     ({"nodes": 6, "rack": 4}, "rack=4 must divide nodes=6"),
     ({"nodes": 4, "routing": "best"}, "routing='best' must be one of even, hash"),
-    ({"nodes": 1, "per_node": 4, "slow_paths": {4: 0.5}}, "slow_paths names rank 4; the fabric has ranks 0 to 3"),
+    ({"nodes": 1, "per_node": 4, "slow_paths": {4: 0.5}},
+     "slow_paths names rank 4; the fabric has ranks 0 to 3"),
     ({"nodes": 1, "slow_paths": {0: 0}}, "disconnected"),
     ({"nodes": 1, "spine_latency": math.nan}, "spine_latency=nan")])
 def test_what_is_no_fabric_is_refused(settings, said):

@@ -12,11 +12,14 @@ from jaxpace.simulation.settings import SettingsError, read
 
 GOOD = {
     "steps": 50, "seed": 3, "max_delay": 0.1,
-    "fabric": {"nodes": 4, "per_node": 2, "card_rate": 10e9, "cards": 1, "rack": 2, "uplinks": 1, "uplink_rate": 10e9},
+    "fabric": {"nodes": 4, "per_node": 2, "card_rate": 10e9, "cards": 1, "rack": 2, "uplinks": 1,
+               "uplink_rate": 10e9},
     "jobs": {
-        "a": {"nodes": [0, 2], "forward": 5e-3, "backward": 10e-3, "gradient_bytes": 8e6, "buckets": 2,
-              "noise": {"normal": {"deviation": 0.02}, "late": {"kind": "slow", "ranks": [1], "extra": 0.5}},
-              "traffic": {"begins": 0.01, "length": 10, "load": 0.5}, "pacer": "pace_early_ranks(window=8)",
+        "a": {"nodes": [0, 2], "forward": 5e-3, "backward": 10e-3, "gradient_bytes": 8e6,
+              "buckets": 2, "noise": {"normal": {"deviation": 0.02},
+                                      "late": {"kind": "slow", "ranks": [1], "extra": 0.5}},
+              "traffic": {"begins": 0.01, "length": 10, "load": 0.5},
+              "pacer": "pace_early_ranks(window=8)",
               "failures": {"mtbf": 1e6, "every": 10, "checkpoint": 1, "restart": 10}},
         "b": {"nodes": [1, 3]}}}
 
@@ -44,7 +47,8 @@ def test_a_config_becomes_a_scenario():
   assert a.failures.rate == 2 / 1e6 and a.pacer is not None and b.pacer is None
   # A ring of 4 ranks on 2 nodes: 2 * 3 rounds of a quarter, over cards that are the slowest link.
   assert float(b.job.transfers[0]) == pytest.approx(6 * (12e-6 + 25e6 / 10e9), rel=1e-5)
-  assert len(a.job.transfers) == 2 and float(a.job.transfers[0]) == pytest.approx(6 * (12e-6 + 1e6 / 10e9), rel=1e-5)
+  assert (len(a.job.transfers) == 2
+          and float(a.job.transfers[0]) == pytest.approx(6 * (12e-6 + 1e6 / 10e9), rel=1e-5))
 
 
 def test_ints_will_do_for_rates_and_times():
@@ -72,13 +76,17 @@ def test_ints_will_do_for_rates_and_times():
     ("jobs.a.buckets", 0, "jobs.a.buckets=0"),
     ("jobs.a.algorithm", "star", "jobs.a.algorithm='star' must be one of ring"),
     ("jobs.a.overlap", 1, "jobs.a.overlap=1 must be True or False"),
-    ("jobs.a.noise.normal", {"sigma": 0.1}, "jobs.a.noise.normal.sigma is no field; there are deviation"),
+    ("jobs.a.noise.normal", {"sigma": 0.1},
+     "jobs.a.noise.normal.sigma is no field; there are deviation"),
     ("jobs.a.noise.normal", {}, "jobs.a.noise.normal.deviation is missing"),
-    ("jobs.a.noise.normal", {"deviation": -1}, "jobs.a.noise.normal.deviation=-1 must be a number from 0 to 10"),
+    ("jobs.a.noise.normal", {"deviation": -1},
+     "jobs.a.noise.normal.deviation=-1 must be a number from 0 to 10"),
     ("jobs.a.noise.odd", {"kind": "red"}, "jobs.a.noise.odd.kind='red' must be one of normal"),
     ("jobs.a.noise.late", {"kind": "slow", "ranks": [9], "extra": 1}, "jobs.a.noise.late.ranks=9"),
-    ("jobs.a.noise.h", {"kind": "heavy", "scale": 1, "tail": 1.0}, "tail=1.0 must be a number from 1.01"),
-    ("jobs.a.noise.s", {"kind": "schedule", "every": 0, "seconds": 1}, "every=0 must be a whole number"),
+    ("jobs.a.noise.h", {"kind": "heavy", "scale": 1, "tail": 1.0},
+     "tail=1.0 must be a number from 1.01"),
+    ("jobs.a.noise.s", {"kind": "schedule", "every": 0, "seconds": 1},
+     "every=0 must be a whole number"),
     ("jobs.a.traffic", {"begins": 0.1, "length": 3, "load": 1.0}, "jobs.a.traffic.load=1.0"),
     ("jobs.a.pacer", "pace_late_ranks()", "jobs.a.pacer: "),
     ("jobs.a.pacer", 3, "jobs.a.pacer=3"),
@@ -119,14 +127,17 @@ def test_equal_jobs_weigh_the_same_and_share_half():
 
 
 def test_where_jobs_compete_each_of_their_messages_gets_the_same():
-  """A ring of one message each way across the racks, beside one of two: as max-min sharing of all messages has it."""
+  """A ring of one message each way across the racks, beside one of two: as max-min sharing of all
+  messages has it."""
   config = {
-      "steps": 4, "fabric": {"nodes": 8, "per_node": 1, "card_rate": 7.5e9, "rack": 4, "uplink_rate": 10e9,
-                             "node_latency": 0.0, "rack_latency": 0.0, "spine_latency": 0.0},
+      "steps": 4, "fabric": {"nodes": 8, "per_node": 1, "card_rate": 7.5e9, "rack": 4,
+                             "uplink_rate": 10e9, "node_latency": 0.0, "rack_latency": 0.0,
+                             "spine_latency": 0.0},
       "jobs": {"a": {"nodes": [0, 4]}, "b": {"nodes": [1, 5, 2, 6]}}}
   made = read(config, make)
   shares = scenario.shares(list(made.jobs))
-  speed = np.asarray(sharing.progress(*map(jnp.asarray, (shares.usage, shares.weights, np.ones(2, bool)))))
+  speed = np.asarray(sharing.progress(*map(jnp.asarray,
+                                           (shares.usage, shares.weights, np.ones(2, bool)))))
   capacities = made.fabric.capacities()
   messages = [made.fabric.paths(np.array(job.nodes), np.roll(job.nodes, -1)) for job in made.jobs]
   together = sharing.max_min(np.concatenate(messages), capacities)

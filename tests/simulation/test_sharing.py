@@ -14,7 +14,8 @@ from jaxpace.simulation.sharing import max_min, progress
 
 
 def water_filling(crossing: np.ndarray, capacities: np.ndarray, drops: float) -> np.ndarray:
-  """The reference: pours drop by drop into every flow, until a link it crosses is full. crossing is [F, L] counts."""
+  """The reference: pours drop by drop into every flow, until a link it crosses is full. crossing is
+  [F, L] counts."""
   rates = np.zeros(len(crossing))
   open_flows = np.ones(len(crossing), bool)
   while open_flows.any():
@@ -27,7 +28,8 @@ def water_filling(crossing: np.ndarray, capacities: np.ndarray, drops: float) ->
 
 
 def exactly(paths: np.ndarray, capacities: np.ndarray) -> list[Fraction]:
-  """The same in fractions, without a drop: pours as much at once as the next link to be full still takes."""
+  """The same in fractions, without a drop: pours as much at once as the next link to be full still
+  takes."""
   crossing = counts(paths, len(capacities)).astype(int)
   rates, open_flows = [Fraction(0)] * len(paths), set(range(len(paths)))
   while open_flows:
@@ -35,7 +37,8 @@ def exactly(paths: np.ndarray, capacities: np.ndarray) -> list[Fraction]:
     for link, capacity in enumerate(capacities.tolist()):
       wanted = sum(int(crossing[flow, link]) for flow in open_flows)
       if wanted:
-        left = Fraction(capacity) - sum(int(crossing[flow, link]) * rate for flow, rate in enumerate(rates))
+        left = (Fraction(capacity) - sum(int(crossing[flow, link]) * rate
+                                         for flow, rate in enumerate(rates)))
         room.append((left / wanted, link))
     least = min(room)[0]
     for flow in open_flows:
@@ -68,20 +71,25 @@ def test_shares_are_those_of_water_filling_on_a_thousand_fabrics():
     paths, capacities = random_fabric(rng)
     expected = water_filling(counts(paths, len(capacities)), capacities, drop)
     rates = max_min(paths, capacities)
-    # A flow stops within one drop of its share; what it leaves is shared by those after it: some drops more.
+    # A flow stops within one drop of its share; what it leaves is shared by those after it: some
+    # drops more.
     np.testing.assert_allclose(rates, expected, atol=12 * drop)
-    np.testing.assert_allclose(rates, [float(rate) for rate in exactly(paths, capacities)], rtol=1e-12)
+    np.testing.assert_allclose(rates, [float(rate) for rate in exactly(paths, capacities)],
+                               rtol=1e-12)
 
 
 @pytest.mark.parametrize("routing", ["even", "hash"])
 def test_shares_on_described_fabrics_are_exact(routing):
-  """Messages at random between ranks of random fabrics: nodes, cards, racks, uplinks, slow paths."""
+  """Messages at random between ranks of random fabrics: nodes, cards, racks, uplinks, slow
+  paths."""
   rng = np.random.default_rng(1)
   for seed in range(100):
-    racks, rack, per_node = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.choice([2, 4]))
+    racks, rack, per_node = (int(rng.integers(1, 4)), int(rng.integers(1, 4)),
+                             int(rng.choice([2, 4])))
     fabric = Fabric(racks * rack, per_node, node_rate=64.0, card_rate=float(rng.integers(4, 20)),
                     cards=int(rng.choice([1, 2])), rack=rack, uplinks=int(rng.integers(1, 4)),
-                    uplink_rate=float(rng.integers(1, 20)), routing=routing, seed=seed, slow_paths={0: 0.5})
+                    uplink_rate=float(rng.integers(1, 20)), routing=routing, seed=seed,
+                    slow_paths={0: 0.5})
     pairs = np.array([rng.choice(fabric.ranks, 2, replace=False) for _ in range(12)])
     paths, capacities = fabric.paths(*pairs.T), fabric.capacities()
     limited = np.isfinite(capacities)
@@ -92,7 +100,8 @@ def test_shares_on_described_fabrics_are_exact(routing):
 
 @given(seed=st.integers(0, 2**32 - 1))
 def test_no_link_is_overfull_and_every_flow_has_a_bottleneck(seed):
-  """What defines max-min fairness: every flow crosses a full link on which no other flow has more."""
+  """What defines max-min fairness: every flow crosses a full link on which no other flow has
+  more."""
   paths, capacities = random_fabric(np.random.default_rng(seed))
   rates = max_min(paths, capacities)
   crossing = counts(paths, len(capacities))
@@ -100,7 +109,8 @@ def test_no_link_is_overfull_and_every_flow_has_a_bottleneck(seed):
   assert (load <= capacities * (1 + 1e-9)).all()
   for flow, rate in enumerate(rates):
     own = np.flatnonzero(crossing[flow])
-    assert any(load[link] >= capacities[link] * (1 - 1e-9) and rate >= rates[crossing[:, link] > 0].max() * (1 - 1e-9)
+    assert any(load[link] >= capacities[link] * (1 - 1e-9)
+               and rate >= rates[crossing[:, link] > 0].max() * (1 - 1e-9)
                for link in own)
 
 
@@ -120,7 +130,8 @@ def speeds(usage, weights=None, sending=None):
 @pytest.mark.parametrize(("usage", "weights", "sending", "expected"), [
     ([[1.0], [1.0]], None, None, [0.5, 0.5]),
     ([[1.0], [0.5]], None, None, [2 / 3, 2 / 3]),
-    ([[1.0], [0.25]], [1, 4], None, [0.75, 1.0]),  # the second is at full speed with a quarter of the link
+    # the second is at full speed with a quarter of the link
+    ([[1.0], [0.25]], [1, 4], None, [0.75, 1.0]),
     ([[1.0], [1.0]], [1, 3], None, [0.25, 0.75]),
     ([[1.0], [1.0]], None, [True, False], [1.0, 0.0]),
     ([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], None, None, [0.5, 0.5, 0.5]),
@@ -145,4 +156,5 @@ def test_jobs_are_conserved_and_work_conserving(seed, count, links):
       continue
     # Else it is on a full link on which nobody has more for its weight.
     level = np.where(sending, speed / weights, 0)
-    assert any(level[job] >= level[usage[:, link] > 0].max() * (1 - 1e-4) for link in np.flatnonzero(full))
+    assert any(level[job] >= level[usage[:, link] > 0].max() * (1 - 1e-4)
+               for link in np.flatnonzero(full))

@@ -1,4 +1,5 @@
-"""Synchronisation strategies: times against closed forms and a plain loop, messages, mathematics, training."""
+"""Synchronisation strategies: times against closed forms and a plain loop, messages, mathematics,
+training."""
 
 import heapq
 import math
@@ -15,7 +16,14 @@ from experiments.measure import compression
 from jaxpace.simulation import allreduce, noise
 from jaxpace.simulation.settings import SettingsError
 from jaxpace.simulation.strategies import timeline
-from jaxpace.simulation.strategies.cluster import Cluster, bytes_per_step, check, draw, messages, service
+from jaxpace.simulation.strategies.cluster import (
+  Cluster,
+  bytes_per_step,
+  check,
+  draw,
+  messages,
+  service,
+)
 from jaxpace.simulation.strategies.schedule import PlayedSteps, play
 from jaxpace.simulation.strategies.settings import (
   Backup,
@@ -30,10 +38,11 @@ from tests.quick import examples
 
 KEY = jax.random.key(3)
 NORMAL = Cluster(compute=0.1, noise=(noise.Normal(np.float32(0.05)),))
-NOISY = Cluster(compute=0.1, update=1e-3, noise=(noise.Exponential(np.float32(0.2)),), gradient_bytes=1e8, latency=1e-5,
-                rate=1e10)
+NOISY = Cluster(compute=0.1, update=1e-3, noise=(noise.Exponential(np.float32(0.2)),),
+                gradient_bytes=1e8, latency=1e-5, rate=1e10)
 _play = jax.jit(play, static_argnums=(0, 3, 4))
-_draw = jax.jit(lambda cluster, *more: draw(cluster, *more).work(cluster.update), static_argnums=(2, 3))
+_draw = jax.jit(lambda cluster, *more: draw(cluster, *more).work(cluster.update),
+                static_argnums=(2, 3))
 _decoded = jax.jit(compression.decoded, static_argnums=0)
 _averaged = jax.jit(compression.averaged, static_argnums=0)
 
@@ -43,7 +52,8 @@ def steps_of(strategy, cluster, ranks, steps):
 
 
 def within_4_sigma(values, mean):
-  assert abs(values.mean() - mean) < 4 * values.std() / math.sqrt(len(values)), (values.mean(), mean)
+  assert (abs(values.mean() - mean) < 4 * values.std() / math.sqrt(len(values))), (
+      values.mean(), mean)
 
 
 def harmonic(n):
@@ -56,12 +66,14 @@ def test_synchronous_steps_take_the_longest_of_the_ranks_and_the_ring():
   found = steps_of(Synchronous(), NOISY, 8, 200)
   np.testing.assert_allclose(found.time, expected, rtol=1e-5)
   assert found.counted.all()
-  within_4_sigma(np.diff(found.time), 0.101 + 0.02 * harmonic(8) + allreduce.ring(8, 1e8, 1e-5, 1e-10))
+  within_4_sigma(np.diff(found.time),
+                 0.101 + 0.02 * harmonic(8) + allreduce.ring(8, 1e8, 1e-5, 1e-10))
 
 
 @pytest.mark.parametrize("wait_for", [1, 6])
 def test_waiting_for_k_of_n_exponentials(wait_for):
-  """mu (H_N - H_{N - k}) on top of what is not random; as many gradients count as were waited for."""
+  """mu (H_N - H_{N - k}) on top of what is not random; as many gradients count as were waited
+  for."""
   cluster = NOISY._replace(gradient_bytes=0.0, latency=0.0)
   found = steps_of(Backup(wait_for), cluster, 8, 1500)
   within_4_sigma(np.diff(found.time), 0.101 + 0.02 * (harmonic(8) - harmonic(8 - wait_for)))
@@ -72,7 +84,8 @@ def test_waiting_for_k_of_n_exponentials(wait_for):
 
 @pytest.mark.parametrize("every", [4, 16])
 def test_local_steps_wait_for_the_slowest_sum(every):
-  """mean + sigma E_N / sqrt(H) a step, and an H-th of an exchange; exact for sums of normal steps."""
+  """mean + sigma E_N / sqrt(H) a step, and an H-th of an exchange; exact for sums of normal
+  steps."""
   ranks, rounds = 64, 400
   cluster = NORMAL._replace(gradient_bytes=1e8, rate=1e10)
   found = steps_of(LocalSteps(every), cluster, ranks, every * rounds)
@@ -95,7 +108,8 @@ def test_limits_that_are_synchronous(strategy):
 def test_without_a_bound_every_rank_goes_at_its_own_pace(staleness):
   slow = NOISY._replace(noise=(*NOISY.noise, noise.Slow(np.arange(8, dtype=np.float32) / 8)))
   found = steps_of(BoundedStaleness(staleness), slow, 8, 120)
-  own = np.asarray(_draw(slow, KEY, 8, 120), np.float64).mean(axis=0) + allreduce.ring(8, 1e8, 1e-5, 1e-10)
+  own = np.asarray(_draw(slow, KEY, 8,
+                         120), np.float64).mean(axis=0) + allreduce.ring(8, 1e8, 1e-5, 1e-10)
   np.testing.assert_allclose(found.paces, own, rtol=1e-5)
 
 
@@ -116,7 +130,8 @@ def test_more_staleness_never_costs_time_and_the_bound_holds():
   ends = []
   for staleness in (0, 2, None):
     played = _play(BoundedStaleness(staleness), slow, KEY, 4, 120)
-    finish = np.asarray(played.finish, np.float64) + np.concatenate([[0], np.cumsum(played.moved)[:-1]])[:, None]
+    finish = (np.asarray(played.finish, np.float64)
+              + np.concatenate([[0], np.cumsum(played.moved)[:-1]])[:, None])
     start = finish - np.asarray(played.finish) + np.asarray(played.start)
     ends.append(finish[-1].mean())
     if staleness is not None:
@@ -126,7 +141,8 @@ def test_more_staleness_never_costs_time_and_the_bound_holds():
 
 
 def test_ages_of_single_updates():
-  """In lockstep the i-th update of a step is i updates old; without a bound they are R - 1 on average."""
+  """In lockstep the i-th update of a step is i updates old; without a bound they are R - 1 on
+  average."""
   lockstep = timeline.updates(_play(BoundedStaleness(0), NOISY, KEY, 8, 200))
   np.testing.assert_array_equal(lockstep.delay, np.tile(np.arange(8), 200))
   free = timeline.updates(_play(BoundedStaleness(None), NOISY, KEY, 8, 400))
@@ -136,7 +152,8 @@ def test_ages_of_single_updates():
 
 @pytest.mark.parametrize("ranks", [1, 12])
 def test_a_server_is_as_quick_as_its_ranks_or_its_link(ranks):
-  """Without noise: min(N / (Z + S), 1 / S) updates a second, exactly. Each is N - 1 others' updates old."""
+  """Without noise: min(N / (Z + S), 1 / S) updates a second, exactly. Each is N - 1 others' updates
+  old."""
   cluster = Cluster(compute=0.1, gradient_bytes=1e8, latency=1e-3, rate=1e10, server_rate=5e9)
   away, busy = 0.1 + 2e-3 + 0.01, 0.02
   assert float(service(ParameterServer(), cluster)) == pytest.approx(busy)
@@ -156,14 +173,16 @@ def test_more_servers_shift_the_limit():
 
 @pytest.mark.parametrize("server_rate", [math.inf, 2e10, 1e9])
 def test_a_server_is_the_queue_in_a_plain_loop(server_rate):
-  """First come, first served, in float64: without a limit, with ranks that meet at times, and saturated."""
+  """First come, first served, in float64: without a limit, with ranks that meet at times, and
+  saturated."""
   ranks, cluster = 16, NOISY._replace(server_rate=server_rate)
   found = timeline.updates(_play(ParameterServer(), cluster, KEY, ranks, 100))
   away = np.asarray(_draw(cluster, KEY, ranks, 200), np.float64) + 2 * 1e-5 + 1e8 / 1e10
   arrivals = [(away[0, rank], rank) for rank in range(ranks)]
   heapq.heapify(arrivals)
   done, fetched, free = [0] * ranks, [0] * ranks, 0.0
-  for version, (time, rank, delay) in enumerate(zip(found.time, found.rank, found.delay, strict=True)):
+  for version, (time, rank, delay) in enumerate(zip(found.time, found.rank, found.delay,
+                                                    strict=True)):
     arrival, own = heapq.heappop(arrivals)
     free = max(arrival, free) + 1e8 / server_rate
     assert (rank, delay) == (own, version - fetched[own]) and time == pytest.approx(free, rel=1e-5)
@@ -194,7 +213,8 @@ def test_messages_cost_what_their_bytes_do():
   assert float(of(Compressed("fp16")).seconds) == pytest.approx(float(dense.seconds) / 2)
   assert of(Compressed("int8")).bytes == pytest.approx(dense.bytes / 4, rel=1e-5)
   kept = of(Compressed("top_k", keep=0.01))
-  assert kept.bytes == pytest.approx(7 * 0.01 * 1e8 * 2)  # each to all others: a value and its position
+  # each to all others: a value and its position
+  assert kept.bytes == pytest.approx(7 * 0.01 * 1e8 * 2)
   assert float(kept.seconds) == pytest.approx(kept.bytes / 1e10)
   coded = of(Compressed("int8", passes=3), codec_rate=1e11)
   assert float(coded.seconds - of(Compressed("int8")).seconds) == pytest.approx(3 * 1e8 / 1e11)
@@ -206,10 +226,12 @@ def test_messages_cost_what_their_bytes_do():
 @pytest.mark.parametrize(("codec", "sent", "passed_over"), [
     ("fp16", 14, 2 * 1e8), ("int8", 14, 4 * 1e8), ("top_k", 7, 8 * 1e8 + 7 * 2e6)])
 def test_coding_passes_over_the_gradient_and_over_what_others_kept(codec, sent, passed_over):
-  """On top of latencies: so many passes, and of top_k the kept values and positions of the seven others."""
+  """On top of latencies: so many passes, and of top_k the kept values and positions of the seven
+  others."""
   strategy = Compressed(codec, keep=0.01)
   cluster = NOISY._replace(latency=1e-3, rate=math.inf, codec_rate=1e11)
-  assert float(messages(strategy, cluster, 8).seconds) == pytest.approx(sent * 1e-3 + passed_over / 1e11)
+  assert (float(messages(strategy, cluster, 8).seconds)
+          == pytest.approx(sent * 1e-3 + passed_over / 1e11))
   assert float(messages(strategy, cluster, 1).seconds) == 0
 
 
@@ -254,7 +276,8 @@ def test_fp16_never_overflows():
   np.testing.assert_array_equal(left, [65504, -65504, 1])
 
 
-@pytest.mark.parametrize("strategy", [Compressed("top_k", keep=0.1), Compressed("int8"), Compressed("fp16")])
+@pytest.mark.parametrize("strategy",
+                         [Compressed("top_k", keep=0.1), Compressed("int8"), Compressed("fp16")])
 def test_error_feedback_leaves_nothing_out_for_good(strategy):
   """What has arrived and what is still owed are together the mean of all gradients."""
   gradients = jax.random.normal(KEY, (30, 4, 50), jnp.float32)
@@ -274,14 +297,18 @@ def test_error_feedback_leaves_nothing_out_for_good(strategy):
     ({"kind": "backup"}, "wait_for is missing"),
     ({"kind": "backup", "wait_for": 0}, "wait_for=0 must be a whole number from 1 to"),
     ({"kind": "backup", "wait_for": 2.5}, "wait_for=2.5 must be a whole number"),
-    ({"kind": "bounded_staleness", "staleness": -1}, r"staleness=-1 must be a whole number from 0 to 10,000, or None"),
+    ({"kind": "bounded_staleness", "staleness": -1},
+     r"staleness=-1 must be a whole number from 0 to 10,000, or None"),
     ({"kind": "parameter_server", "servers": True}, "servers=True must be a whole number from 1"),
     ({"kind": "local_steps", "every": 0}, "every=0 must be a whole number from 1"),
-    ({"kind": "local_steps", "outer_momentum": 1.5}, "outer_momentum=1.5 must be a number from 0 to 0.999"),
+    ({"kind": "local_steps", "outer_momentum": 1.5},
+     "outer_momentum=1.5 must be a number from 0 to 0.999"),
     ({"kind": "local_steps", "outer_rate": float("nan")}, "outer_rate=nan must be a number"),
     ({"kind": "compressed", "codec": "int4"}, "codec='int4' must be one of fp16, int8, top_k"),
-    ({"kind": "compressed", "codec": "top_k", "keep": 0}, "keep=0 must be a number from 1e-09 to 1"),
-    ({"kind": "compressed", "codec": "top_k", "error_feedback": 1}, "error_feedback=1 must be True or False"),
+    ({"kind": "compressed", "codec": "top_k", "keep": 0},
+     "keep=0 must be a number from 1e-09 to 1"),
+    ({"kind": "compressed", "codec": "top_k", "error_feedback": 1},
+     "error_feedback=1 must be True or False"),
     ({"kind": "synchronous", "every": 2}, "every is no field of synchronous; there are none"),
 ])
 def test_wrong_settings_are_named(config, said):
@@ -290,14 +317,16 @@ def test_wrong_settings_are_named(config, said):
 
 
 def test_what_is_impossible_with_so_many_ranks():
-  with pytest.raises(SettingsError, match=r"wait_for=9 must be a whole number from 1 to 8 \(there are 8 ranks\)"):
+  with pytest.raises(SettingsError,
+                     match=r"wait_for=9 must be a whole number from 1 to 8 \(there are 8 ranks\)"):
     play(Backup(9), NOISY, KEY, 8, 10)
   with pytest.raises(SettingsError, match=r"ranks=0 must be a whole number from 1"):
     play(Synchronous(), NOISY, KEY, 0, 10)
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"rate": 0.0}, "rate=0.0 must be above 0 B/s"), ({"compute": -1.0}, "compute=-1.0 must be a number from 0 up"),
+    ({"rate": 0.0}, "rate=0.0 must be above 0 B/s"),
+    ({"compute": -1.0}, "compute=-1.0 must be a number from 0 up"),
     ({"gradient_bytes": math.inf}, "gradient_bytes=inf must be")])
 def test_impossible_clusters_are_refused(change, said):
   assert check(NOISY) is NOISY
@@ -308,7 +337,8 @@ def test_impossible_clusters_are_refused(change, said):
 @pytest.mark.long  # compiles two trainings
 def test_training_one_by_one_without_age_is_synchronous_training():
   """In lockstep, R updates of a R-th of the rate are one step with the mean gradient."""
-  optax, training = pytest.importorskip("optax"), pytest.importorskip("experiments.measure.strategies_training")
+  optax, training = (pytest.importorskip("optax"),
+                     pytest.importorskip("experiments.measure.strategies_training"))
   task, keys = training.task(2, 4), jax.random.split(KEY, 1)
   cluster = NOISY._replace(gradient_bytes=0.0)
   rounds = steps_of(Synchronous(), cluster, 2, 12)

@@ -1,4 +1,5 @@
-"""Synchronisation strategies in `jaxpace simulate`: times against closed forms, and what recorded runs of them hold."""
+"""Synchronisation strategies in `jaxpace simulate`: times against closed forms, and what recorded
+runs of them hold."""
 
 import math
 
@@ -17,45 +18,55 @@ BUSY = 31.5e-3  # compute, update and gap
 
 
 def transfer(size, messages=14.0, share=1.75):
-  assert (messages, share) == coefficients("all_reduce", "ring", RANKS) or size < JOB["gradient_bytes"]
+  assert ((messages, share) == coefficients("all_reduce", "ring", RANKS)
+          or size < JOB["gradient_bytes"])
   return messages * ALPHA + share * size / RATE
 
 
 def within_4_sigma(values, expected):
   values = np.asarray(values, np.float64)
-  assert abs(values.mean() - expected) < 4 * values.std() / math.sqrt(len(values)), (values.mean(), expected)
+  assert (abs(values.mean() - expected) < 4 * values.std() / math.sqrt(len(values))), (
+      values.mean(), expected)
 
 
 def test_local_steps_meet_once_a_round(tmp_path):
-  """H means and the largest of N sums of H normals, sigma E_N sqrt(H); one exchange; noise anew in each step."""
-  changes = {"strategy": {"kind": "local_steps", "every": 10}, "noise": {"normal": {"deviation": 0.05}}}
+  """H means and the largest of N sums of H normals, sigma E_N sqrt(H); one exchange; noise anew in
+  each step."""
+  changes = {"strategy": {"kind": "local_steps", "every": 10},
+             "noise": {"normal": {"deviation": 0.05}}}
   steps, run = record(tmp_path, changes, steps=4000)
   assert len(steps.step_time) == len(run.steps) == 400
-  within_4_sigma(steps.step_time, 10 * BUSY + 0.05 * COMPUTE * 1.4236 * math.sqrt(10) + transfer(5e7))
+  within_4_sigma(steps.step_time,
+                 10 * BUSY + 0.05 * COMPUTE * 1.4236 * math.sqrt(10) + transfer(5e7))
   np.testing.assert_allclose(run.durations["update"], 10e-3, rtol=1e-5)
   assert "a round of 10 steps" in run.plan["notices"][0]
 
 
 def test_noise_remembers_over_the_steps_of_a_round():
-  """A schedule of pauses counts steps, not rounds: every 25 steps is every second or third round of 10."""
+  """A schedule of pauses counts steps, not rounds: every 25 steps is every second or third round of
+  10."""
   steps = play({"strategy": {"kind": "local_steps", "every": 10}, "noise": {
       "stop": {"kind": "schedule", "every": 25, "seconds": 1.0, "aligned": True}}}, steps=1000)
   assert np.flatnonzero(steps.step_time > 1).tolist() == [k // 10 for k in range(24, 1000, 25)]
 
 
 def test_backup_ends_with_the_first_ranks(tmp_path):
-  """mu (H_N - H_{N - k}) for k of N exponentials; who comes later has no entry, and did no more than there was time."""
+  """mu (H_N - H_{N - k}) for k of N exponentials; who comes later has no entry, and did no more
+  than there was time."""
   changes = {"strategy": {"kind": "backup", "wait_for": 6}, "noise": {
-      "exponential": {"mean": 0.2}, "normal": {"deviation": 0.0}, "stop": {**PAUSES["stop"], "seconds": 1.0}}}
+      "exponential": {"mean": 0.2}, "normal": {"deviation": 0.0},
+      "stop": {**PAUSES["stop"], "seconds": 1.0}}}
   steps, run = record(tmp_path, changes, steps=1500)
   assert (np.isfinite(steps.enter).sum(axis=1) == 6).all()
   quiet = (steps.gap < 0.1).all(axis=1)
   harmonic = [sum(1 / i for i in range(1, n + 1)) for n in (8, 2)]
-  within_4_sigma(steps.step_time[quiet], BUSY + 0.2 * COMPUTE * (harmonic[0] - harmonic[1]) + transfer(5e7))
+  within_4_sigma(steps.step_time[quiet],
+                 BUSY + 0.2 * COMPUTE * (harmonic[0] - harmonic[1]) + transfer(5e7))
   late = ~np.isfinite(steps.enter[..., 0])
   spent = steps.compute + steps.gap + 1e-3
   assert (spent <= steps.step_time[:, None] * (1 + 1e-5)).all() and late.mean() == 0.25
-  assert (spent >= steps.step_time[:, None] - transfer(5e7) - 1e-6)[late].all()  # they came after the sixth
+  # they came after the sixth
+  assert (spent >= steps.step_time[:, None] - transfer(5e7) - 1e-6)[late].all()
   assert (run.collectives[0].enter_ns < 0).mean() == pytest.approx(0.25)
   assert "wait for 6 of 8" in run.plan["notices"][0]
 
@@ -66,10 +77,13 @@ def test_backup_ends_with_the_first_ranks(tmp_path):
     ({"kind": "compressed", "codec": "int8", "passes": 0}, 1.25e7 + 32, 14, 1.75, 0),
     # All ranks get what each has kept, with its positions; decoding adds up seven of them.
     ({"kind": "compressed", "codec": "top_k", "keep": 0.01}, 1e6, 7, 7.0, 8 * 5e7 + 7 * 1e6)])
-def test_compressed_gradients_take_less_of_the_fabric_and_some_compute(strategy, wire, messages, share, coded):
-  steps = play({"strategy": strategy, "codec_rate": 1e11, "noise": {"normal": {"deviation": 0.0}}}, steps=5)
+def test_compressed_gradients_take_less_of_the_fabric_and_some_compute(
+    strategy, wire, messages, share, coded):
+  steps = play({"strategy": strategy, "codec_rate": 1e11, "noise": {"normal": {"deviation": 0.0}}},
+               steps=5)
   np.testing.assert_allclose(steps.transfers, transfer(wire, messages, share), rtol=1e-5)
-  np.testing.assert_allclose(steps.step_time, BUSY + coded / 1e11 + transfer(wire, messages, share), rtol=1e-5)
+  np.testing.assert_allclose(steps.step_time, BUSY + coded / 1e11 + transfer(wire, messages, share),
+                             rtol=1e-5)
 
 
 def test_bounded_staleness_is_the_recursion_rank_by_rank(tmp_path):
@@ -95,7 +109,8 @@ def test_bounded_staleness_is_the_recursion_rank_by_rank(tmp_path):
 
 
 def test_a_parameter_server_serves_one_after_the_other(tmp_path):
-  """Once it is the bottleneck, a gradient of 200 MB every 20 ms, whatever ranks do; each rank has its own steps."""
+  """Once it is the bottleneck, a gradient of 200 MB every 20 ms, whatever ranks do; each rank has
+  its own steps."""
   late = {"late": {"kind": "slow", "ranks": [3], "extra": 3.0}}
   own, run = record(tmp_path, {
       "strategy": {"kind": "parameter_server"}, "noise": late, "gradient_bytes": 2e8}, steps=200)
@@ -122,18 +137,25 @@ def test_summaries_of_ranks_that_go_their_own_ways(strategy):
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"strategy": {"kind": "magic"}}, r"jobs\.a\.strategy\.kind='magic' must be one of synchronous"),
+    ({"strategy": {"kind": "magic"}},
+     r"jobs\.a\.strategy\.kind='magic' must be one of synchronous"),
     ({"strategy": 3}, r"jobs\.a\.strategy=3 must be a dict with a kind"),
-    ({"strategy": {"kind": "backup", "wait_for": 9}}, r"strategy\.wait_for=9 must be .* 1 to 8 \(there are 8 ranks\)"),
-    ({"strategy": {"kind": "local_steps", "every": 0}}, r"strategy\.every=0 must be a whole number from 1"),
-    ({"strategy": {"kind": "local_steps", "every": 300}}, r"steps=400 must be two rounds at least of .*every=300"),
-    ({"strategy": {"kind": "backup", "wait_for": 3}, "pacer": "pace_early_ranks()"}, "a pacer needs steps in"),
-    ({"strategy": "parameter_server", "failures": {"mtbf": 1, "every": 1}}, "failures must be left out"),
+    ({"strategy": {"kind": "backup", "wait_for": 9}},
+     r"strategy\.wait_for=9 must be .* 1 to 8 \(there are 8 ranks\)"),
+    ({"strategy": {"kind": "local_steps", "every": 0}},
+     r"strategy\.every=0 must be a whole number from 1"),
+    ({"strategy": {"kind": "local_steps", "every": 300}},
+     r"steps=400 must be two rounds at least of .*every=300"),
+    ({"strategy": {"kind": "backup", "wait_for": 3}, "pacer": "pace_early_ranks()"},
+     "a pacer needs steps in"),
+    ({"strategy": "parameter_server", "failures": {"mtbf": 1, "every": 1}},
+     "failures must be left out"),
     ({"strategy": "bounded_staleness", "polling": 0.1}, "polling must be left out"),
     ({"codec_rate": 0}, r"codec_rate=0 must be a number from 1e\+06"),
     ({"processes": "host"}, "processes='host' must be one of node, rank"),
     ({"far": -1}, "far=-1 must be a number from 0"),
-    ({"noise": {"pauses": {"probability": 0.1, "seconds": 1, "cause": "rain"}}}, "cause='rain' must be one of"),
+    ({"noise": {"pauses": {"probability": 0.1, "seconds": 1, "cause": "rain"}}},
+     "cause='rain' must be one of"),
     ({"noise": {"normal": {"deviation": 0.1, "cause": "gc"}}}, "cause is no field")])
 def test_mistakes_are_named(changes, said):
   with pytest.raises(SettingsError, match=said):
@@ -147,7 +169,8 @@ def test_own_ways_over_shared_links_are_refused():
   config = {"fabric": {"nodes": 4, "per_node": 1, "rack": 2, "uplink_rate": 1e9}, "jobs": jobs}
   with pytest.raises(SettingsError, match="links shared with job b is not simulated"):
     settings.read(config, pacer_expression.make)
-  assert settings.read({**config, "shared_fabric": False}, pacer_expression.make).jobs[0].alone is not None
+  assert settings.read({**config, "shared_fabric": False},
+                       pacer_expression.make).jobs[0].alone is not None
 
 
 def test_a_job_of_local_steps_shares_the_fabric_with_another(capsys):
@@ -156,7 +179,8 @@ def test_a_job_of_local_steps_shares_the_fabric_with_another(capsys):
   from jaxpace.simulation import settings
   fabric = {"nodes": 4, "per_node": 1, "card_rate": 1e10, "rack": 2, "uplink_rate": 1e10}
   made = settings.read({"steps": 200, "fabric": fabric, "jobs": {
-      "a": {**JOB, "nodes": [0, 2], "strategy": {"kind": "local_steps", "every": 10}}, "b": {**JOB, "nodes": [1, 3]}}},
+      "a": {**JOB, "nodes": [0, 2], "strategy": {"kind": "local_steps", "every": 10}},
+      "b": {**JOB, "nodes": [1, 3]}}},
                        pacer_expression.make)
   counts = {part.job: len(part.steps.step_time) for part in scenario.run(made)}
   assert counts == {0: 20, 1: 200}
@@ -166,7 +190,8 @@ def test_reports_say_what_is_not_defined(tmp_path, capsys):
   record(tmp_path / "own", {"strategy": "parameter_server"}, steps=60)
   assert main(["report", str(tmp_path / "own")]) == 0
   assert "ranks don't meet" in " ".join(capsys.readouterr().out.split())
-  for command, *more in (["report", "--without", "rank:1"], ["replay", "--pacer", "pace_early_ranks()"],
+  for command, *more in (["report", "--without", "rank:1"],
+                         ["replay", "--pacer", "pace_early_ranks()"],
                          ["forecast", "--ranks", "16"]):
     assert main([command, str(tmp_path / "own"), *more]) == 2
     assert "collective" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Jobs that hold their collectives back, on one link: against closed forms, and against the other event loop."""
+"""Jobs that hold their collectives back, on one link: against closed forms, and against the other
+event loop."""
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,9 @@ def drawn(ready, work, start, shared, obeys, tiny=1e-3):
   speeds = [1.0] + [shared] * (jobs - 1)
   repeat = (jobs, 4, work.shape[1])
   return turns.Drawn(*(jnp.asarray(value)[None] for value in (
-      np.broadcast_to(ready[:, None], repeat), np.broadcast_to(work[:, None], repeat), np.asarray(start, np.float32),
-      np.asarray(speeds, np.float32), np.full(jobs, tiny, np.float32), np.asarray(obeys))))
+      np.broadcast_to(ready[:, None], repeat), np.broadcast_to(work[:, None], repeat),
+      np.asarray(start, np.float32), np.asarray(speeds, np.float32),
+      np.full(jobs, tiny, np.float32), np.asarray(obeys))))
 
 
 def stacked(make, jobs):
@@ -33,7 +35,8 @@ def played(scene, make, ear=None, steps=STEPS):
   ear = turns.Ear(wrong=0.0, scatter=0.0) if ear is None else ear
   jobs = scene.start.shape[1]
   run = jax.jit(turns.simulator(make(0), steps))
-  return jax.tree.map(lambda values: np.asarray(values)[0], run(jax.random.key(3), scene, ear, stacked(make, jobs)))
+  return jax.tree.map(lambda values: np.asarray(values)[0],
+                      run(jax.random.key(3), scene, ear, stacked(make, jobs)))
 
 
 def nothing(key):
@@ -53,11 +56,11 @@ def test_without_holds_it_is_the_other_event_loop():
   ready = np.sort(rng.uniform(0.5, 1.5, (2, 50, 2)), axis=2).astype(np.float32)
   work = rng.uniform(0.1, 0.4, (2, 50, 2)).astype(np.float32)
   scene = turns.Drawn(*(jnp.asarray(value)[None] for value in (
-      ready, work, np.array([0, 0.3], np.float32), np.array([1, 0.35], np.float32), np.full(2, 1e-3, np.float32),
-      np.array([True, True]))))
+      ready, work, np.array([0, 0.3], np.float32), np.array([1, 0.35], np.float32),
+      np.full(2, 1e-3, np.float32), np.array([True, True]))))
   found = played(scene, nothing, steps=50)
-  expected = quick.play(quick.Drafts(ready[0], work[0]), quick.Drafts(ready[1], work[1]), jnp.float32(0.3),
-                        jnp.float32(0.35))
+  expected = quick.play(quick.Drafts(ready[0], work[0]), quick.Drafts(ready[1], work[1]),
+                        jnp.float32(0.3), jnp.float32(0.35))
   np.testing.assert_allclose(found.step_time[0], np.asarray(expected), rtol=1e-5)
   assert found.held[0].max() == 0 and found.listened[0].max() == 0
 
@@ -83,7 +86,8 @@ def test_who_does_not_obey_is_not_held():
 def test_a_hold_is_counted_from_the_last_exit_and_what_is_not_ready_waits_anyway():
   def make(key):
     def hold(moment, state):
-      return Hold(jnp.where(moment.slot == 0, np.float32(0.7), np.float32(0.2)), jnp.asarray(False)), state
+      return Hold(jnp.where(moment.slot == 0, np.float32(0.7),
+                            np.float32(0.2)), jnp.asarray(False)), state
     return Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(0), {}), state), hold)
 
   found = played(drawn([[1.0, 1.0]], [[0.1, 0.1]], [0], 1.0, [True]), make, steps=4)
@@ -102,14 +106,16 @@ def test_a_delay_moves_what_is_ready():
 
 @pytest.mark.parametrize("ratio", [1.0, 1.13, 1.3])
 def test_take_turns_gains_where_sharing_loses_and_both_do(ratio):
-  """Two jobs, of one period and of others, on a link that loses a third of its capacity where they share."""
+  """Two jobs, of one period and of others, on a link that loses a third of its capacity where they
+  share."""
   def make(key):
     return jaxpace.take_turns(key=key, floor=0.2, learn=20, trial=20)
 
   ready = [[0.6, 0.6], [0.6 * ratio, 0.6 * ratio]]
   work = [[0.2, 0.2], [0.2, 0.2]]
   steps = 300
-  found, bare = (played(drawn(ready, work, [0, 0.15], 1 / 3, [obeys] * 2, tiny=1e-3), make, turns.Ear(), steps)
+  found, bare = (played(drawn(ready, work, [0, 0.15], 1 / 3, [obeys] * 2, tiny=1e-3), make,
+                        turns.Ear(), steps)
                  for obeys in (True, False))
   late = slice(100, 200)
   for job in (0, 1):
@@ -120,6 +126,7 @@ def test_take_turns_gains_where_sharing_loses_and_both_do(ratio):
 def test_the_null_without_a_neighbour_is_the_bare_run():
   """Nobody else: take_turns never listens, and every step is the same to the last bit."""
   scene = drawn([[0.6, 0.7]], [[0.2, 0.2]], [0], 1.0, [True])
-  found, bare = (played(scene, make, turns.Ear(), 200) for make in (lambda key: jaxpace.take_turns(key=key), nothing))
+  found, bare = (played(scene, make, turns.Ear(), 200)
+                 for make in (lambda key: jaxpace.take_turns(key=key), nothing))
   np.testing.assert_array_equal(found.step_time, bare.step_time)
   assert found.listened.max() == 0

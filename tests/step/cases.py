@@ -1,4 +1,5 @@
-"""The ways people write train steps, each as a case: the step, its state, and what can't be stamped in it."""
+"""The ways people write train steps, each as a case: the step, its state, and what can't be stamped
+in it."""
 
 from typing import Any, NamedTuple
 
@@ -41,7 +42,8 @@ def by_autodiff():
 
 
 def nested_jit():
-  return Case(jax.jit(lambda params, batch: jax.jit(models.plain_step)(params, batch)), models.mlp_params())
+  return Case(jax.jit(lambda params, batch: jax.jit(models.plain_step)(params, batch)),
+              models.mlp_params())
 
 
 def linen_mlp():
@@ -51,7 +53,8 @@ def linen_mlp():
       return nn.Dense(models.CLASSES)(nn.gelu(nn.Dense(16)(x)))
 
   model = Mlp()
-  return Case(_pmean_step(_loss_with(model.apply)), model.init(jax.random.key(0), jnp.ones((1, models.FEATURES))))
+  return Case(_pmean_step(_loss_with(model.apply)),
+              model.init(jax.random.key(0), jnp.ones((1, models.FEATURES))))
 
 
 def linen_sync_batch_norm():
@@ -113,7 +116,8 @@ def remat_by_autodiff():
   apply = jax.checkpoint(models.mlp)
 
   def step(params, batch):
-    loss, grads = jax.value_and_grad(lambda p: jax.lax.pmean(_loss_with(apply)(p, batch), "data"))(params)
+    loss, grads = jax.value_and_grad(lambda p: jax.lax.pmean(_loss_with(apply)(p, batch), "data"))(
+        params)
     return models.sgd(params, grads), loss
 
   return Case(step, models.mlp_params(), check_vma=True, hidden=-1)
@@ -131,8 +135,8 @@ def scanned_layers():
 
 def collective_in_a_scan():
   def apply(params, x):
-    x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w) + jax.lax.pmean(jnp.mean(x), "data"), None), x,
-                        params["layers"])
+    x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w) + jax.lax.pmean(jnp.mean(x), "data"), None),
+                        x, params["layers"])
     return x @ params["out"]
 
   return scanned_layers()._replace(step=_pmean_step(_loss_with(apply)), hidden=2)
@@ -198,20 +202,23 @@ def dropout_and_odd_leaves():
       return models.square_loss(params, (jnp.where(kept, batch[0], jnp.float32(0)), batch[1]))
 
     grads = jax.lax.psum(jax.grad(loss)(state["params"]), "data")
-    new = dict(state, key=key, params=models.sgd(state["params"], grads, 0.01), count=state["count"] + 1)
+    new = dict(state, key=key, params=models.sgd(state["params"], grads, 0.01),
+               count=state["count"] + 1)
     return new, {"norm": optax.tree.norm(grads), "nothing": None}
 
-  return Case(step, {"params": models.mlp_params(), "key": jax.random.key(3), "count": jnp.int32(0), "none": None,
-                     "empty": {}, "flag": jnp.bool_(True), "void": jnp.zeros((0, 3))})
+  return Case(step, {"params": models.mlp_params(), "key": jax.random.key(3), "count": jnp.int32(0),
+                     "none": None, "empty": {}, "flag": jnp.bool_(True), "void": jnp.zeros((0, 3))})
 
 
 def matrices_clipped_and_cast():
   """No flat gradient: the entry waits for an element of matrices that are fused from others."""
   def step(params, batch):
-    loss = jax.checkpoint(lambda params: jnp.mean(jnp.square(jnp.tanh(batch[0] @ params[0]) @ params[1] - batch[1])))
+    loss = jax.checkpoint(
+        lambda params: jnp.mean(jnp.square(jnp.tanh(batch[0] @ params[0]) @ params[1] - batch[1])))
     value, grads = jax.value_and_grad(loss)(params)
     scale = jnp.minimum(jnp.float32(1), jnp.float32(0.1) / optax.tree.norm(grads))
-    grads = jax.tree.map(lambda g, p: (g * scale + jnp.float32(0.01) * p).astype(jnp.bfloat16), grads, params)
+    grads = jax.tree.map(lambda g, p: (g * scale + jnp.float32(0.01) * p).astype(jnp.bfloat16),
+                         grads, params)
     value, grads = jax.lax.pmean((value, grads), "data")
     return models.sgd(params, grads), value
 
@@ -243,6 +250,7 @@ def max_and_permute():
   return Case(step, models.mlp_params())
 
 
-CASES = [by_user, by_autodiff, nested_jit, linen_mlp, linen_sync_batch_norm, nnx_model, remat, remat_by_autodiff,
-         scanned_layers, collective_in_a_scan, collective_in_a_cond, custom_gradient, accumulated, sharpness_aware,
-         dropout_and_odd_leaves, matrices_clipped_and_cast, reduce_scatter_all_gather, max_and_permute]
+CASES = [by_user, by_autodiff, nested_jit, linen_mlp, linen_sync_batch_norm, nnx_model, remat,
+         remat_by_autodiff, scanned_layers, collective_in_a_scan, collective_in_a_cond,
+         custom_gradient, accumulated, sharpness_aware, dropout_and_odd_leaves,
+         matrices_clipped_and_cast, reduce_scatter_all_gather, max_and_permute]

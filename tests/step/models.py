@@ -16,15 +16,18 @@ def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
   return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
-def batches(ranks: int, each: int = 4, count: int = 3, dtype: Any = jnp.float32) -> list[tuple[jax.Array, jax.Array]]:
+def batches(ranks: int, each: int = 4, count: int = 3,
+            dtype: Any = jnp.float32) -> list[tuple[jax.Array, jax.Array]]:
   """Inputs [ranks * each, FEATURES] and targets [ranks * each, CLASSES]."""
-  return [(normal(100 + k, ranks * each, FEATURES, dtype=dtype), normal(200 + k, ranks * each, CLASSES, dtype=dtype))
+  return [(normal(100 + k, ranks * each, FEATURES, dtype=dtype),
+           normal(200 + k, ranks * each, CLASSES, dtype=dtype))
           for k in range(count)]
 
 
 def mlp_params(width: int = 16, layers: int = 2, dtype: Any = jnp.float32) -> dict[str, Any]:
   sizes = [FEATURES, *[width] * layers, CLASSES]
-  return {f"layer{i}": {"w": jnp.asarray(np.random.default_rng(i).normal(size=(a, b)) / np.sqrt(a), dtype),
+  return {f"layer{i}": {"w": jnp.asarray(np.random.default_rng(i).normal(size=(a, b)) / np.sqrt(a),
+                                         dtype),
                         "b": jnp.asarray(np.zeros(b), dtype)}
           for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))}
 
@@ -42,7 +45,8 @@ def square_loss(params: Any, batch: Any) -> jax.Array:
 
 
 def sgd(params: Any, grads: Any, rate: float = 0.05) -> Any:
-  return jax.tree.map(lambda p, g: p - jnp.asarray(rate, p.dtype) * g.astype(p.dtype), params, grads)
+  return jax.tree.map(lambda p, g: p - jnp.asarray(rate, p.dtype) * g.astype(p.dtype), params,
+                      grads)
 
 
 def plain_step(params: Any, batch: Any) -> tuple[Any, Any]:
@@ -67,6 +71,7 @@ def optax_step(tx: optax.GradientTransformation, loss_fn: Any = square_loss) -> 
     # optax's own counters mix dtypes.
     with jax.numpy_dtype_promotion("standard"):
       updates, opt = tx.update(grads, opt, params)
-      return (optax.apply_updates(params, updates), opt), {"loss": loss, "norm": optax.tree.norm(grads)}
+      return (optax.apply_updates(params,
+                                  updates), opt), {"loss": loss, "norm": optax.tree.norm(grads)}
 
   return step

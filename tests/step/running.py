@@ -1,4 +1,5 @@
-"""Runs a step bare and instrumented, and compares: results bit by bit, collectives of the compiled programs, stamps."""
+"""Runs a step bare and instrumented, and compares: results bit by bit, collectives of the compiled
+programs, stamps."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def restless() -> Pacer:
 
   def update(observation, turn):
     mine = turn % observation.arrivals.shape[0] == observation.rank
-    return Decision(jnp.where(mine, jnp.float32(PAUSE), jnp.float32(0)), {"turn": turn.astype(jnp.float32)}), turn + 1
+    return Decision(jnp.where(mine, jnp.float32(PAUSE),
+                              jnp.float32(0)), {"turn": turn.astype(jnp.float32)}), turn + 1
 
   return Pacer(lambda ranks: np.int32(0), update)
 
@@ -69,12 +71,14 @@ class Pair:
       batch = batches[k % len(batches)]
       expected = self.bare(expected[0], batch)
       self.pace, found = self.instrumented(self.pace, found[0], batch)
-      if k % 4 == 0:  # many devices on few cores: a rank many steps behind the others starves them of threads
+      # many devices on few cores: a rank many steps behind the others starves them of threads
+      if k % 4 == 0:
         jax.block_until_ready((expected, found))
     return expected, found
 
   def check_bits(self, state: Any, batches: Sequence[Any], steps: int) -> Any:
-    """Asserts that state and outputs are equal bit by bit after `steps`, and that the state has moved."""
+    """Asserts that state and outputs are equal bit by bit after `steps`, and that the state has
+    moved."""
     before = bits(state)
     expected, found = self.run(state, batches, steps)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
@@ -86,15 +90,15 @@ class Pair:
 
 
 def pair(step: Callable[..., Any], mesh: Mesh, state: Any, batch: Any, *, check_vma: bool = False,
-         state_spec: Any = P(), batch_spec: Any = P("data"), out_spec: Any = None, axis: Any = "data",
-         **settings: Any) -> Pair:
+         state_spec: Any = P(), batch_spec: Any = P("data"), out_spec: Any = None,
+         axis: Any = "data", **settings: Any) -> Pair:
   """Compiles `step` (state, batch) -> (state, metrics) under shard_map, bare and instrumented."""
   out_spec = (state_spec, P()) if out_spec is None else out_spec
   paced = jaxpace.instrument(step, axis, **settings)
   spec = jaxpace.spec(mesh)
   pace = paced.init(mesh)
-  bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(state_spec, batch_spec), out_specs=out_spec,
-                               check_vma=check_vma))
+  bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(state_spec, batch_spec),
+                               out_specs=out_spec, check_vma=check_vma))
   instrumented = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, state_spec, batch_spec),
                                        out_specs=(spec, out_spec), check_vma=check_vma))
 
@@ -106,12 +110,14 @@ def pair(step: Callable[..., Any], mesh: Mesh, state: Any, batch: Any, *, check_
   # What is looked at is what runs; and each is compiled once.
   compiled_bare = bare.lower(*place(state, batch)).compile()
   compiled = instrumented.lower(pace, *place(state, batch)).compile()
-  return Pair(paced, compiled_bare, compiled, pace, compiled_bare.as_text(), compiled.as_text(), place)
+  return Pair(paced, compiled_bare, compiled, pace, compiled_bare.as_text(), compiled.as_text(),
+              place)
 
 
 # Collectives of a compiled program.
 
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all", "collective-broadcast")
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all",
+          "collective-broadcast")
 _HLO = re.compile(rf"= (.*?) ({'|'.join(_KINDS)})(?:-start)?\((.*)")
 _RANKS = re.compile(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\}|\{\}|\[[^ ]*)")
 _TYPE = re.compile(r"[a-z]+[0-9]*\[[0-9,]*\]")
@@ -120,7 +126,8 @@ Operands = collections.Counter[str]
 
 
 def hlo_collectives(text: str) -> list[tuple[str, Operands]]:
-  """Kind with its groups of ranks, and results (types, layouts left out), of every collective of a compiled program."""
+  """Kind with its groups of ranks, and results (types, layouts left out), of every collective of a
+  compiled program."""
   found = [(f"{kind} {' '.join(_RANKS.findall(rest))}", collections.Counter(_TYPE.findall(types)))
            for types, kind, rest in _HLO.findall(text)]
   return sorted(found, key=lambda item: (item[0], sorted(item[1].items())))
@@ -132,7 +139,8 @@ def host_callbacks(text: str) -> int:
 
 
 def extra_operands(bare: str, instrumented: str) -> list[str]:
-  """Operands that instrumentation added to the collectives of a program, each collective's others being unchanged."""
+  """Operands that instrumentation added to the collectives of a program, each collective's others
+  being unchanged."""
   left = hlo_collectives(instrumented)
   extra: list[str] = []
   unmatched = []
@@ -152,8 +160,8 @@ def extra_operands(bare: str, instrumented: str) -> list[str]:
 
 # Collectives of a traced program.
 
-COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_gather_invariant",
-               "reduce_scatter", "psum_scatter", "all_to_all", "pbroadcast"}
+COLLECTIVES = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather",
+               "all_gather_invariant", "reduce_scatter", "psum_scatter", "all_to_all", "pbroadcast"}
 
 
 def jaxpr_collectives(jaxpr: Any, axis: str) -> Iterator[Any]:
@@ -206,11 +214,13 @@ def segments(stamps: np.ndarray, plan: Any) -> dict[str, np.ndarray]:
 
 def at(plan: Any, kind: str, slot: int | None = None) -> int:
   """Place of a mark."""
-  return next(i for i, mark in enumerate(plan.marks) if mark.kind == kind and slot in (None, mark.collective))
+  return next(i for i, mark in enumerate(plan.marks) if mark.kind == kind
+              and slot in (None, mark.collective))
 
 
 def arrivals(pace: Any, plan: Any) -> np.ndarray:
-  """DESIGN 2: enter[r,k] - exit[r,k-1] - delay applied: [ranks, steps - 1] s, of the step's first collective."""
+  """DESIGN 2: enter[r,k] - exit[r,k-1] - delay applied: [ranks, steps - 1] s, of the step's first
+  collective."""
   stamps = times(pace, plan)
   last = max(i for i, mark in enumerate(plan.marks) if mark.kind == "exit")
   busy = (stamps[:, 1:, at(plan, "enter", 0)] - stamps[:, :-1, last]) * 1e-9

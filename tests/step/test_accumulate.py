@@ -45,10 +45,12 @@ def loss_fn(params, micro_batch, key=None):
 
 
 def shared_out(counts, capacity=CAPACITY):
-  """The global batch in the ranks' parts, one after the other; what is not used is NaN: [R * capacity, ...]."""
+  """The global batch in the ranks' parts, one after the other; what is not used is NaN: [R *
+  capacity, ...]."""
   places = np.arange(len(counts) * capacity).reshape(len(counts), capacity)
   taken = np.concatenate([row[:count] for row, count in zip(places, counts, strict=True)])
-  x, y = np.full((places.size, ROWS, WIDTH), np.nan, np.float32), np.ones((places.size, ROWS), np.int32)
+  x, y = np.full((places.size, ROWS,
+                  WIDTH), np.nan, np.float32), np.ones((places.size, ROWS), np.int32)
   x[taken], y[taken] = examples()
   return x, y
 
@@ -58,7 +60,8 @@ def expected(dropout=False, of=None):
   x, y = examples()
 
   def loss(params):
-    found = [loss_fn(params, (x[i], y[i]), jax.random.fold_in(jax.random.key(KEY), i) if dropout else None)
+    found = [loss_fn(params, (x[i], y[i]),
+                     jax.random.fold_in(jax.random.key(KEY), i) if dropout else None)
              for i in range(TOTAL)]
     return sum(loss for loss, _ in found) / sum(weight for _, weight in found)
 
@@ -71,15 +74,15 @@ def compiled(check_vma=True, dropout=False, **settings):
     key = jax.random.key(KEY) if dropout else None
     return jaxpace.accumulate(loss_fn, params, micro_batches, counts, key=key, **settings)
 
-  return jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data"), P()), out_specs=P(),
-                               check_vma=check_vma))
+  return jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data"), P()),
+                               out_specs=P(), check_vma=check_vma))
 
 
 def close(found, wanted, tolerance=3e-6):
   assert jax.tree.structure(found) == jax.tree.structure(wanted)
   for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-    np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=tolerance * 10,
-                               atol=tolerance)
+    np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other, np.float32),
+                               rtol=tolerance * 10, atol=tolerance)
 
 
 def of(*counts):
@@ -106,22 +109,26 @@ def test_dropout_is_the_same_whoever_runs_what(first):
 
 
 def test_numbers_of_micro_batches_in_another_order():
-  """Rank 0 runs those of odd number, rank 1 the others: `index` says so, and each gets its own key."""
+  """Rank 0 runs those of odd number, rank 1 the others: `index` says so, and each gets its own
+  key."""
   x, y = examples()
   order = np.concatenate([np.arange(1, TOTAL, 2), np.arange(0, TOTAL, 2)]).astype(np.int32)
 
   def step(params, micro_batches, count, index):
-    return jaxpace.accumulate(loss_fn, params, micro_batches, count[0], key=jax.random.key(KEY), index=index)
+    return jaxpace.accumulate(loss_fn, params, micro_batches, count[0], key=jax.random.key(KEY),
+                              index=index)
 
-  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=2), in_specs=(P(), P("data"), P("data"), P("data")),
-                              out_specs=P()))
+  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=2),
+                              in_specs=(P(), P("data"), P("data"), P("data")), out_specs=P()))
   close(run(params(), (x[order], y[order]), of(6, 6), order), expected(True))
 
 
 def test_under_pmap():
   counts = (1, 2, 6, 3)
-  step = jax.pmap(lambda params, batch, counts: jaxpace.accumulate(loss_fn, params, batch, counts, "data"),
-                  axis_name="data", in_axes=(None, 0, None), out_axes=None, devices=jax.devices()[:RANKS])
+  step = jax.pmap(lambda params, batch, counts: jaxpace.accumulate(
+      loss_fn, params, batch, counts, "data"),
+                  axis_name="data", in_axes=(None, 0, None), out_axes=None,
+                  devices=jax.devices()[:RANKS])
   batch = jax.tree.map(lambda a: a.reshape(RANKS, CAPACITY, *a.shape[1:]), shared_out(counts))
   close(step(params(), batch, of(*counts)), expected())
 
@@ -146,7 +153,8 @@ def test_tensor_parallel_sums_in_the_loop_with_other_counts_in_each_data_group()
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("split", [P(), P("data")])
 def test_in_a_step_that_is_jitted_as_a_whole(explicit, split):
-  """Tensor-parallel parameters stay so; those split over the data axis are gathered, and come back as they were."""
+  """Tensor-parallel parameters stay so; those split over the data axis are gathered, and come back
+  as they were."""
   kind = AxisType.Explicit if explicit else AxisType.Auto
   mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(kind,), devices=jax.devices()[:RANKS])
   counts = (4, 0, 6, 2)
@@ -162,8 +170,10 @@ def test_in_a_step_that_is_jitted_as_a_whole(explicit, split):
 
 def test_tensor_parallel_parameters_in_a_step_that_is_jitted_as_a_whole():
   mesh = mesh_of(data=2, model=2)
-  placed = jax.device_put(params(), {"w": NamedSharding(mesh, P(None, "model")), "v": NamedSharding(mesh, P("model"))})
-  run = jax.jit(lambda params, batch, counts: jaxpace.accumulate(loss_fn, params, batch, counts, mesh=mesh))
+  placed = jax.device_put(params(), {"w": NamedSharding(mesh, P(None, "model")),
+                                     "v": NamedSharding(mesh, P("model"))})
+  run = jax.jit(lambda params, batch, counts: jaxpace.accumulate(
+      loss_fn, params, batch, counts, mesh=mesh))
   for counts in ((6, 6), (10, 2)):
     batch = jax.device_put(shared_out(counts, 10), NamedSharding(mesh, P("data")))
     loss, grads = run(placed, batch, of(*counts))
@@ -174,10 +184,12 @@ def test_tensor_parallel_parameters_in_a_step_that_is_jitted_as_a_whole():
 def test_sums_of_other_things():
   def with_hits(params, micro_batch):
     loss, weight = loss_fn(params, micro_batch)
-    return loss, weight, {"rows": jnp.int32(ROWS), "masked": jnp.sum(micro_batch[1] == 0, dtype=jnp.int32)}
+    return (loss, weight,
+            {"rows": jnp.int32(ROWS), "masked": jnp.sum(micro_batch[1] == 0, dtype=jnp.int32)})
 
   run = jax.jit(jax.shard_map(
-      lambda params, batch, counts: jaxpace.accumulate(with_hits, params, batch, counts, has_aux=True),
+      lambda params, batch, counts: jaxpace.accumulate(with_hits, params, batch, counts,
+                                                       has_aux=True),
       mesh=mesh_of(data=RANKS), in_specs=(P(), P("data"), P()), out_specs=P()))
   (loss, aux), grads = run(params(), shared_out((5, 5, 0, 2)), of(5, 5, 0, 2))
   assert {name: int(value) for name, value in aux.items()} == {
@@ -227,7 +239,8 @@ def test_linen_and_remat_and_instrument_leave_the_bits_as_they_are():
   paced = jaxpace.instrument(step, "data")
   spec, pace = jaxpace.spec(mesh), paced.init(mesh)
   bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P()))
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P()), out_specs=(spec, P())))
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P()),
+                              out_specs=(spec, P())))
   one, other, even = weights, weights, weights
   for counts in ((6, 1, 0, 5), (2, 4, 3, 3), EVEN):
     one, loss_one = bare(one, shared_out(counts), of(*counts))
@@ -264,11 +277,13 @@ def test_nnx_by_its_parameters():
 
 # What is refused, before anything is compiled.
 
-def refused(message, loss=loss_fn, counts=EVEN, batch=None, specs=(P(), P("data"), P()), check_vma=False, **settings):
+def refused(message, loss=loss_fn, counts=EVEN, batch=None, specs=(P(), P("data"), P()),
+            check_vma=False, **settings):
   def step(params, batch, counts):
     return jaxpace.accumulate(loss, params, batch, counts, **settings)
 
-  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=specs, out_specs=P(), check_vma=check_vma))
+  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=specs, out_specs=P(),
+                              check_vma=check_vma))
   with pytest.raises(ValueError, match=message):
     run.lower(params(), shared_out(EVEN) if batch is None else batch, of(*counts))
 
@@ -280,8 +295,8 @@ def test_a_collective_over_the_data_axis_in_the_loss(check_vma):
     with jax.named_scope("Norm_3"):
       return jax.lax.psum(loss, "data"), weight
 
-  refused(r"collective over 'data': psum\S* in \S*Norm_3\S*\. It would run once a micro-batch", summed,
-          check_vma=check_vma)
+  refused(r"collective over 'data': psum\S* in \S*Norm_3\S*\. It would run once a micro-batch",
+          summed, check_vma=check_vma)
 
 
 def test_a_gather_of_parameters_in_a_loop_in_the_loss():
@@ -302,14 +317,15 @@ def test_a_collective_over_another_axis_along_which_counts_differ():
   def step(params, batch, count):
     return jaxpace.accumulate(summed, params, batch, count[0, 0])
 
-  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=2, fsdp=2), in_specs=(P(), P("data"), P("data", "fsdp")),
-                              out_specs=P()))
+  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=2, fsdp=2),
+                              in_specs=(P(), P("data"), P("data", "fsdp")), out_specs=P()))
   with pytest.raises(ValueError, match="collective over 'fsdp'"):
     run.lower(params(), shared_out((6, 6)), np.ones((2, 2), np.int32))
 
 
 def test_losses_without_weights_and_counts_that_do_not_fit():
-  refused("must return .loss_sum, weight_sum., and it returned one thing", lambda p, b: loss_fn(p, b)[0])
+  refused("must return .loss_sum, weight_sum., and it returned one thing",
+          lambda p, b: loss_fn(p, b)[0])
   refused("both single numbers", lambda p, b: (loss_fn(p, b)[0], b[1]))
   refused("has_aux=True", lambda p, b: (*loss_fn(p, b), jnp.float32(0)))
   refused(r"counts of 3 ranks, and 4 along data.* another mesh", counts=(4, 4, 4))
@@ -322,14 +338,17 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
   def fixed(params, batch):
     return jaxpace.accumulate(loss_fn, params, batch, [CAPACITY + 1, 1, 2, 2])
 
-  run = jax.jit(jax.shard_map(fixed, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data")), out_specs=P()))
-  with pytest.raises(ValueError, match=f"to run {CAPACITY + 1} micro-batches, and micro_batches has room"):
+  run = jax.jit(jax.shard_map(fixed, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data")),
+                              out_specs=P()))
+  with pytest.raises(ValueError,
+                     match=f"to run {CAPACITY + 1} micro-batches, and micro_batches has room"):
     run.lower(params(), shared_out(EVEN))
 
   def keyed(params, batch):
     return jaxpace.accumulate(loss_fn, params, batch, 2, key=jax.random.key(0))
 
-  run = jax.jit(jax.shard_map(keyed, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data")), out_specs=P()))
+  run = jax.jit(jax.shard_map(keyed, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data")),
+                              out_specs=P()))
   with pytest.raises(ValueError, match=r"counts of all ranks, \[R\], as count, or index="):
     run.lower(params(), shared_out(EVEN))
 

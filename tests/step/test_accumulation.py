@@ -1,4 +1,5 @@
-"""Gradients summed in a loop where no marks can time them: it is said at tracing, with the line that mends it."""
+"""Gradients summed in a loop where no marks can time them: it is said at tracing, with the line
+that mends it."""
 
 import logging
 
@@ -40,8 +41,8 @@ def train(step, check_vma=True, clock="callback"):
   mesh = mesh_of(data=2)
   paced = jaxpace.instrument(step, "data", clock=clock)
   spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                              check_vma=check_vma))
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                              out_specs=(spec, P()), check_vma=check_vma))
   params = models.mlp_params()
   for batch in models.batches(2, each=2 * TURNS):
     pace, (params, _) = run(pace, params, batch)
@@ -102,6 +103,8 @@ def test_layers_in_a_scan_whose_gradients_are_summed_after_it_give_no_warning(ca
   mesh = mesh_of(data=2)
   paced = jaxpace.instrument(step, "data")
   spec = jaxpace.spec(mesh)
-  run = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), check_vma=False)
-  jax.eval_shape(run, paced.init(mesh), models.normal(0, 3, models.FEATURES, models.FEATURES), models.batches(2)[0])
+  run = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                      check_vma=False)
+  jax.eval_shape(run, paced.init(mesh), models.normal(0, 3, models.FEATURES, models.FEATURES),
+                 models.batches(2)[0])
   assert not warnings(caplog)

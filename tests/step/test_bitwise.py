@@ -1,4 +1,5 @@
-"""Parameters are the same, bit for bit, with the instrument on, pacing, and removed; so are the collectives."""
+"""Parameters are the same, bit for bit, with the instrument on, pacing, and removed; so are the
+collectives."""
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +38,11 @@ def norm(x, scale, shift):
 def block(params, x, act):
   h = x @ params["in"]
   q, k, v = jnp.split(norm(h, params["scale"], params["shift"]) @ params["qkv"], 3, axis=-1)
-  weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", q, k) / jnp.asarray(np.sqrt(q.shape[-1]), x.dtype))
+  weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", q, k)
+                           / jnp.asarray(np.sqrt(q.shape[-1]), x.dtype))
   h = h + jnp.einsum("bts,bsd->btd", weights, v)
-  h = h + act(norm(h, params["scale"], params["shift"]) @ params["up"]) @ params["down"] * jnp.asarray(0.7, x.dtype)
+  h = (h + act(norm(h, params["scale"], params["shift"]) @ params["up"]) @ params["down"]
+       * jnp.asarray(0.7, x.dtype))
   return h @ params["out"] + params["bias"]
 
 
@@ -50,8 +53,10 @@ def block_loss(compute, act):
     x, y = batch
     cast = jax.tree.map(lambda p: p.astype(compute), params)
     out = block(cast, x.astype(compute), act).astype(jnp.float32)
-    fit = jnp.mean(jnp.square(out - y) + out * y * jnp.float32(0.1) - jax.nn.log_softmax(out) * jax.nn.softmax(y))
-    return fit + jnp.float32(1e-4) * sum(jnp.sum(jnp.square(p.astype(jnp.float32))) for p in jax.tree.leaves(params))
+    fit = jnp.mean(jnp.square(out - y) + out * y * jnp.float32(0.1)
+                   - jax.nn.log_softmax(out) * jax.nn.softmax(y))
+    return (fit + jnp.float32(1e-4) * sum(jnp.sum(jnp.square(p.astype(jnp.float32)))
+                                          for p in jax.tree.leaves(params)))
 
   return loss
 
@@ -64,7 +69,8 @@ def momentum_step(loss_fn, by_autodiff):
     else:
       loss, grads = jax.lax.pmean(jax.value_and_grad(loss_fn)(params, batch), "data")
     velocity = jax.tree.map(lambda v, g: v * jnp.asarray(0.9, v.dtype) + g, velocity, grads)
-    params = jax.tree.map(lambda p, v: p * jnp.asarray(0.999, p.dtype) - v * jnp.asarray(0.02, p.dtype),
+    params = jax.tree.map(lambda p, v: p * jnp.asarray(0.999, p.dtype)
+                          - v * jnp.asarray(0.02, p.dtype),
                           params, velocity)
     return (params, velocity), loss
 
@@ -72,15 +78,17 @@ def momentum_step(loss_fn, by_autodiff):
 
 
 def sequences(ranks):
-  return [(models.normal(50 + k, 2 * ranks, 4, models.FEATURES), models.normal(70 + k, 2 * ranks, 4, models.CLASSES))
+  return [(models.normal(50 + k, 2 * ranks, 4, models.FEATURES),
+           models.normal(70 + k, 2 * ranks, 4, models.CLASSES))
           for k in range(3)]
 
 
 @pytest.mark.parametrize("dtype, ranks, by_autodiff, act, settings", [
     ("float32", 2, False, jax.nn.gelu, {"clock": "native"}),
-    pytest.param("float32", 4, True, jnp.tanh, {"clock": "auto", "pacer": restless()}, marks=pytest.mark.long),
-    pytest.param("float32", 2, False, jax.nn.silu, {"clock": "callback", "pacer": restless(), "share": True},
+    pytest.param("float32", 4, True, jnp.tanh, {"clock": "auto", "pacer": restless()},
                  marks=pytest.mark.long),
+    pytest.param("float32", 2, False, jax.nn.silu,
+                 {"clock": "callback", "pacer": restless(), "share": True}, marks=pytest.mark.long),
     pytest.param("bf16-compute", 2, False, jnp.tanh, {"share": True}, marks=pytest.mark.long),
     pytest.param("bf16-compute", 4, True, jax.nn.gelu, {"pacer": restless(), "share": None},
                  marks=pytest.mark.long),
@@ -89,7 +97,8 @@ def sequences(ranks):
                  marks=pytest.mark.long),
     pytest.param("bf16-params", 8, False, jax.nn.silu, {"share": True},
                  marks=pytest.mark.long),
-], ids=lambda value: getattr(value, "__name__", None) or (value if isinstance(value, str) else None))
+], ids=lambda value: getattr(value, "__name__", None)
+                         or (value if isinstance(value, str) else None))
 def test_a_transformer_block_after_many_steps(dtype, ranks, by_autodiff, act, settings):
   stored, compute = DTYPES[dtype]
   params = block_params(8, stored)
@@ -108,7 +117,9 @@ def test_gradients_of_half_precision_alone(dtype):
   """No operand of the all-reduce is float32: not even the loss."""
 
   def step(params, batch):
-    grads = jax.lax.psum(jax.grad(lambda p: jnp.mean(jnp.square(models.mlp(p, batch[0]) - batch[1])))(params), "data")
+    grads = jax.lax.psum(
+        jax.grad(lambda p: jnp.mean(jnp.square(models.mlp(p, batch[0]) - batch[1])))(params),
+        "data")
     return models.sgd(params, grads), jnp.int32(0)
 
   params, data = models.mlp_params(dtype=dtype), models.batches(4, dtype=dtype)
@@ -120,7 +131,8 @@ def test_gradients_of_half_precision_alone(dtype):
 
 @pytest.mark.parametrize("tx", [
     optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)),
-    pytest.param(optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(0.05, momentum=0.9, nesterov=True)),
+    pytest.param(optax.chain(optax.add_decayed_weights(1e-3),
+                             optax.sgd(0.05, momentum=0.9, nesterov=True)),
                  marks=pytest.mark.long),
 ], ids=["clip-adam", "decay-nesterov"])
 def test_optax_transformations(tx):
@@ -136,7 +148,8 @@ def test_gradients_cast_up_for_the_sum_and_down_again():
 
   def loss(params, batch):
     cast = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
-    return jnp.mean(jnp.square(models.mlp(cast, batch[0].astype(jnp.bfloat16)).astype(jnp.float32) - batch[1]))
+    return jnp.mean(jnp.square(models.mlp(cast, batch[0].astype(jnp.bfloat16)).astype(jnp.float32)
+                               - batch[1]))
 
   def step(params, batch):
     value, grads = jax.value_and_grad(loss)(params, batch)
@@ -157,7 +170,8 @@ def test_products_held_by_a_custom_gradient():
 
   def forward(w, x):
     kept = -(w * x * jnp.float32(1.1))
-    moved = jax.lax.dynamic_slice(jnp.concatenate([w, x]) * jnp.float32(1.37), (jnp.int32(w[0] * 3),), w.shape)
+    moved = jax.lax.dynamic_slice(jnp.concatenate([w, x]) * jnp.float32(1.37),
+                                  (jnp.int32(w[0] * 3),), w.shape)
     return jnp.sum(jnp.sin(kept)) + jnp.sum(jnp.cos(moved)), (kept, moved, w * x)
 
   def backward(residuals, cotangent):
@@ -176,7 +190,8 @@ def test_products_held_by_a_custom_gradient():
 
 
 def test_transposed_weights_of_matrix_vector_products():
-  """A gate between a transposition and its product would choose another kernel, with another order of addition."""
+  """A gate between a transposition and its product would choose another kernel, with another order
+  of addition."""
 
   def step(params, batch):
     def loss(params):
@@ -196,9 +211,11 @@ def test_transposed_weights_of_matrix_vector_products():
 def test_pmap(ranks):
   data, devices = models.batches(ranks), jax.local_devices()[:ranks]
   stack = jax.tree.map(lambda leaf: jnp.stack([leaf] * ranks), models.mlp_params())
-  data = [jax.tree.map(lambda leaf: leaf.reshape(ranks, -1, leaf.shape[-1]), batch) for batch in data]
+  data = [jax.tree.map(lambda leaf: leaf.reshape(ranks, -1, leaf.shape[-1]), batch)
+          for batch in data]
   paced = jaxpace.instrument(models.plain_step, "data", restless())
-  bare, instrumented = (jax.pmap(step, "data", devices=devices) for step in (models.plain_step, paced))
+  bare, instrumented = (jax.pmap(step, "data", devices=devices)
+                        for step in (models.plain_step, paced))
   pace, expected, found = paced.init(devices=devices), (stack, None), (stack, None)
   for k in range(STEPS):
     expected = bare(expected[0], data[k % 3])

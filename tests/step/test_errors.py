@@ -11,7 +11,8 @@ from tests.step import models
 from tests.step.running import P, mesh_of
 
 
-def trace(step, mesh, *, axis="data", pace=None, specs=None, out_specs=None, check_vma=False, **settings):
+def trace(step, mesh, *, axis="data", pace=None, specs=None, out_specs=None, check_vma=False,
+          **settings):
   """Traces an instrumented step, as jit would; nothing is compiled."""
   paced = jaxpace.instrument(step, axis, **settings)
   pace = paced.init(mesh) if pace is None else pace
@@ -69,7 +70,8 @@ def test_the_state_forgotten_or_in_another_place():
 @pytest.mark.parametrize("made, used", [(2, 4), (8, 4)])
 def test_a_state_of_another_number_of_ranks(made, used):
   old = jaxpace.instrument(models.plain_step, "data").init(mesh_of(data=made))
-  old = jax.tree.map(lambda leaf: jnp.asarray(np.resize(np.asarray(leaf), (used, *leaf.shape[1:]))), old)
+  old = jax.tree.map(lambda leaf: jnp.asarray(np.resize(np.asarray(leaf), (used, *leaf.shape[1:]))),
+                     old)
   with pytest.raises(ValueError, match=rf"made for {made} ranks.*runs on {used}.*init"):
     trace(models.plain_step, mesh_of(data=used), pace=old)
 
@@ -78,15 +80,15 @@ def test_a_state_of_another_number_of_ranks(made, used):
 def test_a_spec_that_leaves_out_an_axis(check_vma):
   mesh = mesh_of(data=2, model=2)
   with pytest.raises(ValueError, match=r"leaves out .*model.*jaxpace\.spec\(mesh\)"):
-    trace(models.vma_step if check_vma else models.plain_step, mesh, specs=(P("data"), P(), P("data")),
-          out_specs=(P("data"), P()), check_vma=check_vma)
+    trace(models.vma_step if check_vma else models.plain_step, mesh,
+          specs=(P("data"), P(), P("data")), out_specs=(P("data"), P()), check_vma=check_vma)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_state_that_is_not_split_at_all(check_vma):
   with pytest.raises(ValueError, match=r"own part.*jaxpace\.spec\(mesh\)"):
-    trace(models.vma_step if check_vma else models.plain_step, mesh_of(data=4), specs=(P(), P(), P("data")),
-          out_specs=(P(), P()), check_vma=check_vma)
+    trace(models.vma_step if check_vma else models.plain_step, mesh_of(data=4),
+          specs=(P(), P(), P("data")), out_specs=(P(), P()), check_vma=check_vma)
 
 
 @pytest.mark.parametrize("settings, words", [
@@ -148,7 +150,8 @@ def test_spec_names_every_axis_and_only_those_of_the_mesh():
 
 @pytest.mark.parametrize("update, words", [
     (lambda o, s: (jnp.float32(0), s), "must return .Decision, state."),
-    (lambda o, s: (Decision(jnp.float32(0), {}), s.astype(jnp.int32)), "same structure, shapes and dtypes"),
+    (lambda o, s: (Decision(jnp.float32(0), {}), s.astype(jnp.int32)),
+     "same structure, shapes and dtypes"),
     (lambda o, s: (Decision(jnp.float32(0), {str(i): s for i in range(25)}), s), "has 25"),
 ], ids=["no decision", "another state", "too many columns"])
 def test_a_pacer_that_breaks_its_contract(update, words):
@@ -165,7 +168,8 @@ def test_arguments_that_are_no_arrays_reach_the_step_as_they_are():
 
   mesh = mesh_of(data=2)
   paced, spec = jaxpace.instrument(step, "data"), jaxpace.spec(mesh)
-  run = jax.jit(jax.shard_map(lambda pace, state, batch: paced(pace, state, batch, True, name="train"), mesh=mesh,
-                              in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
+  run = jax.jit(jax.shard_map(
+      lambda pace, state, batch: paced(pace, state, batch, True, name="train"), mesh=mesh,
+      in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
   assert float(run(paced.init(mesh), jnp.zeros(()), jnp.ones(4))[1]) == 4.0
   assert seen == [(True, "train")]

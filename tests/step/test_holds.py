@@ -1,4 +1,5 @@
-"""Pacers that hold collectives back, in a live step: same results, what is in the program, what is recorded."""
+"""Pacers that hold collectives back, in a live step: same results, what is in the program, what is
+recorded."""
 
 import re
 
@@ -22,7 +23,8 @@ PAUSE = 2e-3  # s, held before each time of listening but the first
 
 
 def listener(times=2, pause=PAUSE):
-  """Listens so often before each collective; its state counts, and keeps the last reading. It delays ranks, too."""
+  """Listens so often before each collective; its state counts, and keeps the last reading. It
+  delays ranks, too."""
 
   def init(ranks):
     return {"times": np.int32(0), "heard": np.float32(np.nan), "own": np.float32(0)}
@@ -32,37 +34,43 @@ def listener(times=2, pause=PAUSE):
     info = {"held": held, "heard": state["heard"], "times": state["times"].astype(jnp.float32)}
     mine = seen.step % seen.arrivals.shape[0] == seen.rank
     # What differs from rank to rank, and no hold depends on.
-    return Decision(jnp.where(mine, jnp.float32(3e-4), jnp.float32(0)), info), state | {"own": jnp.sum(seen.waits)}
+    return Decision(jnp.where(mine, jnp.float32(3e-4),
+                              jnp.float32(0)), info), state | {"own": jnp.sum(seen.waits)}
 
   def hold(moment, state):
     again = (moment.listened < times) & (state["times"] >= 0)
     seconds = jnp.where(moment.listened > 0, jnp.float32(pause), jnp.float32(0))
     heard = jnp.where(moment.listened > 0, moment.heard, state["heard"])
-    return Hold(seconds, again), state | {"times": state["times"] + again.astype(jnp.int32), "heard": heard}
+    return (Hold(seconds, again),
+            state | {"times": state["times"] + again.astype(jnp.int32), "heard": heard})
 
   return Pacer(init, update, hold)
 
 
 @pytest.mark.parametrize("clock, check_vma, case", [
-    ("auto", True, cases.by_user), ("auto", False, cases.linen_sync_batch_norm), ("callback", True, cases.by_user),
-    ("auto", False, cases.matrices_clipped_and_cast), ("auto", True, cases.by_autodiff)])
+    ("auto", True, cases.by_user), ("auto", False, cases.linen_sync_batch_norm),
+    ("callback", True, cases.by_user), ("auto", False, cases.matrices_clipped_and_cast),
+    ("auto", True, cases.by_autodiff)])
 def test_same_bits_while_it_listens_and_holds(clock, check_vma, case):
   step, state, *rest = case()
   data = models.batches(2)
   pacer = listener(pause=2e-4)
-  both = pair(step, mesh_of(data=2), state, data[0], check_vma=check_vma, clock=clock, pacer=pacer, max_hold=0.05)
+  both = pair(step, mesh_of(data=2), state, data[0], check_vma=check_vma, clock=clock, pacer=pacer,
+              max_hold=0.05)
   both.check_bits(state, data, 8)
   state = both.paced.pacer_state(both.pace)
   asked = [c.slot for c in both.paced.plan.collectives if not c.may_begin_early]
   # Not in the first step, nor in the second: ranks are compared first.
   assert np.asarray(state["times"]).tolist() == [2 * 7 * len(asked)] * 2
   assert both.paced.plan.holds and np.asarray(both.pace.alike).all()
-  assert np.unique(np.asarray(state["heard"])).size == 1, "what is heard is the same on all ranks, to the last bit"
+  assert np.unique(np.asarray(state["heard"])).size == 1, ("what is heard is the same on all "
+                                                           "ranks, to the last bit")
 
 
 def test_a_data_axis_of_a_mesh_and_parameters_that_do_not_vary():
   params, data = models.mlp_params(), models.batches(2)
-  both = pair(models.vma_step, mesh_of(data=2, model=2), params, data[0], check_vma=True, pacer=listener(pause=0.0))
+  both = pair(models.vma_step, mesh_of(data=2, model=2), params, data[0], check_vma=True,
+              pacer=listener(pause=0.0))
   both.check_bits(params, data, 5)
   assert (np.asarray(both.paced.pacer_state(both.pace)["times"]) > 0).all()
 
@@ -70,14 +78,19 @@ def test_a_data_axis_of_a_mesh_and_parameters_that_do_not_vary():
 def test_what_is_in_the_program_and_nothing_where_it_is_off():
   params, data = models.mlp_params(), models.batches(2)
   held = listener()
-  programs = {name: pair(models.plain_step, mesh_of(data=2), params, data[0], **settings) for name, settings in {
-      "on": {"pacer": held, "share": True}, "off": {"pacer": held._replace(hold=None), "share": True},
-      "not shared": {"pacer": held, "share": False}, "none": {"pacer": restless(), "share": True}}.items()}
+  programs = {name: pair(models.plain_step, mesh_of(data=2), params, data[0], **settings)
+              for name, settings in {
+                  "on": {"pacer": held, "share": True},
+                  "off": {"pacer": held._replace(hold=None), "share": True},
+                  "not shared": {"pacer": held, "share": False},
+                  "none": {"pacer": restless(), "share": True}}.items()}
   listening = [kind for kind, operands in hlo_collectives(programs["on"].hlo)
                if operands in ({"f32[1]": 1}, {"f32[3]": 1})]
-  # One time of listening and one of telling for the only bucket, in a loop; ranks' numbers ride along with the rest.
+  # One time of listening and one of telling for the only bucket, in a loop; ranks' numbers ride
+  # along with the rest.
   assert len(listening) == 2
-  assert len(hlo_collectives(programs["on"].hlo)) == len(hlo_collectives(programs["on"].bare_hlo)) + 2
+  assert (len(hlo_collectives(programs["on"].hlo)) == len(hlo_collectives(programs["on"].bare_hlo))
+          + 2)
   for name in ("off", "none"):
     both = programs[name]
     assert len(extra_operands(both.bare_hlo, both.hlo)) <= 1 and not both.paced.plan.holds
@@ -97,13 +110,15 @@ def test_ranks_that_would_hold_differently_are_found_out_and_nobody_waits_for_ev
   both.pace = other
   both.run(params, data, 4)
   assert not np.asarray(both.pace.alike).any()
-  assert np.asarray(both.paced.pacer_state(both.pace)["times"]).tolist() == [0, 1], "nobody listened"
+  assert (np.asarray(both.paced.pacer_state(both.pace)["times"]).tolist()
+          == [0, 1]), "nobody listened"
 
 
 def test_numbers_that_no_hold_depends_on_may_differ():
   pacer, digests = listener(), []
   for changed in ({}, {"own": 7.0}, {"times": 3}, {"heard": 1.0}):
-    state = pacer.init(2) | {name: np.asarray(value, pacer.init(2)[name].dtype) for name, value in changed.items()}
+    state = (pacer.init(2) | {name: np.asarray(value, pacer.init(2)[name].dtype)
+                              for name, value in changed.items()})
     packed = packing.pack(jax.tree.map(jnp.asarray, state))
     digests.append(float(jax.jit(lambda packed: holds.digest(packed, pacer))(packed)))
   assert digests[0] == digests[1] == digests[3] != digests[2]
@@ -112,8 +127,9 @@ def test_numbers_that_no_hold_depends_on_may_differ():
   for pacer, change, same in ((turns, lambda s: s._replace(mode=np.int32(3)), False),
                               (turns, lambda s: s._replace(key=np.uint32(4)), False),
                               (turns, lambda s: s._replace(spent=np.float32(1)), True),
-                              (mixed, lambda s: (jax.tree.map(lambda leaf: leaf + leaf.dtype.type(1), s[0]), s[1]),
-                               True)):
+                              (mixed,
+                               lambda s: (jax.tree.map(lambda leaf: leaf + leaf.dtype.type(1),
+                                                       s[0]), s[1]), True)):
     state = jax.tree.map(np.asarray, pacer.init(2))
     found = [float(holds.digest(packing.pack(jax.tree.map(jnp.asarray, each)), pacer))
              for each in (state, jax.tree.map(np.asarray, change(state)))]
@@ -153,13 +169,15 @@ def test_what_the_pacer_sees_of_its_holds():
 
 def test_no_more_than_the_most_is_held():
   params, data = models.mlp_params(), models.batches(2)
-  both = pair(models.plain_step, mesh_of(data=2), params, data[0], pacer=listener(times=50, pause=1e-3), max_hold=4e-3)
+  both = pair(models.plain_step, mesh_of(data=2), params, data[0],
+              pacer=listener(times=50, pause=1e-3), max_hold=4e-3)
   both.run(params, data, 5)
   heard, held, times = np.asarray(both.pace.info)[0, :3]
   assert 4e-3 <= held < 4e-3 + 1e-3 + 50e-3 and times / 4 <= 6 and heard > 0
 
 
-@pytest.mark.parametrize("pacer", [jaxpace.take_turns(key=1), jaxpace.guard(jaxpace.take_turns(key=1), block=8)],
+@pytest.mark.parametrize("pacer", [jaxpace.take_turns(key=1),
+                                   jaxpace.guard(jaxpace.take_turns(key=1), block=8)],
                          ids=["take_turns", "guarded"])
 def test_the_packages_own_is_silent_alone(pacer):
   params, data = models.mlp_params(), models.batches(2)
@@ -174,13 +192,15 @@ def test_refused_in_a_sentence():
   pace = paced.init(devices=jax.local_devices()[:2])
   split = jax.tree.map(lambda leaf: leaf.reshape(2, -1, *leaf.shape[1:]), data[0])
   with pytest.raises(ValueError, match=r"jax\.shard_map, not under jax\.pmap"):
-    jax.pmap(paced, "data", in_axes=(0, None, 0), devices=jax.local_devices()[:2])(pace, params, split)
+    jax.pmap(paced, "data", in_axes=(0, None,
+                                     0), devices=jax.local_devices()[:2])(pace, params, split)
   mesh = mesh_of(data=2, model=2)
   pace = paced.init(mesh, axes=["data"])
   spec = jaxpace.spec(mesh, axes=["data"])
   with pytest.raises(ValueError, match=r"every mesh axis to be manual.*'model'"):
-    jax.eval_shape(jax.shard_map(paced, mesh=mesh, in_specs=(spec, jax.P(), jax.P("data")), out_specs=(spec, jax.P()),
-                                 axis_names={"data"}), pace, params, data[0])
+    jax.eval_shape(jax.shard_map(paced, mesh=mesh, in_specs=(spec, jax.P(), jax.P("data")),
+                                 out_specs=(spec, jax.P()), axis_names={"data"}), pace, params,
+                   data[0])
 
 
 def test_a_state_of_before_and_after_is_like_the_others():

@@ -1,4 +1,5 @@
-"""Collectives in loops of instrumented steps: timed by marks, the bits and the messages those of the bare step."""
+"""Collectives in loops of instrumented steps: timed by marks, the bits and the messages those of
+the bare step."""
 
 import time
 
@@ -28,12 +29,14 @@ def batches(count):
 def normed(c, w):
   y = c @ w
   mean = jax.lax.pmean(y.mean(0), "data")
-  return jnp.tanh((y - mean) * jax.lax.rsqrt(jax.lax.pmean(jnp.square(y - mean).mean(0), "data") + 1e-3))
+  return jnp.tanh((y - mean) * jax.lax.rsqrt(jax.lax.pmean(jnp.square(y - mean).mean(0), "data")
+                                             + 1e-3))
 
 
 def training(layers, summed=True):
   def step(state, x):
-    value, grads = jax.value_and_grad(lambda p: jnp.mean(jnp.square(layers(p["w"], x) @ p["v"])))(state)
+    value, grads = jax.value_and_grad(lambda p: jnp.mean(jnp.square(layers(p["w"], x) @ p["v"])))(
+        state)
     grads = jax.lax.pmean(grads, "data") if summed else grads
     return models.sgd(state, grads), jax.lax.pmean(value, "data")
   return step
@@ -53,14 +56,18 @@ def branching(w, x):
   for one in w:
     # The same on all ranks, and another in each step.
     here = jax.lax.pmax(jax.lax.stop_gradient(jnp.max(x)), "data") > 2.4
-    x = jax.lax.cond(here, lambda c, one=one: normed(c, one), lambda c, one=one: jnp.tanh(c @ one), x)
+    x = jax.lax.cond(here, lambda c, one=one: normed(c, one),
+                     lambda c, one=one: jnp.tanh(c @ one), x)
   return x
 
 
 def repeated(state, x):
-  value, grads = jax.value_and_grad(lambda p: jnp.mean(jnp.square(jnp.tanh(x @ p["w"][0]) @ p["v"])))(state)
+  value, grads = jax.value_and_grad(
+      lambda p: jnp.mean(jnp.square(jnp.tanh(x @ p["w"][0]) @ p["v"])))(state)
   turns = jnp.where(jax.lax.pmax(value, "data") > 1e9, 1, 2)
-  grads = jax.lax.fori_loop(0, turns, lambda _, g: jax.tree.map(lambda a: jax.lax.pmean(a * 1.01, "data"), g), grads)
+  grads = jax.lax.fori_loop(0, turns,
+                            lambda _, g: jax.tree.map(lambda a: jax.lax.pmean(a * 1.01, "data"), g),
+                            grads)
   return models.sgd(state, grads), jax.lax.pmean(value, "data")
 
 
@@ -77,7 +84,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_bits_and_messages_are_the_bare_steps(name):
   step, check_vma = CASES[name]
-  made = pair(step, mesh_of(data=2), params(), batches(1)[0], check_vma=check_vma, pacer=restless(), share=None)
+  made = pair(step, mesh_of(data=2), params(), batches(1)[0], check_vma=check_vma, pacer=restless(),
+              share=None)
   made.check_bits(params(), batches(4), 20)
   plan = made.paced.plan
   assert plan.inside and not plan.unstamped and plan.program is not None
@@ -109,14 +117,17 @@ def without_native_marks(monkeypatch):
 
 def test_stamps_slots_and_messages_are_the_same_with_marks_and_without(monkeypatch):
   """So a pacer sees the same: it is shown what is stamped, and only that."""
-  made = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], pacer=restless(), share=True)
+  made = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], pacer=restless(),
+              share=True)
   without_native_marks(monkeypatch)
-  bare = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], pacer=restless(), share=True)
+  bare = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], pacer=restless(),
+              share=True)
   one, other = made.paced.plan, bare.paced.plan
   assert (one.marks, one.collectives, one.carrier, one.decisions) == (
       other.marks, other.collectives, other.carrier, other.decisions)
   assert extra_operands(made.bare_hlo, made.hlo) == extra_operands(bare.bare_hlo, bare.hlo)
-  assert not other.inside and len(other.unstamped) == sum(len(each.enter_tags) for each in one.inside)
+  assert (not other.inside
+          and len(other.unstamped) == sum(len(each.enter_tags) for each in one.inside))
   assert "jaxpace_mark" in made.hlo and "jaxpace_mark" not in bare.hlo
   assert any("not timed: there is no library here." in notice for notice in other.notices)
 
@@ -124,7 +135,8 @@ def test_stamps_slots_and_messages_are_the_same_with_marks_and_without(monkeypat
 def test_with_host_callbacks_they_are_listed_with_the_reason():
   made = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], clock="callback")
   assert not made.paced.plan.inside and made.paced.plan.unstamped
-  assert any("takes the native clock, not 'callback'" in notice for notice in made.paced.plan.notices)
+  assert any("takes the native clock, not 'callback'" in notice
+             for notice in made.paced.plan.notices)
 
 
 def late_in_a_turn():
@@ -141,7 +153,8 @@ def late_in_a_turn():
       number, w = given
       rank = jax.lax.axis_index("data")
       # Waited for by what follows, and of what comes before.
-      c = c + jax.pure_callback(nap, jax.ShapeDtypeStruct((), jnp.float32), rank, number, which, c[0, 0])
+      c = (c + jax.pure_callback(nap, jax.ShapeDtypeStruct((), jnp.float32), rank, number, which,
+                                 c[0, 0]))
       y = jnp.tanh(c @ w)
       return y - jax.lax.pmean(y.mean(0), "data"), None
 
@@ -151,15 +164,16 @@ def late_in_a_turn():
 
 
 def rows(directory, table):
-  return [row for path in (directory / table).glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+  return [row for path in (directory / table).glob("*.parquet")
+          for row in pq.read_table(path).to_pylist()]
 
 
 def test_a_delay_in_a_turn_comes_back_at_that_rank_and_turn(tmp_path):
   mesh = mesh_of(data=2)
   paced = jaxpace.instrument(late_in_a_turn(), "data")
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), (P("data"), P())), out_specs=(spec, P()),
-                               check_vma=False))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), (P("data"), P())),
+                               out_specs=(spec, P()), check_vma=False))
   state, pace, steps = models.normal(3, TURNS, WIDTH, WIDTH), paced.init(mesh), 24
   x = batches(1)[0]
   with jaxpace.Recorder(tmp_path, paced) as recorder:
@@ -173,7 +187,8 @@ def test_a_delay_in_a_turn_comes_back_at_that_rank_and_turn(tmp_path):
   inside = [row for row in waits if row["name"].startswith("psum.0")]
   assert len(inside) == 2 * steps * TURNS and len(sums) == 2 * steps
   began = {(row["rank"], row["step"]): row["start_ns"] for row in sums}
-  times = {(row["rank"], row["step"], int((row["name"] + "@0").split("@")[1])): (row["enter_ns"], row["exit_ns"])
+  times = {(row["rank"], row["step"],
+            int((row["name"] + "@0").split("@")[1])): (row["enter_ns"], row["exit_ns"])
            for row in inside}
   late, others = [], []
   for (rank, k, turn), (enter, leave) in times.items():
@@ -184,7 +199,8 @@ def test_a_delay_in_a_turn_comes_back_at_that_rank_and_turn(tmp_path):
   assert len(late) == steps and min(late) >= 0.98e9 * PAUSE
   assert np.median(others) < 0.25e9 * PAUSE
   for row in sums:
-    known = [row[f"{name}_ns"] or 0 for name in ("forward", "backward", "compute", "sync", "update")]
+    known = [row[f"{name}_ns"] or 0
+             for name in ("forward", "backward", "compute", "sync", "update")]
     assert min(known) >= 0 and sum(known) == row["end_ns"] - row["start_ns"]
     own = sum(each["exit_ns"] - each["enter_ns"] for each in waits
               if (each["rank"], each["step"]) == (row["rank"], row["step"]))

@@ -30,8 +30,8 @@ def test_data_and_model_axes(check_vma):
   params = {"up": models.normal(0, models.FEATURES, 8), "down": models.normal(1, 8, models.CLASSES)}
   split = {"up": P(None, "model"), "down": P("model", None)}
   data = models.batches(2)
-  both = pair(step, mesh_of(data=2, model=2), params, data[0], check_vma=check_vma, state_spec=split,
-              pacer=restless(), share=True)
+  both = pair(step, mesh_of(data=2, model=2), params, data[0], check_vma=check_vma,
+              state_spec=split, pacer=restless(), share=True)
   both.check_bits(params, data, 6)
   assert both.paced.plan.ranks == 2
   assert np.asarray(both.pace.rank).tolist() == [0, 1, 2, 3]
@@ -41,7 +41,8 @@ def test_data_and_model_axes(check_vma):
 
 def test_two_axes_that_together_are_the_data_axis():
   def step(params, batch):
-    loss, grads = jax.lax.pmean(jax.value_and_grad(models.square_loss)(params, batch), ("host", "device"))
+    loss, grads = jax.lax.pmean(jax.value_and_grad(models.square_loss)(params, batch),
+                                ("host", "device"))
     return models.sgd(params, grads), loss
 
   params, data = models.mlp_params(), models.batches(4)

@@ -1,4 +1,5 @@
-"""The forms in which flax documents nnx training steps: instrumented, each trains bit for bit as it does bare."""
+"""The forms in which flax documents nnx training steps: instrumented, each trains bit for bit as it
+does bare."""
 
 import contextlib
 
@@ -65,7 +66,8 @@ def returned(model, optimizer, batch):
 
 def by_autodiff(model, optimizer, batch):
   """JAX sums the gradients, under check_vma."""
-  loss, grads = nnx.value_and_grad(lambda model: jax.lax.pmean(loss_of(model, batch), "data"))(model)
+  loss, grads = nnx.value_and_grad(lambda model: jax.lax.pmean(loss_of(model, batch), "data"))(
+      model)
   with jax.numpy_dtype_promotion("standard"):
     optimizer.update(model, grads)
   return loss
@@ -74,7 +76,8 @@ def by_autodiff(model, optimizer, batch):
 def by_rows(model, optimizer, batch):
   """A transform of nnx within the step, and gradients of some parameters alone."""
   def loss(model):
-    one = nnx.vmap(lambda model, x, y: jnp.mean(jnp.square(model.outer(jnp.tanh(model.inner(x))) - y)),
+    one = nnx.vmap(lambda model, x, y: jnp.mean(
+        jnp.square(model.outer(jnp.tanh(model.inner(x))) - y)),
                    in_axes=(None, 0, 0))
     return jnp.mean(one(model, *batch))
 
@@ -93,7 +96,8 @@ def trained(run, objects, batches):
 
 
 def both(step, wrap, specs=(P(), P(), P("data")), out=P(), make=made, mesh=None, **settings):
-  """Trains bare and instrumented; `wrap(step, in_specs, out_specs)` compiles. Returns the bits of both."""
+  """Trains bare and instrumented; `wrap(step, in_specs, out_specs)` compiles. Returns the bits of
+  both."""
   mesh = mesh or mesh_of(data=2)
   objects, batches = make(), models.batches(2)
   before = bits(nnx.state(list(objects)))
@@ -111,14 +115,17 @@ def both(step, wrap, specs=(P(), P(), P("data")), out=P(), make=made, mesh=None,
   found = trained(run, again, batches)
   assert np.asarray(pace.step).tolist() == [STEPS] * 2 and paced.plan.collectives
   assert bare[:len(before)] != before, "it trains"
-  assert again[0].drop.deterministic == objects[0].drop.deterministic, "what is no array is carried out, too"
+  assert (again[0].drop.deterministic == objects[
+      0].drop.deterministic), "what is no array is carried out, too"
   return bare, found
 
 
 def mapped(**options):
-  """How nnx maps a step, within `nnx.jit`: without it every operation is compiled by itself, and takes minutes."""
+  """How nnx maps a step, within `nnx.jit`: without it every operation is compiled by itself, and
+  takes minutes."""
   mesh = mesh_of(data=2)
-  return lambda step, specs, out: nnx.shard_map(step, mesh=mesh, in_specs=specs, out_specs=out, **options)
+  return lambda step, specs, out: nnx.shard_map(step, mesh=mesh, in_specs=specs, out_specs=out,
+                                                **options)
 
 
 @pytest.mark.parametrize("step", [in_place, pytest.param(by_rows, marks=pytest.mark.long)])
@@ -162,7 +169,8 @@ def test_returned_modules_are_the_ones_that_were_given():
 
 def test_state_that_is_sharded_by_kind():
   by_kind = nnx.StateSharding({nnx.Param: P(), nnx.BatchStat: P(), ...: P()})
-  bare, found = both(in_place, lambda *a: nnx.jit(mapped(check_vma=False)(*a)), specs=(by_kind, by_kind, P("data")))
+  bare, found = both(in_place, lambda *a: nnx.jit(mapped(check_vma=False)(*a)),
+                     specs=(by_kind, by_kind, P("data")))
   assert found == bare
 
 
@@ -172,10 +180,12 @@ def test_parameters_that_are_sharded_over_a_model_axis():
 
   def step(model, batch):
     def loss(model):
-      return jnp.mean(jnp.square(model(batch[0]) - jax.lax.stop_gradient(batch[1]).sum(-1, keepdims=True)))
+      return jnp.mean(jnp.square(model(batch[0])
+                                 - jax.lax.stop_gradient(batch[1]).sum(-1, keepdims=True)))
 
     value, grads = jax.lax.pmean(nnx.value_and_grad(loss)(model), "data")
-    nnx.update(model, jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g, nnx.state(model, nnx.Param), grads))
+    nnx.update(model, jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g,
+                                   nnx.state(model, nnx.Param), grads))
     return jax.lax.pmean(value, "model")
 
   def make():
@@ -205,14 +215,17 @@ def test_pmap(step):
   shared = nnx.StateAxes({...: None})
 
   def wrap(inner, outer):
-    return nnx.pmap(inner, axis_name="data", in_axes=outer, out_axes=outer[:-3] and (0, 0) or 0, devices=devices)
+    return nnx.pmap(inner, axis_name="data", in_axes=outer, out_axes=outer[:-3] and (0, 0) or 0,
+                    devices=devices)
 
   found = []
   for instrumented in (False, True):
-    objects, batches = made(), [jax.tree.map(lambda a: a.reshape(2, -1, a.shape[-1]), b) for b in models.batches(2)]
+    objects, batches = (made(), [jax.tree.map(lambda a: a.reshape(2, -1, a.shape[-1]), b)
+                                 for b in models.batches(2)])
     paced = jaxpace.instrument(step, "data", pacer=restless())
     pace = paced.init(devices=devices)
-    run = wrap(paced if instrumented else step, ((0,) if instrumented else ()) + (shared, shared, 0))
+    run = wrap(paced if instrumented else step,
+               ((0,) if instrumented else ()) + (shared, shared, 0))
     for k in range(STEPS):
       arguments = (*objects, batches[k % len(batches)])
       if instrumented:
@@ -235,9 +248,10 @@ def test_split_and_merged():
   mesh, found = mesh_of(data=2), []
   paced = jaxpace.instrument(step, "data", pacer=restless())
   spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                              check_vma=False))
-  bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False))
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                              out_specs=(spec, P()), check_vma=False))
+  bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
+                               check_vma=False))
   one = other = state
   for k in range(STEPS):
     batch = models.batches(2)[k % 3]
@@ -248,13 +262,15 @@ def test_split_and_merged():
 
 
 def test_modules_as_plain_pytrees():
-  """As `jax.shard_map` takes them: what comes back is what was returned, and the arguments stay as they were."""
+  """As `jax.shard_map` takes them: what comes back is what was returned, and the arguments stay as
+  they were."""
   mesh = mesh_of(data=2)
   paced = jaxpace.instrument(returned, "data", pacer=restless())
   spec, pace = jaxpace.spec(mesh), paced.init(mesh)
   options = {"mesh": mesh, "check_vma": False}
   bare = jax.jit(jax.shard_map(returned, in_specs=(P(), P(), P("data")), out_specs=P(), **options))
-  run = jax.jit(jax.shard_map(paced, in_specs=(spec, P(), P(), P("data")), out_specs=(spec, P()), **options))
+  run = jax.jit(jax.shard_map(paced, in_specs=(spec, P(), P(), P("data")), out_specs=(spec, P()),
+                              **options))
   one, other = made(), made()
   for batch in models.batches(2):
     kept = bits(nnx.state(list(other)))
@@ -287,7 +303,8 @@ def test_other_modes_of_nnx(mode):
 def test_metrics_variables_of_ones_own_and_arguments_by_name():
   def step(model, *, metrics, count, batch):
     loss, grads = jax.lax.pmean(nnx.value_and_grad(loss_of)(model, batch), "data")
-    nnx.update(model, jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g, nnx.state(model, nnx.Param), grads))
+    nnx.update(model, jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g,
+                                   nnx.state(model, nnx.Param), grads))
     metrics.update(loss=loss)
     count[...] = count[...] + jnp.int32(1)
     model.seen = Count(loss)  # a variable that was not there before
@@ -328,7 +345,8 @@ def test_one_module_given_twice_stays_one():
     paced = jaxpace.instrument(step, "data")
     spec, pace = jaxpace.spec(mesh), paced.init(mesh)
     run = nnx.jit(nnx.shard_map(paced if instrumented else step, mesh=mesh, check_vma=False,
-                                in_specs=(spec, P(), P("data")) if instrumented else (P(), P("data")),
+                                in_specs=(spec, P(), P("data")) if instrumented
+                                else (P(), P("data")),
                                 out_specs=(spec, P()) if instrumented else P()))
     for batch in models.batches(2):
       if instrumented:
@@ -343,8 +361,8 @@ def test_a_flax_that_can_not_carry_changes_out_is_named(monkeypatch):
   mesh = mesh_of(data=2)
   paced = jaxpace.instrument(in_place, "data")
   spec = jaxpace.spec(mesh)
-  run = nnx.jit(nnx.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P(), P("data")), out_specs=(spec, P()),
-                              check_vma=False))
+  run = nnx.jit(nnx.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P(), P("data")),
+                              out_specs=(spec, P()), check_vma=False))
   monkeypatch.delattr(nnx, "split_context")
   with pytest.raises(ValueError, match=r"no nnx\.split_context.*nnx\.split\(model\).*nnx\.merge"):
     run(paced.init(mesh), *made(), models.batches(2)[0])
@@ -360,8 +378,8 @@ def test_a_mutable_array_given_to_the_step_is_changed():
 
   paced = jaxpace.instrument(step, "data")
   spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P("data"), P("data")), out_specs=(spec, P()),
-                              check_vma=False))
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P("data"), P("data")),
+                              out_specs=(spec, P()), check_vma=False))
   total = jax.new_ref(jax.device_put(jnp.zeros(2), jax.sharding.NamedSharding(mesh, P("data"))))
   for _ in range(2):
     pace, _ = run(pace, total, jnp.ones(4))

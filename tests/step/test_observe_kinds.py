@@ -1,4 +1,5 @@
-"""Steps of every kind that is jitted keep their bits when they are observed, and have their marks."""
+"""Steps of every kind that is jitted keep their bits when they are observed, and have their
+marks."""
 
 import functools
 

@@ -1,4 +1,5 @@
-"""Where marks can't go in, or a comparison finds a difference: the step as it was, and a sentence."""
+"""Where marks can't go in, or a comparison finds a difference: the step as it was, and a
+sentence."""
 
 import dataclasses
 import logging
@@ -31,7 +32,8 @@ def run_as_it_was(said, caplog, calls=3):
 
 @pytest.mark.parametrize(("name", "wrong"), [
     ("partitioned", lambda request: (_ for _ in ()).throw(OSError("no space left on device"))),
-    ("partitioned", lambda request: (_ for _ in ()).throw(dump.StampingError("no space left on device"))),
+    ("partitioned",
+     lambda request: (_ for _ in ()).throw(dump.StampingError("no space left on device"))),
 ])
 def test_a_dump_that_fails(monkeypatch, caplog, name, wrong):
   monkeypatch.setattr(dump, name, wrong)
@@ -55,7 +57,8 @@ def test_a_stamped_program_that_does_not_compile(monkeypatch, caplog):
 
 
 def test_a_backend_without_the_mark(monkeypatch, caplog):
-  monkeypatch.setattr(marks, "unavailable", lambda clock: "Marks are for the CPU, and this is a toaster.")
+  monkeypatch.setattr(marks, "unavailable",
+                      lambda clock: "Marks are for the CPU, and this is a toaster.")
   run_as_it_was("this is a toaster", caplog)
 
 

@@ -1,4 +1,5 @@
-"""The order of a compiled step by its dataflow: a small one runs in order anyway, so that times would show nothing."""
+"""The order of a compiled step by its dataflow: a small one runs in order anyway, so that times
+would show nothing."""
 
 import re
 
@@ -15,14 +16,17 @@ pytestmark = pytest.mark.optimized
 
 
 def averaged_twice():
-  """Under `check_vma` JAX sums the gradients of parameters that are the same everywhere; the step averages the sums."""
+  """Under `check_vma` JAX sums the gradients of parameters that are the same everywhere; the step
+  averages the sums."""
   return Case(models.plain_step, models.mlp_params(), check_vma=True)
 
 
 def halves():
   """No operand may be held back: one of ours is added, and must not be dropped."""
   def step(params, batch):
-    grads = jax.lax.psum(jax.grad(lambda p: jnp.mean(jnp.square(models.mlp(p, batch[0]) - batch[1])))(params), "data")
+    grads = jax.lax.psum(
+        jax.grad(lambda p: jnp.mean(jnp.square(models.mlp(p, batch[0]) - batch[1])))(params),
+        "data")
     return models.sgd(params, grads), jnp.int32(0)
 
   return Case(step, models.mlp_params(dtype=jnp.bfloat16))
@@ -35,7 +39,8 @@ def adam():
 
 def operands_of(hlo):
   """What each instruction of a compiled program reads, by name."""
-  return {name: re.findall(r"%[\w.-]+", rest) for name, rest in re.findall(r"(%[\w.-]+) = (.*)", hlo)}
+  return {name: re.findall(r"%[\w.-]+", rest)
+          for name, rest in re.findall(r"(%[\w.-]+) = (.*)", hlo)}
 
 
 @pytest.mark.parametrize("share", [True, None])
@@ -46,7 +51,8 @@ def test_every_all_reduce_is_held_back_by_its_entry_stamp(make, axes, share):
   """Without that it may start before the stamp; seldom enough to be missed by a test of times."""
   case = make()
   data = models.batches(2, dtype=jax.tree.leaves(case.state)[0].dtype)
-  both = pair(case.step, mesh_of(data=2, **axes), case.state, data[0], check_vma=case.check_vma, share=share)
+  both = pair(case.step, mesh_of(data=2, **axes), case.state, data[0], check_vma=case.check_vma,
+              share=share)
   if both.paced.plan.clock != "native":
     pytest.skip("callbacks hold by loops, which compiled programs don't name")
   reduced = re.findall(r" all-reduce\((.*?)\)", both.hlo)
@@ -58,7 +64,8 @@ def test_every_all_reduce_is_held_back_by_its_entry_stamp(make, axes, share):
     # XLA on CPU adds up halves as float32: between what is held and the sum stands a conversion.
     names += [read for name in names if make is halves for read in reads[name]]
     assert held.intersection(names), f"none of {operands} is held"
-  if make is averaged_twice:  # two sums for each leaf, which XLA interleaves; stamps between them leave two in all
+  # two sums for each leaf, which XLA interleaves; stamps between them leave two in all
+  if make is averaged_twice:
     both.check_bits(case.state, [data[0]], 2)
   else:
     assert len(extra_operands(both.bare_hlo, both.hlo)) == (share is True or make is halves)
@@ -66,9 +73,11 @@ def test_every_all_reduce_is_held_back_by_its_entry_stamp(make, axes, share):
 
 @pytest.mark.parametrize("make", [by_user, by_autodiff])
 def test_every_gradient_comes_after_the_delay(make):
-  """By dataflow in the compiled program: a small one runs in order anyway, so that times would show nothing."""
+  """By dataflow in the compiled program: a small one runs in order anyway, so that times would show
+  nothing."""
   case = make()
-  both = pair(case.step, mesh_of(data=2), case.state, models.batches(2)[0], check_vma=case.check_vma, pacer=restless())
+  both = pair(case.step, mesh_of(data=2), case.state, models.batches(2)[0],
+              check_vma=case.check_vma, pacer=restless())
   if both.paced.plan.clock != "native":
     pytest.skip("callbacks hold by loops, which compiled programs don't name")
   reads = operands_of(both.hlo)
@@ -92,14 +101,17 @@ def test_every_gradient_comes_after_the_delay(make):
 @pytest.mark.parametrize("share", [True, None])
 @pytest.mark.parametrize("make", [by_user, adam])
 def test_the_exit_stamp_is_listed_before_the_update(make, share):
-  """XLA runs what becomes ready in the order of its list: behind one kernel (the loss's) at most, of many."""
+  """XLA runs what becomes ready in the order of its list: behind one kernel (the loss's) at most,
+  of many."""
   case = make()
   both = pair(case.step, mesh_of(data=2), case.state, models.batches(2)[0], share=share)
   if both.paced.plan.clock != "native":
     pytest.skip("callbacks are conditionals there, and what they read is")
   listed = operands_of(both.hlo[both.hlo.index("\nENTRY"):])
-  (reduced,) = [name for name in listed if re.search(rf"{re.escape(name)} = .* all-reduce\(", both.hlo)]
+  (reduced,) = [name for name in listed
+                if re.search(rf"{re.escape(name)} = .* all-reduce\(", both.hlo)]
   results = {name for name, reads in listed.items() if reduced in reads}
   readers = [name for name, reads in listed.items() if results.intersection(reads)]
-  stamps = [name for name in readers if re.search(rf'{re.escape(name)} = .*"jaxpace_stamp"', both.hlo)]
+  stamps = [name for name in readers
+            if re.search(rf'{re.escape(name)} = .*"jaxpace_stamp"', both.hlo)]
   assert len(readers) > 6 and readers.index(stamps[0]) <= 1

@@ -1,4 +1,5 @@
-"""The pacer's own state inside the pace state: read and put back by `paced`, in every layout, and never mistaken."""
+"""The pacer's own state inside the pace state: read and put back by `paced`, in every layout, and
+never mistaken."""
 
 import chex
 import jax
@@ -16,7 +17,8 @@ RANKS = 2
 def counting():
   """A pacer whose state is a plain tree of several kinds, one of them not packed."""
   def init(ranks):
-    return {"steps": 0, "half": jnp.float16(0), "each": jnp.zeros((ranks, 2)), "flag": jnp.bool_(False)}
+    return {"steps": 0, "half": jnp.float16(0), "each": jnp.zeros((ranks, 2)),
+            "flag": jnp.bool_(False)}
 
   def update(seen, state):
     after = {"steps": state["steps"] + jnp.int32(1), "half": state["half"] + jnp.float16(0.5),
@@ -34,19 +36,21 @@ class Loop:
     self.batch, self.state = models.batches(RANKS)[0], models.mlp_params()
     if mapped:
       devices = jax.local_devices()[:RANKS]
-      self.pace, self.step = self.paced.init(devices=devices), jax.pmap(self.paced, "data", devices=devices)
+      self.pace, self.step = (self.paced.init(devices=devices),
+                              jax.pmap(self.paced, "data", devices=devices))
       self.state = jax.tree.map(lambda leaf: jnp.stack([leaf] * RANKS), self.state)
       self.batch = jax.tree.map(lambda leaf: leaf.reshape(RANKS, -1, *leaf.shape[1:]), self.batch)
     else:
       mesh = mesh_of(data=RANKS)
       spec = jaxpace.spec(mesh)
       self.pace = self.paced.init(mesh)
-      self.step = jax.jit(jax.shard_map(self.paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                                        check_vma=False), donate_argnums=0)
+      self.step = jax.jit(jax.shard_map(self.paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                                        out_specs=(spec, P()), check_vma=False), donate_argnums=0)
 
   def run(self, steps):
     for _ in range(steps):
-      self.pace, (self.state, _) = jax.block_until_ready(self.step(self.pace, self.state, self.batch))
+      self.pace, (self.state, _) = jax.block_until_ready(
+          self.step(self.pace, self.state, self.batch))
     return self.pace
 
 
@@ -65,17 +69,20 @@ def test_it_is_read_by_name_and_put_back_and_the_step_goes_on_with_it(mapped):
   jax.tree.map(np.testing.assert_array_equal, copied, state)
 
   cached = loop.step._cache_size() if not mapped else None
-  loop.pace = loop.paced.with_pacer_state(loop.pace, state | {"steps": np.array([10, 20], np.int32)})
+  loop.pace = loop.paced.with_pacer_state(loop.pace,
+                                          state | {"steps": np.array([10, 20], np.int32)})
   assert loop.paced.pacer_state(loop.run(1))["steps"].tolist() == [11, 21]
   assert mapped or loop.step._cache_size() == cached, "laid out as it was: not compiled again"
   assert (loop.paced.pacer_state(loop.pace)["each"] == 8).all()
 
 
 def test_under_check_vma_a_pacer_whose_state_does_not_vary_is_packed_too():
-  paced = jaxpace.instrument(lambda w, x: jax.lax.pmean(jnp.mean(x) * w, "data"), "data", counting())
+  paced = jaxpace.instrument(lambda w, x: jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
+                             counting())
   mesh = mesh_of(data=RANKS)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P())))
   pace, _ = step(paced.init(mesh), jnp.float32(2), jnp.ones(RANKS))
   assert paced.pacer_state(pace)["steps"].tolist() == [1] * RANKS
 
@@ -84,13 +91,16 @@ def test_the_abstract_state_is_that_of_the_real_one():
   paced, mesh = jaxpace.instrument(models.plain_step, "data", counting()), mesh_of(data=RANKS)
   described, made = paced.abstract(mesh), paced.init(mesh)
   chex.assert_trees_all_equal_shapes_and_dtypes(described, made)
-  assert jax.tree.map(lambda leaf: leaf.sharding, described) == jax.tree.map(lambda leaf: leaf.sharding, made)
+  assert (jax.tree.map(lambda leaf: leaf.sharding, described)
+          == jax.tree.map(lambda leaf: leaf.sharding, made))
 
 
 def test_a_pacer_without_state_is_asked_and_a_pace_state_made_for_none_is_refused():
-  always = jaxpace.Pacer(lambda ranks: (), lambda seen, state: (jaxpace.Decision(jnp.float32(1e-4), {}), state))
+  always = jaxpace.Pacer(lambda ranks: (),
+                         lambda seen, state: (jaxpace.Decision(jnp.float32(1e-4), {}), state))
   loop = Loop(always)
-  assert loop.paced.pacer_state(loop.pace) == () and (np.asarray(loop.run(1).delay) == np.float32(1e-4)).all()
+  assert (loop.paced.pacer_state(loop.pace) == ()
+          and (np.asarray(loop.run(1).delay) == np.float32(1e-4)).all())
   loop.pace = loop.paced.with_pacer_state(loop.pace, ())
   assert (np.asarray(loop.run(1).delay) == np.float32(1e-4)).all()
   made_for_none = jaxpace.instrument(models.plain_step, "data", rows=16).init(mesh_of(data=RANKS))
@@ -109,7 +119,8 @@ def test_without_a_pacer_it_is_empty():
 def test_wrong_uses_name_the_fix():
   loop = Loop(counting())
   state = loop.paced.pacer_state(loop.pace)
-  for wrong in (state | {"steps": np.zeros(RANKS, np.float32)}, state | {"more": np.zeros(RANKS)}, ()):
+  for wrong in (state | {"steps": np.zeros(RANKS, np.float32)},
+                state | {"more": np.zeros(RANKS)}, ()):
     with pytest.raises(ValueError, match="same structure, shapes and dtypes"):
       loop.paced.with_pacer_state(loop.pace, wrong)
   with pytest.raises(ValueError, match="takes the pace state first"):
@@ -117,6 +128,7 @@ def test_wrong_uses_name_the_fix():
   with pytest.raises(ValueError, match="with_pacer_state"):
     loop.step(loop.pace._replace(pacer=state), loop.state, loop.batch)
   for other in (None, jaxpace.pace_early_ranks()):
-    pace = jaxpace.instrument(models.plain_step, "data", other, share=True, rows=16).init(mesh_of(data=RANKS))
+    pace = jaxpace.instrument(models.plain_step, "data", other, share=True,
+                              rows=16).init(mesh_of(data=RANKS))
     with pytest.raises(ValueError, match="made for another pacer, or for none"):
       loop.step(pace, loop.state, loop.batch)

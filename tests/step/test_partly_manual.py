@@ -1,4 +1,5 @@
-"""`shard_map(axis_names=...)`: only the data axis is manual, the compiler partitions over the model axis."""
+"""`shard_map(axis_names=...)`: only the data axis is manual, the compiler partitions over the model
+axis."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,8 @@ def compiled(check_vma, **settings):
 
   def step(params, x):
     if check_vma:
-      value, grads = jax.value_and_grad(lambda params: jax.lax.pmean(loss(params, x), "data"))(params)
+      value, grads = jax.value_and_grad(lambda params: jax.lax.pmean(loss(params, x), "data"))(
+          params)
     else:
       value, grads = jax.lax.pmean(jax.value_and_grad(loss)(params, x), "data")
     return models.sgd(params, grads), value
@@ -35,7 +37,8 @@ def compiled(check_vma, **settings):
   spec, pace = jaxpace.spec(mesh, axes=["data"]), paced.init(mesh, axes=["data"])
   options = {"mesh": mesh, "axis_names": {"data"}, "check_vma": check_vma}
   bare = jax.jit(jax.shard_map(step, in_specs=(P(), P("data")), out_specs=P(), **options))
-  run = jax.jit(jax.shard_map(paced, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), **options))
+  run = jax.jit(jax.shard_map(paced, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                              **options))
   return paced, bare, run, pace, params, batch
 
 
@@ -56,14 +59,19 @@ def test_bits_stamps_and_no_gathered_parameters(check_vma):
   assert any("'model' is left to the compiler" in notice for notice in plan.notices)
   collectives = [hlo_collectives(compiled.compile().as_text())
                  for compiled in (bare.lower(params, batch), run.lower(pace, params, batch))]
-  across = [[dict(operands) for _, operands in found if "f32[]" in operands] for found in collectives]  # with the loss
+  # with the loss
+  across = [[dict(operands) for _, operands in found if "f32[]" in operands]
+            for found in collectives]
   assert len(across[0]) == len(across[1]) == 1, "the gradients' sum stays one, and holds ours"
   assert across[1][0] == across[0][0] | {"f32[6]": 1}
-  added = [operands for groups, operands in collectives[1] if (groups, operands) not in collectives[0]]
-  assert sum(name.endswith("[1,1]") for operands in added for name in operands) == len(added) - 1, "but single elements"
+  added = [operands for groups, operands in collectives[1]
+           if (groups, operands) not in collectives[0]]
+  assert (sum(name.endswith("[1,1]") for operands in added for name in operands) == len(added)
+          - 1), "but single elements"
 
 
 def test_callbacks_are_refused_in_a_sentence():
   _, _, run, pace, params, batch = compiled(True, clock="callback")
-  with pytest.raises(ValueError, match="'model' is left to the compiler by axis_names.*native clock"):
+  with pytest.raises(ValueError,
+                     match="'model' is left to the compiler by axis_names.*native clock"):
     run(pace, params, batch)

@@ -35,7 +35,8 @@ def test_names_reach_the_plan():
   params, data = models.mlp_params(), models.batches(2)
   both = pair(named_step, mesh_of(data=2), params, data[0])
   both.check_bits(params, data, 2)
-  # The loss is summed with what its mean feeds: alone, before the group of the gradients and the geometric mean.
+  # The loss is summed with what its mean feeds: alone, before the group of the gradients and the
+  # geometric mean.
   names = [collective.name for collective in both.paced.plan.collectives]
   assert names == ["loss", "gradients"]
 
@@ -51,7 +52,8 @@ def test_a_name_is_given_to_the_collectives_inside_alone():
   assert all(collective.name not in ("unused", "gradients") for collective in plan.collectives)
 
 
-@pytest.mark.parametrize("ours, theirs", [(jaxpace.psum, jax.lax.psum), (jaxpace.pmean, jax.lax.pmean)])
+@pytest.mark.parametrize("ours, theirs",
+                         [(jaxpace.psum, jax.lax.psum), (jaxpace.pmean, jax.lax.pmean)])
 def test_sums_and_means_are_those_of_jax(ours, theirs):
   value = {"a": models.normal(0, 4, 3), "b": models.normal(1, 8).astype(jnp.bfloat16)}
   mesh = mesh_of(data=4)
@@ -59,7 +61,8 @@ def test_sums_and_means_are_those_of_jax(ours, theirs):
   def run(function):
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P()))
 
-  assert bits(run(lambda v: ours(v, "data", name="x"))(value)) == bits(run(lambda v: theirs(v, "data"))(value))
+  assert (bits(run(lambda v: ours(v, "data", name="x"))(value))
+          == bits(run(lambda v: theirs(v, "data"))(value)))
 
 
 @pytest.mark.parametrize("piece", [jaxpace.psum, jaxpace.pmean])
@@ -78,9 +81,10 @@ def seconds_of(function, *arguments):
 
 
 VALUES = {
-    "float": models.normal(0, 7), "half": models.normal(1, 3, 5).astype(jnp.bfloat16), "nan": jnp.array([np.nan, -0.0]),
-    "integer": jnp.arange(300), "flag": jnp.array([True, False]), "none": None, "void": jnp.zeros((0, 2)),
-    "key": jax.random.key_data(jax.random.key(7)), "nested": (jnp.float32(1.5), [jnp.uint8(3)])}
+    "float": models.normal(0, 7), "half": models.normal(1, 3, 5).astype(jnp.bfloat16),
+    "nan": jnp.array([np.nan, -0.0]), "integer": jnp.arange(300), "flag": jnp.array([True, False]),
+    "none": None, "void": jnp.zeros((0, 2)), "key": jax.random.key_data(jax.random.key(7)),
+    "nested": (jnp.float32(1.5), [jnp.uint8(3)])}
 
 
 def test_a_delayed_value_is_the_same_bit_for_bit(clock):
@@ -129,7 +133,8 @@ def test_a_delay_is_differentiable(clock):
     return jnp.sum(jnp.sin(x["w"]) * x["v"])
 
   point = {"w": models.normal(0, 9), "v": models.normal(1, 9)}
-  plain, late = (jax.jit(jax.value_and_grad(lambda x, on=on: loss(x, on)))(point) for on in (False, True))
+  plain, late = (jax.jit(jax.value_and_grad(lambda x, on=on: loss(x, on)))(point)
+                 for on in (False, True))
   assert bits(late) == bits(plain)
   tangent = jax.tree.map(jnp.ones_like, point)
   assert bits(jax.jvp(lambda x: loss(x, True), (point,), (tangent,))) == bits(

@@ -25,14 +25,16 @@ class Loop:
     self.paced = jaxpace.instrument(models.plain_step, "data", made or pacer(), share=True, rows=16)
     self.mesh = mesh_of(data=ranks)
     self.spec = jaxpace.spec(self.mesh)
-    self.step = jax.jit(jax.shard_map(self.paced, mesh=self.mesh, in_specs=(self.spec, P(), P("data")),
+    self.step = jax.jit(jax.shard_map(self.paced, mesh=self.mesh,
+                                      in_specs=(self.spec, P(), P("data")),
                                       out_specs=(self.spec, P()), check_vma=False))
     self.batch, self.state = models.batches(ranks)[0], models.mlp_params()
     self.pace = self.paced.init(self.mesh)
 
   def run(self, steps):
     for _ in range(steps):
-      self.pace, (self.state, _) = jax.block_until_ready(self.step(self.pace, self.state, self.batch))
+      self.pace, (self.state, _) = jax.block_until_ready(
+          self.step(self.pace, self.state, self.batch))
     return self.pace
 
 
@@ -63,7 +65,8 @@ def same(one, other):
 def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, caplog):
   path, before, first = saved
   learnt = first.paced.pacer_state(before)
-  assert (before.ring != 0).any() and (before.last_exit != 0).all() and (learnt.inner[0].low.seen == 8).all()
+  assert ((before.ring != 0).any() and (before.last_exit != 0).all()
+          and (learnt.inner[0].low.seen == 8).all())
   loop = Loop(2)
   compare = loop.pace
   pace = jaxpace.restore_pace(restored(path, loop, whole), loop.paced, loop.mesh)
@@ -73,7 +76,8 @@ def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, ca
   assert np.asarray(pace.step).tolist() == [STEPS] * 2
   same(pace._replace(step=compare.step, pacer=compare.pacer), compare)
   chex.assert_trees_all_equal_shapes_and_dtypes(pace, compare)
-  assert jax.tree.map(lambda leaf: leaf.sharding, pace) == jax.tree.map(lambda leaf: leaf.sharding, compare)
+  assert (jax.tree.map(lambda leaf: leaf.sharding, pace)
+          == jax.tree.map(lambda leaf: leaf.sharding, compare))
   loop.step(loop.pace, loop.state, loop.batch)
   compiled = loop.step._cache_size()
   loop.pace = pace
@@ -81,7 +85,8 @@ def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, ca
   assert loop.step._cache_size() == compiled, "laid out as init lays it out"
   assert np.isnan(np.asarray(after.arrivals)).all() and np.isnan(np.asarray(after.step_time)).all()
   after = loop.run(1)
-  assert (np.asarray(after.arrivals) < 60).all() and np.asarray(after.step).tolist() == [STEPS + 2] * 2
+  assert ((np.asarray(after.arrivals) < 60).all()
+          and np.asarray(after.step).tolist() == [STEPS + 2] * 2)
 
 
 def test_another_number_of_ranks_starts_the_pacer_anew_with_a_notice(saved, caplog):
@@ -101,7 +106,8 @@ def test_as_many_ranks_on_a_mesh_with_another_axis_start_anew_with_a_notice(save
   mesh = mesh_of(data=2, model=2)
   with ocp.StandardCheckpointer() as checkpointer:
     stored = checkpointer.metadata(path).item_metadata.tree["pace"]
-    pace = checkpointer.restore(path, {"state": loop.state, "pace": jaxpace.pace_target(stored, loop.mesh)})["pace"]
+    pace = checkpointer.restore(path, {"state": loop.state,
+                                       "pace": jaxpace.pace_target(stored, loop.mesh)})["pace"]
   paced = jaxpace.instrument(models.plain_step, "data", pacer(), share=True, rows=16)
   pace = jaxpace.restore_pace(pace, paced, mesh)
   (record,) = caplog.records
@@ -132,16 +138,19 @@ def counter(name):
 def test_a_pacer_whose_state_has_as_many_words_but_other_names_starts_anew(caplog):
   before = jax.tree.map(np.asarray, Loop(2, counter("steps")).run(3))
   same_again, renamed = Loop(2, counter("steps")), Loop(2, counter("turns"))
-  for saved in (before, {"step": before.step, "arrivals": before.arrivals, "pacer": {"words": before.pacer.words}}):
+  for saved in (before, {"step": before.step, "arrivals": before.arrivals,
+                         "pacer": {"words": before.pacer.words}}):
     caplog.clear()
     pace = jaxpace.restore_pace(saved, same_again.paced, same_again.mesh)
     assert same_again.paced.pacer_state(pace)["steps"].tolist() == [3, 3] and not caplog.records
     pace = jaxpace.restore_pace(saved, renamed.paced, renamed.mesh)
-    assert renamed.paced.pacer_state(pace)["turns"].tolist() == [0, 0] and "another pacer" in caplog.text
+    assert (renamed.paced.pacer_state(pace)["turns"].tolist() == [0, 0]
+            and "another pacer" in caplog.text)
 
 
 def test_from_before_pacers_were_packed_as_a_whole(saved, caplog):
-  """Where the pacer's own tree was stored it comes back; where its scalars were packed in it, it starts anew."""
+  """Where the pacer's own tree was stored it comes back; where its scalars were packed in it, it
+  starts anew."""
   _, before, loop = saved
   learnt = jax.tree.map(np.asarray, loop.paced.pacer_state(before))
   for stored in (learnt, learnt._asdict() | {"steering": learnt.steering._asdict()}):
@@ -161,7 +170,8 @@ def test_from_before_pacers_were_packed_as_a_whole(saved, caplog):
 
 
 def other_state():
-  return jaxpace.Pacer(lambda ranks: jnp.zeros(3), lambda seen, state: (jaxpace.Decision(jnp.float32(0), {}), state))
+  return jaxpace.Pacer(lambda ranks: jnp.zeros(3),
+                       lambda seen, state: (jaxpace.Decision(jnp.float32(0), {}), state))
 
 
 def test_none_starts_anew_with_a_notice(caplog):
@@ -196,15 +206,16 @@ def test_wrong_uses_name_the_fix(saved):
     jaxpace.pace_target({"pace": "x"}, loop.mesh)
 
 
-@pytest.mark.parametrize("step", [np.zeros(0, np.int32), np.float32(np.nan), np.full(2, np.inf), np.int64(-1),
-                                  np.int64(2**40), np.float32(1.5), "many"], ids=str)
+@pytest.mark.parametrize("step", [np.zeros(0, np.int32), np.float32(np.nan), np.full(2, np.inf),
+                                  np.int64(-1), np.int64(2**40), np.float32(1.5), "many"], ids=str)
 def test_a_number_of_steps_that_is_none_is_refused_in_a_sentence(saved, step):
   _, pace, loop = saved
   with pytest.raises(TypeError, match="'step' is no number of steps"):
     jaxpace.restore_pace(pace._replace(step=step), loop.paced, loop.mesh)
 
 
-@pytest.mark.parametrize("arrivals", [np.float32(1.0), np.zeros((0, 2), np.float32), np.zeros(0, np.float32)], ids=str)
+@pytest.mark.parametrize("arrivals", [np.float32(1.0), np.zeros((0, 2), np.float32),
+                                      np.zeros(0, np.float32)], ids=str)
 def test_arrivals_of_no_rank_are_refused_in_a_sentence(saved, arrivals):
   _, pace, loop = saved
   with pytest.raises(TypeError, match="'arrivals' have the shape"):

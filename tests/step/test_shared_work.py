@@ -27,8 +27,10 @@ def step(w, batch):
 
 
 def loaded(counts, speeds):
-  """The same 12 micro-batches of 5 numbers each, in the ranks' parts; NaN where there is room to spare."""
-  x, seconds = np.full((RANKS, CAPACITY, 5), np.nan, np.float32), np.zeros((RANKS, CAPACITY), np.float32)
+  """The same 12 micro-batches of 5 numbers each, in the ranks' parts; NaN where there is room to
+  spare."""
+  x, seconds = np.full((RANKS, CAPACITY,
+                        5), np.nan, np.float32), np.zeros((RANKS, CAPACITY), np.float32)
   every, at = np.arange(TOTAL * 5, dtype=np.float32).reshape(TOTAL, 5), 0
   for rank, count in enumerate(counts):
     x[rank, :count], seconds[rank, :count] = every[at:at + count], SECONDS * speeds[rank]
@@ -39,13 +41,15 @@ def loaded(counts, speeds):
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_a_rank_that_is_slow_gets_fewer_and_the_parameters_are_those_of_even_counts(check_vma):
   mesh = mesh_of(data=RANKS)
-  paced = jaxpace.instrument(step, "data", jaxpace.share_work(jaxpace.share_by_speed(TOTAL, CAPACITY, window=8)),
+  paced = jaxpace.instrument(step, "data",
+                             jaxpace.share_work(jaxpace.share_by_speed(TOTAL, CAPACITY, window=8)),
                              share=True)
   spec, pace = jaxpace.spec(mesh), paced.init(mesh)
   specs = {"x": P("data"), "seconds": P("data"), "counts": P()}
   run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), specs), out_specs=(spec, P()),
                               check_vma=check_vma))
-  bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), specs), out_specs=P(), check_vma=check_vma))
+  bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), specs), out_specs=P(),
+                               check_vma=check_vma))
   w = other = jax.device_put(jnp.float32(0), NamedSharding(mesh, P()))
   queue = [even(TOTAL, RANKS)] * 2
   used = []

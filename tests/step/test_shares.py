@@ -1,4 +1,5 @@
-"""What a process loads follows the counts in the pace state, and the training sees each example once."""
+"""What a process loads follows the counts in the pace state, and the training sees each example
+once."""
 
 import collections
 import dataclasses
@@ -13,7 +14,8 @@ from jaxpace.coordination.apportion import even
 from tests.step.running import P, mesh_of
 
 RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
-LOAD = {"mesh": None, "examples": EXAMPLES, "size": SIZE, "micro_batches": TOTAL, "capacity": CAPACITY, "seed": 2}
+LOAD = {"mesh": None, "examples": EXAMPLES, "size": SIZE, "micro_batches": TOTAL,
+        "capacity": CAPACITY, "seed": 2}
 
 
 def loss_fn(w, micro_batch):
@@ -30,21 +32,24 @@ def step(w, batch, counts):
 def turning():
   """Other counts in every step."""
   every = jnp.array([[2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]], jnp.int32)
-  return jaxpace.Balancer(lambda ranks: jnp.int32(0), lambda seen, turn: (every[turn % 4], turn + 1), TOTAL)
+  return jaxpace.Balancer(lambda ranks: jnp.int32(0),
+                          lambda seen, turn: (every[turn % 4], turn + 1), TOTAL)
 
 
 def compiled():
   mesh = mesh_of(data=RANKS)
   paced = jaxpace.instrument(step, "data", jaxpace.share_work(turning()), share=True)
   spec = jaxpace.spec(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P()), out_specs=(spec, P())),
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P()),
+                              out_specs=(spec, P())),
                 donate_argnums=(0,))
   return mesh, paced, run
 
 
 def test_each_example_once_an_epoch_across_changes_and_a_restart():
   mesh, paced, run = compiled()
-  source = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES, dtype=np.int32)}
+  source = {"x": np.arange(EXAMPLES, dtype=np.float32),
+            "number": np.arange(EXAMPLES, dtype=np.int32)}
   pace, w, total, ran = paced.init(mesh), jnp.float32(0), np.zeros(EXAMPLES, int), []
 
   def some_steps(pace, w, number):
@@ -67,7 +72,8 @@ def test_each_example_once_an_epoch_across_changes_and_a_restart():
 
 
 def share_of(counts, **settings):
-  return jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)} | settings).share(0, np.asarray(counts))
+  return jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)} | settings).share(
+      0, np.asarray(counts))
 
 
 class Source:
@@ -85,10 +91,11 @@ def test_arrays_records_and_iterators_give_the_same():
   arrays = {"x": np.arange(EXAMPLES, dtype=np.float32),
             "row": np.arange(EXAMPLES, dtype=np.int32)[:, None].repeat(3, 1)}
   drawn = iter([Source()[int(i)] for part in share.numbers for i in part.reshape(-1)])
-  found = [share.take(arrays), share.take(Source()), share.take([Source()[i] for i in range(EXAMPLES)]),
-           share.draw(drawn)]
+  found = [share.take(arrays), share.take(Source()),
+           share.take([Source()[i] for i in range(EXAMPLES)]), share.draw(drawn)]
   for tree in found:
-    assert tree["x"].shape == (RANKS * CAPACITY, SIZE) and tree["row"].shape == (RANKS * CAPACITY, SIZE, 3)
+    assert (tree["x"].shape == (RANKS * CAPACITY, SIZE)
+            and tree["row"].shape == (RANKS * CAPACITY, SIZE, 3))
     for name, leaf in tree.items():
       np.testing.assert_array_equal(leaf, found[0][name])
   rows = found[0]["x"].reshape(RANKS, CAPACITY, SIZE)
@@ -101,10 +108,13 @@ def test_arrays_records_and_iterators_give_the_same():
 
 
 def test_a_process_with_nothing_to_run():
-  one = dataclasses.replace(share_of([8, 0, 0, 0], capacity=8), ranks=(1,), numbers=(np.zeros((0, SIZE), int),))
-  for source in (Source(), {"x": np.zeros(EXAMPLES, np.float32), "row": np.zeros((EXAMPLES, 3), np.int32)}):
+  one = dataclasses.replace(share_of([8, 0, 0, 0], capacity=8), ranks=(1,),
+                            numbers=(np.zeros((0, SIZE), int),))
+  for source in (Source(),
+                 {"x": np.zeros(EXAMPLES, np.float32), "row": np.zeros((EXAMPLES, 3), np.int32)}):
     empty = one.take(source)
-    assert empty["x"].shape == (8, SIZE) and empty["row"].shape == (8, SIZE, 3) and empty["row"].dtype == np.int32
+    assert (empty["x"].shape == (8, SIZE) and empty["row"].shape == (8, SIZE, 3)
+            and empty["row"].dtype == np.int32)
   with pytest.raises(ValueError, match="Let every rank have one: share_by_speed"):
     one.draw(iter([]))
 

@@ -1,4 +1,5 @@
-"""The ways people write train steps: each instrumented, unchanged in its bits, its collectives all accounted for."""
+"""The ways people write train steps: each instrumented, unchanged in its bits, its collectives all
+accounted for."""
 
 import jax
 import pytest
@@ -6,7 +7,16 @@ import pytest
 from jaxpace.core.plan import Plan
 from tests.step import models
 from tests.step.cases import CASES, matrices_clipped_and_cast, reduce_scatter_all_gather
-from tests.step.running import P, bytes_of, extra_operands, host_callbacks, jaxpr_collectives, mesh_of, pair, restless
+from tests.step.running import (
+  P,
+  bytes_of,
+  extra_operands,
+  host_callbacks,
+  jaxpr_collectives,
+  mesh_of,
+  pair,
+  restless,
+)
 
 pytestmark = pytest.mark.optimized
 
@@ -15,22 +25,25 @@ pytestmark = pytest.mark.optimized
 def test_bits_and_collectives(make):
   case = make()
   mesh, data = mesh_of(data=2), models.batches(2)
-  both = pair(case.step, mesh, case.state, data[0], check_vma=case.check_vma, share=True, pacer=restless())
+  both = pair(case.step, mesh, case.state, data[0], check_vma=case.check_vma, share=True,
+              pacer=restless())
   both.check_bits(case.state, data, 6)
   plan = both.paced.plan
 
-  # Number, kind, groups of ranks and operands of all collectives are the bare step's, but for the shared vector.
-  # Arrivals and delays of 2 ranks, the step time, each collective's transfer, the wait of each that is over when the
-  # message leaves; in bfloat16 three numbers for each.
+  # Number, kind, groups of ranks and operands of all collectives are the bare step's, but for the
+  # shared vector. Arrivals and delays of 2 ranks, the step time, each collective's transfer, the
+  # wait of each that is over when the message leaves; in bfloat16 three numbers for each.
   parts = 3 if make is matrices_clipped_and_cast else 1
   shared = [f"f32[{parts * (5 + len(plan.collectives) + plan.carrier)}]"] if plan.share else []
   assert extra_operands(both.bare_hlo, both.hlo) == shared
-  assert plan.share == (make is not reduce_scatter_all_gather)  # there, no sum that an operand could join
+  # there, no sum that an operand could join
+  assert plan.share == (make is not reduce_scatter_all_gather)
   if plan.clock == "native":
     assert host_callbacks(both.hlo) == host_callbacks(both.bare_hlo)
 
-  traced = jax.make_jaxpr(jax.shard_map(case.step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
-                                        check_vma=case.check_vma))(case.state, data[0])
+  traced = jax.make_jaxpr(jax.shard_map(case.step, mesh=mesh, in_specs=(P(), P("data")),
+                                        out_specs=P(), check_vma=case.check_vma))(
+                                            case.state, data[0])
   found = list(jaxpr_collectives(traced.jaxpr, "data"))
   told = (*plan.collectives, *plan.inside, *plan.unstamped)
   assert sum(map(bytes_of, found)) == sum(one.bytes for one in told)

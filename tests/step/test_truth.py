@@ -1,4 +1,5 @@
-"""What was injected is what the stamps say: which rank, how long, in which phase. Loose bounds: no benchmark."""
+"""What was injected is what the stamps say: which rank, how long, in which phase. Loose bounds: no
+benchmark."""
 
 import time
 
@@ -15,7 +16,8 @@ from tests.step.running import P, arrivals, at, column, mesh_of, segments, times
 
 RANKS, STEPS, LATE = 4, 7, 2
 INJECTED = 30e-3
-# busy machines make the other ranks late too; experiments.measure.truth measures how true stamps are
+# busy machines make the other ranks late too; experiments.measure.truth measures how true stamps
+# are
 LEAST = 0.8 * INJECTED
 
 
@@ -27,7 +29,8 @@ def sleeping(x):
       time.sleep(INJECTED)
     return x
 
-  return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x, jax.lax.axis_index("data"))
+  return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x,
+                           jax.lax.axis_index("data"))
 
 
 @jax.custom_vjp
@@ -71,21 +74,23 @@ def run(step, *, pmap=False, **settings):
   else:
     mesh = mesh_of(data=RANKS)
     pace, spec = paced.init(mesh), jaxpace.spec(mesh)
-    run_one = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                                    check_vma=False))
+    run_one = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                                    out_specs=(spec, P()), check_vma=False))
   for _ in range(STEPS):
     pace, (state, _) = run_one(pace, state, batch)
   return jax.block_until_ready(pace), paced.plan
 
 
 def excess(values):
-  """By how much rank LATE exceeds the median of the others, in the median step; values [ranks, steps]."""
+  """By how much rank LATE exceeds the median of the others, in the median step; values [ranks,
+  steps]."""
   others = np.median(np.delete(values, LATE, axis=0), axis=0)
   return float(np.median((values[LATE] - others)[1:]))
 
 
 @pytest.mark.parametrize("settings", [
-    {"clock": "native", "share": True}, {"clock": "callback", "share": None}, {"clock": "auto", "pmap": True}],
+    {"clock": "native", "share": True}, {"clock": "callback", "share": None},
+    {"clock": "auto", "pmap": True}],
     ids=["native", "callback", "pmap"])
 @pytest.mark.parametrize("slow", [slow_forward, slow_backward])
 def test_a_late_rank_s_arrival(slow, settings):
@@ -110,9 +115,11 @@ def test_stamps_are_in_order_on_every_rank():
   stamps = times(pace, plan)
   assert (stamps > 0).all()
   assert (np.diff(stamps, axis=2) >= 0).all()
-  assert (stamps[:, 1:, 0] >= stamps[:, :-1, -1]).all(), "a step starts before the one before it ends"
+  assert (stamps[:, 1:, 0] >= stamps[:, :-1,
+                                     -1]).all(), "a step starts before the one before it ends"
   enter, leave = stamps[:, :, at(plan, "enter", 0)], stamps[:, :, at(plan, "exit", 0)]
-  assert (leave.min(axis=0) >= enter.max(axis=0)).all(), "a rank left the collective before the last had entered"
+  assert (leave.min(axis=0) >= enter.max(axis=0)).all(), ("a rank left the collective before the "
+                                                          "last had entered")
 
 
 def test_shared_arrivals_are_every_rank_s_own():
@@ -128,13 +135,15 @@ def test_without_sharing_a_rank_knows_its_own_alone():
   pace, plan = run(late_step(slow_forward), share=None)
   known = np.isfinite(np.asarray(pace.arrivals))
   np.testing.assert_array_equal(known, np.eye(RANKS, dtype=bool))
-  np.testing.assert_allclose(np.diagonal(np.asarray(pace.arrivals)), arrivals(pace, plan)[:, -1], rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(np.diagonal(np.asarray(pace.arrivals)), arrivals(pace, plan)[:, -1],
+                             rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clock", ["native", "callback"])
 def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
   def update(observation, state):
-    return Decision(jnp.where(observation.rank == LATE, jnp.float32(INJECTED), jnp.float32(0)), {}), state
+    return Decision(jnp.where(observation.rank == LATE, jnp.float32(INJECTED),
+                              jnp.float32(0)), {}), state
 
   step = late_step(lambda x: x)
   pace, plan = run(step, clock=clock, share=True, pacer=Pacer(lambda ranks: (), update))
@@ -161,12 +170,14 @@ def test_nothing_of_a_step_starts_before_its_delay_is_over(clock):
 
   @jax.custom_vjp
   def noted(x):
-    return jax.pure_callback(note, jax.ShapeDtypeStruct(x.shape, x.dtype), x, jax.lax.axis_index("data"))
+    return jax.pure_callback(note, jax.ShapeDtypeStruct(x.shape, x.dtype), x,
+                             jax.lax.axis_index("data"))
 
   noted.defvjp(lambda x: (noted(x), None), lambda _, cotangent: (cotangent,))
 
   def update(observation, state):
-    return Decision(jnp.where(observation.rank == LATE, jnp.float32(INJECTED), jnp.float32(0)), {}), state
+    return Decision(jnp.where(observation.rank == LATE, jnp.float32(INJECTED),
+                              jnp.float32(0)), {}), state
 
   pacer = Pacer(lambda ranks: (), update)
   pace, plan = run(late_step(noted), clock=clock, share=True, pacer=pacer)

@@ -9,11 +9,13 @@ from jaxpace.core.detail import is_detailed
 from jaxpace.testing.made_up_observed import LayerFault, ObservedJob, places, simulate, write
 from jaxpace.trace.reader import read_run
 
-JOB = ObservedJob(data=2, fsdp=2, tensor=2, layers=3, steps=60, noise=0.05, transfer_noise=0.2, every=4, seed=3)
+JOB = ObservedJob(data=2, fsdp=2, tensor=2, layers=3, steps=60, noise=0.05, transfer_noise=0.2,
+                  every=4, seed=3)
 
 
 def played(job: ObservedJob, truth) -> np.ndarray:
-  """[R, K] when each rank has left the last collective of each step, one rank and one collective at a time."""
+  """[R, K] when each rank has left the last collective of each step, one rank and one collective at
+  a time."""
   time, ends = np.zeros(job.ranks), np.zeros((job.ranks, job.steps))
   for k in range(job.steps):
     for c, place in enumerate(truth.places):
@@ -27,7 +29,8 @@ def played(job: ObservedJob, truth) -> np.ndarray:
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_ranks_leave_a_collective_with_their_group(norm: bool):
-  job = ObservedJob(**{**vars(JOB), "norm": norm, "faults": (LayerFault("late", 5e-3, (3,), layer=1),)})
+  job = ObservedJob(**{**vars(JOB), "norm": norm,
+                       "faults": (LayerFault("late", 5e-3, (3,), layer=1),)})
   truth = simulate(job)
   ends = truth.begin + (truth.busy + truth.wait).sum(axis=0)
   np.testing.assert_allclose(ends, played(job, truth), atol=1e-9)
@@ -60,8 +63,8 @@ def test_what_is_written_is_read_back(tmp_path):
     wait = (collective.exit_ns - collective.enter_ns) * 1e-9
     np.testing.assert_allclose(wait, truth.wait[c][:, run.steps], atol=2e-9)
   whole = run.all_steps
-  np.testing.assert_allclose(np.diff(whole.end_ns, axis=1) * 1e-9, (truth.busy + truth.wait).sum(axis=0)[:, 1:],
-                             atol=2e-9)
+  np.testing.assert_allclose(np.diff(whole.end_ns, axis=1) * 1e-9,
+                             (truth.busy + truth.wait).sum(axis=0)[:, 1:], atol=2e-9)
   np.testing.assert_allclose(whole.durations["sync"], truth.wait.sum(axis=0), rtol=1e-6)
 
 

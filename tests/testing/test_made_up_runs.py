@@ -8,7 +8,8 @@ from jaxpace.testing.made_up_runs import MadeUpJob, simulate
 
 @pytest.mark.parametrize("job", [
     MadeUpJob(ranks=3, steps=40, noise=0.2, late={1: 4e-3}, offsets={2: 14e-3}),
-    MadeUpJob(ranks=4, steps=40, collectives=3, noise=0.1, delays={0: 2e-3}, contention=3e-3, contended=(0.2, 0.7)),
+    MadeUpJob(ranks=4, steps=40, collectives=3, noise=0.1, delays={0: 2e-3}, contention=3e-3,
+              contended=(0.2, 0.7)),
 ])
 def test_everyone_leaves_when_the_last_one_has_come(job):
   truth = simulate(job)

@@ -1,4 +1,5 @@
-"""A step that writes ring rows by itself, with stamps known in advance: an oracle for all that is recorded."""
+"""A step that writes ring rows by itself, with stamps known in advance: an oracle for all that is
+recorded."""
 
 from typing import Any, NamedTuple
 
@@ -17,9 +18,11 @@ ORIGIN = 5_000_000_000_000  # ns; above 2**32, so that the high words count
 
 PLAN = Plan(
     axis="data", ranks=8, clock="fake",
-    marks=(Mark("start", "gap"), Mark("delay", "delay"), Mark("phase", "forward"), Mark("phase", "backward"),
-           Mark("enter", "sync", 0), Mark("exit", "sync", 0), Mark("phase", "my_loss"), Mark("end", "update")),
-    collectives=(Collective(0, "psum.grads", ("psum",), "data", 4096, 3, ("float32",), "backward"),),
+    marks=(Mark("start", "gap"), Mark("delay", "delay"), Mark("phase", "forward"),
+           Mark("phase", "backward"), Mark("enter", "sync", 0), Mark("exit", "sync", 0),
+           Mark("phase", "my_loss"), Mark("end", "update")),
+    collectives=(Collective(0, "psum.grads", ("psum",), "data", 4096, 3, ("float32",),
+                            "backward"),),
     decisions=("slack",))
 
 DURATIONS = (0, 10_000, 200_000, 300_000, 5_000, 40_000, 7_000, 60_000)
@@ -58,7 +61,8 @@ def _row(step: jax.Array, rank: jax.Array) -> jax.Array:
     high = jnp.uint32(constant >> 32) + (low < low_add).astype(jnp.uint32)
     return [high, low]
 
-  floats = jnp.stack([jnp.float32(0.25e-3), jnp.float32(0.125e-3), step.astype(jnp.float32) * jnp.float32(0.5)])
+  floats = jnp.stack([jnp.float32(0.25e-3), jnp.float32(0.125e-3),
+                      step.astype(jnp.float32) * jnp.float32(0.5)])
   bits = jax.lax.bitcast_convert_type(floats, jnp.uint32)
   head = jnp.stack([step, jnp.uint32(ring.VALID), *bits])
   stamps = jnp.stack([word for mark in range(len(DURATIONS)) for word in words(mark)])
@@ -70,7 +74,8 @@ def advance(pace: FakePace) -> FakePace:
   """One step of one rank: leaves [1, rows, WIDTH], [1], [1]."""
   rows = pace.ring.shape[-2]
   row = _row(pace.step[0], pace.rank[0])
-  return FakePace(pace.ring.at[0, (pace.step[0] % rows).astype(jnp.int32)].set(row), pace.rank, pace.step + 1)
+  return FakePace(pace.ring.at[0, (pace.step[0] % rows).astype(jnp.int32)].set(row), pace.rank,
+                  pace.step + 1)
 
 
 def init(mesh: Mesh, rows: int = 16, step: int = 0) -> FakePace:
@@ -81,14 +86,15 @@ def init(mesh: Mesh, rows: int = 16, step: int = 0) -> FakePace:
   def put(value: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
-  return FakePace(put(np.zeros((ranks, rows, WIDTH), np.uint32)), put(np.arange(ranks, dtype=np.int32)),
-                  put(np.full(ranks, step, np.uint32)))
+  return FakePace(put(np.zeros((ranks, rows, WIDTH), np.uint32)),
+                  put(np.arange(ranks, dtype=np.int32)), put(np.full(ranks, step, np.uint32)))
 
 
 def make_step(mesh: Mesh) -> Any:
   """A jitted step that takes the pace state by donation."""
   spec = PartitionSpec("data")
-  return jax.jit(jax.shard_map(advance, mesh=mesh, in_specs=(spec,), out_specs=spec), donate_argnums=0)
+  return jax.jit(jax.shard_map(advance, mesh=mesh, in_specs=(spec,), out_specs=spec),
+                 donate_argnums=0)
 
 
 def mesh() -> Mesh:
@@ -101,7 +107,8 @@ def numpy_rows(steps: list[int], rank: int = 0) -> np.ndarray:
   rows = np.zeros((len(steps), WIDTH), np.uint32)
   for row, step in zip(rows, steps, strict=True):
     row[ring.STEP], row[ring.FLAGS] = step, ring.VALID
-    row[ring.DELAY_ASKED:ring.DECISIONS + 1] = np.array([0.25e-3, 0.125e-3, step * 0.5], np.float32).view(np.uint32)
+    row[ring.DELAY_ASKED:ring.DECISIONS + 1] = np.array([0.25e-3, 0.125e-3, step * 0.5],
+                                                        np.float32).view(np.uint32)
     for mark in range(len(DURATIONS)):
       time = stamp(step, rank, mark)
       row[ring.STAMPS + 2 * mark:ring.STAMPS + 2 * mark + 2] = time >> 32, time & 0xFFFFFFFF

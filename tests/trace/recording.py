@@ -13,14 +13,16 @@ from tests.trace import fake_step as fake
 
 
 def table(directory: pathlib.Path, name: str = "steps") -> list[dict]:
-  return [row for path in sorted((directory / name).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+  return [row for path in sorted((directory / name).glob("*.parquet"))
+          for row in pq.read_table(path).to_pylist()]
 
 
 def process_file(directory: pathlib.Path) -> dict:
   return json.loads((directory / "process" / "0.json").read_text())
 
 
-def train(recorder: Recorder, steps: int, rows: int = 16, pause: float = 0.0, every: int = 1, first: int = 0):
+def train(recorder: Recorder, steps: int, rows: int = 16, pause: float = 0.0, every: int = 1,
+          first: int = 0):
   mesh = fake.mesh()
   step, pace = fake.make_step(mesh), fake.init(mesh, rows, first)
   for i in range(steps):
@@ -35,12 +37,14 @@ def train(recorder: Recorder, steps: int, rows: int = 16, pause: float = 0.0, ev
 def assert_complete(directory: pathlib.Path, steps: range) -> None:
   """Every row of every rank, with the stamps the step wrote."""
   rows = table(directory)
-  assert sorted((r["rank"], r["step"]) for r in rows) == [(r, s) for r in range(jax.device_count()) for s in steps]
+  assert (sorted((r["rank"], r["step"]) for r in rows)
+          == [(r, s) for r in range(jax.device_count()) for s in steps])
   for r in rows:
     assert r["start_ns"] == fake.stamp(r["step"], r["rank"], 0)
     assert r["end_ns"] == fake.stamp(r["step"], r["rank"], 7)
     gap = None if r["step"] == steps[0] else fake.PERIOD - sum(fake.DURATIONS)
-    assert (r["forward_ns"], r["sync_ns"], r["gap_ns"], r["compute_ns"]) == (200_000, 45_000, gap, None)
+    assert ((r["forward_ns"], r["sync_ns"], r["gap_ns"], r["compute_ns"])
+            == (200_000, 45_000, gap, None))
   for r in table(directory, "collectives"):
     assert r["exit_ns"] == fake.stamp(r["step"], r["rank"], 5)
   assert len(table(directory, "collectives")) == len(rows)

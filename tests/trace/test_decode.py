@@ -27,11 +27,13 @@ def rows_of(times: list[list[int]], steps: list[int]) -> np.ndarray:
 
 
 def test_every_column_of_a_known_step():
-  steps, collectives = decode.decode(fake.numpy_rows([4, 5], rank=3), fake.PLAN, rank=3, process=1, attempt=2)
+  steps, collectives = decode.decode(fake.numpy_rows([4, 5], rank=3), fake.PLAN, rank=3, process=1,
+                                     attempt=2)
   expected = {
       "step": [4, 5], "rank": [3, 3], "process": [1, 1], "attempt": [2, 2],
-      "start_ns": [fake.stamp(4, 3, 0), fake.stamp(5, 3, 0)], "end_ns": [fake.stamp(4, 3, 7), fake.stamp(5, 3, 7)],
-      "forward_ns": [200_000] * 2, "backward_ns": [300_000] * 2, "sync_ns": [45_000] * 2, "update_ns": [60_000] * 2,
+      "start_ns": [fake.stamp(4, 3, 0), fake.stamp(5, 3, 0)],
+      "end_ns": [fake.stamp(4, 3, 7), fake.stamp(5, 3, 7)], "forward_ns": [200_000] * 2,
+      "backward_ns": [300_000] * 2, "sync_ns": [45_000] * 2, "update_ns": [60_000] * 2,
       "phase_my_loss_ns": [7_000] * 2, "gap_ns": [None, fake.PERIOD - sum(fake.DURATIONS)],
       "delay_ns": [250_000] * 2, "delay_applied_ns": [125_000] * 2, "decision_slack": [2.0, 2.5],
   }
@@ -39,7 +41,8 @@ def test_every_column_of_a_known_step():
   assert {name: values.tolist() for name, values in collectives.items()} == {
       "step": [4, 5], "rank": [3, 3], "process": [1, 1], "attempt": [2, 2], "collective": [0, 0],
       "name": ["psum.grads"] * 2, "axis": ["data"] * 2, "bytes": [4096] * 2,
-      "enter_ns": [fake.stamp(4, 3, 4), fake.stamp(5, 3, 4)], "exit_ns": [fake.stamp(4, 3, 5), fake.stamp(5, 3, 5)]}
+      "enter_ns": [fake.stamp(4, 3, 4), fake.stamp(5, 3, 4)],
+      "exit_ns": [fake.stamp(4, 3, 5), fake.stamp(5, 3, 5)]}
 
 
 def test_phases_that_were_not_told_apart_are_absent_and_not_zero():
@@ -61,10 +64,11 @@ def test_phases_that_occur_several_times_add_up():
 def test_two_collectives_make_two_rows_a_step():
   first, = fake.PLAN.collectives
   plan = dataclasses.replace(
-      simple_plan(Mark("start", "gap"), Mark("enter", "sync", 0), Mark("exit", "sync", 0), Mark("enter", "compute", 1),
-                  Mark("exit", "sync", 1), Mark("end", "update")),
+      simple_plan(Mark("start", "gap"), Mark("enter", "sync", 0), Mark("exit", "sync", 0),
+                  Mark("enter", "compute", 1), Mark("exit", "sync", 1), Mark("end", "update")),
       collectives=(first, dataclasses.replace(first, slot=1, name="loss", bytes=4)))
-  _, collectives = decode.decode(rows_of([[1, 2, 4, 8, 16, 32], [101, 102, 104, 108, 116, 132]], [0, 1]), plan, 0, 0, 0)
+  _, collectives = decode.decode(rows_of([[1, 2, 4, 8, 16, 32], [101, 102, 104, 108, 116, 132]],
+                                         [0, 1]), plan, 0, 0, 0)
   assert collectives["step"].tolist() == [0, 0, 1, 1]
   assert collectives["name"].tolist() == ["psum.grads", "loss"] * 2
   assert collectives["enter_ns"].tolist() == [2, 8, 102, 108]
@@ -86,7 +90,8 @@ def test_gap_is_carried_over_batches_but_not_over_holes():
   rows = rows_of([[100, 110], [125, 140], [300, 310]], [7, 8, 10])
   gap = decode.decode(rows, plan, 0, 0, 0, decode.Previous(6, 93))[0]["gap_ns"]
   assert gap.tolist() == [7, 15, None]
-  assert decode.decode(rows, plan, 0, 0, 0, decode.Previous(5, 93))[0]["gap_ns"].tolist() == [None, 15, None]
+  assert (decode.decode(rows, plan, 0, 0, 0, decode.Previous(5, 93))[0]["gap_ns"].tolist()
+          == [None, 15, None])
   assert decode.decode(rows, plan, 0, 0, 0)[0]["gap_ns"].tolist() == [None, 15, None]
 
 
@@ -98,7 +103,8 @@ def test_a_delay_that_is_not_a_number_is_null():
   assert steps["delay_applied_ns"].tolist() == [125_000]
 
 
-@pytest.mark.parametrize(("asked", "recorded"), [(1e30, 10**18), (-1e30, -10**18), (1e9, 10**18), (np.inf, None)])
+@pytest.mark.parametrize(("asked", "recorded"),
+                         [(1e30, 10**18), (-1e30, -10**18), (1e9, 10**18), (np.inf, None)])
 def test_a_delay_of_any_size_keeps_its_sign(asked, recorded):
   rows = fake.numpy_rows([1])
   rows[0, ring.DELAY_ASKED] = np.array(asked, np.float32).view(np.uint32)
@@ -139,7 +145,8 @@ def test_copies_of_a_ring_give_every_step_once_and_count_what_is_missing(rows, c
 def test_batching_and_order_do_not_matter(order, cut):
   rows = fake.numpy_rows(list(range(6)))
   whole, _ = decode.decode(rows, fake.PLAN, 0, 0, 0)
-  assert decode.decode(rows[list(order)], fake.PLAN, 0, 0, 0)[0]["gap_ns"].tolist() == whole["gap_ns"].tolist()
+  assert (decode.decode(rows[list(order)], fake.PLAN, 0, 0, 0)[0]["gap_ns"].tolist()
+          == whole["gap_ns"].tolist())
   first, _ = decode.decode(rows[:cut], fake.PLAN, 0, 0, 0)
   previous = decode.Previous(cut - 1, fake.stamp(cut - 1, 0, 7)) if cut else None
   second, _ = decode.decode(rows[cut:], fake.PLAN, 0, 0, 0, previous)
@@ -149,9 +156,11 @@ def test_batching_and_order_do_not_matter(order, cut):
 
 def test_host_columns_join_by_step():
   columns = {"step": np.array([3, 4, 5, 6]), "rank": np.zeros(4, np.int32)}
-  host = {"step": np.array([4, 3, 6]), "cpu_ns": np.ma.masked_array([40, 30, 60], [False, False, True])}
+  host = {"step": np.array([4, 3, 6]),
+          "cpu_ns": np.ma.masked_array([40, 30, 60], [False, False, True])}
   assert decode.join_host(columns, host)["cpu_ns"].tolist() == [30, 40, None, None]
-  assert "cpu_ns" not in decode.join_host(columns, {"step": np.zeros(0, np.int64), "cpu_ns": np.zeros(0)})
+  assert "cpu_ns" not in decode.join_host(columns,
+                                          {"step": np.zeros(0, np.int64), "cpu_ns": np.zeros(0)})
 
 
 def test_stamps_of_a_device_s_clock_become_the_host_s_by_one_shift_for_each_rank():
@@ -168,16 +177,20 @@ def test_stamps_of_a_device_s_clock_become_the_host_s_by_one_shift_for_each_rank
   intake.add(batch([2, 3], 90_000_000))  # read late: that must not move it
   second, _ = intake.decode(plan)
   for rank in ranks:
-    ends = np.concatenate([columns["end_ns"][columns["rank"] == rank] for columns in (first, second)])
+    ends = np.concatenate([columns["end_ns"][columns["rank"] == rank]
+                           for columns in (first, second)])
     assert ends.tolist() == [7_000_000 + (step - 1) * fake.PERIOD for step in range(4)]
-    assert second["gap_ns"][second["rank"] == rank].tolist() == [fake.PERIOD - sum(fake.DURATIONS)] * 2
+    assert (second["gap_ns"][second["rank"] == rank].tolist()
+            == [fake.PERIOD - sum(fake.DURATIONS)] * 2)
     mine = waits["rank"] == rank
     assert (waits["exit_ns"] - waits["enter_ns"])[mine].tolist() == [fake.DURATIONS[5]] * 2
-    assert (first["end_ns"][first["rank"] == rank] - waits["exit_ns"][mine]).tolist() == [sum(fake.DURATIONS[6:])] * 2
+    assert ((first["end_ns"][first["rank"] == rank] - waits["exit_ns"][mine]).tolist()
+            == [sum(fake.DURATIONS[6:])] * 2)
 
 
 def test_stamps_of_the_host_s_clock_are_left_alone():
   intake = Intake([3], process=1, attempt=0, losses=Losses())
-  intake.add(Batch(fake.numpy_rows([4], rank=3)[None], fake.PLAN, [], [], 7_000_000))  # steps before the recording
+  # steps before the recording
+  intake.add(Batch(fake.numpy_rows([4], rank=3)[None], fake.PLAN, [], [], 7_000_000))
   intake.add(Batch(fake.numpy_rows([5], rank=3)[None], fake.PLAN, [], [], 7_000_000))
   assert intake.decode(fake.PLAN)[0]["end_ns"].tolist() == [fake.stamp(5, 3, 7)]

@@ -12,10 +12,12 @@ JOB = MadeUpJob(ranks=2, steps=20, processes=1, hosts=1)
 
 
 @pytest.mark.parametrize(("attempt", "counts"), [(0, True), (1, True), (-1, False)])
-def test_the_newest_attempt_counts_and_of_one_attempt_what_was_written_last(tmp_path, attempt, counts):
+def test_the_newest_attempt_counts_and_of_one_attempt_what_was_written_last(
+    tmp_path, attempt, counts):
   """Rows of steps 5 to 9 come again, delayed: in the same attempt, a later one, an earlier one."""
   made_up_runs.write(tmp_path, JOB, attempt=1 if attempt < 0 else 0)
-  again = made_up_runs.rows(made_up_runs.simulate(JOB), np.arange(2), slice(5, 10), process=0, attempt=max(attempt, 0))
+  again = made_up_runs.rows(made_up_runs.simulate(JOB), np.arange(2), slice(5, 10), process=0,
+                            attempt=max(attempt, 0))
   again["steps"]["delay_applied_ns"] = np.full(10, 7_000_000)
   again["collectives"]["exit_ns"] += 1_000
   for table, columns in again.items():

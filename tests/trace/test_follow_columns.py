@@ -20,8 +20,10 @@ STEP = st.integers(0, 2**40)
 def table(rows, steps, ranks, attempt, gaps):
   return pa.table({
       "step": pa.array(steps[:rows], pa.int64()), "rank": pa.array(ranks[:rows], pa.int32()),
-      "process": pa.array([3] * rows, pa.int32()), "attempt": pa.array([attempt] * rows, pa.int32()),
-      "gap_ns": pa.array(gaps[:rows], pa.int64()), "decision_guard_on": pa.array([0.5] * rows, pa.float32())})
+      "process": pa.array([3] * rows, pa.int32()),
+      "attempt": pa.array([attempt] * rows, pa.int32()),
+      "gap_ns": pa.array(gaps[:rows], pa.int64()),
+      "decision_guard_on": pa.array([0.5] * rows, pa.float32())})
 
 
 def by_the_reader(path, wanted):
@@ -38,7 +40,8 @@ def path(tmp_path_factory):
 @given(rows=st.integers(1, 12), steps=st.lists(STEP, min_size=12, max_size=12),
        ranks=st.lists(st.integers(0, 2), min_size=12, max_size=12), attempt=st.integers(0, 5),
        gaps=st.lists(st.none() | LONG, min_size=12, max_size=12), statistics=st.booleans())
-def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, attempt, gaps, statistics):
+def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, attempt, gaps,
+                                                  statistics):
   pq.write_table(table(rows, steps, ranks, attempt, gaps), path, write_statistics=statistics)
   wanted = (*window.STEPS_COLUMNS, *window.GUARD_COLUMNS)
   read = columns.read_small(path, NEEDED["steps"], wanted)
@@ -46,11 +49,13 @@ def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, atte
     assert read is None  # whether a key is null can't be told
     return
   (expected,), _ = by_the_reader(path, wanted)
-  assert set(read) == set(expected) == {"step", "rank", "process", "attempt", "gap_ns", "decision_guard_on"}
+  assert (set(read) == set(expected) == {"step", "rank", "process", "attempt", "gap_ns",
+                                         "decision_guard_on"})
   for name, values in expected.items():
     assert read[name].dtype == values.dtype
     np.testing.assert_array_equal(read[name], values)
-  np.testing.assert_array_equal(read["gap_ns"], [MISSING if gap is None else gap for gap in gaps[:rows]])
+  np.testing.assert_array_equal(read["gap_ns"],
+                                [MISSING if gap is None else gap for gap in gaps[:rows]])
 
 
 @pytest.mark.parametrize("change", [

@@ -21,13 +21,15 @@ def record(path, mesh, step, axis, state, spec):
   """Records `step(rank, state)` on a mesh; it sleeps as the rank says."""
   paced = jaxpace.instrument(step, axis)
   pace_spec = jaxpace.spec(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(pace_spec, spec), out_specs=(pace_spec, spec)))
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(pace_spec, spec),
+                              out_specs=(pace_spec, spec)))
   pace = paced.init(mesh)
   with Recorder(path, paced) as recorder:
     for _ in range(STEPS):
       pace, state = run(pace, state)
       recorder.record(pace)
-      jax.block_until_ready(state)  # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      jax.block_until_ready(state)
   return paced.plan
 
 

@@ -24,7 +24,8 @@ from tests.hosts.locality import machines
 from tests.trace import fake_step as fake
 from tests.trace.recording import assert_complete, table, train
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's counters are Linux's")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"),
+                           reason="the kernel's counters are Linux's")
 
 
 def connected():
@@ -34,7 +35,8 @@ def connected():
 
 
 def send(left, right, size):
-  """Sends `size` bytes, which the other end reads late: they wait unacknowledged or for its window."""
+  """Sends `size` bytes, which the other end reads late: they wait unacknowledged or for its
+  window."""
   def drain():
     time.sleep(0.2)
     rest = size
@@ -58,7 +60,8 @@ def test_traffic_of_this_process_is_counted():
     assert 50_000_000 < second["tcp_busy_ns"] < 60_000_000_000
     assert 0 < second["tcp_receiver_limited_ns"] <= second["tcp_busy_ns"]
     assert 0 < second["tcp_min_rtt_ns"] <= second["tcp_rtt_ns"] < 10_000_000_000
-    assert second["nic_rx_bytes"] >= 32 << 20 <= second["nic_tx_bytes"] and second["loopback_bytes"] >= 32 << 20
+    assert (second["nic_rx_bytes"] >= 32 << 20 <= second["nic_tx_bytes"]
+            and second["loopback_bytes"] >= 32 << 20)
   third = counters.read()
   assert third["tcp_busy_ns"] >= second["tcp_busy_ns"], "closed connections keep their part"
   assert third["tcp_rtt_ns"] is None, "a round trip is of now, no counter"
@@ -78,9 +81,11 @@ def test_a_connection_made_between_two_readings_counts_from_its_beginning():
 
 
 def kernel_says(connection):
-  """Busy time, round trip and shortest one of a connection in microseconds, as Python's own call reads them."""
+  """Busy time, round trip and shortest one of a connection in microseconds, as Python's own call
+  reads them."""
   info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-  return struct.unpack_from("=Q", info, 168)[0], *(struct.unpack_from("=I", info, at)[0] for at in (68, 148))
+  return (struct.unpack_from("=Q", info, 168)[0],
+          *(struct.unpack_from("=I", info, at)[0] for at in (68, 148)))
 
 
 @linux
@@ -100,7 +105,8 @@ def test_round_trips_are_those_of_the_connections_that_were_busy_weighted_by_how
     rise = [now[0] - then[0] for now, then in zip(after, before, strict=True)]
     assert rise[0] == 0 < min(rise[1:]) and counts.busy_ns == 1000 * sum(rise)
     for found, at in ((counts.rtt_ns, 1), (counts.min_rtt_ns, 2)):
-      assert found == 1000 * sum(weight * own[at] for weight, own in zip(rise, after, strict=True)) // sum(rise)
+      assert (found == 1000 * sum(weight * own[at] for weight, own in zip(rise, after, strict=True))
+              // sum(rise))
     assert 0 < counts.min_rtt_ns <= counts.rtt_ns
     assert sockets.read() == (*counts[:3], None, None)
 
@@ -114,7 +120,8 @@ def test_a_kernel_that_does_not_count_busy_time_gives_no_round_trips(monkeypatch
     sockets.read()
     send(left, right, 1 << 20)
     counts = sockets.read()
-    assert (counts.busy_ns, counts.receiver_limited_ns, counts.rtt_ns, counts.min_rtt_ns) == (None,) * 4
+    assert ((counts.busy_ns, counts.receiver_limited_ns, counts.rtt_ns, counts.min_rtt_ns)
+            == (None,) * 4)
     assert counts.retransmits >= 0
 
 
@@ -141,13 +148,16 @@ def test_where_the_kernel_says_nothing_nothing_is_known(monkeypatch, tmp_path):
 def test_fixture_of_control_groups_interfaces_and_steal(tmp_path):
   machines.cloud_vm(tmp_path)
   machines.write(tmp_path, "/proc/stat", "cpu  10 0 5 100 1 0 0 7 0 0\ncpu0 1 2 3")
-  header = "Inter-|   Receive\n face |bytes    packets errs drop fifo frame compressed multicast|bytes\n"
-  machines.write(tmp_path, "/proc/net/dev", f"{header}    lo: 5 0 0 0 0 0 0 0 5 0\n  eth0:100 1 0 0 0 0 0 0 40 1")
+  header = ("Inter-|   Receive\n face |bytes    packets errs drop fifo frame compressed "
+            "multicast|bytes\n")
+  machines.write(tmp_path, "/proc/net/dev",
+                 f"{header}    lo: 5 0 0 0 0 0 0 0 5 0\n  eth0:100 1 0 0 0 0 0 0 40 1")
   counters = HostCounters(tmp_path)
   assert counters.read()["throttled_ns"] == 0
   machines.write(tmp_path, "/sys/fs/cgroup/cpu.stat", "nr_throttled 4\nthrottled_usec 4500")
   machines.write(tmp_path, "/proc/stat", "cpu  10 0 5 100 1 0 0 9 0 0\ncpu0 1 2 3")
-  machines.write(tmp_path, "/proc/net/dev", f"{header}    lo: 6 0 0 0 0 0 0 0 5 0\n  eth0:175 1 0 0 0 0 0 0 90 1")
+  machines.write(tmp_path, "/proc/net/dev",
+                 f"{header}    lo: 6 0 0 0 0 0 0 0 5 0\n  eth0:175 1 0 0 0 0 0 0 90 1")
   values = counters.read()
   assert values["throttled_ns"] == 3_000_000
   assert (values["nic_rx_bytes"], values["nic_tx_bytes"], values["loopback_bytes"]) == (75, 50, 1)
@@ -164,7 +174,8 @@ def test_which_interfaces_count(tmp_path):
     machines.write(tmp_path, f"/sys/class/infiniband/mlx5_{i}/ports/1/counters/port_rcv_data", 0)
     machines.write(tmp_path, f"/sys/class/infiniband/mlx5_{i}/ports/1/counters/port_xmit_data", 0)
   names, ports = find_interfaces(tree)
-  assert names == ("eno1",) and len(ports) == 8, "InfiniBand's ports count their interfaces' bytes already"
+  assert names == ("eno1",) and len(ports) == 8, ("InfiniBand's ports count their interfaces' "
+                                                  "bytes already")
   machines.write(tmp_path, "/sys/class/infiniband/mlx5_3/ports/1/link_layer", "Ethernet")
   assert find_interfaces(tree)[0] == ("eno1", "ib3")
   counters = HostCounters(tmp_path)
@@ -221,10 +232,12 @@ def test_the_recorder_writes_samples_and_where_it_ran(tmp_path):
   rows = table(tmp_path, "hosts")
   assert len(rows) > 2 and [r["time_ns"] for r in rows] == sorted(r["time_ns"] for r in rows)
   assert {(r["process"], r["attempt"], r["gpu_power_w"]) for r in rows} == {(0, 0, None)}
-  assert rows[0]["nivcsw"] == 0 and all(a["nivcsw"] <= b["nivcsw"] for a, b in zip(rows, rows[1:], strict=False))
+  assert (rows[0]["nivcsw"] == 0
+          and all(a["nivcsw"] <= b["nivcsw"] for a, b in zip(rows, rows[1:], strict=False)))
   assert len(list((tmp_path / "hosts").iterdir())) == 1
   (place,), problems = job.read_places(tmp_path, recorder.run)
-  assert problems == [] and len(place.devices) == jax.local_device_count() and place.devices[0].platform == "cpu"
+  assert (problems == [] and len(place.devices) == jax.local_device_count()
+          and place.devices[0].platform == "cpu")
   assert place.cpu.online
 
 
@@ -233,7 +246,8 @@ def test_a_second_attempt_goes_on_with_rows_of_its_own(tmp_path):
     with Recorder(tmp_path, fake.FakePaced(), resume=attempt > 0) as recorder:
       train(recorder, 5)
   rows = table(tmp_path, "hosts")
-  assert [r["attempt"] for r in rows] == sorted(r["attempt"] for r in rows) and {r["attempt"] for r in rows} == {0, 1}
+  assert ([r["attempt"] for r in rows] == sorted(r["attempt"] for r in rows)
+          and {r["attempt"] for r in rows} == {0, 1})
   assert next(r["nivcsw"] for r in rows if r["attempt"] == 1) == 0
 
 
@@ -253,7 +267,8 @@ def test_trouble_is_a_quiet_line_and_recording_goes_on(tmp_path, monkeypatch, ca
   monkeypatch.setattr(hosts.HostCounters, "read", broken)
   monkeypatch.setattr(places, "read_locality", broken)
   real = rundir.write_json
-  monkeypatch.setattr(places.rundir, "write_json", lambda path, *a, **k: broken() if path.parent.name == "locality"
+  monkeypatch.setattr(places.rundir, "write_json",
+                      lambda path, *a, **k: broken() if path.parent.name == "locality"
                       else real(path, *a, **k))
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 20)
@@ -277,18 +292,21 @@ def test_samples_are_read_back(tmp_path):
       (r["attempt"], r["time_ns"]) for r in rows)
   assert np.isnan(samples.columns["gpu_power_w"]).all() and samples.increase("gpu_power_w") == {}
   last = {r["attempt"]: r["loopback_bytes"] for r in sorted(rows, key=lambda r: r["time_ns"])}
-  assert samples.increase("loopback_bytes") == {0: sum(last.values())} and min(last.values()) >= 1 << 20
+  assert (samples.increase("loopback_bytes") == {0: sum(last.values())}
+          and min(last.values()) >= 1 << 20)
   assert len(samples.of(0).time_ns) == len(rows) and len(samples.of(1).time_ns) == 0
 
 
 def test_unreadable_samples_are_named_and_left_out(tmp_path):
   assert len(read_host_samples(tmp_path, None)[0].time_ns) == 0
   names = [parts.PartId("r", process, 0, 0).file_name for process in range(3)]
-  columns = {"time_ns": np.array([5, 3]), "process": np.array([0, 0]), "retransmits": np.array([2, 1])}
+  columns = {"time_ns": np.array([5, 3]), "process": np.array([0, 0]),
+             "retransmits": np.array([2, 1])}
   (tmp_path / "hosts").mkdir()
   pq.write_table(pa.table(columns), tmp_path / "hosts" / names[0])
   (tmp_path / "hosts" / names[1]).write_text("torn")
-  pq.write_table(pa.table({**columns, "retransmits": ["many", "few"]}), tmp_path / "hosts" / names[2])
+  pq.write_table(pa.table({**columns, "retransmits": ["many", "few"]}),
+                 tmp_path / "hosts" / names[2])
   samples, problems = read_host_samples(tmp_path, "r")
   assert len(problems) == 1 and "hosts/" in problems[0] and "torn" in problems[0]
   assert samples.time_ns.tolist() == [3, 3, 5, 5] and np.nansum(samples.columns["retransmits"]) == 3

@@ -1,4 +1,5 @@
-"""Runs that other programs write: what is not as docs/trace.md says is refused with its reason, and the files named."""
+"""Runs that other programs write: what is not as docs/trace.md says is refused with its reason, and
+the files named."""
 
 import shutil
 
@@ -71,8 +72,9 @@ def test_a_gap_in_the_numbers_is_no_row_of_the_table(run, capsys):
 
 @pytest.mark.parametrize("column", ["tcp_busy_ns", "gpu_clock_mhz", "tcp_rtt_ns"])
 def test_a_column_of_host_samples_that_is_there_twice_is_said(tmp_path, capsys, column):
-  made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(ranks=4, steps=60, processes=2, host_columns=True,
-                                                              sample_steps=5))
+  made_up_runs.write(tmp_path / "run",
+                     made_up_runs.MadeUpJob(ranks=4, steps=60, processes=2, host_columns=True,
+                                            sample_steps=5))
   for file in parts(tmp_path / "run", "hosts"):
     rewrite(file, lambda t: t.append_column(column, pa.array(np.zeros(len(t), np.int64))))
   assert main(["report", str(tmp_path / "run")]) == 0

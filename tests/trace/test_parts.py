@@ -21,12 +21,13 @@ def read(files: list[pathlib.Path]) -> list[dict]:
   return [row for path in files for row in pq.read_table(path).to_pylist()]
 
 
-@given(name=st.builds(parts.PartId, st.from_regex(r"[0-9A-Za-z._-]{1,20}", fullmatch=True), st.integers(0, 10**6),
-                      st.integers(0, 10**7), st.integers(10**7, 10**8)))
+@given(name=st.builds(parts.PartId, st.from_regex(r"[0-9A-Za-z._-]{1,20}", fullmatch=True),
+                      st.integers(0, 10**6), st.integers(0, 10**7), st.integers(10**7, 10**8)))
 def test_part_names_read_back(name):
   assert parts.parse_part_name(name.file_name) == name
   assert parts.parse_part_name("." + name.file_name + ".tmp") is None
-  assert parts.parse_part_name(name._replace(last=name.first - 1).file_name) is None or name.first == 0
+  assert (parts.parse_part_name(name._replace(last=name.first - 1).file_name) is None
+          or name.first == 0)
 
 
 def test_the_schema_is_kept_and_extra_columns_follow(tmp_path):
@@ -37,10 +38,12 @@ def test_the_schema_is_kept_and_extra_columns_follow(tmp_path):
     found = pq.read_schema(store.files[0])
     wanted = schema.TABLES[table]
     assert [found.field(i) for i in range(len(wanted))] == list(wanted)
-    assert found.names[len(wanted):] == (["decision_slack", "phase_my_loss_ns"] if table == "steps" else [])
+    assert (found.names[len(wanted):] == (["decision_slack", "phase_my_loss_ns"] if table == "steps"
+                                          else []))
 
 
-@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40), fan=st.integers(2, 5), limit=st.integers(3, 40))
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40), fan=st.integers(2, 5),
+       limit=st.integers(3, 40))
 def test_merging_keeps_every_row_in_order(sizes, fan, limit, tmp_path_factory):
   folder = tmp_path_factory.mktemp("merge")
   store = parts.PartStore(folder, "steps", "run", 0, merge_parts=fan, merge_rows=limit)
@@ -63,7 +66,8 @@ def test_many_small_parts_become_few(tmp_path):
   store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=4)
   for i in range(64):
     store.append(columns(i, 1))
-  assert [(n.first, n.last) for n in map(parts.parse_part_name, (p.name for p in store.files))] == [(0, 63)]
+  assert ([(n.first, n.last) for n in map(parts.parse_part_name, (p.name for p in store.files))]
+          == [(0, 63)])
 
 
 def test_parts_with_different_columns_merge(tmp_path):
@@ -75,8 +79,10 @@ def test_parts_with_different_columns_merge(tmp_path):
 
 
 @pytest.mark.parametrize("deleted", [0, 1, 2])
-def test_a_crash_between_rename_and_delete_loses_and_doubles_nothing(tmp_path, monkeypatch, deleted):
-  """The merged part has its name; only `deleted` of three sources are gone when the process dies."""
+def test_a_crash_between_rename_and_delete_loses_and_doubles_nothing(
+    tmp_path, monkeypatch, deleted):
+  """The merged part has its name; only `deleted` of three sources are gone when the process
+  dies."""
   store = parts.PartStore(tmp_path, "steps", "run", 0)
   for i in range(3):
     store.append(columns(2 * i, 2))
@@ -128,7 +134,8 @@ def test_leftover_temporary_files_and_damaged_parts_on_resume(tmp_path):
   again.append(columns(2, 1))
   again.compact()
   assert damaged.read_bytes() == b"not parquet"
-  assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == [".run-p00001.000001-000001.parquet.tmp"]
+  assert ([p.name for p in folder.iterdir() if p.name.startswith(".")]
+          == [".run-p00001.000001-000001.parquet.tmp"])
   assert [row["step"] for p in again.files if p != damaged for row in read([p])] == [0, 1, 2]
 
 
@@ -162,7 +169,8 @@ def test_a_damaged_part_is_left_out_of_the_merge_and_nothing_else_is_lost(tmp_pa
   assert damaged.read_bytes() == content
   assert caplog.text.count("can't be read any more") == 1
   assert damaged.name in caplog.text
-  assert [row["step"] for row in read([path for path in store.files if path != damaged])] == [0, 1, *range(3, 20)]
+  assert ([row["step"] for row in read([path for path in store.files if path != damaged])]
+          == [0, 1, *range(3, 20)])
   found = part_files.list_parts(tmp_path / "steps", "run").parts
   assert damaged in [part.path for part in found]  # not hidden inside another's range
   assert not any(part.inside for part in found)

@@ -51,7 +51,8 @@ def test_a_file_that_may_not_be_read_is_a_problem_or_an_error(tmp_path, monkeypa
 
 def test_a_process_is_gone_once_it_has_ended():
   here = socket.gethostname()
-  child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+  child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
+                           stdin=subprocess.PIPE)
   assert not gone(child.pid, here) and not gone(os.getpid(), here)
   child.stdin.close()
   if pathlib.Path("/proc/self/stat").exists():

@@ -26,7 +26,8 @@ def test_every_value_comes_back(run_dir):
   (collective,) = run.collectives
   # Two clocks' origins differ: only differences on one rank are facts.
   np.testing.assert_array_equal(np.diff(collective.exit_ns), np.diff(truth.exit[0]))
-  np.testing.assert_array_equal(collective.exit_ns - collective.enter_ns, truth.exit[0] - truth.enter[0])
+  np.testing.assert_array_equal(collective.exit_ns - collective.enter_ns,
+                                truth.exit[0] - truth.enter[0])
   for name in ("forward", "backward", "update"):
     np.testing.assert_allclose(run.durations[name], getattr(truth, name) * 1e-9, rtol=1e-6)
   assert np.isnan(run.durations["gap"][:, 0]).all()
@@ -38,9 +39,11 @@ def test_every_value_comes_back(run_dir):
 
 def test_several_collectives_come_back_in_the_order_they_are_passed(tmp_path):
   truth = made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=20, processes=1, collectives=3))
-  for file in parts(tmp_path, "collectives"):  # slots are numbered as they were found, not as they run
+  # slots are numbered as they were found, not as they run
+  for file in parts(tmp_path, "collectives"):
     rewrite(file, lambda t: t.set_column(t.schema.get_field_index("collective"), "collective",
-                                         pa.compute.subtract(pa.scalar(2, pa.int32()), t["collective"])))
+                                         pa.compute.subtract(pa.scalar(2, pa.int32()),
+                                                             t["collective"])))
   run = read_run(tmp_path)
   assert [c.slot for c in run.collectives] == [2, 1, 0]
   for collective, enter, leave in zip(run.collectives, truth.enter, truth.exit, strict=True):
@@ -49,7 +52,8 @@ def test_several_collectives_come_back_in_the_order_they_are_passed(tmp_path):
 
 def test_the_last_attempt_wins(run_dir):
   path, _ = run_dir
-  again = made_up_runs.write(path, dataclasses.replace(JOB, steps=30, seed=9), attempt=1, first_step=40)
+  again = made_up_runs.write(path, dataclasses.replace(JOB, steps=30, seed=9), attempt=1,
+                             first_step=40)
   run = read_run(path)
   assert run.steps[-1] == 69
   assert (run.attempt[:, :40] == 0).all()
@@ -62,7 +66,8 @@ def test_the_last_attempt_wins(run_dir):
 
 def test_an_older_attempts_rows_never_win_whatever_the_order_of_parts(run_dir):
   path, _ = run_dir
-  for table in ("steps", "collectives"):  # process 0's newest part holds rows of both attempts, the newer first
+  # process 0's newest part holds rows of both attempts, the newer first
+  for table in ("steps", "collectives"):
     file = parts(path, table)[2]
 
     def both(t):
@@ -73,7 +78,8 @@ def test_an_older_attempts_rows_never_win_whatever_the_order_of_parts(run_dir):
   run = read_run(path)
   assert (run.attempt[:2, 40:] == 1).all()
   assert (run.attempt[2:, 40:] == 0).all()
-  # The other process never made that attempt: its rows of those steps don't belong to the same execution.
+  # The other process never made that attempt: its rows of those steps don't belong to the same
+  # execution.
   assert diagnose(run).totals.present.tolist() == [58, 58, 39, 39]
 
 
@@ -106,8 +112,10 @@ def test_temporaries_foreign_parts_and_strangers_are_left_out(run_dir):
 def test_unknown_and_missing_columns_are_no_trouble(run_dir):
   path, _ = run_dir
   for file in parts(path):
-    rewrite(file, lambda t: t.append_column("moon_phase", pa.array(["full"] * len(t))).append_column(
-        "phase_augment_ns", pa.array([3_000_000] * len(t), pa.int64())).drop_columns(["gap_ns", "attempt", "process"]))
+    rewrite(file,
+            lambda t: t.append_column("moon_phase", pa.array(["full"] * len(t))).append_column(
+                "phase_augment_ns", pa.array([3_000_000] * len(t), pa.int64())).drop_columns(
+                    ["gap_ns", "attempt", "process"]))
   run = read_run(path)
   assert "gap" not in run.durations
   np.testing.assert_allclose(run.durations["phase_augment"], 3e-3)
@@ -151,7 +159,8 @@ def test_a_process_that_died_early_is_named(run_dir):
   for table in ("steps", "collectives"):
     parts(path, table)[-1].unlink()
   info = path / "process" / "1.json"
-  info.write_text(json.dumps({**json.loads(info.read_text()), "closed_cleanly": False, "lost_rows": 12, "holes": 2}))
+  info.write_text(json.dumps({**json.loads(info.read_text()), "closed_cleanly": False,
+                              "lost_rows": 12, "holes": 2}))
   run = read_run(path)
   assert said(run, "stopped recording before the others, after step 39", "2, 3")
   assert said(run, "did not close the recording")

@@ -80,8 +80,10 @@ def test_absurd_json_values_are_no_obstacle(run_dir):
   path, _ = run_dir
   (path / "run.json").write_text(json.dumps({
       "run": 7, "ranks": "many", "processes": None, "clock": 3,
-      "plan": {"ranks": -1, "collectives": "none", "unstamped": 3, "notices": [1], "overflow": "x"}}))
-  (path / "process" / "0.json").write_text(json.dumps({"process": 0, "ranks": "all", "lost_rows": "some"}))
+      "plan": {"ranks": -1, "collectives": "none", "unstamped": 3, "notices": [1],
+               "overflow": "x"}}))
+  (path / "process" / "0.json").write_text(
+      json.dumps({"process": 0, "ranks": "all", "lost_rows": "some"}))
   diagnosis = diagnose(read_run(path))
   assert diagnosis.findings[0].ranks == (3,)
 
@@ -91,7 +93,8 @@ def test_step_numbers_far_apart_take_no_memory(run_dir):
   for table in ("steps", "collectives"):
     for file in parts(path, table):
       rewrite(file, lambda t: t.set_column(t.schema.get_field_index("step"), "step", pa.array(
-          np.where(t["step"].to_numpy() < 30, t["step"].to_numpy(), t["step"].to_numpy() + 10**12))))
+          np.where(t["step"].to_numpy() < 30, t["step"].to_numpy(),
+                   t["step"].to_numpy() + 10**12))))
   run = read_run(path)
   assert len(run.steps) == 60
   assert run.steps[30] == 10**12 + 30

@@ -28,9 +28,11 @@ def batches() -> list[np.ndarray]:
 
 
 def compiled(mesh: jax.sharding.Mesh):
-  """An instrumented step that donates its pace and its state, the mesh's sharding of a batch, and a state."""
+  """An instrumented step that donates its pace and its state, the mesh's sharding of a batch, and a
+  state."""
   paced, spec = jaxpace.instrument(train_step, axis_name="data"), jaxpace.spec(mesh)
-  step = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), check_vma=False)
+  step = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                       check_vma=False)
   state = jax.device_put(jnp.ones(3, jnp.float32), jax.NamedSharding(mesh, P()))
   return paced, jax.jit(step, donate_argnums=(0, 1)), jax.NamedSharding(mesh, P("data")), state
 
@@ -40,7 +42,8 @@ def mesh() -> jax.sharding.Mesh:
   return jax.make_mesh((RANKS,), ("data",), devices=jax.devices()[:RANKS])
 
 
-def test_results_and_record_are_those_of_the_long_way(tmp_path: pathlib.Path, mesh: jax.sharding.Mesh) -> None:
+def test_results_and_record_are_those_of_the_long_way(tmp_path: pathlib.Path,
+                                                      mesh: jax.sharding.Mesh) -> None:
   paced, step, sharding, state = compiled(mesh)
   pace = paced.init(mesh)
   with jaxpace.Recorder(tmp_path / "long", paced) as recorder:
@@ -84,7 +87,8 @@ def test_under_pmap(tmp_path: pathlib.Path) -> None:
   assert list(read_run(tmp_path).steps) == list(range(STEPS))
 
 
-def test_what_is_recorded_before_an_error_is_kept(tmp_path: pathlib.Path, mesh: jax.sharding.Mesh) -> None:
+def test_what_is_recorded_before_an_error_is_kept(tmp_path: pathlib.Path,
+                                                  mesh: jax.sharding.Mesh) -> None:
   paced, step, sharding, state = compiled(mesh)
   with pytest.raises(KeyboardInterrupt), jaxpace.recorded(tmp_path, paced, step, mesh) as short:
     for batch in batches()[:3]:
@@ -118,15 +122,21 @@ def vma_step(state, batch):
 
 @pytest.mark.parametrize("ins, outs, check_vma, words", [
     (lambda spec: (P(), P("data")), lambda spec: (spec, P()), False, r"in_specs=\(spec, \*old\)"),
-    (lambda spec: (spec, P(), P("data")), lambda spec: (spec, P(), P()), False, r"out_specs=\(spec, old\).*not \("),
-    (lambda spec: (spec, P(), P("data")), lambda spec: (spec, (P(), P(), P())), False, r"out_specs=\(spec, old\)"),
-    (lambda spec: (spec, P(), P("data")), lambda spec: P(), True, r"each device's own: out_specs=\(spec, old\)"),
-    (lambda spec: (spec, P(), P("data")), lambda spec: (P(), P()), True, r"each device's own: out_specs=\(spec, old\)"),
+    (lambda spec: (spec, P(), P("data")), lambda spec: (spec, P(), P()), False,
+     r"out_specs=\(spec, old\).*not \("),
+    (lambda spec: (spec, P(), P("data")), lambda spec: (spec, (P(), P(), P())), False,
+     r"out_specs=\(spec, old\)"),
+    (lambda spec: (spec, P(), P("data")), lambda spec: P(), True,
+     r"each device's own: out_specs=\(spec, old\)"),
+    (lambda spec: (spec, P(), P("data")), lambda spec: (P(), P()), True,
+     r"each device's own: out_specs=\(spec, old\)"),
 ], ids=["in", "flat", "one too many", "as before", "shared"])
 def test_specs_that_do_not_fit_are_told_of_in_a_sentence(ins, outs, check_vma, words, mesh) -> None:
   paced, spec = jaxpace.instrument(vma_step, axis_name="data"), jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=ins(spec), out_specs=outs(spec), check_vma=check_vma))
-  with (jaxpace.recorded(None, paced, step, mesh) as run, pytest.raises(ValueError, match=words) as raised):
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=ins(spec), out_specs=outs(spec),
+                               check_vma=check_vma))
+  with (jaxpace.recorded(None, paced, step, mesh) as run,
+        pytest.raises(ValueError, match=words) as raised):
     run(*placed(mesh))
   assert raised.value.__cause__ is not None, "what JAX says of it comes along"
 
@@ -139,14 +149,16 @@ def test_axes_of_pmap_that_do_not_fit(ins, outs, words) -> None:
   devices = jax.local_devices()[:2]
   paced = jaxpace.instrument(train_step, axis_name="data")
   step = jax.pmap(paced, axis_name="data", in_axes=ins, out_axes=outs, devices=devices)
-  with jaxpace.recorded(None, paced, step, devices=devices) as run, pytest.raises(ValueError, match=words):
+  with jaxpace.recorded(None, paced, step, devices=devices) as run, pytest.raises(
+      ValueError, match=words):
     run(jnp.ones(3, jnp.float32), batches()[0].reshape(2, 4, 3))
 
 
 def test_a_pace_state_of_one_device_alone_out_of_pmap(tmp_path) -> None:
   devices = jax.local_devices()[:2]
   paced = jaxpace.instrument(train_step, axis_name="data")
-  step = jax.pmap(paced, axis_name="data", in_axes=(0, None, 0), out_axes=(None, None), devices=devices)
+  step = jax.pmap(paced, axis_name="data", in_axes=(0, None, 0), out_axes=(None, None),
+                  devices=devices)
   with (jaxpace.recorded(tmp_path, paced, step, devices=devices) as run,
         pytest.raises(ValueError, match=r"1 device of 2.*out_axes=\(0, old\)")):
     run(jnp.ones(3, jnp.float32), batches()[0].reshape(2, 4, 3))
@@ -161,10 +173,11 @@ def test_steps_with_any_number_of_results_keep_them(mesh) -> None:
     return step
 
   for results, old in ((1, P()), (3, (P(), P(), P("data"))), (0, P())):
-    bare = jax.jit(jax.shard_map(of(results), mesh=mesh, in_specs=(P(), P("data")), out_specs=old, check_vma=False))
-    paced, spec = jaxpace.instrument(of(results), axis_name="data"), jaxpace.spec(mesh)
-    step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, old),
+    bare = jax.jit(jax.shard_map(of(results), mesh=mesh, in_specs=(P(), P("data")), out_specs=old,
                                  check_vma=False))
+    paced, spec = jaxpace.instrument(of(results), axis_name="data"), jaxpace.spec(mesh)
+    step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                                 out_specs=(spec, old), check_vma=False))
     with jaxpace.recorded(None, paced, step, mesh) as run:
       found = run(*placed(mesh))
     expected = bare(*placed(mesh))
@@ -174,7 +187,8 @@ def test_steps_with_any_number_of_results_keep_them(mesh) -> None:
 
 def jitted_step():
   """A step that is jitted as a whole over two devices, its input, and its state."""
-  mesh = jax.make_mesh((RANKS,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:RANKS])
+  mesh = jax.make_mesh((RANKS,), ("data",), (jax.sharding.AxisType.Auto,),
+                       devices=jax.devices()[:RANKS])
 
   def whole(state, batch):
     loss, gradient = jax.value_and_grad(lambda weights: ((batch @ weights - 1) ** 2).mean())(state)
@@ -182,7 +196,8 @@ def jitted_step():
 
   everywhere = jax.NamedSharding(mesh, P())
   state = jax.device_put(jnp.ones(3, jnp.float32), everywhere)
-  return jax.jit(whole, out_shardings=(everywhere, everywhere)), jax.NamedSharding(mesh, P("data")), state
+  return (jax.jit(whole, out_shardings=(everywhere, everywhere)),
+          jax.NamedSharding(mesh, P("data")), state)
 
 
 @pytest.mark.optimized
@@ -218,7 +233,8 @@ def test_nothing_is_marked_where_nothing_is_recorded() -> None:
   assert short.step is step
 
 
-def test_an_instrumented_step_needs_the_compiled_one_too(tmp_path: pathlib.Path, mesh: jax.sharding.Mesh) -> None:
+def test_an_instrumented_step_needs_the_compiled_one_too(tmp_path: pathlib.Path,
+                                                         mesh: jax.sharding.Mesh) -> None:
   paced, step, _, _ = compiled(mesh)
   with pytest.raises(TypeError, match="the third argument is missing"):
     jaxpace.recorded(tmp_path, paced)

@@ -24,24 +24,28 @@ def test_every_step_of_eight_donated_ranks_is_recorded(tmp_path, rows):
     train(recorder, 150, rows)
   assert_complete(tmp_path / "run", range(150))
   info = process_file(tmp_path / "run")
-  assert (info["closed_cleanly"], info["lost_rows"], info["holes"], info["ranks"]) == (True, 0, 0, list(range(8)))
+  assert ((info["closed_cleanly"], info["lost_rows"], info["holes"], info["ranks"])
+          == (True, 0, 0, list(range(8))))
   assert (info["rows_written"], info["last_step"], info["stopped"]) == (1200, 149, None)
   assert len(list((tmp_path / "run" / "steps").iterdir())) == 1
 
 
 def test_run_file_says_what_the_run_is(tmp_path):
-  with Recorder(tmp_path, fake.FakePaced(), config={"lr": 0.1, "model": {"path": tmp_path}}) as recorder:
+  with Recorder(tmp_path, fake.FakePaced(),
+                config={"lr": 0.1, "model": {"path": tmp_path}}) as recorder:
     assert json.loads((tmp_path / "run.json").read_text())["plan"] is None
     train(recorder, 3)
   run = json.loads((tmp_path / "run.json").read_text())
   assert fake.PLAN.from_json(run["plan"]) == fake.PLAN
-  assert (run["run"], run["clock"], run["axis"], run["ranks"], run["attempt"]) == (recorder.run, "fake", "data", 8, 0)
+  assert ((run["run"], run["clock"], run["axis"], run["ranks"], run["attempt"])
+          == (recorder.run, "fake", "data", 8, 0))
   assert run["config"] == {"lr": 0.1, "model": {"path": str(tmp_path)}}
   assert run["versions"]["jax"] == jax.__version__
 
 
 def test_rows_before_the_recorder_opened_are_not_its_own(tmp_path):
-  """Warm-up steps, or a pace state restored from a checkpoint with another process's stamps in its ring."""
+  """Warm-up steps, or a pace state restored from a checkpoint with another process's stamps in its
+  ring."""
   mesh = fake.mesh()
   step, pace = fake.make_step(mesh), fake.init(mesh, 16)
   for _ in range(5):
@@ -71,7 +75,8 @@ def test_going_back_to_an_earlier_step_is_another_attempt(tmp_path):
   rows = table(tmp_path)
   before = {r["step"] for r in rows if r["attempt"] == 0}
   assert before == set(range(len(before))) and 32 < len(before) <= 40
-  assert recorder.lost["lost_rows"] == 8 * (40 - len(before)), "the pace state before was given up uncopied"
+  assert (recorder.lost["lost_rows"] == 8
+          * (40 - len(before))), "the pace state before was given up uncopied"
   assert {r["step"] for r in rows if r["attempt"] == 1} == set(range(10, 30))
 
 
@@ -93,7 +98,8 @@ def test_host_causes_belong_to_the_step_the_loop_was_at(tmp_path):
       pace = step(pace)
       recorder.record(pace, load=i / 2, **({"checkpoint_ns": 77} if i == 16 else {}))
   rows = {r["step"]: r for r in table(tmp_path) if r["rank"] == 3}
-  assert rows[9]["data_ns"] is None and rows[10]["data_ns"] >= 20_000_000 and rows[11]["data_ns"] == 0
+  assert (rows[9]["data_ns"] is None and rows[10]["data_ns"] >= 20_000_000
+          and rows[11]["data_ns"] == 0)
   assert rows[12]["gc_ns"] > 100_000
   assert rows[14]["cpu_ns"] >= 50_000_000
   assert rows[16]["checkpoint_ns"] == 77
@@ -108,7 +114,8 @@ def test_the_steps_are_recorded_when_the_loop_raises(tmp_path):
     raise ZeroDivisionError("no such\nluck")
   assert_complete(tmp_path, range(21))
   assert process_file(tmp_path)["ended_by"] == "ZeroDivisionError: no such"
-  assert any("was ended by ZeroDivisionError: no such." in problem for problem in read_run(tmp_path).problems)
+  assert any("was ended by ZeroDivisionError: no such." in problem
+             for problem in read_run(tmp_path).problems)
 
 
 UNCLOSED = """
@@ -126,10 +133,12 @@ exec(sys.argv[2])
 
 
 @pytest.mark.parametrize("end, words", [
-    ("", "the end of the program, without close()"), ("sys.exit(3)", "the end of the program, without close()"),
+    ("", "the end of the program, without close()"),
+    ("sys.exit(3)", "the end of the program, without close()"),
     ("raise ValueError('no such luck')", "ValueError: no such luck"), ("recorder.close()", None)])
 def test_a_program_that_ends_without_closing_says_so(tmp_path, end, words):
-  subprocess.run([sys.executable, "-c", UNCLOSED, str(tmp_path), end], stderr=subprocess.DEVNULL, check=False)
+  subprocess.run([sys.executable, "-c", UNCLOSED, str(tmp_path), end], stderr=subprocess.DEVNULL,
+                 check=False)
   assert {r["step"] for r in table(tmp_path)} == set(range(5))
   assert process_file(tmp_path)["ended_by"] == words
 
@@ -213,7 +222,8 @@ def test_pmap(tmp_path):
   assert_complete(tmp_path, range(30))
 
 
-def test_steps_of_a_pace_state_that_was_made_anew_before_they_were_copied_are_counted_as_lost(tmp_path, caplog):
+def test_steps_of_a_pace_state_that_was_made_anew_before_they_were_copied_are_counted_as_lost(
+    tmp_path, caplog):
   mesh = fake.mesh()
   step = fake.make_step(mesh)
   with Recorder(tmp_path, fake.FakePaced(), every_steps=10, every_seconds=1e6) as recorder:
@@ -224,6 +234,7 @@ def test_steps_of_a_pace_state_that_was_made_anew_before_they_were_copied_are_co
         recorder.record(pace)
   ranks = len(mesh.devices.flat)
   rows = table(tmp_path)
-  assert [sorted({r["step"] for r in rows if r["attempt"] == a}) for a in (0, 1)] == [list(range(20)), list(range(12))]
+  assert ([sorted({r["step"] for r in rows if r["attempt"] == a}) for a in (0, 1)]
+          == [list(range(20)), list(range(12))])
   assert (recorder.lost["lost_rows"], recorder.lost["holes"]) == (5 * ranks, 1)
   assert f"with losses: {5 * ranks} rows in 1 hole." in caplog.text

@@ -33,12 +33,15 @@ def test_an_earlier_run_is_set_aside_and_foreign_files_stay(tmp_path):
   with Recorder(tmp_path, fake.FakePaced()) as second:
     train(second, 7)
   old = tmp_path / ".previous" / str(first.run)
-  # A table's rows may lie in one part or, where writing was slow, in a merged one of another number.
-  assert sorted(str(p.relative_to(old)).partition(".00")[0] for p in old.rglob("*") if p.is_file()) == sorted(
-      ["run.json", "process/0.json", "locality/0.json",
-       *(f"{t}/{first.run}-p00000" for t in ("steps", "collectives", "hosts"))])
+  # A table's rows may lie in one part or, where writing was slow, in a merged one of another
+  # number.
+  assert sorted(str(p.relative_to(old)).partition(".00")[0]
+                for p in old.rglob("*") if p.is_file()) == sorted(
+                    ["run.json", "process/0.json", "locality/0.json",
+                     *(f"{t}/{first.run}-p00000" for t in ("steps", "collectives", "hosts"))])
   assert first.run != second.run
-  assert (tmp_path / "notes.txt").read_text() == (tmp_path / "steps" / "other.parquet").read_text() == "mine"
+  assert ((tmp_path / "notes.txt").read_text() == (tmp_path / "steps" / "other.parquet").read_text()
+          == "mine")
   assert (tmp_path / "process" / "x.json").exists()
   (tmp_path / "steps" / "other.parquet").unlink()
   assert_complete(tmp_path, range(7))
@@ -51,7 +54,8 @@ def test_resume_goes_on_with_the_run_as_its_next_attempt(tmp_path):
     train(second, 6, first=3)
   assert first.run == second.run
   rows = [r for r in table(tmp_path) if r["rank"] == 0]
-  assert [(r["attempt"], r["step"]) for r in rows] == [(0, s) for s in range(5)] + [(1, s) for s in range(3, 9)]
+  assert ([(r["attempt"], r["step"]) for r in rows] == [(0, s) for s in range(5)]
+          + [(1, s) for s in range(3, 9)])
   run = json.loads((tmp_path / "run.json").read_text())
   assert run["attempt"] == 1 and [a["attempt"] for a in run["attempts"]] == [0, 1]
 
@@ -72,9 +76,11 @@ def test_a_directory_that_is_a_file(tmp_path, caplog):
   one_warning(caplog, "not a directory")
 
 
-@pytest.mark.parametrize("code, text", [(28, "no space is left"), (122, "no space is left"), (30, "can't be written"),
-                                        (13, "can't be written"), (5, "OSError")])
-def test_trouble_while_writing_stops_recording_with_one_warning(tmp_path, caplog, monkeypatch, code, text):
+@pytest.mark.parametrize("code, text", [(28, "no space is left"), (122, "no space is left"),
+                                        (30, "can't be written"), (13, "can't be written"),
+                                        (5, "OSError")])
+def test_trouble_while_writing_stops_recording_with_one_warning(tmp_path, caplog, monkeypatch, code,
+                                                                text):
   written = pq.write_table
 
   def failing(data, path, **options):
@@ -95,7 +101,8 @@ def test_trouble_while_writing_stops_recording_with_one_warning(tmp_path, caplog
   assert process_file(tmp_path)["stopped"] and not process_file(tmp_path)["closed_cleanly"]
 
 
-def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends(tmp_path, monkeypatch):
+def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends(
+    tmp_path, monkeypatch):
   written = pq.write_table
 
   def no_room(*_, **__):
@@ -143,7 +150,8 @@ def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypat
   monkeypatch.setattr(pq, "write_table", slow)
   ring_bytes = 8 * 8 * fake.WIDTH * 4
   monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
-      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.01, "queue_bytes": 3 * ring_bytes})
+      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.01,
+      "queue_bytes": 3 * ring_bytes})
   with Recorder(tmp_path, fake.FakePaced(), every_steps=4) as recorder:
     pace = train(recorder, 400, rows=8, pause=0.0005)
     jax.block_until_ready(pace)
@@ -157,7 +165,8 @@ def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypat
   assert recorder.lost["holes"] >= 1
   assert process_file(tmp_path)["closed_cleanly"]
   hosts = {r["step"]: r["cpu_ns"] for r in table(tmp_path)}
-  assert all(hosts[step] is not None for step in steps), "samples of dropped copies stay aligned to their steps"
+  assert all(hosts[step] is not None for step in steps), ("samples of dropped copies stay aligned "
+                                                          "to their steps")
 
 
 # Two at once.
@@ -192,12 +201,13 @@ time.sleep(60)
 
 @pytest.fixture
 def holder(tmp_path):
-  """Starts another process that locks a directory; with "fork" it dies and leaves a child that holds the lock."""
+  """Starts another process that locks a directory; with "fork" it dies and leaves a child that
+  holds the lock."""
   started = []
 
   def hold(directory, how):
-    started.append(subprocess.Popen([sys.executable, "-c", HOLDER, str(directory), how], stdout=subprocess.PIPE,
-                                    text=True, start_new_session=True))
+    started.append(subprocess.Popen([sys.executable, "-c", HOLDER, str(directory), how],
+                                    stdout=subprocess.PIPE, text=True, start_new_session=True))
     assert started[-1].stdout.readline() == "held\n"
     return started[-1]
 
@@ -213,7 +223,9 @@ def test_another_job_in_the_same_directory(tmp_path, caplog, holder):
   other = holder(tmp_path, "stay")
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 3)
-  one_warning(caplog, f"process {other.pid} on {socket.gethostname()} is recording to {tmp_path} at this moment")
+  one_warning(caplog,
+              f"process {other.pid} on {socket.gethostname()} is recording to {tmp_path} at "
+              "this moment")
   assert "initialize()" in caplog.text
   assert [path.name for path in tmp_path.iterdir()] == [".lock"]
   other.kill()

@@ -1,4 +1,5 @@
-"""The recorder on really instrumented steps: what comes out is what the step's plan says went in."""
+"""The recorder on really instrumented steps: what comes out is what the step's plan says went
+in."""
 
 import time
 
@@ -26,12 +27,14 @@ def train_step(params, batch):
 
 
 def table(directory, name):
-  return [row for path in (directory / name).glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+  return [row for path in (directory / name).glob("*.parquet")
+          for row in pq.read_table(path).to_pylist()]
 
 
 def check(directory, plan, ranks, steps):
   rows = sorted(table(directory, "steps"), key=lambda r: (r["rank"], r["step"]))
-  assert [(r["rank"], r["step"]) for r in rows] == [(r, s) for r in range(ranks) for s in range(steps)]
+  assert ([(r["rank"], r["step"]) for r in rows]
+          == [(r, s) for r in range(ranks) for s in range(steps)])
   now = time.monotonic_ns()
   for r in rows:
     phases = [r[f"{name}_ns"] for name in ("forward", "backward", "compute", "sync", "update")]
@@ -58,15 +61,17 @@ def test_shard_map(tmp_path, donate):
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data", rows=16)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=False), donate_argnums=(0, 1) if donate else ())
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=False),
+                 donate_argnums=(0, 1) if donate else ())
   params, pace = jnp.ones((FEATURES,), jnp.float32), paced.init(mesh)
   batch = np.ones((8 * jax.device_count(), FEATURES), np.float32)
   with Recorder(tmp_path, paced) as recorder:
     for _ in range(50):
       pace, params = step(pace, params, batch)
       recorder.record(pace)
-      jax.block_until_ready(params)  # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      jax.block_until_ready(params)
   assert recorder.lost == {"lost_rows": 0, "holes": 0, "dropped_batches": 0, "stopped": None}
   check(tmp_path, paced.plan, jax.device_count(), 50)
 
@@ -89,26 +94,33 @@ def test_pmap(tmp_path):
 @pytest.mark.parametrize("share", [True, None])
 def test_data_and_model_axes(tmp_path, share):
   mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-  paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data", rows=16, share=share)
+  paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data", rows=16,
+                             share=share)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P())))
   params, pace = jnp.ones((FEATURES,), jnp.float32), paced.init(mesh)
   batch = np.ones((32, FEATURES), np.float32)
   with Recorder(tmp_path, paced) as recorder:
     for _ in range(20):
       pace, params = step(pace, params, batch)
       recorder.record(pace)
-      jax.block_until_ready(params)  # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      jax.block_until_ready(params)
   check(tmp_path, paced.plan, 8, 20)
 
 
 @pytest.mark.parametrize("axes", [{"data": 4}, {"data": 2, "model": 2}])
 def test_an_out_spec_that_drops_devices_is_named_before_the_next_step_fails(tmp_path, axes):
-  mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+  mesh = jax.make_mesh(tuple(axes.values()), tuple(axes),
+                       axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
   paced = jaxpace.instrument(train_step, "data")
   left_out = P("data") if len(axes) > 1 else P()
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(jaxpace.spec(mesh), P(), P("data")),
                                out_specs=(left_out, P()), check_vma=False))
-  pace, _ = step(paced.init(mesh), jnp.ones((FEATURES,), jnp.float32), np.ones((8, FEATURES), np.float32))
-  with pytest.raises(ValueError, match=r"of 4: its partition spec in out_specs"), Recorder(tmp_path, paced) as recorder:
+  pace, _ = step(paced.init(mesh), jnp.ones((FEATURES,), jnp.float32),
+                 np.ones((8, FEATURES), np.float32))
+  with pytest.raises(ValueError,
+                     match=r"of 4: its partition spec in out_specs"), Recorder(
+                         tmp_path, paced) as recorder:
     recorder.record(pace)

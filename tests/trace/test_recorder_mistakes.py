@@ -32,7 +32,8 @@ def test_mistakes_are_named(tmp_path):
   with pytest.raises(TypeError, match="inside a function that JAX is tracing"), Recorder(
       tmp_path / "6", fake.FakePaced()) as recorder:
     jax.jit(recorder.record)(after)
-  with pytest.raises(TypeError, match="device value"), Recorder(tmp_path / "7", fake.FakePaced()) as recorder:
+  with pytest.raises(TypeError,
+                     match="device value"), Recorder(tmp_path / "7", fake.FakePaced()) as recorder:
     recorder.record(after, loss=jnp.float32(1))
   with pytest.raises(ValueError, match='"data" or "checkpoint"'), Recorder(
       tmp_path / "8", fake.FakePaced()) as recorder, recorder.measure("nap"):
@@ -92,9 +93,11 @@ def test_a_state_that_lost_other_devices_parts(tmp_path):
   paced = fake.FakePaced()
   paced.places = mesh.devices.size
   spec = jax.sharding.PartitionSpec
-  step = jax.jit(jax.shard_map(fake.advance, mesh=mesh, in_specs=spec("data"), out_specs=spec(), check_vma=False))
-  with pytest.raises(ValueError, match=r"part of 1 device of 8.*out_specs=\(spec, P\(\)\)"), Recorder(
-      tmp_path, paced) as recorder:
+  step = jax.jit(jax.shard_map(fake.advance, mesh=mesh, in_specs=spec("data"), out_specs=spec(),
+                               check_vma=False))
+  with pytest.raises(ValueError,
+                     match=r"part of 1 device of 8.*out_specs=\(spec, P\(\)\)"), Recorder(
+                         tmp_path, paced) as recorder:
     recorder.record(step(fake.init(mesh)))
 
 
@@ -116,7 +119,8 @@ class Settings:
 
 @pytest.mark.parametrize("config, kept", [
     (argparse.Namespace(rate=0.1, name="ü"), {"rate": 0.1, "name": "ü"}),
-    (Settings(0.1, [{(1, 2): Settings(1.0, [])}]), {"rate": 0.1, "layers": [{"(1, 2)": {"rate": 1.0, "layers": []}}]}),
+    (Settings(0.1, [{(1, 2): Settings(1.0, [])}]),
+     {"rate": 0.1, "layers": [{"(1, 2)": {"rate": 1.0, "layers": []}}]}),
     ({"a": {3: [types.SimpleNamespace(b=None)]}}, {"a": {"3": [{"b": None}]}})])
 def test_configurations_of_many_kinds_are_kept(tmp_path, config, kept):
   with Recorder(tmp_path, fake.FakePaced(), config=config) as recorder:

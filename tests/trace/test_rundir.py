@@ -37,8 +37,10 @@ def test_ids_differ_and_say_when(tmp_path):
 
 
 def test_a_process_moves_only_its_own_leftovers(tmp_path):
-  """On a disk of its own host, process 1 sets aside what it wrote for an earlier run, and nothing else."""
-  names = ["old-p00001.000000-000000.parquet", "old-p00002.000000-000000.parquet", "new-p00001.000000-000000.parquet"]
+  """On a disk of its own host, process 1 sets aside what it wrote for an earlier run, and nothing
+  else."""
+  names = ["old-p00001.000000-000000.parquet", "old-p00002.000000-000000.parquet",
+           "new-p00001.000000-000000.parquet"]
   (tmp_path / "steps").mkdir()
   for name in names:
     (tmp_path / "steps" / name).touch()

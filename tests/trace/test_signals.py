@@ -1,4 +1,5 @@
-"""What SIGTERM does before, while and after the recorder watches it; each case in a process of its own."""
+"""What SIGTERM does before, while and after the recorder watches it; each case in a process of its
+own."""
 
 import signal
 import subprocess
@@ -19,8 +20,8 @@ def term(): os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run(body: str) -> subprocess.CompletedProcess:
-  return subprocess.run([sys.executable, "-W", "ignore", "-c", HEAD + textwrap.dedent(body)], capture_output=True,
-                        text=True, timeout=60)
+  return subprocess.run([sys.executable, "-W", "ignore", "-c", HEAD + textwrap.dedent(body)],
+                        capture_output=True, text=True, timeout=60)
 
 
 def prints(body: str, expected: str, status: int = 0) -> None:
@@ -98,7 +99,7 @@ def test_a_c_handler_laid_over_a_python_one_is_the_one_that_counts():
     watch.install()
     term()
     print(watch.mode, calls)
-    """), "native [15]")
+    """), "native [15]")  # noqa: E501
 
 
 def test_the_writer_hears_of_it_while_the_main_thread_is_in_c():
@@ -113,7 +114,7 @@ def test_the_writer_hears_of_it_while_the_main_thread_is_in_c():
     ctypes.CDLL(None).usleep(990_000)
     returned = time.monotonic()
     print(heard[0][0], heard[0][1] < returned)
-    """, "b'\\x0f' True")
+    """, "b'\\x0f' True")  # noqa: E501
 
 
 def test_someone_elses_wakeup_descriptor_is_left_to_them():

@@ -17,8 +17,10 @@ class Model(NamedTuple):
   sequence: int  # tokens of an example
 
 
-def shaped(parameters: float, layers: int | None = None, hidden: int | None = None, sequence: int = 2048) -> Model:
-  """Fills in what is not given: parameters = 12 layers hidden^2, hidden = 128 layers (Kaplan et al. 2020, eq. 2.1).
+def shaped(parameters: float, layers: int | None = None, hidden: int | None = None,
+           sequence: int = 2048) -> Model:
+  """Fills in what is not given: parameters = 12 layers hidden^2, hidden = 128 layers (Kaplan et al.
+  2020, eq. 2.1).
 
   >>> model = shaped(175e9, layers=96)
   >>> model.hidden
@@ -35,16 +37,18 @@ def shaped(parameters: float, layers: int | None = None, hidden: int | None = No
 
 
 def flops(model: Model, tokens: float) -> float:
-  """Forward and backward: 6 a parameter and token, and 12 layers hidden sequence a token for attention.
+  """Forward and backward: 6 a parameter and token, and 12 layers hidden sequence a token for
+  attention.
 
-  (Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021, section 5.1, without
-  recomputation and without the output layer.)
+  (Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021, section
+  5.1, without recomputation and without the output layer.)
   """
   return tokens * (6 * model.parameters + 12 * model.layers * model.hidden * model.sequence)
 
 
 def state_bytes(model: Model, precision: str) -> float:
-  """Parameters, gradients, and Adam's two moments and master copy in float32: 16 bytes a parameter in 16-bit training.
+  """Parameters, gradients, and Adam's two moments and master copy in float32: 16 bytes a parameter
+  in 16-bit training.
 
   (Rajbhandari et al., "ZeRO", 2020, section 3.1.)
   """

@@ -2,11 +2,12 @@
 
     step = compute + skew + tensor + pipeline + data
 
-compute: FLOPs of a device over what it sustains. tensor: the all-reduces of activations, four a layer and micro-batch,
-all exposed. pipeline: the bubble, (p - 1) / m of the compute and these, and the sends between stages. data: the
-gradients' all-reduce, less what hides behind the backward pass. skew: waiting for the slowest of N devices, the
-compute's deviation times E[max of N normals]. Collectives cost what the closed forms say
-(`jaxpace.simulation.allreduce`): inside a node a ring, across nodes hierarchical.
+compute: FLOPs of a device over what it sustains. tensor: the all-reduces of activations, four a
+layer and micro-batch, all exposed. pipeline: the bubble, (p - 1) / m of the compute and these, and
+the sends between stages. data: the gradients' all-reduce, less what hides behind the backward pass.
+skew: waiting for the slowest of N devices, the compute's deviation times E[max of N normals].
+Collectives cost what the closed forms say (`jaxpace.simulation.allreduce`): inside a node a ring,
+across nodes hierarchical.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from jaxpace.simulation import allreduce
 
 CAUSES = ("compute", "skew", "tensor", "pipeline", "data")
 GAINS = 1.5
-"""The knee: the last scale from which doubling the devices still brings this much throughput. Doubled would be 2."""
+"""The knee: the last scale from which doubling the devices still brings this much throughput.
+Doubled would be 2."""
 
 
 class PlanError(ValueError):
@@ -73,24 +75,29 @@ class Setting:
       value = getattr(self, name)
       if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise PlanError(f"{name}={value!r} must be a whole number, at least 1.")
-    for name, least, most in (("sustained", 0.01, 1), ("achieved", 0.01, 1), ("overlap", 0, 1), ("jitter", 0, 1),
-                              ("launch", 0, 1)):
+    for name, least, most in (("sustained", 0.01, 1), ("achieved", 0.01, 1), ("overlap", 0, 1),
+                              ("jitter", 0, 1), ("launch", 0, 1)):
       value = getattr(self, name)
       if not math.isfinite(value) or not least <= value <= most:
         raise PlanError(f"{name}={value!r} must be a number from {least:g} to {most:g}.")
     if self.precision not in models.BYTES:
       raise PlanError(f"precision={self.precision!r} must be one of {', '.join(models.BYTES)}.")
     if self.pipeline > self.model.layers:
-      raise PlanError(f"pipeline={self.pipeline} has more stages than the model has layers, {self.model.layers}.")
+      raise PlanError(
+          f"pipeline={self.pipeline} has more stages than the model has layers, "
+          f"{self.model.layers}.")
     if self.tensor > self.model.hidden:
-      raise PlanError(f"tensor={self.tensor} must be at most the model's width, {self.model.hidden}.")
+      raise PlanError(
+          f"tensor={self.tensor} must be at most the model's width, {self.model.hidden}.")
     if (self.examples is None) == (self.global_examples is None):
-      raise PlanError("Give examples (of each replica) or global_examples (of all together), one of the two.")
+      raise PlanError(
+          "Give examples (of each replica) or global_examples (of all together), one of the two.")
     if self.pipeline > 1 and self.examples is not None and self.micro_batches > self.examples:
-      raise PlanError(f"micro_batches={self.micro_batches} must be at most examples={self.examples:g}: a micro-batch "
-                      "has one example at least.")
+      raise PlanError(f"micro_batches={self.micro_batches} must be at most "
+                      f"examples={self.examples:g}: a micro-batch has one example at least.")
     if not (self.batch > 0 and math.isfinite(self.batch)):
-      raise PlanError(f"examples={self.examples!r} (global_examples={self.global_examples!r}) must be above 0.")
+      raise PlanError(
+          f"examples={self.examples!r} (global_examples={self.global_examples!r}) must be above 0.")
 
   @property
   def devices(self) -> int:
@@ -119,8 +126,10 @@ class Scaling(NamedTuple):
   """A plan over a number of devices."""
 
   steps: list[Step]
-  efficiency: list[float]  # throughput a device over that of one replica without communication or jitter
-  knee: int | None  # devices; None where every doubling brought `GAINS`, or fewer than two scales were asked for
+  # throughput a device over that of one replica without communication or jitter
+  efficiency: list[float]
+  # devices; None where every doubling brought `GAINS`, or fewer than two scales were asked for
+  knee: int | None
 
 
 def step(setting: Setting) -> Step:
@@ -136,10 +145,12 @@ def step(setting: Setting) -> Step:
   gradients = _gradients(setting)
   # Two thirds of the compute are backward.
   hidden = min(gradients, setting.overlap * 2 / 3 * compute)
-  parts = {"compute": compute, "skew": skew, "tensor": tensor, "pipeline": pipeline, "data": gradients - hidden}
+  parts = {"compute": compute, "skew": skew, "tensor": tensor, "pipeline": pipeline,
+           "data": gradients - hidden}
   seconds = sum(parts.values())
   memory = models.state_bytes(model, setting.precision) / split
-  return Step(setting.devices, seconds, parts, setting.data * tokens / seconds, hidden, memory, memory <= device.memory)
+  return Step(setting.devices, seconds, parts, setting.data * tokens / seconds, hidden, memory,
+              memory <= device.memory)
 
 
 def scale(setting: Setting, replicas: list[int]) -> Scaling:
@@ -172,7 +183,8 @@ def expected_maximum(count: int) -> float:
 
 def _rates(setting: Setting) -> tuple[float, float]:
   """Seconds a byte inside a node and across nodes."""
-  return 1 / (setting.device.link_rate * setting.achieved), 1 / (setting.network.rate * setting.achieved)
+  return (1 / (setting.device.link_rate * setting.achieved),
+          1 / (setting.network.rate * setting.achieved))
 
 
 def _all_reduce(setting: Setting, ranks: int, inside: int, size: float) -> float:
@@ -183,20 +195,24 @@ def _all_reduce(setting: Setting, ranks: int, inside: int, size: float) -> float
   if ranks <= inside:
     return setting.launch + allreduce.ring(ranks, size, LINK_LATENCY, inner)
   return setting.launch + allreduce.hierarchical(
-      inside, math.ceil(ranks / inside), size, (LINK_LATENCY, inner), (setting.network.latency, outer))
+      inside, math.ceil(ranks / inside), size, (LINK_LATENCY, inner),
+      (setting.network.latency, outer))
 
 
 def _tensor(setting: Setting) -> float:
-  """Four all-reduces of activations a layer and micro-batch, two forward and two backward (Megatron)."""
+  """Four all-reduces of activations a layer and micro-batch, two forward and two backward
+  (Megatron)."""
   if setting.tensor == 1:
     return 0.0
-  size = models.activation_bytes(setting.model, setting.batch / setting.micro_batches, setting.precision)
+  size = models.activation_bytes(setting.model, setting.batch / setting.micro_batches,
+                                 setting.precision)
   each = _all_reduce(setting, setting.tensor, min(setting.tensor, setting.per_node), size)
   return 4 * setting.model.layers / setting.pipeline * setting.micro_batches * each
 
 
 def _stages(setting: Setting) -> float:
-  """A micro-batch's activations on to the next stage, and their gradients back: until the first one is through."""
+  """A micro-batch's activations on to the next stage, and their gradients back: until the first one
+  is through."""
   if setting.pipeline == 1:
     return 0.0
   inner, outer = _rates(setting)

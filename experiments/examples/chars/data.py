@@ -39,8 +39,9 @@ def load(path: str | pathlib.Path, context: int) -> tuple[np.ndarray, np.ndarray
                     "Give a file with --text=FILE, or none for the default.") from error
   cut = len(text) - int(len(text) * HELD_OUT)
   if len(text) - cut <= context:
-    raise UserError(f"The text {path} has {len(text)} characters; with windows of {context} it takes at least "
-                    f"{int((context + 2) / HELD_OUT)}. Give a longer file, or a smaller --config.context.")
+    raise UserError(f"The text {path} has {len(text)} characters; with windows of {context} it "
+                    f"takes at least {int((context + 2) / HELD_OUT)}. Give a longer file, or a "
+                    "smaller --config.context.")
   return text[:cut], text[cut:]
 
 
@@ -61,17 +62,19 @@ def batches(
     batch_size: windows of one batch over all devices, a multiple of their number.
     steps: batches to yield.
     seed: seed of the draws, the same on every process.
-    mesh: one-dimensional mesh over all devices, in the order of their processes, with an axis "data".
+    mesh: one-dimensional mesh over all devices, in the order of their processes, with an axis
+      "data".
 
   Yields:
-    [batch_size, context + 1] int32, sharded along "data"; each row's targets are its own characters moved by one.
+    [batch_size, context + 1] int32, sharded along "data"; each row's targets are its own characters
+    moved by one.
 
   Raises:
     UserError: `batch_size` does not divide among the devices.
   """
   if batch_size % mesh.size:
-    raise UserError(f"batch_size {batch_size} does not divide among {mesh.size} devices; "
-                    f"take a multiple of {mesh.size}, such as --config.batch_size={mesh.size * 16}.")
+    raise UserError(f"batch_size {batch_size} does not divide among {mesh.size} devices; take a "
+                    f"multiple of {mesh.size}, such as --config.batch_size={mesh.size * 16}.")
   rng = np.random.default_rng(seed)
   sharding = NamedSharding(mesh, P("data"))
   own = batch_size // jax.process_count()

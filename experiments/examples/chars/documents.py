@@ -1,7 +1,9 @@
-"""Documents of different length for the character example: speeches, their windows, and which rank gets which.
+"""Documents of different length for the character example: speeches, their windows, and which rank
+gets which.
 
-A document is trained on window by window, so what it costs is its number of windows. A rank runs the windows of its
-documents, padded ones never: `jaxpace.accumulate` with weights, so that the loss is the mean over all characters.
+A document is trained on window by window, so what it costs is its number of windows. A rank runs
+the windows of its documents, padded ones never: `jaxpace.accumulate` with weights, so that the loss
+is the mean over all characters.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Batch(NamedTuple):
   """R ranks with room for C windows of T characters each."""
 
   windows: np.ndarray  # [R * C, T + 1] int32
-  weights: np.ndarray  # [R * C, T] float32, 1 where a character is trained on, 0 in what fills a document's last window
+  # [R * C, T] float32, 1 where a character is trained on, 0 in what fills a document's last window
+  weights: np.ndarray
   counts: np.ndarray  # [R] int32, windows of each rank
 
 
@@ -39,11 +42,13 @@ def cost(document: np.ndarray, context: int) -> int:
   return -(-(len(document) - 1) // context)
 
 
-def batches(documents: list[np.ndarray], context: int, ranks: int, each: int, seed: int, balanced: bool
+def batches(documents: list[np.ndarray], context: int, ranks: int, each: int, seed: int,
+            balanced: bool
             ) -> Iterator[Batch]:
   """Draws global batches of documents, `each` a rank; as drawn, or evened out by `jaxpace.balance`.
 
-  The same batches on every process, and the same documents in each step however they are shared out.
+  The same batches on every process, and the same documents in each step however they are shared
+  out.
   """
   rng = np.random.default_rng(seed)
   longest = sorted((cost(one, context) for one in documents), reverse=True)
@@ -74,7 +79,8 @@ def laid_out(parts: list[list[np.ndarray]], context: int, room: int) -> Batch:
   return Batch(windows.reshape(-1, context + 1), weights.reshape(-1, context), counts)
 
 
-def loss_fn(graphdef: nnx.GraphDef[Transformer], params: Any, window: Any) -> tuple[jax.Array, jax.Array]:
+def loss_fn(graphdef: nnx.GraphDef[Transformer], params: Any,
+            window: Any) -> tuple[jax.Array, jax.Array]:
   """Sum of the cross-entropies of a window's characters, in nats, and their number."""
   row, weight = window
   logits = nnx.merge(graphdef, params)(row[None, :-1])[0]

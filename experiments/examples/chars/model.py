@@ -14,7 +14,8 @@ class Block(nnx.Module):
     self.norm1 = nnx.RMSNorm(width, rngs=rngs)
     self.norm2 = nnx.RMSNorm(width, rngs=rngs)
     self.qkv = nnx.LinearGeneral(width, (3, heads, width // heads), use_bias=False, rngs=rngs)
-    self.out = nnx.LinearGeneral((heads, width // heads), width, axis=(-2, -1), use_bias=False, rngs=rngs)
+    self.out = nnx.LinearGeneral((heads, width // heads), width, axis=(-2, -1), use_bias=False,
+                                 rngs=rngs)
     self.up = nnx.Linear(width, 4 * width, use_bias=False, rngs=rngs)
     self.down = nnx.Linear(4 * width, width, use_bias=False, rngs=rngs)
 
@@ -27,13 +28,15 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
   """A decoder-only transformer over bytes."""
 
-  def __init__(self, vocabulary: int, context: int, width: int, heads: int, blocks: int, *, rngs: nnx.Rngs) -> None:
+  def __init__(self, vocabulary: int, context: int, width: int, heads: int, blocks: int, *,
+               rngs: nnx.Rngs) -> None:
     self.characters = nnx.Embed(vocabulary, width, rngs=rngs)
     self.positions = nnx.Embed(context, width, rngs=rngs)
     self.blocks = nnx.List([Block(width, heads, rngs=rngs) for _ in range(blocks)])
     self.norm = nnx.RMSNorm(width, rngs=rngs)
 
-  def __call__(self, characters: jax.Array) -> jax.Array:  # [B, T] int32 -> [B, T, vocabulary] logits
+  # [B, T] int32 -> [B, T, vocabulary] logits
+  def __call__(self, characters: jax.Array) -> jax.Array:
     x = self.characters(characters) + self.positions(jnp.arange(characters.shape[1]))
     for block in self.blocks:
       x = block(x)

@@ -1,6 +1,7 @@
 """Trains the digits CNN: `python -m experiments.examples.digits.main --workdir=runs/digits`.
 
-In several processes: `jaxpace launch --nproc 4 -- python -m experiments.examples.digits.main --workdir=runs/digits`.
+In several processes: `jaxpace launch --nproc 4 -- python -m experiments.examples.digits.main
+--workdir=runs/digits`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from ml_collections import config_flags
 from experiments.examples import late, start
 from experiments.examples.digits import train, train_jaxpace, train_observed
 
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/digits.py", "Hyperparameters.", lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for metrics and, with jaxpace, the recorded run.",
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/digits.py", "Hyperparameters.",
+                                          lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None,
+                               "Directory for metrics and, with jaxpace, the recorded run.",
                                required=True)
-_OBSERVE = flags.DEFINE_bool("observe", False, "Run train_observed.py, which observes the step as it is.")
-_JAXPACE = flags.DEFINE_bool("jaxpace", True, "Run train_jaxpace.py; --nojaxpace runs the plain train.py.")
+_OBSERVE = flags.DEFINE_bool("observe", False,
+                             "Run train_observed.py, which observes the step as it is.")
+_JAXPACE = flags.DEFINE_bool("jaxpace", True,
+                             "Run train_jaxpace.py; --nojaxpace runs the plain train.py.")
 _LATE_RANK = flags.DEFINE_integer("late_rank", 0, "Rank to make late on purpose.", lower_bound=0)
-_LATE_MS = flags.DEFINE_float("late_ms", 0.0, "By how many milliseconds a step; 0 for not at all.", lower_bound=0)
+_LATE_MS = flags.DEFINE_float("late_ms", 0.0, "By how many milliseconds a step; 0 for not at all.",
+                              lower_bound=0)
 
 
 def main(_: list[str]) -> None:

@@ -7,7 +7,8 @@ import jax
 
 
 class CNN(nn.Module):
-  """One convolution, one pooling, one dense layer: two small leaves, so a gradient is two messages of kilobytes."""
+  """One convolution, one pooling, one dense layer: two small leaves, so a gradient is two messages
+  of kilobytes."""
 
   features: int = 8
   classes: int = 10

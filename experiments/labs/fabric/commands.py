@@ -1,8 +1,9 @@
-"""The `ip` and `tc` commands that build a lab, as data: topology in, list of commands out. Nothing is run here.
+"""The `ip` and `tc` commands that build a lab, as data: topology in, list of commands out. Nothing
+is run here.
 
-Everything is made inside namespaces of the lab's own, links too, so the machine's own interfaces, addresses and routes
-are never named. One namespace holds the switches, a bridge for each rack and a spine that joins them; each host is a
-namespace with one link to its rack.
+Everything is made inside namespaces of the lab's own, links too, so the machine's own interfaces,
+addresses and routes are never named. One namespace holds the switches, a bridge for each rack and a
+spine that joins them; each host is a namespace with one link to its rack.
 
     host a0 ── rack0 ══ spine ══ rack1 ── host a1        ══ is shaped: the trunk
 """
@@ -84,23 +85,26 @@ def build(topology: Topology, lab: str) -> list[list[str]]:
 def enter(lab: str, host: str, hosts_file: str, command: Sequence[str]) -> list[str]:
   """Returns the command that runs `command` on a host: its network, its name, the lab's /etc/hosts.
 
-  Each stage becomes the next by exec, so the process keeps its number from first to last. /etc/hosts is covered in a
-  mount namespace that `ip netns exec` makes; the machine's own stays as it is. The kernel kills the process when
-  whoever started it dies.
+  Each stage becomes the next by exec, so the process keeps its number from first to last.
+  /etc/hosts is covered in a mount namespace that `ip netns exec` makes; the machine's own stays as
+  it is. The kernel kills the process when whoever started it dies.
   """
-  stages = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec setpriv --pdeathsig KILL -- "$@"'
-  return ["ip", "netns", "exec", namespace(lab, host), "unshare", "--uts", "--", "sh", "-c", stages, "sh", host,
-          hosts_file, *command]
+  stages = ('hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec setpriv --pdeathsig '
+            'KILL -- "$@"')
+  return ["ip", "netns", "exec", namespace(lab, host), "unshare", "--uts", "--", "sh", "-c", stages,
+          "sh", host, hosts_file, *command]
 
 
 def _switches(topology: Topology, fabric: str) -> list[list[str]]:
   bridges = [*(f"rack{rack}" for rack in range(len(topology.racks))), SPINE]
   commands = []
   for bridge in bridges:
-    commands += [["ip", "-n", fabric, "link", "add", bridge, "type", "bridge", "forward_delay", "0"],
+    commands += [["ip", "-n", fabric, "link", "add", bridge, "type", "bridge",
+                  "forward_delay", "0"],
                  ["ip", "-n", fabric, "link", "set", bridge, "up"]]
   for rack in range(len(topology.racks)):
-    commands += [["ip", "-n", fabric, "link", "add", f"up{rack}", "type", "veth", "peer", "name", f"down{rack}"],
+    commands += [["ip", "-n", fabric, "link", "add", f"up{rack}", "type", "veth", "peer", "name",
+                  f"down{rack}"],
                  ["ip", "-n", fabric, "link", "set", f"up{rack}", "master", f"rack{rack}", "up"],
                  ["ip", "-n", fabric, "link", "set", f"down{rack}", "master", SPINE, "up"]]
   return commands
@@ -111,16 +115,18 @@ def _host(topology: Topology, lab: str, host: str, rack: str) -> list[list[str]]
   address = topology.address(host)
   commands = [
       ["ip", "-n", here, "link", "set", "lo", "up"],
-      ["ip", "-n", here, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", fabric],
+      ["ip", "-n", here, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns",
+       fabric],
       ["ip", "-n", fabric, "link", "set", port, "master", rack, "up"],
       ["ip", "-n", here, "address", "add", f"{address}/16", "dev", "eth0"],
       ["ip", "-n", here, "link", "set", "eth0", "up"]]
   if topology.congestion:
-    commands.append(["ip", "-n", here, "route", "replace", "10.0.0.0/16", "dev", "eth0", "src", address,
-                     "congctl", topology.congestion])
+    commands.append(["ip", "-n", here, "route", "replace", "10.0.0.0/16", "dev", "eth0", "src",
+                     address, "congctl", topology.congestion])
   for job, algorithm in topology.job_congestion.items():
-    commands += [["ip", "-n", here, "route", "replace", f"{topology.address(to)}/32", "dev", "eth0", "src", address,
-                  "congctl", algorithm] for source, to in pairs(topology.jobs[job]) if source == host]
+    commands += [["ip", "-n", here, "route", "replace", f"{topology.address(to)}/32", "dev", "eth0",
+                  "src", address, "congctl", algorithm] for source, to in pairs(topology.jobs[job])
+                 if source == host]
   return commands
 
 
@@ -131,6 +137,7 @@ def _shape(way: Shaped, name: str, topology: Topology) -> list[list[str]]:
   if topology.shaper == "tbf":
     return [[*root, "tbf", "rate", rate, "burst", burst, "limit", queue]]
   return [[*root, "htb", "default", "1", "r2q", "1000"],
-          ["tc", "-n", name, "class", "add", "dev", way.interface, "parent", "1:", "classid", "1:1", "htb",
-           "rate", rate, "ceil", rate, "burst", burst, "cburst", burst],
-          ["tc", "-n", name, "qdisc", "add", "dev", way.interface, "parent", "1:1", "bfifo", "limit", queue]]
+          ["tc", "-n", name, "class", "add", "dev", way.interface, "parent", "1:", "classid", "1:1",
+           "htb", "rate", rate, "ceil", rate, "burst", burst, "cburst", burst],
+          ["tc", "-n", name, "qdisc", "add", "dev", way.interface, "parent", "1:1", "bfifo",
+           "limit", queue]]

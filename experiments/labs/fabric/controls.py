@@ -17,7 +17,8 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 def move_at_random(key: int, floor: Sequence[float], slots: int = 16) -> Pacer:
-  """Whoever is contended, leader or follower, moves with probability one half by a random part of the time it lost.
+  """Whoever is contended, leader or follower, moves with probability one half by a random part of
+  the time it lost.
 
   The same dead band, 10 %, and the same bank as
   `jaxpace.interleave_jobs`, and it too waits until it sees what a shift did.
@@ -33,7 +34,8 @@ def move_at_random(key: int, floor: Sequence[float], slots: int = 16) -> Pacer:
   def init(ranks: int) -> tuple[jax.Array, ...]:
     return jnp.float32(1), jnp.zeros((), jnp.int32), *typical.init()
 
-  def update(seen: Observation, state: tuple[jax.Array, ...]) -> tuple[Decision, tuple[jax.Array, ...]]:
+  def update(seen: Observation,
+             state: tuple[jax.Array, ...]) -> tuple[Decision, tuple[jax.Array, ...]]:
     bank, hold, *mean = state
     now = typical.update(seen.job_step_time, windows.Mean(*mean))
     period = typical.value(now)
@@ -42,7 +44,8 @@ def move_at_random(key: int, floor: Sequence[float], slots: int = 16) -> Pacer:
     want = uniform(np.uint32(key), seen.step, 1) * lost
     heads = uniform(np.uint32(key), seen.step, 2) < np.float32(0.5)
     bank = jnp.where(valid(period), jnp.minimum(bank + np.float32(0.01), _ONE), bank)
-    acts = heads & (hold == np.int32(0)) & (found.contention > np.float32(0.1)) & (want <= bank * period)
+    acts = (heads & (hold == np.int32(0)) & (found.contention > np.float32(0.1))
+            & (want <= bank * period))
     delay = jnp.where(acts, want, _ZERO)
     bank = jnp.where(acts, jnp.maximum(bank - delay / period, _ZERO), bank)
     hold = jnp.where(acts, np.int32(2), jnp.maximum(hold - np.int32(1), np.int32(0)))

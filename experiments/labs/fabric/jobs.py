@@ -1,4 +1,5 @@
-"""Jobs on a lab's hosts: the environment that joins any JAX program's ranks, and the lab's own training job."""
+"""Jobs on a lab's hosts: the environment that joins any JAX program's ranks, and the lab's own
+training job."""
 
 from __future__ import annotations
 
@@ -27,8 +28,10 @@ _FIRST_PORT = 29400  # a job's coordinator; nobody else is in the lab's network
 _START_SECONDS = 180.0
 
 
-def environment(topology: Topology, job: str, index: int, base: Mapping[str, str]) -> dict[str, str]:
-  """Returns the environment in which one rank of a job joins the others: what `jaxpace launch` would set.
+def environment(topology: Topology, job: str, index: int,
+                base: Mapping[str, str]) -> dict[str, str]:
+  """Returns the environment in which one rank of a job joins the others: what `jaxpace launch`
+  would set.
 
   Args:
     topology: of the lab.
@@ -41,12 +44,14 @@ def environment(topology: Topology, job: str, index: int, base: Mapping[str, str
   """
   hosts = hosts_of(topology, job)
   port = _FIRST_PORT + list(topology.jobs).index(job)
-  env = {name: value for name, value in base.items() if not name.startswith(("JAX_COORDINATOR", "SLURM_", "OMPI_"))}
-  env.update({ADDRESS: f"{topology.address(hosts[0])}:{port}", COUNT: str(len(hosts)), INDEX: str(index),
-              "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1",
+  env = {name: value for name, value in base.items()
+         if not name.startswith(("JAX_COORDINATOR", "SLURM_", "OMPI_"))}
+  env.update({ADDRESS: f"{topology.address(hosts[0])}:{port}", COUNT: str(len(hosts)),
+              INDEX: str(index), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1",
               "XLA_FLAGS": with_device_count(base.get("XLA_FLAGS", ""), 1)})
   env.setdefault("PYTHONUNBUFFERED", "1")
-  env.setdefault("PJRT_NPROC", "2")  # one thread for the device, one for a host callback: the ranks share the cores
+  # one thread for the device, one for a host callback: the ranks share the cores
+  env.setdefault("PJRT_NPROC", "2")
   return env
 
 
@@ -57,7 +62,8 @@ def hosts_of(topology: Topology, job: str) -> tuple[str, ...]:
     ConfigError: there is no such job.
   """
   if job not in topology.jobs:
-    raise ConfigError(f"There is no job {job!r} in this config; there are {', '.join(topology.jobs) or 'none'}.")
+    raise ConfigError(
+        f"There is no job {job!r} in this config; there are {', '.join(topology.jobs) or 'none'}.")
   return topology.jobs[job]
 
 
@@ -85,10 +91,11 @@ class TrainingJob:
     setting = {"work": dataclasses.asdict(work), "key": zlib.crc32(job.encode())}
     for index, host in enumerate(hosts_of(lab.topology, job)):
       with self._logs[index].open("wb") as log:
-        rank = lab.popen(host, [sys.executable, "-m", "experiments.labs.fabric.trainer", json.dumps(setting)],
+        rank = lab.popen(host, [sys.executable, "-m", "experiments.labs.fabric.trainer",
+                                json.dumps(setting)],
                          cwd=_ROOT,
-                         env=environment(lab.topology, job, index, os.environ), stdin=subprocess.PIPE,
-                         stdout=subprocess.PIPE, stderr=log, text=True)
+                         env=environment(lab.topology, job, index, os.environ),
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
       answers: queue.SimpleQueue[str] = queue.SimpleQueue()
       threading.Thread(target=_collect, args=(rank, answers), daemon=True).start()
       self._ranks.append(rank)
@@ -156,7 +163,8 @@ class TrainingJob:
         if isinstance(answer, dict) and kind in answer:
           found: dict[str, Any] = answer[kind]
           return found
-    raise LabError(f"Rank {index} of job {self.name} said nothing for {timeout:g} s; see {self._logs[index]}.")
+    raise LabError(
+        f"Rank {index} of job {self.name} said nothing for {timeout:g} s; see {self._logs[index]}.")
 
   def _ended(self, index: int) -> str:
     last = self._logs[index].read_text(errors="replace").strip().splitlines()[-3:]
@@ -171,8 +179,10 @@ def _collect(rank: subprocess.Popen[str], answers: queue.SimpleQueue[str]) -> No
 
 
 @contextlib.contextmanager
-def training(lab: Lab, jobs: Sequence[str], work: Work, logs: pathlib.Path) -> Iterator[dict[str, TrainingJob]]:
-  """Starts training jobs side by side, prepared to run without a pacer, and ends them in the end."""
+def training(lab: Lab, jobs: Sequence[str], work: Work,
+             logs: pathlib.Path) -> Iterator[dict[str, TrainingJob]]:
+  """Starts training jobs side by side, prepared to run without a pacer, and ends them in the
+  end."""
   started: dict[str, TrainingJob] = {}
   try:
     for name in jobs:

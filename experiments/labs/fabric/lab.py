@@ -1,4 +1,5 @@
-"""A cluster in a machine: hosts, racks and a shaped trunk out of Linux network namespaces, for as long as a `with`.
+"""A cluster in a machine: hosts, racks and a shaped trunk out of Linux network namespaces, for as
+long as a `with`.
 
     with Lab(fabric.get_config()) as lab:
       server = lab.popen("a0", ["python", "train.py"], env={...})
@@ -7,7 +8,8 @@
     python -m experiments.labs.fabric.lab               # build one, measure its trunk, take it down
     python -m experiments.labs.fabric.lab --clean       # remove what killed labs have left
 
-Needs root, and `ip` and `tc` of iproute2. The machine's own interfaces, addresses and routes are not touched.
+Needs root, and `ip` and `tc` of iproute2. The machine's own interfaces, addresses and routes are
+not touched.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ class PathReport:
 class Lab:
   """Builds a lab on entry and removes it on exit: after exceptions, Ctrl-C, SIGTERM and SIGHUP too.
 
-  What SIGKILL leaves behind, `machine.abandoned` finds and `--clean` removes; the processes die with their maker.
-  Signals are handled in the main thread only, and not where the program has set handlers of its own.
+  What SIGKILL leaves behind, `machine.abandoned` finds and `--clean` removes; the processes die
+  with their maker. Signals are handled in the main thread only, and not where the program has set
+  handlers of its own.
   """
 
   def __init__(self, config: Mapping[str, Any], *, grace: float = 2.0):
@@ -103,7 +106,8 @@ class Lab:
 
   def close(self) -> None:
     """Ends all processes of the lab and removes it. Calling it again does nothing."""
-    if self._lock is None or os.getpid() != self._pid:  # a fork of the program has nothing to remove
+    # a fork of the program has nothing to remove
+    if self._lock is None or os.getpid() != self._pid:
       self._give_signals_back()
       return
     with _uninterrupted():
@@ -119,7 +123,8 @@ class Lab:
       print(f"lab {self.name}: {problem}", file=sys.stderr)
 
   def popen(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Starts a process on a host. It sees the lab's network, host name and /etc/hosts, and the machine's files.
+    """Starts a process on a host. It sees the lab's network, host name and /etc/hosts, and the
+    machine's files.
 
     Args:
       host: one of the topology's.
@@ -133,8 +138,9 @@ class Lab:
     self.topology.address(host)
     if self._lock is None:
       raise LabError("The lab isn't up: call popen inside `with Lab(config) as lab:`.")
-    process = subprocess.Popen(machine.found(commands.enter(self.name, host, str(self._hosts_file), command)),
-                               **{"start_new_session": True, **options})
+    process = subprocess.Popen(
+        machine.found(commands.enter(self.name, host, str(self._hosts_file), command)),
+        **{"start_new_session": True, **options})
     self._processes.append(process)
     return process
 
@@ -144,16 +150,19 @@ class Lab:
     Raises:
       LabError: it fails, or takes longer than `timeout` seconds.
     """
-    process = self.popen(host, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                         text=True)
+    process = self.popen(host, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True)
     try:
       out, said = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
       process.kill()
       process.communicate()
-      raise LabError(f"`{' '.join(command)}` on {host} did not end within {timeout:g} s.") from error
+      raise LabError(
+          f"`{' '.join(command)}` on {host} did not end within {timeout:g} s.") from error
     if process.returncode:
-      raise LabError(f"`{' '.join(command)}` on {host} failed with status {process.returncode}: {said.strip()}")
+      raise LabError(
+          f"`{' '.join(command)}` on {host} failed with status {process.returncode}: "
+          f"{said.strip()}")
     return str(out)
 
   def measure(self, source: str, to: str, seconds: float = 1.0) -> PathReport:
@@ -163,12 +172,13 @@ class Lab:
       ConfigError: there is no such host.
       LabError: the measurement fails.
     """
-    server = self.popen(to, [sys.executable, _PROBE, "serve"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                        text=True)
+    server = self.popen(to, [sys.executable, _PROBE, "serve"], stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE, text=True)
     try:
       assert server.stdout is not None
       port = server.stdout.readline().strip()
-      said = self.run(source, [sys.executable, _PROBE, "send", self.topology.address(to), port, str(seconds)],
+      said = self.run(source, [sys.executable, _PROBE, "send", self.topology.address(to), port,
+                               str(seconds)],
                       timeout=30 + 4 * seconds)
     finally:
       server.kill()
@@ -176,11 +186,13 @@ class Lab:
     return PathReport(source, to, **json.loads(said))
 
   def counters(self) -> dict[str, dict[str, int]]:
-    """What every shaped interface has counted since the lab was built: bytes and packets sent, packets dropped."""
+    """What every shaped interface has counted since the lab was built: bytes and packets sent,
+    packets dropped."""
     found = {}
     for way in commands.shaped(self.topology):
       place = commands.namespace(self.name, way.place)
-      said = json.loads(machine.run(["tc", "-s", "-j", "-n", place, "qdisc", "show", "dev", way.interface]))
+      said = json.loads(machine.run(["tc", "-s", "-j", "-n", place, "qdisc", "show", "dev",
+                                     way.interface]))
       top = next(entry for entry in said if entry.get("root"))
       found[way.name] = {name: int(top[name]) for name in ("bytes", "packets", "drops")}
     return found
@@ -190,7 +202,8 @@ class Lab:
     return machine.STATE / self.name / "hosts"
 
   def _take_signals(self) -> None:
-    """Makes signals that would end the program at once end it by an exception, so that `with` ends too."""
+    """Makes signals that would end the program at once end it by an exception, so that `with` ends
+    too."""
     if threading.current_thread() is not threading.main_thread():
       return
     for number in _ENDINGS:
@@ -209,7 +222,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-  """Holds signals back until what is inside is done, so that a second Ctrl-C does not leave half a lab."""
+  """Holds signals back until what is inside is done, so that a second Ctrl-C does not leave half a
+  lab."""
   held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_ENDINGS})
   try:
     yield
@@ -239,8 +253,9 @@ def _show(lab: Lab) -> None:
   began = time.monotonic()
   report = lab.measure(first, last)
   asked = f"asked for {topology.trunk_mbit:g}" if topology.trunk_mbit else "not shaped"
-  print(f"{first} to {last}: {report.mbit:.1f} Mbit/s ({asked}), round trip {report.rtt_ms:.3f} ms idle, "
-        f"{report.loaded_rtt_ms:.2f} ms loaded, {report.congestion}; measured in {time.monotonic() - began:.1f} s")
+  print(f"{first} to {last}: {report.mbit:.1f} Mbit/s ({asked}), round trip {report.rtt_ms:.3f} ms "
+        f"idle, {report.loaded_rtt_ms:.2f} ms loaded, {report.congestion}; measured in "
+        f"{time.monotonic() - began:.1f} s")
   for name, selected in lab.counters().items():
     print(f"  {name}: {selected['bytes'] / 1e6:.1f} MB sent, {selected['drops']} packets dropped")
 
@@ -250,12 +265,15 @@ def main() -> None:
   from absl import app, flags
   from ml_collections import config_flags
 
-  config = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab to build.", lock_config=True)
-  cleaning = flags.DEFINE_bool("clean", False, "Remove what killed labs have left, and build nothing.")
+  config = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab to build.",
+                                           lock_config=True)
+  cleaning = flags.DEFINE_bool("clean", False,
+                               "Remove what killed labs have left, and build nothing.")
 
   def go(argv: list[str]) -> None:
     if len(argv) > 1:
-      raise app.UsageError(f"What is {argv[1]!r}? The flags are --config=FILE, --config.FIELD=VALUE and --clean.")
+      raise app.UsageError(
+          f"What is {argv[1]!r}? The flags are --config=FILE, --config.FIELD=VALUE and --clean.")
     try:
       if cleaning.value:
         print("\n".join(clean() or ["nothing to remove"]))

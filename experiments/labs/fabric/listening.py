@@ -1,12 +1,14 @@
-"""How well listening tells a busy link from a free one, over gloo and real TCP, by the size of the tiny collective.
+"""How well listening tells a busy link from a free one, over gloo and real TCP, by the size of the
+tiny collective.
 
     python -m experiments.labs.fabric.listening                              # some 3 minutes
     python -m experiments.labs.fabric.listening --seconds=4 --out=/tmp/listening.json
 
-One job listens all the time, every few milliseconds, exactly as `jaxpace.take_turns` does in a live step: a sum of so
-many zeros, timed on each rank, the least of all ranks' times told by another one. The other job sends buckets with
-rests between them. All hosts share one clock, so of each reading it is known whether the other job's bucket was under
-way. Writes docs/measurements/listening.json and .md. Needs root, see experiments/labs/fabric/lab.py.
+One job listens all the time, every few milliseconds, exactly as `jaxpace.take_turns` does in a live
+step: a sum of so many zeros, timed on each rank, the least of all ranks' times told by another one.
+The other job sends buckets with rests between them. All hosts share one clock, so of each reading
+it is known whether the other job's bucket was under way. Writes docs/measurements/listening.json
+and .md. Needs root, see experiments/labs/fabric/lab.py.
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ from experiments.labs.fabric.machine import LabError
 from experiments.labs.fabric.topology import ConfigError
 from experiments.lib import measured
 
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab.", lock_config=True)
-_sizes = flags.DEFINE_list("sizes", ["1", "256", "2048"], "Numbers (4 bytes each) of the tiny collective.")
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab.",
+                                          lock_config=True)
+_sizes = flags.DEFINE_list("sizes", ["1", "256", "2048"],
+                           "Numbers (4 bytes each) of the tiny collective.")
 _congestion = flags.DEFINE_list("congestion", ["cubic", "reno", "bbr"], "TCP congestion controls.")
 _seconds = flags.DEFINE_float("seconds", 6.0, "Of each size, s.", lower_bound=1.0)
-_bucket = flags.DEFINE_float("bucket_kb", 300.0, "KB (1,000 bytes) of the other job's buckets.", lower_bound=1.0)
-_out = flags.DEFINE_string("out", "docs/measurements/listening.json", "File the figures are written to.")
+_bucket = flags.DEFINE_float("bucket_kb", 300.0, "KB (1,000 bytes) of the other job's buckets.",
+                             lower_bound=1.0)
+_out = flags.DEFINE_string("out", "docs/measurements/listening.json",
+                           "File the figures are written to.")
 
 _WORKER = "experiments.labs.fabric.listening_worker"
 
@@ -48,8 +54,9 @@ class _Workers:
     for index, host in enumerate(jobs.hosts_of(lab.topology, job)):
       with (logs / f"{job}-{index}.log").open("wb") as log:
         self.ranks.append(lab.popen(
-            host, [sys.executable, "-m", _WORKER], env=jobs.environment(lab.topology, job, index, os.environ),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True))
+            host, [sys.executable, "-m", _WORKER],
+            env=jobs.environment(lab.topology, job, index, os.environ), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=log, text=True))
 
   def ask(self, **request: Any) -> None:
     for rank in self.ranks:
@@ -78,7 +85,8 @@ class _Workers:
 
 
 def _priority() -> str:
-  return "precedence on a machine in use" if os.sched_getscheduler(0) != os.SCHED_OTHER else "no precedence"
+  return ("precedence on a machine in use" if os.sched_getscheduler(0) != os.SCHED_OTHER
+          else "no precedence")
 
 
 def _measure(congestion: str, figures: dict[str, Any], out: pathlib.Path) -> None:
@@ -98,11 +106,12 @@ def _measure(congestion: str, figures: dict[str, Any], out: pathlib.Path) -> Non
           workers.answer()
         start = time.monotonic() + 0.5
         for workers in (listens, sends):
-          workers.ask(start=start, seconds=_seconds.value, each=0.004 if workers is listens else 0.03)
+          workers.ask(start=start, seconds=_seconds.value,
+                      each=0.004 if workers is listens else 0.03)
         heard, sent = np.array(listens.answer()), np.array(sends.answer())[:, :2]
         figures["by_congestion"].setdefault(congestion, {})[str(size)] = figures_of(heard, sent)
-        print(f"{congestion}, {4 * size} bytes: {figures['by_congestion'][congestion][str(size)]}", file=sys.stderr,
-              flush=True)
+        print(f"{congestion}, {4 * size} bytes: {figures['by_congestion'][congestion][str(size)]}",
+              file=sys.stderr, flush=True)
         measured.write(figures, page(figures), out)
     finally:
       listens.close()
@@ -114,8 +123,9 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
   config = _CONFIG.value
   figures = measured.circumstances(_WORKER.removesuffix("_worker")) | {
-      "trunk_mbit": config.trunk_mbit, "queue_kb": config.trunk_queue_kb, "bucket_kb": _bucket.value,
-      "seconds": _seconds.value, "priority": _priority(), "by_congestion": {}}
+      "trunk_mbit": config.trunk_mbit, "queue_kb": config.trunk_queue_kb,
+      "bucket_kb": _bucket.value, "seconds": _seconds.value, "priority": _priority(),
+      "by_congestion": {}}
   try:
     for congestion in _congestion.value:
       try:

@@ -17,10 +17,12 @@ from typing import IO
 from experiments.labs.fabric import commands
 
 STATE = pathlib.Path("/run") / commands.PREFIX
-"""One directory for each lab: its hosts file, and a lock that its maker holds as long as it lives."""
+"""One directory for each lab: its hosts file, and a lock that its maker holds as long as it
+lives."""
 _NAMESPACES = pathlib.Path("/run/netns")  # where `ip netns` keeps the names
 _AVAILABLE = pathlib.Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux", "mount": "mount",
+_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux",
+             "mount": "mount",
              "hostname": "hostname", "sh": "dash"}  # of Debian and Ubuntu
 _SYSTEM = "/usr/sbin:/sbin"  # where distributions keep ip and tc, and where PATH need not lead
 _PATIENCE = 10.0  # s, for one command
@@ -39,18 +41,22 @@ def why_not(algorithms: Collection[str] = ()) -> str | None:
     algorithms: TCP congestion controls that the lab asks for.
   """
   if not sys.platform.startswith("linux"):
-    return f"The lab is made of Linux network namespaces; this is {sys.platform}. Run it on Linux, in a VM for example."
+    return (f"The lab is made of Linux network namespaces; this is {sys.platform}. Run it on "
+            "Linux, in a VM for example.")
   absent = [program for program in _PACKAGES if find(program) is None]
   if absent:
     packages = " ".join(sorted({_PACKAGES[program] for program in absent}))
-    return f"{', '.join(absent)} not found in PATH or {_SYSTEM}. On Debian and Ubuntu: apt-get install {packages}"
+    return (f"{', '.join(absent)} not found in PATH or {_SYSTEM}. On Debian and Ubuntu: apt-get "
+            f"install {packages}")
   if os.geteuid() != 0:
-    return "Only root may make network namespaces. Run it with sudo, or as root in a VM or a privileged container."
+    return ("Only root may make network namespaces. Run it with sudo, or as root in a VM or a "
+            "privileged container.")
   known = _AVAILABLE.read_text().split() if _AVAILABLE.exists() else []
   lacking = [name for name in algorithms if known and name not in known]
   if lacking:
-    return (f"This kernel has no TCP congestion control {', '.join(lacking)}, it has {', '.join(known)}. Try: modprobe "
-            f"tcp_{lacking[0]}; or choose another in the config (congestion).")
+    return (f"This kernel has no TCP congestion control {', '.join(lacking)}, it has "
+            f"{', '.join(known)}. Try: modprobe tcp_{lacking[0]}; or choose another in the config "
+            "(congestion).")
   return None
 
 
@@ -71,7 +77,8 @@ def run(command: Sequence[str]) -> str:
     LabError: it fails.
   """
   try:
-    done = subprocess.run(found(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE)
+    done = subprocess.run(found(command), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=_PATIENCE)
   except subprocess.TimeoutExpired as error:
     raise LabError(f"`{' '.join(command)}` did not end within {_PATIENCE:g} s.") from error
   if done.returncode:
@@ -82,14 +89,15 @@ def run(command: Sequence[str]) -> str:
 def explain(command: Sequence[str], said: str) -> str:
   """Puts the failure of one of the lab's commands into a sentence that names the usual cause."""
   failed = f"`{' '.join(command)}` failed: {' '.join(said.split()) or 'it said nothing'}"
-  if command[0] == "tc" and ("kind is unknown" in said or "No such file" in said or "not supported" in said):
+  if (command[0] == "tc"
+      and ("kind is unknown" in said or "No such file" in said or "not supported" in said)):
     kind = "htb" if "htb" in command else "bfifo" if "bfifo" in command else "tbf"
     other = "tbf" if kind == "htb" else "htb"
-    return (f"This kernel has no {kind} qdisc, with which the trunk is shaped. Try: modprobe sch_{kind}; or shaper="
-            f"{other!r} in the config. ({failed})")
+    return (f"This kernel has no {kind} qdisc, with which the trunk is shaped. Try: modprobe "
+            f"sch_{kind}; or shaper={other!r} in the config. ({failed})")
   if "not permitted" in said or "Permission denied" in said:
-    return (f"{failed}. Root here may not make network namespaces: a container needs --privileged, or at least the "
-            "capabilities NET_ADMIN and SYS_ADMIN.")
+    return (f"{failed}. Root here may not make network namespaces: a container needs --privileged, "
+            "or at least the capabilities NET_ADMIN and SYS_ADMIN.")
   if "bridge" in command and ("Unknown device type" in said or "not supported" in said):
     return f"This kernel has no bridges. Try: modprobe bridge. ({failed})"
   if "veth" in command and ("Unknown device type" in said or "not supported" in said):

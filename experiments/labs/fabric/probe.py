@@ -1,4 +1,5 @@
-"""Measures a path with TCP: rate and round trips. Run by `Lab.measure` on both ends; needs only Python.
+"""Measures a path with TCP: rate and round trips. Run by `Lab.measure` on both ends; needs only
+Python.
 
     probe.py serve                              prints the port it listens on
     probe.py send ADDRESS PORT SECONDS          prints the figures as JSON
@@ -39,7 +40,8 @@ def _echo(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket, seconds: float) -> tuple[int, int]:
-  """Bytes that arrive after the warm-up until the sender stops, and the nanoseconds between first and last of them."""
+  """Bytes that arrive after the warm-up until the sender stops, and the nanoseconds between first
+  and last of them."""
   warm = time.monotonic_ns() + int(1e9 * _WARM_UP * seconds)
   total, first, last = 0, 0, 0
   while got := len(connection.recv(1 << 18)):
@@ -80,7 +82,8 @@ def send(address: str, port: int, seconds: float) -> dict[str, object]:
       total, nanoseconds = _COUNT.unpack(_exactly(bulk, _COUNT.size))
       pinging.join()
       how = bulk.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
-  return {"mbit": round(8e3 * total / max(nanoseconds, 1), 2), "rtt_ms": round(statistics.median(idle), 4),
+  return {"mbit": round(8e3 * total / max(nanoseconds, 1), 2),
+          "rtt_ms": round(statistics.median(idle), 4),
           "loaded_rtt_ms": round(statistics.median(loaded or [float("nan")]), 3), "congestion": how}
 
 

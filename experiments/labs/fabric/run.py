@@ -1,12 +1,14 @@
-"""Runs a program as the config's jobs in a lab: each rank a process on its host, joined as `jaxpace launch` would.
+"""Runs a program as the config's jobs in a lab: each rank a process on its host, joined as `jaxpace
+launch` would.
 
     python -m experiments.labs.fabric.run -- python -m experiments.examples.digits.main --workdir=runs/digits-{job}
     python -m experiments.labs.fabric.run --jobs=a --config.trunk_mbit=50 -- python train.py
 
-Any program joins that calls `jaxpace.distributed.initialize()`, or reads JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
-and JAX_PROCESS_ID itself. `{job}`, `{rank}` and `{host}` in its arguments are filled in. Rank 0 of every job is shown,
-all are logged. If a rank fails the others are ended, and its status is this program's.
-"""
+Any program joins that calls `jaxpace.distributed.initialize()`, or reads JAX_COORDINATOR_ADDRESS,
+JAX_NUM_PROCESSES and JAX_PROCESS_ID itself. `{job}`, `{rank}` and `{host}` in its arguments are
+filled in. Rank 0 of every job is shown, all are logged. If a rank fails the others are ended, and
+its status is this program's.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -56,9 +58,11 @@ def run(lab: Lab, names: Sequence[str], command: Sequence[str], logs: pathlib.Pa
     for index, host in enumerate(jobs.hosts_of(lab.topology, job)):
       with (logs / f"{job}-{index}.log").open("wb") as log:
         ranks[f"{job}-{index}"] = lab.popen(
-            host, filled(command, job, index, host), env=jobs.environment(lab.topology, job, index, os.environ),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-  shown = {name: _Shown(logs / f"{name}.log", f"[{name.rpartition('-')[0]}] ") for name in ranks if name.endswith("-0")}
+            host, filled(command, job, index, host),
+            env=jobs.environment(lab.topology, job, index, os.environ), stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT)
+  shown = {name: _Shown(logs / f"{name}.log", f"[{name.rpartition('-')[0]}] ")
+           for name in ranks if name.endswith("-0")}
   status = 0
   while status == 0 and any(rank.poll() is None for rank in ranks.values()):
     time.sleep(_POLL_SECONDS)
@@ -95,23 +99,27 @@ def _explain(ranks: dict[str, subprocess.Popen[Any]], status: int, logs: pathlib
   failed = next(name for name, rank in ranks.items() if rank.returncode == status)
   how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
   last = (logs / f"{failed}.log").read_text(errors="replace").splitlines()[-10:]
-  print(f"fabric: {failed} {how}, the others are ended. Last lines of {logs / failed}.log:", *last, sep="\n",
-        file=sys.stderr)
+  print(f"fabric: {failed} {how}, the others are ended. Last lines of {logs / failed}.log:", *last,
+        sep="\n", file=sys.stderr)
 
 
 def main(arguments: Sequence[str]) -> None:
   """Command line, see the head of this file.
 
   Args:
-    arguments: `sys.argv`. What follows `--` is the program's: its flags, --config too, are none of ours.
+    arguments: `sys.argv`. What follows `--` is the program's: its flags, --config too, are none of
+      ours.
   """
   from absl import app, flags
   from ml_collections import config_flags
 
   split = list(arguments).index("--") if "--" in arguments else len(arguments)
-  sys.argv, command = list(arguments[:split]), list(arguments[split + 1:])  # config_flags reads all of sys.argv
-  config = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab and its jobs.", lock_config=True)
-  names = flags.DEFINE_list("jobs", [], "Which of the config's jobs to run; all of them by default.")
+  # config_flags reads all of sys.argv
+  sys.argv, command = list(arguments[:split]), list(arguments[split + 1:])
+  config = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab and its jobs.",
+                                           lock_config=True)
+  names = flags.DEFINE_list("jobs", [],
+                            "Which of the config's jobs to run; all of them by default.")
   logs = flags.DEFINE_string("logs", "runs/fabric", "Directory for a log of each rank.")
 
   def go(argv: list[str]) -> None:

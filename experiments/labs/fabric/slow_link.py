@@ -1,11 +1,13 @@
-"""One host's link slowed, for real: four processes on four hosts of the fabric lab, and what `jaxpace probe` says.
+"""One host's link slowed, for real: four processes on four hosts of the fabric lab, and what
+`jaxpace probe` says.
 
     python -m experiments.labs.fabric.slow_link                     # about five minutes; needs root, as the lab does
     python -m experiments.labs.fabric.slow_link --only=sends --repeats=1
 
-Each repetition builds a lab, slows one way or both ways of one host's link (another host each time), probes, and
-removes it. Writes docs/measurements/link_probe.json and the table of it, link_probe.md.
-"""
+Each repetition builds a lab, slows one way or both ways of one host's link (another host each
+time), probes, and removes it. Writes docs/measurements/link_probe.json and the table of it,
+link_probe.md.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -37,8 +39,9 @@ def slow_down(lab: Lab, host: str, what: str, mbit: float) -> None:
   ways = {"sends": [(host, "eth0")], "receives": [(commands.FABRIC, f"h-{host}")]}
   ways["both ways"] = ways["sends"] + ways["receives"]
   for place, interface in ways[what]:
-    machine.run(["tc", "-n", commands.namespace(lab.name, place), "qdisc", "replace", "dev", interface, "root",
-                 "handle", "1:", "tbf", "rate", f"{round(1e6 * mbit)}bit", "burst", "16000b", "limit", "128000b"])
+    machine.run(["tc", "-n", commands.namespace(lab.name, place), "qdisc", "replace", "dev",
+                 interface, "root", "handle", "1:", "tbf", "rate", f"{round(1e6 * mbit)}bit",
+                 "burst", "16000b", "limit", "128000b"])
 
 
 def run(what: str, host: str, ratio: float) -> dict[str, Any]:
@@ -58,16 +61,19 @@ def run(what: str, host: str, ratio: float) -> dict[str, Any]:
       slow_down(lab, host, what, LINK_MBIT / ratio)
     processes = [
         lab.popen(name, [sys.executable, "-m", "jaxpace", "probe", "--run", root], cwd=_ROOT,
-                  env=jobs.environment(lab.topology, "a", index, os.environ), stdout=subprocess.DEVNULL,
-                  stderr=subprocess.DEVNULL) for index, name in enumerate(HOSTS)]
+                  env=jobs.environment(lab.topology, "a", index, os.environ),
+                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for index, name in enumerate(HOSTS)]
     for process in processes:
       process.wait(timeout=_PROBE_SECONDS)
     links = read_links(root)
   if links is None:
-    return {"what": what, "host": host, "ratio": ratio, "right": False, "said": "the probe left nothing"}
+    return {"what": what, "host": host, "ratio": ratio, "right": False,
+            "said": "the probe left nothing"}
   right = (not links.culprits if what == "healthy" else
            [(c.kind, c.hosts) for c in links.culprits] == [(KINDS[what], (host,))])
-  return {"what": what, "host": host, "ratio": ratio, "right": right, "said": links.text(), "links": links.to_json()}
+  return {"what": what, "host": host, "ratio": ratio, "right": right, "said": links.text(),
+          "links": links.to_json()}
 
 
 def main(argv: list[str]) -> None:
@@ -81,7 +87,8 @@ def main(argv: list[str]) -> None:
     for ratio in (1.0,) if what == "healthy" else tuple(float(r) for r in _RATIOS.value):
       for repeat in range(_REPEATS.value):
         rows.append(run(what, HOSTS[repeat % len(HOSTS)], ratio))
-        print(f"{what} {ratio:g}: {'right' if rows[-1]['right'] else 'WRONG'}: {rows[-1]['said']}", flush=True)
+        print(f"{what} {ratio:g}: {'right' if rows[-1]['right'] else 'WRONG'}: {rows[-1]['said']}",
+              flush=True)
   if _ONLY.value:
     return
   figures["rows"] = rows
@@ -90,10 +97,11 @@ def main(argv: list[str]) -> None:
       ("what is slowed", "times as slow", "right answers", "probe took, s, at most"),
       [(what, ratio, f"{sum(r['right'] for r in own)} of {len(own)}",
         max((r["links"]["taken_seconds"] for r in own if "links" in r), default=None))
-       for what, ratio in cells for own in [[r for r in rows if (r["what"], r["ratio"]) == (what, ratio)]]])
+       for what, ratio in cells
+       for own in [[r for r in rows if (r["what"], r["ratio"]) == (what, ratio)]]])
   lines = [*measured.introduction("The link probe on a host whose link is slow", figures),
-           f"Four hosts, links of {LINK_MBIT:g} Mbit/s (tc tbf), messages of 1 MiB, 10 repeats. Right: that host, that "
-           "way, and nothing else; of healthy labs: nothing.", "", *table]
+           f"Four hosts, links of {LINK_MBIT:g} Mbit/s (tc tbf), messages of 1 MiB, 10 repeats. "
+           "Right: that host, that way, and nothing else; of healthy labs: nothing.", "", *table]
   measured.write(figures, lines, pathlib.Path(_OUT.value))
 
 

@@ -1,7 +1,7 @@
 """What a lab's run says of itself: when each step of a job ended, and how long it was held back.
 
-Ends of two jobs are compared: all hosts of a lab are one machine and share its monotonic clock. Nothing outside of
-experiments may do that.
+Ends of two jobs are compared: all hosts of a lab are one machine and share its monotonic clock.
+Nothing outside of experiments may do that.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ def read(directory: str | pathlib.Path) -> Timeline:
   """Reads the timeline of a recorded run."""
   run = read_run(directory)
   ends = run.collectives[-1].exit_ns[0]
-  known = np.all([(c.exit_ns != MISSING) & (c.enter_ns != MISSING) for c in run.collectives], axis=(0, 1))
+  known = np.all([(c.exit_ns != MISSING) & (c.enter_ns != MISSING) for c in run.collectives],
+                 axis=(0, 1))
   delays = sum(np.nan_to_num(run.durations[name].astype(np.float64), nan=0.0).max(axis=0)
                for name in ("delay_applied", "held") if name in run.durations)
-  waits = np.stack([1e-9 * (c.exit_ns - c.enter_ns)[:, known].astype(np.float64) for c in run.collectives])
+  waits = np.stack([1e-9 * (c.exit_ns - c.enter_ns)[:, known].astype(np.float64)
+                    for c in run.collectives])
   # As pacers see it: the first is waited for by the rank that is early, the others begin together.
   transfers = np.vstack([waits[:1].min(axis=1), waits[1:].mean(axis=1)])
-  return Timeline(run.steps[known], 1e-9 * ends[known].astype(np.float64), delays[known], transfers.T)
+  return Timeline(run.steps[known], 1e-9 * ends[known].astype(np.float64), delays[known],
+                  transfers.T)
 
 
 def together(lines: list[Timeline]) -> list[Timeline]:

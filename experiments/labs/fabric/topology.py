@@ -1,4 +1,5 @@
-"""What a lab is to look like: racks, hosts, rates, and who sits where. Pure; nothing is touched here."""
+"""What a lab is to look like: racks, hosts, rates, and who sits where. Pure; nothing is touched
+here."""
 
 from __future__ import annotations
 
@@ -66,13 +67,15 @@ class Topology:
     return tuple(sorted({self.congestion, *self.job_congestion.values()} - {""}))
 
   def hosts_file(self) -> str:
-    """What /etc/hosts says inside the lab: each host by its name, so that gloo binds to the right address."""
+    """What /etc/hosts says inside the lab: each host by its name, so that gloo binds to the right
+    address."""
     lines = ["127.0.0.1 localhost", *(f"{self.address(host)} {host}" for host in self.hosts)]
     return "\n".join(lines) + "\n"
 
 
 def from_config(config: Mapping[str, Any]) -> Topology:
-  """Reads and checks a config such as `configs/fabric.py` gives. Fields it does not know it leaves to others.
+  """Reads and checks a config such as `configs/fabric.py` gives. Fields it does not know it leaves
+  to others.
 
   Raises:
     ConfigError: a name, number or choice that no lab can be built from.
@@ -80,8 +83,10 @@ def from_config(config: Mapping[str, Any]) -> Topology:
   racks = tuple(tuple(rack) for rack in config["racks"])
   jobs = {str(name): tuple(hosts) for name, hosts in dict(config.get("jobs", {})).items()}
   topology = Topology(
-      racks=racks, jobs=jobs, congestion=str(config.get("congestion", "")), shaper=str(config.get("shaper", "tbf")),
-      job_congestion={name: str(how) for name, how in dict(config.get("job_congestion", {})).items()},
+      racks=racks, jobs=jobs, congestion=str(config.get("congestion", "")),
+      shaper=str(config.get("shaper", "tbf")),
+      job_congestion={name: str(how)
+                      for name, how in dict(config.get("job_congestion", {})).items()},
       **{name: float(config[name])
          for name in ("link_mbit", "trunk_mbit", "trunk_queue_kb", "burst_kb") if name in config})
   _check_hosts(topology)
@@ -93,17 +98,19 @@ def from_config(config: Mapping[str, Any]) -> Topology:
 def _check_hosts(topology: Topology) -> None:
   racks = topology.racks
   if not racks or not all(racks):
-    raise ConfigError('racks must name at least one host in each rack, for example (("a0", "b0"), ("a1", "b1")).')
+    raise ConfigError(
+        'racks must name at least one host in each rack, for example (("a0", "b0"), ("a1", "b1")).')
   if len(racks) > _MOST_RACKS or max(map(len, racks)) > _MOST_HOSTS:
     raise ConfigError(f"A lab has at most {_MOST_RACKS} racks of {_MOST_HOSTS} hosts each.")
   for host in topology.hosts:
     if not isinstance(host, str) or not _NAME.fullmatch(host) or host in ("fabric", "localhost"):
-      raise ConfigError(f"{host!r} is no name for a host: it must be at most 9 small letters and digits, a letter "
-                        "first, and not `fabric` or `localhost`. (One host in a rack is written (\"a0\",), with a "
-                        "comma.)")
+      raise ConfigError(f"{host!r} is no name for a host: it must be at most 9 small letters and "
+                        "digits, a letter first, and not `fabric` or `localhost`. (One host in a "
+                        "rack is written (\"a0\",), with a comma.)")
   twice = sorted({host for host in topology.hosts if topology.hosts.count(host) > 1})
   if twice:
-    raise ConfigError(f"{', '.join(twice)} is in the racks more than once: every host needs a name of its own.")
+    raise ConfigError(
+        f"{', '.join(twice)} is in the racks more than once: every host needs a name of its own.")
 
 
 def _check_jobs(topology: Topology) -> None:
@@ -125,8 +132,8 @@ def _check_jobs(topology: Topology) -> None:
   for job, algorithm in topology.job_congestion.items():
     for pair in pairs(topology.jobs[job]):
       if chosen.setdefault(pair, algorithm) != algorithm:
-        raise ConfigError(f"Two jobs want different congestion controls on the route from {pair[0]} to {pair[1]}: "
-                          "give them hosts of their own, or the same one.")
+        raise ConfigError("Two jobs want different congestion controls on the route from "
+                          f"{pair[0]} to {pair[1]}: give them hosts of their own, or the same one.")
 
 
 def _check_numbers(topology: Topology) -> None:
@@ -134,11 +141,12 @@ def _check_numbers(topology: Topology) -> None:
     if not (math.isfinite(value := getattr(topology, name)) and 0 <= value <= 1e5):
       raise ConfigError(f"{name}={value:g} must be Mbit/s from 0 (not shaped) to 100,000.")
   if not 2 * _LEAST_BURST_KB <= topology.trunk_queue_kb <= 1e6:
-    raise ConfigError(f"trunk_queue_kb={topology.trunk_queue_kb:g} must be KB from {2 * _LEAST_BURST_KB:g} to "
-                      "1,000,000: a queue that holds no packet lets nothing through.")
+    raise ConfigError(f"trunk_queue_kb={topology.trunk_queue_kb:g} must be KB from "
+                      f"{2 * _LEAST_BURST_KB:g} to 1,000,000: a queue that holds no packet lets "
+                      "nothing through.")
   if not _LEAST_BURST_KB <= topology.burst_kb <= topology.trunk_queue_kb:
-    raise ConfigError(f"burst_kb={topology.burst_kb:g} must be KB from {_LEAST_BURST_KB:g} (a packet must fit) to "
-                      f"trunk_queue_kb={topology.trunk_queue_kb:g}.")
+    raise ConfigError(f"burst_kb={topology.burst_kb:g} must be KB from {_LEAST_BURST_KB:g} (a "
+                      f"packet must fit) to trunk_queue_kb={topology.trunk_queue_kb:g}.")
   if topology.shaper not in SHAPERS:
     raise ConfigError(f"shaper={topology.shaper!r} must be one of {', '.join(SHAPERS)}.")
 

@@ -1,9 +1,10 @@
-"""One rank of a job in the lab: a train step of known compute time and gradient, run as often as it is told.
+"""One rank of a job in the lab: a train step of known compute time and gradient, run as often as it
+is told.
 
-Started by `jobs.TrainingJob`, which talks to it in JSON, a line each way: a request on stdin, an answer on stdout. So
-one process serves many runs, and nothing is compiled twice. The compute is a delay inside the compiled step, so that
-a machine with few cores does not set the pace; the gradient is real, in several buckets, each summed by itself, in
-order.
+Started by `jobs.TrainingJob`, which talks to it in JSON, a line each way: a request on stdin, an
+answer on stdout. So one process serves many runs, and nothing is compiled twice. The compute is a
+delay inside the compiled step, so that a machine with few cores does not set the pace; the gradient
+is real, in several buckets, each summed by itself, in order.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Run:
 
 
 PACERS: dict[str, Callable[..., Pacer | None]] = {
-    "none": lambda key: None, "interleave": jaxpace.interleave_jobs, "random": controls.move_at_random,
-    "turns": jaxpace.take_turns}
+    "none": lambda key: None, "interleave": jaxpace.interleave_jobs,
+    "random": controls.move_at_random, "turns": jaxpace.take_turns}
 """The controls that are compared, made from the job's own key and settings."""
 
 
@@ -84,12 +85,14 @@ def make_step(work: Work) -> tuple[Callable[..., Any], dict[str, np.ndarray]]:
     scale = jaxpace.delay(jnp.float32(1), seconds[0])
     return jnp.stack([jnp.mean((scale - value) ** 2) for value in params.values()]).sum()
 
-  def step(params: dict[str, jax.Array], seconds: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+  def step(params: dict[str, jax.Array],
+           seconds: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
     # Without pcast JAX would sum the gradients by itself, all in one.
     loss, grads = jax.value_and_grad(loss_fn)(jax.lax.pcast(params, "data", to="varying"), seconds)
     new, before = {}, jnp.float32(0)
     for name in params:
-      # A bucket waits for the one before it, as layers do in a backward pass; else all go in one message.
+      # A bucket waits for the one before it, as layers do in a backward pass; else all go in one
+      # message.
       grad = jnp.where(jnp.isnan(before), jnp.float32(0), grads[name])
       mean = jaxpace.pmean(grad, "data", name=name)
       new[name], before = params[name] - jnp.float32(1e-3) * mean, mean[0]
@@ -111,11 +114,13 @@ class Rank:
 
   def prepare(self, pacer: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Compiles the step with a pacer and runs it a few times; returns what its plan says."""
-    paced = jaxpace.instrument(self.bare, "data", PACERS[pacer](key=self.key, **settings), share=True)
+    paced = jaxpace.instrument(self.bare, "data", PACERS[pacer](key=self.key, **settings),
+                               share=True)
     spec = jaxpace.spec(self.mesh)
     self.paced[pacer] = paced
     self.step[pacer] = jax.jit(
-        jax.shard_map(paced, mesh=self.mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, (P(), P("data")))),
+        jax.shard_map(paced, mesh=self.mesh, in_specs=(spec, P(), P("data")),
+                      out_specs=(spec, (P(), P("data")))),
         donate_argnums=(0, 1))
     nothing = self._put(np.zeros(jax.device_count(), np.float32), P("data"))
     pace, params = paced.init(self.mesh), self._put(self.start, P())
@@ -123,8 +128,8 @@ class Rank:
       pace, (params, _) = self.step[pacer](pace, params, nothing)
     jax.block_until_ready(pace)
     assert paced.plan is not None
-    return {"collectives": [dataclasses.asdict(c) for c in paced.plan.collectives], "share": paced.plan.share,
-            "clock": paced.plan.clock}
+    return {"collectives": [dataclasses.asdict(c) for c in paced.plan.collectives],
+            "share": paced.plan.share, "clock": paced.plan.clock}
 
   def run(self, run: Run) -> dict[str, Any]:
     """Runs the steps from `run.start_ns` on.
@@ -155,7 +160,8 @@ class Rank:
     drawn = 1e-3 * self.work.compute_ms * (1 + self.work.jitter * rng.standard_normal(run.steps))
     own = np.maximum(drawn, 0).astype(np.float32)
     sharding = NamedSharding(self.mesh, P("data"))
-    return [jax.make_array_from_process_local_data(sharding, own[k:k + 1]) for k in range(run.steps)]
+    return [jax.make_array_from_process_local_data(sharding, own[k:k + 1])
+            for k in range(run.steps)]
 
   def _put(self, tree: Any, spec: Any) -> Any:
     sharding = NamedSharding(self.mesh, spec)
@@ -170,7 +176,8 @@ def main() -> None:
   rank = Rank(Work(**setting["work"]), setting["key"])
   for line in sys.stdin:
     request = json.loads(line)
-    _say({"ready": rank.prepare(**request)} if "settings" in request else {"done": rank.run(Run(**request))})
+    _say({"ready": rank.prepare(**request)} if "settings" in request
+         else {"done": rank.run(Run(**request))})
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -1,4 +1,5 @@
-"""The processes of one layout: started once, told one run after the other, struck from outside while they run."""
+"""The processes of one layout: started once, told one run after the other, struck from outside
+while they run."""
 
 from __future__ import annotations
 
@@ -37,25 +38,28 @@ class Stopped(Exception):
 
 
 def fabric(shape: Layout, trunk_mbit: float) -> dict[str, Any]:
-  """The config of a lab with a host for each process of a layout, on two racks, and one on each for other traffic."""
+  """The config of a lab with a host for each process of a layout, on two racks, and one on each for
+  other traffic."""
   hosts = [f"h{process}" for process in range(shape.processes)]
   half = (len(hosts) + 1) // 2
   return {"racks": ((*hosts[:half], "t0"), (*hosts[half:], "t1")), "jobs": {JOB: tuple(hosts)},
-          "trunk_mbit": trunk_mbit, "trunk_queue_kb": 128.0, "burst_kb": 16.0, "congestion": "cubic"}
+          "trunk_mbit": trunk_mbit, "trunk_queue_kb": 128.0, "burst_kb": 16.0,
+          "congestion": "cubic"}
 
 
 class Cluster:
   """Processes of one layout, each on a host of its own where there is a lab."""
 
-  def __init__(self, shape: Layout, setting: Mapping[str, Any], logs: pathlib.Path, lab: Lab | None, mark: str,
-               stop: threading.Event):
+  def __init__(self, shape: Layout, setting: Mapping[str, Any], logs: pathlib.Path, lab: Lab | None,
+               mark: str, stop: threading.Event):
     """Starts the processes; `wait` waits until they are ready.
 
     Args:
       shape: the layout.
       setting: what a `worker` needs to know.
       logs: existing directory.
-      lab: up, with a job called `JOB`; None starts plain processes, to which nothing on the network can be done.
+      lab: up, with a job called `JOB`; None starts plain processes, to which nothing on the network
+        can be done.
       mark: of all processes of this program, by which what is left of them is found.
       stop: set when the program is to end.
     """
@@ -72,18 +76,21 @@ class Cluster:
 
   def _start(self, process: int, command: list[str]) -> None:
     shape = self.shape
-    options: dict[str, Any] = {"cwd": _ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    options: dict[str, Any] = {"cwd": _ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE,
+                               "text": True}
     with self._logs[process].open("wb") as log:
       if self.lab:
-        env = {**jobs.environment(self.lab.topology, JOB, process, self._base), **self._devices(self._base)}
-        started = self.lab.popen(jobs.hosts_of(self.lab.topology, JOB)[process], command, env=env, stderr=log,
-                                 **options)
+        env = {**jobs.environment(self.lab.topology, JOB, process, self._base),
+               **self._devices(self._base)}
+        started = self.lab.popen(jobs.hosts_of(self.lab.topology, JOB)[process], command, env=env,
+                                 stderr=log, **options)
       else:
         env = {**self._base, **self._devices(self._base)}
         if self._port:
           env = environment.worker_environment(
-              env, index=process, nproc=shape.processes, port=self._port.port, launch_id=self._base[LAUNCH_ID],
-              notice=f"{self._logs[process]}.notice", devices=shape.devices)
+              env, index=process, nproc=shape.processes, port=self._port.port,
+              launch_id=self._base[LAUNCH_ID], notice=f"{self._logs[process]}.notice",
+              devices=shape.devices)
         started = subprocess.Popen(command, env=env, stderr=log, start_new_session=True, **options)
     self._processes.append(started)
     listener = threading.Thread(target=self._listen, args=(process, started), daemon=True)
@@ -92,8 +99,10 @@ class Cluster:
 
   def _devices(self, base: Mapping[str, str]) -> dict[str, str]:
     threads = 2 * self.shape.devices if self.shape.processes == 1 else self.shape.devices + 1
-    return {"XLA_FLAGS": environment.with_device_count(base.get("XLA_FLAGS", ""), self.shape.devices),
-            "JAX_NUM_CPU_DEVICES": str(self.shape.devices), "PJRT_NPROC": str(threads), "PYTHONUNBUFFERED": "1"}
+    return {"XLA_FLAGS": environment.with_device_count(base.get("XLA_FLAGS", ""),
+                                                       self.shape.devices),
+            "JAX_NUM_CPU_DEVICES": str(self.shape.devices), "PJRT_NPROC": str(threads),
+            "PYTHONUNBUFFERED": "1"}
 
   def wait(self) -> None:
     """Waits until every process is ready for a run.
@@ -112,7 +121,8 @@ class Cluster:
       directory: of the run; it exists and is empty.
 
     Returns:
-      `stopped`: why recording stopped, or None; `outside`: for each fault from outside, when it did what.
+      `stopped`: why recording stopped, or None; `outside`: for each fault from outside, when it did
+        what.
 
     Raises:
       ClusterError: a process ended, or takes too long.
@@ -123,7 +133,8 @@ class Cluster:
       early = [fault for fault in spec.faults if fault.kind in OUTSIDE and fault.onset == 0]
       for fault in early:
         done[fault.kind] = open_now.enter_context(self._injected(fault, spec))
-      later = {fault.onset: fault for fault in spec.faults if fault.kind in OUTSIDE and fault.onset > 0}
+      later = {fault.onset: fault for fault in spec.faults if fault.kind in OUTSIDE
+               and fault.onset > 0}
 
       def at(step: int) -> None:
         if step in later:
@@ -165,7 +176,9 @@ class Cluster:
                           outside.starter(self._base)) as done:
         yield done
     elif self.lab is None:
-      raise ClusterError(f"A fault of the kind {fault.kind!r} needs network namespaces, and this cluster has none.")
+      raise ClusterError(
+          f"A fault of the kind {fault.kind!r} needs network namespaces, and this cluster "
+          "has none.")
     elif fault.kind == "trunk":
       with outside.crowded_trunk(self.lab, ("t0", "t1"), fault.seconds, _TRAFFIC_PORT) as done:
         yield done
@@ -191,7 +204,8 @@ class Cluster:
     self._answers.put((process, None))
 
   def _collect(self, kind: str, timeout: float, also: Mapping[str, Any]) -> list[Any]:
-    """Waits for an answer of every process; calls `also[name]` with what is said under another name."""
+    """Waits for an answer of every process; calls `also[name]` with what is said under another
+    name."""
     found: dict[int, Any] = {}
     deadline = time.monotonic() + timeout
     while len(found) < len(self._processes):
@@ -199,8 +213,8 @@ class Cluster:
         raise Stopped
       if time.monotonic() > deadline:
         silent = sorted(set(range(len(self._processes))) - set(found))
-        raise ClusterError(f"Process {silent[0]} of {self.shape.name} said nothing for {timeout:g} s; see "
-                           f"{self._logs[silent[0]]}.")
+        raise ClusterError(f"Process {silent[0]} of {self.shape.name} said nothing for {timeout:g} "
+                           f"s; see {self._logs[silent[0]]}.")
       with contextlib.suppress(queue.Empty):
         process, answer = self._answers.get(timeout=0.2)
         if answer is None:
@@ -214,4 +228,5 @@ class Cluster:
 
   def _ended(self, process: int) -> str:
     last = self._logs[process].read_text(errors="replace").strip().splitlines()[-3:]
-    return f"Process {process} of {self.shape.name} ended. Its last words: {' / '.join(last) or 'none'}"
+    return (f"Process {process} of {self.shape.name} ended. Its last words: "
+            f"{' / '.join(last) or 'none'}")

@@ -32,7 +32,8 @@ from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import HostCauses, Run, RunError
 
 WAYS = ("all", "counters", "bare")
-"""What a diagnosis may go by besides the stamps: hosts' counters, link probe and measured fabric; counters; nothing."""
+"""What a diagnosis may go by besides the stamps: hosts' counters, link probe and measured fabric;
+counters; nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Labelled:
 
 
 def labelled(directory: pathlib.Path, only: Sequence[str] = ()) -> list[Labelled]:
-  """Reads the labels of all runs that are complete; what is true of them is worked out anew from what was measured.
+  """Reads the labels of all runs that are complete; what is true of them is worked out anew from
+  what was measured.
 
   Raises:
     ValueError: there is none.
@@ -58,11 +60,14 @@ def labelled(directory: pathlib.Path, only: Sequence[str] = ()) -> list[Labelled
       continue
     spec = from_json(json.loads(path.read_text())["spec"])
     try:
-      found.append(Labelled(path.parent, spec, label(directory, spec)["truth"], _twin_step_time(directory, spec)))
+      found.append(Labelled(path.parent, spec, label(directory, spec)["truth"],
+                            _twin_step_time(directory, spec)))
     except FileNotFoundError:
       continue  # its twin is being made anew
   if not found:
-    raise ValueError(f"{directory} holds no run with a label{' of that name' if only else ''}: make them with --make.")
+    raise ValueError(
+        f"{directory} holds no run with a label{' of that name' if only else ''}: make them "
+        "with --make.")
   return found
 
 
@@ -74,17 +79,20 @@ def _twin_step_time(directory: pathlib.Path, spec: Spec) -> float | None:
 
 
 def fabric(one: Labelled) -> MeasuredFabric | None:
-  """What the all-reduce of a run's layout takes on the quiet fabric; None where that was not measured."""
+  """What the all-reduce of a run's layout takes on the quiet fabric; None where that was not
+  measured."""
   path = one.path.parent / FABRIC.format(one.spec.layout)
   return read_fabric(path) if path.exists() else None
 
 
 def without_counters(run: Run) -> Run:
-  """The run as it would be, had the hosts not been watched: neither samples nor columns of causes."""
+  """The run as it would be, had the hosts not been watched: neither samples nor columns of
+  causes."""
   return dataclasses.replace(run, host_samples=None, host_causes=HostCauses())
 
 
-def judge(runs: Sequence[Labelled], progress: Callable[[int, int], None]) -> dict[str, list[Judged]]:
+def judge(runs: Sequence[Labelled],
+          progress: Callable[[int, int], None]) -> dict[str, list[Judged]]:
   """Diagnoses every run in each of `WAYS`.
 
   Args:
@@ -114,11 +122,11 @@ def _judge(one: Labelled) -> dict[str, Judged]:
 def blank(one: Labelled) -> Judged:
   """What is known before the run is read."""
   spec = one.spec
-  injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"], f["cost"],
-                            f["cost_active"], f["began"]) for f in one.truth["faults"])
+  injected = tuple(Injected(f["kind"], f["mode"], tuple(f["ranks"]), tuple(f["hosts"]), f["onset"],
+                            f["cost"], f["cost_active"], f["began"]) for f in one.truth["faults"])
   control = not spec.faults and HEALTHY in spec.name
-  return Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (), one.truth["shares"],
-                untouched=one.truth["untouched"])
+  return Judged(spec.name, spec.layout, layout(spec.layout).ranks, control, injected, (),
+                one.truth["shares"], untouched=one.truth["untouched"])
 
 
 def follow(one: Labelled, run: Run) -> Judged:
@@ -141,7 +149,8 @@ def _diagnosed(one: Labelled, known: Judged, run: Run, how: str) -> Judged:
                                     asked=(parse(asked),) if asked else (),
                                     fabric=fabric(one) if how == "all" else None,
                                     links=read_links(one.path / "run") if how == "all" else None))
-  findings = tuple(Found(f["mode"], f["share"], f["confidence"], tuple(f["ranks"]), tuple(f["hosts"]))
+  findings = tuple(Found(f["mode"], f["share"], f["confidence"], tuple(f["ranks"]),
+                         tuple(f["hosts"]))
                    for f in found["findings"])
   predicted = found["what_if"]["asked"][0]["step_time"] if asked else None
   answer = None
@@ -150,8 +159,8 @@ def _diagnosed(one: Labelled, known: Judged, run: Run, how: str) -> Judged:
   return dataclasses.replace(known, found=findings, what_if=answer)
 
 
-_ALARMS = {STRAGGLER: stream.LATE, LOCALITY: stream.LATE, AMPLIFICATION: stream.WAITING, CONTENTION: stream.TRANSFER,
-           RUNTIME: stream.GAP}
+_ALARMS = {STRAGGLER: stream.LATE, LOCALITY: stream.LATE, AMPLIFICATION: stream.WAITING,
+           CONTENTION: stream.TRANSFER, RUNTIME: stream.GAP}
 """What the stream calls each mode when it begins."""
 
 
@@ -164,9 +173,9 @@ def detection(run: Run, injected: Sequence[Injected]
     injected: its faults.
 
   Returns:
-    Steps from when a fault first did anything to the first alarm of the right kind, and of a right rank if it names
-    one, by the place of each fault that begins mid-run, None where there is none; the same to the first alarm of any
-    kind; and the alarms before anything was injected.
+    Steps from when a fault first did anything to the first alarm of the right kind, and of a right
+    rank if it names one, by the place of each fault that begins mid-run, None where there is none;
+    the same to the first alarm of any kind; and the alarms before anything was injected.
   """
   _, alarms = stream.follow(stream.init(run.ranks), run)
   begun = [alarm for alarm in alarms if not alarm.over]
@@ -177,8 +186,10 @@ def detection(run: Run, injected: Sequence[Injected]
       kind = stream.TRANSFER if fault.kind == "misplaced_link" else _ALARMS[fault.mode]
       began = max(fault.onset, fault.began)  # a rare pause can't be noticed before it strikes
       since = [alarm for alarm in begun if alarm.step >= began]
-      right = [alarm for alarm in since if alarm.kind == kind and (alarm.rank is None or alarm.rank in fault.ranks)]
-      found[place], noticed[place] = (some[0].step - began if some else None for some in (right, since))
+      right = [alarm for alarm in since if alarm.kind == kind
+               and (alarm.rank is None or alarm.rank in fault.ranks)]
+      found[place], noticed[place] = (some[0].step - began if some else None
+                                      for some in (right, since))
   first = min((fault.onset for fault in injected), default=None)
   return found, noticed, [alarm for alarm in begun if first is None or alarm.step < first]
 
@@ -186,8 +197,9 @@ def detection(run: Run, injected: Sequence[Injected]
 def _what_if(injected: Sequence[Injected], how: str) -> str | None:
   """What to take out of a run so that its healthy twin is left; None where nothing gives that.
 
-  Taking all skew out takes the twin's own out as well, so stragglers by turns have no such question. By the stamps
-  alone pauses can't be told from other gaps: then all jitter is taken out, the twin's own as well.
+  Taking all skew out takes the twin's own out as well, so stragglers by turns have no such
+  question. By the stamps alone pauses can't be told from other gaps: then all jitter is taken out,
+  the twin's own as well.
   """
   if len(injected) != 1:
     return None

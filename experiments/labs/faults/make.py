@@ -1,11 +1,12 @@
-"""Makes the runs of a plan: each layout's processes started once, a directory and a label for each run.
+"""Makes the runs of a plan: each layout's processes started once, a directory and a label for each
+run.
 
     DIR/plan.json                    all specs
     DIR/fabric-<layout>.json         what its all-reduce takes on the quiet fabric, as `jaxpace bench` measures it
     DIR/<name>/label.json            what was injected, written last: a run without it is made anew
     DIR/<name>/injected/<p>.npz      what each process measured of it
     DIR/<name>/run/                  the recording, as any other
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
          show: Callable[[str, int, int], None], say: Callable[[str], None]) -> dict[str, str]:
   """Makes all runs that are not there yet.
 
-  Layouts of one process and of several are made side by side. Ctrl-C, SIGTERM and SIGHUP end it: what is made
-  stays, no process and no network namespace does.
+  Layouts of one process and of several are made side by side. Ctrl-C, SIGTERM and SIGHUP end it:
+  what is made stays, no process and no network namespace does.
 
   Args:
     specs: the plan, each twin before the runs that need it.
@@ -67,9 +68,11 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
     Why, by name, of each run that could not be made.
   """
   directory.mkdir(parents=True, exist_ok=True)
-  _write(directory / "plan.json", {"config": _plain(config), "specs": [spec.to_json() for spec in specs]})
+  _write(directory / "plan.json",
+         {"config": _plain(config), "specs": [spec.to_json() for spec in specs]})
   if reason := machine.why_not(("cubic",)):
-    say(f"No network namespaces: faults of links and trunks are left out, and all processes are on one host. {reason}")
+    say("No network namespaces: faults of links and trunks are left out, and all processes are on "
+        f"one host. {reason}")
     specs = [spec for spec in specs if not any(fault.kind in NETWORK for fault in spec.faults)]
   todo = [spec for spec in specs if not (directory / spec.name / LABEL).exists()]
   made = Made(len(specs), show)
@@ -86,11 +89,13 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
       names = list(dict.fromkeys(spec.layout for spec in todo))
       fabrics = {name: labs.enter_context(Lab(cluster.fabric(layout(name), config["trunk_mbit"])))
                  for name in names if layout(name).processes > 1 and not reason}
-      for group in ([n for n in names if layout(n).processes == 1], [n for n in names if layout(n).processes > 1]):
+      for group in ([n for n in names if layout(n).processes == 1],
+                    [n for n in names if layout(n).processes > 1]):
         maker = _Maker(directory, config, mark, stop, made, say, fabrics)
         makers.append(maker)
-        streams.append(threading.Thread(target=maker.run, args=([[s for s in todo if s.layout == name]
-                                                                for name in group],), daemon=True))
+        streams.append(threading.Thread(target=maker.run,
+                                        args=([[s for s in todo if s.layout == name]
+                                               for name in group],), daemon=True))
       for stream in streams:
         stream.start()
       try:
@@ -110,10 +115,12 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
 
 
 class _Maker:
-  """Makes the runs of some layouts, one after the other, on a thread that outlives what it starts."""
+  """Makes the runs of some layouts, one after the other, on a thread that outlives what it
+  starts."""
 
-  def __init__(self, directory: pathlib.Path, config: Mapping[str, Any], mark: str, stop: threading.Event, made: Made,
-               say: Callable[[str], None], fabrics: Mapping[str, Lab]):
+  def __init__(self, directory: pathlib.Path, config: Mapping[str, Any], mark: str,
+               stop: threading.Event, made: Made, say: Callable[[str], None],
+               fabrics: Mapping[str, Lab]):
     self.directory, self.config, self.mark, self.stop = directory, config, mark, stop
     self.made, self.say, self.fabrics = made, say, fabrics
     self.error: Exception | None = None
@@ -129,7 +136,8 @@ class _Maker:
       self.error = error
 
   def _layout(self, left: list[Spec]) -> None:
-    """Makes all runs of a layout. One that fails twice is left out, and those that need it as their twin fail, too."""
+    """Makes all runs of a layout. One that fails twice is left out, and those that need it as their
+    twin fail, too."""
     for _ in range(_TRIES * len(left)):
       if not left:
         return
@@ -147,13 +155,15 @@ class _Maker:
   def _with_one_cluster(self, left: list[Spec]) -> None:
     """Makes runs until all are made or something fails; takes those that are made out of `left`."""
     shape = layout(left[0].layout)
-    setting = {"gradient_kb": self.config["gradient_kb"], "hosts_seconds": self.config["hosts_seconds"],
+    setting = {"gradient_kb": self.config["gradient_kb"],
+               "hosts_seconds": self.config["hosts_seconds"],
                "steps": max(spec.steps for spec in left), "bench": None,
                "observed": bool(self.config.get("observed"))}
     fabric = self.directory / FABRIC.format(shape.name)
     if shape.processes > 1 and not setting["observed"] and not fabric.exists():
       setting["bench"] = str(fabric)
-    started = Cluster(shape, setting, self.directory / "logs", self.fabrics.get(shape.name), self.mark, self.stop)
+    started = Cluster(shape, setting, self.directory / "logs", self.fabrics.get(shape.name),
+                      self.mark, self.stop)
     try:
       started.wait()
       while left:
@@ -173,7 +183,8 @@ class _Maker:
     found = started.run(spec, place)
     if found["stopped"]:
       raise ClusterError(f"{spec.name} was not recorded: {found['stopped']}")
-    made = {"outside": found["outside"], "load": [load, os.getloadavg()[0]]}  # load average before and after
+    # load average before and after
+    made = {"outside": found["outside"], "load": [load, os.getloadavg()[0]]}
     _write(place / LABEL, label(self.directory, spec) | made)
 
 
@@ -190,7 +201,8 @@ def label(directory: pathlib.Path, spec: Spec) -> dict[str, Any]:
   return {"spec": spec.to_json(), "family": spec.family, "modes": list(spec.modes),
           "ranks": sorted({rank for fault in blamed for rank in fault.ranks}),
           "hosts": sorted({host for fault in blamed for host in fault.hosts}),
-          "onset": min((fault.onset for fault in found.faults), default=None), "truth": found.to_json()}
+          "onset": min((fault.onset for fault in found.faults), default=None),
+          "truth": found.to_json()}
 
 
 @contextlib.contextmanager
@@ -208,7 +220,8 @@ def _signals() -> Iterator[None]:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-  return {name: _plain(value) if hasattr(value, "items") else value for name, value in config.items()}
+  return {name: _plain(value) if hasattr(value, "items") else value
+          for name, value in config.items()}
 
 
 def _write(path: pathlib.Path, document: Any) -> None:

@@ -12,15 +12,18 @@ from experiments.labs.faults.plan import fault_of, healthy_twin
 from experiments.labs.faults.spec import NETWORK, Spec, layout
 
 FAULTS = (
-    ("straggler", 0.1, False), ("straggler", 0.1, True), ("straggler", 0.2, True), ("straggler", 0.35, False),
-    ("rotating", 0.1, False), ("rotating", 0.2, True), ("rotating", 0.35, False), ("imbalance", 0.2, False),
-    ("collecting", 0.2, False), ("loading", 0.1, False), ("loading", 0.2, True), ("checkpointing", 0.2, False),
+    ("straggler", 0.1, False), ("straggler", 0.1, True), ("straggler", 0.2, True),
+    ("straggler", 0.35, False), ("rotating", 0.1, False), ("rotating", 0.2, True),
+    ("rotating", 0.35, False), ("imbalance", 0.2, False), ("collecting", 0.2, False),
+    ("loading", 0.1, False), ("loading", 0.2, True), ("checkpointing", 0.2, False),
     ("stopped", 0.35, False), ("stopped", 0.2, False), ("link", 0.35, True))
-"""Kind, share of the step it is to cost while it lasts, and whether it begins mid-run: one run each in every layout."""
+"""Kind, share of the step it is to cost while it lasts, and whether it begins mid-run: one run each
+in every layout."""
 
 
 def plan(config: Mapping[str, Any]) -> list[Spec]:
-  """All runs of a config, each healthy twin directly before the runs with a fault that share its seed.
+  """All runs of a config, each healthy twin directly before the runs with a fault that share its
+  seed.
 
   Args:
     config: as `configs/observed_lab.py` gives.

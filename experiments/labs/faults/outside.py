@@ -1,7 +1,8 @@
-"""Faults that strike a process from outside: signals, other load on its core, a slow link, traffic on the trunk.
+"""Faults that strike a process from outside: signals, other load on its core, a slow link, traffic
+on the trunk.
 
-Each is a context manager that injects while it is open, undoes everything on the way out, and keeps in `done` when it
-did what, in nanoseconds of the monotonic clock.
+Each is a context manager that injects while it is open, undoes everything on the way out, and keeps
+in `done` when it did what, in nanoseconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def stopped(pid: int, seconds: float, period: float, seed: int) -> Iterator[Done
 
 @contextlib.contextmanager
 def hogged(victim: int, others: Sequence[int], count: int, start: Start) -> Iterator[Done]:
-  """Holds a process to one core, its peers to the other cores, and has `count` programs compute on its core."""
+  """Holds a process to one core, its peers to the other cores, and has `count` programs compute on
+  its core."""
   cores = sorted(os.sched_getaffinity(0))
   held = {victim: {cores[0]}, **{pid: set(cores[1:] or cores) for pid in others}}
   done: Done = []
@@ -88,13 +90,14 @@ def _hold(pid: int, cores: set[int]) -> None:
 @contextlib.contextmanager
 def slow_link(lab: Lab, host: str, mbit: float) -> Iterator[Done]:
   """Shapes the link of a host, both ways, to `mbit` Mbit/s."""
-  ways = [(commands.namespace(lab.name, host), "eth0"), (commands.namespace(lab.name, commands.FABRIC), f"h-{host}")]
+  ways = [(commands.namespace(lab.name, host), "eth0"),
+          (commands.namespace(lab.name, commands.FABRIC), f"h-{host}")]
   done: Done = []
   begun = time.monotonic_ns()
   try:
     for namespace, interface in ways:
-      machine.run(["tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", "tbf", "rate",
-                   f"{round(1e6 * mbit)}bit", "burst", _BURST, "limit", _QUEUE])
+      machine.run(["tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", "tbf",
+                   "rate", f"{round(1e6 * mbit)}bit", "burst", _BURST, "limit", _QUEUE])
     yield done
   finally:
     for namespace, interface in ways:
@@ -105,7 +108,8 @@ def slow_link(lab: Lab, host: str, mbit: float) -> Iterator[Done]:
 
 @contextlib.contextmanager
 def crowded_trunk(lab: Lab, ends: tuple[str, str], flows: float, port: int) -> Iterator[Done]:
-  """Sends as fast as it goes between two hosts on different racks, `flows` connections each way, see `traffic`."""
+  """Sends as fast as it goes between two hosts on different racks, `flows` connections each way,
+  see `traffic`."""
   started: list[subprocess.Popen[Any]] = []
   done: Done = []
   begun = time.monotonic_ns()
@@ -113,8 +117,8 @@ def crowded_trunk(lab: Lab, ends: tuple[str, str], flows: float, port: int) -> I
     for host in ends:
       started.append(_ready(lab, host, [sys.executable, "-S", _TRAFFIC, "serve", str(port)]))
     for source, to in (ends, ends[::-1]):
-      started.append(_ready(lab, source, [sys.executable, "-S", _TRAFFIC, "send", lab.topology.address(to), str(port),
-                                          str(flows)]))
+      started.append(_ready(lab, source, [sys.executable, "-S", _TRAFFIC, "send",
+                                          lab.topology.address(to), str(port), str(flows)]))
     yield done
   finally:
     _end(started)
@@ -122,7 +126,8 @@ def crowded_trunk(lab: Lab, ends: tuple[str, str], flows: float, port: int) -> I
 
 
 def _ready(lab: Lab, host: str, command: Sequence[str]) -> subprocess.Popen[Any]:
-  process = lab.popen(host, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+  process = lab.popen(host, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                      stderr=subprocess.DEVNULL)
   assert process.stdout is not None
   if not process.stdout.readline():
     process.wait()
@@ -143,6 +148,7 @@ def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
 def starter(environment: Mapping[str, str]) -> Start:
   """Starts programs that say nothing and end with the lab."""
   def start(command: Sequence[str]) -> subprocess.Popen[Any]:
-    return subprocess.Popen(list(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                            stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(list(command), env=dict(environment), stdin=subprocess.DEVNULL,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            start_new_session=True)
   return start

@@ -1,7 +1,9 @@
-"""Fixtures of GPUs and NICs, put into a recorded run's `locality/<process>.json`: the lab's machine has neither.
+"""Fixtures of GPUs and NICs, put into a recorded run's `locality/<process>.json`: the lab's machine
+has neither.
 
-A host has two sockets. Every rank has a GPU; its NIC hangs on the same PCIe switch, or, where the rank is misplaced, on
-the other socket. Hosts of several ranks hold the first half of them on socket 0.
+A host has two sockets. Every rank has a GPU; its NIC hangs on the same PCIe switch, or, where the
+rank is misplaced, on the other socket. Hosts of several ranks hold the first half of them on socket
+0.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ def place(known: Locality, ranks: Sequence[int], misplaced: Sequence[int]) -> Lo
     switch = f"0000:{bus:02x}:01.0"
     path = (f"pci0000:{bus:02x}", switch)
     nic_path = (f"pci0000:{bus + 8:02x}", f"0000:{bus + 8:02x}:01.0") if far else path
-    gpus.append(Gpu(pci=f"0000:{bus + 2:02x}:00.0", name="NVIDIA H100 80GB HBM3", uuid=f"GPU-{rank:02d}",
-                    numa_node=socket, path=(*path, f"0000:{bus + 2:02x}:00.0"), switch=switch, link=_SWITCHED,
-                    nvlinks=18, interconnect="nvlink", nic=f"mlx5_{slot}", nic_distance="SYS" if far else "PIX"))
+    gpus.append(Gpu(pci=f"0000:{bus + 2:02x}:00.0", name="NVIDIA H100 80GB HBM3",
+                    uuid=f"GPU-{rank:02d}", numa_node=socket,
+                    path=(*path, f"0000:{bus + 2:02x}:00.0"), switch=switch, link=_SWITCHED,
+                    nvlinks=18, interconnect="nvlink", nic=f"mlx5_{slot}",
+                    nic_distance="SYS" if far else "PIX"))
     nic = f"0000:{bus + (9 if far else 3):02x}:00.0"
-    nics.append(Nic(name=f"mlx5_{slot}", kind="infiniband", interfaces=(f"ib{slot}",), pci=nic, rate_gbps=400.0,
-                    up=True, numa_node=other, path=(*nic_path, nic), switch=nic_path[1], link=_SWITCHED))
-  devices = tuple(device._replace(gpu=gpu.pci) for device, gpu in zip(known.devices, gpus, strict=True))
+    nics.append(Nic(name=f"mlx5_{slot}", kind="infiniband", interfaces=(f"ib{slot}",), pci=nic,
+                    rate_gbps=400.0, up=True, numa_node=other, path=(*nic_path, nic),
+                    switch=nic_path[1], link=_SWITCHED))
+  devices = tuple(device._replace(gpu=gpu.pci)
+                  for device, gpu in zip(known.devices, gpus, strict=True))
   cpu = Cpu("Intel(R) Xeon(R) Platinum 8480C", "0-111", "0-111", ("0-55", "56-111"))
   numa = (NumaNode(0, "0-55", 1 << 40), NumaNode(1, "56-111", 1 << 40))
   return known._replace(cpu=cpu, numa=numa, gpus=tuple(gpus), nics=tuple(nics), devices=devices,

@@ -11,7 +11,8 @@ import numpy as np
 
 from experiments.labs.faults.spec import NETWORK, Fault, Layout, Spec, layout
 
-_Kind = tuple[str, float, bool, bool]  # kind, severity, whether it begins mid-run, whether it strikes several
+# kind, severity, whether it begins mid-run, whether it strikes several
+_Kind = tuple[str, float, bool, bool]
 _CHANCE = 0.1  # of a pause, for one process in a step
 _EVERY = 25  # steps between two checkpoints
 _LINKS = {0.06: 120.0, 0.1: 90.0, 0.2: 56.0, 0.35: 32.0}  # Mbit/s of a slow link, by severity
@@ -19,7 +20,8 @@ _FLOWS = {0.06: 0.25, 0.1: 0.5, 0.2: 1.0, 0.35: 2.0}  # connections each way on 
 
 
 def plan(config: Mapping[str, Any]) -> list[Spec]:
-  """All runs of a config, each healthy twin directly before the runs with a fault that share its seed.
+  """All runs of a config, each healthy twin directly before the runs with a fault that share its
+  seed.
 
   Args:
     config: as `configs/fault_lab.py` gives.
@@ -53,27 +55,32 @@ def _of_layout(config: Mapping[str, Any], shape: Layout, healthy: int) -> list[S
     twin = fit[int(rng.integers(len(fit)))]
     faults = tuple(fault_of(config, shape, twin, rng, *kind) for kind in kinds)
     spec = dataclasses.replace(
-        twin, name=f"{shape.name}-{number:03d}-{'+'.join(fault.kind for fault in faults)}", faults=faults,
-        twin=twin.name, probe=shape.processes > 1 and any(fault.kind in NETWORK for fault in faults))
+        twin, name=f"{shape.name}-{number:03d}-{'+'.join(fault.kind for fault in faults)}",
+        faults=faults, twin=twin.name,
+        probe=shape.processes > 1 and any(fault.kind in NETWORK for fault in faults))
     with_faults[twin.name].append(spec)
   return [spec for twin in twins for spec in (twin, *with_faults[twin.name])]
 
 
 def healthy_twin(config: Mapping[str, Any], shape: Layout, number: int) -> Spec:
-  """A healthy run. Every third has a fixture of GPUs and NICs, with some ranks misplaced, at no cost."""
+  """A healthy run. Every third has a fixture of GPUs and NICs, with some ranks misplaced, at no
+  cost."""
   rng = np.random.default_rng([config["seed"], number, shape.ranks, shape.processes, 7])
   misplaced: tuple[int, ...] | None = None
   if number % 3 == 1:
     first = int(rng.integers(shape.ranks))
-    groups = [(first,), tuple(range(shape.ranks // 2, shape.ranks))] if shape.devices > 1 else [(first,)]
+    groups = ([(first,), tuple(range(shape.ranks // 2, shape.ranks))] if shape.devices > 1
+              else [(first,)])
     misplaced = groups[number // 3 % len(groups)]
   return Spec(f"{shape.name}-healthy-{number:03d}", shape.name, 1000 * config["seed"] + number,
-              config["steps"][shape.name], 1e-3 * config["work_ms"][shape.name], float(config["jitter"]), None,
-              misplaced, probe=shape.processes > 1 and number % 3 == 0)
+              config["steps"][shape.name], 1e-3 * config["work_ms"][shape.name],
+              float(config["jitter"]), None, misplaced,
+              probe=shape.processes > 1 and number % 3 == 0)
 
 
 def _spinning(config: Mapping[str, Any], shape: Layout, number: int) -> Spec:
-  """A run without a fault, in which one rank computes. It's no healthy control: other load makes that rank late."""
+  """A run without a fault, in which one rank computes. It's no healthy control: other load makes
+  that rank late."""
   rng = np.random.default_rng([config["seed"], number, shape.ranks, shape.processes, 8])
   twin = healthy_twin(config, shape, number)
   return dataclasses.replace(twin, name=f"{shape.name}-reference-{number:03d}", misplaced=None,
@@ -85,7 +92,8 @@ def _hogs(families: Sequence[Sequence[_Kind]]) -> int:
 
 
 def _families(config: Mapping[str, Any], shape: Layout) -> Iterator[list[_Kind]]:
-  """The faults of each run: all of them in some layouts, begun mid-run and one at a time in the others."""
+  """The faults of each run: all of them in some layouts, begun mid-run and one at a time in the
+  others."""
   several, whole = shape.processes > 1, shape.name in config["whole"]
   severities: Sequence[float] = tuple(config["severities"])
   begin = (False, True) if whole else (True,)
@@ -121,13 +129,15 @@ def _families(config: Mapping[str, Any], shape: Layout) -> Iterator[list[_Kind]]
       yield [(one, severity, number % 2 == 0, False), (other, severity, number % 2 == 1, False)]
 
 
-def fault_of(config: Mapping[str, Any], shape: Layout, twin: Spec, rng: np.random.Generator, kind: str, severity: float,
-           later: bool, many: bool) -> Fault:
-  """Puts numbers to a kind of fault, so that it costs about `severity` of the step while it lasts."""
+def fault_of(config: Mapping[str, Any], shape: Layout, twin: Spec, rng: np.random.Generator,
+             kind: str, severity: float, later: bool, many: bool) -> Fault:
+  """Puts numbers to a kind of fault, so that it costs about `severity` of the step while it
+  lasts."""
   step = twin.work + 1e-3 * config["rest_ms"][shape.name]
   cost = severity / (1 - severity) * step  # seconds a step
   onset = round(config["onset"] * twin.steps) if later else 0
-  # Nobody can tell a misplaced rank that is slow for its place from one that is slow for another reason.
+  # Nobody can tell a misplaced rank that is slow for its place from one that is slow for another
+  # reason.
   far = set(twin.misplaced or ())
   innocent = [rank for rank in range(shape.ranks) if rank not in far]
   rank = innocent[int(rng.integers(len(innocent)))]
@@ -151,7 +161,8 @@ def fault_of(config: Mapping[str, Any], shape: Layout, twin: Spec, rng: np.rando
   elif kind == "checkpointing":
     targets, chance, seconds = (0,), float(_EVERY), cost * _EVERY
   elif kind == "stopped":
-    targets, seconds = (process,), twin.work / 2 + 2 * cost  # a stop while the process sleeps costs what outlasts that
+    # a stop while the process sleeps costs what outlasts that
+    targets, seconds = (process,), twin.work / 2 + 2 * cost
   elif kind == "hog":
     targets, seconds = (shape.process_of(twin.spinning or 0),), float(max(1, round(10 * severity)))
   elif kind == "link":

@@ -1,6 +1,7 @@
 """What every rank and process is to do in every step of a run, from its seed alone. Pure.
 
-Each process computes its own part and nobody needs to be told: the same spec gives the same schedule everywhere.
+Each process computes its own part and nobody needs to be told: the same spec gives the same
+schedule everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Schedule(NamedTuple):
   work: np.ndarray  # [R, K] float32, what a healthy rank sleeps
   spin: np.ndarray  # [R, K] float32, what it computes
   extra: np.ndarray  # [R, K] float32, injected on top, in the step
-  pause: dict[str, np.ndarray]  # [P, K] float32 by cause ("gc", "data", "checkpoint"), injected between steps
+  # [P, K] float32 by cause ("gc", "data", "checkpoint"), injected between steps
+  pause: dict[str, np.ndarray]
 
 
 def schedule(spec: Spec) -> Schedule:
@@ -53,9 +55,11 @@ def schedule(spec: Spec) -> Schedule:
 
 
 def _struck(fault: Fault, processes: int, steps: int, rng: np.random.Generator) -> np.ndarray:
-  """[P, K] where a pause strikes: by chance, or at every so many steps if `chance` is more than 1."""
+  """[P, K] where a pause strikes: by chance, or at every so many steps if `chance` is more than
+  1."""
   if fault.chance > 1:
-    struck = np.broadcast_to(np.arange(steps) % round(fault.chance) == round(fault.chance) - 1, (processes, steps))
+    struck = np.broadcast_to(np.arange(steps) % round(fault.chance) == round(fault.chance) - 1,
+                             (processes, steps))
   else:
     struck = rng.random((processes, steps)) < fault.chance
   return struck & np.isin(np.arange(processes), fault.targets)[:, None]
@@ -64,11 +68,13 @@ def _struck(fault: Fault, processes: int, steps: int, rng: np.random.Generator) 
 def _extra(fault: Fault, ranks: int, steps: int, rng: np.random.Generator) -> np.ndarray:
   """[R, K] seconds that a fault inside the step adds; none for what is injected from outside."""
   if fault.kind in ("straggler", "misplaced"):
-    return np.where(np.isin(np.arange(ranks), fault.targets)[:, None], fault.seconds, 0.0) * np.ones(steps)
+    return (np.where(np.isin(np.arange(ranks), fault.targets)[:, None], fault.seconds, 0.0)
+            * np.ones(steps))
   if fault.kind == "rotating":
     return np.where(np.arange(ranks)[:, None] == rng.integers(0, ranks, steps), fault.seconds, 0.0)
   if fault.kind == "imbalance":
-    # Lengths as language data have them, most short, some long; `seconds` is the mean of the longest less the mean.
+    # Lengths as language data have them, most short, some long; `seconds` is the mean of the
+    # longest less the mean.
     drawn = rng.gamma(2.0, 1.0, (ranks, steps))
     return drawn * fault.seconds / max(float((drawn.max(axis=0) - drawn.mean(axis=0)).mean()), 1e-9)
   return np.zeros((ranks, steps))

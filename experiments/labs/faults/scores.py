@@ -1,4 +1,5 @@
-"""How often a diagnosis was right: confusion, F1 by mode, blame, share and what-if errors, detection delay. Pure."""
+"""How often a diagnosis was right: confusion, F1 by mode, blame, share and what-if errors,
+detection delay. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from experiments.labs.faults.spec import AMPLIFICATION, CONTENTION, HEALTHY, LOCALITY, MODES, RUNTIME, STRAGGLER
+from experiments.labs.faults.spec import (
+  AMPLIFICATION,
+  CONTENTION,
+  HEALTHY,
+  LOCALITY,
+  MODES,
+  RUNTIME,
+  STRAGGLER,
+)
 
 COSTLY = 0.05
 """Faults that cost this share of a run's time count; what becomes of cheaper ones is told apart."""
 STRETCH = 24
-"""Steps over which it is asked how often healthy runs are disturbed: what the stream looks back on."""
+"""Steps over which it is asked how often healthy runs are disturbed: what the stream looks back
+on."""
 BINS = (0.0, 0.02, 0.035, 0.05, 0.1, 0.2, 1.0)
 """Edges of the classes of cost."""
-GROUP_OF = {STRAGGLER: "chronic", LOCALITY: "chronic", AMPLIFICATION: "wandering", RUNTIME: "runtime",
-            CONTENTION: "contention"}
-"""Which share of the injected truth a mode's share is compared with; a slow link's is contention, whatever its name."""
+GROUP_OF = {STRAGGLER: "chronic", LOCALITY: "chronic", AMPLIFICATION: "wandering",
+            RUNTIME: "runtime", CONTENTION: "contention"}
+"""Which share of the injected truth a mode's share is compared with; a slow link's is contention,
+whatever its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +70,19 @@ class Judged:
     injected: the faults.
     found: the findings, the costliest first.
     shares: injected truth by group.
-    what_if: seconds of a step without the fault: as predicted, as measured in the twin, and as the injectors' own times
-      say of this very run; None where not asked or answered.
-    detected: steps from when it first did anything until streaming named the mode, by the place of each fault that
-      begins mid-run; None where it never did.
+    what_if: seconds of a step without the fault: as predicted, as measured in the twin, and as the
+      injectors' own times say of this very run; None where not asked or answered.
+    detected: steps from when it first did anything until streaming named the mode, by the place of
+      each fault that begins mid-run; None where it never did.
     noticed: the same until it told of anything at all.
     false_alarms: of the stream, before anything was injected.
-    of_disturbances: those of them in whose steps, from the onset told to the alarm, the job lost `COSTLY` of its time
-      or more to something that nobody injected, by the loops' own clocks.
-    disturbed: in a healthy control, share of its stretches of `STRETCH` steps in which it lost as much; else None.
+    of_disturbances: those of them in whose steps, from the onset told to the alarm, the job lost
+      `COSTLY` of its time or more to something that nobody injected, by the loops' own clocks.
+    disturbed: in a healthy control, share of its stretches of `STRETCH` steps in which it lost as
+      much; else None.
     steps: of the run.
-    untouched: error of the truth that contention is compared with, as a share of the step, where it shows.
+    untouched: error of the truth that contention is compared with, as a share of the step, where it
+      shows.
     trouble: what kept the run from being diagnosed; empty if nothing did.
   """
 
@@ -97,7 +110,8 @@ class Judged:
 
 def by_mode(runs: Iterable[Judged], cost: Callable[[Injected], float] = lambda fault: fault.cost
             ) -> dict[str, dict[str, float]]:
-  """Precision, recall and F1 of each mode, over healthy controls and runs all of whose faults cost `COSTLY`.
+  """Precision, recall and F1 of each mode, over healthy controls and runs all of whose faults cost
+  `COSTLY`.
 
   A run may have several modes; each is counted by itself.
 
@@ -106,7 +120,8 @@ def by_mode(runs: Iterable[Judged], cost: Callable[[Injected], float] = lambda f
     cost: which cost of a fault decides.
 
   Returns:
-    By mode: `right`, `missed`, `false` (counts), `precision`, `recall`, `f1`; NaN where there is nothing to count.
+    By mode: `right`, `missed`, `false` (counts), `precision`, `recall`, `f1`; NaN where there is
+    nothing to count.
   """
   counts = {mode: Counter({"right": 0, "missed": 0, "false": 0}) for mode in MODES}
   for run in runs:
@@ -137,8 +152,9 @@ def macro_f1(modes: Mapping[str, Mapping[str, float]]) -> float:
 def confusion(runs: Iterable[Judged]) -> dict[str, dict[str, int]]:
   """Counts by injected mode (rows) and found mode (columns), of the same runs as `by_mode`.
 
-  A fault whose mode was found goes on the diagonal; else it goes to the costliest finding that no fault of the run
-  accounts for, or to healthy. A healthy control goes to its costliest finding, or to healthy.
+  A fault whose mode was found goes on the diagonal; else it goes to the costliest finding that no
+  fault of the run accounts for, or to healthy. A healthy control goes to its costliest finding, or
+  to healthy.
   """
   names = (*MODES, HEALTHY)
   table = {row: dict.fromkeys(names, 0) for row in names}
@@ -171,7 +187,8 @@ def fading(runs: Iterable[Judged]) -> list[dict[str, Any]]:
 def blame(run: Judged, fault: Injected) -> bool | None:
   """Whether a fault was blamed on the right ranks or host.
 
-  Right is: exactly its ranks; or its host by name and no rank of another host. Nobody innocent may be named.
+  Right is: exactly its ranks; or its host by name and no rank of another host. Nobody innocent may
+  be named.
 
   Returns:
     None where there is nobody to blame, or the mode was not found.
@@ -188,7 +205,8 @@ def blame(run: Judged, fault: Injected) -> bool | None:
 
 
 def blame_accuracy(runs: Iterable[Judged]) -> tuple[int, int]:
-  """How many of how many costly faults with somebody to blame were found and rightly blamed; missed ones count."""
+  """How many of how many costly faults with somebody to blame were found and rightly blamed; missed
+  ones count."""
   right = whole = 0
   for run in runs:
     for fault in run.injected:
@@ -199,11 +217,13 @@ def blame_accuracy(runs: Iterable[Judged]) -> tuple[int, int]:
 
 
 def wrongly_blamed(run: Judged) -> bool:
-  """Whether ranks or hosts are named in a run in which nobody is to blame. A host that all ranks are on is none."""
+  """Whether ranks or hosts are named in a run in which nobody is to blame. A host that all ranks
+  are on is none."""
   if any(fault.ranks or fault.hosts for fault in run.injected):
     return False
-  return any(0 < len(finding.ranks) < run.ranks or (finding.hosts and run.layout.partition("x")[0] != "" and
-                                                   0 < len(finding.hosts) < _hosts(run.layout))
+  return any(0 < len(finding.ranks) < run.ranks
+             or (finding.hosts and run.layout.partition("x")[0] != "" and
+                 0 < len(finding.hosts) < _hosts(run.layout))
              for finding in run.found)
 
 
@@ -223,7 +243,8 @@ def share_errors(runs: Iterable[Judged]) -> dict[str, np.ndarray]:
     links = any(fault.kind == "misplaced_link" for fault in run.injected)
     group_of = {**GROUP_OF, LOCALITY: GROUP_OF[CONTENTION]} if links else GROUP_OF
     for group in errors:
-      true = {fault.mode for fault in run.injected if group_of[fault.mode] == group and fault.cost >= COSTLY}
+      true = {fault.mode for fault in run.injected if group_of[fault.mode] == group
+              and fault.cost >= COSTLY}
       if true and true <= told:
         share = sum(finding.share for finding in run.found if group_of.get(finding.mode) == group)
         errors[group].append(100 * (share - run.shares[group]))
@@ -231,13 +252,15 @@ def share_errors(runs: Iterable[Judged]) -> dict[str, np.ndarray]:
 
 
 def what_if_errors(runs: Iterable[Judged]) -> tuple[np.ndarray, np.ndarray]:
-  """Predicted over true step time without the fault, less 1, in %: against the twin, and against the same run."""
+  """Predicted over true step time without the fault, less 1, in %: against the twin, and against
+  the same run."""
   found = [run.what_if for run in runs if run.what_if]
   return (np.array([100 * (predicted / twin - 1) for predicted, twin, _ in found]),
           np.array([100 * (predicted / own - 1) for predicted, _, own in found]))
 
 
-def delays(runs: Iterable[Judged], of: Callable[[Judged], Mapping[int, int | None] | None] = lambda run: run.detected
+def delays(runs: Iterable[Judged],
+           of: Callable[[Judged], Mapping[int, int | None] | None] = lambda run: run.detected
            ) -> list[int | None]:
   """Steps from onset to detection of each costly fault; None where it was never detected.
 
@@ -254,18 +277,22 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
   modes, active = by_mode(runs), by_mode(runs, lambda fault: fault.cost_active)
   right, whole = blame_accuracy(runs)
   controls = [run for run in runs if run.control]
-  nobody = [run for run in runs if run.injected and not any(f.ranks or f.hosts for f in run.injected)]
+  nobody = [run for run in runs if run.injected
+            and not any(f.ranks or f.hosts for f in run.injected)]
   errors = share_errors(runs)
   (against_twin, against_own), waited = what_if_errors(runs), delays(runs)
   found = sorted(steps for steps in waited if steps is not None)
   return {
-      "runs": len(runs), "with_faults": sum(bool(run.injected) for run in runs), "controls": len(controls),
-      "counted": sum(bool(run.injected) and all(f.cost >= COSTLY for f in run.injected) for run in runs),
-      "macro_f1": macro_f1(modes), "macro_f1_active": macro_f1(active), "modes": modes, "confusion": confusion(runs),
+      "runs": len(runs), "with_faults": sum(bool(run.injected) for run in runs),
+      "controls": len(controls),
+      "counted": sum(bool(run.injected) and all(f.cost >= COSTLY for f in run.injected)
+                     for run in runs), "macro_f1": macro_f1(modes),
+      "macro_f1_active": macro_f1(active), "modes": modes, "confusion": confusion(runs),
       "blame": {"right": right, "of": whole, "accuracy": right / whole if whole else float("nan")},
       "controls_with_findings": sorted(run.name for run in controls if run.found),
       "controls_falsely_blamed": sorted(run.name for run in controls if wrongly_blamed(run)),
-      "nobody_to_blame": {"runs": len(nobody), "named": sorted(run.name for run in nobody if wrongly_blamed(run))},
+      "nobody_to_blame": {"runs": len(nobody),
+                          "named": sorted(run.name for run in nobody if wrongly_blamed(run))},
       "share_error_points": {group: _spread(values) for group, values in errors.items()},
       "contention_truth_error_points": _spread(
           np.array([100 * run.untouched for run in runs if run.untouched is not None])),
@@ -278,7 +305,8 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
                     "false_alarms_in_controls": sum(run.false_alarms for run in controls),
                     "of_disturbances": sum(run.of_disturbances for run in controls),
                     "steps_of_controls": sum(run.steps for run in controls),
-                    "disturbed_stretches": float(np.mean([run.disturbed or 0.0 for run in controls] or [0.0])),
+                    "disturbed_stretches":
+                    float(np.mean([run.disturbed or 0.0 for run in controls] or [0.0])),
                     "by_kind": _by_kind(runs),
                     "median": float(np.median(found)) if found else None,
                     "p95": float(np.percentile(found, 95)) if found else None},
@@ -292,16 +320,19 @@ def _by_kind(runs: Iterable[Judged]) -> dict[str, list[int | None]]:
     for place, steps in (run.detected or {}).items():
       if run.injected[place].cost_active >= COSTLY:
         found.setdefault(run.injected[place].kind, []).append(steps)
-  return {kind: sorted(steps, key=lambda s: float("inf") if s is None else s) for kind, steps in sorted(found.items())}
+  return {kind: sorted(steps, key=lambda s: float("inf") if s is None else s)
+          for kind, steps in sorted(found.items())}
 
 
 def _spread(values: np.ndarray) -> dict[str, float | int | None]:
   """Median and high percentiles of |values|, how many, and how many within 2."""
   if not values.size:
-    return {"number": 0, "median_abs": None, "p95_abs": None, "max_abs": None, "bias": None, "within_2": None}
+    return {"number": 0, "median_abs": None, "p95_abs": None, "max_abs": None, "bias": None,
+            "within_2": None}
   size = np.abs(values)
-  return {"number": int(values.size), "median_abs": float(np.median(size)), "p95_abs": float(np.percentile(size, 95)),
-          "max_abs": float(size.max()), "bias": float(np.median(values)), "within_2": float((size <= 2).mean())}
+  return {"number": int(values.size), "median_abs": float(np.median(size)),
+          "p95_abs": float(np.percentile(size, 95)), "max_abs": float(size.max()),
+          "bias": float(np.median(values)), "within_2": float((size <= 2).mean())}
 
 
 def misjudged(runs: Iterable[Judged]) -> list[str]:
@@ -322,8 +353,9 @@ def misjudged(runs: Iterable[Judged]) -> list[str]:
     if run.trouble:
       wrong.append(run.trouble)
     if wrong:
-      injected = "; ".join(f"{f.mode} by {f.kind}, ranks {list(f.ranks)}, {100 * f.cost:.1f} % from step {f.onset}"
-                           for f in run.injected) or "nothing"
+      injected = "; ".join(
+          f"{f.mode} by {f.kind}, ranks {list(f.ranks)}, {100 * f.cost:.1f} % from step {f.onset}"
+          for f in run.injected) or "nothing"
       found = "; ".join(f"{f.mode} {100 * f.share:.1f} % ranks {list(f.ranks)} {list(f.hosts)}"
                         for f in run.found) or "nothing"
       lines.append(f"{run.name}: {', '.join(wrong)} | injected: {injected} | found: {found}")

@@ -1,4 +1,5 @@
-"""What a run of the fault lab is: its layout, its work, its faults. Plain data, to JSON and back."""
+"""What a run of the fault lab is: its layout, its work, its faults. Plain data, to JSON and
+back."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def layout(name: str) -> Layout:
     return Layout(name, 1, int(name[2:]))
   if first.isdigit() and second.isdigit() and int(first) > 1 and int(second) > 0:
     return Layout(name, int(first), int(second))
-  raise ValueError(f"{name!r} is no layout: write in8 for one process of 8 devices, or 4x1 for 4 processes of one.")
+  raise ValueError(
+      f"{name!r} is no layout: write in8 for one process of 8 devices, or 4x1 for 4 processes "
+      "of one.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +78,10 @@ class Fault:
   Attributes:
     kind: a key of `MODE_OF`.
     targets: ranks; of pauses, stops and links, processes. Empty: nobody in particular.
-    seconds: what is asked for: time a step, or of one pause or stop; Mbit/s of a link; 1 a hog or a flow.
-    chance: how likely a pause strikes a process in a step, or steps between two if more than 1; 1 for everything else.
+    seconds: what is asked for: time a step, or of one pause or stop; Mbit/s of a link; 1 a hog or a
+      flow.
+    chance: how likely a pause strikes a process in a step, or steps between two if more than 1; 1
+      for everything else.
     onset: first step with it.
     until: first step without it again.
     severity: share of the step it was meant to cost while it lasts.
@@ -107,7 +112,8 @@ class Spec:
     work: seconds each rank works in a step, mean.
     jitter: standard deviation of it, as a share.
     spinning: rank that computes instead of sleeping for a part of its work, or None.
-    misplaced: ranks whose GPU sits across the socket from its NIC, by the fixture; None where no fixture is written.
+    misplaced: ranks whose GPU sits across the socket from its NIC, by the fixture; None where no
+      fixture is written.
     faults: what is injected; none in a healthy control.
     twin: name of the healthy run with the same seed; None if it is one itself.
     probe: whether the links are probed after the last step, while the faults last.
@@ -140,6 +146,8 @@ class Spec:
 
 def from_json(document: Mapping[str, Any]) -> Spec:
   """Reads what `Spec.to_json` wrote, or its JSON."""
-  faults = tuple(Fault(**{**fault, "targets": tuple(fault["targets"])}) for fault in document["faults"])
+  faults = tuple(Fault(**{**fault, "targets": tuple(fault["targets"])})
+                 for fault in document["faults"])
   misplaced = document["misplaced"]
-  return Spec(**{**document, "faults": faults, "misplaced": None if misplaced is None else tuple(misplaced)})
+  return Spec(**{**document, "faults": faults,
+                 "misplaced": None if misplaced is None else tuple(misplaced)})

@@ -10,8 +10,8 @@ from rich.table import Table
 from experiments.labs.faults.spec import HEALTHY, MODES
 from experiments.lib import measured
 
-_NAMES = {"all": "with hosts' counters, link probe and measured fabric", "counters": "with hosts' counters",
-          "bare": "by the stamps alone"}
+_NAMES = {"all": "with hosts' counters, link probe and measured fabric",
+          "counters": "with hosts' counters", "bare": "by the stamps alone"}
 
 
 def confusion_table(how: str, counts: Mapping[str, Mapping[str, int]]) -> Table:
@@ -48,32 +48,37 @@ def _rows(judgements: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
     return [name, *(value(one) for one in every)]
 
   rows = [
-      row("runs with faults, of them all above 5 %", lambda s: f"{s['with_faults']}, {s['counted']}"),
+      row("runs with faults, of them all above 5 %",
+          lambda s: f"{s['with_faults']}, {s['counted']}"),
       row("healthy controls", lambda s: s["controls"]),
       row("mode macro-F1, faults of 5 % of the run or more", lambda s: f"{s['macro_f1']:.3f}"),
       row("mode macro-F1, 5 % or more while they last", lambda s: f"{s['macro_f1_active']:.3f}"),
       row("right rank or host blamed", lambda s: f"{s['blame']['right']} of {s['blame']['of']} "
-                                                 f"({s['blame']['accuracy']:.3f})"),
+          f"({s['blame']['accuracy']:.3f})"),
       row("healthy controls with a finding", lambda s: len(s["controls_with_findings"])),
-      row("healthy controls in which somebody is blamed", lambda s: len(s["controls_falsely_blamed"])),
-      row("somebody blamed where nobody is to blame", lambda s: f"{len(s['nobody_to_blame']['named'])} of "
-                                                                f"{s['nobody_to_blame']['runs']}")]
+      row("healthy controls in which somebody is blamed",
+          lambda s: len(s["controls_falsely_blamed"])),
+      row("somebody blamed where nobody is to blame",
+          lambda s: f"{len(s['nobody_to_blame']['named'])} of {s['nobody_to_blame']['runs']}")]
   for group in next(iter(every))["share_error_points"]:
     rows.append(row(f"share error, {group}, points: median, 95 %",
                     lambda s, g=group: _pair(s["share_error_points"][g])))
-  rows.append(row("what contention's truth says of runs with an untouched network, points: median, 95 %",
-                  lambda s: _pair(s["contention_truth_error_points"])))
+  rows.append(
+      row("what contention's truth says of runs with an untouched network, points: median, 95 %",
+          lambda s: _pair(s["contention_truth_error_points"])))
   for name, key in (("the twin", "twin"), ("the same run, by the injectors", "same_run")):
     rows.append(row(f"what-if error against {name}, %: median, 95 %",
                     lambda s, k=key: _pair(s["what_if_error_percent"][k])))
   for name, key in (("mode", "within_30"), ("anything", "noticed_within_30")):
     rows.append(row(f"{name} told by the stream within 30 steps",
                     lambda s, k=key: f"{s['detection'][k]} of {s['detection']['faults']}"))
-  rows.append(row("steps to detection: median, 95 %", lambda s: "–" if s["detection"]["median"] is None else
+  rows.append(row("steps to detection: median, 95 %",
+                  lambda s: "–" if s["detection"]["median"] is None else
                   f"{s['detection']['median']:.0f}, {s['detection']['p95']:.0f}"))
   rows.append(row("false alarms of the stream in controls, of steps", lambda s: (
       f"{s['detection']['false_alarms_in_controls']} in {s['detection']['steps_of_controls']:,}")))
-  rows.append(row("of them, where the machine cost the job 5 % or more", lambda s: s["detection"]["of_disturbances"]))
+  rows.append(row("of them, where the machine cost the job 5 % or more",
+                  lambda s: s["detection"]["of_disturbances"]))
   rows.append(row("stretches of 24 healthy steps in which it did", lambda s: (
       f"{100 * s['detection']['disturbed_stretches']:.0f} %")))
   rows.append(row("runs not diagnosed", lambda s: len(s["undiagnosed"])))
@@ -92,10 +97,11 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
   lines = measured.introduction("The fault lab", dict(figures))
   load = figures["made"]["load"]
   lines += [
-      f"The runs were made with `--config.seed={figures['made']['seed']}`, at load averages of {load[0]:.1f} to "
-      f"{load[2]:.1f} (median {load[1]:.1f}) on {figures['machine']['cores']} cores; each run's own is in its label. "
-      "What the faults are and how truth is measured: [fault_lab.md](../fault_lab.md). Other load is a fault that no "
-      "label knows of: what it does to controls is real, and counts as a false finding here.", ""]
+      f"The runs were made with `--config.seed={figures['made']['seed']}`, at load averages of "
+      f"{load[0]:.1f} to {load[2]:.1f} (median {load[1]:.1f}) on {figures['machine']['cores']} "
+      "cores; each run's own is in its label. What the faults are and how truth is measured: "
+      "[fault_lab.md](../fault_lab.md). Other load is a fault that no label knows of: what it does "
+      "to controls is real, and counts as a false finding here.", ""]
   if figures["note"]:
     lines += [figures["note"], ""]
   lines += measured.table(("", *(_NAMES.get(name, name) for name in judgements)), _rows(judgements))
@@ -106,7 +112,9 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
                             [[row, *(one["confusion"][row][column] for column in (*MODES, HEALTHY))]
                              for row in (*MODES, HEALTHY)])
     lines += measured.table(("mode", "right", "missed", "false", "precision", "recall", "F1"),
-                            [[mode, *(entry[key] for key in ("right", "missed", "false", "precision", "recall", "f1"))]
+                            [[mode,
+                              *(entry[key] for key in ("right", "missed", "false", "precision",
+                                                       "recall", "f1"))]
                              for mode, entry in one["modes"].items()])
     lines += ["Where it fades, single faults by what they cost of the whole run:", ""]
     lines += measured.table(("cost", "runs", "mode found", "rightly blamed, of those to blame"),
@@ -119,7 +127,8 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
 
 def _detection(one: Mapping[str, Any]) -> list[str]:
   by_kind: Mapping[str, Sequence[int | None]] = one["detection"]["by_kind"]
-  return ["## Steps to detection", "", "Faults that begin mid-run and cost 5 % or more while they last; –: never.", "",
+  return ["## Steps to detection", "",
+          "Faults that begin mid-run and cost 5 % or more while they last; –: never.", "",
           *measured.table(("fault", "steps from its onset to the stream's alarm"),
                           [[kind, ", ".join(measured.cell(steps) for steps in found)]
                            for kind, found in by_kind.items()])]
@@ -127,4 +136,5 @@ def _detection(one: Mapping[str, Any]) -> list[str]:
 
 def _wrong(figures: Mapping[str, Any]) -> Sequence[str]:
   wrong: Sequence[str] = figures.get("misjudged", ())
-  return ["## Misjudged with everything", "", *(f"- `{line}`" for line in wrong), ""] if wrong else []
+  return (["## Misjudged with everything", "", *(f"- `{line}`" for line in wrong), ""] if wrong
+          else [])

@@ -1,8 +1,9 @@
-"""Traffic that competes with a job: as many TCP connections as asked for, as fast as they go. Needs only Python.
+"""Traffic that competes with a job: as many TCP connections as asked for, as fast as they go. Needs
+only Python.
 
     traffic.py serve PORT                   takes connections and reads
     traffic.py send ADDRESS PORT FLOWS      writes until it is ended; 0.25 flows: one, a quarter of the time
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

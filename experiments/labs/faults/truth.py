@@ -1,8 +1,10 @@
-"""What the injected faults really cost, from what the injectors measured: never from what the recorder stamped. Pure.
+"""What the injected faults really cost, from what the injectors measured: never from what the
+recorder stamped. Pure.
 
-A rank's busy time before the collective is what it slept, computed and paused, each read off the monotonic clock where
-it was done. The accounting of docs/accounting.md, applied to these times, gives the shares a report should find; the
-steps played again without one fault give what that fault costs.
+A rank's busy time before the collective is what it slept, computed and paused, each read off the
+monotonic clock where it was done. The accounting of docs/accounting.md, applied to these times,
+gives the shares a report should find; the steps played again without one fault give what that fault
+costs.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from experiments.labs.faults.schedule import schedule
 from experiments.labs.faults.spec import NETWORK, OUTSIDE, PAUSES, Fault, Spec, layout
 
 GROUPS = ("chronic", "wandering", "runtime", "contention")
-"""Shares that can be told apart by injection: of ranks late for good (whatever the reason), of ranks late by turns, of
-pauses between steps, of transfers that take longer."""
+"""Shares that can be told apart by injection: of ranks late for good (whatever the reason), of
+ranks late by turns, of pauses between steps, of transfers that take longer."""
 
 
 class Measured(NamedTuple):
@@ -28,7 +30,8 @@ class Measured(NamedTuple):
   extra: np.ndarray  # [R, K] slept on top
   over: np.ndarray  # [R, K] of both, what it took longer than was asked for
   pause: dict[str, np.ndarray]  # [R, K] by cause, the same on all ranks of a process
-  step: np.ndarray  # [K] time from one step's end to the next one's, mean over processes; NaN for the first
+  # [K] time from one step's end to the next one's, mean over processes; NaN for the first
+  step: np.ndarray
 
 
 def read(directory: pathlib.Path, spec: Spec) -> Measured:
@@ -46,11 +49,14 @@ def read(directory: pathlib.Path, spec: Spec) -> Measured:
       own = file["ranks"]
       arrays["work"][own] = file["work"] + file["spin"]
       arrays["extra"][own] = file["extra"]
-      # A spinning rank computes so many turns, not seconds: what it took longer shows against its twin only.
-      arrays["over"][own] = file["work"] - file["work_asked"] + file["extra"] - file["extra_asked"] + file["spin"]
+      # A spinning rank computes so many turns, not seconds: what it took longer shows against its
+      # twin only.
+      arrays["over"][own] = (file["work"] - file["work_asked"] + file["extra"] - file["extra_asked"]
+                             + file["spin"])
       for name in file.files:
         if name.startswith("pause_"):
-          pause.setdefault(name.removeprefix("pause_"), np.zeros((shape.ranks, spec.steps)))[own] = file[name]
+          pause.setdefault(name.removeprefix("pause_"),
+                           np.zeros((shape.ranks, spec.steps)))[own] = file[name]
       steps.append(np.diff(file["ends_ns"], prepend=file["ends_ns"][0]) * 1e-9)
   step = np.mean(steps, axis=0)
   step[0] = np.nan
@@ -58,12 +64,14 @@ def read(directory: pathlib.Path, spec: Spec) -> Measured:
 
 
 def lost(found: Measured, first: int, last: int) -> float:
-  """Share of the step that steps `first` to `last` took longer than is usual in the run, whatever the reason.
+  """Share of the step that steps `first` to `last` took longer than is usual in the run, whatever
+  the reason.
 
-  By the loops' own clocks: what a step takes beyond the longest work and pauses that were asked for, less the run's
-  median of it.
+  By the loops' own clocks: what a step takes beyond the longest work and pauses that were asked
+  for, less the run's median of it.
   """
-  asked = (found.work + found.extra - found.over + sum(found.pause.values(), np.zeros_like(found.work))).max(axis=0)
+  asked = (found.work + found.extra - found.over
+           + sum(found.pause.values(), np.zeros_like(found.work))).max(axis=0)
   rest = found.step - asked
   return float((np.nanmean(rest[first:last + 1]) - np.nanmedian(rest)) / np.nanmedian(found.step))
 
@@ -71,7 +79,8 @@ def lost(found: Measured, first: int, last: int) -> float:
 def disturbed(found: Measured, cost: float, steps: int) -> float:
   """Share of all stretches of so many steps in which that share, `lost`, is `cost` at least."""
   begins = range(1, len(found.step) - steps + 1)
-  return float(np.mean([lost(found, begin, begin + steps - 1) >= cost for begin in begins])) if begins else 0.0
+  return (float(np.mean([lost(found, begin, begin + steps - 1) >= cost for begin in begins]))
+          if begins else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +89,13 @@ class FaultTruth:
 
   Attributes:
     kind, mode, ranks, hosts, onset, until: as labelled; no ranks and hosts: nobody is to blame.
-    seconds: mean a step over the whole run: injected on the rank it struck most, or added to the transfer.
-    cost: share of the run's step time that would be saved without it; without an imbalance all ranks have the mean.
+    seconds: mean a step over the whole run: injected on the rank it struck most, or added to the
+      transfer.
+    cost: share of the run's step time that would be saved without it; without an imbalance all
+      ranks have the mean.
     cost_active: the same of the steps from `onset` to `until`.
-    began: first step from `onset` on in which it did anything: a rare pause begins when it strikes first.
+    began: first step from `onset` on in which it did anything: a rare pause begins when it strikes
+      first.
   """
 
   kind: str
@@ -104,10 +116,12 @@ class Truth:
 
   Attributes:
     step_time: mean step, seconds, measured by the loops.
-    shares: of the step time, by `GROUPS`, of all injected time: a healthy run's jitter has shares, too.
+    shares: of the step time, by `GROUPS`, of all injected time: a healthy run's jitter has shares,
+      too.
     faults: one for each fault of the spec.
-    untouched: what the difference from the twin that is called contention is in a run in whose network, and to whose
-      processes, nothing was done from outside: the error of that truth, as a share of the step; None in other runs.
+    untouched: what the difference from the twin that is called contention is in a run in whose
+      network, and to whose processes, nothing was done from outside: the error of that truth, as a
+      share of the step; None in other runs.
   """
 
   step_time: float
@@ -142,31 +156,38 @@ def truth(spec: Spec, found: Measured, twin: Measured | None) -> Truth:
     ranks, hosts = blamed(spec, fault)
     seconds = float((in_step + pause)[:, counts].mean(axis=1).max()) + network * float(now.mean())
     faults.append(FaultTruth(
-        fault.kind, fault.mode, ranks, hosts, fault.onset, fault.until, seconds, float(saved[counts].mean()) / mean,
+        fault.kind, fault.mode, ranks, hosts, fault.onset, fault.until, seconds,
+        float(saved[counts].mean()) / mean,
         float(saved[counts & now].mean()) / float(found.step[counts & now].mean()),
         _began(fault, (in_step + pause).max(axis=0))))
   shares = accounting(inside[:, counts], pauses[:, counts])
-  active = max((float((fault.until - fault.onset) / spec.steps) for fault in spec.faults if fault.kind in NETWORK),
+  active = max((float((fault.until - fault.onset) / spec.steps)
+                for fault in spec.faults if fault.kind in NETWORK),
                default=0.0)
   shares["contention"] = slowed * active
   untouched = None
-  if twin is not None and layout(spec.layout).processes > 1 and not any(f.kind in OUTSIDE for f in spec.faults):
+  if (twin is not None and layout(spec.layout).processes > 1
+      and not any(f.kind in OUTSIDE for f in spec.faults)):
     untouched = _beyond_twin(found, twin, inside + pauses, slice(1, None)) / mean
-  return Truth(mean, {name: value / mean for name, value in shares.items()}, tuple(faults), untouched)
+  return Truth(mean, {name: value / mean for name, value in shares.items()}, tuple(faults),
+               untouched)
 
 
 def _began(fault: Fault, seconds: np.ndarray) -> int:
-  """First step from the onset on in which a pause was injected, of [K] seconds; of every other fault, the onset."""
-  struck = np.flatnonzero(seconds[fault.onset:] > 0) if fault.kind in PAUSES else np.zeros(1, np.int64)
+  """First step from the onset on in which a pause was injected, of [K] seconds; of every other
+  fault, the onset."""
+  struck = (np.flatnonzero(seconds[fault.onset:] > 0) if fault.kind in PAUSES
+            else np.zeros(1, np.int64))
   return fault.onset + int(struck[0]) if struck.size else fault.onset
 
 
 def accounting(inside: np.ndarray, pauses: np.ndarray) -> dict[str, float]:
   """Seconds a step by `GROUPS`, from busy times alone.
 
-  Earliness (max over ranks of the busy time - own) is split by the positive differences (last rank - own) between
-  work and pauses; what pauses take and make others wait is `runtime`. The waiting for work is `chronic` as far as
-  the same ranks are behind in the mean, and `wandering` beyond that.
+  Earliness (max over ranks of the busy time - own) is split by the positive differences (last rank
+  - own) between work and pauses; what pauses take and make others wait is `runtime`. The waiting
+  for work is `chronic` as far as the same ranks are behind in the mean, and `wandering` beyond
+  that.
 
   Args:
     inside: [R, K] seconds of work in the step.
@@ -175,12 +196,14 @@ def accounting(inside: np.ndarray, pauses: np.ndarray) -> dict[str, float]:
   busy = inside + pauses
   last = busy.argmax(axis=0)[None]
   early = busy.max(axis=0) - busy
-  more = [np.maximum(np.take_along_axis(part, last, axis=0) - part, 0.0) for part in (inside, pauses)]
+  more = [np.maximum(np.take_along_axis(part, last, axis=0) - part, 0.0)
+          for part in (inside, pauses)]
   total = more[0] + more[1]
   scale = np.divide(early, total, out=np.zeros_like(early), where=total > 0)
   waiting, paused = (float((part * scale).mean()) for part in more)
   chronic = min(float(inside.mean(axis=1).max() - inside.mean()), waiting)
-  return {"chronic": chronic, "wandering": waiting - chronic, "runtime": float(pauses.mean()) + paused}
+  return {"chronic": chronic, "wandering": waiting - chronic,
+          "runtime": float(pauses.mean()) + paused}
 
 
 def blamed(spec: Spec, fault: Fault) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -201,10 +224,11 @@ def blamed(spec: Spec, fault: Fault) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def _slowed(spec: Spec, found: Measured, twin: Measured | None, busy: np.ndarray) -> float:
-  """Seconds by which the steps under a fault of the network exceed the twin's, beyond the last rank's busy time.
+  """Seconds by which the steps under a fault of the network exceed the twin's, beyond the last
+  rank's busy time.
 
-  What the network does to a transfer is not under the injectors' control: it is the one truth that is measured
-  against the twin.
+  What the network does to a transfer is not under the injectors' control: it is the one truth that
+  is measured against the twin.
   """
   struck = [fault for fault in spec.faults if fault.kind in NETWORK]
   if twin is None or not struck:
@@ -221,7 +245,8 @@ def _beyond_twin(found: Measured, twin: Measured, busy: np.ndarray, now: slice) 
 
 def _parts(spec: Spec, fault: Fault, found: Measured, twin: Measured | None, slowed: float
            ) -> tuple[np.ndarray, np.ndarray, float]:
-  """[R, K] seconds of a fault in the step, [R, K] between steps, and seconds it adds to each transfer."""
+  """[R, K] seconds of a fault in the step, [R, K] between steps, and seconds it adds to each
+  transfer."""
   nothing = np.zeros_like(found.work)
   if fault.kind in PAUSES:
     return nothing, found.pause[PAUSES[fault.kind]], 0.0
@@ -229,15 +254,18 @@ def _parts(spec: Spec, fault: Fault, found: Measured, twin: Measured | None, slo
     return nothing, nothing, slowed
   if fault.kind in ("stopped", "hog"):
     ranks, _ = blamed(spec, fault)
-    usual = np.median(twin.over, axis=1, keepdims=True) if twin else np.median(found.over, axis=1, keepdims=True)
+    usual = (np.median(twin.over, axis=1, keepdims=True) if twin
+             else np.median(found.over, axis=1, keepdims=True))
     own = np.isin(np.arange(len(nothing)), ranks)[:, None]
     return np.where(own, np.maximum(found.over - usual, 0.0), 0.0), nothing, 0.0
   # Two faults may lengthen the same rank's step: what it slept on top is split as it was asked for.
-  alone = dataclasses.replace(spec, faults=tuple(f if f is fault else dataclasses.replace(f, seconds=0.0)
-                                                 for f in spec.faults))
+  alone = dataclasses.replace(spec,
+                              faults=tuple(f if f is fault else dataclasses.replace(f, seconds=0.0)
+                                           for f in spec.faults))
   asked, whole = schedule(alone).extra, schedule(spec).extra
   part = np.divide(asked, whole, out=np.zeros_like(nothing), where=whole > 0) * found.extra
   if fault.kind == "imbalance":
-    # The fault is that the work is uneven: without it all ranks have as much of it as they have in the mean.
+    # The fault is that the work is uneven: without it all ranks have as much of it as they have in
+    # the mean.
     part = part - part.mean(axis=0)
   return part, nothing, 0.0

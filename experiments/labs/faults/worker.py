@@ -1,9 +1,11 @@
-"""One process of the fault lab: makes many runs in succession, each with a recorder and a directory of its own.
+"""One process of the fault lab: makes many runs in succession, each with a recorder and a directory
+of its own.
 
-Started by `cluster.Cluster`, which talks to it in JSON, a line each way: a run's spec on stdin; on stdout the steps
-at which a fault begins or ends, and the end. Work is sleep inside the compiled step, so that a machine with few cores
-does not set the pace. What was really slept, computed and paused is read off the clock by this process itself, apart
-from anything the recorder stamps, and written to `injected/<process>.npz`.
+Started by `cluster.Cluster`, which talks to it in JSON, a line each way: a run's spec on stdin; on
+stdout the steps at which a fault begins or ends, and the end. Work is sleep inside the compiled
+step, so that a machine with few cores does not set the pace. What was really slept, computed and
+paused is read off the clock by this process itself, apart from anything the recorder stamps, and
+written to `injected/<process>.npz`.
 """
 
 from __future__ import annotations
@@ -39,14 +41,16 @@ _SPUN = 256  # numbers a turn of the computation goes over
 def make_step(clock: Clock) -> Callable[..., Any]:
   """Makes the per-device step `(state, asked) -> state`.
 
-  `asked` is float32 [1, K, 3]: seconds of work, turns of computation and seconds of extra work in each step. The state
-  holds the parameters, the number of the step and `spent`, float32 [1, K, 3]: seconds really spent on the three.
+  `asked` is float32 [1, K, 3]: seconds of work, turns of computation and seconds of extra work in
+  each step. The state holds the parameters, the number of the step and `spent`, float32 [1, K, 3]:
+  seconds really spent on the three.
   """
 
   def spin(value: jax.Array, turns: jax.Array) -> tuple[jax.Array, jax.Array]:
     before = clock.stamp(words.zero(), value)
     numbers, = hold(clock, before, [jnp.full(_SPUN, 0.5, jnp.float32) * value])
-    numbers = jax.lax.fori_loop(0, turns.astype(jnp.int32), lambda _, x: jnp.float32(3.7) * x * (1 - x), numbers)
+    numbers = jax.lax.fori_loop(0, turns.astype(jnp.int32),
+                                lambda _, x: jnp.float32(3.7) * x * (1 - x), numbers)
     after = clock.stamp(before, numbers)
     value, = hold(clock, after, [value])
     return value, words.seconds_between(before, after)
@@ -63,7 +67,8 @@ def make_step(clock: Clock) -> Callable[..., Any]:
     (_, spent), grad = jax.value_and_grad(loss_fn, has_aux=True)(state["params"])
     grad = jax.lax.pmean(grad, "data")
     return {"params": state["params"] - jnp.float32(1e-3) * grad, "step": state["step"] + 1,
-            "spent": jax.lax.dynamic_update_index_in_dim(state["spent"], spent[None], state["step"], axis=1)}
+            "spent": jax.lax.dynamic_update_index_in_dim(state["spent"], spent[None], state["step"],
+                                                         axis=1)}
 
   return step
 
@@ -87,12 +92,14 @@ class Process:
     self.paced = jaxpace.instrument(make_step(resolve_clock()), "data", slots=2, rows=64)
     spec, state = jaxpace.spec(self.mesh), {"params": P(), "step": P(), "spent": P("data")}
     self.step = jax.jit(jax.shard_map(self.paced, mesh=self.mesh, in_specs=(spec, state, P("data")),
-                                      out_specs=(spec, state), check_vma=False), donate_argnums=(0, 1))
+                                      out_specs=(spec, state), check_vma=False),
+                        donate_argnums=(0, 1))
     self.turns_per_second = 1e6
     self.turns_per_second = self._calibrate()
     self.heap = make_heap()
 
-  def run(self, spec: Spec, directory: pathlib.Path, say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+  def run(self, spec: Spec, directory: pathlib.Path,
+          say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Makes one run.
 
     Args:
@@ -104,9 +111,11 @@ class Process:
       Whether the recorder stopped, and why.
     """
     todo = schedule(spec)
-    marks = {step for fault in spec.faults for step in (fault.onset, fault.until)} if self.index == 0 else set()
+    marks = ({step for fault in spec.faults for step in (fault.onset, fault.until)}
+             if self.index == 0 else set())
     self.begin(spec, todo)
-    ends, paused = np.zeros(spec.steps, np.int64), {cause: np.zeros(spec.steps) for cause in todo.pause}
+    ends, paused = (np.zeros(spec.steps, np.int64),
+                    {cause: np.zeros(spec.steps) for cause in todo.pause})
     began = time.monotonic_ns()
     with jaxpace.Recorder(directory / "run", self.recorded, hosts=self.hosts_seconds) as recorder:
       for k in range(spec.steps):
@@ -119,8 +128,10 @@ class Process:
     if spec.probe:
       network.probe(directory / "run")
     if spec.misplaced is not None:
-      places.write(directory / "run" / "locality" / f"{self.index}.json", spec, self.index, self.own)
-    self._write(directory / "injected" / f"{self.index}.npz", spec, todo, self.spent(), paused, began, ends)
+      places.write(directory / "run" / "locality" / f"{self.index}.json", spec, self.index,
+                   self.own)
+    self._write(directory / "injected" / f"{self.index}.npz", spec, todo, self.spent(), paused,
+                began, ends)
     return {"stopped": recorder.lost.get("stopped")}
 
   @property
@@ -140,21 +151,26 @@ class Process:
     jax.block_until_ready(self.state)
 
   def spent(self) -> np.ndarray:
-    """[own ranks, K, 3] seconds really spent in the steps of the run on work, computation and extra work."""
-    shards = sorted(self.state["spent"].addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    """[own ranks, K, 3] seconds really spent in the steps of the run on work, computation and extra
+    work."""
+    shards = sorted(self.state["spent"].addressable_shards,
+                    key=lambda shard: shard.index[0].start or 0)
     return np.concatenate([np.asarray(shard.data) for shard in shards])
 
-  def _write(self, path: pathlib.Path, spec: Spec, todo: Schedule, spent: np.ndarray, paused: dict[str, np.ndarray],
-             began: int, ends: np.ndarray) -> None:
+  def _write(self, path: pathlib.Path, spec: Spec, todo: Schedule, spent: np.ndarray,
+             paused: dict[str, np.ndarray], began: int, ends: np.ndarray) -> None:
     found = spent[:, :spec.steps]
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {f"pause_{cause}": values for cause, values in paused.items()}
-    np.savez(path, ranks=np.array(self.own), work=found[..., WORK], spin=found[..., SPIN], extra=found[..., EXTRA],
-             work_asked=todo.work[self.own], spin_asked=todo.spin[self.own], extra_asked=todo.extra[self.own],
-             began_ns=began, ends_ns=ends, **arrays)
+    np.savez(path, ranks=np.array(self.own), work=found[..., WORK], spin=found[..., SPIN],
+             extra=found[..., EXTRA], work_asked=todo.work[self.own],
+             spin_asked=todo.spin[self.own], extra_asked=todo.extra[self.own], began_ns=began,
+             ends_ns=ends, **arrays)
 
-  def _pause(self, recorder: jaxpace.Recorder, cause: str, seconds: float, directory: pathlib.Path) -> float:
-    """Does what a cause is named after for about `seconds`; returns how long it took, by the monotonic clock."""
+  def _pause(self, recorder: jaxpace.Recorder, cause: str, seconds: float,
+             directory: pathlib.Path) -> float:
+    """Does what a cause is named after for about `seconds`; returns how long it took, by the
+    monotonic clock."""
     if cause == "gc":
       start = time.monotonic_ns()
       if seconds > 0:
@@ -182,7 +198,8 @@ class Process:
       for _ in range(2):
         pace, state = self.step(pace, state, put)
       jax.block_until_ready(state)
-      spun = min(float(np.asarray(shard.data)[0, :2, SPIN].min()) for shard in state["spent"].addressable_shards)
+      spun = min(float(np.asarray(shard.data)[0, :2, SPIN].min())
+                 for shard in state["spent"].addressable_shards)
       best = max(best, turns / max(spun, 1e-6))
     return best
 
@@ -220,7 +237,8 @@ def _heap_of(seconds: float) -> list[Any]:
     start = time.perf_counter()
     gc.collect()
     taken.append(time.perf_counter() - start)
-  heap.extend([i] for i in range(min(int(len(heap) * (seconds / max(min(taken), 1e-6) - 1)), 1_000_000)))
+  heap.extend([i] for i in range(min(int(len(heap) * (seconds / max(min(taken), 1e-6) - 1)),
+                                     1_000_000)))
   return heap
 
 

@@ -84,15 +84,18 @@ class Bench:
     """Checks a sentence, with what was seen."""
     self._check(name, seen, "", "", bool(truth))
 
-  def within(self, name: str, seconds: float, wanted: float, least: float = 5e-6, share: float = 0.05) -> None:
-    """Checks a time against the true one: within `least` seconds or `share` of it, whichever is more."""
+  def within(self, name: str, seconds: float, wanted: float, least: float = 5e-6,
+             share: float = 0.05) -> None:
+    """Checks a time against the true one: within `least` seconds or `share` of it, whichever is
+    more."""
     error = abs(seconds - wanted)
     allowed = max(least, share * abs(wanted))
     self._check(name, f"{seconds * 1e6:.6g} (off by {(seconds - wanted) * 1e6:+.3g})",
                 f"{wanted * 1e6:g} ± {allowed * 1e6:g}", "us", bool(error <= allowed))
 
   def _check(self, name: str, value: Any, limit: str, unit: str, passed: bool) -> None:
-    self.checks.append({"name": name, "value": plain(value), "unit": unit, "limit": limit, "passed": passed})
+    self.checks.append({"name": name, "value": plain(value), "unit": unit, "limit": limit,
+                        "passed": passed})
     self._keep()
     self.say(f"{'passed' if passed else 'FAILED'}  {name}: {shown(plain(value))} {unit}"
              + (f"  (wanted {limit})" if limit else ""))
@@ -103,8 +106,9 @@ class Bench:
 
   def to_json(self) -> dict[str, Any]:
     return {"platform": self.platform, "clock": self.clock, "size": self.size,
-            "seconds": round(time.monotonic() - self.started, 1), "figures": self.figures, "checks": self.checks,
-            "notes": self.notes, "offsets": self.offsets, **({"raw": self.raw} if self.raw else {})}
+            "seconds": round(time.monotonic() - self.started, 1), "figures": self.figures,
+            "checks": self.checks, "notes": self.notes, "offsets": self.offsets,
+            **({"raw": self.raw} if self.raw else {})}
 
 
 def plain(value: Any) -> Any:

@@ -20,7 +20,8 @@ def measure(bench: Bench, clock: Any, name: str) -> None:
     clock: has `stamp` and `delay` of a `jaxpace.execution.Clock`.
     name: as it is called in the figures.
   """
-  stamps.cost(bench, clock, name, bench.times(32, 32, 4), bench.times(160, 160, 16), bench.times(40, 20, 5))
+  stamps.cost(bench, clock, name, bench.times(32, 32, 4), bench.times(160, 160, 16),
+              bench.times(40, 20, 5))
   program = jax.jit(delays.around(clock, 0.1))
   for asked in (0.0, 10e-6, 100e-6, 1e-3, 20e-3, np.nan, np.inf):
     taken = []

@@ -1,4 +1,5 @@
-"""What instrumenting adds to the compiled step: operations of the program, kernels and copies of XLA's sequence."""
+"""What instrumenting adds to the compiled step: operations of the program, kernels and copies of
+XLA's sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = .*? ([a-z][a-z0-9\-]*)\(", 
 def operations(text: str) -> collections.Counter[str]:
   """Operations of a compiled program's entry computation, by kind."""
   entry = text[text.index("ENTRY "):] if "ENTRY " in text else text
-  return collections.Counter(match.group(1) for match in _OPERATION.finditer(entry[:entry.find("\n}")]))
+  return collections.Counter(match.group(1)
+                             for match in _OPERATION.finditer(entry[:entry.find("\n}")]))
 
 
 def thunks(text: str) -> collections.Counter[str]:
@@ -42,7 +44,8 @@ def dumped() -> str | None:
 
 
 def _newest_sequence(folder: str, before: set[str]) -> str:
-  """The text of the longest sequence that has been dumped since, the final one where there are several."""
+  """The text of the longest sequence that has been dumped since, the final one where there are
+  several."""
   new = [path for path in glob.glob(os.path.join(folder, "*thunk_sequence*")) if path not in before]
   final = [path for path in new if "after_thunk_passes" in path] or new
   texts = []
@@ -69,18 +72,22 @@ def run(bench: Bench) -> None:
       buffers, outside = outside_graphs(sequence)
       bench.figure(f"{arm}: command buffers", buffers)
       if buffers and arm != "bare":
-        bench.holds(f"{arm}: all kernels of jaxpace are in command buffers", not outside, f"{outside} are not")
+        bench.holds(f"{arm}: all kernels of jaxpace are in command buffers", not outside,
+                    f"{outside} are not")
   for what, selected in (("operations", programs), ("thunks", sequences)):
     if not any(selected.values()):
       bench.note(f"No {what} could be read of what XLA dumped.")
       continue
     for arm, kinds in selected.items():
       bench.figure(f"{arm}: {what}", sum(kinds.values()))
-      added = {kind: kinds[kind] - selected["bare"][kind] for kind in sorted({*kinds, *selected["bare"]})
+      added = {kind: kinds[kind] - selected["bare"][kind]
+               for kind in sorted({*kinds, *selected["bare"]})
                if kinds[kind] != selected["bare"][kind]}
       if arm != "bare":
-        bench.figure(f"{arm}: {what} beyond bare", ", ".join(f"{n:+d} {kind}" for kind, n in added.items()) or "none")
+        bench.figure(f"{arm}: {what} beyond bare",
+                     ", ".join(f"{n:+d} {kind}" for kind, n in added.items()) or "none")
   for arm in instrumented(bench):
     compared = hlo.compare(texts["bare"], texts[arm])
     bench.holds(f"{arm}: the step's collectives are the bare one's, one operand more at most",
-                compared.same_but_for(1), f"{len(hlo.collectives(texts['bare']))} bare, {compared.added} joined")
+                compared.same_but_for(1),
+                f"{len(hlo.collectives(texts['bare']))} bare, {compared.added} joined")

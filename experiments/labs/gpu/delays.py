@@ -1,4 +1,5 @@
-"""Delays asked for, against what stamps around them and the host's clock say; what is out of range; power."""
+"""Delays asked for, against what stamps around them and the host's clock say; what is out of range;
+power."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ ASKED_S = (0.0, 1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 500e-6, 1e-3, 5e-
 
 
 def around(clock: Clock, limit_s: float) -> Callable[[jax.Array], jax.Array]:
-  """A program of a delay with stamps around it: seconds [] -> [4, 2] words: before, its own two, after."""
+  """A program of a delay with stamps around it: seconds [] -> [4, 2] words: before, its own two,
+  after."""
 
   def delayed(seconds: jax.Array) -> jax.Array:
     first = clock.stamp(words.zero(), seconds)
@@ -56,24 +58,29 @@ def run(bench: Bench) -> None:
       times = words.to_ns(np.asarray(taken))
       own[asked].append((times[2] - times[1]) * 1e-9)
       outer[asked].append((times[3] - times[0]) * 1e-9)
-  nothing = {name: float(np.median(found[0.0])) for name, found in (("outer", outer), ("host", host))}
+  nothing = {name: float(np.median(found[0.0]))
+             for name, found in (("outer", outer), ("host", host))}
   bench.figure("stamps around a delay of nothing", nothing["outer"] * 1e6, "us")
   for asked in asked_s:
     if asked == 0.0:
-      bench.holds("a delay of 0 has equal stamps", max(own[asked]) == 0.0, f"{max(own[asked]) * 1e6:g} us at most")
+      bench.holds("a delay of 0 has equal stamps", max(own[asked]) == 0.0,
+                  f"{max(own[asked]) * 1e6:g} us at most")
       continue
-    bench.within(f"delay of {asked * 1e6:g} us, by its own stamps, median", float(np.median(own[asked])), asked)
+    bench.within(f"delay of {asked * 1e6:g} us, by its own stamps, median",
+                 float(np.median(own[asked])), asked)
     bench.within(f"delay of {asked * 1e6:g} us, by stamps around it, median",
                  float(np.median(outer[asked])) - nothing["outer"], asked)
-    bench.figure(f"delay of {asked * 1e6:g} us, shortest and longest", [min(own[asked]) * 1e6, max(own[asked]) * 1e6],
-                 "us")
+    bench.figure(f"delay of {asked * 1e6:g} us, shortest and longest",
+                 [min(own[asked]) * 1e6, max(own[asked]) * 1e6], "us")
     waited = float(np.median(host[asked])) - nothing["host"]
     if asked >= 1e-3:  # the host's own way there and back scatters by more than a short delay
-      bench.within(f"delay of {asked * 1e6:g} us, by the host's clock, median", waited, asked, least=50e-6)
+      bench.within(f"delay of {asked * 1e6:g} us, by the host's clock, median", waited, asked,
+                   least=50e-6)
     else:
       bench.figure(f"delay of {asked * 1e6:g} us, by the host's clock, median", waited * 1e6, "us")
   shortest = min(min(found) - asked for asked, found in own.items())
-  bench.holds("no delay is shorter than asked", shortest >= -2e-9 - 1e-6 * max(asked_s), f"{shortest * 1e9:+.1f} ns")
+  bench.holds("no delay is shorter than asked", shortest >= -2e-9 - 1e-6 * max(asked_s),
+              f"{shortest * 1e9:+.1f} ns")
   _out_of_range(bench, clock)
   if bench.platform != "cpu":
     _power(bench, clock)
@@ -86,12 +93,15 @@ def _out_of_range(bench: Bench, clock: Clock) -> None:
   none = jax.jit(around(clock, 0.0))
   for value in (np.nan, -1.0, -np.inf, -0.0):
     times = words.to_ns(np.asarray(program(jax.device_put(np.float32(value), bench.device()))))
-    bench.holds(f"a delay of {value} is none", int(times[2] - times[1]) == 0, f"{(times[2] - times[1]) * 1e-3:g} us")
+    bench.holds(f"a delay of {value} is none", int(times[2] - times[1]) == 0,
+                f"{(times[2] - times[1]) * 1e-3:g} us")
   for value in (np.inf, 3e38, 1e3, 0.011):
     times = words.to_ns(np.asarray(program(jax.device_put(np.float32(value), bench.device()))))
-    bench.within(f"a delay of {value} s with a limit of 10 ms is 10 ms", (times[2] - times[1]) * 1e-9, limit)
+    bench.within(f"a delay of {value} s with a limit of 10 ms is 10 ms",
+                 (times[2] - times[1]) * 1e-9, limit)
   times = words.to_ns(np.asarray(none(jax.device_put(np.float32(1.0), bench.device()))))
-  bench.holds("nothing waits with a limit of 0", int(times[2] - times[1]) == 0, f"{(times[2] - times[1]) * 1e-3:g} us")
+  bench.holds("nothing waits with a limit of 0", int(times[2] - times[1]) == 0,
+              f"{(times[2] - times[1]) * 1e-3:g} us")
 
 
 def _power(bench: Bench, clock: Clock) -> None:
@@ -103,9 +113,11 @@ def _power(bench: Bench, clock: Clock) -> None:
   wait = jax.jit(around(clock, 0.25))
   spin = jax.jit(lambda x, ns: kernels.spin(x, ns))
   twentieth = jax.device_put(np.float32(50e-3), device)
-  x, ns = jax.device_put(np.zeros(1, np.float32), device), jax.device_put(np.int32(50_000_000), device)
+  x, ns = jax.device_put(np.zeros(1,
+                                  np.float32), device), jax.device_put(np.int32(50_000_000), device)
   jobs: dict[str, Callable[[], object]] = {
-      "at rest": lambda: time.sleep(50e-3), "in delays": lambda: wait(twentieth), "spinning": lambda: spin(x, ns)}
+      "at rest": lambda: time.sleep(50e-3), "in delays": lambda: wait(twentieth),
+      "spinning": lambda: spin(x, ns)}
   for name, job in jobs.items():
     jax.block_until_ready(job())
     drawn = watts(lambda job=job: jax.block_until_ready(job()), seconds)  # type: ignore[misc]
@@ -113,8 +125,10 @@ def _power(bench: Bench, clock: Clock) -> None:
 
 
 def watts(job: Callable[[], object], seconds: float) -> float:
-  """Median of the GPU's power, by nvidia-smi, while a job is done over and over; NaN where it does not say."""
-  command = ["nvidia-smi", "--query-gpu=power.draw.instant", "--format=csv,noheader,nounits", "-lms", "100", "-i", "0"]
+  """Median of the GPU's power, by nvidia-smi, while a job is done over and over; NaN where it does
+  not say."""
+  command = ["nvidia-smi", "--query-gpu=power.draw.instant", "--format=csv,noheader,nounits",
+             "-lms", "100", "-i", "0"]
   meter = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
   end = time.monotonic() + seconds
   while time.monotonic() < end:

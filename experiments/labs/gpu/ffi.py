@@ -43,7 +43,8 @@ def build(folder: pathlib.Path, capability: str) -> pathlib.Path:
              "-I", jax.ffi.include_dir(), "-o", str(library), str(SOURCE)]
   done = subprocess.run(command, capture_output=True, text=True, timeout=300)
   if done.returncode:
-    raise NoCompilerError(f"nvcc ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+    raise NoCompilerError(
+        f"nvcc ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
   return library
 
 
@@ -74,7 +75,8 @@ def run(bench: Bench) -> None:
     return
   with tempfile.TemporaryDirectory() as folder:
     try:
-      handlers: Any = Handlers(build(pathlib.Path(folder), getattr(bench.device(), "compute_capability", "9.0")))
+      handlers: Any = Handlers(build(pathlib.Path(folder),
+                                     getattr(bench.device(), "compute_capability", "9.0")))
     except NoCompilerError as error:
       bench.note(f"The FFI handlers were not measured: {error}.")
       return

@@ -1,4 +1,5 @@
-"""The GPU's timer against the host's monotonic clock: stamps taken between two readings of the host's."""
+"""The GPU's timer against the host's monotonic clock: stamps taken between two readings of the
+host's."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from jaxpace.execution import words
 
 
 class Offset(NamedTuple):
-  """Device time minus host time, ns: somewhere between `low` and `high`, at `host_ns` of the host's clock."""
+  """Device time minus host time, ns: somewhere between `low` and `high`, at `host_ns` of the host's
+  clock."""
 
   host_ns: int
   low: int
@@ -30,9 +32,11 @@ class Offset(NamedTuple):
 
 
 def bracketed(before: np.ndarray, device: np.ndarray, after: np.ndarray) -> Offset:
-  """The offset that fits all readings, or, where the clocks drift too much for that, the narrowest one.
+  """The offset that fits all readings, or, where the clocks drift too much for that, the narrowest
+  one.
 
-  A stamp was taken after `before` and not later than `after`, so device − after <= offset <= device − before.
+  A stamp was taken after `before` and not later than `after`, so device − after <= offset <= device
+  − before.
 
   Args:
     before, device, after: [n] int64 ns, of the host's clock, the device's and the host's.
@@ -75,7 +79,8 @@ def drift(offsets: list[list[float]]) -> tuple[float, float, float]:
     offsets: (host ns, offset ns, half its interval's width ns) each.
 
   Returns:
-    Drift in parts per million; the seconds it was seen over; the largest distance from the line, ns.
+    Drift in parts per million; the seconds it was seen over; the largest distance from the line,
+    ns.
   """
   if len(offsets) < 2:
     return float("nan"), 0.0, float("nan")
@@ -84,7 +89,8 @@ def drift(offsets: list[list[float]]) -> tuple[float, float, float]:
   if not np.ptp(x):
     return float("nan"), 0.0, float("nan")
   slope, at_start = np.polyfit(x, y, 1)
-  return float(slope * 1e6), float(np.ptp(x) * 1e-9), float(np.max(np.abs(y - slope * x - at_start)))
+  return (float(slope * 1e6), float(np.ptp(x) * 1e-9),
+          float(np.max(np.abs(y - slope * x - at_start))))
 
 
 def note_offset(bench: Bench, read: Callable[[], int], times: int = 200) -> Offset:
@@ -106,7 +112,8 @@ def run(bench: Bench) -> None:
       bench.figure("device time minus host's monotonic clock", found.middle * 1e-9, "s")
       bench.figure("device time minus seconds since 1970", (read() - time.time_ns()) * 1e-9, "s")
       bench.figure("uncertainty of the offset, half width", found.half_width * 1e-3, "us")
-      bench.figure("a stamp's way to the device and back, median", float(np.median(widths)) * 1e-3, "us")
+      bench.figure("a stamp's way to the device and back, median",
+                   float(np.median(widths)) * 1e-3, "us")
       bench.figure("the same, shortest", float(widths.min()) * 1e-3, "us")
       bench.holds("the clocks can be related: some offset fits", found.high >= found.low,
                   f"[{found.low}, {found.high}] ns")
@@ -115,4 +122,5 @@ def run(bench: Bench) -> None:
   ppm, seconds, residual = drift(bench.offsets)
   bench.figure(f"drift over {seconds:.0f} s", ppm, "ppm")
   bench.figure("largest distance from a straight line", residual * 1e-3, "us")
-  bench.at_most("uncertainty of the offset, half width", min(o[2] for o in bench.offsets) * 1e-3, 100.0, "us")
+  bench.at_most("uncertainty of the offset, half width", min(o[2] for o in bench.offsets) * 1e-3,
+                100.0, "us")

@@ -1,4 +1,5 @@
-"""Known lengths put into an instrumented step, and delays a pacer asks for: what the recorded stamps say of them."""
+"""Known lengths put into an instrumented step, and delays a pacer asks for: what the recorded
+stamps say of them."""
 
 from __future__ import annotations
 
@@ -26,14 +27,17 @@ BEFORE, AFTER = "before the collective", "after it"
 
 
 def spinning_step(bench: Bench, size: transformer.Size) -> Callable[..., Any]:
-  """A train step that spins before and after its collective: (state, tokens, ns before, ns after) -> (state, loss)."""
+  """A train step that spins before and after its collective: (state, tokens, ns before, ns after)
+  -> (state, loss)."""
   clock = bench.timer()
 
   def last(tree: Any, nanoseconds: jax.Array, *others: jax.Array) -> jax.Array:
     """`scale` of a tree, after a spin that begins when all else is there."""
-    return kernels.busy(clock, bench.platform, tree["scale"], nanoseconds, *others, *jax.tree.leaves(tree))
+    return kernels.busy(clock, bench.platform, tree["scale"], nanoseconds, *others,
+                        *jax.tree.leaves(tree))
 
-  def step(state: Any, batch: jax.Array, before: jax.Array, after: jax.Array) -> tuple[Any, jax.Array]:
+  def step(state: Any, batch: jax.Array, before: jax.Array,
+           after: jax.Array) -> tuple[Any, jax.Array]:
     value, slopes = jax.value_and_grad(transformer.loss)(state[0], batch, size)
     slopes = {**slopes, "scale": last(slopes, before, value)}
     slopes, value = jax.lax.pmean((slopes, value), "data")
@@ -57,16 +61,18 @@ def stamps_of(plan: Plan, rows: np.ndarray) -> np.ndarray:
   """Stamps of a ring's rows [n, width], in order of steps: [n, marks] ns."""
   rows = rows[np.argsort(rows[:, ring.STEP])]
   count = len(plan.marks)
-  times: np.ndarray = words.to_ns(rows[:, ring.STAMPS:ring.STAMPS + 2 * count].reshape(len(rows), count, 2))
+  times: np.ndarray = words.to_ns(
+      rows[:, ring.STAMPS:ring.STAMPS + 2 * count].reshape(len(rows), count, 2))
   return times
 
 
 def readings(plan: Plan, rows: np.ndarray) -> dict[str, np.ndarray]:
-  """What a recorded run says of its steps, from a ring's rows [n, width] of steps that follow each other.
+  """What a recorded run says of its steps, from a ring's rows [n, width] of steps that follow each
+  other.
 
   Returns:
-    [n - 1] seconds each, from the second step on: `arrival`, `start to enter`, `wait` (enter to exit), `exit to end`,
-    `arrival of the next` (NaN at the last step), `delay` (by its stamps).
+    [n - 1] seconds each, from the second step on: `arrival`, `start to enter`, `wait` (enter to
+    exit), `exit to end`, `arrival of the next` (NaN at the last step), `delay` (by its stamps).
   """
   times = stamps_of(plan, rows)
   place = {kind: [i for i, mark in enumerate(plan.marks) if mark.kind == kind] for kind in
@@ -84,9 +90,11 @@ def readings(plan: Plan, rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def grown(values: np.ndarray, kinds: np.ndarray) -> Mapping[int, float]:
-  """By kind above 0: the median of its values minus that of kind 0's; NaN left out: [n] s, [n] int."""
+  """By kind above 0: the median of its values minus that of kind 0's; NaN left out: [n] s, [n]
+  int."""
   base = np.nanmedian(values[kinds == 0])
-  return {int(kind): float(np.nanmedian(values[kinds == kind]) - base) for kind in np.unique(kinds) if kind}
+  return {int(kind): float(np.nanmedian(values[kinds == kind]) - base) for kind in np.unique(kinds)
+          if kind}
 
 
 def run(bench: Bench) -> None:
@@ -97,8 +105,8 @@ def run(bench: Bench) -> None:
   mesh, spec = bench.mesh(), jaxpace.spec(bench.mesh())
   lengths = INJECTED_S if bench.size != "tiny" else (0.0, 2e-3, 5e-3)
   paced = jaxpace.instrument(spinning_step(bench, size), "data", clock=bench.clock)
-  step: Any = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P(), P()), out_specs=(spec, P()),
-                               check_vma=False), donate_argnums=(0, 1))
+  step: Any = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P(), P()),
+                                    out_specs=(spec, P()), check_vma=False), donate_argnums=(0, 1))
   everywhere = NamedSharding(mesh, P())
   state = jax.tree.map(lambda leaf: jax.device_put(leaf, everywhere), transformer.fresh(size))
   batch = jax.device_put(transformer.tokens(size), NamedSharding(mesh, P("data")))
@@ -109,10 +117,11 @@ def run(bench: Bench) -> None:
   kept = text.count("all-reduce(") + text.count("all-reduce-start(")
   bench.figure("all-reduces in the compiled step", kept)
   if not kept:
-    bench.note("One device: XLA removed the all-reduce, so its entry and exit stamps have nothing between them. "
-               "What is checked is when it would be entered.")
+    bench.note("One device: XLA removed the all-reduce, so its entry and exit stamps have nothing "
+               "between them. What is checked is when it would be entered.")
   for where in (BEFORE, AFTER):
-    kinds = np.random.default_rng(1).permutation(np.tile(np.arange(len(lengths)), bench.times(60, 25, 4)))
+    kinds = np.random.default_rng(1).permutation(
+        np.tile(np.arange(len(lengths)), bench.times(60, 25, 4)))
     kinds = np.concatenate([np.zeros(WARM, np.int64), kinds])
     per_ring = 100
     taken: dict[str, list[np.ndarray]] = {}
@@ -134,26 +143,32 @@ def run(bench: Bench) -> None:
   hosttime.note_offset(bench, read, bench.times(200, 100, 20))
 
 
-def _report(bench: Bench, where: str, every: Mapping[str, np.ndarray], lengths: Sequence[float]) -> None:
+def _report(bench: Bench, where: str, every: Mapping[str, np.ndarray],
+            lengths: Sequence[float]) -> None:
   nothing = float(np.nanmedian(every["arrival"][every["kind"] == 0]))
   bench.figure(f"arrival with nothing injected {where}", nothing * 1e6, "us")
-  checked = ("arrival", "start to enter") if where == BEFORE else ("exit to end", "arrival of the next")
+  checked = (("arrival", "start to enter") if where == BEFORE
+             else ("exit to end", "arrival of the next"))
   for name in checked:
     for kind, seconds in grown(every[name], every["kind"]).items():
-      bench.within(f"{lengths[kind] * 1e6:g} us injected {where}, in `{name}`", seconds, lengths[kind])
+      bench.within(f"{lengths[kind] * 1e6:g} us injected {where}, in `{name}`", seconds,
+                   lengths[kind])
   for kind, seconds in grown(every["wait"], every["kind"]).items():
-    bench.within(f"{lengths[kind] * 1e6:g} us injected {where} leave `wait` as it was", seconds, 0.0)
+    bench.within(f"{lengths[kind] * 1e6:g} us injected {where} leave `wait` as it was",
+                 seconds, 0.0)
 
 
 def _pacer(bench: Bench, size: transformer.Size, state: Any, batch: jax.Array) -> None:
-  """A pacer that asks for known delays: what was asked, what was applied, and that arrivals are without it."""
+  """A pacer that asks for known delays: what was asked, what was applied, and that arrivals are
+  without it."""
   asked = DELAYED_S if bench.size != "tiny" else (0.0, 2e-3, 5e-3)
-  kinds = np.random.default_rng(2).permutation(np.tile(np.arange(len(asked)), bench.times(16, 8, 4)))
+  kinds = np.random.default_rng(2).permutation(np.tile(np.arange(len(asked)),
+                                                       bench.times(16, 8, 4)))
   mesh, spec = bench.mesh(), jaxpace.spec(bench.mesh())
-  paced = jaxpace.instrument(transformer.train_step(size), "data", asking([asked[kind] for kind in kinds]),
-                             clock=bench.clock)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=False), donate_argnums=(0, 1))
+  paced = jaxpace.instrument(transformer.train_step(size), "data",
+                             asking([asked[kind] for kind in kinds]), clock=bench.clock)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=False), donate_argnums=(0, 1))
   pace = paced.init(mesh)
   for _ in range(len(kinds) + 1):
     pace, (state, value) = step(pace, state, batch)
@@ -165,15 +180,17 @@ def _pacer(bench: Bench, size: transformer.Size, state: Any, batch: jax.Array) -
   found = readings(paced.plan, rows)
   told = rows[1:, ring.DELAY_ASKED].view(np.float32).astype(np.float64)
   applied = rows[1:, ring.DELAY_APPLIED].view(np.float32).astype(np.float64)
-  wanted = np.asarray([asked[kind] for kind in kinds])[(rows[1:, ring.STEP].astype(np.int64) - 1) % len(kinds)]
-  bench.holds("what the pacer asked for is what the ring says it asked for", bool(np.allclose(told, wanted, rtol=1e-6)),
-              f"{len(wanted)} steps")
+  wanted = np.asarray([asked[kind] for kind in kinds])[
+      (rows[1:, ring.STEP].astype(np.int64) - 1) % len(kinds)]
+  bench.holds("what the pacer asked for is what the ring says it asked for",
+              bool(np.allclose(told, wanted, rtol=1e-6)), f"{len(wanted)} steps")
   kind = np.searchsorted(asked, wanted)
   late = (np.arange(len(kind)) >= WARM).nonzero()[0]
   for k in range(1, len(asked)):
     own = late[kind[late] == k]
-    bench.within(f"a pacer's delay of {asked[k] * 1e6:g} us, as applied, median", float(np.median(applied[own])),
-                 asked[k])
+    bench.within(f"a pacer's delay of {asked[k] * 1e6:g} us, as applied, median",
+                 float(np.median(applied[own])), asked[k])
   for k, seconds in grown(found["start to enter"][late], kind[late]).items():
-    bench.within(f"a pacer's delay of {asked[k] * 1e6:g} us leaves the way to the collective as it was", seconds, 0.0,
-                 least=20e-6)
+    bench.within(
+        f"a pacer's delay of {asked[k] * 1e6:g} us leaves the way to the collective as it was",
+        seconds, 0.0, least=20e-6)

@@ -1,4 +1,5 @@
-"""A kernel of known length: it spins on the GPU's timer, and what it is given is there again only when it is done."""
+"""A kernel of known length: it spins on the GPU's timer, and what it is given is there again only
+when it is done."""
 
 from __future__ import annotations
 
@@ -39,16 +40,20 @@ def spin(x: jax.Array, nanoseconds: jax.Array, *after: jax.Array) -> jax.Array:
   Args:
     x: any shape.
     nanoseconds: [] int32.
-    after: what it begins after; not read. In a command buffer what depends on nothing may run beside it.
+    after: what it begins after; not read. In a command buffer what depends on nothing may run
+      beside it.
   """
   (through,) = stream.launch("check_spin", _SPIN, [x, jnp.asarray(nanoseconds, jnp.int32), *after],
                              [jax.ShapeDtypeStruct(x.shape, x.dtype)], {0: 0})
   return through
 
 
-def busy(clock: Clock, platform: str, x: jax.Array, nanoseconds: jax.Array, *after: jax.Array) -> jax.Array:
-  """`spin` on a GPU; elsewhere the clock's own delay, so that a section can be tried without one."""
+def busy(clock: Clock, platform: str, x: jax.Array, nanoseconds: jax.Array,
+         *after: jax.Array) -> jax.Array:
+  """`spin` on a GPU; elsewhere the clock's own delay, so that a section can be tried without
+  one."""
   if platform != "cpu":
     return spin(x, nanoseconds, *after)
-  _, after = clock.delay(nanoseconds.astype(jnp.float32) * np.float32(1e-9), 1.0, words.zero(), x, *after)
+  _, after = clock.delay(nanoseconds.astype(jnp.float32) * np.float32(1e-9), 1.0, words.zero(), x,
+                         *after)
   return hold(clock, after, [x])[0]

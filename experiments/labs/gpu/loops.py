@@ -17,7 +17,8 @@ from experiments.labs.gpu.bench import Bench
 from experiments.labs.gpu.transformer import Size
 
 PACERS: dict[str, Callable[[], Any]] = {
-    "paced": lambda: jaxpace.pace_early_ranks(), "guarded": lambda: jaxpace.guard(jaxpace.pace_early_ranks())}
+    "paced": lambda: jaxpace.pace_early_ranks(),
+    "guarded": lambda: jaxpace.guard(jaxpace.pace_early_ranks())}
 """Arms with a pacer, by name; "stamped" has none, "bare" is not instrumented."""
 
 
@@ -44,19 +45,21 @@ class Program:
     self.paced: Any = None
     self.step: Any
     if arm == "bare":
-      self.step = jax.jit(jax.shard_map(step, mesh=self.mesh, in_specs=(P(), P("data")), out_specs=P(),
-                                        check_vma=False), donate_argnums=0)
+      self.step = jax.jit(jax.shard_map(step, mesh=self.mesh, in_specs=(P(), P("data")),
+                                        out_specs=P(), check_vma=False), donate_argnums=0)
       return
     self.paced = jaxpace.instrument(step, "data", PACERS[arm]() if arm in PACERS else None,
                                     clock=clock or bench.clock)
     spec = jaxpace.spec(self.mesh)
     self.step = jax.jit(jax.shard_map(self.paced, mesh=self.mesh, in_specs=(spec, P(), P("data")),
-                                      out_specs=(spec, P()), check_vma=False), donate_argnums=(0, 1))
+                                      out_specs=(spec, P()), check_vma=False),
+                        donate_argnums=(0, 1))
 
   def arguments(self) -> tuple[Any, ...]:
     """What the step is called with, on the device."""
     everywhere, split = NamedSharding(self.mesh, P()), NamedSharding(self.mesh, P("data"))
-    state = jax.tree.map(lambda leaf: jax.device_put(leaf, everywhere), transformer.fresh(self.size))
+    state = jax.tree.map(lambda leaf: jax.device_put(leaf, everywhere),
+                         transformer.fresh(self.size))
     batch = jax.device_put(transformer.tokens(self.size), split)
     return (state, batch) if self.paced is None else (self.paced.init(self.mesh), state, batch)
 
@@ -83,7 +86,8 @@ class Loop:
     self.pace = pace[0] if pace else None
     self.recorder: Any = None
     if folder is not None:
-      self.recorder = jaxpace.Recorder(folder, program.paced, handle_sigterm=False, every_seconds=float(sharing_time))
+      self.recorder = jaxpace.Recorder(folder, program.paced, handle_sigterm=False,
+                                       every_seconds=float(sharing_time))
       self.recorder.open()
     self.block(2)
 
@@ -117,7 +121,8 @@ class Loop:
 
 
 def calibrated(bench: Bench, name: str) -> Size:
-  """The size whose bare step takes about as long as its name says: its batch is chosen, by at most two tries."""
+  """The size whose bare step takes about as long as its name says: its batch is chosen, by at most
+  two tries."""
   if bench.size == "tiny":
     return transformer.SIZES["tiny"]
   size, aim = transformer.SIZES[name], float(name.removesuffix("ms")) * 1e-3

@@ -11,9 +11,9 @@ import jax
 
 from experiments.labs.gpu.bench import Bench
 
-_PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt",
-             "nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-cublas", "nvidia-cublas-cu12", "triton", "numpy",
-             "pyarrow", "absl-py", "rich", "scipy")
+_PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin",
+             "jax-cuda12-pjrt", "nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-cublas",
+             "nvidia-cublas-cu12", "triton", "numpy", "pyarrow", "absl-py", "rich", "scipy")
 _ASKED = ("name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.draw,power.limit,"
           "compute_cap,persistence_mode")
 
@@ -50,8 +50,10 @@ def run(bench: Bench) -> None:
   device = bench.device()
   bench.figure("devices", f"{len(jax.devices(bench.platform))} × {device.device_kind}")
   bench.figure("compute capability", str(getattr(device, "compute_capability", "–")))
-  bench.figure("platform version", str(getattr(device.client, "platform_version", "–")).replace("\n", " ")[:200])
-  bench.figure("nvidia-smi", ask(["nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader"]) or "–")
+  bench.figure("platform version",
+               str(getattr(device.client, "platform_version", "–")).replace("\n", " ")[:200])
+  bench.figure("nvidia-smi", ask(["nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader"])
+               or "–")
   bench.figure("nvcc", ask(["nvcc", "--version"])[-60:] or "–")
   for package in _PACKAGES:
     if (found := version(package)) != "–":

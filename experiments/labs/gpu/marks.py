@@ -1,4 +1,5 @@
-"""Marks of observed programs on a GPU: whether they arrive, what they cost, whether they tell the truth."""
+"""Marks of observed programs on a GPU: whether they arrive, what they cost, whether they tell the
+truth."""
 
 from __future__ import annotations
 
@@ -29,15 +30,18 @@ def launched(values: Sequence[jax.Array], tag: int) -> list[jax.Array]:
   count = len(values)
   kernel = kernels.mark(_PROGRAM, tag, count - 1, 2 * count)
   one = dict.fromkeys(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"), np.int32(1))
-  call = jax.ffi.ffi_call(kernels.TARGET, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
-                          vmap_method="sequential", input_output_aliases={at: at for at in range(count)})
+  call = jax.ffi.ffi_call(kernels.TARGET,
+                          [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
+                          vmap_method="sequential",
+                          input_output_aliases={at: at for at in range(count)})
   return list(call(*values, name=kernel.name, kernel_type="ptx", kernel_data=kernel.text,
                    shared_mem_bytes=np.int32(0), **one))
 
 
 def lane() -> jax.Array:
   """This device's block."""
-  words: jax.Array = jax.ffi.ffi_call(kernels.LANE, jax.ShapeDtypeStruct((kernels.BLOCK_WORDS,), jnp.uint32))()
+  words: jax.Array = jax.ffi.ffi_call(kernels.LANE,
+                                      jax.ShapeDtypeStruct((kernels.BLOCK_WORDS,), jnp.uint32))()
   return words
 
 
@@ -61,7 +65,8 @@ class Reader:
     self._at = int(marks.current().heads()[place])
 
   def new(self) -> np.ndarray:
-    """[n] events of the programs made here since the last call: (ns, tag), starts' numbers left out."""
+    """[n] events of the programs made here since the last call: (ns, tag), starts' numbers left
+    out."""
     ring = marks.current()
     head = int(ring.heads()[self._place])
     events = ring.events[self._place][np.arange(self._at, head) % ring.layout.capacity]
@@ -77,7 +82,8 @@ def run(bench: Bench) -> None:
     return
   began = time.perf_counter()
   reason = marks.unavailable("stream")
-  bench.holds("the GPU writes to a ring in the host's memory, and its clock was told", not reason, reason or "yes")
+  bench.holds("the GPU writes to a ring in the host's memory, and its clock was told", not reason,
+              reason or "yes")
   if reason:
     return
   bench.figure("making and trying the rings", time.perf_counter() - began, "s")
@@ -100,12 +106,14 @@ def _arrive(bench: Bench, x: jax.Array) -> None:
   jax.block_until_ready(program(x))
   after = time.monotonic_ns()
   events = reader.new()
-  bench.holds("all marks arrive, in the order of the program", events[:, 1].tolist() == [0, *range(2, 2 + count), 1],
+  bench.holds("all marks arrive, in the order of the program",
+              events[:, 1].tolist() == [0, *range(2, 2 + count), 1],
               f"{len(events)} of {count + 2}")
   off = max(marks._source.uncertain_ns) if marks._source else 0  # type: ignore[union-attr]
   bench.holds("their times lie between dispatch and end by the host's clock",
               bool(before - off <= events[0, 0] and events[-1, 0] <= after + off),
-              f"{(events[0, 0] - before) * 1e-3:.1f} us after, {(after - events[-1, 0]) * 1e-3:.1f} us before")
+              f"{(events[0, 0] - before) * 1e-3:.1f} us after, "
+              f"{(after - events[-1, 0]) * 1e-3:.1f} us before")
   bench.holds("no mark is earlier than the one before", bool((np.diff(events[:, 0]) >= 0).all()))
 
 
@@ -122,7 +130,8 @@ def _cost(bench: Bench, x: jax.Array) -> None:
   bench.at_most("a mark, from one to the next", estimate(np.asarray(own)), WANTED_US, "us")
   spans = {count: seconds_a_call(lambda program=program: program(x), 10, rounds)  # type: ignore[misc]
            for count, program in programs.items()}
-  bench.figure("a mark by the host's clock", estimate((spans[long] - spans[short]) / (long - short) * 1e6), "us")
+  bench.figure("a mark by the host's clock",
+               estimate((spans[long] - spans[short]) / (long - short) * 1e6), "us")
 
 
 def _truth(bench: Bench, x: jax.Array) -> None:
@@ -140,7 +149,8 @@ def _truth(bench: Bench, x: jax.Array) -> None:
     for _ in range(bench.times(40, 20, 3)):
       jax.block_until_ready(program(x, words))
       spans.append(float(np.diff(reader.new()[:, 0])[0]) * 1e-9)
-    bench.within(f"{asked * 1e6:g} us between two marks, median", float(np.median(spans)), asked, least=10e-6)
+    bench.within(f"{asked * 1e6:g} us between two marks, median", float(np.median(spans)), asked,
+                 least=10e-6)
 
 
 def _meanwhile(bench: Bench, x: jax.Array) -> None:
@@ -163,31 +173,37 @@ def _meanwhile(bench: Bench, x: jax.Array) -> None:
       seen = time.perf_counter() - begun
   jax.block_until_ready(out)
   bench.holds("a mark is read while the program goes on", seen is not None and seen < 0.1,
-              "not before its end" if seen is None else f"after {seen * 1e3:.2f} ms of {long_ns * 1e-6:.0f}")
+              "not before its end" if seen is None
+              else f"after {seen * 1e3:.2f} ms of {long_ns * 1e-6:.0f}")
 
 
 def run_observed(bench: Bench) -> None:
-  """Section observed: several GPUs; bits, marks and overhead of steps that `jaxpace.observe` made."""
+  """Section observed: several GPUs; bits, marks and overhead of steps that `jaxpace.observe`
+  made."""
   devices = jax.devices(bench.platform)
   if bench.platform == "cpu" or len(devices) < 2:
     bench.note("Observed steps need two GPUs at least: on one there is nobody to wait for.")
     return
   mesh = jax.make_mesh((len(devices),), ("data",), (jax.sharding.AxisType.Auto,), devices=devices)
-  step = observed_steps.transformer(mesh, bench.times(12, 12, 2), bench.times(768, 768, 64), fsdp=True, scan=True)
+  step = observed_steps.transformer(mesh, bench.times(12, 12, 2), bench.times(768, 768, 64),
+                                    fsdp=True, scan=True)
 
   def fresh() -> Any:
     keys = iter(range(10_000))
     return jax.tree.map(lambda leaf: jax.device_put(
-        (np.random.default_rng(next(keys)).standard_normal(leaf.shape) * 0.02).astype(leaf.dtype), leaf.sharding),
+        (np.random.default_rng(next(keys)).standard_normal(leaf.shape) * 0.02).astype(leaf.dtype),
+        leaf.sharding),
         step.state)
 
-  tokens = jax.device_put(np.random.default_rng(0).integers(0, observed_steps.VOCABULARY, step.batch.shape, np.int32),
+  tokens = jax.device_put(np.random.default_rng(0).integers(0, observed_steps.VOCABULARY,
+                                                            step.batch.shape, np.int32),
                           step.batch.sharding)
   jitted = jax.jit(step.function, donate_argnums=0, out_shardings=step.out_shardings)
   calls: dict[str, Callable[..., Any]] = {
       "bare": jitted, "bare again": jitted,
-      "observed": jaxpace.observe(jax.jit(lambda state, batch: step.function(state, batch), donate_argnums=0,
-                                          out_shardings=step.out_shardings), clock="stream")}
+      "observed": jaxpace.observe(jax.jit(lambda state, batch: step.function(state, batch),
+                                          donate_argnums=0, out_shardings=step.out_shardings),
+                                  clock="stream")}
   states = {}
   for arm, call in calls.items():
     state = fresh()
@@ -197,7 +213,8 @@ def run_observed(bench: Bench) -> None:
   plan = calls["observed"].plan.programs[-1]  # type: ignore[attr-defined]
   bench.holds("the step has marks", not plan.bare, plan.bare or f"{plan.marks} a step")
   for arm in ("bare again", "observed"):
-    differ = sum(int(np.count_nonzero(a != b)) for a, b in zip(states["bare"], states[arm], strict=True))
+    differ = sum(int(np.count_nonzero(a != b))
+                 for a, b in zip(states["bare"], states[arm], strict=True))
     bench.holds(f"{arm}: the same bits as bare", differ == 0, f"{differ} numbers differ")
   held = {arm: fresh() for arm in calls}
 

@@ -1,4 +1,5 @@
-"""Steps as trainers write them, jitted as a whole, to be compiled with marks for GPUs that are not there."""
+"""Steps as trainers write them, jitted as a whole, to be compiled with marks for GPUs that are not
+there."""
 
 from __future__ import annotations
 
@@ -25,20 +26,23 @@ class Step(NamedTuple):
 
 def _shapes(blocks: int, width: int) -> dict[str, Any]:
   return {"embedding": (VOCABULARY, width),
-          "blocks": {"qkv": (blocks, width, 3 * width), "out": (blocks, width, width), "up": (blocks, width, 4 * width),
-                     "down": (blocks, 4 * width, width), "scale": (blocks, 2, width)}}
+          "blocks": {"qkv": (blocks, width, 3 * width), "out": (blocks, width, width),
+                     "up": (blocks, width, 4 * width), "down": (blocks, 4 * width, width),
+                     "scale": (blocks, 2, width)}}
 
 
 def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
   wide = x.astype(jnp.float32)
-  return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * scale).astype(x.dtype)
+  return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * scale).astype(
+      x.dtype)
 
 
 def _block(x: jax.Array, weights: dict[str, jax.Array], heads: int) -> jax.Array:
   low = {name: leaf.astype(jnp.bfloat16) for name, leaf in weights.items()}
   scales = weights["scale"]
   parts = (_norm(x, scales[0]) @ low["qkv"]).reshape(*x.shape[:2], 3, heads, x.shape[-1] // heads)
-  mixed = jax.nn.dot_product_attention(parts[:, :, 0], parts[:, :, 1], parts[:, :, 2], is_causal=True)
+  mixed = jax.nn.dot_product_attention(parts[:, :, 0], parts[:, :, 1], parts[:, :, 2],
+                                       is_causal=True)
   x = x + mixed.reshape(x.shape) @ low["out"]
   return x + jax.nn.gelu(_norm(x, scales[1]) @ low["up"]) @ low["down"]
 
@@ -60,7 +64,8 @@ def transformer(mesh: Mesh, blocks: int, width: int, *, fsdp: bool, scan: bool) 
     table = params["embedding"].astype(jnp.bfloat16)
     x = jax.nn.one_hot(batch[:, :-1], VOCABULARY, dtype=jnp.bfloat16) @ table
     if scan:
-      x, _ = jax.lax.scan(jax.checkpoint(lambda x, one: (_block(x, one, heads), None)), x, params["blocks"])
+      x, _ = jax.lax.scan(jax.checkpoint(lambda x, one: (_block(x, one, heads), None)), x,
+                          params["blocks"])
     else:
       for place in range(blocks):
         x = _block(x, jax.tree.map(lambda leaf, at=place: leaf[at], params["blocks"]), heads)
@@ -73,8 +78,8 @@ def transformer(mesh: Mesh, blocks: int, width: int, *, fsdp: bool, scan: bool) 
     updates, opt = tx.update(slopes, opt, params)
     return (optax.apply_updates(params, updates), opt), value
 
-  params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), _shapes(blocks, width),
-                        is_leaf=lambda leaf: isinstance(leaf, tuple))
+  params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
+                        _shapes(blocks, width), is_leaf=lambda leaf: isinstance(leaf, tuple))
   state = (params, jax.eval_shape(tx.init, params))
 
   def placed(leaf: Any) -> Any:
@@ -83,6 +88,7 @@ def transformer(mesh: Mesh, blocks: int, width: int, *, fsdp: bool, scan: bool) 
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
   state = jax.tree.map(placed, state)
-  batch = jax.ShapeDtypeStruct((mesh.size * ROWS, LENGTH + 1), jnp.int32, sharding=NamedSharding(mesh, P("data")))
+  batch = jax.ShapeDtypeStruct((mesh.size * ROWS, LENGTH + 1), jnp.int32,
+                               sharding=NamedSharding(mesh, P("data")))
   outs = (jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(mesh, P()))
   return Step(step, state, batch, outs)

@@ -1,7 +1,8 @@
 """The same stamp and delay in Pallas, lowered by Triton, measured beside jaxpace's own kernels.
 
-Newer versions of JAX say that Pallas's Triton is to go, which is why jaxpace hands PTX to XLA instead. Two workarounds
-here: Pallas knows no assembly of two results, nor, in what Triton takes, of unsigned ones.
+Newer versions of JAX say that Pallas's Triton is to go, which is why jaxpace hands PTX to XLA
+instead. Two workarounds here: Pallas knows no assembly of two results, nor, in what Triton takes,
+of unsigned ones.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Kernels:
       wait = jnp.ceil(jnp.minimum(asked * np.float32(1e9), np.float32(limit_ns))).astype(jnp.int32)
       later = _now(_assembly(_WAIT, "=&r,r,r", wait, start[1]))
       _write(before, start)
-      _write(end, (jnp.where(wait > 0, later[0], start[0]), jnp.where(wait > 0, later[1], start[1])))
+      _write(end, (jnp.where(wait > 0, later[0], start[0]),
+                   jnp.where(wait > 0, later[1], start[1])))
 
     before, end = _call(kernel, "check_pallas_delay", [*after, seconds.reshape((1,)), previous], 2)
     return before, end
@@ -88,7 +90,8 @@ def _first() -> Any:
 
 
 def _now(after: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """(high, low) words of the timer, [1] int32 each, in three reads: the low word may come round in between."""
+  """(high, low) words of the timer, [1] int32 each, in three reads: the low word may come round in
+  between."""
   first = _assembly(_HIGH, "=r,r", after)
   low = _assembly(_LOW, "=r,r", first)
   high = _assembly(_HIGH, "=r,r", low)
@@ -103,7 +106,8 @@ def _write(words: Any, value: tuple[jax.Array, jax.Array]) -> None:
 
 
 def _assembly(text: str, constraints: str, *arguments: jax.Array) -> jax.Array:
-  """Runs PTX. It is taken to be without effect, so what must stay in order has to depend on what it follows."""
+  """Runs PTX. It is taken to be without effect, so what must stay in order has to depend on what it
+  follows."""
   from jax.experimental.pallas import triton
 
   (result,) = triton.elementwise_inline_asm(
@@ -121,4 +125,5 @@ def _call(kernel: Any, name: str, arguments: Sequence[jax.Array], results: int) 
     warnings.simplefilter("ignore", DeprecationWarning)
     return list(pallas.pallas_call(
         kernel, name=name, in_specs=[anywhere] * len(arguments), out_specs=[anywhere] * results,
-        out_shape=[_WORDS] * results, compiler_params=triton.CompilerParams(num_warps=1, num_stages=1))(*arguments))
+        out_shape=[_WORDS] * results,
+        compiler_params=triton.CompilerParams(num_warps=1, num_stages=1))(*arguments))

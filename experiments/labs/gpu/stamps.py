@@ -1,4 +1,5 @@
-"""Stamps back to back: resolution of the timer, cost of a stamp on the stream, order, the carry between the words."""
+"""Stamps back to back: resolution of the timer, cost of a stamp on the stream, order, the carry
+between the words."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ WANTED_US = 3.0
 
 
 def chain(clock: Any, count: int) -> Callable[[jax.Array], jax.Array]:
-  """A program of `count` stamps, each after the one before: uint32 [2] -> [count, 2]. `clock` needs only `stamp`."""
+  """A program of `count` stamps, each after the one before: uint32 [2] -> [count, 2]. `clock` needs
+  only `stamp`."""
 
   def stamps(previous: jax.Array) -> jax.Array:
     taken = []
@@ -31,8 +33,10 @@ def chain(clock: Any, count: int) -> Callable[[jax.Array], jax.Array]:
   return stamps
 
 
-def between_products(clock: Clock, count: int, stamped: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
-  """A program of `count` small matrix products between two stamps, each followed, or not, by a stamp that holds it.
+def between_products(clock: Clock, count: int,
+                     stamped: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
+  """A program of `count` small matrix products between two stamps, each followed, or not, by a
+  stamp that holds it.
 
   Products, since XLA makes a kernel of each in either case.
   """
@@ -56,7 +60,8 @@ def gaps(stamps: np.ndarray) -> np.ndarray:
 
 
 def resolution(times: np.ndarray) -> int:
-  """The largest step that all readings [n] ns are whole multiples of, apart from where they start; 0 if all are equal.
+  """The largest step that all readings [n] ns are whole multiples of, apart from where they start;
+  0 if all are equal.
 
   >>> resolution(np.array([5, 37, 69, 165]))
   32
@@ -70,7 +75,8 @@ def carries(times: np.ndarray) -> int:
 
 
 def seconds_a_call(call: Callable[[], Any], times: int, rounds: int) -> np.ndarray:
-  """[rounds] seconds of one of `times` calls that are dispatched without waiting, the last one waited for."""
+  """[rounds] seconds of one of `times` calls that are dispatched without waiting, the last one
+  waited for."""
   jax.block_until_ready(call())
   taken = np.empty(rounds)
   for k in range(rounds):
@@ -113,7 +119,8 @@ def run(bench: Bench) -> None:
 
 def run_callback(bench: Bench) -> None:
   """Section stamp_callback: the host callback clock beside it."""
-  cost(bench, bench.timer("callback"), "host callback clock", 2, bench.times(18, 18, 6), bench.times(20, 10, 3))
+  cost(bench, bench.timer("callback"), "host callback clock", 2, bench.times(18, 18, 6),
+       bench.times(20, 10, 3))
 
 
 def _with_hold(bench: Bench, clock: Clock) -> None:
@@ -150,10 +157,12 @@ def _order(bench: Bench, clock: Clock, count: int) -> None:
   steps = np.diff(times)
   bench.figure("stamps in a row", len(times))
   bench.figure("steps of the timer (greatest common divisor)", resolution(times), "ns")
-  bench.figure("shortest time between two stamps that differ", int(steps[steps > 0].min(initial=2**62)), "ns")
+  bench.figure("shortest time between two stamps that differ",
+               int(steps[steps > 0].min(initial=2**62)), "ns")
   bench.figure("stamps equal to the one before", int(np.count_nonzero(steps == 0)))
   bench.figure("longest time between two stamps", float(steps.max()) * 1e-3, "us")
-  bench.holds("no stamp is earlier than the one before", bool((steps >= 0).all()), f"least step {steps.min()} ns")
+  bench.holds("no stamp is earlier than the one before", bool((steps >= 0).all()),
+              f"least step {steps.min()} ns")
   seen = carries(times)
   bench.figure("times the low word came round", seen)
   if seen:

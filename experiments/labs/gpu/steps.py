@@ -1,4 +1,5 @@
-"""What instrumenting costs a train step: arms that take turns in one process, and one loop a process; and its bits."""
+"""What instrumenting costs a train step: arms that take turns in one process, and one loop a
+process; and its bits."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ BASE = "bare"
 
 
 def extra_percent(figures: dict[str, np.ndarray], arm: str) -> Estimate:
-  """What an arm costs above the bare one of the same round, percent: mean, and its 95 % interval."""
+  """What an arm costs above the bare one of the same round, percent: mean, and its 95 %
+  interval."""
   return estimate((figures[arm] / figures[BASE] - 1) * 100)
 
 
@@ -52,11 +54,13 @@ def run(bench: Bench, name: str) -> None:
     rounds = int(np.clip(0.8 * bench.left_s() / round_s, 4, bench.times(120, 40, 4)))
     bench.say(f"{rounds} rounds of {steps} steps of each of {', '.join(loops)}")
     try:
-      figures = interleave({arm: functools.partial(loop.block, steps) for arm, loop in loops.items()}, rounds)
+      figures = interleave({arm: functools.partial(loop.block, steps)
+                            for arm, loop in loops.items()}, rounds)
     finally:
       for loop in loops.values():
         loop.close()
-  bench.raw["seconds_a_step"] = {arm: [float(f"{value:.7g}") for value in values] for arm, values in figures.items()}
+  bench.raw["seconds_a_step"] = {arm: [float(f"{value:.7g}") for value in values]
+                                 for arm, values in figures.items()}
   bench.figure("bare step", estimate(figures[BASE] * 1e3), "ms")
   for arm in figures:
     if arm == BASE:
@@ -67,18 +71,21 @@ def run(bench: Bench, name: str) -> None:
       bench.figure(f"{arm}, above bare", extra, "%")
     else:
       bench.at_most(f"{arm}, above bare", extra, LIMITS[name], "%")
-      bench.figure(f"{arm}: the interval's upper end is within the limit", extra.high <= LIMITS[name])
+      bench.figure(f"{arm}: the interval's upper end is within the limit",
+                   extra.high <= LIMITS[name])
   for arm, why in failed.items():
     bench.holds(f"{arm} runs", False, why)
   hosttime.note_offset(bench, read, bench.times(200, 100, 20))
 
 
-def _loops(bench: Bench, size: transformer.Size, folder: str | None) -> tuple[dict[str, Loop], dict[str, str]]:
+def _loops(bench: Bench, size: transformer.Size,
+           folder: str | None) -> tuple[dict[str, Loop], dict[str, str]]:
   """Every arm's loop, the bare one first; and why others could not be made."""
   bare = Program(bench, size, "bare")
   stamped = Program(bench, size, "stamped")
   arms: dict[str, Callable[[int], Loop]] = {
-      "bare": lambda _: Loop(bare), "bare again": lambda _: Loop(bare), "stamped": lambda _: Loop(stamped),
+      "bare": lambda _: Loop(bare), "bare again": lambda _: Loop(bare),
+      "stamped": lambda _: Loop(stamped),
       "callback": lambda _: Loop(Program(bench, size, "stamped", "callback"))}
   if bench.size != "tiny":
     arms["paced"] = lambda _: Loop(Program(bench, size, "paced"))
@@ -111,11 +118,13 @@ def one_loop(bench: Bench, name: str, arm: str, batch: int, seconds: float) -> d
   end = time.monotonic() + seconds
   while not blocks or time.monotonic() < end:
     blocks.append(loop.block(steps))
-  return {"arm": arm, "median_s": float(np.median(blocks)), "mean_s": float(np.mean(blocks)), "blocks": len(blocks)}
+  return {"arm": arm, "median_s": float(np.median(blocks)), "mean_s": float(np.mean(blocks)),
+          "blocks": len(blocks)}
 
 
 def run_alone(bench: Bench, name: str) -> None:
-  """Sections alone_20ms and alone_2ms: bare, stamped and paced, a process each, the order drawn anew each round."""
+  """Sections alone_20ms and alone_2ms: bare, stamped and paced, a process each, the order drawn
+  anew each round."""
   batch = calibrated(bench, name).batch
   arms = ["bare", "stamped", "paced"]
   order = random.Random(0)
@@ -129,24 +138,29 @@ def run_alone(bench: Bench, name: str) -> None:
     for arm in order.sample(arms, len(arms)):
       figures[arm].append(_child(bench, name, arm, batch, bench.times(4, 3, 0)))
     longest = max(longest, time.monotonic() - start)
-    bench.say(f"round {done + 1} of {rounds}: " + ", ".join(f"{a} {v[-1] * 1e3:.4f} ms" for a, v in figures.items()))
+    bench.say(f"round {done + 1} of {rounds}: "
+              + ", ".join(f"{a} {v[-1] * 1e3:.4f} ms" for a, v in figures.items()))
   kept = {arm: np.asarray(values) for arm, values in figures.items()}
   bench.raw["seconds_a_step"] = figures
   bench.figure("bare step, a process of its own", estimate(kept[BASE] * 1e3), "ms")
   bench.figure("one bare process against another: largest over smallest",
                float((kept[BASE].max() / kept[BASE].min() - 1) * 100), "%")
   for arm in arms[1:]:
-    bench.at_most(f"{arm}, a process of its own, above bare", extra_percent(kept, arm), LIMITS[name], "%")
+    bench.at_most(f"{arm}, a process of its own, above bare", extra_percent(kept, arm),
+                  LIMITS[name], "%")
 
 
 def _child(bench: Bench, name: str, arm: str, batch: int, seconds: float) -> float:
   with tempfile.TemporaryDirectory() as folder:
     out = pathlib.Path(folder) / "loop.json"
-    command = [sys.executable, "-m", "experiments.labs.gpu_check", f"--one-loop={name},{arm},{batch},{seconds}",
-               f"--child={out}", f"--platform={bench.platform}", f"--clock={bench.clock}", f"--size={bench.size}"]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=180)
+    command = [sys.executable, "-m", "experiments.labs.gpu_check",
+               f"--one-loop={name},{arm},{batch},{seconds}", f"--child={out}",
+               f"--platform={bench.platform}", f"--clock={bench.clock}", f"--size={bench.size}"]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          timeout=180)
     if done.returncode or not out.exists():
-      raise RuntimeError(f"The process of {arm} ended with {done.returncode}: {done.stdout[-2000:]}")
+      raise RuntimeError(
+          f"The process of {arm} ended with {done.returncode}: {done.stdout[-2000:]}")
     return float(json.loads(out.read_text())["median_s"])
 
 
@@ -159,13 +173,15 @@ def differing(one: list[np.ndarray], other: list[np.ndarray]) -> int:
 
 
 def run_bits(bench: Bench) -> None:
-  """Sections bitwise and bitwise_fixed: 50 steps of the smaller model, donated, bare against instrumented."""
+  """Sections bitwise and bitwise_fixed: 50 steps of the smaller model, donated, bare against
+  instrumented."""
   size = transformer.SIZES["2ms" if bench.size != "tiny" else "tiny"]
   steps = bench.times(50, 50, 5)
   states = {}
   bare = Program(bench, size, "bare")
   arms = {"bare": bare, "bare again": bare, "bare, compiled anew": Program(bench, size, "bare")}
-  for arm, program in (arms | {arm: Program(bench, size, arm) for arm in instrumented(bench)}).items():
+  for arm, program in (arms | {arm: Program(bench, size,
+                                            arm) for arm in instrumented(bench)}).items():
     loop = Loop(program)
     loop.block(steps - 2)
     states[arm] = loop.bits()
@@ -173,7 +189,8 @@ def run_bits(bench: Bench) -> None:
   words = sum(leaf.size for leaf in states["bare"])
   start = [np.asarray(leaf).view(np.uint32) if np.ndim(leaf) else np.asarray(leaf)
            for leaf in jax.tree.leaves(transformer.fresh(size))]
-  bench.holds("the steps trained: most words are not what they were", differing(start, states["bare"]) > words // 2,
+  bench.holds("the steps trained: most words are not what they were",
+              differing(start, states["bare"]) > words // 2,
               f"{differing(start, states['bare'])} of {words}")
   steady = True
   for arm in ("bare again", "bare, compiled anew"):
@@ -182,6 +199,8 @@ def run_bits(bench: Bench) -> None:
     bench.figure(f"bare against {arm}: words that differ", count)
   for arm in instrumented(bench):
     count = differing(states["bare"], states[arm])
-    bench.holds(f"bare against {arm}: the same bits after {steps} steps", count == 0, f"{count} of {words} differ")
+    bench.holds(f"bare against {arm}: the same bits after {steps} steps", count == 0,
+                f"{count} of {words} differ")
   if not steady:
-    bench.note("Bare steps differ among themselves here: what differs above need not be jaxpace's doing.")
+    bench.note(
+        "Bare steps differ among themselves here: what differs above need not be jaxpace's doing.")

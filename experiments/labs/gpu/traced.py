@@ -1,4 +1,5 @@
-"""What a trace of JAX's profiler shows of some steps: kernels, copies to the host, host callbacks, graph launches."""
+"""What a trace of JAX's profiler shows of some steps: kernels, copies to the host, host callbacks,
+graph launches."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Seen(NamedTuple):
 def look(profile: Any) -> Seen:
   """Reads a `jax.profiler.ProfileData`.
 
-  Events of derived lines of a device ("XLA Ops") repeat those of its streams: only the latter are counted.
+  Events of derived lines of a device ("XLA Ops") repeat those of its streams: only the latter are
+  counted.
 
   Raises:
     ValueError: the annotation around the steps is not in it.
@@ -45,7 +47,8 @@ def look(profile: Any) -> Seen:
         if event.name == WINDOW:
           begin, end = event.start_ns, event.start_ns + event.duration_ns
   if begin is None or end is None:
-    raise ValueError(f"The trace has no annotation {WINDOW!r}: nothing was traced, or the profiler lost events.")
+    raise ValueError(
+        f"The trace has no annotation {WINDOW!r}: nothing was traced, or the profiler lost events.")
   kernels: dict[str, list[float]] = collections.defaultdict(list)
   to_host: collections.Counter[str] = collections.Counter()
   callbacks: collections.Counter[str] = collections.Counter()
@@ -67,8 +70,8 @@ def look(profile: Any) -> Seen:
           graphs += 1
         if device:
           kernels[name].append(event.duration_ns)
-  return Seen({name: (len(times), sum(times)) for name, times in kernels.items()}, dict(to_host), dict(callbacks),
-              graphs, (end - begin) * 1e-9)
+  return Seen({name: (len(times), sum(times)) for name, times in kernels.items()}, dict(to_host),
+              dict(callbacks), graphs, (end - begin) * 1e-9)
 
 
 def trace(steps: Callable[[], Any]) -> Seen:

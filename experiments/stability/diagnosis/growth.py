@@ -1,12 +1,14 @@
-"""How the variance of a run grows: Var(sum over K steps) / (K Var(one step)) against K, and a test that it stays 1.
+"""How the variance of a run grows: Var(sum over K steps) / (K Var(one step)) against K, and a test
+that it stays 1.
 
-Steps that know nothing of each other give 1 at every K, whatever their distribution: jitter over barriers then adds up
-and does not compound. A rise means memory from step to step: drift, speeds that wander, states that last, or coupling.
-Which of these it is the curve does not say. (The variance ratio: Lo and MacKinlay, "Stock market prices do not follow
-random walks", 1988.)
+Steps that know nothing of each other give 1 at every K, whatever their distribution: jitter over
+barriers then adds up and does not compound. A rise means memory from step to step: drift, speeds
+that wander, states that last, or coupling. Which of these it is the curve does not say. (The
+variance ratio: Lo and MacKinlay, "Stock market prices do not follow random walks", 1988.)
 
-The test permutes the steps, so it is exact for steps in any order (i.i.d.) at any length and any tail. The band is a
-bootstrap of blocks of windows (Künsch 1989; Politis and Romano 1992), on the logarithm of the ratio.
+The test permutes the steps, so it is exact for steps in any order (i.i.d.) at any length and any
+tail. The band is a bootstrap of blocks of windows (Künsch 1989; Politis and Romano 1992), on the
+logarithm of the ratio.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ ALPHA = 0.01
 """The i.i.d. null is given up below this: the share of i.i.d. runs that are called coupled."""
 PERMUTATIONS = 499
 MOST = 1 << 14
-"""Longer runs are added up to so many blocks of steps; what lasts less than a block is then not seen."""
+"""Longer runs are added up to so many blocks of steps; what lasts less than a block is then not
+seen."""
 _WIDEST = 50  # windows of the longest K that fit into a run, at least
 _RESAMPLED = 400
 _CELLS = 1 << 21  # numbers held at once
@@ -76,7 +79,8 @@ def grow(steps: np.ndarray, seed: int = 0, permutations: int = PERMUTATIONS) -> 
 
 
 def variance_ratio(series: np.ndarray, windows: np.ndarray) -> np.ndarray:
-  """Variance of overlapping sums over each window, over that of independent ones: [..., n] -> [..., W].
+  """Variance of overlapping sums over each window, over that of independent ones: [..., n] -> [...,
+  W].
 
   Without the bias that the estimated mean brings.
 
@@ -105,15 +109,18 @@ def autoregressive(keep: float, windows: np.ndarray) -> np.ndarray:
   return (1 + keep) / (1 - keep) - 2 * keep * (1 - keep**width) / (width * (1 - keep) ** 2)
 
 
-def _p_value(series: np.ndarray, ratio: np.ndarray, windows: np.ndarray, random: np.random.Generator, number: int
+def _p_value(series: np.ndarray, ratio: np.ndarray, windows: np.ndarray,
+             random: np.random.Generator, number: int
              ) -> float:
-  """Share of permutations whose largest standardised rise is as large as that of the series, itself counted."""
+  """Share of permutations whose largest standardised rise is as large as that of the series, itself
+  counted."""
   at_once = max(1, _CELLS // len(series))
   rows = [ratio[None]]
   for begin in range(0, number, at_once):
     count = min(at_once, number - begin)
     rows.append(variance_ratio(random.permuted(np.tile(series, (count, 1)), axis=1), windows))
-  every = np.concatenate(rows)  # the series among its permutations: under the null it is one of them
+  # the series among its permutations: under the null it is one of them
+  every = np.concatenate(rows)
   rise = ((every - every.mean(axis=0)) / np.maximum(every.std(axis=0), 1e-300)).max(axis=1)
   return float(np.mean(rise >= rise[0]))
 

@@ -1,1 +1,2 @@
-"""Programs as the compiler partitioned them: read back, given marks, compiled again in their place."""
+"""Programs as the compiler partitioned them: read back, given marks, compiled again in their
+place."""

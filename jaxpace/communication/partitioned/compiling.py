@@ -1,9 +1,10 @@
-"""The one place that reaches into how JAX compiles: it hands each module over before it is compiled.
+"""The one place that reaches into how JAX compiles: it hands each module over before it is
+compiled.
 
 JAX has no public way to see what the partitioner made of a program, nor to compile something in its
-place. `watching` puts a handler before `jax._src.compiler.compile_or_get_cached`, through which every
-compilation goes, for the thread that asks; others pass through. A handler gets a `Request` and
-returns an executable. So a step's signature, donation, callbacks and caches stay JAX's own.
+place. `watching` puts a handler before `jax._src.compiler.compile_or_get_cached`, through which
+every compilation goes, for the thread that asks; others pass through. A handler gets a `Request`
+and returns an executable. So a step's signature, donation, callbacks and caches stay JAX's own.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Request:
     return self._compile_it(*bound.args, **bound.kwargs)
 
   def compile_apart(self, flags: Mapping[str, Any]) -> Any:
-    """Compiles the module with more flags of XLA, past JAX's cache: it neither reads nor writes it."""
+    """Compiles the module with more flags of XLA, past JAX's cache: it neither reads nor writes
+    it."""
     from jax._src import compiler
     options = copy.deepcopy(self._options)
     options.env_option_overrides = [*options.env_option_overrides, *flags.items()]

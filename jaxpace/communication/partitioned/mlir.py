@@ -40,7 +40,8 @@ def functions(module: Any) -> dict[str, Any]:
 
 
 def drop_copies(module: Any) -> None:
-  """Takes out copies of values, which the GPU's compiler puts in early and StableHLO has no word for."""
+  """Takes out copies of values, which the GPU's compiler puts in early and StableHLO has no word
+  for."""
   for op in list(operations(module.operation)):
     if op.name == "mhlo.copy":
       op.result.replace_all_uses_with(op.operands[0])

@@ -188,7 +188,8 @@ def _axis_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[str, .
 def _phases(operations: Sequence[str | None]) -> list[str]:
   told = [phases.classify(name) if name else phases.OTHER for name in operations]
   differentiated = any(phase in (FORWARD, BACKWARD) for phase in told)
-  last = max((place for place, phase in enumerate(told) if phase in (FORWARD, BACKWARD)), default=-1)
+  last = max((place for place, phase in enumerate(told) if phase in (FORWARD, BACKWARD)),
+             default=-1)
   return [phase if phase != phases.OTHER else
           UPDATE if differentiated and place > last else COMPUTE
           for place, phase in enumerate(told)]
@@ -217,7 +218,8 @@ def _notices(found: Sequence[Found], tags: Sequence[int], marked: Sequence[stamp
   counted = counting.Counter(tags)
   twice = [tag for tag in wanted if counted[tag] > 1]
   if twice:
-    said.append(f"The compiler doubled {len(twice)} marks: turns of their loops are not told apart.")
+    said.append(
+        f"The compiler doubled {len(twice)} marks: turns of their loops are not told apart.")
   lost = sum(counted[one.enter_tag] == 0 and counted[one.exit_tag] == 0 for one in marked)
   if lost:
     said.append(f"The compiler left out {lost} of {len(marked)} collectives that the partitioner "

@@ -30,7 +30,8 @@ class Digits(NamedTuple):
   sizes: tuple[int, ...]
   """Sizes of the digits, slowest first; their product is the number of partitions."""
   dims: tuple[tuple[tuple[int, ...], ...], ...]
-  """For each sharding and each of its dimensions the digits that number its tiles, slowest first."""
+  """For each sharding and each of its dimensions the digits that number its tiles, slowest
+  first."""
 
 
 _DEVICES = re.compile(r"\{devices=(\[[\d,]+\](?:<=\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+))"

@@ -150,7 +150,8 @@ def _after(op: Any, program: int, tag: int, block: Any) -> None:
 
 
 def _kept_with(op: Any) -> Any:
-  """What the exit mark follows: the last operation that the compiler joins with a collective, or it.
+  """What the exit mark follows: the last operation that the compiler joins with a collective, or
+  it.
 
   It makes one all-reduce of the sum of several, a reduce-scatter of one that is cut, and it moves
   changes of type to where fewer bytes are sent. A mark between them would keep it from that.
@@ -212,7 +213,8 @@ def _function(op: Any) -> str:
 
 
 def _lanes(module: Any, lane: Any) -> dict[str, Any]:
-  """The device's block in each function that has collectives, or calls one that has: one argument more."""
+  """The device's block in each function that has collectives, or calls one that has: one argument
+  more."""
   functions = mlir.functions(module)
   lanes = {"main": lane}
 
@@ -263,7 +265,8 @@ def _names(op: Any) -> list[str]:
 
 
 def _held(block: Any) -> Any | None:
-  """The input that most of the work is computed from; None where there is none of a bounded size."""
+  """The input that most of the work is computed from; None where there is none of a bounded
+  size."""
   best: tuple[int, int] | None = None
   chosen = None
   reached = _reached(block)

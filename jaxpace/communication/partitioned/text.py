@@ -118,7 +118,8 @@ class Program:
     while place and place not in seen:
       seen.add(place)
       row = _numbers(self._tables.get("StackFrames", {}).get(place, ""))
-      where = _numbers(self._tables.get("FileLocations", {}).get(row.get("file_location_id", 0), ""))
+      where = _numbers(self._tables.get("FileLocations",
+                                        {}).get(row.get("file_location_id", 0), ""))
       file = self._tables.get("FileNames", {}).get(where.get("file_name_id", 0), "").strip('"')
       if file:
         frames.append((file, where.get("line", 0)))

@@ -114,7 +114,8 @@ def _items(attribute: Any) -> list[tuple[str, Any]]:
   return [(one.name, one.attr) for one in listed]
 
 
-def _fill(main: Any, inner: Any, outputs: Sequence[Any], written: Sequence[Any], count: int) -> None:
+def _fill(main: Any, inner: Any, outputs: Sequence[Any], written: Sequence[Any],
+          count: int) -> None:
   """Replaces the body of `main` by a manual computation that holds that of `inner`."""
   block = main.regions[0].blocks[0]
   for op in reversed(list(block.operations)):

@@ -36,9 +36,10 @@ class Fit(NamedTuple):
 def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing], seed: int = 0) -> Fit:
   """Fits t = a·α + b·m·β to the medians of every size.
 
-  Relative errors count, so that a small collective says as much of α as a large one of β; Huber weights (scale from the
-  median absolute error) keep one odd size from bending both. Neither is below 0. The 90 % intervals come from drawing
-  the samples of every size, and the sizes, anew: how far the law itself is off is in them.
+  Relative errors count, so that a small collective says as much of α as a large one of β; Huber
+  weights (scale from the median absolute error) keep one odd size from bending both. Neither is
+  below 0. The 90 % intervals come from drawing the samples of every size, and the sizes, anew: how
+  far the law itself is off is in them.
 
   Args:
     kind: one of `jaxpace.costs.fabric_file.KINDS`.
@@ -59,16 +60,20 @@ def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing], seed:
   misfit = float(np.abs(rows @ [alpha, beta] / seconds - 1).max())
   random = np.random.default_rng(seed)
   chosen = random.integers(0, len(measured), (_DRAWS, len(measured)))
-  medians = np.stack([np.median(random.choice(m.samples, (_DRAWS, len(m.samples))), axis=1) for m in measured], axis=1)
+  medians = np.stack([np.median(random.choice(m.samples, (_DRAWS, len(m.samples))), axis=1)
+                      for m in measured], axis=1)
   again = np.maximum(np.take_along_axis(medians, chosen, axis=1), 1e-9)
   drawn = _solve(rows[chosen], again)
   low, high = np.quantile(drawn, _INTERVAL, axis=0)
-  estimates = [Estimate(x, min(float(low[i]), x), max(float(high[i]), x)) for i, x in enumerate((alpha, beta))]
-  return Fit(Cost(estimates[0], estimates[1], algorithm, tuple((m.bytes, m.seconds) for m in measured)), misfit)
+  estimates = [Estimate(x, min(float(low[i]), x), max(float(high[i]), x))
+               for i, x in enumerate((alpha, beta))]
+  return Fit(Cost(estimates[0], estimates[1], algorithm,
+                  tuple((m.bytes, m.seconds) for m in measured)), misfit)
 
 
 def _solve(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-  """[D, 2] α and β, 0 or more, by iterated Huber weights on relative errors, of rows [D, S, 2] and seconds [D, S]."""
+  """[D, 2] α and β, 0 or more, by iterated Huber weights on relative errors, of rows [D, S, 2] and
+  seconds [D, S]."""
   relative = rows / seconds[..., None]
   weights = np.ones_like(seconds)
   solution = np.zeros((len(rows), 2))
@@ -83,7 +88,8 @@ def _solve(rows: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _positive(relative: np.ndarray, weights: np.ndarray) -> np.ndarray:
-  """[D, 2] weighted least squares of relative @ x = 1 with x >= 0: both, or the better one alone."""
+  """[D, 2] weighted least squares of relative @ x = 1 with x >= 0: both, or the better one
+  alone."""
   a, b = relative[..., 0], relative[..., 1]
   aa, ab, bb = ((weights * x * y).sum(axis=1) for x, y in ((a, a), (a, b), (b, b)))
   sa, sb = ((weights * x).sum(axis=1) for x in (a, b))

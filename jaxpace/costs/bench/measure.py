@@ -24,22 +24,26 @@ _MOST_TURNS = 1000
 
 
 def host_of_processes(name: str) -> list[int]:
-  """Host of every process, as a number that processes of one host share. All processes must call this."""
+  """Host of every process, as a number that processes of one host share. All processes must call
+  this."""
   own = np.array([zlib.crc32(name.encode()) & 0x7FFFFFFF], np.int32)
   return [int(x) for x in np.asarray(multihost_utils.process_allgather(own)).reshape(-1)]
 
 
 def measure(kind: str, group: Group, sizes: Sequence[int], repeats: int,
-            devices: Sequence[jax.Device], progress: Callable[[int, int], None] | None = None) -> list[Timing]:
+            devices: Sequence[jax.Device],
+            progress: Callable[[int, int], None] | None = None) -> list[Timing]:
   """Times one kind of collective at one level. All processes must call this alike.
 
-  A sample is a loop of many collectives, each waiting for the one before, in one compiled program, less the same
-  program with no turn of the loop: what it costs to call is not in it. Every group of the level exchanges at once.
+  A sample is a loop of many collectives, each waiting for the one before, in one compiled program,
+  less the same program with no turn of the loop: what it costs to call is not in it. Every group of
+  the level exchanges at once.
 
   Args:
     kind: one of `jaxpace.costs.fabric_file.KINDS`.
     group: the level.
-    sizes: bytes of the whole vector; of a shift, of a rank's part. Rounded up to what divides among the ranks.
+    sizes: bytes of the whole vector; of a shift, of a rank's part. Rounded up to what divides among
+      the ranks.
     repeats: samples a size.
     devices: the devices, at the positions that `group` names.
     progress: called with the sizes done and their number.
@@ -87,7 +91,8 @@ def _loop(kind: str, mesh: Mesh) -> Any:
 
   spec = P(("group", "rank"))
   # Donated: a program without a turn must not pay for a copy of the vector.
-  return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(spec, P()), out_specs=spec, check_vma=False),
+  return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(spec, P()), out_specs=spec,
+                               check_vma=False),
                  donate_argnums=0)
 
 

@@ -12,11 +12,13 @@ class Group(NamedTuple):
   """A level, and the devices that exchange at it: every group does at the same time."""
 
   level: str
-  members: tuple[tuple[int, ...], ...]  # positions of the devices, by group; all groups are of one size
+  # positions of the devices, by group; all groups are of one size
+  members: tuple[tuple[int, ...], ...]
   ranks: int | None  # most ranks that the level joins; None where nothing here limits it
 
 
-def levels(process_of: Sequence[int], host_of_process: Sequence[int]) -> tuple[list[Group], list[str]]:
+def levels(process_of: Sequence[int],
+           host_of_process: Sequence[int]) -> tuple[list[Group], list[str]]:
   """Finds the levels, the smallest first.
 
   Args:
@@ -24,14 +26,16 @@ def levels(process_of: Sequence[int], host_of_process: Sequence[int]) -> tuple[l
     host_of_process: host of every process, any numbers.
 
   Returns:
-    The levels that have two devices or more to a group, and sentences on those that could not be made.
+    The levels that have two devices or more to a group, and sentences on those that could not be
+    made.
   """
   host_of = [host_of_process[p] for p in process_of]
   everyone = tuple(range(len(process_of)))
   several_hosts = len(set(host_of)) > 1
   found: list[Group] = []
   notes: list[str] = []
-  for level, owner in ((PROCESS, list(process_of)), (HOST, host_of), (HOSTS, [0] * len(process_of))):
+  for level, owner in ((PROCESS, list(process_of)), (HOST, host_of),
+                       (HOSTS, [0] * len(process_of))):
     members = tuple(tuple(d for d in everyone if owner[d] == key) for key in dict.fromkeys(owner))
     if level == HOSTS and not several_hosts:
       continue

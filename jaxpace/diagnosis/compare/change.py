@@ -1,4 +1,5 @@
-"""The change of a mean between two series of steps, with an interval that autocorrelated noise does not fool."""
+"""The change of a mean between two series of steps, with an interval that autocorrelated noise does
+not fool."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Change(NamedTuple):
 def change(a: np.ndarray, b: np.ndarray, tests: int = 1) -> Change:
   """Compares the means of two series of neighbouring steps.
 
-  By means of blocks, 6 times as long as the series remembers (5 to 50 blocks), and Welch's t over them.
+  By means of blocks, 6 times as long as the series remembers (5 to 50 blocks), and Welch's t over
+  them.
 
   Args:
     a: [K] seconds, without NaN.
@@ -52,7 +54,8 @@ def change(a: np.ndarray, b: np.ndarray, tests: int = 1) -> Change:
 
 
 def blocked(values: np.ndarray) -> np.ndarray:
-  """[B] means of blocks of neighbouring steps; the last steps are left out where they fill no block."""
+  """[B] means of blocks of neighbouring steps; the last steps are left out where they fill no
+  block."""
   size = len(values)
   memory = correlation_time(values[None]) if size > 3 and float(values.std()) > 0 else 1.0
   count = int(np.clip(size // math.ceil(_MEMORIES * memory), _LEAST_BLOCKS, _MOST_BLOCKS))
@@ -69,6 +72,7 @@ def from_blocks(a: np.ndarray, b: np.ndarray, tests: int = 1, mean_a: float | No
   # Times are whole nanoseconds: a spread below that is rounding.
   error_a, error_b = (max(float(x.var(ddof=1)) / len(x), 1e-20) for x in (a, b))
   freedom = (error_a + error_b)**2 / (error_a**2 / (len(a) - 1) + error_b**2 / (len(b) - 1))
-  half = float(special.stdtrit(freedom, 1 - (1 - LEVEL) / (2 * tests))) * math.sqrt(error_a + error_b)
+  half = (float(special.stdtrit(freedom, 1 - (1 - LEVEL) / (2 * tests)))
+          * math.sqrt(error_a + error_b))
   difference = mean_b - mean_a
   return Change(mean_a, mean_b, difference, difference - half, difference + half)

@@ -42,7 +42,8 @@ class Comparison(NamedTuple):
   ranks: tuple[RankChange, ...]  # empty where ranks can't be set beside each other
   new: tuple[str, ...]  # modes of findings that only B has
   gone: tuple[str, ...]  # that only A has
-  untold: tuple[Sentence, ...]  # on findings of one run that the other can't tell: the ranks left no rows there
+  # on findings of one run that the other can't tell: the ranks left no rows there
+  untold: tuple[Sentence, ...]
   limit: float | None  # share of A's step time that B may be longer
   failed: bool
   verdict: Sentence
@@ -62,15 +63,16 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
   Args:
     a: the run that counts as normal.
     b: the other one.
-    limit: B fails where its mean step is longer than A's by more than this share of it, and surely longer at all.
+    limit: B fails where its mean step is longer than A's by more than this share of it, and surely
+      longer at all.
 
   Raises:
     RunError: one of them has fewer than 20 steps that count.
   """
   for diagnosis in (a, b):
     if diagnosis.selected.size < MIN_STEPS:
-      raise RunError(f"{diagnosis.run.path} has {plural(diagnosis.selected.size, 'step')} that count; comparing needs "
-                     f"{MIN_STEPS} in both runs. Let the job run on.")
+      raise RunError(f"{diagnosis.run.path} has {plural(diagnosis.selected.size, 'step')} that "
+                     f"count; comparing needs {MIN_STEPS} in both runs. Let the job run on.")
   first, second = series(a), series(b)
   whole = change(first["step"], second["step"])
   shares = {name: change(first[name], second[name], len(SHARES)) for name in SHARES}
@@ -85,25 +87,29 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
 
 def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
                  ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Sentence, ...]]:
-  """Modes new in B, gone in B, and sentences on those of which the other run can't tell whether it has them."""
+  """Modes new in B, gone in B, and sentences on those of which the other run can't tell whether it
+  has them."""
   untold: list[Sentence] = []
 
-  def only(one: Diagnosis, other: Diagnosis, own: tuple[str, ...], others: tuple[str, ...], letters: str
+  def only(one: Diagnosis, other: Diagnosis, own: tuple[str, ...], others: tuple[str, ...],
+           letters: str
            ) -> tuple[str, ...]:
     sure = []
     for mode in own:
       if mode in others:
         continue
       ranks = {r for f in one.findings if f.mode == mode for r in f.ranks}
-      hidden = sorted(ranks & set(other.unseen)) or (list(other.unseen) if not ranks and mode in _OF_RANKS else [])
+      hidden = (sorted(ranks & set(other.unseen))
+                or (list(other.unseen) if not ranks and mode in _OF_RANKS else []))
       if hidden:
         said = (Sentence(Note.RANKS_UNSEEN,
-            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and {letters[1]} can't "
-            f"tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} {list_ranks(hidden)} are missing there."))
+            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
+            f"{letters[1]} can't tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} "
+            f"{list_ranks(hidden)} are missing there."))
       elif other.untold is not None and mode in _OF_RANKS:
         said = (Sentence(Note.UNTOLD,
-            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and {letters[1]} can't "
-            "tell who waits for whom."))
+            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
+            f"{letters[1]} can't tell who waits for whom."))
       else:
         sure.append(mode)
         continue
@@ -120,14 +126,17 @@ def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:
   use = mask & np.isfinite(per_step["step"])
   part = {name: np.nan_to_num(values[use]) for name, values in per_step.items()}
   floor = diagnosis.floor
-  quiet, contention = (np.nan_to_num(x[:, use]).sum(axis=0) for x in (floor.quiet, floor.contention))
+  quiet, contention = (np.nan_to_num(x[:, use]).sum(axis=0)
+                       for x in (floor.quiet, floor.contention))
   return {"step": part["step"], "compute": part["compute"], "skew": part["waiting_compute"],
           "transfer": quiet + part["spread"], "contention": contention,
-          "runtime": part["runtime"] + part["waiting_runtime"], "pacing": part["pacing"] + part["waiting_pacing"]}
+          "runtime": part["runtime"] + part["waiting_runtime"],
+          "pacing": part["pacing"] + part["waiting_pacing"]}
 
 
 def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
-  if a.run.ranks != b.run.ranks or a.run.ranks < 2 or not a.run.collectives or not b.run.collectives:
+  if (a.run.ranks != b.run.ranks or a.run.ranks < 2 or not a.run.collectives
+      or not b.run.collectives):
     return ()
   first, second = _lateness(a), _lateness(b)
   with np.errstate(invalid="ignore"):
@@ -135,7 +144,8 @@ def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
   order = np.argsort(moved, kind="stable")[:int(np.isfinite(moved).sum())]
   cut = max(1, len(order) // 4) if len(order) > 2 else 0
   usual = order[cut:len(order) - cut]
-  first, second = (values - _means(values[usual].T) if len(usual) else values for values in (first, second))
+  first, second = (values - _means(values[usual].T) if len(usual) else values
+                   for values in (first, second))
   found = []
   for rank in range(a.run.ranks):
     blocks = [x[rank][np.isfinite(x[rank])] for x in (first, second)]
@@ -146,10 +156,12 @@ def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
 
 
 def _lateness(diagnosis: Diagnosis) -> np.ndarray:
-  """[R, B] seconds by which a rank arrives after the mean rank, by block of neighbouring steps; NaN where absent."""
+  """[R, B] seconds by which a rank arrives after the mean rank, by block of neighbouring steps; NaN
+  where absent."""
   totals = diagnosis.totals
   number = totals.block_steps
-  return np.divide(totals.lateness.sum(axis=0), number, out=np.full(number.shape, np.nan), where=number > 0)
+  return np.divide(totals.lateness.sum(axis=0), number, out=np.full(number.shape, np.nan),
+                   where=number > 0)
 
 
 def _means(values: np.ndarray) -> np.ndarray:
@@ -164,14 +176,17 @@ def _verdict(found: Comparison) -> Sentence:
   whole = found.step_time
   relative = whole.relative()
   assert relative is not None
-  amount = (f"{100 * relative[0]:+.1f} % (95 % interval {100 * relative[1]:+.1f} to {100 * relative[2]:+.1f} %)")
+  amount = (
+      f"{100 * relative[0]:+.1f} % (95 % interval {100 * relative[1]:+.1f} to "
+      f"{100 * relative[2]:+.1f} %)")
   said = f"A step takes {milliseconds(whole.b)} instead of {milliseconds(whole.a)}: {amount}"
   if not whole.sure:
     code = codes.Change.NONE
     sentence = f"No sure change. {said}."
   else:
     code = codes.Change.SLOWER if whole.difference > 0 else codes.Change.FASTER
-    moved = {name: c for name, c in found.shares.items() if c.sure and c.difference * whole.difference > 0}
+    moved = {name: c for name, c in found.shares.items() if c.sure
+             and c.difference * whole.difference > 0}
     name = max(moved, key=lambda n: abs(moved[n].difference), default=None)
     sentence = f"{'Slower' if whole.difference > 0 else 'Faster'}. {said}"
     sentence += f", most of it {name} ({signed(moved[name].difference)})." if name else "."
@@ -179,7 +194,8 @@ def _verdict(found: Comparison) -> Sentence:
       top = found.changed_ranks[0]
       where = f" on {top.host_b}" if top.host_b else ""
       sentence += (f" Rank {top.rank}{where} arrives {milliseconds(abs(top.lateness.difference))} "
-                   f"{'later' if top.lateness.difference > 0 else 'earlier'} than before, against the usual rank.")
+                   f"{'later' if top.lateness.difference > 0 else 'earlier'} than before, against "
+                   "the usual rank.")
   sentence = " ".join([sentence, *(f"{letter}: {unseen_sentence(d.run, d.unseen)}"
                                    for letter, d in (("A", found.a), ("B", found.b)) if d.unseen)])
   if found.limit is None:
@@ -188,8 +204,8 @@ def _verdict(found: Comparison) -> Sentence:
   if found.failed:
     return Sentence(code, f"{sentence} That is above the {allowed} allowed.")
   if relative[0] > found.limit:
-    return Sentence(code, f"{sentence} That would be above the {allowed} allowed, but it may be chance: more steps "
-                          "would tell.")
+    return Sentence(code, f"{sentence} That would be above the {allowed} allowed, but it may be "
+                          "chance: more steps would tell.")
   return Sentence(code, f"{sentence} At most {allowed} are allowed.")
 
 
@@ -200,10 +216,9 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   hosts = [{h for h in (d.run.host_of_rank(r) for r in range(d.run.ranks)) if h} for d in (a, b)]
   if a.run.ranks != b.run.ranks:
     notes.append(Sentence(Note.RANKS_DIFFER,
-        f"A has {plural(a.run.ranks_in_all, 'rank')}, B {b.run.ranks_in_all}: "
-        "ranks are not set beside each other. More "
-        "ranks wait longer for their last one and exchange more, without anything being wrong; `jaxpace "
-        "forecast` says how much."))
+        f"A has {plural(a.run.ranks_in_all, 'rank')}, B {b.run.ranks_in_all}: ranks are not set "
+        "beside each other. More ranks wait longer for their last one and exchange more, without "
+        "anything being wrong; `jaxpace forecast` says how much."))
   if hosts[0] != hosts[1]:
     notes.append(Sentence(Note.HOSTS_DIFFER,
         f"A ran on {_listed(hosts[0])}, B on {_listed(hosts[1])}"
@@ -211,31 +226,35 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   short, long = sorted((a.selected.size, b.selected.size))
   if short * 4 < long:
     notes.append(Sentence(Note.STEPS_DIFFER,
-        f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as the shorter "
-        "one makes it."))
+        f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as "
+        "the shorter one makes it."))
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:
     notes.append(Sentence(Note.COLLECTIVES_DIFFER,
         f"The steps are not the same: A has {_collectives(plans[0])}, B {_collectives(plans[1])}."))
-  elif any(d.floor.known for d in (a, b)) != all(d.floor.known for d in (a, b)) or not a.floor.known:
+  elif (any(d.floor.known for d in (a, b)) != all(d.floor.known for d in (a, b))
+        or not a.floor.known):
     notes.append(Sentence(Note.OWN_FLOOR,
-        "Each run has a floor of its own under its transfers: a fabric that is slower throughout shows as "
-        "transfer, not as contention."))
+        "Each run has a floor of its own under its transfers: a fabric that is slower throughout "
+        "shows as transfer, not as contention."))
   clocks = [d.run.info.get("clock") or d.run.plan.get("clock") for d in (a, b)]
   if clocks[0] != clocks[1]:
     notes.append(Sentence(Note.CLOCKS_DIFFER,
-        f"A was timed by the {clocks[0]} clock and B by the {clocks[1]} clock, which cost differently."))
+        f"A was timed by the {clocks[0]} clock and B by the {clocks[1]} clock, which cost "
+        "differently."))
   if differing := _settings(a.run, b.run):
     notes.append(Sentence(Note.SETTINGS_DIFFER, f"Set differently: {'; '.join(differing)}."))
   notes.append(Sentence(Note.BETWEEN_STARTS,
-      "The interval is about the steps of these two runs. What changes from one start of a job to the next "
-      "(placement, neighbours) is not in it: compare two runs of one program to see how much that is."))
+      "The interval is about the steps of these two runs. What changes from one start of a job to "
+      "the next (placement, neighbours) is not in it: compare two runs of one program to see how "
+      "much that is."))
   return notes
 
 
 def _settings(a: Run, b: Run, most: int = 8) -> list[str]:
   """What `run.json` says differently of versions, config and pacer."""
-  flat = [_flat({name: run.info.get(name) for name in ("versions", "config", "pacer")}) for run in (a, b)]
+  flat = [_flat({name: run.info.get(name) for name in ("versions", "config", "pacer")})
+          for run in (a, b)]
   names = [n for n in sorted({*flat[0], *flat[1]}) if flat[0].get(n) != flat[1].get(n)]
   words = [f"{n} {_short(flat[0].get(n))} → {_short(flat[1].get(n))}" for n in names[:most]]
   return words + ([f"and {len(names) - most} more"] if len(names) > most else [])
@@ -262,4 +281,5 @@ def _collectives(plan: list[tuple[str, int | None]]) -> str:
 
 def _listed(hosts: set[str]) -> str:
   names = sorted(hosts)
-  return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "unnamed hosts"
+  return (", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names
+          else "unnamed hosts")

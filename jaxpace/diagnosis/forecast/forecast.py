@@ -2,10 +2,10 @@
 
     S(N) = rest + sum over collectives of (mean arrival + E[max of N own noises and offsets] + transfer(N))
 
-The own noise of n ranks over K steps is n·K draws: the largest of N is resampled from them while N is small against
-n·K, and beyond that taken from a tail fitted to the uppermost of them. Intervals come from drawing blocks of
-neighbouring steps anew, since noise is autocorrelated.
-"""
+The own noise of n ranks over K steps is n·K draws: the largest of N is resampled from them while N
+is small against n·K, and beyond that taken from a tail fitted to the uppermost of them. Intervals
+come from drawing blocks of neighbouring steps anew, since noise is autocorrelated.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from jaxpace.diagnosis.forecast.transfers import Transfers, new_tier, transfers
 DRAWS = 200
 LEVEL = 0.9
 _CALIBRATED = 1.1
-"""Intervals are widened by this: on simulated jobs, those of resampled blocks alone came out that much too narrow."""
+"""Intervals are widened by this: on simulated jobs, those of resampled blocks alone came out that
+much too narrow."""
 RESAMPLED, TAIL = "resampled", "tail fitted"
 _ENOUGH, _LEAST = 100, 10
-"""Recorded noises for each rank of the forecast job: from so many on resampling will do, with fewer it is silent."""
+"""Recorded noises for each rank of the forecast job: from so many on resampling will do, with fewer
+it is silent."""
 
 
 class Point(NamedTuple):
@@ -61,7 +63,8 @@ class Forecast(NamedTuple):
 
 
 class _Draws(NamedTuple):
-  """What doesn't depend on the number of ranks. D draws, the first of which is the run as it was."""
+  """What doesn't depend on the number of ranks. D draws, the first of which is the run as it
+  was."""
 
   weights: np.ndarray  # [D, B] how often each block is drawn
   pooled: list[Pooled]  # [D, J] of each collective
@@ -71,9 +74,9 @@ class _Draws(NamedTuple):
   error: np.ndarray  # [D] s, by which the mean of another run as long as this one is off
 
 
-def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = None, fabric: MeasuredFabric | None = None,
-             algorithm: str | None = None, draws: int = DRAWS, seed: int = 0,
-             progress: Callable[[int, int], None] | None = None) -> Forecast:
+def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = None,
+             fabric: MeasuredFabric | None = None, algorithm: str | None = None, draws: int = DRAWS,
+             seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Forecast:
   """Forecasts a job at other numbers of ranks, each with the same work as now (weak scaling).
 
   Args:
@@ -116,14 +119,17 @@ def _too_far(sample: Sample, ranks: int) -> Sentence | None:
     return None
   steps = math.ceil(units * _LEAST / sample.units)
   return Sentence(Silence.TOO_SHORT,
-      f"The run is too short: the slowest of {ranks:,} ranks is one in {units:,}, and {sample.units} x "
-      f"{sample.steps:,} recorded steps reach up to {held // _LEAST * sample.unit:,} ranks. {steps:,} steps would do.")
+      f"The run is too short: the slowest of {ranks:,} ranks is one in {units:,}, and "
+      f"{sample.units} x {sample.steps:,} recorded steps reach up to "
+      f"{held // _LEAST * sample.unit:,} ranks. {steps:,} steps would do.")
 
 
-def _draw(sample: Sample, noises: Sequence[Noise], draws: int, random: np.random.Generator) -> _Draws:
+def _draw(sample: Sample, noises: Sequence[Noise], draws: int,
+          random: np.random.Generator) -> _Draws:
   blocks = sample.blocks
   weights = np.concatenate([np.ones((1, blocks)),
-                            random.multinomial(blocks, np.full(blocks, 1 / blocks), draws).astype(np.float64)])
+                            random.multinomial(blocks, np.full(blocks, 1 / blocks),
+                                               draws).astype(np.float64)])
   steps = noises[0].block_steps
   number = weights @ steps
 
@@ -138,8 +144,8 @@ def _draw(sample: Sample, noises: Sequence[Noise], draws: int, random: np.random
   shared = np.maximum(mean(whole**2) - mean(whole)**2 - own, 0.0)
   step = mean(sample.step)
   error = step[1:] - step[0]
-  return _Draws(weights, [n.pooled.drawn(weights) for n in noises], mean(level), mean(sample.busy), shared,
-                np.concatenate([[0.0], random.permutation(error)]))
+  return _Draws(weights, [n.pooled.drawn(weights) for n in noises], mean(level), mean(sample.busy),
+                shared, np.concatenate([[0.0], random.permutation(error)]))
 
 
 def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, moved: Transfers,
@@ -170,8 +176,10 @@ def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, move
   cv = np.sqrt(drawn.shared + variance) / np.maximum(step, 1e-12)
   recorded = float(sample.step.mean())
   busy = float(drawn.busy[0])
-  efficiency = [min(busy / x, 1.0) if x > 0 else 1.0 for x in (around.estimate, around.high, around.low)]
-  waited = point - float(drawn.mean[0]) - float(transfer[0]) + float(sample.arrival.mean(axis=1).sum(axis=0).mean())
+  efficiency = [min(busy / x, 1.0) if x > 0 else 1.0
+                for x in (around.estimate, around.high, around.low)]
+  waited = (point - float(drawn.mean[0]) - float(transfer[0])
+            + float(sample.arrival.mean(axis=1).sum(axis=0).mean()))
   return Point(
       ranks=ranks, silent=None, step_time=around, cv=_spread(cv, float(cv[0]), sample.blocks, 0.0),
       efficiency=Estimate(*efficiency), change=Estimate(*(x / recorded - 1 for x in around)),
@@ -180,20 +188,24 @@ def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, move
 
 
 def _exceedances(sample: Sample, units: int) -> int:
-  """Values that make the fitted tail: several for each that lies beyond the 1 - 1/N quantile, 30 at least."""
+  """Values that make the fitted tail: several for each that lies beyond the 1 - 1/N quantile, 30 at
+  least."""
   held = sample.units * sample.steps
   return int(np.clip(5 * held / units, 3 * math.sqrt(held), max(30, held // 10)))
 
 
 def _spread(draws: np.ndarray, point: float, blocks: int, error: np.ndarray | float) -> Estimate:
-  """Interval of the draws around the point; their median is moved there: drawing anew makes the largest smaller.
+  """Interval of the draws around the point; their median is moved there: drawing anew makes the
+  largest smaller.
 
-  Wider by Student's t over the normal quantile and the bias of a variance: of few blocks one knows less.
+  Wider by Student's t over the normal quantile and the bias of a variance: of few blocks one knows
+  less.
   """
   tail = (1 - LEVEL) / 2
   student = float(special.stdtrit(blocks - 1, 1 - tail) / special.ndtri(1 - tail))
   wider = _CALIBRATED * student * math.sqrt(blocks / (blocks - 1))
-  off = wider * (draws[1:] - np.median(draws[1:])) + (wider * error[1:] if isinstance(error, np.ndarray) else 0.0)
+  off = (wider * (draws[1:] - np.median(draws[1:]))
+         + (wider * error[1:] if isinstance(error, np.ndarray) else 0.0))
   low, high = np.quantile(off, [tail, 1 - tail])
   point = max(point, 0.0)
   return Estimate(point, max(point + min(float(low), 0.0), 0.0), point + max(float(high), 0.0))
@@ -207,24 +219,26 @@ def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Seque
     worst = max(lasting, key=lambda n: n.offsets_spread)
     latest = float(worst.offsets.max())
     notes.append(Sentence(Note.RANKS_DIFFER_FOR_GOOD,
-        f"Ranks differ for good (standard deviation {1e3 * worst.offsets_spread:.2f} ms, the latest "
-        f"{1e3 * latest:.2f} ms after the mean). The recorded ones are taken to stay and new ones to be as "
-        f"they; {len(worst.offsets)} tell little of many, hence wide intervals. Mend a late rank first."))
+        f"Ranks differ for good (standard deviation {1e3 * worst.offsets_spread:.2f} ms, the "
+        f"latest {1e3 * latest:.2f} ms after the mean). The recorded ones are taken to stay and "
+        f"new ones to be as they; {len(worst.offsets)} tell little of many, hence wide intervals. "
+        "Mend a late rank first."))
   for collective, noise, pooled in zip(sample.collectives, noises, drawn.pooled, strict=True):
     whole = Pooled(pooled.values, pooled.counts[:1])
     if float(calibration(noise, whole, drawn.weights[:1], sample.units)[0]) <= 0.9:
       notes.append(Sentence(Note.NOT_INDEPENDENT,
-          f"At {collective.name} ranks are late together more than by chance, and not all of them: they are "
-          "no independent ranks, and the forecast is too high."))
+          f"At {collective.name} ranks are late together more than by chance, and not all of them: "
+          "they are no independent ranks, and the forecast is too high."))
   if any(p.transfer_source == "one size: bounds" for p in points):
     notes.append(Sentence(Note.ONE_SIZE,
-        "How transfers grow is not known from collectives of one size: the interval holds all from bandwidth "
-        "alone to latency alone. `jaxpace bench` and --fabric would tell."))
+        "How transfers grow is not known from collectives of one size: the interval holds all from "
+        "bandwidth alone to latency alone. `jaxpace bench` and --fabric would tell."))
   if sample.hosts > 1 and any(p.silent is None and p.ranks > sample.ranks for p in points):
     notes.append(Sentence(Note.SAME_TIER,
         "New hosts are taken to hang on the same tier of the fabric as those recorded."))
   if any(p.method == TAIL for p in points):
     far = ", ".join(f"{p.ranks:,}" for p in points if p.method == TAIL)
     notes.append(Sentence(Note.TAIL,
-        f"At {far} ranks the slowest is beyond what was observed often: by a generalised Pareto tail."))
+        f"At {far} ranks the slowest is beyond what was observed often: by a generalised "
+        "Pareto tail."))
   return notes

@@ -23,7 +23,8 @@ MIN_STEPS = 100
 _PRESENT = 0.5
 """A rank that is known in less than this share of the steps is left out."""
 _TOGETHER = 0.3
-"""Ranks of a process whose noise correlates at least this much, beyond what is common to all, are one unit."""
+"""Ranks of a process whose noise correlates at least this much, beyond what is common to all, are
+one unit."""
 
 
 class SampledCollective(NamedTuple):
@@ -69,32 +70,38 @@ def take_sample(run: Run) -> Sample:
   """Gathers what a forecast needs.
 
   Raises:
-    RunError: there is too little: no collective, one rank, or fewer than 100 steps in which all ranks are known.
+    RunError: there is too little: no collective, one rank, or fewer than 100 steps in which all
+      ranks are known.
   """
   notes: list[Sentence] = []
   if not run.collectives:
-    raise RunError(f"{run.path} holds no stamped collective, so nobody knows who waits for whom: no forecast.")
+    raise RunError(
+        f"{run.path} holds no stamped collective, so nobody knows who waits for whom: no forecast.")
   parts = that_all_meet(run)
   if parts is None:
-    raise RunError(f"{run.path} has collectives in which not all ranks meet that others join: groups of several kinds, "
-                   "or transfers from rank to rank. A forecast is made of ranks that all wait for all: none here.")
+    raise RunError(f"{run.path} has collectives in which not all ranks meet that others join: "
+                   "groups of several kinds, or transfers from rank to rank. A forecast is made of "
+                   "ranks that all wait for all: none here.")
   laid_out: Sequence[np.ndarray] | np.ndarray | None = groups(run.info, run.ranks)
   if laid_out is None and len(parts) == 1:
     laid_out = np.arange(run.ranks)[None]
     notes.append(Sentence(Note.MEETING_UNKNOWN,
-        "run.json does not tell which ranks synchronise with each other: all of them are taken to."))
+        "run.json does not tell which ranks synchronise with each other: all of them are "
+        "taken to."))
   if laid_out is None or len(laid_out) != len(parts):
     laid_out = parts
   if len(laid_out) > 1:
     notes.append(Sentence(Note.GROUPS_APART,
-        f"The job has {len(laid_out)} groups of ranks that never meet: the first one is the sample."))
+        f"The job has {len(laid_out)} groups of ranks that never meet: the first one is "
+        "the sample."))
   ranks = laid_out[0]
   if len(ranks) < 2:
-    raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own can't be told apart. "
-                   "Record a run of 2 ranks or more, better 8.")
+    raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own "
+                   "can't be told apart. Record a run of 2 ranks or more, better 8.")
   selected = count_steps(run)
   slots, size = len(run.collectives), len(run.steps)
-  arrival, wait = np.full((slots, len(ranks), size), np.nan), np.full((slots, len(ranks), size), np.nan)
+  arrival, wait = np.full((slots, len(ranks),
+                           size), np.nan), np.full((slots, len(ranks), size), np.nan)
   step = np.full((len(ranks), size), np.nan)
   delayed = False
   for part in chunks(run):
@@ -107,28 +114,31 @@ def take_sample(run: Run) -> Sample:
   if not often.all():
     left_out = ranks[~often]
     notes.append(Sentence(Note.RANKS_LEFT_OUT,
-        f"Left out: {'ranks' if len(left_out) > 1 else 'rank'} {list_ranks(left_out)}, known in less than "
-        "half of the steps. The forecast takes the others for all."))
+        f"Left out: {'ranks' if len(left_out) > 1 else 'rank'} {list_ranks(left_out)}, known in "
+        "less than half of the steps. The forecast takes the others for all."))
   if often.sum() < 2:
     raise RunError(f"{run.path} has fewer than 2 ranks with their times recorded: no forecast.")
   use = known[often].all(axis=0)
   if use.sum() < MIN_STEPS:
-    raise RunError(f"{run.path} has {plural(int(use.sum()), 'step')} in which every rank's times are known; a forecast "
-                   f"needs {MIN_STEPS} at least, 2,000 to be worth much. Let the job run on.")
+    raise RunError(f"{run.path} has {plural(int(use.sum()), 'step')} in which every rank's times "
+                   f"are known; a forecast needs {MIN_STEPS} at least, 2,000 to be worth much. Let "
+                   "the job run on.")
   arrival, wait, step = arrival[:, often][:, :, use], wait[:, often][:, :, use], step[often][:, use]
   if delayed:
     notes.append(Sentence(Note.PACED,
         "Pacing was active: the forecast is by arrivals with each rank's own delay taken out."))
   kept = ranks[often]
   if step.mean() <= 0:
-    raise RunError(f"{run.path} has steps that take no time at all: its clock stood still, or the times are damaged.")
+    raise RunError(
+        f"{run.path} has steps that take no time at all: its clock stood still, or the times "
+        "are damaged.")
   transfer = wait.min(axis=1)
   arrived = arrival.mean(axis=1).sum(axis=0)
   units, unit = _units(run, arrival, kept)
   if unit > 1:
     notes.append(Sentence(Note.LATE_TOGETHER,
-        f"The {unit} ranks of a process are late together: each process counts as one, with its last rank's "
-        "arrival."))
+        f"The {unit} ranks of a process are late together: each process counts as one, with its "
+        "last rank's arrival."))
   names = {h for h in (run.host_of_rank(int(r)) for r in kept) if h}
   collectives = tuple(SampledCollective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
   blocks = _blocks(step.mean(axis=0), units)
@@ -170,9 +180,11 @@ def _blocks(step: np.ndarray, units: np.ndarray) -> np.ndarray:
 
 
 def correlation_time(values: np.ndarray) -> float:
-  """Integrated autocorrelation time, 1 for white noise, of rows [R, K] that share it: sum of 1 + 2·rho over lags.
+  """Integrated autocorrelation time, 1 for white noise, of rows [R, K] that share it: sum of 1 +
+  2·rho over lags.
 
-  Summed as long as neighbouring pairs of lags add up to more than nothing (Geyer 1992, initial positive sequence).
+  Summed as long as neighbouring pairs of lags add up to more than nothing (Geyer 1992, initial
+  positive sequence).
   """
   values = values - values.mean(axis=1, keepdims=True)
   size = values.shape[1]
@@ -182,6 +194,7 @@ def correlation_time(values: np.ndarray) -> float:
     return 1.0
   rho = covariance / covariance[0]
   pairs = rho[:size // 2 * 2].reshape(-1, 2).sum(axis=1)
-  quiet = np.flatnonzero(pairs < 4 / math.sqrt(size * len(values)))  # a pair that noise alone could give ends the sum
+  # a pair that noise alone could give ends the sum
+  quiet = np.flatnonzero(pairs < 4 / math.sqrt(size * len(values)))
   end = max(1, int(quiet[0])) if quiet.size else len(pairs)
   return float(max(1.0, 2 * pairs[:end].sum() - 1))

@@ -1,4 +1,5 @@
-"""The largest of N: from a distribution as it was observed, and beyond it by a generalised Pareto tail."""
+"""The largest of N: from a distribution as it was observed, and beyond it by a generalised Pareto
+tail."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ def pool(values: np.ndarray, block: np.ndarray) -> Pooled:
   ranked = values.reshape(-1)[order]
   size = len(ranked)
   top = min(_TOP, size)
-  edges = np.unique(np.concatenate([np.linspace(0, size - top, min(_BODY, size - top) + 1).astype(np.int64),
-                                    np.arange(size - top, size)]))
+  edges = np.unique(
+      np.concatenate([np.linspace(0, size - top, min(_BODY, size - top) + 1).astype(np.int64),
+                      np.arange(size - top, size)]))
   number = np.searchsorted(edges, np.arange(size), side="right") - 1
   means = np.add.reduceat(ranked, edges) / np.diff([*edges, size])
   owner = np.broadcast_to(block, values.shape).reshape(-1)[order]
@@ -42,7 +44,8 @@ def pool(values: np.ndarray, block: np.ndarray) -> Pooled:
 
 
 def largest(pooled: Pooled, number: float) -> tuple[np.ndarray, np.ndarray]:
-  """Mean and variance, [D], of the largest of `number` independent draws: sum of x·(F^N - F_before^N)."""
+  """Mean and variance, [D], of the largest of `number` independent draws: sum of x·(F^N -
+  F_before^N)."""
   below = np.cumsum(pooled.counts, axis=1)
   power = (below / below[:, -1:])**number
   mass = np.diff(power, axis=1, prepend=0.0)
@@ -52,10 +55,12 @@ def largest(pooled: Pooled, number: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_tail(pooled: Pooled, exceedances: int) -> Pooled:
-  """Replaces the uppermost values by a generalised Pareto tail that is fitted to them, in each draw.
+  """Replaces the uppermost values by a generalised Pareto tail that is fitted to them, in each
+  draw.
 
-  By probability-weighted moments of the excesses y over the threshold: with a0 = mean of y and a1 = mean of
-  y·(1 - F(y)), shape = 2 - a0 / (a0 - 2·a1), scale = 2·a0·a1 / (a0 - 2·a1) (Hosking and Wallis 1987, shape = -k).
+  By probability-weighted moments of the excesses y over the threshold: with a0 = mean of y and a1 =
+  mean of y·(1 - F(y)), shape = 2 - a0 / (a0 - 2·a1), scale = 2·a0·a1 / (a0 - 2·a1) (Hosking and
+  Wallis 1987, shape = -k).
 
   Args:
     pooled: counts [D, J] over values [J].
@@ -72,20 +77,25 @@ def with_tail(pooled: Pooled, exceedances: int) -> Pooled:
   a0 = (tail * excess).sum(axis=1) / number
   a1 = (tail * excess * (1 - rank / number[:, None])).sum(axis=1) / number
   spread = a0 - 2 * a1
-  shape = np.clip(2 - np.divide(a0, spread, out=np.full_like(a0, np.inf), where=spread > 0), *_SHAPES)
+  shape = np.clip(2 - np.divide(a0, spread, out=np.full_like(a0, np.inf), where=spread > 0),
+                  *_SHAPES)
   scale = a0 * (1 - shape)  # the mean of the excesses stays as it is where the shape was cut
   bent = np.where(np.abs(shape) < 1e-6, 1e-6, shape)
   middle = np.sqrt(_LEVELS[:-1] * _LEVELS[1:])
   quantiles = threshold + scale[:, None] / bent[:, None] * (middle[None]**(-bent[:, None]) - 1)
   mass = number[:, None] * -np.diff(_LEVELS)[None]
   body = np.broadcast_to(values[:first], (len(counts), first))
-  return Pooled(np.concatenate([body, quantiles], axis=1), np.concatenate([counts[:, :first], mass], axis=1))
+  return Pooled(np.concatenate([body, quantiles], axis=1),
+                np.concatenate([counts[:, :first], mass], axis=1))
 
 
-def largest_apart(pooled: Pooled, offsets: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Mean and variance, [D], of the largest of o[r] + scale·x[r], every rank with an offset of its own.
+def largest_apart(pooled: Pooled, offsets: np.ndarray,
+                  scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Mean and variance, [D], of the largest of o[r] + scale·x[r], every rank with an offset of its
+  own.
 
-  The distribution function is the product over ranks of F((y - o[r]) / scale), on a grid finest where it rises.
+  The distribution function is the product over ranks of F((y - o[r]) / scale), on a grid finest
+  where it rises.
 
   Args:
     pooled: counts [D, J].
@@ -100,9 +110,11 @@ def largest_apart(pooled: Pooled, offsets: np.ndarray, scale: np.ndarray) -> tup
     size, base = np.unique(offsets[d], return_counts=True)
     size, base = _together(size, base)
     high = size[-1]
-    # Quantiles of one rank, shifted by the highest offset and by the median one, hold all that the largest can be.
+    # Quantiles of one rank, shifted by the highest offset and by the median one, hold all that the
+    # largest can be.
     body = values[np.linspace(0, len(values) - 1, min(len(values), 400)).astype(int)]
-    grid = np.unique(np.concatenate([body + high, body + float(np.median(offsets[d])), values[-60:] + high]))
+    grid = np.unique(np.concatenate([body + high, body + float(np.median(offsets[d])),
+                                     values[-60:] + high]))
     total = np.zeros(len(grid))
     for offset, count in zip(size, base, strict=True):
       at = np.searchsorted(values, grid - offset + 1e-15, side="right") - 1
@@ -114,7 +126,8 @@ def largest_apart(pooled: Pooled, offsets: np.ndarray, scale: np.ndarray) -> tup
   return means, variances
 
 
-def _together(offsets: np.ndarray, counts: np.ndarray, most: int = 48) -> tuple[np.ndarray, np.ndarray]:
+def _together(offsets: np.ndarray, counts: np.ndarray,
+              most: int = 48) -> tuple[np.ndarray, np.ndarray]:
   """Takes neighbouring offsets together, the highest ones last: they decide."""
   if len(offsets) <= most:
     return offsets, counts

@@ -1,4 +1,5 @@
-"""Whether the run still lives: by the files its processes rewrite every few seconds, and by the age of its rows."""
+"""Whether the run still lives: by the files its processes rewrite every few seconds, and by the age
+of its rows."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Kind = Literal["waiting", "running", "ended", "quiet", "dead"]
 SILENT = 20.0
 """Seconds: a recorder rewrites its process's file every 5 s, whether steps complete or not."""
 _FEW, _REREAD = 16, 5.0
-"""Files of more processes than these are read once in so many seconds each; whether they changed is seen at once."""
+"""Files of more processes than these are read once in so many seconds each; whether they changed is
+seen at once."""
 
 
 class Liveness(NamedTuple):
@@ -69,8 +71,8 @@ class ProcessFiles:
   def poll(self, run: str | None, now: float, unix: float) -> None:
     """Looks again.
 
-    A change that is seen happening dates a file by this machine's own clock. Only the age that a file has at first
-    sight needs the file system's clock to be right.
+    A change that is seen happening dates a file by this machine's own clock. Only the age that a
+    file has at first sight needs the file system's clock to be right.
 
     Args:
       run: run id; files of other runs are left out.
@@ -97,20 +99,22 @@ class ProcessFiles:
       if info is None or (run is not None and info.get("run", run) != run):
         self._seen.pop(entry.name, None)
         continue
-      self._seen[entry.name] = Seen(_process(int(entry.name.removesuffix(".json")), info), stamp, changed, now, True)
+      self._seen[entry.name] = Seen(_process(int(entry.name.removesuffix(".json")), info), stamp,
+                                    changed, now, True)
     for name in set(self._seen) - there:
       del self._seen[name]
 
   def _entries(self) -> list[os.DirEntry[str]]:
     try:
       with os.scandir(self._folder) as entries:
-        return [e for e in entries if e.name.endswith(".json") and e.name[:-5].isdecimal() and len(e.name) < 16]
+        return [e for e in entries if e.name.endswith(".json") and e.name[:-5].isdecimal()
+                and len(e.name) < 16]
     except (FileNotFoundError, NotADirectoryError):
       return []
 
 
-def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int, step_time: float | None,
-          now: float) -> Liveness:
+def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int,
+          step_time: float | None, now: float) -> Liveness:
   """Says how the run is.
 
   Args:
@@ -124,28 +128,31 @@ def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int, ste
   open_ones = [s for s in seen if not s.closed]
   silent = [s for s in open_ones if now - s.changed > SILENT]
   if seen and not open_ones and len(seen) >= declared:
-    ended = sorted({plain(s.process.info["ended_by"]) for s in seen if s.process.info.get("ended_by")})
+    ended = sorted({plain(s.process.info["ended_by"])
+                    for s in seen if s.process.info.get("ended_by")})
     after = f"after step {step:,}" if age is not None else "without a recorded step"
-    return Liveness("ended", f"The run has ended {after}" + (f" ({', '.join(ended[:3])})." if ended else "."))
+    return Liveness("ended", f"The run has ended {after}"
+                    + (f" ({', '.join(ended[:3])})." if ended else "."))
   if open_ones and len(silent) == len(open_ones):
     least = min(now - s.changed for s in silent)
     return Liveness("dead",
-                    f"No process has written anything for {duration(least)}: they were killed or stopped, or this "
-                 "machine no longer sees their files.")
+                    f"No process has written anything for {duration(least)}: they were killed or "
+                    "stopped, or this machine no longer sees their files.")
   if silent:
     least = min(now - s.changed for s in silent)
-    return Liveness("dead", f"{_named(silent)} {'has' if len(silent) == 1 else 'have'} written nothing for "
-                 f"{duration(least)}, others have: killed, stopped, or cut off?")
+    return Liveness("dead", f"{_named(silent)} {'has' if len(silent) == 1 else 'have'} written "
+                            f"nothing for {duration(least)}, others have: killed, stopped, or "
+                            "cut off?")
   if age is None:
     if not seen:
       return Liveness("waiting", "Nothing is recorded yet: waiting for the job to start.")
     few = f" of {declared}" if declared > len(seen) else ""
-    return Liveness("waiting", f"{plural(len(seen), 'process', 'processes')}{few} started, no step recorded yet: "
-                 "programs are being compiled, or the first steps run.")
+    return Liveness("waiting", f"{plural(len(seen), 'process', 'processes')}{few} started, no step "
+                               "recorded yet: programs are being compiled, or the first steps run.")
   if age > longest_quiet(step_time):
     if not seen:
-      return Liveness("quiet", f"No new rows for {duration(age)}. The folder 'process' is missing, so whether the job "
-                   "ended, died or hangs is unknown.")
+      return Liveness("quiet", f"No new rows for {duration(age)}. The folder 'process' is missing, "
+                               "so whether the job ended, died or hangs is unknown.")
     return Liveness("quiet", f"No step has been recorded for {duration(age)}, though "
                  + ("its process still runs" if len(open_ones) == 1 else "its processes still run")
                  + ": it hangs, compiles, or does something else between two steps.")
@@ -153,7 +160,8 @@ def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int, ste
 
 
 def longest_quiet(step_time: float | None) -> float:
-  """Seconds without new rows that mean nothing: a recorder writes every other second, and a step must be over first."""
+  """Seconds without new rows that mean nothing: a recorder writes every other second, and a step
+  must be over first."""
   return max(10.0, 5.0 + 5.0 * (step_time or 0.0))
 
 

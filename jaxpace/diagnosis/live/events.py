@@ -43,7 +43,8 @@ class EventFollower:
   def _stat(self) -> dict[str, tuple[int, int]]:
     try:
       with os.scandir(self._directory / FOLDER) as entries:
-        return {e.name: (e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.name.endswith(".jsonl")}
+        return {e.name: (e.stat().st_size, e.stat().st_mtime_ns)
+                for e in entries if e.name.endswith(".jsonl")}
     except OSError:
       return {}
 
@@ -60,9 +61,11 @@ def _event(values: dict[str, Any]) -> Event:
   what = f"step {step}" if isinstance(step, int) else "a step"
   since = "" if waited is None else f" for {waited}"
   sentence = f"Watchdog: {what} has not completed{since}."
-  who = [_late(entry) for entry in late if isinstance(entry, dict)] if isinstance(late, list) else []
-  sentence += " Not arrived: " + "; ".join(who[:4]) + (f"; {len(who) - 4} more." if len(who) > 4 else ".") if who else (
-      " All processes are inside it.")
+  who = ([_late(entry) for entry in late if isinstance(entry, dict)] if isinstance(late, list)
+         else [])
+  sentence += " Not arrived: " + "; ".join(who[:4]) + (f"; {len(who) - 4} more." if len(who) > 4
+                                                       else ".") if who else (
+                                                           " All processes are inside it.")
   return Event(unix, sentence, False)
 
 

@@ -1,4 +1,5 @@
-"""Follows a run directory: what is new in it is read once, and what is shown is made of a window of bounded size."""
+"""Follows a run directory: what is new in it is read once, and what is shown is made of a window of
+bounded size."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _ROWS = 1 << 18
 
 
 class Follower:
-  """A run directory, which may not be there yet, may be restarted, or be taken over by another run."""
+  """A run directory, which may not be there yet, may be restarted, or be taken over by another
+  run."""
 
   def __init__(self, path: pathlib.Path, steps: int = 200) -> None:
     """Reads nothing yet.
@@ -103,14 +105,17 @@ class Follower:
       self._begin()
 
   def _read_rows(self, now: float, unix: float) -> bool:
-    """Reads the new parts. Collectives first: their rows are written after those of `steps`, so none lack theirs."""
+    """Reads the new parts. Collectives first: their rows are written after those of `steps`, so
+    none lack theirs."""
     if self._window is None:
-      ranks = _number(self._info, "ranks") or max((1 + max(p.ranks, default=-1) for p in self._processes.processes),
+      ranks = _number(self._info, "ranks") or max((1 + max(p.ranks, default=-1)
+                                                   for p in self._processes.processes),
                                                   default=0)
       plan = self._info.get("plan")
       planned = plan.get("collectives") if isinstance(plan, dict) and not self._observed else None
-      self._window = windows.Window(windows.kept_steps(ranks, len(planned) if isinstance(planned, list) else 1,
-                                                       self._steps + 2), ranks)
+      self._window = windows.Window(
+          windows.kept_steps(ranks, len(planned) if isinstance(planned, list) else 1,
+                             self._steps + 2), ranks)
     window, any_new, counts = self._window, False, False
     if self._observed:
       return self._read_sums(window, now, unix)
@@ -121,29 +126,34 @@ class Follower:
     columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *(("end_ns",) if leads else ()))
     for rows in _pieces(self._rows.poll(columns, window.size)):
       any_new = window.add_steps(rows, now, leads) or any_new
-    written = max((p.newest_unix for p in (self._collectives, self._rows) if p.newest_unix), default=None)
+    written = max((p.newest_unix for p in (self._collectives, self._rows) if p.newest_unix),
+                  default=None)
     if written is not None:
       self._newest = now if self._newest is not None else now - max(0.0, unix - written)
     return any_new
 
   @property
   def _observed(self) -> bool:
-    """Whether the run is of an observed step: hundreds of collectives, of which only some steps have rows."""
+    """Whether the run is of an observed step: hundreds of collectives, of which only some steps
+    have rows."""
     return self._info.get("clock") == OBSERVED_CLOCK
 
   def _read_sums(self, window: windows.Window, now: float, unix: float) -> bool:
-    """Reads the new parts of an observed run: the sums of its steps, as of one collective in which all ranks meet."""
+    """Reads the new parts of an observed run: the sums of its steps, as of one collective in which
+    all ranks meet."""
     any_new = False
     columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *windows.SUMS_COLUMNS)
     for rows in _pieces(self._rows.poll(columns, window.size)):
       any_new = window.add_steps(rows, now, True) or any_new
     self._stamped = True
     if self._rows.newest_unix is not None:
-      self._newest = now if self._newest is not None else now - max(0.0, unix - self._rows.newest_unix)
+      self._newest = (now if self._newest is not None
+                      else now - max(0.0, unix - self._rows.newest_unix))
     return any_new
 
   def _of_sums(self) -> dict[str, Any]:
-    """`run.json` of the run as it is shown: without the groups of its collectives where these are taken for one."""
+    """`run.json` of the run as it is shown: without the groups of its collectives where these are
+    taken for one."""
     if not self._observed:
       return self._info
     entry = {"slot": 0, "name": "all collectives of the step"}
@@ -154,7 +164,8 @@ class Follower:
     window = self._window
     if window.attempt != self._attempt:
       if self._attempt >= 0:
-        self._told.append(Told(f"Restarted: attempt {window.attempt + 1} goes on at step {window.first:,}.", True))
+        self._told.append(Told(
+            f"Restarted: attempt {window.attempt + 1} goes on at step {window.first:,}.", True))
       self._restart(window.attempt)
     last = window.advance(now)
     if last < window.low:
@@ -165,7 +176,8 @@ class Follower:
     self._test(last)
 
   def _test(self, last: int) -> None:
-    """Tests the steps up to `last` for onsets. An attempt's first steps, when programs compile, are not tested."""
+    """Tests the steps up to `last` for onsets. An attempt's first steps, when programs compile, are
+    not tested."""
     assert self._window is not None
     window = self._window
     if self._stream is None or self._ranks != window.ranks:
@@ -186,7 +198,8 @@ class Follower:
     age = None if self._newest is None else max(0.0, now - self._newest)
     step = window.high if window is not None else -1
     declared = _number(self._info, "processes")
-    state = judge(seen, declared, age if step >= 0 else None, step, numbers.median if numbers else None, now)
+    state = judge(seen, declared, age if step >= 0 else None, step,
+                  numbers.median if numbers else None, now)
     if state.kind == "waiting" and step < 0 and (self._collectives.refused or self._rows.refused):
       state = state._replace(sentence="No row of what lies there can be read: see below.")
     hosts = {s.process.host for s in seen if s.process.host}
@@ -208,16 +221,19 @@ class Follower:
             f"{plural(len(numbers.silent), 'rank')} recorded nothing in the steps shown: "
             f"{list_ranks(numbers.silent)}."))
         notes.append(Sentence(Note.NOT_CLEARED,
-            "What the others wait for ranks without rows counts as transfer: nothing here clears them."))
+            "What the others wait for ranks without rows counts as transfer: nothing here "
+            "clears them."))
       if numbers.untold:
         notes.append(Sentence(Note.UNTOLD, numbers.untold))
       late = sorted(set(behind.tolist()) - set(numbers.silent))
       if late:
         notes.append(Sentence(Note.STOPPED_EARLY,
-            f"{plural(len(late), 'rank')} stopped recording before the others: {list_ranks(late)}."))
+            f"{plural(len(late), 'rank')} stopped recording before the others: "
+            f"{list_ranks(late)}."))
     if window is not None and window.left_out:
       notes.append(Sentence(Note.RANKS_NOT_SHOWN,
-          f"Rank numbers from {window.left_out:,} on are left out here; `jaxpace report` reads them."))
+          f"Rank numbers from {window.left_out:,} on are left out here; `jaxpace report` "
+          "reads them."))
     for seen in self._processes.seen:
       stopped = seen.process.info.get("stopped")
       if stopped:

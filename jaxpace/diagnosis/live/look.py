@@ -1,4 +1,5 @@
-"""What the live view shows, as values: made of a window of the run by the same functions that the report uses."""
+"""What the live view shows, as values: made of a window of the run by the same functions that the
+report uses."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Pacing(NamedTuple):
 
   active: float  # part of the ranks' steps of the window with a delay
   on: bool | None  # whether the guard lets it act; None where no guard runs
-  effect: float | None  # (on - off) / off of the mean step, the guard's own estimate; None until known
+  # (on - off) / off of the mean step, the guard's own estimate; None until known
+  effect: float | None
   interval: tuple[float, float] | None
   pairs: int
 
@@ -102,15 +104,16 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
     own = np.fmin(own, floor)
   mean, doubt = float(steps.mean()), untold(run, selected)
   return Numbers(
-      first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size, warmup=len(selected.warmup),
-      mean=mean, median=float(np.median(steps)), p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
+      first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size,
+      warmup=len(selected.warmup), mean=mean, median=float(np.median(steps)),
+      p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
       series=step_times(run)[run.inside], shares=_shares(run, totals, selected.mask, own),
-      late=_late(run, totals), silent=tuple(run.silent.tolist()),
-      pacing=_pacing(run, totals), floor=own,
-      untold="" if doubt is None else untold_sentence(doubt, len(run.collectives)))
+      late=_late(run, totals), silent=tuple(run.silent.tolist()), pacing=_pacing(run, totals),
+      floor=own, untold="" if doubt is None else untold_sentence(doubt, len(run.collectives)))
 
 
-def _shares(run: Run, totals: Totals, mask: np.ndarray, floor: np.ndarray) -> dict[str, float] | None:
+def _shares(run: Run, totals: Totals, mask: np.ndarray,
+            floor: np.ndarray) -> dict[str, float] | None:
   parts = {name: float(np.nanmean(totals.per_step[name][mask])) for name in PARTS}
   transfer = totals.transfer[:, mask]
   quiet = np.minimum(transfer, floor[:, None])
@@ -126,13 +129,15 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
   if not run.collectives or len(known) < 2:
     return ()
   mean = totals.lateness.sum(axis=(0, 2))[known] / totals.present[known]
-  lateness = mean - _middle(mean, np.zeros(len(known)) if totals.groups is None else totals.groups.found.joined[known])
+  lateness = (mean - _middle(mean, np.zeros(len(known)) if totals.groups is None
+                             else totals.groups.found.joined[known]))
   elapsed = float(np.nansum(totals.per_step["step"]))
   rows = []
   for at in np.argsort(-lateness, kind="stable").tolist():
     rank = int(known[at])
     rows.append(LateRank(rank, run.host_of_rank(rank), float(lateness[at]),
-                         float(totals.last[rank] / totals.present[rank]), float(totals.blame[rank]) / elapsed))
+                         float(totals.last[rank] / totals.present[rank]),
+                         float(totals.blame[rank]) / elapsed))
     if len(rows) == 64:
       break
   return tuple(rows)
@@ -153,11 +158,13 @@ def _pacing(run: Run, totals: Totals) -> Pacing:
   on = _newest(run, "guard_on")
   low, high = _newest(run, "effect_low"), _newest(run, "effect_high")
   return Pacing(active, None if on is None else on > 0.5, _newest(run, "effect"),
-                (low, high) if low is not None and high is not None else None, int(_newest(run, "pairs") or 0))
+                (low, high) if low is not None and high is not None else None,
+                int(_newest(run, "pairs") or 0))
 
 
 def _newest(run: Run, name: str) -> float | None:
-  """A guard's column in the last step in which the guard wrote anything; None where it is null there."""
+  """A guard's column in the last step in which the guard wrote anything; None where it is null
+  there."""
   on = run.guard.get("guard_on")
   values = run.guard.get(name)
   if on is None or values is None:

@@ -1,4 +1,5 @@
-"""Late ranks change from step to step, and everybody waits for each: `synchronization_amplification`."""
+"""Late ranks change from step to step, and everybody waits for each:
+`synchronization_amplification`."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from jaxpace.diagnosis.where import most_waited
 from jaxpace.diagnosis.wording import percent
 from jaxpace.trace.problems import list_ranks, plural
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 _RAISED, _SHORTEST = 2.0, 0.3
 """A stretch stands out if its waiting is that many times the least, over that share of the run."""
 _RARE = 0.5
-"""Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential jitter has a third."""
+"""Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential
+jitter has a third."""
 
 
 def find(case: Case, seconds: float, suspected: float) -> Finding | None:
-  """Describes the waiting for ranks by turns; None where it costs little, throughout and in any stretch.
+  """Describes the waiting for ranks by turns; None where it costs little, throughout and in any
+  stretch.
 
   Args:
     case: the run.
@@ -30,7 +34,8 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
     suspected: by which it is judged whether that is much.
   """
   run, totals, lateness = case.run, case.totals, case.lateness
-  by_block = lateness.random_by_block - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps)
+  by_block = (lateness.random_by_block
+              - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps))
   begin, end = _stretch(case)
   if suspected < COSTLY * case.step_time and (begin, end) == (0, case.selected.blocks):
     return None
@@ -41,38 +46,44 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
       _last_rank(case),
       Sentence(Evidence.WORST_TENTH,
           f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
-          + ("rare long pauses, not everyday jitter." if worst > _RARE else "everyday jitter, not rare pauses."))]
+          + ("rare long pauses, not everyday jitter." if worst > _RARE
+             else "everyday jitter, not rare pauses."))]
   at = most_waited(case)
   evidence += [at] if at else []
   first = None if begin == 0 else when.series_change(run, case.selected, _for_work(case), begin)
-  last = None if end == case.selected.blocks else when.series_change(run, case.selected, _for_work(case), end) - 1
+  last = (None if end == case.selected.blocks
+          else when.series_change(run, case.selected, _for_work(case), end) - 1)
   if first is not None or last is not None:
     evidence.append(Sentence(Evidence.SPELL, f"It is so {when.spell(first, last)}."))
   if lateness.turns:
     ranks = sorted({e.rank for e in lateness.turns})
     evidence.append(Sentence(Evidence.TAKE_TURNS,
-        f"Ranks take turns at being late for a while (among them {list_ranks(ranks, 6)}): the work wanders "
-        "over the ranks, none of them is to blame."))
-  causes = {name: float(totals.per_rank[f"waiting_{name}"].sum()) for name in ("compute", "runtime", "pacing")}
+        f"Ranks take turns at being late for a while (among them {list_ranks(ranks, 6)}): the work "
+        "wanders over the ranks, none of them is to blame."))
+  causes = {name: float(totals.per_rank[f"waiting_{name}"].sum())
+            for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
   of_all = {name: percent(value / total) for name, value in causes.items()}
   evidence.append(Sentence(Evidence.WAITING_FOR,
-      f"Of all waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for longer gaps "
-      "between steps" + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else ".")))
+      f"Of all waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for "
+      "longer gaps between steps"
+      + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else ".")))
   hosts: tuple[str, ...] = ()
   by_host = _blame_by_host(case)
   if len(by_host) > 1:
     host, part, expected = max(by_host, key=lambda entry: entry[1] / entry[2])
     if part > 2 * expected and part > 0.2:
       evidence.append(Sentence(Evidence.MOSTLY_HOST,
-          f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of the ranks."))
+          f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of "
+          "the ranks."))
       hosts = (host,) if part > 0.6 and not lateness.episodes and not lateness.turns else ()
   if worst > _RARE:
-    advice = ("Look for what stops ranks now and then for long: host interrupts, garbage collection, checkpoints, "
-              "recompilation; let all ranks do it in the same step.")
+    advice = ("Look for what stops ranks now and then for long: host interrupts, garbage "
+              "collection, checkpoints, recompilation; let all ranks do it in the same step.")
   else:
-    advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the hosts (pinned "
-              "processors, no other load); fewer synchronisations a step mean fewer chances to wait.")
+    advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the "
+              "hosts (pinned processors, no other load); fewer synchronisations a step mean fewer "
+              "chances to wait.")
   sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
   return Finding(
       mode=AMPLIFICATION, share=seconds / case.step_time, confidence=sure, ranks=(), hosts=hosts,
@@ -89,8 +100,9 @@ def _last_rank(case: Case) -> Sentence:
   if not late.size:
     often, chance = last / waited, 1 / max(1, int((totals.present > 0).sum()))
     return Sentence(Evidence.LAST_RANK,
-        f"The last rank changes: {plural(len(others), 'rank')} of {case.run.ranks} were last; the most frequent, "
-        f"{int(often.argmax())}, in {percent(often.max())} of the steps ({percent(chance)} by chance).")
+        f"The last rank changes: {plural(len(others), 'rank')} of {case.run.ranks} were last; the "
+        f"most frequent, {int(often.argmax())}, in {percent(often.max())} of the steps "
+        f"({percent(chance)} by chance).")
   beside = f"Beside rank{'s' if late.size > 1 else ''} {list_ranks(late)}"
   if not others.size:
     return Sentence(Evidence.LAST_RANK,
@@ -98,16 +110,19 @@ def _last_rank(case: Case) -> Sentence:
   worst = int(last.argmax())
   if others.size == 1:
     return Sentence(Evidence.LAST_RANK,
-        f"{beside} it is rank {worst} that is last, in {percent(last[worst] / waited)} of the steps.")
+        f"{beside} it is rank {worst} that is last, in {percent(last[worst] / waited)} of "
+        "the steps.")
   return Sentence(Evidence.LAST_RANK,
-      f"{beside} the last rank changes: {len(others)} others were last, in {percent(last.sum() / waited)} of the "
-      f"steps, rank {worst} most often, in {percent(last[worst] / waited)}.")
+      f"{beside} the last rank changes: {len(others)} others were last, in "
+      f"{percent(last.sum() / waited)} of the steps, rank {worst} most often, in "
+      f"{percent(last[worst] / waited)}.")
 
 
 def everyday(case: Case) -> float:
   """Seconds that the median step waits for ranks that compute longer by turns."""
   selected = case.selected
-  waiting = _for_work(case)[selected.mask] - case.lateness.held.by_block[selected.block[selected.mask]]
+  waiting = (_for_work(case)[selected.mask]
+             - case.lateness.held.by_block[selected.block[selected.mask]])
   waiting = waiting[np.isfinite(waiting)]
   return float(np.median(waiting)) if waiting.size else 0.0
 
@@ -118,13 +133,15 @@ def _for_work(case: Case) -> np.ndarray:
 
 
 def _stretch(case: Case) -> tuple[int, int]:
-  """Blocks in which the waiting is much more than in the rest of the run; all where there are none such."""
+  """Blocks in which the waiting is much more than in the rest of the run; all where there are none
+  such."""
   selected, whole = case.selected, (0, case.selected.blocks)
   if case.lateness.episodes:
     return whole  # waiting for ranks that are late for good changes with their episodes
   by_block = case.block_medians(_for_work(case))
   edges = [0, *change_points(by_block[None])[0], selected.blocks]
-  spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True) if np.isfinite(by_block[b:e]).any()]
+  spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True)
+           if np.isfinite(by_block[b:e]).any()]
   level = np.array([float(np.nanmedian(by_block[b:e])) for b, e in spans])
   high = (level >= COSTLY * case.step_time) & (level >= _RAISED * level.min(initial=np.inf))
   at = np.flatnonzero(high)

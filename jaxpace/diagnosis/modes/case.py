@@ -15,9 +15,11 @@ from jaxpace.live.probe.links import ProbedLinks
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
 CONTENTION, LOCALITY, JITTER = "fabric_contention", "locality", "runtime_jitter"
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 COSTLY = 0.05
-"""Waiting for ranks by turns, slow transfers and jitter are findings from this share of the step on."""
+"""Waiting for ranks by turns, slow transfers and jitter are findings from this share of the step
+on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +34,16 @@ class Finding:
   evidence: tuple[Sentence, ...]
   advice: str
   causes: tuple[str, ...] = ()
-  """Mechanisms that the hosts' columns show: "gc", "data", "checkpoint", "preempted", ...; empty: left open."""
+  """Mechanisms that the hosts' columns show: "gc", "data", "checkpoint", "preempted", ...; empty:
+  left open."""
   first_step: int | None = None
   """From which step on; None: throughout."""
   last_step: int | None = None
   """To which step; None: to the end."""
 
   def to_json(self) -> dict[str, Any]:
-    """Returns plain lists and scalars; `evidence_codes` are those of the sentences of `evidence`, in their order."""
+    """Returns plain lists and scalars; `evidence_codes` are those of the sentences of `evidence`,
+    in their order."""
     return {**dataclasses.asdict(self), "evidence": [str(s) for s in self.evidence],
             "evidence_codes": codes(self.evidence)}
 
@@ -52,17 +56,20 @@ class Case(Summed):
   phases: dict[str, np.ndarray]  # [R] medians by phase
   floor: Floor
   links: ProbedLinks | None = None  # what a link probe measured
-  hidden: np.ndarray | None = None  # [K] bool, steps in which others may wait for a rank without rows; None: none
+  # [K] bool, steps in which others may wait for a rank without rows; None: none
+  hidden: np.ndarray | None = None
 
   @property
   def transfer(self) -> np.ndarray:
-    """[K] all collectives' own time in each step, s; NaN where not known, or where it may be waiting."""
+    """[K] all collectives' own time in each step, s; NaN where not known, or where it may be
+    waiting."""
     transfer: np.ndarray = self.totals.transfer.sum(axis=0)
     return transfer if self.hidden is None else np.where(self.hidden, np.nan, transfer)
 
   @property
   def beyond_arrival(self) -> np.ndarray:
-    """[K] what a step takes beyond its last rank's busy time, s: transfers, and ranks that leave them apart."""
+    """[K] what a step takes beyond its last rank's busy time, s: transfers, and ranks that leave
+    them apart."""
     return self.transfer + self.totals.per_step["spread"]
 
   def block_means(self, values: np.ndarray) -> np.ndarray:

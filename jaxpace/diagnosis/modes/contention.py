@@ -1,4 +1,5 @@
-"""Transfers take longer than they need: `fabric_contention`. One slow host's link, or the fabric between all."""
+"""Transfers take longer than they need: `fabric_contention`. One slow host's link, or the fabric
+between all."""
 
 from __future__ import annotations
 
@@ -17,26 +18,29 @@ from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.where import most_contended
 from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, named, percent
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 RAISED = 0.3
-"""Part of the quiet level by which the median transfer of a stretch exceeds it if the stretch is contended. What is
-more, nine of ten transfers in it are then slower than three of four outside: a crowded fabric slows nearly all of
-them, while other load on the hosts' processors makes some very long and leaves the quickest as they were. Or the
-hosts' connections are busy longer, where they can tell."""
+"""Part of the quiet level by which the median transfer of a stretch exceeds it if the stretch is
+contended. What is more, nine of ten transfers in it are then slower than three of four outside: a
+crowded fabric slows nearly all of them, while other load on the hosts' processors makes some very
+long and leaves the quickest as they were. Or the hosts' connections are busy longer, where they can
+tell."""
 _SHORTEST = 30
 """Steps of a contended stretch, at least."""
 _LEAST = 0.03
 """By which the median transfer of a contended stretch is longer, as a share of the step."""
 _CROWDED, _CROWDED_BUSY = 3.5, 2.0
-"""A fabric is crowded throughout if half of the transfers take this many times as long as the quickest twentieth:
-competing flows let some through. Hosts with other load on their processors reach 2.8 (measured); where connections are
-busy longer as well, less is enough."""
+"""A fabric is crowded throughout if half of the transfers take this many times as long as the
+quickest twentieth: competing flows let some through. Hosts with other load on their processors
+reach 2.8 (measured); where connections are busy longer as well, less is enough."""
 _ABOVE = 2.0
-"""Times a known floor that three of four transfers must be where no counters can tell the network from the hosts: a
-collective called in a tight loop, as `jaxpace bench` does, is quicker than one that finds its processes asleep."""
+"""Times a known floor that three of four transfers must be where no counters can tell the network
+from the hosts: a collective called in a tight loop, as `jaxpace bench` does, is quicker than one
+that finds its processes asleep."""
 _MODES_APART = 6.0
-"""Slow and quick steps are two modes, not one wide one, if their means of log transfer are this many standard
-deviations apart (Ashman's D; a normal distribution cut in two has 2.7)."""
+"""Slow and quick steps are two modes, not one wide one, if their means of log transfer are this
+many standard deviations apart (Ashman's D; a normal distribution cut in two has 2.7)."""
 _LEAST_OF_EACH = 0.1
 _MOST = 0.8
 _SLOW_SHARE = 0.03
@@ -51,9 +55,11 @@ class SlowTransfers(NamedTuple):
   end: int
   level: float  # mean transfer in the contended stretch, s
   quiet: float  # and outside of it, or the floor
-  bursts: float  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
+  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
+  bursts: float
   links: tcp.BusyLinks
-  trips: tuple[float, float] | None = None  # round trips in the contended stretch and outside, s, where both are known
+  # round trips in the contended stretch and outside, s, where both are known
+  trips: tuple[float, float] | None = None
 
   @property
   def queued(self) -> bool:
@@ -64,8 +70,8 @@ class SlowTransfers(NamedTuple):
 def look(case: Case) -> SlowTransfers | None:
   """Finds out whether transfers are slow in a stretch of the run, now and then, or throughout.
 
-  Throughout shows only against a known floor, by connections that are busy longer than the quickest transfers can keep
-  them, or where one host's link is busy much longer than the others'.
+  Throughout shows only against a known floor, by connections that are busy longer than the quickest
+  transfers can keep them, or where one host's link is busy much longer than the others'.
   """
   transfer = case.transfer
   if not np.isfinite(transfer[case.selected.mask]).any():
@@ -84,7 +90,8 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slo
   slow = np.isfinite(median) & (median >= (1 + RAISED) * median.min())
   if not slow.any() or slow.all():
     return None
-  inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True) if is_slow == which])
+  inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True)
+                                     if is_slow == which])
                      for which in (True, False))
   if not outside.size:
     return None
@@ -95,37 +102,46 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slo
   most = np.median(inside) >= np.quantile(outside, 0.9)
   if told is False or not (nearly_all or told and most):
     return None
-  return _slower(case, busy, spans, slow | _queued(busy, spans, slow), by_block - float(np.median(outside)))
+  return _slower(case, busy, spans, slow | _queued(busy, spans, slow),
+                 by_block - float(np.median(outside)))
 
 
-def _queued(busy: tcp.BusyConnections, spans: list[tuple[int, int]], slow: np.ndarray) -> np.ndarray:
-  """[S] bool, spans in which data queue on the way as in the slow ones, though half of the transfers are quick."""
+def _queued(busy: tcp.BusyConnections, spans: list[tuple[int, int]],
+            slow: np.ndarray) -> np.ndarray:
+  """[S] bool, spans in which data queue on the way as in the slow ones, though half of the
+  transfers are quick."""
   level = np.array([tcp.round_trip(busy, span) for span in spans])
   usual = np.nanmin(level[~slow]) if np.isfinite(level[~slow]).any() else np.nan
   return ~slow & (level >= tcp.LONGER * usual)
 
 
-def _busy_stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
-  """The same by the connections: a fabric that is crowded now and then makes few transfers long, and all hosts busy.
+def _busy_stretch(case: Case, transfer: np.ndarray,
+                  busy: tcp.BusyConnections) -> SlowTransfers | None:
+  """The same by the connections: a fabric that is crowded now and then makes few transfers long,
+  and all hosts busy.
 
-  Or it makes round trips longer, where other load on the hosts' processors hides how much longer transfers are.
+  Or it makes round trips longer, where other load on the hosts' processors hides how much longer
+  transfers are.
   """
   if not busy.carried:
     return None
   slow = _stretch_of(case, transfer, busy, busy.seconds, tcp.BUSIER) if len(
       busy.processes) >= tcp.FEWEST_HOSTS else None
-  return slow or (_stretch_of(case, transfer, busy, busy.trips, tcp.LONGER) if busy.trips is not None else None)
+  return (slow or (_stretch_of(case, transfer, busy, busy.trips, tcp.LONGER)
+                   if busy.trips is not None else None))
 
 
 def _stretch_of(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections, values: np.ndarray,
                 least: float) -> SlowTransfers | None:
-  """Slow where [P, W] busy times or round trips are `least` times as long as where they are shortest."""
+  """Slow where [P, W] busy times or round trips are `least` times as long as where they are
+  shortest."""
   if not np.isfinite(values).any(axis=0).all():
     return None
   together = np.nanmean(values, axis=0)
   points = change_points(together[None])[0]
   edges = [0, *points, len(together)]
-  level = np.array([float(np.median(together[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)])
+  level = np.array([float(np.median(together[b:e]))
+                    for b, e in zip(edges[:-1], edges[1:], strict=True)])
   slow = level >= least * level.min()
   spans = _spans([int(busy.edges[point]) for point in points], case.selected.blocks)
   if not slow.any() or slow.all() or not tcp.says_slower(busy, *_sorted(spans, slow)):
@@ -135,9 +151,11 @@ def _stretch_of(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections, val
   return _slower(case, busy, spans, slow, by_block - usual.mean()) if usual.size else None
 
 
-def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]], slow: np.ndarray, beyond: np.ndarray
+def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]], slow: np.ndarray,
+            beyond: np.ndarray
             ) -> SlowTransfers | None:
-  """What some spans take longer than the others; None where these are few, or it is hardly anything.
+  """What some spans take longer than the others; None where these are few, or it is hardly
+  anything.
 
   Ranks that leave a contended collective apart from each other are part of what it costs.
   """
@@ -167,7 +185,8 @@ def _trips(busy: tcp.BusyConnections, inside: list[tuple[int, int]], outside: li
 
 
 def _longest(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[int, int]:
-  """From where to where it is slow: neighbouring slow spans that hold most of all slow blocks, else all of them."""
+  """From where to where it is slow: neighbouring slow spans that hold most of all slow blocks, else
+  all of them."""
   runs: list[list[int]] = []
   for (begin, end), is_slow in zip(spans, slow, strict=True):
     if is_slow and runs and runs[-1][1] == begin:
@@ -185,7 +204,8 @@ def _spans(points: list[int], blocks: int) -> list[tuple[int, int]]:
   return list(zip(edges[:-1], edges[1:], strict=True))
 
 
-def _sorted(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _sorted(spans: list[tuple[int, int]],
+            slow: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
   """The slow spans, and the others."""
   return ([span for span, is_slow in zip(spans, slow, strict=True) if is_slow],
           [span for span, is_slow in zip(spans, slow, strict=True) if not is_slow])
@@ -195,13 +215,17 @@ def _known(values: np.ndarray) -> np.ndarray:
   return values[np.isfinite(values)]
 
 
-def _throughout(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
-  """Slow in every step: above a floor known from elsewhere, by busy connections, or because of one host's link."""
+def _throughout(case: Case, transfer: np.ndarray,
+                busy: tcp.BusyConnections) -> SlowTransfers | None:
+  """Slow in every step: above a floor known from elsewhere, by busy connections, or because of one
+  host's link."""
   selected = case.selected
   known = _known(transfer[selected.mask])
-  mean, (low, middle) = float(_known(case.beyond_arrival[selected.mask]).mean()), np.quantile(known, [0.05, 0.5])
+  mean, (low, middle) = (float(_known(case.beyond_arrival[selected.mask]).mean()),
+                         np.quantile(known, [0.05, 0.5]))
   found, seconds, sure = tcp.whose(case, busy, [(0, selected.blocks)], []), 0.0, 0.0
-  # What was measured while other load ran is no floor: transfers of the run that are quicker are believed before it.
+  # What was measured while other load ran is no floor: transfers of the run that are quicker are
+  # believed before it.
   quiet = min(float(case.floor.floor.sum()), float(low)) if case.floor.known else float(low)
   told = tcp.says_slow(busy, quiet, mean - quiet)
   if case.floor.known:
@@ -209,15 +233,20 @@ def _throughout(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> 
     crowded = float(np.quantile(known, 0.25)) >= least
   else:
     least = _CROWDED_BUSY * low if told else _CROWDED * low
-    # On one host there is no network to be crowded: transfers that vary this much wait for processors or memory.
-    crowded = middle >= least and middle - low >= _LEAST * case.step_time and not tcp.on_one_host(case)
+    # On one host there is no network to be crowded: transfers that vary this much wait for
+    # processors or memory.
+    crowded = (middle >= least and middle - low >= _LEAST * case.step_time
+               and not tcp.on_one_host(case))
   # Processes that wait for a processor make transfers long as well.
   if crowded and (told is True or told is None and not crowded_processors(case)):
     seconds = mean - quiet if case.floor.known or told else _contention(case)
-    sure = confidence(merged(case.block_means(transfer) - quiet, case.totals.block_steps.sum(axis=0)))
-  # What the others' links don't need, nor does this one: an estimate, for the floor of such a run hides it.
+    sure = confidence(merged(case.block_means(transfer) - quiet,
+                             case.totals.block_steps.sum(axis=0)))
+  # What the others' links don't need, nor does this one: an estimate, for the floor of such a run
+  # hides it.
   excess = found.excess * float(middle)
-  if quiet < low:  # a floor above what the run itself has was measured while other load ran, and tells nothing
+  # a floor above what the run itself has was measured while other load ran, and tells nothing
+  if quiet < low:
     excess = min(excess, mean - quiet)
   if found.slow and excess > seconds:
     seconds, sure = excess, 0.99
@@ -243,7 +272,8 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
   number = np.arange(1, len(order))
   total, square = np.cumsum(order), np.cumsum(order**2)
   low, high = total[:-1] / number, (total[-1] - total[:-1]) / (len(order) - number)
-  within = square[-1] - number * low**2 - (len(order) - number) * high**2  # as Otsu cuts a histogram
+  # as Otsu cuts a histogram
+  within = square[-1] - number * low**2 - (len(order) - number) * high**2
   cut = int(within.argmin())
   slow = 1 - (cut + 1) / len(order)
   variances = np.array([max(order[:cut + 1].var(), 1e-8), max(order[cut + 1:].var(), 1e-8)])
@@ -253,7 +283,8 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
     return None
   is_slow = np.log(np.maximum(transfer, 1e-12)) > order[cut]
   whole = case.beyond_arrival
-  level, quiet = (float(_known(whole[selected.mask & (is_slow == which)]).mean()) for which in (True, False))
+  level, quiet = (float(_known(whole[selected.mask & (is_slow == which)]).mean())
+                  for which in (True, False))
   if tcp.idle(busy, quiet, (level - quiet) * slow):
     return None
   beyond = np.where(is_slow, whole - quiet, 0.0)
@@ -267,7 +298,8 @@ def find(case: Case, slow: SlowTransfers) -> Finding:
   """Describes slow transfers, and whose link it is as far as that can be told."""
   run, selected = case.run, case.selected
   first = None if slow.begin == 0 else when.series_change(run, selected, case.transfer, slow.begin)
-  last = None if slow.end == selected.blocks else when.series_change(run, selected, case.transfer, slow.end) - 1
+  last = (None if slow.end == selected.blocks
+          else when.series_change(run, selected, case.transfer, slow.end) - 1)
   if slow.bursts:
     evidence = [Sentence(Evidence.TWO_KINDS,
         f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
@@ -280,12 +312,12 @@ def find(case: Case, slow: SlowTransfers) -> Finding:
         if slow.links.slow else f"the quickest about {milliseconds(slow.quiet)}."))]
   else:
     evidence = [Sentence(Evidence.STRETCH,
-        f"The collectives themselves take {milliseconds(slow.level)} a step {when.spell(first, last)}, "
-        f"{milliseconds(slow.quiet)} in the rest of the run.")]
+        f"The collectives themselves take {milliseconds(slow.level)} a step "
+        f"{when.spell(first, last)}, {milliseconds(slow.quiet)} in the rest of the run.")]
   if not case.floor.known:
     evidence.append(Sentence(Evidence.NEEDS_FLOOR,
-        "What is slow in every step of the run alike can't be seen without a known floor: `--floor` takes "
-        "what `jaxpace bench` measured."))
+        "What is slow in every step of the run alike can't be seen without a known floor: "
+        "`--floor` takes what `jaxpace bench` measured."))
   at = most_contended(case)
   evidence += [at] if at else []
   evidence += _whose(case, slow)
@@ -293,10 +325,13 @@ def find(case: Case, slow: SlowTransfers) -> Finding:
   evidence += told
   hosts = hosts_of_processes(run, processes)
   share = slow.seconds / case.step_time
-  advice = (f"Look at the link of {named(hosts)}: its rate and errors, its cable and port, other traffic on it."
-            if hosts else
-            "Look for other traffic on the links that all hosts share (other jobs, storage, checkpoints): place the "
-            "job under one switch, shift the jobs' phases (`jaxpace.interleave_jobs`), or send less.")
+  advice = (
+      f"Look at the link of {named(hosts)}: its rate and errors, its cable and port, other traffic "
+      "on it."
+      if hosts else
+      "Look for other traffic on the links that all hosts share (other jobs, storage, "
+      "checkpoints): place the job under one switch, shift the jobs' phases "
+      "(`jaxpace.interleave_jobs`), or send less.")
   ranks = tuple(r for r in range(run.ranks) if int(run.process_of_rank[r]) in processes)
   kinds = ("slow_host",) if processes else ("trunk",) if _crowded(case, slow) else ()
   return Finding(
@@ -315,47 +350,55 @@ def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[Sent
         "The link probe names nothing: " + (
         case.links.cannot_tell or "no host or link was slower than the others when it was made."))]
   host_of = {p.process: p.host for p in case.run.processes}
-  named = tuple(p for culprit in case.links.culprits for p in culprit.processes if host_of.get(p) in culprit.hosts)
+  named = tuple(p for culprit in case.links.culprits for p in culprit.processes
+                if host_of.get(p) in culprit.hosts)
   return slow.links.slow or tuple(dict.fromkeys(named)), said
 
 
 def _crowded(case: Case, slow: SlowTransfers) -> bool:
   busy = slow.links.busy
-  return len(busy) > 2 and slow.links.everywhere and min(busy.values()) >= _SLOW_SHARE * case.step_time
+  return (len(busy) > 2 and slow.links.everywhere
+          and min(busy.values()) >= _SLOW_SHARE * case.step_time)
 
 
 def _whose(case: Case, slow: SlowTransfers) -> list[Sentence]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
     return [Sentence(Evidence.NO_COUNTERS,
-        "Whether one host's link is slow or a trunk that all share is crowded can't be told: no TCP counters of "
-        "the hosts were sampled (`Recorder(hosts=...)`), or the collectives don't use TCP.")]
+        "Whether one host's link is slow or a trunk that all share is crowded can't be told: no "
+        "TCP counters of the hosts were sampled (`Recorder(hosts=...)`), or the collectives don't "
+        "use TCP.")]
   said = []
   worst = max(busy, key=lambda p: busy[p])
   others = float(np.median([value for p, value in busy.items() if p != worst]))
   if slow.links.slow:
     said.append(Sentence(Evidence.SLOW_LINK,
-        f"The link of {name_process(run, worst)} is the slow one: its connections had data on the way for "
-        f"{milliseconds(busy[worst])} a step, the others' for {milliseconds(others)}."))
+        f"The link of {name_process(run, worst)} is the slow one: its connections had data on the "
+        f"way for {milliseconds(busy[worst])} a step, the others' for {milliseconds(others)}."))
   elif _crowded(case, slow):
     said.append(Sentence(Evidence.ALL_BUSY,
         f"All hosts' connections are busy alike, {milliseconds(min(busy.values()))} to "
-        f"{milliseconds(busy[worst])} a step: the fabric between them is crowded, not one host's link."))
+        f"{milliseconds(busy[worst])} a step: the fabric between them is crowded, not one "
+        "host's link."))
   elif len(busy) == 2:
     said.append(Sentence(Evidence.BOTH_BUSY,
-        f"Both hosts' connections are busy, {milliseconds(min(busy.values()))} and {milliseconds(busy[worst])} "
-        "a step: of two hosts, one's slow link and a crowded one between them look alike."))
+        f"Both hosts' connections are busy, {milliseconds(min(busy.values()))} and "
+        f"{milliseconds(busy[worst])} a step: of two hosts, one's slow link and a crowded one "
+        "between them look alike."))
   else:
     said.append(Sentence(Evidence.NO_SINGLE_LINK,
         f"The hosts' TCP counters name no single link: {milliseconds(min(busy.values()))} to "
-        f"{milliseconds(busy[worst])} a step with data on the way, most on {name_process(run, worst)}."))
+        f"{milliseconds(busy[worst])} a step with data on the way, most on "
+        f"{name_process(run, worst)}."))
   if slow.queued and slow.trips:
     said.append(Sentence(Evidence.QUEUE,
-        f"Data queue on the way: a round trip of the hosts' connections takes {milliseconds(slow.trips[0])} "
-        f"then, {milliseconds(slow.trips[1])} in the rest of the run."))
+        "Data queue on the way: a round trip of the hosts' connections takes "
+        f"{milliseconds(slow.trips[0])} then, {milliseconds(slow.trips[1])} in the rest of "
+        "the run."))
   resent = per_step(run, case.selected, "retransmits", slow.begin, slow.end)
   if resent and max(resent.values()) >= 0.01:
     most = max(resent, key=lambda p: resent[p])
     said.append(Sentence(Evidence.RESENT,
-        f"Segments are lost and sent again: up to {resent[most]:.2f} a step on {name_process(run, most)}."))
+        f"Segments are lost and sent again: up to {resent[most]:.2f} a step on "
+        f"{name_process(run, most)}."))
   return said

@@ -9,27 +9,36 @@ import numpy as np
 
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
-from jaxpace.diagnosis.mechanism import Mechanism, crowded_processors, held_by_causes, of_pauses, strikes
+from jaxpace.diagnosis.mechanism import (
+  Mechanism,
+  crowded_processors,
+  held_by_causes,
+  of_pauses,
+  strikes,
+)
 from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
 from jaxpace.diagnosis.paused import paused
 from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 _MOST = 0.7
 """Ranks that hold this part of all pauses are named, if they are at most half of them."""
 _ALIKE = 0.5
 EXPLAINED = 0.025
 """Pauses whose cause the hosts' columns show are a finding from this share of the step on."""
 UNEXPLAINED = 0.2
-"""Pauses of which the host's columns don't show the cause are a finding from this share of the step on: where other
-programs run on the hosts, gaps are ragged, and that is neither the job's fault nor mendable in it."""
+"""Pauses of which the host's columns don't show the cause are a finding from this share of the step
+on: where other programs run on the hosts, gaps are ragged, and that is neither the job's fault nor
+mendable in it."""
 _FEW = 0.05
 _CHANCE = 0.01
 """Processes are not named if as few of them hold as many pauses by chance more often than so."""
 _LONG, _FEWEST, _NEARLY_ALL = 0.25, 6, 0.8
-"""Share of the step beyond its usual gap from which on a gap is a pause; and pauses of a process that stands out."""
+"""Share of the step beyond its usual gap from which on a gap is a pause; and pauses of a process
+that stands out."""
 _MOST_COUNTED = 400
 """Pauses from which on chance need not be reckoned with."""
 
@@ -42,7 +51,8 @@ class LongGaps:
     self.case = case
     mean = totals.per_rank["runtime"] / np.maximum(totals.present, 1)
     usual = case.phases.get("gap", np.zeros(len(mean)))
-    self.excess = np.where(totals.present > 0, np.clip(mean - np.nan_to_num(usual), 0.0, None), 0.0)  # [R] s a step
+    # [R] s a step
+    self.excess = np.where(totals.present > 0, np.clip(mean - np.nan_to_num(usual), 0.0, None), 0.0)
     present = totals.present / max(1, int(totals.present.sum()))
     base = float((np.nan_to_num(usual) * present).sum())
     own = totals.per_step["runtime"] - base
@@ -63,19 +73,23 @@ class LongGaps:
 
   @property
   def seconds(self) -> float:
-    """What all pauses cost a step: themselves, and the waiting for them that is not for persistently late ranks."""
+    """What all pauses cost a step: themselves, and the waiting for them that is not for
+    persistently late ranks."""
     return self.own + self.waiting
 
   def confidence(self) -> float:
-    """That it is not the work of a few blocks: without the worst of them, and with the others cut to the next."""
-    beyond = merged(self.by_block - self.case.lateness.held.for_gaps, self.case.totals.block_steps.sum(axis=0))
+    """That it is not the work of a few blocks: without the worst of them, and with the others cut
+    to the next."""
+    beyond = merged(self.by_block - self.case.lateness.held.for_gaps,
+                    self.case.totals.block_steps.sum(axis=0))
     beyond = beyond[np.isfinite(beyond)]
     return confidence(np.minimum(beyond, np.quantile(beyond, 1 - _FEW))) if beyond.size else 0.0
 
   def ranks(self) -> list[int]:
     """The ranks that hold most of the pauses, worst first; none where everybody pauses alike.
 
-    By what the hosts' columns show where they show something: gaps are ragged everywhere, causes are not.
+    By what the hosts' columns show where they show something: gaps are ragged everywhere, causes
+    are not.
     """
     shown = held_by_causes(self.case)
     alone = self.standing_out if shown is None else None
@@ -95,11 +109,14 @@ class LongGaps:
 
   @functools.cached_property
   def standing_out(self) -> int | None:
-    """The process that pauses long and often by itself, while the others next to never do; None where there is none.
+    """The process that pauses long and often by itself, while the others next to never do; None
+    where there is none.
 
-    Then it is that process, whatever its columns show. Load on the hosts that strikes all alike is none of theirs.
+    Then it is that process, whatever its columns show. Load on the hosts that strikes all alike is
+    none of theirs.
     """
-    run, usual = self.case.run, np.nan_to_num(self.case.phases.get("gap", np.zeros(self.case.run.ranks)))
+    run, usual = (self.case.run,
+                  np.nan_to_num(self.case.phases.get("gap", np.zeros(self.case.run.ranks))))
     if "gap" not in run.durations:
       return None
     number: dict[int, int] = {}
@@ -109,22 +126,27 @@ class LongGaps:
       process = int(run.process_of_rank[rank])
       number[process] = max(number.get(process, 0), long)
     most = max(number, key=lambda process: number[process])
-    alone = len(number) > 1 and number[most] >= _FEWEST and number[most] >= _NEARLY_ALL * sum(number.values())
+    alone = (len(number) > 1 and number[most] >= _FEWEST
+             and number[most] >= _NEARLY_ALL * sum(number.values()))
     return most if alone else None
 
   def _by_chance(self, ranks: list[int]) -> bool:
-    """Whether some processes would as easily hold so many of the pauses, did each strike all of them alike."""
+    """Whether some processes would as easily hold so many of the pauses, did each strike all of
+    them alike."""
     run, struck = self.case.run, strikes(self.case)
     own = {int(run.process_of_rank[r]) for r in ranks}
-    total, held, part = sum(struck.values()), sum(struck.get(p, 0) for p in own), len(own) / max(1, len(struck))
+    total, held, part = (sum(struck.values()), sum(struck.get(p, 0) for p in own),
+                         len(own) / max(1, len(struck)))
     if len(struck) < 2 or total >= _MOST_COUNTED:
       return False
-    tail = sum(math.comb(total, k) * part**k * (1 - part)**(total - k) for k in range(held, total + 1))
+    tail = sum(math.comb(total, k) * part**k * (1 - part)**(total - k)
+               for k in range(held, total + 1))
     return tail * math.comb(len(struck), len(own)) > _CHANCE
 
 
 def find(case: Case, pauses: LongGaps) -> Finding | None:
-  """Describes the pauses; None where they cost little, or have no cause that shows and don't cost much."""
+  """Describes the pauses; None where they cost little, or have no cause that shows and don't cost
+  much."""
   run, ranks, struck = case.run, pauses.ranks(), pauses.struck
   mechanisms = pauses.mechanisms()
   # Of pauses with a known cause the finding is what that cause holds.
@@ -138,26 +160,28 @@ def find(case: Case, pauses: LongGaps) -> Finding | None:
   hosts = hosts_of(run, ranks)
   gap = case.phases.get("gap")
   mean = float(pauses.excess[struck].mean())
-  usual = float(np.nanmean(gap[struck])) if gap is not None and np.isfinite(gap[struck]).any() else 0.0
+  usual = (float(np.nanmean(gap[struck])) if gap is not None and np.isfinite(gap[struck]).any()
+           else 0.0)
   who = f"Rank{'s' if len(ranks) > 1 else ''} {list_ranks(ranks)}" if ranks else "Ranks"
   evidence = [
       Sentence(Evidence.PAUSES,
-          f"{who} pause{'s' if len(ranks) == 1 else ''} between steps now and then: a gap takes {milliseconds(usual)} "
-          f"as a rule, and {milliseconds(usual + mean)} on average."),
+          f"{who} pause{'s' if len(ranks) == 1 else ''} between steps now and then: a gap takes "
+          f"{milliseconds(usual)} as a rule, and {milliseconds(usual + mean)} on average."),
       Sentence(Evidence.PAUSES_COST,
           f"A step loses {milliseconds(pauses.own)} in the pauses themselves, mean over ranks, and "
           f"{milliseconds(pauses.waiting)} in which ranks wait for one that pauses.")]
   if ranks:
     evidence.append(Sentence(Evidence.PAUSES_HELD,
-        f"{percent(float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12)))} of all pauses are "
-        f"on {'this rank' if len(ranks) == 1 else 'these ranks'}."))
+        f"{percent(float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12)))} of all "
+        f"pauses are on {'this rank' if len(ranks) == 1 else 'these ranks'}."))
   else:
-    evidence.append(Sentence(Evidence.PAUSE_ALIKE, "All ranks pause alike; no single process is to blame."))
+    evidence.append(Sentence(Evidence.PAUSE_ALIKE,
+                             "All ranks pause alike; no single process is to blame."))
   evidence += [m.said for m, _ in mechanisms]
   if not mechanisms and run.host_causes.columns:
     evidence.append(Sentence(Evidence.NO_CAUSE,
-        "Neither garbage collection nor data nor checkpoints, as far as the loop measures them, take that "
-        "long: logging, evaluation, or other load on the host's processors?"))
+        "Neither garbage collection nor data nor checkpoints, as far as the loop measures them, "
+        "take that long: logging, evaluation, or other load on the host's processors?"))
   kinds = tuple(m.kind for m, _ in mechanisms)
   return Finding(
       mode=JITTER, share=seconds / case.step_time, confidence=pauses.confidence(),
@@ -166,12 +190,15 @@ def find(case: Case, pauses: LongGaps) -> Finding | None:
 
 
 def _advice(kinds: tuple[str, ...]) -> str:
-  told = {"gc": "collect garbage in the same step everywhere and freeze what lives for good (gc.freeze)",
+  told = {"gc":
+          "collect garbage in the same step everywhere and freeze what lives for good (gc.freeze)",
           "data": "prefetch data further ahead, and look at the storage it comes from",
-          "checkpoint": "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 C MTBF))"}
+          "checkpoint":
+          "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 "
+          "C MTBF))"}
   said = [told[kind] for kind in kinds if kind in told]
   if said:
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}."
-  return ("Steady what processes do between steps: prefetch data, move logging and checkpoints off the loop, collect "
-          "garbage in the same step everywhere.")
+  return ("Steady what processes do between steps: prefetch data, move logging and checkpoints off "
+          "the loop, collect garbage in the same step everywhere.")

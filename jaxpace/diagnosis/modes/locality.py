@@ -19,7 +19,8 @@ from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
 from jaxpace.trace.problems import list_ranks
 from jaxpace.trace.run import Run
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 _ALIKE = 0.4
 """Ranks that suffer from one cause are late alike: the least late by this part of the latest."""
 _NETWORK = ("far_nic", "shared_nic", "link_width", "link_speed", "far_socket")
@@ -54,7 +55,8 @@ def bad_places(run: Run) -> list[Bad]:
     one_each = len(place.devices) == len(own)
     for i, rank in enumerate(own):
       # Seen with this rank's device alone, a process's place has the concerns of this rank.
-      seen = place._replace(devices=place.devices[i:i + 1]) if one_each and place.devices[i].gpu else place
+      seen = (place._replace(devices=place.devices[i:i + 1]) if one_each
+              and place.devices[i].gpu else place)
       for concern in _warnings(find_concerns(seen)):
         ranks.setdefault(concern.kind, set()).add(rank)
         sentence.setdefault(concern.kind, concern.sentence)
@@ -62,8 +64,10 @@ def bad_places(run: Run) -> list[Bad]:
       if concern.kind not in ranks:
         ranks[concern.kind] = set(own)
         sentence[concern.kind] = concern.sentence
-  return sorted((Bad(kind, frozenset(own), sentence[kind]) for kind, own in ranks.items() if own < placed),
-                key=lambda bad: (list(_SAYS).index(bad.kind) if bad.kind in _SAYS else len(_SAYS), bad.kind))
+  return sorted((Bad(kind, frozenset(own), sentence[kind]) for kind, own in ranks.items()
+                 if own < placed),
+                key=lambda bad: (list(_SAYS).index(bad.kind) if bad.kind in _SAYS else len(_SAYS),
+                                 bad.kind))
 
 
 def _warnings(concerns: Sequence[Concern]) -> list[Concern]:
@@ -83,14 +87,17 @@ def late_in_place(case: Case, places: Sequence[Bad]) -> tuple[Bad, list[Episode]
       continue
     lateness = [max(e.lateness for e in own if e.rank == r) for r in named]
     others = {e.rank for e in everyone} - named
-    # One late rank of many in a bad place may be chance; all those in it, and more of them than others, is not.
-    if min(lateness) >= _ALIKE * max(lateness) and len(others) <= len(named) and len(others) + len(named) < run.ranks:
+    # One late rank of many in a bad place may be chance; all those in it, and more of them than
+    # others, is not.
+    if (min(lateness) >= _ALIKE * max(lateness) and len(others) <= len(named)
+        and len(others) + len(named) < run.ranks):
       return bad, own
   return None
 
 
 def _whole_process_late(case: Case, bad: Bad, late: Sequence[Episode]) -> bool:
-  """Whether a process is late with all of its ranks, alike, though only some of them are in the bad place."""
+  """Whether a process is late with all of its ranks, alike, though only some of them are in the bad
+  place."""
   run, lateness = case.run, {e.rank: e.lateness for e in late}
   for process in {int(run.process_of_rank[r]) for r in bad.ranks}:
     ranks = {int(r) for r in np.flatnonzero(run.process_of_rank == process)}
@@ -104,7 +111,8 @@ def slow_in_place(case: Case, places: Sequence[Bad], slow: SlowTransfers) -> Bad
   """The concern whose ranks' processes have the slow links."""
   processes = set(slow.links.slow)
   for bad in places:
-    if bad.kind in _NETWORK and processes and {int(case.run.process_of_rank[r]) for r in bad.ranks} == processes:
+    if (bad.kind in _NETWORK and processes
+        and {int(case.run.process_of_rank[r]) for r in bad.ranks} == processes):
       return bad
   return None
 
@@ -121,9 +129,9 @@ def find_late(case: Case, bad: Bad, episodes: Sequence[Episode], held: Held) -> 
   evidence, mechanisms = straggler.describe(case, episodes)
   lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
   head = (Sentence(Evidence.IN_PLACE,
-      f"{lead} {_says(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} {milliseconds(lateness)} a "
-      f"step against the others, and they are the only ones there: by chance that is so once in "
-      f"{round(1 / chance(case, bad)):,}."))
+      f"{lead} {_says(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} "
+      f"{milliseconds(lateness)} a step against the others, and they are the only ones there: by "
+      f"chance that is so once in {round(1 / chance(case, bad)):,}."))
   first, last = straggler.spell_of(case, episodes)
   return Finding(
       mode=LOCALITY, share=held.seconds / case.step_time,
@@ -139,8 +147,8 @@ def find_slow(case: Case, bad: Bad, slow: Finding) -> Finding:
   ranks = sorted(bad.ranks)
   lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
   head = (Sentence(Evidence.IN_PLACE,
-      f"{lead} {_says(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step loses "
-      f"{milliseconds(slow.share * case.step_time)}."))
+      f"{lead} {_says(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step "
+      f"loses {milliseconds(slow.share * case.step_time)}."))
   return Finding(
       mode=LOCALITY, share=slow.share, confidence=slow.confidence, ranks=tuple(ranks),
       hosts=slow.hosts, evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
@@ -153,8 +161,12 @@ def _says(bad: Bad) -> str:
 
 
 def _advice(bad: Bad) -> str:
-  return {"cpu_limit": "Raise the CPU limit of the control group, or give all processes the same one.",
+  return {"cpu_limit":
+          "Raise the CPU limit of the control group, or give all processes the same one.",
           "clock_source": "Give these hosts the same, quick clock source as the others.",
-          "far_socket": "Bind the process to the socket of its GPU and NIC; `jaxpace doctor` shows which that is."}.get(
-              bad.kind, "Move the GPU or the NIC so that both hang on the same switch or socket, or tell the "
-              "collective library which NIC to use; `jaxpace doctor` shows the tree.")
+          "far_socket":
+          "Bind the process to the socket of its GPU and NIC; `jaxpace doctor` shows which "
+          "that is."}.get(
+              bad.kind, "Move the GPU or the NIC so that both hang on the same switch or socket, "
+                        "or tell the collective library which NIC to use; `jaxpace doctor` shows "
+                        "the tree.")

@@ -13,15 +13,26 @@ from jaxpace.diagnosis.lateness import Held, costliest_first, waited_for
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
 from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
 from jaxpace.diagnosis.where import late_at
-from jaxpace.diagnosis.wording import hosts_of, joined, milliseconds, more, name_rank, named, percent
+from jaxpace.diagnosis.wording import (
+  hosts_of,
+  joined,
+  milliseconds,
+  more,
+  name_rank,
+  named,
+  percent,
+)
 from jaxpace.trace.problems import list_ranks
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are worth on others.
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
 _SHOWN, _ALIKE = 4, 3
 _MAIN = 0.5
-"""What is late since when is told of the episodes that cost this part of the costliest one, at least."""
+"""What is late since when is told of the episodes that cost this part of the costliest one, at
+least."""
 LEAST = 0.01
-"""Share of the step below which waiting for late ranks is no finding: ranks never arrive at quite the same time."""
+"""Share of the step below which waiting for late ranks is no finding: ranks never arrive at quite
+the same time."""
 
 
 def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
@@ -44,8 +55,8 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
   whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
   if whole:
     evidence.append(Sentence(Evidence.WHOLE_HOST,
-        f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a single "
-        "device."))
+        f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a "
+        "single device."))
   elsewhere = [h for h in hosts if h not in whole]
   if whole and elsewhere:
     evidence.append(Sentence(Evidence.ELSEWHERE, f"On {named(elsewhere)} other ranks are in time."))
@@ -59,17 +70,20 @@ def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
 
 
 def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
-  """First and last step of all the episodes together; None where they reach the run's beginning or end."""
+  """First and last step of all the episodes together; None where they reach the run's beginning or
+  end."""
   begin, end = min(e.begin for e in episodes), max(e.end for e in episodes)
   earliest = next(e for e in episodes if e.begin == begin)
   first = None if begin == 0 else when.rank_change(case.run, case.selected, earliest.rank, begin)
   latest = next(e for e in episodes if e.end == end)
-  last = None if end == case.selected.blocks else when.rank_change(case.run, case.selected, latest.rank, end) - 1
+  last = (None if end == case.selected.blocks
+          else when.rank_change(case.run, case.selected, latest.rank, end) - 1)
   return first, last
 
 
 def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], list[Mechanism]]:
-  """How late each of the costliest ranks is, when, where in the step, and what its host shows of it."""
+  """How late each of the costliest ranks is, when, where in the step, and what its host shows of
+  it."""
   run, totals = case.run, case.totals
   evidence: list[Sentence] = []
   mechanisms: list[Mechanism] = []
@@ -84,15 +98,17 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], l
     if rank in case.lateness.usual:
       evidence.append(
           Sentence(Evidence.USUALLY_LAST,
-              f"{name_rank(run, rank)} is last in {percent(often)} of all steps ({times}), and the others wait "
-              f"{milliseconds(waited_for(case.totals, rank))} for it then, mean of steps that differ much."))
+              f"{name_rank(run, rank)} is last in {percent(often)} of all steps ({times}), and the "
+              f"others wait {milliseconds(waited_for(case.totals, rank))} for it then, mean of "
+              "steps that differ much."))
     else:
       chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
       evidence.append(
           Sentence(Evidence.LATE,
-              f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} after the typical rank"
-              f", {times}{chronic}: so in {percent(longest.persistence)} of the stretches of {_stretch(case, longest)} "
-              f"steps; the job waited for it in {percent(often)} of all steps."))
+              f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} "
+              f"after the typical rank, {times}{chronic}: so in {percent(longest.persistence)} of "
+              f"the stretches of {_stretch(case, longest)} steps; the job waited for it in "
+              f"{percent(often)} of all steps."))
     if rank == late[0] or len(late) < _ALIKE:
       evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
       compute, gap = excess(case, longest)
@@ -102,7 +118,8 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], l
     if process >= 0 and process not in explained:
       explained.add(process)
       compute, gap = excess(case, longest)
-      mechanisms += of_lateness(case, process, longest.begin, longest.end, max(compute + gap, 0.0), gap)
+      mechanisms += of_lateness(case, process, longest.begin, longest.end,
+                                max(compute + gap, 0.0), gap)
   if len(late) > _SHOWN:
     evidence.append(Sentence(Evidence.LATE_AND_LESS,
         f"Late as well, and less: {list_ranks(late[_SHOWN:])}."))
@@ -116,7 +133,8 @@ def _stretch(case: Case, episode: Episode) -> int:
 
 
 def excess(case: Case, episode: Episode) -> tuple[float, float]:
-  """Seconds by which a late rank's compute and gap are longer than the typical rank's, while it is late."""
+  """Seconds by which a late rank's compute and gap are longer than the typical rank's, while it is
+  late."""
   totals, span = case.totals, slice(episode.begin, episode.end)
   number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
   longer = totals.lateness_runtime[:, span].sum(axis=1) / number
@@ -132,7 +150,8 @@ def excess(case: Case, episode: Episode) -> tuple[float, float]:
 def _where(case: Case, episode: Episode) -> str:
   """Which part of the step makes a rank late."""
   compute, gap = excess(case, episode)
-  said = f"Against the typical rank, its compute is {more(compute)} and its gap between steps {more(gap)}."
+  said = (f"Against the typical rank, its compute is {more(compute)} and its gap between steps "
+          f"{more(gap)}.")
   longer = []
   for name, medians in case.phases.items():
     typical = medians[_typical_for(case, episode.rank)]
@@ -150,7 +169,8 @@ def _where(case: Case, episode: Episode) -> str:
 def _typical_for(case: Case, rank: int) -> np.ndarray:
   """The typical ranks that a rank meets."""
   blocks = case.lateness.blocks
-  return case.lateness.typical if blocks.joined is None else blocks.typical(0, case.selected.blocks, rank)
+  return (case.lateness.typical if blocks.joined is None
+          else blocks.typical(0, case.selected.blocks, rank))
 
 
 def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:
@@ -164,22 +184,32 @@ def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> 
       return advice.format(subject=subject)
   if gap > compute:
     measured = "data" in case.run.host_causes.columns
-    return (f"See what the process of {subject} does between steps: data loading, logging, checkpoints, garbage "
-            "collection, other load on its host's processors." + (
-                "" if measured else ' `with recorder.measure("data")` around the loader tells whether it is that.'))
-  return (f"Compare {subject} with the others: clocks and throttling, other load on the host, a slower device; or more "
-          "work than the others get (longer sequences, uneven shards). Replace or relieve what is slow.")
+    return (f"See what the process of {subject} does between steps: data loading, logging, "
+            "checkpoints, garbage collection, other load on its host's processors." + (
+                "" if measured
+                else ' `with recorder.measure("data")` around the loader tells whether it '
+                     'is that.'))
+  return (f"Compare {subject} with the others: clocks and throttling, other load on the host, a "
+          "slower device; or more work than the others get (longer sequences, uneven shards). "
+          "Replace or relieve what is slow.")
 
 
 _ADVICE = {
-    "preempted": "Find what else runs on the processors of {subject}, and move it or pin the job to cores of its own.",
-    "throttled": "Raise the CPU limit of the control group of {subject}: it is used up before the period ends.",
+    "preempted":
+    "Find what else runs on the processors of {subject}, and move it or pin the job to cores of "
+    "its own.",
+    "throttled":
+    "Raise the CPU limit of the control group of {subject}: it is used up before the period ends.",
     "steal": "Move {subject} to a host whose processors are not shared with other guests.",
-    "gpu_clock": "Compare temperature, power limit and clock settings of the GPU of {subject} with the others'.",
+    "gpu_clock":
+    "Compare temperature, power limit and clock settings of the GPU of {subject} with the others'.",
     "data": "Speed up or prefetch the data of {subject}: storage, decoding, the shard it reads.",
     "gc": "Freeze what lives for good (gc.freeze) and collect garbage less often on {subject}.",
-    "checkpoint": "Write the checkpoints of {subject} in the background, or spread them over the processes.",
-    "work": "Even out the work: {subject} has more of it than the others (longer sequences, uneven shards, experts).",
+    "checkpoint":
+    "Write the checkpoints of {subject} in the background, or spread them over the processes.",
+    "work":
+    "Even out the work: {subject} has more of it than the others (longer sequences, uneven "
+    "shards, experts).",
 }
 
 

@@ -20,7 +20,8 @@ class Columns(NamedTuple):
 
   @staticmethod
   def over(run: Run, selected: SelectedSteps, most: int) -> Columns:
-    """Divides the counted steps; each has a column of its own where there are no more than `most`."""
+    """Divides the counted steps; each has a column of its own where there are no more than
+    `most`."""
     size = selected.size
     columns = min(size, most)
     column = np.full(len(run.steps), -1, np.int64)
@@ -50,4 +51,5 @@ class Columns(NamedTuple):
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists."""
-    return {"first": self.first.tolist(), "last": self.last.tolist(), "number": self.number.tolist()}
+    return {"first": self.first.tolist(), "last": self.last.tolist(),
+            "number": self.number.tolist()}

@@ -13,14 +13,17 @@ from jaxpace.diagnosis.totals import PARTS
 LONGEST = 20
 _FEWEST, _MOST = 12, 80
 _TAIL = 1.5
-"""The histogram ends at the highest step where that is so near; else what lies beyond is counted by itself."""
+"""The histogram ends at the highest step where that is so near; else what lies beyond is counted by
+itself."""
 
 
 def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
-  """Returns `edges` and `steps` of the histogram, `beyond` its last edge, the `tail`, and the `longest` steps.
+  """Returns `edges` and `steps` of the histogram, `beyond` its last edge, the `tail`, and the
+  `longest` steps.
 
-  The tail is pairs of a share of the steps and the seconds that this share takes longer than, from half of the steps to
-  the very longest. Of each of the longest steps the shares are told, and the rank the job waited for most.
+  The tail is pairs of a share of the steps and the seconds that this share takes longer than, from
+  half of the steps to the very longest. Of each of the longest steps the shares are told, and the
+  rank the job waited for most.
   """
   run, totals = diagnosis.run, diagnosis.totals
   at = np.flatnonzero(diagnosis.selected.mask)
@@ -32,12 +35,15 @@ def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
   bins = int(np.clip(2 * np.cbrt(len(steps)), _FEWEST, _MOST))
   counts, edges = np.histogram(steps, bins, (low, end))
   inside = int(counts.sum())
-  shares = np.unique(np.concatenate([np.geomspace(0.5, 1 / len(steps), 60), [0.5, 0.1, 0.01]]))[::-1]
+  shares = np.unique(np.concatenate([np.geomspace(0.5, 1 / len(steps), 60), [0.5, 0.1, 0.01]]))[
+      ::-1]
   shares = shares[shares >= 1 / len(steps)]
   longest = at[np.argsort(-steps, kind="stable")[:LONGEST]]
   return {
-      "edges": edges.tolist(), "steps": counts.tolist(), "beyond": len(steps) - inside, "longest_step": high,
-      "tail": {"share": shares.tolist(), "step_time": np.quantile(steps, 1 - shares, method="inverted_cdf").tolist()},
+      "edges": edges.tolist(), "steps": counts.tolist(), "beyond": len(steps) - inside,
+      "longest_step": high,
+      "tail": {"share": shares.tolist(),
+               "step_time": np.quantile(steps, 1 - shares, method="inverted_cdf").tolist()},
       "longest": [{"step": int(run.steps[k]), "step_time": float(totals.per_step["step"][k]),
                    "last_rank": int(totals.last_rank[k]) if totals.last_rank[k] >= 0 else None,
                    "shares": _shares(diagnosis, int(k))} for k in longest]}

@@ -17,9 +17,11 @@ MOST_CELLS = 1 << 20
 
 
 def outlook(run: Run, fabric: MeasuredFabric | None = None) -> dict[str, Any]:
-  """Returns what `jaxpace forecast --json` gives for 2 to 64 times the ranks, or `silent`: why there is none.
+  """Returns what `jaxpace forecast --json` gives for 2 to 64 times the ranks, or `silent`: why
+  there is none.
 
-  A forecast for some of the numbers of ranks may still be silent. `newest` is whether only the newest steps count.
+  A forecast for some of the numbers of ranks may still be silent. `newest` is whether only the
+  newest steps count.
   """
   steps = max(MOST_CELLS // (run.ranks * max(len(run.collectives), 1)), 1)
   newest = int(run.inside.sum()) > steps

@@ -16,12 +16,15 @@ MOST = 512
 
 
 def over_time(diagnosis: Diagnosis) -> dict[str, Any]:
-  """Returns `columns`, `step_time` (mean, lowest and highest, seconds) and `shares` (of each column's steps)."""
+  """Returns `columns`, `step_time` (mean, lowest and highest, seconds) and `shares` (of each
+  column's steps)."""
   columns = Columns.over(diagnosis.run, diagnosis.selected, MOST)
   totals, floor = diagnosis.totals, diagnosis.floor
   means = {name: columns.mean(totals.per_step[name]) for name in PARTS}
-  quiet, contention = columns.mean(floor.quiet.sum(axis=0)), columns.mean(floor.contention.sum(axis=0))
-  shares = [shares_of({name: float(means[name][i]) for name in PARTS}, _known(quiet[i]), _known(contention[i]))
+  quiet, contention = (columns.mean(floor.quiet.sum(axis=0)),
+                       columns.mean(floor.contention.sum(axis=0)))
+  shares = [shares_of({name: float(means[name][i]) for name in PARTS}, _known(quiet[i]),
+                      _known(contention[i]))
             for i in range(columns.size)]
   low, high = columns.extremes(totals.per_step["step"])
   return {"columns": columns.to_json(),

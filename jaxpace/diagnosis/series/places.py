@@ -13,10 +13,11 @@ from jaxpace.trace.problems import list_ranks
 
 
 def places(diagnosis: Diagnosis) -> dict[str, Any]:
-  """Returns `hosts`, each with processes, ranks and how late these are; the `trees`; and all `concerns`, notes too.
+  """Returns `hosts`, each with processes, ranks and how late these are; the `trees`; and all
+  `concerns`, notes too.
 
-  A host's lateness is the mean of its ranks', its latest rank the one that is latest on average. Ranks whose host is
-  not known are under the name null.
+  A host's lateness is the mean of its ranks', its latest rank the one that is latest on average.
+  Ranks whose host is not known are under the name null.
   """
   run, lateness = diagnosis.run, diagnosis.lateness.mean
   ranks: dict[str, list[int]] = {}
@@ -34,8 +35,10 @@ def places(diagnosis: Diagnosis) -> dict[str, Any]:
   def of_process(process: int) -> str:
     own = np.flatnonzero(run.process_of_rank == process).tolist()
     named = [rank for rank in own if rank in late]
-    return ", ".join(filter(None, [f"rank{'s' if len(own) > 1 else ''} {list_ranks(own)}" if own else "",
-                                   f"late: {list_ranks(named)}" if named else ""]))
+    return ", ".join(filter(None,
+                            [f"rank{'s' if len(own) > 1 else ''} {list_ranks(own)}" if own else "",
+                             f"late: {list_ranks(named)}" if named else ""]))
 
-  return {"hosts": hosts, "trees": [outline.to_json() for outline in outlines(run.locality, of_process)],
+  return {"hosts": hosts,
+          "trees": [outline.to_json() for outline in outlines(run.locality, of_process)],
           "concerns": [concern.to_json() for concern in job_concerns(run.locality)]}

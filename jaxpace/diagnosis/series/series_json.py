@@ -31,7 +31,8 @@ def series(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = N
     fabric: what collectives cost, for the forecast.
 
   Returns:
-    `over_time`, `skew`, `distribution` and `where` (null where no step counts), `pacing`, `places`, `forecast`.
+    `over_time`, `skew`, `distribution` and `where` (null where no step counts), `pacing`, `places`,
+    `forecast`.
   """
   some = diagnosis.step_time is not None
   return to_plain({

@@ -20,20 +20,24 @@ _UNITS = 500.0
 """The cells that are late by most, but for a thousandth of them, are so many units late."""
 
 
-def skew_map(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = None) -> dict[str, Any] | None:
-  """Maps each rank's undelayed arrival, all collectives of a step together, less that step's median rank's.
+def skew_map(diagnosis: Diagnosis,
+             progress: Callable[[int, int], None] | None = None) -> dict[str, Any] | None:
+  """Maps each rank's undelayed arrival, all collectives of a step together, less that step's median
+  rank's.
 
-  Of an even number of ranks the lower one of the two in the middle counts as the median, so that half of the ranks may
-  be late. Where there are more than 1,024 ranks, neighbours share a row, which shows the latest of them.
+  Of an even number of ranks the lower one of the two in the middle counts as the median, so that
+  half of the ranks may be late. Where there are more than 1,024 ranks, neighbours share a row,
+  which shows the latest of them.
 
   Args:
     diagnosis: the diagnosed run.
     progress: called with the steps done and their number.
 
   Returns:
-    `rows` (first and last rank of each), `columns`, `unit` in seconds, and by row and column whole numbers of units,
-    null where nothing is known: `mean` over the steps of a column, and `most`, the rank's latest step in it, null as a
-    whole where each column is one step. None where ranks can't be compared.
+    `rows` (first and last rank of each), `columns`, `unit` in seconds, and by row and column whole
+    numbers of units, null where nothing is known: `mean` over the steps of a column, and `most`,
+    the rank's latest step in it, null as a whole where each column is one step. None where ranks
+    can't be compared.
   """
   run, selected = diagnosis.run, diagnosis.selected
   if not run.collectives or run.ranks < 2 or not selected.size:
@@ -54,14 +58,16 @@ def skew_map(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None =
       known = np.isfinite(late)
       total[:, into] += np.add.reduceat(np.where(known, late, 0.0), begin, axis=1)
       number[:, into] += np.add.reduceat(known, begin, axis=1, dtype=np.int64)
-      most[:, into] = np.maximum(most[:, into], np.maximum.reduceat(np.where(known, late, -np.inf), begin, axis=1))
+      most[:, into] = np.maximum(most[:, into],
+                                 np.maximum.reduceat(np.where(known, late, -np.inf), begin, axis=1))
     if progress:
       progress(part.stop, len(run.steps))
   mean = np.divide(total, number, out=np.full(total.shape, -np.inf), where=number > 0)
   mean, most = (np.maximum.reduceat(values, rows, axis=0) for values in (mean, most))
   unit = _unit(most)
   single = int(columns.number.max()) == 1
-  return {"rows": {"first": rows.tolist(), "last": (np.minimum(rows + together, run.ranks) - 1).tolist()},
+  return {"rows": {"first": rows.tolist(),
+                   "last": (np.minimum(rows + together, run.ranks) - 1).tolist()},
           "columns": columns.to_json(), "unit": unit, "mean": _whole(mean, unit),
           "most": None if single else _whole(most, unit)}
 
@@ -80,19 +86,22 @@ def _late(work: BusyTimes) -> np.ndarray:
 
 
 def _after_median(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """[R, k] arrival after that of the median of these ranks, seconds; NaN where the rank's step is not known."""
+  """[R, k] arrival after that of the median of these ranks, seconds; NaN where the rank's step is
+  not known."""
   reach = np.where(valid, arrival, np.inf)
   number = valid.sum(axis=0)
   if (number == len(reach)).all():
     middle = np.partition(reach, (len(reach) - 1) // 2, axis=0)[(len(reach) - 1) // 2]
   else:
-    middle = np.take_along_axis(np.sort(reach, axis=0), np.maximum(number - 1, 0)[None] // 2, axis=0)[0]
+    middle = np.take_along_axis(np.sort(reach, axis=0), np.maximum(number - 1, 0)[None] // 2,
+                                axis=0)[0]
   with np.errstate(invalid="ignore"):
     return np.where(valid, arrival - middle, np.nan)
 
 
 def _unit(values: np.ndarray) -> float:
-  """1, 2 or 5 times a power of ten, seconds: fine enough to show, coarse enough for short numbers."""
+  """1, 2 or 5 times a power of ten, seconds: fine enough to show, coarse enough for short
+  numbers."""
   size = np.abs(values[np.isfinite(values)])
   large = float(np.quantile(size, 0.999)) if size.size else 0.0
   least = max(large / _UNITS, 1e-7)

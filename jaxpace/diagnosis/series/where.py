@@ -19,7 +19,8 @@ _EVERYWHERE = 0.8
 
 
 def where(diagnosis: Diagnosis) -> dict[str, Any]:
-  """Returns `blocks` of steps (first and last), and of each finding what it cost in each, and the costliest stretch."""
+  """Returns `blocks` of steps (first and last), and of each finding what it cost in each, and the
+  costliest stretch."""
   run, selected = diagnosis.run, diagnosis.selected
   at = np.flatnonzero(selected.mask)
   number = np.bincount(selected.block[at], minlength=selected.blocks)
@@ -32,21 +33,27 @@ def where(diagnosis: Diagnosis) -> dict[str, Any]:
     since = int(first[0]) if finding.first_step is None else finding.first_step
     until = int(last[-1]) if finding.last_step is None else finding.last_step
     own = (last >= since) & (first <= until)
-    usual, most = (float(np.average(cost[part], weights=number[part])) for part in (own, slice(begin, stop)))
-    stands_out = most >= _MORE * usual and last[stop - 1] - first[begin] < _EVERYWHERE * (until - since)
+    usual, most = (float(np.average(cost[part], weights=number[part]))
+                   for part in (own, slice(begin, stop)))
+    stands_out = (most >= _MORE * usual
+                  and last[stop - 1] - first[begin] < _EVERYWHERE * (until - since))
     costliest = {"first_step": int(first[begin]), "last_step": int(last[stop - 1]), "cost": most}
     rows.append({"first_step": since, "last_step": until, "cost": cost.tolist(),
                  "costliest": costliest if stands_out else None})
-  return {"blocks": {"first": first.tolist(), "last": last.tolist(), "number": number.tolist()}, "findings": rows}
+  return {"blocks": {"first": first.tolist(), "last": last.tolist(), "number": number.tolist()},
+          "findings": rows}
 
 
 def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
-  """[B] seconds a step by block: waiting for the late ranks or by turns, gaps and waiting for them, contention."""
+  """[B] seconds a step by block: waiting for the late ranks or by turns, gaps and waiting for them,
+  contention."""
   lateness, selected, totals = diagnosis.lateness, diagnosis.selected, diagnosis.totals
   own = [e for e in lateness.episodes if e.rank in finding.ranks]
   if finding.mode == PERSISTENT or (finding.mode == LOCALITY and own):
     # Block by block, not the mean of an episode: a rank that is late by more for a while shows.
-    return hold(totals, selected, [e._replace(begin=b, end=b + 1) for e in own for b in range(e.begin, e.end)]).by_block
+    return hold(totals, selected,
+                [e._replace(begin=b, end=b + 1) for e in own
+                 for b in range(e.begin, e.end)]).by_block
   if finding.mode == AMPLIFICATION:
     return lateness.random_by_block
   if finding.mode == JITTER:
@@ -55,7 +62,8 @@ def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
 
 
 def _stretch(cost: np.ndarray) -> tuple[int, int]:
-  """First block, and one past the last, of the neighbouring blocks around the costliest one that cost half as much."""
+  """First block, and one past the last, of the neighbouring blocks around the costliest one that
+  cost half as much."""
   peak = int(cost.argmax())
   low = np.flatnonzero(cost < _HALF * cost[peak])
   before, after = low[low < peak], low[low > peak]

@@ -1,7 +1,8 @@
-"""The few functions of NVIDIA's driver that marks on GPUs need, and the handler that tells them where to write.
+"""The few functions of NVIDIA's driver that marks on GPUs need, and the handler that tells them
+where to write.
 
-No CUDA toolkit: the driver's own library is there wherever a GPU is. What is called is its documented
-interface (CUDA Driver API: memory management, modules, streams).
+No CUDA toolkit: the driver's own library is there wherever a GPU is. What is called is its
+documented interface (CUDA Driver API: memory management, modules, streams).
 """
 
 from __future__ import annotations
@@ -142,11 +143,12 @@ class Gpu:
 
 @functools.cache
 def unavailable() -> str:
-  """Registers the handler that gives a program its device's block; returns why that can't be, in a sentence."""
+  """Registers the handler that gives a program its device's block; returns why that can't be, in a
+  sentence."""
   path = next(iter(sorted(pathlib.Path(__file__).parent.glob("lane*.so"))), None)
   if path is None:
-    return ("Marks for GPUs are not part of this installation of jaxpace (no compiler at the time?). "
-            f"{library.REINSTALL}")
+    return ("Marks for GPUs are not part of this installation of jaxpace (no compiler at the "
+            f"time?). {library.REINSTALL}")
   if not whole(path):
     return f"The library {path} of marks for GPUs is damaged. {library.REINSTALL}"
   try:
@@ -164,7 +166,8 @@ def unavailable() -> str:
 
 
 def tell(driver: Driver, blocks: Sequence[tuple[int, int]]) -> None:
-  """Tells the handler where the blocks of this process's GPUs are; only where `unavailable` is empty.
+  """Tells the handler where the blocks of this process's GPUs are; only where `unavailable` is
+  empty.
 
   Args:
     driver: whose functions it calls.

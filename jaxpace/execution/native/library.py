@@ -59,7 +59,8 @@ def unavailable() -> str:
 
 @functools.cache
 def functions() -> ctypes.CDLL:
-  """Returns the library itself, for what is called from the host; only where `unavailable` is empty."""
+  """Returns the library itself, for what is called from the host; only where `unavailable` is
+  empty."""
   library = ctypes.CDLL(str(find_library()))
   pointer, word, long = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
   library.jaxpace_lanes.argtypes = [ctypes.POINTER(ctypes.c_int32), word]

@@ -1,6 +1,7 @@
 """The job's processes: joining them, and the few words they exchange outside the training step.
 
-`initialize()` lets one script run unchanged under plain `python`, `jaxpace launch`, `srun`, `mpirun` and Kubernetes.
+`initialize()` lets one script run unchanged under plain `python`, `jaxpace launch`, `srun`,
+`mpirun` and Kubernetes.
 """
 
 from jaxpace.hosts.distributed.client import asks_for_preemption, process_count, process_index
@@ -17,7 +18,7 @@ from jaxpace.hosts.distributed.store import (
 )
 
 __all__ = [
-  "NEVER", "NotHeard", "Place", "Round", "Rounds", "asks_for_preemption", "barrier", "initialize", "key_value_delete",
-  "key_value_directory", "key_value_get", "key_value_set", "place_from_environment", "process_count", "process_index",
-  "share_string",
+  "NEVER", "NotHeard", "Place", "Round", "Rounds", "asks_for_preemption", "barrier", "initialize",
+  "key_value_delete", "key_value_directory", "key_value_get", "key_value_set",
+  "place_from_environment", "process_count", "process_index", "share_string",
 ]

@@ -1,7 +1,9 @@
-"""Numbered messages from process 0 to all, sent and read ahead of their use: so all apply a thing at one step.
+"""Numbered messages from process 0 to all, sent and read ahead of their use: so all apply a thing
+at one step.
 
-Process 0 says what applies from a step on well before that step; the others begin to read it then. At the step itself
-each asks for the message, which is there already, or waits for it: none can be late.
+Process 0 says what applies from a step on well before that step; the others begin to read it then.
+At the step itself each asks for the message, which is there already, or waits for it: none can be
+late.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import threading
 from collections.abc import Callable
 
 from jaxpace.hosts.distributed.client import process_count, process_index
-from jaxpace.hosts.distributed.store import key_value_delete, key_value_directory, key_value_get, key_value_set
+from jaxpace.hosts.distributed.store import (
+  key_value_delete,
+  key_value_directory,
+  key_value_get,
+  key_value_set,
+)
 
 KEPT = 8
 """Messages that stay readable. A process that lags more behind gets the newest one instead."""
@@ -28,7 +35,8 @@ _Answer = concurrent.futures.Future[tuple[int, str]]
 class Announcements:
   """Messages by number. A thread talks to the coordination service; it touches no device.
 
-  `say`, `expect`, `take` and `close` belong to one thread, that of the training loop, and only `take` waits.
+  `say`, `expect`, `take` and `close` belong to one thread, that of the training loop, and only
+  `take` waits.
   """
 
   def __init__(self, name: str):
@@ -39,7 +47,9 @@ class Announcements:
     """
     self.name = f"jaxpace/{name}"
     self._answers: dict[int, _Answer] = {}
-    self._tasks: queue.SimpleQueue[tuple[_Answer, Callable[[], tuple[int, str]]] | None] = queue.SimpleQueue()
+    self._tasks: queue.SimpleQueue[tuple[_Answer,
+                                         Callable[[],
+                                                  tuple[int, str]]] | None] = queue.SimpleQueue()
     self._closing = threading.Event()
     self._thread = threading.Thread(target=self._work, name=f"jaxpace-{name}", daemon=True)
 
@@ -57,7 +67,8 @@ class Announcements:
     self._submit(number, send)
 
   def expect(self, number: int) -> None:
-    """On the other processes: begins to read a message, without waiting for it. One that is gone: the newest."""
+    """On the other processes: begins to read a message, without waiting for it. One that is gone:
+    the newest."""
 
     def receive() -> tuple[int, str]:
       for tries in itertools.count(1):
@@ -67,14 +78,16 @@ class Announcements:
           text = key_value_get(self.key(number), _SLICE_SECONDS)
           assert text is not None, "who is alone says it"
           return number, text
-        if tries % _SLICES_A_LOOK == 0 and (newer := self._newest()) is not None and newer[0] > number:
+        if (tries % _SLICES_A_LOOK == 0 and (newer := self._newest()) is not None
+            and newer[0] > number):
           return newer
       raise ConnectionError("closed meanwhile")
 
     self._submit(number, receive)
 
   def take(self, number: int, timeout: float) -> tuple[int, str]:
-    """Returns a message that was said or expected, once, with its number; waits for it if it has not come.
+    """Returns a message that was said or expected, once, with its number; waits for it if it has
+    not come.
 
     Args:
       number: which. Where that is gone by now it is a later one.
@@ -88,7 +101,8 @@ class Announcements:
     if not answer.done() and timeout > 0:
       concurrent.futures.wait([answer], timeout)
     if not answer.done():
-      raise TimeoutError(f"process {process_index()} waited {timeout:g} s for {self.key(number)} of process 0")
+      raise TimeoutError(
+          f"process {process_index()} waited {timeout:g} s for {self.key(number)} of process 0")
     del self._answers[number]
     error = answer.exception()
     if error is None or isinstance(error, ConnectionError):

@@ -1,7 +1,8 @@
-"""The one place that touches what JAX keeps private: its distributed client, and the address gloo binds to.
+"""The one place that touches what JAX keeps private: its distributed client, and the address gloo
+binds to.
 
-Barriers and the key-value store have no public name in JAX (0.10), nor has gloo's address. If a version of JAX
-moves them, this file is what to change.
+Barriers and the key-value store have no public name in JAX (0.10), nor has gloo's address. If a
+version of JAX moves them, this file is what to change.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ def client() -> Any | None:
 
 
 def process_index() -> int:
-  """Returns this process's index without starting a backend, as `jax.process_index` would; 0 alone."""
+  """Returns this process's index without starting a backend, as `jax.process_index` would; 0
+  alone."""
   return int(_state().process_id) if jax.distributed.is_initialized() else 0
 
 
 def process_count() -> int:
-  """Returns the number of processes without starting a backend, as `jax.process_count` would; 1 alone."""
+  """Returns the number of processes without starting a backend, as `jax.process_count` would; 1
+  alone."""
   return int(_state().num_processes) if jax.distributed.is_initialized() else 1
 
 
@@ -55,8 +58,9 @@ class _Asked:
 def asks_for_preemption() -> bool:
   """Whether the program has asked JAX for the step at which to stop, since this was called first.
 
-  JAX swallows SIGTERM for the sake of programs that call `reached_preemption_sync_point` (orbax does), as they must, at
-  every step. Where none does, nothing will ever come of the signal. True where this JAX doesn't let it be seen.
+  JAX swallows SIGTERM for the sake of programs that call `reached_preemption_sync_point` (orbax
+  does), as they must, at every step. Where none does, nothing will ever come of the signal. True
+  where this JAX doesn't let it be seen.
   """
   state = _state()
   manager = getattr(state, "preemption_sync_manager", None)

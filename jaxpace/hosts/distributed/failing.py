@@ -1,4 +1,5 @@
-"""How a process of a joined job ends when an exception is not caught: at once, and with notice to the launcher."""
+"""How a process of a joined job ends when an exception is not caught: at once, and with notice to
+the launcher."""
 
 from __future__ import annotations
 
@@ -17,23 +18,25 @@ from jaxpace.hosts.launch.environment import NOTICE
 
 
 def announce(path: str, exception: str) -> None:
-  """Says, from inside a worker, that an exception is ending it. The file appears whole or not at all.
+  """Says, from inside a worker, that an exception is ending it. The file appears whole or not at
+  all.
 
   Args:
     path: the file named by `JAXPACE_FAILURE_NOTICE`; its reader is `jaxpace.hosts.launch.outcome`.
     exception: one line.
   """
   notice = {"when_ns": time.monotonic_ns(), "pid": os.getpid(), "exception": exception}
-  with contextlib.suppress(OSError):  # the launcher is gone, or the disk full: the process fails anyway and says why
+  # the launcher is gone, or the disk full: the process fails anyway and says why
+  with contextlib.suppress(OSError):
     atomic_write.write_text(pathlib.Path(path), json.dumps(notice))
 
 
 def install() -> None:
   """Installs the hook for uncaught exceptions and what follows it at exit.
 
-  JAX's own exit waits, for minutes, until all processes have come to theirs, and they wait in a collective for this
-  one. Exit functions run last in, first out: those registered after this call run before `end`, which replaces the
-  rest.
+  JAX's own exit waits, for minutes, until all processes have come to theirs, and they wait in a
+  collective for this one. Exit functions run last in, first out: those registered after this call
+  run before `end`, which replaces the rest.
   """
   before = sys.excepthook
   owner = os.getpid()

@@ -1,7 +1,8 @@
 """Chooses the address at which a process's CPU collectives listen.
 
-gloo takes the address that the host's name resolves to. On a laptop or in a container the name may resolve to nothing,
-and on a Debian host to 127.0.1.1, which no other host can reach. Both are found out here before gloo fails on them.
+gloo takes the address that the host's name resolves to. On a laptop or in a container the name may
+resolve to nothing, and on a Debian host to 127.0.1.1, which no other host can reach. Both are found
+out here before gloo fails on them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def better_address(hostname: str, coordinator: str) -> str | None:
   towards = address_towards(coordinator.rpartition(":")[0].strip("[]"))
   if own is None or not is_own(own):
     return towards
-  if towards and ipaddress.ip_address(own).is_loopback and not ipaddress.ip_address(towards).is_loopback:
+  if (towards and ipaddress.ip_address(own).is_loopback
+      and not ipaddress.ip_address(towards).is_loopback):
     return towards
   return None
 

@@ -29,14 +29,16 @@ _TOO_LATE = "must be called before"  # in the message of jax.distributed.initial
 def initialize(timeout: float = 300.0) -> Place:
   """Joins this process to its job, whatever started it. Call it before anything that uses a device.
 
-  Looks, in this order, for the variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (`jaxpace
-  launch` sets them), for what `jax.distributed.initialize` detects by itself, and for the variables of other MPI
-  launchers. Finding none of them it does nothing: the process is a job of its own. Calling it again does nothing.
+  Looks, in this order, for the variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+  JAX_PROCESS_ID (`jaxpace launch` sets them), for what `jax.distributed.initialize` detects by
+  itself, and for the variables of other MPI launchers. Finding none of them it does nothing: the
+  process is a job of its own. Calling it again does nothing.
 
-  CPU collectives across processes go through gloo unless `jax_cpu_collectives_implementation` says otherwise. An
-  uncaught exception ends a joined process without the wait for its peers that JAX does at exit (they wait for this one:
-  that would take minutes); what was registered with `atexit` after this call still runs. A process that leaves
-  early by `sys.exit` does wait for its peers: let it raise instead.
+  CPU collectives across processes go through gloo unless `jax_cpu_collectives_implementation` says
+  otherwise. An uncaught exception ends a joined process without the wait for its peers that JAX
+  does at exit (they wait for this one: that would take minutes); what was registered with `atexit`
+  after this call still runs. A process that leaves early by `sys.exit` does wait for its peers: let
+  it raise instead.
 
   Args:
     timeout: seconds to wait for the other processes.
@@ -60,7 +62,8 @@ def initialize(timeout: float = 300.0) -> Place:
         _wait_for_coordinator(place, timeout)
       jax.distributed.initialize(
           place.coordinator, place.count, place.index, initialization_timeout=math.ceil(timeout),
-          # else SLURM_LOCALID and the like of an outer job choose the GPUs; JAX_LOCAL_DEVICE_IDS still may
+          # else SLURM_LOCALID and the like of an outer job choose the GPUs; JAX_LOCAL_DEVICE_IDS
+          # still may
           cluster_detection_method="deactivate")
     elif _joined_by_detection(timeout):
       place = Place(process_index(), process_count(), "cluster", coordinator_address())
@@ -83,8 +86,8 @@ def _joined_by_detection(timeout: float) -> bool:
   except ValueError as error:
     if "must be defined" in str(error) or "should be defined" in str(error):
       if environ.get(ADDRESS):
-        raise RuntimeError(f"{ADDRESS} is set, but nothing says how many processes there are or which one this is. "
-                           f"Set {COUNT} and {INDEX} as well.") from error
+        raise RuntimeError(f"{ADDRESS} is set, but nothing says how many processes there are or "
+                           f"which one this is. Set {COUNT} and {INDEX} as well.") from error
       return False
     raise
   except RuntimeError as error:
@@ -108,8 +111,9 @@ def _wait_for_coordinator(place: Place, timeout: float) -> None:
       reason = str(error)
     if time.monotonic() >= deadline:
       raise TimeoutError(
-          f"process {place.index} of {place.count} waited {timeout:g} s for process 0 at {place.coordinator} "
-          f"({reason}). Is process 0 running, does its host have this address, and is the port open between the hosts?")
+          f"process {place.index} of {place.count} waited {timeout:g} s for process 0 at "
+          f"{place.coordinator} ({reason}). Is process 0 running, does its host have this address, "
+          "and is the port open between the hosts?")
     time.sleep(0.1)
 
 
@@ -122,6 +126,7 @@ def _explained() -> Iterator[None]:
     if _TOO_LATE not in str(error):
       raise
     raise RuntimeError(
-        "jaxpace.distributed.initialize() comes too late: a device has been used already, so this process cannot join "
-        "the job any more. Call it first in main(), before any jnp operation, jax.devices(), jax.random.key() and the "
-        "like, also those at the top of imported modules.") from error
+        "jaxpace.distributed.initialize() comes too late: a device has been used already, so this "
+        "process cannot join the job any more. Call it first in main(), before any jnp operation, "
+        "jax.devices(), jax.random.key() and the like, also those at the top of "
+        "imported modules.") from error

@@ -23,9 +23,9 @@ class Place:
   Attributes:
     index: 0 to count - 1.
     count: number of processes.
-    source: what told it: "environment" (`jaxpace launch`, or the variables set by hand), "cluster" (JAX's own detection
-      of SLURM, Open MPI, Kubernetes or Cloud TPU), "mpi" (Open MPI 5 and other MPIs), "joined" (`jax.distributed` was
-      initialized before) or "alone".
+    source: what told it: "environment" (`jaxpace launch`, or the variables set by hand), "cluster"
+      (JAX's own detection of SLURM, Open MPI, Kubernetes or Cloud TPU), "mpi" (Open MPI 5 and other
+      MPIs), "joined" (`jax.distributed` was initialized before) or "alone".
     coordinator: "host:port" of process 0 where it is known here.
   """
 
@@ -48,9 +48,11 @@ def place_from_environment(env: Mapping[str, str]) -> Place | None:
   if env.get(COUNT) or index:
     given = {ADDRESS: env.get(ADDRESS), COUNT: env.get(COUNT), INDEX: index}
     if missing := [name for name, value in given.items() if not value]:
-      raise RuntimeError(f"{' and '.join(n for n in given if n not in missing)} set, but not {' and '.join(missing)}. "
-                         "Set all three (`jaxpace launch` does), or none to let JAX detect the cluster.")
-    return Place(*_numbers(given, INDEX, COUNT), "environment", _checked_address(str(given[ADDRESS])))
+      raise RuntimeError(f"{' and '.join(n for n in given if n not in missing)} set, but not "
+                         f"{' and '.join(missing)}. Set all three (`jaxpace launch` does), or none "
+                         "to let JAX detect the cluster.")
+    return Place(*_numbers(given, INDEX, COUNT), "environment",
+                 _checked_address(str(given[ADDRESS])))
   if "OMPI_MCA_orte_hnp_uri" in env:  # Open MPI 4 and older: JAX detects them itself
     return None
   for count_name, index_name, local_name in _MPI_VARIABLES:
@@ -60,8 +62,9 @@ def place_from_environment(env: Mapping[str, str]) -> Place | None:
     if not address and env.get(local_name) == env[count_name]:
       address = f"127.0.0.1:{_port_of_job(env)}"
     if not address:
-      raise RuntimeError(f"An MPI launcher started {env[count_name]} processes on several hosts, and JAX cannot find "
-                         f"process 0 by itself. Pass its address: mpirun -x {ADDRESS}=<first host>:<free port> ...")
+      raise RuntimeError(f"An MPI launcher started {env[count_name]} processes on several hosts, "
+                         "and JAX cannot find process 0 by itself. Pass its address: mpirun -x "
+                         f"{ADDRESS}=<first host>:<free port> ...")
     return Place(*_numbers(env, index_name, count_name), "mpi", _checked_address(address))
   return None
 
@@ -73,19 +76,22 @@ def _numbers(env: Mapping[str, str | None], index_name: str, count_name: str) ->
     raise RuntimeError(f"{index_name}={env[index_name]!r} and {count_name}={env[count_name]!r} "
                        "must be whole numbers.") from None
   if not 0 <= index < count:
-    raise RuntimeError(f"{index_name}={index} must be at least 0 and less than {count_name}={count}.")
+    raise RuntimeError(
+        f"{index_name}={index} must be at least 0 and less than {count_name}={count}.")
   return index, count
 
 
 def _checked_address(address: str) -> str:
   host, _, port = address.rpartition(":")
   if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-    raise RuntimeError(f"{ADDRESS}={address!r} must be host:port of process 0, for example 10.0.0.1:12345.")
+    raise RuntimeError(
+        f"{ADDRESS}={address!r} must be host:port of process 0, for example 10.0.0.1:12345.")
   return address
 
 
 def _port_of_job(env: Mapping[str, str]) -> int:
-  """Returns a port that all processes of one MPI job on one host derive alike, other jobs most likely not."""
+  """Returns a port that all processes of one MPI job on one host derive alike, other jobs most
+  likely not."""
   name = env.get("PMIX_NAMESPACE") or env.get("PMI_ID") or env.get("PMI_JOBID") or "mpi"
   return 61440 + sum((position + 1) * ord(letter) for position, letter in enumerate(name)) % 4096
 
@@ -102,10 +108,10 @@ def refuse_to_split(env: Mapping[str, str]) -> None:
     RuntimeError: in a pod of an indexed Job that says nothing of the others.
   """
   if int(env.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_NODELIST" not in env:
-    _log.warning("SLURM gave this job %s tasks, but this process was not started by srun and runs alone. "
-                 "Start it with: srun python ...", env["SLURM_NTASKS"])
+    _log.warning("SLURM gave this job %s tasks, but this process was not started by srun and runs "
+                 "alone. Start it with: srun python ...", env["SLURM_NTASKS"])
   if "KUBERNETES_SERVICE_HOST" in env and POD_INDEX in env:
     raise RuntimeError(
-        f"This is a pod of an indexed Kubernetes Job, but neither {ADDRESS} and {COUNT} are set nor is the "
-        "`kubernetes` package installed, with which JAX could ask the cluster. Set the two in the manifest "
-        "(docs/examples/job.yaml), or pip install jax[k8s].")
+        f"This is a pod of an indexed Kubernetes Job, but neither {ADDRESS} and {COUNT} are set "
+        "nor is the `kubernetes` package installed, with which JAX could ask the cluster. Set the "
+        "two in the manifest (docs/examples/job.yaml), or pip install jax[k8s].")

@@ -1,4 +1,5 @@
-"""Process 0 announces, all apply at one step: rounds of a loop whose turns every process counts alike."""
+"""Process 0 announces, all apply at one step: rounds of a loop whose turns every process counts
+alike."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ _RETRY_SECONDS = 5.0
 
 T = TypeVar("T")
 Propose = Callable[[int], tuple[int, Callable[[], Any]]]
-"""Takes the turn at which a round begins; returns the one at which the next does, and what makes the JSON value that
-applies in between. The former is called by the loop, the latter by the thread of the announcements, soon."""
+"""Takes the turn at which a round begins; returns the one at which the next does, and what makes
+the JSON value that applies in between. The former is called by the loop, the latter by the thread
+of the announcements, soon."""
 
 
 class Round(NamedTuple, Generic[T]):
@@ -30,26 +32,30 @@ class Round(NamedTuple, Generic[T]):
 
 
 class NotHeard(Exception):
-  """What applies from a turn on did not come in time, or can't come. Raised once, until process 0 is heard of again."""
+  """What applies from a turn on did not come in time, or can't come. Raised once, until process 0
+  is heard of again."""
 
 
 class Rounds(Generic[T]):
-  """Each round's beginning is known before: process 0 says, in the round before, what applies and how long.
+  """Each round's beginning is known before: process 0 says, in the round before, what applies and
+  how long.
 
-  So no process is late, unless it hears nothing: then it waits, and goes on without. It joins in again at whatever
-  round it hears of next.
+  So no process is late, unless it hears nothing: then it waits, and goes on without. It joins in
+  again at whatever round it hears of next.
   """
 
-  def __init__(self, name: str, *, first: int, timeout: float, ahead: float, read: Callable[[Any], T],
-               propose: Propose | None):
+  def __init__(self, name: str, *, first: int, timeout: float, ahead: float,
+               read: Callable[[Any], T], propose: Propose | None):
     """Prepares; see `Announcements` for `name`.
 
     Args:
       name: of the messages, the same in every process, and in a job used once.
       first: turn at which the first round begins, the same in every process.
       timeout: s, longest wait for process 0 at a round.
-      ahead: share of a round by which the next one is said before it begins; 1 says it one turn after this one began.
-      read: takes the JSON value that was said; a TypeError or ValueError is as if it could not be heard.
+      ahead: share of a round by which the next one is said before it begins; 1 says it one turn
+        after this one began.
+      read: takes the JSON value that was said; a TypeError or ValueError is as if it could not be
+        heard.
       propose: on process 0, which says what applies; None on the others.
     """
     self._messages = Announcements(name)
@@ -63,10 +69,12 @@ class Rounds(Generic[T]):
     """Turn before which `at` has nothing to do."""
 
   def at(self, turn: int) -> Round[T] | None:
-    """Returns the round that begins at this turn, None where none does. To be called at `wake`, or at every turn.
+    """Returns the round that begins at this turn, None where none does. To be called at `wake`, or
+    at every turn.
 
     Raises:
-      NotHeard: there should be one. What applied before still does; further calls look for it and don't wait.
+      NotHeard: there should be one. What applied before still does; further calls look for it and
+        don't wait.
     """
     try:
       if turn >= self._ask_at:

@@ -15,7 +15,8 @@ from jaxpace.hosts.distributed.client import client as _client
 from jaxpace.hosts.distributed.client import process_count, process_index
 
 _shared: collections.Counter[str] = collections.Counter()
-"""How often `share_string` was called for a name: a key lives as long as the job, so each use needs its own."""
+"""How often `share_string` was called for a name: a key lives as long as the job, so each use needs
+its own."""
 
 
 def key_value_set(key: str, value: str, overwrite: bool = False) -> None:
@@ -59,13 +60,14 @@ def key_value_get(key: str, timeout: float) -> str | None:
     return str(client.blocking_key_value_get(key, _milliseconds(timeout)))
   except jax.errors.JaxRuntimeError as error:
     if "DEADLINE_EXCEEDED" in str(error):
-      raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for {key!r}, "
-                         "which no process published") from error
+      raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for "
+                         f"{key!r}, which no process published") from error
     raise _lost(f"waiting for {key!r}", error) from error
 
 
 def key_value_directory(directory: str) -> dict[str, str]:
-  """Returns all strings published below a directory at the moment, by their whole keys. Empty alone.
+  """Returns all strings published below a directory at the moment, by their whole keys. Empty
+  alone.
 
   Raises:
     ConnectionError: if process 0 is gone.
@@ -82,7 +84,8 @@ def key_value_directory(directory: str) -> dict[str, str]:
 
 
 def key_value_delete(key: str) -> None:
-  """Deletes a key, and all below it if it is a directory; one that does not exist is no error. A no-op alone."""
+  """Deletes a key, and all below it if it is a directory; one that does not exist is no error. A
+  no-op alone."""
   client = _client()
   if client is None:
     return
@@ -112,15 +115,17 @@ def barrier(name: str, timeout: float) -> None:
     if "DEADLINE_EXCEEDED" not in str(error):
       raise _lost(f"waiting for {name!r}", error) from error
     missing = missing_at_barrier(str(error))
-    who = f"process {', '.join(map(str, missing))} did not come" if missing else "not all processes came"
-    raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for {name!r}: "
-                       f"{who}") from error
+    who = (f"process {', '.join(map(str, missing))} did not come" if missing
+           else "not all processes came")
+    raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for "
+                       f"{name!r}: {who}") from error
 
 
 def missing_at_barrier(message: str) -> list[int]:
   """Returns the indices of the processes that a barrier's time-out message says have not come."""
   listed = re.search(r"timed out task names:(.*?)(?:\n\s*\n|RPC:|$)", message, re.DOTALL)
-  return sorted({int(n) for n in re.findall(r"(?:task:)?\b(\d+)\b", listed.group(1))}) if listed else []
+  return (sorted({int(n) for n in re.findall(r"(?:task:)?\b(\d+)\b", listed.group(1))}) if listed
+          else [])
 
 
 def share_string(name: str, value: str | None, timeout: float) -> str | None:
@@ -151,8 +156,9 @@ def share_string(name: str, value: str | None, timeout: float) -> str | None:
   try:
     return key_value_get(key, timeout)
   except TimeoutError as error:
-    raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for process 0 to share "
-                       f"{name!r}. Is process 0 alive, and does it run the same code?") from error
+    raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for "
+                       f"process 0 to share {name!r}. Is process 0 alive, and does it run the "
+                       "same code?") from error
 
 
 def _milliseconds(seconds: float) -> int:
@@ -162,5 +168,5 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _lost(doing: str, error: Exception) -> ConnectionError:
-  return ConnectionError(f"process {process_index()} of {process_count()} lost its job while {doing}: "
-                         f"{str(error).splitlines()[0]}")
+  return ConnectionError(f"process {process_index()} of {process_count()} lost its job while "
+                         f"{doing}: {str(error).splitlines()[0]}")

@@ -1,4 +1,5 @@
-"""What a worker is told about its place: environment variables, devices, threads, the coordinator's port."""
+"""What a worker is told about its place: environment variables, devices, threads, the coordinator's
+port."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from collections.abc import Mapping
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 LAUNCH_ID = "JAXPACE_LAUNCH_ID"
-"""Marks every process a launch started, grandchildren included: what is left of a launch is found by it."""
+"""Marks every process a launch started, grandchildren included: what is left of a launch is found
+by it."""
 NOTICE = "JAXPACE_FAILURE_NOTICE"
-"""File in which a worker says that an exception is ending it; `jaxpace.distributed.failing` writes it."""
+"""File in which a worker says that an exception is ending it; `jaxpace.distributed.failing` writes
+it."""
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 LOOPBACK = "127.0.0.1"
 
@@ -21,9 +24,10 @@ LOOPBACK = "127.0.0.1"
 class PortReservation:
   """Holds a TCP port of the loopback interface for the coordinator of process 0.
 
-  The socket is bound and never listens, with SO_REUSEPORT: gRPC servers bind with it too, so process 0 can listen on
-  the port while nobody else is given it. Where the system has no SO_REUSEPORT the port is let go by `release_early`
-  just before the workers start, and a race of a few milliseconds remains.
+  The socket is bound and never listens, with SO_REUSEPORT: gRPC servers bind with it too, so
+  process 0 can listen on the port while nobody else is given it. Where the system has no
+  SO_REUSEPORT the port is let go by `release_early` just before the workers start, and a race of a
+  few milliseconds remains.
   """
 
   def __init__(self, port: int = 0):
@@ -38,7 +42,8 @@ class PortReservation:
     self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     self._held = hasattr(socket, "SO_REUSEPORT")
     try:
-      if port:  # SO_REUSEPORT would share a port that a server of this user listens on: ask without it first
+      # SO_REUSEPORT would share a port that a server of this user listens on: ask without it first
+      if port:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
           probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
           probe.bind((LOOPBACK, port))
@@ -51,7 +56,8 @@ class PortReservation:
     self.port: int = self._socket.getsockname()[1]
 
   def release_early(self) -> None:
-    """Lets the port go before the workers start, where it cannot be held while process 0 listens on it."""
+    """Lets the port go before the workers start, where it cannot be held while process 0 listens on
+    it."""
     if not self._held:
       self._socket.close()
 
@@ -67,7 +73,8 @@ def with_device_count(xla_flags: str, devices: int) -> str:
 
 
 def count_gpus(env: Mapping[str, str], device_directory: str = "/dev") -> int:
-  """Returns the number of NVIDIA GPUs that this environment may use; no driver is loaded to find out."""
+  """Returns the number of NVIDIA GPUs that this environment may use; no driver is loaded to find
+  out."""
   visible = env.get("CUDA_VISIBLE_DEVICES")
   if visible is not None:
     return len([name for name in visible.split(",") if name.strip() and name.strip() != "-1"])
@@ -83,10 +90,12 @@ def uses_cpu_only(env: Mapping[str, str]) -> bool:
 
 
 def threads_for(nproc: int, devices: int, cores: int) -> int | None:
-  """Returns the XLA CPU threads a worker should have, or None where XLA's own choice (one a core) does no harm.
+  """Returns the XLA CPU threads a worker should have, or None where XLA's own choice (one a core)
+  does no harm.
 
-  Every XLA CPU client starts a thread for each core, so N workers start N times too many. Each device needs one of
-  them, and one more must be left: a host callback occupies a thread and may need another for its operands.
+  Every XLA CPU client starts a thread for each core, so N workers start N times too many. Each
+  device needs one of them, and one more must be left: a host callback occupies a thread and may
+  need another for its operands.
 
   Args:
     nproc: number of processes.
@@ -104,9 +113,10 @@ def available_cores() -> int:
   return os.cpu_count() or 1
 
 
-def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port: int, launch_id: str,
-                       notice: str, devices: int | None = None, threads: int | None = None,
-                       gpus: int = 0, as_slurm: bool = False) -> dict[str, str]:
+def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port: int,
+                       launch_id: str, notice: str, devices: int | None = None,
+                       threads: int | None = None, gpus: int = 0,
+                       as_slurm: bool = False) -> dict[str, str]:
   """Returns the environment of one worker.
 
   Args:
@@ -119,13 +129,15 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
     devices: devices a process, or None to leave it to JAX.
     threads: XLA CPU threads a process, or None to leave it to XLA.
     gpus: GPUs on this machine that may be shared out; 0 leaves the choice to JAX.
-    as_slurm: whether to set the variables of a SLURM step too, for scripts that call `jax.distributed.initialize()`.
+    as_slurm: whether to set the variables of a SLURM step too, for scripts that call
+      `jax.distributed.initialize()`.
 
   Returns:
     The environment, a new dict.
   """
   env = dict(base)
-  # Left over from an outer job these would win over ours in JAX's own detection, or move the coordinator.
+  # Left over from an outer job these would win over ours in JAX's own detection, or move the
+  # coordinator.
   for name in ("JAX_COORDINATOR_PORT", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX"):
     env.pop(name, None)
   address = f"{LOOPBACK}:{port}"
@@ -134,7 +146,8 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
   env.setdefault("PYTHONUNBUFFERED", "1")  # a log that ends 8 KB before the crash is no log
   if devices is not None:
     env["XLA_FLAGS"] = with_device_count(env.get("XLA_FLAGS", ""), devices)
-    env["JAX_NUM_CPU_DEVICES"] = str(devices)  # wins over XLA_FLAGS, also where a script rewrites those
+    # wins over XLA_FLAGS, also where a script rewrites those
+    env["JAX_NUM_CPU_DEVICES"] = str(devices)
   per_process = devices or 1
   if gpus >= nproc * per_process and "JAX_LOCAL_DEVICE_IDS" not in base and not uses_cpu_only(base):
     first = index * per_process
@@ -142,7 +155,7 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
   if threads is not None and "NPROC" not in base and "PJRT_NPROC" not in base:
     env["PJRT_NPROC"] = str(threads)
   if as_slurm:
-    env.update({"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": LOOPBACK, "SLURM_STEP_NUM_NODES": "1",
-                "SLURM_NTASKS": str(nproc), "SLURM_PROCID": str(index), "SLURM_LOCALID": str(index),
-                "JAX_COORDINATOR_PORT": str(port)})
+    env.update({"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": LOOPBACK,
+                "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": str(nproc), "SLURM_PROCID": str(index),
+                "SLURM_LOCALID": str(index), "JAX_COORDINATOR_PORT": str(port)})
   return env

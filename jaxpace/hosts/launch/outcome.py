@@ -11,12 +11,14 @@ from pathlib import Path
 
 _LOST_PEER = re.compile(
     r"gloo .*failed|connection closed by peer|connection reset by peer|coordination service|"
-    r"heartbeat timeout|shutdown barrier|socket closed|another task died|unavailable:", re.IGNORECASE)
+    r"heartbeat timeout|shutdown barrier|socket closed|another task died|unavailable:",
+    re.IGNORECASE)
 
 HINTS: dict[int, str] = {
-    signal.SIGKILL: "Nobody but the system or a person sends SIGKILL: when memory runs out, the kernel does "
-                    "(see `dmesg`, or the container's memory limit).",
-    signal.SIGSEGV: "A crash in native code; `python -X faulthandler` shows the Python line it happened in.",
+    signal.SIGKILL: "Nobody but the system or a person sends SIGKILL: when memory runs out, the "
+                    "kernel does (see `dmesg`, or the container's memory limit).",
+    signal.SIGSEGV:
+    "A crash in native code; `python -X faulthandler` shows the Python line it happened in.",
     signal.SIGBUS: "Often a full /dev/shm or a memory-mapped file that was cut short.",
     signal.SIGABRT: "Native code gave up; its last words are in the log.",
 }
@@ -29,7 +31,8 @@ class Failure:
   Attributes:
     index: process index.
     when_ns: CLOCK_MONOTONIC nanoseconds at which it was seen, or at which the worker announced it.
-    status: as `subprocess` has it: the exit status, or minus the signal's number; None while it still runs.
+    status: as `subprocess` has it: the exit status, or minus the signal's number; None while it
+      still runs.
     announced: the exception that ends it ("ValueError: ..."), where the worker said so.
   """
 
@@ -52,16 +55,19 @@ def is_follower(failure: Failure, last_words: str) -> bool:
     last_words: the end of its log; not asked where the worker announced its exception.
   """
   if failure.status is not None and failure.status < 0 and -failure.status != signal.SIGABRT:
-    return False  # it was cut short: its log says nothing of why. JAX aborts when process 0 is gone, and says so.
+    # it was cut short: its log says nothing of why. JAX aborts when process 0 is gone, and says so.
+    return False
   return lost_its_peer(failure.announced or last_words)
 
 
-def first_cause(failures: Sequence[Failure], last_words: Sequence[str], together_ns: int = 50_000_000) -> Failure:
+def first_cause(failures: Sequence[Failure], last_words: Sequence[str],
+                together_ns: int = 50_000_000) -> Failure:
   """Returns the failure that the others follow from.
 
-  Followers, by what they say, come after all others: the kernel closes a dying process's connections before it reports
-  the death, so peers of a killed process may well fail earlier than the launcher sees the kill. Of those that remain
-  the earliest is the cause; a signal's victim among those seen `together_ns` apart or less.
+  Followers, by what they say, come after all others: the kernel closes a dying process's
+  connections before it reports the death, so peers of a killed process may well fail earlier than
+  the launcher sees the kill. Of those that remain the earliest is the cause; a signal's victim
+  among those seen `together_ns` apart or less.
 
   Args:
     failures: at least one failure.
@@ -71,11 +77,13 @@ def first_cause(failures: Sequence[Failure], last_words: Sequence[str], together
   Returns:
     One of `failures`.
   """
-  causes = [failure for failure, words in zip(failures, last_words, strict=True) if not is_follower(failure, words)]
+  causes = [failure for failure, words in zip(failures, last_words, strict=True)
+            if not is_follower(failure, words)]
   causes = causes or list(failures)
   earliest = min(failure.when_ns for failure in causes)
   near = [failure for failure in causes if failure.when_ns - earliest <= together_ns]
-  return min(near, key=lambda failure: (failure.status is None or failure.status >= 0, failure.when_ns, failure.index))
+  return min(near, key=lambda failure: (failure.status is None or failure.status >= 0,
+                                        failure.when_ns, failure.index))
 
 
 def signal_name(number: int) -> str:
@@ -90,7 +98,8 @@ def describe_status(status: int) -> str:
   """Returns "was killed by SIGKILL (signal 9)" for -9, "ended with exit status 3" for 3."""
   if status < 0:
     return f"was killed by {signal_name(-status)} (signal {-status})"
-  if status > 128 and status - 128 in [int(s) for s in signal.Signals]:  # a shell in between reports it so
+  # a shell in between reports it so
+  if status > 128 and status - 128 in [int(s) for s in signal.Signals]:
     return f"ended with exit status {status} (128 + {signal_name(status - 128)})"
   return f"ended with exit status {status}"
 

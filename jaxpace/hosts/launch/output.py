@@ -1,7 +1,8 @@
 """Shows workers' logs on the terminal while they grow, and reads the end of one.
 
-Workers' output goes to their log files by way of the scribe. Nothing passes through the launcher, so a slow terminal
-never slows a worker, and what a worker said is on disk whatever becomes of the launcher.
+Workers' output goes to their log files by way of the scribe. Nothing passes through the launcher,
+so a slow terminal never slows a worker, and what a worker said is on disk whatever becomes of the
+launcher.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ class LogView:
 
     Args:
       path: log file, which must exist.
-      prefix: put before every line; lines are then shown whole. None gives the bytes as they come, so that
-        progress bars stay alive.
+      prefix: put before every line; lines are then shown whole. None gives the bytes as they come,
+        so that progress bars stay alive.
     """
     self._file = path.open("rb")
     self._prefix = None if prefix is None else prefix.encode()
     self._partial = b""
 
   def read(self) -> bytes:
-    """Returns the next piece of what is new, at most `CHUNK_BYTES` of log; empty when there is nothing to show."""
+    """Returns the next piece of what is new, at most `CHUNK_BYTES` of log; empty when there is
+    nothing to show."""
     chunk = self._file.read(CHUNK_BYTES)
-    if not chunk and os.fstat(self._file.fileno()).st_size < self._file.tell():  # truncated under our feet
+    # truncated under our feet
+    if not chunk and os.fstat(self._file.fileno()).st_size < self._file.tell():
       self._file.seek(0)
       chunk = self._file.read(CHUNK_BYTES)
     if self._prefix is None:
@@ -97,7 +100,8 @@ class Display:
     self._screen = screen
 
   def update(self, pieces: int = 16) -> None:
-    """Shows what is new, at most `pieces` pieces of every log, as far as the screen takes it without waiting."""
+    """Shows what is new, at most `pieces` pieces of every log, as far as the screen takes it
+    without waiting."""
     self._screen.offer(b"")
     for view in self._views:
       for _ in range(pieces):
@@ -120,7 +124,8 @@ class Display:
 
 
 def tail(path: Path, lines: int, limit_bytes: int = 1 << 16) -> list[str]:
-  """Returns the last lines of a log, undecodable bytes replaced, reading no more than `limit_bytes` of it."""
+  """Returns the last lines of a log, undecodable bytes replaced, reading no more than `limit_bytes`
+  of it."""
   try:
     with path.open("rb") as file:
       size = file.seek(0, os.SEEK_END)
@@ -128,7 +133,8 @@ def tail(path: Path, lines: int, limit_bytes: int = 1 << 16) -> list[str]:
       text = file.read().decode(errors="replace")
   except OSError:
     return []
-  # a progress bar is one long line of many carriage returns: its last state is what was on the screen
+  # a progress bar is one long line of many carriage returns: its last state is what was on the
+  # screen
   found = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
   if size > limit_bytes and len(found) > 1:
     found = found[1:]  # begins in the middle of a line

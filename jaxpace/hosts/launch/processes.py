@@ -20,10 +20,12 @@ _PROC = Path("/proc")
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:
-  """Returns what a new worker calls before it becomes the user's program: the kernel kills it when `parent` dies."""
+  """Returns what a new worker calls before it becomes the user's program: the kernel kills it when
+  `parent` dies."""
   if not sys.platform.startswith("linux"):
     return None
-  prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: nothing may be loaded after the fork
+  # looked up here: nothing may be loaded after the fork
+  prctl = ctypes.CDLL(None, use_errno=True).prctl
 
   def before_exec() -> None:
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -36,7 +38,8 @@ def _die_with(parent: int) -> Callable[[], None] | None:
 class Worker:
   """One process of the job, leader of its own session and process group."""
 
-  def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str], log: Path, scribe: Scribe):
+  def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str], log: Path,
+               scribe: Scribe):
     """Starts the process with stdout and stderr in `log` and an empty stdin.
 
     Args:
@@ -56,7 +59,8 @@ class Worker:
     out = scribe.open(log)
     try:
       self._process = subprocess.Popen(
-          list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+          list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=out,
+          stderr=subprocess.STDOUT,
           start_new_session=True, preexec_fn=_die_with(os.getpid()))  # the launcher has no threads
     finally:
       os.close(out)
@@ -65,8 +69,8 @@ class Worker:
   def poll(self) -> bool:
     """Returns whether the process ended since the last call; `status` and `ended_ns` are set then.
 
-    It stays a zombie until `release`: as long as it is one, the kernel gives its number, which is that of its group,
-    to nobody else, and signals to the group cannot reach a stranger.
+    It stays a zombie until `release`: as long as it is one, the kernel gives its number, which is
+    that of its group, to nobody else, and signals to the group cannot reach a stranger.
     """
     if self.status is not None:
       return False
@@ -100,9 +104,9 @@ def send_to_group(group: int, number: int) -> None:
 def members(groups: Collection[int], launch_id: str) -> set[int]:
   """Returns the pids of all living processes of a launch.
 
-  On Linux these are the members of the groups and, found by their environment, children that went into a group or
-  session of their own. Elsewhere there is no such list: the ids of those groups that have members are returned, which
-  `signal_all` knows how to reach.
+  On Linux these are the members of the groups and, found by their environment, children that went
+  into a group or session of their own. Elsewhere there is no such list: the ids of those groups
+  that have members are returned, which `signal_all` knows how to reach.
 
   Args:
     groups: process groups of the workers.
@@ -117,7 +121,8 @@ def members(groups: Collection[int], launch_id: str) -> set[int]:
       continue
     try:
       # the name in parentheses may hold anything, spaces and parentheses too
-      state, _, group = (_PROC / entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+      state, _, group = (_PROC / entry / "stat").read_text(errors="replace").rpartition(")")[
+          2].split()[:3]
       if state in "ZXx":
         continue
       if int(group) in groups or mark in (_PROC / entry / "environ").read_bytes().split(b"\0"):
@@ -176,10 +181,12 @@ def clear_away(groups: Collection[int], launch_id: str, grace: float) -> int:
 
 
 class OrphanReaper:
-  """A small process that outlives a launcher killed with SIGKILL and clears away what that leaves behind.
+  """A small process that outlives a launcher killed with SIGKILL and clears away what that leaves
+  behind.
 
-  It reads a pipe that only the launcher holds open: the end of the launcher, whatever the reason, is the end of the
-  pipe. (On Linux the kernel kills the workers themselves besides; their children only this process can find.)
+  It reads a pipe that only the launcher holds open: the end of the launcher, whatever the reason,
+  is the end of the pipe. (On Linux the kernel kills the workers themselves besides; their children
+  only this process can find.)
   """
 
   def __init__(self, launch_id: str, grace: float):

@@ -1,8 +1,10 @@
-"""A small process that writes what the workers say to their logs, and takes it from them when that can't be written.
+"""A small process that writes what the workers say to their logs, and takes it from them when that
+can't be written.
 
-A worker that writes to a full disk itself ends of it: `print` raises. So it writes to a pipe; what the disk doesn't
-take is counted, and said in the log once there is room again. The process has nothing else to do, so neither a slow
-terminal nor a stopped launcher holds up a worker, and what was said is written even if the launcher is killed.
+A worker that writes to a full disk itself ends of it: `print` raises. So it writes to a pipe; what
+the disk doesn't take is counted, and said in the log once there is room again. The process has
+nothing else to do, so neither a slow terminal nor a stopped launcher holds up a worker, and what
+was said is written even if the launcher is killed.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Scribe:
     return write
 
   def sync(self) -> None:
-    """Waits until what the workers have said so far is in the logs; not long, where the disk hangs."""
+    """Waits until what the workers have said so far is in the logs; not long, where the disk
+    hangs."""
     with contextlib.suppress(OSError):
       self._socket.settimeout(0)
       with contextlib.suppress(BlockingIOError):  # an answer that came too late the last time
@@ -74,7 +77,8 @@ class Scribe:
       self._socket.recv(1)
 
   def close(self) -> None:
-    """Lets the process end, which it does once nobody can write any more; waits for that, but not long."""
+    """Lets the process end, which it does once nobody can write any more; waits for that, but not
+    long."""
     self._socket.close()
     deadline = time.monotonic() + _END_SECONDS
     with contextlib.suppress(ChildProcessError):
@@ -90,7 +94,8 @@ class _Log:
     os.set_blocking(pipe, False)
 
   def take(self) -> bool | None:
-    """Moves a piece on. Returns True, False where there is nothing at the moment, None where nothing will come."""
+    """Moves a piece on. Returns True, False where there is nothing at the moment, None where
+    nothing will come."""
     try:
       data = os.read(self.pipe, _PIECE)
     except BlockingIOError:
@@ -103,7 +108,8 @@ class _Log:
 
   def _write(self, data: bytes) -> None:
     if self._lost:
-      words = f"\n[jaxpace launch: {self._lost:,} bytes are missing here, the log could not be written]\n".encode()
+      words = (f"\n[jaxpace launch: {self._lost:,} bytes are missing here, the log could not be "
+               "written]\n").encode()
       if _put(self._file, words) < len(words):
         self._lost += len(data)
         return
@@ -125,7 +131,8 @@ def _put(file: int, data: bytes) -> int:
 
 
 def _serve(launcher: socket.socket) -> None:
-  """What the process does: until the launcher is gone, and every worker with all that might write to its pipe."""
+  """What the process does: until the launcher is gone, and every worker with all that might write
+  to its pipe."""
   os.setsid()
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
     signal.signal(number, signal.SIG_IGN)
@@ -159,7 +166,8 @@ def _serve(launcher: socket.socket) -> None:
             launcher.send(word)
 
 
-def _move(logs: dict[int, _Log], selector: selectors.BaseSelector, pipe: int, pieces: int = 1) -> None:
+def _move(logs: dict[int, _Log], selector: selectors.BaseSelector, pipe: int,
+          pieces: int = 1) -> None:
   """Moves so many pieces of one worker on."""
   log = logs.get(pipe)
   for _ in range(pieces if log else 0):

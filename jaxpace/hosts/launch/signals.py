@@ -22,12 +22,14 @@ class Signals:
 
   @contextlib.contextmanager
   def collecting(self) -> Iterator[Signals]:
-    """Catches SIGINT, SIGTERM, SIGHUP and SIGCHLD until the context is left; `received` lists the first three."""
+    """Catches SIGINT, SIGTERM, SIGHUP and SIGCHLD until the context is left; `received` lists the
+    first three."""
     before = {}
     wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
     try:
       for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        # what a parent chose to ignore stays ignored: `nohup` does so with SIGHUP, `sh -c '... &'` with SIGINT
+        # what a parent chose to ignore stays ignored: `nohup` does so with SIGHUP, `sh -c '... &'`
+        # with SIGINT
         if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
           before[number] = signal.signal(number, self._note)
       yield self

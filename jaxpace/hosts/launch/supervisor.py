@@ -19,9 +19,11 @@ from jaxpace.hosts.launch.signals import Signals
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0
-"""So long a process that complains of a lost peer is not taken for the cause: the lost peer's own end is waited for."""
+"""So long a process that complains of a lost peer is not taken for the cause: the lost peer's own
+end is waited for."""
 LEFTOVER_GRACE_SECONDS = 2.0
-"""Children that outlive the worker that started them get this long between SIGTERM and SIGKILL, if not less."""
+"""Children that outlive the worker that started them get this long between SIGTERM and SIGKILL, if
+not less."""
 
 
 class Supervisor:
@@ -44,7 +46,8 @@ class Supervisor:
     """Runs the job to its end.
 
     Returns:
-      The exit status for the launcher: 0, the failed worker's, or 128 + the number of the signal that stopped it.
+      The exit status for the launcher: 0, the failed worker's, or 128 + the number of the signal
+      that stopped it.
 
     Raises:
       LaunchError: if it cannot be started.
@@ -71,7 +74,8 @@ class Supervisor:
     begun = time.monotonic()
     watchdog = processes.OrphanReaper(self._id, min(job.grace, LEFTOVER_GRACE_SECONDS))
     groups: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="jaxpace-launch-") as notices, Signals().collecting() as signals:
+    with tempfile.TemporaryDirectory(
+        prefix="jaxpace-launch-") as notices, Signals().collecting() as signals:
       self._notices = Path(notices)
       try:
         port.release_early()
@@ -98,13 +102,15 @@ class Supervisor:
   def _prepare_logs(self) -> None:
     try:
       self._job.logs.mkdir(parents=True, exist_ok=True)
-      for old in self._job.logs.glob("process-*.log"):  # of a run with more processes, they would mislead
+      # of a run with more processes, they would mislead
+      for old in self._job.logs.glob("process-*.log"):
         old.replace(old.with_name(f"{old.name}.previous"))
     except (FileExistsError, NotADirectoryError) as error:
       raise LaunchError(f"--logs takes a directory, but {self._job.logs} is a file or lies in one; "
                         "give another, such as runs/logs") from error
     except OSError as error:
-      raise LaunchError(f"the log directory {self._job.logs} cannot be used: {error.strerror}") from error
+      raise LaunchError(
+          f"the log directory {self._job.logs} cannot be used: {error.strerror}") from error
 
   def _start(self, index: int, port: int) -> None:
     job = self._job
@@ -113,9 +119,11 @@ class Supervisor:
         notice=str(self._notice_path(index)), devices=job.devices, threads=job.threads,
         gpus=environment.count_gpus(os.environ), as_slurm=job.as_slurm)
     try:
-      self._workers.append(processes.Worker(index, job.command, env, self.log_path(index), self._scribe))
+      self._workers.append(processes.Worker(index, job.command, env, self.log_path(index),
+                                            self._scribe))
     except OSError as error:
-      raise LaunchError(f"process {index} cannot be started: {job.command[0]}: {error.strerror}") from error
+      raise LaunchError(
+          f"process {index} cannot be started: {job.command[0]}: {error.strerror}") from error
 
   def _notice_path(self, index: int) -> Path:
     assert self._notices is not None
@@ -162,14 +170,17 @@ class Supervisor:
       if index in self._failures or not self._stopping or own_death:
         assert worker.ended_ns is not None
         self._failures[index] = (
-            outcome.Failure(index, announced.when_ns, worker.status, announced.announced) if announced
+            outcome.Failure(index, announced.when_ns, worker.status, announced.announced)
+            if announced
             else outcome.Failure(index, worker.ended_ns, worker.status))
 
   def _cause_may_come(self) -> bool:
-    """Returns whether only followers have failed so far, a moment ago: then what they follow is still to be seen."""
+    """Returns whether only followers have failed so far, a moment ago: then what they follow is
+    still to be seen."""
     failures, words = self._evidence()
     age = time.monotonic_ns() - min(failure.when_ns for failure in failures)
-    return bool(self._running()) and age < SETTLE_SECONDS * 1e9 and all(map(outcome.is_follower, failures, words))
+    return (bool(self._running()) and age < SETTLE_SECONDS * 1e9
+            and all(map(outcome.is_follower, failures, words)))
 
   def _on_signal(self, number: int) -> None:
     if number == signal.SIGINT and self._stopping:
@@ -185,7 +196,8 @@ class Supervisor:
       # what Ctrl-C does to a single program, so that `finally` and `with` run; jax swallows SIGTERM
       self._stop([(0.0, signal.SIGINT), (grace / 2, signal.SIGTERM), (grace, signal.SIGKILL)])
     else:
-      self._say(f"{outcome.signal_name(number)} received, stopping {len(self._running())} processes.")
+      self._say(
+          f"{outcome.signal_name(number)} received, stopping {len(self._running())} processes.")
       self._stop([(0.0, signal.SIGTERM), (grace, signal.SIGKILL)])
 
   def _stop(self, plan: list[tuple[float, int]]) -> None:
@@ -205,7 +217,8 @@ class Supervisor:
   def _conclude(self, seconds: float) -> int:
     if self._stop_signal is not None:
       name = outcome.signal_name(self._stop_signal)
-      killed = f"; {len(self._killed)} of {self._job.nproc} processes had to be killed" if self._killed else ""
+      killed = (f"; {len(self._killed)} of {self._job.nproc} processes had to be killed"
+                if self._killed else "")
       self._say(f"stopped by {name} after {seconds:.1f} s{killed}. Logs: {self._job.logs}")
       return 128 + self._stop_signal
     if not self._failures:
@@ -214,11 +227,13 @@ class Supervisor:
     worker = self._workers[first.index]
     status = first.status if first.status is not None else worker.status
     self._say(f"{self._describe_first()} after {seconds:.1f} s, and the job with it.")
-    if status is not None and status < 0 and not first.announced and (hint := outcome.HINTS.get(-status)):
+    if (status is not None and status < 0 and not first.announced
+        and (hint := outcome.HINTS.get(-status))):
       self._say(hint)
     self._say_others(first.index)
     last = tail(worker.log, self._job.tail_lines)
-    print(f"--- last lines of {worker.log}" + ("" if last else " (empty)"), *last, sep="\n", file=sys.stderr)
+    print(f"--- last lines of {worker.log}" + ("" if last else " (empty)"), *last, sep="\n",
+          file=sys.stderr)
     sys.stderr.flush()
     if first.announced is not None and worker.index in self._killed:
       return 1  # it had failed by an exception before our SIGKILL ended its exit
@@ -234,17 +249,21 @@ class Supervisor:
 
   def _describe_first(self) -> str:
     first = self._first()
-    how = f"failed with {first.announced}" if first.announced else outcome.describe_status(first.status or 0)
+    how = (f"failed with {first.announced}" if first.announced
+           else outcome.describe_status(first.status or 0))
     return f"process {first.index} (pid {self._workers[first.index].pid}) {how}"
 
   def _say_others(self, first: int) -> None:
     others = [worker for worker in self._workers if worker.index != first]
     killed = [str(worker.index) for worker in others if worker.index in self._killed]
-    followed = [str(worker.index) for worker in others if worker.status and worker.index not in self._killed]
+    followed = [str(worker.index) for worker in others if worker.status
+                and worker.index not in self._killed]
     if followed:
       self._say(f"it took along: process {', '.join(followed)}.")
     if killed:
-      self._say(f"killed, as SIGTERM did not end them in {self._job.grace:g} s: process {', '.join(killed)}.")
+      self._say(
+          f"killed, as SIGTERM did not end them in {self._job.grace:g} s: process "
+          f"{', '.join(killed)}.")
 
   @staticmethod
   def _say(text: str) -> None:

@@ -17,13 +17,15 @@ def read_cgroup(tree: Tree) -> Cgroup:
   cpu = [limit for folder in folders if (limit := _cpu_limit(tree, folder, version)) is not None]
   memory_version, memory_folders = chain(tree, "memory")
   name = "memory.max" if memory_version == 2 else "memory.limit_in_bytes"
-  memory = [limit for folder in memory_folders if (limit := tree.number(f"{folder}/{name}")) is not None]
+  memory = [limit for folder in memory_folders
+            if (limit := tree.number(f"{folder}/{name}")) is not None]
   return Cgroup(version, folders[0] if folders else None, min(cpu, default=None),
                 min((limit for limit in memory if 0 < limit < _UNLIMITED), default=None))
 
 
 def chain(tree: Tree, controller: str) -> tuple[int | None, list[str]]:
-  """Folders of this process's groups for a controller, its own first, the outermost visible one last.
+  """Folders of this process's groups for a controller, its own first, the outermost visible one
+  last.
 
   Returns:
     The version of cgroups that has the controller, None if there is neither; and the folders.
@@ -48,7 +50,8 @@ def chain(tree: Tree, controller: str) -> tuple[int | None, list[str]]:
 
 
 def throttled_ns(tree: Tree, version: int | None, folders: list[str]) -> int | None:
-  """Time for which the CPU limits of these groups held their processes back, ns; None where nothing counts it."""
+  """Time for which the CPU limits of these groups held their processes back, ns; None where nothing
+  counts it."""
   times = []
   for folder in folders:
     for line in (tree.text(f"{folder}/cpu.stat") or "").splitlines():
@@ -77,5 +80,6 @@ def _cpu_limit(tree: Tree, folder: str, version: int | None) -> float | None:
     quota, _, period = (tree.text(f"{folder}/cpu.max") or "").partition(" ")
     values = (int(quota), int(period)) if quota.isdecimal() and period.isdecimal() else (0, 0)
   else:
-    values = tree.number(f"{folder}/cpu.cfs_quota_us") or 0, tree.number(f"{folder}/cpu.cfs_period_us") or 0
+    values = (tree.number(f"{folder}/cpu.cfs_quota_us") or 0,
+              tree.number(f"{folder}/cpu.cfs_period_us") or 0)
   return values[0] / values[1] if values[0] > 0 and values[1] > 0 else None

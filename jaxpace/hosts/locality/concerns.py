@@ -11,13 +11,14 @@ from jaxpace.hosts.locality.types import Gpu, Link, Locality, Nic
 
 WARNING, NOTE = "warning", "note"
 
-_READ_FAST = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page", "timebase", "tod",
-              "riscv_clocksource")
+_READ_FAST = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page", "timebase",
+              "tod", "riscv_clocksource")
 """Clock sources read without entering the kernel."""
 
 
 class Concern(NamedTuple):
-  """A warning (it costs time, and something can be done) or a note (context, or it may be so on purpose)."""
+  """A warning (it costs time, and something can be done) or a note (context, or it may be so on
+  purpose)."""
 
   level: str
   kind: str
@@ -32,14 +33,15 @@ class Concern(NamedTuple):
 
 def find_concerns(place: Locality) -> list[Concern]:
   """Everything noteworthy of one process's place, warnings first."""
-  found = [*_far_nics(place), *_shared_nics(place), *_far_socket(place), *_links(place), *_limits(place),
-           *_clock(place), *_memory(place)]
+  found = [*_far_nics(place), *_shared_nics(place), *_far_socket(place), *_links(place),
+           *_limits(place), *_clock(place), *_memory(place)]
   found += [(NOTE, "unread", note) for note in place.notes]
   if place.topology_ignored:
     found.append((WARNING, "topology_file", place.topology_ignored))
   found += [(NOTE, "topology_file", sentence) for sentence in place.topology_used]
   processes = () if place.process is None else (place.process,)
-  concerns = [Concern(level, kind, sentence, place.hostname, processes) for level, kind, sentence in found]
+  concerns = [Concern(level, kind, sentence, place.hostname, processes)
+              for level, kind, sentence in found]
   return sorted(concerns, key=lambda concern: concern.level != WARNING)
 
 
@@ -58,8 +60,9 @@ def _far_nics(place: Locality) -> _Found:
     node = nodes.get(gpu.nic or "")
     if gpu.numa_node is not None and node is not None and node != gpu.numa_node:
       yield WARNING, "far_nic", (
-          f"GPU {gpu.pci} is on NUMA node {gpu.numa_node}, its nearest NIC {gpu.nic} on node {node}: what it sends "
-          "crosses the sockets' interconnect. Move the card or the NIC, or bring up a NIC on the GPU's node.")
+          f"GPU {gpu.pci} is on NUMA node {gpu.numa_node}, its nearest NIC {gpu.nic} on node "
+          f"{node}: what it sends crosses the sockets' interconnect. Move the card or the NIC, or "
+          "bring up a NIC on the GPU's node.")
 
 
 def _shared_nics(place: Locality) -> _Found:
@@ -76,10 +79,12 @@ def _shared_nics(place: Locality) -> _Found:
     start = f"{len(sharing)} GPUs ({', '.join(sharing)}) share the NIC {name}"
     if free:
       yield WARNING, "shared_nic", (
-          f"{start}, while {', '.join(free)} {'is' if len(free) == 1 else 'are'} nearest to none: these ranks halve "
-          "each other's rate. Is a card in the wrong slot, or a NIC left out of the fabric?")
+          f"{start}, while {', '.join(free)} {'is' if len(free) == 1 else 'are'} nearest to none: "
+          "these ranks halve each other's rate. Is a card in the wrong slot, or a NIC left out of "
+          "the fabric?")
     else:
-      yield NOTE, "shared_nic", f"{start}; there is no other of its kind: their transfers take turns."
+      yield NOTE, "shared_nic", (f"{start}; there is no other of its kind: their transfers "
+                                 "take turns.")
 
 
 def _far_socket(place: Locality) -> _Found:
@@ -88,7 +93,8 @@ def _far_socket(place: Locality) -> _Found:
   here = sorted(node for node, own in cpus.items() if own & allowed)
   if not allowed or not here or len(cpus) < 2:
     return
-  where = f"This process may run on CPUs {place.cpu.allowed} only (NUMA node {', '.join(map(str, here))})"
+  where = (f"This process may run on CPUs {place.cpu.allowed} only (NUMA node "
+           f"{', '.join(map(str, here))})")
   gpus = _used(place)
   if gpus:
     far = [gpu for gpu in gpus if cpus.get(gpu.numa_node if gpu.numa_node is not None else -1) and
@@ -98,14 +104,14 @@ def _far_socket(place: Locality) -> _Found:
       nodes = sorted({gpu.numa_node for gpu in far if gpu.numa_node is not None})
       yield WARNING, "far_socket", (
           f"{where}, but {_count(far, 'GPU')} on node {', '.join(map(str, nodes))} "
-          f"({', '.join(gpu.pci for gpu in far)}): launches and host copies cross the sockets. Bind it to node "
-          f"{nodes[0]}, such as with numactl --cpunodebind={nodes[0]}.")
+          f"({', '.join(gpu.pci for gpu in far)}): launches and host copies cross the sockets. "
+          f"Bind it to node {nodes[0]}, such as with numactl --cpunodebind={nodes[0]}.")
     return
   nodes = sorted({nic.numa_node for nic in fabric_of(place.nics) if nic.numa_node is not None})
   if nodes and not set(nodes) & set(here):
     yield WARNING, "far_socket", (
-        f"{where}, but its NIC is on node {', '.join(map(str, nodes))}: all it sends crosses the sockets. Bind it to "
-        f"node {nodes[0]}, such as with numactl --cpunodebind={nodes[0]}.")
+        f"{where}, but its NIC is on node {', '.join(map(str, nodes))}: all it sends crosses the "
+        f"sockets. Bind it to node {nodes[0]}, such as with numactl --cpunodebind={nodes[0]}.")
 
 
 def _count(things: list[Any], noun: str) -> str:
@@ -117,17 +123,21 @@ def _links(place: Locality) -> _Found:
   cards += [(f"NIC {nic.name} ({nic.pci})", nic) for nic in fabric_of(place.nics)]
   for name, card in cards:
     link = card.link
-    width, speed = _offered(link.max_width, link.slot_width), _offered(link.max_speed, link.slot_speed)
+    width, speed = (_offered(link.max_width, link.slot_width),
+                    _offered(link.max_speed, link.slot_speed))
     if link.width and width and link.width < width:
       yield WARNING, "link_width", (
-          f"{name} runs at x{link.width} where card and slot offer x{width:g}, {link.width / width:.0%} of its "
-          "bandwidth to the host. Reseat the card or riser, or see whether the BIOS splits the slot.")
+          f"{name} runs at x{link.width} where card and slot offer x{width:g}, "
+          f"{link.width / width:.0%} of its bandwidth to the host. Reseat the card or riser, or "
+          "see whether the BIOS splits the slot.")
     if link.speed and speed and link.speed < speed:
       sentence = f"{name} runs at {link.speed:g} GT/s a lane where card and slot offer {speed:g}"
       if isinstance(card, Gpu):
-        yield NOTE, "link_speed", f"{sentence}: normal for an idle GPU that saves power; look again under load."
+        yield NOTE, "link_speed", (f"{sentence}: normal for an idle GPU that saves power; look "
+                                   "again under load.")
       else:
-        yield WARNING, "link_speed", f"{sentence}. Set the slot's speed in the BIOS, or reseat the card."
+        yield WARNING, "link_speed", (f"{sentence}. Set the slot's speed in the BIOS, or reseat "
+                                      "the card.")
     for what, unit in (_slot(link, isinstance(card, Gpu)) or ()):
       yield NOTE, "slot", f"{name} sits in a slot that offers {what} of the card's {unit}."
 
@@ -145,18 +155,21 @@ def _slot(link: Link, gpu: bool) -> Iterator[tuple[str, str]]:
 
 
 def _limits(place: Locality) -> _Found:
-  limit, allowed = place.cgroup.cpu_limit, len(parse_list(place.cpu.allowed) or parse_list(place.cpu.online))
+  limit, allowed = (place.cgroup.cpu_limit,
+                    len(parse_list(place.cpu.allowed) or parse_list(place.cpu.online)))
   if limit is None:
     return
   if place.devices and limit < len(place.devices):
     yield WARNING, "cpu_limit", (
-        f"The control group grants {limit:g} CPUs to a process with {len(place.devices)} devices: the threads that "
-        "feed them hold each other up, in bursts of up to 100 ms. Raise the container's CPU limit.")
+        f"The control group grants {limit:g} CPUs to a process with {len(place.devices)} devices: "
+        "the threads that feed them hold each other up, in bursts of up to 100 ms. Raise the "
+        "container's CPU limit.")
   elif allowed and limit < allowed:
     yield WARNING, "cpu_limit", (
-        f"The control group grants {limit:g} CPUs' worth of time, but the process sees {allowed} CPUs and sizes its "
-        "thread pools by them: once the grant is used up, all its threads stand still until the next period. Raise "
-        "the limit, or pin the process to as many CPUs as it is granted.")
+        f"The control group grants {limit:g} CPUs' worth of time, but the process sees {allowed} "
+        "CPUs and sizes its thread pools by them: once the grant is used up, all its threads stand "
+        "still until the next period. Raise the limit, or pin the process to as many CPUs as it "
+        "is granted.")
 
 
 def _clock(place: Locality) -> _Found:
@@ -164,17 +177,20 @@ def _clock(place: Locality) -> _Found:
   if source is None or source == "tsc":
     return
   if source not in _READ_FAST:
-    advice = ("The kernel offers tsc: choose it in /sys/devices/system/clocksource/clocksource0/current_clocksource."
-              if "tsc" in place.clock_sources else "`dmesg` tells why the kernel gave up a faster one.")
+    advice = (
+        "The kernel offers tsc: choose it in "
+        "/sys/devices/system/clocksource/clocksource0/current_clocksource."
+        if "tsc" in place.clock_sources else "`dmesg` tells why the kernel gave up a faster one.")
     yield WARNING, "clock_source", (
-        f"The clock source is {source}: each reading enters the kernel or leaves the guest and takes about a "
-        f"microsecond or more, stamps included. {advice}")
+        f"The clock source is {source}: each reading enters the kernel or leaves the guest and "
+        f"takes about a microsecond or more, stamps included. {advice}")
   elif source == "kvm-clock" and "tsc" in place.clock_sources:
-    yield NOTE, "clock_source", "The clock source is kvm-clock; tsc is offered too, and a little cheaper to read."
+    yield NOTE, "clock_source", ("The clock source is kvm-clock; tsc is offered too, and a little "
+                                 "cheaper to read.")
 
 
 def _memory(place: Locality) -> _Found:
   if place.huge_pages == "never":
     yield NOTE, "huge_pages", (
-        "Transparent huge pages are switched off: large host buffers, those of data loading and checkpoints, cost more "
-        "page faults. `madvise` is a safe setting.")
+        "Transparent huge pages are switched off: large host buffers, those of data loading and "
+        "checkpoints, cost more page faults. `madvise` is a safe setting.")

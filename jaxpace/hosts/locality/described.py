@@ -50,7 +50,8 @@ class Described(NamedTuple):
   numbered: bool = False
   """Whether GPUs have numbers ("GPU0") in place of bus ids."""
   distances: tuple[tuple[tuple[str, str], str], ...] = ()
-  """How far a GPU and a NIC are apart, where the file says it in words: ((GPU, NIC), one of `pci.DISTANCES`)."""
+  """How far a GPU and a NIC are apart, where the file says it in words: ((GPU, NIC), one of
+  `pci.DISTANCES`)."""
   numa: tuple[NumaNode, ...] = ()
   cpu: Cpu = Cpu()
   hostname: str | None = None
@@ -82,13 +83,15 @@ def read_number(text: str | None) -> int | None:
 
 
 def read_mask(text: str | None) -> str | None:
-  """The kernel list of a mask in words of 32 bits, the highest first; None for what is none, or is without an end.
+  """The kernel list of a mask in words of 32 bits, the highest first; None for what is none, or is
+  without an end.
 
   >>> read_mask("00000003,0000ffff"), read_mask("0xf...f")
   ('0-15,32-33', None)
   """
   value = mask_value(text)
-  return None if value is None else format_list(tuple(i for i, bit in enumerate(f"{value:b}"[::-1]) if bit == "1"))
+  return (None if value is None
+          else format_list(tuple(i for i, bit in enumerate(f"{value:b}"[::-1]) if bit == "1")))
 
 
 def mask_value(text: str | None) -> int | None:
@@ -108,5 +111,7 @@ def check_size(described: Described) -> Described:
     TopologyError: it has more cards than any host; each GPU is compared with each NIC.
   """
   if len(described.gpus) > _MOST_GPUS or len(described.nics) > _MOST_NICS:
-    raise TopologyError(f"this file has {len(described.gpus):,} GPUs and {len(described.nics):,} NICs: no host has.")
+    raise TopologyError(
+        f"this file has {len(described.gpus):,} GPUs and {len(described.nics):,} NICs: no "
+        "host has.")
   return described

@@ -17,7 +17,8 @@ def read_cpu(tree: Tree) -> Cpu:
   """CPUs, which of them this process may run on, and their sockets."""
   text = tree.text("/proc/cpuinfo") or ""
   model = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
-  allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", tree.text("/proc/self/status") or "", re.MULTILINE)
+  allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", tree.text("/proc/self/status") or "",
+                      re.MULTILINE)
   online = parse_list(tree.text(f"{_CPUS}/online"))
   sockets: dict[int, list[int]] = {}
   for cpu in online:

@@ -1,8 +1,9 @@
 """Topologies in hwloc's XML, as `lstopo --of xml` writes them, versions 1, 2 and 3.
 
-Objects are nested: Machine > Package and so on, with bridges and PCI devices below the object they are near to, and
-operating system devices ("mlx5_0", "eth0", "cuda0") below their PCI device. Version 1 has NUMA nodes around what is in
-them, later ones beside it. Source: hwloc/topology-xml.c and include/hwloc.h of hwloc.
+Objects are nested: Machine > Package and so on, with bridges and PCI devices below the object they
+are near to, and operating system devices ("mlx5_0", "eth0", "cuda0") below their PCI device.
+Version 1 has NUMA nodes around what is in them, later ones beside it. Source: hwloc/topology-xml.c
+and include/hwloc.h of hwloc.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _FIRST_BUS = re.compile(r"^([0-9a-fA-F]{4,8}):\[([0-9a-fA-F]{2})-")
 def read_topology(root: xml.Element) -> Described:
   """What the element `topology` says."""
   numa = _numa(root)
-  reader = _Reader((root.get("version") or "1").split(".")[0], sum(1 << node.node for node in numa if not node.cpus))
+  reader = _Reader((root.get("version") or "1").split(".")[0],
+                   sum(1 << node.node for node in numa if not node.cpus))
   for child in root.findall("object"):
     reader.walk(child, (), None)
   interconnects = _interconnects(root)
@@ -48,11 +50,14 @@ def read_topology(root: xml.Element) -> Described:
   gpus = tuple(gpu._replace(interconnect=interconnects.get(maker)) for maker, gpu in reader.gpus)
   infos = {info.get("name"): info.get("value") for info in reversed(list(root.iter("info")))}
   machine = root.find("object")
-  packages = [*root.iterfind(".//object[@type='Package']"), *root.iterfind(".//object[@type='Socket']")][:MOST_NODES]
-  cpu = Cpu(read_name(infos.get("CPUModel")), read_mask(machine.get("cpuset")) or "" if machine is not None else "",
+  packages = [*root.iterfind(".//object[@type='Package']"),
+              *root.iterfind(".//object[@type='Socket']")][:MOST_NODES]
+  cpu = Cpu(read_name(infos.get("CPUModel")),
+            read_mask(machine.get("cpuset")) or "" if machine is not None else "",
             sockets=tuple(filter(None, (read_mask(package.get("cpuset")) for package in packages))))
-  return Described(FORM, gpus, tuple(reader.nics), others=reader.others, unreadable=reader.unreadable,
-                   numa=numa, cpu=cpu, hostname=read_name(infos.get("HostName")))
+  return Described(FORM, gpus, tuple(reader.nics), others=reader.others,
+                   unreadable=reader.unreadable, numa=numa, cpu=cpu,
+                   hostname=read_name(infos.get("HostName")))
 
 
 class _Reader:
@@ -68,7 +73,8 @@ class _Reader:
     self._memory_only = memory_only  # a mask of nodes
 
   def walk(self, element: xml.Element, path: tuple[str, ...], node: int | None) -> None:
-    """Takes in an object; `path` leads to it from its host bridge, `node` is the NUMA node around it."""
+    """Takes in an object; `path` leads to it from its host bridge, `node` is the NUMA node around
+    it."""
     kind = element.get("type")
     if kind == "Bridge":
       path = _below(element, path)
@@ -83,7 +89,8 @@ class _Reader:
       self.walk(child, path, node)
 
   def _device(self, element: xml.Element, path: tuple[str, ...], node: int | None) -> None:
-    address, match = read_address(element.get("pci_busid")), _TYPE.match(element.get("pci_type") or "")
+    address, match = (read_address(element.get("pci_busid")),
+                      _TYPE.match(element.get("pci_type") or ""))
     if not address or not match:
       self.unreadable += 1
       return
@@ -91,7 +98,8 @@ class _Reader:
     device = pci.PciDevice(address, "", cls, vendor)
     # Without bridges above, which hwloc can be told to leave out, nothing is known of the way.
     path = (*path, address) if path else ()
-    own = [(self._kind(child), child) for child in element.iter("object") if child.get("type") == "OSDev"]
+    own = [(self._kind(child), child) for child in element.iter("object")
+           if child.get("type") == "OSDev"]
     computes = any(_COMPUTES.match(child.get("name") or "") for _, child in own)
     self.nvswitch |= pci.is_nvswitch(device)
     if computes or pci.is_accelerator(device):
@@ -104,7 +112,8 @@ class _Reader:
       self.others += 1
 
   def _only_node(self, nodeset: str | None) -> int | None:
-    """The node that something is on, apart from nodes of memory alone; None of several: it is on none of them."""
+    """The node that something is on, apart from nodes of memory alone; None of several: it is on
+    none of them."""
     nodes = (mask_value(nodeset) or 0) & ~self._memory_only
     return nodes.bit_length() - 1 if nodes and not nodes & (nodes - 1) else None
 
@@ -127,7 +136,8 @@ def _below(bridge: xml.Element, path: tuple[str, ...]) -> tuple[str, ...]:
 
 def _nic(device: pci.PciDevice, path: tuple[str, ...], node: int | None,
          own: list[tuple[str | None, xml.Element]]) -> Nic:
-  interfaces = tuple(filter(None, (read_name(child.get("name")) for kind, child in own if kind == _NET)))
+  interfaces = tuple(filter(None,
+                            (read_name(child.get("name")) for kind, child in own if kind == _NET)))
   rdma = [child for kind, child in own if kind == _RDMA]
   kind = "ethernet"
   if rdma or pci.is_infiniband_class(device.cls):
@@ -138,7 +148,8 @@ def _nic(device: pci.PciDevice, path: tuple[str, ...], node: int | None,
             if re.match(r"^Port\d+State$", info.get("name") or "")]
   # A port's state 4 is "active".
   return Nic(name or next(iter(interfaces), device.address), kind, interfaces, device.address,
-             up="4" in states if states else None, numa_node=node, path=path, switch=pci.switch_of(path))
+             up="4" in states if states else None, numa_node=node, path=path,
+             switch=pci.switch_of(path))
 
 
 def _numa(root: xml.Element) -> tuple[NumaNode, ...]:
@@ -149,7 +160,8 @@ def _numa(root: xml.Element) -> tuple[NumaNode, ...]:
     if number is None or not 0 <= number < 1 << 16 or number in nodes or len(nodes) >= MOST_NODES:
       continue
     cpus = read_mask(element.get("cpuset")) or ""
-    # Nodes of memory alone have the CPUs that are near to them; the kernel counts those to one node.
+    # Nodes of memory alone have the CPUs that are near to them; the kernel counts those to one
+    # node.
     cpus = "" if cpus in memory_only else cpus
     memory_only.add(cpus)
     memory = read_number(element.get("local_memory"))
@@ -158,7 +170,8 @@ def _numa(root: xml.Element) -> tuple[NumaNode, ...]:
 
 
 def _info(element: xml.Element, name: str) -> str | None:
-  return next((read_name(info.get("value")) for info in element.iter("info") if info.get("name") == name), None)
+  return next((read_name(info.get("value")) for info in element.iter("info")
+               if info.get("name") == name), None)
 
 
 def _made_by(device: pci.PciDevice) -> str | None:

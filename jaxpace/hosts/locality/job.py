@@ -19,7 +19,8 @@ from jaxpace.hosts.locality.types import SCHEMA, Locality
 FOLDER = "locality"
 
 
-def read_places(directory: str | pathlib.Path, run: str | None = None) -> tuple[list[Locality], list[str]]:
+def read_places(directory: str | pathlib.Path,
+                run: str | None = None) -> tuple[list[Locality], list[str]]:
   """Reads `locality/<process>.json` of a run.
 
   Args:
@@ -55,7 +56,8 @@ def read_places(directory: str | pathlib.Path, run: str | None = None) -> tuple[
       problems.append(f"{FOLDER}/{file.name} {error}: left out.")
       continue
     except ValueError:
-      problems.append(f"{FOLDER}/{file.name} can't be read (torn, or not of this format): left out.")
+      problems.append(
+          f"{FOLDER}/{file.name} can't be read (torn, or not of this format): left out.")
       continue
     process = int(file.stem)
     places[process] = place._replace(process=process)
@@ -64,15 +66,18 @@ def read_places(directory: str | pathlib.Path, run: str | None = None) -> tuple[
 
 def host_name(place: Locality) -> str:
   """The host's name; where it is not known, its process stands for it."""
-  return place.hostname or ("this host" if place.process is None else f"host of process {place.process}")
+  return (place.hostname
+          or ("this host" if place.process is None else f"host of process {place.process}"))
 
 
 def job_concerns(places: Sequence[Locality]) -> list[Concern]:
-  """What is noteworthy of the processes of one job: each one's own, equal ones of a host told once, and differences."""
+  """What is noteworthy of the processes of one job: each one's own, equal ones of a host told once,
+  and differences."""
   merged: dict[tuple[str, str, str, str | None], list[int]] = {}
   for place in places:
     for concern in find_concerns(place):
-      processes = merged.setdefault((concern.level, concern.kind, concern.sentence, concern.host), [])
+      processes = merged.setdefault((concern.level, concern.kind, concern.sentence, concern.host),
+                                    [])
       processes.extend(concern.processes)
   found = [Concern(*key, tuple(processes)) for key, processes in merged.items()]
   found += _shared_between_processes(places)
@@ -87,7 +92,8 @@ def _shared_between_processes(places: Sequence[Locality]) -> list[Concern]:
   for place in places:
     own = {device.gpu for device in place.devices if device.gpu}
     host = host_name(place)
-    idle[host] = [nic.name for nic in fabric_of(place.nics) if nic.name not in {gpu.nic for gpu in place.gpus}]
+    idle[host] = [nic.name for nic in fabric_of(place.nics)
+                  if nic.name not in {gpu.nic for gpu in place.gpus}]
     for gpu in place.gpus:
       if gpu.pci in own and gpu.nic and place.process is not None:
         users.setdefault((host, gpu.nic), {}).setdefault(place.process, set()).add(gpu.pci)
@@ -96,10 +102,12 @@ def _shared_between_processes(places: Sequence[Locality]) -> list[Concern]:
     if len(by_process) > 1:
       names = ", ".join(map(str, sorted(by_process)))
       free = idle[host]
-      rest = (f", while {', '.join(free)} {'is' if len(free) == 1 else 'are'} nearest to none: these ranks halve each "
-              "other's rate." if free else "; there is no other of its kind: their transfers take turns.")
+      rest = (f", while {', '.join(free)} {'is' if len(free) == 1 else 'are'} nearest to none: "
+              "these ranks halve each other's rate." if free
+              else "; there is no other of its kind: their transfers take turns.")
       found.append(Concern(WARNING if free else NOTE, "shared_nic",
-                           f"The GPUs of processes {names} share the NIC {nic}{rest}", host, tuple(sorted(by_process))))
+                           f"The GPUs of processes {names} share the NIC {nic}{rest}", host,
+                           tuple(sorted(by_process))))
   return found
 
 
@@ -109,12 +117,15 @@ _FACTS: tuple[tuple[str, str, Callable[[Locality], Any]], ...] = (
     (WARNING, "CPU limit", lambda p: f"{p.cgroup.cpu_limit:g}" if p.cgroup.cpu_limit else "none"),
     (WARNING, "memory", lambda p: f"{p.memory_bytes / 2**30:.0f} GiB" if p.memory_bytes else None),
     (WARNING, "GPUs", lambda p: _listed(gpu.name or "unnamed GPU" for gpu in p.gpus)),
-    (WARNING, "GPU links", lambda p: _listed(f"x{gpu.link.width}" for gpu in p.gpus if gpu.link.width)),
-    (WARNING, "NVLinks of a GPU", lambda p: _listed(str(gpu.nvlinks) for gpu in p.gpus if gpu.nvlinks is not None)),
+    (WARNING, "GPU links",
+     lambda p: _listed(f"x{gpu.link.width}" for gpu in p.gpus if gpu.link.width)),
+    (WARNING, "NVLinks of a GPU",
+     lambda p: _listed(str(gpu.nvlinks) for gpu in p.gpus if gpu.nvlinks is not None)),
     (WARNING, "XGMI links of a GPU", lambda p: _listed(
         str(gpu.xgmi_links) for gpu in p.gpus if gpu.xgmi_links is not None)),
     (WARNING, "NICs of the fabric", lambda p: _listed(
-        f"{nic.kind} {nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else nic.kind for nic in fabric_of(p.nics))),
+        f"{nic.kind} {nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else nic.kind
+        for nic in fabric_of(p.nics))),
     (WARNING, "clock source", lambda p: p.clock_source),
     (NOTE, "huge pages", lambda p: p.huge_pages),
     (NOTE, "kernel", lambda p: p.kernel),
@@ -144,8 +155,10 @@ def _differences(places: Sequence[Locality]) -> list[Concern]:
         odd.setdefault(other, []).append(host)
     parts = [f"{other} on {', '.join(hosts[:8])}{' and others' if len(hosts) > 8 else ''}"
              for other, hosts in sorted(odd.items(), key=str)]
-    processes = [p.process for hosts in odd.values() for host in hosts for p in of_host[host] if p.process is not None]
-    found.append(Concern(level, "hosts_differ", f"The hosts differ in {name}: {value} on {number} of {len(values)}, "
-                         f"but {'; '.join(parts)}. A synchronous step waits for the slowest of them.", None,
-                         tuple(sorted(processes))))
+    processes = [p.process for hosts in odd.values() for host in hosts
+                 for p in of_host[host] if p.process is not None]
+    found.append(Concern(level, "hosts_differ", f"The hosts differ in {name}: {value} on {number} "
+                                                f"of {len(values)}, but {'; '.join(parts)}. A "
+                                                "synchronous step waits for the slowest of them.",
+                         None, tuple(sorted(processes))))
   return found

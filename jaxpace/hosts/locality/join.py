@@ -1,7 +1,9 @@
-"""Joins what a topology file says with what the machine itself shows, so that the answer is never worse for the file.
+"""Joins what a topology file says with what the machine itself shows, so that the answer is never
+worse for the file.
 
-Devices are matched by their bus ids. The machine's own tree goes before the file's where it shows switches. A guest's
-flat bus shows none; there the file's tree is taken, as a whole or not at all: ways of two trees can't be compared.
+Devices are matched by their bus ids. The machine's own tree goes before the file's where it shows
+switches. A guest's flat bus shows none; there the file's tree is taken, as a whole or not at all:
+ways of two trees can't be compared.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def join(shown: Shown, described: Described, name: str) -> Joined:
     return Joined(shown.gpus, shown.nics, {}, ignored=f"Nothing of {title} is used: {why}")
 
   if not (described.gpus or described.nics or described.unclassed):
-    return ignore(f"it holds no GPU and no NIC{_more(described)}. Was it written where the devices could be seen?")
+    return ignore(
+        f"it holds no GPU and no NIC{_more(described)}. Was it written where the devices could "
+        "be seen?")
   if described.numbered:
     numbered = _number(shown, described)
     if isinstance(numbered, str):
@@ -66,14 +70,16 @@ def join(shown: Shown, described: Described, name: str) -> Joined:
     described = numbered
   ids = ({gpu.pci for gpu in described.gpus} or {nic.pci for nic in described.nics if nic.pci}) | {
       place.pci for place in described.unclassed}
-  own = set(shown.ways) | {gpu.pci for gpu in shown.gpus} | {nic.pci for nic in shown.nics if nic.pci}
+  own = (set(shown.ways) | {gpu.pci for gpu in shown.gpus}
+         | {nic.pci for nic in shown.nics if nic.pci})
   if ids and own and not ids & own:
     if shown.gpus:
-      return ignore("none of its GPUs' bus ids is one of this machine's. It is of another machine, or of another type "
-                    "of virtual machine.")
+      return ignore("none of its GPUs' bus ids is one of this machine's. It is of another machine, "
+                    "or of another type of virtual machine.")
     if shown.ways:
       return Joined(described.gpus, described.nics, dict(described.distances), alone=True, used=(
-          f"None of the cards in {title} is on this machine: what is shown is the machine that the file describes.",
+          f"None of the cards in {title} is on this machine: what is shown is the machine that the "
+          "file describes.",
           *_left_out(described, [])))
   return _Join(shown, described, title).run()
 
@@ -90,8 +96,8 @@ def _number(shown: Shown, described: Described) -> Described | str:
   if not own:
     return described
   if len(own) != len(described.gpus):
-    return (f"it has {len(described.gpus)} GPUs and this machine {len(own)}, and without bus ids it can't be told "
-            "which is which.")
+    return (f"it has {len(described.gpus)} GPUs and this machine {len(own)}, and without bus ids "
+            "it can't be told which is which.")
   names = {nic.name for nic in described.nics}
   rdma = {nic.name for nic in shown.nics if nic.kind != "ethernet"}
   if names and rdma and not names & rdma:
@@ -129,22 +135,28 @@ class _Join:
              f"{_count(len(placed) + len(self.new_nics), 'NIC')}")
     if not (matched or placed or self.new_gpus or self.new_nics):
       return Joined(self.shown.gpus, self.shown.nics, {}, ignored=(
-          f"Nothing of {self.title} is used: this machine shows no GPU and no NIC where the file has devices."))
+          f"Nothing of {self.title} is used: this machine shows no GPU and no NIC where the file "
+          "has devices."))
     if self.shown.ways or self.shown.gpus:
-      used = [f"Of {self.title} {cards} are on this machine. {why or 'Their places are those of the file.'}"]
+      used = [
+          f"Of {self.title} {cards} are on this machine. "
+          f"{why or 'Their places are those of the file.'}"]
       new = [nic.name for nic in self.new_nics]
       if new:
-        used.append(f"{_listed(new)} {'is' if len(new) == 1 else 'are'} known from the file only: this machine shows "
-                    "no NIC of that kind.")
+        used.append(f"{_listed(new)} {'is' if len(new) == 1 else 'are'} known from the file only: "
+                    "this machine shows no NIC of that kind.")
     else:
-      used = [f"{cards} are as {self.title} has them: this machine shows no PCI devices to compare them with."]
+      used = [
+          f"{cards} are as {self.title} has them: this machine shows no PCI devices to compare "
+          "them with."]
     used += _left_out(self.described, [*self.missing_gpus, *self.missing_nics])
     return Joined(
         tuple(sorted([*gpus, *self.new_gpus])), (*nics, *self.new_nics),
         dict(self.described.distances) if why is None else {}, used=tuple(used))
 
   def _match_nics(self) -> tuple[dict[str, Nic], list[Nic], list[str]]:
-    """The file's NIC for each of the machine's, those to be added, and names of those that aren't here."""
+    """The file's NIC for each of the machine's, those to be added, and names of those that aren't
+    here."""
     by_bus = {nic.pci: nic for nic in self.described.nics if nic.pci}
     by_name = {nic.name: nic for nic in self.described.nics}
     pairs: dict[str, Nic] = {}
@@ -162,7 +174,8 @@ class _Join:
     for nic in self.described.nics:
       if id(nic) in taken:
         continue
-      # A machine that shows some of its RDMA devices shows all of them; so with plain network cards.
+      # A machine that shows some of its RDMA devices shows all of them; so with plain network
+      # cards.
       if self.shown.ways and (nic.kind == "ethernet") in kinds:
         missing.append(nic.name)
       else:
@@ -181,12 +194,14 @@ class _Join:
     return new, [gpu.pci for gpu in missing]
 
   def _keep_to_the_machine(self) -> None:
-    """Of the cards to be added, keeps those that the machine lists on its bus, where it has them."""
+    """Of the cards to be added, keeps those that the machine lists on its bus, where it has
+    them."""
     ways = self.shown.ways
     self.missing_gpus += [gpu.pci for gpu in self.new_gpus if gpu.pci not in ways]
     self.missing_nics += [nic.name for nic in self.new_nics if nic.pci not in ways]
     self.new_gpus = [_moved(gpu, ways[gpu.pci]) for gpu in self.new_gpus if gpu.pci in ways]
-    self.new_nics = [_moved(nic, ways[nic.pci]) for nic in self.new_nics if nic.pci and nic.pci in ways]
+    self.new_nics = [_moved(nic, ways[nic.pci]) for nic in self.new_nics if nic.pci
+                     and nic.pci in ways]
 
   def _place(self, nic: Nic) -> Place | None:
     """The file's place of one of the machine's NICs."""
@@ -214,9 +229,10 @@ class _Join:
     if shown.nodes > 1:
       for card in cards:
         place = self._place(card) if isinstance(card, Nic) else self.places[card.pci]
-        if place and None not in (place.numa_node, card.numa_node) and place.numa_node != card.numa_node:
-          return (f"They disagree on the NUMA node of {card.pci} ({card.numa_node} here, {place.numa_node} there), so "
-                  "that this machine's own tree is taken.")
+        if (place and None not in (place.numa_node, card.numa_node)
+            and place.numa_node != card.numa_node):
+          return (f"They disagree on the NUMA node of {card.pci} ({card.numa_node} here, "
+                  f"{place.numa_node} there), so that this machine's own tree is taken.")
     return None
 
   def _gpu(self, gpu: Gpu, tree: bool) -> Gpu:
@@ -240,7 +256,8 @@ def _moved(card: Card, path: tuple[str, ...]) -> Card:
 
 
 def _placed(card: Card, place: Place | None, tree: bool) -> Card:
-  """A card where the file puts it, or, without its tree, with what the file adds to its own place."""
+  """A card where the file puts it, or, without its tree, with what the file adds to its own
+  place."""
   if place is None:
     # One kind of way, so that all cards can be compared.
     return card._replace(path=(), switch=None) if tree else card
@@ -248,11 +265,13 @@ def _placed(card: Card, place: Place | None, tree: bool) -> Card:
   if tree:
     node = card.numa_node if place.numa_node is None else place.numa_node
     return card._replace(numa_node=node, path=place.path, switch=place.switch, link=link)
-  return card._replace(numa_node=place.numa_node if card.numa_node is None else card.numa_node, link=link)
+  return card._replace(numa_node=place.numa_node if card.numa_node is None else card.numa_node,
+                       link=link)
 
 
 def _join_link(known: Link, described: Link) -> Link:
-  """A file's link is what was negotiated; what the device and the slot could do only sysfs knows."""
+  """A file's link is what was negotiated; what the device and the slot could do only sysfs
+  knows."""
   return known._replace(speed=known.speed or described.speed, width=known.width or described.width)
 
 

@@ -15,7 +15,8 @@ _XGMI = 11
 
 
 def read_xgmi_links(tree: Tree) -> dict[str, int]:
-  """Number of links of Infinity Fabric (XGMI) to other GPUs, by PCI bus id; no entry for what is no GPU of AMD."""
+  """Number of links of Infinity Fabric (XGMI) to other GPUs, by PCI bus id; no entry for what is no
+  GPU of AMD."""
   addresses: dict[str, str] = {}
   for node in tree.names(_NODES):
     facts = _properties(tree, f"{_NODES}/{node}/properties")

@@ -1,8 +1,10 @@
-"""Topology files in NCCL's XML, as NCCL_TOPO_DUMP_FILE writes and NCCL_TOPO_FILE reads them; RCCL's are alike.
+"""Topology files in NCCL's XML, as NCCL_TOPO_DUMP_FILE writes and NCCL_TOPO_FILE reads them; RCCL's
+are alike.
 
-Elements: system > cpu (numaid) > pci (busid, class, link_speed, link_width) > gpu > nvlink or xgmi (target, count), and
-pci > nic > net (name, speed in Mbit/s). The files that clouds ship have nothing but system, cpu and pci: what a device
-is then follows from its class. Source: src/graph/xml.cc of NCCL.
+Elements: system > cpu (numaid) > pci (busid, class, link_speed, link_width) > gpu > nvlink or xgmi
+(target, count), and pci > nic > net (name, speed in Mbit/s). The files that clouds ship have
+nothing but system, cpu and pci: what a device is then follows from its class. Source:
+src/graph/xml.cc of NCCL.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ def parse_topology(text: str) -> Described:
   """
   root = parse_xml(text.encode(errors="replace"))
   if root.tag != "system":
-    raise TopologyError(f"this is XML, but no topology of NCCL: its outermost element is <{read_name(root.tag)}>, not "
-                        "<system>.")
+    raise TopologyError("this is XML, but no topology of NCCL: its outermost element is "
+                        f"<{read_name(root.tag)}>, not <system>.")
   return read_system(root)
 
 
@@ -47,7 +49,8 @@ def read_system(root: xml.Element) -> Described:
   hosts = list(dict.fromkeys(cpu.get("host_hash") for cpu in cpus))
   notes: tuple[str, ...] = ()
   if len(hosts) > 1:
-    # Where GPUs of several hosts are joined by NVLink, one file lists them all; their bus ids are the same.
+    # Where GPUs of several hosts are joined by NVLink, one file lists them all; their bus ids are
+    # the same.
     cpus = [cpu for cpu in cpus if cpu.get("host_hash") == hosts[0]]
     notes = (f"It describes {len(hosts)} hosts: the first one's cards are read.",)
   reader = _Reader()
@@ -60,7 +63,8 @@ def read_system(root: xml.Element) -> Described:
     for child in cpu:
       reader.walk(child, (f"cpu{i if node is None else node}",), node)
   return Described(
-      FORM, tuple(reader.gpus), tuple(reader.nics), tuple(reader.unclassed), reader.others, reader.unreadable,
+      FORM, tuple(reader.gpus), tuple(reader.nics), tuple(reader.unclassed), reader.others,
+      reader.unreadable,
       numa=tuple(NumaNode(node, mask) for node, mask in sorted(reader.numa.items())), notes=notes)
 
 
@@ -79,14 +83,16 @@ class _Reader:
   def walk(self, element: xml.Element, path: tuple[str, ...], node: int | None) -> None:
     """Takes in an element below `cpu`; `path` leads to it from the top."""
     if element.tag == "nic":
-      # NCCL puts NICs whose place it doesn't know below the first processor: that says nothing of where they are.
+      # NCCL puts NICs whose place it doesn't know below the first processor: that says nothing of
+      # where they are.
       self._nets(element, Place(""))
     if element.tag != "pci":
       return
     address = read_address(element.get("busid"))
     self.elements += 1
     path = (*path, address or f"?{self.elements}")
-    link = Link(pci.parse_speed(element.get("link_speed")), read_number(element.get("link_width")) or None)
+    link = Link(pci.parse_speed(element.get("link_speed")),
+                read_number(element.get("link_width")) or None)
     place = Place(address or "", path, node, pci.switch_of(path), link)
     self._device(element, place)
     for child in element:
@@ -103,7 +109,8 @@ class _Reader:
     elif gpu is not None:
       nvlinks, xgmi = _links(gpu, "nvlink"), _links(gpu, "xgmi")
       self.gpus.append(_gpu(place)._replace(
-          nvlinks=nvlinks, xgmi_links=xgmi, interconnect="nvlink" if nvlinks else "xgmi" if xgmi else "pcie"))
+          nvlinks=nvlinks, xgmi_links=xgmi,
+          interconnect="nvlink" if nvlinks else "xgmi" if xgmi else "pcie"))
     elif nics:
       for nic in nics:
         self._nets(nic, place)
@@ -121,20 +128,23 @@ class _Reader:
     nets = list(nic.iter("net")) or [nic]
     for net in nets:
       speed = read_number(net.get("speed")) if net is not nic else None
-      name = read_name(net.get("name")) or place.pci or f"net{read_name(net.get('dev')) or len(self.nics)}"
-      # NCCL names sockets by their interface, and an RDMA device by its own name and a guid other than 0.
+      name = (read_name(net.get("name")) or place.pci
+              or f"net{read_name(net.get('dev')) or len(self.nics)}")
+      # NCCL names sockets by their interface, and an RDMA device by its own name and a guid other
+      # than 0.
       rdma = read_number(net.get("guid")) not in (None, 0)
       found = _nic(name, "infiniband" if rdma else "ethernet", place)
       self.nics.append(found._replace(rate_gbps=speed / 1e3 if speed and speed > 0 else None))
 
 
 def _gpu(place: Place) -> Gpu:
-  return Gpu(place.pci, numa_node=place.numa_node, path=place.path, switch=place.switch, link=place.link)
+  return Gpu(place.pci, numa_node=place.numa_node, path=place.path, switch=place.switch,
+             link=place.link)
 
 
 def _nic(name: str, kind: str, place: Place) -> Nic:
-  return Nic(name, kind, pci=place.pci or None, numa_node=place.numa_node, path=place.path, switch=place.switch,
-             link=place.link)
+  return Nic(name, kind, pci=place.pci or None, numa_node=place.numa_node, path=place.path,
+             switch=place.switch, link=place.link)
 
 
 def _links(gpu: xml.Element, tag: str) -> int | None:

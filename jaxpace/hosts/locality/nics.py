@@ -17,7 +17,8 @@ _FAR = 1 << 16
 
 
 def read_nics(tree: Tree) -> tuple[Nic, ...]:
-  """RDMA devices, one a device, then plain interfaces; virtual ones (loopback, bridges, containers') are left out."""
+  """RDMA devices, one a device, then plain interfaces; virtual ones (loopback, bridges,
+  containers') are left out."""
   found: list[Nic] = []
   interfaces: dict[str, str] = {}  # interface -> folder of its device
   for name in tree.names(_NET):
@@ -44,16 +45,17 @@ def nearest(
     nics: Sequence[Nic],
     told: Mapping[tuple[str, str], str] | None = None,
 ) -> tuple[Gpu, ...]:
-  """Gives every GPU its nearest NIC: of those on its NUMA node the one that is the fewest hops away on the PCI tree.
+  """Gives every GPU its nearest NIC: of those on its NUMA node the one that is the fewest hops away
+  on the PCI tree.
 
-  Only the fabric's NICs count, see `fabric_of`. Of NICs as near as each other the least taken is chosen, so that two
-  GPUs and two NICs on one switch pair up.
+  Only the fabric's NICs count, see `fabric_of`. Of NICs as near as each other the least taken is
+  chosen, so that two GPUs and two NICs on one switch pair up.
 
   Args:
     gpus: GPUs of a host.
     nics: its NICs.
-    told: how far apart a GPU and a NIC are, one of `pci.DISTANCES` by (bus id of the GPU, name of the NIC), where
-      something else than the tree says it. It goes before the tree.
+    told: how far apart a GPU and a NIC are, one of `pci.DISTANCES` by (bus id of the GPU, name of
+      the NIC), where something else than the tree says it. It goes before the tree.
   """
   fabric = fabric_of(nics)
   taken: Counter[str] = Counter()
@@ -62,7 +64,8 @@ def nearest(
     if not fabric:
       placed.append(gpu._replace(nic=None, nic_distance=None))
       continue
-    ranked = [(*_nearness(gpu, nic, told or {}), taken[nic.name], i) for i, nic in enumerate(fabric)]
+    ranked = [(*_nearness(gpu, nic, told or {}), taken[nic.name], i)
+              for i, nic in enumerate(fabric)]
     *_, distance, _, chosen = min(ranked)
     taken[fabric[chosen].name] += 1
     placed.append(gpu._replace(nic=fabric[chosen].name, nic_distance=pci.DISTANCES[distance]))
@@ -70,20 +73,23 @@ def nearest(
 
 
 def _nearness(gpu: Gpu, nic: Nic, told: Mapping[tuple[str, str], str]) -> tuple[int, int, int]:
-  """What is smaller the nearer they are: what lies between their nodes, hops, index of the distance's name."""
+  """What is smaller the nearer they are: what lies between their nodes, hops, index of the
+  distance's name."""
   word = told.get((gpu.pci, nic.name))
   if word is not None:
     hops = None
   else:
     word = pci.distance(gpu.path, nic.path, gpu.numa_node, nic.numa_node)
     hops = pci.hops(gpu.path, nic.path)
-  # Ways through another socket, or not known at all, are the last however short they look on the tree.
+  # Ways through another socket, or not known at all, are the last however short they look on the
+  # tree.
   between = {"SYS": 1, "?": 2}.get(word, 0)
   return between, _FAR if hops is None else hops, pci.DISTANCES.index(word)
 
 
 def fabric_of(nics: Sequence[Nic]) -> list[Nic]:
-  """The NICs that are not down and have at least half the rate of the fastest; all of them where no rate is known."""
+  """The NICs that are not down and have at least half the rate of the fastest; all of them where no
+  rate is known."""
   able = [nic for nic in nics if nic.up is not False]
   fastest = max((nic.rate_gbps or 0 for nic in able), default=0)
   return [nic for nic in able if (nic.rate_gbps or 0) >= fastest / 2]
@@ -94,8 +100,8 @@ def _nic(tree: Tree, name: str, directory: str, interfaces: tuple[str, ...]) -> 
   path = pci.path_of(directory)
   # A virtio interface's device lies below its PCI device.
   place = directory[:directory.index(address) + len(address)] if address else directory
-  return Nic(name, interfaces=interfaces, pci=address, numa_node=pci.numa_node(tree, place), path=path,
-             switch=pci.switch_of(path), link=pci.link(tree, place))
+  return Nic(name, interfaces=interfaces, pci=address, numa_node=pci.numa_node(tree, place),
+             path=path, switch=pci.switch_of(path), link=pci.link(tree, place))
 
 
 def _rdma(tree: Tree, nic: Nic) -> Nic:
@@ -111,4 +117,5 @@ def _rdma(tree: Tree, nic: Nic) -> Nic:
       best = entry
   if best is None:
     return nic._replace(kind="infiniband")
-  return nic._replace(up=best[0], rate_gbps=best[1] or None, kind="roce" if best[2] == "ethernet" else "infiniband")
+  return nic._replace(up=best[0], rate_gbps=best[1] or None,
+                      kind="roce" if best[2] == "ethernet" else "infiniband")

@@ -39,9 +39,12 @@ def read_gpus(module: Any) -> tuple[list[NvmlGpu], list[str]]:
     handle = _ask(module.nvmlDeviceGetHandleByIndex, index)
     info = _ask(module.nvmlDeviceGetPciInfo, handle) if handle is not None else None
     if info is None:
-      notes.append(f"The driver's GPU {index} does not answer: is it lost, or not permitted to this process?")
+      notes.append(
+          f"The driver's GPU {index} does not answer: is it lost, or not permitted to "
+          "this process?")
       continue
-    gpus.append(NvmlGpu(bus_id(_text(info.busId) or ""), _text(_ask(module.nvmlDeviceGetName, handle)),
+    gpus.append(NvmlGpu(bus_id(_text(info.busId) or ""),
+                        _text(_ask(module.nvmlDeviceGetName, handle)),
                         _text(_ask(module.nvmlDeviceGetUUID, handle)), _links(module, handle)))
   return gpus, notes
 
@@ -63,7 +66,8 @@ class Gauges:
   def read(self) -> tuple[float | None, float | None]:
     """The lowest SM clock in MHz, and the mean power in W; None where no GPU says."""
     module = self._module
-    clocks = [_ask(module.nvmlDeviceGetClockInfo, handle, module.NVML_CLOCK_SM) for handle in self._handles]
+    clocks = [_ask(module.nvmlDeviceGetClockInfo, handle, module.NVML_CLOCK_SM)
+              for handle in self._handles]
     powers = [_ask(module.nvmlDeviceGetPowerUsage, handle) for handle in self._handles]
     known = [power / 1e3 for power in powers if power is not None]
     return (min((float(clock) for clock in clocks if clock is not None), default=None),
@@ -77,7 +81,8 @@ def bus_id(text: str) -> str:
   '0000:3b:00.0'
   """
   domain, colon, rest = text.strip().lower().partition(":")
-  return f"{domain[-4:]}:{rest}" if colon and len(domain) == 8 and domain.startswith("0000") else text.strip().lower()
+  return (f"{domain[-4:]}:{rest}" if colon and len(domain) == 8 and domain.startswith("0000")
+          else text.strip().lower())
 
 
 def _links(module: Any, handle: Any) -> int | None:

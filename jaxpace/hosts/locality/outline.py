@@ -23,7 +23,8 @@ class Outline(NamedTuple):
     return {"text": self.text, "below": [outline.to_json() for outline in self.below]}
 
 
-def outlines(places: Sequence[Locality], more: Callable[[int], str] = lambda process: "") -> list[Outline]:
+def outlines(places: Sequence[Locality],
+             more: Callable[[int], str] = lambda process: "") -> list[Outline]:
   """An outline for each kind of host, hosts that are alike together.
 
   Args:
@@ -35,14 +36,17 @@ def outlines(places: Sequence[Locality], more: Callable[[int], str] = lambda pro
     hosts.setdefault(host_name(place), []).append(place)
   alike: dict[Any, list[str]] = {}
   for name, own in hosts.items():
-    first = own[0]._replace(process=None, hostname=None, devices=(), cpu=own[0].cpu._replace(allowed=""))
+    first = own[0]._replace(process=None, hostname=None, devices=(),
+                            cpu=own[0].cpu._replace(allowed=""))
     # Serial numbers differ between hosts that are alike.
     key = first._replace(gpus=tuple(gpu._replace(uuid=None) for gpu in first.gpus))
     alike.setdefault(key, []).append(name)
-  return [host_outline(names, [place for name in names for place in hosts[name]], more) for names in alike.values()]
+  return [host_outline(names, [place for name in names for place in hosts[name]], more)
+          for names in alike.values()]
 
 
-def host_outline(names: Sequence[str], places: Sequence[Locality], more: Callable[[int], str]) -> Outline:
+def host_outline(names: Sequence[str], places: Sequence[Locality],
+                 more: Callable[[int], str]) -> Outline:
   """The outline of hosts that are alike.
 
   Args:
@@ -56,7 +60,8 @@ def host_outline(names: Sequence[str], places: Sequence[Locality], more: Callabl
   if place.sources != ("topology file",):
     lines.append(Outline(_limits(place)))
   cards: list[Gpu | Nic] = [*place.gpus, *place.nics]
-  nodes = sorted({node.node for node in place.numa} | {card.numa_node for card in cards if card.numa_node is not None})
+  nodes = sorted({node.node for node in place.numa}
+                 | {card.numa_node for card in cards if card.numa_node is not None})
   for node in nodes:
     own = next((n for n in place.numa if n.node == node), None)
     lines.append(Outline(f"NUMA node {node}{f': {_node(own)}' if own else ''}",
@@ -85,7 +90,8 @@ def _cards(cards: Iterable[Gpu | Nic]) -> tuple[Outline, ...]:
   """Cards of a node, those on one PCIe switch together."""
   switches: dict[str | None, list[Outline]] = {}
   for card in cards:
-    switches.setdefault(card.switch, []).append(Outline(_gpu(card) if isinstance(card, Gpu) else _nic(card)))
+    switches.setdefault(card.switch,
+                        []).append(Outline(_gpu(card) if isinstance(card, Gpu) else _nic(card)))
   lines: list[Outline] = []
   for switch, own in switches.items():
     lines += [Outline(f"PCIe switch {switch}", tuple(own))] if switch else own
@@ -97,14 +103,16 @@ def _gpu(gpu: Gpu) -> str:
   if gpu.interconnect == "nvlink":
     parts.append(f"{gpu.nvlinks} NVLinks" if gpu.nvlinks else "NVLink")
   if gpu.interconnect == "xgmi":
-    parts.append(f"{gpu.xgmi_links} XGMI link{'s' if gpu.xgmi_links > 1 else ''}" if gpu.xgmi_links else "XGMI")
+    parts.append(f"{gpu.xgmi_links} XGMI link{'s' if gpu.xgmi_links > 1 else ''}" if gpu.xgmi_links
+                 else "XGMI")
   if gpu.nic:
     parts.append(f"nearest NIC {gpu.nic} ({gpu.nic_distance})")
   return ", ".join(filter(None, parts))
 
 
 def _nic(nic: Nic) -> str:
-  names = f" ({', '.join(nic.interfaces)})" if nic.interfaces and nic.interfaces != (nic.name,) else ""
+  names = (f" ({', '.join(nic.interfaces)})" if nic.interfaces and nic.interfaces != (nic.name,)
+           else "")
   rate = f"{nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else "rate not known"
   return ", ".join(filter(None, [f"NIC {nic.name}{names}  {nic.kind}", rate, _link(nic.link),
                                  "down" if nic.up is False else ""]))

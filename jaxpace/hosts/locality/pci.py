@@ -14,11 +14,13 @@ from jaxpace.hosts.locality.types import Link
 
 _ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _BRIDGE = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
-_GPU_VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD"}  # makers of displays that compute; not those on a server's main board
+# makers of displays that compute; not those on a server's main board
+_GPU_VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD"}
 _NVIDIA = 0x10DE
 
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS", "?")
-"""Nearest first: one PCIe switch, several, one host bridge, one NUMA node, across sockets, not known."""
+"""Nearest first: one PCIe switch, several, one host bridge, one NUMA node, across sockets, not
+known."""
 
 
 class PciDevice(NamedTuple):
@@ -36,7 +38,8 @@ def devices(tree: Tree) -> Iterator[PciDevice]:
     directory = f"/sys/bus/pci/devices/{address}"
     cls = tree.number(f"{directory}/class")
     if _ADDRESS.match(address) and cls is not None:
-      yield PciDevice(address, tree.resolve(directory), cls, tree.number(f"{directory}/vendor") or 0)
+      yield PciDevice(address, tree.resolve(directory), cls,
+                      tree.number(f"{directory}/vendor") or 0)
 
 
 def ways(tree: Tree) -> dict[str, tuple[str, ...]]:
@@ -52,7 +55,8 @@ def is_accelerator(device: PciDevice) -> bool:
 def is_accelerator_class(cls: int, vendor: int | None) -> bool:
   """Whether a device of this class and maker computes.
 
-  Where the maker is left blank, as in topology files (none, 0 or 0xffff), a display is taken for a GPU that does.
+  Where the maker is left blank, as in topology files (none, 0 or 0xffff), a display is taken for a
+  GPU that does.
   """
   kind = cls >> 16
   return kind == 0x12 or (kind == 0x03 and (vendor in _GPU_VENDORS or vendor in (None, 0, 0xFFFF)))
@@ -106,8 +110,8 @@ def path_of(directory: str) -> tuple[str, ...]:
 def switch_of(path: tuple[str, ...]) -> str | None:
   """Upstream port of the PCIe switch a device hangs on; None where it hangs on a root port.
 
-  A path reads host bridge, root port, then for each switch its upstream and downstream port, then the device. A
-  topology file leaves ports out: there it reads "cpu0", switch, device.
+  A path reads host bridge, root port, then for each switch its upstream and downstream port, then
+  the device. A topology file leaves ports out: there it reads "cpu0", switch, device.
   """
   if path and path[0].startswith("cpu"):
     return path[-2] if len(path) > 2 else None
@@ -115,7 +119,8 @@ def switch_of(path: tuple[str, ...]) -> str | None:
 
 
 def numa_node(tree: Tree, directory: str) -> int | None:
-  """The NUMA node of a device or the nearest bridge above that says one; firmware that says none writes -1."""
+  """The NUMA node of a device or the nearest bridge above that says one; firmware that says none
+  writes -1."""
   while "/pci" in directory:
     node = tree.number(f"{directory}/numa_node")
     if node is not None and node >= 0:
@@ -127,9 +132,11 @@ def numa_node(tree: Tree, directory: str) -> int | None:
 def link(tree: Tree, directory: str) -> Link:
   """The PCIe link of a device; fields are None where there is none, as for virtual functions."""
   parent = directory.rpartition("/")[0]
-  return Link(_speed(tree, f"{directory}/current_link_speed"), _width(tree, f"{directory}/current_link_width"),
-              _speed(tree, f"{directory}/max_link_speed"), _width(tree, f"{directory}/max_link_width"),
-              _speed(tree, f"{parent}/max_link_speed"), _width(tree, f"{parent}/max_link_width"))
+  return Link(_speed(tree, f"{directory}/current_link_speed"),
+              _width(tree, f"{directory}/current_link_width"),
+              _speed(tree, f"{directory}/max_link_speed"),
+              _width(tree, f"{directory}/max_link_width"), _speed(tree, f"{parent}/max_link_speed"),
+              _width(tree, f"{parent}/max_link_width"))
 
 
 def parse_speed(text: str | None) -> float | None:
@@ -152,7 +159,8 @@ def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b:
   """
   common = _common(a, b)
   if common >= 2:
-    below = 1 if a[0].startswith("cpu") else 2  # the device; the switch's port above it, where ports are listed
+    # the device; the switch's port above it, where ports are listed
+    below = 1 if a[0].startswith("cpu") else 2
     return "PIX" if max(len(a), len(b)) - common <= below else "PXB"
   if common == 1:
     return "PHB"
@@ -162,7 +170,8 @@ def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b:
 
 
 def hops(a: tuple[str, ...], b: tuple[str, ...]) -> int | None:
-  """Links between two devices on the tree of bridges, with the host bridges of a node joined at its processor.
+  """Links between two devices on the tree of bridges, with the host bridges of a node joined at its
+  processor.
 
   None where the place of one of them is not known.
 

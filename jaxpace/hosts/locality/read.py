@@ -15,17 +15,22 @@ from jaxpace.hosts.locality.tree import Tree
 from jaxpace.hosts.locality.types import Device, Gpu, Locality
 
 
-def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = None, devices: Iterable[Any] = (),
-                  topology: str | None = None, environment: Mapping[str, str] | None = None) -> Locality:
-  """Reads where this process runs. Missing sources leave fields empty; nothing but the topology file is an error.
+def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = None,
+                  devices: Iterable[Any] = (), topology: str | None = None,
+                  environment: Mapping[str, str] | None = None) -> Locality:
+  """Reads where this process runs. Missing sources leave fields empty; nothing but the topology
+  file is an error.
 
   Args:
     root: folder that stands for "/".
     process: index of this process in its job.
-    devices: JAX devices of this process, or anything with their attributes; they are only looked at.
-    topology: file that describes the PCI tree: NCCL's or hwloc's XML, or the output of `nvidia-smi topo -m`. It adds to
-      what the machine shows; where none of its cards is on a machine without GPUs, it alone is shown.
-    environment: variables such as CUDA_VISIBLE_DEVICES; None takes this process's own, or none for another root.
+    devices: JAX devices of this process, or anything with their attributes; they are only looked
+      at.
+    topology: file that describes the PCI tree: NCCL's or hwloc's XML, or the output of `nvidia-smi
+      topo -m`. It adds to what the machine shows; where none of its cards is on a machine without
+      GPUs, it alone is shown.
+    environment: variables such as CUDA_VISIBLE_DEVICES; None takes this process's own, or none for
+      another root.
 
   Raises:
     described.TopologyError: the topology file can't be read or is another document.
@@ -42,7 +47,8 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     gpus = _join_nvml(gpus, told)
     sources.append("nvml")
   numa = host.read_numa(tree)
-  joined, name = join.Joined(gpus, found, {}), read_name(os.path.basename(topology or "")) or "the file"
+  joined, name = (join.Joined(gpus, found, {}),
+                  read_name(os.path.basename(topology or "")) or "the file")
   if described:
     joined = join.join(join.Shown(gpus, found, pci.ways(tree), len(numa)), described, name)
     if joined.ignored is None:
@@ -51,8 +57,9 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
   if described and (joined.alone or (joined.ignored is None and not tree.exists("/sys"))):
     # Nothing of this machine's processors and limits belongs to the cards.
     return Locality(
-        process=process, hostname=described.hostname or name, cpu=described.cpu, numa=described.numa, gpus=gpus,
-        nics=found, sources=("topology file",), topology_used=joined.used)
+        process=process, hostname=described.hostname or name, cpu=described.cpu,
+        numa=described.numa, gpus=gpus, nics=found, sources=("topology file",),
+        topology_used=joined.used)
   clock, clocks = host.read_clock(tree)
   return Locality(
       process=process,
@@ -60,8 +67,8 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
       kernel=platform.release() if tree.live else tree.text("/proc/sys/kernel/osrelease"),
       cpu=host.read_cpu(tree), numa=numa, cgroup=cgroup.read_cgroup(tree),
       memory_bytes=host.read_memory(tree), clock_source=clock, clock_sources=clocks,
-      huge_pages=host.read_huge_pages(tree), allocator=host.read_allocator(tree), gpus=gpus, nics=found,
-      devices=tuple(_place(describe_device(d), gpus, environment) for d in devices),
+      huge_pages=host.read_huge_pages(tree), allocator=host.read_allocator(tree), gpus=gpus,
+      nics=found, devices=tuple(_place(describe_device(d), gpus, environment) for d in devices),
       sources=tuple(sources), notes=tuple(notes), topology_used=joined.used,
       topology_ignored=joined.ignored)
 
@@ -84,17 +91,18 @@ def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
       if links is not None:
         interconnect = "xgmi" if links else "pcie"
       gpus.append(Gpu(device.address, facts.get("Model") or (f"{vendor} GPU" if vendor else None),
-                      facts.get("GPU UUID"), pci.numa_node(tree, device.directory), path, pci.switch_of(path),
-                      pci.link(tree, device.directory), interconnect=interconnect, xgmi_links=links))
+                      facts.get("GPU UUID"), pci.numa_node(tree, device.directory), path,
+                      pci.switch_of(path), pci.link(tree, device.directory),
+                      interconnect=interconnect, xgmi_links=links))
   return tuple(gpus)
 
 
 def describe_device(device: Any) -> Device:
   """Plain values of a JAX device; what a platform does not have is None."""
   coords = _get(device, "coords")
-  return Device(_whole(_get(device, "id")), _word(_get(device, "device_kind")), _word(_get(device, "platform")),
-                _whole(_get(device, "process_index")), _whole(_get(device, "local_hardware_id")),
-                _whole(_get(device, "slice_index")),
+  return Device(_whole(_get(device, "id")), _word(_get(device, "device_kind")),
+                _word(_get(device, "platform")), _whole(_get(device, "process_index")),
+                _whole(_get(device, "local_hardware_id")), _whole(_get(device, "slice_index")),
                 tuple(int(c) for c in coords) if isinstance(coords, (list, tuple)) else None)
 
 
@@ -102,7 +110,8 @@ def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu | None, ...
   """GPUs in the order CUDA numbers them, None for one that can't be told.
 
   Args:
-    gpus: all of the host, in the order of their bus ids; CUDA takes the same order among GPUs of one kind.
+    gpus: all of the host, in the order of their bus ids; CUDA takes the same order among GPUs of
+      one kind.
     setting: CUDA_VISIBLE_DEVICES; None where it is not set.
   """
   if setting is None:
@@ -133,7 +142,8 @@ def _join_nvml(gpus: tuple[Gpu, ...], told: list[nvml.NvmlGpu]) -> tuple[Gpu, ..
     gpu = known.get(one.pci, Gpu(one.pci))
     known[one.pci] = gpu._replace(
         name=one.name or gpu.name, uuid=one.uuid or gpu.uuid, nvlinks=one.nvlinks,
-        interconnect=gpu.interconnect if one.nvlinks is None else "nvlink" if one.nvlinks else "pcie")
+        interconnect=gpu.interconnect if one.nvlinks is None else "nvlink" if one.nvlinks
+        else "pcie")
   return tuple(sorted(known.values()))
 
 

@@ -1,8 +1,9 @@
 """The matrix that `nvidia-smi topo -m` prints.
 
-A row for each GPU and, behind them, each RDMA device, in cells how far apart two are, then columns of the GPU's CPUs
-and NUMA node. Newer drivers call the devices NIC0, NIC1, … and name them in a legend below. There are no bus ids: GPUs
-are numbered in the order of them. Source: the manual page of nvidia-smi.
+A row for each GPU and, behind them, each RDMA device, in cells how far apart two are, then columns
+of the GPU's CPUs and NUMA node. Newer drivers call the devices NIC0, NIC1, … and name them in a
+legend below. There are no bus ids: GPUs are numbered in the order of them. Source: the manual page
+of nvidia-smi.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def _header(line: str) -> tuple[list[str], list[str]]:
     labels.append(word)
   # Without columns of affinity it may be a row of something else.
   row = _CELL.match(" ".join(labels[1:])) is not None
-  return ([], []) if row or len(set(labels)) < len(labels) or len(labels) > _WIDEST else (labels, [])
+  return (([], []) if row or len(set(labels)) < len(labels)
+          or len(labels) > _WIDEST else (labels, []))
 
 
 def _read(labels: list[str], tail: list[str], lines: list[str]) -> Described | None:
@@ -92,13 +94,15 @@ def _read(labels: list[str], tail: list[str], lines: list[str]) -> Described | N
   # A NIC without a name of its own has none here that another source would know.
   placed = tuple(Nic(name, "rdma", numa_node=_node_of(near.get(name))) for _, name in known)
   unnamed = sum(label == name and label.startswith("NIC") for label, name in known)
-  note = f"{unnamed} of its NICs are numbers without a legend: keep the lines below the matrix, too."
-  return Described(FORM, described, placed, numbered=True, distances=tuple(distances), notes=(note,) if unnamed else (),
-                   numa=_numa(gpus, rows, tail))
+  note = (f"{unnamed} of its NICs are numbers without a legend: keep the lines below the "
+          "matrix, too.")
+  return Described(FORM, described, placed, numbered=True, distances=tuple(distances),
+                   notes=(note,) if unnamed else (), numa=_numa(gpus, rows, tail))
 
 
 def _row(line: str, labels: list[str]) -> tuple[str, list[str], list[str]] | None:
-  """Label, cells and what stands behind them. Cells may have no blank between them where a terminal broke the line."""
+  """Label, cells and what stands behind them. Cells may have no blank between them where a terminal
+  broke the line."""
   match = re.match(r"^[\s#|>/]*(\S+)", line)
   if not match or match[1] not in labels:
     return None
@@ -111,22 +115,27 @@ def _row(line: str, labels: list[str]) -> tuple[str, list[str], list[str]] | Non
     cells.append(cell[1])
     at = cell.end()
   rest = line[at:]
-  # Columns may be blank, such as the CPUs of a node that this process may not use: tabs still tell them apart.
+  # Columns may be blank, such as the CPUs of a node that this process may not use: tabs still tell
+  # them apart.
   columns = [column.strip() for column in rest.split("\t")[1:]] if "\t" in rest else rest.split()
   return match[1], cells, columns
 
 
 def _gpu(label: str, labels: list[str], cells: list[str], rest: list[str], tail: list[str]) -> Gpu:
-  links = [int(cell[2:]) for cell, other in zip(cells, labels, strict=True) if cell.startswith("NV") and other != label]
-  # Behind an NVSwitch all of a GPU's links lead to every other one, so that their sum is no number of links.
+  links = [int(cell[2:]) for cell, other in zip(cells, labels, strict=True) if cell.startswith("NV")
+           and other != label]
+  # Behind an NVSwitch all of a GPU's links lead to every other one, so that their sum is no number
+  # of links.
   count = sum(links) if sum(links) <= _MOST_LINKS else max(links)
   alone = len([label for label in labels if _GPU.match(label)]) < 2
   interconnect = "nvlink" if links else None if alone else "pcie"
-  return Gpu(label, numa_node=_single(_column("node", rest, tail)), nvlinks=count or None, interconnect=interconnect)
+  return Gpu(label, numa_node=_single(_column("node", rest, tail)), nvlinks=count or None,
+             interconnect=interconnect)
 
 
 def _column(name: str, rest: list[str], tail: list[str]) -> str | None:
-  """A value behind the cells; None where there are fewer than columns, so that it can't be told which is whose."""
+  """A value behind the cells; None where there are fewer than columns, so that it can't be told
+  which is whose."""
   return rest[tail.index(name)] if name in tail and len(rest) >= len(tail) else None
 
 
@@ -139,7 +148,8 @@ def _node_of(near: set[int | None] | None) -> int | None:
   return next(iter(near)) if near and len(near) == 1 else None
 
 
-def _numa(gpus: list[str], rows: dict[str, tuple[list[str], list[str]]], tail: list[str]) -> tuple[NumaNode, ...]:
+def _numa(gpus: list[str], rows: dict[str, tuple[list[str], list[str]]],
+          tail: list[str]) -> tuple[NumaNode, ...]:
   nodes: dict[int, set[int]] = {}
   for gpu in gpus:
     rest = rows[gpu][1]

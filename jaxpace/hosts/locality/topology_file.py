@@ -1,4 +1,5 @@
-"""Reads a topology file of whatever format: NCCL's or RCCL's XML, hwloc's XML, the text of `nvidia-smi topo -m`."""
+"""Reads a topology file of whatever format: NCCL's or RCCL's XML, hwloc's XML, the text of
+`nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from jaxpace.hosts.locality.xml_document import parse_xml
 
 _LARGEST = 32 << 20
 """Bytes. Files of large machines have one or two million."""
-_WANTED = ("what NCCL_TOPO_DUMP_FILE names or NCCL_TOPO_FILE is given, the XML of `lstopo --of xml`, or the output of "
-           "`nvidia-smi topo -m`")
+_WANTED = ("what NCCL_TOPO_DUMP_FILE names or NCCL_TOPO_FILE is given, the XML of `lstopo --of "
+           "xml`, or the output of `nvidia-smi topo -m`")
 
 
 def read_topology(path: str) -> Described:
@@ -26,7 +27,8 @@ def read_topology(path: str) -> Described:
   try:
     return check_size(parse_topology(_read(path)))
   except OSError as error:
-    raise TopologyError(f"The topology file {shown} can't be read: {error.strerror or error}.") from error
+    raise TopologyError(
+        f"The topology file {shown} can't be read: {error.strerror or error}.") from error
   except TopologyError as error:
     raise TopologyError(f"{shown}: {error}") from error
 
@@ -43,15 +45,17 @@ def parse_topology(content: bytes) -> Described:
   if not start.startswith(b"<"):
     found = smi_topology.read_topology(content.decode(errors="replace"))
     if found is None:
-      raise TopologyError(f"this is no XML, and holds no whole matrix of `nvidia-smi topo -m`. Give {_WANTED}.")
+      raise TopologyError(
+          f"this is no XML, and holds no whole matrix of `nvidia-smi topo -m`. Give {_WANTED}.")
     return found
   root = parse_xml(content)
   if root.tag == "system":
     return nccl_topology.read_system(root)
   if root.tag == "topology":
     return hwloc_topology.read_topology(root)
-  raise TopologyError(f"this is XML, but no topology: its outermost element is <{read_name(root.tag)}>, neither NCCL's "
-                      f"<system> nor hwloc's <topology>. Give {_WANTED}.")
+  raise TopologyError("this is XML, but no topology: its outermost element is "
+                      f"<{read_name(root.tag)}>, neither NCCL's <system> nor hwloc's <topology>. "
+                      f"Give {_WANTED}.")
 
 
 def _read(path: str) -> bytes:
@@ -59,7 +63,8 @@ def _read(path: str) -> bytes:
   descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
   with os.fdopen(descriptor, "rb") as file:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-      raise TopologyError("this is a pipe or a device, not a file: write what it says into a file first.")
+      raise TopologyError(
+          "this is a pipe or a device, not a file: write what it says into a file first.")
     content = file.read(_LARGEST + 1)
   if len(content) > _LARGEST:
     raise TopologyError(f"this file is larger than {_LARGEST >> 20} MiB: no topology is.")

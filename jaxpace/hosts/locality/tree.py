@@ -1,4 +1,5 @@
-"""Reads files below a root, which stands for "/": the real one, a copy of another machine's, or one made by a test.
+"""Reads files below a root, which stands for "/": the real one, a copy of another machine's, or one
+made by a test.
 
 What is missing, unreadable or not what it should be is None. Nothing here raises.
 """
@@ -9,14 +10,16 @@ import os
 
 
 class Tree:
-  """Files of sysfs and procfs below `root`. Paths are given as on the machine, with or without the leading slash."""
+  """Files of sysfs and procfs below `root`. Paths are given as on the machine, with or without the
+  leading slash."""
 
   def __init__(self, root: str | os.PathLike[str] = "/"):
     self.root = os.path.realpath(root)
 
   @property
   def live(self) -> bool:
-    """Whether this is the running machine, so that other sources than files speak of the same one."""
+    """Whether this is the running machine, so that other sources than files speak of the same
+    one."""
     return self.root == "/"
 
   def path(self, path: str) -> str:

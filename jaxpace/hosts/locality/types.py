@@ -1,4 +1,5 @@
-"""What is known of the place a process runs in. None: not known; an empty tuple: there is none, or none was found."""
+"""What is known of the place a process runs in. None: not known; an empty tuple: there is none, or
+none was found."""
 
 from __future__ import annotations
 
@@ -29,9 +30,11 @@ class Gpu(NamedTuple):
   switch: str | None = None  # upstream port of the PCIe switch it hangs on
   link: Link = Link()
   nvlinks: int | None = None
-  interconnect: str | None = None  # to its peers: "nvlink", "xgmi" (AMD's Infinity Fabric) or "pcie"
+  # to its peers: "nvlink", "xgmi" (AMD's Infinity Fabric) or "pcie"
+  interconnect: str | None = None
   nic: str | None = None  # name of the nearest NIC
-  nic_distance: str | None = None  # PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo` has them; "?": can't be told
+  # PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo` has them; "?": can't be told
+  nic_distance: str | None = None
   xgmi_links: int | None = None  # to other GPUs
 
 
@@ -68,7 +71,8 @@ class Cpu(NamedTuple):
 
 
 class Cgroup(NamedTuple):
-  """Limits of the control groups this process is in, the tightest from its own up to the outermost visible one."""
+  """Limits of the control groups this process is in, the tightest from its own up to the outermost
+  visible one."""
 
   version: int | None = None
   path: str | None = None

@@ -1,4 +1,5 @@
-"""XML out of files that somebody else wrote: no entities, and limits of size, depth and number of elements."""
+"""XML out of files that somebody else wrote: no entities, and limits of size, depth and number of
+elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The loop's side of run-time control: a request in a file becomes settings at one step on all ranks."""
+"""The loop's side of run-time control: a request in a file becomes settings at one step on all
+ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from jaxpace.live.control.toggle import Toggle
 
 _LOG = logging.getLogger("jaxpace")
 _FIRST_CALLS, _LEAST_CALLS, _MOST_CALLS = 8, 4, 1_000_000
-_counter = itertools.count()  # Makes the keys of successive controls differ; the same in every process.
+# Makes the keys of successive controls differ; the same in every process.
+_counter = itertools.count()
 
 
 class Control:
@@ -34,28 +36,30 @@ class Control:
           pace, (state, metrics) = step(pace, state, batch)
           recorder.record(pace)
 
-  Then `jaxpace control runs/demo --off` (or any other way of replacing `runs/demo/control.json`) switches pacing off a
-  few seconds later. Every process calls `control` once a step, as it does the step; the file is read by process 0
-  alone, in a thread.
+  Then `jaxpace control runs/demo --off` (or any other way of replacing `runs/demo/control.json`)
+  switches pacing off a few seconds later. Every process calls `control` once a step, as it does the
+  step; the file is read by process 0 alone, in a thread.
 
-  A call counts and compares. Every few seconds' worth of calls there is a *round*: process 0 says, half a round
-  before, what applies from there on and when the next round is; so every process knows at which call to look, and none
-  can be late: one whose answer has not come yet waits for it there, up to `timeout`; then it keeps its settings, goes
-  on, and joins again as soon as it hears of a later round. Nothing is compiled again, no collective is added. The file
-  is never touched by the loop's thread: a file system that hangs holds up nothing but the next change.
-  """
+  A call counts and compares. Every few seconds' worth of calls there is a *round*: process 0 says,
+  half a round before, what applies from there on and when the next round is; so every process knows
+  at which call to look, and none can be late: one whose answer has not come yet waits for it there,
+  up to `timeout`; then it keeps its settings, goes on, and joins again as soon as it hears of a
+  later round. Nothing is compiled again, no collective is added. The file is never touched by the
+  loop's thread: a file system that hangs holds up nothing but the next change.
+  """  # noqa: E501
 
-  def __init__(self, path: str | os.PathLike[str] | None, *, every_seconds: float = 2.0, timeout: float = 120.0,
-               toggle_signal: int | None = None):
+  def __init__(self, path: str | os.PathLike[str] | None, *, every_seconds: float = 2.0,
+               timeout: float = 120.0, toggle_signal: int | None = None):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
       path: the run directory, whose `control.json` is followed, or a file of that kind. None: off.
-      every_seconds: about how long a round takes. A change applies one to two rounds after it was made.
-      timeout: s, longest wait for process 0 at a round. After that this process keeps its settings, with a warning,
-        until it hears of process 0 again.
-      toggle_signal: a signal to process 0, such as `signal.SIGUSR1`, that switches pacing off, and on again. Only in
-        the main thread. The file is rewritten, so that it says what applies.
+      every_seconds: about how long a round takes. A change applies one to two rounds after it was
+        made.
+      timeout: s, longest wait for process 0 at a round. After that this process keeps its settings,
+        with a warning, until it hears of process 0 again.
+      toggle_signal: a signal to process 0, such as `signal.SIGUSR1`, that switches pacing off, and
+        on again. Only in the main thread. The file is rewritten, so that it says what applies.
 
     Raises:
       ValueError: a time is not positive.
@@ -69,7 +73,8 @@ class Control:
     self._leader: Leader | None = None  # on process 0, from the first call on
     self._opened = False
     self._call = 0
-    self._wake = 0 if path is not None else distributed.NEVER  # the call at which there is something to do
+    # the call at which there is something to do
+    self._wake = 0 if path is not None else distributed.NEVER
     self._version = self._first_step = 0
     self._taken_at, self._taken_call = 0.0, 0
     self.request = ControlRequest()
@@ -95,8 +100,8 @@ class Control:
     if self.path is None:
       return
     self._rounds = distributed.Rounds(
-        f"control/{next(_counter)}", first=0, timeout=self._timeout, ahead=0.5, read=Applied.from_json,
-        propose=self._propose if distributed.process_index() == 0 else None)
+        f"control/{next(_counter)}", first=0, timeout=self._timeout, ahead=0.5,
+        read=Applied.from_json, propose=self._propose if distributed.process_index() == 0 else None)
     self._toggle.install()
 
   def close(self) -> None:
@@ -128,7 +133,8 @@ class Control:
   def _due(self, pace: PaceState, call: int) -> PaceState:
     rounds = self._rounds
     if rounds is None:
-      raise RuntimeError("control(pace) outside of its `with` block: open the control around the loop.")
+      raise RuntimeError(
+          "control(pace) outside of its `with` block: open the control around the loop.")
     if call == 0:
       steering.check(pace)
       self._first_step = steering.next_step(pace)
@@ -140,22 +146,26 @@ class Control:
       if found is not None:
         pace = self._take_up(pace, call, found)
     except distributed.NotHeard as error:
-      _LOG.warning("Pacing stays as it is in this process (%s) until process 0 is heard of again: %s.", self.request,
-                   error)
+      _LOG.warning(
+          "Pacing stays as it is in this process (%s) until process 0 is heard of again: %s.",
+          self.request, error)
     self._wake = rounds.wake
     return pace
 
   def _propose(self, begins: int) -> tuple[int, Callable[[], Any]]:
     assert self._leader is not None
-    return begins + (self._round_calls(self._call) if begins else _FIRST_CALLS), self._leader.applied
+    return (begins + (self._round_calls(self._call) if begins else _FIRST_CALLS),
+            self._leader.applied)
 
   def _round_calls(self, call: int) -> int:
     """Calls that take about a round's time. Process 0's count is what counts."""
     seconds = max(time.monotonic() - self._taken_at, 1e-9)
-    return min(max(round(self._every_seconds * (call - self._taken_call) / seconds), _LEAST_CALLS), _MOST_CALLS)
+    return min(max(round(self._every_seconds * (call - self._taken_call) / seconds), _LEAST_CALLS),
+               _MOST_CALLS)
 
   def _take_up(self, pace: PaceState, call: int, found: distributed.Round[Applied]) -> PaceState:
-    """A round begins: puts what applies from this call on into the pace state, where that is another."""
+    """A round begins: puts what applies from this call on into the pace state, where that is
+    another."""
     if found.again:
       _LOG.warning("Run-time control goes on in this process: process 0 is heard of again.")
     self._taken_at, self._taken_call = time.monotonic(), call
@@ -163,14 +173,16 @@ class Control:
       self._version, self.request = found.said
       steering.check(pace)
       pace = steering.apply(pace, self.request)
-      self._tell(self._first_step + call + 1)  # the delay of this very step was decided after the last
+      # the delay of this very step was decided after the last
+      self._tell(self._first_step + call + 1)
     return pace
 
   def _tell(self, step: int) -> None:
     if self._leader is None or self.path is None:
       return
     if step == self._first_step + 1:
-      _LOG.warning("%s was there when the job began. From step %d on: %s.", self.path, step, self.request)
+      _LOG.warning("%s was there when the job began. From step %d on: %s.", self.path, step,
+                   self.request)
     else:
       _LOG.info("From step %d on: %s (%s).", step, self.request, self.path)
     self._leader.follower.note(step, time.time_ns(), self.request)

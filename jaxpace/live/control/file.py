@@ -15,14 +15,16 @@ from jaxpace.live.control.request import ControlRequest, RequestError
 NAME = "control.json"
 APPLIED = "control.applied.jsonl"
 _LONGEST = 1 << 20
-"""Bytes: ranges of ranks are short, and reading more would hold up the interpreter, and so the loop."""
+"""Bytes: ranges of ranks are short, and reading more would hold up the interpreter, and so the
+loop."""
 
 Signature = tuple[int, int, int] | None
 """What changes when the file is replaced or written: inode, time, size. None: there is no file."""
 
 
 def locate(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns the control file: `path` itself if its name ends in .json, else the one in the run directory `path`."""
+  """Returns the control file: `path` itself if its name ends in .json, else the one in the run
+  directory `path`."""
   path = pathlib.Path(os.path.abspath(path))
   return path if path.suffix == ".json" else path / NAME
 

@@ -1,4 +1,5 @@
-"""The control file, looked at in a thread of its own: a file system that hangs holds up that thread and nobody else."""
+"""The control file, looked at in a thread of its own: a file system that hangs holds up that thread
+and nobody else."""
 
 from __future__ import annotations
 
@@ -13,16 +14,21 @@ from jaxpace.live.control.request import ControlRequest, RequestError
 
 _LOG = logging.getLogger("jaxpace")
 _PATIENCE_SECONDS = 1.0
-"""How long an answer is waited for, once: the file system that takes longer is not waited for again."""
+"""How long an answer is waited for, once: the file system that takes longer is not waited for
+again."""
 
 
 class Follower:
-  """Reads and writes beside the loop. Its methods may be called from any thread, and come back within a second."""
+  """Reads and writes beside the loop. Its methods may be called from any thread, and come back
+  within a second."""
 
   def __init__(self, path: pathlib.Path, ranks: int):
-    """Prepares; the thread starts with the first task. Requests are checked against `ranks` along the data axis."""
+    """Prepares; the thread starts with the first task. Requests are checked against `ranks` along
+    the data axis."""
     self._path, self._ranks = path, ranks
-    self._tasks: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = queue.SimpleQueue()
+    self._tasks: queue.SimpleQueue[tuple[Callable[[],
+                                                  None],
+                                         threading.Event] | None] = queue.SimpleQueue()
     self._looking: threading.Event | None = None  # set when the look that was asked for is done
     self._last: threading.Event | None = None
     self._seen: file.Signature = None
@@ -30,7 +36,8 @@ class Follower:
     self._thread = threading.Thread(target=self._work, name="jaxpace-control-file", daemon=True)
 
   def look(self) -> ControlRequest | RequestError | None:
-    """Returns what the file says, or why it can't be followed, if it has changed since the last call; else None.
+    """Returns what the file says, or why it can't be followed, if it has changed since the last
+    call; else None.
 
     Where the file system takes long: None, and the answer of this look at a later call.
     """
@@ -50,7 +57,8 @@ class Follower:
         file.write(self._path, request)
         self._seen = file.signature(self._path)
       except OSError as error:
-        _LOG.warning("%s can't be written, it does not say that a signal switched pacing: %s", self._path, error)
+        _LOG.warning("%s can't be written, it does not say that a signal switched pacing: %s",
+                     self._path, error)
 
     self._do(replace).wait(_PATIENCE_SECONDS if self._looking is None else 0)
 

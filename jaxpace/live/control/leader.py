@@ -28,7 +28,8 @@ class Applied(NamedTuple):
 
 
 class Leader:
-  """Says what applies. `applied` belongs to one thread; it does no I/O, and never waits for the file system long."""
+  """Says what applies. `applied` belongs to one thread; it does no I/O, and never waits for the
+  file system long."""
 
   def __init__(self, path: pathlib.Path, toggle: Toggle, ranks: int):
     """Prepares; `ranks` along the data axis, against which requests are checked."""
@@ -44,7 +45,8 @@ class Leader:
   def _look(self) -> None:
     found = self.follower.look()
     if isinstance(found, RequestError):
-      _LOG.warning("%s is not followed: %s. Pacing stays as it is: %s.", self._path, found, self._request)
+      _LOG.warning("%s is not followed: %s. Pacing stays as it is: %s.", self._path, found,
+                   self._request)
     elif found is not None:
       self._change(found)
     if self._toggle.turned():

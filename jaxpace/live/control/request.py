@@ -47,7 +47,8 @@ class ControlRequest:
       RequestError: it is no object, has unknown keys, or a value is out of range.
     """
     if not isinstance(data, Mapping):
-      raise RequestError(f"it must hold an object such as {{\"enabled\": false}}, not a {type(data).__name__}")
+      raise RequestError(
+          f"it must hold an object such as {{\"enabled\": false}}, not a {type(data).__name__}")
     names = {field.name for field in dataclasses.fields(ControlRequest)}
     for key in data:
       if key not in names:
@@ -63,16 +64,21 @@ class ControlRequest:
       chosen = parse_ranks(given["ranks"], ranks)
     first, end = _step(given, "from_step") or 0, _step(given, "until_step")
     if end is not None and end <= first:
-      raise RequestError(f"until_step={end} must be above from_step={first}, or there is no step between them; to "
-                         "switch pacing off: enabled false")
-    return ControlRequest(enabled, _number(given, "max_delay", 10, "seconds from 0 to 10; 5 ms is 5e-3"),
-                   _number(given, "threshold", 1, "a share of the step from 0 to 1; 5 % is 0.05"), chosen, first, end)
+      raise RequestError(f"until_step={end} must be above from_step={first}, or there is no step "
+                         "between them; to switch pacing off: enabled false")
+    return ControlRequest(enabled,
+                          _number(given, "max_delay", 10, "seconds from 0 to 10; 5 ms is 5e-3"),
+                          _number(given, "threshold", 1,
+                                  "a share of the step from 0 to 1; 5 % is 0.05"), chosen,
+                          first, end)
 
   def to_json(self) -> dict[str, Any]:
-    """Returns plain values; inverse of `from_json`. What is as made is left out, but for `enabled`."""
+    """Returns plain values; inverse of `from_json`. What is as made is left out, but for
+    `enabled`."""
     default = ControlRequest()
     values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    return {name: _listed(value) if isinstance(value, tuple) else value for name, value in values.items()
+    return {name: _listed(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
             if name == "enabled" or value != getattr(default, name)}
 
   def __str__(self) -> str:
@@ -94,7 +100,8 @@ class ControlRequest:
 
 
 def parse_ranks(value: Any, ranks: int | None = None) -> tuple[int, ...]:
-  """Reads ranks: a list of numbers, or text such as "0-7,9". Nothing is written out before all of it is checked.
+  """Reads ranks: a list of numbers, or text such as "0-7,9". Nothing is written out before all of
+  it is checked.
 
   >>> parse_ranks("0-2,9")
   (0, 1, 2, 9)
@@ -106,11 +113,14 @@ def parse_ranks(value: Any, ranks: int | None = None) -> tuple[int, ...]:
   Raises:
     RequestError: there are none, it is something else, or there is no such rank.
   """
-  wrong = RequestError(f"ranks must be a list of rank numbers, or text such as \"0-7,9\", not {_shown(value)}")
+  wrong = RequestError(
+      f"ranks must be a list of rank numbers, or text such as \"0-7,9\", not {_shown(value)}")
   if not isinstance(value, str | list | tuple):
     raise wrong
   if (len(value) if not isinstance(value, str) else value.count(",") + 1) > _MOST_RANGES:
-    raise RequestError(f"ranks has more than {_MOST_RANGES:,} pieces: write neighbours as a range, such as \"0-7\"")
+    raise RequestError(
+        f"ranks has more than {_MOST_RANGES:,} pieces: write neighbours as a range, such "
+        "as \"0-7\"")
   ranges: list[tuple[int, int]] = []
   try:
     for item in value.split(",") if isinstance(value, str) else value:

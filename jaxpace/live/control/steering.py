@@ -1,4 +1,5 @@
-"""Puts a request into the pace state, in arrays of the shape, type and layout of those it replaces."""
+"""Puts a request into the pace state, in arrays of the shape, type and layout of those it
+replaces."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ def check(pace: Any) -> None:
     ValueError: nothing in it can be steered, or it was donated.
   """
   if not isinstance(pace, PaceState):
-    raise TypeError("Control takes the pace state and returns it: pace = control(pace), before the step. This is a "
-                    f"{type(pace).__name__}.")
+    raise TypeError("Control takes the pace state and returns it: pace = control(pace), before the "
+                    f"step. This is a {type(pace).__name__}.")
   if not isinstance(pace.pacer, Packed) or not _steered(pace.pacer):
-    raise ValueError("The pacer of this pace state can't be steered. Make it so where it is given to "
-                     "jaxpace.instrument: pacer=jaxpace.steerable(jaxpace.pace_early_ranks()).")
+    raise ValueError("The pacer of this pace state can't be steered. Make it so where it is given "
+                     "to jaxpace.instrument: pacer=jaxpace.steerable(jaxpace.pace_early_ranks()).")
   if pace.step.is_deleted():
-    raise ValueError("Control was given a pace state that was donated to a step. Give it the one the step returned: "
-                     "pace = control(pace), then pace, out = step(pace, state, batch).")
+    raise ValueError("Control was given a pace state that was donated to a step. Give it the one "
+                     "the step returned: pace = control(pace), then pace, out = step(pace, "
+                     "state, batch).")
 
 
 def next_step(pace: PaceState) -> int:
@@ -37,10 +39,11 @@ def next_step(pace: PaceState) -> int:
 
 
 def apply(pace: PaceState, request: ControlRequest) -> PaceState:
-  """Returns the state with the request in it. Every process does this at the same step; no data is exchanged.
+  """Returns the state with the request in it. Every process does this at the same step; no data is
+  exchanged.
 
-  What a request changes is a few numbers among others in the pacer's vector, so its devices' own values are read:
-  this waits for the steps under way. It happens once a request.
+  What a request changes is a few numbers among others in the pacer's vector, so its devices' own
+  values are read: this waits for the steps under way. It happens once a request.
   """
   ranks = pace.arrivals.shape[-1]
   unknown = np.float32(np.nan)
@@ -48,9 +51,11 @@ def apply(pace: PaceState, request: ControlRequest) -> PaceState:
   if request.ranks is not None:
     mask = np.isin(np.arange(ranks), request.ranks)
   values: dict[str, Any] = {
-      "enabled": request.enabled, "max_delay": unknown if request.max_delay is None else request.max_delay,
+      "enabled": request.enabled,
+      "max_delay": unknown if request.max_delay is None else request.max_delay,
       "threshold": unknown if request.threshold is None else request.threshold, "ranks": mask,
-      "from_step": request.from_step, "until_step": MAX_STEP if request.until_step is None else request.until_step}
+      "from_step": request.from_step,
+      "until_step": MAX_STEP if request.until_step is None else request.until_step}
 
   def put(node: Any) -> Any:
     if not isinstance(node, Steering):

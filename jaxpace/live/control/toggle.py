@@ -12,7 +12,8 @@ _LOG = logging.getLogger("jaxpace")
 
 
 class Toggle:
-  """Counts arrivals of a signal; whoever listened to it before still does. `install` and `restore`: main thread."""
+  """Counts arrivals of a signal; whoever listened to it before still does. `install` and `restore`:
+  main thread."""
 
   def __init__(self, number: int | None):
     """Prepares; `number` is the signal, None for none."""
@@ -28,11 +29,14 @@ class Toggle:
       self._before = signal.signal(self._number, self._on_signal)
       self._installed = True
     else:
-      _LOG.warning("jaxpace.Control runs outside the main thread: signal %d does not switch pacing.", self._number)
+      _LOG.warning(
+          "jaxpace.Control runs outside the main thread: signal %d does not switch pacing.",
+          self._number)
 
   def restore(self) -> None:
     """Gives the signal back, unless someone else has taken it since."""
-    if self._number is None or not self._installed or threading.current_thread() is not threading.main_thread():
+    if (self._number is None or not self._installed
+        or threading.current_thread() is not threading.main_thread()):
       return
     if signal.getsignal(self._number) == self._on_signal:
       signal.signal(self._number, signal.SIG_DFL if self._before is None else self._before)

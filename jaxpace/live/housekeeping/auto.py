@@ -1,4 +1,5 @@
-"""Mode "auto": process 0 measures blocks of steps and chooses; all processes take up a mode at the same step."""
+"""Mode "auto": process 0 measures blocks of steps and chooses; all processes take up a mode at the
+same step."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ class Block(NamedTuple):
 class Auto:
   """Says which mode each step is done in.
 
-  A block is published while the one before it is done, so every process knows it long before its first step. What is
-  measured in a block therefore acts two blocks later.
+  A block is published while the one before it is done, so every process knows it long before its
+  first step. What is measured in a block therefore acts two blocks later.
 
-  Step time is taken on process 0, from one boundary to the next: all processes do the same steps, and a block is long
-  against the few steps by which the loop may be ahead of its devices.
+  Step time is taken on process 0, from one boundary to the next: all processes do the same steps,
+  and a block is long against the few steps by which the loop may be ahead of its devices.
 
   Args:
     every: steps between two collections; blocks are multiples of it.
@@ -41,10 +42,13 @@ class Auto:
     clock: seconds, monotonic.
   """
 
-  def __init__(self, every: int, first: int, timeout: float, clock: Callable[[], float] = time.monotonic):
+  def __init__(self, every: int, first: int, timeout: float,
+               clock: Callable[[], float] = time.monotonic):
     self._clock = clock
-    self._settle = 2 if every >= 8 else 1  # first steps of a block that don't count: freezing is itself a long pause
-    self._selection = Selection(every, secrets.randbits(32)) if distributed.process_index() == 0 else None
+    # first steps of a block that don't count: freezing is itself a long pause
+    self._settle = 2 if every >= 8 else 1
+    self._selection = (Selection(every, secrets.randbits(32)) if distributed.process_index() == 0
+                       else None)
     self._rounds: distributed.Rounds[str] | None = distributed.Rounds(
         f"housekeeper/{next(_counter)}", first=first, timeout=timeout, ahead=1, read=str,
         propose=None if self._selection is None else self._propose)
@@ -72,10 +76,13 @@ class Auto:
         return None
       if found.first != step:
         raise distributed.NotHeard(
-            f"process 0 begins a block after step {found.first}: do `every`, `start` and `warmup` differ?")
+            f"process 0 begins a block after step {found.first}: do `every`, `start` and "
+            "`warmup` differ?")
     except distributed.NotHeard as error:
       self.close()
-      _LOG.warning("Housekeeping leaves the garbage collector alone from step %d on, in this process: %s.", step, error)
+      _LOG.warning(
+          "Housekeeping leaves the garbage collector alone from step %d on, in this process: %s.",
+          step, error)
       return Block(ALONE, step, step + 1)
     self._block = Block(found.said, found.first, found.until)
     return self._block

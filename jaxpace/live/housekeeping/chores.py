@@ -1,4 +1,5 @@
-"""What is done now and then beside the steps: when each is due, and how it is run without stopping the training."""
+"""What is done now and then beside the steps: when each is due, and how it is run without stopping
+the training."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Chore:
     name: for the log and the counts.
     hook: what is called.
     every: steps from one time to the next.
-    movable: whether it may be run some steps before it is due, on one process and not on the others.
+    movable: whether it may be run some steps before it is due, on one process and not on the
+      others.
     durations: seconds of the last times.
     origin: step from which the periods count.
     done: number of the last period it was run in.
@@ -29,7 +31,8 @@ class Chore:
   hook: Callable[[], object]
   every: int
   movable: bool
-  durations: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=3))
+  durations: collections.deque[float] = dataclasses.field(
+      default_factory=lambda: collections.deque(maxlen=3))
   origin: int = 0
   done: int = -1
 
@@ -46,14 +49,14 @@ class Chore:
   def is_due(self, step: int, slack: float | None = None, stagger: float = 0.0) -> bool:
     """Whether to run it now, after `step` steps.
 
-    It is due at the end of every period. A movable one may be run earlier in the second half of its period, once, where
-    this process is early by as much as it takes.
+    It is due at the end of every period. A movable one may be run earlier in the second half of its
+    period, once, where this process is early by as much as it takes.
 
     Args:
       step: steps done; every process has the same count.
       slack: seconds this process is early by; None if that isn't known or not to be used.
-      stagger: 0 to 1, part of the third quarter of the period to let go by, so that not all early processes start at
-        once.
+      stagger: 0 to 1, part of the third quarter of the period to let go by, so that not all early
+        processes start at once.
     """
     period = self.period(step)
     if period <= self.done:
@@ -84,13 +87,15 @@ class Errors:
     if key in self._told:
       return
     self._told.add(key)
-    _LOG.warning("Housekeeping hook %r raised %s at step %d: %s. Training goes on; further ones of this kind are only "
-                 "counted, in Housekeeper.errors.", name, type(error).__name__, step, error)
+    _LOG.warning("Housekeeping hook %r raised %s at step %d: %s. Training goes on; further ones of "
+                 "this kind are only counted, in Housekeeper.errors.", name, type(error).__name__,
+                 step, error)
     _LOG.debug("Hook %r raised", name, exc_info=error)
 
 
 def run(chore: Chore, step: int, errors: Errors) -> float:
-  """Runs a chore. What it raises is reported; only KeyboardInterrupt, SystemExit and their like pass.
+  """Runs a chore. What it raises is reported; only KeyboardInterrupt, SystemExit and their like
+  pass.
 
   Returns:
     Seconds it took.

@@ -1,4 +1,5 @@
-"""Python's garbage collector under the housekeeper: held back, run on purpose, frozen, and put back as it was."""
+"""Python's garbage collector under the housekeeper: held back, run on purpose, frozen, and put back
+as it was."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from typing import Any
 
 _NEVER = 1 << 30
 _HAS_OLD_GENERATION = sys.version_info < (3, 14)
-"""From 3.14 on the threshold of the oldest generation is ignored: there the collector is held back as a whole."""
+"""From 3.14 on the threshold of the oldest generation is ignored: there the collector is held back
+as a whole."""
 
 
 class Collector:
-  """Steers the collector between `take` and `restore`; the settings found by `take` are those put back.
+  """Steers the collector between `take` and `restore`; the settings found by `take` are those put
+  back.
 
   Attributes:
     full: full collections seen since `take`, the interpreter's own and those asked for.
@@ -51,8 +54,8 @@ class Collector:
   def leave(self) -> None:
     """Leaves the collector to the interpreter, as `take` found it.
 
-    After freezing it collects once: the interpreter waits for a quarter more objects than its last collection looked
-    at, and that was few.
+    After freezing it collects once: the interpreter waits for a quarter more objects than its last
+    collection looked at, and that was few.
     """
     self._held = False
     if self._frozen:
@@ -62,7 +65,8 @@ class Collector:
     (gc.enable if self._enabled else gc.disable)()
 
   def hold_back(self) -> None:
-    """No full collection by itself from now on; young objects are still collected, which takes microseconds."""
+    """No full collection by itself from now on; young objects are still collected, which takes
+    microseconds."""
     self.leave()
     self._held = True
     if _HAS_OLD_GENERATION:
@@ -71,10 +75,11 @@ class Collector:
       gc.disable()
 
   def freeze(self) -> None:
-    """Collects, then takes all objects out of collections to come, and again after each full one of the interpreter.
+    """Collects, then takes all objects out of collections to come, and again after each full one of
+    the interpreter.
 
-    Only objects made since then are looked at: pauses become short. Frozen objects are still freed when their last
-    reference goes; cycles among them that become garbage are not, until `collect`.
+    Only objects made since then are looked at: pauses become short. Frozen objects are still freed
+    when their last reference goes; cycles among them that become garbage are not, until `collect`.
     """
     self._thaw()
     self.leave()
@@ -100,7 +105,8 @@ class Collector:
     return seconds
 
   def growth(self) -> int:
-    """Returns about how many more container objects there are than after the last full collection."""
+    """Returns about how many more container objects there are than after the last full
+    collection."""
     young, middle, old = gc.get_count()
     first, second, _ = self._thresholds
     return young + first * (middle + second * old)
@@ -116,7 +122,8 @@ class Collector:
     self._frozen, self._survivors = True, False
 
   def _thaw(self) -> None:
-    # gc.unfreeze knows nothing of who froze what: where the user had frozen objects before, all stay frozen.
+    # gc.unfreeze knows nothing of who froze what: where the user had frozen objects before, all
+    # stay frozen.
     if self._frozen and not self._others_frozen:
       gc.unfreeze()
     self._frozen = False

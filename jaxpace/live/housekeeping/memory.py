@@ -13,7 +13,8 @@ _AGAIN = 1.05  # a collection that freed nothing is not repeated before memory h
 
 
 def resident_bytes() -> int | None:
-  """Returns the bytes of this process that are in memory; None where the system doesn't tell (all but Linux)."""
+  """Returns the bytes of this process that are in memory; None where the system doesn't tell (all
+  but Linux)."""
   try:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
   except (OSError, ValueError, IndexError):
@@ -32,7 +33,8 @@ class Ceiling:
   """
 
   def __init__(self, max_bytes: int | None, max_growth: int | None, max_objects: int | None,
-               resident: Callable[[], int | None] = resident_bytes, clock: Callable[[], float] = time.monotonic):
+               resident: Callable[[], int | None] = resident_bytes,
+               clock: Callable[[], float] = time.monotonic):
     self._max_bytes, self._max_growth, self._max_objects = max_bytes, max_growth, max_objects
     self._resident, self._clock = resident, clock
     self._after: int | None = None
@@ -49,7 +51,8 @@ class Ceiling:
       growth: container objects more than after the last collection.
     """
     if self._max_objects is not None and growth > self._max_objects:
-      return f"{growth:,} more objects than after the last collection (max_objects={self._max_objects:,})"
+      return (f"{growth:,} more objects than after the last collection "
+              f"(max_objects={self._max_objects:,})")
     now = self._clock()
     if now - self._looked < _SECONDS:
       return None
@@ -60,8 +63,10 @@ class Ceiling:
     if self._after is None:
       self._after = resident
     if self._max_growth is not None and resident - self._after > self._max_growth:
-      return f"{_mib(resident - self._after)} more than after the last collection (max_growth={_mib(self._max_growth)})"
-    if self._max_bytes is not None and resident > self._max_bytes and resident > _AGAIN * self._after:
+      return (f"{_mib(resident - self._after)} more than after the last collection "
+              f"(max_growth={_mib(self._max_growth)})")
+    if (self._max_bytes is not None and resident > self._max_bytes
+        and resident > _AGAIN * self._after):
       return f"{_mib(resident)} resident (max_memory={_mib(self._max_bytes)})"
     return None
 

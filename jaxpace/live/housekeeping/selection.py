@@ -1,16 +1,20 @@
-"""Which mode is best, by pairs of blocks with and without it on the running job. Pure: no clock, no collector.
+"""Which mode is best, by pairs of blocks with and without it on the running job. Pure: no clock, no
+collector.
 
-Every mode but "alone" is a candidate with a trial of its own against "alone" (`jaxpace.coordination.trial`, the same
-that `jaxpace.guard` judges pacers by). The step of a trial is a *unit* here: as many training steps as lie between two
-collections of the interpreter's own, or `every`, if that is more. A block of a trial is two units.
+Every mode but "alone" is a candidate with a trial of its own against "alone"
+(`jaxpace.coordination.trial`, the same that `jaxpace.guard` judges pacers by). The step of a trial
+is a *unit* here: as many training steps as lie between two collections of the interpreter's own, or
+`every`, if that is more. A block of a trial is two units.
 
-Every return to "alone" comes right after a collection on all processes (that of the last unit aligned, or that which
-thaws). So the interpreter's own begin together there and spread out only after a while: "alone" looks better than it
-would in the long run, and what a mode gains is underestimated.
+Every return to "alone" comes right after a collection on all processes (that of the last unit
+aligned, or that which thaws). So the interpreter's own begin together there and spread out only
+after a while: "alone" looks better than it would in the long run, and what a mode gains is
+underestimated.
 
-The next pair goes to the candidate that looks best so far, each having had a few; one that looks worse than "alone" is
-put off, which takes less evidence than to be dropped for good and keeps what evidence there is. The one with the
-largest gain of those that have been shown to gain is in force between trials; where there is none, "alone" is.
+The next pair goes to the candidate that looks best so far, each having had a few; one that looks
+worse than "alone" is put off, which takes less evidence than to be dropped for good and keeps what
+evidence there is. The one with the largest gain of those that have been shown to gain is in force
+between trials; where there is none, "alone" is.
 """
 
 from __future__ import annotations
@@ -43,12 +47,14 @@ class Situation(NamedTuple):
 
   automatic: int  # full collections that the interpreter has begun by itself so far
   pause: float | None  # s that a collection takes; None until one was asked for
-  slack: float | None  # s by which the earliest rank is early in nine steps of ten; None where arrivals aren't shared
+  # s by which the earliest rank is early in nine steps of ten; None where arrivals aren't shared
+  slack: float | None
 
 
 @dataclasses.dataclass
 class _Entry:
-  """One unit of one trial: the tag it was run under, and how long a step took once that is known."""
+  """One unit of one trial: the tag it was run under, and how long a step took once that is
+  known."""
 
   tag: int
   seconds: float = math.nan
@@ -59,9 +65,10 @@ class _Contest:
 
   def __init__(self, mode: str, key: int):
     self.mode = mode
-    self._trials = trial.trials(block=_BLOCK, key=key, level=LEVEL / len(CANDIDATES), settle=0, patience=_PATIENCE,
-                                retry=_RETRY, lag=_LAG, xp=plain)
-    self.state = self._trials.init()._replace(useful=True)  # Every mode does something: no pair is void.
+    self._trials = trial.trials(block=_BLOCK, key=key, level=LEVEL / len(CANDIDATES), settle=0,
+                                patience=_PATIENCE, retry=_RETRY, lag=_LAG, xp=plain)
+    # Every mode does something: no pair is void.
+    self.state = self._trials.init()._replace(useful=True)
     self._entries: collections.deque[_Entry] = collections.deque()
     self._begun = False
     self._next: trial.Trial | None = None
@@ -79,7 +86,8 @@ class _Contest:
       return self.state
     if self._next is None:
       given = self._entries[0] if len(self._entries) > _LAG else _Entry(0)
-      self._next = self._trials.update(given.seconds, given.tag, bool(given.tag & trial.ON), self.state)
+      self._next = self._trials.update(given.seconds, given.tag, bool(given.tag & trial.ON),
+                                       self.state)
     return self._next
 
   def recorded(self) -> None:
@@ -90,7 +98,8 @@ class _Contest:
     """Moves on to the next unit and returns its entry, to be filled with its time."""
     self.state, self._begun, self._next = self.peek(), True, None
     mean, low, high = (_known(value, None) for value in trial.effect(self.state, plain))
-    if high is not None or self.finding[2] is None:  # When it is tried again, there is no interval for a while.
+    # When it is tried again, there is no interval for a while.
+    if high is not None or self.finding[2] is None:
       self.finding = mean, low, high
     if len(self._entries) > _LAG:
       self._entries.popleft()
@@ -109,11 +118,13 @@ class _Contest:
   @property
   def mean(self) -> float:
     """(on - off) / off of the step time; 0 where nothing is known of this round."""
-    return 0.0 if self.state.fresh and not self.shown else _known(trial.effect(self.state, plain)[0], 0.0)
+    return (0.0 if self.state.fresh
+            and not self.shown else _known(trial.effect(self.state, plain)[0], 0.0))
 
   @property
   def low(self) -> float:
-    return -math.inf if self.state.fresh and not self.shown else _known(trial.effect(self.state, plain)[1], -math.inf)
+    return (-math.inf if self.state.fresh
+            and not self.shown else _known(trial.effect(self.state, plain)[1], -math.inf))
 
   @property
   def looks_worse(self) -> bool:
@@ -142,7 +153,8 @@ class Selection:
 
   def __init__(self, every: int, key: int = 0):
     self._every = every
-    self._contests = {mode: _Contest(mode, (key + index) % 2**32) for index, mode in enumerate(CANDIDATES)}
+    self._contests = {mode: _Contest(mode, (key + index) % 2**32)
+                      for index, mode in enumerate(CANDIDATES)}
     self._under_way: collections.deque[Proposal] = collections.deque()
     self._unit: int | None = None  # steps, once the interpreter's own period is known
     self._observed = 0
@@ -187,17 +199,20 @@ class Selection:
   def summary(self) -> dict[str, Any]:
     """Returns what was found, as plain JSON values.
 
-    Of each candidate the pairs since it was last tried again, the latest effect (on - off) / off of the mean step time
-    with an interval, and that; null where nothing is known.
+    Of each candidate the pairs since it was last tried again, the latest effect (on - off) / off of
+    the mean step time with an interval, and that; null where nothing is known.
     """
-    found: dict[str, Any] = {"chosen": self.chosen, "unit": self._unit, "testing": self._current is not None}
+    found: dict[str, Any] = {"chosen": self.chosen, "unit": self._unit,
+                             "testing": self._current is not None}
     for mode, contest in self._contests.items():
       mean, low, high = contest.finding
-      found[mode] = {"pairs": int(contest.state.pairs), "effect": mean, "interval": [low, high], "shown": contest.shown}
+      found[mode] = {"pairs": int(contest.state.pairs), "effect": mean, "interval": [low, high],
+                     "shown": contest.shown}
     return found
 
   def _observe(self, steps: int, automatic: int) -> None:
-    """Finds how far the interpreter's own pauses are apart: blocks must hold some of those as well."""
+    """Finds how far the interpreter's own pauses are apart: blocks must hold some of those as
+    well."""
     if self._automatic is None:
       self._automatic = automatic  # The first block is still like the warm-up.
       return
@@ -205,13 +220,16 @@ class Selection:
     seen = automatic - self._automatic
     if seen >= 2 or self._observed >= 2 * _LONGEST_UNIT * self._every:
       period = self._observed / seen if seen else math.inf
-      self._unit = self._every * max(1, min(_LONGEST_UNIT, math.ceil(min(period / self._every, _LONGEST_UNIT))))
+      self._unit = (self._every * max(1, min(_LONGEST_UNIT,
+                                             math.ceil(min(period / self._every, _LONGEST_UNIT)))))
 
   def _best(self) -> _Contest | None:
-    return min((one for one in self._contests.values() if one.shown), key=lambda one: one.mean, default=None)
+    return min((one for one in self._contests.values() if one.shown), key=lambda one: one.mean,
+               default=None)
 
   def _contest(self) -> _Contest | None:
-    """Returns whose unit is next: the one whose pair is under way, else who is to have the next pair; None for none."""
+    """Returns whose unit is next: the one whose pair is under way, else who is to have the next
+    pair; None for none."""
     if self._current is not None:
       after = self._current.peek()
       if after.mode == _PAIRS and not _begins(after):
@@ -229,7 +247,8 @@ class Selection:
       return None
     few = [one for one in waiting if one.pairs < _FEWEST]
     self._extra += best is not None
-    self._current = min(few, key=lambda one: one.pairs) if few else min(waiting, key=lambda one: one.mean)
+    self._current = (min(few, key=lambda one: one.pairs) if few
+                     else min(waiting, key=lambda one: one.mean))
     return self._current
 
   def _waits(self, one: _Contest, best: _Contest | None) -> bool:
@@ -238,8 +257,9 @@ class Selection:
       return False
     if one.mode == IN_SLACK and not self._slack_useful:
       return False
-    return best is None or (self._extra < _MORE * (len(CANDIDATES) - 1) and one.low < best.mean and (
-        one.pairs < _FEWEST or one.mean < best.mean))
+    return best is None or (self._extra < _MORE * (len(CANDIDATES) - 1)
+                            and one.low < best.mean and (
+                                one.pairs < _FEWEST or one.mean < best.mean))
 
   def _between(self) -> Proposal:
     """A unit of the chosen mode. All trials that wait count it."""

@@ -19,14 +19,16 @@ _QUANTILE = 0.1  # early by as much in nine steps of ten
 
 
 class SlackReader:
-  """Follows the earliness of all ranks, from the arrivals that the ranks share (`jaxpace.instrument(share=True)`).
+  """Follows the earliness of all ranks, from the arrivals that the ranks share
+  (`jaxpace.instrument(share=True)`).
 
-  Now and then it queues a copy of two small vectors behind the step, and reads the copy at a later call, when it is
-  there: nothing waits, and all is done by the thread that trains.
+  Now and then it queues a copy of two small vectors behind the step, and reads the copy at a later
+  call, when it is there: nothing waits, and all is done by the thread that trains.
 
   Args:
     interval: calls of `see` from one copy to the next.
-    ranks: indices along the data axis of this process's ranks; None to take them from the pace state.
+    ranks: indices along the data axis of this process's ranks; None to take them from the pace
+      state.
   """
 
   def __init__(self, interval: int, ranks: Sequence[int] | None = None):
@@ -35,7 +37,8 @@ class SlackReader:
     self._numbers: list[Any] | None = None
     self._copy: Any = None
     self._calls = 0
-    self._readings: collections.deque[np.ndarray] = collections.deque(maxlen=_KEEP)  # each [R] s, earliness
+    # each [R] s, earliness
+    self._readings: collections.deque[np.ndarray] = collections.deque(maxlen=_KEEP)
 
   def see(self, pace: Any) -> None:
     """Takes what has come of the last copy, and now and then queues the next.
@@ -52,12 +55,14 @@ class SlackReader:
       self._take(np.asarray(self._copy))
       self._copy = None
     if self._calls % self._interval == 0:
-      arrivals, delays = (field.addressable_shards[0].data for field in (pace.arrivals, pace.delays))
+      arrivals, delays = (field.addressable_shards[0].data
+                          for field in (pace.arrivals, pace.delays))
       with context.of_array(arrivals):
         self._copy = _joined()(arrivals, delays)
 
   def own(self) -> float | None:
-    """Returns the seconds this process's ranks are all early by in nine steps of ten; None while that isn't known."""
+    """Returns the seconds this process's ranks are all early by in nine steps of ten; None while
+    that isn't known."""
     if self._own is None or len(self._readings) < _ENOUGH or not len(self._own):
       return None
     return float(np.quantile(np.stack(self._readings)[:, self._own].min(axis=1), _QUANTILE))
@@ -77,12 +82,14 @@ class SlackReader:
   def _find_own(self, pace: Any) -> None:
     ranks = pace.arrivals.shape[-1]
     if ranks not in (pace.rank.shape[0], jax.device_count()):
-      self._own = np.empty((0,), np.int64)  # Other mesh axes: a device's number is not its index along the data axis.
+      # Other mesh axes: a device's number is not its index along the data axis.
+      self._own = np.empty((0,), np.int64)
       return
     if self._numbers is None:
       self._numbers = [_duplicate(shard.data) for shard in pace.rank.addressable_shards]
     if all(number.is_ready() for number in self._numbers):
-      self._own = np.concatenate([np.asarray(number).reshape(-1) for number in self._numbers]).astype(np.int64)
+      self._own = np.concatenate([np.asarray(number).reshape(-1)
+                                  for number in self._numbers]).astype(np.int64)
 
 
 @functools.cache

@@ -1,12 +1,13 @@
 """Which host or link is slow, from the times of pairs. Pure.
 
-The logarithm of a pair's time is a base (one within a host, one between hosts) plus noise; a slow host raises it in all
-pairs it is in, a slow sender in those it sends in, a slow receiver in those it receives in, a slow link in one pair of
-hosts, each way or one way. Each of these is a hypothesis: a set of pairs that share one shift. They are compared by
-their likelihood under Laplace noise of unknown scale (so single odd pairs weigh little), with the price of one more
-parameter and of the number of hypotheses tried; "nothing is slow" is one of them. They are chosen one after the other,
-then each is judged beside the others chosen. Two that explain the same times equally well share the probability: then
-the answer is that it can't be told.
+The logarithm of a pair's time is a base (one within a host, one between hosts) plus noise; a slow
+host raises it in all pairs it is in, a slow sender in those it sends in, a slow receiver in those
+it receives in, a slow link in one pair of hosts, each way or one way. Each of these is a
+hypothesis: a set of pairs that share one shift. They are compared by their likelihood under Laplace
+noise of unknown scale (so single odd pairs weigh little), with the price of one more parameter and
+of the number of hypotheses tried; "nothing is slow" is one of them. They are chosen one after the
+other, then each is judged beside the others chosen. Two that explain the same times equally well
+share the probability: then the answer is that it can't be told.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class Culprit(NamedTuple):
   """Something that is slow.
 
   Attributes:
-    kind: "host" (sends and receives slowly), "sender" or "receiver" (one way only), "link" (between two hosts, each
-      way), "direction" (from one host to another), "process" (one of several on its host).
+    kind: "host" (sends and receives slowly), "sender" or "receiver" (one way only), "link" (between
+      two hosts, each way), "direction" (from one host to another), "process" (one of several on its
+      host).
     hosts: the host, or the two.
     processes: those on it; of a link those on both.
     ratio: how many times as long its pairs take as others.
@@ -53,12 +55,18 @@ class Culprit(NamedTuple):
     name = self.hosts[0]
     slow = f"{self.ratio:.1f} times as slow as elsewhere (confidence {100 * self.confidence:.0f} %)"
     return {
-        "host": f"Host {name} sends and receives {slow}: its NIC, cable or port, or load on the host.",
+        "host":
+        f"Host {name} sends and receives {slow}: its NIC, cable or port, or load on the host.",
         "sender": f"What host {name} sends is {slow}; it receives as the others do.",
         "receiver": f"What host {name} receives is {slow}; it sends as the others do.",
-        "link": f"Between hosts {' and '.join(self.hosts)} messages are {slow}, each way; both are well elsewhere.",
-        "direction": f"From host {name} to host {self.hosts[-1]} messages are {slow}; the way back is not.",
-        "process": f"Process {self.processes[0]} on host {name} is {slow}, the host's other processes are not.",
+        "link":
+        f"Between hosts {' and '.join(self.hosts)} messages are {slow}, each way; both are well "
+        "elsewhere.",
+        "direction":
+        f"From host {name} to host {self.hosts[-1]} messages are {slow}; the way back is not.",
+        "process":
+        f"Process {self.processes[0]} on host {name} is {slow}, the host's other processes "
+        "are not.",
     }[self.kind]
 
   def to_json(self) -> dict[str, Any]:
@@ -67,7 +75,8 @@ class Culprit(NamedTuple):
 
 
 class Inference(NamedTuple):
-  """What the times say: the culprits, strongest first; and why nothing more can be told, empty where it can."""
+  """What the times say: the culprits, strongest first; and why nothing more can be told, empty
+  where it can."""
 
   culprits: tuple[Culprit, ...]
   cannot_tell: str
@@ -84,7 +93,8 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
   """Says which host or link is slow.
 
   Args:
-    seconds: [n, n] time of a message from row to column; NaN where it was not measured, and on the diagonal.
+    seconds: [n, n] time of a message from row to column; NaN where it was not measured, and on the
+      diagonal.
     hosts: [n] name of each process's host.
   """
   seconds = np.asarray(seconds, np.float64)
@@ -94,18 +104,19 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
   names = list(dict.fromkeys(hosts))
   of = np.array([names.index(host) for host in hosts])
   if len(seconds) < 3:
-    return Inference((), "With two processes every message is between the same two: a slow one can't be told from its "
-                         "peer or the link. Probe with three or more.")
+    return Inference((), "With two processes every message is between the same two: a slow one "
+                         "can't be told from its peer or the link. Probe with three or more.")
   missing = len(seconds) * (len(seconds) - 1) - len(sender)
   if len(sender) < 2 * len(seconds):
-    return Inference((), f"{missing} pairs of {len(seconds) * (len(seconds) - 1)} were not measured in time: give the "
-                         "probe more seconds, or smaller messages.")
+    return Inference((), f"{missing} pairs of {len(seconds) * (len(seconds) - 1)} were not "
+                         "measured in time: give the probe more seconds, or smaller messages.")
   y = np.log(seconds[sender, receiver])
   tier = (of[sender] != of[receiver]).astype(int)
   tried = _hypotheses(sender, receiver, of, tier, y)
   if not tried:
-    return Inference((), "All processes are on two hosts: a slow host can't be told from its peer or the link. Probe "
-                         "with a third." if len(names) == 2 else "Too few pairs were measured to compare them.")
+    return Inference((), "All processes are on two hosts: a slow host can't be told from its peer "
+                         "or the link. Probe with a third." if len(names) == 2
+                     else "Too few pairs were measured to compare them.")
   sets = [one.pairs for one in tried]
   chosen: dict[int, float] = {}  # number of a hypothesis: its shift
   while len(chosen) < _MOST:
@@ -116,7 +127,8 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
     chosen[best] = shift[best]
   culprits: list[Culprit] = []
   reason = ""
-  for best in chosen:  # each anew, beside the others: two slow hosts don't contest each other's place
+  # each anew, beside the others: two slow hosts don't contest each other's place
+  for best in chosen:
     rest = {other: shift for other, shift in chosen.items() if other != best}
     probability, shift = _compare(y - _explained(rest, sets), tier, sets)
     one, ratio = tried[best], math.exp(shift[best])
@@ -153,7 +165,8 @@ def _hypotheses(sender: np.ndarray, receiver: np.ndarray, of: np.ndarray, tier: 
     if len(own) > 1:
       for p in own:
         add("process", (h,), np.array([p]), (sender == p) | (receiver == p))
-  pairs = {(int(a), int(b)) for a, b in zip(of[sender[between]], of[receiver[between]], strict=True)}
+  pairs = {(int(a), int(b)) for a, b in zip(of[sender[between]], of[receiver[between]],
+                                            strict=True)}
   links = sorted({(min(pair), max(pair)) for pair in pairs})
   if len(links) > _LINKS_TRIED:
     def strength(link: tuple[int, int]) -> float:
@@ -170,7 +183,8 @@ def _hypotheses(sender: np.ndarray, receiver: np.ndarray, of: np.ndarray, tier: 
   return found
 
 
-def _compare(y: np.ndarray, tier: np.ndarray, sets: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _compare(y: np.ndarray, tier: np.ndarray,
+             sets: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
   """Probability of "nothing" and of each set, and each set's shift."""
   size = len(y)
   scale = _scale(y - _bases(y, tier, np.ones(size, bool)))
@@ -206,7 +220,8 @@ def _needed(kind: Kind) -> float:
   return LINK_CONFIDENCE if kind in ("link", "direction") else CONFIDENCE
 
 
-def _ambiguous(probability: np.ndarray, tried: Sequence[_Hypothesis], shift: np.ndarray, names: Sequence[str]) -> str:
+def _ambiguous(probability: np.ndarray, tried: Sequence[_Hypothesis], shift: np.ndarray,
+               names: Sequence[str]) -> str:
   """Why nothing is named though "nothing is slow" is improbable; empty where nothing seems slow."""
   if not tried or probability[0] > 1 - CONFIDENCE:
     return ""
@@ -214,6 +229,9 @@ def _ambiguous(probability: np.ndarray, tried: Sequence[_Hypothesis], shift: np.
            math.exp(shift[i]) >= SMALLEST_RATIO][:3]
   if not order:
     return ""
-  words = [f"{tried[i].kind} {' to '.join(names[h] for h in tried[i].hosts)} ({100 * probability[1 + i]:.0f} %)"
-           for i in order]
-  return f"Something may be slow, but not surely: {', '.join(words)}. Probe again, with more repeats."
+  words = [
+      f"{tried[i].kind} {' to '.join(names[h] for h in tried[i].hosts)} "
+      f"({100 * probability[1 + i]:.0f} %)"
+      for i in order]
+  return (f"Something may be slow, but not surely: {', '.join(words)}. Probe again, with "
+          "more repeats.")

@@ -60,8 +60,9 @@ class ProbedLinks:
     lines = []
     if known.size:
       rate = self.message_bytes / np.median(known)
-      lines.append(f"{known.size} pairs, {_bytes(self.message_bytes)} each: median {np.median(known) * 1e3:.2f} ms "
-                   f"({_bytes(rate)}/s), quickest {known.min() * 1e3:.2f} ms, slowest {known.max() * 1e3:.2f} ms.")
+      lines.append(f"{known.size} pairs, {_bytes(self.message_bytes)} each: median "
+                   f"{np.median(known) * 1e3:.2f} ms ({_bytes(rate)}/s), quickest "
+                   f"{known.min() * 1e3:.2f} ms, slowest {known.max() * 1e3:.2f} ms.")
     lines += [culprit.sentence() for culprit in self.culprits]
     if self.cannot_tell:
       lines.append(self.cannot_tell)
@@ -71,10 +72,11 @@ class ProbedLinks:
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain values, null for what was not measured; the format of `links.json`."""
-    return {"schema": SCHEMA, "when_unix_ns": self.when_unix_ns, "message_bytes": self.message_bytes,
-            "taken_seconds": self.taken, "hosts": list(self.hosts), "seconds": to_plain(self.seconds),
-            "median_seconds": to_plain(self.median_seconds), "culprits": [c.to_json() for c in self.culprits],
-            "cannot_tell": self.cannot_tell}
+    return {"schema": SCHEMA, "when_unix_ns": self.when_unix_ns,
+            "message_bytes": self.message_bytes, "taken_seconds": self.taken,
+            "hosts": list(self.hosts), "seconds": to_plain(self.seconds),
+            "median_seconds": to_plain(self.median_seconds),
+            "culprits": [c.to_json() for c in self.culprits], "cannot_tell": self.cannot_tell}
 
   @staticmethod
   def from_json(data: dict[str, Any]) -> ProbedLinks:
@@ -85,34 +87,40 @@ class ProbedLinks:
     """
     try:
       hosts = tuple(str(host) for host in data["hosts"])
-      seconds, median = (np.array([[np.nan if x is None else float(x) for x in row] for row in data[key]], np.float64)
+      seconds, median = (np.array([[np.nan if x is None else float(x) for x in row]
+                                   for row in data[key]], np.float64)
                          for key in ("seconds", "median_seconds"))
-      if data["schema"] != SCHEMA or seconds.shape != (len(hosts),) * 2 or median.shape != seconds.shape:
+      if (data["schema"] != SCHEMA or seconds.shape != (len(hosts),) * 2
+          or median.shape != seconds.shape):
         raise ValueError("its shape does not fit")
       found = infer(seconds, hosts)
-      return ProbedLinks(hosts, int(data["message_bytes"]), seconds, median, found.culprits, found.cannot_tell,
-                   float(data["taken_seconds"]), int(data["when_unix_ns"]))
+      return ProbedLinks(hosts, int(data["message_bytes"]), seconds, median, found.culprits,
+                         found.cannot_tell, float(data["taken_seconds"]), int(data["when_unix_ns"]))
     except (KeyError, TypeError, ValueError) as error:
       raise ValueError(f"not a link probe's document: {type(error).__name__}: {error}") from error
 
 
-def probe_links(directory: str | os.PathLike[str] | None = None, *, message_bytes: int = 1 << 20, repeats: int = 10,
-                seconds: float = 60.0, devices: Sequence[Any] | None = None,
+def probe_links(directory: str | os.PathLike[str] | None = None, *, message_bytes: int = 1 << 20,
+                repeats: int = 10, seconds: float = 60.0, devices: Sequence[Any] | None = None,
                 progress: Callable[[int, int], None] | None = None) -> ProbedLinks:
-  """Measures the links between the job's processes, pair by pair, and says which host or link is slow.
+  """Measures the links between the job's processes, pair by pair, and says which host or link is
+  slow.
 
       if step == 1000:
         links = jaxpace.probe_links("runs/demo")
         print(links.text())
 
-  A collective call: every process makes it, at the same point between two steps, with the same arguments. Each of
-  n processes sends `repeats + 1` messages to each other one, n/2 pairs at a time: about 2 (n - 1) rounds. The devices'
-  queues must be free: it waits for what was dispatched before.
+  A collective call: every process makes it, at the same point between two steps, with the same
+  arguments. Each of n processes sends `repeats + 1` messages to each other one, n/2 pairs at a
+  time: about 2 (n - 1) rounds. The devices' queues must be free: it waits for what was dispatched
+  before.
 
   Args:
     directory: run directory; process 0 writes `links.json` there. None: nowhere.
-    message_bytes: size of a message, 1 KiB to 256 MiB. Large enough that the rate counts, not the latency.
-    repeats: messages a pair; the quickest counts. More of them where hosts are busy with other things.
+    message_bytes: size of a message, 1 KiB to 256 MiB. Large enough that the rate counts, not the
+      latency.
+    repeats: messages a pair; the quickest counts. More of them where hosts are busy with other
+      things.
     seconds: no new round begins after so long; pairs left out are NaN.
     devices: one device for each end, instead of each process's first.
     progress: called with rounds done and rounds in all.
@@ -126,20 +134,21 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
   from jaxpace.live.probe import measure  # imports JAX; `read_links` needs none
 
   if not _SMALLEST <= message_bytes <= _LARGEST or repeats < 1 or not seconds > 0:
-    raise ValueError(f"message_bytes={message_bytes} must be {_SMALLEST} to {_LARGEST}, repeats={repeats} at least 1, "
-                     f"and seconds={seconds} positive.")
+    raise ValueError(f"message_bytes={message_bytes} must be {_SMALLEST} to {_LARGEST}, "
+                     f"repeats={repeats} at least 1, and seconds={seconds} positive.")
   chosen = measure.ends() if devices is None else list(devices)
   if len(chosen) < 2:
-    raise ValueError("There is one process with one device: no link to probe. Start the job with `jaxpace launch`, "
-                     "srun or the like, and call jaxpace.distributed.initialize() first.")
+    raise ValueError("There is one process with one device: no link to probe. Start the job with "
+                     "`jaxpace launch`, srun or the like, and call "
+                     "jaxpace.distributed.initialize() first.")
   began = time.monotonic()
   times = measure.measure(chosen, message_bytes, repeats, seconds, progress)
   hosts = measure.host_names(chosen, socket.gethostname())
   if len(set(hosts)) == 1:  # one host: its ends are told apart instead
     hosts = [f"{hosts[0]}/{i}" for i in range(len(hosts))]
   found: Inference = infer(times.quickest, hosts)
-  links = ProbedLinks(tuple(hosts), message_bytes, times.quickest, times.median, found.culprits, found.cannot_tell,
-                time.monotonic() - began, time.time_ns())
+  links = ProbedLinks(tuple(hosts), message_bytes, times.quickest, times.median, found.culprits,
+                      found.cannot_tell, time.monotonic() - began, time.time_ns())
   import jax
   if directory is not None and jax.process_index() == 0:
     write_links(directory, links)
@@ -153,11 +162,13 @@ def write_links(directory: str | os.PathLike[str], links: ProbedLinks) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write.write_text(path, json.dumps(links.to_json(), indent=1, allow_nan=False) + "\n")
   except OSError as error:
-    _LOG.warning("What the link probe found is not recorded: %s can't be written (%s).", path, error.strerror or error)
+    _LOG.warning("What the link probe found is not recorded: %s can't be written (%s).", path,
+                 error.strerror or error)
 
 
 def read_links(directory: str | os.PathLike[str]) -> ProbedLinks | None:
-  """Returns what a probe left in a run directory; None if there is nothing that can be read. Imports no JAX."""
+  """Returns what a probe left in a run directory; None if there is nothing that can be read.
+  Imports no JAX."""
   try:
     document = read_document(pathlib.Path(directory) / FILE, LinksFile, most=_LARGEST_FILE)
     return ProbedLinks.from_json(document.value)

@@ -1,8 +1,8 @@
 """Times messages between pairs of devices, all processes together, each by its own clock.
 
-A pair's program: both ends send each other one number, then the sender its payload. So the receiver's time begins when
-both are in the program, as near as one latency, whoever came late; the quickest of a few runs is free of what
-else the hosts did.
+A pair's program: both ends send each other one number, then the sender its payload. So the
+receiver's time begins when both are in the program, as near as one latency, whoever came late; the
+quickest of a few runs is free of what else the hosts did.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Times(NamedTuple):
 
 
 class _Ends:
-  """One device a process, or all devices of a process that is alone; values of every end, known to every process."""
+  """One device a process, or all devices of a process that is alone; values of every end, known to
+  every process."""
 
   def __init__(self, devices: Sequence[Any]):
     self.devices = list(devices)
@@ -46,7 +47,8 @@ class _Ends:
     """Makes [ends, ...] of which each end holds `value`."""
     shape = (self.count, *value.shape)
     return jax.make_array_from_callback(
-        shape, NamedSharding(self.mesh, P(_AXIS)), lambda index: np.broadcast_to(value, shape)[index])
+        shape, NamedSharding(self.mesh, P(_AXIS)),
+        lambda index: np.broadcast_to(value, shape)[index])
 
   @functools.cached_property
   def _gather(self) -> Callable[[jax.Array], jax.Array]:
@@ -63,10 +65,12 @@ class _Ends:
 
     def local(payload: jax.Array) -> jax.Array:
       heard = jax.lax.ppermute(payload[:, :1], _AXIS, hello)
-      ready = jnp.where(heard == jnp.float32(-1.0), jnp.zeros_like(payload), payload)  # never -1: only after hearing
+      # never -1: only after hearing
+      ready = jnp.where(heard == jnp.float32(-1.0), jnp.zeros_like(payload), payload)
       return jax.lax.ppermute(ready, _AXIS, list(pairs))[:, :1]
 
-    program = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=P(_AXIS), out_specs=P(_AXIS), check_vma=False))
+    program = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=P(_AXIS), out_specs=P(_AXIS),
+                                    check_vma=False))
 
     def run(payload: jax.Array) -> jax.Array:
       with context.of_mesh(self.mesh):
@@ -77,7 +81,8 @@ class _Ends:
 
 
 def ends() -> list[Any]:
-  """The devices that stand for the ends: the first of each process, or all of a process that is alone."""
+  """The devices that stand for the ends: the first of each process, or all of a process that is
+  alone."""
   if jax.process_count() == 1:
     return list(jax.devices())
   first: dict[int, Any] = {}
@@ -139,4 +144,5 @@ def host_names(devices: Sequence[Any], name: str) -> list[str]:
   text = np.zeros((64,), np.int32)
   letters = name.encode("utf-8", errors="replace")[:64]
   text[:len(letters)] = list(letters)
-  return [bytes(int(c) for c in row if c).decode("utf-8", errors="replace") for row in gathered(devices, text)]
+  return [bytes(int(c) for c in row if c).decode("utf-8", errors="replace")
+          for row in gathered(devices, text)]

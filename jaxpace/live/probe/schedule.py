@@ -1,4 +1,5 @@
-"""Which process sends to which, in which round: every ordered pair once, each process in one pair a round. Pure."""
+"""Which process sends to which, in which round: every ordered pair once, each process in one pair a
+round. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ Round = tuple[tuple[int, int], ...]
 
 
 def rounds(ends: int, at_once: bool = True, seed: int = 0) -> list[Round]:
-  """Every ordered pair of `ends`, in rounds of disjoint pairs, in an order that covers all evenly if it is cut short.
+  """Every ordered pair of `ends`, in rounds of disjoint pairs, in an order that covers all evenly
+  if it is cut short.
 
-  A tournament by the circle method: one end stays, the others turn. Each of its rounds is played twice, once each way.
+  A tournament by the circle method: one end stays, the others turn. Each of its rounds is played
+  twice, once each way.
 
   Args:
     ends: how many there are, at least 2.

@@ -1,8 +1,9 @@
-"""What a profiler trace says of the executions of one program: when each device was in which collective.
+"""What a profiler trace says of the executions of one program: when each device was in which
+collective.
 
-XLA marks every operation that runs with the program's name, a number of the execution (`run_id`, the same on all
-devices of a process), and the device. Times of a trace are its own; one annotation whose name holds the host's clock
-ties them to that.
+XLA marks every operation that runs with the program's name, a number of the execution (`run_id`,
+the same on all devices of a process), and the device. Times of a trace are its own; one annotation
+whose name holds the host's clock ties them to that.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 ANCHOR = "jaxpace_clock:"
-"""Name of the annotation that ties the trace's times to the host's monotonic clock; that clock, in ns, follows."""
+"""Name of the annotation that ties the trace's times to the host's monotonic clock; that clock, in
+ns, follows."""
 
 _NOISE = ("ThreadpoolListener", "end: ", "Wait", "ThunkExecutor")
-"""Beginnings of the names of most events of a trace on CPU. They belong to no operation; reading more takes time."""
+"""Beginnings of the names of most events of a trace on CPU. They belong to no operation; reading
+more takes time."""
 
 _COLLECTIVE = re.compile(
     r"^(all-reduce|reduce-scatter|all-gather|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
@@ -40,7 +43,8 @@ class Execution(NamedTuple):
 
   begin_ns: int
   end_ns: int
-  collectives: dict[str, tuple[int, int]]  # entry and exit by name of the operation, and turn of its loop
+  # entry and exit by name of the operation, and turn of its loop
+  collectives: dict[str, tuple[int, int]]
 
 
 class ProfileError(Exception):
@@ -54,8 +58,8 @@ def operations(profile: Any) -> tuple[list[Operation], int]:
     profile: a `jax.profiler.ProfileData`.
 
   Returns:
-    The operations that belong to an execution and a device, and what to add to the trace's times to get nanoseconds of
-    the host's monotonic clock.
+    The operations that belong to an execution and a device, and what to add to the trace's times to
+    get nanoseconds of the host's monotonic clock.
 
   Raises:
     ProfileError: there is no anchor in it.
@@ -73,8 +77,9 @@ def operations(profile: Any) -> tuple[list[Operation], int]:
         stats = dict(event.stats)
         if "hlo_op" in stats and "run_id" in stats and "device_ordinal" in stats:
           begin = event.start_ns
-          found.append(Operation(str(stats.get("hlo_module", "")), int(stats["run_id"]), int(stats["device_ordinal"]),
-                                 str(stats["hlo_op"]), begin, begin + event.duration_ns))
+          found.append(Operation(str(stats.get("hlo_module", "")), int(stats["run_id"]),
+                                 int(stats["device_ordinal"]), str(stats["hlo_op"]), begin,
+                                 begin + event.duration_ns))
   if offset is None:
     raise ProfileError("the trace holds no mark of the host's clock")
   return found, offset
@@ -100,13 +105,15 @@ def until(found: Iterable[Operation], offset: int, end_ns: int) -> list[Operatio
   return [operation for operation in found if operation.begin_ns + offset <= end_ns]
 
 
-def executions(found: Iterable[Operation], offset: int, steps: int) -> tuple[str, dict[int, list[Execution]]]:
+def executions(found: Iterable[Operation], offset: int,
+               steps: int) -> tuple[str, dict[int, list[Execution]]]:
   """Picks the program with collectives that takes most time, and lays its executions out by device.
 
   Args:
     found: operations of the trace.
     offset: what to add to the trace's times.
-    steps: steps that the trace covers; where the program ran a multiple of it, that many executions are one step.
+    steps: steps that the trace covers; where the program ran a multiple of it, that many executions
+      are one step.
 
   Returns:
     The program's name; and of each device `steps` executions, in order.
@@ -122,7 +129,8 @@ def executions(found: Iterable[Operation], offset: int, steps: int) -> tuple[str
     if is_collective(operation.name):
       time[operation.program] += max(1, int(operation.end_ns - operation.begin_ns))
   if not time:
-    raise ProfileError("no program that ran in it has a collective: one device, or nothing is reduced over them")
+    raise ProfileError(
+        "no program that ran in it has a collective: one device, or nothing is reduced over them")
   program = time.most_common(1)[0][0]
   by_device: dict[int, list[Execution]] = collections.defaultdict(list)
   for (device, _), own in runs[program].items():
@@ -139,10 +147,11 @@ def executions(found: Iterable[Operation], offset: int, steps: int) -> tuple[str
 def _execution(own: list[Operation], offset: int) -> Execution:
   """One device's operations as an execution.
 
-  An operation that a loop repeats is a collective of its own in each turn: what a device does between two turns is no
-  part of either. A start and its done are one, the first with the first.
+  An operation that a loop repeats is a collective of its own in each turn: what a device does
+  between two turns is no part of either. A start and its done are one, the first with the first.
   """
-  turns: dict[str, dict[str, list[tuple[int, int]]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+  turns: dict[str, dict[str, list[tuple[int, int]]]] = collections.defaultdict(
+      lambda: collections.defaultdict(list))
   for operation in sorted(own, key=lambda one: one.begin_ns):
     if is_collective(operation.name):
       half = re.search(r"-(start|done)", operation.name)
@@ -152,9 +161,10 @@ def _execution(own: list[Operation], offset: int) -> Execution:
   for name, halves in turns.items():
     for turn, parts in enumerate(itertools.zip_longest(*halves.values())):
       known = [part for part in parts if part is not None]
-      collectives[turn_name(name, turn)] = min(part[0] for part in known), max(part[1] for part in known)
-  return Execution(round(min(one.begin_ns for one in own)) + offset, round(max(one.end_ns for one in own)) + offset,
-                   collectives)
+      collectives[turn_name(name, turn)] = (min(part[0] for part in known),
+                                            max(part[1] for part in known))
+  return Execution(round(min(one.begin_ns for one in own)) + offset,
+                   round(max(one.end_ns for one in own)) + offset, collectives)
 
 
 def turn_name(name: str, turn: int) -> str:

@@ -32,7 +32,8 @@ _LITTLE = 0.001
 
 
 class _Session(NamedTuple):
-  """A session whose steps are done. Its trace is ended and read by the thread, while the loop goes on."""
+  """A session whose steps are done. Its trace is ended and read by the thread, while the loop goes
+  on."""
 
   folder: str
   first_step: int
@@ -45,7 +46,8 @@ class _ProfiledStep(Recordable):
   """Stands in for an instrumented function: says where the stamps come from."""
 
   def __init__(self, every: int, steps: int):
-    self._settings = {"clock": stamps.CLOCK, "pacer": None, "source": "jax.profiler", "every": every, "steps": steps}
+    self._settings = {"clock": stamps.CLOCK, "pacer": None, "source": "jax.profiler",
+                      "every": every, "steps": steps}
 
   def settings_json(self) -> dict[str, Any]:
     return dict(self._settings)
@@ -59,17 +61,18 @@ class ProfiledRecorder(Recording):
           state, metrics = step(state, batch)
           recorder.record(metrics)
 
-  For a step in which nothing can be stamped, since the compiler puts the collectives in: plain `jax.jit` over sharded
-  arrays. Every `every` steps JAX's profiler runs for `steps` steps; a thread ends it, reads its trace and hands on when
-  each device entered and left each collective. The tables and `jaxpace report` are those of `jaxpace.Recorder`; what
-  they hold is a sample. At both ends of a session the loop waits for the devices.
+  For a step in which nothing can be stamped, since the compiler puts the collectives in: plain
+  `jax.jit` over sharded arrays. Every `every` steps JAX's profiler runs for `steps` steps; a thread
+  ends it, reads its trace and hands on when each device entered and left each collective. The
+  tables and `jaxpace report` are those of `jaxpace.Recorder`; what they hold is a sample. At both
+  ends of a session the loop waits for the devices.
 
-  What it can't give: phases (forward, backward), sizes of collectives, pacing, sharing. Where the program itself
-  is being profiled at that moment, a session is left out.
+  What it can't give: phases (forward, backward), sizes of collectives, pacing, sharing. Where the
+  program itself is being profiled at that moment, a session is left out.
   """
 
-  def __init__(self, directory: str | os.PathLike[str] | None, *, every: int = 100, steps: int = 4, axis: str = "data",
-               first_step: int = 0, **options: Any):
+  def __init__(self, directory: str | os.PathLike[str] | None, *, every: int = 100, steps: int = 4,
+               axis: str = "data", first_step: int = 0, **options: Any):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
@@ -78,18 +81,20 @@ class ProfiledRecorder(Recording):
       steps: steps in a session, at least 2: arrivals are measured from the exit of the step before.
       axis: name of the data axis, for the record.
       first_step: number of the first step, where a run is resumed.
-      **options: options of `jaxpace.Recorder`: `resume`, `config`, `grace_seconds`, `handle_sigterm`, `hosts`.
+      **options: options of `jaxpace.Recorder`: `resume`, `config`, `grace_seconds`,
+        `handle_sigterm`, `hosts`.
 
     Raises:
       ValueError: there is no room for a session between two.
     """
     if not (isinstance(steps, int) and isinstance(every, int) and 2 <= steps < every):
-      raise ValueError(f"every={every!r} and steps={steps!r} must be whole numbers with 2 <= steps < every: a session "
-                       "of `steps` steps, `every` so many.")
+      raise ValueError(f"every={every!r} and steps={steps!r} must be whole numbers with 2 <= steps "
+                       "< every: a session of `steps` steps, `every` so many.")
     super().__init__(directory, _ProfiledStep(every, steps), **options)
     self.sessions = 0
     self.seconds = {"start": 0.0, "stop": 0.0, "read": 0.0}
-    """Spent so far in starting the profiler, by the loop; and in stopping it and reading its traces, by the thread."""
+    """Spent so far in starting the profiler, by the loop; and in stopping it and reading its
+    traces, by the thread."""
     self._period, self._length, self._axis = every, steps, axis
     self._step = first_step
     self._began: int | None = None  # first step of the session under way
@@ -111,11 +116,12 @@ class ProfiledRecorder(Recording):
     return self._began is not None or not self._free.is_set()
 
   def record(self, result: Any, **host_columns: float) -> None:
-    """Counts a step, and begins or ends a session when it is due. Call it after every step, on every process.
+    """Counts a step, and begins or ends a session when it is due. Call it after every step, on
+    every process.
 
     Args:
-      result: anything the step returned that has arrays of the devices in it: a session waits for them. It may be
-        donated afterwards.
+      result: anything the step returned that has arrays of the devices in it: a session waits for
+        them. It may be donated afterwards.
       **host_columns: numbers of the host to keep with this step, see `jaxpace.Recorder.record`.
 
     Raises:
@@ -145,7 +151,9 @@ class ProfiledRecorder(Recording):
 
   def _begin_session(self) -> None:
     if not self._free.is_set():
-      self._say("A sample was left out, the trace before it has not been written yet: a larger `every` avoids that")
+      self._say(
+          "A sample was left out, the trace before it has not been written yet: a larger `every` "
+          "avoids that")
       return
     before = time.monotonic()
     self._folder = tempfile.mkdtemp(prefix="jaxpace-profile-")
@@ -189,7 +197,8 @@ class ProfiledRecorder(Recording):
     self._abandon()
     if self._reader is not None:
       self._queue.put(None)
-      self._reader.join(CLOSE_SECONDS if deadline is None else max(deadline - time.monotonic(), 0.0))
+      self._reader.join(CLOSE_SECONDS if deadline is None
+                        else max(deadline - time.monotonic(), 0.0))
 
   # Below runs in the reader's own thread.
 
@@ -219,20 +228,24 @@ class ProfiledRecorder(Recording):
     found, offset = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
     program, by_device = executions.executions(
         executions.until(found, offset, session.end_ns), offset, self._length)
-    rank_of = stamps.ranks_of(list(by_device), [(d.id, d.local_hardware_id) for d in jax.local_devices()],
+    rank_of = stamps.ranks_of(list(by_device),
+                              [(d.id, d.local_hardware_id) for d in jax.local_devices()],
                               [device.id for device in jax.devices()])
     ordinals, ranks = sorted(rank_of, key=rank_of.__getitem__), sorted(rank_of.values())
     if not ranks:
-      raise executions.ProfileError(f"{program} ran on devices {sorted(by_device)}, which are none of this process's")
+      raise executions.ProfileError(
+          f"{program} ran on devices {sorted(by_device)}, which are none of this process's")
     if self._ranks is None:
       self._ranks = ranks
     if ranks != self._ranks:
       raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
     plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
-    rings = np.stack([stamps.rows(steps, groups, session.first_step) for steps in stamps.in_order(by_device, ordinals)])
+    rings = np.stack([stamps.rows(steps, groups, session.first_step)
+                      for steps in stamps.in_order(by_device, ordinals)])
     self.take(Batch(rings, plan, session.samples, session.extra, sampled=True), ranks)
 
-  def _plan(self, program: str, steps: list[executions.Execution], local: int) -> tuple[Plan, stamps.Groups]:
+  def _plan(self, program: str, steps: list[executions.Execution],
+            local: int) -> tuple[Plan, stamps.Groups]:
     """The program's plan, made once; which collectives form a slot is process 0's choice."""
     key = program, tuple(sorted({name for step in steps for name in step.collectives}))
     if key not in self._plans:
@@ -241,10 +254,11 @@ class ProfiledRecorder(Recording):
       groups = tuple(tuple(members) for members in json.loads(text or own))
       together = stamps.between(steps, groups)
       notices = [] if together < _LITTLE else [
-          f"A step has {len(key[1])} collectives, turns of loops counted, and {stamps.MAX_SLOTS} are told apart: what "
-          f"lies between those put together, {100 * together:.1f} % of the step, counts as transfer, and so does "
-          "being late there."]
-      self._plans[key] = stamps.plan(program, groups, self._axis, local * jax.process_count(), notices), groups
+          f"A step has {len(key[1])} collectives, turns of loops counted, and {stamps.MAX_SLOTS} "
+          f"are told apart: what lies between those put together, {100 * together:.1f} % of the "
+          "step, counts as transfer, and so does being late there."]
+      self._plans[key] = (stamps.plan(program, groups, self._axis, local * jax.process_count(),
+                                      notices), groups)
     return self._plans[key]
 
   def _say(self, sentence: str) -> None:
@@ -263,8 +277,8 @@ def _waitable(result: Any) -> list[jax.Array]:
   arrays = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
   if not arrays:
     raise TypeError(
-        "record(...) takes what the step returned, the arrays themselves (its loss, say): a sample waits for them, and "
-        f"a {type(result).__name__} without any can't be waited for.")
+        "record(...) takes what the step returned, the arrays themselves (its loss, say): a sample "
+        f"waits for them, and a {type(result).__name__} without any can't be waited for.")
   return arrays
 
 

@@ -1,4 +1,5 @@
-"""Executions of a program as stamps of its steps: what an instrumented step would have left in its ring."""
+"""Executions of a program as stamps of its steps: what an instrumented step would have left in its
+ring."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from jaxpace.core.plan import COMPUTE, GAP, SYNC, Collective, Mark, Plan
 from jaxpace.live.profiler.executions import Execution
 
 MAX_SLOTS = 256
-"""Nothing is put into the step, so there is room for what loops repeat; each slot is a row of every rank and step."""
+"""Nothing is put into the step, so there is room for what loops repeat; each slot is a row of every
+rank and step."""
 CLOCK = "profiler"
 
 Groups = tuple[tuple[str, ...], ...]
@@ -20,7 +22,8 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def group(steps: Sequence[Execution], most: int = MAX_SLOTS) -> Groups:
-  """Forms slots: collectives that run at once are one, and then, while there are too many, those nearest in time.
+  """Forms slots: collectives that run at once are one, and then, while there are too many, those
+  nearest in time.
 
   Args:
     steps: executions of one device.
@@ -41,20 +44,23 @@ def group(steps: Sequence[Execution], most: int = MAX_SLOTS) -> Groups:
 
 
 def between(steps: Sequence[Execution], groups: Groups) -> float:
-  """Share of the steps that lies between collectives of the same slot, and so counts as waiting; 0 to 1."""
+  """Share of the steps that lies between collectives of the same slot, and so counts as waiting; 0
+  to 1."""
   lost = total = 0
   for step in steps:
     total += step.end_ns - step.begin_ns
     for members in groups:
       reached: int | None = None
-      for begin, end in sorted(step.collectives[name] for name in members if name in step.collectives):
+      for begin, end in sorted(step.collectives[name]
+                               for name in members if name in step.collectives):
         lost += max(0, begin - reached) if reached is not None else 0
         reached = end if reached is None else max(end, reached)
   return lost / total if total > 0 else 0.0
 
 
 def _times(steps: Sequence[Execution]) -> dict[str, tuple[float, float]]:
-  """Entry and exit by name, ns from the step's beginning: of the step with most collectives, else the mean."""
+  """Entry and exit by name, ns from the step's beginning: of the step with most collectives, else
+  the mean."""
   fullest = max(steps, key=lambda step: len(step.collectives), default=None)
   own: dict[str, list[tuple[int, int]]] = {}
   for step in (fullest, *steps) if fullest is not None else ():
@@ -66,7 +72,8 @@ def _times(steps: Sequence[Execution]) -> dict[str, tuple[float, float]]:
 
 
 def _at_once(steps: Sequence[Execution], members: Sequence[str], name: str) -> bool:
-  """Whether a collective begins before others have ended, in most of the steps in which both ran."""
+  """Whether a collective begins before others have ended, in most of the steps in which both
+  ran."""
   found = []
   for step in steps:
     ends = [step.collectives[member][1] for member in members if member in step.collectives]
@@ -76,16 +83,17 @@ def _at_once(steps: Sequence[Execution], members: Sequence[str], name: str) -> b
 
 
 def plan(program: str, groups: Groups, axis: str, ranks: int, notices: Sequence[str] = ()) -> Plan:
-  """Says what the stamps mean: start, entry and exit of each slot, end. What lies between is compute."""
+  """Says what the stamps mean: start, entry and exit of each slot, end. What lies between is
+  compute."""
   marks = [Mark("start", GAP)]
   for slot in range(len(groups)):
     marks += [Mark("enter", COMPUTE, slot), Mark("exit", SYNC, slot)]
   marks.append(Mark("end", COMPUTE))
   collectives = tuple(
-      Collective(slot, _name(members), tuple(sorted({_kind(member) for member in members})), axis, None, len(members),
-                 (), COMPUTE) for slot, members in enumerate(groups))
-  notice = (f"Entries and exits are those of {program} in sampled traces of JAX's profiler: no phases, sizes, pacing "
-            "or sharing.")
+      Collective(slot, _name(members), tuple(sorted({_kind(member) for member in members})), axis,
+                 None, len(members), (), COMPUTE) for slot, members in enumerate(groups))
+  notice = (f"Entries and exits are those of {program} in sampled traces of JAX's profiler: no "
+            "phases, sizes, pacing or sharing.")
   return Plan(axis, ranks, CLOCK, tuple(marks), collectives, notices=(notice, *notices))
 
 
@@ -121,7 +129,8 @@ def ranks_of(ordinals: Sequence[int], local: Sequence[tuple[int, int | None]],
              everyone: Sequence[int]) -> dict[int, int]:
   """Ranks of the devices in a trace: their places in the whole job, by their number in the trace.
 
-  A trace of the CPU numbers devices by their id in the job, one of another backend may by their number on the host.
+  A trace of the CPU numbers devices by their id in the job, one of another backend may by their
+  number on the host.
 
   Args:
     ordinals: as in the trace.
@@ -130,12 +139,14 @@ def ranks_of(ordinals: Sequence[int], local: Sequence[tuple[int, int | None]],
   """
   rank = {device: place for place, device in enumerate(everyone)}
   by_id = {device: rank[device] for device, _ in local}
-  by_number = {i if number is None else number: rank[device] for i, (device, number) in enumerate(local)}
+  by_number = {i if number is None else number: rank[device]
+               for i, (device, number) in enumerate(local)}
   chosen = by_id if set(ordinals) <= set(by_id) else by_number
   return {ordinal: chosen[ordinal] for ordinal in ordinals if ordinal in chosen}
 
 
-def in_order(by_device: Mapping[int, list[Execution]], ordinals: Sequence[int]) -> list[list[Execution]]:
+def in_order(by_device: Mapping[int, list[Execution]],
+             ordinals: Sequence[int]) -> list[list[Execution]]:
   """Executions of the devices with these ordinals, in this order."""
   return [by_device[ordinal] for ordinal in ordinals]
 

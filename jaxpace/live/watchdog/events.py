@@ -1,4 +1,5 @@
-"""What a watchdog has found, kept in the run directory: `watchdog/<process>.jsonl`, one line an event."""
+"""What a watchdog has found, kept in the run directory: `watchdog/<process>.jsonl`, one line an
+event."""
 
 from __future__ import annotations
 
@@ -57,9 +58,10 @@ def read_events(directory: str | os.PathLike[str], run: str | None = None) -> li
     run: id of the run; events of others are left out. None: all.
 
   Returns:
-    Events: dicts with "event" ("late" or "resumed"), "when_unix_ns", "process" and what `Late` holds, or the "seconds"
-    that it took. Lines that can't be read are left out, and so are values that are not what a watchdog writes. Of very
-    many the newest count.
+    Events: dicts with "event" ("late" or "resumed"), "when_unix_ns", "process" and what `Late`
+      holds, or the "seconds"
+    that it took. Lines that can't be read are left out, and so are values that are not what a
+    watchdog writes. Of very many the newest count.
   """
   found = []
   folder = pathlib.Path(directory) / FOLDER

@@ -6,13 +6,15 @@ import json
 from typing import NamedTuple
 
 STACK_CHARACTERS = 3000
-"""Longest stack that is sent: the store lives in process 0, and all processes may send one at once."""
+"""Longest stack that is sent: the store lives in process 0, and all processes may send one at
+once."""
 STACK_CHARACTERS_IN_LARGE_JOBS = 1000
 LARGE_JOB = 64
 
 
 class Heartbeat(NamedTuple):
-  """One process's own account of itself. Ages are by its own clock, so no two clocks are compared."""
+  """One process's own account of itself. Ages are by its own clock, so no two clocks are
+  compared."""
 
   process: int
   host: str
@@ -39,10 +41,11 @@ class Heartbeat(NamedTuple):
       heartbeat = Heartbeat(*json.loads(text))
     except (TypeError, ValueError):
       return None
-    numbers = (heartbeat.process, heartbeat.pid, heartbeat.number, heartbeat.entered, heartbeat.completed,
-               heartbeat.age, heartbeat.excused)
+    numbers = (heartbeat.process, heartbeat.pid, heartbeat.number, heartbeat.entered,
+               heartbeat.completed, heartbeat.age, heartbeat.excused)
     texts = (heartbeat.host, heartbeat.phase, heartbeat.stack, heartbeat.marks)
-    well_formed = all(isinstance(n, int | float) for n in numbers) and all(isinstance(t, str) for t in texts)
+    well_formed = (all(isinstance(n, int | float) for n in numbers)
+                   and all(isinstance(t, str) for t in texts))
     return heartbeat if well_formed else None
 
 
@@ -51,11 +54,13 @@ class LastHeartbeat(NamedTuple):
 
   heartbeat: Heartbeat
   silence: float  # s
-  left: bool = False  # whether its loop has ended, by its last word or because that is gone: it is not watched any more
+  # whether its loop has ended, by its last word or because that is gone: it is not watched any more
+  left: bool = False
 
 
 class Membership:
-  """Remembers the words heard and since when they have been the same. No I/O; `now` is the listener's clock."""
+  """Remembers the words heard and since when they have been the same. No I/O; `now` is the
+  listener's clock."""
 
   def __init__(self) -> None:
     self._heartbeats: dict[int, Heartbeat] = {}
@@ -66,14 +71,16 @@ class Membership:
     """Takes in everything that is in the store at the moment.
 
     Args:
-      words: all of them; a process heard before that is not among them has left, as has one that says so.
+      words: all of them; a process heard before that is not among them has left, as has one that
+        says so.
       now: seconds.
     """
     for heartbeat in heartbeats:
       known = self._heartbeats.get(heartbeat.process)
       if known is None or (known.number, known.pid) != (heartbeat.number, heartbeat.pid):
         self._heartbeats[heartbeat.process], self._since[heartbeat.process] = heartbeat, now
-    self._left = set(self._heartbeats) - {heartbeat.process for heartbeat in heartbeats if not heartbeat.left}
+    self._left = (set(self._heartbeats)
+                  - {heartbeat.process for heartbeat in heartbeats if not heartbeat.left})
 
   def last_heartbeats(self, now: float) -> dict[int, LastHeartbeat]:
     """Returns the last word of every process that ever said one."""

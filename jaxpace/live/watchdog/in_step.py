@@ -1,4 +1,5 @@
-"""What the rings of marks tell a watchdog of a step that does not end: in which collective, and who keeps it."""
+"""What the rings of marks tell a watchdog of a step that does not end: in which collective, and who
+keeps it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def own_flight(programs: Sequence[ObservedProgram], process: int) -> Flight:
   if not programs:
     return Flight({}, known)
   ring = marks.current()
-  found = of_ring(ring.blocks, ring.events, process, ObservedPlan(tuple(programs)), known, socket.gethostname())
+  found = of_ring(ring.blocks, ring.events, process, ObservedPlan(tuple(programs)), known,
+                  socket.gethostname())
   return Flight({one.rank: one for one in found}, known)
 
 
@@ -41,7 +43,8 @@ def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, 
     programs: what this process runs; () where nothing is observed, and nothing is told.
     process: this process.
     heard: the processes' last heartbeats.
-    directory: run directory, for the rings of those that sent nothing of their marks; None where there is none.
+    directory: run directory, for the rings of those that sent nothing of their marks; None where
+      there is none.
   """
   if not programs:
     return ()
@@ -50,11 +53,13 @@ def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, 
   for other, one in heard.items():
     if other == process or not one.heartbeat.marks:
       continue
-    positions = compact.from_text(one.heartbeat.marks, other, one.heartbeat.host, own.programs, one.silence)
+    positions = compact.from_text(one.heartbeat.marks, other, one.heartbeat.host, own.programs,
+                                  one.silence)
     if positions:
       known[other] = Flight({each.rank: each for each in positions}, own.programs)
   flight = read_flight(directory, own=known) if directory is not None else None
   if flight is None:
-    positions_of_all = {rank: where for one in known.values() for rank, where in one.positions.items()}
+    positions_of_all = {rank: where for one in known.values()
+                        for rank, where in one.positions.items()}
     flight = Flight(positions_of_all, own.programs)
   return told(flight)

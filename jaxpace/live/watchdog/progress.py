@@ -15,16 +15,18 @@ import jax
 from jaxpace.live.watchdog import stack
 
 _LEAVES = 4
-_PENDING = 256  # steps under way whose results are looked at; JAX dispatches no more than a few dozen
+# steps under way whose results are looked at; JAX dispatches no more than a few dozen
+_PENDING = 256
 _INTERVALS = 64
 
 
 class LoopProgress:
   """Counts the steps that were called and those that completed.
 
-  A step has completed when one of its results is there: `jax.Array.is_ready` asks the host's own record of the array
-  and starts nothing on a device. A result that was donated to the next step can't be asked, so a few of the smallest
-  are kept (the loss, say). Where none can be asked, a step counts as completed when its call returns.
+  A step has completed when one of its results is there: `jax.Array.is_ready` asks the host's own
+  record of the array and starts nothing on a device. A result that was donated to the next step
+  can't be asked, so a few of the smallest are kept (the loss, say). Where none can be asked, a step
+  counts as completed when its call returns.
   """
 
   def __init__(self, clock: Callable[[], float]) -> None:
@@ -130,8 +132,9 @@ def _done(leaves: list[Any]) -> bool:
   asked = False
   for leaf in leaves:
     try:
-      # `is_ready` of an array that `delete()` was called on crashes the interpreter (JAX 0.10), and the loop's thread
-      # may call that at any time: so both are asked in one go, during which the interpreter changes no threads.
+      # `is_ready` of an array that `delete()` was called on crashes the interpreter (JAX 0.10), and
+      # the loop's thread may call that at any time: so both are asked in one go, during which the
+      # interpreter changes no threads.
       if any(map(operator.call, (leaf.is_deleted, leaf.is_ready))) and not leaf.is_deleted():
         return True
       asked |= not leaf.is_deleted()

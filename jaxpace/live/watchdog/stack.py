@@ -12,7 +12,8 @@ _JAX = f"{os.sep}jax{os.sep}_src{os.sep}"
 
 
 def of_thread(identity: int, characters: int) -> str:
-  """Returns a thread's Python stack, outermost call first; where it is too long, its innermost calls.
+  """Returns a thread's Python stack, outermost call first; where it is too long, its innermost
+  calls.
 
   Args:
     identity: of the thread, as `threading.get_ident` gives it.
@@ -22,7 +23,8 @@ def of_thread(identity: int, characters: int) -> str:
   if frame is None:
     return "the thread has ended"
   text = "".join(traceback.format_list([call for call in traceback.extract_stack(frame)
-                                        if not call.filename.startswith("<frozen ")]))  # the import system, runpy
+                                        # the import system, runpy
+                                        if not call.filename.startswith("<frozen ")]))
   if len(text) > characters:
     text = "...\n" + text[len(text) - characters + 4:]
   return text.rstrip("\n")
@@ -31,8 +33,8 @@ def of_thread(identity: int, characters: int) -> str:
 def compiles(identity: int) -> bool:
   """Whether a thread is in the middle of tracing or compiling for JAX, as its stack tells.
 
-  A running program shows no frames of JAX below the call, or those of a wait; a program in the making shows those of
-  its compiler or its tracer.
+  A running program shows no frames of JAX below the call, or those of a wait; a program in the
+  making shows those of its compiler or its tracer.
   """
   frame: FrameType | None = sys._current_frames().get(identity)
   while frame is not None:

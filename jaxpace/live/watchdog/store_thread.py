@@ -1,7 +1,7 @@
 """The thread that talks to the key-value store, so that nobody else waits for it.
 
-A call to the store can't be given a time limit, and where process 0 is stopped it returns only when that goes on. Then
-this thread waits, and the watchdog sees that it does.
+A call to the store can't be given a time limit, and where process 0 is stopped it returns only when
+that goes on. Then this thread waits, and the watchdog sees that it does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _CLOSE_SECONDS = 1.0
 
 
 class StoreThread:
-  """Carries this process's word to the store and the others' from there. Methods may be called from any thread."""
+  """Carries this process's word to the store and the others' from there. Methods may be called from
+  any thread."""
 
   def __init__(self, name: str, process: int, stale: str | None = None):
     """Prepares.
@@ -62,9 +63,11 @@ class StoreThread:
       return 0.0 if self._began is None else time.monotonic() - self._began
 
   def close(self, last: Heartbeat) -> None:
-    """Leaves a last word behind and ends the thread; where the store does not answer, leaves them as they are.
+    """Leaves a last word behind and ends the thread; where the store does not answer, leaves them
+    as they are.
 
-    The others know this process's newest step from it alone: its word before may be half a second, and many steps, old.
+    The others know this process's newest step from it alone: its word before may be half a second,
+    and many steps, old.
     """
     self._last = last
     self._closing = True
@@ -86,7 +89,8 @@ class StoreThread:
           self._trip(heartbeat, read)
       if self._last is not None:
         with contextlib.suppress(Exception):  # the job may have ended
-          distributed.key_value_set(f"{self._name}/{self._process}", self._last.to_text(), overwrite=True)
+          distributed.key_value_set(f"{self._name}/{self._process}", self._last.to_text(),
+                                    overwrite=True)
     finally:
       self._ended.set()
 
@@ -94,7 +98,8 @@ class StoreThread:
     with self._lock:
       self._began = time.monotonic()
     try:
-      distributed.key_value_set(f"{self._name}/{self._process}", heartbeat.to_text(), overwrite=True)
+      distributed.key_value_set(f"{self._name}/{self._process}", heartbeat.to_text(),
+                                overwrite=True)
       texts = distributed.key_value_directory(self._name).values() if read else None
       self.failure = None
     except Exception as error:
@@ -102,6 +107,7 @@ class StoreThread:
     with self._lock:
       self._began = None
       if texts is not None:
-        self._membership.update([one for text in texts if (one := Heartbeat.from_text(text)) is not None],
+        self._membership.update([one for text in texts
+                                 if (one := Heartbeat.from_text(text)) is not None],
                                 time.monotonic())
         self.reads += 1

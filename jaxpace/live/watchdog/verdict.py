@@ -1,9 +1,10 @@
 """Who keeps the others waiting: from what the processes say of themselves. Pure: no clock, no I/O.
 
-A process that waits inside a step has arrived; one that has not called it, or that says nothing any more, has not. A
-step that has completed anywhere was called by all: each holds a collective over all processes. The step that is waited
-for is the one after the last that any process has seen complete: loops may run ahead of their devices by different
-numbers of steps, so the farthest step called says nothing.
+A process that waits inside a step has arrived; one that has not called it, or that says nothing any
+more, has not. A step that has completed anywhere was called by all: each holds a collective over
+all processes. The step that is waited for is the one after the last that any process has seen
+complete: loops may run ahead of their devices by different numbers of steps, so the farthest step
+called says nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from jaxpace.live.watchdog.heartbeat import Heartbeat, LastHeartbeat
 State = Literal["silent", "outside", "left", "absent", "service"]
 """Why a process has not arrived.
 
-"silent": nothing has been heard of it lately; "outside": it answers, its loop is elsewhere; "left": its loop has
-ended; "absent": it was never heard of; "service": process 0, and the store that lives in it, answer nobody.
+"silent": nothing has been heard of it lately; "outside": it answers, its loop is elsewhere; "left":
+its loop has ended; "absent": it was never heard of; "service": process 0, and the store that lives
+in it, answer nobody.
 """
 
 
@@ -40,16 +42,17 @@ class LateProcess:
     who = f"process {self.process}" + (f" (host {self.host}, pid {self.pid})" if self.host else "")
     if self.state == "absent":
       return f"{who} was never heard of: it has not opened its watchdog, or has ended"
-    last = "; its last step isn't known" if self.last_step is None else f"; its last step is {self.last_step}"
+    last = ("; its last step isn't known" if self.last_step is None
+            else f"; its last step is {self.last_step}")
     if self.state == "service":
-      return (f"{who} does not answer, nor does the coordination service, which lives in it: it is stopped, or its "
-              f"host can't be reached{last}")
+      return (f"{who} does not answer, nor does the coordination service, which lives in it: it is "
+              f"stopped, or its host can't be reached{last}")
     if self.state == "left":
       return f"{who} has left its loop{last}"
     place = where(self.phase)
     if self.state == "silent":
-      return (f"{who} has not been heard of for {self.seconds:.1f} s: stopped, swapped out, or its interpreter is "
-              f"held by native code; when last heard of it was {place}{last}")
+      return (f"{who} has not been heard of for {self.seconds:.1f} s: stopped, swapped out, or its "
+              f"interpreter is held by native code; when last heard of it was {place}{last}")
     return f"{who} has been {place} for {self.seconds:.1f} s{last}"
 
 
@@ -58,13 +61,17 @@ class Late:
   """What a watchdog has found.
 
   Attributes:
-    step: the step that is waited for, counted from 1 as the watchdog sees them: the first call is step 1.
+    step: the step that is waited for, counted from 1 as the watchdog sees them: the first call is
+      step 1.
     waited: seconds since a step last completed here.
-    late: those that have not arrived; empty where all have, and their devices or the network between them hang.
+    late: those that have not arrived; empty where all have, and their devices or the network
+      between them hang.
     arrived: indices of those that wait inside the step.
     process: index of the process that says so.
-    marks: which collective of an observed step is not finished, who waits in it and for whom, in sentences.
-    causes: the same briefly: "kind", "ranks" and "collective" of each cause, that which keeps most ranks first.
+    marks: which collective of an observed step is not finished, who waits in it and for whom, in
+      sentences.
+    causes: the same briefly: "kind", "ranks" and "collective" of each cause, that which keeps most
+      ranks first.
   """
 
   step: int
@@ -80,9 +87,10 @@ class Late:
     lines = [f"step {self.step} has not completed for {self.waited:.1f} s."]
     if not self.late:
       lines[0] += f" All {len(self.arrived)} processes are inside it"
-      lines[0] += "." if self.marks else (": none is late. A device or the network between them hangs, or the step "
-                                          "itself takes this long.")
-    lines += [f"  {'in the step' if not i else 'and'}: {sentence}" for i, sentence in enumerate(self.marks)]
+      lines[0] += "." if self.marks else (": none is late. A device or the network between them "
+                                          "hangs, or the step itself takes this long.")
+    lines += [f"  {'in the step' if not i else 'and'}: {sentence}"
+              for i, sentence in enumerate(self.marks)]
     for process in self.late:
       lines.append(f"  not arrived: {process.sentence()}")
       lines += [f"    | {line}" for line in process.stack.splitlines()]
@@ -96,7 +104,8 @@ class Late:
 
 
 def excused(last_heartbeats: Mapping[int, LastHeartbeat], silence: float) -> float:
-  """Seconds since the last process said that it would take long (a pause, a compilation); 0 while one does.
+  """Seconds since the last process said that it would take long (a pause, a compilation); 0 while
+  one does.
 
   Args:
     heard: words by process.
@@ -106,12 +115,14 @@ def excused(last_heartbeats: Mapping[int, LastHeartbeat], silence: float) -> flo
     Infinity if nobody did.
   """
   fresh = [one for one in last_heartbeats.values() if one.silence <= silence and not one.left]
-  return min((0.0 if one.heartbeat.excused == 0 else one.heartbeat.excused + one.silence for one in fresh),
+  return min((0.0 if one.heartbeat.excused == 0 else one.heartbeat.excused + one.silence
+              for one in fresh),
              default=float("inf"))
 
 
 def speaker(last_heartbeats: Mapping[int, LastHeartbeat], silence: float, own: int) -> int:
-  """The one process that tells: the lowest that is heard of and has itself waited too long; or `own`."""
+  """The one process that tells: the lowest that is heard of and has itself waited too long; or
+  `own`."""
   return min([own, *(process for process, one in last_heartbeats.items()
                      if one.silence <= silence and one.heartbeat.waiting and not one.left)])
 
@@ -127,9 +138,10 @@ def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence:
     own: this process.
     waited: seconds since a step last completed here.
   """
-  # No step has completed that one of those heard of now has not called, whatever the others take for completed: where
-  # all results are donated they can only count calls.
-  called = [one.heartbeat.entered for one in last_heartbeats.values() if one.left or one.silence <= silence]
+  # No step has completed that one of those heard of now has not called, whatever the others take
+  # for completed: where all results are donated they can only count calls.
+  called = [one.heartbeat.entered for one in last_heartbeats.values() if one.left
+            or one.silence <= silence]
   step = 1 + min([max(one.heartbeat.completed for one in last_heartbeats.values()), *called])
   late, arrived = [], []
   for process in range(processes):
@@ -141,7 +153,8 @@ def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence:
     if one.left:
       late.append(_late(heartbeat, "left"))
     elif one.silence > silence:
-      late.append(_late(heartbeat._replace(entered=max(heartbeat.entered, step - 1)), "silent", one.silence))
+      late.append(_late(heartbeat._replace(entered=max(heartbeat.entered, step - 1)), "silent",
+                        one.silence))
     elif heartbeat.entered < step:
       late.append(_late(heartbeat, "outside", heartbeat.age + one.silence, heartbeat.stack))
     else:
@@ -149,8 +162,10 @@ def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence:
   return Late(step, waited, tuple(late), tuple(arrived), own)
 
 
-def without_service(last_heartbeats: Mapping[int, LastHeartbeat], own: LastHeartbeat, waited: float) -> Late:
-  """Names process 0, in which the store lives that does not answer: all that a process can know by itself.
+def without_service(last_heartbeats: Mapping[int, LastHeartbeat], own: LastHeartbeat,
+                    waited: float) -> Late:
+  """Names process 0, in which the store lives that does not answer: all that a process can know by
+  itself.
 
   Args:
     heard: words heard before.
@@ -161,21 +176,24 @@ def without_service(last_heartbeats: Mapping[int, LastHeartbeat], own: LastHeart
   step = own.heartbeat.completed + 1
   if 0 in last_heartbeats:
     heartbeat = last_heartbeats[0].heartbeat
-    zero = _late(heartbeat._replace(entered=max(heartbeat.entered, step - 1)), "service", last_heartbeats[0].silence)
+    zero = _late(heartbeat._replace(entered=max(heartbeat.entered, step - 1)), "service",
+                 last_heartbeats[0].silence)
   else:
     zero = LateProcess(0, "service", last_step=step - 1)
-  return Late(step, waited, (zero,), (own.heartbeat.process,) if inside else (), own.heartbeat.process)
+  return Late(step, waited, (zero,), (own.heartbeat.process,) if inside else (),
+              own.heartbeat.process)
 
 
 def _late(heartbeat: Heartbeat, state: State, seconds: float = 0.0, stack: str = "") -> LateProcess:
-  return LateProcess(heartbeat.process, state, heartbeat.host, heartbeat.pid, heartbeat.entered, heartbeat.phase,
-                     seconds, stack)
+  return LateProcess(heartbeat.process, state, heartbeat.host, heartbeat.pid, heartbeat.entered,
+                     heartbeat.phase, seconds, stack)
 
 
 def where(phase: str) -> str:
   """Says in words where a loop is."""
-  known = {"step": "inside its step", "between steps": "between two steps", "compiling": "compiling",
-           "data": "waiting for data", "checkpoint": "writing a checkpoint", "": "not yet at its first step"}
+  known = {"step": "inside its step", "between steps": "between two steps",
+           "compiling": "compiling", "data": "waiting for data",
+           "checkpoint": "writing a checkpoint", "": "not yet at its first step"}
   return known.get(phase, f"in {phase!r}")
 
 

@@ -41,14 +41,17 @@ _LOOK_SECONDS = 0.2  # between two looks at the loop
 _BEAT_SECONDS = 0.4  # between two words, in a small job
 _BEATS_A_SECOND = 1000  # of all processes together: what process 0's store is asked to take
 _SILENCE_BEATS = 3  # a process is silent when so many of its words have not come
-_PRELUDE_SECONDS = 4.0  # before the time is up the others' words are read, so that their silence is known then
+# before the time is up the others' words are read, so that their silence is known then
+_PRELUDE_SECONDS = 4.0
 _GRACE_SECONDS = 1.6  # after the time is up, at most, to hear everyone
-_READERS = 16  # processes that read all words at a time; in a large job the rest wait for their turn
+# processes that read all words at a time; in a large job the rest wait for their turn
+_READERS = 16
 _TURN_SECONDS = 2.0
 _SHORTEST, _SHORTEST_ADAPTIVE = 1.0, 10.0
 _ADAPTIVE = 20.0  # times the usual step
 _CAUSES = 3  # causes within the step that are told in words
-_counter = itertools.count()  # Makes the names of successive watchdogs differ; the same in every process.
+# Makes the names of successive watchdogs differ; the same in every process.
+_counter = itertools.count()
 
 
 class Watchdog:
@@ -63,15 +66,16 @@ class Watchdog:
             with watchdog.pause("checkpoint"):
               save(state)
 
-  Two threads beside the loop; neither starts anything on a device. Each process publishes twice a second how far its
-  loop is (one key of the store that `jax.distributed` runs, overwritten in place, the last word when it leaves its
-  loop). When a step
-  does not complete in time, one process logs a warning, and writes to the run directory, who has not arrived, where
-  its loop is, and its Python stack if its own watchdog can still answer. The loop goes on: nothing is killed.
+  Two threads beside the loop; neither starts anything on a device. Each process publishes twice a
+  second how far its loop is (one key of the store that `jax.distributed` runs, overwritten in
+  place, the last word when it leaves its loop). When a step does not complete in time, one process
+  logs a warning, and writes to the run directory, who has not arrived, where its loop is, and its
+  Python stack if its own watchdog can still answer. The loop goes on: nothing is killed.
 
-  Nothing is said while a process compiles, or within `pause` and `recorder.measure("checkpoint")`, up to their limits.
-  Process 0 runs the store. Where it is stopped altogether the others can hear nothing of each other; each then says
-  that process 0 does not answer. Where only its loop hangs, it is named like any other.
+  Nothing is said while a process compiles, or within `pause` and `recorder.measure("checkpoint")`,
+  up to their limits. Process 0 runs the store. Where it is stopped altogether the others can hear
+  nothing of each other; each then says that process 0 does not answer. Where only its loop hangs,
+  it is named like any other.
 
   Every process of a job opens its watchdogs in the same order.
   """
@@ -82,18 +86,23 @@ class Watchdog:
     """Prepares; no thread runs before `with`.
 
     Args:
-      timeout: seconds without a completed step after which late processes are named. None: twenty times the usual
-        step, at least 10 s.
-      recorder: whose directory, and whose `measure("data")` and `measure("checkpoint")` are used. Open it first.
-      directory: where to write `watchdog/<process>.jsonl`, if not to the recorder's directory. None of both: nowhere.
-      first_timeout: seconds for the time before the first step has completed, and for a compilation.
+      timeout: seconds without a completed step after which late processes are named. None: twenty
+        times the usual step, at least 10 s.
+      recorder: whose directory, and whose `measure("data")` and `measure("checkpoint")` are used.
+        Open it first.
+      directory: where to write `watchdog/<process>.jsonl`, if not to the recorder's directory. None
+        of both: nowhere.
+      first_timeout: seconds for the time before the first step has completed, and for a
+        compilation.
       on_late: called with what was found, in the watchdog's thread, in the process that reports it.
 
     Raises:
       ValueError: a time is out of range.
     """
     if timeout is not None and not (math.isfinite(timeout) and timeout >= _SHORTEST):
-      raise ValueError(f"timeout={timeout!r} must be at least {_SHORTEST:g} s, or None for one that follows the steps.")
+      raise ValueError(
+          f"timeout={timeout!r} must be at least {_SHORTEST:g} s, or None for one that follows "
+          "the steps.")
     if not first_timeout > 0:
       raise ValueError(f"first_timeout={first_timeout!r} must be a positive number of seconds.")
     self.timeout, self.first_timeout = timeout, first_timeout
@@ -128,9 +137,11 @@ class Watchdog:
       stale = f"jaxpace/watchdog/{number - 2}" if number >= 2 else None
       self._store_thread = StoreThread(f"jaxpace/watchdog/{number}", self._process, stale)
       self._store_thread.start()
-    directory = self._directory or (self._recorder.directory if self._recorder is not None else None)
+    directory = (self._directory
+                 or (self._recorder.directory if self._recorder is not None else None))
     if directory is not None:
-      self._events = EventFile(directory, self._process, self._recorder.run if self._recorder is not None else None)
+      self._events = EventFile(directory, self._process,
+                               self._recorder.run if self._recorder is not None else None)
     self._progress.thread = threading.get_ident()
     self._progress.moved = time.monotonic()
     self._thread.start()
@@ -144,14 +155,16 @@ class Watchdog:
     if self._store_thread is not None:
       self._progress.look()
       now = time.monotonic()
-      self._store_thread.close(self._heartbeat(now, now - self._progress.moved, False, False)._replace(left=True))
+      self._store_thread.close(self._heartbeat(now, now - self._progress.moved, False,
+                                               False)._replace(left=True))
 
   def watch(self, step: Callable[P, R]) -> Callable[P, R]:
     """Makes a function whose calls are counted as steps.
 
     Args:
-      step: the compiled step, or whatever the loop calls once a step. Its results are passed on as they are; a few of
-        the smallest are kept until they are there, to see when the step has completed.
+      step: the compiled step, or whatever the loop calls once a step. Its results are passed on as
+        they are; a few of the smallest are kept until they are there, to see when the step has
+        completed.
 
     Raises:
       TypeError: `step` can't be called.
@@ -173,7 +186,8 @@ class Watchdog:
     return watched
 
   def pause(self, name: str, limit: float = 3600.0) -> AbstractContextManager[None]:
-    """Announces that what is done inside takes long: nobody is called late meanwhile, on any process.
+    """Announces that what is done inside takes long: nobody is called late meanwhile, on any
+    process.
 
     Args:
       name: what it is, for the words; "checkpoint", "evaluation".
@@ -197,7 +211,8 @@ class Watchdog:
       try:
         self._look()
       except Exception as error:
-        _LOG.warning("The watchdog has stopped, training goes on: %s: %s", type(error).__name__, error)
+        _LOG.warning("The watchdog has stopped, training goes on: %s: %s", type(error).__name__,
+                     error)
         _LOG.debug("The watchdog has stopped", exc_info=error)
         return
 
@@ -212,7 +227,8 @@ class Watchdog:
     return max(_SHORTEST_ADAPTIVE, _ADAPTIVE * usual)
 
   def _excused(self, now: float) -> bool:
-    """Whether this process takes long for a known reason; sees to it that the time starts anew when it ends."""
+    """Whether this process takes long for a known reason; sees to it that the time starts anew when
+    it ends."""
     compiling = self._progress.compiling()
     measured = self._recorder is not None and self._recorder.doing == "checkpoint"
     if self._measured_excuse and not (compiling or measured):
@@ -243,15 +259,17 @@ class Watchdog:
     self._accuse(heartbeat, now, age, limit)
 
   def _heartbeat(self, now: float, age: float, excused: bool, overdue: bool) -> Heartbeat:
-    characters = STACK_CHARACTERS if self._processes <= LARGE_JOB else STACK_CHARACTERS_IN_LARGE_JOBS
+    characters = (STACK_CHARACTERS if self._processes <= LARGE_JOB
+                  else STACK_CHARACTERS_IN_LARGE_JOBS)
     since = self._progress.excused_at
     doing = self._recorder.doing if self._recorder is not None else None
     self._number += 1
-    return Heartbeat(self._process, socket.gethostname(), os.getpid(), self._number, self._progress.entered,
-                self._progress.completed, self._progress.phase(doing), age,
-                0.0 if excused else 1e9 if since is None else now - since, overdue,
-                stack.of_thread(self._progress.thread, characters) if overdue else "",
-                marks=self._own_marks() if overdue else "")
+    return Heartbeat(self._process, socket.gethostname(), os.getpid(), self._number,
+                     self._progress.entered, self._progress.completed,
+                     self._progress.phase(doing), age,
+                     0.0 if excused else 1e9 if since is None else now - since, overdue,
+                     stack.of_thread(self._progress.thread, characters) if overdue else "",
+                     marks=self._own_marks() if overdue else "")
 
   def _own_marks(self) -> str:
     programs = self._recorder.programs if self._recorder is not None else []
@@ -276,7 +294,8 @@ class Watchdog:
     return dataclasses.replace(late, marks=tuple(sentences), causes=tuple(causes))
 
   def _carry(self, heartbeat: Heartbeat, now: float, over: float) -> None:
-    """Publishes the word if it is time; reads the others' if they are few, or may soon be asked for."""
+    """Publishes the word if it is time; reads the others' if they are few, or may soon be asked
+    for."""
     if self._store_thread is None:
       return
     first = heartbeat.waiting and self._overdue_since is None
@@ -284,14 +303,16 @@ class Watchdog:
       return
     self._beaten_at = now
     turn = _TURN_SECONDS * (self._process // _READERS)
-    self._store_thread.carry(heartbeat, read=self._processes <= LARGE_JOB or over > turn - _PRELUDE_SECONDS)
+    self._store_thread.carry(heartbeat,
+                             read=self._processes <= LARGE_JOB or over > turn - _PRELUDE_SECONDS)
 
   @property
   def _silence(self) -> float:
     return _SILENCE_BEATS * self._beat
 
   def _accuse(self, heartbeat: Heartbeat, now: float, age: float, limit: float) -> None:
-    """The time is up here: finds out who is late, once everyone was heard or can be called silent."""
+    """The time is up here: finds out who is late, once everyone was heard or can be called
+    silent."""
     assert self._overdue_since is not None
     own = LastHeartbeat(heartbeat, 0.0)
     if self._store_thread is None:
@@ -310,7 +331,8 @@ class Watchdog:
       self._overdue_since, self._reads_before = now, self._store_thread.reads
       return
     late = verdict.judge(last_heartbeats, self._processes, self._silence, self._process, age)
-    unsure = any(0.9 * self._beat < one.silence <= self._silence for one in last_heartbeats.values() if not one.left)
+    unsure = any(0.9 * self._beat < one.silence <= self._silence for one in last_heartbeats.values()
+                 if not one.left)
     mute = any(p.state == "outside" and not p.stack for p in late.late)
     if (unsure or mute) and over < _GRACE_SECONDS:
       return
@@ -339,4 +361,5 @@ class Watchdog:
     waited = self.latest.waited if self.latest is not None else 0.0
     _LOG.warning("Watchdog: steps complete again.")
     if self._events is not None:
-      self._events.write("resumed", time.time_ns(), {"process": self._process, "seconds": waited + age})
+      self._events.write("resumed", time.time_ns(),
+                         {"process": self._process, "seconds": waited + age})

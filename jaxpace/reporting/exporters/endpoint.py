@@ -1,8 +1,8 @@
 """The HTTP endpoint that Prometheus scrapes: one thread, a few connections, a time limit on each.
 
-It lives in the training process, whose descriptors and threads are not for strangers to use up: whoever connects and
-says nothing, or reads nothing, makes room for the next one. Nothing here can keep a scraper out for long, or the
-recording from its files.
+It lives in the training process, whose descriptors and threads are not for strangers to use up:
+whoever connects and says nothing, or reads nothing, makes room for the next one. Nothing here can
+keep a scraper out for long, or the recording from its files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Endpoint:
     Raises:
       OSError: the port is taken, or can't be had.
     """
-    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM,
+                                                flags=socket.AI_PASSIVE)[0]
     self._app = app
     self._socket = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -112,7 +113,8 @@ class Endpoint:
       except BlockingIOError:
         return
       except OSError:
-        # no descriptor is left: those in use here may be given up, and a loop that asks at once again helps nobody
+        # no descriptor is left: those in use here may be given up, and a loop that asks at once
+        # again helps nobody
         self._make_room(0)
         time.sleep(0.05)
         return
@@ -126,7 +128,8 @@ class Endpoint:
     self._advance(connection)  # its request is mostly there already
 
   def _make_room(self, most: int) -> None:
-    """Hangs up on the oldest, those first whose request hasn't come, until at most so many are left."""
+    """Hangs up on the oldest, those first whose request hasn't come, until at most so many are
+    left."""
     waiting = sorted(self._connections.values(), key=lambda each: (each.answering, each.begun))
     for connection in waiting[:max(0, len(waiting) - most)]:
       self._hang_up(connection)
@@ -162,7 +165,8 @@ class Endpoint:
 
 
 def _answer(request: bytes, app: App) -> bytes:
-  """Makes the whole answer to a request; a request that is none, and a page that can't be made, get a status alone."""
+  """Makes the whole answer to a request; a request that is none, and a page that can't be made, get
+  a status alone."""
   head, *lines = request.decode("latin-1").splitlines()
   words = head.split()
   if len(words) != 3 or not words[2].startswith("HTTP/1."):

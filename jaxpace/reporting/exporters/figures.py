@@ -25,7 +25,8 @@ class BatchFigures(NamedTuple):
   waits: dict[tuple[int, str], float]  # by rank and collective: exit - enter
   host: dict[str, float]  # of the process, by name of `TIMES`
   switches: int | None  # involuntary context switches of the process
-  decisions: dict[str, float]  # of the lowest rank's newest step, by the pacer's name; those that are numbers
+  # of the lowest rank's newest step, by the pacer's name; those that are numbers
+  decisions: dict[str, float]
 
 
 def figures(steps: Columns, collectives: Columns) -> BatchFigures | None:
@@ -59,7 +60,8 @@ def figures(steps: Columns, collectives: Columns) -> BatchFigures | None:
             for values in [_known(steps[f"{name}_ns"])] if np.isfinite(values[lowest]).any()},
       switches=int(np.nansum(switches)) if np.isfinite(switches).any() else None,
       decisions={name.removeprefix("decision_"): float(values[newest]) for name in steps
-                 if name.startswith("decision_") for values in [_known(steps[name])] if np.isfinite(values[newest])})
+                 if name.startswith("decision_") for values in [_known(steps[name])]
+                 if np.isfinite(values[newest])})
 
 
 def _step_seconds(steps: Columns) -> np.ndarray:
@@ -78,7 +80,8 @@ def _waits(collectives: Columns) -> dict[tuple[int, str], float]:
   rank, name = np.asarray(collectives["rank"])[known], np.asarray(collectives["name"])[known]
   names, index = np.unique(name, return_inverse=True)
   ranks, place = np.unique(rank, return_inverse=True)
-  total = np.bincount(place * len(names) + index, np.maximum(wait[known], 0), len(ranks) * len(names))
+  total = np.bincount(place * len(names) + index, np.maximum(wait[known], 0),
+                      len(ranks) * len(names))
   return {(int(r), str(n)): float(total[i * len(names) + j]) * 1e-9
           for i, r in enumerate(ranks) for j, n in enumerate(names)}
 

@@ -21,7 +21,8 @@ from jaxpace.reporting.exporters.endpoint import Endpoint
 from jaxpace.reporting.exporters.figures import BatchFigures, figures
 from jaxpace.trace.decode import Columns
 
-_BUCKETS = (.001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0)
+_BUCKETS = (.001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1.0, 1.5, 2.0,
+            5.0, 10.0, 30.0, 60.0)
 _PORTS = 64
 
 
@@ -36,23 +37,28 @@ class Prometheus:
     """Prepares; file and endpoint are there with the first rows.
 
     Args:
-      port: of the HTTP endpoint; where another process of this host has it, the next free one. 0: any. None: none.
-      address: to listen on. By default only this host can read the endpoint, which has no password. It has one thread
-        and at most 16 connections; one that says nothing for 5 s, or is the oldest of too many, is hung up on.
-      textfile: folder and file, `metrics/jaxpace.prom` say; process 3 writes `metrics/jaxpace-3.prom`.
+      port: of the HTTP endpoint; where another process of this host has it, the next free one. 0:
+        any. None: none.
+      address: to listen on. By default only this host can read the endpoint, which has no password.
+        It has one thread and at most 16 connections; one that says nothing for 5 s, or is the
+        oldest of too many, is hung up on.
+      textfile: folder and file, `metrics/jaxpace.prom` say; process 3 writes
+        `metrics/jaxpace-3.prom`.
 
     Raises:
       ImportError: the package prometheus_client is not installed.
       ValueError: neither port nor file is given, or the port is none.
     """
     if port is None and textfile is None:
-      raise ValueError("Prometheus() exports nowhere: give port=9400, textfile=\"jaxpace.prom\", or both.")
+      raise ValueError(
+          "Prometheus() exports nowhere: give port=9400, textfile=\"jaxpace.prom\", or both.")
     if port is not None and not 0 <= port < 65536:
       raise ValueError(f"port={port} is no TCP port: give 1 to 65535, or 0 for any that is free.")
     try:
       import prometheus_client
     except ImportError as error:
-      raise ImportError("Prometheus() needs prometheus_client: pip install 'jaxpace[metrics]'.") from error
+      raise ImportError(
+          "Prometheus() needs prometheus_client: pip install 'jaxpace[metrics]'.") from error
     self._client = prometheus_client
     self._wanted, self._address = port, address
     self._textfile = None if textfile is None else pathlib.Path(os.path.abspath(textfile))
@@ -66,19 +72,22 @@ class Prometheus:
   def _make(self) -> None:
     client, registry = self._client, self.registry
     self._steps = client.Counter("jaxpace_steps", "Steps recorded.", ["rank"], registry=registry)
-    self._step_seconds = client.Histogram("jaxpace_step_seconds", "Time of a step, end to end.", ["rank"],
-                                          buckets=_BUCKETS, registry=registry)
-    self._phases = client.Counter("jaxpace_phase_seconds", "Time in a phase; delay is pacing's.", ["rank", "phase"],
-                                  registry=registry)
-    self._waits = client.Counter("jaxpace_wait_seconds", "Time in a collective, from entry to exit.",
+    self._step_seconds = client.Histogram("jaxpace_step_seconds", "Time of a step, end to end.",
+                                          ["rank"], buckets=_BUCKETS, registry=registry)
+    self._phases = client.Counter("jaxpace_phase_seconds", "Time in a phase; delay is pacing's.",
+                                  ["rank", "phase"], registry=registry)
+    self._waits = client.Counter("jaxpace_wait_seconds",
+                                 "Time in a collective, from entry to exit.",
                                  ["rank", "collective"], registry=registry)
-    self._host = client.Counter("jaxpace_host_seconds", "Time the process spent on something, by cause.",
+    self._host = client.Counter("jaxpace_host_seconds",
+                                "Time the process spent on something, by cause.",
                                 ["process", "cause"], registry=registry)
-    self._switches = client.Counter("jaxpace_involuntary_switches", "Involuntary context switches.", ["process"],
-                                    registry=registry)
-    self._last = client.Gauge("jaxpace_last_step", "Number of the newest step recorded.", ["process"],
-                              registry=registry)
-    self._attempt = client.Gauge("jaxpace_attempt", "Restarts of the run.", ["process"], registry=registry)
+    self._switches = client.Counter("jaxpace_involuntary_switches", "Involuntary context switches.",
+                                    ["process"], registry=registry)
+    self._last = client.Gauge("jaxpace_last_step", "Number of the newest step recorded.",
+                              ["process"], registry=registry)
+    self._attempt = client.Gauge("jaxpace_attempt", "Restarts of the run.", ["process"],
+                                 registry=registry)
     self._decision = client.Gauge("jaxpace_decision", "What the pacer decided for the newest step.",
                                   ["process", "name"], registry=registry)
 
@@ -109,7 +118,8 @@ class Prometheus:
       for value in np.maximum(seconds, 0).tolist():
         observe(value)
     for (rank, phase), total in found.phases.items():
-      self._phases.labels(self._rank(rank), self._bounded("phase", phase, MOST_PHASES)).inc(max(total, 0.0))
+      self._phases.labels(self._rank(rank),
+                          self._bounded("phase", phase, MOST_PHASES)).inc(max(total, 0.0))
     for (rank, collective), total in found.waits.items():
       name = self._bounded("collective", collective, MOST_COLLECTIVES)
       self._waits.labels(self._rank(rank), name).inc(total)
@@ -145,5 +155,6 @@ class Prometheus:
     if self._textfile is None or self._process is None:
       return
     self._textfile.parent.mkdir(parents=True, exist_ok=True)
-    own = self._textfile.with_name(f"{self._textfile.stem}-{self._process}{self._textfile.suffix or '.prom'}")
+    own = self._textfile.with_name(
+        f"{self._textfile.stem}-{self._process}{self._textfile.suffix or '.prom'}")
     atomic_write.write_text(own, self._client.generate_latest(self.registry).decode("utf-8"))

@@ -1,4 +1,5 @@
-"""Scalars by step, for TensorBoard or anything that has `write_scalars(step, scalars)`; from process 0 only."""
+"""Scalars by step, for TensorBoard or anything that has `write_scalars(step, scalars)`; from
+process 0 only."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ class ScalarWriter(Protocol):
 class Scalars:
   """An exporter of means over the steps since the last ones it wrote, of process 0's ranks.
 
-  Every few seconds it writes `jaxpace/step_ms`, `jaxpace/<phase>_ms`, `jaxpace/wait_ms`, `jaxpace/gc_ms` and others
-  that the run has, and `jaxpace/decision/<name>`, the pacer's newest, under the number of the newest step.
+  Every few seconds it writes `jaxpace/step_ms`, `jaxpace/<phase>_ms`, `jaxpace/wait_ms`,
+  `jaxpace/gc_ms` and others that the run has, and `jaxpace/decision/<name>`, the pacer's newest,
+  under the number of the newest step.
   """
 
   def __init__(self, writer: ScalarWriter, *, prefix: str = "jaxpace/"):
@@ -36,8 +38,8 @@ class Scalars:
       TypeError: the writer has no method `write_scalars`.
     """
     if not callable(getattr(writer, "write_scalars", None)):
-      raise TypeError(f"Scalars takes an object with write_scalars(step, scalars), not {type(writer).__name__}. For "
-                      "TensorBoard files: TensorBoard(logdir).")
+      raise TypeError("Scalars takes an object with write_scalars(step, scalars), not "
+                      f"{type(writer).__name__}. For TensorBoard files: TensorBoard(logdir).")
     self._writer, self._prefix = writer, prefix
 
   def export(self, steps: Columns, collectives: Columns) -> None:
@@ -63,7 +65,8 @@ class TensorBoard:
     try:
       import tensorboardX
     except ImportError as error:
-      raise ImportError("TensorBoard() needs tensorboardX: pip install 'jaxpace[metrics]'.") from error
+      raise ImportError(
+          "TensorBoard() needs tensorboardX: pip install 'jaxpace[metrics]'.") from error
     self._make = lambda: tensorboardX.SummaryWriter(os.path.abspath(logdir))
     self._files: Any = None
     self._scalars = Scalars(self, prefix=prefix)

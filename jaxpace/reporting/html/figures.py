@@ -1,4 +1,5 @@
-"""Numbers on the page. Each says where in the JSON document it stands, so that both can be held against each other."""
+"""Numbers on the page. Each says where in the JSON document it stands, so that both can be held
+against each other."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class DocumentFigures:
     value = find(self.document, path)
     if value is None:
       return self._data(path, value, UNKNOWN)
-    return self._data(path, value, f"{100 * value:{'+' if signed else ''}.{digits}f} %".replace("-", "−"))
+    return self._data(path, value,
+                      f"{100 * value:{'+' if signed else ''}.{digits}f} %".replace("-", "−"))
 
   def times(self, path: str) -> Markup:
     """How many times as fast."""

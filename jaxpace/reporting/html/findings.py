@@ -1,4 +1,5 @@
-"""Findings as articles: whom they are about, what speaks for them, what to do, and buttons that lead to the steps."""
+"""Findings as articles: whom they are about, what speaks for them, what to do, and buttons that
+lead to the steps."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from jaxpace.reporting.html.figures import DocumentFigures
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.trace.problems import list_ranks
 
-TITLES = {"persistent_straggler": "Persistent straggler", "synchronization_amplification": "Late ranks by turns",
-          "fabric_contention": "Fabric contention", "locality": "Locality", "runtime_jitter": "Runtime jitter"}
+TITLES = {"persistent_straggler": "Persistent straggler",
+          "synchronization_amplification": "Late ranks by turns",
+          "fabric_contention": "Fabric contention", "locality": "Locality",
+          "runtime_jitter": "Runtime jitter"}
 _WIDTH, _HEIGHT = 240, 34
 
 
@@ -20,7 +23,9 @@ def findings(figures: DocumentFigures) -> Markup:
   """All findings, or a sentence that there is none."""
   document = figures.document
   if not document["findings"]:
-    return element("p", "Nothing was found that needs mending. The sections below show the run as it was.")
+    return element("p",
+                   "Nothing was found that needs mending. The sections below show the run as "
+                   "it was.")
   return joined([_finding(figures, i) for i in range(len(document["findings"]))])
 
 
@@ -31,33 +36,40 @@ def _finding(figures: DocumentFigures, i: int) -> Markup:
   title = TITLES.get(finding["mode"], finding["mode"].replace("_", " ").capitalize())
   head = element("header", element("h3", title), element("p", element(
       "strong", figures.share(f"findings/{i}/share")), " of the step",
-      element("span", "confidence ", figures.confidence(f"findings/{i}/confidence"), class_="aside"), class_="cost"))
-  evidence = element("ul", *(element("li", prose(sentence)) for sentence in finding["evidence"]), class_="evidence")
+      element("span", "confidence ", figures.confidence(f"findings/{i}/confidence"),
+              class_="aside"), class_="cost"))
+  evidence = element("ul", *(element("li", prose(sentence)) for sentence in finding["evidence"]),
+                     class_="evidence")
   whole = finding["first_step"] is None and finding["last_step"] is None
-  buttons = [_button("Show the whole run" if whole else f"Show steps {place['first_step']:,} to {place['last_step']:,}",
+  buttons = [_button("Show the whole run" if whole
+                     else f"Show steps {place['first_step']:,} to {place['last_step']:,}",
                      place, finding, title)]
   if place["costliest"]:
     costliest = place["costliest"]
-    buttons.append(_button(f"Costliest stretch: {costliest['first_step']:,} to {costliest['last_step']:,}", costliest,
-                           finding, f"{title}: costliest stretch"))
+    buttons.append(_button(
+        f"Costliest stretch: {costliest['first_step']:,} to {costliest['last_step']:,}", costliest,
+        finding, f"{title}: costliest stretch"))
   spark = element("figure", _spark(place["cost"]), element(
-      "figcaption", "what it cost over the run, up to ", milliseconds(max(place["cost"], default=0.0)), " a step"),
+      "figcaption", "what it cost over the run, up to ",
+      milliseconds(max(place["cost"], default=0.0)), " a step"),
       class_="spark")
   return element(
       "article", head, element("p", _who(finding), class_="who"), evidence,
       element("p", element("strong", "Do: "), prose(finding["advice"]), class_="advice"),
-      element("div", element("div", *buttons, class_="buttons"), spark, class_="foot"), class_="finding",
-      id=f"finding-{i}")
+      element("div", element("div", *buttons, class_="buttons"), spark, class_="foot"),
+      class_="finding", id=f"finding-{i}")
 
 
 def _button(label: str, steps: dict[str, Any], finding: dict[str, Any], title: str) -> Markup:
   return element("button", label, type="button", class_="go", data_first=steps["first_step"],
-                 data_last=steps["last_step"], data_ranks=" ".join(map(str, finding["ranks"][:64])), data_title=title)
+                 data_last=steps["last_step"], data_ranks=" ".join(map(str, finding["ranks"][:64])),
+                 data_title=title)
 
 
 def _who(finding: dict[str, Any]) -> str:
   ranks, hosts = finding["ranks"], finding["hosts"]
-  facts = [("Ranks " if len(ranks) > 1 else "Rank ") + list_ranks(ranks) if ranks else "No rank in particular"]
+  facts = [("Ranks " if len(ranks) > 1 else "Rank ") + list_ranks(ranks) if ranks
+           else "No rank in particular"]
   if hosts:
     facts.append("on " + named(hosts))
   facts.append(spell(finding["first_step"], finding["last_step"]))
@@ -72,5 +84,6 @@ def _spark(cost: list[float]) -> Markup:
   width = _WIDTH / max(len(cost), 1)
   points = "".join(f"L{i * width:.1f},{_HEIGHT - 2 - (_HEIGHT - 6) * value / most:.1f}h{width:.1f}"
                    for i, value in enumerate(cost))
-  return element("svg", element("path", d=f"M0,{_HEIGHT}{points}V{_HEIGHT}Z"), viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-                 preserveAspectRatio="none", width="100%", height=_HEIGHT, aria_hidden="true")
+  return element("svg", element("path", d=f"M0,{_HEIGHT}{points}V{_HEIGHT}Z"),
+                 viewBox=f"0 0 {_WIDTH} {_HEIGHT}", preserveAspectRatio="none", width="100%",
+                 height=_HEIGHT, aria_hidden="true")

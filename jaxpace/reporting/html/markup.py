@@ -24,7 +24,8 @@ def text(value: object) -> Markup:
   return value if isinstance(value, Markup) else Markup(html.escape(plain(value)))
 
 
-def element(tag: str, *children: Markup | str | int | None, **attributes: str | int | float | bool | None) -> Markup:
+def element(tag: str, *children: Markup | str | int | None,
+            **attributes: str | int | float | bool | None) -> Markup:
   """An element. Children that are None are left out, as are attributes that are None or False.
 
   Underscores in attributes' names become hyphens; one at the end is for Python's keywords.

@@ -1,4 +1,5 @@
-"""Lays the slices of a timeline out: what each rank did, who waited for whom, and what was found. Pure."""
+"""Lays the slices of a timeline out: what each rank did, who waited for whom, and what was found.
+Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class _Waits(NamedTuple):
   last: np.ndarray  # [K] rank that the others waited for
   transfer: np.ndarray  # [K] ns; -1 where not known
   longest: np.ndarray  # [K] ns
-  of_rank: tuple[np.ndarray, np.ndarray] | None = None  # [R, K] `last` and `transfer` of each; None: all alike
+  # [R, K] `last` and `transfer` of each; None: all alike
+  of_rank: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class _Slices:
@@ -49,17 +51,20 @@ class _Slices:
   def name(self, name: str) -> int:
     return self.names.setdefault(name, len(self.names))
 
-  def add(self, track: np.ndarray, begin: np.ndarray, end: np.ndarray, name: np.ndarray | int, step: np.ndarray,
-          depth: int, keep: np.ndarray) -> np.ndarray:
-    """Adds those of [...] slices that are kept and have a length; returns their provisional indices, -1 elsewhere."""
+  def add(self, track: np.ndarray, begin: np.ndarray, end: np.ndarray, name: np.ndarray | int,
+          step: np.ndarray, depth: int, keep: np.ndarray) -> np.ndarray:
+    """Adds those of [...] slices that are kept and have a length; returns their provisional
+    indices, -1 elsewhere."""
     shape = begin.shape
     keep = keep & (end > begin) & (begin != MISSING)
     index = np.full(shape, -1, np.int64)
     number = int(keep.sum())
     index[keep] = np.arange(self._size, self._size + number)
     self._size += number
-    track, name, step = (np.broadcast_to(np.asarray(values), shape)[keep] for values in (track, name, step))
-    self._parts.append((track, begin[keep], end[keep], name, step, np.full(number, depth, np.int64)))
+    track, name, step = (np.broadcast_to(np.asarray(values), shape)[keep]
+                         for values in (track, name, step))
+    self._parts.append((track, begin[keep], end[keep], name, step,
+                        np.full(number, depth, np.int64)))
     return index
 
   def finish(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -98,10 +103,12 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
   tracks, of_rank = _tracks(run, findings)
   inside = np.broadcast_to(run.inside, run.attempt.shape)
   edges, known = _edges(run, bounds, alignment)
-  whole = gathered.add(of_rank[:, None], edges.begin, edges.end, _step_names(run, gathered), run.steps, 0,
-                       inside & known)
-  gathered.add(of_rank[:, None], edges.begin, edges.start, gathered.name("gap"), run.steps, 1, inside & known)
-  gathered.add(of_rank[:, None], edges.start, edges.work, gathered.name("delay"), run.steps, 1, inside & known)
+  whole = gathered.add(of_rank[:, None], edges.begin, edges.end, _step_names(run, gathered),
+                       run.steps, 0, inside & known)
+  gathered.add(of_rank[:, None], edges.begin, edges.start, gathered.name("gap"), run.steps, 1,
+               inside & known)
+  gathered.add(of_rank[:, None], edges.start, edges.work, gathered.name("delay"), run.steps, 1,
+               inside & known)
   work = _phases(run, edges, gathered, of_rank, inside & known)
   waits = _waits(run)
   transfers = []
@@ -109,31 +116,39 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
     enter, leave = edges.enter[c], edges.exit[c]
     size = "" if collective.bytes is None else f" ({collective.bytes:,} bytes)"
     there = inside & known & edges.stamped[c]
-    gathered.add(of_rank[:, None], enter, leave, gathered.name(text(collective.name) + size), run.steps, 1, there)
+    gathered.add(of_rank[:, None], enter, leave, gathered.name(text(collective.name) + size),
+                 run.steps, 1, there)
     last, transfer = waits[c].of_rank or (waits[c].last, waits[c].transfer)
     split = np.clip(leave - np.where(transfer >= 0, transfer, leave - enter), enter, leave)
-    waiting = np.array([gathered.name(f"wait for rank {rank}") for rank in range(run.ranks)], np.int64)
-    gathered.add(of_rank[:, None], enter, split, waiting[last], run.steps, 2, there & (transfer >= 0))
-    transfers.append(gathered.add(of_rank[:, None], split, leave, gathered.name("transfer"), run.steps, 2, there))
+    waiting = np.array([gathered.name(f"wait for rank {rank}") for rank in range(run.ranks)],
+                       np.int64)
+    gathered.add(of_rank[:, None], enter, split, waiting[last], run.steps, 2,
+                 there & (transfer >= 0))
+    transfers.append(gathered.add(of_rank[:, None], split, leave, gathered.name("transfer"),
+                                  run.steps, 2, there))
   _pauses(run, edges, known, gathered, tracks)
   told = _findings(run, edges, known & inside, findings, gathered)
   counters, lines = _job(run, edges, waits, known, gathered)
   columns, place = gathered.finish()
-  flows = [*_late_flows(run, edges, waits, work, transfers), *_finding_flows(run, told, findings, whole)]
+  flows = [*_late_flows(run, edges, waits, work, transfers),
+           *_finding_flows(run, told, findings, whole)]
   origin = int(columns["begin"].min()) if columns["begin"].size else 0
   details = {int(place[i]): values for i, values in [*lines, *_details(told, findings)]}
   return Timeline(
-      tracks=tuple(tracks), names=tuple(gathered.names), track=columns["track"], name=columns["name"],
-      begin=columns["begin"] - origin, end=columns["end"] - origin, step=columns["step"], details=details,
+      tracks=tuple(tracks), names=tuple(gathered.names), track=columns["track"],
+      name=columns["name"], begin=columns["begin"] - origin, end=columns["end"] - origin,
+      step=columns["step"], details=details,
       flows=tuple(flow for flow in (Flow(int(place[a]), int(place[b])) for a, b in flows)
-                  if (columns["begin"][flow.begin], flow.begin) < (columns["begin"][flow.end], flow.end)),
-      counters={name: (at - origin, values) for name, (at, values) in counters.items()}, spread=alignment.spread,
-      apart=alignment.apart)
+                  if (columns["begin"][flow.begin], flow.begin)
+                  < (columns["begin"][flow.end], flow.end)),
+      counters={name: (at - origin, values) for name, (at, values) in counters.items()},
+      spread=alignment.spread, apart=alignment.apart)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Edges:
-  """Instants on the common axis, int64 ns, rising on every rank. R ranks, K steps, C collectives."""
+  """Instants on the common axis, int64 ns, rising on every rank. R ranks, K steps, C
+  collectives."""
 
   begin: np.ndarray  # [R, K] the gap's begin
   start: np.ndarray  # [R, K]
@@ -148,12 +163,14 @@ class _Edges:
 def _tracks(run: Run, findings: tuple[Finding, ...]) -> tuple[list[Track], np.ndarray]:
   """All tracks but those of pauses, and the track of each rank."""
   tracks = [Track("job", JOB, None), Track("steps", JOB, 1)]
-  tracks += [Track(f"finding {i}: {finding.mode}", JOB, 1 + i) for i, finding in enumerate(findings, 1)]
+  tracks += [Track(f"finding {i}: {finding.mode}", JOB, 1 + i)
+             for i, finding in enumerate(findings, 1)]
   of_rank = np.zeros(run.ranks, np.int64)
   for process in np.unique(run.process_of_rank).tolist():
     ranks = np.flatnonzero(run.process_of_rank == process).tolist()
     host = text(run.host_of_rank(ranks[0])) or "unknown host"
-    tracks.append(Track(f"{host}, process {process}" if process >= 0 else "unknown process", _pid(process), None))
+    tracks.append(Track(f"{host}, process {process}" if process >= 0 else "unknown process",
+                        _pid(process), None))
     for rank in ranks:
       of_rank[rank] = len(tracks)
       tracks.append(Track(f"rank {rank}", _pid(process), rank + 1))
@@ -177,7 +194,8 @@ def _edges(run: Run, bounds: Bounds, alignment: Alignment) -> tuple[_Edges, np.n
 
   raw_enter, raw_exit = [], []
   for c in run.collectives:
-    both = current & (c.attempt == alignment.attempt) & (c.enter_ns != MISSING) & (c.exit_ns != MISSING)
+    both = (current & (c.attempt == alignment.attempt) & (c.enter_ns != MISSING)
+            & (c.exit_ns != MISSING))
     raw_enter.append(common(c.enter_ns, both))
     raw_exit.append(common(c.exit_ns, both))
   start, end = common(bounds.start), common(bounds.end)
@@ -194,13 +212,15 @@ def _edges(run: Run, bounds: Bounds, alignment: Alignment) -> tuple[_Edges, np.n
   rows = np.where(known[..., None], rows, MISSING)
   rising = np.maximum.accumulate(rows.reshape(run.ranks, -1), axis=1).reshape(rows.shape)
   pairs = rising[..., 3:-1].transpose(2, 0, 1)
-  stamped = np.stack([e != MISSING for e in raw_enter]) if raw_enter else np.zeros((0, *known.shape), bool)
-  return _Edges(rising[..., 0], rising[..., 1], rising[..., 2], pairs[0::2], pairs[1::2], rising[..., -1], stamped,
-                started), known
+  stamped = (np.stack([e != MISSING for e in raw_enter]) if raw_enter
+             else np.zeros((0, *known.shape), bool))
+  return _Edges(rising[..., 0], rising[..., 1], rising[..., 2], pairs[0::2], pairs[1::2],
+                rising[..., -1], stamped, started), known
 
 
 def _sane(stamps: np.ndarray) -> np.ndarray:
-  """[R, K] whether all stamps of a rank's step lie near the other ranks' latest ones, or its own."""
+  """[R, K] whether all stamps of a rank's step lie near the other ranks' latest ones, or its
+  own."""
   late = np.where(stamps.max(axis=0) == MISSING, np.nan, stamps.max(axis=0).astype(np.float64))
   earliest = np.where(stamps == MISSING, np.inf, stamps.astype(np.float64)).min(axis=0)
   some = np.isfinite(late).any(axis=0)
@@ -218,8 +238,10 @@ def _nanoseconds(run: Run, name: str) -> np.ndarray:
   return np.rint(np.clip(seconds, 0.0, 1e7) * 1e9).astype(np.int64)
 
 
-def _phases(run: Run, edges: _Edges, gathered: _Slices, of_rank: np.ndarray, keep: np.ndarray) -> list[np.ndarray]:
-  """Adds the phases; returns for each collective [R, K] the slice of work that came before it, -1 for none."""
+def _phases(run: Run, edges: _Edges, gathered: _Slices, of_rank: np.ndarray,
+            keep: np.ndarray) -> list[np.ndarray]:
+  """Adds the phases; returns for each collective [R, K] the slice of work that came before it, -1
+  for none."""
   names = order(run)
   begins = np.concatenate([edges.work[None], edges.exit])
   ends = np.concatenate([edges.enter, edges.end[None]])
@@ -228,23 +250,26 @@ def _phases(run: Run, edges: _Edges, gathered: _Slices, of_rank: np.ndarray, kee
   before = [np.full(run.attempt.shape, -1, np.int64) for _ in run.collectives]
   for interval, phase, begin, end in pour(free, [_nanoseconds(run, name) for name in names]):
     shown = gathered.name(text(names[phase].removeprefix("phase_")))
-    index = gathered.add(of_rank[:, None], begins[interval] + begin, begins[interval] + end, shown, run.steps, 1,
-                         keep & edges.started & free_known[interval])
+    index = gathered.add(of_rank[:, None], begins[interval] + begin, begins[interval] + end, shown,
+                         run.steps, 1, keep & edges.started & free_known[interval])
     if interval < len(before):
       before[interval] = np.where(index >= 0, index, before[interval])
   return before
 
 
 def _waits(run: Run) -> list[_Waits]:
-  """Who was last and how long the transfer took, as the report accounts for them; by waits where it does not."""
+  """Who was last and how long the transfer took, as the report accounts for them; by waits where it
+  does not."""
   work = busy(run, slice(0, len(run.steps))) if run.collectives else None
   newest = run.attempt.max(axis=0)
   found = []
   split = account(work).waits if work is not None and work.meetings is not None else None
   for c, collective in enumerate(run.collectives):
     assert work is not None
-    there = (collective.enter_ns != MISSING) & (collective.exit_ns != MISSING) & (collective.attempt == newest)
-    wait = np.where(there, np.clip(collective.exit_ns - collective.enter_ns, 0, None), np.iinfo(np.int64).max)
+    there = ((collective.enter_ns != MISSING) & (collective.exit_ns != MISSING)
+             & (collective.attempt == newest))
+    wait = np.where(there, np.clip(collective.exit_ns - collective.enter_ns, 0, None),
+                    np.iinfo(np.int64).max)
     exposed = np.where(work.valid, work.wait[c] * 1e9, np.inf).min(axis=0)
     some, accounted = there.any(axis=0), work.valid.any(axis=0)
     arrival = np.where(work.valid, work.arrival[c], -np.inf)
@@ -259,18 +284,23 @@ def _waits(run: Run) -> list[_Waits]:
 
 
 def _in_groups(waits: Waits, valid: np.ndarray, wait: np.ndarray, there: np.ndarray) -> _Waits:
-  """The same where ranks wait for those of their own group only: of the group that waits longest."""
+  """The same where ranks wait for those of their own group only: of the group that waits
+  longest."""
   longest = np.where(waits.there, waits.early, -1.0).argmax(axis=0)[None]
   last = np.take_along_axis(waits.last, longest, axis=0)[0]
   took = np.take_along_axis(waits.transfer, longest, axis=0)[0]
-  transfer = np.where(valid.any(axis=0) & np.isfinite(took), np.rint(np.nan_to_num(took) * 1e9), -1).astype(np.int64)
-  of_rank = np.where(valid & np.isfinite(waits.transfer), np.rint(np.nan_to_num(waits.transfer) * 1e9), -1)
+  transfer = np.where(valid.any(axis=0) & np.isfinite(took), np.rint(np.nan_to_num(took) * 1e9),
+                      -1).astype(np.int64)
+  of_rank = np.where(valid & np.isfinite(waits.transfer),
+                     np.rint(np.nan_to_num(waits.transfer) * 1e9), -1)
   most = np.where(there & (waits.last == last), np.where(there, wait, 0), 0).max(axis=0)
   return _Waits(last, transfer, most, (waits.last, of_rank.astype(np.int64)))
 
 
-def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: _Slices, tracks: list[Track]) -> None:
-  """Adds what the hosts' columns name. Where in its step a pause lay is not recorded: it is shown from its begin."""
+def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: _Slices,
+            tracks: list[Track]) -> None:
+  """Adds what the hosts' columns name. Where in its step a pause lay is not recorded: it is shown
+  from its begin."""
   causes = run.host_causes
   for i, cause in enumerate(name for name in PAUSES if name in causes.columns):
     for process in causes.processes.tolist():
@@ -284,13 +314,17 @@ def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: _Slices, track
       # One after the other: begin_k = max(first_k, end of the one before).
       run_up = np.cumsum(length) - length
       begin = np.maximum.accumulate(np.where(keep, first - run_up, MISSING)) + run_up
-      gathered.add(np.array(len(tracks)), begin, begin + length, gathered.name(cause), run.steps, 0, keep)
-      tracks.append(Track(f"{cause} (begin within the step not known)", _pid(process), _PAUSE_THREAD + i))
+      gathered.add(np.array(len(tracks)), begin, begin + length, gathered.name(cause), run.steps,
+                   0, keep)
+      tracks.append(Track(f"{cause} (begin within the step not known)", _pid(process),
+                          _PAUSE_THREAD + i))
 
 
-def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Finding, ...], gathered: _Slices
+def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Finding, ...],
+              gathered: _Slices
               ) -> list[int]:
-  """Adds the slice of each finding, on the tracks from 2 on; returns it, -1 where no step of it is shown."""
+  """Adds the slice of each finding, on the tracks from 2 on; returns it, -1 where no step of it is
+  shown."""
   told = []
   for i, finding in enumerate(findings):
     steps = known.any(axis=0)
@@ -302,13 +336,14 @@ def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Findin
     begin = np.where(here, edges.begin, np.iinfo(np.int64).max)
     begin = np.where(begin == MISSING, np.iinfo(np.int64).max, begin).min()
     end = np.where(here, edges.end, MISSING).max()
-    at = gathered.add(np.array(2 + i), np.array([begin]), np.array([end]), gathered.name(finding.mode),
-                      np.array([-1]), 0, np.array([bool(here.any())]))
+    at = gathered.add(np.array(2 + i), np.array([begin]), np.array([end]),
+                      gathered.name(finding.mode), np.array([-1]), 0, np.array([bool(here.any())]))
     told.append(int(at[0]))
   return told
 
 
-def _details(told: list[int], findings: tuple[Finding, ...]) -> list[tuple[int, dict[str, str | int | float]]]:
+def _details(told: list[int],
+             findings: tuple[Finding, ...]) -> list[tuple[int, dict[str, str | int | float]]]:
   return [(at, {"share": f.share, "confidence": f.confidence, "ranks": ", ".join(map(str, f.ranks)),
                 "hosts": text(", ".join(f.hosts)), "advice": plain(f.advice),
                 **{f"evidence {n + 1}": plain(line) for n, line in enumerate(f.evidence)}})
@@ -316,35 +351,44 @@ def _details(told: list[int], findings: tuple[Finding, ...]) -> list[tuple[int, 
 
 
 def _job(run: Run, edges: _Edges, waits: list[_Waits], known: np.ndarray, gathered: _Slices
-         ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[tuple[int, dict[str, str | int | float]]]]:
+         ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]],
+                    list[tuple[int, dict[str, str | int | float]]]]:
   """Adds the job's steps, from the last exit of one to that of the next; and makes its counters."""
   last = np.where(known, edges.exit[-1] if len(edges.exit) else edges.end, MISSING).max(axis=0)
   begin = np.maximum.accumulate(np.append(MISSING, last[:-1]))
-  begin = np.where(begin == MISSING, np.where(known, edges.begin, np.iinfo(np.int64).max).min(axis=0), begin)
+  begin = np.where(begin == MISSING,
+                   np.where(known, edges.begin, np.iinfo(np.int64).max).min(axis=0), begin)
   there = (last != MISSING) & run.inside
   job = gathered.add(np.array(1), begin, last, _step_names(run, gathered), run.steps, 0, there)
-  transfer = sum((np.maximum(w.transfer, 0) for w in waits), start=np.zeros(len(run.steps), np.int64))
-  longest = sum((w.longest - np.maximum(w.transfer, 0) for w in waits), start=np.zeros(len(run.steps), np.int64))
+  transfer = sum((np.maximum(w.transfer, 0) for w in waits),
+                 start=np.zeros(len(run.steps), np.int64))
+  longest = sum((w.longest - np.maximum(w.transfer, 0) for w in waits),
+                start=np.zeros(len(run.steps), np.int64))
   at = np.flatnonzero(there)
   counters = {}
   if waits:
-    counters = {"longest wait (ms)": (last[at], longest[at] * 1e-6), "transfer (ms)": (last[at], transfer[at] * 1e-6)}
+    counters = {"longest wait (ms)": (last[at], longest[at] * 1e-6),
+                "transfer (ms)": (last[at], transfer[at] * 1e-6)}
   lines: list[tuple[int, dict[str, str | int | float]]] = [
-      (int(job[k]), {"last rank": int(waits[0].last[k]), "longest wait (ms)": float(longest[k] * 1e-6),
+      (int(job[k]), {"last rank": int(waits[0].last[k]),
+                     "longest wait (ms)": float(longest[k] * 1e-6),
                      "transfer (ms)": float(transfer[k] * 1e-6)})
       for k in at.tolist() if waits and job[k] >= 0]
   return counters, lines
 
 
-def _late_flows(run: Run, edges: _Edges, waits: list[_Waits], work: list[np.ndarray], transfers: list[np.ndarray]
+def _late_flows(run: Run, edges: _Edges, waits: list[_Waits], work: list[np.ndarray],
+                transfers: list[np.ndarray]
                 ) -> list[tuple[int, int]]:
-  """Arrows from the last rank's work to the rank of every other process that waited longest for it."""
+  """Arrows from the last rank's work to the rank of every other process that waited longest for
+  it."""
   flows = []
   groups = [np.flatnonzero(run.process_of_rank == p) for p in np.unique(run.process_of_rank)]
   steps = np.arange(len(run.steps))
   for c, wait in enumerate(waits):
     source = work[c][wait.last, steps]
-    waited = np.where(edges.stamped[c], edges.exit[c] - edges.enter[c], -1) - np.maximum(wait.transfer, 0)
+    waited = (np.where(edges.stamped[c], edges.exit[c] - edges.enter[c], -1)
+              - np.maximum(wait.transfer, 0))
     if wait.of_rank is not None:
       waited = np.where(wait.of_rank[0] == wait.last, waited, -1)
     for ranks in groups:
@@ -363,7 +407,8 @@ def _finding_flows(run: Run, told: list[int], findings: tuple[Finding, ...], who
   for at, finding in zip(told, findings, strict=True):
     first = run.steps >= (finding.first_step if finding.first_step is not None else run.steps[0])
     for rank in finding.ranks[:16] if at >= 0 else ():
-      there = np.flatnonzero((whole[rank] >= 0) & first) if rank < run.ranks else np.zeros(0, np.int64)
+      there = (np.flatnonzero((whole[rank] >= 0) & first) if rank < run.ranks
+               else np.zeros(0, np.int64))
       if there.size:
         flows.append((at, int(whole[rank, there[0]])))
   return flows

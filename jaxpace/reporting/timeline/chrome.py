@@ -24,19 +24,22 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     kind = "process_name" if track.thread is None else "thread_name"
     yield {"ph": "M", "name": kind, **_place(track), "args": {"name": track.name}}
   columns = (timeline.track, timeline.begin, timeline.end, timeline.name, timeline.step)
-  for i, (track, begin, end, name, step) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-    event = {"ph": "X", "name": timeline.names[name], "cat": "jaxpace", "ts": begin / 1e3, "dur": (end - begin) / 1e3,
-             **_place(timeline.tracks[track])}
+  for i, (track, begin, end, name, step) in enumerate(
+      zip(*(column.tolist() for column in columns), strict=True)):
+    event = {"ph": "X", "name": timeline.names[name], "cat": "jaxpace", "ts": begin / 1e3,
+             "dur": (end - begin) / 1e3, **_place(timeline.tracks[track])}
     details = {**({"step": step} if step >= 0 else {}), **timeline.details.get(i, {})}
     yield {**event, "args": details} if details else event
   for number, flow in enumerate(timeline.flows, 1):
     for phase, at in (("s", flow.begin), ("f", flow.end)):
-      event = {"ph": phase, "id": number, "name": "late", "cat": "jaxpace", "ts": int(timeline.begin[at]) / 1e3,
+      event = {"ph": phase, "id": number, "name": "late", "cat": "jaxpace",
+               "ts": int(timeline.begin[at]) / 1e3,
                **_place(timeline.tracks[int(timeline.track[at])])}
       yield {**event, "bp": "e"} if phase == "f" else event
   for name, (times, values) in timeline.counters.items():
     for time, value in zip(times.tolist(), values.tolist(), strict=True):
-      yield {"ph": "C", "name": name, "ts": time / 1e3, **_place(timeline.tracks[0]), "args": {"value": value}}
+      yield {"ph": "C", "name": name, "ts": time / 1e3, **_place(timeline.tracks[0]),
+             "args": {"value": value}}
 
 
 def _place(track: Track) -> dict[str, int]:

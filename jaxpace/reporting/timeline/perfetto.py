@@ -26,8 +26,9 @@ def messages() -> Any:
   try:
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2
   except ImportError as error:
-    raise MissingPackageError("Perfetto's trace format needs its package: pip install 'jaxpace[timeline]'. "
-                              "`--chrome FILE` needs none and opens in Perfetto as well.") from error
+    raise MissingPackageError("Perfetto's trace format needs its package: pip install "
+                              "'jaxpace[timeline]'. `--chrome FILE` needs none and opens in "
+                              "Perfetto as well.") from error
   return perfetto_trace_pb2
 
 
@@ -68,7 +69,8 @@ def _describe(timeline: Timeline, types: Any, trace: Any) -> None:
       descriptor.parent_uuid = _uuid(heads[track.process])
       continue
     if i:
-      # Below the job: what is at the top Perfetto sorts by name, and `process` descriptors by what they do.
+      # Below the job: what is at the top Perfetto sorts by name, and `process` descriptors by what
+      # they do.
       descriptor.parent_uuid = _uuid(0)
     heads[track.process] = i
     descriptor.child_ordering = types.TrackDescriptor.EXPLICIT
@@ -84,17 +86,20 @@ def _describe(timeline: Timeline, types: Any, trace: Any) -> None:
 
 def _slices(timeline: Timeline, types: Any) -> Iterator[bytes]:
   leaving, arriving = flow_ends(timeline)
-  # One message for all begins and one for all ends, filled anew: making each would take several times as long.
+  # One message for all begins and one for all ends, filled anew: making each would take several
+  # times as long.
   opening, closing = types.Trace(), types.Trace()
   begun = opening.packet.add(trusted_packet_sequence_id=_SEQUENCE,
                              sequence_flags=types.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
   ended = closing.packet.add(trusted_packet_sequence_id=_SEQUENCE)
   begin_event, end_event = begun.track_event, ended.track_event
-  begin_event.type, end_event.type = types.TrackEvent.TYPE_SLICE_BEGIN, types.TrackEvent.TYPE_SLICE_END
+  begin_event.type, end_event.type = (types.TrackEvent.TYPE_SLICE_BEGIN,
+                                      types.TrackEvent.TYPE_SLICE_END)
   opened: list[int] = []  # ends of the slices begun on the current track
   columns = (timeline.track, timeline.begin, timeline.end, timeline.name)
   track = -1
-  for i, (own, begin, end, name) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+  for i, (own, begin, end, name) in enumerate(zip(*(column.tolist() for column in columns),
+                                                  strict=True)):
     while opened and (own != track or opened[-1] <= begin):
       ended.timestamp = opened.pop()
       yield closing.SerializeToString()

@@ -1,4 +1,5 @@
-"""Where within a step its phases lay: totals are recorded, and the collectives they go around. Pure."""
+"""Where within a step its phases lay: totals are recorded, and the collectives they go around.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +16,13 @@ _SLIVER = 2_000
 
 
 def order(run: Run) -> list[str]:
-  """Phases recorded, in the order in which the plan's marks first name them; in the usual one where there are none."""
+  """Phases recorded, in the order in which the plan's marks first name them; in the usual one where
+  there are none."""
   marks = run.plan.get("marks")
-  named = [str(mark.get("segment")) for mark in marks if isinstance(mark, dict)] if isinstance(marks, list) else []
-  planned = list(dict.fromkeys(f"phase_{name}" if f"phase_{name}" in run.durations else name for name in named))
+  named = ([str(mark.get("segment")) for mark in marks if isinstance(mark, dict)]
+           if isinstance(marks, list) else [])
+  planned = list(dict.fromkeys(f"phase_{name}" if f"phase_{name}" in run.durations else name
+                               for name in named))
   own = [name for name in run.durations if name not in _NOT_WORK and name not in _DEFAULT]
   usual = [*_DEFAULT[:1], *own, *_DEFAULT[1:]]
   wanted = planned if set(planned) & (set(usual) - {"update"}) else usual
@@ -26,7 +30,8 @@ def order(run: Run) -> list[str]:
           if name in run.durations and name not in _NOT_WORK]
 
 
-def pour(free: np.ndarray, phases: Sequence[np.ndarray]) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+def pour(free: np.ndarray,
+         phases: Sequence[np.ndarray]) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
   """Fills the free intervals of a step with its phases, one after the other.
 
   Args:
@@ -34,12 +39,13 @@ def pour(free: np.ndarray, phases: Sequence[np.ndarray]) -> Iterator[tuple[int, 
     phases: [...] ns each, in their order.
 
   Yields:
-    Interval, phase, and [...] begin and end within the interval in ns; nothing lies there where they are equal.
-    An interval's phases come in their order.
+    Interval, phase, and [...] begin and end within the interval in ns; nothing lies there where
+    they are equal. An interval's phases come in their order.
   """
   edges = np.concatenate([np.zeros_like(free[:1]), np.cumsum(free, axis=0)])
   reach = np.cumsum(np.stack([np.zeros_like(free[0]), *phases]), axis=0)
-  for p in range(1, len(reach)):  # An edge of a phase within rounding of a collective is that collective.
+  # An edge of a phase within rounding of a collective is that collective.
+  for p in range(1, len(reach)):
     away = np.abs(edges - reach[p])
     nearest = away.argmin(axis=0)[None]
     close = np.take_along_axis(away, nearest, axis=0)[0] <= _SLIVER

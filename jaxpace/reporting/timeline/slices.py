@@ -10,12 +10,14 @@ import numpy as np
 from jaxpace.trace.plain_text import plain
 
 JOB, UNKNOWN = 0, 1 << 30
-"""Stand for the job as a whole, and for a process that no row names, where else a process's number from 1 on is."""
+"""Stand for the job as a whole, and for a process that no row names, where else a process's number
+from 1 on is."""
 _LONGEST = 200
 
 
 class Track(NamedTuple):
-  """A row of the timeline. `thread` is None for the process itself, under which its other tracks lie."""
+  """A row of the timeline. `thread` is None for the process itself, under which its other tracks
+  lie."""
 
   name: str
   process: int  # from 1 on; `JOB` or `UNKNOWN`
@@ -31,7 +33,8 @@ class Flow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-  """All slices of all tracks. N slices; those of a track lie together, nest properly and rise with time."""
+  """All slices of all tracks. N slices; those of a track lie together, nest properly and rise with
+  time."""
 
   tracks: tuple[Track, ...]
   names: tuple[str, ...]
@@ -42,7 +45,8 @@ class Timeline:
   step: np.ndarray  # [N] int64 number of the step, -1 for none
   details: dict[int, dict[str, str | int | float]]  # of some slices, by index
   flows: tuple[Flow, ...]
-  counters: dict[str, tuple[np.ndarray, np.ndarray]]  # of the job: [n] int64 ns and [n] float64 values, by name
+  # of the job: [n] int64 ns and [n] float64 values, by name
+  counters: dict[str, tuple[np.ndarray, np.ndarray]]
   spread: float  # seconds, see `Alignment`
   apart: bool = False  # see `Alignment`
 

@@ -20,14 +20,16 @@ def check(perfetto_file: str | None, chrome_file: str | None) -> None:
   """
   for target, option in ((perfetto_file, "--perfetto"), (chrome_file, "--chrome")):
     if target == "-":
-      raise UnwritableError(f"{option} takes the name of a file, such as timeline.pftrace, not '-'.")
+      raise UnwritableError(
+          f"{option} takes the name of a file, such as timeline.pftrace, not '-'.")
     if target is not None:
       check_target(target)
   if perfetto_file is not None:
     perfetto.messages()
 
 
-def write(run: Run, findings: tuple[Finding, ...], perfetto_file: str | None, chrome_file: str | None) -> str:
+def write(run: Run, findings: tuple[Finding, ...], perfetto_file: str | None,
+          chrome_file: str | None) -> str:
   """Writes the timelines asked for, each as a whole or not at all.
 
   Args:
@@ -54,10 +56,13 @@ def write(run: Run, findings: tuple[Finding, ...], perfetto_file: str | None, ch
     except OSError as error:
       raise UnwritableError(f"{target} can't be written: {error.strerror or error}.") from error
   steps = shown.steps[shown.inside]
-  left_out = "" if shown is run else ", the last ones that a browser can show: choose others with --steps A:B"
+  left_out = "" if shown is run else (", the last ones that a browser can show: choose others with "
+                                      "--steps A:B")
   names = " and ".join(name for name in (perfetto_file, chrome_file) if name is not None)
-  return (f"Timeline of {shown.ranks} ranks, steps {steps[0]} to {steps[-1]}{left_out}, in {names}. Once aligned, "
-          f"exits of a collective lie {timeline.spread * 1e3:.3f} ms from their common one (median)."
-          + (" Groups of ranks that never meet have no time in common: each is shown from the others' beginning on."
+  return (f"Timeline of {shown.ranks} ranks, steps {steps[0]} to {steps[-1]}{left_out}, in "
+          f"{names}. Once aligned, exits of a collective lie {timeline.spread * 1e3:.3f} ms from "
+          "their common one (median)."
+          + (" Groups of ranks that never meet have no time in common: each is shown from the "
+             "others' beginning on."
              if timeline.apart else ""))
 

@@ -21,11 +21,12 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
   if look.state.kind != "running":
     words.append(look.state.sentence)
   if look.step >= 0:
-    words.append(f"step {look.step:,}" + (f" (attempt {look.attempt + 1})" if look.attempt > 0 else "") + ";")
+    words.append(f"step {look.step:,}"
+                 + (f" (attempt {look.attempt + 1})" if look.attempt > 0 else "") + ";")
   numbers = look.numbers
   if numbers is not None:
-    words.append(f"{milliseconds(numbers.mean)} a step (median {milliseconds(numbers.median)}, 99th percentile "
-                 f"{milliseconds(numbers.p99)});")
+    words.append(f"{milliseconds(numbers.mean)} a step (median {milliseconds(numbers.median)}, "
+                 f"99th percentile {milliseconds(numbers.p99)});")
     if numbers.shares:
       words.append(", ".join(f"{name} {100 * numbers.shares[name]:.1f} %" for name in SHARES) + ";")
     if numbers.late:
@@ -33,7 +34,8 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
       words.append(f"latest rank {latest.rank}" + (f" on {latest.host}" if latest.host else "")
                    + f" by {milliseconds(latest.lateness)};")
     if numbers.pacing.on is not None:
-      effect = "" if numbers.pacing.effect is None else f", effect {100 * numbers.pacing.effect:+.1f} %"
+      effect = ("" if numbers.pacing.effect is None
+                else f", effect {100 * numbers.pacing.effect:+.1f} %")
       words.append(f"guard {'on' if numbers.pacing.on else 'off'}{effect};")
   if look.age is not None:
     words.append(f"rows {duration(look.age)} old.")
@@ -49,7 +51,8 @@ class News:
 
   def of(self, look: Snapshot) -> list[str]:
     """Returns new sentences, in their order."""
-    every = [told.sentence for told in look.told] + [event.sentence for event in look.events] + list(look.notes)
+    every = ([told.sentence for told in look.told] + [event.sentence for event in look.events]
+             + list(look.notes))
     fresh = [sentence for sentence in dict.fromkeys(every) if sentence not in self._told]
     self._told = set(every)
     return fresh

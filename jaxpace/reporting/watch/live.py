@@ -37,7 +37,8 @@ def once(follower: Follower, console: Console | None = None) -> None:
   (console or make_console()).print(Screen(look, unix, whole=True))
 
 
-def on_terminal(follower: Follower, console: Console, every: float, sleep: Sleep | None = None) -> None:
+def on_terminal(follower: Follower, console: Console, every: float,
+                sleep: Sleep | None = None) -> None:
   """Fills the terminal, and gives it back as it was, with the last look left on it.
 
   Args:
@@ -50,8 +51,8 @@ def on_terminal(follower: Follower, console: Console, every: float, sleep: Sleep
   with contextlib.ExitStack() as stack:
     wait = sleep or stack.enter_context(_woken_by_resizing())
     try:
-      with Live(Text("Reading ..."), console=console, screen=True, auto_refresh=False, redirect_stdout=False,
-                redirect_stderr=False) as live:
+      with Live(Text("Reading ..."), console=console, screen=True, auto_refresh=False,
+                redirect_stdout=False, redirect_stderr=False) as live:
         while True:
           begin, unix = time.monotonic(), time.time()
           screen = Screen(follower.poll(begin, unix), unix)

@@ -25,13 +25,15 @@ from jaxpace.trace.problems import plural
 
 WIDEST = 120
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
-_STYLES = {"waiting": "yellow", "running": "green", "ended": "blue", "quiet": "bold yellow", "dead": "bold red"}
+_STYLES = {"waiting": "yellow", "running": "green", "ended": "blue", "quiet": "bold yellow",
+           "dead": "bold red"}
 _RANKS = 8
 _LEAST_HEIGHT = 8
 
 
 class Screen:
-  """One look, drawn for the console that it is printed on: made anew whenever the console's size has changed."""
+  """One look, drawn for the console that it is printed on: made anew whenever the console's size
+  has changed."""
 
   def __init__(self, look: Snapshot, unix: float, whole: bool = False):
     """Holds what is to be drawn.
@@ -53,7 +55,8 @@ class Screen:
 
     def drawn(sentences: Sequence[Sentence]) -> list[Row]:
       return [row for sentence in sentences for row in console.render_lines(
-          Padding(Text(sentence.words, sentence.style), (0, 0, 0, sentence.indent)), room, pad=False)]
+          Padding(Text(sentence.words, sentence.style), (0, 0, 0, sentence.indent)), room,
+          pad=False)]
 
     rows = [_title(self._look, text), *drawn(_head(self._look, text))]
     # The parts in the order in which they are seen, and how much of each is left where not all fit.
@@ -89,12 +92,14 @@ class Sentence(NamedTuple):
 
 
 def _row(*pieces: tuple[str, str]) -> Row:
-  """A row of pieces, each with its style. By hand, as it is drawn each second: rich's tables measure every cell."""
+  """A row of pieces, each with its style. By hand, as it is drawn each second: rich's tables
+  measure every cell."""
   return [Segment(words, Style.parse(style)) for words, style in pieces]
 
 
 def sparkline(values: np.ndarray, width: int, encoding: str = "utf-8") -> str:
-  """Draws [K] values, the newest last, as at most `width` characters; each stands for the mean of neighbouring values.
+  """Draws [K] values, the newest last, as at most `width` characters; each stands for the mean of
+  neighbouring values.
 
   >>> (sparkline(np.array([1.0, 1.0, 2.0, 8.0, np.nan, 4.5]), 6),
   ...  sparkline(np.array([1.0, 3.0, 5.0]), 3, "ascii"))
@@ -108,7 +113,8 @@ def sparkline(values: np.ndarray, width: int, encoding: str = "utf-8") -> str:
   low, span = float(known.min()), float(known.max() - known.min())
   if span <= 0.02 * abs(float(known.mean())):  # steady: what is left is not worth a mountain range
     return "".join(levels[0] if np.isfinite(mean) else " " for mean in means)
-  return "".join(levels[int((mean - low) / span * (len(levels) - 1))] if np.isfinite(mean) else " " for mean in means)
+  return "".join(levels[int((mean - low) / span * (len(levels) - 1))] if np.isfinite(mean) else " "
+                 for mean in means)
 
 
 def binned(values: np.ndarray, width: int) -> np.ndarray:
@@ -119,7 +125,8 @@ def binned(values: np.ndarray, width: int) -> np.ndarray:
   of = np.arange(len(values)) * bins // len(values)
   known = np.isfinite(values)
   number = np.bincount(of[known], minlength=bins)
-  return np.divide(np.bincount(of[known], values[known], bins), number, out=np.full(bins, np.nan), where=number > 0)
+  return np.divide(np.bincount(of[known], values[known], bins), number, out=np.full(bins, np.nan),
+                   where=number > 0)
 
 
 def _title(look: Snapshot, text: Callable[[object], str]) -> Row:
@@ -144,8 +151,9 @@ def _head(look: Snapshot, text: Callable[[object], str]) -> list[Sentence]:
   return [state, Sentence(", ".join(facts), "", 0)] if facts else [state]
 
 
-def _parts(look: Snapshot, width: int, encoding: str, text: Callable[[object], str]) -> list[Callable[[int],
-                                                                                                      list[Row]]]:
+def _parts(look: Snapshot, width: int, encoding: str,
+           text: Callable[[object], str]) -> list[Callable[[int],
+                                                           list[Row]]]:
   """What can be drawn with a number of table rows."""
   numbers = look.numbers
   if numbers is None:
@@ -155,7 +163,8 @@ def _parts(look: Snapshot, width: int, encoding: str, text: Callable[[object], s
     parts.append(lambda _: _shares(numbers, width, encoding))
   parts.append(lambda _: _pacing(numbers.pacing, width))
   if numbers.late:
-    parts.append(lambda rows: _ranks(numbers.late[:rows], width, text) if rows else _latest(numbers.late[0], text))
+    parts.append(lambda rows: _ranks(numbers.late[:rows], width, text) if rows
+                 else _latest(numbers.late[0], text))
   return parts
 
 
@@ -172,11 +181,13 @@ def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row]:
   known = means[np.isfinite(means)]
   span = ""
   if known.size:
-    low, high = milliseconds(float(known.min())).removesuffix(" ms"), milliseconds(float(known.max()))
+    low, high = (milliseconds(float(known.min())).removesuffix(" ms"),
+                 milliseconds(float(known.max())))
     span = f"  {low} to {high}"
   title = f"Step time, steps {numbers.first:,} to {numbers.last:,}" + (
       f" without {numbers.warmup} of warm-up" if numbers.warmup else "")
-  return [[], _row((title, "bold")), *(_row((f"  {', '.join(line)}", "")) for line in lines if line),
+  return [[], _row((title, "bold")),
+          *(_row((f"  {', '.join(line)}", "")) for line in lines if line),
           _row(("  " + sparkline(numbers.series, columns, encoding), "cyan"), (span, "dim"))]
 
 
@@ -194,12 +205,14 @@ def _shares(numbers: Numbers, width: int, encoding: str) -> list[Row]:
 
 def _pacing(pacing: Pacing, width: int) -> list[Row]:
   lines = textwrap.wrap(pacing_words(pacing), max(width - 8, 8))
-  return [[], *(_row(("Pacing  " if not at else " " * 8, "bold"), (line, "")) for at, line in enumerate(lines))]
+  return [[], *(_row(("Pacing  " if not at else " " * 8, "bold"), (line, ""))
+                for at, line in enumerate(lines))]
 
 
 def pacing_words(pacing: Pacing) -> str:
   """What pacing does, in words."""
-  delays = f"delays in {100 * pacing.active:.1f} % of the ranks' steps" if pacing.active else "no delays"
+  delays = (f"delays in {100 * pacing.active:.1f} % of the ranks' steps" if pacing.active
+            else "no delays")
   if pacing.on is None:
     return delays if pacing.active else "none"
   words = f"guard {'on' if pacing.on else 'off'}, {delays}"
@@ -213,21 +226,25 @@ def pacing_words(pacing: Pacing) -> str:
 
 def _latest(rank: LateRank, text: Callable[[object], str]) -> list[Row]:
   host = f" on {text(rank.host)}" if rank.host else ""
-  return [_row((f"Latest: rank {rank.rank}{host}, {milliseconds(rank.lateness)}, last in {100 * rank.last:.0f} % of "
-                "the steps", ""))]
+  return [_row((f"Latest: rank {rank.rank}{host}, {milliseconds(rank.lateness)}, last in "
+                f"{100 * rank.last:.0f} % of the steps", ""))]
 
 
 def _ranks(late: tuple[LateRank, ...], width: int, text: Callable[[object], str]) -> list[Row]:
   hosts = [text(rank.host) for rank in late]
   column = min(max(map(cell_len, hosts)), width - 44, 40)
-  column = max(column, len("host")) + 2 if column > 0 else 0  # none where there is no name, or no room
+  # none where there is no name, or no room
+  column = max(column, len("host")) + 2 if column > 0 else 0
   head = f"  {'rank':>6}  {'host':<{column}}" if column else f"  {'rank':>6}  "
-  rows = [[], _row(("Who is late", "bold")), _row((f"{head}{'lateness':>8}  {'last':>5}  {'cost':>7}", "dim"))]
+  rows = [[], _row(("Who is late", "bold")),
+          _row((f"{head}{'lateness':>8}  {'last':>5}  {'cost':>7}", "dim"))]
   for rank, host in zip(late, hosts, strict=True):
     if column and cell_len(host) > column - 2:
       host = set_cell_size(host, column - 5) + "..."
-    rows.append(_row((f"  {rank.rank:>6}  {set_cell_size(host, column)}{milliseconds(rank.lateness):>8}  "
-                      f"{100 * rank.last:3.0f} %  {100 * rank.cost:5.1f} %", "bold" if rank.cost > 0.05 else "")))
+    rows.append(_row((f"  {rank.rank:>6}  "
+                      f"{set_cell_size(host, column)}{milliseconds(rank.lateness):>8}  "
+                      f"{100 * rank.last:3.0f} %  {100 * rank.cost:5.1f} %",
+                      "bold" if rank.cost > 0.05 else "")))
   return rows
 
 
@@ -238,5 +255,6 @@ def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> lis
     ago = f" ({duration(max(0.0, unix - event.unix))} ago)"
     now = event is look.events[-1] and not event.over
     rows.append(Sentence(text(event.sentence) + ago, "bold red" if now else "dim"))
-  rows += [Sentence(text(told.sentence), "dim" if told.over else "red") for told in list(reversed(look.told))[:40]]
+  rows += [Sentence(text(told.sentence), "dim" if told.over else "red")
+           for told in list(reversed(look.told))[:40]]
   return [*rows, *(Sentence(text(note), "yellow") for note in look.notes)]

@@ -1,4 +1,5 @@
-"""What strategies run on: ranks' compute with noise, links, servers; and what a strategy's messages cost there."""
+"""What strategies run on: ranks' compute with noise, links, servers; and what a strategy's messages
+cost there."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _PASSES = {"fp16": 2.0, "int8": 4.0, "top_k": 8.0}
 
 
 class Cluster(NamedTuple):
-  """The numbers of a cluster, a pytree: any may be traced, and given a leading axis for `jax.vmap`."""
+  """The numbers of a cluster, a pytree: any may be traced, and given a leading axis for
+  `jax.vmap`."""
 
   compute: Any  # [] s, forward and backward
   update: Any = 0.0  # [] s
@@ -64,11 +66,13 @@ class Drawn(NamedTuple):
     return self.compute + self.pauses + jnp.asarray(update, jnp.float32)
 
 
-def draw(cluster: Cluster, key: jax.Array, ranks: int, steps: int, causes: tuple[str, ...] = (), together: int = 1
+def draw(cluster: Cluster, key: jax.Array, ranks: int, steps: int, causes: tuple[str, ...] = (),
+         together: int = 1
          ) -> Drawn:
   """How long each rank is busy with each of its steps.
 
-  The same key gives the same numbers whatever the strategy, so that strategies can be compared step by step.
+  The same key gives the same numbers whatever the strategy, so that strategies can be compared step
+  by step.
 
   Args:
     cluster: what draws them.
@@ -82,7 +86,8 @@ def draw(cluster: Cluster, key: jax.Array, ranks: int, steps: int, causes: tuple
   compute = jnp.asarray(cluster.compute, jnp.float32)
 
   def step(states: Any, number: jax.Array) -> tuple[Any, Drawn]:
-    share, pauses, caused, states = noises.sample_causes(cluster.noise, own, number, states, ranks, causes, together)
+    share, pauses, caused, states = noises.sample_causes(cluster.noise, own, number, states, ranks,
+                                                         causes, together)
     return states, Drawn(compute * jnp.maximum(_ONE + share, _LEAST), pauses, caused)
 
   return jax.lax.scan(step, states, jnp.arange(steps, dtype=jnp.int32))[1]
@@ -98,11 +103,12 @@ class Messages(NamedTuple):
 def messages(strategy: Strategy, cluster: Cluster, ranks: int) -> Messages:
   """What one exchange of a strategy costs.
 
-  Dense gradients, and those of fp16 and int8, go round a ring: 2 (P - 1) messages of m / P bytes. Each rank sums the
-  piece it owns of int8 gradients in float32 and encodes the sum again, so that the pieces stay small both ways; each
-  carries a scale. top_k's gradients have different elements on every rank: all get all (P - 1 messages of the kept
-  values and positions). With a parameter server a rank sends its gradient, and fetches parameters once it has been
-  served: its wait for the server comes on top (`service`).
+  Dense gradients, and those of fp16 and int8, go round a ring: 2 (P - 1) messages of m / P bytes.
+  Each rank sums the piece it owns of int8 gradients in float32 and encodes the sum again, so that
+  the pieces stay small both ways; each carries a scale. top_k's gradients have different elements
+  on every rank: all get all (P - 1 messages of the kept values and positions). With a parameter
+  server a rank sends its gradient, and fetches parameters once it has been served: its wait for the
+  server comes on top (`service`).
   """
   size = cluster.gradient_bytes
   beta: Any = _ONE / jnp.asarray(cluster.rate, jnp.float32)
@@ -126,7 +132,8 @@ def wire_bytes(strategy: Compressed, size: Any, ranks: int) -> Any:
 
 
 def coding(strategy: Compressed, size: Any, rate: Any, ranks: int) -> Any:
-  """Seconds for which a rank encodes its gradient and decodes what it gets, passing over them at `rate` B/s."""
+  """Seconds for which a rank encodes its gradient and decodes what it gets, passing over them at
+  `rate` B/s."""
   if ranks < 2:
     return 0.0
   passes = _PASSES[strategy.codec] if strategy.passes is None else strategy.passes
@@ -136,7 +143,8 @@ def coding(strategy: Compressed, size: Any, rate: Any, ranks: int) -> Any:
 
 
 def service(strategy: ParameterServer, cluster: Cluster) -> jax.Array:
-  """[] s for which the servers are busy with one gradient: no more than 1 / this are applied a second."""
+  """[] s for which the servers are busy with one gradient: no more than 1 / this are applied a
+  second."""
   rate = jnp.asarray(cluster.server_rate, jnp.float32) * np.float32(strategy.servers)
   return jnp.asarray(cluster.gradient_bytes, jnp.float32) / rate
 

@@ -1,7 +1,8 @@
-"""Steps of ranks that go their own ways, with bounded staleness or parameter servers: each rank's, since its own start.
+"""Steps of ranks that go their own ways, with bounded staleness or parameter servers: each rank's,
+since its own start.
 
-No step is the job's: rank r's step k ends when it may begin the next one. What is not compute, pause or update in it
-went into sending, fetching, and waiting for its turn or for the slowest.
+No step is the job's: rank r's step k ends when it may begin the next one. What is not compute,
+pause or update in it went into sending, fetching, and waiting for its turn or for the slowest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from jaxpace.simulation.strategies.settings import BoundedStaleness, ParameterSe
 
 
 class OwnSteps(NamedTuple):
-  """What ranks did, each by itself. K steps at most, R ranks; seconds; rows from `taken` on mean nothing."""
+  """What ranks did, each by itself. K steps at most, R ranks; seconds; rows from `taken` on mean
+  nothing."""
 
   begin: np.ndarray  # [K, R] float64 since the start
   end: np.ndarray  # [K, R] float64; the next one's begin
@@ -38,15 +40,16 @@ class OwnSteps(NamedTuple):
     return (self.end - self.begin)[self.known()]
 
 
-def play_own(strategy: BoundedStaleness | ParameterServer, cluster: Cluster, exchange: float, gap: float,
-             key: jax.Array, ranks: int, steps: int, causes: tuple[str, ...] = (), together: int = 1) -> OwnSteps:
+def play_own(strategy: BoundedStaleness | ParameterServer, cluster: Cluster, exchange: float,
+             gap: float, key: jax.Array, ranks: int, steps: int, causes: tuple[str, ...] = (),
+             together: int = 1) -> OwnSteps:
   """Plays a strategy without steps of the job.
 
   Args:
     strategy: which one.
     cluster: what it runs on.
-    exchange: s that a rank takes to send and fetch with bounded staleness, on a quiet fabric; parameter servers take
-      what `cluster` says.
+    exchange: s that a rank takes to send and fetch with bounded staleness, on a quiet fabric;
+      parameter servers take what `cluster` says.
     gap: s between steps, without pauses.
     key: of the run.
     ranks: R.
@@ -74,13 +77,16 @@ def play_own(strategy: BoundedStaleness | ParameterServer, cluster: Cluster, exc
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(strategy: Any, ranks: int, number: int, updates: int, causes: tuple[str, ...], together: int) -> Any:
-  def play(cluster: Cluster, key: jax.Array, exchange: jax.Array, gap: jax.Array) -> tuple[Drawn, PlayedSteps | Served]:
+def _compiled(strategy: Any, ranks: int, number: int, updates: int, causes: tuple[str, ...],
+              together: int) -> Any:
+  def play(cluster: Cluster, key: jax.Array, exchange: jax.Array,
+           gap: jax.Array) -> tuple[Drawn, PlayedSteps | Served]:
     drawn = draw(cluster, key, ranks, number, causes, together)
     work = drawn.work(cluster.update) + gap
     if isinstance(strategy, BoundedStaleness):
       return drawn, bounded(strategy.staleness, work, exchange)
-    return drawn, served(work + jnp.asarray(messages(strategy, cluster, ranks).seconds, jnp.float32),
+    return drawn, served(work + jnp.asarray(messages(strategy, cluster, ranks).seconds,
+                                            jnp.float32),
                          service(strategy, cluster), updates)
 
   return jax.jit(play)

@@ -1,4 +1,5 @@
-"""Plays a strategy in simulated time: when each rank begins and ends each of its steps. Pure, for `jit` and `vmap`.
+"""Plays a strategy in simulated time: when each rank begins and ends each of its steps. Pure, for
+`jit` and `vmap`.
 
 With own work w[r, c] of rank r in step c and an exchange of C seconds:
 
@@ -8,8 +9,9 @@ With own work w[r, c] of rank r in step c and an exchange of C seconds:
     bounded staleness s       f[r, c] = max(f[r, c - 1], max over q of f[q, c - 1 - s]) + w[r, c] + C
     parameter server          ranks queue, first come first served; served, a rank computes, sends, and queues again
 
-Times are float32 seconds since an origin that moves along; rows say by how much, so that long runs lose no digits.
-"""
+Times are float32 seconds since an origin that moves along; rows say by how much, so that long runs
+lose no digits.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.simulation.strategies.cluster import Cluster, draw, messages, service
-from jaxpace.simulation.strategies.settings import Backup, BoundedStaleness, LocalSteps, ParameterServer, Strategy
+from jaxpace.simulation.strategies.settings import (
+  Backup,
+  BoundedStaleness,
+  LocalSteps,
+  ParameterServer,
+  Strategy,
+)
 
 _ZERO = np.float32(0)
 
@@ -29,7 +37,8 @@ class PlayedSteps(NamedTuple):
   """What happened to strategies in which every rank takes K steps."""
 
   start: jax.Array  # [K, R] s since the row's origin: when each rank began the step
-  finish: jax.Array  # [K, R] s likewise: when it was done with it and, if there was one, with the exchange
+  # [K, R] s likewise: when it was done with it and, if there was one, with the exchange
+  finish: jax.Array
   counted: jax.Array  # [K, R] bool, whether its gradient was used
   moved: jax.Array  # [K] s from the row's origin to the next row's
 
@@ -40,10 +49,12 @@ class Served(NamedTuple):
   elapsed: jax.Array  # [U] s since the update before
   rank: jax.Array  # [U] int32, whose gradient it was
   delay: jax.Array  # [U] int32, updates applied since its parameters were fetched
-  valid: jax.Array  # [U] bool, False once a rank has used up its share of drawn steps: read no further
+  # [U] bool, False once a rank has used up its share of drawn steps: read no further
+  valid: jax.Array
 
 
-def play(strategy: Strategy, cluster: Cluster, key: jax.Array, ranks: int, steps: int) -> PlayedSteps | Served:
+def play(strategy: Strategy, cluster: Cluster, key: jax.Array, ranks: int,
+         steps: int) -> PlayedSteps | Served:
   """Plays a strategy.
 
   Args:
@@ -51,14 +62,16 @@ def play(strategy: Strategy, cluster: Cluster, key: jax.Array, ranks: int, steps
     cluster: what it runs on.
     key: the same for every strategy to be compared.
     ranks: R.
-    steps: K, of each rank. Parameter servers apply U = K R updates; fast ranks have more of them, up to 2 K.
+    steps: K, of each rank. Parameter servers apply U = K R updates; fast ranks have more of them,
+      up to 2 K.
 
   Raises:
     SettingsError: the strategy is impossible with so many ranks.
   """
   strategy.check(ranks)
   if isinstance(strategy, ParameterServer):
-    # What a rank does between one service and the next: fetch, compute, send. Fast ranks take more steps.
+    # What a rank does between one service and the next: fetch, compute, send. Fast ranks take more
+    # steps.
     away = draw(cluster, key, ranks, 2 * steps).work(cluster.update)
     return served(away + jnp.asarray(messages(strategy, cluster, ranks).seconds, jnp.float32),
                   service(strategy, cluster), steps * ranks)
@@ -121,7 +134,8 @@ def served(away: jax.Array, busy: jax.Array, updates: int) -> Served:
   Args:
     away: [K, R] s from one service of a rank to its next arrival, in order.
     busy: [] s that the servers take for one gradient.
-    updates: U; ranks that would need more than K steps stop at theirs, and what follows isn't valid.
+    updates: U; ranks that would need more than K steps stop at theirs, and what follows isn't
+      valid.
   """
   rows, ranks = away.shape
 
@@ -132,7 +146,8 @@ def served(away: jax.Array, busy: jax.Array, updates: int) -> Served:
     row = Served(end, rank.astype(jnp.int32), version - queue.fetched[rank], queue.valid)
     following = end + away[jnp.minimum(done[rank], np.int32(rows - 1)), rank]
     return _Queue(queue.arrives.at[rank].set(following) - end, done,
-                  queue.fetched.at[rank].set(version + np.int32(1)), queue.valid & (done[rank] < rows)), row
+                  queue.fetched.at[rank].set(version
+                                             + np.int32(1)), queue.valid & (done[rank] < rows)), row
 
   nothing = jnp.zeros((ranks,), jnp.int32)
   return jax.lax.scan(update, _Queue(away[0], nothing, nothing, jnp.bool_(True)),

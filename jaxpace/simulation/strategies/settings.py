@@ -23,13 +23,15 @@ class Synchronous:
 
 @dataclasses.dataclass(frozen=True)
 class BoundedStaleness:
-  """Stale synchronous parallel: no rank begins a step before all have ended the one `staleness` + 1 before it.
+  """Stale synchronous parallel: no rank begins a step before all have ended the one `staleness` + 1
+  before it.
 
-  Parameters lie in shards on the ranks: a step sends and fetches as much as a ring all-reduce. (Ho et al., "More
-  effective distributed ML via a stale synchronous parallel parameter server", 2013.)
+  Parameters lie in shards on the ranks: a step sends and fetches as much as a ring all-reduce. (Ho
+  et al., "More effective distributed ML via a stale synchronous parallel parameter server", 2013.)
 
   Attributes:
-    staleness: steps by which a rank may be ahead of the slowest; 0 is synchronous, None without limit.
+    staleness: steps by which a rank may be ahead of the slowest; 0 is synchronous, None without
+      limit.
   """
 
   staleness: int | None = 3
@@ -45,7 +47,8 @@ class BoundedStaleness:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterServer:
-  """Asynchronous: each rank sends its gradient to servers, which take one after the other, and gets new parameters.
+  """Asynchronous: each rank sends its gradient to servers, which take one after the other, and gets
+  new parameters.
 
   (Dean et al., "Large scale distributed deep networks", 2012.)
 
@@ -65,11 +68,13 @@ class ParameterServer:
 
 @dataclasses.dataclass(frozen=True)
 class LocalSteps:
-  """Local SGD, DiLoCo: every rank trains by itself for `every` steps; then what they have moved by is averaged.
+  """Local SGD, DiLoCo: every rank trains by itself for `every` steps; then what they have moved by
+  is averaged.
 
-  The outer step is Nesterov's on that average; rate 1 and momentum 0 set all parameters to their mean, local SGD
-  (Stich, "Local SGD converges fast and communicates little", 2019). DiLoCo has 0.7 and 0.9, and AdamW inside (Douillard
-  et al., "DiLoCo: Distributed low-communication training of language models", 2023).
+  The outer step is Nesterov's on that average; rate 1 and momentum 0 set all parameters to their
+  mean, local SGD (Stich, "Local SGD converges fast and communicates little", 2019). DiLoCo has 0.7
+  and 0.9, and AdamW inside (Douillard et al., "DiLoCo: Distributed low-communication training of
+  language models", 2023).
 
   Attributes:
     every: steps from one exchange to the next; 1 is synchronous.
@@ -93,7 +98,8 @@ class LocalSteps:
 
 @dataclasses.dataclass(frozen=True)
 class Backup:
-  """The first `wait_for` gradients of a step count, the others are dropped and their ranks go on with the next step.
+  """The first `wait_for` gradients of a step count, the others are dropped and their ranks go on
+  with the next step.
 
   (Chen et al., "Revisiting distributed synchronous SGD", 2016.)
 
@@ -114,15 +120,16 @@ class Backup:
 
 @dataclasses.dataclass(frozen=True)
 class Compressed:
-  """Synchronous, with smaller messages; what a message leaves out is added to the next one (error feedback).
+  """Synchronous, with smaller messages; what a message leaves out is added to the next one (error
+  feedback).
 
   Attributes:
     codec: "fp16", "int8" or "top_k".
     keep: share of a gradient's elements that top_k sends.
     error_feedback: whether what was left out is kept for the next step.
-    passes: over the whole gradient, of reading and writing it at the cluster's `codec_rate`, that encoding and decoding
-      take; None for 2 (fp16), 4 (int8: its sum is encoded again) or 8 (top_k: selection by radix): assumed, not
-      measured.
+    passes: over the whole gradient, of reading and writing it at the cluster's `codec_rate`, that
+      encoding and decoding take; None for 2 (fp16), 4 (int8: its sum is encoded again) or 8 (top_k:
+      selection by radix): assumed, not measured.
   """
 
   codec: str
@@ -144,8 +151,9 @@ class Compressed:
 
 Strategy = Synchronous | BoundedStaleness | ParameterServer | LocalSteps | Backup | Compressed
 STRATEGIES: dict[str, type[Any]] = {
-    "synchronous": Synchronous, "bounded_staleness": BoundedStaleness, "parameter_server": ParameterServer,
-    "local_steps": LocalSteps, "backup": Backup, "compressed": Compressed}
+    "synchronous": Synchronous, "bounded_staleness": BoundedStaleness,
+    "parameter_server": ParameterServer, "local_steps": LocalSteps, "backup": Backup,
+    "compressed": Compressed}
 """By the name they have in a config."""
 
 
@@ -163,7 +171,8 @@ def read(config: Mapping[str, Any]) -> Strategy:
   declared = {field.name: field for field in dataclasses.fields(STRATEGIES[kind])}
   for name in fields:
     if name not in declared:
-      raise SettingsError(f"{name} is no field of {kind}; there are {', '.join(declared) or 'none'}.")
+      raise SettingsError(
+          f"{name} is no field of {kind}; there are {', '.join(declared) or 'none'}.")
   for name, field in declared.items():
     if field.default is dataclasses.MISSING and name not in fields:
       raise SettingsError(f"{name} is missing: {kind} needs it.")

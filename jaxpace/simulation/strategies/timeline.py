@@ -1,4 +1,5 @@
-"""Reads what was played: times since the start in float64, and which gradient was made of which parameters."""
+"""Reads what was played: times since the start in float64, and which gradient was made of which
+parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Updates:
 
   time: np.ndarray  # [U] s since the start
   rank: np.ndarray  # [U] int
-  delay: np.ndarray  # [U] int, updates applied since the parameters were read that the gradient was made of
+  # [U] int, updates applied since the parameters were read that the gradient was made of
+  delay: np.ndarray
 
 
 def rounds(played: PlayedSteps) -> Rounds:
@@ -37,17 +39,21 @@ def rounds(played: PlayedSteps) -> Rounds:
 
 
 def spans(played: PlayedSteps) -> tuple[np.ndarray, np.ndarray]:
-  """When each rank began each step, and when it was done with it and its exchange: [K, R] s since the start, each."""
+  """When each rank began each step, and when it was done with it and its exchange: [K, R] s since
+  the start, each."""
   origins = _origins(played)[:, None]
-  return origins + np.asarray(played.start, np.float64), origins + np.asarray(played.finish, np.float64)
+  return (origins + np.asarray(played.start, np.float64),
+          origins + np.asarray(played.finish, np.float64))
 
 
 def updates(played: PlayedSteps | Served) -> Updates:
-  """Single updates, of ranks that read parameters when they begin a step and add to them when they have ended it."""
+  """Single updates, of ranks that read parameters when they begin a step and add to them when they
+  have ended it."""
   if isinstance(played, Served):
     valid = np.asarray(played.valid)
     elapsed = np.asarray(played.elapsed, np.float64)[valid]
-    return Updates(elapsed.cumsum(), np.asarray(played.rank)[valid], np.asarray(played.delay)[valid])
+    return Updates(elapsed.cumsum(), np.asarray(played.rank)[valid],
+                   np.asarray(played.delay)[valid])
   start, finish = (times.ravel() for times in spans(played))
   order = np.argsort(finish, kind="stable")
   ranks = np.broadcast_to(np.arange(played.start.shape[1]), played.start.shape).ravel()

@@ -14,7 +14,8 @@ _NEWEST = 2
 
 
 def to_text(positions: Iterable[Position], most: int) -> str:
-  """Writes positions; ranks that are at the same place share their entry. What does not fit is left out.
+  """Writes positions; ranks that are at the same place share their entry. What does not fit is left
+  out.
 
   Args:
     positions: of one process's ranks.
@@ -22,9 +23,11 @@ def to_text(positions: Iterable[Position], most: int) -> str:
   """
   entries: dict[str, list[int]] = {}
   for one in positions:
-    executions = [[each.program, each.number, each.ended, list(each.entered), list(each.left), each.last]
+    executions = [[each.program, each.number, each.ended, list(each.entered), list(each.left),
+                   each.last]
                   for each in one.executions[-_NEWEST:]]
-    times = [None if value is None else round(value, 2) for value in (one.quiet, one.usual, one.waiting)]
+    times = [None if value is None else round(value, 2)
+             for value in (one.quiet, one.usual, one.waiting)]
     entries.setdefault(json.dumps([executions, *times], separators=(",", ":")), []).append(one.rank)
   pieces: list[str] = []
   left = most - 2
@@ -38,7 +41,8 @@ def to_text(positions: Iterable[Position], most: int) -> str:
   return f"[{','.join(pieces)}]" if pieces else ""
 
 
-def from_text(text: str, process: int, host: str, programs: Programs, silence: float = 0.0) -> list[Position]:
+def from_text(text: str, process: int, host: str, programs: Programs,
+              silence: float = 0.0) -> list[Position]:
   """Reads `to_text`; what can't be read, or is of programs that are not known here, is left out.
 
   Args:
@@ -55,8 +59,8 @@ def from_text(text: str, process: int, host: str, programs: Programs, silence: f
       made = tuple(_execution(*each) for each in executions)
       if not all(_fits(each, programs) for each in made):
         continue
-      one = Position(-1, process, made, None if quiet is None else quiet + silence, usual, host=host,
-                     waiting=None if waiting is None else waiting + silence)
+      one = Position(-1, process, made, None if quiet is None else quiet + silence, usual,
+                     host=host, waiting=None if waiting is None else waiting + silence)
       found += [dataclasses.replace(one, rank=int(rank)) for rank in ranks]
   except (TypeError, ValueError):
     return found
@@ -65,8 +69,8 @@ def from_text(text: str, process: int, host: str, programs: Programs, silence: f
 
 def _execution(program: str, number: int | None, ended: bool, entered: list[int], left: list[int],
                last: list[int] | None) -> Execution:
-  return Execution(str(program), None if number is None else int(number), bool(ended), tuple(map(int, entered)),
-                   tuple(map(int, left)),
+  return Execution(str(program), None if number is None else int(number), bool(ended),
+                   tuple(map(int, entered)), tuple(map(int, left)),
                    None if last is None else (int(last[0]), int(last[1]), bool(last[2])))
 
 

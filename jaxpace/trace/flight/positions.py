@@ -20,7 +20,8 @@ _USUAL_OF = 64
 class Execution:
   """The newest execution of one program on one device.
 
-  Counts are by place of the collective in the program: how often the device has entered and left it.
+  Counts are by place of the collective in the program: how often the device has entered and left
+  it.
   """
 
   program: str
@@ -53,7 +54,8 @@ class Position:
   usual: float | None = None
   """Median seconds between two starts of the program with the newest mark; None before a few."""
   state: str = "running"
-  """"running"; "gone": its process has ended or stands still; "left": it has closed its recording."""
+  """"running"; "gone": its process has ended or stands still; "left": it has closed its
+  recording."""
   host: str = ""
   waiting: float | None = None
   """Seconds since it entered the collective that it entered last, if it is in one."""
@@ -89,12 +91,14 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
       continue
     at = np.flatnonzero(number == each)
     execution, begun = _newest(own[at], ns[at], key, programs.by_key[key])
-    found.append((int(at[-1]), int(at[begun]), execution, _usual(own[at], ns[at], programs.by_key[key])))
+    found.append((int(at[-1]), int(at[begun]), execution,
+                  _usual(own[at], ns[at], programs.by_key[key])))
   found.sort(key=lambda entry: entry[0])
   # A device runs one program with collectives after the other: what ended later tells that one
   # which began earlier was given up, as when a step raises.
   kept = [entry for i, entry in enumerate(found)
-          if entry[2].ended or not any(other[2].ended and other[1] > entry[0] for other in found[i + 1:])]
+          if entry[2].ended or not any(other[2].ended and other[1] > entry[0]
+                                       for other in found[i + 1:])]
   executions = tuple(entry[2] for entry in kept)
   known = now_ns is not None and len(ns) > 0
   quiet = max(0.0, (now_ns - int(ns[-1])) / 1e9) if known and now_ns is not None else None
@@ -108,17 +112,21 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
   return Position(rank, process, executions, quiet, kept[-1][3] if kept else None, waiting=waiting)
 
 
-def _newest(tag: np.ndarray, ns: np.ndarray, key: str, program: ObservedProgram) -> tuple[Execution, int]:
+def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
+            program: ObservedProgram) -> tuple[Execution, int]:
   """The newest execution in a program's events, and the place of its first event among them."""
   starts = np.flatnonzero(tag == NUMBER)
   first = int(starts[-1]) if starts.size else 0
   number = int(ns[first]) if starts.size else None
   tags = tag[first:]
-  most = int(max((max((*each.enter_tags, *each.exit_tags), default=0) for each in program.collectives), default=0))
+  most = int(max((max((*each.enter_tags, *each.exit_tags), default=0)
+                  for each in program.collectives), default=0))
   counts = np.bincount(np.minimum(tags, most + 1), minlength=most + 2)
   # A device has entered once all enter marks are there, and leaves at the first exit mark.
-  entered = tuple(min((int(counts[t]) for t in each.enter_tags), default=0) for each in program.collectives)
-  left = tuple(max((int(counts[t]) for t in each.exit_tags), default=0) for each in program.collectives)
+  entered = tuple(min((int(counts[t]) for t in each.enter_tags), default=0)
+                  for each in program.collectives)
+  left = tuple(max((int(counts[t]) for t in each.exit_tags), default=0)
+               for each in program.collectives)
   ended = bool((tags == program.end_tag).any())
   last = _last(tags, program, counts, entered, left)
   return Execution(key, number, ended, entered, left, last), first

@@ -30,16 +30,18 @@ _MOST_NAMED = 3
 _MOST_HOLES = 64
 """Slots that a killed process left half written: one a thread."""
 _GONE_SECONDS = 12.0
-"""A process that has said nothing for so long has ended or stands still: it says each second that it lives, and its
-recording's own file every five seconds."""
+"""A process that has said nothing for so long has ended or stands still: it says each second that
+it lives, and its recording's own file every five seconds."""
 
 
-def read_flight(directory: str | os.PathLike[str], *, own: Mapping[int, Flight] | None = None) -> Flight | None:
+def read_flight(directory: str | os.PathLike[str], *,
+                own: Mapping[int, Flight] | None = None) -> Flight | None:
   """Reads the rings of a run.
 
   Args:
     directory: run directory, of a job that runs, has ended or was killed.
-    own: what is known of processes better than by their files, by process; their rings are not read.
+    own: what is known of processes better than by their files, by process; their rings are not
+      read.
 
   Returns:
     Where its ranks are; None where no process has a ring here, as in a run that was never observed.
@@ -60,8 +62,8 @@ def read_flight(directory: str | os.PathLike[str], *, own: Mapping[int, Flight] 
   return reading.flight(info, own or {})
 
 
-def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: ObservedPlan, programs: Programs,
-            host: str = "") -> list[Position]:
+def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: ObservedPlan,
+            programs: Programs, host: str = "") -> list[Position]:
   """Where the ranks of this process are, by its own ring in place.
 
   Args:
@@ -105,13 +107,16 @@ class _Reading:
       self._leave_out(process, "is of another run")
       return
     if ring.attempt != self._attempt:
-      self._leave_out(process, f"is of attempt {ring.attempt}, not of attempt {self._attempt}, the newest")
+      self._leave_out(process,
+                      f"is of attempt {ring.attempt}, not of attempt {self._attempt}, the newest")
       return
     try:
       plan = plans.read_plan(self._directory, process)
     except (OSError, UnreadableError) as error:
       if ring.heads.any():
-        self._leave_out(process, f"has no plan beside it that says what its marks mean: it {why_unreadable(error)}")
+        self._leave_out(process,
+                        "has no plan beside it that says what its marks mean: it "
+                        f"{why_unreadable(error)}")
         return
       # It has compiled nothing yet.
       plan = plans.ProcessPlan(ring.run, ring.attempt, process, ObservedPlan())
@@ -155,12 +160,14 @@ class _Reading:
       for key, program in known.programs.by_key.items():
         self._programs.by_key.setdefault(key, program)
     declared = info.get("processes")
-    missing = sorted(set(range(min(declared, 1 << 20))) - self._read) if isinstance(declared, int) else []
-    return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing), running,
-                  run=str(info.get("run") or ""))
+    missing = (sorted(set(range(min(declared, 1 << 20))) - self._read) if isinstance(declared, int)
+               else [])
+    return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing),
+                  running, run=str(info.get("run") or ""))
 
   def _vanished(self, process: int, lived: int) -> bool:
-    """Whether a process of this host is no more, or stands still; `lived` is when it last lived, ns since 1970."""
+    """Whether a process of this host is no more, or stands still; `lived` is when it last lived, ns
+    since 1970."""
     info = self._infos.get(process, {})
     pid, host = info.get("pid"), info.get("hostname")
     if not isinstance(pid, int) or pid <= 0 or host != socket.gethostname():
@@ -178,13 +185,16 @@ class _Reading:
 
   def _sentences(self, missing: list[int]) -> Iterable[str]:
     for why, processes in list(self._faults.items())[:_MOST_NAMED]:
-      which = f"{processes[0]}.ring" if len(processes) == 1 else f"of processes {list_ranks(processes)} each"
-      yield f"The ring {ringfile.FOLDER}/{which} {why}." if len(processes) == 1 else f"The rings {which} {why}."
+      which = (f"{processes[0]}.ring" if len(processes) == 1
+               else f"of processes {list_ranks(processes)} each")
+      yield f"The ring {ringfile.FOLDER}/{which} {why}." if len(
+          processes) == 1 else f"The rings {which} {why}."
     faulty = {process for processes in self._faults.values() for process in processes}
     silent = [process for process in missing if process not in faulty]
     if silent and self._read:
-      yield (f"{plural(len(silent), 'process', 'processes')} ({list_ranks(silent)}) left no ring here, as where each "
-             "host writes to a disk of its own: put what lies in 'marks' on each host together.")
+      yield (f"{plural(len(silent), 'process', 'processes')} ({list_ranks(silent)}) left no ring "
+             "here, as where each host writes to a disk of its own: put what lies in 'marks' on "
+             "each host together.")
 
 
 def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:
@@ -193,13 +203,16 @@ def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:
     names = os.listdir(directory / ringfile.FOLDER)
   except OSError:
     return {}
-  found = {int(match[1]): directory / ringfile.FOLDER / name for name in names if (match := _RING.match(name))}
+  found = {int(match[1]): directory / ringfile.FOLDER / name
+           for name in names if (match := _RING.match(name))}
   return dict(sorted(found.items()))
 
 
-def _all_clean(rings: Iterable[int], infos: Mapping[int, dict[str, Any]], info: Mapping[str, Any]) -> bool:
+def _all_clean(rings: Iterable[int], infos: Mapping[int, dict[str, Any]],
+               info: Mapping[str, Any]) -> bool:
   declared = info.get("processes")
-  expected = set(rings) | (set(range(declared)) if isinstance(declared, int) and declared <= 1 << 20 else set())
+  expected = (set(rings) | (set(range(declared)) if isinstance(declared, int)
+                            and declared <= 1 << 20 else set()))
   return all(process in infos and infos[process].get("closed_cleanly") is True
              and not infos[process].get("ended_by") for process in expected)
 

@@ -1,4 +1,5 @@
-"""What the rings of a job tell of a step that does not end, in sentences and as plain values. Pure."""
+"""What the rings of a job tell of a step that does not end, in sentences and as plain values.
+Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Flight:
     return known[len(known) // 2] if known else None
 
   def waited(self, cause: Cause) -> float | None:
-    """Seconds that the rank which has waited longest has waited because of a cause; None where not known."""
+    """Seconds that the rank which has waited longest has waited because of a cause; None where not
+    known."""
     known = [self.positions[rank].waiting for wait in cause.waits for rank in wait.waiting]
     return max((seconds for seconds in known if seconds is not None), default=None)
 
@@ -66,14 +68,16 @@ class Told:
 
 
 def told(flight: Flight) -> tuple[Told, ...]:
-  """Says why collectives are not finished, that which keeps most ranks first; () where none is under way."""
+  """Says why collectives are not finished, that which keeps most ranks first; () where none is
+  under way."""
   found = waits.causes(waits.unfinished(flight.positions, flight.programs), flight.programs)
   return tuple(_tell(flight, cause) for cause in found)
 
 
 def _tell(flight: Flight, cause: Cause) -> Told:
   places = [(rank, where_is(flight, rank, cause)) for rank in cause.ranks
-            if cause.kind == "absent" or (cause.kind == "stuck" and flight.positions[rank].state == "gone")]
+            if cause.kind == "absent"
+            or (cause.kind == "stuck" and flight.positions[rank].state == "gone")]
   said = [f"{_rank(flight, rank)} {place}." for rank, place in places[:_MOST_PLACES]]
   if len(places) > _MOST_PLACES:
     said.append(f"So are {plural(len(places) - _MOST_PLACES, 'rank')} more, not listed.")
@@ -91,26 +95,30 @@ def _sentence(flight: Flight, cause: Cause) -> str:
   what = meeting(flight.programs, wait.meeting)
   call = f"Call {wait.meeting.number} of {flight.programs.by_key[wait.meeting.program].name}: "
   waiting = _ranks(wait.waiting)
-  more = f" (and others in {plural(len(cause.waits) - 1, 'more collective')})" if len(cause.waits) > 1 else ""
+  more = (f" (and others in {plural(len(cause.waits) - 1, 'more collective')})"
+          if len(cause.waits) > 1 else "")
   if cause.kind == "absent":
     missing = [rank for rank in cause.ranks if rank in wait.absent]
     has = "has" if len(missing) == 1 else "have"
-    return (f"{call}{waiting} {_waits(wait.waiting, long)} in {what}{more} for {_ranks(missing)}, which {has} not "
-            "entered it.")
+    return (f"{call}{waiting} {_waits(wait.waiting, long)} in {what}{more} for {_ranks(missing)}, "
+            f"which {has} not entered it.")
   if cause.kind == "order":
     pieces = [f"{_ranks(one.waiting)} entered {meeting(flight.programs, one.meeting)} and "
-              f"{_waits(one.waiting)} for {_ranks(one.absent)}" for one in cause.waits[:_MOST_BEHIND]]
+              f"{_waits(one.waiting)} for {_ranks(one.absent)}"
+              for one in cause.waits[:_MOST_BEHIND]]
     wait_for = "wait" if long is None else f"have waited {seconds(long)}"
     return (f"{call}ranks {wait_for} for each other, having entered different collectives: "
-            f"{'; '.join(pieces)}. Their processes run different programs, or run them in different orders.")
+            f"{'; '.join(pieces)}. Their processes run different programs, or run them in "
+            "different orders.")
   if cause.kind == "stuck":
     if wait.left:
-      return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what}, and {_ranks(wait.left)} left it; "
-              f"{waiting} {_are(wait.waiting)} still inside{for_long}: the network between them, or a peer that died.")
-    return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what} and none has left it{for_long}: "
-            "no rank is late; the network between them hangs, or a peer died in it.")
-  return (f"{call}{waiting} {_waits(wait.waiting, long)} in {what}{more}; of {_ranks(cause.ranks)} no ring "
-          "is at hand that tells whether they have entered.")
+      return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what}, and "
+              f"{_ranks(wait.left)} left it; {waiting} {_are(wait.waiting)} still "
+              f"inside{for_long}: the network between them, or a peer that died.")
+    return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what} and none has left "
+            f"it{for_long}: no rank is late; the network between them hangs, or a peer died in it.")
+  return (f"{call}{waiting} {_waits(wait.waiting, long)} in {what}{more}; of {_ranks(cause.ranks)} "
+          "no ring is at hand that tells whether they have entered.")
 
 
 def where_is(flight: Flight, rank: int, cause: Cause) -> str:
@@ -124,7 +132,8 @@ def where_is(flight: Flight, rank: int, cause: Cause) -> str:
   execution = where.of(wait.meeting.program)
   current = where.current
   if cause.kind == "stuck":
-    return f"was in it when its process ended, or came to stand still{ago and '; it had entered' + ago}"
+    return ("was in it when its process ended, or came to stand "
+            f"still{ago and '; it had entered' + ago}")
   if execution is not None and not execution.ended and execution.number == wait.meeting.number:
     if execution.last is None:
       place = f"has begun the call{ago}, and has entered no collective of it"
@@ -136,9 +145,11 @@ def where_is(flight: Flight, rank: int, cause: Cause) -> str:
     name = flight.programs.by_key[current.program].name
     place = f"{is_in} in another program, {name}{ago and ', with its last mark' + ago}"
   else:
-    last = "no call" if execution is None else f"call {execution.number}" if execution.number is not None else "calls"
-    place = (f"has not begun the call: its last mark, of {last}, was written{ago or ' before'}; its process {is_in} "
-             "between two steps, in Python (a data loader, a checkpoint, an evaluation)")
+    last = ("no call" if execution is None else f"call {execution.number}"
+            if execution.number is not None else "calls")
+    place = (f"has not begun the call: its last mark, of {last}, was written{ago or ' before'}; "
+             f"its process {is_in} between two steps, in Python (a data loader, a checkpoint, an "
+             "evaluation)")
   others = {one.state for one in flight.positions.values()}
   if where.state == "gone" and others != {"gone"}:
     place += ". Its process has ended without a word, or stands still"
@@ -154,11 +165,13 @@ def meeting(programs: Programs, one: Meeting) -> str:
   each = programs.collective(one.program, one.place)
   axes = f", over {' and '.join(each.axes)}" if each.axes else ","
   kind = "" if each.name.startswith(each.kind) else f", {_a(each.kind)}"
-  return f"{occurrence(programs, one.program, one.place, one.turn)}{kind}{axes} among {_ranks(one.group)}"
+  return (f"{occurrence(programs, one.program, one.place, one.turn)}{kind}{axes} among "
+          f"{_ranks(one.group)}")
 
 
 def occurrence(programs: Programs, key: str, place: int, turn: int) -> str:
-  """Names a collective in one turn of its loops: "all-reduce.3, turn 17 of 32 (model.py:120)". Turns begin at 0."""
+  """Names a collective in one turn of its loops: "all-reduce.3, turn 17 of 32 (model.py:120)".
+  Turns begin at 0."""
   each = programs.collective(key, place)
   turns = turns_in_words(turns_of(each.loops, turn))
   return each.name + (f", {turns}" if turns else "") + (f" ({each.source})" if each.source else "")
@@ -177,7 +190,8 @@ def seconds(value: float) -> str:
   whole = round(value)
   if whole < 120:
     return f"{whole} s"
-  return f"{whole // 60} min {whole % 60} s" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
+  return (f"{whole // 60} min {whole % 60} s" if whole < 7200
+          else f"{whole // 3600} h {whole % 3600 // 60} min")
 
 
 def _behind(flight: Flight, cause: Cause) -> str:
@@ -194,9 +208,9 @@ def _document(flight: Flight, wait: Wait) -> dict[str, Any]:
   one = wait.meeting
   each = flight.programs.collective(one.program, one.place)
   return {
-      "program": flight.programs.by_key[one.program].name, "call": one.number, "collective": each.name,
-      "kind": each.kind, "axes": list(each.axes), "group": list(one.group), "source": each.source,
-      "operation": each.operation, "turn": one.turn,
+      "program": flight.programs.by_key[one.program].name, "call": one.number,
+      "collective": each.name, "kind": each.kind, "axes": list(each.axes), "group": list(one.group),
+      "source": each.source, "operation": each.operation, "turn": one.turn,
       "loops": turns_of(each.loops, one.turn),
       "waiting": list(wait.waiting), "absent": list(wait.absent), "left": list(wait.left),
       "unknown": list(wait.unknown)}
@@ -208,7 +222,8 @@ def _place(flight: Flight, rank: int, words: str) -> dict[str, Any]:
   last = current.last if current is not None else None
   document: dict[str, Any] = {
       "rank": rank, "process": where.process, "host": where.host or None, "state": where.state,
-      "seconds": where.quiet, "program": None, "call": None, "between_calls": True, "last": None, "words": words}
+      "seconds": where.quiet, "program": None, "call": None, "between_calls": True, "last": None,
+      "words": words}
   if current is not None:
     document |= {"program": flight.programs.by_key[current.program].name, "call": current.number,
                  "between_calls": current.ended}

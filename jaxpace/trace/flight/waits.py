@@ -20,7 +20,8 @@ Kind = Literal["absent", "order", "stuck", "unknown"]
 """What keeps a collective from finishing.
 
 "absent": ranks that are in no collective have not entered; "order": ranks wait for each other in
-different collectives; "stuck": all have entered; "unknown": nothing is known of those that have not.
+different collectives; "stuck": all have entered; "unknown": nothing is known of those that have
+not.
 """
 
 
@@ -57,7 +58,8 @@ class Cause:
   ranks: tuple[int, ...]
   """Who is to be looked at: those absent, in the circle, inside, or unknown."""
   waits: tuple[Wait, ...]
-  """The meetings that wait for these ranks, in the order of the program; for a circle, all in it."""
+  """The meetings that wait for these ranks, in the order of the program; for a circle, all in
+  it."""
   behind: tuple[Wait, ...]
   """Meetings that wait for ranks in those."""
 
@@ -124,7 +126,8 @@ def causes(waits: tuple[Wait, ...], programs: Programs) -> tuple[Cause, ...]:
   reached = [_reached(i, after) for i in range(len(waits))]
   found: list[tuple[Kind, tuple[int, ...], list[int]]] = []
   for circle in _circles(reached):
-    found.append(("order", tuple(sorted({rank for i in circle for rank in waits[i].waiting})), circle))
+    found.append(("order", tuple(sorted({rank for i in circle for rank in waits[i].waiting})),
+                  circle))
   for kind, ranks_of in (("absent", lambda wait: [r for r in wait.absent if r not in inside]),
                          ("unknown", lambda wait: list(wait.unknown))):
     for ranks, direct in _together([ranks_of(wait) for wait in waits]):
@@ -136,9 +139,11 @@ def causes(waits: tuple[Wait, ...], programs: Programs) -> tuple[Cause, ...]:
   for kind, ranks, direct in found:
     direct = sorted(direct)
     behind = [i for i in range(len(waits)) if i not in direct and reached[i] & set(direct)]
-    result.append(Cause(kind, ranks, tuple(waits[i] for i in direct), tuple(waits[i] for i in behind)))
+    result.append(Cause(kind, ranks, tuple(waits[i] for i in direct),
+                        tuple(waits[i] for i in behind)))
   order = ("absent", "order", "stuck", "unknown")
-  return tuple(sorted(result, key=lambda cause: (-cause.held, order.index(cause.kind), cause.ranks)))
+  return tuple(sorted(result,
+                      key=lambda cause: (-cause.held, order.index(cause.kind), cause.ranks)))
 
 
 def _order(a: Meeting, b: Meeting, programs: Programs) -> int:

@@ -1,8 +1,10 @@
-"""Rows as columns of numbers, and the quick way to read them from the small parts that a job writes all the time.
+"""Rows as columns of numbers, and the quick way to read them from the small parts that a job writes
+all the time.
 
-A job of many processes writes dozens of small files a second. Each is read in one go, its footer is parsed once, and
-columns that its footer says to be constant (whose process it is, which attempt) are not decoded. Whatever is not as a
-recorder writes it, is left to `trace.table_reader`, which finds out what is wrong and says it.
+A job of many processes writes dozens of small files a second. Each is read in one go, its footer is
+parsed once, and columns that its footer says to be constant (whose process it is, which attempt)
+are not decoded. Whatever is not as a recorder writes it, is left to `trace.table_reader`, which
+finds out what is wrong and says it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from jaxpace.trace.run import MISSING
 from jaxpace.trace.sound import LIMITS, is_whole, name_fault, type_fault
 
 Columns = Mapping[str, np.ndarray]
-"""Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for null."""
+"""Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for
+null."""
 
 KEYS = ("step", "rank", "process", "attempt", "collective")
 CAUSES = tuple(cause.column for cause in PAUSES.values())
@@ -50,7 +53,8 @@ def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str])
   try:
     data = read_bytes(path, _SMALL)
     found = _read(data, needed, wanted) if data else None
-    return found if found is not None and all(_sound(name, values) for name, values in found.items()) else None
+    return (found if found is not None
+            and all(_sound(name, values) for name, values in found.items()) else None)
   except PermissionError:
     raise
   except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
@@ -58,16 +62,19 @@ def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str])
 
 
 def joined(parts: Iterable[Columns]) -> list[Columns]:
-  """Puts rows together that have the same columns, in their order: fewer and larger pieces are quicker to work with."""
+  """Puts rows together that have the same columns, in their order: fewer and larger pieces are
+  quicker to work with."""
   alike: dict[tuple[str, ...], list[Columns]] = {}
   for part in parts:
     alike.setdefault(tuple(part), []).append(part)
-  return [some[0] if len(some) == 1 else {name: np.concatenate([one[name] for one in some]) for name in names}
+  return [some[0] if len(some) == 1
+          else {name: np.concatenate([one[name] for one in some]) for name in names}
           for names, some in alike.items()]
 
 
 def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns | None:
-  file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)  # of memory: nothing to close
+  # of memory: nothing to close
+  file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
   schema, meta = file.schema_arrow, file.metadata
   if name_fault(schema.names) or any(map(type_fault, schema)) or meta.num_rows > 16 * _SMALL:
     return None
@@ -89,13 +96,16 @@ def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns 
       continue
     if found.has_min_max and (low := found.min) == found.max:
       constant[name] = low
-  read = file.read_row_group(0, columns=[name for name in present if name not in constant], use_threads=False)
-  return {name: np.full(meta.num_rows, constant[name], np.int64) if name in constant else _numbers(read.column(name))
+  read = file.read_row_group(0, columns=[name for name in present if name not in constant],
+                             use_threads=False)
+  return {name: np.full(meta.num_rows, constant[name], np.int64) if name in constant
+          else _numbers(read.column(name))
           for name in present}
 
 
 def _sound(name: str, values: np.ndarray) -> bool:
-  """Whether all numbers are in the range that `trace.sound` gives them; null is `MISSING` by now."""
+  """Whether all numbers are in the range that `trace.sound` gives them; null is `MISSING` by
+  now."""
   if name in LIMITS:
     return not values.size or (values.min() >= 0 and values.max() <= LIMITS[name])
   if not is_whole(name):

@@ -1,4 +1,5 @@
-"""Follows the parts of one table as they appear: each row is read once, or again with the part it was merged into."""
+"""Follows the parts of one table as they appear: each row is read once, or again with the part it
+was merged into."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from jaxpace.trace.table_reader import NEEDED, TableFiles, open_table
 
 
 class PartRows(NamedTuple):
-  """Rows of one part, at most a row group of it. Rows that a merge carried over may come a second time."""
+  """Rows of one part, at most a row group of it. Rows that a merge carried over may come a second
+  time."""
 
   process: int
   data: Columns
@@ -24,8 +26,9 @@ class PartRows(NamedTuple):
 class PartFollower:
   """The new parts of one table, told by their names: a file is opened once.
 
-  A job writes small parts and merges them into larger ones whose names cover theirs. A part counts as new if its range
-  goes beyond what was read of its process; the larger part of a merge that holds nothing new is never opened.
+  A job writes small parts and merges them into larger ones whose names cover theirs. A part counts
+  as new if its range goes beyond what was read of its process; the larger part of a merge that
+  holds nothing new is never opened.
   """
 
   def __init__(self, folder: pathlib.Path, table: str, run: str | None = None):
@@ -45,7 +48,8 @@ class PartFollower:
     self.unnamed = ""
     """Says which files are no parts, if any are not."""
     self.newest_unix: float | None = None
-    """When the newest of the parts that `poll` found was written, by the file system's clock; None if it found none."""
+    """When the newest of the parts that `poll` found was written, by the file system's clock; None
+    if it found none."""
 
   def poll(self, columns: Sequence[str], steps: int) -> Iterator[PartRows]:
     """Yields the rows that are new, oldest first in each process.
@@ -77,7 +81,8 @@ class PartFollower:
       names = set()
     found = [(name, part) for name in names - self._names if (part := parse_part_name(name))]
     if names != self._names:
-      others = sorted(name for name in names if not is_temporary(name) and parse_part_name(name) is None)
+      others = sorted(name for name in names if not is_temporary(name)
+                      and parse_part_name(name) is None)
       self.unnamed = others_left_out(self._table, others[:3], len(others)) if others else ""
     if self._run is None and found:
       self._run = Counter(part.run for _, part in found).most_common(1)[0][0]
@@ -134,7 +139,8 @@ class PartFollower:
       self._torn[part.path.name] = part, _stamp(part.path)
 
   def _mended(self, columns: Sequence[str]) -> Iterator[PartRows]:
-    """Parts that could not be read and have changed since: copied in pieces, or seen too early over a network."""
+    """Parts that could not be read and have changed since: copied in pieces, or seen too early over
+    a network."""
     for name, (part, stamp) in list(self._torn.items()):
       now = _stamp(part.path)
       if now == stamp:

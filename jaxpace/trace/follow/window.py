@@ -1,4 +1,5 @@
-"""The newest steps of a run in memory: a ring of bounded size, from which parts are cut as a `Run`."""
+"""The newest steps of a run in memory: a ring of bounded size, from which parts are cut as a
+`Run`."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ from jaxpace.trace.run import MISSING, HostCauses, Process, Run
 CELLS = 1 << 21
 """Ranks times collectives times steps kept, about: 16 bytes each."""
 _ROOM = 1 << 24
-"""Ranks times steps, at most: 20 bytes each for a collective. A rank number that needs more is left out."""
+"""Ranks times steps, at most: 20 bytes each for a collective. A rank number that needs more is left
+out."""
 LEAST, MOST = 256, 8192
-"""Steps kept, whatever the number of ranks: processes write every few seconds, not at the same time."""
+"""Steps kept, whatever the number of ranks: processes write every few seconds, not at the same
+time."""
 RANKS = 1 << 17
 """Rank numbers from here on are damaged."""
 STEPS_COLUMNS = ("step", "rank", "process", "attempt", "gap_ns", "delay_applied_ns", *CAUSES)
@@ -28,16 +31,19 @@ SUMS_COLUMNS = ("sync_ns", "last_exit_ns")
 GUARD_COLUMNS = tuple(f"decision_{name}" for name in GUARD)
 _LARGEST_STEP = 1 << 53
 _SILENT = 15.0
-"""Seconds after which a rank that brings no rows is not waited for any more: the others' steps count without it."""
+"""Seconds after which a rank that brings no rows is not waited for any more: the others' steps
+count without it."""
 
 
 def kept_steps(ranks: int, collectives: int, wanted: int) -> int:
-  """Number of steps a window keeps so that it takes some 32 MiB at most, or as many as are wanted."""
+  """Number of steps a window keeps so that it takes some 32 MiB at most, or as many as are
+  wanted."""
   return max(wanted, int(np.clip(CELLS // max(1, ranks * collectives), LEAST, MOST)))
 
 
 class Window:
-  """The newest attempt's last W steps. Rows that come twice land in the same cells: nothing is counted twice."""
+  """The newest attempt's last W steps. Rows that come twice land in the same cells: nothing is
+  counted twice."""
 
   def __init__(self, steps: int, ranks: int = 0):
     """Makes an empty window.
@@ -78,7 +84,8 @@ class Window:
     return self._last
 
   def add_collectives(self, data: Columns, now: float) -> bool:
-    """Takes rows of the table `collectives` in, at `now` (seconds, monotonic). Returns whether any row counted."""
+    """Takes rows of the table `collectives` in, at `now` (seconds, monotonic). Returns whether any
+    row counted."""
     placed = self._place(data, now, leads=True)
     if placed is None:
       return False
@@ -100,8 +107,9 @@ class Window:
   def add_steps(self, data: Columns, now: float, leads: bool) -> bool:
     """Takes rows of the table `steps` in.
 
-    Of an observed step they hold the time in all its collectives together and the last exit: that is taken for one
-    collective, which ranks enter when they have been busy for as long as they were in the whole step.
+    Of an observed step they hold the time in all its collectives together and the last exit: that
+    is taken for one collective, which ranks enter when they have been busy for as long as they were
+    in the whole step.
 
     Args:
       data: the rows.
@@ -141,12 +149,14 @@ class Window:
         self._guard_rank = lowest
         own = ranks == lowest
         for name in guards:
-          values = self._guard.setdefault(name.removeprefix("decision_"), np.full(self.size, np.nan, np.float32))
+          values = self._guard.setdefault(name.removeprefix("decision_"),
+                                          np.full(self.size, np.nan, np.float32))
           values[at[own]] = data[name][rows[own]]
     return True
 
   def advance(self, now: float) -> int:
-    """Moves the frontier to where all ranks that still write have come, and returns it; -1 before there is one."""
+    """Moves the frontier to where all ranks that still write have come, and returns it; -1 before
+    there is one."""
     there = (self._last >= 0) & (self._last > self.high - self.size)
     if there.any():
       there &= self._heard > self._heard[there].max() - _SILENT
@@ -155,7 +165,8 @@ class Window:
 
   def run(self, first: int, last: int, path: pathlib.Path, info: dict[str, Any],
           processes: tuple[Process, ...]) -> Run:
-    """Cuts the steps `first` to `last` out, and the one before them, from whose exits the first one is measured.
+    """Cuts the steps `first` to `last` out, and the one before them, from whose exits the first one
+    is measured.
 
     Args:
       first: first step wanted.
@@ -167,19 +178,21 @@ class Window:
     low = max(first - 1, self.low)
     steps = np.arange(low, max(min(last, self.high), low) + 1, dtype=np.int64)
     at = steps % self.size
-    slots = {slot: SlotTimes(t.enter_ns[:, at], t.exit_ns[:, at], t.attempt[:, at]) for slot, t in self._slots.items()}
+    slots = {slot: SlotTimes(t.enter_ns[:, at], t.exit_ns[:, at], t.attempt[:, at])
+             for slot, t in self._slots.items()}
     attempt = self._recorded[:, at]
     for times in slots.values():
       np.maximum(attempt, times.attempt, out=attempt)
     # All ranks of a process have its causes: those of its first one are taken.
     owners, own = np.unique(self._process, return_index=True)
     own = own[owners >= 0]
-    causes = HostCauses(owners[owners >= 0].astype(np.int64), {name: values[np.ix_(own, at)]
-                                                               for name, values in self._causes.items()})
+    causes = HostCauses(owners[owners >= 0].astype(np.int64), {
+        name: values[np.ix_(own, at)]
+        for name, values in self._causes.items()})
     # Where the attempt's beginning is in it, its warm-up is told as such.
     middle = low > self.first
-    return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=processes, steps=steps,
-               attempt=attempt, end_ns=None if slots else self._end[:, at],
+    return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=processes,
+               steps=steps, attempt=attempt, end_ns=None if slots else self._end[:, at],
                durations={name: values[:, at] for name, values in self._durations.items()},
                collectives=name_collectives(info, CollectiveRows(slots, {}, self._process)),
                process_of_rank=self._process.copy(), skipped={}, duplicates=0, problems=(),
@@ -187,18 +200,21 @@ class Window:
                guard={name: values[at] for name, values in self._guard.items()}, host_causes=causes,
                declared=info.get("ranks") or 0)
 
-  def _place(self, data: Columns, now: float, leads: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+  def _place(self, data: Columns, now: float,
+             leads: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Rows that count, their ranks and their places in the ring; None if there are none."""
     steps, ranks = data["step"], data["rank"]
     attempts = data["attempt"] if "attempt" in data else np.zeros(len(steps), np.int64)
-    sound = (steps >= 0) & (steps < _LARGEST_STEP) & (ranks >= 0) & (ranks < RANKS) & (attempts < 1 << 15)
+    sound = ((steps >= 0) & (steps < _LARGEST_STEP) & (ranks >= 0) & (ranks < RANKS)
+             & (attempts < 1 << 15))
     room = max(self._ranks, _ROOM // self.size)
     if (ranks[sound] >= room).any():
       self.left_out, sound = room, sound & (ranks < room)
     if not sound.any():
       return None
     newest = int(attempts[sound].max())
-    if newest > self.attempt:  # restarted: what the attempts before did is no part of what happens now
+    # restarted: what the attempts before did is no part of what happens now
+    if newest > self.attempt:
       self._clear()
       self.attempt, self.first, self.high, self.frontier = newest, -1, -1, -1
     rows = np.flatnonzero(sound & (attempts == self.attempt))
@@ -223,7 +239,8 @@ class Window:
     shape = self._ranks, self.size
     self._recorded = np.full(shape, -1, np.int16)
     self._end = np.full(shape, MISSING, np.int64)
-    self._durations = {name: np.full(shape, np.nan, np.float32) for name in ("gap", "delay_applied")}
+    self._durations = {name: np.full(shape, np.nan, np.float32)
+                       for name in ("gap", "delay_applied")}
     self._causes: dict[str, np.ndarray] = {}  # [R, W] s, by name
     self._slots: dict[int, SlotTimes] = {}
     self._guard: dict[str, np.ndarray] = {}
@@ -269,7 +286,8 @@ class Window:
 
 
 def _no_times(shape: tuple[int, int]) -> SlotTimes:
-  return SlotTimes(np.full(shape, MISSING, np.int64), np.full(shape, MISSING, np.int64), np.full(shape, -1, np.int16))
+  return SlotTimes(np.full(shape, MISSING, np.int64), np.full(shape, MISSING, np.int64),
+                   np.full(shape, -1, np.int16))
 
 
 def _seconds(values: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""The recorder's part for instrumented steps with marks: it reads the ring beside the copies of the pace state."""
+"""The recorder's part for instrumented steps with marks: it reads the ring beside the copies of the
+pace state."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ _POLL_SECONDS = 0.25
 class MarksBeside:
   """Reads the marks of an instrumented step, from the first recorded step to `close`."""
 
-  def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, plan: Plan, settings: dict[str, Any],
-               devices: list[int], detail: int | str):
+  def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, plan: Plan,
+               settings: dict[str, Any], devices: list[int], detail: int | str):
     """Sends marks to the run directory.
 
     Args:
@@ -59,7 +60,8 @@ class MarksBeside:
 
   def intake(self, ranks: list[int], process: int, attempt: int, losses: Losses) -> Intake:
     """Makes what takes the process's rows in, see `Writer.set_ranks`."""
-    return InsideIntake(ranks, process, attempt, losses, self._collector, self._program, self._lanes, self._detail,
+    return InsideIntake(ranks, process, attempt, losses, self._collector, self._program,
+                        self._lanes, self._detail,
                         self._tell if ranks == self._ring_ranks else None)
 
   def close(self) -> None:
@@ -77,13 +79,15 @@ class MarksBeside:
 
 
 class InsideIntake(Intake):
-  """Rows of the pace state, with the collectives in loops that marks have timed. Of the writer's thread."""
+  """Rows of the pace state, with the collectives in loops that marks have timed. Of the writer's
+  thread."""
 
   wait_seconds: float | None = _POLL_SECONDS
 
-  def __init__(self, ranks: list[int], process: int, attempt: int, losses: Losses, collector: Collector, program: int,
-               lanes: list[int], detail: int | str, tell: Any):
-    """Begins; `lanes` are those of the ranks' devices, `tell` is given each new plan, None where nobody asks."""
+  def __init__(self, ranks: list[int], process: int, attempt: int, losses: Losses,
+               collector: Collector, program: int, lanes: list[int], detail: int | str, tell: Any):
+    """Begins; `lanes` are those of the ranks' devices, `tell` is given each new plan, None where
+    nobody asks."""
     super().__init__(ranks, process, attempt, losses)
     self._collector, self._program, self._lanes, self._tell = collector, program, lanes, tell
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
@@ -136,7 +140,8 @@ class InsideIntake(Intake):
                                       inside.collective_columns(columns, joined, chosen, plan)])
 
   def _choose(self, plan: Plan) -> None:
-    """Chooses which of the steps taken in are written in full, for all of this process's ranks alike."""
+    """Chooses which of the steps taken in are written in full, for all of this process's ranks
+    alike."""
     seconds: dict[int, float] = {}
     for i, kept in enumerate(self._rows):
       if not kept:
@@ -149,7 +154,9 @@ class InsideIntake(Intake):
         taken = np.nan if prior is None else (ends[place] - prior) * 1e-9
         seconds[step] = np.fmax(seconds.get(step, np.nan), taken)
     steps = np.array(sorted(seconds), np.int64)
-    self._chosen = steps, self._detail.choose(steps, np.array([seconds[step] for step in steps.tolist()]))
+    self._chosen = (steps,
+                    self._detail.choose(steps,
+                                        np.array([seconds[step] for step in steps.tolist()])))
 
   def _is_chosen(self, steps: np.ndarray) -> np.ndarray:
     assert self._chosen is not None

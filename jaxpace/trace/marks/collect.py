@@ -1,4 +1,5 @@
-"""Follows the ring of this process while programs write to it, and keeps the executions that have ended."""
+"""Follows the ring of this process while programs write to it, and keeps the executions that have
+ended."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from jaxpace.trace.marks.executions import NOTHING, Executions, Splitter
 from jaxpace.trace.marks.follow import Lane
 
 MOST_MARKS = 1 << 22
-"""Marks of one program and device that wait for a `record` call, at most; the oldest are dropped."""
+"""Marks of one program and device that wait for a `record` call, at most; the oldest are
+dropped."""
 _OWN = np.uint32((1 << TAG_BITS) - 1)
 
 

@@ -41,7 +41,8 @@ class Splitter:
     self._tag, self._ns = np.empty(0, np.uint32), _NONE
 
   def lose(self) -> None:
-    """Says that events are missing between what came and what comes: what has not ended is dropped."""
+    """Says that events are missing between what came and what comes: what has not ended is
+    dropped."""
     self._tag, self._ns = np.empty(0, np.uint32), _NONE
 
   def feed(self, tag: np.ndarray, ns: np.ndarray) -> Executions:
@@ -76,7 +77,8 @@ class Splitter:
                       tag[marks], ns[marks])
 
 
-def _first(of: np.ndarray, ns: np.ndarray, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _first(of: np.ndarray, ns: np.ndarray, chosen: np.ndarray,
+           count: int) -> tuple[np.ndarray, np.ndarray]:
   """Whether each execution has a chosen event, and the time of its first."""
   found, at = np.unique(of[chosen], return_index=True)
   has, times = np.zeros(count, bool), np.zeros(count, np.int64)

@@ -1,7 +1,9 @@
-"""Collectives in the loops of an instrumented step: the ring's marks, joined to the stamps of the pace state.
+"""Collectives in the loops of an instrumented step: the ring's marks, joined to the stamps of the
+pace state.
 
-Stamps and marks are of one clock, and a device ends a step before it begins the next: a mark belongs to the step
-between whose first and last stamp its execution begins. Nothing is counted, so nothing shifts where something is lost.
+Stamps and marks are of one clock, and a device ends a step before it begins the next: a mark
+belongs to the step between whose first and last stamp its execution begins. Nothing is counted, so
+nothing shifts where something is lost.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from jaxpace.trace.marks.occurrences import Occurrences, occurrences
 from jaxpace.trace.marks.slots import Unrolled
 from jaxpace.trace.meeting import read_meeting, sends
 
-_KINDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all",
-          "ppermute": "collective-permute"}
+_KINDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
+          "all_to_all": "all-to-all", "ppermute": "collective-permute"}
 
 
 class InsidePlan:
-  """The plan of `run.json`: stamped collectives keep their slots, each turn of the others has one behind those."""
+  """The plan of `run.json`: stamped collectives keep their slots, each turn of the others has one
+  behind those."""
 
   def __init__(self, stamped: Plan, detail: dict[str, Any]):
     """Lays the slots out; `detail` says which steps have them in full."""
@@ -42,20 +45,23 @@ class InsidePlan:
     self.names = np.array([entry["name"] for entry in entries], np.str_)
     self.axes = np.array([entry["axis"] for entry in entries], np.str_)
     self.bytes = np.array([entry["bytes"] or 0 for entry in entries], np.int64)
-    self.collectives = [self._stamped_entry(place) for place in range(len(stamped.collectives))] + entries
+    self.collectives = ([self._stamped_entry(place) for place in range(len(stamped.collectives))]
+                        + entries)
 
   def _entry(self, slot: int) -> dict[str, Any]:
     one = self.stamped.inside[self.unrolled.slots[slot][0]]
     entry = self.unrolled.entry(slot, self.first + slot)
     del entry["groups"], entry["rank_pairs"]
-    return entry | {"primitives": list(one.primitives), "axis": one.axis, "pairs": [list(pair) for pair in one.pairs],
+    return entry | {"primitives": list(one.primitives), "axis": one.axis,
+                    "pairs": [list(pair) for pair in one.pairs],
                     "index_groups": [list(group) for group in one.index_groups]}
 
   def _stamped_entry(self, place: int) -> dict[str, Any]:
     one = self.stamped.collectives[place]
     return dataclasses.asdict(one) | {
-        "kind": _kind(one.primitives), "operation": None, "source": None, "loops": [], "conditional": False,
-        "of": len(self.stamped.inside) + place, "program": self.program.number}
+        "kind": _kind(one.primitives), "operation": None, "source": None, "loops": [],
+        "conditional": False, "of": len(self.stamped.inside) + place,
+        "program": self.program.number}
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars: those of the stamped step, with all collectives."""
@@ -63,8 +69,8 @@ class InsidePlan:
     del plan["inside"]
     notices = list(plan["notices"])
     if self.unrolled.turns_kept is not None:
-      notices.append(f"The step has more collectives in loops than can be written one by one: of each loop the first "
-                     f"{self.unrolled.turns_kept} turns are, all in the sums.")
+      notices.append("The step has more collectives in loops than can be written one by one: of "
+                     f"each loop the first {self.unrolled.turns_kept} turns are, all in the sums.")
     return plan | {"collectives": self.collectives, "detail": self.detail, "notices": notices}
 
   @property
@@ -73,9 +79,11 @@ class InsidePlan:
     return len(self.stamped.collectives) + len(self.unrolled)
 
 
-def observed_program(plan: Plan, settings: dict[str, Any], ranks: int, slot_tags: Sequence[tuple[int, int]]
+def observed_program(plan: Plan, settings: dict[str, Any], ranks: int,
+                     slot_tags: Sequence[tuple[int, int]]
                      ) -> ObservedProgram:
-  """What the marks of an instrumented step mean, those at its stamps included: for who looks where ranks are in it.
+  """What the marks of an instrumented step mean, those at its stamps included: for who looks where
+  ranks are in it.
 
   Args:
     plan: of the step.
@@ -104,20 +112,22 @@ def observed_program(plan: Plan, settings: dict[str, Any], ranks: int, slot_tags
     if number in stamped:
       one, (enter, leave) = stamped[number], slot_tags[number]
       add(ObservedCollective(
-          index=0, name=one.name, kind=_kind(one.primitives), bytes=one.bytes, operands=one.operands, dtypes=one.dtypes,
-          axes=tuple(one.axis.split(",")), groups=(), pairs=(), phase=one.phase, loops=(), source=None, operation=None,
-          enter_tags=(enter,), exit_tags=(leave,)), dataclasses.asdict(one))
+          index=0, name=one.name, kind=_kind(one.primitives), bytes=one.bytes,
+          operands=one.operands, dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(),
+          pairs=(), phase=one.phase, loops=(), source=None, operation=None, enter_tags=(enter,),
+          exit_tags=(leave,)), dataclasses.asdict(one))
   return ObservedProgram(
       number=plan.program, name=str(settings.get("step") or "step"), ranks=tuple(range(ranks)),
-      mesh_axes=dict(settings.get("mesh") or {}), collectives=tuple(found), unstamped=plan.unstamped)
+      mesh_axes=dict(settings.get("mesh") or {}), collectives=tuple(found),
+      unstamped=plan.unstamped)
 
 
 def _observed(one: Inside) -> ObservedCollective:
   return ObservedCollective(
-      index=one.index, name=one.name, kind=_kind(one.primitives), bytes=one.bytes, operands=one.operands,
-      dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(), pairs=(), phase=one.phase, loops=one.loops,
-      source=one.source, operation=None, enter_tags=one.enter_tags, exit_tags=one.exit_tags,
-      conditional=one.conditional)
+      index=one.index, name=one.name, kind=_kind(one.primitives), bytes=one.bytes,
+      operands=one.operands, dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(),
+      pairs=(), phase=one.phase, loops=one.loops, source=one.source, operation=None,
+      enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional)
 
 
 def _kind(primitives: Sequence[str]) -> str:
@@ -130,7 +140,8 @@ class Joined(NamedTuple):
 
   # [n] bool: whether the step's marks are all there
   known: np.ndarray
-  # [n] int64 ns by phase: exposed time of collectives in it, which its stamps can't tell from computing
+  # [n] int64 ns by phase: exposed time of collectives in it, which its stamps can't tell from
+  # computing
   waiting: dict[str, np.ndarray]
   # [n] int64 ns, the latest exit of these; 0 where there was none
   last_exit: np.ndarray
@@ -166,12 +177,15 @@ def join(times: np.ndarray, executions: Executions, plan: InsidePlan) -> Joined:
   np.maximum.at(last, row, ran.exit_ns)
   slot = plan.unrolled.slot(ran.collective, ran.turn)
   placed = slot >= 0
-  return Joined(known, _waiting(times, row, *_exposed(row, ran.enter_ns, ran.exit_ns), plan.stamped), last,
+  return Joined(known, _waiting(times, row, *_exposed(row, ran.enter_ns, ran.exit_ns),
+                                plan.stamped), last,
                 row[placed], plan.first + slot[placed], ran.enter_ns[placed], ran.exit_ns[placed])
 
 
-def _exposed(row: np.ndarray, enter: np.ndarray, leave: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Order by exit, and from when to when each collective was waited for: of overlapping ones each instant once."""
+def _exposed(row: np.ndarray, enter: np.ndarray,
+             leave: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Order by exit, and from when to when each collective was waited for: of overlapping ones each
+  instant once."""
   order = np.lexsort((enter, leave, row))
   row, enter, leave = row[order], enter[order], leave[order]
   begin = enter.copy()
@@ -182,7 +196,8 @@ def _exposed(row: np.ndarray, enter: np.ndarray, leave: np.ndarray) -> tuple[np.
   return order, np.minimum(begin, leave), leave
 
 
-def _waiting(times: np.ndarray, row: np.ndarray, order: np.ndarray, begin: np.ndarray, leave: np.ndarray, plan: Plan
+def _waiting(times: np.ndarray, row: np.ndarray, order: np.ndarray, begin: np.ndarray,
+             leave: np.ndarray, plan: Plan
              ) -> dict[str, np.ndarray]:
   row = row[order]
   found: dict[str, np.ndarray] = {}
@@ -196,7 +211,8 @@ def _waiting(times: np.ndarray, row: np.ndarray, order: np.ndarray, begin: np.nd
 
 
 def step_columns(columns: Columns, joined: Joined, times: np.ndarray, plan: Plan) -> Columns:
-  """Columns of `steps` in which time in these collectives is `sync_ns`, no phase's; null where marks are missing."""
+  """Columns of `steps` in which time in these collectives is `sync_ns`, no phase's; null where
+  marks are missing."""
   changed = dict(columns)
   total = np.zeros(len(times), np.int64)
   for segment, waited in joined.waiting.items():
@@ -211,7 +227,8 @@ def step_columns(columns: Columns, joined: Joined, times: np.ndarray, plan: Plan
   return changed
 
 
-def collective_columns(identity: Columns, joined: Joined, chosen: np.ndarray, plan: InsidePlan) -> Columns:
+def collective_columns(identity: Columns, joined: Joined, chosen: np.ndarray,
+                       plan: InsidePlan) -> Columns:
   """Rows of `collectives` of the chosen steps.
 
   Args:
@@ -225,7 +242,8 @@ def collective_columns(identity: Columns, joined: Joined, chosen: np.ndarray, pl
   own = slot - plan.first
   return {**{name: identity[name][row] for name in ("step", "rank", "process", "attempt")},
           "collective": slot.astype(np.int32), "name": plan.names[own], "axis": plan.axes[own],
-          "bytes": plan.bytes[own], "enter_ns": joined.enter_ns[kept], "exit_ns": joined.exit_ns[kept]}
+          "bytes": plan.bytes[own], "enter_ns": joined.enter_ns[kept],
+          "exit_ns": joined.exit_ns[kept]}
 
 
 def _null(values: np.ndarray, unknown: np.ndarray) -> np.ndarray:

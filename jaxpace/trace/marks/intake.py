@@ -1,4 +1,5 @@
-"""Steps with marks on the writer's side: collected from the ring, laid out by step, as rows of the tables."""
+"""Steps with marks on the writer's side: collected from the ring, laid out by step, as rows of the
+tables."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Calls(NamedTuple):
 
 
 class MarksIntake:
-  """What the writer's thread holds of marked steps. Only `dispatched` and `over` are for other threads."""
+  """What the writer's thread holds of marked steps. Only `dispatched` and `over` are for other
+  threads."""
 
   wait_seconds: float | None = _POLL_SECONDS
 
@@ -89,7 +91,8 @@ class MarksIntake:
     return self._over
 
   def poll(self) -> Calls | None:
-    """Takes the steps that the loop has dispatched since the last time, and reads what is new in the ring."""
+    """Takes the steps that the loop has dispatched since the last time, and reads what is new in
+    the ring."""
     steps = []
     with contextlib.suppress(IndexError):
       while True:
@@ -97,7 +100,8 @@ class MarksIntake:
     # After the steps: what they ran has been met by then.
     programs = list(self._tell())
     if self._programs.meet(programs):
-      write_plan(self._directory, self._process, self._run, self._attempt, ObservedPlan(tuple(programs)))
+      write_plan(self._directory, self._process, self._run, self._attempt,
+                 ObservedPlan(tuple(programs)))
     self._collector.collect(self._programs.by_number)
     self._finish()
     return Calls(steps) if steps else None
@@ -145,7 +149,8 @@ class MarksIntake:
     for lane, (own, rank) in enumerate(zip(devices, self._collector.ranks, strict=True)):
       columns = step_columns(numbers, own, rank, self._process, self._attempt, self._previous[lane])
       rows.append(columns)
-      waits.append(collective_columns(numbers, own, chosen, plan, rank, self._process, self._attempt))
+      waits.append(collective_columns(numbers, own, chosen, plan, rank, self._process,
+                                      self._attempt))
       missing += own.missing
       if len(columns["step"]):
         self._previous[lane] = decode.Previous(int(columns["step"][-1]), int(columns["end_ns"][-1]))
@@ -167,7 +172,8 @@ class MarksIntake:
     self._over += self._finished - before
 
   def _never_comes(self) -> bool:
-    """Whether later steps have been over for a while: what was dispatched for this one has failed, say."""
+    """Whether later steps have been over for a while: what was dispatched for this one has failed,
+    say."""
     later = self._steps[self._finished + 1:self._finished + 1 + _LOOK_AHEAD]
     if not any(self._awaited(step) and self._is_over(step) for step in later):
       self._overtaken_at = None
@@ -178,7 +184,8 @@ class MarksIntake:
     return now - self._overtaken_at > _OVERTAKEN_SECONDS
 
   def _is_over(self, step: StepCalls) -> bool:
-    return all(self._collector.passed(lane, number) >= end for lane, number, end in self._awaited(step))
+    return all(self._collector.passed(lane, number) >= end
+               for lane, number, end in self._awaited(step))
 
   def _awaited(self, step: StepCalls) -> list[tuple[int, int, int]]:
     """(lane, program, number of executions) that a step's marks come from."""
@@ -202,7 +209,8 @@ class MarksIntake:
     return {number: self._collector.take(lane, number, end) for number, end in ends.items()}
 
   def _seconds(self, numbers: np.ndarray, devices: list[Device]) -> np.ndarray:
-    """[K] how long each step took, from the end of the one before it; the longest of this process's devices."""
+    """[K] how long each step took, from the end of the one before it; the longest of this process's
+    devices."""
     longest = np.full(len(numbers), np.nan)
     for lane, own in enumerate(devices):
       before = self._previous[lane]
@@ -214,19 +222,22 @@ class MarksIntake:
     return longest
 
   def _choose_detail(self) -> None:
-    """Says which steps are written in full; every process comes to the same, from the programs alone."""
+    """Says which steps are written in full; every process comes to the same, from the programs
+    alone."""
     if self._asked == "auto":
       rows = max((len(program.unrolled) * len(program.blocks)
                   for program in self._programs.by_number.values()), default=0)
       stretch = every(rows, self._ranks)
       if stretch > self._detail.every:
         self._detail.every = stretch
-        _LOG.info("Up to %d collectives a step: the sums of every step are recorded, and each collective of one "
-                  "step in %d, of the first ones and around slow ones; detail=1 records all.", rows, stretch)
+        _LOG.info("Up to %d collectives a step: the sums of every step are recorded, and each "
+                  "collective of one step in %d, of the first ones and around slow ones; detail=1 "
+                  "records all.", rows, stretch)
     self._programs.tell_detail({"every": self._detail.every, "asked": self._asked})
 
   def _tell_bare(self, program: ObservedProgram) -> None:
     if program.number not in self._told_bare:
       self._told_bare.add(program.number)
-      _LOG.warning("%s runs as it was, without marks, so its steps are not recorded; training goes on: %s",
-                   program.name, program.bare)
+      _LOG.warning(
+          "%s runs as it was, without marks, so its steps are not recorded; training goes on: %s",
+          program.name, program.bare)

@@ -62,7 +62,8 @@ def occurrences(executions: Executions, collectives: Sequence[ObservedCollective
   tags = np.array([(len(each.enter_tags), len(each.exit_tags)) for each in collectives], np.int64)
   place = found // 2 // turns % len(collectives)
   whole = counts == tags[place, found % 2]
-  pairs = np.flatnonzero(whole[:-1] & whole[1:] & (found[:-1] % 2 == 0) & (found[1:] == found[:-1] + 1))
+  pairs = np.flatnonzero(whole[:-1] & whole[1:] & (found[:-1] % 2 == 0)
+                         & (found[1:] == found[:-1] + 1))
   number = found[pairs] // 2
   enter = last[pairs]
   leave = np.maximum(earliest[pairs + 1], enter)

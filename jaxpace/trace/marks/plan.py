@@ -1,4 +1,5 @@
-"""What a recorded run says of the programs that its marks are of, and the slots of their collectives."""
+"""What a recorded run says of the programs that its marks are of, and the slots of their
+collectives."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class Program:
   def __init__(self, program: ObservedProgram, of: int, alike: Program | None = None):
     """Prepares; `of` is added to the indices of its collectives, in a run of several programs.
 
-    A program with the same collectives as one before has the same slots: a step is often compiled twice, since what
-    the first call is given is laid out in another way than what it returns.
+    A program with the same collectives as one before has the same slots: a step is often compiled
+    twice, since what the first call is given is laid out in another way than what it returns.
     """
     self.program = program
     self.of: int = of if alike is None else alike.of
@@ -50,7 +51,8 @@ class MarkedPlan:
   """
 
   def __init__(self, programs: Sequence[Program], ranks: int, detail: dict[str, Any]):
-    """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps have them."""
+    """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps
+    have them."""
     self.used = sorted({rank for each in programs if not each.program.bare for rank in each.ranks})
     """Ranks that a program with marks runs on."""
     ranks = self.used[-1] + 1 if self.used else ranks
@@ -76,14 +78,16 @@ class MarkedPlan:
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars, with the keys that readers know of other plans."""
-    notices = list(dict.fromkeys(notice for each in self._programs for notice in each.program.notices))
+    notices = list(dict.fromkeys(notice for each in self._programs
+                                 for notice in each.program.notices))
     unstamped = [vars(one) for each in self._programs for one in each.program.unstamped]
     for each in self._programs:
       if each.program.bare:
         notices.append(f"{each.program.name} runs as it was, without marks: {each.program.bare}")
       if each.unrolled.turns_kept is not None:
-        notices.append(f"{each.program.name} has more than {MOST} collectives a step, turns of loops counted: of each "
-                       f"loop the first {each.unrolled.turns_kept} turns are recorded one by one, all in the sums.")
+        notices.append(f"{each.program.name} has more than {MOST} collectives a step, turns of "
+                       f"loops counted: of each loop the first {each.unrolled.turns_kept} turns "
+                       "are recorded one by one, all in the sums.")
     return {"axis": self.axis, "ranks": self.ranks, "clock": self.clock, "marks": [],
             "collectives": self.collectives, "unstamped": unstamped, "share": False,
             "share_reason": "", "carrier": None, "decisions": [], "overflow": 0,
@@ -111,7 +115,8 @@ class Programs:
     return bool(fresh)
 
   def block(self, number: int, call: int) -> int:
-    """First slot of the call-th execution of a program, or one like it, in a step; -1 where no slots are left.
+    """First slot of the call-th execution of a program, or one like it, in a step; -1 where no
+    slots are left.
 
     In every process steps have the same executions in the same order, and so the same slots.
     """
@@ -143,7 +148,8 @@ def _same(one: ObservedProgram, other: ObservedProgram) -> bool:
   """Whether two programs have the same collectives, each in the same place."""
   def key(program: ObservedProgram) -> tuple[Any, ...]:
     return program.name, program.ranks, program.bare, [
-        (each.index, each.kind, each.bytes, each.dtypes, each.groups, each.pairs, each.phase, each.loops and
+        (each.index, each.kind, each.bytes, each.dtypes, each.groups, each.pairs, each.phase,
+         each.loops and
          [loop.trips for loop in each.loops]) for each in program.collectives]
   return key(one) == key(other)
 

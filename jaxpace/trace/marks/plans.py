@@ -1,7 +1,7 @@
 """What the marks of each process mean, beside its ring: `marks/<process>.plan.json`.
 
-A file a process: programs are numbered by the process that compiled them. It is written as soon as a
-program is compiled, so that it is there should the first step never end.
+A file a process: programs are numbered by the process that compiled them. It is written as soon as
+a program is compiled, so that it is there should the first step never end.
 """
 
 from __future__ import annotations

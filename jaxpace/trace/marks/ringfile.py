@@ -60,7 +60,8 @@ def process_of(file_name: str) -> int | None:
 
 
 def keep_unclosed(path: pathlib.Path) -> None:
-  """Gives the ring of a process that was killed, and what its marks mean, another name: `<process>.previous.ring`."""
+  """Gives the ring of a process that was killed, and what its marks mean, another name:
+  `<process>.previous.ring`."""
   header = _header(path)
   if header is None or header["closed"]:
     return
@@ -105,7 +106,8 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
   except ValueError as error:
     raise UnreadableError(f"has a damaged header: {error}") from None
   if capacity > _MOST_CAPACITY or where.size > _MOST:
-    raise UnreadableError(f"says that it has {lanes} lanes of {capacity} events, more than any ring")
+    raise UnreadableError(
+        f"says that it has {lanes} lanes of {capacity} events, more than any ring")
   views = marks.views(data.ljust(where.size, b"\0"), where)
   return RingFile(
       header["run"].decode("utf-8", "replace"), int(header["attempt"]), int(header["process"]),

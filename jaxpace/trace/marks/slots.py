@@ -19,7 +19,8 @@ class Unrolled:
   """The slots of one program; the same in every process, since the program is."""
 
   def __init__(self, program: ObservedProgram, most: int = MOST):
-    """Lays them out. Where there would be more than `most`, only the first turns of loops have slots."""
+    """Lays them out. Where there would be more than `most`, only the first turns of loops have
+    slots."""
     self.program = program
     self.turns_kept: int | None = None
     if _size(program.collectives, None) > most:

@@ -1,4 +1,5 @@
-"""The recorder's part in the training loop for observed steps: it counts what was dispatched, nothing else."""
+"""The recorder's part in the training loop for observed steps: it counts what was dispatched,
+nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _NOTICE_SECONDS = 2.0
 
 
 class MarkedSteps:
-  """Steps of observed functions, from `open` to `close`. Belongs to the thread of the training loop."""
+  """Steps of observed functions, from `open` to `close`. Belongs to the thread of the training
+  loop."""
 
   def __init__(self, observed: Sequence[Marked], detail: int | str, first_step: int | None):
     """Prepares; see `jaxpace.Recorder`."""
@@ -48,7 +50,8 @@ class MarkedSteps:
     self.lanes = 0
     """Devices of this process."""
 
-  def open(self, writer: Writer, directory: pathlib.Path, identity: rundir.RunIdentity, resume: bool) -> None:
+  def open(self, writer: Writer, directory: pathlib.Path, identity: rundir.RunIdentity,
+           resume: bool) -> None:
     """Sends marks to the run directory and says who reads them.
 
     Raises:
@@ -65,8 +68,8 @@ class MarkedSteps:
     self._before = self._counts()
     self.lanes = ring.layout.lanes
     self._intake = MarksIntake(
-        Collector(ring), self.programs, directory, identity.run, process, identity.attempt, jax.device_count(),
-        writer.losses, self._detail)
+        Collector(ring), self.programs, directory, identity.run, process, identity.attempt,
+        jax.device_count(), writer.losses, self._detail)
     writer.set_intake(self._intake)
 
   def record(self, writer: Writer, sample: Sample, extra: dict[str, float]) -> None:
@@ -125,14 +128,17 @@ class MarkedSteps:
       self._ring = None
 
   def _counts(self) -> dict[int, int]:
-    return {program: count for observed in self._observed for program, count in observed.executions.items()}
+    return {program: count for observed in self._observed
+            for program, count in observed.executions.items()}
 
   def programs(self) -> list[ObservedProgram]:
     """The programs met so far. From any thread."""
-    return [program for observed in self._observed if observed.plan is not None for program in observed.plan.programs]
+    return [program for observed in self._observed if observed.plan is not None
+            for program in observed.plan.programs]
 
 
-def open_ring(directory: pathlib.Path, identity: rundir.RunIdentity) -> tuple[marks.Ring, marks.Ring | None]:
+def open_ring(directory: pathlib.Path,
+              identity: rundir.RunIdentity) -> tuple[marks.Ring, marks.Ring | None]:
   """Sends marks to the run directory, unless another recorder has them already.
 
   Returns:
@@ -150,7 +156,9 @@ def open_ring(directory: pathlib.Path, identity: rundir.RunIdentity) -> tuple[ma
   ringfile.keep_unclosed(path)
   ring, why = marks.open_file(path, run=identity.run, attempt=identity.attempt)
   if why:
-    _LOG.warning("Marks are kept in memory, so that they can't be read when the process is killed: %s: %s.", path, why)
+    _LOG.warning(
+        "Marks are kept in memory, so that they can't be read when the process is killed: %s: %s.",
+        path, why)
     return ring, None
   return ring, ring
 

@@ -1,8 +1,9 @@
 """Sums of executions: time in collectives, and of what lies between them as far as phases tell.
 
-A collective may stay open while its device computes and goes through others: one that overlaps with the backward pass,
-say. Only its exposed time counts, after the last of the others that ended before it. What lies between those is
-computing. So collectives are gone through in the order of their exits.
+A collective may stay open while its device computes and goes through others: one that overlaps with
+the backward pass, say. Only its exposed time counts, after the last of the others that ended before
+it. What lies between those is computing. So collectives are gone through in the order of their
+exits.
 """
 
 from __future__ import annotations

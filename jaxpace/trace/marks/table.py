@@ -27,7 +27,8 @@ class Range(NamedTuple):
 
 
 def calls_before(ranges: Sequence[Range], programs: Programs) -> list[int]:
-  """How many executions of programs like it come before each range, in a step that has several such."""
+  """How many executions of programs like it come before each range, in a step that has several
+  such."""
   seen: dict[int, int] = {}
   before = []
   for one in ranges:
@@ -110,7 +111,8 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions], pro
                                           ran.collective)] if len(ran.turn) else ran.turn
     counted = inside[ran.execution]
     np.maximum.at(last, step[ran.execution][counted], ran.exit_ns[counted])
-    total = sums(all_of_it.start_ns, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns, phase)
+    total = sums(all_of_it.start_ns, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns,
+                 phase)
     np.add.at(sync, step[inside], total.sync[inside])
     for kind in range(4):
       known = inside & (total.computed[:, kind] >= 0)
@@ -121,8 +123,8 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions], pro
   joined = [np.concatenate(column) for column in zip(*rows, strict=True)] if rows else [
       np.empty(0, np.int64)] * 4
   order = np.lexsort((joined[1], joined[2], joined[0]))
-  return Device((found == expected) & (expected > 0), found < expected, start, stop, last, idle, sync, computed,
-                *(column[order] for column in joined))
+  return Device((found == expected) & (expected > 0), found < expected, start, stop, last, idle,
+                sync, computed, *(column[order] for column in joined))
 
 
 def _slots(number: int, program: Program, programs: Programs, ran, inside: np.ndarray,
@@ -136,7 +138,8 @@ def _slots(number: int, program: Program, programs: Programs, ran, inside: np.nd
   return step[ran.execution][kept], (base + own)[kept], ran.enter_ns[kept], ran.exit_ns[kept]
 
 
-def _spans(spans: list[tuple[np.ndarray, ...]], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _spans(spans: list[tuple[np.ndarray, ...]],
+           count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Start and end of each step, and the time between its executions."""
   start = np.full(count, np.iinfo(np.int64).max)
   stop = np.full(count, np.iinfo(np.int64).min)

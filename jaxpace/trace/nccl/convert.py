@@ -52,8 +52,9 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
     OSError: it can't be written.
   """
   if not dumps.records:
-    raise NcclError("No record of NCCL's Inspector was found. Its files are in NCCL_INSPECTOR_DUMP_DIR, in a directory "
-                    "for each job, and hold JSON with a key coll_perf.")
+    raise NcclError("No record of NCCL's Inspector was found. Its files are in "
+                    "NCCL_INSPECTOR_DUMP_DIR, in a directory for each job, and hold JSON with a "
+                    "key coll_perf.")
   who = members(dumps.records)
   said = _left_out(dumps, who)
   timed = sum(record.enter_us is not None for record in dumps.records)
@@ -66,7 +67,8 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
   told = repr((dumps.records[:1000], len(dumps.records), each_step))
   run = f"nccl-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
   _write(path, run, who, table, said)
-  return Converted(len(who.process), int(table.step.max()) + 1, len(table.slots), len(table.step), tuple(said))
+  return Converted(len(who.process), int(table.step.max()) + 1, len(table.slots), len(table.step),
+                   tuple(said))
 
 
 def _left_out(dumps: Dumps, who: Members) -> list[str]:
@@ -74,27 +76,32 @@ def _left_out(dumps: Dumps, who: Members) -> list[str]:
   if dumps.damaged:
     said.append(f"{plural(dumps.damaged, 'object')} that can't be read are left out.")
   if dumps.others:
-    said.append(f"{plural(dumps.others, 'object')} of sends, receives or proxies are left out: only collectives count.")
+    said.append(
+        f"{plural(dumps.others, 'object')} of sends, receives or proxies are left out: only "
+        "collectives count.")
   if dumps.cut:
     said.append(f"Only the first {MOST_RECORDS:,} collectives are read.")
   if who.dropped:
-    said.append(f"{plural(len(who.dropped), 'communicator')} left out: a process with several GPUs does not tell which "
-                "of them is which rank there. The largest communicator is read.")
+    said.append(f"{plural(len(who.dropped), 'communicator')} left out: a process with several GPUs "
+                "does not tell which of them is which rank there. The largest communicator "
+                "is read.")
   return said
 
 
 def _sentences(table: Table) -> list[str]:
   said = []
   if table.before:
-    said.append(f"{plural(table.before, 'record')} of before the first step, or that belong to none, left out.")
+    said.append(
+        f"{plural(table.before, 'record')} of before the first step, or that belong to none, "
+        "left out.")
   if table.untimed:
     said.append(f"{plural(table.untimed, 'record')} without times of their kernel left out.")
   if table.doubled:
     said.append(f"{plural(table.doubled, 'record')} there twice: the last counts.")
-  said.append("A step begins where the pattern of collectives does, which may be within a step of the training loop; "
-              "phases, gaps and pauses of the host are not in the dumps.")
-  said.append("Entry and exit are when the host saw the kernel's first channel start and its last one stop; a kernel "
-              "that waits for its stream counts as not yet arrived.")
+  said.append("A step begins where the pattern of collectives does, which may be within a step of "
+              "the training loop; phases, gaps and pauses of the host are not in the dumps.")
+  said.append("Entry and exit are when the host saw the kernel's first channel start and its last "
+              "one stop; a kernel that waits for its stream counts as not yet arrived.")
   return said
 
 
@@ -115,8 +122,8 @@ def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Seque
   for i, (host, pid) in enumerate(processes):
     own = [rank for rank, process in who.process.items() if process == (host, pid)]
     rundir.write_json(path / "process" / f"{i}.json", {
-        "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "process": i, "hostname": host, "pid": pid,
-        "ranks": sorted(own), "closed_cleanly": True})
+        "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "process": i,
+        "hostname": host, "pid": pid, "ranks": sorted(own), "closed_cleanly": True})
     store = PartStore(path, "collectives", run, i)
     chosen = np.flatnonzero(process_of[table.rank] == i)
     chosen = chosen[np.lexsort((table.slot[chosen], table.rank[chosen], table.step[chosen]))]
@@ -132,11 +139,14 @@ def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Seque
     store.compact()
 
 
-def _info(run: str, ranks: int, processes: int, table: Table, said: Sequence[str]) -> dict[str, Any]:
-  collectives = [{"slot": i, "name": slot.name, "primitives": [slot.kind], "kind": slot.kind, "axis": "",
-                  "bytes": slot.bytes, "operands": 1, "dtypes": [], "phase": "",
-                  "groups": [list(group) for group in slot.groups]} for i, slot in enumerate(table.slots)]
-  return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": ranks, "processes": processes,
-          "devices": ranks, "axis": None, "clock": "nccl", "platform": "gpu", "kind": "nccl",
-          "plan": {"axis": None, "ranks": ranks, "clock": "nccl", "marks": [], "collectives": collectives,
-                   "notices": list(said)}}
+def _info(run: str, ranks: int, processes: int, table: Table,
+          said: Sequence[str]) -> dict[str, Any]:
+  collectives = [{"slot": i, "name": slot.name, "primitives": [slot.kind], "kind": slot.kind,
+                  "axis": "", "bytes": slot.bytes, "operands": 1, "dtypes": [], "phase": "",
+                  "groups": [list(group) for group in slot.groups]}
+                 for i, slot in enumerate(table.slots)]
+  return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": ranks,
+          "processes": processes, "devices": ranks, "axis": None, "clock": "nccl",
+          "platform": "gpu", "kind": "nccl",
+          "plan": {"axis": None, "ranks": ranks, "clock": "nccl", "marks": [],
+                   "collectives": collectives, "notices": list(said)}}

@@ -27,8 +27,8 @@ class RankWaits(NamedTuple):
 def by_duration(records: Sequence[Record], who: Members) -> list[RankWaits]:
   """Adds up who waited.
 
-  A kernel runs from when its rank arrives until the collective is done, at nearly the same time on all ranks: the last
-  rank's runs shortest, and what the others run longer they have waited.
+  A kernel runs from when its rank arrives until the collective is done, at nearly the same time on
+  all ranks: the last rank's runs shortest, and what the others run longer they have waited.
 
   Returns:
     A row a rank, that which came last most often first.
@@ -51,6 +51,6 @@ def by_duration(records: Sequence[Record], who: Members) -> list[RankWaits]:
       number[rank] += 1
       waited[rank].append(value - shortest)
       last[rank] += value == shortest
-  rows = [RankWaits(rank, who.process[rank][0] if rank in who.process else "", number[rank], last[rank],
-                    float(np.sum(waited[rank]))) for rank in sorted(number)]
+  rows = [RankWaits(rank, who.process[rank][0] if rank in who.process else "", number[rank],
+                    last[rank], float(np.sum(waited[rank]))) for rank in sorted(number)]
   return sorted(rows, key=lambda row: (-row.last, row.waited, row.rank))

@@ -39,8 +39,9 @@ class Members:
 def members(records: Iterable[Record]) -> Members:
   """Numbers the ranks of a job as its largest communicator does.
 
-  A process with several GPUs has several ranks in a communicator, and nothing tells which of them is which in
-  another one: then only the largest communicator, and those of other processes, are kept.
+  A process with several GPUs has several ranks in a communicator, and nothing tells which of them
+  is which in another one: then only the largest communicator, and those of other processes, are
+  kept.
   """
   inside: dict[str, dict[int, Process]] = defaultdict(dict)
   sizes: dict[str, int] = {}
@@ -48,7 +49,8 @@ def members(records: Iterable[Record]) -> Members:
     inside[record.communicator][record.rank] = record.host, record.pid
     sizes[record.communicator] = record.ranks
   order = sorted(inside, key=lambda name: (-sizes[name], -len(inside[name]), name))
-  several = {process for of in inside.values() for process, count in _counts(of.values()).items() if count > 1}
+  several = {process for of in inside.values() for process, count in _counts(of.values()).items()
+             if count > 1}
   ranks: dict[tuple[str, int], int] = {}
   process_of: dict[int, Process] = {}
   known: dict[Process, int] = {}
@@ -82,11 +84,12 @@ class Stream:
   """Bytes of a step's collectives."""
 
 
-def streams(records: Sequence[Record], each_step: int | None = None) -> tuple[list[Stream], list[str]]:
+def streams(records: Sequence[Record],
+            each_step: int | None = None) -> tuple[list[Stream], list[str]]:
   """Finds the collectives that repeat, and how many of them are a step.
 
-  What repeats in all communicators alike is taken for a step: the smallest pattern of sizes of each, as often as
-  makes the numbers of repetitions equal.
+  What repeats in all communicators alike is taken for a step: the smallest pattern of sizes of
+  each, as often as makes the numbers of repetitions equal.
 
   Args:
     records: all of them.
@@ -113,33 +116,35 @@ def streams(records: Sequence[Record], each_step: int | None = None) -> tuple[li
     else:
       found.append(stream)
   if alone:
-    said.append(f"Collectives that don't repeat at least {_REPEATS} times, as those of the start, are left out: "
-                f"{plural(alone, 'kind')}.")
+    said.append(f"Collectives that don't repeat at least {_REPEATS} times, as those of the start, "
+                f"are left out: {plural(alone, 'kind')}.")
   if not found:
-    raise NcclError("No collective repeats at least three times, so there are no steps: are these the dumps of a whole "
-                    "training job?")
+    raise NcclError("No collective repeats at least three times, so there are no steps: are these "
+                    "the dumps of a whole training job?")
   repeats = min(stream.steps for stream in found)
   folded = []
   for stream in found:
     factor = round(stream.steps / repeats)
     if abs(stream.steps - factor * repeats) > factor:
-      said.append(f"{stream.key[1]} of communicator {stream.key[0]} repeats {stream.steps} times where others repeat "
-                  f"{repeats} times: it does not belong to every step, and is left out.")
+      said.append(f"{stream.key[1]} of communicator {stream.key[0]} repeats {stream.steps} times "
+                  f"where others repeat {repeats} times: it does not belong to every step, and is "
+                  "left out.")
       continue
     folded.append(_times(stream, factor))
   most = max(_of_rank(folded, ranks_of).values())
   if each_step is not None:
     if each_step % most:
-      raise NcclError(f"{each_step} collectives a step don't fit: those of a rank repeat after {most}, so a step has a "
-                      "multiple of that.")
+      raise NcclError(f"{each_step} collectives a step don't fit: those of a rank repeat after "
+                      f"{most}, so a step has a multiple of that.")
     folded = [_times(stream, each_step // most) for stream in folded]
   elif most == 1:
-    said.append("All collectives look alike, so each is taken for a step: say with --collectives-per-step how many a "
-                "step has.")
+    said.append("All collectives look alike, so each is taken for a step: say with "
+                "--collectives-per-step how many a step has.")
   return folded, said
 
 
-def _of_rank(folded: Sequence[Stream], ranks_of: Mapping[Key, set[tuple[Process, int]]]) -> dict[Process, int]:
+def _of_rank(folded: Sequence[Stream],
+             ranks_of: Mapping[Key, set[tuple[Process, int]]]) -> dict[Process, int]:
   """Collectives of a step by process, of one of its ranks."""
   total: dict[Process, int] = defaultdict(int)
   for stream in folded:

@@ -1,9 +1,11 @@
-"""Reads the JSON that NCCL's Inspector plugin writes: one object a collective and rank, in files of any damage.
+"""Reads the JSON that NCCL's Inspector plugin writes: one object a collective and rank, in files of
+any damage.
 
-Format v4 and v5, as the plugin's documentation shows it (NCCL, ext-profiler/inspector/README.md): `header` has the
-communicator's id, the rank in it and how many there are; `metadata` the host, process and the time of the dump;
-`coll_perf` the collective, its sequence number (counted for each kind and communicator), bytes and execution time
-and, if NCCL_INSPECTOR_DUMP_VERBOSE=1, `event_trace_ts` with the times at which its kernel started and stopped.
+Format v4 and v5, as the plugin's documentation shows it (NCCL, ext-profiler/inspector/README.md):
+`header` has the communicator's id, the rank in it and how many there are; `metadata` the host,
+process and the time of the dump; `coll_perf` the collective, its sequence number (counted for each
+kind and communicator), bytes and execution time and, if NCCL_INSPECTOR_DUMP_VERBOSE=1,
+`event_trace_ts` with the times at which its kernel started and stopped.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def read_dumps(places: Sequence[str | pathlib.Path]) -> Dumps:
           _read(lines, found)
         found.files += 1
       except (OSError, UnreadableError) as error:
-        found.unreadable.append(f"{file} {error if isinstance(error, UnreadableError) else error.strerror or error}")
+        found.unreadable.append(
+            f"{file} {error if isinstance(error, UnreadableError) else error.strerror or error}")
   return found
 
 
@@ -96,7 +99,8 @@ def _read(lines: Any, found: Dumps) -> None:
 
 
 def _objects(lines: Any) -> Iterator[str]:
-  """The texts of objects: a line each, or over several lines from one that is "{" to one that is "}"."""
+  """The texts of objects: a line each, or over several lines from one that is "{" to one that is
+  "}"."""
   held: list[str] | None = None
   size = 0
   while line := lines.readline(_LONGEST):
@@ -122,18 +126,21 @@ def _record(value: dict[str, Any]) -> Record | None:
   about = metadata if isinstance(metadata, dict) else {}
   rank, ranks, number = header.get("rank"), header.get("n_ranks"), coll.get("coll_sn")
   took, kind = coll.get("coll_exec_time_us"), coll.get("coll")
-  if not (_whole(rank) and _whole(ranks) and rank < ranks <= 1 << 20 and _whole(number) and isinstance(kind, str)
+  if not (_whole(rank) and _whole(ranks) and rank < ranks <= 1 << 20 and _whole(number)
+          and isinstance(kind, str)
           and isinstance(took, int | float) and 0 <= took < 1e13):
     return None
   size = coll.get("coll_msg_size_bytes")
   enter, leave = _kernel(coll.get("event_trace_ts"))
   pid = about.get("pid")
   return Record(str(header.get("id"))[:64], rank, ranks, str(about.get("hostname") or "")[:255],
-                pid if _whole(pid) else 0, kind[:64], number, size if _whole(size) else None, float(took), enter, leave)
+                pid if _whole(pid) else 0, kind[:64], number, size if _whole(size) else None,
+                float(took), enter, leave)
 
 
 def _kernel(trace: Any) -> tuple[int | None, int | None]:
-  """When the first channel's kernel started and the last one's stopped; None where that is not told."""
+  """When the first channel's kernel started and the last one's stopped; None where that is not
+  told."""
   events = trace.get("kernel_events") if isinstance(trace, dict) else None
   if not isinstance(events, list) or not events:
     return None, None

@@ -13,8 +13,8 @@ from jaxpace.trace.nccl.jobs import Key, Members, NcclError, Stream
 from jaxpace.trace.nccl.records import Record
 
 _KINDS = {"AllReduce": "all-reduce", "AllGather": "all-gather", "ReduceScatter": "reduce-scatter",
-          "AllToAll": "all-to-all", "Broadcast": "collective-broadcast", "Reduce": "reduce", "Gather": "gather",
-          "Scatter": "scatter"}
+          "AllToAll": "all-to-all", "Broadcast": "collective-broadcast", "Reduce": "reduce",
+          "Gather": "gather", "Scatter": "scatter"}
 _MOST_SLOTS = 4096
 
 
@@ -57,12 +57,15 @@ def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) ->
   classes = _classes(found, group_of)
   slots, first_slot = _slots(classes, group_of)
   if len(slots) > _MOST_SLOTS:
-    raise NcclError(f"A step would have {len(slots):,} collectives, more than the {_MOST_SLOTS:,} that a run can have.")
+    raise NcclError(
+        f"A step would have {len(slots):,} collectives, more than the {_MOST_SLOTS:,} that a run "
+        "can have.")
   before = untimed = 0
   rows: dict[tuple[int, Key, int], tuple[int, int]] = {}
   total = 0
   for record in records:
-    stream, rank = by_key.get((record.communicator, record.kind)), who.ranks.get((record.communicator, record.rank))
+    stream, rank = (by_key.get((record.communicator, record.kind)),
+                    who.ranks.get((record.communicator, record.rank)))
     if stream is None or rank is None:
       before += 1
       continue
@@ -87,8 +90,8 @@ def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) ->
   step -= step.min()
   slot = np.array([first_slot[key] for key in keys], np.int64)[which[:, 1]] + inside
   order, renumbered = _in_order(slot, step, which[:, 0], times[:, 0], len(slots))
-  return Table(tuple(slots[i] for i in order), step, which[:, 0], renumbered[slot], times[:, 0], times[:, 1], before,
-               untimed, total - len(rows))
+  return Table(tuple(slots[i] for i in order), step, which[:, 0], renumbered[slot], times[:, 0],
+               times[:, 1], before, untimed, total - len(rows))
 
 
 def _groups(who: Members) -> dict[str, tuple[int, ...]]:
@@ -115,7 +118,8 @@ def _classes(found: Sequence[Stream], group_of: dict[str, tuple[int, ...]]) -> l
   return [together for lists in alike.values() for together in lists]
 
 
-def _slots(classes: list[list[Stream]], group_of: dict[str, tuple[int, ...]]) -> tuple[list[Slot], dict[Key, int]]:
+def _slots(classes: list[list[Stream]],
+           group_of: dict[str, tuple[int, ...]]) -> tuple[list[Slot], dict[Key, int]]:
   slots: list[Slot] = []
   first: dict[Key, int] = {}
   for together in classes:
@@ -132,9 +136,10 @@ def _slots(classes: list[list[Stream]], group_of: dict[str, tuple[int, ...]]) ->
   return named, first
 
 
-def _offsets(rank: np.ndarray, stream: np.ndarray, step: np.ndarray, inside: np.ndarray, enter: np.ndarray,
-             count: int) -> np.ndarray:
-  """[streams] what to add to the steps of each, so that what ran at the same time is the same step."""
+def _offsets(rank: np.ndarray, stream: np.ndarray, step: np.ndarray, inside: np.ndarray,
+             enter: np.ndarray, count: int) -> np.ndarray:
+  """[streams] what to add to the steps of each, so that what ran at the same time is the same
+  step."""
   begins: dict[int, dict[int, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
   for one in range(count):
     own = np.flatnonzero((stream == one) & (inside == 0))
@@ -155,8 +160,8 @@ def _offsets(rank: np.ndarray, stream: np.ndarray, step: np.ndarray, inside: np.
     one, other, each = pair
     steps, times = begins[one][each]
     known, starts = begins[other][each]
-    # A step of one may be counted with the other's that begins before it or after it. As a rule both
-    # are dumped from the same step on.
+    # A step of one may be counted with the other's that begins before it or after it. As a rule
+    # both are dumped from the same step on.
     after = np.searchsorted(starts, times, side="right")
     with_earlier = int(np.median(known[np.maximum(after - 1, 0)] - steps))
     offsets[one] = offsets[other] + min(max(0, with_earlier), with_earlier + 1)

@@ -103,8 +103,8 @@ def test_what_xla_says_of_tiles(said, rank, wanted):
     "{mesh['a'=2], [{'a'}]}", "{mesh['a'=4], [{'a'}, {}]}", "{mesh['a'=4], [{'b'}]}",
     "{mesh['a'=4], [{'a':(3)2}]}", "{mesh['a'=4], device_ids=(0,1), [{'a'}]}",
     "{mesh['a'=2,'b'=2], [{'a'}], unreduced={'b'}}", "{mesh['a'=2,'b'=2], [{'a'}], manual={'b'}}",
-    "{mesh['a'=2,'b'=2], [{'a'}], replicated={'b'}, manual={}}", "{mesh[], [{}, {}]}", "{mesh[], [{'a'}]}",
-    "{mesh[0], maximal device=0}"])
+    "{mesh['a'=2,'b'=2], [{'a'}], replicated={'b'}, manual={}}", "{mesh[], [{}, {}]}",
+    "{mesh[], [{'a'}]}", "{mesh[0], maximal device=0}"])
 def test_layouts_that_are_not_known_are_refused(said):
   with pytest.raises(shardings.ShardingError):
     shardings.tiles(said, 1, 4)

@@ -1,4 +1,5 @@
-"""Marks for GPUs as they are put into programs: here with the handler for CPUs in place of each kernel, so they run."""
+"""Marks for GPUs as they are put into programs: here with the handler for CPUs in place of each
+kernel, so they run."""
 
 import re
 
@@ -23,13 +24,15 @@ pytestmark = pytest.mark.optimized
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-  """Kernels that were put in: (name, operands, handed on, text); each a mark of the CPU, or nothing but a wait."""
+  """Kernels that were put in: (name, operands, handed on, text); each a mark of the CPU, or nothing
+  but a wait."""
   found = []
 
   def launch(kernel, operands, handed_on):
     found.append((kernel.name, len(operands), handed_on, kernel.text))
-    name, word = re.fullmatch(r"jaxpace_(mark_\d+|wait)", kernel.name)[1], re.search(r"mov.u32 slot, (\d+);\n.*\n.*\n",
-                                                                                    kernel.text)
+    name, word = re.fullmatch(r"jaxpace_(mark_\d+|wait)",
+                              kernel.name)[1], re.search(r"mov.u32 slot, (\d+);\n.*\n.*\n",
+                                                         kernel.text)
     if name == "wait":
       tag, number = stamping.MOST_TAGS - 1, 4000
     else:
@@ -40,7 +43,8 @@ def launched(monkeypatch):
 
   def lane():
     words = np.zeros(kernels.BLOCK_WORDS, np.uint32)
-    return stablehlo.ConstantOp(ir.DenseElementsAttr.get(words, type=ir.IntegerType.get_unsigned(32)))
+    return stablehlo.ConstantOp(
+        ir.DenseElementsAttr.get(words, type=ir.IntegerType.get_unsigned(32)))
 
   monkeypatch.setattr(streaming, "_launch", launch)
   monkeypatch.setattr(streaming, "_lane", lane)
@@ -51,7 +55,8 @@ def launched(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [
-    steps.data_parallel, lambda: steps.fsdp(remat=True), pytest.param(steps.everything, marks=pytest.mark.long)],
+    steps.data_parallel, lambda: steps.fsdp(remat=True),
+    pytest.param(steps.everything, marks=pytest.mark.long)],
     ids=["data", "remat", "everything"])
 def test_steps_have_the_same_bits_and_every_mark_in_its_place(make):
   step, args = make()
@@ -86,11 +91,13 @@ def test_the_end_waits_for_more_results_than_a_kernel_takes(launched):
     total = jax.lax.psum(x, "data")
     return [one + total for one in many]
 
-  step = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(P("data"), P()), out_specs=P(), check_vma=False))
+  step = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(P("data"), P()), out_specs=P(),
+                               check_vma=False))
   out = jaxpace.observe(step)(jnp.ones(4), many)
   np.testing.assert_array_equal(out[449], [453, 453])
   assert [name for name, *_ in launched].count("jaxpace_wait") == 2
-  assert all(operands + handed_on <= 2 * kernels.MOST_OPERANDS for _, operands, handed_on, _ in launched)
+  assert all(operands + handed_on <= 2 * kernels.MOST_OPERANDS
+             for _, operands, handed_on, _ in launched)
 
 
 def test_an_all_reduce_that_is_cut_right_away_is_left_together(monkeypatch, launched):
@@ -111,8 +118,9 @@ def test_an_all_reduce_that_is_cut_right_away_is_left_together(monkeypatch, laun
 
 def test_marks_of_gpus_are_found_in_the_compiled_text():
   kernel = kernels.mark(5, 12, 1, 3)
-  call = ('%custom-call.4 = f32[4]{0} custom-call(%a, %lane), custom_call_target="__gpu$xla.gpu.ptx", '
-          'api_version=API_VERSION_TYPED_FFI, backend_config={grid_x = 1 : i32, kernel_data = "'
+  call = ('%custom-call.4 = f32[4]{0} custom-call(%a, %lane), '
+          'custom_call_target="__gpu$xla.gpu.ptx", api_version=API_VERSION_TYPED_FFI, '
+          'backend_config={grid_x = 1 : i32, kernel_data = "'
           + kernel.text.replace("\n", "\\0A") + f'", name = "{kernel.name}"}}')
   text = f"ENTRY %main (a: f32[4]) -> f32[4] {{\n  ROOT {call}\n}}\n"
   assert collectives.marks_in(text) == [12]
@@ -124,10 +132,12 @@ def test_a_sum_of_all_reduces_is_left_to_become_one_and_has_one_exit(monkeypatch
   mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
   placed = []
   put_in = streaming._after
-  monkeypatch.setattr(streaming, "_after", lambda op, *rest: (placed.append((op.name, rest[1])), put_in(op, *rest)))
+  monkeypatch.setattr(streaming, "_after",
+                      lambda op, *rest: (placed.append((op.name, rest[1])), put_in(op, *rest)))
 
   def each(x):
-    total = jax.lax.psum(x, "data") + jax.lax.psum(2 * x, "data") + jax.lax.psum(3 * x, "data").astype(jnp.float32)
+    total = (jax.lax.psum(x, "data") + jax.lax.psum(2 * x, "data")
+             + jax.lax.psum(3 * x, "data").astype(jnp.float32))
     alone = jax.lax.psum(x * x, "data")
     return total, alone + 1, alone * 2
 

@@ -71,7 +71,7 @@ ENTRY %main (a: (s32[], f32[4,2])) -> (s32[], f32[4,2]) {
   %a = (s32[], f32[4,2]{1,0}) parameter(0)
   ROOT %while.1 = (s32[], f32[4,2]{1,0}) while(%a), condition=%cond, body=%body
 }
-"""
+"""  # noqa: E501
 
 
 def test_elements_of_tuples_named_where_they_are_used():
@@ -91,13 +91,15 @@ def test_elements_of_tuples_named_where_they_are_used():
 @pytest.mark.parametrize(("rest", "name", "wanted"), [
     ("a={1,2}, b=3", "a", "{1,2}"), ("a={1,2}, b=3", "b", "3"), ("ab=1, b=2", "b", "2"),
     ('m={op_name="x, b=4" id=2}, b=5', "m", '{op_name="x, b=4" id=2}'),
-    ("g=mesh['a'=2], device_ids=([2]T(0)) {'a'}, d=1", "g", "mesh['a'=2], device_ids=([2]T(0)) {'a'}"),
+    ("g=mesh['a'=2], device_ids=([2]T(0)) {'a'}, d=1", "g",
+     "mesh['a'=2], device_ids=([2]T(0)) {'a'}"),
     ("g=[2,2]<=[4]T(1,0), d=1", "g", "[2,2]<=[4]T(1,0)"), ("a=1", "c", None)])
 def test_attributes(rest, name, wanted):
   assert text.Instruction("i", "f32[]", "op", (), rest).attribute(name) == wanted
 
 
 @pytest.mark.parametrize("broken", ["", "HloModule x", "ENTRY %m () -> f32[] {\n", "}\n}\n{",
-                                    "ENTRY %m (a: f32[]) -> f32[] {\n  %w = f32[] while(%w), body=%m\n}"])
+                                    "ENTRY %m (a: f32[]) -> f32[] {\n  %w = f32[] while(%w), "
+                                    "body=%m\n}"])
 def test_a_broken_text_has_no_collectives(broken):
   assert collectives.found_in(broken, 2) == []

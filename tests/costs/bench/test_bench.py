@@ -24,7 +24,8 @@ def call(*arguments):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_timed_is_the_collective_of_that_size_in_a_loop(kind):
-  """The compiled loop holds one collective over all of the vector, and its turns depend on each other."""
+  """The compiled loop holds one collective over all of the vector, and its turns depend on each
+  other."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("group", "rank"))
   loop = measure._loop(kind, mesh)
   own = 512 if kind == "all_gather" else 1024
@@ -39,17 +40,20 @@ def test_what_is_timed_is_the_collective_of_that_size_in_a_loop(kind):
   ones = jax.device_put(np.full(own * 4, 1, np.float32), jax.sharding.NamedSharding(
       mesh, jax.sharding.PartitionSpec(("group", "rank"))))
   first = np.asarray(loop(ones, np.int32(3)))[0]  # 3 turns of x[0] = 0.5 * collective(x)[0]
-  assert first == {"all_reduce": 1.0, "reduce_scatter": 1.0, "all_gather": 0.125, "shift": 0.125}[kind]
+  assert (first == {"all_reduce": 1.0, "reduce_scatter": 1.0, "all_gather": 0.125,
+                    "shift": 0.125}[kind])
 
 
 def test_groups_exchange_among_themselves():
-  found = measure.measure("all_reduce", Group("process", ((0, 1), (2, 3)), 2), [1000, 64], 2, jax.devices()[:4])
+  found = measure.measure("all_reduce", Group("process", ((0, 1), (2, 3)), 2), [1000, 64], 2,
+                          jax.devices()[:4])
   assert [m.bytes for m in found] == [1000, 64] and all(len(m.samples) == 2 for m in found)
 
 
 def test_on_the_devices_of_one_process(tmp_path, capsys):
   target = tmp_path / "bench.json"
-  assert call("--json", target, "--sizes", "1K,64K", "--kinds", "all_reduce,shift", "--repeats", "2") == 0
+  assert (call("--json", target, "--sizes", "1K,64K", "--kinds", "all_reduce,shift", "--repeats",
+               "2") == 0)
   text = capsys.readouterr().out
   document = json.loads(target.read_text())
   [level] = document["levels"]
@@ -64,9 +68,9 @@ def test_on_the_devices_of_one_process(tmp_path, capsys):
 def test_two_processes_of_a_host(tmp_path):
   target = tmp_path / "bench.json"
   done = subprocess.run(
-      [sys.executable, "-m", "jaxpace", "launch", "--nproc", "2", "--logs", str(tmp_path / "logs"), "--",
-       sys.executable, "-m", "jaxpace", "bench", "--json", str(target), "--sizes", "1K,16K", "--kinds", "all_reduce",
-       "--repeats", "2"],
+      [sys.executable, "-m", "jaxpace", "launch", "--nproc", "2", "--logs",
+       str(tmp_path / "logs"), "--", sys.executable, "-m", "jaxpace", "bench", "--json",
+       str(target), "--sizes", "1K,16K", "--kinds", "all_reduce", "--repeats", "2"],
       cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120)
   assert done.returncode == 0, done.stdout + done.stderr
   document = json.loads(target.read_text())

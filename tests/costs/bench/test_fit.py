@@ -1,4 +1,5 @@
-"""α and β come back from made-up timings; levels are found; the document is read by the forecast."""
+"""α and β come back from made-up timings; levels are found; the document is read by the
+forecast."""
 
 import json
 
@@ -18,12 +19,13 @@ SIZES = [1 << n for n in range(10, 25, 2)]
 def timings(kind, algorithm, ranks, alpha, beta, noise=0.0, seed=0):
   random = np.random.default_rng(seed)
   a, b = coefficients(kind, algorithm, ranks)
-  return [Timing(size, tuple((a * alpha + b * size * beta) * (1 + noise * random.exponential(size=9))))
+  return [Timing(size,
+                 tuple((a * alpha + b * size * beta) * (1 + noise * random.exponential(size=9))))
           for size in SIZES]
 
 
-@given(st.sampled_from(KINDS), st.sampled_from(ALGORITHMS), st.integers(2, 64), st.floats(1e-7, 1e-3),
-       st.floats(1e-12, 1e-8))
+@given(st.sampled_from(KINDS), st.sampled_from(ALGORITHMS), st.integers(2, 64),
+       st.floats(1e-7, 1e-3), st.floats(1e-12, 1e-8))
 def test_exact_timings_give_alpha_and_beta(kind, algorithm, ranks, alpha, beta):
   found = fit(kind, algorithm, ranks, timings(kind, algorithm, ranks, alpha, beta))
   assert found.cost.alpha.estimate == pytest.approx(alpha, rel=1e-3)
@@ -43,10 +45,12 @@ def test_one_odd_size_bends_neither(factor):
 
 
 def test_intervals_hold_the_truth():
-  """90 % intervals hold in 80 % or more; the median of 9 exponential noises lies 0.7456 of it above none."""
+  """90 % intervals hold in 80 % or more; the median of 9 exponential noises lies 0.7456 of it above
+  none."""
   held, widths = 0, []
   for seed in range(60):
-    cost = fit("shift", "ring", 8, timings("shift", "ring", 8, 20e-6, 1e-9, noise=0.1, seed=seed)).cost
+    cost = fit("shift", "ring", 8,
+               timings("shift", "ring", 8, 20e-6, 1e-9, noise=0.1, seed=seed)).cost
     more = 1.07456
     held += bool(cost.alpha.low <= 20e-6 * more <= cost.alpha.high)
     held += bool(cost.beta.low <= 1e-9 * more <= cost.beta.high)
@@ -70,11 +74,13 @@ def test_little_gives_no_nonsense(samples):
     ([0, 1], [1, 2], [(HOSTS, 1, 2, None)]),
     ([0, 0, 1, 1], [1, 1], [(PROCESS, 2, 2, 2), (HOST, 1, 4, 4)]),
     ([0, 0, 1, 1], [1, 2], [(PROCESS, 2, 2, 2), (HOSTS, 1, 4, None)]),
-    ([0, 0, 1, 1, 2, 2, 3, 3], [5, 5, 9, 9], [(PROCESS, 4, 2, 2), (HOST, 2, 4, 4), (HOSTS, 1, 8, None)]),
+    ([0, 0, 1, 1, 2, 2, 3, 3], [5, 5, 9, 9],
+     [(PROCESS, 4, 2, 2), (HOST, 2, 4, 4), (HOSTS, 1, 8, None)]),
     ([0], [1], [])])
 def test_levels(process_of, hosts, expected):
   found, notes = levels(process_of, hosts)
-  assert [(g.level, len(g.members), len(g.members[0]), g.ranks) for g in found] == expected and not notes
+  assert ([(g.level, len(g.members), len(g.members[0]), g.ranks) for g in found] == expected
+          and not notes)
   for group in found:
     assert sorted(d for m in group.members for d in m) == list(range(len(process_of)))
 
@@ -87,9 +93,11 @@ def test_uneven_groups_are_left_out_with_a_sentence():
 def test_the_document_is_a_fabric(tmp_path):
   group = Group(HOST, ((0, 1, 2, 3),), 4)
   measured = timings("all_reduce", "ring", 4, 20e-6, 1e-9)
-  document = to_json([(group, {"all_reduce": (fit("all_reduce", "ring", 4, measured), measured)})], {"jax": "x"}, [])
+  document = to_json([(group, {"all_reduce": (fit("all_reduce", "ring", 4, measured), measured)})],
+                     {"jax": "x"}, [])
   path = tmp_path / "bench.json"
   path.write_text(json.dumps(document, allow_nan=False))
   found = read_fabric(path)
   assert found.level(4).measured == 4 and found.level(5) is None
-  assert quiet_seconds(found, "all_reduce", 1 << 20, 4) == pytest.approx(6 * 20e-6 + 1.5e-9 * 2**20, rel=1e-6)
+  assert (quiet_seconds(found, "all_reduce", 1 << 20, 4)
+          == pytest.approx(6 * 20e-6 + 1.5e-9 * 2**20, rel=1e-6))

@@ -20,7 +20,15 @@ from experiments.cost_facts.plan import main
 from experiments.cost_facts.planning import model
 from experiments.cost_facts.planning.catalogue import DEVICES, NETWORKS
 from experiments.cost_facts.planning.facts import facts
-from experiments.cost_facts.planning.plan import CAUSES, GAINS, PlanError, Setting, expected_maximum, scale, step
+from experiments.cost_facts.planning.plan import (
+  CAUSES,
+  GAINS,
+  PlanError,
+  Setting,
+  expected_maximum,
+  scale,
+  step,
+)
 from tests.multiprocess.jobs import ROOT
 
 PAGE = ROOT / "docs" / "plan.md"
@@ -28,8 +36,9 @@ SMALL = model.Model(1e9, 24, 2048, 1024)
 
 
 def setting(**more):
-  values = {"model": SMALL, "device": DEVICES["a100"], "network": NETWORKS["ib-200"], "per_node": 8, "achieved": 1.0,
-            "sustained": 0.4, "overlap": 0.0, "jitter": 0.0, "launch": 0.0, "examples": 4}
+  values = {"model": SMALL, "device": DEVICES["a100"], "network": NETWORKS["ib-200"], "per_node": 8,
+            "achieved": 1.0, "sustained": 0.4, "overlap": 0.0, "jitter": 0.0, "launch": 0.0,
+            "examples": 4}
   return Setting(**{**values, **more})
 
 
@@ -37,13 +46,15 @@ def test_compute_is_flops_over_what_is_sustained():
   tokens = 4 * 1024
   expected = tokens * (6 * 1e9 + 12 * 24 * 2048 * 1024) / (0.4 * 312e12)
   alone = step(setting())
-  assert alone.seconds == pytest.approx(expected) and alone.parts["compute"] == pytest.approx(expected)
+  assert (alone.seconds == pytest.approx(expected)
+          and alone.parts["compute"] == pytest.approx(expected))
   assert alone.tokens_per_second == pytest.approx(tokens / expected)
 
 
 @pytest.mark.parametrize(("data", "expected"), [
     (4, 2 * 3 * (3e-6 + 2e9 / 4 / 300e9)),  # a ring inside a node
-    (32, 2 * 7 * (3e-6 + 2e9 / 8 / 300e9) + 2 * 3 * (5e-6 + 2e9 / 32 / 25e9))])  # four nodes of eight
+    # four nodes of eight
+    (32, 2 * 7 * (3e-6 + 2e9 / 8 / 300e9) + 2 * 3 * (5e-6 + 2e9 / 32 / 25e9))])
 def test_gradients_go_round_rings(data, expected):
   assert step(setting(data=data)).parts["data"] == pytest.approx(expected)
 
@@ -70,7 +81,8 @@ def test_a_pipeline_pays_its_bubble():
 
 
 def test_tensors_pipelines_and_replicas_together():
-  """Replicas of 2 x 2 devices, two to a node of eight: stages wait for their all-reduces too, and send half each."""
+  """Replicas of 2 x 2 devices, two to a node of eight: stages wait for their all-reduces too, and
+  send half each."""
   split = step(setting(tensor=2, pipeline=2, data=16, micro_batches=4, examples=4))
   compute = 4 * 1024 * (6 * 1e9 + 12 * 24 * 2048 * 1024) / 4 / (0.4 * 312e12)
   size = 1 * 1024 * 2048 * 2
@@ -82,7 +94,8 @@ def test_tensors_pipelines_and_replicas_together():
       "data": 2 * (3e-6 + gradients / 2 / 300e9) + 2 * 7 * (5e-6 + gradients / 16 / 25e9)})
 
 
-@pytest.mark.parametrize(("precision", "each"), [("bf16", 2 + 2 + 12), ("fp16", 2 + 2 + 12), ("fp32", 4 + 4 + 8)])
+@pytest.mark.parametrize(("precision", "each"),
+                         [("bf16", 2 + 2 + 12), ("fp16", 2 + 2 + 12), ("fp32", 4 + 4 + 8)])
 def test_state_is_parameters_gradients_moments_and_a_master_copy(precision, each):
   assert step(setting(precision=precision)).memory == pytest.approx(each * 1e9)
 
@@ -95,14 +108,15 @@ def test_jitter_pays_for_the_slowest():
 @pytest.mark.parametrize("count", [3, 64, 500])
 def test_the_expected_maximum_is_that_of_draws(count):
   drawn = np.random.default_rng(0).normal(size=(20_000, count)).max(axis=1)
-  assert expected_maximum(count) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / math.sqrt(len(drawn)))
+  assert (expected_maximum(count) == pytest.approx(drawn.mean(),
+                                                   abs=4 * drawn.std() / math.sqrt(len(drawn))))
 
 
 @given(data=st.sampled_from([1, 2, 8, 64, 1024]), tensor=st.sampled_from([1, 2, 8]),
        pipeline=st.sampled_from([1, 2, 8]), overlap=st.floats(0, 1), jitter=st.floats(0, 0.3))
 def test_parts_add_up_and_nothing_is_negative(data, tensor, pipeline, overlap, jitter):
-  made = step(setting(data=data, tensor=tensor, pipeline=pipeline, overlap=overlap, jitter=jitter, micro_batches=4,
-                      examples=4))
+  made = step(setting(data=data, tensor=tensor, pipeline=pipeline, overlap=overlap, jitter=jitter,
+                      micro_batches=4, examples=4))
   assert set(made.parts) == set(CAUSES) and sum(made.parts.values()) == pytest.approx(made.seconds)
   assert min(made.parts.values()) >= 0 and made.devices == data * tensor * pipeline
 
@@ -114,7 +128,8 @@ def test_the_knee_is_where_doubling_stops_paying():
   rates = [s.tokens_per_second for s in scaling.steps]
   assert scaling.knee is not None
   at = [s.devices for s in scaling.steps].index(scaling.knee)
-  assert rates[at + 1] / rates[at] < GAINS <= min(b / a for a, b in zip(rates[:at], rates[1:at + 1], strict=True))
+  assert (rates[at + 1] / rates[at] < GAINS
+          <= min(b / a for a, b in zip(rates[:at], rates[1:at + 1], strict=True)))
   assert all(a >= b for a, b in zip(scaling.efficiency, scaling.efficiency[1:], strict=False))
   assert scale(setting(), [1, 2, 4]).knee is None
 
@@ -136,11 +151,14 @@ def test_memory_says_what_does_not_fit():
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"data": 0}, "data=0 must be a whole number"), ({"tensor": 4096}, "tensor=4096 must be at most"),
-    ({"pipeline": 25}, "pipeline=25 has more stages"), ({"overlap": 1.5}, "overlap=1.5 must be a number from 0 to 1"),
-    ({"precision": "int8"}, "precision='int8' must be one of"), ({"examples": -1}, "must be above 0"),
-    ({"jitter": math.nan}, "jitter=nan"), ({"global_examples": 8}, "one of the two"),
-    ({"pipeline": 4, "micro_batches": 9, "examples": 8}, "micro_batches=9 must be at most examples=8")])
+    ({"data": 0}, "data=0 must be a whole number"),
+    ({"tensor": 4096}, "tensor=4096 must be at most"),
+    ({"pipeline": 25}, "pipeline=25 has more stages"),
+    ({"overlap": 1.5}, "overlap=1.5 must be a number from 0 to 1"),
+    ({"precision": "int8"}, "precision='int8' must be one of"),
+    ({"examples": -1}, "must be above 0"), ({"jitter": math.nan}, "jitter=nan"),
+    ({"global_examples": 8}, "one of the two"), ({"pipeline": 4, "micro_batches": 9, "examples": 8},
+                                                 "micro_batches=9 must be at most examples=8")])
 def test_impossible_settings_are_named(change, said):
   with pytest.raises(PlanError, match=said):
     setting(**change)
@@ -151,9 +169,11 @@ def test_the_facts_agree_or_say_why_not():
   assert len(found) == 15
   for fact in found.values():
     assert fact.agrees or fact.note
-  assert found["gradient all-reduce of 10 B parameters, at least"].found == pytest.approx(2 * 511 / 512 * 0.4, rel=0.01)
+  assert (found["gradient all-reduce of 10 B parameters, at least"].found
+          == pytest.approx(2 * 511 / 512 * 0.4, rel=0.01))
   assert {f.about for f in found.values() if not f.agrees} == {
-      "on-chip against network bandwidth", "OPT-175B on 992 A100", "TPU v4 pod's bisection against InfiniBand"}
+      "on-chip against network bandwidth", "OPT-175B on 992 A100",
+      "TPU v4 pod's bisection against InfiniBand"}
 
 
 def test_the_waiting_note_holds():
@@ -166,7 +186,8 @@ def test_the_waiting_note_holds():
 
 def test_the_command_prints_and_writes(capsys, tmp_path):
   file = tmp_path / "plan.json"
-  assert main(["--parameters", "1e9", "--devices", "48", "--global-examples", "512", "--json", str(file)]) == 0
+  assert (main(["--parameters", "1e9", "--devices", "48", "--global-examples", "512", "--json",
+                str(file)]) == 0)
   said = capsys.readouterr().out
   assert "efficiency" in said and "assumptions, not measurements" in said
   steps = json.loads(file.read_text())["steps"]
@@ -202,8 +223,9 @@ def test_what_does_not_fit_is_told_what_would(arguments, capsys):
 
 
 @pytest.mark.parametrize(("number", "said"), [
-    ("10e9", "10 billion"), ("175e9", "175 billion"), ("1.3e9", "1.3 billion"), ("350e6", "350 million"),
-    ("1e12", "1 trillion"), ("999.9e6", "1 billion"), ("123456", "123,456")])
+    ("10e9", "10 billion"), ("175e9", "175 billion"), ("1.3e9", "1.3 billion"),
+    ("350e6", "350 million"), ("1e12", "1 trillion"), ("999.9e6", "1 billion"),
+    ("123456", "123,456")])
 def test_parameters_are_written_as_people_say_them(number, said, capsys):
   assert main(["--parameters", number]) == 0
   assert capsys.readouterr().out.startswith(f"{said} parameters, ")
@@ -211,9 +233,10 @@ def test_parameters_are_written_as_people_say_them(number, said, capsys):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["--tensor", "16", "--devices", "8"], "at least tensor x pipeline = 16"),
-    (["--tensor", "0"], "tensor=0 must be a whole number from 1"), (["--parameters", "-5"], "parameters=-5.0"),
-    (["--parameters", "nan"], "parameters=nan"), (["--sustained", "2"], "sustained=2.0"),
-    (["--examples", "0"], "examples=0.0 must be a number"), (["--json", "/no/such/x.json"], "does not exist")])
+    (["--tensor", "0"], "tensor=0 must be a whole number from 1"),
+    (["--parameters", "-5"], "parameters=-5.0"), (["--parameters", "nan"], "parameters=nan"),
+    (["--sustained", "2"], "sustained=2.0"), (["--examples", "0"], "examples=0.0 must be a number"),
+    (["--json", "/no/such/x.json"], "does not exist")])
 def test_slips_get_a_sentence(arguments, said, capsys):
   assert main([*arguments]) == 2
   streams = capsys.readouterr()
@@ -237,10 +260,13 @@ def test_a_usual_shape_has_the_parameters():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-@pytest.mark.parametrize(("command", "held_back"), [("help", True), ("help", False), ("--version", True)])
+@pytest.mark.parametrize(("command", "held_back"),
+                         [("help", True), ("help", False), ("--version", True)])
 def test_a_full_disk_behind_standard_output_is_a_sentence(command, held_back):
   variables = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
   with open("/dev/full", "w", encoding="utf-8") as full:
-    done = subprocess.run([sys.executable, *([] if held_back else ["-u"]), "-m", "jaxpace", command], stdout=full,
+    done = subprocess.run([sys.executable, *([] if held_back else ["-u"]), "-m", "jaxpace",
+                           command], stdout=full,
                           stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT, env=variables)
-  assert done.returncode == 2 and "standard output can't be written" in done.stderr and "Traceback" not in done.stderr
+  assert (done.returncode == 2 and "standard output can't be written" in done.stderr
+          and "Traceback" not in done.stderr)

@@ -11,28 +11,32 @@ from jaxpace.hosts.distributed.gloo import address_of, better_address, is_own
 from jaxpace.hosts.distributed.place import Place, place_from_environment, refuse_to_split
 from jaxpace.hosts.distributed.store import missing_at_barrier
 
-A, N, IDX, POD = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"
-OMPI5 = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
-         "PMIX_NAMESPACE": "prterun-host-77@1"}
+A, N, IDX, POD = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
+                  "JOB_COMPLETION_INDEX")
+OMPI5 = {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5",
+         "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "PMIX_NAMESPACE": "prterun-host-77@1"}
 
 
 def test_nothing_given_is_left_to_jax():
   assert place_from_environment({}) is None
   assert place_from_environment({A: "host:1"}) is None  # JAX adds what it detects
-  assert place_from_environment({"SLURM_STEP_NODELIST": "n[1-2]", "PMI_SIZE": "4", "PMI_RANK": "1"}) is None
+  assert place_from_environment({"SLURM_STEP_NODELIST": "n[1-2]", "PMI_SIZE": "4",
+                                 "PMI_RANK": "1"}) is None
   assert place_from_environment({**OMPI5, "OMPI_MCA_orte_hnp_uri": "0.0;tcp://10.0.0.1:1"}) is None
   assert place_from_environment({**OMPI5, "OMPI_COMM_WORLD_SIZE": "1"}) is None
   assert place_from_environment({POD: "0"}) is None
 
 
-@given(st.integers(1, 999).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))), st.integers(1, 65535))
+@given(st.integers(1, 999).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))),
+       st.integers(1, 65535))
 def test_variables_give_the_place(numbers, port):
   index, count = numbers
   env = {A: f"node:{port}", N: str(count), IDX: str(index)}
   assert place_from_environment(env) == Place(index, count, "environment", f"node:{port}")
   pod = {A: f"node:{port}", N: str(count), POD: str(index)}
   assert place_from_environment(pod) == Place(index, count, "environment", f"node:{port}")
-  assert place_from_environment({**env, **OMPI5, "SLURM_PROCID": "3"}) == place_from_environment(env)
+  assert (place_from_environment({**env, **OMPI5, "SLURM_PROCID": "3"})
+          == place_from_environment(env))
 
 
 @pytest.mark.parametrize(("env", "words"), [
@@ -75,9 +79,10 @@ def test_a_batch_script_without_srun_is_warned_of(caplog):
 
 
 def test_missing_processes_are_read_from_the_barriers_message():
-  message = ("DEADLINE_EXCEEDED: Barrier timed out. Id: b1::0. This usually happens because a task triggered the "
-             "barrier too early.\n# of tasks that reached the barrier: 2/12.\nThe first task at the barrier: 0. "
-             "Some timed out task names:\n1\n11\n\n\nRPC: /xla.coordination.CoordinationService/Barrier [error='']")
+  message = ("DEADLINE_EXCEEDED: Barrier timed out. Id: b1::0. This usually happens because a task "
+             "triggered the barrier too early.\n# of tasks that reached the barrier: 2/12.\nThe "
+             "first task at the barrier: 0. Some timed out task names:\n1\n11\n\n\nRPC: "
+             "/xla.coordination.CoordinationService/Barrier [error='']")
   assert missing_at_barrier(message) == [1, 11]
   assert missing_at_barrier("DEADLINE_EXCEEDED: something else 3") == []
 
@@ -91,4 +96,5 @@ def test_gloo_moves_only_where_its_own_address_does_not_do():
 
 def test_gloo_moves_off_loopback_when_the_coordinator_is_on_the_network(monkeypatch):
   monkeypatch.setattr("jaxpace.hosts.distributed.gloo.address_towards", lambda host: "10.1.2.3")
-  assert better_address("localhost", "10.1.2.9:5") == "10.1.2.3"  # Debian's 127.0.1.1, which peers cannot reach
+  # Debian's 127.0.1.1, which peers cannot reach
+  assert better_address("localhost", "10.1.2.9:5") == "10.1.2.3"

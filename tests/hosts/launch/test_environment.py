@@ -24,7 +24,8 @@ def env_of(base=None, **options):
   return worker_environment(base or {}, **settings)
 
 
-@given(st.lists(st.from_regex(r"--xla_[a-z_]{1,12}(=[a-z0-9 ]{1,6})?", fullmatch=True)), st.integers(1, 64))
+@given(st.lists(st.from_regex(r"--xla_[a-z_]{1,12}(=[a-z0-9 ]{1,6})?", fullmatch=True)),
+       st.integers(1, 64))
 def test_the_device_count_is_replaced_and_every_other_flag_kept(flags, devices):
   others = [f for f in flags if f.partition("=")[0] != FLAG]
   given_flags = " ".join(map(shlex.quote, [*others[:1], f"{FLAG}=3", *others[1:]]))
@@ -36,7 +37,8 @@ def test_place_and_loopback_only():
   env = env_of(base)
   assert env["JAX_COORDINATOR_ADDRESS"] == env["JAX_COORDINATOR_BIND_ADDRESS"] == "127.0.0.1:1234"
   assert (env["JAX_NUM_PROCESSES"], env["JAX_PROCESS_ID"]) == ("4", "1")
-  assert env["PATH"] == "/bin" and "JAX_COORDINATOR_PORT" not in env and env["PYTHONUNBUFFERED"] == "1"
+  assert (env["PATH"] == "/bin" and "JAX_COORDINATOR_PORT" not in env
+          and env["PYTHONUNBUFFERED"] == "1")
   assert "XLA_FLAGS" not in env and "SLURM_PROCID" not in env and "PJRT_NPROC" not in env
   assert base == {"PATH": "/bin", "JAX_COORDINATOR_PORT": "9", "JAX_PROCESS_ID": "7"}  # untouched
 
@@ -50,7 +52,8 @@ def test_slurm_variables_lead_jax_to_the_same_coordinator():
 @pytest.mark.parametrize(("options", "base", "ids"), [
     ({"gpus": 4}, {}, "1"), ({"gpus": 8, "devices": 2}, {}, "2,3"),
     ({"gpus": 7, "devices": 2}, {}, None), ({"gpus": 0}, {}, None),  # too few: JAX's own choice
-    ({"gpus": 4}, {"JAX_PLATFORMS": "cpu"}, None), ({"gpus": 4}, {"JAX_LOCAL_DEVICE_IDS": "0"}, "0")])
+    ({"gpus": 4}, {"JAX_PLATFORMS": "cpu"}, None),
+    ({"gpus": 4}, {"JAX_LOCAL_DEVICE_IDS": "0"}, "0")])
 def test_gpus_are_shared_out_where_there_are_enough(options, base, ids):
   assert env_of(base, **options).get("JAX_LOCAL_DEVICE_IDS") == ids
 
@@ -66,8 +69,10 @@ def test_gpus_are_counted_from_the_device_files_or_what_is_visible(tmp_path):
 
 
 @pytest.mark.parametrize(("nproc", "devices", "cores", "threads"), [
-    (1, 1, 8, None), (4, 1, 2, None), (4, 2, 2, None), (2, 1, 8, 4), (3, 1, 8, 2), (8, 1, 8, 2), (8, 4, 16, 5)])
-def test_cores_are_divided_but_devices_and_a_callback_have_a_thread_each(nproc, devices, cores, threads):
+    (1, 1, 8, None), (4, 1, 2, None), (4, 2, 2, None), (2, 1, 8, 4), (3, 1, 8, 2), (8, 1, 8, 2),
+    (8, 4, 16, 5)])
+def test_cores_are_divided_but_devices_and_a_callback_have_a_thread_each(
+    nproc, devices, cores, threads):
   assert threads_for(nproc, devices, cores) == threads
 
 

@@ -18,13 +18,16 @@ from jaxpace.hosts.launch.outcome import (
 )
 
 MS = 1_000_000
-GLOO = "ValueError: UNKNOWN: Gloo all-reduce failed: [gloo/tcp/pair.cc:538] Read error: Connection reset by peer"
+GLOO = ("ValueError: UNKNOWN: Gloo all-reduce failed: [gloo/tcp/pair.cc:538] Read error: "
+        "Connection reset by peer")
 SERVICE = "the JAX distributed service detected fatal errors ... coordination service"
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**12), st.booleans()), min_size=1, max_size=8, unique_by=lambda t: t[0]),
+@given(st.lists(st.tuples(st.integers(0, 10**12), st.booleans()), min_size=1, max_size=8,
+                unique_by=lambda t: t[0]),
        st.randoms(use_true_random=False))
-def test_the_cause_is_the_earliest_of_those_that_did_not_lose_their_peer(events, rng: random.Random):
+def test_the_cause_is_the_earliest_of_those_that_did_not_lose_their_peer(
+    events, rng: random.Random):
   events = [(time * 100 * MS, follows) for time, follows in events]  # never seen together
   rng.shuffle(events)
   failures = [Failure(i, time, 1) for i, (time, _) in enumerate(events)]
@@ -58,12 +61,14 @@ def test_an_announcement_counts_more_than_the_log():
   assert first_cause(failures, ["KeyError", GLOO]).index == 1
 
 
-@pytest.mark.parametrize("text", [GLOO, SERVICE, "Connection closed by peer", "Shutdown barrier has failed"])
+@pytest.mark.parametrize("text", [GLOO, SERVICE, "Connection closed by peer",
+                                  "Shutdown barrier has failed"])
 def test_last_words_of_a_follower(text):
   assert lost_its_peer(text)
 
 
-@pytest.mark.parametrize("text", ["ValueError: shapes", "MemoryError", "", "Segmentation fault", "glue failed"])
+@pytest.mark.parametrize("text", ["ValueError: shapes", "MemoryError", "", "Segmentation fault",
+                                  "glue failed"])
 def test_last_words_of_a_cause(text):
   assert not lost_its_peer(text)
 

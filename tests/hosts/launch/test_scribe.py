@@ -47,7 +47,8 @@ def test_a_log_that_cannot_be_written_is_no_error_of_whom_it_is_of(tmp_path):
   os.write(end, b"again")
   scribe.sync()
   said = (tmp_path / "a.log").read_text()
-  assert said == "x" * 10 + "\n[jaxpace launch: 300,000 bytes are missing here, the log could not be written]\nagain"
+  assert said == "x" * 10 + ("\n[jaxpace launch: 300,000 bytes are missing here, the log could not "
+                             "be written]\nagain")
   os.close(end)
   scribe.close()
 

@@ -33,16 +33,19 @@ def test_a_machine_as_it_should_be_has_no_concern(tmp_path):
 
 def test_a_nic_in_the_wrong_socket_is_named_with_its_gpu(tmp_path):
   place = read_locality(machines.dgx(tmp_path, swapped=True))
-  # GPU 1 goes to the free NIC, on the other socket or on its own: either way the host is not what it should be.
+  # GPU 1 goes to the free NIC, on the other socket or on its own: either way the host is not what
+  # it should be.
   assert kinds(place) == ["shared_nic"]
-  assert "0000:29:00.0" in only(place, "shared_nic") and "mlx5_1 is nearest to none" in only(place, "shared_nic")
+  assert ("0000:29:00.0" in only(place, "shared_nic")
+          and "mlx5_1 is nearest to none" in only(place, "shared_nic"))
 
 
 def test_gpu_and_nic_on_different_nodes():
   place = Locality(gpus=(Gpu("0000:18:00.0", numa_node=0, nic="mlx5_0", nic_distance="SYS"),),
                    nics=(Nic("mlx5_0", numa_node=1),))
   assert kinds(place) == ["far_nic"]
-  assert "GPU 0000:18:00.0 is on NUMA node 0, its nearest NIC mlx5_0 on node 1" in only(place, "far_nic")
+  assert "GPU 0000:18:00.0 is on NUMA node 0, its nearest NIC mlx5_0 on node 1" in only(
+      place, "far_nic")
   assert not find_concerns(place._replace(nics=(Nic("mlx5_0", numa_node=None),)))
 
 
@@ -52,8 +55,9 @@ def test_gpus_that_share_the_only_nic_are_a_note(tmp_path):
 
 
 def pinned(allowed, gpus=(), devices=(), nics=()):
-  return Locality(cpu=Cpu(online="0-7", allowed=allowed), numa=(NumaNode(0, "0-3"), NumaNode(1, "4-7")), gpus=gpus,
-                  devices=devices, nics=nics)
+  return Locality(cpu=Cpu(online="0-7", allowed=allowed),
+                  numa=(NumaNode(0, "0-3"), NumaNode(1, "4-7")), gpus=gpus, devices=devices,
+                  nics=nics)
 
 
 def test_a_process_pinned_to_the_far_socket():
@@ -80,7 +84,8 @@ def test_a_process_pinned_to_the_far_socket():
 def test_links_below_what_card_and_slot_offer(link, expected):
   assert kinds(Locality(nics=(Nic("mlx5_0", pci="0000:01:00.0", link=link),))) == expected
   gpu = Locality(gpus=(Gpu("0000:01:00.0", link=link),))
-  assert kinds(gpu) == [kind for kind in expected if kind == "link_width"], "an idle GPU lowers its link's speed"
+  assert (kinds(gpu) == [kind for kind in expected
+                         if kind == "link_width"]), "an idle GPU lowers its link's speed"
 
 
 def test_width_is_told_as_a_share():
@@ -97,8 +102,9 @@ def test_limits_of_the_control_group():
 
 
 @pytest.mark.parametrize("source, offered, level", [
-    ("tsc", (), None), (None, (), None), ("hpet", ("hpet",), WARNING), ("xen", ("xen", "tsc"), WARNING),
-    ("kvm-clock", ("kvm-clock", "tsc"), NOTE), ("kvm-clock", ("kvm-clock",), None), ("arch_sys_counter", (), None)])
+    ("tsc", (), None), (None, (), None), ("hpet", ("hpet",), WARNING),
+    ("xen", ("xen", "tsc"), WARNING), ("kvm-clock", ("kvm-clock", "tsc"), NOTE),
+    ("kvm-clock", ("kvm-clock",), None), ("arch_sys_counter", (), None)])
 def test_clock_sources(source, offered, level):
   place = Locality(clock_source=source, clock_sources=offered)
   assert [c.level for c in find_concerns(place)] == ([level] if level else [])
@@ -111,7 +117,8 @@ def test_a_laptop(tmp_path):
 
 def host(name, process, **changes):
   place = Locality(process=process, hostname=name, cpu=Cpu("EPYC", "0-7", "0-7"),
-                   gpus=(Gpu("0000:01:00.0", "H100", nic="mlx5_0"), Gpu("0000:02:00.0", "H100", nic="mlx5_0")),
+                   gpus=(Gpu("0000:01:00.0", "H100", nic="mlx5_0"),
+                         Gpu("0000:02:00.0", "H100", nic="mlx5_0")),
                    nics=(Nic("mlx5_0", rate_gbps=400.0),), clock_source="tsc", kernel="6.1")
   return place._replace(**changes)
 
@@ -144,7 +151,8 @@ def test_equal_concerns_of_a_host_are_told_once():
 
 def test_places_of_a_run_are_read_whatever_lies_there(tmp_path):
   for i in range(3):
-    rundir.write_json(tmp_path / "locality" / f"{i}.json", {"run": "a", **to_plain(host(f"h{i}", i))})
+    rundir.write_json(tmp_path / "locality" / f"{i}.json",
+                      {"run": "a", **to_plain(host(f"h{i}", i))})
   rundir.write_json(tmp_path / "locality" / "3.json", {"run": "b", **to_plain(host("h3", 3))})
   rundir.write_json(tmp_path / "locality" / "4.json", {"gpus": "many"})
   rundir.write_json(tmp_path / "locality" / "5.json", {"schema": 99})
@@ -162,7 +170,8 @@ def test_places_of_a_run_are_read_whatever_lies_there(tmp_path):
 @settings(max_examples=examples(60))
 @given(st.lists(st.from_type(Locality), max_size=3))
 def test_no_place_is_an_error(places):
-  """A document of the right types says anything at all: it is shown, compared, and survives its way through JSON."""
+  """A document of the right types says anything at all: it is shown, compared, and survives its way
+  through JSON."""
   console = rich.console.Console(file=io.StringIO())
   doctor.render(places, job.job_concerns(places), [], console)
   for place in places:
@@ -171,4 +180,5 @@ def test_no_place_is_an_error(places):
       # What is no finite number is not known afterwards.
       assert to_plain(from_plain(Locality, json.loads(text))) == to_plain(place)
     except ValueError:
-      assert "NaN" in text or "Infinity" in text or "e+" in text or any(len(word) > 18 for word in text.split())
+      assert ("NaN" in text or "Infinity" in text or "e+" in text
+              or any(len(word) > 18 for word in text.split()))

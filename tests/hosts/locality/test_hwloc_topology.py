@@ -9,12 +9,16 @@ from tests.hosts.locality import topologies
 def test_every_version_gives_cards_their_places(version):
   found = parse_topology(topologies.lstopo(version).encode())
   first, second = found.gpus
-  assert (first.pci, first.name, first.numa_node, first.switch) == ("0000:13:00.0", "NVIDIA H100", 0, "0000:11:00.0")
-  assert first.path == ("pci0000:10", "0000:10:01.0", "0000:11:00.0", "0000:12:00.0", "0000:13:00.0"), "as sysfs has it"
-  assert (second.pci, second.name, second.numa_node, second.switch) == ("0000:81:00.0", "NVIDIA GPU", 1, None)
+  assert ((first.pci, first.name, first.numa_node, first.switch)
+          == ("0000:13:00.0", "NVIDIA H100", 0, "0000:11:00.0"))
+  assert (first.path == ("pci0000:10", "0000:10:01.0", "0000:11:00.0", "0000:12:00.0",
+                         "0000:13:00.0")), "as sysfs has it"
+  assert ((second.pci, second.name, second.numa_node, second.switch)
+          == ("0000:81:00.0", "NVIDIA GPU", 1, None))
   assert {gpu.interconnect for gpu in found.gpus} == {"nvlink"}
   fabric, ethernet = found.nics
-  assert (fabric.name, fabric.kind, fabric.interfaces, fabric.up) == ("mlx5_0", "infiniband", ("ibs1",), True)
+  assert ((fabric.name, fabric.kind, fabric.interfaces, fabric.up)
+          == ("mlx5_0", "infiniband", ("ibs1",), True))
   assert (fabric.numa_node, fabric.switch) == (0, "0000:11:00.0")
   assert (ethernet.name, ethernet.kind, ethernet.numa_node) == ("eno1", "ethernet", 1)
   assert found.others == 2, "NVMe, and the display of the main board"
@@ -41,4 +45,5 @@ def test_without_bridges_only_the_node_is_known(tmp_path):
   place = read_locality(tmp_path / "empty", topology=str(file))
   near, nowhere = place.gpus
   assert (near.path, near.numa_node, near.nic, near.nic_distance) == ((), 0, "0000:14:00.0", "NODE")
-  assert (nowhere.name, nowhere.numa_node, nowhere.nic_distance) == ("AMD GPU", None, "?"), "on no node, or on all"
+  assert ((nowhere.name, nowhere.numa_node,
+           nowhere.nic_distance) == ("AMD GPU", None, "?")), "on no node, or on all"

@@ -23,7 +23,7 @@ XML = """<system version="1">
     <pci busid="0000:00:05.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"><gpu dev="1" sm="80"/></pci>
     <nic><net name="eth0" dev="1" speed="10000" guid="0x0"/></nic>
   </cpu>
-</system>"""
+</system>"""  # noqa: E501
 
 
 def test_gpus_nics_and_their_places():
@@ -34,9 +34,12 @@ def test_gpus_nics_and_their_places():
   assert (first.link.speed, first.link.width) == (16.0, 16)
   assert (second.numa_node, second.switch, second.interconnect) == (1, None, "pcie")
   fabric, ethernet = topology.nics
-  # Where it has no place on the bus, NCCL puts a NIC below a processor, and nobody knows on which node it is.
-  assert (fabric.name, fabric.rate_gbps, fabric.kind, fabric.switch) == ("mlx5_0", 200.0, "infiniband", "ffff:ff:01.0")
-  assert (ethernet.name, ethernet.rate_gbps, ethernet.kind, ethernet.numa_node) == ("eth0", 10.0, "ethernet", None)
+  # Where it has no place on the bus, NCCL puts a NIC below a processor, and nobody knows on which
+  # node it is.
+  assert ((fabric.name, fabric.rate_gbps, fabric.kind, fabric.switch)
+          == ("mlx5_0", 200.0, "infiniband", "ffff:ff:01.0"))
+  assert ((ethernet.name, ethernet.rate_gbps, ethernet.kind, ethernet.numa_node)
+          == ("eth0", 10.0, "ethernet", None))
 
 
 def test_the_file_tells_what_a_flat_guest_does_not(tmp_path):
@@ -53,7 +56,8 @@ def test_the_file_tells_what_a_flat_guest_does_not(tmp_path):
 
 
 @pytest.mark.parametrize("text, sentence", [
-    ("", "no XML"), ("<system", "no XML"), ("<graphs version='1'/>", "outermost element is <graphs>")])
+    ("", "no XML"), ("<system", "no XML"),
+    ("<graphs version='1'/>", "outermost element is <graphs>")])
 def test_other_documents_are_named(text, sentence, tmp_path):
   file = tmp_path / "x.xml"
   file.write_text(text)

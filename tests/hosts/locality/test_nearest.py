@@ -1,4 +1,5 @@
-"""The nearest NIC is the one fewest hops away on the PCI tree, held against a search that knows no paths."""
+"""The nearest NIC is the one fewest hops away on the PCI tree, held against a search that knows no
+paths."""
 
 import collections
 
@@ -26,7 +27,8 @@ def search(links, start):
 
 @st.composite
 def trees(draw):
-  """Two NUMA nodes, host bridges below them, bridges below those; GPUs and NICs anywhere. (parent of each, devices)"""
+  """Two NUMA nodes, host bridges below them, bridges below those; GPUs and NICs anywhere. (parent
+  of each, devices)"""
   parent = {"node0": None, "node1": None}
   bridges = []
   for i in range(draw(st.integers(1, 4))):
@@ -67,7 +69,8 @@ def test_fewest_hops_on_random_trees(tree):
     node, *path = way(parent, name)
     return {"numa_node": int(node[4:]), "path": tuple(path)}
 
-  placed = nearest([Gpu(gpu, **place(gpu)) for gpu in gpus], [Nic(nic, pci=nic, **place(nic)) for nic in nics])
+  placed = nearest([Gpu(gpu, **place(gpu)) for gpu in gpus],
+                   [Nic(nic, pci=nic, **place(nic)) for nic in nics])
   for gpu in placed:
     # The two nodes are not joined: what is found is on the GPU's own.
     far = search(links, gpu.pci)
@@ -80,7 +83,8 @@ def test_fewest_hops_on_random_trees(tree):
 
 
 def card(root, way, *, gpu=False, name=None):
-  directory = machines.pci(root, way, "0x030200" if gpu else "0x020700", "0x10de" if gpu else "0x15b3", numa=0)
+  directory = machines.pci(root, way, "0x030200" if gpu else "0x020700",
+                           "0x10de" if gpu else "0x15b3", numa=0)
   if name:
     machines.rdma(root, name, directory, 200)
 
@@ -88,7 +92,8 @@ def card(root, way, *, gpu=False, name=None):
 def test_of_two_nics_behind_several_switches_the_one_a_switch_nearer(tmp_path):
   top = "pci0000:10/0000:10:01.0/0000:11:00.0"
   card(tmp_path, f"{top}/0000:12:00.0/0000:13:00.0/0000:14:00.0/0000:15:00.0", gpu=True)
-  # The first one hangs on a switch of its own below the common one, the second on the common one itself.
+  # The first one hangs on a switch of its own below the common one, the second on the common one
+  # itself.
   card(tmp_path, f"{top}/0000:12:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0", name="mlx5_0")
   card(tmp_path, f"{top}/0000:12:02.0/0000:19:00.0", name="mlx5_1")
   (gpu,) = read_locality(tmp_path).gpus

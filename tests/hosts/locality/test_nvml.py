@@ -22,10 +22,12 @@ def fake(clocks=(1980, 1200), lost=()):
     return 1 if index == 0 else 0
 
   return types.SimpleNamespace(
-      nvmlInit=lambda: None, NVML_CLOCK_SM=1, nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetHandleByIndex=handle,
-      nvmlDeviceGetPciInfo=lambda h: types.SimpleNamespace(busId=f"00000000:0{h + 1}:00.0".encode()),
-      nvmlDeviceGetName=lambda h: b"NVIDIA H200", nvmlDeviceGetUUID=lambda h: f"GPU-{h}",
-      nvmlDeviceGetNvLinkState=link_state, nvmlDeviceGetClockInfo=lambda h, kind: clocks[h],
+      nvmlInit=lambda: None, NVML_CLOCK_SM=1, nvmlDeviceGetCount=lambda: 2,
+      nvmlDeviceGetHandleByIndex=handle,
+      nvmlDeviceGetPciInfo=lambda h: types.SimpleNamespace(
+          busId=f"00000000:0{h + 1}:00.0".encode()), nvmlDeviceGetName=lambda h: b"NVIDIA H200",
+      nvmlDeviceGetUUID=lambda h: f"GPU-{h}", nvmlDeviceGetNvLinkState=link_state,
+      nvmlDeviceGetClockInfo=lambda h, kind: clocks[h],
       nvmlDeviceGetPowerUsage=lambda h: 400_000 + h * 100_000)
 
 

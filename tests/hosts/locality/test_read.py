@@ -26,14 +26,18 @@ def test_dgx_pairs_every_gpu_with_the_nic_on_its_switch(tmp_path):
   assert {gpu.name for gpu in place.gpus} == {"NVIDIA H100 80GB HBM3"}
   assert {gpu.interconnect for gpu in place.gpus} == {"nvlink"}
   first = place.gpus[0]
-  assert first.path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:18:00.0")
+  assert (first.path == ("pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0",
+                         "0000:18:00.0"))
   assert first.switch == "0000:16:00.0" == place.nics[0].switch
   assert (first.link.speed, first.link.width, first.link.slot_width) == (32.0, 16, 16)
   nic = place.nics[7]
-  assert (nic.name, nic.kind, nic.interfaces, nic.rate_gbps, nic.up) == ("mlx5_7", "infiniband", ("ib7",), 400.0, True)
-  assert [n.name for n in place.nics] == [*(f"mlx5_{i}" for i in range(8)), "eno1"], "no virtual ones"
+  assert ((nic.name, nic.kind, nic.interfaces, nic.rate_gbps, nic.up)
+          == ("mlx5_7", "infiniband", ("ib7",), 400.0, True))
+  assert ([n.name for n in place.nics] == [*(f"mlx5_{i}"
+                                             for i in range(8)), "eno1"]), "no virtual ones"
   assert [device.gpu for device in place.devices] == [place.gpus[0].pci, place.gpus[5].pci]
-  assert place.cpu.sockets == ("0-3", "4-7") and [node.cpus for node in place.numa] == ["0-3", "4-7"]
+  assert (place.cpu.sockets == ("0-3", "4-7")
+          and [node.cpus for node in place.numa] == ["0-3", "4-7"])
   assert place.numa[0].memory_bytes == 1056705000 * 1024
   assert (place.clock_source, place.cgroup.version, place.cgroup.cpu_limit) == ("tsc", 2, None)
 
@@ -42,7 +46,8 @@ def test_two_gpus_and_two_nics_on_one_switch_pair_up(tmp_path):
   for i in range(2):
     up = "pci0000:10/0000:10:01.0/0000:11:00.0"
     machines.pci(tmp_path, f"{up}/0000:12:0{i}.0/0000:1{3 + i}:00.0", "0x030200", "0x10de", numa=0)
-    card = machines.pci(tmp_path, f"{up}/0000:12:1{i}.0/0000:1{5 + i}:00.0", "0x020700", "0x15b3", numa=0)
+    card = machines.pci(tmp_path, f"{up}/0000:12:1{i}.0/0000:1{5 + i}:00.0", "0x020700", "0x15b3",
+                        numa=0)
     machines.rdma(tmp_path, f"mlx5_{i}", card, 200)
   assert [gpu.nic for gpu in read_locality(tmp_path).gpus] == ["mlx5_0", "mlx5_1"]
 
@@ -68,7 +73,8 @@ def test_cloud_vm_without_numa_says_what_it_can(tmp_path):
 def test_laptop_with_both_versions_of_control_groups(tmp_path):
   place = read_locality(machines.laptop(tmp_path))
   assert place.gpus == () and place.huge_pages == "never"
-  assert (place.cgroup.version, place.cgroup.cpu_limit, place.cgroup.memory_limit_bytes) == (1, 2.5, 8 << 30)
+  assert ((place.cgroup.version, place.cgroup.cpu_limit, place.cgroup.memory_limit_bytes)
+          == (1, 2.5, 8 << 30))
   tree = Tree(tmp_path)
   assert cgroup.throttled_ns(tree, *cgroup.chain(tree, "cpu")) == 7000
 
@@ -98,9 +104,11 @@ def test_nothing_there_is_no_error(tmp_path):
 
 def test_devices_are_only_looked_at():
   import jax
-  (place,) = {describe_device(device)._replace(id=None, local_hardware_id=None) for device in jax.local_devices()}
+  (place,) = {describe_device(device)._replace(id=None, local_hardware_id=None)
+              for device in jax.local_devices()}
   assert (place.platform, place.kind, place.process, place.gpu) == ("cpu", "cpu", 0, None)
-  tpu = types.SimpleNamespace(id=3, platform="tpu", process_index=1, coords=[1, 0, 2], slice_index=4)
+  tpu = types.SimpleNamespace(id=3, platform="tpu", process_index=1, coords=[1, 0, 2],
+                              slice_index=4)
   assert describe_device(tpu) == (3, None, "tpu", 1, None, 4, (1, 0, 2), None)
 
   class Broken:
@@ -123,8 +131,9 @@ def test_json_and_back(tmp_path):
   document = json.loads(json.dumps(to_plain(place)))
   assert from_plain(Locality, document) == place
   assert from_plain(Locality, {**document, "of_a_newer_version": 1}) == place
-  for wrong in ([], None, {"gpus": 3}, {"gpus": [{}]}, {"process": True}, {"numa": [{"node": 0, "cpus": 5}]},
-                {"memory_bytes": 1 << 70}, {"cgroup": {"cpu_limit": float("nan")}}, {"cgroup": {"cpu_limit": 10**400}}):
+  for wrong in ([], None, {"gpus": 3}, {"gpus": [{}]}, {"process": True},
+                {"numa": [{"node": 0, "cpus": 5}]}, {"memory_bytes": 1 << 70},
+                {"cgroup": {"cpu_limit": float("nan")}}, {"cgroup": {"cpu_limit": 10**400}}):
     with pytest.raises(ValueError, match="Locality"):
       from_plain(Locality, wrong)
 

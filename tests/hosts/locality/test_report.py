@@ -10,10 +10,12 @@ from tests.hosts.locality import machines
 
 def test_the_report_carries_the_warnings_of_where_the_run_ran(tmp_path):
   made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(ranks=4, steps=30, processes=2))
-  assert to_json(diagnose(read_run(tmp_path / "run")))["locality"] == {"processes": 0, "warnings": []}
+  assert (to_json(diagnose(read_run(tmp_path / "run")))["locality"]
+          == {"processes": 0, "warnings": []})
   place = read_locality(machines.laptop(tmp_path / "root"))._replace(hostname="host0")
   for process in range(2):
-    rundir.write_json(tmp_path / "run" / "locality" / f"{process}.json", to_plain(place._replace(process=process)))
+    rundir.write_json(tmp_path / "run" / "locality" / f"{process}.json",
+                      to_plain(place._replace(process=process)))
   locality = to_json(diagnose(read_run(tmp_path / "run")))["locality"]
   assert locality["processes"] == 2
   assert [(w["kind"], w["host"], w["processes"]) for w in locality["warnings"]] == [

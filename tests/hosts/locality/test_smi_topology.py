@@ -15,9 +15,10 @@ def nearest(tmp_path, text):
   return [(gpu.pci, gpu.numa_node, gpu.nic, gpu.nic_distance, gpu.nvlinks) for gpu in place.gpus]
 
 
-NAMED = [("GPU0", 0, "mlx5_0", "PXB", 12), ("GPU1", 0, "mlx5_1", "PXB", 12), ("GPU2", 1, "mlx5_2", "PIX", 12),
-         ("GPU3", 1, "mlx5_2", "NODE", 12)]
-"""Nearest NICs of the matrix of `topologies`. With three peers, 36 links are more than a GPU has: it's a switch."""
+NAMED = [("GPU0", 0, "mlx5_0", "PXB", 12), ("GPU1", 0, "mlx5_1", "PXB", 12),
+         ("GPU2", 1, "mlx5_2", "PIX", 12), ("GPU3", 1, "mlx5_2", "NODE", 12)]
+"""Nearest NICs of the matrix of `topologies`. With three peers, 36 links are more than a GPU has:
+it's a switch."""
 
 
 @pytest.mark.parametrize("text", [
@@ -28,9 +29,11 @@ NAMED = [("GPU0", 0, "mlx5_0", "PXB", 12), ("GPU1", 0, "mlx5_1", "PXB", 12), ("G
     topologies.smi(names=("mlx5_0", "mlx5_1", "mlx5_2"), columns=2),
     topologies.smi(old=True),
     "$ nvidia-smi topo -m\n" + topologies.smi() + "\n$ exit\n",
-    topologies.smi(tabs=False).replace("SYS   SYS   PIX", "SYSSYSPIX").replace("NODE   SYS", "NODESYS"),
+    topologies.smi(tabs=False).replace("SYS   SYS   PIX",
+                                       "SYSSYSPIX").replace("NODE   SYS", "NODESYS"),
     topologies.smi().replace("\nNIC0", "\nNIC9"),
-], ids=["tabs", "underlined", "escape lost", "blanks", "names in the header", "SOC", "in a log", "run together", "cut"])
+], ids=["tabs", "underlined", "escape lost", "blanks", "names in the header", "SOC", "in a log",
+        "run together", "cut"])
 def test_matrices_of_all_drivers(tmp_path, text):
   assert nearest(tmp_path, text) == NAMED
 
@@ -42,7 +45,8 @@ def test_nics_without_a_legend_keep_their_numbers(tmp_path):
 
 
 def test_without_columns_of_affinity_nodes_are_not_known(tmp_path):
-  assert [row[1:4] for row in nearest(tmp_path, topologies.smi(columns=1))] == [(None, *row[2:4]) for row in NAMED]
+  assert ([row[1:4] for row in nearest(tmp_path, topologies.smi(columns=1))]
+          == [(None, *row[2:4]) for row in NAMED])
 
 
 def test_a_blank_column_is_not_taken_for_the_next(tmp_path):
@@ -56,12 +60,15 @@ def test_links_without_a_switch_add_up():
   text = ("\tGPU0\tGPU1\tGPU2\tCPU Affinity\nGPU0\t X \tNV4\tNV2\t0-3\n"
           "GPU1\tNV4\t X \tPHB\t0-3\nGPU2\tNV2\tPHB\t X \t0-3\n")
   found = parse_topology(text.encode()).gpus
-  assert [(gpu.nvlinks, gpu.interconnect) for gpu in found] == [(6, "nvlink"), (4, "nvlink"), (2, "nvlink")]
-  assert parse_topology(text.replace("NV4", "SYS").replace("NV2", "SYS").encode()).gpus[0].interconnect == "pcie"
+  assert ([(gpu.nvlinks, gpu.interconnect) for gpu in found]
+          == [(6, "nvlink"), (4, "nvlink"), (2, "nvlink")])
+  assert (parse_topology(text.replace("NV4", "SYS").replace("NV2", "SYS").encode()).gpus[
+      0].interconnect == "pcie")
 
 
 @pytest.mark.parametrize("text", [
-    "", "hello\n", "\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n", "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPIX\t0-3\n"])
+    "", "hello\n", "\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n",
+    "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPIX\t0-3\n"])
 def test_other_text_is_refused_in_a_sentence(text):
   with pytest.raises(TopologyError, match="no XML"):
     parse_topology(text.encode())
@@ -97,7 +104,8 @@ def test_beside_a_machine_its_gpus_are_those_of_the_bus(tmp_path):
   assert [(gpu.pci, gpu.numa_node, gpu.nic, gpu.nic_distance) for gpu in place.gpus] == [
       (f"0000:0{i + 1}:00.0", *NAMED[i][1:4]) for i in range(4)]
   assert place.gpus[0].nvlinks == 12 and [nic.numa_node for nic in place.nics] == [0, 0, 1]
-  assert "4 GPUs and 3 NICs are on this machine" in place.topology_used[0] and place.topology_ignored is None
+  assert ("4 GPUs and 3 NICs are on this machine" in place.topology_used[0]
+          and place.topology_ignored is None)
 
 
 def test_a_matrix_of_other_gpus_or_nics_is_not_used(tmp_path):

@@ -1,4 +1,5 @@
-"""Topology files that somebody else wrote: hostile ones are refused in a sentence, and cost neither time nor memory."""
+"""Topology files that somebody else wrote: hostile ones are refused in a sentence, and cost neither
+time nor memory."""
 
 import os
 import time
@@ -18,7 +19,8 @@ LAUGHS = ('<?xml version="1.0"?><!DOCTYPE system [<!ENTITY a "haha">'
 HOSTILE = {
     "billion laughs": (LAUGHS.encode(), "declares entities"),
     "an entity of a file": (
-        b'<!DOCTYPE system [<!ENTITY x SYSTEM "/etc/passwd">]><system>&x;</system>', "declares entities"),
+        b'<!DOCTYPE system [<!ENTITY x SYSTEM "/etc/passwd">]><system>&x;</system>',
+        "declares entities"),
     "a parameter entity": (b'<!DOCTYPE system [<!ENTITY % x "y">]><system/>', "declares entities"),
     "an unknown entity": (b"<system>&x;</system>", "no XML"),
     "deep": (b"<system>" + b"<pci>" * 100_000, "nested more than"),
@@ -26,17 +28,22 @@ HOSTILE = {
     "cut": (topologies.lstopo().encode()[:-200], "no XML"),
     "a zero": (b"<system>\0</system>", "no XML"),
     "another encoding": (b"<?xml version='1.0' encoding='x-none'?><system/>", "no XML"),
-    "another document": (b"<svg/>", "outermost element is <svg>, neither NCCL's <system> nor hwloc's <topology>"),
+    "another document": (b"<svg/>",
+                         "outermost element is <svg>, neither NCCL's <system> nor hwloc's "
+                         "<topology>"),
     "more GPUs than a host": (
         b'<system><cpu numaid="0">' + b"".join(
             b'<pci busid="%04x:00:00.0" class="0x030200"/>'
             b'<pci busid="%04x:01:00.0" class="0x020700"/>' % (i, i)
-            for i in range(30_000)) + b"</cpu></system>", "30,000 GPUs and 30,000 NICs: no host has"),
-    "masks": (b"<topology>" + b'<object type="Group" nodeset="0x%s"/>' % b",".join([b"55555555"] * 400) * 8_000
+            for i in range(30_000)) + b"</cpu></system>",
+        "30,000 GPUs and 30,000 NICs: no host has"),
+    "masks": (b"<topology>" + b'<object type="Group" nodeset="0x%s"/>'
+              % b",".join([b"55555555"] * 400) * 8_000
               + b"</topology>", None),
     "blanks": (b" \n\t", "the file is empty"),
     "bytes": (bytes(range(256)) * 100, "no whole matrix"),
-    "GPUs without end": (b"\t".join([b"GPU%d" % i for i in range(9000)]) + b"\tCPU Affinity\n" * 2, "no whole matrix"),
+    "GPUs without end": (b"\t".join([b"GPU%d" % i for i in range(9000)]) + b"\tCPU Affinity\n" * 2,
+                         "no whole matrix"),
 }
 
 
@@ -67,8 +74,8 @@ def test_laughs_cost_no_memory():
 
 def test_what_is_no_file_is_not_waited_for(tmp_path, capsys):
   os.mkfifo(tmp_path / "pipe")
-  for path, sentence in ((tmp_path / "pipe", "a pipe or a device"), ("/dev/zero", "a pipe or a device"),
-                         (tmp_path, "Is a directory")):
+  for path, sentence in ((tmp_path / "pipe", "a pipe or a device"),
+                         ("/dev/zero", "a pipe or a device"), (tmp_path, "Is a directory")):
     assert main(["doctor", "--topology", str(path)]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -89,15 +96,17 @@ def test_neither_can_the_files_own(tmp_path, capsys):
 def test_names_can_not_steer_a_terminal(tmp_path, capsys):
   file = tmp_path / "topo.xml"
   net = f'<net name="mlx5&#x9b;31m&#x202e;{"y" * 500}" speed="{"9" * 400}" guid="0x1"/>'
-  file.write_text('<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x020700"><nic>'
-                  f'{net}</nic></pci></cpu></system>')
+  file.write_text('<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" '
+                  f'class="0x020700"><nic>{net}</nic></pci></cpu></system>')
   assert main(["doctor", "--topology", str(file), "--root", str(tmp_path)]) == 0
   out = capsys.readouterr().out
-  assert "mlx5" in out and "\x9b" not in out and "\u202e" not in out and "y" * 65 not in out.replace("\n", "")
+  assert ("mlx5" in out and "\x9b" not in out and "\u202e" not in out
+          and "y" * 65 not in out.replace("\n", ""))
 
 
 @pytest.mark.parametrize("mask, expected", [
-    ("00000000,0000ffff", "0-15"), ("0x00000001,0x00000000", "32"), ("0x1,,0x1", "0,64"), ("0xf...f", None),
-    ("", None), (None, None), ("f" * 9, None), ("0," * 10_000 + "1", None), ("0", "")])
+    ("00000000,0000ffff", "0-15"), ("0x00000001,0x00000000", "32"), ("0x1,,0x1", "0,64"),
+    ("0xf...f", None), ("", None), (None, None), ("f" * 9, None), ("0," * 10_000 + "1", None),
+    ("0", "")])
 def test_masks_of_processors(mask, expected):
   assert read_mask(mask) == expected

@@ -14,7 +14,8 @@ def kfd(root, node, *, bus=None, links=()):
   units = f"cpu_cores_count {0 if bus else 8}\nsimd_count {256 if bus else 0}"
   machines.write(root, f"{NODES}/{node}/properties", f"{units}\n{place}")
   for i, (kind, to) in enumerate(links):
-    machines.write(root, f"{NODES}/{node}/io_links/{i}/properties", f"type {kind}\nnode_from {node}\nnode_to {to}")
+    machines.write(root, f"{NODES}/{node}/io_links/{i}/properties",
+                   f"type {kind}\nnode_from {node}\nnode_to {to}")
 
 
 def instinct(root, kind):
@@ -23,7 +24,8 @@ def instinct(root, kind):
   machines.clock(root)
   kfd(root, 0)
   for i in range(2):
-    machines.pci(root, f"pci0000:{i + 1}0/0000:{i + 1}0:01.0/0000:{i + 1}1:00.0", "0x120000", "0x1002", numa=0)
+    machines.pci(root, f"pci0000:{i + 1}0/0000:{i + 1}0:01.0/0000:{i + 1}1:00.0", "0x120000",
+                 "0x1002", numa=0)
     kfd(root, i + 1, bus=0x11 + 0x10 * i, links=[(2, 0), (kind, 2 - i)])
   return root
 

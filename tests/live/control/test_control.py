@@ -1,4 +1,5 @@
-"""Settings changed while a job runs: at one step, without compiling again, and nothing that can stop training."""
+"""Settings changed while a job runs: at one step, without compiling again, and nothing that can
+stop training."""
 
 import functools
 import json
@@ -55,11 +56,13 @@ def compiled(form, pacer):
   paced = jaxpace.instrument(counted, "data", pacer(), share=True, rows=4096)
   if form == "pmap":
     devices = jax.local_devices()[:RANKS]
-    return paced, jax.pmap(paced, "data", devices=devices, donate_argnums=0), {"devices": devices}, traces
+    return (paced, jax.pmap(paced, "data", devices=devices, donate_argnums=0), {"devices": devices},
+            traces)
   mesh = mesh_of(data=RANKS)
   spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                               check_vma=form == "check_vma"), donate_argnums=0)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=form == "check_vma"),
+                 donate_argnums=0)
   return paced, step, {"mesh": mesh}, traces
 
 
@@ -76,7 +79,8 @@ class Job:
 
   def __init__(self, form="shard_map", pacer=steered):
     self.paced, self.step, place, self.traces = compiled(form, pacer)
-    self.pace, self.state, self.batch = self.paced.init(**place), models.mlp_params(), models.batches(RANKS)[0]
+    self.pace, self.state, self.batch = (self.paced.init(**place), models.mlp_params(),
+                                         models.batches(RANKS)[0])
     if form == "pmap":
       self.state = jax.tree.map(lambda leaf: jnp.stack([leaf] * RANKS), self.state)
       self.batch = jax.tree.map(lambda leaf: leaf.reshape(RANKS, -1, *leaf.shape[1:]), self.batch)
@@ -85,11 +89,13 @@ class Job:
   def run(self, control, steps=1):
     for _ in range(steps):
       self.pace = control(self.pace)
-      self.pace, (self.state, _) = jax.block_until_ready(self.step(self.pace, self.state, self.batch))
+      self.pace, (self.state, _) = jax.block_until_ready(
+          self.step(self.pace, self.state, self.batch))
       self.steps += 1
 
   def until(self, control, said, most=4000):
-    """Runs until the control's request is `said`. Returns the first step whose delay was decided under it."""
+    """Runs until the control's request is `said`. Returns the first step whose delay was decided
+    under it."""
     for _ in range(most):
       self.run(control)
       if control.request == said:
@@ -130,14 +136,16 @@ def test_off_and_on_at_a_step_without_compiling_again(tmp_path, form):
     os.remove(tmp_path / "control.json")
     made = job.until(control, ControlRequest())
     job.run(control, 3)
-  assert traced >= 1 and compilations >= 1 and (len(job.traces), len(COMPILED)) == (traced, compilations)
+  assert (traced >= 1 and compilations >= 1
+          and (len(job.traces), len(COMPILED)) == (traced, compilations))
   asked = job.asked()
   assert (asked[:, 1:off] == np.float32(DELAY)).all()
   assert (asked[:, off:some] == 0).all()
   assert (asked[0, off:made] == 0).all() and (asked[1, some:made] == np.float32(DELAY / 2)).all()
   assert (asked[:, made:] == np.float32(DELAY)).all()
   lines = [json.loads(line) for line in (tmp_path / file.APPLIED).read_text().splitlines()]
-  assert [(line["step"], line["settings"]["enabled"]) for line in lines] == [(off, False), (some, True), (made, True)]
+  assert ([(line["step"], line["settings"]["enabled"]) for line in lines]
+          == [(off, False), (some, True), (made, True)])
   assert file.last_note(tmp_path / "control.json") == (made, ControlRequest())
 
 
@@ -157,13 +165,15 @@ def test_a_file_that_was_there_applies_from_the_start_and_says_so(tmp_path, capl
   with control_of(tmp_path) as control:
     job.run(control, 6)
   assert (job.asked() == 0).all()
-  assert "pacing off" in caplog.text and f"{tmp_path / 'control.json'} was there when the job began" in caplog.text
+  assert ("pacing off" in caplog.text
+          and f"{tmp_path / 'control.json'} was there when the job began" in caplog.text)
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("{", "it is no JSON"), ("[]", "must hold an object"), ('{"enable": false}', "did you mean 'enabled'?"),
-    ('{"enabled": 1}', "must be true or false"), ('{"max_delay": -1}', "seconds from 0 to 10"),
-    ('{"max_delay": NaN}', "seconds from 0 to 10"), ('{"ranks": [7]}', "there is no rank 7: the data axis has"),
+    ("{", "it is no JSON"), ("[]", "must hold an object"),
+    ('{"enable": false}', "did you mean 'enabled'?"), ('{"enabled": 1}', "must be true or false"),
+    ('{"max_delay": -1}', "seconds from 0 to 10"), ('{"max_delay": NaN}', "seconds from 0 to 10"),
+    ('{"ranks": [7]}', "there is no rank 7: the data axis has"),
     ('{"ranks": []}', "list of rank numbers"), ('{"from_step": 1.5}', "number of a step")])
 def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, words):
   job = Job()
@@ -183,18 +193,22 @@ def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, w
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (f'{{"max_delay": 1{"0" * 400}}}', "seconds from 0 to 10"), (f'{{"max_delay": 1{"0" * 5000}}}', "it is no JSON"),
-    ("[" * 100_000, "it is no JSON"), ('{"max_delay": 1e999}', "seconds from 0 to 10"),
+    (f'{{"max_delay": 1{"0" * 400}}}', "seconds from 0 to 10"),
+    (f'{{"max_delay": 1{"0" * 5000}}}', "it is no JSON"), ("[" * 100_000, "it is no JSON"),
+    ('{"max_delay": 1e999}', "seconds from 0 to 10"),
     ('{"ranks": "0-16777215"}', "list of rank numbers"),
-    ('{"from_step": 9, "until_step": 9}', "must be above from_step=9"), ('{"enabled": tr', "it is no JSON"),
-    ("", "it is no JSON"), (" " * (1 << 20) + "{}", "more than 1,048,576"),
-    ('{"ranks": "' + "0," * 70_000 + '0"}', "more than 65,536 pieces"), ('{"ranks": {"0": 1}}', "list of rank numbers"),
+    ('{"from_step": 9, "until_step": 9}', "must be above from_step=9"),
+    ('{"enabled": tr', "it is no JSON"), ("", "it is no JSON"),
+    (" " * (1 << 20) + "{}", "more than 1,048,576"),
+    ('{"ranks": "' + "0," * 70_000 + '0"}', "more than 65,536 pieces"),
+    ('{"ranks": {"0": 1}}', "list of rank numbers"),
     ('{"ranks": "' + "0-1048575," * 120 + '0"}', "there is no rank 1048575"),
-    ('{"ranks": [[0]]}', "list of rank numbers"), ('{"enabled": "' + "x" * 10_000 + '"}', "must be true or false"),
-    ('{"' + "x" * 10_000 + '": 1}', "there is no setting"),
-    (b"\xff\xfe{", "it can't be read")])
+    ('{"ranks": [[0]]}', "list of rank numbers"),
+    ('{"enabled": "' + "x" * 10_000 + '"}', "must be true or false"),
+    ('{"' + "x" * 10_000 + '": 1}', "there is no setting"), (b"\xff\xfe{", "it can't be read")])
 def test_whatever_a_file_holds_it_is_refused_in_a_sentence(tmp_path, text, words):
-  """Anything else raised in process 0's thread would keep the other processes waiting for its message."""
+  """Anything else raised in process 0's thread would keep the other processes waiting for its
+  message."""
   path = tmp_path / file.NAME
   path.write_bytes(text.encode() if isinstance(text, str) else text)
   began = time.process_time()
@@ -213,7 +227,8 @@ def test_a_signal_switches_off_and_on_and_the_file_says_so(tmp_path):
       job.until(control, ControlRequest(threshold=0.5))
       os.kill(os.getpid(), signal.SIGUSR1)
       job.until(control, ControlRequest(enabled=False, threshold=0.5))
-      assert json.loads((tmp_path / "control.json").read_text()) == {"enabled": False, "threshold": 0.5}
+      assert (json.loads((tmp_path / "control.json").read_text())
+              == {"enabled": False, "threshold": 0.5})
       os.kill(os.getpid(), signal.SIGUSR1)
       job.until(control, ControlRequest(threshold=0.5))
     assert heard == [1, 1], "whoever listened before still does"
@@ -230,7 +245,8 @@ def test_process_0_that_says_nothing_does_not_stop_training(tmp_path, monkeypatc
   job = Job()
   with control_of(tmp_path, timeout=0.2) as control:
     job.run(control, 20)
-  assert len(caplog.records) == 1 and "stays as it is in this process" in caplog.text and "0.2 s" in caplog.text
+  assert (len(caplog.records) == 1 and "stays as it is in this process" in caplog.text
+          and "0.2 s" in caplog.text)
   assert (job.asked()[:, 1:] == np.float32(DELAY)).all()
 
 
@@ -255,7 +271,8 @@ def test_a_job_that_lost_process_0_says_so_at_once(tmp_path, monkeypatch, caplog
 
 
 @pytest.mark.parametrize("what", ["pipe", "device", "folder", "socket", "link to a pipe"])
-def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(tmp_path, caplog, what):
+def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(
+    tmp_path, caplog, what):
   """A pipe stopped training for 120 s, then control was gone, with delays left on."""
   job, target = Job(), tmp_path / file.NAME
   with control_of(tmp_path) as control:
@@ -276,7 +293,8 @@ def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(tm
     while not caplog.records:
       job.run(control)
     job.run(control, 30)
-    assert time.monotonic() - began < 10 and len(caplog.records) == 1 and "is not followed" in caplog.text
+    assert (time.monotonic() - began < 10 and len(caplog.records) == 1
+            and "is not followed" in caplog.text)
     assert control.request == ControlRequest()
     if what == "folder":
       target.rmdir()
@@ -285,8 +303,10 @@ def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(tm
   assert file.last_note(target)[1] == ControlRequest(enabled=False)
 
 
-def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(tmp_path, monkeypatch):
-  """Everything that touches the directory hangs; the steps go on with the settings there are, and off is off."""
+def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(
+    tmp_path, monkeypatch):
+  """Everything that touches the directory hangs; the steps go on with the settings there are, and
+  off is off."""
   go_on, hangs = threading.Event(), []
   job = Job()
 
@@ -313,16 +333,19 @@ def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(tm
     os.kill(os.getpid(), signal.SIGUSR1)
     job.until(control, ControlRequest(enabled=False))
     go_on.set()
-    while not (tmp_path / file.NAME).exists():  # what the signal had written, or it would replace what comes now
+    # what the signal had written, or it would replace what comes now
+    while not (tmp_path / file.NAME).exists():
       time.sleep(0.001)
     put(tmp_path, enabled=True, threshold=0.5)
     job.until(control, ControlRequest(threshold=0.5))
-  lines = [json.loads(line)["settings"] for line in (tmp_path / file.APPLIED).read_text().splitlines()]
+  lines = [json.loads(line)["settings"]
+           for line in (tmp_path / file.APPLIED).read_text().splitlines()]
   assert lines == [{"enabled": False}, {"enabled": True, "threshold": 0.5}]
 
 
 def test_a_process_that_heard_nothing_in_time_joins_again(tmp_path, monkeypatch, caplog):
-  """It keeps its settings and goes on; when process 0 is heard of again, at whatever round, it follows."""
+  """It keeps its settings and goes on; when process 0 is heard of again, at whatever round, it
+  follows."""
   words, asked = {}, []
 
   def get(key, timeout):
@@ -382,13 +405,15 @@ def test_wrong_uses_name_the_fix(tmp_path):
 
 
 def test_ranks_are_checked_before_they_are_written_out():
-  assert request.parse_ranks("0-5,3-9,3,20") == (*range(10), 20) and request.parse_ranks([5, 1, 5]) == (1, 5)
+  assert (request.parse_ranks("0-5,3-9,3,20") == (*range(10), 20)
+          and request.parse_ranks([5, 1, 5]) == (1, 5))
   many = "0-1048575," * 6000 + "0"
   began = time.process_time()
   assert len(request.parse_ranks(many)) == 1 << 20
   assert time.process_time() - began < 2
   long = ControlRequest(ranks=tuple(range(1000)))
-  assert long.to_json()["ranks"] == "0-999" and ControlRequest.from_json(long.to_json(), 1000) == long
+  assert (long.to_json()["ranks"] == "0-999"
+          and ControlRequest.from_json(long.to_json(), 1000) == long)
 
 
 def test_a_round_is_no_shorter_than_four_calls():

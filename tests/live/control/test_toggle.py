@@ -23,11 +23,13 @@ def test_two_presses_between_two_looks_are_off_and_on_again(tmp_path):
   leader = Leader(tmp_path / file.NAME, toggle, ranks=4)
   assert Applied.from_json(leader.applied()) == (0, ControlRequest())
   press(2)
-  assert Applied.from_json(leader.applied()) == (0, ControlRequest()) and not (tmp_path / file.NAME).exists()
+  assert (Applied.from_json(leader.applied()) == (0, ControlRequest())
+          and not (tmp_path / file.NAME).exists())
   press(3)
   assert Applied.from_json(leader.applied()) == (1, ControlRequest(enabled=False))
   assert file.read(tmp_path / file.NAME) == ControlRequest(enabled=False)
-  assert Applied.from_json(leader.applied()) == (1, ControlRequest(enabled=False)), "its own file is no news"
+  assert (Applied.from_json(leader.applied())
+          == (1, ControlRequest(enabled=False))), "its own file is no news"
   toggle.restore()
   assert signal.getsignal(signal.SIGUSR2) == before
 

@@ -19,7 +19,8 @@ def out_of_the_way():
 
 @pytest.fixture(autouse=True)
 def collector_untouched(monkeypatch):
-  """What the tests before have left is kept out of collections, which would look at half a million objects each time.
+  """What the tests before have left is kept out of collections, which would look at half a million
+  objects each time.
 
   It is not counted as frozen, so that nothing seems so at first, as in a job.
   """
@@ -42,5 +43,6 @@ def collector_untouched(monkeypatch):
 
 
 def settings():
-  ours = [callback for callback in gc.callbacks if isinstance(getattr(callback, "__self__", None), Collector)]
+  ours = [callback for callback in gc.callbacks
+          if isinstance(getattr(callback, "__self__", None), Collector)]
   return gc.isenabled(), gc.get_threshold(), ours, gc.get_freeze_count()

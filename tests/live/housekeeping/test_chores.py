@@ -37,12 +37,15 @@ def test_it_is_due_at_the_multiples_wherever_the_run_begins(start):
 
 
 def test_a_movable_one_runs_in_the_slack_of_the_second_half_of_its_period():
-  assert steps_run(chore(every=100, movable=True, seconds=0.05), 300, lambda step: 0.05) == [50, 150, 250]
-  assert steps_run(chore(every=100, movable=True, seconds=0.05), 300, lambda step: 0.05, stagger=0.5) == [63, 163, 263]
+  assert steps_run(chore(every=100, movable=True,
+                         seconds=0.05), 300, lambda step: 0.05) == [50, 150, 250]
+  assert steps_run(chore(every=100, movable=True,
+                         seconds=0.05), 300, lambda step: 0.05, stagger=0.5) == [63, 163, 263]
 
 
 def test_less_slack_than_it_takes_leaves_it_where_it_is_due():
-  assert steps_run(chore(every=100, movable=True, seconds=0.05), 200, lambda step: 0.049) == [100, 200]
+  assert steps_run(chore(every=100, movable=True,
+                         seconds=0.05), 200, lambda step: 0.049) == [100, 200]
 
 
 def test_unknown_durations_and_hooks_that_must_come_together_are_not_moved():
@@ -50,19 +53,23 @@ def test_unknown_durations_and_hooks_that_must_come_together_are_not_moved():
   assert steps_run(chore(every=100, seconds=0.05), 200, lambda step: 1.0) == [100, 200]
 
 
-@given(every=st.integers(1, 50), start=st.integers(0, 200), stagger=st.floats(0, 1), movable=st.booleans(),
-       slacks=st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=200, max_size=200))
+@given(every=st.integers(1, 50), start=st.integers(0, 200), stagger=st.floats(0, 1),
+       movable=st.booleans(), slacks=st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=200,
+                                              max_size=200))
 def test_it_runs_once_in_every_period_whatever_the_slack(every, start, stagger, movable, slacks):
   one = chore(every, movable, seconds=0.5, start=start)
   done = steps_run(one, 200, lambda step: slacks[step - start - 1], stagger, start)
   periods = [-(-step // every) for step in done]
-  first, over = start // every + 1, (start + 200) // every  # the first period to end, and the last that is over
+  # the first period to end, and the last that is over
+  first, over = start // every + 1, (start + 200) // every
   assert periods[:max(0, over - first + 1)] == list(range(first, over + 1))
   assert len(periods) <= max(0, over - first + 1) + 1  # and perhaps the one that has begun
 
 
 def test_an_error_is_told_once_a_kind_and_counted(caplog):
-  errors, raised = chores.Errors(), iter([OSError("disk full"), OSError("again"), ValueError("other"), OSError("more")])
+  errors, raised = (chores.Errors(),
+                    iter([OSError("disk full"), OSError("again"), ValueError("other"),
+                          OSError("more")]))
 
   def hook():
     raise next(raised)

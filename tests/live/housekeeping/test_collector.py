@@ -8,7 +8,8 @@ import pytest
 
 from jaxpace.live.housekeeping.collector import Collector
 
-old_generation = pytest.mark.skipif(sys.version_info >= (3, 14), reason="no threshold of an oldest generation")
+old_generation = pytest.mark.skipif(sys.version_info >= (3, 14),
+                                    reason="no threshold of an oldest generation")
 
 
 class Node:
@@ -60,7 +61,8 @@ def test_held_back_there_is_no_full_collection_and_young_garbage_still_goes(coll
 def test_left_alone_the_interpreter_collects_by_itself_and_that_is_counted(collector):
   collector.leave()
   assert not collector.withholds
-  # The interpreter waits until the oldest generation has grown by a quarter, and this process's may be large.
+  # The interpreter waits until the oldest generation has grown by a quarter, and this process's may
+  # be large.
   gc.freeze()
   try:
     gc.collect()
@@ -89,7 +91,9 @@ def test_frozen_objects_are_out_of_collections_until_a_collection_is_asked_for(c
 @old_generation
 def test_frozen_what_outlives_a_full_collection_is_frozen_too(collector):
   collector.freeze()
-  gc.collect()  # of what isn't frozen: the interpreter waits until that, not the whole heap, has grown by a quarter
+  # of what isn't frozen: the interpreter waits until that, not the whole heap, has grown by a
+  # quarter
+  gc.collect()
   before, runs = gc.get_freeze_count(), collector.full
   heap = fill(200_000)
   assert collector.full > runs  # an automatic one, of new objects only

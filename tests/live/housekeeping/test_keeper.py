@@ -1,4 +1,5 @@
-"""The housekeeper in one process: what it does at which step, what it leaves behind, what it tells a careless user."""
+"""The housekeeper in one process: what it does at which step, what it leaves behind, what it tells
+a careless user."""
 
 import gc
 import itertools
@@ -74,7 +75,8 @@ def test_garbage_waits_for_the_aligned_step():
 
 def early_pace(early):
   arrivals = jnp.asarray([[0.1 - early, 0.1]], jnp.float32)
-  return types.SimpleNamespace(arrivals=arrivals, delays=jnp.zeros_like(arrivals), rank=jnp.zeros((2,), jnp.int32))
+  return types.SimpleNamespace(arrivals=arrivals, delays=jnp.zeros_like(arrivals),
+                               rank=jnp.zeros((2,), jnp.int32))
 
 
 def test_in_slack_an_early_process_collects_before_the_others():
@@ -103,7 +105,8 @@ def test_hooks_run_at_their_steps_in_every_mode_and_movable_ones_in_the_slack():
 
 
 def test_a_hook_that_raises_is_told_once_and_stops_nothing(caplog):
-  with caplog.at_level(logging.WARNING, "jaxpace"), jaxpace.Housekeeper(every=10, mode="aligned") as keeper:
+  with caplog.at_level(logging.WARNING,
+                       "jaxpace"), jaxpace.Housekeeper(every=10, mode="aligned") as keeper:
     keeper.add(lambda: 1 / 0, every=3, name="flush")
     later = []
     keeper.add(lambda: later.append(keeper.steps), every=3)
@@ -112,14 +115,16 @@ def test_a_hook_that_raises_is_told_once_and_stops_nothing(caplog):
   assert keeper.errors == {"flush": 10} and len(later) == 10
   assert keeper.summary()["errors"] == {"flush": 10}
   assert len(caplog.records) == 1
-  assert "'flush' raised ZeroDivisionError at step 3" in caplog.text and "training goes on" in caplog.text.lower()
+  assert ("'flush' raised ZeroDivisionError at step 3" in caplog.text
+          and "training goes on" in caplog.text.lower())
 
 
 def test_an_interrupt_in_a_hook_passes_and_settings_are_restored():
   def interrupt():
     raise KeyboardInterrupt
 
-  with pytest.raises(KeyboardInterrupt), jaxpace.Housekeeper(every=10, mode="aligned", warmup=0) as keeper:
+  with pytest.raises(KeyboardInterrupt), jaxpace.Housekeeper(every=10, mode="aligned",
+                                                             warmup=0) as keeper:
     keeper.add(interrupt, every=2)
     keeper.step()
     assert gc.get_threshold() != (700, 10, 10) or not gc.isenabled()
@@ -205,9 +210,10 @@ def test_steps_outside_of_the_block_are_refused():
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ({"mode": "best"}, "alone, aligned, frozen, in-slack, auto"), ({"every": 1}, "every=1"), ({"every": 2.5}, "every"),
-    ({"start": -1}, "start=-1"), ({"warmup": -3}, "warmup"), ({"max_growth": 0}, "max_growth=0"),
-    ({"max_memory": -1}, "max_memory"), ({"max_objects": 0}, "max_objects"), ({"timeout": 0}, "timeout")])
+    ({"mode": "best"}, "alone, aligned, frozen, in-slack, auto"), ({"every": 1}, "every=1"),
+    ({"every": 2.5}, "every"), ({"start": -1}, "start=-1"), ({"warmup": -3}, "warmup"),
+    ({"max_growth": 0}, "max_growth=0"), ({"max_memory": -1}, "max_memory"),
+    ({"max_objects": 0}, "max_objects"), ({"timeout": 0}, "timeout")])
 def test_arguments_out_of_range_are_named(arguments, words):
   with pytest.raises(ValueError, match=words):
     jaxpace.Housekeeper(**arguments)
@@ -236,7 +242,8 @@ def test_columns_for_the_trace():
     for _ in range(2):
       keeper.step()
     found = keeper.columns()
-    assert found["checkpoint_ns"] > 0 and found["pauses_ns"] == 0 and MODES[found["housekeeping"]] == "aligned"
+    assert (found["checkpoint_ns"] > 0 and found["pauses_ns"] == 0
+            and MODES[found["housekeeping"]] == "aligned")
     keeper.step()
     found = keeper.columns()
     assert found["checkpoint_ns"] == 0 and found["pauses_ns"] > 0
@@ -250,7 +257,8 @@ def test_auto_alone_tries_every_mode_it_can_and_tells_what_it_found():
       seen.add(keeper.mode)
     found = keeper.summary()["trial"]
   assert seen == {"alone", "aligned", "frozen"}  # there is no slack
-  assert set(found) == {"chosen", "unit", "testing", "frozen", "aligned", "in-slack"} and found["frozen"]["pairs"] > 0
+  assert (set(found) == {"chosen", "unit", "testing", "frozen", "aligned", "in-slack"}
+          and found["frozen"]["pairs"] > 0)
 
 
 def test_a_child_process_leaves_the_parents_housekeeping_alone():
@@ -281,5 +289,6 @@ def test_in_auto_a_collection_ends_every_block_that_is_aligned():
 
 
 def test_a_state_that_is_no_pace_state_is_named():
-  with jaxpace.Housekeeper(mode="in-slack") as keeper, pytest.raises(TypeError, match="train state"):
+  with jaxpace.Housekeeper(mode="in-slack") as keeper, pytest.raises(
+      TypeError, match="train state"):
     keeper.step({"params": 1})

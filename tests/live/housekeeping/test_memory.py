@@ -1,4 +1,5 @@
-"""The ceilings, on memory that the test makes up; and the resident bytes, on memory that is really there."""
+"""The ceilings, on memory that the test makes up; and the resident bytes, on memory that is really
+there."""
 
 import sys
 

@@ -23,10 +23,12 @@ def test_collections_and_checkpoints_are_in_the_trace_at_their_steps(tmp_path):
       recorder.record(pace, **keeper.columns())
   rows = {row["step"]: row for row in table(tmp_path) if row["rank"] == 0}
   saved = [k for k, row in rows.items() if row["checkpoint_ns"] and row["checkpoint_ns"] >= 2e6]
-  assert saved == [14, 29] and [k for k, row in rows.items() if row["host_pauses_ns"] >= 3e6] == [24]
+  assert (saved == [14, 29]
+          and [k for k, row in rows.items() if row["host_pauses_ns"] >= 3e6] == [24])
   assert {row["host_housekeeping"] for row in rows.values()} == {MODES.index("aligned")}
   usual = sorted(row["gc_ns"] for row in rows.values())[len(rows) // 2]
-  assert all(rows[k]["gc_ns"] > 10 * max(usual, 100_000) for k in (9, 19, 29))  # a whole heap against nothing or a few
+  # a whole heap against nothing or a few
+  assert all(rows[k]["gc_ns"] > 10 * max(usual, 100_000) for k in (9, 19, 29))
   assert heap
   run = read_run(tmp_path)
   assert not run.problems and "checkpoint" in run.host_causes.columns

@@ -10,7 +10,8 @@ EVERY = 20
 
 
 class Job:
-  """Mean step times of blocks, by the mode: 10 ms, noise, and what each mode costs on top. One block late, as in a run.
+  """Mean step times of blocks, by the mode: 10 ms, noise, and what each mode costs on top. One
+  block late, as in a run.
 
   Args:
     extra: seconds a step by mode.
@@ -102,7 +103,8 @@ def test_in_slack_is_not_tried_without_enough_slack(slack):
   assert {job.block()[0] for _ in range(800)} <= {ALONE, ALIGNED, FROZEN}
 
 
-@pytest.mark.parametrize(("period", "units"), [(5, (1,)), (EVERY, (1,)), (45, (2, 3)), (75, (3, 4)), (10**6, (8,))])
+@pytest.mark.parametrize(("period", "units"),
+                         [(5, (1,)), (EVERY, (1,)), (45, (2, 3)), (75, (3, 4)), (10**6, (8,))])
 def test_a_unit_holds_a_pause_of_the_interpreters_own_too(period, units):
   job = Job({}, period=period)
   blocks = [job.block() for _ in range(200)]

@@ -95,8 +95,10 @@ def test_with_other_mesh_axes_the_own_ranks_are_not_guessed():
 def test_of_a_real_step_over_all_devices_and_donated():
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   spec, P = jaxpace.spec(mesh), jax.P
-  paced = jaxpace.instrument(lambda x: jax.lax.pmean(x * jnp.float32(0.5), "data"), "data", share=True)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()), check_vma=False),
+  paced = jaxpace.instrument(lambda x: jax.lax.pmean(x * jnp.float32(0.5), "data"), "data",
+                             share=True)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P()), out_specs=(spec, P()),
+                               check_vma=False),
                  donate_argnums=0)
   state, x = paced.init(mesh), jnp.ones((8,), jnp.float32)
   reader, seen = SlackReader(1), []

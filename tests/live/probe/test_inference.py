@@ -38,7 +38,8 @@ def test_what_is_slow_is_named_with_its_ratio(n, kind):
   for seed in range(4):
     found = infer(slow(times(n, seed), kind, ratio), names(n))
     assert [(c.kind, c.hosts[0]) for c in found.culprits] == [(kind, "h1")], (seed, found)
-    assert found.culprits[0].ratio == pytest.approx(ratio, rel=0.2) and found.culprits[0].confidence > 0.9
+    assert (found.culprits[0].ratio == pytest.approx(ratio, rel=0.2)
+            and found.culprits[0].confidence > 0.9)
     assert "h1" in found.culprits[0].sentence() and not found.cannot_tell
 
 
@@ -57,7 +58,8 @@ def test_two_slow_hosts_are_both_named():
 
 @pytest.mark.parametrize("n", [3, 4, 8])
 def test_healthy_noise_blames_at_most_one_in_a_hundred(n):
-  wrong = sum(bool(infer(times(n, seed, noise), names(n)).culprits) for seed in range(50) for noise in (0.05, 0.2))
+  wrong = sum(bool(infer(times(n, seed, noise), names(n)).culprits) for seed in range(50)
+              for noise in (0.05, 0.2))
   assert wrong <= 1
 
 
@@ -69,7 +71,8 @@ def test_many_hypotheses_have_their_price_under_heavy_tails():
 def test_times_without_any_noise():
   assert infer(times(5, noise=0.0), names(5)) == ((), "")
   found = infer(slow(times(5, noise=0.0), "host", 2.0), names(5)).culprits
-  assert [(c.kind, c.hosts) for c in found] == [("host", ("h1",))] and found[0].ratio == pytest.approx(2.0)
+  assert ([(c.kind, c.hosts) for c in found] == [("host", ("h1",))]
+          and found[0].ratio == pytest.approx(2.0))
 
 
 def test_several_processes_on_a_host_and_quicker_links_inside():

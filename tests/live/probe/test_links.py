@@ -41,7 +41,8 @@ def test_every_pair_is_measured_and_read_back(probed):
 
 
 def test_time_is_up(tmp_path):
-  found = jaxpace.probe_links(message_bytes=1024, repeats=1, seconds=1e-9, devices=jax.devices()[:3])
+  found = jaxpace.probe_links(message_bytes=1024, repeats=1, seconds=1e-9,
+                              devices=jax.devices()[:3])
   assert np.isnan(found.seconds).all() and "not measured in time" in found.cannot_tell
 
 
@@ -62,8 +63,10 @@ def _links(seconds):
   return links.ProbedLinks(("a", "b"), 1024, seconds, seconds, (), "", 1.0, 5)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": 9}', '{"schema": 1, "hosts": ["a"], "seconds": [[1, 2]]}',
-                                  '{"schema": 1, "hosts": 3, "seconds": null, "median_seconds": null}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": 9}',
+                                  '{"schema": 1, "hosts": ["a"], "seconds": [[1, 2]]}',
+                                  '{"schema": 1, "hosts": 3, "seconds": null, '
+                                  '"median_seconds": null}'])
 def test_a_document_that_is_none(tmp_path, text):
   (tmp_path / links.FILE).write_text(text)
   assert links.read_links(tmp_path) is None
@@ -100,7 +103,8 @@ def test_it_probes_when_transfers_have_become_slow_and_rests_then(monkeypatch, c
   assert prober.step(slow) is None and prober.step(slow) is not None  # every second step only
   assert calls == [("where", {"repeats": 3})] and "2.0 times their floor" in caplog.text
   assert [prober.step(slow) for _ in range(20)] == [None] * 20
-  assert [prober.step(slow) is not None for _ in range(6)] == [False, True, False, False, False, False]
+  assert ([prober.step(slow) is not None for _ in range(6)]
+          == [False, True, False, False, False, False])
   assert [prober.step(slow) for _ in range(30)] == [None] * 30  # two at most
   few = _pace(mesh, paced.plan, groups, [90e-3] * 3, 0)
   assert jaxpace.ProbeOnContention(None, paced, every=1, floor=1e-3).step(few) is None

@@ -1,4 +1,5 @@
-"""Plain-jit steps whose collectives are in loops: layers scanned, data parallel and FSDP, one device late in a turn."""
+"""Plain-jit steps whose collectives are in loops: layers scanned, data parallel and FSDP, one
+device late in a turn."""
 
 import itertools
 import re
@@ -24,7 +25,8 @@ COLLECTIVES = {"data parallel": {"all-reduce": LAYERS + 1},
 
 
 def mesh():
-  return jax.sharding.Mesh(np.array(jax.devices()[:DEVICES]), ("data",), axis_types=(AxisType.Auto,))
+  return jax.sharding.Mesh(np.array(jax.devices()[:DEVICES]), ("data",),
+                           axis_types=(AxisType.Auto,))
 
 
 def placed(value, spec):
@@ -43,8 +45,9 @@ def held_up(grad, mark, turn):
       return np.float32(0)
     now = mark * jnp.float32(turn == LATE_TURN)
     return grad + jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), now, grad[0, 0])
-  return jax.shard_map(one, mesh=mesh(), in_specs=(P("data"), P("data")), out_specs=P("data"), check_vma=False)(
-      grad, mark)
+  return jax.shard_map(one, mesh=mesh(), in_specs=(P("data"), P("data")), out_specs=P("data"),
+                       check_vma=False)(
+                           grad, mark)
 
 
 def make_step(kind, late):
@@ -54,8 +57,10 @@ def make_step(kind, late):
   def here(h, mark, turn):
     return h
 
-  # The sleep is in the backward pass: there, each turn of either kind of step ends in an all-reduce.
-  here.defvjp(lambda h, mark, turn: (h, (mark, turn)), lambda kept, grad: (held_up(grad, *kept), None, None))
+  # The sleep is in the backward pass: there, each turn of either kind of step ends in an
+  # all-reduce.
+  here.defvjp(lambda h, mark, turn: (h, (mark, turn)),
+              lambda kept, grad: (held_up(grad, *kept), None, None))
 
   def loss(w, x, mark):
     def layer(h, own):
@@ -77,7 +82,8 @@ def record(directory, kind, late, sessions=4, every=9, length=8):
   x = placed(jnp.ones((32 * DEVICES, WIDTH)), P("data"))
   mark = placed(jnp.zeros(DEVICES).at[LATE].set(1.0), P("data"))
   step = make_step(kind, late)
-  with jaxpace.ProfiledRecorder(directory, every=every, steps=length, handle_sigterm=False) as recorder:
+  with jaxpace.ProfiledRecorder(directory, every=every, steps=length,
+                                handle_sigterm=False) as recorder:
     for _ in range(every * (sessions + 1)):
       w, value = step(w, x, mark)
       recorder.record(value)
@@ -94,7 +100,8 @@ def test_each_turn_of_a_loop_is_a_collective_of_its_own(tmp_path, kind):
   enter, leave = (np.stack([getattr(times, end)[:DEVICES] for times in run.collectives])
                   for end in ("enter_ns", "exit_ns"))
   known = (enter != MISSING).all(axis=(0, 1))
-  assert (enter[1:, :, known] >= leave[:-1, :, known]).all()  # what lies between two turns is in neither
+  # what lies between two turns is in neither
+  assert (enter[1:, :, known] >= leave[:-1, :, known]).all()
   assert "@2" in " ".join(times.name for times in run.collectives)
   shares = diagnose(run).shares
   assert shares["compute"] > 0.02  # it was 0.001, the loop as a whole was one collective

@@ -30,7 +30,8 @@ def make_step(mesh):
 
   @jax.jit
   def step(w, x):
-    late = jax.shard_map(lambda x: x + wait(x), mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
+    late = jax.shard_map(lambda x: x + wait(x), mesh=mesh, in_specs=P("data"), out_specs=P("data"),
+                         check_vma=False)(x)
     value, slope = jax.value_and_grad(loss)(w, late)
     return w - jnp.float32(0.1) * slope, value
 
@@ -40,7 +41,8 @@ def make_step(mesh):
 def inputs(mesh):
   x = np.zeros((4, 8), np.float32)
   x[LATE] = 1.0
-  return (jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P())), jax.device_put(x, NamedSharding(mesh, P("data"))))
+  return (jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P())),
+          jax.device_put(x, NamedSharding(mesh, P("data"))))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,8 @@ def recorded(tmp_path_factory):
         pass
       w, value = step(w, x)
       recorder.record(value, loss=1.0)
-      recorder._free.wait(60)  # on a busy machine the next session would be due before the trace is written
+      # on a busy machine the next session would be due before the trace is written
+      recorder._free.wait(60)
   return directory, recorder
 
 
@@ -67,7 +70,8 @@ def test_the_late_device_is_found_late_by_what_it_slept(recorded):
   assert run.steps[known].tolist() == [5, 6, 7, 10, 11, 12]
   enter, leave = first.enter_ns[:4][:, known], first.exit_ns[:4][:, known]
   busy, wait = (enter[:, [1, 2, 4, 5]] - leave[:, [0, 1, 3, 4]]) * 1e-9, (leave - enter) * 1e-9
-  assert (busy[LATE] > LATE_SECONDS).all()  # own exit to own entry, within a session: the sleep is in it, always
+  # own exit to own entry, within a session: the sleep is in it, always
+  assert (busy[LATE] > LATE_SECONDS).all()
   for other in (0, 1, 3):  # a busy machine may hold up anybody, now and then
     assert busy[other].min() < LATE_SECONDS and wait[other].max() > 0.5 * LATE_SECONDS
     assert np.median(enter[LATE] - enter[other]) > 0.5 * LATE_SECONDS * 1e9
@@ -97,7 +101,8 @@ def test_the_users_own_profile_goes_first(tmp_path, caplog):
   w = jnp.zeros(())
   jax.profiler.start_trace(str(tmp_path / "own"))
   try:
-    with jaxpace.ProfiledRecorder(tmp_path / "run", every=3, steps=2, handle_sigterm=False) as recorder:
+    with jaxpace.ProfiledRecorder(tmp_path / "run", every=3, steps=2,
+                                  handle_sigterm=False) as recorder:
       for _ in range(8):
         recorder.record(w)
   finally:

@@ -19,12 +19,14 @@ NUMBER = 3950
 def of():
   """Ranks 0 to 7 are this process's; 8 and 9 the other's."""
   alone = [(rank,) for rank in range(2, 8)]
-  return program([collective(0, [(0, 8), (1, 9), *alone]), collective(1, [range(10)])], 10, number=NUMBER)
+  return program([collective(0, [(0, 8), (1, 9), *alone]), collective(1, [range(10)])], 10,
+                 number=NUMBER)
 
 
 @pytest.fixture
 def waiting(of):
-  """Rank 0 enters the first collective of a new call; each test's is one call later than the last one's."""
+  """Rank 0 enters the first collective of a new call; each test's is one call later than the last
+  one's."""
   assert marks.unavailable() == ""
   library.functions().jaxpace_mark_here(0, NUMBER, 0, 1)
   library.functions().jaxpace_mark_here(0, NUMBER, 2, 1)
@@ -77,4 +79,5 @@ def test_the_account_is_short(of, waiting):
 
 def test_the_warning_holds_what_the_marks_tell():
   late = Late(5, 12.0, (), (0, 1), 0, marks=("Rank 1 is missing.", "It is there."))
-  assert late.text().splitlines()[1:] == ["  in the step: Rank 1 is missing.", "  and: It is there."]
+  assert (late.text().splitlines()[1:] == ["  in the step: Rank 1 is missing.",
+                                           "  and: It is there."])

@@ -31,7 +31,8 @@ def step(progress, result):
 def test_a_step_completes_when_a_result_is_there(clock, monkeypatch):
   progress = LoopProgress(clock)
   ready = {}
-  monkeypatch.setattr("jaxpace.live.watchdog.progress._done", lambda leaves: ready.get(leaves[0].shape, False))
+  monkeypatch.setattr("jaxpace.live.watchdog.progress._done",
+                      lambda leaves: ready.get(leaves[0].shape, False))
   step(progress, jnp.zeros((1,)))
   step(progress, jnp.zeros((2,)))
   assert (progress.entered, progress.completed) == (2, 0)

@@ -10,9 +10,10 @@ from tests.lib.said import numbers
 SILENCE = 1.2
 
 
-def heartbeat(process, entered, completed, phase="step", *, age=5.0, excused=1e9, number=1, waiting=True, stack=""):
-  return Heartbeat(process, f"h{process}", 100 + process, number, entered, completed, phase, age, excused, waiting,
-                   stack)
+def heartbeat(process, entered, completed, phase="step", *, age=5.0, excused=1e9, number=1,
+              waiting=True, stack=""):
+  return Heartbeat(process, f"h{process}", 100 + process, number, entered, completed, phase, age,
+                   excused, waiting, stack)
 
 
 def last_heartbeats(*words, silence=None):
@@ -21,9 +22,11 @@ def last_heartbeats(*words, silence=None):
 
 
 def test_the_process_that_has_not_called_the_step_is_late_and_its_stack_is_told():
-  known = last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 7, 7, "data", stack="File x\n  get()"), heartbeat(2, 8, 7))
+  known = last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 7, 7, "data", stack="File x\n  get()"),
+                          heartbeat(2, 8, 7))
   found = verdict.judge(known, 3, SILENCE, 0, 5.0)
-  assert [(p.process, p.state, p.last_step, p.phase) for p in found.late] == [(1, "outside", 7, "data")]
+  assert ([(p.process, p.state, p.last_step, p.phase) for p in found.late]
+          == [(1, "outside", 7, "data")])
   assert found.arrived == (0, 2) and found.step == 8
   assert [1, 1, 101, 5.1] in [numbers(line)[:4] for line in found.text().splitlines()]
   assert "    |   get()" in found.text()
@@ -31,26 +34,32 @@ def test_the_process_that_has_not_called_the_step_is_late_and_its_stack_is_told(
 
 
 def test_loops_that_ran_ahead_by_different_numbers_of_steps_have_all_arrived():
-  found = verdict.judge(last_heartbeats(heartbeat(0, 12, 7), heartbeat(1, 9, 7), heartbeat(2, 7, 7, "between steps")),
+  found = verdict.judge(last_heartbeats(heartbeat(0, 12, 7), heartbeat(1, 9, 7),
+                                        heartbeat(2, 7, 7, "between steps")),
                         3, SILENCE, 0, 5.0)
   assert [p.process for p in found.late] == [2] and found.arrived == (0, 1)
 
 
 def test_what_only_counts_calls_is_corrected_by_the_one_that_has_not_called():
-  found = verdict.judge(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 100, 100, "data"), heartbeat(2, 132,
-                                                                                                          131)), 3,
-                                                                                                          SILENCE, 0,
-                                                                                                          5.0)
+  found = verdict.judge(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 100, 100, "data"),
+                                        heartbeat(2, 132,
+                                                  131)), 3,
+                        SILENCE, 0,
+                        5.0)
   assert found.step == 101 and [(p.process, p.last_step) for p in found.late] == [(1, 100)]
-  found = verdict.judge(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 90, 90), silence={1: 3.0}), 2, SILENCE,
+  found = verdict.judge(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 90, 90),
+                                        silence={1: 3.0}), 2, SILENCE,
                         0, 5.0)
   assert found.step == 132  # an old word says nothing of what was called since
 
 
 def test_a_silent_process_is_late_wherever_it_was():
-  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
-  assert [(p.process, p.state, p.seconds, p.last_step) for p in found.late] == [(1, "silent", 4.0, 8)]
-  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 4, 4), silence={1: 4.0}), 2, SILENCE, 0, 5.0)
+  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7), silence={1: 4.0}),
+                        2, SILENCE, 0, 5.0)
+  assert ([(p.process, p.state, p.seconds, p.last_step) for p in found.late]
+          == [(1, "silent", 4.0, 8)])
+  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 4, 4), silence={1: 4.0}),
+                        2, SILENCE, 0, 5.0)
   assert found.late[0].last_step == 7  # its last word is old; step 7 has completed, so it was in it
   assert found.late[0].seconds == 4.0 and 1 in numbers(found.late[0].sentence())
 
@@ -65,7 +74,8 @@ def test_absent_and_left_are_told_apart():
   known[1] = known[1]._replace(left=True)
   found = verdict.judge(known, 3, SILENCE, 0, 5.0)
   assert [(p.process, p.state) for p in found.late] == [(1, "left"), (2, "absent")]
-  assert "has left its loop; its last step is 7" in found.text() and "process 2 was never heard of" in found.text()
+  assert ("has left its loop; its last step is 7" in found.text()
+          and "process 2 was never heard of" in found.text())
 
 
 def test_an_excuse_counts_only_from_those_that_are_heard():
@@ -101,7 +111,9 @@ def test_silence_is_counted_from_the_last_new_word_and_a_word_taken_back_means_l
   assert (known[0].silence, known[1].silence) == (1.0, 2.0) and not known[1].left
   membership.update([heartbeat(0, 1, 0, number=3)], 13.0)
   assert membership.last_heartbeats(13.0)[1].left
-  membership.update([heartbeat(0, 1, 0, number=3), heartbeat(1, 0, 0, number=1)._replace(pid=7)], 14.0)  # restarted
+  # restarted
+  membership.update([heartbeat(0, 1, 0, number=3), heartbeat(1, 0, 0, number=1)._replace(pid=7)],
+                    14.0)
   known = membership.last_heartbeats(14.0)
   assert not known[1].left and known[1].silence == 0.0
 
@@ -110,14 +122,16 @@ def test_a_last_word_says_which_step_the_others_wait_for():
   """A process that has left was taken to be where its word of half a second before had it."""
   membership = Membership()
   membership.update([heartbeat(0, 251, 250, number=1), heartbeat(1, 250, 249, number=1)], 10.0)
-  membership.update([heartbeat(0, 300, 299, number=2), heartbeat(1, 299, 299, number=2)._replace(left=True)], 10.4)
+  membership.update([heartbeat(0, 300, 299, number=2),
+                     heartbeat(1, 299, 299, number=2)._replace(left=True)], 10.4)
   known = membership.last_heartbeats(10.5)
   assert known[1].left and not known[0].left
   found = verdict.judge(known, 2, SILENCE, 0, 5.0)
   assert found.step == 300 and [(p.state, p.last_step) for p in found.late] == [("left", 299)]
 
 
-@hypothesis.given(st.integers(0, 9999), st.integers(0), st.text(max_size=50), st.floats(0, 1e9), st.booleans())
+@hypothesis.given(st.integers(0, 9999), st.integers(0), st.text(max_size=50), st.floats(0, 1e9),
+                  st.booleans())
 def test_words_survive_the_store(process, entered, text, age, waiting):
   one = heartbeat(process, entered, 0, text, age=age, waiting=waiting, stack=text)
   assert Heartbeat.from_text(one.to_text()) == one

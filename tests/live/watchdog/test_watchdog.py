@@ -84,15 +84,16 @@ def test_a_directory_that_cant_be_written_is_one_warning(tmp_path, caplog):
 
 def test_torn_and_foreign_lines_are_left_out(tmp_path):
   (tmp_path / "watchdog").mkdir()
-  lines = [json.dumps({"event": "late", "run": "a", "when_unix_ns": 2}), "{torn", "[]", json.dumps({"event": "x"}),
-           json.dumps({"event": "late", "run": "b", "when_unix_ns": 1})]
+  lines = [json.dumps({"event": "late", "run": "a", "when_unix_ns": 2}), "{torn", "[]",
+           json.dumps({"event": "x"}), json.dumps({"event": "late", "run": "b", "when_unix_ns": 1})]
   (tmp_path / "watchdog" / "0.jsonl").write_text("\n".join(lines))
   assert [e["run"] for e in read_events(tmp_path)] == ["b", "a"]
   assert [e["run"] for e in read_events(tmp_path, "a")] == ["a"]
   assert read_events(tmp_path / "none") == []
 
 
-@pytest.mark.parametrize("scenario", ["starving", "left", pytest.param("zero stopped", marks=pytest.mark.long)])
+@pytest.mark.parametrize("scenario",
+                         ["starving", "left", pytest.param("zero stopped", marks=pytest.mark.long)])
 def test_real_processes(scenario):
   found = lab.run(scenario, timeout=1.5, processes=2)
   assert found["named"], "\n".join(found["log"])

@@ -15,9 +15,10 @@ from jaxpace.testing.made_up_faults import Fault
 from jaxpace.testing.made_up_runs import MadeUpJob
 
 STEPS = 1300
-RICH = MadeUpJob(ranks=6, steps=STEPS, processes=3, hosts=3, noise=0.05, collectives=2, late={4: 6e-3}, compile=1.0,
-                 faults=(
-    Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"), Fault("contention", 4e-3, begin=0.5)))
+RICH = MadeUpJob(ranks=6, steps=STEPS, processes=3, hosts=3, noise=0.05, collectives=2,
+                 late={4: 6e-3}, compile=1.0, faults=(
+    Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"),
+    Fault("contention", 4e-3, begin=0.5)))
 NASTY = ('</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
          '{a|b}\x1b[2J\u202e\u2028&amp;\'"`')
 """A name as nobody should have it."""
@@ -42,8 +43,9 @@ def guard(path: pathlib.Path) -> None:
   steps = np.arange(STEPS)
   on = (steps // 20 % 2 == 0) ^ (random.random(STEPS // 40 + 1)[steps // 40] < 0.5)
   pair = np.where((steps >= 40) & (steps % 20 >= 4), steps // 40, np.nan)
-  with_columns(path, "steps", {"decision_guard_on": np.asarray(on, np.float32), "decision_guard_pair": np.asarray(
-      pair, np.float32)})
+  with_columns(path, "steps",
+               {"decision_guard_on": np.asarray(on, np.float32), "decision_guard_pair": np.asarray(
+                   pair, np.float32)})
 
 
 def with_columns(path: pathlib.Path, table: str, columns: dict[str, np.ndarray]) -> None:
@@ -58,7 +60,8 @@ def with_columns(path: pathlib.Path, table: str, columns: dict[str, np.ndarray])
 def hostile(folder: pathlib.Path) -> pathlib.Path:
   """A run in which everything that has a name is called `NASTY`."""
   path = folder / "<img src=x onerror=alert(1)>"
-  made_up_runs.write(path, MadeUpJob(ranks=3, steps=130, processes=3, hosts=3, noise=0.05, late={1: 8e-3}))
+  made_up_runs.write(path, MadeUpJob(ranks=3, steps=130, processes=3, hosts=3, noise=0.05,
+                                     late={1: 8e-3}))
   for file in [path / "run.json", *(path / "process").glob("*.json")]:
     text = file.read_text()
     document = json.loads(text)
@@ -71,13 +74,16 @@ def hostile(folder: pathlib.Path) -> pathlib.Path:
   (path / "locality").mkdir()
   for process in range(3):
     (path / "locality" / f"{process}.json").write_text(json.dumps({
-        "schema": 1, "process": process, "hostname": NASTY, "kernel": NASTY, "cpu": {"model": NASTY, "online": "0-3"},
-        "clock_source": NASTY, "notes": [NASTY], "nics": [{"name": NASTY, "kind": NASTY}]}))
+        "schema": 1, "process": process, "hostname": NASTY, "kernel": NASTY,
+        "cpu": {"model": NASTY, "online": "0-3"}, "clock_source": NASTY, "notes": [NASTY],
+        "nics": [{"name": NASTY, "kind": NASTY}]}))
   for file in (path / "collectives").glob("*.parquet"):
     rows = pq.read_table(file)
     if "name" in rows.column_names:
       at = rows.column_names.index("name")
-      pq.write_table(rows.set_column(at, "name", pa.array([NASTY] * len(rows)).cast(rows.column(at).type)), file)
+      pq.write_table(rows.set_column(at, "name",
+                                     pa.array([NASTY] * len(rows)).cast(rows.column(at).type)),
+                     file)
   return path
 
 

@@ -1,4 +1,5 @@
-"""The page in a real browser: it fetches nothing and has no complaint; hover, zoom and keys work; figures are right."""
+"""The page in a real browser: it fetches nothing and has no complaint; hover, zoom and keys work;
+figures are right."""
 
 import importlib.util
 import json
@@ -12,13 +13,15 @@ from jaxpace.reporting.html.figures import find, late
 from tests.reporting.html.runs import hostile, report, rich
 
 CHROMIUM = chromium.find()
-CHARTS = ["over-time", "step-time", "skew", "lateness", "histogram", "tail", "pairs", "effect", "forecast"]
+CHARTS = ["over-time", "step-time", "skew", "lateness", "histogram", "tail", "pairs", "effect",
+          "forecast"]
 OVER_STEPS = ["over-time", "step-time", "skew", "pairs"]
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt install chromium)"),
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="needs playwright (extra 'test')"),
+    pytest.mark.skipif(importlib.util.find_spec("playwright") is None,
+                       reason="needs playwright (extra 'test')"),
 ]
 
 
@@ -35,7 +38,8 @@ def browser():
 def made(tmp_path_factory):
   """A page, and the JSON written beside it."""
   folder = tmp_path_factory.mktemp("browser")
-  assert report(rich(folder / "run"), folder / "report.html", "--json", str(folder / "report.json"), "--series") == 0
+  assert (report(rich(folder / "run"), folder / "report.html", "--json",
+                 str(folder / "report.json"), "--series") == 0)
   return folder / "report.html", json.loads((folder / "report.json").read_text())
 
 
@@ -43,7 +47,8 @@ class Opened:
   """A page, with all that it said and asked for."""
 
   def __init__(self, browser, path, **more):
-    self.context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce", **more)
+    self.context = browser.new_context(viewport={"width": 1280, "height": 900},
+                                       reduced_motion="reduce", **more)
     self.page = self.context.new_page()
     self.page.set_default_timeout(120_000)
     self.said, self.asked = [], []
@@ -60,13 +65,14 @@ class Opened:
     return self.page.evaluate("""name => {
       const element = document.getElementById(`chart-${name}`), box = element.getBoundingClientRect();
       return [box.x, box.y, box.width, box.height];
-    }""", chart)
+    }""", chart)  # noqa: E501
 
   def at(self, chart, x, y):
     """Moves the mouse to a place between 0 and 1 within the drawing, whose margins are known."""
     left, top, width, height = self.box(chart)
-    margins = {"skew": (70, 92, 14, 76), "lateness": (70, 14, 14, 50), "histogram": (70, 18, 14, 44),
-               "tail": (70, 18, 14, 44), "forecast": (70, 40, 14, 44)}.get(chart, (70, 92, 14, 44))
+    margins = {"skew": (70, 92, 14, 76), "lateness": (70, 14, 14, 50),
+               "histogram": (70, 18, 14, 44), "tail": (70, 18, 14, 44),
+               "forecast": (70, 40, 14, 44)}.get(chart, (70, 92, 14, 44))
     place = (left + margins[0] + x * (width - margins[0] - margins[1]),
              top + margins[2] + y * (height - margins[2] - margins[3]))
     self.page.mouse.move(*place)
@@ -76,14 +82,16 @@ class Opened:
     """Title and rows of what is shown at the mouse."""
     assert self.page.locator("#tip").is_visible()
     return self.page.locator("#tip strong").inner_text(), dict(self.page.evaluate(
-        "[...document.querySelectorAll('#tip tr')].map(row => [row.cells[0].textContent, row.cells[1].textContent])"))
+        "[...document.querySelectorAll('#tip tr')].map(row => [row.cells[0].textContent, "
+        "row.cells[1].textContent])"))
 
   def window(self):
     return tuple(int(self.page.locator(f"#{name}").input_value()) for name in ("from", "to"))
 
   def shown(self, chart):
     """What a chart shows, as a picture."""
-    return self.page.evaluate("name => document.querySelector(`#chart-${name} canvas`).toDataURL()", chart)
+    return self.page.evaluate("name => document.querySelector(`#chart-${name} canvas`).toDataURL()",
+                              chart)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +112,8 @@ def page(opened):
 
 def column_of(title, columns):
   """The column whose steps a title names."""
-  numbers = [int(n.replace(",", "")) for n in re.findall(r"[Ss]teps? ([\d,]+)(?: to ([\d,]+))?", title)[0] if n]
+  numbers = [int(n.replace(",", ""))
+             for n in re.findall(r"[Ss]teps? ([\d,]+)(?: to ([\d,]+))?", title)[0] if n]
   i = columns["first"].index(numbers[0])
   assert columns["last"][i] == numbers[-1]
   return i
@@ -124,7 +133,7 @@ def test_it_is_drawn_without_a_word_or_a_request(page, made):
       const brush = copy.getContext('2d', {willReadFrequently: true});
       brush.drawImage(canvas, 0, 0);
       return new Set(new Uint32Array(brush.getImageData(0, 0, copy.width, copy.height).data.buffer)).size;
-    }""", chart)
+    }""", chart)  # noqa: E501
     assert colours > 10, chart
   label = page.page.locator("#chart-skew").get_attribute("aria-label")
   assert label.startswith("Lateness of every rank. A map of 6 ranks by steps. Late: rank 4")
@@ -155,12 +164,14 @@ def test_hovering_over_steps_reads_the_json(page, made, x):
     assert float(time.split(" ")[0]) == pytest.approx(1e3 * shares[i] * mean, abs=0.051)
   assert rows["step"] == milli(mean)
   # The same step is pointed at in all charts over steps.
-  assert page.page.evaluate("names => names.map(n => document.querySelector(`#chart-${n} .cursor`).hidden)",
-                            OVER_STEPS) == [False] * 4
+  assert page.page.evaluate(
+      "names => names.map(n => document.querySelector(`#chart-${n} .cursor`).hidden)",
+      OVER_STEPS) == [False] * 4
   page.at("step-time", x, 0.5)
   title, rows = page.tip()
   i = column_of(title, over["columns"])
-  assert rows == {"mean": milli(over["step_time"]["mean"][i]), "longest": milli(over["step_time"]["high"][i]),
+  assert rows == {"mean": milli(over["step_time"]["mean"][i]),
+                  "longest": milli(over["step_time"]["high"][i]),
                   "shortest": milli(over["step_time"]["low"][i])}
   for rank in (0, 4, 5):
     page.at("skew", x, (rank + 0.5) / 6)
@@ -177,12 +188,14 @@ def test_hovering_over_the_others_reads_the_json(page, made):
   for i in (0, 3):
     page.at("lateness", (i + 0.5) / 6, 0.5)
     title, rows = page.tip()
-    assert title.startswith(f"Rank {latest[i]['rank']}") and ("(late)" in title) == latest[i]["late"]
+    assert (title.startswith(f"Rank {latest[i]['rank']}")
+            and ("(late)" in title) == latest[i]["late"])
     assert rows["lateness"] == late(latest[i]["lateness"]) and rows["host"] == latest[i]["host"]
   page.page.get_by_role("button", name="by host").click()
   page.at("lateness", 0.5 / 3, 0.5)
   title, rows = page.tip()
-  assert title == "host2 (late)" and rows["ranks"] == "2" and rows["latest"] == f"rank 4, {late(latest[0]['lateness'])}"
+  assert (title == "host2 (late)" and rows["ranks"] == "2"
+          and rows["latest"] == f"rank 4, {late(latest[0]['lateness'])}")
   page.page.get_by_role("button", name="latest first").click()
   spread = series["distribution"]
   bins = len(spread["steps"])
@@ -209,7 +222,8 @@ def test_hovering_over_the_others_reads_the_json(page, made):
   assert len(points) >= 3
   page.at("forecast", 1.5 / (len(points) + 1), 0.5)
   title, rows = page.tip()
-  assert title == f"{points[0]['ranks']} ranks" and rows["step"] == milli(points[0]["step_time"]["estimate"])
+  assert (title == f"{points[0]['ranks']} ranks"
+          and rows["step"] == milli(points[0]["step_time"]["estimate"]))
 
 
 def test_dragging_zooms_all_charts_over_steps(page, made):
@@ -222,7 +236,8 @@ def test_dragging_zooms_all_charts_over_steps(page, made):
   page.page.mouse.up()
   begin, end = page.window()
   size = last - first + 1
-  assert begin == pytest.approx(first + size / 4, abs=3) and end == pytest.approx(first + size / 2, abs=3)
+  assert (begin == pytest.approx(first + size / 4, abs=3)
+          and end == pytest.approx(first + size / 2, abs=3))
   after = {chart: page.shown(chart) for chart in CHARTS}
   assert {chart for chart in CHARTS if after[chart] != before[chart]} == set(OVER_STEPS)
   page.at("over-time", 0.001, 0.5)
@@ -263,7 +278,8 @@ def test_a_finding_leads_to_its_steps(page, made):
   assert f"step {row['step']:,}" in page.page.locator("#window").inner_text()
   assert page.page.locator(".mark").count() == len(OVER_STEPS)
   assert page.page.evaluate("document.activeElement.id") == "chart-over-time"
-  assert page.page.locator("#time").evaluate("e => e.getBoundingClientRect().top") == pytest.approx(64, abs=80)
+  assert (page.page.locator("#time").evaluate("e => e.getBoundingClientRect().top")
+          == pytest.approx(64, abs=80))
   assert page.page.locator("#chart-skew .strong").inner_text() == f"◂ rank {row['last_rank']}"
   page.page.locator("#whole").click()
   assert page.page.locator(".mark").count() == 0
@@ -276,13 +292,15 @@ def test_keys_read_and_zoom(page, made):
   chart.press("Home")
   chart.press("ArrowRight")
   i = 1
-  assert said.inner_text().startswith(f"Steps {over['columns']['first'][i]:,} to {over['columns']['last'][i]:,}")
+  assert said.inner_text().startswith(
+      f"Steps {over['columns']['first'][i]:,} to {over['columns']['last'][i]:,}")
   assert f"step {milli(over['step_time']['mean'][i])}" in said.inner_text()
   chart.press("Shift+ArrowRight")
   first, last = page.window()
   chart.press("+")
   begin, end = page.window()
-  assert end - begin == pytest.approx((last - first) / 2, abs=2) and begin <= over["columns"]["first"][11] <= end
+  assert (end - begin == pytest.approx((last - first) / 2, abs=2)
+          and begin <= over["columns"]["first"][11] <= end)
   chart.press("-")
   chart.press("Escape")
   assert page.window() == (first, last) and not page.page.locator("#tip").is_visible()
@@ -297,7 +315,7 @@ def test_keys_read_and_zoom(page, made):
 
 def test_every_control_is_reached_by_keyboard(page):
   reached = page.page.evaluate("""() => [...document.querySelectorAll('a, button, input, summary, [tabindex]')]
-    .filter(e => e.tabIndex < 0 || e.disabled).length""")
+    .filter(e => e.tabIndex < 0 || e.disabled).length""")  # noqa: E501
   assert reached == 0
   names = page.page.evaluate("""() => [...document.querySelectorAll('button, input')].filter(
     e => !(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).length""")
@@ -306,8 +324,8 @@ def test_every_control_is_reached_by_keyboard(page):
 
 def test_data_are_there_as_tables(page, made):
   series = made[1]["series"]
-  for chart, rows in (("over-time", len(series["over_time"]["columns"]["first"])), ("skew", 6), ("lateness", 6),
-                      ("pairs", len(series["pacing"]["pairs"]["on"]))):
+  for chart, rows in (("over-time", len(series["over_time"]["columns"]["first"])), ("skew", 6),
+                      ("lateness", 6), ("pairs", len(series["pacing"]["pairs"]["on"]))):
     details = page.page.locator(f"details[data-chart={chart}]")
     details.locator("summary").click()
     details.locator("tbody tr").first.wait_for()
@@ -339,9 +357,10 @@ def test_light_and_dark(browser, made, page):
 
 def test_switches(page):
   before = {chart: page.shown(chart) for chart in CHARTS}
-  for chart, name in (("over-time", "milliseconds"), ("skew", "latest step"), ("lateness", "in order"),
-                      ("histogram", "logarithmic")):
-    button = page.page.locator("figure", has=page.page.locator(f"#chart-{chart}")).get_by_role("button", name=name)
+  for chart, name in (("over-time", "milliseconds"), ("skew", "latest step"),
+                      ("lateness", "in order"), ("histogram", "logarithmic")):
+    button = page.page.locator("figure", has=page.page.locator(f"#chart-{chart}")).get_by_role(
+        "button", name=name)
     button.click()
     assert button.get_attribute("aria-pressed") == "true" and page.shown(chart) != before[chart]
     button.locator("xpath=../button[1]").click()
@@ -365,7 +384,8 @@ def test_it_prints(page):
 def test_a_narrow_window(browser, made):
   narrow = Opened(browser, made[0])
   narrow.page.set_viewport_size({"width": 360, "height": 740})
-  narrow.page.wait_for_function("document.querySelector('#chart-skew canvas').getBoundingClientRect().width < 340")
+  narrow.page.wait_for_function(
+      "document.querySelector('#chart-skew canvas').getBoundingClientRect().width < 340")
   assert narrow.page.evaluate("document.documentElement.scrollWidth") <= 360
   assert narrow.said == []
   narrow.context.close()
@@ -392,9 +412,11 @@ def test_what_a_hostile_run_holds_is_text(browser, tmp_path_factory):
 def test_nothing_could_run_even_if_it_were_markup(browser, made, tmp_path):
   """The policy by itself: markup that should never get into the page does nothing there."""
   source = made[0].read_text()
-  bad = ('<script>window.hacked=1</script><img src="http://127.0.0.1:9/x.png" onerror="window.hacked=2">'
-         '<link rel="stylesheet" href="http://127.0.0.1:9/x.css"><iframe src="http://127.0.0.1:9/"></iframe>')
-  (tmp_path / "bad.html").write_text(source.replace('<main id="main">', f'<main id="main">{bad}', 1))
+  bad = ('<script>window.hacked=1</script><img src="http://127.0.0.1:9/x.png" '
+         'onerror="window.hacked=2"><link rel="stylesheet" href="http://127.0.0.1:9/x.css"><iframe '
+         'src="http://127.0.0.1:9/"></iframe>')
+  (tmp_path / "bad.html").write_text(source.replace('<main id="main">',
+                                                    f'<main id="main">{bad}', 1))
   spoiled = Opened(browser, tmp_path / "bad.html")
   assert spoiled.page.evaluate("window.hacked") is None
   assert sum("Content Security Policy" in text for text in spoiled.said) >= 3

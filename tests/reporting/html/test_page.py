@@ -1,4 +1,5 @@
-"""The page as text: what is on it equals the JSON, and nothing of a run is markup or can be executed."""
+"""The page as text: what is on it equals the JSON, and nothing of a run is markup or can be
+executed."""
 
 import base64
 import concurrent.futures
@@ -21,8 +22,8 @@ from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.reporting.html.runs import NASTY, hostile, report, rich
 
 VOID = {"meta", "br"}
-SECTIONS = ["shares", "findings", "time", "ranks", "distribution", "pacing", "worth", "forecast", "places", "detail",
-            "notes"]
+SECTIONS = ["shares", "findings", "time", "ranks", "distribution", "pacing", "worth", "forecast",
+            "places", "detail", "notes"]
 
 
 class Document(html.parser.HTMLParser):
@@ -41,7 +42,8 @@ class Document(html.parser.HTMLParser):
       self.open.append(len(self.elements) - 1)
 
   def handle_endtag(self, tag):
-    assert self.elements[self.open[-1]][0] == tag, f"</{tag}> closes <{self.elements[self.open[-1]][0]}>"
+    assert self.elements[self.open[-1]][0] == tag, (f"</{tag}> closes "
+                                                    f"<{self.elements[self.open[-1]][0]}>")
     self.open.pop()
 
   def handle_data(self, data):
@@ -50,7 +52,8 @@ class Document(html.parser.HTMLParser):
 
   def all(self, tag, **attributes):
     return [e for e in self.elements
-            if e[0] == tag and all(e[1].get(name.rstrip("_")) == value for name, value in attributes.items())]
+            if e[0] == tag and all(e[1].get(name.rstrip("_")) == value
+                                   for name, value in attributes.items())]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,8 @@ def test_every_section_is_there_under_a_heading(made):
   assert len(every) == len(set(every))
   assert {e[1]["href"][1:] for e in document.all("a")} <= set(every), "links lead somewhere"
   # The verdict is the first thing after the name.
-  order = [e[1].get("class", "").split(" ")[0] for e in document.elements if e[0] in ("header", "section")]
+  order = [e[1].get("class", "").split(" ")[0] for e in document.elements
+           if e[0] in ("header", "section")]
   assert order[:2] == ["top", "verdict"]
 
 
@@ -124,7 +128,8 @@ def test_the_data_are_the_json(made):
 def test_findings_lead_to_their_steps(made):
   document, _, report_json = made
   buttons = [e for e in document.all("button") if e[1].get("class") == "go"]
-  for place, finding in zip(report_json["series"]["where"]["findings"], report_json["findings"], strict=True):
+  for place, finding in zip(report_json["series"]["where"]["findings"], report_json["findings"],
+                            strict=True):
     wanted = {"data-first": str(place["first_step"]), "data-last": str(place["last_step"]),
               "data-ranks": " ".join(map(str, finding["ranks"]))}
     assert any(wanted.items() <= button[1].items() for button in buttons)
@@ -138,10 +143,13 @@ def hash_of(content):
 
 def test_only_known_scripts_and_styles_may_run_and_nothing_may_be_fetched(made):
   document, source, _ = made
-  [policy] = [e[1]["content"] for e in document.all("meta") if e[1].get("http-equiv") == "Content-Security-Policy"]
+  [policy] = [e[1]["content"] for e in document.all("meta")
+              if e[1].get("http-equiv") == "Content-Security-Policy"]
   rules = {rule.split(" ")[0]: rule.split(" ")[1:] for rule in policy.split("; ")}
-  assert rules["default-src"] == ["'none'"] and rules["base-uri"] == ["'none'"] and rules["form-action"] == ["'none'"]
-  hashes = {kind: {hash_of(e[2]) for e in document.all(kind) if e[1].get("type") != "application/json"}
+  assert (rules["default-src"] == ["'none'"] and rules["base-uri"] == ["'none'"]
+          and rules["form-action"] == ["'none'"])
+  hashes = {kind: {hash_of(e[2]) for e in document.all(kind)
+                   if e[1].get("type") != "application/json"}
             for kind in ("script", "style")}
   assert set(rules["script-src"]) == hashes["script"] and len(hashes["script"]) == 2
   assert set(rules["style-src"]) == hashes["style"] and "unsafe" not in policy
@@ -149,7 +157,8 @@ def test_only_known_scripts_and_styles_may_run_and_nothing_may_be_fetched(made):
   # The policy comes before anything it is to hold for.
   assert source.index("Content-Security-Policy") < source.index("<style>") < source.index("<script")
   for tag, attributes, _ in document.elements:
-    assert not any(name.startswith("on") or name in ("style", "src", "srcset", "action") for name in attributes), tag
+    assert not any(name.startswith("on") or name in ("style", "src", "srcset",
+                                                     "action") for name in attributes), tag
     assert attributes.get("href", "#").startswith("#")
 
 
@@ -169,8 +178,8 @@ def test_nothing_of_a_run_is_markup(nasty, made):
 
 
 @pytest.mark.parametrize("shown, expected", [
-    ("a<b>&\"'", "a&lt;b&gt;&amp;&quot;&#x27;"), ("\x00\x1b\u202e", "\\x00\\x1b\\u202e"), ("\ud800", "\\ud800"),
-    (3, "3")])
+    ("a<b>&\"'", "a&lt;b&gt;&amp;&quot;&#x27;"), ("\x00\x1b\u202e", "\\x00\\x1b\\u202e"),
+    ("\ud800", "\\ud800"), (3, "3")])
 def test_text_is_text(shown, expected):
   assert text(shown) == expected
   assert element("p", shown, title=shown) == f'<p title="{expected}">{expected}</p>'
@@ -187,8 +196,10 @@ def test_tables_have_heads_and_charts_have_words(made):
   assert all(e[1].get("scope") in ("row", "col") for e in document.all("th"))
   charts = [e for e in document.all("div") if (e[1].get("class") or "").split(" ")[0] == "chart"]
   assert [c[1]["id"] for c in charts] == [f"chart-{name}" for name in (
-      "over-time", "step-time", "skew", "lateness", "histogram", "tail", "pairs", "effect", "forecast")]
-  assert all(c[1]["tabindex"] == "0" and c[1]["aria-label"] and "JavaScript" in c[2] for c in charts)
+      "over-time", "step-time", "skew", "lateness", "histogram", "tail", "pairs", "effect",
+      "forecast")]
+  assert all(c[1]["tabindex"] == "0" and c[1]["aria-label"] and "JavaScript" in c[2]
+             for c in charts)
   assert len(document.all("details", class_="data")) == len(charts)
   assert document.all("html")[0][1]["lang"] == "en"
 
@@ -214,8 +225,8 @@ def test_words_and_charts_stand_out_in_both_themes(theme):
   for ground in ("card", "page", "soft"):
     assert contrast(colours["ink"], colours[ground]) >= 7
     assert contrast(colours["muted"], colours[ground]) >= 4.5
-  for name, ground in (("bad", "bad-soft"), ("good", "good-soft"), ("bad", "card"), ("accent", "card"),
-                       ("ink", "bad-soft")):
+  for name, ground in (("bad", "bad-soft"), ("good", "good-soft"), ("bad", "card"),
+                       ("accent", "card"), ("ink", "bad-soft")):
     assert contrast(colours[name], colours[ground]) >= 4.5, name
   for name in ("accent", "bar"):
     assert contrast(colours[name], colours["card"]) >= 3, name
@@ -242,13 +253,15 @@ def test_the_library_is_the_one_it_says_it_is():
 
 def test_runs_with_little_in_them_have_a_page(tmp_path):
   for name, job, why in (("one", MadeUpJob(ranks=1, steps=60, processes=1, hosts=1), "one rank"),
-                         ("short", MadeUpJob(ranks=3, steps=2, processes=3, compile=0.1), "stamped"),
+                         ("short", MadeUpJob(ranks=3, steps=2, processes=3, compile=0.1),
+                          "stamped"),
                          ("quiet", MadeUpJob(ranks=4, steps=300, noise=0.01), "Nothing found")):
     made_up_runs.write(tmp_path / name, job)
     target = tmp_path / f"{name}.html"
     assert report(tmp_path / name, target) == 0, why
     document = Document(target.read_text())
-    assert document.all("section") and json.loads(document.all("script", type="application/json")[0][2])
+    assert (document.all("section")
+            and json.loads(document.all("script", type="application/json")[0][2]))
 
 
 def test_a_window_is_said_to_be_one(tmp_path):
@@ -259,7 +272,8 @@ def test_a_window_is_said_to_be_one(tmp_path):
 
 
 def test_where_it_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr("jaxpace.trace.reader.read_run", lambda *_, **__: pytest.fail("it read the run first"))
+  monkeypatch.setattr("jaxpace.trace.reader.read_run",
+                      lambda *_, **__: pytest.fail("it read the run first"))
   (tmp_path / "folder").mkdir()
   for target, words in (("-", "takes the name of a file"), (tmp_path / "folder", "is a directory"),
                         (tmp_path / "no" / "report.html", "does not exist")):
@@ -272,7 +286,8 @@ def test_it_is_written_as_a_whole_and_nowhere_else(tmp_path, made, monkeypatch):
   target = tmp_path / "report.html"
   target.write_text("old")
   write.write(made[2], str(target))
-  assert sorted(f.name for f in tmp_path.iterdir()) == ["report.html"] and target.read_text() == made[1]
+  assert (sorted(f.name for f in tmp_path.iterdir()) == ["report.html"]
+          and target.read_text() == made[1])
 
   def full(*_):
     raise OSError(28, "No space left on device")
@@ -297,7 +312,8 @@ def test_a_pipe_can_take_it(tmp_path, made):
 def test_series_are_only_in_the_json_where_they_are_asked_for(tmp_path, made):
   made_up_runs.write(tmp_path / "run", MadeUpJob(ranks=2, steps=60, processes=2))
   assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "plain.json")]) == 0
-  assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "more.json"), "--series"]) == 0
+  assert (main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "more.json"), "--series"])
+          == 0)
   plain, more = (json.loads((tmp_path / name).read_text()) for name in ("plain.json", "more.json"))
   assert "series" not in plain and set(more) == {*plain, "series"}
   assert {**more, "series": None} == {**plain, "series": None}

@@ -1,4 +1,5 @@
-"""A machine that runs programs with collectives rank by rank, one operation after the other: what hangs is known."""
+"""A machine that runs programs with collectives rank by rank, one operation after the other: what
+hangs is known."""
 
 import numpy as np
 
@@ -8,11 +9,13 @@ from jaxpace.core.observed import Loop, ObservedCollective, ObservedPlan, Observ
 MS = 1_000_000
 
 
-def collective(index, groups, *, name=None, loops=(), tags=None, kind="all-reduce", pairs=(), axes=("data",)):
+def collective(index, groups, *, name=None, loops=(), tags=None, kind="all-reduce", pairs=(),
+               axes=("data",)):
   tags = tags or ((2 + 2 * index,), (3 + 2 * index,))
   return ObservedCollective(
-      index, name or f"{kind}.{index}", kind, 64, 1, ("float32",), axes, tuple(map(tuple, groups)), tuple(pairs),
-      "backward", tuple(loops), f"model.py:{10 + index}", f"jit(step)/psum{index}", *tags)
+      index, name or f"{kind}.{index}", kind, 64, 1, ("float32",), axes, tuple(map(tuple, groups)),
+      tuple(pairs), "backward", tuple(loops), f"model.py:{10 + index}", f"jit(step)/psum{index}",
+      *tags)
 
 
 def program(collectives, ranks, number=3, name="train_step"):
@@ -20,7 +23,8 @@ def program(collectives, ranks, number=3, name="train_step"):
 
 
 def script(of):
-  """(place, turn) in the order in which a rank runs them; loops of the same name side by side are one loop."""
+  """(place, turn) in the order in which a rank runs them; loops of the same name side by side are
+  one loop."""
   def body(places, depth, turns):
     at = 0
     while at < len(places):
@@ -48,7 +52,8 @@ class Machine:
     of: the program.
     ranks: number of ranks.
     calls: calls that each rank makes.
-    stop: operations before which a rank stops for ever, by rank: (call, operation), operation -1 before the call.
+    stop: operations before which a rank stops for ever, by rank: (call, operation), operation -1
+      before the call.
     orders: operations of a call in another order, by rank.
     dead: meetings that nobody leaves: (call, place, turn, group).
   """
@@ -117,14 +122,17 @@ class Machine:
     rows = np.array(self.events[rank], np.int64).reshape(-1, 2)
     return rows[:, 1].astype(np.uint32), rows[:, 0]
 
-  def write(self, path, ranks, *, process=0, run="run", attempt=0, alive=None, closed=0, capacity=1024, wall=0):
-    """Writes these ranks' ring as a process leaves it; `alive` is seconds after the last event of all."""
+  def write(self, path, ranks, *, process=0, run="run", attempt=0, alive=None, closed=0,
+            capacity=1024, wall=0):
+    """Writes these ranks' ring as a process leaves it; `alive` is seconds after the last event of
+    all."""
     where = marks.layout(len(ranks), capacity)
     data = bytearray(where.size)
     views = marks.views(data, where)
     header = views.header
     header["magic"], header["lanes"], header["capacity"] = marks.MAGIC, len(ranks), capacity
-    header["process"], header["attempt"], header["run"], header["closed"] = process, attempt, run.encode(), closed
+    header["process"], header["attempt"], header["run"], header["closed"] = (
+        process, attempt, run.encode(), closed)
     header["wall_ns"] = wall
     header["alive_ns"] = 0 if alive is None else self.time + round(alive * 1e9)
     for lane, rank in enumerate(ranks):

@@ -23,7 +23,8 @@ def after(*tags, now=None):
 
 @pytest.mark.parametrize("tags, pending, last", [
     ((0,), [], None), ((0, 2), [(0, 0)], (0, 0, False)), ((0, 2, 3), [], (0, 0, True)),
-    # Two collectives that the compiler made one: entered at the last mark before it, left at the first after it.
+    # Two collectives that the compiler made one: entered at the last mark before it, left at the
+    # first after it.
     ((0, 2, 3, 4), [], (0, 0, True)), ((0, 2, 3, 6), [], (0, 0, True)),
     ((0, 2, 3, 4, 6), [(1, 0)], (1, 0, False)), ((0, 2, 3, 6, 4, 7), [], (1, 0, True)),
     ((0, 2, 3, 4, 6, 5, 7, 1), [], (1, 0, True)), ((0, 2, 1), [], (0, 0, False))])
@@ -46,6 +47,8 @@ def test_times_are_from_its_own_clock():
 
 def test_events_of_programs_that_are_not_in_the_plan_are_passed_over():
   programs = Programs()
-  found = position(0, 0, np.array([9 << 20, 9 << 20 | 2], np.uint32), np.array([1, 2]), {}, programs, None)
+  found = position(0, 0, np.array([9 << 20, 9 << 20 | 2], np.uint32), np.array([1, 2]), {},
+                   programs, None)
   assert found.executions == () and found.current is None
-  assert position(0, 0, np.empty(0, np.uint32), np.empty(0, np.int64), {}, programs, 5).quiet is None
+  assert position(0, 0, np.empty(0, np.uint32), np.empty(0, np.int64), {}, programs,
+                  5).quiet is None

@@ -1,4 +1,5 @@
-"""Rings and plans in a run directory, whole, missing, old and damaged, read into one picture of the job."""
+"""Rings and plans in a run directory, whole, missing, old and damaged, read into one picture of the
+job."""
 
 import json
 import os
@@ -25,7 +26,8 @@ GONE = 2**22 + 1
 
 
 class Directory:
-  """A run directory of four processes of a rank each, all but the last of which wait for that one."""
+  """A run directory of four processes of a rank each, all but the last of which wait for that
+  one."""
 
   def __init__(self, path, stop=3, at=(5, 0), run="run"):
     self.path, self.run = pathlib.Path(path), run
@@ -41,13 +43,15 @@ class Directory:
 
   def process(self, process, *, alive=30.0, closed=0, attempt=0, run=None, wall=None, **more):
     run = run or self.run
-    wall = time.time_ns() - round((alive or 0.0) * 1e9) - self.machine.time if wall is None else wall
-    self.machine.write(self.path / "marks" / f"{process}.ring", [process], process=process, alive=alive, closed=closed,
-                       attempt=attempt, run=run, wall=wall)
+    wall = (time.time_ns() - round((alive or 0.0) * 1e9) - self.machine.time if wall is None
+            else wall)
+    self.machine.write(self.path / "marks" / f"{process}.ring", [process], process=process,
+                       alive=alive, closed=closed, attempt=attempt, run=run, wall=wall)
     plans.write_plan(self.path, process, run, attempt, self.machine.plan)
     (self.path / "process").mkdir(exist_ok=True)
     (self.path / "process" / f"{process}.json").write_text(json.dumps(
-        {"process": process, "run": self.run, "hostname": f"host{process}", "closed_cleanly": False} | more))
+        {"process": process, "run": self.run, "hostname": f"host{process}", "closed_cleanly": False}
+        | more))
 
   def told(self):
     return told(read_flight(self.path))
@@ -61,9 +65,11 @@ def job(tmp_path):
 def test_the_late_rank_is_named_from_the_files_alone(job):
   flight = read_flight(job.path)
   first, = told(flight)
-  assert (first.cause.kind, first.cause.ranks, flight.running, flight.missing) == ("absent", (3,), True, ())
+  assert ((first.cause.kind, first.cause.ranks, flight.running, flight.missing)
+          == ("absent", (3,), True, ()))
   assert 30.0 <= flight.waited(first.cause) < 30.1
-  assert first.places[0].startswith("Rank 3 (process 3 on host3) has begun the call 30 s ago, and has entered no")
+  assert first.places[0].startswith(
+      "Rank 3 (process 3 on host3) has begun the call 30 s ago, and has entered no")
   assert flight.usual == pytest.approx(np.median(np.diff(
       [ns for ns, tag in job.machine.events[flight_rank(flight)] if tag & 0xFFFFF == 0])) / 1e9)
 
@@ -111,8 +117,9 @@ def test_a_plan_that_is_missing_or_of_another_attempt_makes_the_marks_useless(jo
 def test_an_older_attempt_is_left_out_when_the_job_has_started_again(job):
   job.info({"schema_version": 1, "run": "run", "attempt": 1, "processes": 4})
   flight = read_flight(job.path)
-  assert not flight.positions and "The rings of processes 0-3 each is of attempt 0, not of attempt 1" in " ".join(
-      flight.left_out)
+  assert not flight.positions and ("The rings of processes 0-3 each is of attempt 0, not of "
+                                   "attempt 1") in " ".join(
+                                       flight.left_out)
 
 
 def test_a_process_that_has_ended_is_told_by_its_number_or_its_silence(job):
@@ -129,7 +136,8 @@ def test_a_process_that_has_ended_is_told_by_its_number_or_its_silence(job):
   job.process(3, alive=0.5, wall=now - round(40e9) - job.machine.time)
   flight = read_flight(job.path)
   assert flight.positions[3].state == "gone"
-  assert told(flight)[0].places[0].endswith("Its process has ended without a word, or stands still.")
+  assert told(flight)[0].places[0].endswith(
+      "Its process has ended without a word, or stands still.")
 
 
 def test_a_job_that_was_killed_long_ago_does_not_run(job):
@@ -164,17 +172,20 @@ def test_own_marks_are_read_in_place(job):
   programs = Programs()
   found = of_ring(ring.blocks, ring.events, 0, type(job.machine.plan)((of,)), programs)
   assert [one.rank for one in found] == ring.ranks
-  assert found[1].current.pending == [(0, 0)] and found[1].waiting >= 0.02 and found[1].current.number >= 0
+  assert (found[1].current.pending == [(0, 0)] and found[1].waiting >= 0.02
+          and found[1].current.number >= 0)
 
 
 @given(st.data())
 def test_any_damage_is_read_or_left_out_with_a_sentence(tmp_path_factory, data):
   job = Directory(tmp_path_factory.mktemp("run"))
-  name = data.draw(st.sampled_from(["marks/3.ring", "marks/3.plan.json", "process/3.json", "run.json"]))
+  name = data.draw(st.sampled_from(["marks/3.ring", "marks/3.plan.json", "process/3.json",
+                                    "run.json"]))
   path = job.path / name
   content = bytearray(path.read_bytes())
   places = st.integers(0, min(len(content), marks.PAGE * 2 + 1600) - 1)
-  for at, byte in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=8)):
+  for at, byte in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1,
+                                     max_size=8)):
     content[at] = byte
   path.write_bytes(content[:data.draw(st.integers(0, len(content)))])
   flight = read_flight(job.path)

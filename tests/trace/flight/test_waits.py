@@ -18,7 +18,8 @@ from tests.trace.flight.machine import LOOP, MS, Machine, collective, program, s
 def flight_of(machine, ranks=None):
   programs = Programs()
   keys = programs.add(machine.plan)
-  positions = {rank: position(rank, rank // 2, *machine.tag_ns(rank), keys, programs, machine.time + 5000 * MS)
+  positions = {rank: position(rank, rank // 2, *machine.tag_ns(rank), keys, programs,
+                              machine.time + 5000 * MS)
                for rank in (range(machine.ranks) if ranks is None else ranks)}
   return Flight(positions, programs)
 
@@ -30,7 +31,8 @@ def found(machine, ranks=None):
 
 @st.composite
 def jobs(draw):
-  """A program over 2 to 8 ranks: collectives along either axis of a mesh or over all, in loops or not."""
+  """A program over 2 to 8 ranks: collectives along either axis of a mesh or over all, in loops or
+  not."""
   rows, columns = draw(st.sampled_from([(1, 2), (2, 2), (1, 4), (2, 3), (2, 4), (4, 2)]))
   ranks = rows * columns
   choices = [
@@ -45,7 +47,8 @@ def jobs(draw):
     tag += 2 * n
     loops = draw(st.sampled_from([(), (outer,), (outer, inner)]))
     if draw(st.integers(0, 3)) == 0:
-      made.append(collective(index, (), pairs=[(r, (r + 1) % ranks) for r in range(ranks)], loops=loops, tags=tags))
+      made.append(collective(index, (), pairs=[(r, (r + 1) % ranks) for r in range(ranks)],
+                             loops=loops, tags=tags))
     else:
       made.append(collective(index, draw(st.sampled_from(choices)), loops=loops, tags=tags))
   return program(made, ranks), ranks
@@ -56,7 +59,8 @@ def test_the_ranks_that_stopped_are_the_ends_of_all_chains(job, data):
   of, ranks = job
   steps = len(script(of))
   stopped = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1, max_size=2))
-  stop = {rank: (data.draw(st.integers(0, 2)), data.draw(st.integers(-1, steps))) for rank in stopped}
+  stop = {rank: (data.draw(st.integers(0, 2)), data.draw(st.integers(-1, steps)))
+          for rank in stopped}
   machine = Machine(of, ranks, 3, stop)
   result = found(machine)
   blocked = {rank for rank in range(ranks) if machine.inside[rank]}
@@ -65,11 +69,14 @@ def test_the_ranks_that_stopped_are_the_ends_of_all_chains(job, data):
              for rank in set(meeting[3]) - machine.entered[meeting]} & stopped - blocked
   assert {cause.kind for cause in result} <= {"absent"}
   assert {rank for cause in result for rank in cause.ranks} == lacking
-  assert {rank for cause in result for wait in (*cause.waits, *cause.behind) for rank in wait.waiting} == blocked
+  assert ({rank for cause in result for wait in (*cause.waits,
+                                                 *cause.behind) for rank in wait.waiting}
+          == blocked)
   for cause in result:
     for wait in cause.waits:
       call, place, turn, group = wait.meeting[1:]
-      assert set(wait.waiting) == {r for r in range(ranks) if machine.inside[r] == (call, place, turn, group)}
+      assert (set(wait.waiting) == {r for r in range(ranks)
+                                    if machine.inside[r] == (call, place, turn, group)})
       assert set(wait.absent) == set(group) - machine.entered[call, place, turn, group]
       assert set(cause.ranks) <= set(wait.absent)
   assert [c.held for c in result] == sorted((c.held for c in result), reverse=True)
@@ -123,12 +130,15 @@ def test_a_rank_without_a_ring_is_unknown_and_blamed_for_nothing():
 
 
 def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said():
-  of = program([collective(0, [(0, 1), (2, 3)], name="all-gather.7", kind="all-gather", loops=(LOOP,), axes=("fsdp",)),
+  of = program([collective(0, [(0, 1), (2, 3)], name="all-gather.7", kind="all-gather",
+                           loops=(LOOP,), axes=("fsdp",)),
                 collective(1, [(0, 2), (1, 3)], loops=(LOOP,))], 4)
   machine = Machine(of, 4, 9, stop={3: (6, script(of).index((1, 2)))})
   first = told(flight_of(machine))[0]
-  # Call, rank, seconds, collective, turn of turns, line, the ranks that meet, others, and who is missing.
-  assert numbers(first.sentence) == [6, 1, 5, 1, 2, 4, 11, 1, 3, 1, 3] and " data " in first.sentence
+  # Call, rank, seconds, collective, turn of turns, line, the ranks that meet, others, and who is
+  # missing.
+  assert (numbers(first.sentence) == [6, 1, 5, 1, 2, 4, 11, 1, 3, 1, 3]
+          and " data " in first.sentence)
   (place,) = first.places
   assert numbers(place) == [3, 1, 7, 2, 4, 10, 5] and "all-gather.7" in place
   # 0 has gone on to the next layer, where 1 keeps it; 2 likewise, kept by 3.
@@ -136,7 +146,8 @@ def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said()
   assert waits[1, 3]["loops"] == [["while.12", 2, 4]] and waits[1, 3]["source"] == "model.py:11"
   assert waits[2, 3]["turn"] == 3 and waits[2, 3]["waiting"] == [2] and waits[2, 3]["absent"] == [3]
   assert numbers(first.behind) == [0, 7, 3, 4, 10, 0, 1] and " fsdp " in first.behind
-  assert first.document["places"][0]["last"] == {"collective": "all-gather.7", "turn": 2, "left": True}
+  assert (first.document["places"][0]["last"] == {"collective": "all-gather.7", "turn": 2,
+                                                  "left": True})
 
 
 def test_a_process_between_two_steps_is_in_python():
@@ -157,21 +168,26 @@ def test_two_processes_may_number_the_same_program_differently():
     tag, ns = machine.tag_ns(rank)
     own = program(of.collectives, 2, number=number)
     keys = programs.add(type(machine.plan)((own,)))
-    positions[rank] = position(rank, rank, (tag & 0xFFFFF) + (number << 20), ns, keys, programs, None)
+    positions[rank] = position(rank, rank, (tag & 0xFFFFF) + (number << 20), ns, keys,
+                               programs, None)
   cause, = causes(unfinished(positions, programs), programs)
-  assert (cause.kind, cause.ranks) == ("absent", (1,)) and Flight(positions, programs).waited(cause) is None
-  assert 5 not in numbers(told(Flight(positions, programs))[0].sentence), "for how long, nobody knows"
+  assert ((cause.kind, cause.ranks) == ("absent", (1,))
+          and Flight(positions, programs).waited(cause) is None)
+  assert 5 not in numbers(told(Flight(positions,
+                                      programs))[0].sentence), "for how long, nobody knows"
 
 
 def test_a_step_that_was_given_up_is_not_waited_in():
   """Its marks end in the middle; another program has run to its end since."""
   train = program([collective(0, [(0, 1)])], 2)
-  evaluation = program([collective(0, [(0, 1)], name="all-gather.0")], 2, number=4, name="evaluation")
+  evaluation = program([collective(0, [(0, 1)], name="all-gather.0")], 2, number=4,
+                       name="evaluation")
   given_up, after = Machine(train, 2, 3, stop={1: (2, 0)}), Machine(evaluation, 2, 2)
   programs = Programs()
   keys = programs.add(type(given_up.plan)((train, evaluation)))
   tag, ns = zip(given_up.tag_ns(0), after.tag_ns(0), strict=True)
-  both = position(0, 0, np.concatenate(tag), np.concatenate([ns[0], ns[1] + given_up.time]), keys, programs, None)
+  both = position(0, 0, np.concatenate(tag), np.concatenate([ns[0], ns[1] + given_up.time]), keys,
+                  programs, None)
   assert [execution.program for execution in both.executions] == [keys[4]]
 
 
@@ -186,14 +202,17 @@ def test_a_step_whose_beginning_is_written_over_tells_nothing_of_turns():
 
 
 def test_causes_cover_all_waits_in_any_graph():
-  """Every rank in a collective is behind a cause, whatever each rank does: no machine could even run some of these."""
-  of = program([collective(0, [(0, 1, 2)]), collective(1, [(0, 1, 2)]), collective(2, [(0, 1, 2)])], 3)
+  """Every rank in a collective is behind a cause, whatever each rank does: no machine could even
+  run some of these."""
+  of = program([collective(0, [(0, 1, 2)]), collective(1, [(0, 1, 2)]), collective(2, [(0, 1, 2)])],
+               3)
   for places in itertools.product([None, 0, 1, 2], repeat=3):
     orders = {rank: [] if place is None else [(place, 0)] for rank, place in enumerate(places)}
     machine = Machine(of, 3, 1, orders=orders,
                       dead=[(0, place, 0, (0, 1, 2)) for place in range(3)])
     result = found(machine)
-    covered = {rank for cause in result for wait in (*cause.waits, *cause.behind) for rank in wait.waiting}
+    covered = {rank for cause in result for wait in (*cause.waits, *cause.behind)
+               for rank in wait.waiting}
     assert covered == {rank for rank in range(3) if places[rank] is not None}
     if None not in places:
       assert {cause.kind for cause in result} == ({"stuck"} if len(set(places)) == 1 else {"order"})

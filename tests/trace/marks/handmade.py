@@ -1,4 +1,5 @@
-"""An observed step made by hand: marks where `jaxpace.observe` would put them, and what they mean."""
+"""An observed step made by hand: marks where `jaxpace.observe` would put them, and what they
+mean."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ _numbers = iter(range(100, 3900))
 class Handmade(Marked):
   """`step(x, delays) -> x`, a scan of layers with an all-reduce each, and one after it.
 
-  `delays` [layers + 1] seconds on each device before each all-reduce, by a sleep of the native clock.
+  `delays` [layers + 1] seconds on each device before each all-reduce, by a sleep of the native
+  clock.
   """
 
   def __init__(self, devices=None, layers=3, name="step", unknown=False):
@@ -29,7 +31,8 @@ class Handmade(Marked):
     loop = Loop("while.1", None if unknown else layers)
     self._program = ObservedProgram(
         number=self.number, name=name, ranks=ranks, mesh_axes={"data": len(devices)}, collectives=(
-            collective(0, loops=[loop], phase="forward", groups=(ranks,)), collective(1, groups=(ranks,))))
+            collective(0, loops=[loop], phase="forward", groups=(ranks,)),
+            collective(1, groups=(ranks,))))
     self.plan = None
     self.executions = {}
     self._run = jax.jit(jax.shard_map(self._each, mesh=self.mesh, in_specs=(P("data"), P("data")),

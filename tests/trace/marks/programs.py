@@ -5,17 +5,19 @@ from hypothesis import strategies as st
 from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
 
 
-def collective(index, *, name=None, loops=(), phase="backward", tags=None, kind="all-reduce", groups=((0, 1, 2, 3),),
-               pairs=(), conditional=False):
+def collective(index, *, name=None, loops=(), phase="backward", tags=None, kind="all-reduce",
+               groups=((0, 1, 2, 3),), pairs=(), conditional=False):
   tags = tags or ((2 + 2 * index,), (3 + 2 * index,))
   return ObservedCollective(
-      index=index, name=name or f"{kind}.{index}", kind=kind, bytes=64 * (index + 1), operands=1, dtypes=("float32",),
-      axes=("data",), groups=groups, pairs=pairs, phase=phase, loops=tuple(loops), source=f"model.py:{10 + index}",
-      operation=f"jit(step)/psum{index}", enter_tags=tags[0], exit_tags=tags[1], conditional=conditional)
+      index=index, name=name or f"{kind}.{index}", kind=kind, bytes=64 * (index + 1), operands=1,
+      dtypes=("float32",), axes=("data",), groups=groups, pairs=pairs, phase=phase,
+      loops=tuple(loops), source=f"model.py:{10 + index}", operation=f"jit(step)/psum{index}",
+      enter_tags=tags[0], exit_tags=tags[1], conditional=conditional)
 
 
 def program(*collectives, number=7, ranks=(0, 1, 2, 3), name="step"):
-  return ObservedProgram(number=number, name=name, ranks=ranks, mesh_axes={"data": len(ranks)}, collectives=collectives)
+  return ObservedProgram(number=number, name=name, ranks=ranks, mesh_axes={"data": len(ranks)},
+                         collectives=collectives)
 
 
 @st.composite
@@ -30,5 +32,6 @@ def programs(draw, unknown=True):
     tags = tuple(range(tag, tag + n)), tuple(range(tag + n, tag + 2 * n))
     tag += 2 * n
     made.append(collective(index, loops=outer[:draw(st.integers(0, 2))], tags=tags,
-                           phase=draw(st.sampled_from(["forward", "backward", "update", "compute"]))))
+                           phase=draw(st.sampled_from(["forward", "backward", "update",
+                                                       "compute"]))))
   return program(*made)

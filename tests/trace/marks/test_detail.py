@@ -18,7 +18,8 @@ def fed(detail, steps, seconds, cuts):
   return np.concatenate(chosen) if chosen else np.zeros(0, bool)
 
 
-@given(st.integers(2, 300), st.lists(st.integers(0, 900), max_size=4).map(sorted), st.integers(0, 899))
+@given(st.integers(2, 300), st.lists(st.integers(0, 900), max_size=4).map(sorted),
+       st.integers(0, 899))
 def test_a_slow_step_and_those_after_it_are_in_full_however_rows_come(every, cuts, slow):
   steps, seconds = np.arange(900), np.full(900, 0.01)
   seconds[0], seconds[slow] = np.nan, 0.1
@@ -39,7 +40,8 @@ def test_a_job_that_is_always_unusual_has_its_share_and_no_more():
   rng = np.random.default_rng(0)
   seconds = np.where(rng.random(20_000) < 0.3, 1.0, 0.1)
   detail = Detail(1000)
-  chosen = np.concatenate([detail.choose(np.arange(k, k + 50), seconds[k:k + 50]) for k in range(0, 20_000, 50)])
+  chosen = np.concatenate([detail.choose(np.arange(k, k + 50), seconds[k:k + 50])
+                           for k in range(0, 20_000, 50)])
   assert 0.02 < chosen.mean() < 0.13
 
 

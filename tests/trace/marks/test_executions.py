@@ -15,7 +15,8 @@ from tests.trace.marks.programs import collective, program, programs
 
 
 def fed(splitter, events):
-  return splitter.feed(np.array([tag for tag, _ in events], np.uint32), np.array([ns for _, ns in events], np.int64))
+  return splitter.feed(np.array([tag for tag, _ in events], np.uint32),
+                       np.array([ns for _, ns in events], np.int64))
 
 
 @given(st.data())
@@ -23,8 +24,8 @@ def test_executions_come_whole_however_the_events_are_cut(data):
   plan, ns = [], 100
   for number in range(data.draw(st.integers(0, 6))):
     kind = data.draw(st.sampled_from(["whole", "no end", "no start"]))
-    tags = [NUMBER, *([0] if kind != "no start" else []), *data.draw(st.lists(st.integers(2, 9), max_size=4)),
-            *([1] if kind != "no end" else [])]
+    tags = [NUMBER, *([0] if kind != "no start" else []),
+            *data.draw(st.lists(st.integers(2, 9), max_size=4)), *([1] if kind != "no end" else [])]
     events = []
     for tag in tags:
       ns += data.draw(st.integers(0, 5))
@@ -43,7 +44,8 @@ def test_executions_come_whole_however_the_events_are_cut(data):
       own = got.of == k
       found.append((int(got.number[k]), int(got.start_ns[k]), int(got.end_ns[k]),
                     list(zip(got.tag[own].tolist(), got.ns[own].tolist(), strict=True))))
-  expected = [(number, next(ns for tag, ns in each if tag == 0), next(ns for tag, ns in each if tag == 1),
+  expected = [(number, next(ns for tag, ns in each if tag == 0),
+               next(ns for tag, ns in each if tag == 1),
                [event for event in each if event[0] not in (NUMBER, 0, 1)])
               for whole, number, each in plan if whole]
   assert found == expected
@@ -58,7 +60,8 @@ def test_what_was_cut_by_a_loss_is_dropped():
 
 
 def run_of(program, draw):
-  """Marks of one execution as a device would write them, and each collective's times, by a plain loop."""
+  """Marks of one execution as a device would write them, and each collective's times, by a plain
+  loop."""
   marks, truth, ns = [], [], 1000
   ran = collections.Counter()
 
@@ -113,18 +116,22 @@ def test_a_branch_that_was_not_taken_and_a_mark_that_is_missing_leave_no_occurre
   made = program(collective(0), collective(1), collective(2, tags=((6, 7), (8, 9))))
   events = [(NUMBER, 0), (0, 1), (2, 5), (3, 9), (6, 11), (8, 12), (9, 13), (99, 14), (1, 20)]
   found = occurrences(fed(Splitter(), events), made.collectives)
-  assert (found.collective.tolist(), found.enter_ns.tolist(), found.exit_ns.tolist()) == ([0], [5], [9])
+  assert ((found.collective.tolist(), found.enter_ns.tolist(), found.exit_ns.tolist())
+          == ([0], [5], [9]))
 
 
 def test_no_collectives_and_no_marks():
   assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), ()).turn.size
   assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), (collective(0),)).turn.size
-  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (50, 1), (1, 2)]), (collective(0),)).turn.size
+  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (50, 1), (1, 2)]),
+                         (collective(0),)).turn.size
 
 
 def plain_sums(start, end, rows):
-  """Nanosecond by nanosecond: a collective is waited for once all others that end before it have ended."""
-  exposed = [(max([row[0]] + [other[1] for other in rows if other[1] < row[1]]), *row[1:]) for row in rows]
+  """Nanosecond by nanosecond: a collective is waited for once all others that end before it have
+  ended."""
+  exposed = [(max([row[0]] + [other[1] for other in rows if other[1] < row[1]]), *row[1:])
+             for row in rows]
   inside = [[row for row in exposed if row[0] <= t < row[1]] for t in range(start, end)]
   sync = sum(bool(each) for each in inside)
   computed = {}
@@ -160,9 +167,11 @@ def test_sums_are_those_of_every_single_nanosecond(executions):
   start = np.array([base + 7 * k for k in range(len(executions))], np.int64)
   end = start + np.array([length for length, _ in executions], np.int64)
   rows = [(k, *sorted((min(a, length), min(a + b, length))), phase)
-          for k, (length, each) in enumerate(executions) for a, b, phase in sorted(each) if a < length]
+          for k, (length, each) in enumerate(executions) for a, b, phase in sorted(each)
+          if a < length]
   execution = np.array([row[0] for row in rows], np.int64)
-  found = sums(start, end, execution, start[execution] + np.array([row[1] for row in rows], np.int64),
+  found = sums(start, end, execution,
+               start[execution] + np.array([row[1] for row in rows], np.int64),
                start[execution] + np.array([row[2] for row in rows], np.int64),
                np.array([row[3] for row in rows], np.int64))
   for k, (length, _) in enumerate(executions):
@@ -176,11 +185,13 @@ def test_sums_are_those_of_every_single_nanosecond(executions):
 
 
 def test_fully_sharded_layers_have_phases_where_the_collectives_tell_them():
-  rows = [(10, 12, FORWARD), (20, 22, FORWARD), (30, 32, BACKWARD), (45, 47, BACKWARD), (60, 61, UPDATE)]
+  rows = [(10, 12, FORWARD), (20, 22, FORWARD), (30, 32, BACKWARD), (45, 47, BACKWARD),
+          (60, 61, UPDATE)]
   enter, leave, phase = (np.array(column, np.int64) for column in zip(*rows, strict=True))
   found = sums(np.array([0]), np.array([70]), np.zeros(5, np.int64), enter, leave, phase)
   assert found.sync.tolist() == [9]
-  # 22 to 30 is the end of the forward pass and the beginning of the backward one: nobody knows where it turns
+  # 22 to 30 is the end of the forward pass and the beginning of the backward one: nobody knows
+  # where it turns
   assert found.computed.tolist() == [[10 + 8, 13, 9, 8 + 13]]
   assert [FORWARD, BACKWARD, UPDATE, COMPUTE] == [0, 1, 2, 3]
 

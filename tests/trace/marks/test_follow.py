@@ -59,7 +59,8 @@ def test_slots_that_are_not_finished_are_awaited_and_at_the_end_lost(count, torn
   there = [k for k in range(count) if k not in torn]
   if not final:
     run = list(range(min([k for k in torn if k < count], default=count)))
-    assert taken.ns.tolist() == [1000 + k for k in run] and taken.lost == 0 and taken.position == len(run)
+    assert (taken.ns.tolist() == [1000 + k for k in run] and taken.lost == 0
+            and taken.position == len(run))
     return
   got, lost, position = taken.ns.tolist(), taken.lost, taken.position
   while position < count:
@@ -87,7 +88,8 @@ def test_what_is_written_over_while_it_is_copied_is_not_believed():
   assert taken.lost == 3 and taken.ns.tolist() == [1003, 1004, 1005, 1006, 1007]
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.binary(min_size=128, max_size=128), st.booleans())
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.binary(min_size=128, max_size=128),
+       st.booleans())
 def test_any_content_is_read_in_bounds(head, position, content, final):
   slots = np.frombuffer(content, marks.EVENT)
   taken = take(slots, lambda: head, position, final=final)
@@ -108,7 +110,8 @@ def test_what_the_native_code_writes_meanwhile_is_taken_whole():
   assert execution.unavailable() == ""
   ring, program = execution.current(), 3999
   lane = Lane(int(ring.heads()[3]))
-  thread = threading.Thread(target=library.functions().jaxpace_mark_here, args=(3, program, 9, 3_000_000))
+  thread = threading.Thread(target=library.functions().jaxpace_mark_here,
+                            args=(3, program, 9, 3_000_000))
   thread.start()
   count, newest, alive = 0, 0, True
   while alive:

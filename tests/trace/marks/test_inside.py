@@ -13,18 +13,19 @@ from jaxpace.trace.marks.executions import Executions
 
 PLAN = Plan(
     axis="data", ranks=2, clock="native", program=7,
-    marks=(Mark("start", "gap"), Mark("phase", "forward"), Mark("enter", "backward", 0), Mark("exit", "sync", 0),
-           Mark("end", "update")),
+    marks=(Mark("start", "gap"), Mark("phase", "forward"), Mark("enter", "backward", 0),
+           Mark("exit", "sync", 0), Mark("end", "update")),
     collectives=(Collective(0, "grads", ("psum",), "data", 64, 1, ("float32",), "backward"),),
-    inside=(Inside(0, "psum.0", ("psum",), "data", 8, 1, ("float32",), "forward", (), (), (Loop("scan.0", 3),), False,
-                   (34,), (35,), source="model.py:3"),
-            Inside(1, "gather", ("all_gather",), "data", 16, 2, ("float32",), "backward", (), ((0, 1),), (), True,
-                   (36, 38), (37, 39), after=0)))
+    inside=(Inside(0, "psum.0", ("psum",), "data", 8, 1, ("float32",), "forward", (), (),
+                   (Loop("scan.0", 3),), False, (34,), (35,), source="model.py:3"),
+            Inside(1, "gather", ("all_gather",), "data", 16, 2, ("float32",), "backward", (),
+                   ((0, 1),), (), True, (36, 38), (37, 39), after=0)))
 
 
 @st.composite
 def recorded(draw):
-  """Stamps of some steps, and marks in their executions, each where its turn puts it; some executions are missing."""
+  """Stamps of some steps, and marks in their executions, each where its turn puts it; some
+  executions are missing."""
   now, times, runs, marks = 1000, [], [], []
   for step in range(draw(st.integers(1, 4))):
     begin = now
@@ -42,7 +43,8 @@ def recorded(draw):
       for tag in (*enters, *leaves):
         at = min(int(bounds[2]), at + draw(st.integers(0, 15)))
         marks.append((len(runs) - 1, tag, at))
-  of, tag, ns = (np.array(column) for column in zip(*marks, strict=True)) if marks else (np.empty(0, int),) * 3
+  of, tag, ns = ((np.array(column) for column in zip(*marks, strict=True)) if marks
+                 else (np.empty(0, int),) * 3)
   return np.array(times), Executions(np.arange(len(runs)), np.array([r[0] for r in runs], np.int64),
                                      np.array([r[1] for r in runs], np.int64), of.astype(np.int64),
                                      tag.astype(np.uint32), ns.astype(np.int64))
@@ -62,9 +64,11 @@ def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
     row = times[:, 0].tolist().index(start)
     occurrences = []
     for number, (enters, leaves) in enumerate((((34,), (35,)), ((36, 38), (37, 39)))):
-      by_tag = {tag: ran.ns[(ran.of == run) & (ran.tag == tag)].tolist() for tag in (*enters, *leaves)}
+      by_tag = {tag: ran.ns[(ran.of == run) & (ran.tag == tag)].tolist()
+                for tag in (*enters, *leaves)}
       for turn in range(min(map(len, by_tag.values()))):
-        enter, leave = (choose(by_tag[tag][turn] for tag in tags) for choose, tags in ((max, enters), (min, leaves)))
+        enter, leave = (choose(by_tag[tag][turn] for tag in tags)
+                        for choose, tags in ((max, enters), (min, leaves)))
         occurrences.append((max(leave, enter), enter, number, turn))
     waited = set()
     for leave, enter, number, turn in occurrences:
@@ -77,8 +81,8 @@ def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
         expected[segment][row] += 1
   for phase, total in expected.items():
     assert found.waiting[phase].tolist() == total.tolist()
-  assert sorted(zip(found.row.tolist(), found.slot.tolist(), found.enter_ns.tolist(), found.exit_ns.tolist(),
-                    strict=True)) == sorted(rows)
+  assert sorted(zip(found.row.tolist(), found.slot.tolist(), found.enter_ns.tolist(),
+                    found.exit_ns.tolist(), strict=True)) == sorted(rows)
 
 
 def test_columns_add_up_as_before_and_what_is_not_known_is_null():
@@ -86,15 +90,17 @@ def test_columns_add_up_as_before_and_what_is_not_known_is_null():
   times = np.array([[0, 100, 200, 250, 260], [300, 400, 500, 550, 560]], np.int64)
   ran = Executions(np.array([0]), np.array([0]), np.array([260]), np.array([0] * 4),
                    np.array([34, 35, 34, 35], np.uint32), np.array([10, 30, 90, 120]))
-  columns = {"forward_ns": np.array([100, 100]), "backward_ns": np.array([100, 100]), "sync_ns": np.array([50, 50]),
-             "update_ns": np.array([10, 10])}
+  columns = {"forward_ns": np.array([100, 100]), "backward_ns": np.array([100, 100]),
+             "sync_ns": np.array([50, 50]), "update_ns": np.array([10, 10])}
   joined = inside.join(times, ran, plan)
   steps = inside.step_columns(columns, joined, times, PLAN)
-  assert [steps[name][0] for name in ("forward_ns", "backward_ns", "sync_ns", "update_ns")] == [70, 80, 100, 10]
-  assert all(steps[name][1] is np.ma.masked for name in columns), "the second step's marks were lost"
+  assert ([steps[name][0] for name in ("forward_ns", "backward_ns", "sync_ns", "update_ns")]
+          == [70, 80, 100, 10])
+  assert all(steps[name][1] is np.ma.masked
+             for name in columns), "the second step's marks were lost"
   assert steps["last_exit_ns"][0] == 250
-  identity = {"step": np.array([5, 6]), "rank": np.zeros(2, np.int32), "process": np.zeros(2, np.int32),
-              "attempt": np.zeros(2, np.int32)}
+  identity = {"step": np.array([5, 6]), "rank": np.zeros(2, np.int32),
+              "process": np.zeros(2, np.int32), "attempt": np.zeros(2, np.int32)}
   rows = inside.collective_columns(identity, joined, np.array([True, True]), plan)
   assert rows["step"].tolist() == [5, 5] and rows["collective"].tolist() == [1, 2]
   assert rows["name"].tolist() == ["psum.0", "psum.0@1"] and rows["bytes"].tolist() == [8, 8]
@@ -109,15 +115,18 @@ def test_run_json_tells_each_turn_and_stamped_slots_stay():
   assert [(entry["name"], entry["of"], entry["loops"]) for entry in told["collectives"]] == [
       ("grads", 2, []), ("psum.0", 0, [["scan.0", 0, 3]]), ("psum.0@1", 0, [["scan.0", 1, 3]]),
       ("psum.0@2", 0, [["scan.0", 2, 3]]), ("gather", 1, [])]
-  assert told["collectives"][1]["source"] == "model.py:3" and told["collectives"][4]["index_groups"] == [[0, 1]]
-  assert {mark["collective"] for mark in told["marks"]} == {None, 0} and told["detail"] == {"every": 1}
+  assert (told["collectives"][1]["source"] == "model.py:3"
+          and told["collectives"][4]["index_groups"] == [[0, 1]])
+  assert ({mark["collective"] for mark in told["marks"]} == {None, 0}
+          and told["detail"] == {"every": 1})
   assert plan.rows == 5
   assert Plan.from_json(PLAN.to_json()) == PLAN
 
 
 def test_who_meets_is_told_beside_the_ring():
   settings_of = {"mesh": {"data": 2, "model": 2}, "axis": ["data"], "step": "train_step"}
-  grouped = dataclasses.replace(PLAN, inside=(PLAN.inside[0], dataclasses.replace(PLAN.inside[1], after=1)))
+  grouped = dataclasses.replace(PLAN, inside=(PLAN.inside[0],
+                                              dataclasses.replace(PLAN.inside[1], after=1)))
   found = inside.observed_program(grouped, settings_of, 4, [slot_tags(0)])
   assert [one.name for one in found.collectives] == ["psum.0", "grads", "gather"]
   assert found.collectives[1].enter_tags == (slot_tags(0)[0],)

@@ -1,4 +1,5 @@
-"""Steps that `jaxpace.observe` marked, recorded: layers in a scan under remat, sharded parameters, several shapes."""
+"""Steps that `jaxpace.observe` marked, recorded: layers in a scan under remat, sharded parameters,
+several shapes."""
 
 import json
 
@@ -35,7 +36,8 @@ def loss(weights, batch):
 
 
 def batch_of(mesh, size):
-  return jax.device_put(np.ones((size, WIDTH), np.float32), NamedSharding(mesh, P(("data", "fsdp"))))
+  return jax.device_put(np.ones((size, WIDTH), np.float32),
+                        NamedSharding(mesh, P(("data", "fsdp"))))
 
 
 def steps_of(mesh):
@@ -49,19 +51,22 @@ def steps_of(mesh):
 
 
 def check(directory, steps):
-  """Whatever the step was: rows of each rank and step, whose parts add up to the time between two ends."""
+  """Whatever the step was: rows of each rank and step, whose parts add up to the time between two
+  ends."""
   rows = {(row["rank"], row["step"]): row for row in table(directory)}
   assert sorted(rows) == [(rank, step) for rank in range(4) for step in range(steps)]
   waits = {}
   for row in table(directory, "collectives"):
     waits.setdefault((row["rank"], row["step"]), []).append(row)
   for (rank, step), row in rows.items():
-    parts = sum(row[f"{name}_ns"] or 0 for name in ("forward", "backward", "compute", "sync", "update"))
+    parts = sum(row[f"{name}_ns"] or 0
+                for name in ("forward", "backward", "compute", "sync", "update"))
     assert row["start_ns"] <= row["last_exit_ns"] <= row["end_ns"]
     if step:
       assert row["gap_ns"] + parts == row["end_ns"] - rows[rank, step - 1]["end_ns"]
     own = waits[rank, step]
-    assert all(row["start_ns"] <= each["enter_ns"] <= each["exit_ns"] <= row["last_exit_ns"] for each in own)
+    assert all(row["start_ns"] <= each["enter_ns"] <= each["exit_ns"] <= row["last_exit_ns"]
+               for each in own)
     assert row["last_exit_ns"] == max(each["exit_ns"] for each in own)
     assert 0 < row["sync_ns"] <= sum(each["exit_ns"] - each["enter_ns"] for each in own)
   assert process_file(directory)["lost_rows"] == 0
@@ -81,7 +86,8 @@ def test_layers_under_remat_with_sharded_parameters(tmp_path, mesh, weights):
   assert gathers and all(each.turns == LAYERS for each in gathers)
   entries = json.loads((tmp_path / "run.json").read_text())["plan"]["collectives"]
   assert len(entries) == sum(each.turns for each in program.collectives)
-  assert all(sorted(row["collective"] for row in own) == list(range(len(entries))) for own in waits.values())
+  assert all(sorted(row["collective"] for row in own) == list(range(len(entries)))
+             for own in waits.values())
   for entry in entries:
     assert sorted(rank for group in entry["groups"] for rank in group) == [0, 1, 2, 3]
   # A collective waits for all of its group: nobody leaves before the last has entered.
@@ -92,13 +98,15 @@ def test_layers_under_remat_with_sharded_parameters(tmp_path, mesh, weights):
   for (_, slot), ranks in by_step.items():
     for group in entries[slot]["groups"]:
       if entries[slot]["kind"] in ("all-reduce", "reduce-scatter"):
-        assert max(ranks[rank]["enter_ns"] for rank in group) <= min(ranks[rank]["exit_ns"] for rank in group)
+        assert (max(ranks[rank]["enter_ns"] for rank in group)
+                <= min(ranks[rank]["exit_ns"] for rank in group))
   run = read_run(tmp_path)
   assert (run.ranks_in_all >= 4, len(run.steps), run.path) == (True, 8, tmp_path)
 
 
 def test_a_second_shape_and_an_evaluation_are_told_apart(tmp_path, mesh, weights):
-  step, evaluate, weights = jaxpace.observe(steps_of(mesh)), jaxpace.observe(jax.jit(loss)), weights + 0
+  step, evaluate, weights = (jaxpace.observe(steps_of(mesh)), jaxpace.observe(jax.jit(loss)),
+                             weights + 0)
   with jaxpace.Recorder(tmp_path, [step, evaluate]) as recorder:
     for k in range(9):
       weights, value = step(weights, batch_of(mesh, 8 if k < 5 else 16))
@@ -112,7 +120,8 @@ def test_a_second_shape_and_an_evaluation_are_told_apart(tmp_path, mesh, weights
   numbers = [program.number for program in (*step.plan.programs, *evaluate.plan.programs)]
   for (_, number), own in waits.items():
     ran = {entries[row["collective"]]["program"] for row in own}
-    # The larger batch makes no other collectives: they are of weights and gradients, and so the same slots.
+    # The larger batch makes no other collectives: they are of weights and gradients, and so the
+    # same slots.
     assert ran == {numbers[0]} | ({numbers[2]} if number % 4 == 3 else set())
 
 
@@ -124,7 +133,8 @@ def test_gradients_accumulated_by_a_second_function(tmp_path, mesh, weights):
       recorder.record(norm=float(jnp.abs(total).sum()))
   waits = check(tmp_path, 4)
   entries = json.loads((tmp_path / "run.json").read_text())["plan"]["collectives"]
-  calls = [entry["loops"][0][1] if entry["loops"][:1] and entry["loops"][0][0] == "call" else 0 for entry in entries]
+  calls = [entry["loops"][0][1] if entry["loops"][:1] and entry["loops"][0][0] == "call" else 0
+           for entry in entries]
   assert sorted(set(calls)) == [0, 1, 2] and calls == sorted(calls)
   assert all(len(own) == len(entries) for own in waits.values())
   assert all(row["host_norm"] > 0 for row in table(tmp_path))

@@ -15,11 +15,13 @@ def plan():
       0, "all-gather.1", "all-gather", 4096, 1, ("float32",), ("data",), ((0, 1), (2, 3)), (),
       "forward", (Loop("while.1", 4),), "model.py:12", "jit(step)/dot_general", (2,), (3,))
   permute = ObservedCollective(
-      1, "collective-permute.2", "collective-permute", None, 1, ("bfloat16",), (), (), ((0, 1), (1, 0)),
-      "compute", (Loop("while.2", None),), None, None, (4, 6), (5, 7), conditional=True)
+      1, "collective-permute.2", "collective-permute", None, 1, ("bfloat16",), (), (),
+      ((0, 1), (1, 0)), "compute", (Loop("while.2", None),), None, None, (4, 6), (5, 7),
+      conditional=True)
   return ObservedPlan((ObservedProgram(
-      1, "train_step", (0, 1, 2, 3), {"data": 2, "tensor": 2}, (gather, permute), notices=("as it is",),
-      unstamped=(Unstamped("x", "psum", None, "why"),), bare_compile_s=1.5),))
+      1, "train_step", (0, 1, 2, 3), {"data": 2, "tensor": 2}, (gather, permute),
+      notices=("as it is",), unstamped=(Unstamped("x", "psum", None, "why"),),
+      bare_compile_s=1.5),))
 
 
 def test_a_plan_comes_back_as_it_was(tmp_path):
@@ -41,9 +43,10 @@ def test_a_file_without_a_plan_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("path, value", [
-    (("number",), -1), (("number",), 1 << 12), (("ranks",), ["0"]), (("collectives", 0, "groups"), [[-1]]),
-    (("collectives", 0, "enter_tags"), [1 << 20]), (("collectives", 0, "loops", 0, "trips"), -3),
-    (("collectives", 0, "index"), None), (("collectives",), {}), (("mesh_axes",), [])])
+    (("number",), -1), (("number",), 1 << 12), (("ranks",), ["0"]),
+    (("collectives", 0, "groups"), [[-1]]), (("collectives", 0, "enter_tags"), [1 << 20]),
+    (("collectives", 0, "loops", 0, "trips"), -3), (("collectives", 0, "index"), None),
+    (("collectives",), {}), (("mesh_axes",), [])])
 def test_a_plan_that_is_damaged_anywhere_is_refused(tmp_path, path, value):
   plans.write_plan(tmp_path, 0, "a run", 0, plan())
   file = plans.path_of(tmp_path, 0)

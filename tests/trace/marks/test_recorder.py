@@ -53,10 +53,12 @@ def test_a_delay_comes_back_in_its_step_layer_and_rank(tmp_path, observed):
       x = observed(x, delays(observed, *([(2, 1, 0.03)] if k == 7 else [])))
       recorder.record(loss=float(k))
   rows = table(tmp_path)
-  assert sorted((row["rank"], row["step"]) for row in rows) == [(r, s) for r in range(4) for s in range(12)]
+  assert (sorted((row["rank"], row["step"]) for row in rows)
+          == [(r, s) for r in range(4) for s in range(12)])
   assert {row["step"]: row["host_loss"] for row in rows} == {k: float(k) for k in range(12)}
   for row in rows:
-    parts = [row[f"{name}_ns"] or 0 for name in ("forward", "backward", "compute", "sync", "update")]
+    parts = [row[f"{name}_ns"] or 0
+             for name in ("forward", "backward", "compute", "sync", "update")]
     assert sum(parts) == row["end_ns"] - row["start_ns"]
     assert row["backward_ns"] is row["update_ns"] is row["delay_ns"] is None
     assert (row["gap_ns"] is None) == (row["step"] == 0)
@@ -86,11 +88,14 @@ def test_the_run_file_says_what_the_slots_are(tmp_path, observed):
   info = run_file(tmp_path)
   plan = info["plan"]
   assert (info["clock"], info["ranks"], info["settings"]["source"]) == ("marks", 4, "observe")
-  assert process_file(tmp_path)["ranks"] == [0, 1, 2, 3], "devices that no program runs on are no ranks"
-  assert [(each["slot"], each["name"], each["kind"], each["of"], each["loops"]) for each in plan["collectives"]] == [
-      (0, "all-reduce.0", "all-reduce", 0, [["while.1", 0, 3]]),
-      (1, "all-reduce.0@1", "all-reduce", 0, [["while.1", 1, 3]]),
-      (2, "all-reduce.0@2", "all-reduce", 0, [["while.1", 2, 3]]), (3, "all-reduce.1", "all-reduce", 1, [])]
+  assert (process_file(tmp_path)["ranks"] == [0, 1, 2,
+                                              3]), "devices that no program runs on are no ranks"
+  assert [(each["slot"], each["name"], each["kind"], each["of"],
+           each["loops"]) for each in plan["collectives"]] == [
+               (0, "all-reduce.0", "all-reduce", 0, [["while.1", 0, 3]]),
+               (1, "all-reduce.0@1", "all-reduce", 0, [["while.1", 1, 3]]),
+               (2, "all-reduce.0@2", "all-reduce", 0, [["while.1", 2, 3]]),
+               (3, "all-reduce.1", "all-reduce", 1, [])]
   assert all(each["groups"] == [[0, 1, 2, 3]] and each["source"] for each in plan["collectives"])
   assert plan["detail"] == {"every": 1, "asked": "auto"}
   assert info["settings"]["mesh"] == {"data": 4} and info["settings"]["axis"] == ["data"]
@@ -112,8 +117,10 @@ def test_what_ran_before_and_what_is_under_way_belongs_to_no_step(tmp_path, obse
       x = observed(x)
       recorder.record()
   rows = table(tmp_path)
-  assert sorted((row["rank"], row["step"]) for row in rows) == [(r, s) for r in range(4) for s in range(5)]
-  first = {row["rank"]: row for row in table(tmp_path, "collectives") if row["step"] == 0 and row["collective"] == 0}
+  assert (sorted((row["rank"], row["step"]) for row in rows)
+          == [(r, s) for r in range(4) for s in range(5)])
+  first = {row["rank"]: row for row in table(tmp_path, "collectives") if row["step"] == 0
+           and row["collective"] == 0}
   assert all(row["exit_ns"] - row["enter_ns"] < 40e6 for row in first.values())
   assert process_file(tmp_path)["lost_rows"] == 0
 
@@ -131,12 +138,13 @@ def test_steps_of_several_programs_and_programs_that_run_now_and_then(tmp_path):
         evaluate(x)
       recorder.record()
   rows = table(tmp_path)
-  assert sorted((row["rank"], row["step"]) for row in rows) == [(r, s) for r in range(2) for s in range(9)]
+  assert (sorted((row["rank"], row["step"]) for row in rows)
+          == [(r, s) for r in range(2) for s in range(9)])
   planned = {each["slot"]: each for each in run_file(tmp_path)["plan"]["collectives"]}
   named = [planned[slot]["name"] for slot in range(len(planned))]
   assert named[:9] == [
-      "all-reduce.0", "all-reduce.0@1", "all-reduce.1", "all-reduce.0#1", "all-reduce.0@1#1", "all-reduce.1#1",
-      "all-reduce.0#2", "all-reduce.0@1#2", "all-reduce.1#2"]
+      "all-reduce.0", "all-reduce.0@1", "all-reduce.1", "all-reduce.0#1", "all-reduce.0@1#1",
+      "all-reduce.1#1", "all-reduce.0#2", "all-reduce.0@1#2", "all-reduce.1#2"]
   assert planned[4]["loops"][0] == ["call", 1, None] and planned[4]["of"] == planned[0]["of"] == 0
   assert [planned[slot]["of"] for slot in range(9, 13)] == [2, 3, 4, 5]
   found = {}
@@ -146,9 +154,11 @@ def test_steps_of_several_programs_and_programs_that_run_now_and_then(tmp_path):
     own.sort(key=lambda row: row["enter_ns"])
     assert [row["collective"] for row in own] == list(range(13 if step % 4 == 3 else 11))
   for row in rows:
-    parts = sum(row[f"{name}_ns"] or 0 for name in ("forward", "backward", "compute", "sync", "update"))
+    parts = sum(row[f"{name}_ns"] or 0
+                for name in ("forward", "backward", "compute", "sync", "update"))
     assert parts <= row["end_ns"] - row["start_ns"]
-    before = next((each for each in rows if (each["rank"], each["step"]) == (row["rank"], row["step"] - 1)), None)
+    before = next((each for each in rows
+                   if (each["rank"], each["step"]) == (row["rank"], row["step"] - 1)), None)
     if before is not None:  # nothing of the time is left out, nothing counts twice
       assert row["gap_ns"] + parts == row["end_ns"] - before["end_ns"]
 
@@ -205,7 +215,8 @@ def test_a_second_recorder_reads_where_the_first_has_its_marks(tmp_path, observe
     first.record()
   assert marks.current().path is None
   assert {row["step"] for row in table(tmp_path / "a")} == set(range(5))
-  assert {(row["rank"], row["step"]) for row in table(tmp_path / "b")} == {(r, k) for r in range(2) for k in range(4)}
+  assert ({(row["rank"], row["step"]) for row in table(tmp_path / "b")}
+          == {(r, k) for r in range(2) for k in range(4)})
   assert not (tmp_path / "b" / "marks" / "0.ring").exists()
 
 
@@ -226,16 +237,19 @@ def test_a_recorder_outlives_the_one_whose_file_it_reads(tmp_path, observed):
   assert second.lost["lost_rows"] == 0
 
 
-def test_events_that_were_written_over_are_lost_steps_not_wrong_ones(tmp_path, observed, monkeypatch):
+def test_events_that_were_written_over_are_lost_steps_not_wrong_ones(
+    tmp_path, observed, monkeypatch):
   x, held, collect_now = observed.inputs(), [True], collect.Collector.collect
-  monkeypatch.setattr(collect.Collector, "collect", lambda *args: None if held[0] else collect_now(*args))
+  monkeypatch.setattr(collect.Collector, "collect",
+                      lambda *args: None if held[0] else collect_now(*args))
   with Recorder(tmp_path, observed) as recorder:
     for k in range(10):
       x = jax.block_until_ready(observed(x))
       recorder.record()
       if k == 5:
         capacity = marks.current().layout.capacity
-        library.functions().jaxpace_mark_here(1, observed.number, 900, capacity - 12)  # of lane 1: steps 0 to 5 go
+        # of lane 1: steps 0 to 5 go
+        library.functions().jaxpace_mark_here(1, observed.number, 900, capacity - 12)
     held[0] = False
   rows = table(tmp_path)
   steps_of = {rank: {row["step"] for row in rows if row["rank"] == rank} for rank in range(4)}
@@ -249,13 +263,15 @@ def test_events_that_were_written_over_are_lost_steps_not_wrong_ones(tmp_path, o
 
 def test_a_step_whose_program_never_ran_is_lost_and_the_next_ones_are_not(tmp_path, monkeypatch):
   monkeypatch.setattr(intake, "_OVERTAKEN_SECONDS", 0.3)
-  step, fails = Handmade(jax.devices()[:2], layers=1), Handmade(jax.devices()[:2], layers=1, name="fails")
+  step, fails = (Handmade(jax.devices()[:2], layers=1),
+                 Handmade(jax.devices()[:2], layers=1, name="fails"))
   fails(fails.inputs())
   with Recorder(tmp_path, [step, fails]) as recorder:
     for k in range(6):
       jax.block_until_ready(step(step.inputs()))
       if k == 2:
-        fails.executions[fails.number] += 1  # dispatched, and then an input of it turned out to be an error
+        # dispatched, and then an input of it turned out to be an error
+        fails.executions[fails.number] += 1
       recorder.record()
     time.sleep(1.2)
   assert {row["step"] for row in table(tmp_path)} == {0, 1, 3, 4, 5}
@@ -268,7 +284,8 @@ def test_steps_are_written_in_full_when_drawn_at_first_and_around_slow_ones(tmp_
   with Recorder(tmp_path, observed, detail=50) as recorder:
     x = observed.inputs()
     for k in range(160):
-      x = jax.block_until_ready(observed(x, delays(observed, *([(0, 0, 0.15)] if k == 120 else [(0, 0, 0.004)]))))
+      x = jax.block_until_ready(
+          observed(x, delays(observed, *([(0, 0, 0.15)] if k == 120 else [(0, 0, 0.004)]))))
       recorder.record()
   assert len(table(tmp_path)) == 640
   full = {row["step"] for row in table(tmp_path, "collectives")}
@@ -278,7 +295,8 @@ def test_steps_are_written_in_full_when_drawn_at_first_and_around_slow_ones(tmp_
   assert run_file(tmp_path)["plan"]["detail"] == {"every": 50, "asked": 50}
 
 
-def test_a_full_disk_leaves_the_marks_in_memory_and_the_tables_where_they_are(tmp_path, observed, monkeypatch, caplog):
+def test_a_full_disk_leaves_the_marks_in_memory_and_the_tables_where_they_are(
+    tmp_path, observed, monkeypatch, caplog):
   def full(*_):
     raise OSError(28, "No space left on device")
   monkeypatch.setattr(marks.os, "posix_fallocate", full)
@@ -371,7 +389,8 @@ def test_each_kind_of_step_has_its_own_record(tmp_path, observed):
       recorder.record(object())
     with pytest.raises(TypeError, match="takes a number of the host"):
       recorder.record(loss=jnp.float32(1))
-  with Recorder(tmp_path / "b", fake.FakePaced()) as recorder, pytest.raises(TypeError, match="lacks the pace state"):
+  with Recorder(tmp_path / "b", fake.FakePaced()) as recorder, pytest.raises(
+      TypeError, match="lacks the pace state"):
     recorder.record()
   with pytest.raises(RuntimeError, match="outside of the recorder's `with` block"):
     Recorder(tmp_path / "c", observed).record()
@@ -379,8 +398,9 @@ def test_each_kind_of_step_has_its_own_record(tmp_path, observed):
     off.record()
 
 
-@pytest.mark.parametrize("options, said", [({"detail": 0}, "detail=0"), ({"detail": "some"}, "detail='some'"),
-                                           ({"detail": True}, "detail=True"), ({"first_step": -1}, "first_step=-1")])
+@pytest.mark.parametrize("options, said",
+                         [({"detail": 0}, "detail=0"), ({"detail": "some"}, "detail='some'"),
+                          ({"detail": True}, "detail=True"), ({"first_step": -1}, "first_step=-1")])
 def test_options_that_are_none_are_refused(tmp_path, observed, options, said):
   with pytest.raises(ValueError, match=said):
     Recorder(tmp_path, observed, **options)
@@ -393,7 +413,8 @@ def test_what_is_neither_observed_nor_instrumented_is_refused(tmp_path):
 
 
 def test_where_marks_can_not_be_written_training_goes_on(tmp_path, observed, monkeypatch, caplog):
-  monkeypatch.setattr(steps.marks, "unavailable", lambda clock: "The native clock is not part of it.")
+  monkeypatch.setattr(steps.marks, "unavailable",
+                      lambda clock: "The native clock is not part of it.")
   with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, observed) as recorder:
     observed(observed.inputs())
     recorder.record()
@@ -457,5 +478,6 @@ def test_a_process_that_is_ended_leaves_its_ring_and_its_run(tmp_path, number):
     step(step.inputs())
     recorder.record()
   kept = ringfile.read_ring(tmp_path / "marks" / "0.previous.ring")
-  assert kept.heads.tolist() == ring.heads.tolist() and (tmp_path / "marks" / "0.previous.plan.json").exists()
+  assert (kept.heads.tolist() == ring.heads.tolist()
+          and (tmp_path / "marks" / "0.previous.plan.json").exists())
   assert {row["attempt"] for row in table(tmp_path)} == {0, 1}

@@ -36,7 +36,8 @@ def test_a_file_comes_back_as_it_was_written(written):
 @given(st.data())
 def test_any_damage_is_read_in_bounds_or_refused_in_a_sentence(written, tmp_path_factory, data):
   whole = bytearray(written.read_bytes()[:marks.PAGE + 3 * marks.PAGE])
-  for at, byte in data.draw(st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), max_size=20)):
+  for at, byte in data.draw(st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)),
+                                     max_size=20)):
     whole[at] = byte
   del whole[data.draw(st.integers(0, len(whole))):]
   path = tmp_path_factory.mktemp("damage") / "0.ring"

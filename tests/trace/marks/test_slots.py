@@ -15,13 +15,15 @@ def test_slots_rise_as_the_program_runs(data):
   made = data.draw(programs(unknown=False))
   unrolled = Unrolled(made)
   _, truth = run_of(made, data.draw)
-  slots = unrolled.slot(np.array([row[0] for row in truth], np.int64), np.array([row[1] for row in truth], np.int64))
+  slots = unrolled.slot(np.array([row[0] for row in truth], np.int64),
+                        np.array([row[1] for row in truth], np.int64))
   assert slots.tolist() == list(range(len(unrolled)))
 
 
 def test_layers_within_steps_are_named_by_their_turns():
   outer, inner = Loop("while.1", 2), Loop("while.2", 3)
-  made = program(collective(0, name="all-gather.0"), collective(1, name="all-gather.1", loops=[outer, inner]),
+  made = program(collective(0, name="all-gather.0"),
+                 collective(1, name="all-gather.1", loops=[outer, inner]),
                  collective(2, name="all-reduce.2", loops=[outer]))
   unrolled = Unrolled(made)
   entries = [unrolled.entry(slot, 100 + slot, of=10) for slot in range(len(unrolled))]
@@ -39,7 +41,8 @@ def test_turns_nobody_knows_have_so_many_slots_and_later_ones_none():
   made = program(collective(0, loops=[Loop("while.1", None)]), collective(1))
   unrolled = Unrolled(made)
   assert len(unrolled) == UNKNOWN_TURNS + 1
-  found = unrolled.slot(np.array([0, 0, 0, 0, 1, 9]), np.array([0, UNKNOWN_TURNS - 1, UNKNOWN_TURNS, 10**9, 0, 0]))
+  found = unrolled.slot(np.array([0, 0, 0, 0, 1, 9]),
+                        np.array([0, UNKNOWN_TURNS - 1, UNKNOWN_TURNS, 10**9, 0, 0]))
   assert found.tolist() == [0, UNKNOWN_TURNS - 1, -1, -1, UNKNOWN_TURNS, -1]
 
 
@@ -58,6 +61,8 @@ def test_a_step_with_more_than_fit_keeps_the_first_turns(trips, inner, most):
 
 
 def test_permutes_meet_with_whom_they_are_connected():
-  made = program(collective(0, kind="collective-permute", groups=(), pairs=((0, 1), (1, 0), (2, 3), (3, 2))))
+  made = program(collective(0, kind="collective-permute", groups=(),
+                            pairs=((0, 1), (1, 0), (2, 3), (3, 2))))
   entry = Unrolled(made).entry(0, 0)
-  assert entry["groups"] == [[0, 1], [2, 3]] and entry["rank_pairs"] == [[0, 1], [1, 0], [2, 3], [3, 2]]
+  assert (entry["groups"] == [[0, 1], [2, 3]]
+          and entry["rank_pairs"] == [[0, 1], [1, 0], [2, 3], [3, 2]])

@@ -4,23 +4,30 @@ import json
 
 
 def line(comm, rank, ranks, kind, number, size, enter, leave, *, host="a", pid=1, verbose=True):
-  perf = {"coll": kind, "coll_sn": number, "coll_msg_size_bytes": size, "coll_exec_time_us": leave - enter,
-          "coll_timing_source": "kernel_gpu", "coll_algobw_gbs": 1.0, "coll_busbw_gbs": 1.0}
+  perf = {"coll": kind, "coll_sn": number, "coll_msg_size_bytes": size,
+          "coll_exec_time_us": leave - enter, "coll_timing_source": "kernel_gpu",
+          "coll_algobw_gbs": 1.0, "coll_busbw_gbs": 1.0}
   if verbose:
     # Two channels: the first to start and the last to stop count.
-    perf["event_trace_ts"] = {"coll_start_ts": enter - 50, "coll_stop_ts": enter - 45, "kernel_events": [
-        {"channel_id": 0, "kernel_start_ts": enter, "kernel_stop_ts": leave - 3, "kernel_record_ts": leave - 3},
-        {"channel_id": 1, "kernel_start_ts": enter + 2, "kernel_stop_ts": leave, "kernel_record_ts": leave}]}
+    perf["event_trace_ts"] = {"coll_start_ts": enter - 50, "coll_stop_ts": enter - 45,
+                              "kernel_events": [
+                                  {"channel_id": 0, "kernel_start_ts": enter,
+                                   "kernel_stop_ts": leave - 3, "kernel_record_ts": leave - 3},
+                                  {"channel_id": 1, "kernel_start_ts": enter + 2,
+                                   "kernel_stop_ts": leave, "kernel_record_ts": leave}]}
   return json.dumps({
       "header": {"id": comm, "rank": rank, "n_ranks": ranks, "nnodes": 1},
-      "metadata": {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "profiler_plugin",
-                   "dump_timestamp_us": leave + 400, "hostname": host, "pid": pid}, "coll_perf": perf})
+      "metadata": {"inspector_output_format_version": "v4.0", "git_rev": "",
+                   "rec_mechanism": "profiler_plugin", "dump_timestamp_us": leave + 400,
+                   "hostname": host, "pid": pid}, "coll_perf": perf})
 
 
 class Job:
-  """Four ranks, a process each, on two hosts with clocks of their own; tensor groups are (0, 1), (2, 3).
+  """Four ranks, a process each, on two hosts with clocks of their own; tensor groups are (0, 1),
+  (2, 3).
 
-  A step: per layer an all-reduce over each tensor group, then one over all, of other sizes. Rank 3 computes longer.
+  A step: per layer an all-reduce over each tensor group, then one over all, of other sizes. Rank 3
+  computes longer.
   """
 
   def __init__(self, steps=60, layers=3, late_us=900, verbose=True, start=True):
@@ -36,8 +43,8 @@ class Job:
       numbers[comm, kind] += 1
       for at, rank in enumerate(group):
         enter, leave = clock[rank] + base[rank], done + base[rank]
-        self.lines[rank].append(line(comm, at, len(group), kind, number, size, enter, leave, pid=100 + rank,
-                                     host="ab"[rank // 2], verbose=verbose))
+        self.lines[rank].append(line(comm, at, len(group), kind, number, size, enter, leave,
+                                     pid=100 + rank, host="ab"[rank // 2], verbose=verbose))
         self.truth[rank, step, slot] = enter * 1000, leave * 1000
         clock[rank] = done
     if start:

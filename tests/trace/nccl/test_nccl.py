@@ -1,4 +1,5 @@
-"""Dumps of NCCL's Inspector, by hand from its documentation: read, and made into a run that tells what was put in."""
+"""Dumps of NCCL's Inspector, by hand from its documentation: read, and made into a run that tells
+what was put in."""
 
 import json
 
@@ -47,7 +48,8 @@ def read(tmp_path, text):
 
 def test_objects_over_several_lines_and_in_one_are_read(tmp_path):
   found = read(tmp_path, PLAIN + line("0x1", 1, 2, "AllGather", 5, 64, 1000, 1500) + "\n" + PLAIN)
-  assert found.records[0] == Record("0x1234", 2, 8, "node-1", 1639, "AllReduce", 1407, 1024, 61974.0, None, None)
+  assert (found.records[0] == Record("0x1234", 2, 8, "node-1", 1639, "AllReduce", 1407, 1024,
+                                     61974.0, None, None))
   assert found.records[1] == Record("0x1", 1, 2, "a", 1, "AllGather", 5, 64, 500.0, 1000, 1500)
   assert (len(found.records), found.files, found.damaged) == (3, 1, 0)
 
@@ -60,7 +62,8 @@ def test_sends_are_counted_and_damage_is_left_out(tmp_path):
   assert (len(found.records), found.others, found.damaged) == (2, 1, 3)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=12), st.integers(0, 4000))
+@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=12),
+       st.integers(0, 4000))
 def test_any_damage_is_read_as_far_as_it_goes(tmp_path_factory, damage, length):
   path = tmp_path_factory.mktemp("nccl") / "0.log"
   data = bytearray("\n".join(Job(steps=2).lines[0]).encode())
@@ -68,7 +71,8 @@ def test_any_damage_is_read_as_far_as_it_goes(tmp_path_factory, damage, length):
     data[at % len(data)] = byte
   path.write_bytes(data[:length])
   for record in read_dumps([path]).records:
-    assert 0 <= record.rank < record.ranks and (record.enter_us is None or record.enter_us <= record.exit_us)
+    assert (0 <= record.rank < record.ranks
+            and (record.enter_us is None or record.enter_us <= record.exit_us))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,8 @@ def run(tmp_path_factory):
 def test_every_time_comes_back_in_its_step_and_slot(run):
   job, made, recorded = run
   assert (made.ranks, made.steps, made.collectives, made.rows) == (4, 60, 4, 4 * 60 * 4)
-  assert [c.name for c in recorded.collectives] == ["AllReduce.0", "AllReduce.1", "AllReduce.2", "AllReduce.3"]
+  assert ([c.name for c in recorded.collectives] == ["AllReduce.0", "AllReduce.1", "AllReduce.2",
+                                                     "AllReduce.3"])
   assert [c.bytes for c in recorded.collectives] == [4096, 4097, 4098, 1 << 20]
   for slot, collective in enumerate(recorded.collectives):
     for rank in range(4):
@@ -99,7 +104,8 @@ def test_the_late_rank_is_found_and_what_the_dumps_lack_is_said(run):
   found = diagnose(recorded)
   assert found.findings[0].mode == "persistent_straggler" and found.findings[0].ranks == (3,)
   said = " ".join(made.said)
-  # A broadcast and an all-reduce of four ranks before the loop; only the former is of a kind of its own.
+  # A broadcast and an all-reduce of four ranks before the loop; only the former is of a kind of its
+  # own.
   assert "are left out: 1 kind." in said and "8 records of before the first step" in said
   assert any("pattern of collectives" in note for note in found.notes)
 
@@ -123,7 +129,8 @@ def test_dumps_without_times_make_no_run_but_tell_who_comes_last(tmp_path, capsy
   assert main(["read-nccl", str(folder), "--to", str(tmp_path / "run")]) == 2
   said = capsys.readouterr().out
   # Of each step's meetings rank 3 is in four, and last in all.
-  assert "NCCL_INSPECTOR_DUMP_VERBOSE=1" in said and "rank 3 on b: last in 240 of 240 collectives" in said
+  assert ("NCCL_INSPECTOR_DUMP_VERBOSE=1" in said
+          and "rank 3 on b: last in 240 of 240 collectives" in said)
   assert not (tmp_path / "run").exists()
 
 
@@ -148,12 +155,15 @@ def test_collectives_that_look_alike_need_the_users_word():
 def test_the_smallest_pattern_that_holds_for_most_is_the_step(pattern, repeats, prelude):
   sizes = [100 + i for i in range(prelude)] + pattern * repeats
   n = len(sizes)
-  records = [Record("0x1", 0, 2, "a", 0, "AllReduce", i, size, 1.0, i, i) for i, size in enumerate(sizes)]
+  records = [Record("0x1", 0, 2, "a", 0, "AllReduce", i, size, 1.0, i, i)
+             for i, size in enumerate(sizes)]
 
   def holds(period):
-    begin = next(b for b in range(n) if all(sizes[i] == sizes[i + period] for i in range(b, n - period)))
+    begin = next(b for b in range(n)
+                 if all(sizes[i] == sizes[i + period] for i in range(b, n - period)))
     return begin if n - begin >= max(3 * period, n / 2) else None
-  period, begin = next(((p, holds(p)) for p in range(1, n // 3 + 1) if holds(p) is not None), (None, None))
+  period, begin = next(((p, holds(p)) for p in range(1, n // 3 + 1) if holds(p) is not None),
+                       (None, None))
   if period is None:
     with pytest.raises(NcclError):
       streams(records)
@@ -163,13 +173,16 @@ def test_the_smallest_pattern_that_holds_for_most_is_the_step(pattern, repeats, 
 
 
 def test_a_process_with_several_gpus_keeps_its_largest_communicator():
-  world = [Record("0xw", rank, 4, "a", rank // 2, "AllReduce", 0, 1, 1.0, 1, 2) for rank in range(4)]
+  world = [Record("0xw", rank, 4, "a", rank // 2, "AllReduce", 0, 1, 1.0, 1, 2)
+           for rank in range(4)]
   inner = [Record("0xt", rank, 2, "a", 0, "AllReduce", 0, 1, 1.0, 1, 2) for rank in range(2)]
   who = members(world + inner)
-  assert who.dropped == ("0xt",) and who.process == {0: ("a", 0), 1: ("a", 0), 2: ("a", 1), 3: ("a", 1)}
+  assert (who.dropped == ("0xt",)
+          and who.process == {0: ("a", 0), 1: ("a", 0), 2: ("a", 1), 3: ("a", 1)})
   # A GPU each: all are told apart.
   single = [record._replace(pid=record.rank) for record in world]
-  who = members(single + [Record("0xt", rank, 2, "a", rank + 2, "AllReduce", 0, 1, 1.0, 1, 2) for rank in range(2)])
+  who = members(single + [Record("0xt", rank, 2, "a", rank + 2, "AllReduce", 0, 1, 1.0, 1, 2)
+                          for rank in range(2)])
   assert who.dropped == () and who.ranks["0xt", 0] == 2 and who.ranks["0xt", 1] == 3
 
 
@@ -183,7 +196,8 @@ def test_the_command_writes_a_run_that_is_reported_on(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["nowhere", "--to", "run"], "nothing can be read"), (["empty", "--to", "run"], "No record of NCCL"),
+    (["nowhere", "--to", "run"], "nothing can be read"),
+    (["empty", "--to", "run"], "No record of NCCL"),
     (["empty", "--to", "run", "--collectives-per-step", "0"], "must be 1 or more")])
 def test_slips_get_a_sentence(tmp_path, monkeypatch, capsys, arguments, said):
   monkeypatch.chdir(tmp_path)
