@@ -18,6 +18,8 @@ import pytest  # noqa: E402
 
 from tests import quick  # noqa: E402
 
+_USUAL = gc.get_threshold()
+
 # Run by their names, in processes of their own: they would begin to when imported in search of
 # doctests.
 collect_ignore_glob = ["*_worker.py"]
@@ -60,6 +62,15 @@ def _quickly() -> Iterator[None]:
   yield
   # Programs that are kept until Python ends are told to leak.
   quick.forget()
+
+
+@pytest.fixture
+def usual_collector() -> Iterator[None]:
+  """Garbage is looked for as often as where nobody chose."""
+  ours = gc.get_threshold()
+  gc.set_threshold(*_USUAL)
+  yield
+  gc.set_threshold(*ours)
 
 
 @pytest.fixture(autouse=True)

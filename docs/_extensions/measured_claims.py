@@ -33,6 +33,7 @@ class Claim(NamedTuple):
 
 README, WHEN_NOT, TRACE = "README.md", "docs/when_not.md", "docs/trace.md"
 _LAB = "fault_lab_seed4.json"
+_LATEST, _LATEST_TOO = "fault_lab_seed5.json", "fault_lab_seed6.json"
 
 
 def _round(value: float, digits: int = 0) -> str:
@@ -56,6 +57,20 @@ def _enter(figures: Any) -> list[str]:
 def _blamed(figures: Any, way: str) -> list[str]:
   blame = figures["judged"][way]["blame"]
   return [str(blame["right"]), str(blame["of"])]
+
+
+def _latest(figures: Any, read: Callable[[Any], list[str]]) -> list[list[str]]:
+  """What is read of both of the latest sets of runs, the first of which is given."""
+  return [read(figures), read(json.loads((FOLDER / _LATEST_TOO).read_text()))]
+
+
+def _latest_sums(figures: Any, read: Callable[[Any], list[str]]) -> list[str]:
+  return [str(sum(map(int, values))) for values in zip(*_latest(figures, read), strict=True)]
+
+
+def _latest_from_to(figures: Any, read: Callable[[Any], list[str]]) -> list[str]:
+  return [found for values in zip(*_latest(figures, read), strict=True)
+          for found in sorted(values)]
 
 
 def _headline(figures: Any) -> list[str]:
@@ -186,9 +201,21 @@ CLAIMS = (
           lambda f: [f"{f['rows'][-1][name]:.0f}"
                      for name in ("steps_bytes", "collectives_bytes")]),
     Claim(README,
-          "the right rank or host was blamed in {} of {} cases, and none of {} healthy runs had "
-          "a finding", _LAB, lambda f: [*_blamed(f, "all"), _controls(f)[1]]),
-    Claim(README, "by the stamps alone it is {} of {}.", _LAB, lambda f: _blamed(f, "bare")),
+          "the right rank or host was blamed in {} of {} cases, and {} of {} healthy runs had a "
+          "finding, which blamed {}.", _LATEST,
+          lambda f: [*_latest_sums(f, lambda one: _blamed(one, "all")),
+                     *_latest_sums(f, _controls),
+                     *("nobody" if found == "0" else found
+                       for found in _latest_sums(f, lambda one: _headline(one)[-1:]))]),
+    Claim(README, "by the stamps alone it is {} of {}.", _LATEST,
+          lambda f: _latest_sums(f, lambda one: _blamed(one, "bare"))),
+    Claim(WHEN_NOT, "it is {} to {}, and {} to {}; the right rank or host was blamed in {} of {} "
+                    "cases, and {} of {} healthy runs had a finding", _LATEST,
+          lambda f: [*_latest_from_to(f, lambda one: [_f1(one, "counters"), _f1(one, "all")]),
+                     *_latest_sums(f, lambda one: _blamed(one, "all")),
+                     *_latest_sums(f, _controls)]),
+    Claim(WHEN_NOT, "in the two later sets by {} and {} %", _LATEST,
+          lambda f: [values[0] for values in _latest(f, _what_if)]),
     Claim(README, "with FSDP, scan and remat takes {} and {} longer", "observed_overhead.json",
           _observed),
     Claim(README,

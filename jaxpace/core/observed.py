@@ -102,13 +102,13 @@ class ObservedProgram:
     """Marks that one device writes in a step; None where a loop's turns are not known."""
     if self.bare:
       return 0
-    total = 2
+    written = {self.start_tag: 1, self.end_tag: 1}
     for collective in self.collectives:
       turns = collective.turns
       if turns is None:
         return None
-      total += turns * (len(collective.enter_tags) + len(collective.exit_tags))
-    return total
+      written |= dict.fromkeys((*collective.enter_tags, *collective.exit_tags), turns)
+    return sum(written.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,6 +195,7 @@ def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
   assert again.read_bytes() == svg.read_bytes()
 
 
+@pytest.mark.usefixtures("usual_collector")
 def test_collections_are_counted():
   row = collections_measured.run(heap=2000, steps=300, made=2000, kept=200, stay=100)
   assert (row["collections"] > 0 and row["seconds_median"] > 0

@@ -31,7 +31,8 @@ def occurrences(executions: Executions, collectives: Sequence[ObservedCollective
 
   The t-th mark with a tag belongs to the t-th time that its collective ran. Where a collective has
   several tags, since the compiler combined several into it, the device enters at the last of its
-  enter marks and leaves at the first of its exit marks. One that lacks a mark is left out.
+  enter marks and leaves at the first of its exit marks. A tag may be the exit of several: of
+  all-reduces that are summed, which compilers for GPUs make one. One that lacks a mark is left out.
   """
   marks = [(tag, place, leaves) for place, each in enumerate(collectives)
            for leaves, tags in enumerate((each.enter_tags, each.exit_tags)) for tag in tags]
@@ -39,18 +40,24 @@ def occurrences(executions: Executions, collectives: Sequence[ObservedCollective
     nothing = np.empty(0, np.int64)
     return Occurrences(nothing, nothing, nothing, nothing, nothing)
   size = max(tag for tag, _, _ in marks) + 1
-  collective_of, side_of = np.full(size + 1, -1, np.int64), np.zeros(size + 1, np.int64)
-  for tag, place, leaves in marks:
-    collective_of[tag], side_of[tag] = place, leaves
-  tag = np.minimum(executions.tag, size)
-  known = collective_of[tag] >= 0
-  execution, ns = executions.of[known], executions.ns[known]
-  tag = tag[known].astype(np.int64)
+  marks.sort()
+  tags_of, place_of, side_of = np.array(marks, np.int64).T
+  owners = np.bincount(tags_of, minlength=size + 1)
+  begin = np.cumsum(owners) - owners
+  tag = np.minimum(executions.tag, size).astype(np.int64)
+  known = owners[tag] > 0
+  execution, ns, tag = executions.of[known], executions.ns[known], tag[known]
   turn = _count_before(execution * (size + 1) + tag)
+  owner = begin[tag]
+  if owners.max() > 1:
+    each = owners[tag]
+    nth = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    execution, ns, turn = (np.repeat(column, each) for column in (execution, ns, turn))
+    owner = np.repeat(owner, each) + nth
   # One number for each occurrence; entries at even places, exits at odd ones.
   turns = int(turn.max(initial=0)) + 1
-  which = (execution * len(collectives) + collective_of[tag]) * turns + turn
-  key = 2 * which + side_of[tag]
+  which = (execution * len(collectives) + place_of[owner]) * turns + turn
+  key = 2 * which + side_of[owner]
   order = np.argsort(key, kind="stable")
   key, ns = key[order], ns[order]
   first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[:len(key)])

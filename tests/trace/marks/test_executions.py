@@ -120,6 +120,18 @@ def test_a_branch_that_was_not_taken_and_a_mark_that_is_missing_leave_no_occurre
           == ([0], [5], [9]))
 
 
+def test_an_exit_that_several_share_is_that_of_each():
+  one, other = collective(0, tags=((2,), (7,))), collective(1, tags=((3, 4), (7,)))
+  alone = collective(2, tags=((5,), (6,)))
+  executions = fed(Splitter(), [
+      (NUMBER, 0), (0, 10), (2, 11), (3, 12), (4, 14), (7, 20), (5, 21), (6, 25),
+      (2, 31), (3, 32), (4, 33), (7, 40), (1, 50)])
+  found = occurrences(executions, [one, other, alone])
+  assert list(zip(found.collective.tolist(), found.turn.tolist(), found.enter_ns.tolist(),
+                  found.exit_ns.tolist(), strict=True)) == [
+      (0, 0, 11, 20), (1, 0, 14, 20), (2, 0, 21, 25), (0, 1, 31, 40), (1, 1, 33, 40)]
+
+
 def test_no_collectives_and_no_marks():
   assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), ()).turn.size
   assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), (collective(0),)).turn.size
