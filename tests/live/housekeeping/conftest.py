@@ -18,7 +18,7 @@ def out_of_the_way():
 
 
 @pytest.fixture(autouse=True)
-def collector_untouched(monkeypatch):
+def collector_untouched(monkeypatch, usual_collector):
   """What the tests before have left is kept out of collections, which would look at half a million
   objects each time.
 
