@@ -154,8 +154,9 @@ def busy(run: Run, part: slice) -> BusyTimes:
     _begin_with_their_first(arrival, found)
   # What is held before later collectives is in their arrivals; moved to the first one's, where it
   # is taken out.
-  held = _known(run, "held", part, valid) if "held" in run.durations else 0.0
-  pacing = np.clip(_known(run, "delay_applied", part, valid) + held, 0.0, arrival[0])
+  pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
+  if "held" in run.durations:
+    pacing += np.clip(_known(run, "held", part, valid), 0.0, arrival[0] - pacing)
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
   return BusyTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
