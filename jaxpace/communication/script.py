@@ -174,7 +174,11 @@ def _carrier(program: Program, stages: Sequence[Stage], axis: tuple[str, ...]) -
 
 
 def _joinable(program: Program, collectives: Sequence[int], slot: int) -> Carrier | None:
-  """The largest sum of a bucket: an operand of ours must have its dtype and axes to join it."""
+  """The largest sum of a bucket: an operand of ours must have its dtype and axes to join it.
+
+  Of a type that times can be written in, if there is one: what is counted beside the gradients may
+  be of integers.
+  """
   sizes: dict[tuple[str, tuple[str, ...]], int] = {}
   for index in collectives:
     equation = program.equations[index]
@@ -190,7 +194,7 @@ def _joinable(program: Program, collectives: Sequence[int], slot: int) -> Carrie
       sizes[dtype, axes] = sizes.get((dtype, axes), 0) + size_bytes(program.avals[value])
   if not sizes:
     return None
-  dtype, axes = max(sizes, key=lambda key: (sizes[key], key))
+  dtype, axes = max(sizes, key=lambda key: (sharing.carries(key[0]), sizes[key], key))
   return Carrier(slot, dtype, axes)
 
 

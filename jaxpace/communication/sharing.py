@@ -33,11 +33,16 @@ class Carrier:
   axes: tuple[str, ...]
 
 
+def carries(dtype: str) -> bool:
+  """Whether times can be written in numbers of a type."""
+  return dtype in _PARTS
+
+
 def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
   """Why arrivals can't ride in this all-reduce; empty if they can."""
   if carrier is None:
     return "no sum over the data axis that an operand could join"
-  if carrier.dtype not in _PARTS:
+  if not carries(carrier.dtype):
     return f"the all-reduce is of {carrier.dtype}, which can't carry times"
   if set(carrier.axes) != set(axis):
     return f"the all-reduce is over {', '.join(carrier.axes)}, not over {', '.join(axis)} alone"

@@ -194,8 +194,7 @@ def test_dumps_are_removed(tmp_path, monkeypatch):
 
 
 def test_a_program_beyond_the_last_number_runs_as_it_was(monkeypatch, caplog):
-  from jaxpace.step import observe
-  monkeypatch.setattr(observe, "_MOST_PROGRAMS", 0)
+  monkeypatch.setattr(marks, "MOST_PROGRAMS", 0)
   run_as_it_was("observed programs", caplog)
 
 
