@@ -183,15 +183,31 @@ def _stamps(figures: Any) -> list[str]:
 
 
 def _observed(figures: Any) -> list[str]:
-  short, middle = (next(row for row in figures["rows"] if row["case"].startswith("FSDP")
-                        and row["target_ms"] == target)
-                   for target in (5, 20))
-  return [f"{row['percent']['recorded'][0]:.1f} % [{row['percent']['recorded'][1]:.1f}, "
-          f"{row['percent']['recorded'][2]:.1f}] of {row['bare_ms'][0]:.1f} ms"
-          for row in (short, middle)]
+  found = []
+  for case in ("data parallel", "FSDP"):
+    for target in (5, 20):
+      row = next(row for row in figures["rows"]
+                 if row["case"].startswith(case) and row["target_ms"] == target)
+      mean, low, high = row["percent"]["recorded"]
+      found.append(f"{mean:.1f} % [{low:.1f}, {high:.1f}] of {row['bare_ms'][0]:.1f} ms")
+  return found
+
+
+def _shared_live(figures: Any, slow: float) -> list[str]:
+  """What a step took less, with the last rank slower: shared by speed, by hand, percent."""
+  stage = next(stage for stage in figures["jobs"]["quota-32"]["stages"]
+               if stage["slow"][-1] == slow)
+  return [f"{-mean:.0f} % [{-high:.0f}, {-low:.0f}]"
+          for mean, low, high in (stage["change_percent"][name]
+                                  for name in ("shared by speed", stage["best"]))]
 
 
 CLAIMS = (
+    *(Claim("docs/how_to/slow_host.md", f"| {slow:g} times | {{}} | {{}} |", "balanced.json",
+            lambda f, slow=slow: _shared_live(f, slow))
+      for slow in (1.2, 1.5, 2, 3)),
+    Claim(README, "1.5 or 3 times slower, by CPU quotas, steps took {} or {} % less",
+          "balanced.json", lambda f: [_shared_live(f, slow)[0].split()[0] for slow in (1.5, 3)]),
     Claim(TRACE, "A mark takes {} ns by itself, and adds {} ns to a turn of a compiled loop. "
                  "`recorder.record()` takes {} µs.", "marks_cost.json",
           lambda f: [f"{f['alone']['file'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
@@ -216,8 +232,8 @@ CLAIMS = (
                      *_latest_sums(f, _controls)]),
     Claim(WHEN_NOT, "in the two later sets by {} and {} %", _LATEST,
           lambda f: [values[0] for values in _latest(f, _what_if)]),
-    Claim(README, "with FSDP, scan and remat takes {} and {} longer", "observed_overhead.json",
-          _observed),
+    Claim(README, "a data-parallel step takes {} and {} longer, one with FSDP, scan and remat {} "
+                  "and {}", "observed_overhead.json", _observed),
     Claim(README,
           "a recorded step of 20 ms takes {} % longer with the native clock and one of 50 ms {} %",
           "overhead.json", lambda f: _where(f)),
