@@ -14,12 +14,13 @@ docs/measurements/gpu_compiled.json and .md. Takes some minutes.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -202,17 +203,25 @@ def _lines(figures: dict[str, Any]) -> list[str]:
   return lines
 
 
-def main(_: list[str]) -> None:
+@contextlib.contextmanager
+def dumped(module: str) -> Iterator[pathlib.Path]:
+  """Starts a program over with the folder into which XLA writes what it compiles, and removes that
+  at the end."""
   folder = os.environ.get(_FOLDER)
   if folder is None:  # XLA reads where to dump once, when it starts
     folder = tempfile.mkdtemp(prefix="jaxpace-gpu-")
     options = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} --xla_gpu_autotune_level=0"
-    os.execve(sys.executable, [sys.executable, "-m", _MODULE, *sys.argv[1:]],
+    os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]],
               {**os.environ, _FOLDER: folder, "XLA_FLAGS": options.strip(), "JAX_PLATFORMS": "cpu"})
   try:
-    figures = {**measured.circumstances(_MODULE), "steps": _measure(pathlib.Path(folder))}
+    yield pathlib.Path(folder)
   finally:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def main(_: list[str]) -> None:
+  with dumped(_MODULE) as folder:
+    figures = {**measured.circumstances(_MODULE), "steps": _measure(folder)}
   measured.write(figures, _lines(figures), pathlib.Path(flags.FLAGS.out))
   wrong = [row["step"] for row in figures["steps"] if row["problems"] or row["to_the_host"]
            or row["branches"]]

@@ -13,12 +13,9 @@ docs/measurements/gpu_observed.json and .md. Takes some minutes.
 from __future__ import annotations
 
 import collections
-import os
 import pathlib
 import re
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +33,6 @@ from jaxpace.execution import kernels
 from jaxpace.execution.native import cuda
 
 _MODULE = "experiments.labs.gpu_observed"
-_FOLDER = "JAXPACE_GPU_DUMP"
 STEPS: dict[str, Callable[[Mesh], Step]] = {
     "data parallel, 4x512": lambda mesh: transformer(mesh, 4, 512, fsdp=False, scan=False),
     "FSDP, scan, remat, 24x1024": lambda mesh: transformer(mesh, 24, 1024, fsdp=True, scan=True),
@@ -212,17 +208,9 @@ def _lines(figures: dict[str, Any]) -> list[str]:
 
 
 def main(_: list[str]) -> None:
-  folder = os.environ.get(_FOLDER)
-  if folder is None:  # XLA reads where to dump once, when it starts
-    folder = tempfile.mkdtemp(prefix="jaxpace-gpu-")
-    options = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder} --xla_gpu_autotune_level=0"
-    os.execve(sys.executable, [sys.executable, "-m", _MODULE, *sys.argv[1:]],
-              {**os.environ, _FOLDER: folder, "XLA_FLAGS": options.strip(), "JAX_PLATFORMS": "cpu"})
-  try:
+  with gpu_compiled.dumped(_MODULE) as folder:
     figures = {**measured.circumstances(_MODULE),
-               "steps": measure(gpu_compiled.mesh_of_gpus(), pathlib.Path(folder))}
-  finally:
-    shutil.rmtree(folder, ignore_errors=True)
+               "steps": measure(gpu_compiled.mesh_of_gpus(), folder)}
   measured.write(figures, _lines(figures), pathlib.Path(flags.FLAGS.out))
   if wrong(figures["steps"]):
     raise SystemExit(f"Not as it should be: {'; '.join(wrong(figures['steps']))}.")

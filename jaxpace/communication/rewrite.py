@@ -12,15 +12,13 @@ import jax.numpy as jnp
 
 from jaxpace.communication import sharing
 from jaxpace.communication.holds import Held, Holder, Holding
+from jaxpace.communication.inside import Mark
 from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.schedule import Bucket, BucketStamps
 from jaxpace.communication.script import Script
 from jaxpace.core.marks import END_TAG, START_TAG, slot_tags
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
-
-Mark = Callable[..., list[jax.Array]]
-"""See `jaxpace.communication.inside.Mark`."""
 
 
 @dataclasses.dataclass(frozen=True)
