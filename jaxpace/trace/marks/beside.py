@@ -97,7 +97,7 @@ class InsideIntake(Intake):
 
   def poll(self) -> None:
     """Reads what is new in the ring."""
-    self._collector.collect({self._program})
+    self._collector.collect(lambda: (self._program,))
 
   def plan_of(self, batch: Batch) -> Any:
     """The batch's plan, with a slot for each turn of the collectives in loops."""

@@ -3,7 +3,7 @@ ended."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import numpy as np
 
@@ -40,8 +40,13 @@ class Collector:
     """Events that were written over before they were read."""
     return sum(lane.lost for lane in self._lanes)
 
-  def collect(self, programs: Container[int]) -> None:
-    """Reads what is new of these programs."""
+  def collect(self, programs: Callable[[], Container[int]]) -> None:
+    """Reads what is new.
+
+    Args:
+      programs: tells the numbers of the programs to read. It is asked after their marks were read:
+        a program may be compiled and run for the first time meanwhile.
+    """
     ring = marks.current()
     # Also while nothing comes: how long ranks have waited is told from it.
     ring.sync()
@@ -69,7 +74,7 @@ class Collector:
     self._ended[lane, program] = [part(joined, count, len(joined.number))]
     return part(joined, 0, count)
 
-  def _drain(self, programs: Container[int], final: bool = False) -> None:
+  def _drain(self, programs: Callable[[], Container[int]], final: bool = False) -> None:
     for lane, follower in enumerate(self._lanes):
       slots, blocks = self._ring.events[lane], self._ring.blocks
 
@@ -86,7 +91,8 @@ class Collector:
               splitter.lose()
         if not len(taken.ns) and not taken.lost:
           break
-        self._split(lane, taken.ns, taken.tag, programs)
+        if len(taken.ns):
+          self._split(lane, taken.ns, taken.tag, programs())
 
   def _split(self, lane: int, ns: np.ndarray, tag: np.ndarray, programs: Container[int]) -> None:
     program = tag >> np.uint32(TAG_BITS)

@@ -19,7 +19,7 @@ from jaxpace.trace import decode
 from jaxpace.trace.intake import Losses, host_columns
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.detail import Detail
-from jaxpace.trace.marks.plan import MarkedPlan, Programs
+from jaxpace.trace.marks.plan import MarkedPlan, Program, Programs
 from jaxpace.trace.marks.plans import write_plan
 from jaxpace.trace.marks.table import (
     Device,
@@ -98,13 +98,18 @@ class MarksIntake:
       while True:
         steps.append(self.dispatched.popleft())
     # After the steps: what they ran has been met by then.
+    self._meet()
+    self._collector.collect(self._meet)
+    self._finish()
+    return Calls(steps) if steps else None
+
+  def _meet(self) -> dict[int, Program]:
+    """The programs met so far, by number."""
     programs = list(self._tell())
     if self._programs.meet(programs):
       write_plan(self._directory, self._process, self._run, self._attempt,
                  ObservedPlan(tuple(programs)))
-    self._collector.collect(self._programs.by_number)
-    self._finish()
-    return Calls(steps) if steps else None
+    return self._programs.by_number
 
   def plan_of(self, batch: Calls) -> MarkedPlan:
     """The plan with all slots that the steps of a batch need."""

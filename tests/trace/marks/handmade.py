@@ -60,8 +60,9 @@ class Handmade(Marked):
   def __call__(self, x, delays=None):
     if delays is None:
       delays = jnp.zeros((self.mesh.size, self.layers + 1), jnp.float32)
-    out = self._run(x, delays)
+    # As with an observed step, what the marks mean is known before the first one is written.
     self.plan = ObservedPlan((self._program,))
+    out = self._run(x, delays)
     self.executions[self.number] = self.executions.get(self.number, 0) + 1
     return out
 

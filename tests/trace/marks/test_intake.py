@@ -1,0 +1,30 @@
+"""What the writer's thread reads while the loop goes on."""
+
+import jax
+
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.execution import marks
+from jaxpace.trace.intake import Losses
+from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.intake import MarksIntake
+from tests.trace.marks.handmade import Handmade
+
+
+def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path):
+  step = Handmade(jax.devices()[:2])
+  asked = []
+
+  def tell() -> list[ObservedProgram]:
+    # The loop compiles it and runs it just after the thread has asked what there is.
+    known = [step._program] if asked else []
+    if not asked:
+      asked.append(True)
+      jax.block_until_ready(step(step.inputs()))
+    return known
+
+  collector = Collector(marks.current())
+  taken = MarksIntake(collector, tell, tmp_path, "run", 0, 0, jax.device_count(), Losses(), 1)
+  (tmp_path / "marks").mkdir()
+  assert taken.poll() is None
+  lanes = [collector.ranks.index(rank) for rank in step._program.ranks]
+  assert [collector.passed(lane, step.number) for lane in lanes] == [1, 1]
