@@ -7,30 +7,28 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.communication import holds, inside, program, rewrite, script, sharing
-from jaxpace.coordination.share_work import shares_work
-from jaxpace.core import context, pacing, packing, ring
+from jaxpace.communication import holds, inside, program, rewrite, script
 from jaxpace.core import pace as pace_state
-from jaxpace.core.marks import slot_tags
+from jaxpace.core import pacing, packing, ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
 from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
-from jaxpace.execution import Clock, marks, native, resolve_clock, words
-from jaxpace.step import checks
+from jaxpace.execution import Clock, resolve_clock, words
+from jaxpace.step import checks, holding, pacer_states, share_choice
 from jaxpace.step.calls import Call
+from jaxpace.step.loop_marks import LoopMarks
+from jaxpace.step.share_choice import Share
 
 _LOG = logging.getLogger("jaxpace")
-
-Share = Literal["auto"] | bool | None
 
 
 def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
@@ -124,7 +122,7 @@ class Instrumented(Recordable):
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
     self._warned = False
-    self._number: int | None = None
+    self._loop_marks = LoopMarks(self.slots)
 
   # Making the state.
 
@@ -199,14 +197,7 @@ class Instrumented(Recordable):
     Raises:
       ValueError: it is no pace state.
     """
-    checks.is_pace(pace)
-    packed = checks.packed_pacer(pace)
-    if packed is None:
-      return ()
-    if not isinstance(packed.words, jax.Array) or isinstance(packed.words, jax.core.Tracer):
-      return packing.unpack(packed)
-    with context.of_array(packed.words):
-      return jax.jit(packing.unpack)(packed)
+    return pacer_states.taken_out(pace)
 
   def with_pacer_state(self, pace: PaceState, state: PacerState) -> PaceState:
     """Returns the pace state with another state of the pacer's in it: for tests, and tools that
@@ -222,20 +213,7 @@ class Instrumented(Recordable):
     Raises:
       ValueError: `state` has other names, shapes or dtypes than the pacer's.
     """
-    checks.is_pace(pace)
-    packed = checks.packed_pacer(pace)
-    if packed is None:
-      checks.same_layout(packing.layout_of(state), packing.layout_of(()))
-      return pace
-    lead = packed.words.shape[:-1]
-    checks.same_layout(packing.layout_of(state, len(lead)), packed.layout)
-    pack = functools.partial(packing.pack, layout=packed.layout, lead=lead)
-    if not isinstance(packed.words, jax.Array):
-      return pace._replace(pacer=pack(jax.tree.map(np.asarray, state), xp=np))
-    if isinstance(packed.words, jax.core.Tracer) or not packed.words.committed:
-      return pace._replace(pacer=pack(state))
-    with context.of_array(packed.words):
-      return pace._replace(pacer=jax.jit(pack, out_shardings=packed.words.sharding)(state))
+    return pacer_states.put_in(pace, state)
 
   def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
     one, count = self._laid_out(mesh, partition)
@@ -292,7 +270,7 @@ class Instrumented(Recordable):
     closed = jax.make_jaxpr(call.traced)(*call.leaves)
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
-    marked, unmarked = self._marked(flat, clock, bool(automatic))
+    marked, unmarked = self._loop_marks.put(flat, self.axis, clock, bool(automatic))
     flat = dataclasses.replace(flat, hidden=marked.program.hidden)
     untimed = checks.untimed_sums(flat, self.axis)
     if untimed and not self._warned:
@@ -301,15 +279,18 @@ class Instrumented(Recordable):
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
     written = dataclasses.replace(written, program=marked.program)
-    share, reason = self._share(written, clock, one)
+    share, reason = share_choice.chosen(
+        self.share_wanted, written, clock, self.pacer, checks.packed_pacer(one), self.axis,
+        self._platform or jax.default_backend())
     index = jax.lax.axis_index(self.axis)
-    holder, digest = self._holder(one, share)
+    holder, digest = (holding.holder(self.pacer, self.max_hold, one, self.axis) if share
+                      else (None, None))
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
                                 self.max_delay if self.pacer is not None else None, share,
                                 self._job(one, written, share), mapped=not stacked,
                                 automatic=bool(automatic), holder=holder, digest=digest)
     outputs, measured = rewrite.run(written, clock, before, call.leaves,
-                                    self._mark if marked.inside else None)
+                                    self._loop_marks.mark if marked.inside else None)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
     self.plan = Plan(
@@ -317,34 +298,13 @@ class Instrumented(Recordable):
         collectives=written.collectives, unstamped=written.unstamped, share=share,
         share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
         decisions=names, overflow=written.overflow, holds=holder is not None,
-        inside=inside.placed(marked, written), program=self._number if marked.inside else None,
+        inside=inside.placed(marked, written),
+        program=self._loop_marks.number if marked.inside else None,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
                  *unmarked, *untimed, *holds.notices(self.holds, written, measured.held)))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, outputs
-
-  def _marked(self, flat: program.Program, clock: Clock,
-              automatic: bool) -> tuple[inside.Marked, tuple[str, ...]]:
-    """Puts marks around the collectives that stamps can't reach; and a notice, where they can't be
-    either."""
-    if not flat.hidden:
-      return inside.Marked(flat, (), ()), ()
-    why = ("" if clock.name == "native"
-           else f"that takes the native clock, not {clock.name!r}.") or (
-               "some axes of the mesh are the compiler's." if automatic else marks.unavailable())
-    if not why and self._number is None:
-      self._number = marks.next_program()
-      if self._number >= marks.MOST_PROGRAMS:
-        why = "this process has too many programs with marks."
-    if why:
-      return (inside.Marked(flat, (), ()),
-              (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",))
-    return inside.marked(flat, self.axis, self._mark, slot_tags(self.slots)[0]), ()
-
-  def _mark(self, values: list[jax.Array], *waited: jax.Array, tag: int) -> list[jax.Array]:
-    assert self._number is not None, "marks are put in after it is known"
-    return native.mark(values, *waited, program=self._number, tag=tag)
 
   def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
     """This rank's state without the axis of ranks, and whether there was one (shard_map) or not
@@ -352,44 +312,6 @@ class Instrumented(Recordable):
     stacked = jnp.ndim(pace.step) == 1
     checks.whole_mesh_named(pace)
     return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
-
-  def _share(self, written: script.Script, clock: Clock, one: PaceState) -> tuple[bool, str]:
-    packed = checks.packed_pacer(one)
-    by_speed = packed is not None and shares_work(packing.unpack(packed))
-    if not self.share_wanted:
-      if by_speed:
-        raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and "
-                         f"share={self.share_wanted} keeps that from it: leave share out.")
-      return False, "not shared: share=None"
-    refusal = sharing.refusal(written.carrier, self.axis)
-    if refusal and by_speed:
-      raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and that "
-                       f"can't be shared: {refusal}.")
-    if refusal:
-      return False, f"not shared: {refusal}"
-    if self.share_wanted == "auto" and self.pacer is None and clock.in_stream:
-      return False, ("not shared: no pacer would see it, and it would be some kernels more "
-                     "(share=True shares)")
-    processes = jax.process_count()
-    platform = self._platform or jax.default_backend()
-    # All ranks must hold alike, and share out work alike.
-    needed = self.holds or by_speed
-    if self.share_wanted == "auto" and not needed and platform == "cpu" and processes > 2:
-      # gloo sends every operand in turn: one more operand is one more round of messages.
-      return False, (f"not shared: gloo would send {processes} processes one more message a step "
-                     "(share=True shares)")
-    return (True, "shared in the all-reduce of collective "
-            + str(written.carrier.slot if written.carrier else 0))
-
-  def _holder(self, one: PaceState, share: bool) -> tuple[holds.Holder | None, jax.Array | None]:
-    """Who is asked before collectives, and what ranks compare; nobody where they can't."""
-    packed = checks.packed_pacer(one)
-    if (not self.holds or not share or self.pacer is None or packed is None
-        or isinstance(one.alike, tuple)):
-      return None, None
-    holder = holds.Holder(self.pacer, self.max_hold, one.step, packing.unpack(packed), one.alike,
-                          self.axis)
-    return holder, holds.digest(packed, self.pacer)
 
   def _job(self, one: PaceState, written: script.Script, share: bool) -> jax.Array:
     """What is shared of the step before; nothing where no pacer would see it."""
@@ -416,8 +338,7 @@ class Instrumented(Recordable):
                             words.seconds_between(one.last_exit, measured.last_exit))
       held: jax.Array | tuple[()] = ()
       if measured.pacer is not None:
-        held = self._by_slot({slot: each.seconds for slot, each in measured.held.items()},
-                             jnp.float32(0))
+        held = holding.seconds(measured.held, self.slots)
       shared = self._shared(measured)
       seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time,
                                        shared, held)
@@ -436,9 +357,6 @@ class Instrumented(Recordable):
         delays=delays, step_time=step_time, transfers=transfers,
         pacer=() if pacer is None else pacer,
         alike=one.alike if measured.digests is None else holds.alike(measured.digests)), names
-
-  def _by_slot(self, values: dict[int, jax.Array], otherwise: jax.Array) -> jax.Array:
-    return jnp.stack([values.get(slot, otherwise) for slot in range(self.slots)])
 
   def _shared(self, measured: rewrite.Measurements) -> pacing.Shared:
     """What came along in the step's message, slot by slot."""
@@ -459,10 +377,7 @@ class Instrumented(Recordable):
     # Last stamp first, then turned round: XLA, walking through operands, must meet the step's
     # results before the earlier stamps (see ORDER in jaxpace.execution.native).
     stamps = jax.lax.rev(jnp.stack(measured.stamps[::-1]), (0,)).reshape(-1)
-    unknown = jnp.float32(np.nan)
-    held = [bits(jnp.stack([each.lost, each.heard] if each else [unknown, unknown]))
-            for each in map(measured.held.get,
-                            range(len(measured.waits)))] if measured.pacer is not None else []
+    held = holding.words(measured)
     width = ring.row_width(self.slots, self.holds) - ring.STAMPS - stamps.shape[0] - 2 * len(held)
     return jnp.concatenate([head, bits(one.info), stamps, *held, jnp.zeros((width,), jnp.uint32)])
 
