@@ -243,6 +243,11 @@ def close_file(ring: Ring) -> None:
   ring.let_go()
 
 
+def ranks() -> dict[jax.Device, int]:
+  """Rank of each device of the job: its place in `jax.devices()`."""
+  return {device: place for place, device in enumerate(jax.devices())}
+
+
 def next_program() -> int:
   """Returns a number that no program with marks has in this process: 1, 2, ...."""
   return next(_numbers)
@@ -259,9 +264,9 @@ def _labelled(ring: Ring, run: str = "", attempt: int = 0) -> Ring:
   ring.header["process"], ring.header["pid"] = jax.process_index(), os.getpid()
   ring.header["attempt"], ring.header["run"] = attempt, run.encode()[:255]
   ring.header["monotonic_ns"], ring.header["wall_ns"] = time.monotonic_ns(), time.time_ns()
-  rank = {device.id: place for place, device in enumerate(jax.devices())}
+  rank = ranks()
   for block, device in zip(ring.blocks, jax.local_devices(), strict=True):
-    block["rank"], block["device"] = rank[device.id], device.id
+    block["rank"], block["device"] = rank[device], device.id
   return ring
 
 

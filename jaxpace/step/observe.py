@@ -186,7 +186,7 @@ class Observed(Marked):
       self._compiled.append(made.program)
       return made.executable
     executable = request.compile()
-    ranks = _ranks()
+    ranks = marks.ranks()
     self._compiled.append(ObservedProgram(
         number=number, name=self._name(request),
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
@@ -224,7 +224,7 @@ class Observed(Marked):
       return f"this process has more than {marks.MOST_PROGRAMS - 1} observed programs.", None
     try:
       put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
-      made = program.stamped(request, number, self._name(request), _ranks(), put)
+      made = program.stamped(request, number, self._name(request), marks.ranks(), put)
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)
@@ -304,11 +304,6 @@ _tokens = itertools.count()
 def _context() -> Any:
   """A part of the key under which JAX keeps traced and compiled functions."""
   return jax.make_user_context(None)
-
-
-def _ranks() -> dict[jax.Device, int]:
-  """Rank of each device of the job: its place among all of them."""
-  return {device: rank for rank, device in enumerate(jax.devices())}
 
 
 def _is_jitted(jitted: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from jax.extend.mlir import ir
 
 from jaxpace.communication.partitioned import mlir
-from jaxpace.communication.partitioned.stamping import KINDS
+from jaxpace.core.kinds import OF_OPERATION
 
 
 def called_once(module: Any) -> None:
@@ -48,7 +48,7 @@ def _meets(name: str, functions: dict[str, Any], meets: dict[str, bool]) -> bool
   if name not in meets:
     meets[name] = False
     meets[name] = any(
-        op.name in KINDS or op.name == "func.call" and _meets(
+        op.name in OF_OPERATION or op.name == "func.call" and _meets(
             str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value), functions, meets)
         for op in mlir.operations(functions[name]))
   return meets[name]

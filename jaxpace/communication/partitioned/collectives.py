@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from jaxpace.communication.partitioned import groups, text
 from jaxpace.communication.partitioned.stamping import FIRST_TAG, TARGET
+from jaxpace.core.kinds import KINDS
 from jaxpace.core.observed import Loop
 from jaxpace.execution import kernels
-
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
-         "collective-permute", "collective-broadcast")
 
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
            "c64": "complex64", "c128": "complex128"}

@@ -17,17 +17,10 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from jaxpace.communication.partitioned import groups, mlir
+from jaxpace.core.kinds import OF_OPERATION
 from jaxpace.core.observed import TAG_BITS
 
 TARGET = "jaxpace_mark"
-KINDS = {
-    "stablehlo.all_reduce": "all-reduce",
-    "stablehlo.all_gather": "all-gather",
-    "stablehlo.reduce_scatter": "reduce-scatter",
-    "stablehlo.all_to_all": "all-to-all",
-    "stablehlo.collective_permute": "collective-permute",
-    "stablehlo.collective_broadcast": "collective-broadcast",
-}
 START_TAG, END_TAG, FIRST_TAG = 0, 1, 2
 # The highest two are those of the ring itself.
 MOST_TAGS = (1 << TAG_BITS) - 2
@@ -74,7 +67,7 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
     StampingError: it has more collectives than there are tags, or none.
   """
   main = mlir.functions(module)["main"]
-  found = [op for op in mlir.operations(module.operation) if op.name in KINDS]
+  found = [op for op in mlir.operations(module.operation) if op.name in OF_OPERATION]
   with module.context, ir.Location.unknown():
     for op in found:
       list_groups(op, met)
@@ -87,7 +80,7 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
     for place, op in enumerate(found):
       enter, leave = FIRST_TAG + 2 * place, FIRST_TAG + 2 * place + 1
       _around(op, program, enter, leave)
-      marked.append(Marked(KINDS[op.name], enter, leave))
+      marked.append(Marked(OF_OPERATION[op.name], enter, leave))
     _ends(main, program)
   return marked
 
@@ -197,11 +190,12 @@ def list_groups(op: Any, met: Sequence[Met]) -> None:
                      ) if "channel_handle" in op.attributes else None
   sizes = [tuple(ir.RankedTensorType(value.type).shape) for value in op.operands]
   found = {one.groups for one in met
-           if handle is not None and one.channel == int(handle[1]) and one.kind == KINDS[op.name]
+           if handle is not None and one.channel == int(handle[1])
+           and one.kind == OF_OPERATION[op.name]
            and sorted(shape for _, shape in one.types) == sorted(sizes)}
   if len(found) != 1:
     raise StampingError(
-        f"the compiler does not say who meets in its {KINDS[op.name]} of {sizes[:3]}")
+        f"the compiler does not say who meets in its {OF_OPERATION[op.name]} of {sizes[:3]}")
   op.attributes["replica_groups"] = mlir.rows_attribute(found.pop())
 
 

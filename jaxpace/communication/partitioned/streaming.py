@@ -20,18 +20,19 @@ from jaxpace.communication.partitioned import mlir, stamping
 from jaxpace.communication.partitioned.stamping import (
     END_TAG,
     FIRST_TAG,
-    KINDS,
     START_TAG,
     Marked,
     Met,
     StampingError,
 )
+from jaxpace.core.kinds import OF_OPERATION
 from jaxpace.execution import kernels
 
 _MOST_HELD = 64 << 20
 """Bytes of an input that the start mark may hold back: where it isn't donated, it is copied."""
-_HEAVY = frozenset({*KINDS, "stablehlo.dot_general", "stablehlo.convolution", "stablehlo.while",
-                    "stablehlo.case", "stablehlo.if", "stablehlo.custom_call", "func.call"})
+_HEAVY = frozenset({
+    *OF_OPERATION, "stablehlo.dot_general", "stablehlo.convolution", "stablehlo.while",
+    "stablehlo.case", "stablehlo.if", "stablehlo.custom_call", "func.call"})
 _MOVES = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
 _ONE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
@@ -44,7 +45,7 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
   """
   main = mlir.functions(module)["main"]
   block = main.regions[0].blocks[0]
-  found = [op for op in mlir.operations(module.operation) if op.name in KINDS]
+  found = [op for op in mlir.operations(module.operation) if op.name in OF_OPERATION]
   with module.context, ir.Location.unknown():
     for op in found:
       stamping.list_groups(op, met)
@@ -68,7 +69,7 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
         leave = shared[0]
       else:
         exits.append((last, leave, lane))
-      marked.append(Marked(KINDS[op.name], enter, leave))
+      marked.append(Marked(OF_OPERATION[op.name], enter, leave))
     # After all enter marks, so that what follows a collective was looked at as it was.
     for last, leave, lane in exits:
       _after(last, program, leave, lane)
@@ -222,7 +223,7 @@ def _lanes(module: Any, lane: Any) -> dict[str, Any]:
     """Whether it is needed in a function, after it was seen to in those that are called."""
     needed = False
     for op in list(mlir.operations(functions[name])):
-      if op.name in KINDS:
+      if op.name in OF_OPERATION:
         needed = True
       elif op.name == "func.call":
         called = str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)

@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.core import kinds
 from jaxpace.core.observed import ObservedCollective, ObservedProgram
 from jaxpace.core.plan import DELAY, GAP, SYNC, Inside, Plan
 from jaxpace.trace.decode import Columns
 from jaxpace.trace.marks.executions import Executions
 from jaxpace.trace.marks.occurrences import Occurrences, occurrences
 from jaxpace.trace.marks.slots import Unrolled
+from jaxpace.trace.marks.sums import exposed
 from jaxpace.trace.meeting import read_meeting, sends
-
-_KINDS = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-          "all_to_all": "all-to-all", "ppermute": "collective-permute"}
 
 
 class InsidePlan:
@@ -59,7 +58,7 @@ class InsidePlan:
   def _stamped_entry(self, place: int) -> dict[str, Any]:
     one = self.stamped.collectives[place]
     return dataclasses.asdict(one) | {
-        "kind": _kind(one.primitives), "operation": None, "source": None, "loops": [],
+        "kind": kinds.of_primitives(one.primitives), "operation": None, "source": None, "loops": [],
         "conditional": False, "of": len(self.stamped.inside) + place,
         "program": self.program.number}
 
@@ -112,7 +111,7 @@ def observed_program(plan: Plan, settings: dict[str, Any], ranks: int,
     if number in stamped:
       one, (enter, leave) = stamped[number], slot_tags[number]
       add(ObservedCollective(
-          index=0, name=one.name, kind=_kind(one.primitives), bytes=one.bytes,
+          index=0, name=one.name, kind=kinds.of_primitives(one.primitives), bytes=one.bytes,
           operands=one.operands, dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(),
           pairs=(), phase=one.phase, loops=(), source=None, operation=None, enter_tags=(enter,),
           exit_tags=(leave,)), dataclasses.asdict(one))
@@ -124,15 +123,10 @@ def observed_program(plan: Plan, settings: dict[str, Any], ranks: int,
 
 def _observed(one: Inside) -> ObservedCollective:
   return ObservedCollective(
-      index=one.index, name=one.name, kind=_kind(one.primitives), bytes=one.bytes,
+      index=one.index, name=one.name, kind=kinds.of_primitives(one.primitives), bytes=one.bytes,
       operands=one.operands, dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(),
       pairs=(), phase=one.phase, loops=one.loops, source=one.source, operation=None,
       enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional)
-
-
-def _kind(primitives: Sequence[str]) -> str:
-  kinds = {_KINDS.get(name, "all-reduce") for name in primitives}
-  return kinds.pop() if len(kinds) == 1 else "several"
 
 
 class Joined(NamedTuple):
@@ -177,23 +171,9 @@ def join(times: np.ndarray, executions: Executions, plan: InsidePlan) -> Joined:
   np.maximum.at(last, row, ran.exit_ns)
   slot = plan.unrolled.slot(ran.collective, ran.turn)
   placed = slot >= 0
-  return Joined(known, _waiting(times, row, *_exposed(row, ran.enter_ns, ran.exit_ns),
+  return Joined(known, _waiting(times, row, *exposed(row, ran.enter_ns, ran.exit_ns),
                                 plan.stamped), last,
                 row[placed], plan.first + slot[placed], ran.enter_ns[placed], ran.exit_ns[placed])
-
-
-def _exposed(row: np.ndarray, enter: np.ndarray,
-             leave: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Order by exit, and from when to when each collective was waited for: of overlapping ones each
-  instant once."""
-  order = np.lexsort((enter, leave, row))
-  row, enter, leave = row[order], enter[order], leave[order]
-  begin = enter.copy()
-  if len(row) > 1:
-    # Exits rise within a step.
-    same = row[1:] == row[:-1]
-    begin[1:][same] = np.maximum(enter[1:][same], leave[:-1][same])
-  return order, np.minimum(begin, leave), leave
 
 
 def _waiting(times: np.ndarray, row: np.ndarray, order: np.ndarray, begin: np.ndarray,

@@ -26,6 +26,29 @@ class Sums(NamedTuple):
   computed: np.ndarray
 
 
+def exposed(of: np.ndarray, enter: np.ndarray, leave: np.ndarray
+            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """From when to when each of m collectives was waited for: where they overlap, each instant counts
+  once, for the one that ends first.
+
+  Args:
+    of: [m] the execution or step of each; those of different ones never overlap.
+    enter: [m] ns.
+    leave: [m] ns, not before `enter`.
+
+  Returns:
+    Their order by execution and exit, [m] places; and, in that order, when waiting began and ended,
+    [m] ns each.
+  """
+  order = np.lexsort((enter, leave, of))
+  of, enter, leave = of[order], enter[order], leave[order]
+  begin = enter.copy()
+  # Exits rise within an execution.
+  same = of[1:] == of[:-1]
+  begin[1:][same] = np.maximum(enter[1:], leave[:-1])[same]
+  return order, np.minimum(begin, leave), leave
+
+
 def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.ndarray,
          leave: np.ndarray, phase: np.ndarray) -> Sums:
   """Sums up executions.
@@ -44,13 +67,13 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
   """
   n = len(start)
   leave = np.maximum(leave, enter)
-  by_exit = np.lexsort((enter, leave, execution))
-  execution, enter, leave, phase = (values[by_exit] for values in (execution, enter, leave, phase))
   enter = np.clip(enter, start[execution], end[execution])
   leave = np.clip(leave, enter, end[execution])
+  order, begin, stop = exposed(execution, enter, leave)
+  execution, phase = execution[order], phase[order]
   base = start[execution]
-  begin, stop = enter - base, leave - base
-  # Exits rise within an execution: a stretch of overlapping ones ends at its last.
+  begin, stop = begin - base, stop - base
+  # A stretch of overlapping ones ends at its last.
   fresh = (execution[1:] != execution[:-1]) | (begin[1:] > stop[:-1])
   first = np.flatnonzero(np.concatenate([[True], fresh])[:len(execution)])
   last = np.append(first[1:], len(execution))[:len(first)] - 1
