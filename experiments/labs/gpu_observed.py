@@ -28,7 +28,7 @@ from experiments.labs import gpu_compiled, gpu_schedule
 from experiments.labs.gpu.observed_steps import Step, transformer
 from experiments.lib import measured
 from jaxpace.communication.partitioned import collectives, compiling, program
-from jaxpace.communication.partitioned.text import Program
+from jaxpace.communication.partitioned.text import CompiledText
 from jaxpace.execution import kernels
 from jaxpace.execution.native import cuda
 
@@ -49,7 +49,7 @@ def pairs(text: str) -> list[tuple[str, int, int]]:
     For each pair, in the order of the text: its kind, kernels between its start and its end, and
     how many of them are matrix products. Marks and copies are left out.
   """
-  read = Program(text)
+  read = CompiledText(text)
   found, last, inside = [], "", {}
   for placed in read.run():
     one = placed.instruction
@@ -75,7 +75,7 @@ def _own(one: Any) -> bool:
 def _counted(text: str) -> dict[str, int]:
   """Kernels and copies of a program, each once, however often its loop turns."""
   kinds: collections.Counter[str] = collections.Counter()
-  for placed in Program(text).run():
+  for placed in CompiledText(text).run():
     one = placed.instruction
     if _own(one):
       kinds["wait" if "jaxpace_wait" in one.rest else "lane" if kernels.LANE in one.rest

@@ -127,7 +127,7 @@ def rows(collectives: int, steps: int = 400, ranks: int = 8, seed: int = 0) -> d
   from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
   from jaxpace.trace.decode import concatenate
   from jaxpace.trace.marks.executions import Executions
-  from jaxpace.trace.marks.plan import Programs
+  from jaxpace.trace.marks.plan import PlannedPrograms
   from jaxpace.trace.marks.table import Range, StepCalls, collective_columns, device, step_columns
   from jaxpace.trace.parts import PartStore
 
@@ -136,7 +136,7 @@ def rows(collectives: int, steps: int = 400, ranks: int = 8, seed: int = 0) -> d
       ObservedCollective(k, f"all-gather.{k}", "all-gather", 1 << 20, 1, ("float32",), ("data",),
                          (tuple(range(ranks)),), (), "forward", (Loop("while.1", layers),),
                          None, None, (2 + 2 * k,), (3 + 2 * k,)) for k in range(kinds)))
-  programs = Programs(ranks)
+  programs = PlannedPrograms(ranks)
   programs.meet([program])
   programs.block(1, 0)
   calls = [StepCalls(k, (Range(1, k, k + 1),), (0, 0, 0, None, None), {}) for k in range(steps)]

@@ -120,7 +120,7 @@ _play = jax.jit(schedule.play, static_argnums=(0, 3, 4))
 
 
 def timed(strategy: Strategy, scene: Scene, key: jax.Array, ranks: int, steps: int
-          ) -> timeline.Rounds | timeline.Updates:
+          ) -> timeline.CommonSteps | timeline.Updates:
   """Plays a strategy in a scene."""
   played = _play(strategy, scene.cluster(ranks), key, ranks, steps)
   if isinstance(strategy, (ParameterServer, BoundedStaleness)):
@@ -129,24 +129,23 @@ def timed(strategy: Strategy, scene: Scene, key: jax.Array, ranks: int, steps: i
   return timeline.rounds(played)
 
 
-def step_seconds(times: timeline.Rounds | timeline.Updates, ranks: int) -> float:
+def step_seconds(times: timeline.CommonSteps | timeline.Updates, ranks: int) -> float:
   """s in which as many gradients are made as in a synchronous step; the first and last tenth of
   single ones left out.
 
   Dropped gradients count: they have been made.
   """
-  if isinstance(times, timeline.Rounds):
+  if isinstance(times, timeline.CommonSteps):
     return float(times.time[-1] / len(times.time))
   first, last = len(times.time) // 10, len(times.time) * 9 // 10
   return float((times.time[last] - times.time[first]) / (last - first) * ranks)
 
 
-def train(arm: Arm, times: timeline.Rounds | timeline.Updates, task: training.Task, keys: jax.Array,
-          points: int
-          ) -> dict[str, Any]:
+def train(arm: Arm, times: timeline.CommonSteps | timeline.Updates, task: training.Task,
+          keys: jax.Array, points: int) -> dict[str, Any]:
   """Trains with a strategy as scheduled; the curve of the better learning rate, mean over seeds."""
   optimizer, rates = OPTIMIZERS[arm.optimizer]
-  if isinstance(times, timeline.Rounds):
+  if isinstance(times, timeline.CommonSteps):
     curve = training.in_rounds(task, arm.strategy, times, optimizer, rates, keys, points)
   else:
     curve = training.one_by_one(task, times, optimizer, rates, keys, points)
@@ -193,7 +192,7 @@ def measure(names: list[str], steps: int, seeds: int, points: int) -> Iterator[d
       seconds = np.concatenate([[0.0], times.time])[quality["done"]]
       reached = seconds_to(TARGET, seconds, quality["loss"])
       delays = times.delay if isinstance(times, timeline.Updates) else np.zeros(1)
-      dropped = 1 - times.counted.mean() if isinstance(times, timeline.Rounds) else 0.0
+      dropped = 1 - times.counted.mean() if isinstance(times, timeline.CommonSteps) else 0.0
       sizes = {str(ranks): step_seconds(
           timed(at_size(arm.strategy, ranks), scene, jax.random.key(2), ranks, SIZE_STEPS), ranks)
                for ranks in SIZES}

@@ -22,7 +22,7 @@ from experiments.examples.digits import data
 from experiments.examples.digits.model import CNN
 from experiments.measure import compression
 from jaxpace.simulation.strategies.settings import Compressed, LocalSteps, Strategy
-from jaxpace.simulation.strategies.timeline import Rounds, Updates
+from jaxpace.simulation.strategies.timeline import CommonSteps, Updates
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
 """Makes an optimizer of a learning rate, which may be traced."""
@@ -93,8 +93,8 @@ def measured(task: Task, params: jax.Array) -> tuple[jax.Array, jax.Array]:
   return loss(params, *whole), right.mean()
 
 
-def in_rounds(task: Task, strategy: Strategy, schedule: Rounds, optimizer: Optimizer, rates: Any,
-              keys: jax.Array, points: int) -> Curve:
+def in_rounds(task: Task, strategy: Strategy, schedule: CommonSteps, optimizer: Optimizer,
+              rates: Any, keys: jax.Array, points: int) -> Curve:
   """Trains with gradients that are averaged: every step, or every so many local ones.
 
   Args:

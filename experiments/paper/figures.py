@@ -22,7 +22,7 @@ from absl import app, flags
 from experiments.paper import document, drawing
 from jaxpace.simulation import noise
 from jaxpace.simulation.job import Job, Shape
-from jaxpace.simulation.jobs import Shares, several
+from jaxpace.simulation.jobs import LinkShares, several
 
 OUT, TABLE = pathlib.Path("docs/figures"), pathlib.Path("docs/measurements/table1.json")
 EMULATED, PAGE = pathlib.Path("docs/measurements/emulated.json"), pathlib.Path("docs/paper.md")
@@ -41,7 +41,8 @@ def one_step() -> dict[str, Any]:
   other = Job(np.float32(17e-3), np.float32(0), np.float32(0), np.float32(0),
               np.full(1, 9e-3, np.float32))
   histories = jax.jit(plan.run)(
-      jax.random.key(4), [job, other], Shares(np.ones((2, 1), np.float32), np.ones(2, np.float32)),
+      jax.random.key(4), [job, other],
+      LinkShares(np.ones((2, 1), np.float32), np.ones(2, np.float32)),
       np.zeros(2, np.float32), np.full(2, 2**30, np.int32))
   steps: Any = jax.tree.map(lambda leaf: 1e3 * np.asarray(leaf, np.float64), histories[0])
   paused = steps.gap.max(axis=1) > 2

@@ -31,7 +31,7 @@ from experiments.stability.projection import Trouble
 from experiments.stability.survival import Lived, Power, live, ratios
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.simulation.job import Shape, simulation
-from jaxpace.simulation.record import Recording, RunWriter
+from jaxpace.simulation.record import JobRecord, RunWriter
 from jaxpace.trace.reader import read_run
 
 OUT = pathlib.Path("docs/measurements/stability.json")
@@ -218,7 +218,7 @@ def diagnosed(config: Any, machine: Machine) -> dict[str, Any]:
   plan = simulation(Shape(groups), by_rank=True)
   key = jax.random.key(int(config.seed))
   _, done = jax.jit(plan.run, static_argnums=3)(key, made, plan.init(key, made), steps)
-  recording = Recording("stability", [f"node{r}" for r in range(groups)], groups,
+  recording = JobRecord("stability", [f"node{r}" for r in range(groups)], groups,
                         [int(machine.gradient)], 0.0, machine.compute, 0.0, 0.25, "", {})
   with tempfile.TemporaryDirectory() as folder:
     writer = RunWriter(folder, recording, int(config.seed))

@@ -208,7 +208,7 @@ def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> A
 
   from jaxpace.files.plain import to_plain
   from jaxpace.simulation import schedules, surroundings, synchronising
-  from jaxpace.simulation.record import Recording
+  from jaxpace.simulation.record import JobRecord
   fabric, shape = scenario.fabric, job.shape
   members = [node * fabric.per_node + slot for node in job.nodes for slot in range(fabric.per_node)]
   size = job.gradient_bytes / job.buckets
@@ -222,7 +222,7 @@ def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> A
     return schedules.load(schedules.rounds(job.algorithm, members, sent, fabric.per_node),
                           on).seconds
 
-  return Recording(
+  return JobRecord(
       name=job.name, hosts=job.processes, ranks=shape.ranks, bytes=[round(size)] * job.buckets,
       forward=float(job.job.forward), backward=float(job.job.backward),
       update=float(job.job.update), max_delay=scenario.max_delay, pacer=job.pacer_text,

@@ -55,7 +55,7 @@ _LOOPS = frozenset({"scan", "while"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Marked:
+class MarkedProgram:
   """A program whose inner collectives have marks."""
 
   program: Program
@@ -65,7 +65,7 @@ class Marked:
   """Index of the program's equation that each is within."""
 
 
-def marked(program: Program, axis: Sequence[str], mark: Mark, first_tag: int) -> Marked:
+def marked(program: Program, axis: Sequence[str], mark: Mark, first_tag: int) -> MarkedProgram:
   """Puts marks around the collectives that bodies of the program's equations hold.
 
   Args:
@@ -78,12 +78,12 @@ def marked(program: Program, axis: Sequence[str], mark: Mark, first_tag: int) ->
     The program with marks, and what they are of, in the order of the program's text.
   """
   if not program.hidden:
-    return Marked(program, (), ())
+    return MarkedProgram(program, (), ())
   marker = _Marker(tuple(axis), mark, first_tag)
   equations = [marker.equation(index, equation) for index, equation in enumerate(program.equations)]
   found = tuple(dataclasses.replace(one, index=index) for index, one in enumerate(marker.found))
-  return Marked(dataclasses.replace(program, equations=equations, hidden=marker.left), found,
-                tuple(marker.equation_of))
+  return MarkedProgram(dataclasses.replace(program, equations=equations, hidden=marker.left), found,
+                       tuple(marker.equation_of))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,7 +366,7 @@ def _axes(eqn: Any, axis: Sequence[str]) -> Sequence[str]:
   return axis if set(own) == set(axis) else own
 
 
-def placed(made: Marked, written: Script) -> tuple[Inside, ...]:
+def placed(made: MarkedProgram, written: Script) -> tuple[Inside, ...]:
   """The collectives with marks, each with a name of its own, and how many stamped ones precede
   it."""
   stage_of = {index: stage for stage, each in enumerate(written.stages)
@@ -399,4 +399,4 @@ def _name(where: _Where) -> str:
           "jax.checkpoint" if where.outermost in primitives.REMAT else where.outermost)
 
 
-__all__ = ["Marked", "marked", "placed"]
+__all__ = ["MarkedProgram", "marked", "placed"]

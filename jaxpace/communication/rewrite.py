@@ -76,7 +76,7 @@ class _Evaluator:
     self.waits: list[jax.Array] = []
     self.arrival = jnp.float32(jnp.nan)
     self.delay = jnp.float32(0)
-    self.shared: sharing.Shared | None = None
+    self.shared: sharing.SharedSum | None = None
     self.holding = None if before.holder is None else Holding(clock, before.holder)
 
   def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:

@@ -57,7 +57,7 @@ LANE = np.dtype([("head", "<u8"), ("rank", "<i4"), ("device", "<i4"), ("rest", "
 """A lane's block: events written so far, the rank of its device, and XLA's number of it."""
 
 
-class Layout(NamedTuple):
+class RingLayout(NamedTuple):
   """Where what lies; offsets and sizes in bytes."""
 
   lanes: int
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
   size: int
 
 
-def layout(lanes: int, capacity: int | None = None) -> Layout:
+def layout(lanes: int, capacity: int | None = None) -> RingLayout:
   """Lays a ring out.
 
   Args:
@@ -88,7 +88,7 @@ def layout(lanes: int, capacity: int | None = None) -> Layout:
   if capacity < 2 or capacity & (capacity - 1) or capacity > 1 << 30:
     raise ValueError(f"A lane's capacity is a power of two, not {capacity}.")
   events = PAGE + -(-lanes * BLOCK // PAGE) * PAGE
-  return Layout(lanes, capacity, events, events + lanes * capacity * EVENT.itemsize)
+  return RingLayout(lanes, capacity, events, events + lanes * capacity * EVENT.itemsize)
 
 
 class Views(NamedTuple):
@@ -102,7 +102,7 @@ class Views(NamedTuple):
   events: np.ndarray[Any, Any]
 
 
-def views(memory: Any, where: Layout) -> Views:
+def views(memory: Any, where: RingLayout) -> Views:
   """Views a buffer of `where.size` bytes as a ring."""
   count = where.lanes * where.capacity
   return Views(np.frombuffer(memory, HEADER, 1)[0:1].reshape(()),

@@ -48,7 +48,7 @@ class Verdict(_Code):
   UNSEEN_RANKS = "unseen_ranks", "nothing is known of some ranks; `not_judged` has them"
 
 
-class Hang(_Code):
+class HangCode(_Code):
   """Why a job does not go on."""
 
   ABSENT = "absent", "ranks have not entered a collective that others wait in"
@@ -57,7 +57,7 @@ class Hang(_Code):
   UNKNOWN = "unknown", "nothing is known of the ranks that others wait for"
 
 
-class Change(_Code):
+class ChangeCode(_Code):
   """What the verdict of a comparison says; `failed` tells whether that is too much."""
 
   NONE = "no_change", "no change of the step time is sure"
@@ -212,4 +212,4 @@ def codes(sentences: Iterable[str]) -> list[str | None]:
   return [str(s.code) if isinstance(s, Sentence) else None for s in sentences]
 
 
-__all__ = ["Change", "Evidence", "Hang", "Note", "Sentence", "Silence", "Verdict", "codes"]
+__all__ = ["ChangeCode", "Evidence", "HangCode", "Note", "Sentence", "Silence", "Verdict", "codes"]

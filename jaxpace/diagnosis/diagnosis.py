@@ -19,7 +19,7 @@ from jaxpace.diagnosis.stages import Stages
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.what_if import Alternative
-from jaxpace.diagnosis.where import Waits
+from jaxpace.diagnosis.where import CollectiveWaits
 from jaxpace.diagnosis.work import WorkMoved
 from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.run import Run
@@ -86,7 +86,8 @@ class Facts:
   work_moved: WorkMoved | None = None
   # signs that groups wait for each other as the stages of a pipeline do
   stages: Stages | None = None
-  waits: tuple[Waits, ...] = ()  # of an observed step, by collective, those with most waiting first
+  # of an observed step, by collective, those with most waiting first
+  waits: tuple[CollectiveWaits, ...] = ()
   counted_in_all: int | None = None
   """Steps that count, those included that are not written in full; None where all are. `step_time`
   is of them."""

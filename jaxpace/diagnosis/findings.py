@@ -8,7 +8,7 @@ from jaxpace.diagnosis import tcp, when
 from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import CONFIDENCE
-from jaxpace.diagnosis.lateness import Held, hold
+from jaxpace.diagnosis.lateness import WaitedFor, hold
 from jaxpace.diagnosis.modes import amplification, contention, jitter, locality, straggler
 from jaxpace.diagnosis.modes.case import (
   AMPLIFICATION,
@@ -91,18 +91,18 @@ def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
   # Both may be late at once: each gets the mean of what it holds alone and what it adds to the
   # other (Shapley).
   placed = _mean_held(placed, held, rest)
-  rest = Held(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
-              held.by_block - placed.by_block)
+  rest = WaitedFor(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
+                   held.by_block - placed.by_block)
   found = ([locality.find_late(case, bad, own, placed)]
            if placed.seconds >= straggler.LEAST * case.step_time else [])
   another = straggler.find(case, others, rest)
   return [*found, *([another] if another else [])]
 
 
-def _mean_held(own: Held, both: Held, others: Held) -> Held:
-  return Held((own.by_collective + both.by_collective - others.by_collective) / 2,
-              (own.for_gaps + both.for_gaps - others.for_gaps) / 2,
-              (own.by_block + both.by_block - others.by_block) / 2)
+def _mean_held(own: WaitedFor, both: WaitedFor, others: WaitedFor) -> WaitedFor:
+  return WaitedFor((own.by_collective + both.by_collective - others.by_collective) / 2,
+                   (own.for_gaps + both.for_gaps - others.for_gaps) / 2,
+                   (own.by_block + both.by_block - others.by_block) / 2)
 
 
 def _turns(case: Case) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxpace.diagnosis import codes
 from jaxpace.diagnosis.codes import Sentence
-from jaxpace.trace.flight.told import Flight, Told, told
+from jaxpace.trace.flight.told import CauseInWords, Flight, told
 
 USUAL_STEPS = 20.0
 """Ranks that wait for longer than so many of the usual steps hang, if that is longer than the
@@ -18,8 +18,8 @@ RUNNING_SECONDS, FIRST_SECONDS = 10.0, 60.0
 ENDED_SECONDS = 3.0
 """In a job that was killed: nobody waits any more for it to go on."""
 _MOST = 3
-_CODES = {"absent": codes.Hang.ABSENT, "order": codes.Hang.ORDER, "stuck": codes.Hang.STUCK,
-          "unknown": codes.Hang.UNKNOWN}
+_CODES = {"absent": codes.HangCode.ABSENT, "order": codes.HangCode.ORDER,
+          "stuck": codes.HangCode.STUCK, "unknown": codes.HangCode.UNKNOWN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Hang:
 
   running: bool
   """Whether the job still lives; else this is how it ended."""
-  causes: tuple[Told, ...]
+  causes: tuple[CauseInWords, ...]
   seconds: float | None
   """How long a rank has waited because of the first cause."""
   left_out: tuple[str, ...]
@@ -83,7 +83,7 @@ def find_hang(flight: Flight | None) -> Hang | None:
   return Hang(flight.running, causes, flight.waited(causes[0].cause), flight.left_out, flight.run)
 
 
-def _died(flight: Flight, one: Told) -> bool:
+def _died(flight: Flight, one: CauseInWords) -> bool:
   """Whether those who waited have failed, and those they waited for are gone without a word."""
   waiting = [flight.positions[rank].state for wait in one.cause.waits for rank in wait.waiting]
   kept = [flight.positions[rank].state for rank in one.cause.ranks if rank in flight.positions]

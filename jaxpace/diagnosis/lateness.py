@@ -35,7 +35,7 @@ are named from this share of the step on: below it they are late where such a pr
 run."""
 
 
-class Held(NamedTuple):
+class WaitedFor(NamedTuple):
   """The part of the waiting that is for some ranks, because each of their means is the highest.
   Seconds a step."""
 
@@ -66,7 +66,7 @@ class Lateness(NamedTuple):
   episodes: tuple[Episode, ...]  # when the late ranks were late
   pausing: tuple[Episode, ...]  # ranks later than the others on average for a few long gaps
   turns: tuple[Episode, ...]  # ranks late one after another, of which none is to blame
-  held: Held  # the persistent part
+  held: WaitedFor  # the persistent part
   usual: tuple[int, ...]  # of the late ranks, those that are last in most steps, by no fixed amount
   gaps: float  # s of `random` that is for longer gaps
   random_by_block: np.ndarray  # [B]
@@ -101,7 +101,7 @@ def find_late(summed: Summed, usual: Sequence[int] = ()) -> Lateness:
   waiting = selected.means(totals.earliness.sum(axis=0))
   if eligible.sum() < 2 or not step_time > 0:
     nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
-    none = Held(np.zeros_like(earliness), 0.0, np.zeros(selected.blocks))
+    none = WaitedFor(np.zeros_like(earliness), 0.0, np.zeros(selected.blocks))
     return Lateness(
         mean=np.where(eligible, 0.0, np.nan), confidence=nothing, persistence=nothing, late=nobody,
         hidden=nobody, typical=np.flatnonzero(eligible), persistent=none.by_collective,
@@ -162,7 +162,7 @@ def costliest_first(episodes: Sequence[Episode]) -> list[int]:
 
 
 def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode],
-         usual: Sequence[int] = ()) -> Held:
+         usual: Sequence[int] = ()) -> WaitedFor:
   """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A,
   less mean A.
 
@@ -210,7 +210,7 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode],
       for_gaps += float(seconds.sum()) * gap / of_rank * number / max(1, selected.size)
     elif gap > 0:
       for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, selected.size)
-  return Held(by_collective, float(for_gaps), each_block)
+  return WaitedFor(by_collective, float(for_gaps), each_block)
 
 
 def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: slice,

@@ -92,7 +92,7 @@ class Alarm(NamedTuple):
     return f"{by}, since about step {self.onset}."
 
 
-class Sums(NamedTuple):
+class StreamSums(NamedTuple):
   """What adds up while something may have begun; S = R + 6 signals."""
 
   total: np.ndarray  # [S] CUSUM upwards, or downwards while active
@@ -112,7 +112,7 @@ class StreamState(NamedTuple):
   seen: np.ndarray  # [S] int64 values that ever went in
   times: np.ndarray  # [M] float32 step times
   levels: Levels
-  sums: Sums
+  sums: StreamSums
   until: int  # last step taken in; -1 before the first
   fresh: int  # steps since levels were learnt
   first: int = -1  # first step taken in; -1 before that
@@ -124,8 +124,8 @@ def init(ranks: int) -> StreamState:
   nothing, none = np.zeros(number), np.zeros(number, np.int64)
   return StreamState(np.full((number, _MEMORY), np.nan, np.float32), none,
                      np.full(_MEMORY, np.nan, np.float32), levels.unknown(number),
-                     Sums(nothing, none - 1, nothing, none, none, np.zeros(number, np.uint64),
-                          np.zeros(number, bool)), -1, 0)
+                     StreamSums(nothing, none - 1, nothing, none, none, np.zeros(number, np.uint64),
+                                np.zeros(number, bool)), -1, 0)
 
 
 def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
@@ -179,8 +179,8 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
       first=first), tuple(alarms)
 
 
-def _told_late(past: np.ndarray, usual: Levels, sums: Sums,
-               late: list[int]) -> tuple[np.ndarray, Levels, Sums]:
+def _told_late(past: np.ndarray, usual: Levels, sums: StreamSums,
+               late: list[int]) -> tuple[np.ndarray, Levels, StreamSums]:
   """What is usual for ranks that have always been late becomes to be in time, as noisy as they
   are."""
   past[late] -= usual.middle[late, None].astype(past.dtype)
@@ -211,8 +211,8 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
                                 work.runtime, mean, pause), joined_ranks_of(run))
 
 
-def _advance(sums: Sums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule: Rules, step: int
-             ) -> tuple[Sums, list[Alarm]]:
+def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule: Rules,
+             step: int) -> tuple[StreamSums, list[Alarm]]:
   """Takes one step of [S] seconds in; `ready`: those that are known now and have a past."""
   active = sums.active
   share = (now - usual.usual) / usual.step_time
@@ -248,9 +248,8 @@ def _advance(sums: Sums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule
     active[passed] = ~active[passed]
     total[passed] = 0.0
   anew = ready & (total <= 0)
-  return Sums(total, np.where(anew, step,
-                              sums.since), np.where(anew, 0.0, excess), np.where(anew, 0, number),
-              np.where(anew, 0, raised), recent, active), alarms
+  return StreamSums(total, np.where(anew, step, sums.since), np.where(anew, 0.0, excess),
+                    np.where(anew, 0, number), np.where(anew, 0, raised), recent, active), alarms
 
 
 def _steady(often: np.ndarray, sums: np.ndarray, threshold: np.ndarray,

@@ -84,7 +84,7 @@ def sentence(found: Untold, collectives: int) -> str:
   return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
 
 
-def unseen(summed: Summed, away: Hidden | None = None) -> np.ndarray:
+def unseen(summed: Summed, away: SilentStretches | None = None) -> np.ndarray:
   """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said
   of them.
 
@@ -106,7 +106,7 @@ def unseen(summed: Summed, away: Hidden | None = None) -> np.ndarray:
   return np.flatnonzero(there)
 
 
-class Hidden(NamedTuple):
+class SilentStretches(NamedTuple):
   """Stretches in which ranks that are seen elsewhere in the run left no rows."""
 
   ranks: np.ndarray
@@ -116,7 +116,7 @@ class Hidden(NamedTuple):
   suspects: tuple[int, ...]
 
 
-def hidden(summed: Summed) -> Hidden | None:
+def hidden(summed: Summed) -> SilentStretches | None:
   """Where ranks that are seen in a part of the run left no rows; None where none did.
 
   A single step without a rank's rows hides nothing: it is one that a process lost, or didn't wait
@@ -140,8 +140,8 @@ def hidden(summed: Summed) -> Hidden | None:
       continue
     if float(np.nanmean(transfer[without]) - np.nanmean(transfer[with_it])) >= least:
       suspects.append(rank)
-  return Hidden(ranks, selected.mask & np.asarray(away.any(axis=0))[selected.block],
-                tuple(suspects))
+  return SilentStretches(ranks, selected.mask & np.asarray(away.any(axis=0))[selected.block],
+                         tuple(suspects))
 
 
 def hidden_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:

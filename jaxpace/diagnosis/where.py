@@ -26,7 +26,7 @@ _STANDS_OUT = 2.0
 """A turn is named where more is waited in it than this many times what is in the mean one."""
 
 
-class Place(NamedTuple):
+class OccurrencePlan(NamedTuple):
   """What the plan says of one occurrence of a collective."""
 
   of: int
@@ -59,7 +59,7 @@ class Place(NamedTuple):
     return self.name + (f", {self.turn}" if self.loops else "") + self.origin
 
 
-def places(run: Run) -> list[Place] | None:
+def places(run: Run) -> list[OccurrencePlan] | None:
   """The place of each of the run's collectives, in their order; None where the run is not of an
   observed step."""
   if not run.observed or not run.collectives:
@@ -70,7 +70,7 @@ def places(run: Run) -> list[Place] | None:
   for collective in run.collectives:
     entry: dict[str, Any] = entries.get(collective.slot, {})
     of = entry.get("of")
-    found.append(Place(
+    found.append(OccurrencePlan(
         of=of if isinstance(of, int) else -1 - collective.slot, name=collective.name.split("@")[0],
         kind=str(entry.get("kind") or ""), axis=str(entry.get("axis") or ""),
         phase=str(entry.get("phase") or ""), source=entry.get("source") or None,
@@ -79,11 +79,11 @@ def places(run: Run) -> list[Place] | None:
   return found
 
 
-class Waits(NamedTuple):
+class CollectiveWaits(NamedTuple):
   """What a step waits at one collective, all its turns together. Seconds a step, means over
   ranks."""
 
-  place: Place  # of the turn in which most is waited
+  place: OccurrencePlan  # of the turn in which most is waited
   turns: int
   waiting: float
   transfer: float
@@ -111,7 +111,7 @@ class Waits(NamedTuple):
 
 
 def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
-                    floor: Floor) -> tuple[Waits, ...]:
+                    floor: Floor) -> tuple[CollectiveWaits, ...]:
   """The collectives of an observed step, those with most waiting first; nothing of another run."""
   at = places(run)
   if at is None or not selected.size:
@@ -131,8 +131,8 @@ def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
       by_rank = for_whom[own].sum(axis=0)
       rank = int(by_rank.argmax())
       held = min(float(by_rank[rank]) / whole, 1.0)
-    found.append(Waits(at[worst], len(own), whole, float(transfer[own].sum()),
-                       float(contention[own].sum()), float(waiting[worst]), rank, held))
+    found.append(CollectiveWaits(at[worst], len(own), whole, float(transfer[own].sum()),
+                                 float(contention[own].sum()), float(waiting[worst]), rank, held))
   return tuple(sorted(found, key=lambda waits: -waits.waiting))
 
 
@@ -185,7 +185,7 @@ def _lateness(case: Case, episode: Episode) -> np.ndarray:
   return np.asarray(mean[:, -1] - level)
 
 
-def most_waited(case: Case, waits: Sequence[Waits] | None = None) -> Sentence | None:
+def most_waited(case: Case, waits: Sequence[CollectiveWaits] | None = None) -> Sentence | None:
   """Says at which collective most of the waiting is; None of a run that is not of an observed
   step."""
   found = (where_waits_are(case.run, case.selected, case.totals, case.floor) if waits is None
@@ -222,5 +222,13 @@ def most_contended(case: Case) -> Sentence | None:
       f"{at[top].name}{at[top].origin}.")
 
 
-__all__ = ["MOST", "Place", "Waits", "late_at", "most_contended", "most_waited", "places",
-           "where_waits_are"]
+__all__ = [
+  "MOST",
+  "CollectiveWaits",
+  "OccurrencePlan",
+  "late_at",
+  "most_contended",
+  "most_waited",
+  "places",
+  "where_waits_are",
+]

@@ -20,7 +20,7 @@ class Delay(Protocol):
   ) -> tuple[jax.Array, jax.Array]: ...
 
 
-class Hold(Protocol):
+class HoldCall(Protocol):
   def __call__(self, stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]: ...
 
 
@@ -59,7 +59,7 @@ class Clock(NamedTuple):
   name: str
   stamp: Stamp
   delay: Delay
-  hold: Hold
+  hold: HoldCall
   notice: str = ""
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
   in_stream: bool = False
@@ -73,7 +73,7 @@ class _ClockKind(NamedTuple):
   unavailable: Callable[[], str]  # empty where it is available; registers what the clock needs
   stamp: Stamp
   delay: Delay
-  hold: Hold
+  hold: HoldCall
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
   in_stream: bool = False
   tried: bool = True  # on real devices; "auto" takes no other

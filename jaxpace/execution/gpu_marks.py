@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpace.core import marks
 from jaxpace.execution import kernels
-from jaxpace.execution.native.cuda import Device, DriverError
+from jaxpace.execution.native.cuda import DriverError, GpuDevice
 
 CAPACITY = 1 << 16
 """Events of a GPU's ring: 1 MiB."""
@@ -31,7 +31,7 @@ microseconds."""
 _TRY_TAG = 2
 
 
-class Lane(NamedTuple):
+class GpuLane(NamedTuple):
   """One GPU's ring, its counters and its block."""
 
   # [capacity] marks.EVENT, in the host's memory; the GPU writes it
@@ -45,7 +45,7 @@ class Lane(NamedTuple):
 class Source:
   """The rings of this process's GPUs, in the order of its lanes."""
 
-  def __init__(self, devices: Sequence[Device], capacity: int = CAPACITY):
+  def __init__(self, devices: Sequence[GpuDevice], capacity: int = CAPACITY):
     """Makes them, and tries each with a kernel.
 
     Raises:
@@ -94,24 +94,24 @@ class Source:
         self._read[place] += lost + len(new)
 
 
-def block_of(lane: Lane, shift_ns: int) -> bytes:
+def block_of(lane: GpuLane, shift_ns: int) -> bytes:
   """A GPU's block, as its kernels read it."""
   return struct.pack("<QQIIq", lane.ring, lane.counters, lane.capacity - 1, 0, shift_ns)
 
 
-def _lane(device: Device, capacity: int) -> Lane:
+def _lane(device: GpuDevice, capacity: int) -> GpuLane:
   here, there = device.host_memory(capacity * marks.EVENT.itemsize)
   if there % marks.EVENT.itemsize:
     raise DriverError("the driver gave memory that is not aligned to 16 bytes")
   memory: Any = (ctypes.c_char * (capacity * marks.EVENT.itemsize)).from_address(here)
   counters = device.memory(kernels.COUNTERS_BYTES)
-  lane = Lane(np.frombuffer(memory, marks.EVENT), there, counters,
-              device.memory(4 * kernels.BLOCK_WORDS), capacity)
+  lane = GpuLane(np.frombuffer(memory, marks.EVENT), there, counters,
+                 device.memory(4 * kernels.BLOCK_WORDS), capacity)
   device.upload(lane.block, block_of(lane, 0))
   return lane
 
 
-def _clocks(device: Device, lane: Lane,
+def _clocks(device: GpuDevice, lane: GpuLane,
             now: Callable[[], int] = time.monotonic_ns) -> tuple[int, int]:
   """What to add to a GPU's timer for the host's monotonic clock, and how far that may be off; ns.
 

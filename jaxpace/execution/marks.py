@@ -51,7 +51,7 @@ _numbers = itertools.count(1)
 class Ring:
   """Memory of a ring, and its views. Made by `in_memory` and `open_file`."""
 
-  def __init__(self, memory: mmap.mmap, where: marks.Layout, path: pathlib.Path | None):
+  def __init__(self, memory: mmap.mmap, where: marks.RingLayout, path: pathlib.Path | None):
     self.memory, self.layout, self.path = memory, where, path
     self.header, self.blocks, self.events = marks.views(memory, where)
     self._file: int | None = None
@@ -292,7 +292,7 @@ def _quiet(lanes: int, seconds: float = 0.5) -> bool:
   return True
 
 
-def _made(written: pathlib.Path, path: pathlib.Path, where: marks.Layout) -> Ring:
+def _made(written: pathlib.Path, path: pathlib.Path, where: marks.RingLayout) -> Ring:
   """Makes a file with all of its space, and the ring that is to be `path`.
 
   Raises:

@@ -29,7 +29,7 @@ Groups = Annotated[list[Numbers], Meta(max_length=1 << 20)]
 _MOST_OF_A_STEP = 4096
 
 
-class Mark(Struct):
+class MarkJson(Struct):
   """A stamp of the step."""
 
   kind: Line = ""
@@ -37,7 +37,7 @@ class Mark(Struct):
   collective: Number | None = None
 
 
-class Collective(Struct):
+class CollectiveJson(Struct):
   """A stamped collective."""
 
   slot: Number | None = None
@@ -61,13 +61,13 @@ class Collective(Struct):
   rank_pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)] | None = None
 
 
-class Detail(Struct):
+class DetailJson(Struct):
   """Which steps of an observed run are written in full, see `jaxpace.core.detail`."""
 
   every: Annotated[int, Meta(ge=1, lt=RANKS)] = 1
 
 
-class Unstamped(Struct):
+class UnstampedJson(Struct):
   """A collective without stamps."""
 
   name: Line = ""
@@ -82,19 +82,19 @@ class PlanOfStep(Struct):
   axis: Line | None = None
   ranks: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
   clock: Line | None = None
-  marks: Annotated[list[Mark], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
-  collectives: Annotated[list[Collective], Meta(max_length=_MOST_OF_A_STEP)] = []
-  unstamped: Annotated[list[Unstamped], Meta(max_length=_MOST_OF_A_STEP)] = []
+  marks: Annotated[list[MarkJson], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
+  collectives: Annotated[list[CollectiveJson], Meta(max_length=_MOST_OF_A_STEP)] = []
+  unstamped: Annotated[list[UnstampedJson], Meta(max_length=_MOST_OF_A_STEP)] = []
   share: bool | None = None
   share_reason: Line | None = None
   carrier: Number | None = None
   decisions: Lines = []
   overflow: Number = 0
-  detail: Detail | None = None
+  detail: DetailJson | None = None
   notices: Annotated[list[Line], Meta(max_length=256)] = []
 
 
-class Settings(Struct):
+class SettingsJson(Struct):
   """`settings` of run.json: how the step was instrumented."""
 
   axis: Annotated[list[Line], Meta(max_length=64)] | Line | None = None
@@ -135,7 +135,7 @@ class RunFile(Struct):
   program: Text | None = None
   kind: Line | None = None
   versions: dict[Line, Line] | None = None
-  settings: Settings | None = None
+  settings: SettingsJson | None = None
   plan: PlanOfStep | None = None
 
 
@@ -162,7 +162,7 @@ class ProcessFile(Struct):
   wall_ns: Nanoseconds | None = None
 
 
-class Late(Struct):
+class LateJson(Struct):
   """A process that has not arrived, in a watchdog's event, see
   `jaxpace.live.watchdog.verdict.LateProcess`."""
 
@@ -194,7 +194,7 @@ class EventLine(Struct):
   step: Step | None = None
   waited: Seconds | None = None
   seconds: Seconds | None = None
-  late: Annotated[list[Late], Meta(max_length=1 << 17)] = []
+  late: Annotated[list[LateJson], Meta(max_length=1 << 17)] = []
   arrived: Numbers = []
   marks: Lines = []
   causes: Annotated[list[CauseOfWait], Meta(max_length=4096)] = []
@@ -225,7 +225,7 @@ class LoopOfProgram(Struct):
 Tags = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 20)]], Meta(max_length=1 << 16)]
 
 
-class ObservedCollective(Struct):
+class ObservedCollectiveJson(Struct):
   """See `jaxpace.core.observed.ObservedCollective`."""
 
   index: Number
@@ -246,27 +246,27 @@ class ObservedCollective(Struct):
   conditional: bool = False
 
 
-class ObservedProgram(Struct):
+class ObservedProgramJson(Struct):
   """See `jaxpace.core.observed.ObservedProgram`."""
 
   number: Annotated[int, Meta(ge=0, lt=1 << 12)]
   name: Line
   ranks: Numbers
   mesh_axes: Annotated[dict[Line, Count], Meta(max_length=64)]
-  collectives: Annotated[list[ObservedCollective], Meta(max_length=_MOST_OF_A_STEP)]
+  collectives: Annotated[list[ObservedCollectiveJson], Meta(max_length=_MOST_OF_A_STEP)]
   start_tag: Annotated[int, Meta(ge=0, lt=1 << 20)] = 0
   end_tag: Annotated[int, Meta(ge=0, lt=1 << 20)] = 1
   notices: Lines = []
-  unstamped: Annotated[list[Unstamped], Meta(max_length=_MOST_OF_A_STEP)] = []
+  unstamped: Annotated[list[UnstampedJson], Meta(max_length=_MOST_OF_A_STEP)] = []
   bare: Line = ""
   bare_compile_s: Seconds | None = None
   stamped_compile_s: Seconds | None = None
 
 
-class ObservedPlan(Struct):
+class ObservedPlanJson(Struct):
   """See `jaxpace.core.observed.ObservedPlan`."""
 
-  programs: Annotated[list[ObservedProgram], Meta(max_length=1 << 12)]
+  programs: Annotated[list[ObservedProgramJson], Meta(max_length=1 << 12)]
 
 
 class MarksFile(Struct):
@@ -275,4 +275,4 @@ class MarksFile(Struct):
   run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
   attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
   process: Number | None = None
-  plan: ObservedPlan | None = None
+  plan: ObservedPlanJson | None = None

@@ -30,7 +30,7 @@ _EDGE = np.float32(1e-7)
 """Seconds of work below which a phase is done: what rounding leaves."""
 
 
-class Shares(NamedTuple):
+class LinkShares(NamedTuple):
   """What the jobs' collectives want of the links they share: J jobs, L links, and P stretches of a
   collective.
 
@@ -51,7 +51,7 @@ class Shares(NamedTuple):
 class Several(NamedTuple):
   """Jobs ready to run; pure, for `jax.jit` and `jax.vmap`."""
 
-  run: Callable[[jax.Array, Sequence[Job], Shares, Any, Any], tuple[Steps, ...]]
+  run: Callable[[jax.Array, Sequence[Job], LinkShares, Any, Any], tuple[Steps, ...]]
   """(key, jobs, shares, starts [J] s, last [J] steps) -> what happened to each job: leaves [steps,
   ...], NaN in rows a job never got to. A job leaves after its `last` steps, others go on."""
 
@@ -93,7 +93,7 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
            for shape, pacer, count in zip(shapes, pacers, buckets, strict=True)]
   each = [steps] * len(parts) if isinstance(steps, int) else list(steps)
 
-  def run(key: jax.Array, jobs: Sequence[Job], shares: Shares, starts: Any,
+  def run(key: jax.Array, jobs: Sequence[Job], shares: LinkShares, starts: Any,
           last: Any) -> tuple[Steps, ...]:
     keys = jax.random.split(key, len(parts))
     starts, last = jnp.asarray(starts, jnp.float32), jnp.asarray(last, jnp.int32)
@@ -133,7 +133,7 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
   return Several(run)
 
 
-def _by_stretch(shares: Shares) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _by_stretch(shares: LinkShares) -> tuple[jax.Array, jax.Array, jax.Array]:
   """[J, P, L] usage, 0 for jobs without a coupling, [J, P] weights, [J, P] parts."""
   usage, weights = jnp.asarray(shares.usage, jnp.float32), jnp.asarray(shares.weights, jnp.float32)
   usage = jnp.where(jnp.asarray(shares.coupled, bool), usage, _ZERO)

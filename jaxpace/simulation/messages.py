@@ -50,7 +50,7 @@ class Messages(NamedTuple):
   paths: np.ndarray
 
 
-class Played(NamedTuple):
+class PlayedExchange(NamedTuple):
   """An exchange from its begin to its end."""
 
   stretches: list[Stretch]
@@ -61,7 +61,7 @@ class Played(NamedTuple):
 _WAITING, _STARTING, _FLOWING, _OVER = range(4)
 
 
-def play(sent: Messages, capacities: np.ndarray) -> Played | None:
+def play(sent: Messages, capacities: np.ndarray) -> PlayedExchange | None:
   """Plays an exchange in which all ranks begin together.
 
   Args:
@@ -93,7 +93,7 @@ def play(sent: Messages, capacities: np.ndarray) -> Played | None:
     state[(state == _STARTING) & (until <= now)] = _FLOWING
     on_way, starting = np.flatnonzero(state == _FLOWING), np.flatnonzero(state == _STARTING)
     if not len(on_way) and not len(starting):
-      return Played(stretches, flowing)
+      return PlayedExchange(stretches, flowing)
     rates = max_min(sent.paths[on_way], capacities)
     work += ranks + len(on_way) * len(np.unique(rates))
     needed = np.where(np.isfinite(rates), left[on_way] / rates, 0.0)

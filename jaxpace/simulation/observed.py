@@ -14,7 +14,7 @@ from jaxpace.trace.run import MISSING, CollectiveTimes, Run
 _PER_HIGH, _PER_LOW = np.float32(2.0**32 * 1e-9), np.float32(1e-9)  # as in jaxpace.execution.words
 
 
-class Observed(NamedTuple):
+class ObservedSteps(NamedTuple):
   """What was observed, step by step. K steps, R ranks, S slots; float32 seconds, NaN where not
   known."""
 
@@ -43,7 +43,7 @@ def stamped_alone(run: Run) -> Run:
                                                if one.slot not in others))
 
 
-def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice) -> Observed:
+def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice) -> ObservedSteps:
   """Rebuilds the observations of the steps in `part`.
 
   As in the live step, a rank's arrival is known from its second step on (the first of an attempt
@@ -88,10 +88,10 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
   def turned(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(values[:, lead:], 1, 0))
 
-  return Observed(run.steps[part].astype(np.int32), turned(present),
-                  turned(busy - np.nan_to_num(applied)),
-                  turned(np.where(present, applied, np.float32(np.nan))), turned(asked),
-                  turned(waits), turned(step_time))
+  return ObservedSteps(run.steps[part].astype(np.int32), turned(present),
+                       turned(busy - np.nan_to_num(applied)),
+                       turned(np.where(present, applied, np.float32(np.nan))), turned(asked),
+                       turned(waits), turned(step_time))
 
 
 def _seconds(begin: np.ndarray, end: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ _SAMPLE = 0.25
 """s of the run from one sample of the hosts to the next, about."""
 
 
-class Recording(NamedTuple):
+class JobRecord(NamedTuple):
   """What of a job belongs in `run.json`."""
 
   name: str
@@ -52,7 +52,7 @@ class Recording(NamedTuple):
 class RunWriter:
   """Writes one job, part by part. Its methods may raise `OSError`."""
 
-  def __init__(self, directory: str | pathlib.Path, recording: Recording, seed: int):
+  def __init__(self, directory: str | pathlib.Path, recording: JobRecord, seed: int):
     """Makes the run directory.
 
     A simulated run of the same config and seed gets the same id, so the same bytes. What another

@@ -21,7 +21,7 @@ from jaxpace.core import arrivals as said
 from jaxpace.core import pacing
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Pacer
-from jaxpace.simulation.observed import Observed, observe, stamped_alone
+from jaxpace.simulation.observed import ObservedSteps, observe, stamped_alone
 from jaxpace.trace.run import Run, RunError
 
 _CHUNK_CELLS = 1 << 18
@@ -174,7 +174,7 @@ def _latest(seen: jax.Array, delays: jax.Array) -> jax.Array:
   return said.latest(jnp.where(valid(seen), seen + jnp.nan_to_num(delays), _NAN))
 
 
-def _judge(seen: Observed, there: np.ndarray, asked: np.ndarray, delays: np.ndarray,
+def _judge(seen: ObservedSteps, there: np.ndarray, asked: np.ndarray, delays: np.ndarray,
            columns: dict[str, np.ndarray]
            ) -> Replayed:
   """Plays the steps again in float64, without the ranks that were never recorded (`there` is

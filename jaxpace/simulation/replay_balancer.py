@@ -21,7 +21,7 @@ CANNOT_KNOW = (
 )
 
 
-class Shared(NamedTuple):
+class CountedSteps(NamedTuple):
   """K steps that count, of R ranks."""
 
   steps: int
@@ -43,7 +43,7 @@ class Shared(NamedTuple):
 
 
 def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, counted: np.ndarray,
-                    micro_batches: int | None = None) -> Shared | None:
+                    micro_batches: int | None = None) -> CountedSteps | None:
   """Plays a run with even counts again, its work shared out by a balancer.
 
   Args:
@@ -83,8 +83,8 @@ def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, cou
   if not mask.any():
     return None
   even = arrivals[mask].max(axis=1) + np.maximum(rest[mask], 0.0)
-  return Shared(int(mask.sum()), float(even.mean()), float(played.seconds[mask].mean()),
-                played.changes, played.counts[-1])
+  return CountedSteps(int(mask.sum()), float(even.mean()), float(played.seconds[mask].mean()),
+                      played.changes, played.counts[-1])
 
 
-__all__ = ["CANNOT_KNOW", "Shared", "replay_balancer"]
+__all__ = ["CANNOT_KNOW", "CountedSteps", "replay_balancer"]

@@ -14,7 +14,7 @@ import numpy as np
 from jaxpace.core.types import Pacer
 from jaxpace.simulation.failures import Survived, survive
 from jaxpace.simulation.job import Shape, Simulation, Steps, simulation
-from jaxpace.simulation.jobs import Shares, several
+from jaxpace.simulation.jobs import LinkShares, several
 from jaxpace.simulation.settings import JobSettings, Scenario
 from jaxpace.simulation.strategies.cluster import messages, service
 from jaxpace.simulation.strategies.own import OwnSteps, play_own
@@ -190,7 +190,7 @@ def _shared(scenario: Scenario, group: list[int]) -> Iterator[Part]:
     yield Part(index, jax.tree.map(lambda values, n=count: values[:n], kept), count)
 
 
-def shares(jobs: list[JobSettings]) -> Shares:
+def shares(jobs: list[JobSettings]) -> LinkShares:
   """What jobs want of the links that two or more of them use, stretch by stretch of their
   collectives.
 
@@ -199,7 +199,7 @@ def shares(jobs: list[JobSettings]) -> Shares:
   """
   common = (np.stack([j.load.usage for j in jobs]) > 0).sum(axis=0) > 1
   if not common.any():
-    return Shares(np.zeros((len(jobs), 1), np.float32), np.ones(len(jobs), np.float32))
+    return LinkShares(np.zeros((len(jobs), 1), np.float32), np.ones(len(jobs), np.float32))
   each = [_merged([_On(s.seconds, s.usage[common], s.flows[common]) for s in j.load.stretches])
           for j in jobs]
   length = max(map(len, each))
@@ -216,9 +216,9 @@ def shares(jobs: list[JobSettings]) -> Shares:
   # Many links look alike: one of each will do.
   columns = np.unique(usage.reshape(-1, usage.shape[2]), axis=1).reshape(len(jobs), length, -1)
   if length == 1:
-    return Shares(columns[:, 0].astype(np.float32), weights[:, 0].astype(np.float32))
-  return Shares(columns.astype(np.float32), weights.astype(np.float32),
-                parts=parts.astype(np.float32))
+    return LinkShares(columns[:, 0].astype(np.float32), weights[:, 0].astype(np.float32))
+  return LinkShares(columns.astype(np.float32), weights.astype(np.float32),
+                    parts=parts.astype(np.float32))
 
 
 class _On(NamedTuple):

@@ -21,7 +21,7 @@ from jaxpace.simulation.messages import Messages, Stretch, play
 from jaxpace.simulation.sharing import max_min
 
 
-class Round(NamedTuple):
+class MessageRound(NamedTuple):
   """Messages that start together where nothing holds a rank back."""
 
   # [F] int, ranks
@@ -51,34 +51,34 @@ class Load(NamedTuple):
   stretches: tuple[Stretch, ...]
 
 
-def ring(ranks: Sequence[int], size: float) -> list[Round]:
+def ring(ranks: Sequence[int], size: float) -> list[MessageRound]:
   """Reduce-scatter and all-gather around a ring: 2 (P - 1) rounds of size / P bytes to the next
   rank."""
   at = np.asarray(ranks)
   if len(at) < 2:
     return []
-  return [Round(at, np.roll(at, -1), size / len(at), 2 * (len(at) - 1))]
+  return [MessageRound(at, np.roll(at, -1), size / len(at), 2 * (len(at) - 1))]
 
 
-def recursive_doubling(ranks: Sequence[int], size: float) -> list[Round]:
+def recursive_doubling(ranks: Sequence[int], size: float) -> list[MessageRound]:
   """log2(P) exchanges of everything; ranks beyond a power of two first hand theirs to one that
   takes part."""
   at, folded, unfolded = _fold(ranks, size)
-  return [*folded, *(Round(at, at[np.arange(len(at)) ^ (1 << k)], size)
+  return [*folded, *(MessageRound(at, at[np.arange(len(at)) ^ (1 << k)], size)
                      for k in range(_bits(len(at)))), *unfolded]
 
 
-def halving_doubling(ranks: Sequence[int], size: float) -> list[Round]:
+def halving_doubling(ranks: Sequence[int], size: float) -> list[MessageRound]:
   """Recursive halving, then doubling (Rabenseifner): 2 log2(P) exchanges, of half as much each
   further one."""
   at, folded, unfolded = _fold(ranks, size)
   count = _bits(len(at))
-  halving = [Round(at, at[np.arange(len(at)) ^ (len(at) >> (k + 1))], size / 2 ** (k + 1))
+  halving = [MessageRound(at, at[np.arange(len(at)) ^ (len(at) >> (k + 1))], size / 2 ** (k + 1))
              for k in range(count)]
   return [*folded, *halving, *reversed(halving), *unfolded]
 
 
-def double_tree(ranks: Sequence[int], size: float) -> list[Round]:
+def double_tree(ranks: Sequence[int], size: float) -> list[MessageRound]:
   """Two binary trees, each for half of the bytes, in which every rank but one is a leaf of one: up,
   then down.
 
@@ -97,11 +97,11 @@ def double_tree(ranks: Sequence[int], size: float) -> list[Round]:
   both = np.concatenate([edges, other])
   children, parents = at[both[:, 0]], at[both[:, 1]]
   depth = _bits(count)  # of an in-order tree: a test counts it
-  return [Round(children, parents, size / 2, hops=depth),
-          Round(parents, children, size / 2, hops=depth)]
+  return [MessageRound(children, parents, size / 2, hops=depth),
+          MessageRound(parents, children, size / 2, hops=depth)]
 
 
-def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[Round]:
+def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[MessageRound]:
   """Reduce-scatter in each group, ring all-reduces across groups of the pieces, all-gather in each
   group.
 
@@ -115,20 +115,20 @@ def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[Round]:
     raise SettingsError(f"group={group} must divide the number of ranks, {len(at)}.")
   grid = at.reshape(-1, group)
   nodes = len(grid)
-  inner = Round(grid.ravel(), np.roll(grid, -1, axis=1).ravel(), size / group, group - 1)
-  outer = Round(grid.ravel(), np.roll(grid, -1, axis=0).ravel(), size / (group * nodes),
-                2 * (nodes - 1))
+  inner = MessageRound(grid.ravel(), np.roll(grid, -1, axis=1).ravel(), size / group, group - 1)
+  outer = MessageRound(grid.ravel(), np.roll(grid, -1, axis=0).ravel(), size / (group * nodes),
+                       2 * (nodes - 1))
   return [r for r in (inner, outer, inner) if r.times and len(at) > 1]
 
 
-ALGORITHMS: dict[str, Callable[[Sequence[int], float], list[Round]]] = {
+ALGORITHMS: dict[str, Callable[[Sequence[int], float], list[MessageRound]]] = {
     "ring": ring, "recursive_doubling": recursive_doubling, "halving_doubling": halving_doubling,
     "double_tree": double_tree}
 """Those that need no more than the ranks; `hierarchical` needs the size of a node too."""
 NAMES = (*ALGORITHMS, "hierarchical")
 
 
-def rounds(algorithm: str, ranks: Sequence[int], size: float, per_node: int) -> list[Round]:
+def rounds(algorithm: str, ranks: Sequence[int], size: float, per_node: int) -> list[MessageRound]:
   """The rounds of one all-reduce.
 
   Raises:
@@ -141,7 +141,8 @@ def rounds(algorithm: str, ranks: Sequence[int], size: float, per_node: int) -> 
   return ALGORITHMS[algorithm](ranks, size)
 
 
-def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | None = None) -> Load:
+def load(schedule: Sequence[MessageRound], fabric: Fabric,
+         background: np.ndarray | None = None) -> Load:
   """Plays the rounds on a fabric that carries nothing else, or steady traffic of others.
 
   Rounds that are repeated or pipelined begin and end for all ranks together, others don't: see
@@ -179,7 +180,7 @@ def load(schedule: Sequence[Round], fabric: Fabric, background: np.ndarray | Non
   return Load(seconds, usage / seconds if seconds else usage, busy, tuple(stretches))
 
 
-def _alike(part: Round, fabric: Fabric, capacities: np.ndarray, ranks: int) -> bool:
+def _alike(part: MessageRound, fabric: Fabric, capacities: np.ndarray, ranks: int) -> bool:
   """Whether all ranks are in a round and none of its messages takes longer than another."""
   if (len(part.sources) != ranks or len(np.unique(part.sources)) != ranks
       or len(np.unique(part.targets)) != ranks):
@@ -189,7 +190,7 @@ def _alike(part: Round, fabric: Fabric, capacities: np.ndarray, ranks: int) -> b
   return bool(rates.min() >= rates.max() * (1 - 1e-9) and np.ptp(latencies) == 0)
 
 
-def _played(parts: list[Round], fabric: Fabric, capacities: np.ndarray,
+def _played(parts: list[MessageRound], fabric: Fabric, capacities: np.ndarray,
             busy: np.ndarray) -> list[Stretch] | None:
   """Rounds in which each rank waits for its own messages alone; None where that takes too long to
   play."""
@@ -207,7 +208,7 @@ def _played(parts: list[Round], fabric: Fabric, capacities: np.ndarray,
   return played.stretches
 
 
-def _together(part: Round, fabric: Fabric, capacities: np.ndarray,
+def _together(part: MessageRound, fabric: Fabric, capacities: np.ndarray,
               busy: np.ndarray) -> list[Stretch]:
   """A round that begins and ends for all ranks together: latency, then transfer; of a repeated one
   their mean."""
@@ -222,12 +223,12 @@ def _together(part: Round, fabric: Fabric, capacities: np.ndarray,
   return [piece for piece in both if piece.seconds > 0]
 
 
-def _pipeline(parts: list[Round], fabric: Fabric, capacities: np.ndarray,
+def _pipeline(parts: list[MessageRound], fabric: Fabric, capacities: np.ndarray,
               busy: np.ndarray) -> Stretch:
   """Rounds of as many hops and bytes each, through which everything goes in pieces, all at once."""
   sources, targets = (np.concatenate([getattr(part, end) for part in parts])
                       for end in ("sources", "targets"))
-  every = Round(sources, targets, parts[0].bytes)
+  every = MessageRound(sources, targets, parts[0].bytes)
   transfer, latency, flows = _alone(every, fabric, capacities)
   _count_busy(busy, sources, targets, transfer, fabric)
   hops = sum(part.hops for part in parts)
@@ -237,7 +238,7 @@ def _pipeline(parts: list[Round], fabric: Fabric, capacities: np.ndarray,
   return _mean(seconds, every.bytes, flows, capacities)
 
 
-def _alone(part: Round, fabric: Fabric,
+def _alone(part: MessageRound, fabric: Fabric,
            capacities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Of a round that has the fabric to itself: [F] s of transfer, [F] s of latency, [L] messages on
   each link."""
@@ -263,7 +264,8 @@ def _count_busy(busy: np.ndarray, sources: np.ndarray, targets: np.ndarray, seco
     busy += np.bincount(ends, away, minlength=fabric.ranks)
 
 
-def _fold(ranks: Sequence[int], size: float) -> tuple[np.ndarray, list[Round], list[Round]]:
+def _fold(ranks: Sequence[int], size: float
+          ) -> tuple[np.ndarray, list[MessageRound], list[MessageRound]]:
   """The largest power of two of the ranks, and the rounds by which the others hand in and get
   back."""
   at = np.asarray(ranks)
@@ -271,7 +273,8 @@ def _fold(ranks: Sequence[int], size: float) -> tuple[np.ndarray, list[Round], l
   extra = len(at) - core
   if not extra:
     return at, [], []
-  return at[:core], [Round(at[core:], at[:extra], size)], [Round(at[:extra], at[core:], size)]
+  return (at[:core], [MessageRound(at[core:], at[:extra], size)],
+          [MessageRound(at[:extra], at[core:], size)])
 
 
 def _tree(count: int) -> np.ndarray:

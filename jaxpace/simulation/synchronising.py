@@ -16,7 +16,7 @@ import numpy as np
 from jaxpace.core.fields import SettingsError
 from jaxpace.simulation import schedules
 from jaxpace.simulation.fabric import Fabric
-from jaxpace.simulation.schedules import Load, Round
+from jaxpace.simulation.schedules import Load, MessageRound
 from jaxpace.simulation.strategies.cluster import Cluster, coding, wire_bytes
 from jaxpace.simulation.strategies.settings import (
     Backup,
@@ -94,7 +94,7 @@ def sent(strategy: Strategy, algorithm: str, members: Sequence[int], fabric: Fab
   def load(bytes_sent: float) -> Load:
     if packed and packed.codec == "top_k":
       at = np.asarray(members)
-      around = [Round(at, np.roll(at, -1), bytes_sent, len(at) - 1)] if len(at) > 1 else []
+      around = [MessageRound(at, np.roll(at, -1), bytes_sent, len(at) - 1)] if len(at) > 1 else []
       return schedules.load(around, fabric)
     return schedules.load(schedules.rounds(algorithm, members, bytes_sent, fabric.per_node), fabric)
 

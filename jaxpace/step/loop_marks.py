@@ -25,7 +25,7 @@ class LoopMarks:
     """The program's, among those of this process that have marks."""
 
   def put(self, flat: program.Program, axis: tuple[str, ...], clock: Clock,
-          automatic: bool) -> tuple[inside.Marked, tuple[str, ...]]:
+          automatic: bool) -> tuple[inside.MarkedProgram, tuple[str, ...]]:
     """Puts marks around the hidden collectives of a step.
 
     Args:
@@ -38,9 +38,9 @@ class LoopMarks:
       The step with its marks, and a notice where it can't have any.
     """
     if not flat.hidden:
-      return inside.Marked(flat, (), ()), ()
+      return inside.MarkedProgram(flat, (), ()), ()
     if why := self._unfit(clock, automatic):
-      return (inside.Marked(flat, (), ()),
+      return (inside.MarkedProgram(flat, (), ()),
               (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",))
     return inside.marked(flat, axis, self.mark, self._first_tag), ()
 

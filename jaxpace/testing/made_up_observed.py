@@ -98,7 +98,7 @@ class ObservedJob:
     return self.data * self.fsdp * self.tensor
 
 
-class Place(NamedTuple):
+class Occurrence(NamedTuple):
   """One occurrence of a collective in a step."""
 
   of: int
@@ -116,7 +116,7 @@ class Place(NamedTuple):
 class ObservedTruth(NamedTuple):
   """The job as it really was. C occurrences, R ranks, K steps; seconds."""
 
-  places: tuple[Place, ...]
+  places: tuple[Occurrence, ...]
   busy: np.ndarray  # [C, R, K] from one own exit to the next entry
   wait: np.ndarray  # [C, R, K]
   transfer: np.ndarray  # [C, R, K] of the rank's group
@@ -126,7 +126,7 @@ class ObservedTruth(NamedTuple):
   late: np.ndarray  # [R] what the faults add to each rank's busy time, mean over steps
 
 
-def places(job: ObservedJob) -> tuple[Place, ...]:
+def places(job: ObservedJob) -> tuple[Occurrence, ...]:
   """The collectives of a step, in their order."""
   mesh = np.arange(job.ranks).reshape(job.data, job.fsdp, job.tensor)
   axes = {"data": mesh.transpose(1, 2, 0), "fsdp": mesh.transpose(0, 2, 1), "tensor": mesh}
@@ -142,7 +142,7 @@ def places(job: ObservedJob) -> tuple[Place, ...]:
   ends = [] if alone else [("all-reduce", "data", 97)]
   size = {"data": job.data, "fsdp": job.fsdp, "tensor": job.tensor}
   layer = np.random.default_rng((job.seed, 7)).normal(1.0, job.uneven, job.layers).clip(0.2)
-  found: list[Place] = []
+  found: list[Occurrence] = []
   of = 0
   owed = 0.0
   for which, (phase, body) in enumerate(bodies.items()):
@@ -155,16 +155,16 @@ def places(job: ObservedJob) -> tuple[Place, ...]:
     for turn in range(job.layers):
       for at, (kind, axis, line) in enumerate(body):
         name = f"{kind}.{of + at}" + (f"@{turn}" if turn else "")
-        found.append(Place(of + at, name, kind, axis, groups[axis], phase, f"model.py:{line}",
-                           ((f"while.{which}", turn, job.layers),),
-                           spent * turns[turn] / len(body) + owed, 0.0))
+        found.append(Occurrence(of + at, name, kind, axis, groups[axis], phase, f"model.py:{line}",
+                                ((f"while.{which}", turn, job.layers),),
+                                spent * turns[turn] / len(body) + owed, 0.0))
         owed = 0.0
     of += len(body)
   ends = [entry for entry in ends if size[entry[1]] > 1]
   for kind, axis, line in ends + ([("all-reduce", "data,fsdp,tensor", 120)] if job.norm else []):
-    found.append(Place(of, f"{kind}.{of}", kind, axis, groups[axis],
-                       "update" if "," in axis else "backward", f"train.py:{line}", (),
-                       1e-4 + owed, 0.0))
+    found.append(Occurrence(of, f"{kind}.{of}", kind, axis, groups[axis],
+                            "update" if "," in axis else "backward", f"train.py:{line}", (),
+                            1e-4 + owed, 0.0))
     owed = 0.0
     of += 1
   each = job.transfer / max(1, len(found))
@@ -217,8 +217,9 @@ def _noise(job: ObservedJob, random: np.random.Generator, shape: tuple[int, ...]
   return 1 + job.noise * random.lognormal(-1.0, 1.5, shape)
 
 
-def _strike(job: ObservedJob, at: Sequence[Place], fault: LayerFault, random: np.random.Generator,
-            busy: np.ndarray, transfer: np.ndarray, gap: np.ndarray) -> None:
+def _strike(job: ObservedJob, at: Sequence[Occurrence], fault: LayerFault,
+            random: np.random.Generator, busy: np.ndarray, transfer: np.ndarray, gap: np.ndarray
+            ) -> None:
   """Adds a fault to what the ranks do."""
   slots, ranks, steps = busy.shape
   own = list(fault.ranks) or list(range(ranks))
@@ -260,7 +261,7 @@ def process_of(job: ObservedJob) -> np.ndarray:
   return np.repeat(np.arange(job.processes), [len(group) for group in groups])
 
 
-def _play(at: Sequence[Place], time: np.ndarray, busy: np.ndarray, transfer: np.ndarray,
+def _play(at: Sequence[Occurrence], time: np.ndarray, busy: np.ndarray, transfer: np.ndarray,
           wait: np.ndarray
           ) -> np.ndarray:
   """Lets the ranks go through the collectives of [R, k] steps that begin at `time`; fills `wait`,
@@ -306,7 +307,8 @@ def write(directory: str | pathlib.Path, job: ObservedJob, *, truth: ObservedTru
   return truth
 
 
-def information(job: ObservedJob, at: Sequence[Place], run: str, stretch: int) -> dict[str, Any]:
+def information(job: ObservedJob, at: Sequence[Occurrence], run: str,
+                stretch: int) -> dict[str, Any]:
   """`run.json` of the job."""
   collectives = [{
       "slot": slot, "name": place.name, "primitives": [place.kind], "kind": place.kind,

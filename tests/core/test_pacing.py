@@ -13,7 +13,7 @@ from jaxpace.core import pacing
 from jaxpace.core.types import Decision, Pacer
 from jaxpace.simulation.job import Job, Shape, simulation
 from jaxpace.simulation.noise import Normal
-from jaxpace.simulation.record import Recording, RunWriter
+from jaxpace.simulation.record import JobRecord, RunWriter
 from jaxpace.simulation.replay import replay
 from jaxpace.trace.reader import read_run
 
@@ -101,7 +101,7 @@ def test_a_simulated_job_shows_what_a_replay_of_its_record_shows(tmp_path, bucke
   _, steps = played.run(jax.random.key(0), job, played.init(jax.random.key(0), job), 20)
   steps = jax.tree.map(np.asarray, steps)
   writer = RunWriter(tmp_path / "run",
-                     Recording("twin", ["a", "b"], RANKS, [8] * buckets, 4e-3, 8e-3, 1e-3, 0.25,
+                     JobRecord("twin", ["a", "b"], RANKS, [8] * buckets, 4e-3, 8e-3, 1e-3, 0.25,
                                "telltale", {}), 0)
   writer.write(steps)
   writer.close()

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from jaxpace.diagnosis import codes
-from jaxpace.diagnosis.codes import Change, Evidence, Hang, Note, Sentence, Silence, Verdict
+from jaxpace.diagnosis.codes import ChangeCode, Evidence, HangCode, Note, Sentence, Silence, Verdict
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes import case
 from jaxpace.testing.made_up_faults import Fault
@@ -16,7 +16,7 @@ from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 
 ROOT = pathlib.Path(__file__).parents[2]
-KINDS = {"verdict": Verdict, "hang": Hang, "comparison": Change, "silence": Silence,
+KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,
          "evidence": Evidence, "note": Note}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxpace.cli import compare as command
-from jaxpace.diagnosis.codes import Change, Note, codes
+from jaxpace.diagnosis.codes import ChangeCode, Note, codes
 from jaxpace.diagnosis.compare.change import change, from_blocks
 from jaxpace.diagnosis.compare.compare import compare, series
 from jaxpace.diagnosis.diagnose import diagnose
@@ -69,7 +69,7 @@ JOB = MadeUpJob(ranks=4, steps=400, noise=0.1)
     ({"forward": 14e-3}, "compute", 4e-3), ({"gap": 4.5e-3}, "runtime", 4e-3)])
 def test_what_changed_is_found_in_its_share(fault, share, seconds):
   found = compare(recorded(JOB), recorded(dataclasses.replace(JOB, seed=1, **fault)))
-  assert found.step_time.sure and found.verdict.code == Change.SLOWER and share in found.verdict
+  assert found.step_time.sure and found.verdict.code == ChangeCode.SLOWER and share in found.verdict
   assert (sum(found.shares[name].difference for name in SHARES)
           == pytest.approx(found.step_time.difference, abs=1e-9))
   top = max(found.shares, key=lambda name: found.shares[name].difference)
@@ -82,7 +82,7 @@ def test_what_changed_is_found_in_its_share(fault, share, seconds):
     assert [r.rank for r in found.changed_ranks] == [2]
     assert 2 in numbers(found.verdict) and "persistent_straggler" in found.new
     back = compare(found.b, found.a)
-    assert back.verdict.code == Change.FASTER and "persistent_straggler" in back.gone
+    assert back.verdict.code == ChangeCode.FASTER and "persistent_straggler" in back.gone
 
 
 def test_a_crowded_fabric_is_contention():
@@ -114,7 +114,7 @@ def test_fail_above_needs_more_than_the_limit_and_more_than_chance():
   unsure = [c for c in worse if c.step_time.difference > 0.03 * c.step_time.a
             and not c.step_time.sure]
   assert unsure and not any(c.failed for c in unsure)
-  assert {c.verdict.code for c in unsure} == {Change.NONE}
+  assert {c.verdict.code for c in unsure} == {ChangeCode.NONE}
 
 
 def test_runs_of_different_kinds_are_compared_with_words():

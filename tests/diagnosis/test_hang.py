@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from jaxpace.diagnosis.codes import Hang as Code
+from jaxpace.diagnosis.codes import HangCode as Code
 from jaxpace.diagnosis.hang import find_hang
 from jaxpace.trace.flight.positions import position
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.flight.told import Flight
 from tests.trace.flight.machine import MS, Machine, collective, program
 
@@ -16,7 +16,7 @@ ALL = program([collective(0, [(0, 1, 2, 3)]), collective(1, [(0, 1), (2, 3)])], 
 
 
 def flight(machine, seconds, *, states=None, ranks=range(4), **more):
-  programs = Programs()
+  programs = ProgramsByKey()
   keys = programs.add(machine.plan)
   positions = {rank: position(rank, rank, *machine.tag_ns(rank), keys, programs,
                               machine.time + round(seconds * 1e9)) for rank in ranks}
@@ -30,7 +30,7 @@ def late(call=9):
 
 
 def test_nothing_is_said_without_rings_or_after_a_good_end():
-  assert find_hang(None) is None and find_hang(Flight({}, Programs(), clean=True)) is None
+  assert find_hang(None) is None and find_hang(Flight({}, ProgramsByKey(), clean=True)) is None
 
 
 @pytest.mark.parametrize("seconds, running, call, said", [

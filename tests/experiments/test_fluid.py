@@ -9,7 +9,7 @@ import jaxpace
 from experiments.labs.fabric import attraction
 from experiments.measure import fluid, two_jobs_simulated
 from jaxpace.simulation.job import Job, Shape
-from jaxpace.simulation.jobs import Shares, several
+from jaxpace.simulation.jobs import LinkShares, several
 
 NOTHING = fluid.nothing()
 
@@ -51,7 +51,7 @@ def test_where_both_models_apply_they_agree(paced):
               transfers=np.full(buckets, share * period / buckets, np.float32))
           for period, share in zip(periods, shares, strict=True)]
   theirs = jax.jit(plan.run)(jax.random.key(0), jobs,
-                             Shares(np.ones((3, 1), np.float32), np.ones(3, np.float32)),
+                             LinkShares(np.ones((3, 1), np.float32), np.ones(3, np.float32)),
                              np.asarray(starts, np.float32), np.full(3, 2**30, np.int32))
   step_time = np.stack([history.step_time for history in theirs])
   delay = np.stack([history.delay for history in theirs])

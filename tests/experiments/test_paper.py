@@ -23,7 +23,7 @@ from experiments.paper import (
 from experiments.paper import world as worlds
 from jaxpace.core.types import Decision, Pacer
 from jaxpace.simulation.job import Shape
-from jaxpace.simulation.jobs import Shares, several
+from jaxpace.simulation.jobs import LinkShares, several
 
 
 def test_the_papers_own_figures_fit_and_others_do_not():
@@ -83,7 +83,7 @@ def test_step_times_are_those_of_the_simulator_without_pacers_and_with():
     start = jax.random.uniform(second) * worlds.alone(world, nodes)
     history, _ = plan.run(first, [worlds.job(world, nodes, pauses, worlds.ON),
                                   worlds.neighbour(world, nodes)],
-                          Shares(jnp.ones((2, 1)) * world.claim, jnp.ones((2,))),
+                          LinkShares(jnp.ones((2, 1)) * world.claim, jnp.ones((2,))),
                           jnp.stack([jnp.float32(0), start]), np.full(2, 2**30, np.int32))
     return jnp.mean(history.step_time[worlds.WARMUP:]), jnp.mean(history.delay[worlds.WARMUP:])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxpace.core.types import Decision, Pacer
 from jaxpace.simulation import noise
 from jaxpace.simulation.job import Job, Shape, simulation
-from jaxpace.simulation.jobs import Shares, several
+from jaxpace.simulation.jobs import LinkShares, several
 from tests.quick import examples
 
 KEY = jax.random.key(3)
@@ -28,10 +28,10 @@ def compiled(count, steps, buckets=1, pacer=None, ranks=2, by_rank=False):
 
 def play(jobs, steps, starts, *, usage=None, weights=None, coupled=True, last=None, **more):
   count = len(jobs)
-  shares = Shares(np.ones((count, 1), np.float32) if usage is None
-                  else np.asarray(usage, np.float32),
-                  np.ones(count, np.float32) if weights is None
-                  else np.asarray(weights, np.float32), np.bool_(coupled))
+  shares = LinkShares(np.ones((count, 1), np.float32) if usage is None
+                      else np.asarray(usage, np.float32),
+                      np.ones(count, np.float32) if weights is None
+                      else np.asarray(weights, np.float32), np.bool_(coupled))
   histories = compiled(count, steps, **more)(
       KEY, jobs, shares, np.asarray(starts, np.float32),
       np.asarray(last or [NEVER] * count, np.int32))

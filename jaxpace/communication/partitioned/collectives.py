@@ -83,14 +83,14 @@ def found_in(compiled: str, partitions: int) -> list[Found]:
   Raises:
     GroupsError: the groups of one are written in a form that is not known.
   """
-  program = text.Program(compiled)
+  program = text.CompiledText(compiled)
   return [_found(program, placed, kind, partitions) for placed in program.run()
           if (kind := _kind(placed.instruction)) is not None]
 
 
 def marks_in(compiled: str) -> list[int]:
   """Tags of the marks in a compiled program, in the order of its text."""
-  return [tag for placed in text.Program(compiled).run()
+  return [tag for placed in text.CompiledText(compiled).run()
           if (tag := _tag(placed.instruction)) is not None]
 
 
@@ -107,7 +107,7 @@ def arithmetic_in(compiled: str) -> collections.Counter[str]:
   Operations on single numbers are left out: most are bodies of sums, which are shared or not.
   """
   counted: collections.Counter[str] = collections.Counter()
-  for body in text.Program(compiled).computations.values():
+  for body in text.CompiledText(compiled).computations.values():
     for one in body.values():
       if one.opcode in ARITHMETIC and any(sizes for _, sizes in text.arrays(one.shape)):
         counted[one.opcode] += 1
@@ -131,7 +131,7 @@ def _tag(one: text.Instruction | None) -> int | None:
   return int(found[1]) if found else None
 
 
-def _found(program: text.Program, placed: text.Placed, kind: str, partitions: int) -> Found:
+def _found(program: text.CompiledText, placed: text.Placed, kind: str, partitions: int) -> Found:
   one = placed.instruction
   body = program.computations[placed.computation]
   channel = one.attribute("channel_id")
@@ -155,7 +155,7 @@ def _pairs(said: str) -> tuple[tuple[int, int], ...]:
                for source, target in re.findall(r"\{(\d+)\s*,\s*(\d+)\}", said))
 
 
-def _reached(program: text.Program, placed: text.Placed, *, forward: bool) -> tuple[int, ...]:
+def _reached(program: text.CompiledText, placed: text.Placed, *, forward: bool) -> tuple[int, ...]:
   """Tags of the nearest marks before or after an instruction, along what it reads or gives.
 
   Between them the compiler may have put changes of type or layout, and tuples. Enter marks have

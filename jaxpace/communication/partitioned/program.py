@@ -49,7 +49,7 @@ class Put(NamedTuple):
 
   clock: str
   """As in `ObservedProgram`."""
-  stamp: Callable[[Any, int, Sequence[stamping.Met]], list[stamping.Marked]]
+  stamp: Callable[[Any, int, Sequence[stamping.Met]], list[stamping.MarkedCollective]]
 
 
 ON_HOST, ON_STREAM = Put("host", stamping.stamp), Put("stream", streaming.stamp)
@@ -208,8 +208,8 @@ def _rounding(before: str, after: str) -> tuple[str, ...]:
           "check=True compares them on the first batch.",)
 
 
-def _notices(found: Sequence[Found], tags: Sequence[int], marked: Sequence[stamping.Marked]
-             ) -> tuple[str, ...]:
+def _notices(found: Sequence[Found], tags: Sequence[int],
+             marked: Sequence[stamping.MarkedCollective]) -> tuple[str, ...]:
   said = []
   ends = (stamping.START_TAG, stamping.END_TAG)
   if any(tags.count(tag) != 1 for tag in ends):

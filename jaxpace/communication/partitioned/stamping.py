@@ -43,7 +43,7 @@ class Met(Protocol):
   def types(self) -> tuple[tuple[str, tuple[int, ...]], ...]: ...
 
 
-class Marked(NamedTuple):
+class MarkedCollective(NamedTuple):
   """A collective that has marks."""
 
   kind: str
@@ -51,7 +51,7 @@ class Marked(NamedTuple):
   exit_tag: int
 
 
-def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
+def stamp(module: Any, program: int, met: Sequence[Met]) -> list[MarkedCollective]:
   """Puts marks into a partitioned module, in place.
 
   Args:
@@ -80,7 +80,7 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
     for place, op in enumerate(found):
       enter, leave = FIRST_TAG + 2 * place, FIRST_TAG + 2 * place + 1
       _around(op, program, enter, leave)
-      marked.append(Marked(OF_OPERATION[op.name], enter, leave))
+      marked.append(MarkedCollective(OF_OPERATION[op.name], enter, leave))
     _ends(main, program)
   return marked
 

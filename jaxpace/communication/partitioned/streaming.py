@@ -21,7 +21,7 @@ from jaxpace.communication.partitioned.stamping import (
     END_TAG,
     FIRST_TAG,
     START_TAG,
-    Marked,
+    MarkedCollective,
     Met,
     StampingError,
 )
@@ -37,7 +37,7 @@ _MOVES = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
 _ONE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
-def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
+def stamp(module: Any, program: int, met: Sequence[Met]) -> list[MarkedCollective]:
   """Puts marks into a partitioned module, in place; see `stamping.stamp`.
 
   Raises:
@@ -53,7 +53,7 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
     return []
   if FIRST_TAG + 2 * len(found) > stamping.MOST_TAGS:
     raise StampingError(f"it has {len(found)} collectives, more than can be told apart")
-  marked: list[Marked] = []
+  marked: list[MarkedCollective] = []
   exits: list[tuple[Any, int, Any]] = []
   with module.context, ir.Location.unknown():
     lanes = _lanes(module, _begin(block, program))
@@ -69,7 +69,7 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[Marked]:
         leave = shared[0]
       else:
         exits.append((last, leave, lane))
-      marked.append(Marked(OF_OPERATION[op.name], enter, leave))
+      marked.append(MarkedCollective(OF_OPERATION[op.name], enter, leave))
     # After all enter marks, so that what follows a collective was looked at as it was.
     for last, leave, lane in exits:
       _after(last, program, leave, lane)

@@ -41,7 +41,7 @@ class Placed(NamedTuple):
   conditional: bool
 
 
-class Program:
+class CompiledText:
   """A compiled program, read from its text."""
 
   def __init__(self, text: str):

@@ -81,7 +81,7 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
   modes = [tuple(dict.fromkeys(f.mode for f in d.findings)) for d in (a, b)]
   found = Comparison(
       a, b, whole, shares, _ranks(a, b), *_only_in_one(a, b, modes), limit, failed,
-      Sentence(codes.Change.NONE, ""), tuple(_notes(a, b)))
+      Sentence(codes.ChangeCode.NONE, ""), tuple(_notes(a, b)))
   return found._replace(verdict=_verdict(found))
 
 
@@ -181,10 +181,10 @@ def _verdict(found: Comparison) -> Sentence:
       f"{100 * relative[2]:+.1f} %)")
   said = f"A step takes {milliseconds(whole.b)} instead of {milliseconds(whole.a)}: {amount}"
   if not whole.sure:
-    code = codes.Change.NONE
+    code = codes.ChangeCode.NONE
     sentence = f"No sure change. {said}."
   else:
-    code = codes.Change.SLOWER if whole.difference > 0 else codes.Change.FASTER
+    code = codes.ChangeCode.SLOWER if whole.difference > 0 else codes.ChangeCode.FASTER
     moved = {name: c for name, c in found.shares.items() if c.sure
              and c.difference * whole.difference > 0}
     name = max(moved, key=lambda n: abs(moved[n].difference), default=None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import Episode
-from jaxpace.diagnosis.lateness import Held, costliest_first
+from jaxpace.diagnosis.lateness import WaitedFor, costliest_first
 from jaxpace.diagnosis.modes import straggler
 from jaxpace.diagnosis.modes.case import LOCALITY, Case, Finding
 from jaxpace.diagnosis.modes.contention import SlowTransfers
@@ -122,7 +122,7 @@ def chance(case: Case, bad: Bad) -> float:
   return 1 / math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
 
 
-def find_late(case: Case, bad: Bad, episodes: Sequence[Episode], held: Held) -> Finding:
+def find_late(case: Case, bad: Bad, episodes: Sequence[Episode], held: WaitedFor) -> Finding:
   """Describes ranks that are late because of their place."""
   lateness = float(np.mean([e.lateness for e in episodes]))
   ranks = costliest_first(episodes)

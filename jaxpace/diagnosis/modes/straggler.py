@@ -9,7 +9,7 @@ import numpy as np
 from jaxpace.diagnosis import when
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import Episode
-from jaxpace.diagnosis.lateness import Held, costliest_first, waited_for
+from jaxpace.diagnosis.lateness import WaitedFor, costliest_first, waited_for
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
 from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
 from jaxpace.diagnosis.where import late_at
@@ -35,7 +35,7 @@ LEAST = 0.01
 the same time."""
 
 
-def find(case: Case, episodes: Sequence[Episode], held: Held) -> Finding | None:
+def find(case: Case, episodes: Sequence[Episode], held: WaitedFor) -> Finding | None:
   """Describes ranks that are late for good or for a long while.
 
   Args:

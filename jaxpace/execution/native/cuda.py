@@ -30,7 +30,7 @@ class DriverError(RuntimeError):
   """NVIDIA's driver refused something; the message says what, as the end of a sentence."""
 
 
-class Device(Protocol):
+class GpuDevice(Protocol):
   """Memory, kernels and a stream of one GPU."""
 
   def host_memory(self, size: int) -> tuple[int, int]:
@@ -88,13 +88,13 @@ class Driver:
     """Address of one of its functions."""
     return int(ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0)
 
-  def device(self, ordinal: int) -> Gpu:
+  def device(self, ordinal: int) -> DriverGpu:
     """A GPU by its number in this process."""
-    return Gpu(self, ordinal)
+    return DriverGpu(self, ordinal)
 
 
-class Gpu:
-  """A `Device`, in the context that JAX has for it."""
+class DriverGpu:
+  """A `GpuDevice`, in the context that JAX has for it."""
 
   def __init__(self, driver: Driver, ordinal: int):
     self._driver = driver

@@ -24,7 +24,7 @@ class TopologyError(ValueError):
   """The file is no topology that can be read: a sentence that says what is wrong."""
 
 
-class Place(NamedTuple):
+class DevicePlace(NamedTuple):
   """A device of which the file says where it is, but not what it is."""
 
   pci: str
@@ -42,7 +42,7 @@ class Described(NamedTuple):
   gpus: tuple[Gpu, ...] = ()
   nics: tuple[Nic, ...] = ()
   """A NIC of which only the bus id is known has that for its name."""
-  unclassed: tuple[Place, ...] = ()
+  unclassed: tuple[DevicePlace, ...] = ()
   others: int = 0
   """Devices that are neither GPU nor NIC nor bridge."""
   unreadable: int = 0

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from jaxpace.hosts.locality import pci
-from jaxpace.hosts.locality.described import Described, Place
+from jaxpace.hosts.locality.described import Described, DevicePlace
 from jaxpace.hosts.locality.nics import fabric_of
 from jaxpace.hosts.locality.types import Gpu, Link, Nic
 
@@ -31,7 +31,7 @@ class Shown(NamedTuple):
   """NUMA nodes; 0 where it doesn't say."""
 
 
-class Joined(NamedTuple):
+class JoinedCards(NamedTuple):
   """Cards from both sources."""
 
   gpus: tuple[Gpu, ...]
@@ -46,7 +46,7 @@ class Joined(NamedTuple):
   """Why nothing was taken from the file."""
 
 
-def join(shown: Shown, described: Described, name: str) -> Joined:
+def join(shown: Shown, described: Described, name: str) -> JoinedCards:
   """Joins a machine and a topology file.
 
   Args:
@@ -56,8 +56,8 @@ def join(shown: Shown, described: Described, name: str) -> Joined:
   """
   title = f"{name} ({described.form})"
 
-  def ignore(why: str) -> Joined:
-    return Joined(shown.gpus, shown.nics, {}, ignored=f"Nothing of {title} is used: {why}")
+  def ignore(why: str) -> JoinedCards:
+    return JoinedCards(shown.gpus, shown.nics, {}, ignored=f"Nothing of {title} is used: {why}")
 
   if not (described.gpus or described.nics or described.unclassed):
     return ignore(
@@ -77,10 +77,10 @@ def join(shown: Shown, described: Described, name: str) -> Joined:
       return ignore("none of its GPUs' bus ids is one of this machine's. It is of another machine, "
                     "or of another type of virtual machine.")
     if shown.ways:
-      return Joined(described.gpus, described.nics, dict(described.distances), alone=True, used=(
-          f"None of the cards in {title} is on this machine: what is shown is the machine that the "
-          "file describes.",
-          *_left_out(described, [])))
+      used = (f"None of the cards in {title} is on this machine: what is shown is the machine that "
+              "the file describes.", *_left_out(described, []))
+      return JoinedCards(described.gpus, described.nics, dict(described.distances), alone=True,
+                         used=used)
   return _Join(shown, described, title).run()
 
 
@@ -116,13 +116,14 @@ class _Join:
     self.gpu_of = {gpu.pci: gpu for gpu in described.gpus}
     self.pairs, self.new_nics, self.missing_nics = self._match_nics()
     self.new_gpus, self.missing_gpus = self._new_gpus()
-    self.places: dict[str, Place] = {place.pci: place for place in described.unclassed}
+    self.places: dict[str, DevicePlace] = {place.pci: place for place in described.unclassed}
     cards: list[Gpu | Nic] = [*described.gpus, *described.nics]
     for card in cards:
       if card.pci:
-        self.places[card.pci] = Place(card.pci, card.path, card.numa_node, card.switch, card.link)
+        self.places[card.pci] = DevicePlace(card.pci, card.path, card.numa_node, card.switch,
+                                            card.link)
 
-  def run(self) -> Joined:
+  def run(self) -> JoinedCards:
     """Joins them."""
     why = self._not_its_tree()
     if why is not None:
@@ -134,7 +135,7 @@ class _Join:
     cards = (f"{_count(len(matched) + len(self.new_gpus), 'GPU')} and "
              f"{_count(len(placed) + len(self.new_nics), 'NIC')}")
     if not (matched or placed or self.new_gpus or self.new_nics):
-      return Joined(self.shown.gpus, self.shown.nics, {}, ignored=(
+      return JoinedCards(self.shown.gpus, self.shown.nics, {}, ignored=(
           f"Nothing of {self.title} is used: this machine shows no GPU and no NIC where the file "
           "has devices."))
     if self.shown.ways or self.shown.gpus:
@@ -150,7 +151,7 @@ class _Join:
           f"{cards} are as {self.title} has them: this machine shows no PCI devices to compare "
           "them with."]
     used += _left_out(self.described, [*self.missing_gpus, *self.missing_nics])
-    return Joined(
+    return JoinedCards(
         tuple(sorted([*gpus, *self.new_gpus])), (*nics, *self.new_nics),
         dict(self.described.distances) if why is None else {}, used=tuple(used))
 
@@ -203,11 +204,11 @@ class _Join:
     self.new_nics = [_moved(nic, ways[nic.pci]) for nic in self.new_nics if nic.pci
                      and nic.pci in ways]
 
-  def _place(self, nic: Nic) -> Place | None:
+  def _place(self, nic: Nic) -> DevicePlace | None:
     """The file's place of one of the machine's NICs."""
     pair = self.pairs.get(nic.name)
     if pair is not None and (pair.path or pair.numa_node is not None):
-      return Place(pair.pci or "", pair.path, pair.numa_node, pair.switch, pair.link)
+      return DevicePlace(pair.pci or "", pair.path, pair.numa_node, pair.switch, pair.link)
     return self.places.get(nic.pci) if nic.pci else None
 
   def _not_its_tree(self) -> str | None:
@@ -223,7 +224,7 @@ class _Join:
         return f"The file's tree lacks GPU {gpu.pci}, so that this machine's own is taken."
     told = {nic for (_, nic), _ in self.described.distances}
     for nic in fabric_of([self._nic(nic, True) for nic in shown.nics] + self.new_nics):
-      place = self._place(nic) if nic not in self.new_nics else Place(nic.pci or "", nic.path)
+      place = self._place(nic) if nic not in self.new_nics else DevicePlace(nic.pci or "", nic.path)
       if nic.pci and nic.name not in told and (place is None or not place.path):
         return f"The file's tree lacks NIC {nic.name}, so that this machine's own is taken."
     if shown.nodes > 1:
@@ -255,7 +256,7 @@ def _moved(card: Card, path: tuple[str, ...]) -> Card:
   return card._replace(path=path, switch=pci.switch_of(path))
 
 
-def _placed(card: Card, place: Place | None, tree: bool) -> Card:
+def _placed(card: Card, place: DevicePlace | None, tree: bool) -> Card:
   """A card where the file puts it, or, without its tree, with what the file adds to its own
   place."""
   if place is None:

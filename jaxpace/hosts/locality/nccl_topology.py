@@ -15,7 +15,7 @@ from jaxpace.hosts.locality import pci
 from jaxpace.hosts.locality.described import (
     MOST_NODES,
     Described,
-    Place,
+    DevicePlace,
     TopologyError,
     read_address,
     read_mask,
@@ -74,7 +74,7 @@ class _Reader:
   def __init__(self) -> None:
     self.gpus: list[Gpu] = []
     self.nics: list[Nic] = []
-    self.unclassed: list[Place] = []
+    self.unclassed: list[DevicePlace] = []
     self.numa: dict[int, str] = {}
     self.others = 0
     self.unreadable = 0
@@ -85,7 +85,7 @@ class _Reader:
     if element.tag == "nic":
       # NCCL puts NICs whose place it doesn't know below the first processor: that says nothing of
       # where they are.
-      self._nets(element, Place(""))
+      self._nets(element, DevicePlace(""))
     if element.tag != "pci":
       return
     address = read_address(element.get("busid"))
@@ -93,13 +93,13 @@ class _Reader:
     path = (*path, address or f"?{self.elements}")
     link = Link(pci.parse_speed(element.get("link_speed")),
                 read_number(element.get("link_width")) or None)
-    place = Place(address or "", path, node, pci.switch_of(path), link)
+    place = DevicePlace(address or "", path, node, pci.switch_of(path), link)
     self._device(element, place)
     for child in element:
       if child.tag == "pci":
         self.walk(child, path, node)
 
-  def _device(self, element: xml.Element, place: Place) -> None:
+  def _device(self, element: xml.Element, place: DevicePlace) -> None:
     gpu, nics = element.find("gpu"), element.findall("nic")
     cls, vendor = read_number(element.get("class")), read_number(element.get("vendor"))
     if gpu is None and not nics and (element.find("pci") is not None or pci.is_bridge_class(cls)):
@@ -124,7 +124,7 @@ class _Reader:
     else:
       self.others += 1
 
-  def _nets(self, nic: xml.Element, place: Place) -> None:
+  def _nets(self, nic: xml.Element, place: DevicePlace) -> None:
     nets = list(nic.iter("net")) or [nic]
     for net in nets:
       speed = read_number(net.get("speed")) if net is not nic else None
@@ -137,12 +137,12 @@ class _Reader:
       self.nics.append(found._replace(rate_gbps=speed / 1e3 if speed and speed > 0 else None))
 
 
-def _gpu(place: Place) -> Gpu:
+def _gpu(place: DevicePlace) -> Gpu:
   return Gpu(place.pci, numa_node=place.numa_node, path=place.path, switch=place.switch,
              link=place.link)
 
 
-def _nic(name: str, kind: str, place: Place) -> Nic:
+def _nic(name: str, kind: str, place: DevicePlace) -> Nic:
   return Nic(name, kind, pci=place.pci or None, numa_node=place.numa_node, path=place.path,
              switch=place.switch, link=place.link)
 

@@ -47,7 +47,7 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     gpus = _join_nvml(gpus, told)
     sources.append("nvml")
   numa = host.read_numa(tree)
-  joined, name = (join.Joined(gpus, found, {}),
+  joined, name = (join.JoinedCards(gpus, found, {}),
                   read_name(os.path.basename(topology or "")) or "the file")
   if described:
     joined = join.join(join.Shown(gpus, found, pci.ways(tree), len(numa)), described, name)

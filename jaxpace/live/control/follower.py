@@ -18,7 +18,7 @@ _PATIENCE_SECONDS = 1.0
 again."""
 
 
-class Follower:
+class ControlFileFollower:
   """Reads and writes beside the loop. Its methods may be called from any thread, and come back
   within a second."""
 

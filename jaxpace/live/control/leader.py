@@ -7,7 +7,7 @@ import logging
 import pathlib
 from typing import Any, NamedTuple
 
-from jaxpace.live.control.follower import Follower
+from jaxpace.live.control.follower import ControlFileFollower
 from jaxpace.live.control.request import ControlRequest, RequestError
 from jaxpace.live.control.toggle import Toggle
 
@@ -34,7 +34,7 @@ class Leader:
   def __init__(self, path: pathlib.Path, toggle: Toggle, ranks: int):
     """Prepares; `ranks` along the data axis, against which requests are checked."""
     self._path, self._toggle = path, toggle
-    self.follower = Follower(path, ranks)
+    self.follower = ControlFileFollower(path, ranks)
     self._request, self._version = ControlRequest(), 0
 
   def applied(self) -> list[Any]:

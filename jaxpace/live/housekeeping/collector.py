@@ -15,7 +15,7 @@ _HAS_OLD_GENERATION = sys.version_info < (3, 14)
 as a whole."""
 
 
-class Collector:
+class GarbageCollector:
   """Steers the collector between `take` and `restore`; the settings found by `take` are those put
   back.
 

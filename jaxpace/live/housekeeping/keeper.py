@@ -14,7 +14,7 @@ from jaxpace.core import fields
 from jaxpace.hosts import distributed
 from jaxpace.live.housekeeping import chores, memory
 from jaxpace.live.housekeeping.auto import Auto
-from jaxpace.live.housekeeping.collector import Collector
+from jaxpace.live.housekeeping.collector import GarbageCollector
 from jaxpace.live.housekeeping.modes import ALIGNED, ALONE, AUTO, FROZEN, IN_SLACK, MODES
 from jaxpace.live.housekeeping.selection import Situation
 from jaxpace.live.housekeeping.slack import SlackReader
@@ -97,7 +97,7 @@ class Housekeeper:
     self.steps = self._start = start
     self.forced = 0
     self._begin = start + warmup
-    self._collector = Collector()
+    self._collector = GarbageCollector()
     self._collection = chores.Chore("garbage collection", self._collector.collect, every,
                                     movable=True)
     self._chores: list[chores.Chore] = []

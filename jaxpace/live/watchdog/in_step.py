@@ -11,9 +11,9 @@ from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.execution import marks
 from jaxpace.live.watchdog.heartbeat import LastHeartbeat
 from jaxpace.trace.flight import compact
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.flight.read import of_ring, read_flight
-from jaxpace.trace.flight.told import Flight, Told, told
+from jaxpace.trace.flight.told import CauseInWords, Flight, told
 
 CHARACTERS, CHARACTERS_IN_LARGE_JOBS = 2000, 700
 """Longest account of a process's marks that is sent in a heartbeat."""
@@ -21,7 +21,7 @@ CHARACTERS, CHARACTERS_IN_LARGE_JOBS = 2000, 700
 
 def own_flight(programs: Sequence[ObservedProgram], process: int) -> Flight:
   """Where this process's ranks are, by its own ring in place."""
-  known = Programs()
+  known = ProgramsByKey()
   if not programs:
     return Flight({}, known)
   ring = marks.current()
@@ -36,7 +36,7 @@ def own_text(programs: Sequence[ObservedProgram], process: int, most: int) -> st
 
 
 def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, LastHeartbeat],
-         directory: pathlib.Path | None) -> tuple[Told, ...]:
+         directory: pathlib.Path | None) -> tuple[CauseInWords, ...]:
   """Tells why a step does not end.
 
   Args:

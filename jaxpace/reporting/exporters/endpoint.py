@@ -27,7 +27,7 @@ App = Callable[[dict[str, str], Callable[..., Any]], Iterable[bytes]]
 """As of WSGI, as far as an exporter's page needs it: method, path, query and two headers."""
 
 
-class _Connection:
+class _Client:
   """One client: first its request comes, then the answer goes."""
 
   def __init__(self, client: socket.socket, now: float):
@@ -67,7 +67,7 @@ class Endpoint:
       self._socket.close()
       raise
     self.server_address = self._socket.getsockname()
-    self._connections: dict[socket.socket, _Connection] = {}
+    self._connections: dict[socket.socket, _Client] = {}
     self._selector = selectors.DefaultSelector()
     self._selector.register(self._socket, selectors.EVENT_READ)
     self._selector.register(self._stopped, selectors.EVENT_READ)
@@ -123,7 +123,7 @@ class Endpoint:
   def _welcome(self, client: socket.socket) -> None:
     self._make_room(MOST_CONNECTIONS - 1)
     client.setblocking(False)
-    self._connections[client] = connection = _Connection(client, time.monotonic())
+    self._connections[client] = connection = _Client(client, time.monotonic())
     self._selector.register(client, selectors.EVENT_READ)
     self._advance(connection)  # its request is mostly there already
 
@@ -134,7 +134,7 @@ class Endpoint:
     for connection in waiting[:max(0, len(waiting) - most)]:
       self._hang_up(connection)
 
-  def _advance(self, connection: _Connection) -> None:
+  def _advance(self, connection: _Client) -> None:
     try:
       if connection.answering:
         sent = connection.client.send(connection.answer[:_PIECE])
@@ -156,7 +156,7 @@ class Endpoint:
       connection.until = time.monotonic() + ANSWER_SECONDS
       self._selector.modify(connection.client, selectors.EVENT_WRITE)
 
-  def _hang_up(self, connection: _Connection) -> None:
+  def _hang_up(self, connection: _Client) -> None:
     if self._connections.pop(connection.client, None) is None:
       return
     with contextlib.suppress(KeyError, ValueError, OSError):

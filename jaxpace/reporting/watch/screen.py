@@ -53,7 +53,7 @@ class Screen:
     def text(value: object) -> str:
       return plain(value, console.encoding)
 
-    def drawn(sentences: Sequence[Sentence]) -> list[Row]:
+    def drawn(sentences: Sequence[WrappedText]) -> list[Row]:
       return [row for sentence in sentences for row in console.render_lines(
           Padding(Text(sentence.words, sentence.style), (0, 0, 0, sentence.indent)), room,
           pad=False)]
@@ -83,7 +83,7 @@ class Screen:
 Row = list[Segment]
 
 
-class Sentence(NamedTuple):
+class WrappedText(NamedTuple):
   """Words that may take several rows."""
 
   words: str
@@ -133,7 +133,7 @@ def _title(look: Snapshot, text: Callable[[object], str]) -> Row:
   return _row((text(look.path), "bold"), (f"  {text(look.run)}" if look.run else "", "dim"))
 
 
-def _head(look: Snapshot, text: Callable[[object], str]) -> list[Sentence]:
+def _head(look: Snapshot, text: Callable[[object], str]) -> list[WrappedText]:
   facts = []
   if look.ranks:
     facts.append(plural(look.ranks, "rank"))
@@ -147,8 +147,8 @@ def _head(look: Snapshot, text: Callable[[object], str]) -> list[Sentence]:
     facts.append(f"step {look.step:,}")
   if look.age is not None:
     facts.append(f"newest rows {duration(look.age)} old")
-  state = Sentence(text(look.state.sentence), _STYLES[look.state.kind], 0)
-  return [state, Sentence(", ".join(facts), "", 0)] if facts else [state]
+  state = WrappedText(text(look.state.sentence), _STYLES[look.state.kind], 0)
+  return [state, WrappedText(", ".join(facts), "", 0)] if facts else [state]
 
 
 def _parts(look: Snapshot, width: int, encoding: str,
@@ -248,13 +248,13 @@ def _ranks(late: tuple[LateRank, ...], width: int, text: Callable[[object], str]
   return rows
 
 
-def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> list[Sentence]:
+def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> list[WrappedText]:
   """Events and onsets, the newest first, then notes."""
-  rows: list[Sentence] = []
+  rows: list[WrappedText] = []
   for event in reversed(look.events[-6:]):
     ago = f" ({duration(max(0.0, unix - event.unix))} ago)"
     now = event is look.events[-1] and not event.over
-    rows.append(Sentence(text(event.sentence) + ago, "bold red" if now else "dim"))
-  rows += [Sentence(text(told.sentence), "dim" if told.over else "red")
+    rows.append(WrappedText(text(event.sentence) + ago, "bold red" if now else "dim"))
+  rows += [WrappedText(text(told.sentence), "dim" if told.over else "red")
            for told in list(reversed(look.told))[:40]]
-  return [*rows, *(Sentence(text(note), "yellow") for note in look.notes)]
+  return [*rows, *(WrappedText(text(note), "yellow") for note in look.notes)]

@@ -54,7 +54,7 @@ def check(cluster: Cluster) -> Cluster:
   return cluster
 
 
-class Drawn(NamedTuple):
+class DrawnSteps(NamedTuple):
   """What ranks do by themselves, step by step: float32 s. K steps, R ranks."""
 
   compute: jax.Array  # [K, R]
@@ -68,7 +68,7 @@ class Drawn(NamedTuple):
 
 def draw(cluster: Cluster, key: jax.Array, ranks: int, steps: int, causes: tuple[str, ...] = (),
          together: int = 1
-         ) -> Drawn:
+         ) -> DrawnSteps:
   """How long each rank is busy with each of its steps.
 
   The same key gives the same numbers whatever the strategy, so that strategies can be compared step
@@ -85,22 +85,22 @@ def draw(cluster: Cluster, key: jax.Array, ranks: int, steps: int, causes: tuple
   states = noises.init(cluster.noise, first, ranks, causes, together)
   compute = jnp.asarray(cluster.compute, jnp.float32)
 
-  def step(states: Any, number: jax.Array) -> tuple[Any, Drawn]:
+  def step(states: Any, number: jax.Array) -> tuple[Any, DrawnSteps]:
     share, pauses, caused, states = noises.sample_causes(cluster.noise, own, number, states, ranks,
                                                          causes, together)
-    return states, Drawn(compute * jnp.maximum(_ONE + share, _LEAST), pauses, caused)
+    return states, DrawnSteps(compute * jnp.maximum(_ONE + share, _LEAST), pauses, caused)
 
   return jax.lax.scan(step, states, jnp.arange(steps, dtype=jnp.int32))[1]
 
 
-class Messages(NamedTuple):
+class ExchangeCost(NamedTuple):
   """What a strategy's exchange costs, each time there is one."""
 
   seconds: Any  # [] s on a quiet fabric, encoding and decoding included
   bytes: Any  # [] sent by each rank
 
 
-def messages(strategy: Strategy, cluster: Cluster, ranks: int) -> Messages:
+def messages(strategy: Strategy, cluster: Cluster, ranks: int) -> ExchangeCost:
   """What one exchange of a strategy costs.
 
   Dense gradients, and those of fp16 and int8, go round a ring: 2 (P - 1) messages of m / P bytes.
@@ -114,13 +114,13 @@ def messages(strategy: Strategy, cluster: Cluster, ranks: int) -> Messages:
   beta: Any = _ONE / jnp.asarray(cluster.rate, jnp.float32)
   around = 2 * (ranks - 1) / ranks
   if isinstance(strategy, ParameterServer):
-    return Messages(2 * cluster.latency + size * beta, 1.0 * size)
+    return ExchangeCost(2 * cluster.latency + size * beta, 1.0 * size)
   if not isinstance(strategy, Compressed):
-    return Messages(allreduce.ring(ranks, size, cluster.latency, beta), around * size)
+    return ExchangeCost(allreduce.ring(ranks, size, cluster.latency, beta), around * size)
   coded, wire = coding(strategy, size, cluster.codec_rate, ranks), wire_bytes(strategy, size, ranks)
   if strategy.codec == "top_k":
-    return Messages((ranks - 1) * (cluster.latency + wire * beta) + coded, (ranks - 1) * wire)
-  return Messages(allreduce.ring(ranks, wire, cluster.latency, beta) + coded, around * wire)
+    return ExchangeCost((ranks - 1) * (cluster.latency + wire * beta) + coded, (ranks - 1) * wire)
+  return ExchangeCost(allreduce.ring(ranks, wire, cluster.latency, beta) + coded, around * wire)
 
 
 def wire_bytes(strategy: Compressed, size: Any, ranks: int) -> Any:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.simulation.strategies import timeline
-from jaxpace.simulation.strategies.cluster import Cluster, Drawn, draw, messages, service
+from jaxpace.simulation.strategies.cluster import Cluster, DrawnSteps, draw, messages, service
 from jaxpace.simulation.strategies.schedule import PlayedSteps, Served, bounded, served
 from jaxpace.simulation.strategies.settings import BoundedStaleness, ParameterServer
 
@@ -80,7 +80,7 @@ def play_own(strategy: BoundedStaleness | ParameterServer, cluster: Cluster, exc
 def _compiled(strategy: Any, ranks: int, number: int, updates: int, causes: tuple[str, ...],
               together: int) -> Any:
   def play(cluster: Cluster, key: jax.Array, exchange: jax.Array,
-           gap: jax.Array) -> tuple[Drawn, PlayedSteps | Served]:
+           gap: jax.Array) -> tuple[DrawnSteps, PlayedSteps | Served]:
     drawn = draw(cluster, key, ranks, number, causes, together)
     work = drawn.work(cluster.update) + gap
     if isinstance(strategy, BoundedStaleness):

@@ -14,7 +14,7 @@ _TIE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounds:
+class CommonSteps:
   """Steps that all ranks take, one after the other."""
 
   time: np.ndarray  # [K] s since the start, when the last rank was done with the step
@@ -32,10 +32,10 @@ class Updates:
   delay: np.ndarray
 
 
-def rounds(played: PlayedSteps) -> Rounds:
+def rounds(played: PlayedSteps) -> CommonSteps:
   """Times of a strategy in which every rank takes the same steps."""
   finish = spans(played)[1]
-  return Rounds(finish.max(axis=1), np.asarray(played.counted), finish[-1] / len(finish))
+  return CommonSteps(finish.max(axis=1), np.asarray(played.counted), finish[-1] / len(finish))
 
 
 def spans(played: PlayedSteps) -> tuple[np.ndarray, np.ndarray]:

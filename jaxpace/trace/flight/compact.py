@@ -6,8 +6,8 @@ import dataclasses
 import json
 from collections.abc import Iterable
 
-from jaxpace.trace.flight.positions import Execution, Position
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.positions import NewestExecution, Position
+from jaxpace.trace.flight.programs import ProgramsByKey
 
 _NEWEST = 2
 """Executions of a rank that are told: that under way, and one of another program."""
@@ -41,7 +41,7 @@ def to_text(positions: Iterable[Position], most: int) -> str:
   return f"[{','.join(pieces)}]" if pieces else ""
 
 
-def from_text(text: str, process: int, host: str, programs: Programs,
+def from_text(text: str, process: int, host: str, programs: ProgramsByKey,
               silence: float = 0.0) -> list[Position]:
   """Reads `to_text`; what can't be read, or is of programs that are not known here, is left out.
 
@@ -68,13 +68,13 @@ def from_text(text: str, process: int, host: str, programs: Programs,
 
 
 def _execution(program: str, number: int | None, ended: bool, entered: list[int], left: list[int],
-               last: list[int] | None) -> Execution:
-  return Execution(str(program), None if number is None else int(number), bool(ended),
-                   tuple(map(int, entered)), tuple(map(int, left)),
-                   None if last is None else (int(last[0]), int(last[1]), bool(last[2])))
+               last: list[int] | None) -> NewestExecution:
+  return NewestExecution(str(program), None if number is None else int(number), bool(ended),
+                         tuple(map(int, entered)), tuple(map(int, left)),
+                         None if last is None else (int(last[0]), int(last[1]), bool(last[2])))
 
 
-def _fits(one: Execution, programs: Programs) -> bool:
+def _fits(one: NewestExecution, programs: ProgramsByKey) -> bool:
   program = programs.by_key.get(one.program)
   return (program is not None and len(one.entered) == len(one.left) == len(program.collectives)
           and (one.last is None or 0 <= one.last[0] < len(program.collectives)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpace.core.marks import NUMBER
 from jaxpace.core.observed import TAG_BITS, ObservedProgram
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 
 _MASK = (1 << TAG_BITS) - 1
 _USUAL_OF = 64
@@ -17,7 +17,7 @@ _USUAL_OF = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Execution:
+class NewestExecution:
   """The newest execution of one program on one device.
 
   Counts are by place of the collective in the program: how often the device has entered and left
@@ -25,7 +25,7 @@ class Execution:
   """
 
   program: str
-  """Key in `Programs`."""
+  """Key in `ProgramsByKey`."""
   number: int | None
   """Executions that had started before; None where the ring no longer holds its start."""
   ended: bool
@@ -47,7 +47,7 @@ class Position:
 
   rank: int
   process: int
-  executions: tuple[Execution, ...] = ()
+  executions: tuple[NewestExecution, ...] = ()
   """Newest execution of each program, the one with the newest mark last."""
   quiet: float | None = None
   """Seconds from its newest mark to when its process last lived, by its own clock."""
@@ -60,18 +60,18 @@ class Position:
   waiting: float | None = None
   """Seconds since it entered the collective that it entered last, if it is in one."""
 
-  def of(self, program: str) -> Execution | None:
+  def of(self, program: str) -> NewestExecution | None:
     """Its newest execution of a program; None where it has none in its ring."""
     return next((each for each in self.executions if each.program == program), None)
 
   @property
-  def current(self) -> Execution | None:
+  def current(self) -> NewestExecution | None:
     """The execution with the newest mark."""
     return self.executions[-1] if self.executions else None
 
 
 def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Mapping[int, str],
-             programs: Programs, now_ns: int | None) -> Position:
+             programs: ProgramsByKey, now_ns: int | None) -> Position:
   """Tells where a rank is by what its ring holds.
 
   Args:
@@ -84,7 +84,7 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
     now_ns: when its process last lived, of the same clock; None where not known.
   """
   number, own = tag >> TAG_BITS, (tag & _MASK).astype(np.int64)
-  found: list[tuple[int, int, Execution, float | None]] = []
+  found: list[tuple[int, int, NewestExecution, float | None]] = []
   for each in np.unique(number).tolist():
     key = keys.get(each)
     if key is None:
@@ -113,7 +113,7 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
 
 
 def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
-            program: ObservedProgram) -> tuple[Execution, int]:
+            program: ObservedProgram) -> tuple[NewestExecution, int]:
   """The newest execution in a program's events, and the place of its first event among them."""
   starts = np.flatnonzero(tag == NUMBER)
   first = int(starts[-1]) if starts.size else 0
@@ -129,7 +129,7 @@ def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
                for each in program.collectives)
   ended = bool((tags == program.end_tag).any())
   last = _last(tags, program, counts, entered, left)
-  return Execution(key, number, ended, entered, left, last), first
+  return NewestExecution(key, number, ended, entered, left, last), first
 
 
 def _last(tags: np.ndarray, program: ObservedProgram, counts: np.ndarray, entered: tuple[int, ...],

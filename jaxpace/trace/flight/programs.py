@@ -11,7 +11,7 @@ from jaxpace.core.observed import ObservedCollective, ObservedPlan, ObservedProg
 _OWN = ("number", "bare_compile_s", "stamped_compile_s", "notices", "unstamped")
 
 
-class Programs:
+class ProgramsByKey:
   """Programs by a key that is the same in every process that compiled the same."""
 
   def __init__(self) -> None:

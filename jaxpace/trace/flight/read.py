@@ -17,7 +17,7 @@ from jaxpace.core.observed import ObservedPlan
 from jaxpace.files.reading import UnreadableError
 from jaxpace.trace import rundir
 from jaxpace.trace.flight.positions import Position, position
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.flight.told import Flight
 from jaxpace.trace.marks import plans, ringfile
 from jaxpace.trace.marks.follow import Lane
@@ -54,7 +54,7 @@ def read_flight(directory: str | os.PathLike[str], *,
   run, attempt = info.get("run"), info.get("attempt", 0)
   infos = dict(read_processes(directory, run, []))
   if rings and not own and _all_clean(rings, infos, info):
-    return Flight({}, Programs(), running=False, clean=True)
+    return Flight({}, ProgramsByKey(), running=False, clean=True)
   reading = _Reading(directory, run, attempt, infos)
   for process, path in rings.items():
     if process not in (own or {}):
@@ -63,7 +63,7 @@ def read_flight(directory: str | os.PathLike[str], *,
 
 
 def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: ObservedPlan,
-            programs: Programs, host: str = "") -> list[Position]:
+            programs: ProgramsByKey, host: str = "") -> list[Position]:
   """Where the ranks of this process are, by its own ring in place.
 
   Args:
@@ -90,7 +90,7 @@ class _Reading:
   def __init__(self, directory: pathlib.Path, run: str | None, attempt: int,
                infos: Mapping[int, dict[str, Any]]):
     self._directory, self._run, self._attempt, self._infos = directory, run, attempt, infos
-    self._programs = Programs()
+    self._programs = ProgramsByKey()
     self._positions: dict[int, Position] = {}
     self._read: set[int] = set()
     self._lived: dict[int, int] = {}

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpace.trace.flight import waits
-from jaxpace.trace.flight.positions import Execution, Position
-from jaxpace.trace.flight.programs import Programs
-from jaxpace.trace.flight.waits import Cause, Meeting, Wait
+from jaxpace.trace.flight.positions import NewestExecution, Position
+from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.waits import Cause, GroupRun, Wait
 from jaxpace.trace.marks.slots import turns_in_words, turns_of
 from jaxpace.trace.problems import list_ranks, plural
 
@@ -23,7 +23,7 @@ class Flight:
   """Where all ranks are, as far as their rings are at hand."""
 
   positions: Mapping[int, Position]
-  programs: Programs
+  programs: ProgramsByKey
   left_out: tuple[str, ...] = ()
   """Rings that are not used, and why, in sentences."""
   missing: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class Flight:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class CauseInWords:
   """A cause in words."""
 
   cause: Cause
@@ -67,21 +67,21 @@ class Told:
     return [self.sentence, *self.places, *filter(None, [self.behind])]
 
 
-def told(flight: Flight) -> tuple[Told, ...]:
+def told(flight: Flight) -> tuple[CauseInWords, ...]:
   """Says why collectives are not finished, that which keeps most ranks first; () where none is
   under way."""
   found = waits.causes(waits.unfinished(flight.positions, flight.programs), flight.programs)
   return tuple(_tell(flight, cause) for cause in found)
 
 
-def _tell(flight: Flight, cause: Cause) -> Told:
+def _tell(flight: Flight, cause: Cause) -> CauseInWords:
   places = [(rank, where_is(flight, rank, cause)) for rank in cause.ranks
             if cause.kind == "absent"
             or (cause.kind == "stuck" and flight.positions[rank].state == "gone")]
   said = [f"{_rank(flight, rank)} {place}." for rank, place in places[:_MOST_PLACES]]
   if len(places) > _MOST_PLACES:
     said.append(f"So are {plural(len(places) - _MOST_PLACES, 'rank')} more, not listed.")
-  return Told(cause, _sentence(flight, cause), tuple(said), _behind(flight, cause), {
+  return CauseInWords(cause, _sentence(flight, cause), tuple(said), _behind(flight, cause), {
       "kind": cause.kind, "ranks": list(cause.ranks), "seconds": flight.waited(cause),
       "waits": [_document(flight, wait) for wait in cause.waits[:64]],
       "behind": [_document(flight, wait) for wait in cause.behind[:64]],
@@ -160,7 +160,7 @@ def where_is(flight: Flight, rank: int, cause: Cause) -> str:
   return place
 
 
-def meeting(programs: Programs, one: Meeting) -> str:
+def meeting(programs: ProgramsByKey, one: GroupRun) -> str:
   """Names a meeting: "all-reduce.3, turn 17 of 32 (model.py:120), over data among ranks 0-3"."""
   each = programs.collective(one.program, one.place)
   axes = f", over {' and '.join(each.axes)}" if each.axes else ","
@@ -169,7 +169,7 @@ def meeting(programs: Programs, one: Meeting) -> str:
           f"{_ranks(one.group)}")
 
 
-def occurrence(programs: Programs, key: str, place: int, turn: int) -> str:
+def occurrence(programs: ProgramsByKey, key: str, place: int, turn: int) -> str:
   """Names a collective in one turn of its loops: "all-reduce.3, turn 17 of 32 (model.py:120)".
   Turns begin at 0."""
   each = programs.collective(key, place)
@@ -218,7 +218,7 @@ def _document(flight: Flight, wait: Wait) -> dict[str, Any]:
 
 def _place(flight: Flight, rank: int, words: str) -> dict[str, Any]:
   where = flight.positions[rank]
-  current: Execution | None = where.current
+  current: NewestExecution | None = where.current
   last = current.last if current is not None else None
   document: dict[str, Any] = {
       "rank": rank, "process": where.process, "host": where.host or None, "state": where.state,

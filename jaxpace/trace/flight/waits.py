@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from jaxpace.trace.flight.positions import Position
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.marks.slots import turns_of
 
 Kind = Literal["absent", "order", "stuck", "unknown"]
@@ -25,7 +25,7 @@ not.
 """
 
 
-class Meeting(NamedTuple):
+class GroupRun(NamedTuple):
   """One time that one group runs one collective."""
 
   program: str
@@ -40,7 +40,7 @@ class Meeting(NamedTuple):
 class Wait:
   """A meeting that is not finished; ranks rising."""
 
-  meeting: Meeting
+  meeting: GroupRun
   waiting: tuple[int, ...]
   """Have entered and not left."""
   absent: tuple[int, ...] = ()
@@ -69,25 +69,25 @@ class Cause:
     return len({rank for wait in (*self.waits, *self.behind) for rank in wait.waiting})
 
 
-def unfinished(positions: Mapping[int, Position], programs: Programs) -> tuple[Wait, ...]:
+def unfinished(positions: Mapping[int, Position], programs: ProgramsByKey) -> tuple[Wait, ...]:
   """Finds the meetings that somebody waits in.
 
   Args:
     positions: where each rank is, by rank; a rank that is not in it is unknown.
     programs: what they run.
   """
-  found: set[Meeting] = set()
+  found: set[GroupRun] = set()
   for rank, where in positions.items():
     for execution in where.executions:
       if execution.number is None:
         continue
       for place, turn in execution.pending:
         group = programs.group(execution.program, place, rank)
-        found.add(Meeting(execution.program, execution.number, place, turn, group))
+        found.add(GroupRun(execution.program, execution.number, place, turn, group))
   return tuple(_wait(meeting, positions) for meeting in sorted(found))
 
 
-def _wait(meeting: Meeting, positions: Mapping[int, Position]) -> Wait:
+def _wait(meeting: GroupRun, positions: Mapping[int, Position]) -> Wait:
   sides: dict[str, list[int]] = {"waiting": [], "absent": [], "left": [], "unknown": []}
   for rank in meeting.group:
     where = positions.get(rank)
@@ -95,7 +95,7 @@ def _wait(meeting: Meeting, positions: Mapping[int, Position]) -> Wait:
   return Wait(meeting, **{name: tuple(ranks) for name, ranks in sides.items()})
 
 
-def _side(meeting: Meeting, where: Position) -> str:
+def _side(meeting: GroupRun, where: Position) -> str:
   execution = where.of(meeting.program)
   if execution is None:
     return "absent"
@@ -108,7 +108,7 @@ def _side(meeting: Meeting, where: Position) -> str:
   return "waiting" if execution.entered[meeting.place] > meeting.turn else "absent"
 
 
-def causes(waits: tuple[Wait, ...], programs: Programs) -> tuple[Cause, ...]:
+def causes(waits: tuple[Wait, ...], programs: ProgramsByKey) -> tuple[Cause, ...]:
   """Finds why the meetings are not finished, that which keeps most ranks first.
 
   Every wait is behind at least one cause.
@@ -146,7 +146,7 @@ def causes(waits: tuple[Wait, ...], programs: Programs) -> tuple[Cause, ...]:
                       key=lambda cause: (-cause.held, order.index(cause.kind), cause.ranks)))
 
 
-def _order(a: Meeting, b: Meeting, programs: Programs) -> int:
+def _order(a: GroupRun, b: GroupRun, programs: ProgramsByKey) -> int:
   """Less than 0 where a comes before b in the program, more than 0 where it comes after."""
   if (a.program, a.number) != (b.program, b.number):
     return -1 if (a.number, a.program) < (b.number, b.program) else 1

@@ -19,10 +19,10 @@ from jaxpace.trace import decode
 from jaxpace.trace.intake import Losses, host_columns
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.detail import Detail
-from jaxpace.trace.marks.plan import MarkedPlan, Program, Programs
+from jaxpace.trace.marks.plan import MarkedPlan, PlannedProgram, PlannedPrograms
 from jaxpace.trace.marks.plans import write_plan
 from jaxpace.trace.marks.table import (
-    Device,
+    DeviceSteps,
     StepCalls,
     calls_before,
     collective_columns,
@@ -68,7 +68,7 @@ class MarksIntake:
     self._collector, self._tell = collector, programs
     self._directory, self._run = directory, run
     self._process, self._attempt, self._losses = process, attempt, losses
-    self._programs, self._ranks = Programs(ranks), ranks
+    self._programs, self._ranks = PlannedPrograms(ranks), ranks
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
     self.dispatched: collections.deque[StepCalls] = collections.deque()
     """Filled by the training loop, emptied here."""
@@ -103,7 +103,7 @@ class MarksIntake:
     self._finish()
     return Calls(steps) if steps else None
 
-  def _meet(self) -> dict[int, Program]:
+  def _meet(self) -> dict[int, PlannedProgram]:
     """The programs met so far, by number."""
     programs = list(self._tell())
     if self._programs.meet(programs):
@@ -213,7 +213,7 @@ class MarksIntake:
         ends[one.program] = max(ends.get(one.program, 0), one.end)
     return {number: self._collector.take(lane, number, end) for number, end in ends.items()}
 
-  def _seconds(self, numbers: np.ndarray, devices: list[Device]) -> np.ndarray:
+  def _seconds(self, numbers: np.ndarray, devices: list[DeviceSteps]) -> np.ndarray:
     """[K] how long each step took, from the end of the one before it; the longest of this process's
     devices."""
     longest = np.full(len(numbers), np.nan)

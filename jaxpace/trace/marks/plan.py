@@ -15,10 +15,10 @@ from jaxpace.trace.marks.sums import COMPUTE, PHASES
 CLOCK, STREAM_CLOCK = "marks", "stream marks"
 
 
-class Program:
+class PlannedProgram:
   """A program with marks: where its collectives lie in the table, and what to add up."""
 
-  def __init__(self, program: ObservedProgram, of: int, alike: Program | None = None):
+  def __init__(self, program: ObservedProgram, of: int, alike: PlannedProgram | None = None):
     """Prepares; `of` is added to the indices of its collectives, in a run of several programs.
 
     A program with the same collectives as one before has the same slots: a step is often compiled
@@ -50,7 +50,7 @@ class MarkedPlan:
     bytes: [slots] int64, -1 where not known.
   """
 
-  def __init__(self, programs: Sequence[Program], ranks: int, detail: dict[str, Any]):
+  def __init__(self, programs: Sequence[PlannedProgram], ranks: int, detail: dict[str, Any]):
     """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps
     have them."""
     self.used = sorted({rank for each in programs if not each.program.bare for rank in each.ranks})
@@ -94,14 +94,14 @@ class MarkedPlan:
             "notices": notices, "source": "observe", "detail": self._detail}
 
 
-class Programs:
+class PlannedPrograms:
   """The programs of observed functions as they are met, and the slots they are given."""
 
   def __init__(self, ranks: int):
     """Begins with none; `ranks` is that of all devices."""
     self._ranks, self._slots, self._of = ranks, 0, 0
     self._detail: dict[str, Any] = {}
-    self.by_number: dict[int, Program] = {}
+    self.by_number: dict[int, PlannedProgram] = {}
     self._plan: MarkedPlan | None = None
 
   def meet(self, programs: Iterable[ObservedProgram]) -> bool:
@@ -109,7 +109,7 @@ class Programs:
     fresh = [each for each in programs if each.number not in self.by_number]
     for each in fresh:
       alike = next((one for one in self.by_number.values() if _same(one.program, each)), None)
-      self.by_number[each.number] = Program(each, self._of, alike)
+      self.by_number[each.number] = PlannedProgram(each, self._of, alike)
       self._of += len(each.collectives) if alike is None else 0
       self._plan = None
     return bool(fresh)
@@ -154,7 +154,7 @@ def _same(one: ObservedProgram, other: ObservedProgram) -> bool:
   return key(one) == key(other)
 
 
-def _mesh(programs: Sequence[Program], ranks: int) -> dict[str, int]:
+def _mesh(programs: Sequence[PlannedProgram], ranks: int) -> dict[str, int]:
   """The mesh, where it has all devices in their order; else {}."""
   for each in programs:
     if each.program.mesh_axes and each.program.ranks == tuple(range(ranks)):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxpace.trace.decode import Columns, Previous
 from jaxpace.trace.marks.executions import Executions
 from jaxpace.trace.marks.occurrences import occurrences
-from jaxpace.trace.marks.plan import MarkedPlan, Program, Programs
+from jaxpace.trace.marks.plan import MarkedPlan, PlannedProgram, PlannedPrograms
 from jaxpace.trace.marks.sums import BACKWARD, COMPUTE, FORWARD, UPDATE, sums
 from jaxpace.trace.step_causes import Sample
 
@@ -26,7 +26,7 @@ class Range(NamedTuple):
   end: int
 
 
-def calls_before(ranges: Sequence[Range], programs: Programs) -> list[int]:
+def calls_before(ranges: Sequence[Range], programs: PlannedPrograms) -> list[int]:
   """How many executions of programs like it come before each range, in a step that has several
   such."""
   seen: dict[int, int] = {}
@@ -48,7 +48,7 @@ class StepCalls(NamedTuple):
   extra: dict[str, float]
 
 
-class Device(NamedTuple):
+class DeviceSteps(NamedTuple):
   """What one device did in K steps."""
 
   # [K] bool, whether all executions of the step are there, and there were any
@@ -72,8 +72,8 @@ class Device(NamedTuple):
   exit_ns: np.ndarray
 
 
-def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions], programs: Programs,
-           rank: int) -> Device:
+def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
+           programs: PlannedPrograms, rank: int) -> DeviceSteps:
   """Lays the executions of one device out by step.
 
   Args:
@@ -123,11 +123,11 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions], pro
   joined = [np.concatenate(column) for column in zip(*rows, strict=True)] if rows else [
       np.empty(0, np.int64)] * 4
   order = np.lexsort((joined[1], joined[2], joined[0]))
-  return Device((found == expected) & (expected > 0), found < expected, start, stop, last, idle,
-                sync, computed, *(column[order] for column in joined))
+  return DeviceSteps((found == expected) & (expected > 0), found < expected, start, stop, last,
+                     idle, sync, computed, *(column[order] for column in joined))
 
 
-def _slots(number: int, program: Program, programs: Programs, ran, inside: np.ndarray,
+def _slots(number: int, program: PlannedProgram, programs: PlannedPrograms, ran, inside: np.ndarray,
            step: np.ndarray, call: np.ndarray) -> tuple[np.ndarray, ...]:
   """(step, slot, entry, exit) of a program's occurrences that have a slot."""
   calls = int(call[inside].max(initial=-1)) + 1
@@ -158,7 +158,7 @@ def _spans(spans: list[tuple[np.ndarray, ...]],
   return start, stop, np.maximum(0, np.where(stop >= start, stop - start - inside, 0))
 
 
-def step_columns(steps: np.ndarray, own: Device, rank: int, process: int, attempt: int,
+def step_columns(steps: np.ndarray, own: DeviceSteps, rank: int, process: int, attempt: int,
                  previous: Previous | None) -> Columns:
   """Rows of the table `steps` of one device, for its whole steps.
 
@@ -187,7 +187,7 @@ def step_columns(steps: np.ndarray, own: Device, rank: int, process: int, attemp
   return columns
 
 
-def collective_columns(steps: np.ndarray, own: Device, chosen: np.ndarray, plan: MarkedPlan,
+def collective_columns(steps: np.ndarray, own: DeviceSteps, chosen: np.ndarray, plan: MarkedPlan,
                        rank: int, process: int, attempt: int) -> Columns:
   """Rows of the table `collectives` of one device, for the chosen steps that are whole."""
   kept = (chosen & own.whole)[own.row]

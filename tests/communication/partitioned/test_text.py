@@ -78,7 +78,7 @@ def test_elements_of_tuples_named_where_they_are_used():
   [one] = collectives.found_in(ELEMENTS, 2)
   assert one.types == (("f32", (4, 2)),)
   assert (one.enter_tags, one.exit_tags) == ((2,), (3,))
-  body = text.Program(ELEMENTS).computations["body"]
+  body = text.CompiledText(ELEMENTS).computations["body"]
   assert body["param#1"] == ("param#1", "f32[4,2]{1,0}", "get-tuple-element", ("param",), "index=1")
   assert body["nested#0"].shape == "(f32[4,4]{1,0}, s32[])"
   assert body["nested#0#0"].shape == "f32[4,4]{1,0}"

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from jaxpace.live.housekeeping import keeper
-from jaxpace.live.housekeeping.collector import Collector
+from jaxpace.live.housekeeping.collector import GarbageCollector
 
 _frozen = gc.get_freeze_count
 
@@ -44,5 +44,5 @@ def collector_untouched(monkeypatch, usual_collector):
 
 def settings():
   ours = [callback for callback in gc.callbacks
-          if isinstance(getattr(callback, "__self__", None), Collector)]
+          if isinstance(getattr(callback, "__self__", None), GarbageCollector)]
   return gc.isenabled(), gc.get_threshold(), ours, gc.get_freeze_count()

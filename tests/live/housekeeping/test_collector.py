@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from jaxpace.live.housekeeping.collector import Collector
+from jaxpace.live.housekeeping.collector import GarbageCollector
 
 old_generation = pytest.mark.skipif(sys.version_info >= (3, 14),
                                     reason="no threshold of an oldest generation")
@@ -38,7 +38,7 @@ def fill(count):
 
 @pytest.fixture
 def collector():
-  one = Collector()
+  one = GarbageCollector()
   one.take()
   yield one
   one.restore()
@@ -112,7 +112,7 @@ def test_settings_are_restored_whatever_they_were(mode, enabled):
   try:
     gc.set_threshold(500, 7, 5)
     (gc.enable if enabled else gc.disable)()
-    collector = Collector()
+    collector = GarbageCollector()
     collector.take()
     getattr(collector, mode)()
     collector.restore()
@@ -125,7 +125,7 @@ def test_settings_are_restored_whatever_they_were(mode, enabled):
 
 def test_a_collector_the_user_switched_off_stays_off(collector):
   gc.disable()
-  one = Collector()
+  one = GarbageCollector()
   one.take()
   for mode in (one.hold_back, one.freeze, one.leave):
     mode()
@@ -138,7 +138,7 @@ def test_what_the_user_froze_stays_frozen():
   heap = fill(5000)
   gc.freeze()
   frozen = gc.get_freeze_count()
-  collector = Collector()
+  collector = GarbageCollector()
   collector.take()
   collector.freeze()
   collector.collect()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.trace.flight.compact import from_text, to_text
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.flight.waits import unfinished
 from tests.trace.flight.machine import LOOP, Machine, collective, program
 from tests.trace.flight.test_waits import flight_of, jobs
@@ -44,11 +44,11 @@ def test_ranks_at_the_same_place_share_an_entry_and_what_does_not_fit_is_left_ou
                                 lambda x: st.lists(x, max_size=4)).map(
                                     json.dumps))
 def test_anything_else_is_no_position(text):
-  assert from_text(text, 0, "", Programs()) == [] or all(not one.executions for one in from_text(
-      text, 0, "", Programs()))
+  found = from_text(text, 0, "", ProgramsByKey())
+  assert found == [] or all(not one.executions for one in found)
 
 
 def test_programs_that_are_not_known_here_are_left_out():
   machine = Machine(program([collective(0, [(0, 1)])], 2), 2, 3, stop={1: (2, 0)})
   text = to_text(flight_of(machine).positions.values(), 10_000)
-  assert from_text(text, 0, "", Programs()) == []
+  assert from_text(text, 0, "", ProgramsByKey()) == []

@@ -6,7 +6,7 @@ import pytest
 from jaxpace.core.marks import NUMBER
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.trace.flight.positions import position
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 from tests.trace.flight.machine import collective, program
 
 OF = program([collective(0, [(0, 1)]), collective(1, [(0, 1)], tags=((4, 6), (5, 7)))], 2)
@@ -14,7 +14,7 @@ OF = program([collective(0, [(0, 1)]), collective(1, [(0, 1)], tags=((4, 6), (5,
 
 def after(*tags, now=None):
   """Rank 0 after these marks of a call, one a millisecond."""
-  programs = Programs()
+  programs = ProgramsByKey()
   keys = programs.add(ObservedPlan((OF,)))
   written = [(NUMBER, 8), *((tag, 1_000_000 * (i + 1)) for i, tag in enumerate(tags))]
   tag = np.array([OF.number << 20 | tag for tag, _ in written], np.uint32)
@@ -46,7 +46,7 @@ def test_times_are_from_its_own_clock():
 
 
 def test_events_of_programs_that_are_not_in_the_plan_are_passed_over():
-  programs = Programs()
+  programs = ProgramsByKey()
   found = position(0, 0, np.array([9 << 20, 9 << 20 | 2], np.uint32), np.array([1, 2]), {},
                    programs, None)
   assert found.executions == () and found.current is None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jaxpace.core import marks
 from jaxpace.execution import marks as execution
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.flight.read import of_ring, read_flight
 from jaxpace.trace.flight.told import told
 from jaxpace.trace.marks import plans
@@ -169,7 +169,7 @@ def test_own_marks_are_read_in_place(job):
   library.functions().jaxpace_mark_here(1, 3901, 0, 1)
   library.functions().jaxpace_mark_here(1, 3901, 2, 1)
   time.sleep(0.02)
-  programs = Programs()
+  programs = ProgramsByKey()
   found = of_ring(ring.blocks, ring.events, 0, type(job.machine.plan)((of,)), programs)
   assert [one.rank for one in found] == ring.ranks
   assert (found[1].current.pending == [(0, 0)] and found[1].waiting >= 0.02

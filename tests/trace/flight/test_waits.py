@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxpace.core.observed import Loop
 from jaxpace.trace.flight.positions import position
-from jaxpace.trace.flight.programs import Programs
+from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.flight.told import Flight, told
 from jaxpace.trace.flight.waits import causes, unfinished
 from tests.lib.said import numbers
@@ -16,7 +16,7 @@ from tests.trace.flight.machine import LOOP, MS, Machine, collective, program, s
 
 
 def flight_of(machine, ranks=None):
-  programs = Programs()
+  programs = ProgramsByKey()
   keys = programs.add(machine.plan)
   positions = {rank: position(rank, rank // 2, *machine.tag_ns(rank), keys, programs,
                               machine.time + 5000 * MS)
@@ -162,7 +162,7 @@ def test_a_process_between_two_steps_is_in_python():
 def test_two_processes_may_number_the_same_program_differently():
   of = program([collective(0, [(0, 1)])], 2)
   machine = Machine(of, 2, 3, stop={1: (2, 0)})
-  programs = Programs()
+  programs = ProgramsByKey()
   positions = {}
   for rank, number in ((0, 3), (1, 9)):
     tag, ns = machine.tag_ns(rank)
@@ -183,7 +183,7 @@ def test_a_step_that_was_given_up_is_not_waited_in():
   evaluation = program([collective(0, [(0, 1)], name="all-gather.0")], 2, number=4,
                        name="evaluation")
   given_up, after = Machine(train, 2, 3, stop={1: (2, 0)}), Machine(evaluation, 2, 2)
-  programs = Programs()
+  programs = ProgramsByKey()
   keys = programs.add(type(given_up.plan)((train, evaluation)))
   tag, ns = zip(given_up.tag_ns(0), after.tag_ns(0), strict=True)
   both = position(0, 0, np.concatenate(tag), np.concatenate([ns[0], ns[1] + given_up.time]), keys,
@@ -194,7 +194,7 @@ def test_a_step_that_was_given_up_is_not_waited_in():
 def test_a_step_whose_beginning_is_written_over_tells_nothing_of_turns():
   of = program([collective(0, [(0, 1)], loops=(LOOP,))], 2)
   machine = Machine(of, 2, 1, stop={1: (0, 2)})
-  programs = Programs()
+  programs = ProgramsByKey()
   keys = programs.add(machine.plan)
   tag, ns = machine.tag_ns(0)
   one = position(0, 0, tag[4:], ns[4:], keys, programs, None)
