@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import json
 import multiprocessing
 import os
 import pathlib
@@ -33,7 +34,7 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.live.probe.links import read_links
 from jaxpace.trace.reader import read_run
 
-WAYS = ("all", "bare")
+WAYS = judge.WAYS
 
 
 @contextlib.contextmanager
@@ -69,7 +70,7 @@ def judged(runs: Sequence[Labelled], rule: Rule | None, read: dict[pathlib.Path,
       run, links, fabric = read[one.path]
       for how in ways:
         told = (diagnose(run, fabric=fabric, links=links) if how == "all"
-                else diagnose(judge.without_counters(run)))
+                else diagnose(run if how == "counters" else judge.without_counters(run)))
         findings = tuple(Found(f.mode, f.share, f.confidence, tuple(f.ranks), tuple(f.hosts))
                          for f in told.findings)
         found[how].append(dataclasses.replace(judge.blank(one), found=findings))
@@ -102,19 +103,31 @@ _runs: list[list[Labelled]] = []
 _ways: list[str] = []
 
 
+def chosen(names: Sequence[str]) -> list[Rule]:
+  """The rules of these names; all of them where none is given.
+
+  Raises:
+    ValueError: one is no rule's.
+  """
+  known = {rule.name: rule for rule in RULES}
+  if unknown := [name for name in names if name not in known]:
+    raise ValueError(f"There is no rule {unknown[0]!r}: {', '.join(known)}.")
+  return [known[name] for name in names] if names else list(RULES)
+
+
 def _start(directories: Sequence[str], only: Sequence[str], ways: Sequence[str]) -> None:
   _ways[:] = ways
   _runs[:] = [judge.labelled(pathlib.Path(directory), only) for directory in directories]
 
 
-def _one(place: int | None) -> dict[str, list[list[Judged]]]:
-  rule = None if place is None else RULES[place]
+def _one(name: str | None) -> dict[str, list[list[Judged]]]:
+  rule = None if name is None else chosen([name])[0]
   seeds = [judged(runs, rule, _read, _ways) for runs in _runs]
   return {how: [seed[how] for seed in seeds] for how in _ways}
 
 
 def ablate(directories: Sequence[str], only: Sequence[str], workers: int,
-           ways: Sequence[str] = WAYS) -> dict[str, Any]:
+           ways: Sequence[str] = WAYS, names: Sequence[str] = ()) -> dict[str, Any]:
   """Judges all runs with all rules, and without each.
 
   Args:
@@ -122,20 +135,55 @@ def ablate(directories: Sequence[str], only: Sequence[str], workers: int,
     only: parts of names of runs; empty takes all.
     workers: processes to work with.
     ways: of judging.
+    names: of the rules to take out; all of them by default.
   """
+  rules = chosen(names)
   with concurrent.futures.ProcessPoolExecutor(
       workers, multiprocessing.get_context("spawn"), _start, (directories, only, ways)) as pool:
-    waiting = [pool.submit(_one, place) for place in (None, *range(len(RULES)))]
+    waiting = [pool.submit(_one, rule and rule.name) for rule in (None, *rules)]
     answers = []
     for number, one in enumerate(waiting):
       answers.append(one.result())
-      print(f"{number} of {len(RULES)} rules taken out", file=sys.stderr, flush=True)
+      print(f"{number} of {len(rules)} rules taken out", file=sys.stderr, flush=True)
   whole = answers[0]
-  rows = [{"rule": rule.name if rule else "", "says": rule.says if rule else "", "seeds": [
-      {how: figures_of(answer[how][seed], whole[how][seed] if rule else None) for how in ways}
-      for seed in range(len(directories))]}
-          for rule, answer in zip((None, *RULES), answers, strict=True)]
+  rows = [row_of(rule, answer, whole)
+          for rule, answer in zip((None, *rules), answers, strict=True)]
   return {"rows": rows, "ways": list(ways), "runs": [len(seed) for seed in whole[ways[0]]]}
+
+
+def row_of(rule: Rule | None, answer: Mapping[str, Sequence[Sequence[Judged]]],
+           whole: Mapping[str, Sequence[Sequence[Judged]]]) -> dict[str, Any]:
+  """What a rule is worth.
+
+  Args:
+    rule: that was left out; None: none.
+    answer: by way of judging, the runs of each seed without it.
+    whole: the same with all rules.
+  """
+  seeds = len(next(iter(answer.values())))
+  return {"rule": rule.name if rule else "", "says": rule.says if rule else "",
+          "kept": rule.kept if rule else "", "seeds": [
+              {how: figures_of(answer[how][seed], whole[how][seed] if rule else None)
+               for how in answer} for seed in range(seeds)]}
+
+
+def added(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+  """What was found before, and beside it, or in its place, what was found now of the same runs.
+
+  Raises:
+    ValueError: the runs are others.
+  """
+  if old["runs"] != new["runs"] or old["seeds"] != new["seeds"]:
+    raise ValueError(f"The figures to add to are of {old['runs']} runs of the seeds "
+                     f"{', '.join(old['seeds'])}, these of {new['runs']} of "
+                     f"{', '.join(new['seeds'])}: name the same runs.")
+  before = {row["rule"]: row for row in old["rows"]}
+  for row in new["rows"]:
+    earlier = before.get(row["rule"], {}).get("seeds") or [{} for _ in row["seeds"]]
+    before[row["rule"]] = {**row, "seeds": [{**one, **other} for one, other in
+                                            zip(earlier, row["seeds"], strict=True)]}
+  ways = [how for how in WAYS if how in {*old["ways"], *new["ways"]}]
+  return {**new, "rows": list(before.values()), "ways": ways}
 
 
 def moves_nothing(row: Mapping[str, Any]) -> bool:
@@ -147,9 +195,9 @@ def moves_nothing(row: Mapping[str, Any]) -> bool:
 def page(figures: Mapping[str, Any]) -> list[str]:
   """The figures in Markdown."""
   lines = measured.introduction("What each rule of the diagnosis is worth", dict(figures))
-  lines += [f"Runs of the fault lab, {' and '.join(map(str, figures['runs']))} of the seeds "
-            f"{' and '.join(figures['seeds'])}, judged again with one rule taken out at a time. "
-            "The first number of a cell is the first seed's, the second the second's. *Changed* "
+  lines += [f"Runs of the fault lab, {_listed(figures['runs'])} of the seeds "
+            f"{_listed(figures['seeds'])}, judged again with one rule taken out at a time. The "
+            "numbers of a cell are the seeds', in this order. *Changed* "
             "are runs whose modes, ranks or hosts are others without the rule; *healthy* are "
             "controls with a finding; *blamed* counts faults with somebody to blame and the right "
             "rank or host named; *falsely* controls, and faults for which nobody is to blame, in "
@@ -159,21 +207,26 @@ def page(figures: Mapping[str, Any]) -> list[str]:
   whole = figures["rows"][0]
   for how in figures["ways"]:
     title = {"all": "With hosts' counters, link probe and measured fabric",
-             "bare": "By the stamps alone"}[how]
-    lines += [f"## {title}", ""]
+             "counters": "With hosts' counters", "bare": "By the stamps alone"}[how]
+    tried = [row for row in figures["rows"][1:] if how in row["seeds"][0]]
+    lines += [f"## {title}", "", f"Rules taken out by themselves: {len(tried)}.", ""]
     lines += measured.table(
         ("without", "macro-F1", "blamed", "healthy", "falsely", "misjudged", "changed"),
         [(row["says"] or "nothing: all rules", *_cells(row, how)) for row in (
-            whole, *sorted(figures["rows"][1:], key=lambda row: _worth(row, how)))])
-  idle = [row["says"] for row in figures["rows"] if moves_nothing(row)]
+            whole, *sorted(tried, key=lambda row: _worth(row, how)))])
+  idle = [row for row in figures["rows"] if moves_nothing(row)]
   lines += ["## Rules that move nothing", "", (
-      "Taken out, these change no mode and nobody blamed in any of these runs, so they are what to "
-      "look at first where the diagnosis is to become smaller. It is no proof that they are for "
-      "nothing: what many of them are for (other programs on the processors, hosts without "
-      "counters, ranks that take turns for long) does not occur in runs made with real-time "
-      "priority and without hogs."), "",
-            *(f"- {says}" for says in idle or ["none"]), ""]
+      "Taken out, these change no mode and nobody blamed in any of these runs, in none of the ways "
+      "of judging that they were tried in. The lab doesn't make everything that a diagnosis meets: "
+      "what each is kept for, and what shows that."), ""]
+  lines += measured.table(("rule", "kept for"),
+                          [(row["says"], row.get("kept") or "–") for row in idle])
   return lines
+
+
+def _listed(values: Sequence[Any]) -> str:
+  *most, last = map(str, values)
+  return f"{', '.join(most)} and {last}" if most else last
 
 
 def _worth(row: Mapping[str, Any], how: str) -> tuple[float, int]:
@@ -202,20 +255,25 @@ def main(argv: list[str]) -> None:
     raise app.UsageError("Name the directories of the runs, one a seed, with --runs.")
   figures = measured.circumstances("experiments.labs.ablation")
   try:
-    found = ablate(args.runs, args.only, args.workers, args.ways)
-  except ValueError as error:
+    found = ablate(args.runs, args.only, args.workers, args.ways, args.rules)
+    figures |= {"note": args.note, "seeds": args.seeds or [str(n) for n in range(len(args.runs))],
+                **found}
+    if args.add:
+      figures = added(json.loads(pathlib.Path(args.out).read_text()), figures)
+  except (OSError, ValueError) as error:
     sys.exit(f"ablation: {error}")
-  figures |= {"note": args.note, "seeds": args.seeds or [str(n) for n in range(len(args.runs))],
-              **found}
   measured.write(figures, page(figures), pathlib.Path(args.out))
 
 
 if __name__ == "__main__":
   flags.DEFINE_list("runs", [], "Directories of recorded runs of the lab, one a seed.")
   flags.DEFINE_list("seeds", [], "Their seeds, for the page.")
+  flags.DEFINE_list("rules", [], "Names of the rules to take out; all by default.")
+  flags.DEFINE_bool("add", False, "Keep what --out has of other rules and ways of judging.")
   flags.DEFINE_list("only", [], "Only runs whose name holds one of these.")
   flags.DEFINE_list("ways", list(WAYS),
-                    "Judged with all there is (all), by the stamps alone (bare), or both.")
+                    "Judged with all there is (all), without link probe and measured fabric "
+                    "(counters), by the stamps alone (bare).")
   flags.DEFINE_integer("workers", os.cpu_count() or 1, "Processes to judge with.", lower_bound=1)
   flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
   flags.DEFINE_string("out", "docs/measurements/ablation.json",

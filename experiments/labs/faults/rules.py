@@ -27,11 +27,13 @@ class Rule(NamedTuple):
     name: short.
     says: the rule in words.
     neutral: what takes its place, by "module of jaxpace.diagnosis:name".
+    kept: what it is for where the lab's runs don't have it, and the test that shows it.
   """
 
   name: str
   says: str
   neutral: Mapping[str, Any]
+  kept: str = ""
 
 
 def _answer(value: Any) -> Any:
