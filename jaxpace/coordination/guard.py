@@ -33,7 +33,8 @@ class Guard(NamedTuple):
 
 
 def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.25,
-          level: float = 0.05, settle: int = 1, patience: int = 512, retry: int = 10_000) -> Pacer:
+          level: float = 0.05, settle: int = 1, patience: int = 512, retry: int = 10_000,
+          trust: bool = False) -> Pacer:
   """Wraps a pacer, measures on the running job whether its delays make steps shorter, and lets them
   through only then.
 
@@ -55,6 +56,11 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
   step, but may part: one may then be on while another is off, each being noise to the other, so an
   effect that needs several ranks at once shows only in part. Once a `job_step_time` was seen, own
   step times are never used.
+
+  With `trust` what stands between two pairs is four pair lengths on, from the first pair on, until
+  the pairs speak against it (by one standard error). That is for a pacer
+  that bounds its own harm and needs another job to do the same (`take_turns`): where each job's
+  guard is off for half of the steps, at its own times, each spoils what the other measures.
 
   The effect of something that lasts after it is switched off, such as a shifted phase
   (`interleave_jobs`), can't be judged by blocks.
@@ -82,6 +88,7 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     patience: pairs after which what has shown neither gain nor harm is switched off.
     retry: steps for which a pacer that doesn't pay is off before it is tried again; twice as long
       each time.
+    trust: it is on between the pairs, unless they speak against it.
 
   Returns:
     A pacer. Its columns, beside the pacer's own: `guard_on` 0 or 1; `guard_pair` the number of the
@@ -93,7 +100,8 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     ValueError: an argument is out of range.
   """
   settings.pacers(pacer)
-  judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG, lean=_LEAN)
+  judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG, lean=_LEAN,
+                       trust=trust)
 
   def init(ranks: int) -> Guard:
     no = jnp.zeros((), jnp.bool_)

@@ -52,7 +52,7 @@ class TakeTurns(NamedTuple):
   mode: jax.Array  # [] int32
   since: jax.Array  # [] int32, steps in this mode
   patience: jax.Array  # [] float32, most that is waited before a bucket, as a multiple of its floor
-  rest: jax.Array  # [] int32, steps of the next rest
+  rest: jax.Array  # [] int32, steps of this rest, or half of the next one's
   recent: windows.Mean  # [] contention, over some steps
   shared: windows.Mean  # [] what others cost while turns aren't taken, as a share of the floors
   taken: windows.Mean  # [] what others, waiting and listening cost while they are
@@ -65,7 +65,7 @@ class TakeTurns(NamedTuple):
 
 
 def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, patience: float = 2.0,
-               dead_band: float = 0.1, learn: int = 48, trial: int = 64, retry: int = 512,
+               dead_band: float = 0.1, learn: int = 48, trial: int = 64, retry: int = 1024,
                window: int = 1024, slots: int = 16) -> Pacer:
   """Waits before each collective while another job is sending, for a bounded time, and then sends
   without yielding.
@@ -93,12 +93,13 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
   that costs 1.2 times as much is broken off after 16 steps. Where it doesn't pay, a quarter of the
   patience is tried in the same way (a small bucket that meets a large one does better to share);
   and where that does not either (others don't obey, or what is heard is no job), it rests for
-  `retry` steps, twice as many each time. Turns that come to cost 1.1 times what sharing did are
-  given up likewise. When nobody was heard for 32 steps and no bucket was late, it is silent again.
+  `retry` steps, twice as many each time. Turns that come to cost more than sharing did are given up
+  likewise, and tried again after a quarter of `retry`. When nobody was heard for 32 steps and no
+  bucket was late, it is silent again.
 
   *Its test.* That comparison is of before and after, which drifts can deceive:
-  `jaxpace.guard(take_turns(...), block=64)` compares at random, and lets it act only while that
-  shows a gain.
+  `jaxpace.guard(take_turns(...), block=64, trust=True)` compares at random, and ends what does not
+  pay.
 
   All ranks decide alike, from bucket times that are shared (`jaxpace.instrument(..., share=True)`)
   and from readings that are a collective's result. Where nothing is shared it is silent.
@@ -137,6 +138,7 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
   band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
   learn, trial = settings.steps("learn", learn, 4), settings.steps("trial", trial, 4)
   retry, slots = settings.steps("retry", retry, 1), settings.steps("slots", slots, 1)
+  sooner, half = max(1, retry // 8), max(1, retry // 2)
   given = order.given_floor(floor, slots)
   lowest, noticed = windows.floor(window), windows.mean(_NOTICED)
   sharing, turning = windows.mean(2 * learn), windows.mean(2 * trial)
@@ -146,7 +148,7 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     return TakeTurns(
         key=jnp.asarray(start), floor=lowest.init((slots,)), quiet=jnp.float32(_NAN),
         loud=jnp.float32(_NAN), was_busy=no, heard=no, mode=jnp.asarray(SILENT), since=none,
-        patience=jnp.asarray(most), rest=jnp.int32(retry), spent=jnp.float32(0),
+        patience=jnp.asarray(most), rest=jnp.int32(half), spent=jnp.float32(0),
         others=noticed.init(), recent=noticed.init(), shared=sharing.init(), taken=turning.init(),
         before=jnp.zeros((slots,), jnp.float32), calm=none)
 
@@ -199,7 +201,9 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     taken = turning.update(jnp.where(acted, contention + held / total, _NAN), state.taken)
     without, with_turns = sharing.value(shared), turning.value(taken)
 
-    mode, since = state.mode, state.since + known.astype(jnp.int32)
+    mode = state.mode
+    # A trial lasts so many steps of turns: those in which a guard keeps it from them tell nothing.
+    since = state.since + jnp.where(mode == TRIES, acted, known).astype(jnp.int32)
     contended = noticed.value(recent) > band
     notices = contended & ((mode == SILENT) | ((mode == RESTS) & (since >= state.rest)))
     measured = (mode == MEASURES) & (since >= np.int32(learn))
@@ -216,14 +220,15 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     rests = fails & ~shorter
     quiet_step = (contention < np.float32(0.5) * band) & ~state.heard
     calm = jnp.where(quiet_step, jnp.minimum(state.calm + np.int32(1), np.int32(32)), np.int32(0))
-    leaves = (measured & ~tries) | ((mode == TURNS) & (calm >= np.int32(32)))
+    gone = ((mode == TRIES) | (mode == TURNS)) & (calm >= np.int32(32))
+    leaves = (measured & ~tries) | (gone & ~rests)
 
     after = jnp.where(notices, MEASURES, jnp.where(tries | shorter, TRIES, jnp.where(
         rests, RESTS, jnp.where(leaves, SILENT, jnp.where(tried, TURNS, mode)))))
     changed = (after != mode) | shorter
     rest = jnp.where(rests, jnp.minimum(state.rest * np.int32(2), _LONGEST_REST), state.rest)
-    rest = jnp.where(leaves, np.int32(retry), rest)
-    # The rest that begins is the one before it was doubled: `since` counts up to that.
+    # What has paid is tried again sooner: another job's guard keeps it from turns now and then.
+    rest = jnp.where(leaves, np.int32(half), jnp.where(after == TURNS, np.int32(sooner), rest))
     begins = rests | leaves | notices
     own_patience = jnp.where(shorter, _SHORTER * most, jnp.where(begins, most, state.patience))
     none = jnp.zeros((slots,), jnp.float32)

@@ -37,7 +37,8 @@ would drown a day.
 pair on, steps are put between pairs on the side that looks better: 2 z^2 pair lengths, z being the
 sum of differences over its standard error, at most `lean`. They are counted in no pair and chosen
 before the next one's coin is tossed, so the interval holds; what is to be shown takes that much
-longer, which costs little while the better side is on.
+longer, which costs little while the better side is on. With `trust` all `lean` of them are on, from
+the first pair on, until the differences speak against it by one standard error.
 
 The interval of the first return to pairs is at 3/4 of `level`, that of the k-th at `level` / (4 k
 (k - 1)). These add up to `level`: the chance that an interval ever excludes zero where there is no
@@ -80,6 +81,7 @@ _CLIP = 0.5  # usual steps
 _MEMORY = 64.0  # steps over which the usual step time is followed
 _LEANS_FROM = 24  # pairs
 _LEANS_BY = 2.0  # pair lengths for each unit of squared evidence
+_DOUBTS = 1.0  # squared evidence against it from which it is no longer trusted
 _SLOW = 8.0  # steps in a row of twice the usual time that are the new usual
 
 
@@ -172,7 +174,7 @@ def _either(chosen: jax.Array, one: Callable[[], Any], other: Callable[[], Any])
 
 def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,
            settle: int = 1, patience: int = 512, retry: int = 10_000, lag: int = 0, lean: int = 0,
-           xp: Any = jnp) -> Trials:
+           trust: bool = False, xp: Any = jnp) -> Trials:
   """Makes a kind of trial.
 
   On the host, a step at a time:
@@ -199,6 +201,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     lag: steps that begin between the end of a step and the `update` which is given its time.
     lean: most pair lengths between two pairs that are spent on the side that looks better; 0 for
       none.
+    trust: between two pairs it is on, for `lean` pair lengths, until the pairs speak against it.
     xp: `jax.numpy`, or `jaxpace.coordination.plain` for Python numbers.
 
   Returns:
@@ -282,7 +285,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     # false, and varying over ranks as all that comes of the state is
     no = closed & xp.logical_not(closed)
     judged, helps, fails = either(closed, lambda: _judge(state), lambda: (state, no, no))
-    longer = _lean(judged) if lean else whole(0)
+    longer, better = _lean(judged) if lean else (whole(0), whole(LEANS_OFF))
     leans = closed & xp.logical_not(helps | fails) & (longer > 0)
     begins = begins & xp.logical_not(helps | fails | leans)
     first = HOLD * (2.0 * block) * real(judged.pairs)
@@ -291,7 +294,6 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
                  where(fails, whole(DROPPED), where(begins, whole(PAIRS), state.mode)))
     left = where(helps, xp.int32(stay), where(fails, xp.int32(state.wait), where(
         begins | first_over, whole(block), where(leans, longer, where(resting, rest, left)))))
-    better = where(judged.mean < 0, whole(LEANS_ON), whole(LEANS_OFF))
     part = where(first_over, whole(1), where(resting, whole(REST), where(leans, better, where(
         closed | begins, whole(0), state.part))))
     into = where(over | closed, whole(0), into)
@@ -311,12 +313,17 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
         fresh=judged.fresh | helps | fails)
     return after._replace(tag=_tag(after))
 
-  def _lean(state: Trial) -> Number:
-    """Steps until the next pair, on the side that looks better: int32, 0 for none."""
+  def _lean(state: Trial) -> tuple[Number, Number]:
+    """Steps until the next pair, 0 for none, and the side on which they are: two int32."""
     total = real(state.pairs) * state.mean
     evidence = total * total / (state.squares + total * state.mean + state.rho)
     pairs = xp.minimum(xp.int32(_LEANS_BY * evidence), whole(lean))
-    return where(state.fresh | (state.pairs < _LEANS_FROM), whole(0), pairs * whole(2 * block))
+    pairs = where(state.fresh | (state.pairs < _LEANS_FROM), whole(0), pairs)
+    side = where(state.mean < 0, whole(LEANS_ON), whole(LEANS_OFF))
+    if trust:
+      trusted = state.fresh | (state.mean < 0) | (evidence < _DOUBTS)
+      pairs, side = where(trusted, whole(lean), pairs), where(trusted, whole(LEANS_ON), side)
+    return pairs * whole(2 * block), side
 
   def _judge(state: Trial) -> tuple[Trial, Number, Number]:
     """Enters the pair that has just ended, unless it is void.

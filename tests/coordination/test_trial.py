@@ -245,6 +245,22 @@ def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_
   assert better.mean() > 0.6, "without, it would be half"
 
 
+def test_with_trust_it_is_on_between_pairs_until_these_speak_against_it():
+  """No effect, a gain, a harm: on nine tenths of the steps, and off once the harm has shown."""
+  for effect in (0.0, -0.1):
+    judge = trial.trials(xp=plain, key=9, harm=100, lean=4, trust=True)
+    on, tags, states = play(judge, noisy(1500, effect, cv=0.2, seed=4))
+    parts = np.array([0, *(state.part for state in states[:-1])])
+    assert on[BLOCK:].mean() > 0.75
+    leaning = parts >= trial.LEANS_ON
+    assert not (tags[leaning] & trial.COUNTED).any(), "they are counted in no pair"
+    if effect < 0:
+      assert on[leaning].all()
+  judge = trial.trials(xp=plain, key=9, harm=100, lean=4, trust=True)
+  on, _, states = play(judge, noisy(4000, 0.2, cv=0.2, seed=4))
+  assert states[-1].mode == trial.DROPPED and not on[-1000:].any()
+
+
 @functools.cache
 def compiled(lean=4):
   return jax.jit(trial.trials(lean=lean).update)
