@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from measured_figures import FOLDER
+from measured_values import FOLDER
 
 
 class Claim(NamedTuple):

@@ -4,7 +4,8 @@
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
-from measured_figures import FOLDER, commands, rows
+from measured_figures import commands, rows
+from measured_values import FOLDER
 from sphinx.application import Sphinx
 
 HEADER = ("figure", "aim", "measured", "met")

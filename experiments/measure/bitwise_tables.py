@@ -32,7 +32,7 @@ def markdown(figures: dict[str, Any]) -> list[str]:
             "no_fma": f"One process, `XLA_FLAGS={NO_FMA}` (no fused multiply-add)",
             "processes": "Several processes, gloo"}
   lines += measured.table(["part", "comparisons", "bits differ", "collectives differ",
-                           "nulls whose bits differ"],
+                           "controls whose bits differ"],
                           [[title, *_counted(figures[part])] for part, title in titles.items()
                            if part in figures])
   for part, title in titles.items():

@@ -182,7 +182,7 @@ def table(figures: dict[str, Any]) -> str:
            f"| into a file | {words(mark['file'])} ns |",
            f"| a mark in a compiled loop | {words(loop['mark'], 0)} ns on a turn of "
            f"{words(loop['bare_turn'], 0)} ns |",
-           f"| null: the loop against itself | {words(loop['null'], 0)} ns |",
+           f"| A/A control: the loop against itself | {words(loop['null'], 0)} ns |",
            f"| `record()`, median | {words(record['median'])} µs |",
            f"| `record()`, 99th percentile | {words(record['p99'])} µs |", "",
            f"Rounds: {figures['rounds']}. Rows, of times drawn at random:", "",

@@ -1,5 +1,5 @@
-"""The null of pacing on a live step: ranks that don't affect each other, where pacing can't gain
-and must not cost.
+"""Pacing a live step where it can gain nothing and must not cost: ranks that don't affect each
+other.
 
     python -m experiments.measure.null_live
     python -m experiments.measure.null_live --rounds=4 --warm_up=80 --jobs=1      # to try it
@@ -190,7 +190,7 @@ def verdict(on: list[float], again: list[float]) -> str:
 
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
-  page = measured.introduction("The null of pacing, live", figures)
+  page = measured.introduction("Pacing where it can gain nothing, live", figures)
   page += [f"Ranks that sleep {1e3 * BUSY:g} ms inside the compiled step, with normal jitter of 5 "
            f"%; or of 2 % and one rank late by {1e3 * LATE:g} ms throughout, so that the others "
            f"are really delayed. `pace_early_ranks()` as it comes, share=True; {figures['rounds']} "

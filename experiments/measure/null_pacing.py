@@ -1,5 +1,4 @@
-"""The null of pacing: ranks that don't affect each other, where pacing cannot gain and must not
-cost.
+"""Pacing where it can gain nothing and must not cost: ranks that don't affect each other.
 
     python -m experiments.measure.null_pacing
 
@@ -184,7 +183,7 @@ def table(result: dict[str, Any]) -> str:
   """The figures as a page."""
   cells = result["cells"]
   lines = [
-      "# The null of pacing", "",
+      "# Pacing where it can gain nothing, simulated", "",
       "Made by `" + result["command"] + "`; raw figures in the JSON file beside this one.", "",
       f"A simulation: ranks that don't affect each other, {1e3 * BUSY:g} ms busy and "
       f"{1e3 * TRANSFER:g} ms of",

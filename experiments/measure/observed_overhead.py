@@ -168,8 +168,9 @@ def table(figures: dict[str, Any]) -> str:
            "ratio to the bare step, and brackets are Student's intervals of 95 % of their mean. "
            "Twice: from a round's mean steps, which pauses are part of, and from its median steps. "
            "The recorder's thread: of one core.", "",
-           "| step | marks a step and device | bare | means: observed and recorded | null: bare "
-           "again | medians | null | recorder's thread | compiled: bare, and with marks |",
+           "| step | marks a step and device | bare | means: observed and recorded | A/A "
+           "control: bare again | medians | A/A control | recorder's thread | compiled: bare, and "
+           "with marks |",
            "|---|---|---|---|---|---|---|---|---|"]
   for row in figures["rows"]:
     cells = [f"{cost[0]:+.1f} % [{cost[1]:.1f}, {cost[2]:.1f}]"

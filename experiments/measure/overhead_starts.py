@@ -104,7 +104,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
   rounds = len(next(iter(next(iter(figures["sizes"].values()))["starts"].values())))
   lines += ["Each start is a process of its own that runs one loop; a round starts each kind once. "
             "Differences and ratios are within a round. "
-            f"{measured.about_intervals(METHOD, rounds)} `bare again` is the null.", ""]
+            f"{measured.about_intervals(METHOD, rounds)} `bare again` is the A/A control.", ""]
   if figures.get("intervals") != METHOD:
     lines += ["Wall times were worked out again from the starts, which were kept; CPU times were "
               "not, so theirs are medians with percentile-bootstrap intervals, which are too "

@@ -20,7 +20,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
   """Renders what has been measured; parts that have not been are left out."""
   text = measured.introduction("What being measured costs", figures)
   text += ["Alternatives take turns in one run, in an order drawn anew each round; differences and "
-           "ratios are of the same round. `bare again` is the null: the same bare step a "
+           "ratios are of the same round. `bare again` is the A/A control: the same bare step a "
            "second time.", ""]
   if "alone" in figures:
     text += ["## Each piece alone", "", _about(figures, "alone"), ""]

@@ -241,7 +241,7 @@ _ABOUT = {
     "one late":
     ["One process is late throughout; the others are early by more than a collection takes."],
     "no heap":
-    ["The null: no heap, and JAX's own objects frozen beforehand, so collections take next "
+    ["The control: no heap, and JAX's own objects frozen beforehand, so collections take next "
      "to nothing.",
      "No arm should differ."],
 }

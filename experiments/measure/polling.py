@@ -30,17 +30,17 @@ from experiments.measure.polling_ranks import ARMS_OFF, Setup
 CASES = {  # ranks, polling, pinned
     "4 ranks that poll": (4, True, False),
     "4 ranks that poll, pinned, two to a core": (4, True, True),
-    "2 ranks that poll (null: a core each)": (2, True, False),
-    "2 ranks that poll, pinned (null: a core each)": (2, True, True),
-    "4 ranks that block (null: waiting costs nothing)": (4, False, False),
-    "4 ranks that block, pinned, two to a core (null)": (4, False, True),
+    "2 ranks that poll (control: a core each)": (2, True, False),
+    "2 ranks that poll, pinned (control: a core each)": (2, True, True),
+    "4 ranks that block (control: waiting costs nothing)": (4, False, False),
+    "4 ranks that block, pinned, two to a core (control)": (4, False, True),
 }
 TARGETS = {"4 ranks that poll": (-100.0, -20.0),
            "4 ranks that poll, pinned, two to a core": (-100.0, -20.0),
-           "2 ranks that poll (null: a core each)": (-2.0, 2.0),
-           "2 ranks that poll, pinned (null: a core each)": (-2.0, 2.0),
-           "4 ranks that block (null: waiting costs nothing)": (-100.0, 0.5),
-           "4 ranks that block, pinned, two to a core (null)": (-100.0, 0.5)}
+           "2 ranks that poll (control: a core each)": (-2.0, 2.0),
+           "2 ranks that poll, pinned (control: a core each)": (-2.0, 2.0),
+           "4 ranks that block (control: waiting costs nothing)": (-100.0, 0.5),
+           "4 ranks that block, pinned, two to a core (control)": (-100.0, 0.5)}
 """% by which the step should change: the interval's ends must lie between."""
 
 

@@ -57,7 +57,7 @@ def _compounding(figures: dict[str, Any]) -> list[str]:
   lines = ["## Does jitter compound over barriers?", "",
            "Var(sum over K steps) / (K Var(one step)), mean over runs, at the longest K; and in "
            f"how many runs the test at {figures['alpha']:g} gives up independent steps. Waiting is "
-           "the share of the step that groups wait, pause and transfer. The null has the same "
+           "the share of the step that groups wait, pause and transfer. The control has the same "
            "barriers, jitter and pauses, and no drift and no wander.", ""]
   rows = []
   for size in sizes:
@@ -66,7 +66,7 @@ def _compounding(figures: dict[str, Any]) -> list[str]:
         entry for cell in (null, base)
         for entry in (cell["ratio"][-1] if cell["ratio"] else None, compounds(cell),
                       cell["waiting"]))])
-  lines += measured.table(["accelerators", "K", "null: ratio", "rises in", "waiting",
+  lines += measured.table(["accelerators", "K", "control: ratio", "rises in", "waiting",
                            "baseline: ratio", "rises in", "waiting"], rows)
   total = {name: (sum(found[s][name]["rises"] for s in sizes),
                   sum(found[s][name]["runs"] for s in sizes))
@@ -146,7 +146,8 @@ def _controls(figures: dict[str, Any], world: str) -> list[str]:
 
 
 def _knees(figures: dict[str, Any], world: str) -> list[str]:
-  rows = [[CONTROLS.get(name, "null: i.i.d., no failures"), cell["sigma"], *cell["sigma_interval"],
+  rows = [[CONTROLS.get(name, "control: i.i.d., no failures"),
+           cell["sigma"], *cell["sigma_interval"],
            cell["kappa"], *cell["kappa_interval"], cell["misfit"], cell["highest_at"],
            cell["efficiency"][-1], cell["why"]]
           for name, cell in figures["knees"][world].items()]

@@ -1,0 +1,177 @@
+"""Reads measured values out of their files: pacing, housekeeping, work that moves, simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from measured_values import Found, interval, percent
+
+
+def null(figures: Any) -> Found:
+  return Found(f"+{percent(figures['worst_ratio'] - 1, 3)} at worst", figures["within_target"])
+
+
+def null_unshared(figures: Any) -> Found:
+  return Found(f"+{percent(figures['worst_within'], 2)} within the declared ceiling of transfers, "
+               f"+{percent(figures['worst_beyond'], 2)} beyond", figures["worst_beyond"] <= 0.001)
+
+
+def null_live(figures: Any) -> Found:
+  words, verdicts = [], []
+  for job, kinds in figures["jobs"].items():
+    for kind, row in kinds.items():
+      words.append(
+          f"{job}, {kind}: {interval(row['on_percent'], '%', 2)} ({row['verdict_percent']})")
+      verdicts.append(row["verdict_percent"])
+  return Found("; ".join(words), None if any("inconclusive" in said for said in verdicts) else
+               all(said == "met" for said in verdicts))
+
+
+def polling(figures: Any) -> Found:
+  arm = figures["cases"]["4 ranks that poll, pinned, two to a core"]["arms"]["cost 0.01"][
+      "change_percent"]
+  return Found(interval(arm, "%"), arm[2] <= -20)
+
+
+def saved(figures: Any) -> Found:
+  arm = figures["cases"]["2 ranks that poll, pinned (control: a core each)"]["arms"]["cost 0.01"]
+  cpu, step = interval(arm["cpu_change_percent"], "%"), interval(arm["change_percent"], "%")
+  return Found(f"{cpu} of the CPU time; step {step}", abs(arm["change_percent"][0]) < 2)
+
+
+def two_jobs(figures: Any) -> Found:
+  found = {name: here["summary"] for name, here in figures["by_congestion"].items()}
+  words = [
+      f"{name} {interval([100 * share for share in each['recovered']], '%', 0)}, "
+      f"{each['repetitions']} starts"
+      for name, each in found.items()]
+  return Found("; ".join(words), all(summary["recovered"][1] >= 0.6 for summary in found.values()))
+
+
+def steadiness(figures: Any) -> Found:
+  summary = figures["by_congestion"]["cubic"]["summary"]
+  ratio = summary["interleave_settled_cv"][0] / summary["none_settled_cv"][0]
+  return Found(f"{ratio:.1f} times", ratio <= 1)
+
+
+def scene(name: str, most: float) -> Callable[[Any], Found]:
+  def read(figures: Any) -> Found:
+    by_control = {cell["control"]: cell["mean"] for cell in figures["cells"]
+                  if cell["scene"] == name}
+    return Found(f"{by_control['interleave']:.3f}; without control {by_control['none']:.3f}",
+                 by_control["interleave"] <= most)
+  return read
+
+
+def false_alarms(figures: Any) -> Found:
+  share = figures["summary"]["false_alarms"]["share"]
+  return Found(percent(share), share <= figures["target"]["false_alarms"])
+
+
+def regret(steps: int) -> Callable[[Any], Found]:
+  def read(figures: Any) -> Found:
+    row = figures["summary"]["regret"][str(steps)]
+    return Found(f"{row['p95']:.0f} steps", row["p95"] <= row["target"])
+  return read
+
+
+def shared_simulated(name: str, least: float) -> Callable[[Any], Found]:
+  """Gains of a scenario at each number of ranks; `least` is that of the gain in percent."""
+  def read(figures: Any) -> Found:
+    found = figures["scenarios"][name]
+    said = "; ".join(f"{ranks} ranks {interval(one['gain_percent'], '%', 2)}, "
+                     f"{one['changes_in_1000_steps']:.1f} changes in 1,000 steps"
+                     for ranks, one in found.items())
+    return Found(said, all(one["gain_percent"][1] >= least for one in found.values()))
+  return read
+
+
+def shared_live(figures: Any) -> Found:
+  stages = [(name, stage) for name, job in figures["jobs"].items()
+            for stage in job.get("stages", ())
+            if stage.get("recovered_percent") and stage["recovered_percent"][0] is not None
+            # Less than 5 % to be had: a quotient of noise.
+            and stage["change_percent"][stage["best"]][0] < -5]
+  said = "; ".join(
+      f"{name}, {'/'.join(f'{slow:g}' for slow in stage['slow'])}: "
+      f"{stage['recovered_percent'][0]:.0f} %"
+      for name, stage in stages)
+  failed = [name for name, job in figures["jobs"].items() if "failed" in job]
+  return Found(said + (f"; not run: {', '.join(failed)}" if failed else ""),
+               bool(stages) and not failed
+               and all(stage["recovered_percent"][0] >= 85 for _, stage in stages))
+
+
+def documents(figures: Any) -> Found:
+  change, again = figures["balanced_percent"], figures["again_percent"]
+  return Found(f"{change[0]:+.1f} % [{change[1]:+.1f}, {change[2]:+.1f}], again {again[0]:+.1f} % "
+               f"[{again[1]:+.1f}, {again[2]:+.1f}]; most over mean load "
+               f"{figures['most_over_mean']['as drawn']:.2f} to "
+               f"{figures['most_over_mean']['balanced']:.2f}", None)
+
+
+def shared_in_table1(figures: Any) -> Found:
+  found = [one for row in figures["worlds"] for one in row["by_micro_batches"].values()]
+  gains = [one["gain_percent"][0] for one in found]
+  return Found(f"{min(gains):.1f} to {max(gains):.1f} % by world and number of micro-batches; at "
+               f"most {max(one['most_percent'] for one in found):.1f} % was to be had",
+               min(gains) >= -0.5)
+
+
+_PAPER = {"4": -0.006, "8": 0.008, "16": 0.033, "32": 0.078, "64": 0.11}
+
+
+def table1(figures: Any) -> Found:
+  most = {nodes: max(max(figures["sizes"][nodes][arm]["gain"]) for arm in ("all", "both"))
+          for nodes in _PAPER}
+  return Found(f"at most {', '.join(percent(gain) for gain in most.values())} over all such worlds",
+               all(most[nodes] >= gain for nodes, gain in _PAPER.items()))
+
+
+def turns(figures: Any) -> Found:
+  middle = {nodes: sorted(figures["sizes"][nodes]["both"]["gain"])[figures["worlds"] // 2]
+            for nodes in _PAPER}
+  return Found(f"{', '.join(percent(gain) for gain in middle.values())} in the middle one",
+               all(middle[nodes] >= gain for nodes, gain in _PAPER.items()))
+
+
+def emulated(figures: Any) -> Found:
+  return Found(", ".join(
+      f"{percent(run['arms']['housekeeping']['throughput'][0] - 1)} with {run['processes']}"
+      for run in figures["runs"]), None)
+
+
+def pauses(figures: Any) -> Found:
+  runs = [(run["processes"], run["auto"]) for run in figures["runs"] if "auto" in run]
+  return Found(
+      "; ".join(f"{processes} processes: {interval([100 * (r - 1) for r in auto['ratio']], '%')}"
+                for processes, auto in runs), all(auto["shown_within_limit"] for _, auto in runs))
+
+
+def accuracy(figures: Any) -> Found:
+  errors = [abs(case["error"]) for case in figures["cases"] if "trunk" in case["group"]]
+  return Found(
+      f"{sum(error <= 0.01 for error in errors)} of {len(errors)} cases, at most "
+      f"{percent(max(errors))}",
+      max(errors) <= 0.01)
+
+
+def simulated(figures: Any) -> Found:
+  cases = {name: case for name, case in figures["cases"].items() if case["limit_s"]}
+  slowest = max(cases, key=lambda name: max(cases[name]["run_s"]) / cases[name]["limit_s"])
+  return Found(f"{sum(case['within'] for case in cases.values())} of {len(cases)} cases within; "
+               f"nearest to its limit: {cases[slowest]['about']}, "
+               f"{max(cases[slowest]['run_s']):.1f} of {cases[slowest]['limit_s']:g} s",
+               all(case["within"] for case in cases.values()))
+
+
+def policies(figures: Any) -> Found:
+  ratios = [row["baseline"]["ratio"][-1] for row in figures["compounding"].values()]
+  nulls = [row["null"]["ratio"][-1] for row in figures["compounding"].values()]
+  return Found(f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} sizes; with independent "
+               f"jitter {min(nulls):.2f} to {max(nulls):.2f}", None)
+
+
+def strategies(figures: Any) -> Found:
+  return Found(f"{len(figures['rows'])} strategies and scenes, {figures['seeds']} seeds", None)
