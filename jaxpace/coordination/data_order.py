@@ -53,7 +53,10 @@ class DataOrder:
       ValueError: the counts are of another global batch, or there is no such rank.
     """
     counts = np.asarray(counts)
-    if counts.sum() != self.micro_batches or (counts < 0).any():
+    if (counts < 0).any():
+      raise ValueError(f"A rank's count is {counts.min()}: numbers of micro-batches are not below "
+                       "0, these are damaged.")
+    if counts.sum() != self.micro_batches:
       raise ValueError(f"The counts add up to {counts.sum()}, and the global batch has "
                        f"{self.micro_batches} micro-batches: they are of another job, or damaged.")
     if not 0 <= rank < len(counts):

@@ -51,8 +51,8 @@ def fit_costs(tokens: Any, seconds: Any) -> Costs:
   Raises:
     ValueError: nothing to fit, or numbers that are no lengths and durations.
   """
-  seconds = np.asarray(seconds, np.float64)
-  sizes = [np.asarray(step, np.float64).reshape(-1) for step in tokens]
+  seconds = _numbers("seconds", seconds).reshape(-1)
+  sizes = [_numbers("tokens", step).reshape(-1) for step in tokens]
   if len(sizes) != len(seconds) or len(seconds) < 1:
     raise ValueError(
         f"There are lengths of {len(sizes)} steps and times of {len(seconds)}: give one time "
@@ -78,6 +78,21 @@ def fit_costs(tokens: Any, seconds: Any) -> Costs:
       least, best = rest, np.zeros(3)
       best[columns] = found
   return Costs(float(best[0]), float(best[1] / 1e3), float(best[2] / 1e6))
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+  """An argument as float64.
+
+  Raises:
+    ValueError: it holds something else than numbers, or rows of different length.
+  """
+  try:
+    found = np.asarray(values)
+    if found.dtype.kind in "biuf":
+      return found.astype(np.float64)
+  except (TypeError, ValueError):
+    pass
+  raise ValueError(f"{name} must be a list of numbers, one for each; this is {values!r:.60}.")
 
 
 def balance(costs: Any, ranks: int, speeds: Any = None, equal: bool = True) -> np.ndarray:
@@ -110,9 +125,9 @@ def balance(costs: Any, ranks: int, speeds: Any = None, equal: bool = True) -> n
   Raises:
     ValueError: an argument is out of range, or N does not divide among the ranks.
   """
-  work = np.asarray(costs, np.float64)
+  work = _numbers("costs", costs)
   count = fields.whole("ranks", ranks, 1)
-  pace = np.ones(count) if speeds is None else np.asarray(speeds, np.float64)
+  pace = np.ones(count) if speeds is None else _numbers("speeds", speeds)
   if work.ndim != 1 or not work.size or not np.isfinite(work).all() or (work < 0).any():
     raise ValueError(
         "costs must be a list of finite numbers, none below zero: one for each sequence.")
@@ -121,13 +136,16 @@ def balance(costs: Any, ranks: int, speeds: Any = None, equal: bool = True) -> n
   if equal and work.size % count:
     raise ValueError(
         f"{work.size} sequences don't divide among {count} ranks: give a multiple, or equal=False.")
+  if (most := work.max()) > 0:
+    # In parts of the longest: sums of whatever unit stay finite.
+    work = work / most
   room = work.size // count if equal else work.size
   parts = _longest_first(work, pace, room)
   _exchange(work, pace, parts, equal)
   loads = np.array([work[part].sum() for part in parts]) / pace
   if equal:
     drawn = work.reshape(count, -1).sum(axis=1) / pace
-    if loads.max() > drawn.max() * (1 - _NOTHING):
+    if loads.max() >= drawn.max() * (1 - _NOTHING):
       parts = [list(range(rank * room, (rank + 1) * room)) for rank in range(count)]
       if count > 1:
         why = "all cost the same" if np.ptp(work) == 0 else "as drawn it is as good"

@@ -75,7 +75,7 @@ def accumulate(
     micro_batches: a pytree of arrays with an axis of capacity in front.
     count: [] int32, this rank's number of micro-batches; or [R] int32, those of all R ranks, the
       same on all of them. At most the capacity: a larger one makes the loss NaN, for data would be
-      missing.
+      missing; so does one below 0.
     axis_name: the data axis, or several that together are.
     key: a random key, the same on all ranks. Micro-batch number i of the global batch gets
       `jax.random.fold_in(key, i)`, whoever runs it: the ranks' shares follow one another in order,
@@ -97,6 +97,8 @@ def accumulate(
       number of ranks or beyond the capacity, or no place for the sum over `axis_name`.
   """  # noqa: E501
   names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+  if not names:
+    raise ValueError("axis_name names no axis: give the mesh's data axis, such as 'data'.")
   if sums not in ("float32", "parameters"):
     raise ValueError(f"sums={sums!r} must be 'float32' or 'parameters'.")
   _no_modules(params)
@@ -157,7 +159,8 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
   with jax.named_scope("micro_batches"):
     total = jax.lax.fori_loop(jnp.int32(0), jnp.minimum(own, jnp.int32(capacity)), body, zeros)
   loss, *rest = total
-  loss = jnp.where(own > jnp.int32(capacity), jnp.asarray(jnp.nan, loss.dtype), loss)
+  impossible = (own > jnp.int32(capacity)) | (own < jnp.int32(0))
+  loss = jnp.where(impossible, jnp.asarray(jnp.nan, loss.dtype), loss)
   loss, weight, aux, grads = jax.tree.unflatten(tree, jax.lax.psum([loss, *rest], names))
   some = weight != 0
   divisor = jnp.where(some, weight, jnp.ones_like(weight))
@@ -189,14 +192,22 @@ def _checked(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
   def checked(*args: Any) -> Any:
     found = loss_fn(*args)
     if not isinstance(found, tuple) or len(found) != 2 + has_aux:
-      what = f"{len(found)} things" if isinstance(found, tuple) else "one thing"
+      what = (f"{len(found)} things" if isinstance(found, tuple) else
+              "a list, not a tuple" if isinstance(found, list) else "one thing")
       hint = (": ranks run different numbers of micro-batches, so a mean over each would weigh "
               "them wrongly. Return losses.sum(), mask.sum(), or losses.sum(), losses.size where "
               "all count alike.")
       if isinstance(found, tuple) and len(found) == 3:
         hint = ". For a third thing that is summed up too give has_aux=True."
       raise ValueError(f"{name} must return {wanted}, and it returned {what}{hint}")
+    for one in found[:2]:
+      if one is None or isinstance(one, (str, dict)):
+        raise ValueError(f"{name} must return {wanted}, both single numbers, and one of them is "
+                         f"{one!r:.40}.")
     loss, weight = jnp.asarray(found[0]), jnp.asarray(found[1])
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+      raise ValueError(f"The loss of {name} is {loss.dtype}, which has no gradient: return a sum "
+                       "of floating-point losses.")
     if loss.shape or weight.shape:
       raise ValueError(f"{name} must return {wanted}, both single numbers; their shapes are "
                        f"{list(loss.shape)} and {list(weight.shape)}. Sum over the micro-batch: "
@@ -233,6 +244,9 @@ def _own_count(count: Any, names: tuple[str, ...],
   count = count.astype(jnp.int32)
   if not count.shape:
     return count, None
+  if count.ndim > 1:
+    raise ValueError(f"count has the shape {list(count.shape)}; it must be [], this rank's, or "
+                     f"[{ranks}], those of all ranks.")
   if count.shape != (ranks,):
     hint = (" Give it as it is to every rank: P() in in_specs." if count.shape == (1,) else
             " They are of another mesh: make them anew, for this number of ranks.")

@@ -57,5 +57,7 @@ def test_counts_of_another_job():
   order = DataOrder(12, 3, 4)
   with pytest.raises(ValueError, match="The counts add up to 5, and the global batch has 4"):
     order.numbers(0, np.array([3, 2]), 0)
+  with pytest.raises(ValueError, match="count is -1"):
+    order.numbers(0, np.array([-1, 3, 2]), 0)
   with pytest.raises(ValueError, match="There is no rank 2: the counts are of 2"):
     order.numbers(0, np.array([2, 2]), 2)

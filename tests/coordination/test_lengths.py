@@ -71,8 +71,11 @@ def test_it_says_where_nothing_is_gained():
   with pytest.warns(UserWarning,
                     match="gains nothing here: all cost the same. Rows that are packed or padded"):
     assert jaxpace.balance([512] * 8, 4).tolist() == list(range(8))
+  with pytest.warns(UserWarning, match="all cost the same"):
+    assert jaxpace.balance([0] * 4, 2).tolist() == list(range(4))
   with pytest.warns(UserWarning, match="as drawn it is as good"):
     assert jaxpace.balance([1, 4, 2, 3], 2).tolist() == list(range(4))
+    assert jaxpace.balance([1e308, 1e308, 1e308, 1], 2).tolist() == list(range(4)), "no sum is inf"
 
 
 def test_costs_from_measured_steps():
@@ -96,6 +99,8 @@ def test_what_is_refused():
       ([1, 2, 3], 2, None, "3 sequences don't divide among 2 ranks"),
       ([1, -2], 2, None, "none below zero"), ([1, np.nan], 2, None, "none below zero"),
       ([1, 2], 2, [1], "speeds must be 2 numbers"), ([1, 2], 2, [1, 0], "speeds must be 2 numbers"),
-      ([1, 2], 0, None, "ranks=0")):
+      ([1, 2], 0, None, "ranks=0"), (["a", "b"], 2, None, "costs must be a list of numbers"),
+      ([[1], [2, 3]], 2, None, "costs must be a list of numbers"),
+      ([1, 2], 2, [1j, 1], "speeds must be a list of numbers")):
     with pytest.raises(ValueError, match=message):
       jaxpace.balance(costs, ranks, speeds)

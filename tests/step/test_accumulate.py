@@ -327,6 +327,11 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
   refused("must return .loss_sum, weight_sum., and it returned one thing",
           lambda p, b: loss_fn(p, b)[0])
   refused("both single numbers", lambda p, b: (loss_fn(p, b)[0], b[1]))
+  refused("one of them is None", lambda p, b: (loss_fn(p, b)[0], None))
+  refused("one of them is 'mean'", lambda p, b: (loss_fn(p, b)[0], "mean"))
+  refused("it returned a list, not a tuple", lambda p, b: [*loss_fn(p, b)])
+  refused("is int32, which has no gradient", lambda p, b: (jnp.int32(1), loss_fn(p, b)[1]))
+  refused("names no axis", axis_name=())
   refused("has_aux=True", lambda p, b: (*loss_fn(p, b), jnp.float32(0)))
   refused(r"counts of 3 ranks, and 4 along data.* another mesh", counts=(4, 4, 4))
   refused(r"counts of 1 ranks.*P\(\) in in_specs", specs=(P(), P("data"), P("data")))
@@ -355,8 +360,9 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
 
 def test_counts_beyond_the_capacity_show_in_the_loss():
   x, y = shared_out(EVEN)
-  loss, _ = compiled()(params(), (np.nan_to_num(x), y), of(CAPACITY + 1, 1, 2, 2))
-  assert np.isnan(float(loss))
+  for counts in ((CAPACITY + 1, 1, 2, 2), (-1, 3, 4, 4)):
+    loss, _ = compiled()(params(), (np.nan_to_num(x), y), of(*counts))
+    assert np.isnan(float(loss)), counts
 
 
 def test_shardings_over_the_data_axis_in_the_loss():
