@@ -77,8 +77,9 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   another; ranks that do not differ are all taken to have the median's speed. After a change a whole
   window passes before the next, and no count is more than doubled or halved at once.
 
-  A step in which an arrival is missing (or is no duration) is not looked at: the counts stay. They
-  must be shared, which `jaxpace.instrument` sees to with `jaxpace.share_work`.
+  A step in which an arrival is missing (or is no duration), or in which a rank that should work ran
+  nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
+  sees to with `jaxpace.share_work`.
 
   >>> balancer = share_by_speed(micro_batches=32, capacity=16)
   >>> state, update = balancer.init(4), jax.jit(balancer.update)
@@ -145,7 +146,9 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
       raise ValueError(f"The counts are of {ran.shape[0]} ranks, and the balancer of "
                        f"{state.counts.shape[0]}: they are of another mesh. Make its state anew.")
     seen = observation.arrivals
-    known = said.all_known(seen, observation.delays) & jnp.all(seen > _ZERO)
+    # Who should have worked and ran nothing (somebody else chose the counts) was not measured.
+    measured = jnp.all((ran > np.int32(0)) | (state.counts == np.int32(0)))
+    known = said.all_known(seen, observation.delays) & jnp.all(seen > _ZERO) & measured
     place = (rows == state.seen % np.int32(width))[:, None] & known
     one = known.astype(jnp.int32)
     state = state._replace(

@@ -56,6 +56,20 @@ def test_it_follows_a_rank_that_recovers_and_another_that_falls_behind():
   assert played.changes <= 9
 
 
+def test_steps_without_a_rank_say_nothing_of_it():
+  """Somebody drops the slow rank for a while by hand, say to see what that is worth."""
+  update, speeds = jax.jit(balancer().update), np.array([1, 1, 1, 2.0])
+  state, counts = balancer().init(4), even(32, 4)
+  for k, row in enumerate(noise(200, 4, 0.03)):
+    ran = np.array([11, 11, 10, 0], np.int32) if k > 60 and k % 20 < 10 else counts
+    arrivals = jnp.asarray((speeds * row * ran * MILLI + 1e-5).astype(np.float32))
+    seen = Observation(jnp.int32(k), jnp.int32(0), arrivals, jnp.zeros(4), *[jnp.zeros(1)] * 4,
+                       counts=jnp.asarray(ran))
+    counts, state = update(seen, state)
+    counts = np.asarray(counts)
+    assert k < 40 or (counts * speeds).max() <= 10, (k, counts)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_little_slower_in_much_noise_takes_several_windows(seed):
   """20 % in noise of 15 %, as under a quota of a processor: one window's median is off by 5 %."""
