@@ -16,6 +16,9 @@ Couplings between ranks are named and off by default: `polling` (below), aligned
 (`jaxpace.simulation.noise`). With both off nothing a rank does makes another one faster, and no
 pacer can gain.
 
+Where the pacer is, or holds, `share_work`, forward and backward of rank r are as given for an even
+share of the micro-batches, and go with the number that it runs.
+
 Two ways of synchronising less are variants of the same step. With `local` H it is a round: H steps
 of compute, each with noise of its own, then the collectives. With `wait_for` k the collectives
 begin once k ranks are there; the others' gradients are dropped, and they go on with the next step
@@ -31,6 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpace.coordination import share_work
 from jaxpace.core import pacing
 from jaxpace.core.durations import bounded
 from jaxpace.core.types import Pacer
@@ -231,6 +235,7 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
     factor, traffic = _ONE, state.traffic
     if job.traffic is not None:
       factor, traffic = job.traffic.sample(jax.random.fold_in(own[1], state.step), state.traffic)
+    slower = slower * _shared(state.pacer)
     forward, backward = _f32(job.forward) * slower, _f32(job.backward) * slower
     gap, delay = _f32(job.gap) + pauses, bounded(state.asked, most)
     begin = _f32(job.update) + gap + forward + delay
@@ -288,6 +293,15 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
     return after, out
 
   return Mechanics(init, draw, finish, meet)
+
+
+def _shared(pacer: Any) -> jax.Array:
+  """Micro-batches of each rank in the step to come, over an even share: [R], or 1 where none are
+  shared out."""
+  if not share_work.shares_work(pacer):
+    return jnp.ones((), jnp.float32)
+  counts = share_work.found(pacer).counts[0].astype(jnp.float32)
+  return counts / jnp.mean(counts)
 
 
 def _polled(entered: jax.Array, per_node: int) -> jax.Array:
