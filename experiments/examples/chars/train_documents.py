@@ -5,13 +5,15 @@
 
 Two forms of sharing work are in it. `jaxpace.balance` says which rank gets which documents, so that all have about as
 many windows; `jaxpace.accumulate` lets every rank run as many as it has, weighs every character alike, and meets once.
-With --compare it starts two processes itself, in which blocks as drawn, as drawn again (A/A) and balanced take turns in
-random order, over the same documents.
+With --compare it starts two processes itself, each on a core of its own, and runs each batch of documents as drawn, as
+drawn again (A/A) and balanced, in random order.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import pathlib
 import random
 import subprocess
@@ -73,35 +75,44 @@ class Training:
     return loss
 
 
-def compare(training: Training, texts: list[np.ndarray], rounds: int, block: int) -> dict[str, Any]:
-  """Step times of blocks that take turns, over the same documents in every arm of a round."""
+def compare(training: Training, texts: list[np.ndarray], rounds: int, each: int) -> dict[str, Any]:
+  """Step times of arms that take turns step by step, over the same documents in every arm of a round.
+
+  A round is `each` global batches, every one of them run once in each arm, in random order.
+  """
   seconds: dict[str, list[float]] = {DRAWN: [], AGAIN: [], BALANCED: []}
   load: dict[bool, list[float]] = {False: [], True: []}
   ranks = training.mesh.size
   for number in range(rounds):
-    for arm in random.Random(number).sample(list(seconds), len(seconds)):
-      source = documents.batches(texts, CONTEXT, ranks, EACH, number, arm == BALANCED)
-      ready = [next(source) for _ in range(block)]
-      load[arm == BALANCED] += [float(one.counts.max() / one.counts.mean()) for one in ready]
-      jax.block_until_ready(training.run(ready[0]))
-      start = time.perf_counter()
-      for batch in ready[1:]:
-        loss = training.run(batch)
-      jax.block_until_ready(loss)
-      seconds[arm].append((time.perf_counter() - start) / (block - 1))
-  drawn, again, even = (np.array(seconds[arm]) for arm in (DRAWN, AGAIN, BALANCED))
-  return {"processes": jax.process_count(), "ranks": ranks, "rounds": rounds,
+    drawn, even = ([*itertools.islice(documents.batches(texts, CONTEXT, ranks, EACH, number, balanced), each)]
+                   for balanced in (False, True))
+    for balanced, batches in ((False, drawn), (True, even)):
+      load[balanced] += [float(one.counts.max() / one.counts.mean()) for one in batches]
+    # Begins with a step that doesn't count.
+    jax.block_until_ready(training.run(drawn[0]))
+    took = dict.fromkeys(seconds, 0.0)
+    draw = random.Random(number)
+    for one, other in zip(drawn, even, strict=True):
+      for arm in draw.sample(list(seconds), len(seconds)):
+        start = time.perf_counter()
+        jax.block_until_ready(training.run(other if arm == BALANCED else one))
+        took[arm] += time.perf_counter() - start
+    for arm, total in took.items():
+      seconds[arm].append(total / each)
+  first, again, balanced = (np.array(seconds[arm]) for arm in (DRAWN, AGAIN, BALANCED))
+  return {"processes": jax.process_count(), "ranks": ranks, "rounds": rounds, "batches": each,
           "step_ms": {arm: estimate(np.array(took) * 1e3).to_json() for arm, took in seconds.items()},
-          "again_percent": estimate((again / drawn - 1) * 100).to_json(),
-          "balanced_percent": estimate((even / ((drawn + again) / 2) - 1) * 100).to_json(),
+          "again_percent": estimate((again / first - 1) * 100).to_json(),
+          "balanced_percent": estimate((balanced / ((first + again) / 2) - 1) * 100).to_json(),
           "most_over_mean": {"as drawn": float(np.mean(load[False])), "balanced": float(np.mean(load[True]))}}
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
   """The comparison as a page."""
   page = measured.introduction("Documents of different length, as drawn and balanced", figures)
-  page += [f"{figures['processes']} processes, {EACH} documents a rank and step, windows of {CONTEXT} characters. "
-           "Change: against as drawn in the same round. Load: windows of the rank that has most, over the mean. "
+  page += [f"{figures['processes']} processes, each on a core of its own, {EACH} documents a rank and step, windows "
+           f"of {CONTEXT} characters. A round: {figures['batches']} global batches, each of them run in every way, in "
+           "random order. Change: against as drawn in the same round. Load: windows of the rank that has most, over the mean. "
            + measured.about_intervals(figures.get("intervals"), figures["rounds"]), ""]
   change = {DRAWN: None, AGAIN: figures["again_percent"], BALANCED: figures["balanced_percent"]}
   rows = []
@@ -115,7 +126,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
 def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_integer("steps", 200, "Steps to train.", lower_bound=1)
-  flags.DEFINE_integer("rounds", 8, "Rounds, with --compare.", lower_bound=2)
+  flags.DEFINE_integer("rounds", 24, "Rounds, with --compare.", lower_bound=2)
   flags.DEFINE_string("compare", "", "Compare as drawn and balanced, and write the figures to this file.")
   flags.DEFINE_integer("processes", 2, "Processes to start, with --compare.", lower_bound=1)
   flags.DEFINE_bool("worker", False, "Of the program's own processes.")
@@ -127,11 +138,15 @@ def main(_: list[str]) -> None:
     sys.exit(subprocess.call([
         sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(its.processes), "--", sys.executable, "-m",
         "experiments.examples.chars.train_documents", *sys.argv[1:], "--worker"]))
-  jaxpace.distributed.initialize()
+  place = jaxpace.distributed.initialize()
+  if its.compare:
+    # A host each: who is done early leaves its core to nobody. Before JAX starts its threads, which inherit it.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, [cores[place.index % len(cores)]])
   texts = documents.split(data.load(data.DEFAULT_TEXT, CONTEXT)[0])
   training = Training()
   if its.compare:
-    found = compare(training, texts, its.rounds, block=16)
+    found = compare(training, texts, its.rounds, each=8)
     if jax.process_index() == 0:
       figures = measured.circumstances("experiments.examples.chars.train_documents") | found
       figures["command"] = figures["command"].removesuffix(" --worker")
