@@ -53,6 +53,8 @@ JOBS = {  # name: kind, processes, devices of each, micro-batches, seconds of on
     "sleep-32": ("sleep", 4, 1, 32, 0.004, _FOUR),
     "eight-64": ("sleep", 2, 4, 64, 0.004, _EIGHT),
 }
+_STRETCH = 50
+"""Steps of a stretch, in which what is lost by counts that follow is averaged."""
 RECOVERED = 0.85
 """Of what the best counts save, the part that counts as followed."""
 
@@ -103,6 +105,10 @@ def judge(stage: dict[str, Any]) -> dict[str, Any]:
       "fixed": stage["fixed"], "counts": stage["by_speed"][-1],
       "processor_percent": float(f"{100 * stage['processor']:.3g}"),
       "followed_after": followed(stage["history"], slow, even(total, ranks))}
+  if (slow == slow[0]).all() and "arrivals" in stage:
+    # Once they have followed, if others were slower before.
+    begin, end = result["followed_after"] or 0, len(stage["history"])
+    result |= lost(np.asarray(stage["arrivals"])[begin:end], np.asarray(stage["ran"])[begin:end])
   by_hand = [arm for arm in FIXED if arm in seconds]
   if by_hand:
     best = min(by_hand, key=lambda arm: float(seconds[arm].mean()))
@@ -111,7 +117,54 @@ def judge(stage: dict[str, Any]) -> dict[str, Any]:
     # A quotient of means, and its interval by the differences in each round (Fieller's, where what
     # is saved is sure).
     result["recovered_percent"] = _quotient(got, saved)
+  if "order" in stage:
+    last = lasts(stage)
+    base = (last[EVEN] + last[AGAIN]) / 2
+    result["last_ms"] = estimate(1e3 * base).to_json()
+    result["last_change_percent"] = {
+        arm: estimate((values / (last[EVEN] if arm == AGAIN else base) - 1) * 100).to_json()
+        for arm, values in last.items() if arm != EVEN}
+    if by_hand:
+      best = min(by_hand, key=lambda arm: float(last[arm].mean()))
+      result["last_best"] = best
+      result["last_recovered_percent"] = _quotient(base - last[SHARED], base - last[best])
   return result
+
+
+def lasts(stage: dict[str, Any]) -> dict[str, np.ndarray]:
+  """Seconds after which the last rank reached the all-reduce, mean of each block: [rounds] of each
+  arm.
+
+  Of the rows that count; a row is of the step before it.
+  """
+  # The first step of all is not in the history.
+  rows, order = np.asarray(stage["arrivals"])[len(stage["history"]) + 1:], stage["order"]
+  found: dict[str, list[float]] = {arm: [] for arm in stage["seconds"]}
+  for arm, block in zip(order, np.split(rows, len(order)), strict=True):
+    found[arm].append(float(block[balanced_worker.SETTLE:].max(axis=1).mean()))
+  return {arm: np.array(values) for arm, values in found.items()}
+
+
+def lost(arrivals: np.ndarray, ran: np.ndarray) -> dict[str, Any]:
+  """What counts that follow by themselves cost where nobody is slower, by the very steps that ran.
+
+  With n of the micro-batches a rank took A; with even counts e it had taken A e / n. So both are
+  known of the same step, and the machine's noise is the same in both.
+
+  Args:
+    arrivals: [K, R] s, of each step's step before: the ranks know them one step later.
+    ran: [K, R], the counts of each step.
+  """
+  seconds, counts = arrivals[1:], ran[:-1]
+  equal = even(int(counts[0].sum()), counts.shape[1])
+  took, alike = seconds.max(axis=1), (seconds * equal / counts).max(axis=1)
+  if len(took) < 2:
+    return {}
+  # What is near in time hangs together: stretches of steps are what is averaged.
+  parts = np.array_split(np.arange(len(took)), max(2, len(took) // _STRETCH))
+  cost = np.array([took[part].sum() / alike[part].sum() - 1 for part in parts])
+  return {"uneven_percent": 100 * float((counts != equal).any(axis=1).mean()),
+          "lost_percent": estimate(100 * cost).to_json(), "lost_steps": len(took)}
 
 
 def _quotient(got: np.ndarray, saved: np.ndarray) -> list[float | None]:
@@ -153,18 +206,26 @@ def lines(figures: dict[str, Any]) -> list[str]:
            "of both blocks; even again: against the other). Best by hand: the quicker of two "
            "counts chosen for the speeds that were meant. Recovered: of what it saves. Followed: "
            f"steps after which the counts, by the speeds meant, save {100 * RECOVERED:.0f} % of "
-           "what is lost at the beginning of the stage, for good. Slower, measured: busy time a "
+           "what is lost at the beginning of the stage, for good. Last rank: the same of the time "
+           "after which the last rank reached the all-reduce, which is what counts change; the "
+           "all-reduce of processes under a quota, which is in the step too, varies by more than "
+           "that. Slower, measured: busy time a "
            "micro-batch with even counts, against the healthy ranks' mean. "
            + measured.about_intervals(figures.get("intervals"), "as many rounds as the table says"),
            ""]
+  page += ["Lost: of steps in which counts followed by themselves and nobody was slower, what they "
+           "took longer than with even counts, by each rank's time for a micro-batch in that very "
+           f"step; the interval is over stretches of {_STRETCH} steps. Processes that compute are "
+           "each in a control group of their own with 256 times the weight of anything else on the "
+           "machine; those that sleep run at the priority that the table's line says.", ""]
   for name, job in figures["jobs"].items():
     kind, processes, devices, total, each, _ = JOBS[name]
     ranks = f"{processes} processes" + (f" of {devices} ranks" if devices > 1 else "")
     page += [f"## {kind}: {ranks}, {total} micro-batches of about {1e3 * each:g} ms", ""]
     if "failed" in job:
       page += [f"Could not be run to the end: {job['failed'].strip().splitlines()[-1][:300]}", ""]
-    for command in dict.fromkeys(stage["command"] for stage in job["stages"]):
-      page += [f"`{command}`", ""]
+    for stage in {stage["command"]: stage for stage in job["stages"]}.values():
+      page += [f"`{stage['command']}`{stage.get('circumstances', '')}", ""]
     rows = []
     for stage in job["stages"]:
       change = [stage["change_percent"].get(arm)
@@ -173,12 +234,23 @@ def lines(figures: dict[str, Any]) -> list[str]:
       rows.append([
           stage["rounds"], _slower(stage["slow"]), _slower(stage["measured_slow"]),
           _interval(stage["step_ms"][EVEN]), *(_interval(one) for one in change),
-          _interval(stage.get("recovered_percent")), stage["followed_after"],
+          _interval(stage.get("recovered_percent")),
+          *(_interval(stage.get("last_change_percent", {}).get(arm))
+            for arm in (AGAIN, SHARED, stage.get("last_best"))),
+          _interval(stage.get("last_recovered_percent")), stage["followed_after"], _lost(stage),
           "/".join(map(str, stage["counts"])), "/".join(map(str, by_hand)) if by_hand else None])
     page += measured.table(["rounds", "slower", "measured", "even, ms", "even again, %",
                             "shared by speed, %", "best by hand, %", "dropped, %", "recovered, %",
-                            "followed", "counts", "by hand"], rows)
+                            "last rank: again, %", "by speed, %", "by hand, %", "recovered, %",
+                            "followed", "lost, %", "counts", "by hand"], rows)
   return page
+
+
+def _lost(stage: dict[str, Any]) -> str | None:
+  if "lost_percent" not in stage:
+    return None
+  return ("{:.2f} [{:.2f}, {:.2f}]".format(*stage["lost_percent"])
+          + f" of {stage['lost_steps']} steps, {stage['uneven_percent']:.1f} % of them uneven")
 
 
 def _slower(values: list[float]) -> str:
@@ -203,6 +275,7 @@ def define_flags() -> None:
                        lower_bound=1)
   flags.DEFINE_list("stages", [], "Which stages of the job, by number from 0; all by default.")
   flags.DEFINE_string("out", "docs/measurements/balanced.json", "File the figures are written to.")
+  flags.DEFINE_string("steps", "", "File that every step's arrivals and counts are written to.")
   flags.DEFINE_string("worker", "", "Of the program's own processes: the file to write to.")
   flags.DEFINE_string("setup", "", "Of the program's own processes.")
 
@@ -223,9 +296,15 @@ def main(_: list[str]) -> None:
   for name in its.jobs:
     wanted = [int(k) for k in its.stages] or list(range(len(JOBS[name][-1])))
     found, failed = launch(name, its.learn, its.block, its.rounds, wanted)
+    if its.steps:
+      # Every step's arrivals and counts, to look at or to play again.
+      pathlib.Path(its.steps).write_text(json.dumps({name: found}))
     stages = {stage["number"]: stage for stage in before.get(name, {}).get("stages", ())
               if "number" in stage}
-    one = {"command": now["command"], "load_average_at_start": now["load_average_at_start"]}
+    real_time = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+    one = {"command": now["command"], "load_average_at_start": now["load_average_at_start"],
+           "circumstances": f", {now['date']}, load average {now['load_average_at_start']:.1f}"
+           + (", real-time priority" if real_time else "")}
     stages |= {k: {"number": k} | one | judge(stage)
                for k, stage in zip(wanted, found, strict=False)}
     before[name] = ({"stages": [stages[k] for k in sorted(stages)]}

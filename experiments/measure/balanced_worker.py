@@ -125,7 +125,7 @@ def work(out: pathlib.Path, setup: Setup) -> None:
       balanced_slowing.pinned(mine)
       host = stack.enter_context(balanced_slowing.Host())
     turns = _turns(setup.work * balanced_slowing.SHARE) if real else 0
-    job, stages = _Job(setup, turns), []
+    job, stages = Training(setup, turns), []
     # Compiled before anyone is slow.
     job.block(2, settle=1)
     for number, slow in enumerate(setup.slow):
@@ -159,15 +159,15 @@ def _turns(seconds: float) -> int:
   return max(1, int(seconds / max(float(one), 1e-6)))
 
 
-class _Job:
+class Training:
   """The training, which goes on from stage to stage."""
 
-  def __init__(self, setup: Setup, turns: int):
+  def __init__(self, setup: Setup, turns: int, pacer: jaxpace.Pacer | None = None):
     self.setup, self.turns = setup, turns
     self.ranks, self.total = jax.device_count(), setup.micro_batches
     self.mesh = jax.make_mesh((self.ranks,), ("data",), axis_types=(AxisType.Auto,))
-    self.paced = jaxpace.instrument(train_step, "data",
-                                    jaxpace.share_work(told(self.total, self.ranks)), share=True)
+    pacer = pacer or jaxpace.share_work(told(self.total, self.ranks))
+    self.paced = jaxpace.instrument(train_step, "data", pacer, share=True)
     spec, split = jaxpace.spec(self.mesh), P("data")
     self.run = jax.jit(jax.shard_map(
         self.paced, mesh=self.mesh,
@@ -182,6 +182,9 @@ class _Job:
     self.feed = jaxpace.shares(self.mesh, examples=len(self.examples), size=1,
                                micro_batches=self.total, capacity=self.total)
     self.slow: tuple[float, ...] = setup.slow[0]
+    # Of all steps so far: arrivals, known one step later, and counts.
+    self.arrivals: list[list[float]] = []
+    self.ran: list[list[int]] = []
 
   def steps(self, number: int) -> Iterator[np.ndarray]:
     """Runs steps; yields the counts of each, when it has been dispatched."""
@@ -214,26 +217,30 @@ class _Job:
       if done == settle:
         jax.block_until_ready(self.pace)
         start = time.perf_counter()
-      if done > settle:
-        # Those of the step before: the ranks know them one step later.
-        rows.append(self.pace.arrivals.addressable_shards[0].data + jnp.float32(0))
-        counts.append(ran.tolist())
+      # Those of the step before: the ranks know them one step later.
+      rows.append(self.pace.arrivals.addressable_shards[0].data + jnp.float32(0))
+      counts.append(ran.tolist())
     jax.block_until_ready(self.pace)
     seconds = (time.perf_counter() - start) / (number - settle)
-    return seconds, np.stack([np.asarray(row).reshape(-1) for row in rows]), counts
+    arrivals = np.stack([np.asarray(row).reshape(-1) for row in rows])
+    self.arrivals += arrivals.tolist()
+    self.ran += counts
+    return seconds, arrivals[settle:], counts[settle:]
 
   def stage(self, slow: tuple[float, ...], number: int) -> dict[str, Any]:
     """Slows ranks down, lets the counts follow, and then measures the arms in turn."""
     self.slow = slow
+    self.arrivals, self.ran = [], []
     self.switch(1)
     history = self.block(self.setup.learn, settle=1)[2]
     ways = arms(slow, self.total)
     seconds: dict[str, list[float]] = {arm: [] for arm in ways}
-    busy, by_speed, used = [], [], []
+    busy, by_speed, used, order = [], [], [], []
     draw = random.Random(f"{self.setup.kind} {self.total} {number}")
     for _ in range(self.setup.rounds):
       for arm in draw.sample(list(ways), len(ways)):
         self.switch(*ways[arm])
+        order.append(arm)
         spent, began = time.process_time(), time.perf_counter()
         took, arrivals, counts = self.block(self.setup.block)
         seconds[arm].append(took)
@@ -248,4 +255,5 @@ class _Job:
             (np.concatenate(busy).std(axis=0) / np.concatenate(busy).mean(axis=0)).tolist(),
             "fixed": {arm: counts.tolist() for arm, (mode, counts) in ways.items()
                       if counts is not None},
+            "arrivals": self.arrivals, "ran": self.ran, "order": order,
             "processor": float(np.mean(used))}

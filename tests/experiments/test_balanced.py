@@ -38,12 +38,48 @@ def test_what_was_recovered_and_how_soon():
   assert "recovered_percent" not in balanced.judge(stage(slow=HEALTHY))
 
 
+def test_the_last_rank_of_each_block():
+  """Three steps of learning, then two rounds of blocks of five, of which the first three don't
+  count."""
+  one = stage(HEALTHY)
+  order = [EVEN, SHARED, AGAIN, SHARED, AGAIN, EVEN]
+  rows = np.full((3 + 5 * len(order), 4), 0.01)
+  for number in range(len(order)):
+    rows[3 + 5 * number:][:3, 0] = 9.0
+    rows[3 + 5 * number + 3:][:2, number % 4] = 0.1 * (number + 1)
+  one |= {"history": [[8] * 4] * 2, "order": order, "arrivals": rows.tolist(),
+          "ran": np.full(rows.shape, 8).tolist(),
+          "seconds": {arm: [1.0, 1.0] for arm in (EVEN, AGAIN, SHARED)}}
+  last = balanced.lasts(one)
+  assert last[EVEN] == pytest.approx([0.1, 0.6]) and last[AGAIN] == pytest.approx([0.3, 0.5])
+  assert last[SHARED] == pytest.approx([0.2, 0.4])
+  found = balanced.judge(one)
+  assert found["last_change_percent"][SHARED][0] == pytest.approx(
+      50 * (0.2 / 0.2 + 0.4 / 0.55 - 2), rel=1e-3)
+
+
 def test_a_job_that_recovers_follows_back_to_even_counts():
   even = np.full(4, 8)
   back = [[10, 9, 9, 4]] * 17 + [[8, 8, 8, 8]] * 9
   assert (balanced.followed(back, np.ones(4), even) == 17
           and balanced.followed(back[:17], np.ones(4), even) is None)
   assert balanced.followed(back[17:], np.ones(4), even) == 0
+
+
+def test_what_healthy_ranks_lose_is_told_by_the_steps_themselves():
+  """Half of the steps with one micro-batch too many on a rank: an eighth more in these, whatever
+  the noise."""
+  rng = np.random.default_rng(0)
+  each = np.exp(rng.normal(0, 0.3, (200, 1))) * np.ones(4)
+  ran = np.where(np.arange(200)[:, None] % 100 < 50, [8, 8, 8, 8], [9, 8, 8, 7])
+  # What is known at a step is of the one before.
+  arrivals = np.concatenate([np.full((1, 4), 99.0), (each * ran)[:-1]])
+  found = balanced.lost(arrivals, ran)
+  share = (each * (ran[:, :1] == 9))[:-1].sum() / each[:-1].sum()
+  assert found["lost_percent"][0] == pytest.approx(12.5 * share, rel=0.15)
+  assert found["uneven_percent"] == pytest.approx(50, abs=0.5) and found["lost_steps"] == 199
+  nothing = balanced.lost(arrivals, np.full((200, 4), 8))
+  assert nothing["lost_percent"] == [0, 0, 0] and nothing["uneven_percent"] == 0
 
 
 def test_an_interval_of_a_quotient():
