@@ -106,8 +106,8 @@ def judge(stage: dict[str, Any]) -> dict[str, Any]:
       "processor_percent": float(f"{100 * stage['processor']:.3g}"),
       "followed_after": followed(stage["history"], slow, even(total, ranks))}
   if (slow == slow[0]).all() and "arrivals" in stage:
-    # Once they have followed, if others were slower before.
-    begin, end = result["followed_after"] or 0, len(stage["history"])
+    # Once they have followed, if others were slower before; the first step is not in the history.
+    begin, end = 1 + (result["followed_after"] or 0), 1 + len(stage["history"])
     result |= lost(np.asarray(stage["arrivals"])[begin:end], np.asarray(stage["ran"])[begin:end])
   by_hand = [arm for arm in FIXED if arm in seconds]
   if by_hand:
