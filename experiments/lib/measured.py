@@ -54,6 +54,19 @@ def keep_memory(module: str) -> None:
   os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **_HEAP})
 
 
+def define_flags(name: str, rounds: int, of: str) -> None:
+  """Defines `--out` and `--rounds`: not while a program is imported, where they would meet the
+  flags of another.
+
+  Args:
+    name: of the file the figures are written to, below docs/measurements.
+    rounds: how many there are by default.
+    of: what a round is, in a sentence.
+  """
+  flags.DEFINE_string("out", f"docs/measurements/{name}.json", "File the figures are written to.")
+  flags.DEFINE_integer("rounds", rounds, of, lower_bound=2)
+
+
 def progress(what: str, of: int) -> Callable[[int], None]:
   """Makes a function that tells on standard error how far something is, a few times in all."""
   said = -1

@@ -155,14 +155,6 @@ def main(_: list[str]) -> None:
   measured.write(figures, lines(figures), pathlib.Path(flags.FLAGS.out))
 
 
-def define_flags() -> None:
-  """Defines this program's flags; not when it is imported, since other programs have flags of the
-  same names."""
-  flags.DEFINE_string("out", "docs/measurements/balanced_table1.json",
-                      "File the figures are written to.")
-  flags.DEFINE_integer("rounds", 3, "Runs of each world, with other noise.", lower_bound=2)
-
-
 if __name__ == "__main__":
-  define_flags()
+  measured.define_flags("balanced_table1", 3, "Runs of each world, with other noise.")
   app.run(main)

@@ -10,38 +10,29 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from experiments.labs import gpu_check
 from experiments.labs.gpu import (
     beside,
-    compiled,
     delays,
     hosttime,
     injected,
-    kernels,
     loops,
     machine,
     marks,
-    pallas,
     stamps,
     steps,
-    traced,
     transformer,
     whole_loop,
 )
 from experiments.labs.gpu.bench import Bench, plain, shown
 from experiments.lib.paired import Estimate
-from jaxpace.core import ring
-from jaxpace.core.plan import Mark, Plan
-from jaxpace.execution import words
 from tests.multiprocess import jobs
 
 
@@ -161,195 +152,6 @@ def test_adam_is_the_formula() -> None:
               / (math.sqrt(v / (1 - 0.999**5)) + transformer.EPSILON))
   assert (float(first["w"]), float(second["w"]), int(count)) == pytest.approx((m, v, 5))
   assert float(moved["w"]) == pytest.approx(expected, abs=1e-7)
-
-
-# What they compute with.
-
-
-@given(offset=st.integers(-10**15, 10**15),
-       ways=st.lists(st.tuples(st.integers(0, 10**5), st.integers(0, 10**5)),
-                     min_size=1, max_size=20))
-def test_the_true_offset_is_in_the_interval_and_no_wider_one_is_given(
-    offset: int, ways: list[tuple[int, int]]) -> None:
-  there, back = np.asarray(ways, np.int64).T
-  before = 10**12 + np.arange(len(ways)) * 10**6
-  found = hosttime.bracketed(before, before + there + offset, before + there + back)
-  assert found.low <= offset <= found.high
-  assert found.high - found.low <= int((there + back).min())
-
-
-def test_where_no_offset_fits_the_narrowest_bracket_is_taken() -> None:
-  before = np.array([0, 10**9])
-  found = hosttime.bracketed(before, before + np.array([5, 7_000]), before + np.array([20, 6]))
-  assert (found.low, found.high) == (6_994, 7_000)
-
-
-@given(ppm=st.floats(-200, 200), start=st.integers(0, 10**15))
-def test_a_drift_is_found(ppm: float, start: int) -> None:
-  seconds = np.array([0.0, 10.0, 45.0, 300.0])
-  rows = [[start + s * 1e9, 3e8 + ppm * 1e3 * s, 100.0] for s in seconds]
-  slope, over, residual = hosttime.drift(rows)
-  assert slope == pytest.approx(ppm, abs=0.01) and over == pytest.approx(300) and residual < 300
-  assert math.isnan(hosttime.drift(rows[:1])[0])
-
-
-@given(step=st.integers(1, 2000), counts=st.lists(st.integers(0, 10**6), min_size=3, max_size=30))
-def test_the_timers_steps_are_a_whole_multiple_of_what_is_found(
-    step: int, counts: list[int]) -> None:
-  times = 10**15 + step * np.cumsum(np.asarray([1, 2, *counts], np.int64))
-  found = stamps.resolution(times)
-  assert found and found % step == 0 and (np.diff(times) % found == 0).all()
-
-
-def test_carries_are_counted() -> None:
-  times = np.array([2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 3 * 2**32], np.int64)
-  assert stamps.carries(times) == 2
-  np.testing.assert_array_equal(stamps.gaps(words.from_ns(times)), np.diff(times))
-
-
-MARKS = (Mark("start", "gap"), Mark("delay", "delay"), Mark("enter", "compute", 0),
-         Mark("exit", "sync", 0), Mark("end", "update"))
-
-
-def rows_of(times: np.ndarray) -> np.ndarray:
-  """A ring's rows from stamps [n, marks] ns, last step first."""
-  table = np.zeros((len(times), ring.row_width(1)), np.uint32)
-  table[:, ring.STEP], table[:, ring.FLAGS] = np.arange(len(times)) + 7, ring.VALID
-  table[:, ring.STAMPS:ring.STAMPS + 2 * times.shape[1]] = words.from_ns(times).reshape(
-      len(times), -1)
-  return table[::-1]
-
-
-def test_readings_of_a_ring() -> None:
-  # delay 10, 100 to the collective, 40 in it, 50 after it
-  base = np.array([0, 10, 110, 150, 200], np.int64)
-  times = (2**32 * 5 - 300
-           + np.stack([base, base + 1000, base + 2000 + np.array([0, 5, 25, 25, 25])]))
-  plan = Plan("data", 1, "native", MARKS, ())
-  found = {name: np.round(values * 1e9).tolist() for name, values in
-           injected.readings(plan, rows_of(times)).items() if name != "arrival of the next"}
-  assert found == {"arrival": [950, 970], "start to enter": [100, 120], "wait": [40, 40],
-                   "exit to end": [50, 50], "delay": [10, 15]}
-  following = injected.readings(plan, rows_of(times))["arrival of the next"]
-  assert following[0] == pytest.approx(970e-9) and np.isnan(following[1])
-
-
-def test_growth_is_above_what_is_there_with_nothing_injected() -> None:
-  values = np.array([10.0, 12.0, 11.0, 31.0, np.nan, 33.0, 5.0])
-  assert injected.grown(values, np.array([0, 0, 0, 2, 2, 2, 1])) == {1: -6.0, 2: 21.0}
-
-
-def test_a_share_above_bare() -> None:
-  figures = {"bare": np.array([10.0, 20.0, 40.0]), "x": np.array([10.1, 20.2, 40.4])}
-  assert steps.extra_percent(figures, "x").value == pytest.approx(1.0)
-
-
-# Compiled programs and traces.
-
-SEQUENCE = """000: kCommandBuffer [source | sink]
-    001: kCopy         [source       | next=003 (2)] kCopy
-    002: kCustomKernel [source       | next=003 (1)] loop_add_fusion grid: [1, 1, 1] threads: [2, 1, 1]
-    003: kCustomKernel [prev=002 (1) | next=004 (1)] jaxpace_stamp grid: [1, 1, 1] threads: [32, 1, 1]
-004: kCustomKernel [prev=003 (1) | sink] jaxpace_hold__1 grid: [1, 1, 1] threads: [32, 1, 1]
-"""  # noqa: E501
-
-
-def test_a_sequence_of_thunks_is_counted_and_what_is_in_no_command_buffer_is_seen() -> None:
-  assert compiled.thunks(SEQUENCE) == {"kCommandBuffer": 1, "kCopy": 1, "kCustomKernel": 1,
-                                       "kCustomKernel of jaxpace": 2}
-  assert compiled.outside_graphs(SEQUENCE) == (1, 1)
-  assert compiled.outside_graphs(SEQUENCE.replace("\n004", "\n    004")) == (1, 0)
-
-
-def test_operations_of_the_entry_are_counted() -> None:
-  text = jax.jit(lambda x: jnp.sin(x) @ x.T).lower(jnp.ones((4, 4))).compile().as_text()
-  found = compiled.operations(text)
-  assert found["parameter"] == 1 and found["dot"] + found["fusion"] + found["custom-call"] >= 1
-  assert sum(found.values()) <= sum(" = " in line for line in text.splitlines())
-
-
-@pytest.mark.parametrize(("line", "seen"), [
-    ('%c = (f32[2]) custom-call(%x), custom_call_target="xla_ffi_python_gpu_callback"', True),
-    ("%o = token[] outfeed(f32[2] %x, token[] %t)", True),
-    ("%s = (f32[2], u32[], token[]) send(f32[2] %x, token[] %t), is_host_transfer=true", True),
-    ("%p = f32[8]{0:S(5)} copy-start(f32[8] %x)", True),
-    ('%c = u32[2] custom-call(%x), custom_call_target="__gpu$xla.gpu.ptx"', False),
-    ("%a = f32[2] all-reduce(f32[2] %x), replica_groups={{0,1}}", False)])
-def test_what_goes_through_the_host_is_seen_in_a_program(line: str, seen: bool) -> None:
-  assert bool(whole_loop.host_operations(f"ENTRY %main {{\n  {line}\n}}")) == seen
-
-
-class Event(NamedTuple):
-  name: str
-  start_ns: float
-  duration_ns: float
-
-
-class Line(NamedTuple):
-  name: str
-  events: list[Event]
-
-
-class Plane(NamedTuple):
-  name: str
-  lines: list[Line]
-
-
-class Profile(NamedTuple):
-  planes: list[Plane]
-
-
-def profile(*device: Event, host: tuple[Event, ...] = ()) -> Profile:
-  window = Event(traced.WINDOW, 100.0, 1000.0)
-  repeated = [Event("fusion.1", event.start_ns, event.duration_ns) for event in device]
-  return Profile([Plane("/device:GPU:0", [Line("Stream #13(Compute,MemcpyD2H)", list(device)),
-                                          Line("XLA Ops", repeated)]),
-                  Plane("/host:CPU", [Line("python3", [window, *host])])])
-
-
-def test_a_trace_of_a_gpu_is_read_within_the_window() -> None:
-  kernel = Event("jaxpace_stamp", 200.0, 2.0)
-  seen = traced.look(profile(
-      kernel, kernel, Event("gemm", 300.0, 50.0), Event("MemcpyD2H", 50.0, 3.0),
-      Event("MemcpyD2H", 1101.0, 3.0), Event("MemcpyD2D", 400.0, 1.0),
-      host=(Event("cuGraphLaunch", 150.0, 5.0), Event("cuGraphLaunch", 90.0, 5.0),
-            Event("cudaGraphLaunch", 160.0, 1))))
-  assert seen.kernels == {"jaxpace_stamp": (2, 4.0), "gemm": (1, 50.0), "MemcpyD2D": (1, 1.0)}
-  assert ((seen.to_host, seen.callbacks, seen.graphs) == ({}, {}, 2)
-          and seen.seconds == pytest.approx(1e-6))
-
-
-@pytest.mark.parametrize("name", ["MemcpyD2H", "cuMemcpyDtoHAsync_v2", "Memcpy DtoH",
-                                  "TransferDeviceToHost"])
-def test_a_copy_to_the_host_is_seen(name: str) -> None:
-  assert traced.look(profile(Event(name, 200.0, 2.0))).to_host == {name: 1}
-  assert traced.look(profile(host=(Event(name, 200.0, 2.0),))).to_host == {name: 1}
-
-
-def test_a_trace_without_the_steps_is_refused() -> None:
-  with pytest.raises(ValueError, match="no annotation"):
-    traced.look(Profile([]))
-
-
-def test_the_spinning_kernel_is_lowered_in_its_own_memory() -> None:
-  text = jax.jit(kernels.spin).trace(jnp.ones(3), jnp.int32(5), jnp.ones(2)).lower(
-      lowering_platforms=("cuda",)).as_text()
-  assert text.count("__gpu$xla.gpu.ptx") == 1 and "globaltimer" in text and "%clock64" in text
-  assert "operand_index = 0" in text
-
-
-def test_kernels_of_pallas_are_lowered() -> None:
-  if jax.__version_info__ >= (0, 11):
-    pytest.skip("this jax lowers a kernel of Triton only for a GPU that is there or named")
-  kernel = pallas.Kernels()
-
-  def both(previous: jax.Array, seconds: jax.Array) -> tuple[jax.Array, ...]:
-    first = kernel.stamp(previous, seconds)
-    return kernel.delay(seconds, 0.25, first)
-
-  text = jax.jit(both).trace(words.zero(),
-                             jnp.float32(1)).lower(lowering_platforms=("cuda",)).as_text()
-  assert text.count("__gpu$xla.gpu.triton") == 2
 
 
 def test_what_is_measured_beside_is_measured_alike() -> None:

@@ -4,16 +4,15 @@ Pure."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.clock_alignment import Alignment, align
 from jaxpace.diagnosis.findings import Finding
-from jaxpace.diagnosis.grouped_waits import Waits
+from jaxpace.reporting.timeline.gathering import Slices
 from jaxpace.reporting.timeline.phases import order, pour
 from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Timeline, Track, text
+from jaxpace.reporting.timeline.waits import TimelineWaits, collective_waits
 from jaxpace.trace.cut import cut
 from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.plain_text import plain
@@ -28,54 +27,6 @@ _FAR = 10_000_000_000
 """ns off the other ranks' exits of a step from which on a rank's stamps are damaged."""
 _FLOW = 100_000
 """Shortest wait, ns, to which an arrow is drawn."""
-
-
-class _Waits(NamedTuple):
-  """Of one collective."""
-
-  last: np.ndarray  # [K] rank that the others waited for
-  transfer: np.ndarray  # [K] ns; -1 where not known
-  longest: np.ndarray  # [K] ns
-  # [R, K] `last` and `transfer` of each; None: all alike
-  of_rank: tuple[np.ndarray, np.ndarray] | None = None
-
-
-class _Slices:
-  """Gathers slices; `add` returns what becomes their indices after `finish`."""
-
-  def __init__(self) -> None:
-    self._parts: list[tuple[Any, ...]] = []
-    self._size = 0
-    self.names: dict[str, int] = {}
-
-  def name(self, name: str) -> int:
-    return self.names.setdefault(name, len(self.names))
-
-  def add(self, track: np.ndarray, begin: np.ndarray, end: np.ndarray, name: np.ndarray | int,
-          step: np.ndarray, depth: int, keep: np.ndarray) -> np.ndarray:
-    """Adds those of [...] slices that are kept and have a length; returns their provisional
-    indices, -1 elsewhere."""
-    shape = begin.shape
-    keep = keep & (end > begin) & (begin != MISSING)
-    index = np.full(shape, -1, np.int64)
-    number = int(keep.sum())
-    index[keep] = np.arange(self._size, self._size + number)
-    self._size += number
-    track, name, step = (np.broadcast_to(np.asarray(values), shape)[keep]
-                         for values in (track, name, step))
-    self._parts.append((track, begin[keep], end[keep], name, step,
-                        np.full(number, depth, np.int64)))
-    return index
-
-  def finish(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Columns in the order of a `Timeline`, and where each provisional index went."""
-    columns = [np.concatenate(parts) for parts in zip(*self._parts, strict=True)]
-    track, begin, end, name, step, depth = columns
-    order = np.lexsort((depth, begin, track))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return {"track": track[order].astype(np.int32), "begin": begin[order], "end": end[order],
-            "name": name[order].astype(np.int32), "step": step[order].astype(np.int64)}, place
 
 
 def latest(run: Run, slices: int = MOST_SLICES) -> Run:
@@ -99,7 +50,7 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
     The timeline, from 0 on; empty where nothing was stamped.
   """
   alignment = align(run)
-  gathered = _Slices()
+  gathered = Slices()
   tracks, of_rank = _tracks(run, findings)
   inside = np.broadcast_to(run.inside, run.attempt.shape)
   edges, known = _edges(run, bounds, alignment)
@@ -110,7 +61,7 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
   gathered.add(of_rank[:, None], edges.start, edges.work, gathered.name("delay"), run.steps, 1,
                inside & known)
   work = _phases(run, edges, gathered, of_rank, inside & known)
-  waits = _waits(run)
+  waits = collective_waits(run)
   transfers = []
   for c, collective in enumerate(run.collectives):
     enter, leave = edges.enter[c], edges.exit[c]
@@ -181,7 +132,7 @@ def _pid(process: int) -> int:
   return process + 1 if process >= 0 else UNKNOWN
 
 
-def _step_names(run: Run, gathered: _Slices) -> np.ndarray:
+def _step_names(run: Run, gathered: Slices) -> np.ndarray:
   return np.array([gathered.name(f"step {step}") for step in run.steps.tolist()], np.int64)
 
 
@@ -238,7 +189,7 @@ def _nanoseconds(run: Run, name: str) -> np.ndarray:
   return np.rint(np.clip(seconds, 0.0, 1e7) * 1e9).astype(np.int64)
 
 
-def _phases(run: Run, edges: _Edges, gathered: _Slices, of_rank: np.ndarray,
+def _phases(run: Run, edges: _Edges, gathered: Slices, of_rank: np.ndarray,
             keep: np.ndarray) -> list[np.ndarray]:
   """Adds the phases; returns for each collective [R, K] the slice of work that came before it, -1
   for none."""
@@ -257,47 +208,7 @@ def _phases(run: Run, edges: _Edges, gathered: _Slices, of_rank: np.ndarray,
   return before
 
 
-def _waits(run: Run) -> list[_Waits]:
-  """Who was last and how long the transfer took, as the report accounts for them; by waits where it
-  does not."""
-  work = busy(run, slice(0, len(run.steps))) if run.collectives else None
-  newest = run.attempt.max(axis=0)
-  found = []
-  split = account(work).waits if work is not None and work.meetings is not None else None
-  for c, collective in enumerate(run.collectives):
-    assert work is not None
-    there = ((collective.enter_ns != MISSING) & (collective.exit_ns != MISSING)
-             & (collective.attempt == newest))
-    wait = np.where(there, np.clip(collective.exit_ns - collective.enter_ns, 0, None),
-                    np.iinfo(np.int64).max)
-    exposed = np.where(work.valid, work.wait[c] * 1e9, np.inf).min(axis=0)
-    some, accounted = there.any(axis=0), work.valid.any(axis=0)
-    arrival = np.where(work.valid, work.arrival[c], -np.inf)
-    if split is not None:
-      found.append(_in_groups(split[c], work.valid, wait, there))
-      continue
-    last = np.where(accounted, arrival.argmax(axis=0), wait.argmin(axis=0))
-    least = np.where(some, wait.min(axis=0), -1)
-    transfer = np.where(accounted, np.rint(np.where(accounted, exposed, 0)).astype(np.int64), least)
-    found.append(_Waits(last, transfer, np.where(there, wait, 0).max(axis=0)))
-  return found
-
-
-def _in_groups(waits: Waits, valid: np.ndarray, wait: np.ndarray, there: np.ndarray) -> _Waits:
-  """The same where ranks wait for those of their own group only: of the group that waits
-  longest."""
-  longest = np.where(waits.there, waits.early, -1.0).argmax(axis=0)[None]
-  last = np.take_along_axis(waits.last, longest, axis=0)[0]
-  took = np.take_along_axis(waits.transfer, longest, axis=0)[0]
-  transfer = np.where(valid.any(axis=0) & np.isfinite(took), np.rint(np.nan_to_num(took) * 1e9),
-                      -1).astype(np.int64)
-  of_rank = np.where(valid & np.isfinite(waits.transfer),
-                     np.rint(np.nan_to_num(waits.transfer) * 1e9), -1)
-  most = np.where(there & (waits.last == last), np.where(there, wait, 0), 0).max(axis=0)
-  return _Waits(last, transfer, most, (waits.last, of_rank.astype(np.int64)))
-
-
-def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: _Slices,
+def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: Slices,
             tracks: list[Track]) -> None:
   """Adds what the hosts' columns name. Where in its step a pause lay is not recorded: it is shown
   from its begin."""
@@ -321,7 +232,7 @@ def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: _Slices,
 
 
 def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Finding, ...],
-              gathered: _Slices
+              gathered: Slices
               ) -> list[int]:
   """Adds the slice of each finding, on the tracks from 2 on; returns it, -1 where no step of it is
   shown."""
@@ -350,7 +261,7 @@ def _details(told: list[int],
           for at, f in zip(told, findings, strict=True) if at >= 0]
 
 
-def _job(run: Run, edges: _Edges, waits: list[_Waits], known: np.ndarray, gathered: _Slices
+def _job(run: Run, edges: _Edges, waits: list[TimelineWaits], known: np.ndarray, gathered: Slices
          ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]],
                     list[tuple[int, dict[str, str | int | float]]]]:
   """Adds the job's steps, from the last exit of one to that of the next; and makes its counters."""
@@ -377,7 +288,7 @@ def _job(run: Run, edges: _Edges, waits: list[_Waits], known: np.ndarray, gather
   return counters, lines
 
 
-def _late_flows(run: Run, edges: _Edges, waits: list[_Waits], work: list[np.ndarray],
+def _late_flows(run: Run, edges: _Edges, waits: list[TimelineWaits], work: list[np.ndarray],
                 transfers: list[np.ndarray]
                 ) -> list[tuple[int, int]]:
   """Arrows from the last rank's work to the rank of every other process that waited longest for
