@@ -40,9 +40,10 @@ class Drafts(NamedTuple):
   transfers: Any  # [K, B] s
 
 
-def drafts(shape: Shape, steps: int, key: jax.Array, job: Job) -> Drafts:
+def drafts(shape: Shape, steps: int, key: jax.Array, job: Job,
+           buckets: int = worlds.BUCKETS) -> Drafts:
   """Draws the steps of a job without a pacer, as `jaxpace.simulation.jobs.several` does."""
-  parts = mechanics(shape, None, buckets=worlds.BUCKETS, max_delay=1.0, by_rank=False)
+  parts = mechanics(shape, None, buckets=buckets, max_delay=1.0, by_rank=False)
 
   def step(state: Any, _: None) -> tuple[Any, Drafts]:
     draft = parts.draw(key, job, state)

@@ -3,7 +3,8 @@ send.
 
     python -m experiments.paper.turns
 
-Some ten minutes of a processor; what was interrupted goes on where it was.
+Some ten minutes of a processor; what was interrupted goes on where it was. Arms that are long run
+in some of the worlds and sizes (`--apart`, `LONG_SIZES`).
 
 The worlds are those of `experiments.paper.table1`, fitted to the baseline columns alone, as they
 are on record. Draws are of the same laws. The constants of `take_turns` were chosen by trying them
@@ -18,7 +19,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,8 +29,9 @@ from absl import app, flags
 
 import jaxpace
 from experiments.lib import measured
-from experiments.paper import literal, paced, quick, turns_page
+from experiments.paper import first_come, quick, turns_page
 from experiments.paper import world as worlds
+from experiments.paper.literal_table1 import recorded_worlds
 from jaxpace.core.types import Pacer
 from jaxpace.simulation import turns
 from jaxpace.simulation.job import Shape
@@ -39,6 +41,8 @@ OUT = pathlib.Path("docs/measurements/table1_turns.json")
 KEY, TINY, BLOCK = 2028, 0.01, 64
 """Of the draws; what listening takes, as a share of this job's mean bucket; steps of a block of the
 guard."""
+LONG_SIZES = (16, 32, 64)
+"""Numbers of nodes at which long arms run."""
 _NEVER = 1e9
 
 
@@ -50,7 +54,9 @@ class Arm(NamedTuple):
   ear: turns.Ear = turns.Ear()
   alone: bool = False  # the neighbour never begins
   harmless: bool = False  # the neighbour is heard, and takes nothing
-  guarded: bool = False  # longer runs, of some worlds
+  guarded: bool = False  # both jobs' pacers are under the guard
+  long: bool = False  # longer runs, of some worlds
+  bound: bool = False  # first come, first served: no pacer at all
 
 
 ARMS = {
@@ -60,14 +66,19 @@ ARMS = {
     "alone": Arm("null: no neighbour, other traffic as it is", alone=True),
     "harmless": Arm("null: a neighbour that is heard and takes nothing", (True, False),
                     harmless=True),
-    "one_guarded": Arm("this job alone, under the guard", (True, False), guarded=True),
+    "first_come": Arm("first come, first served, bucket by bucket", bound=True),
+    "alone_long": Arm("null: no neighbour, other traffic as it is", alone=True, long=True),
+    "one_long": Arm("this job alone takes turns", (True, False), long=True),
+    "one_guarded": Arm("this job alone, under the guard", (True, False), guarded=True, long=True),
+    "both_long": Arm("both take turns", long=True),
+    "both_guarded": Arm("both, each under a guard of its own", guarded=True, long=True),
 }
 
 
 def make(key: int, guarded: bool = False) -> Pacer:
   """The pacer of a job."""
   pacer = jaxpace.take_turns(key=key)
-  return jaxpace.guard(pacer, block=BLOCK, key=key) if guarded else pacer
+  return jaxpace.guard(pacer, block=BLOCK, key=key, trust=True) if guarded else pacer
 
 
 def states(guarded: bool) -> Any:
@@ -113,76 +124,92 @@ class _Runner:
   @functools.cached_property
   def drawn(self) -> turns.Drawn:
     """Of all worlds: scenes of the first size first."""
-    return self._draw(self.made, self.args.steps, KEY)
+    return self._draw(self.made, self.args.steps, KEY, self.sizes)
 
   @functools.cached_property
   def drawn_longer(self) -> turns.Drawn:
     """Of some of those it was not tried in, more steps."""
     return self._draw(jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made),
-                      self.args.drawn, KEY + 1)
+                      self.args.drawn, KEY + 1, LONG_SIZES)
 
-  def _draw(self, made: worlds.World, steps: int, key: int) -> turns.Drawn:
-    each = [drawer(nodes, steps, self.struck)(jax.random.key(key), made) for nodes in self.sizes]
+  def _draw(self, made: worlds.World, steps: int, key: int, sizes: Sequence[int]) -> turns.Drawn:
+    each = [drawer(nodes, steps, self.struck)(jax.random.key(key), made) for nodes in sizes]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *each)
 
-  def run(self, arm: Arm) -> dict[int, dict[str, Any]]:
+  def run(self, arm: Arm, sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Figures of an arm by size: lists over its worlds."""
-    steps = self.args.long if arm.guarded else self.args.steps
-    drawn = self.drawn_longer if arm.guarded else self.drawn
-    kind = (arm.alone, arm.harmless, arm.guarded)
+    steps = self.args.long if arm.long else self.args.steps
+    drawn = self.drawn_longer if arm.long else self.drawn
+    kind = (arm.alone, arm.harmless, arm.long)
     if kind not in self.bare:
-      self.bare[kind] = _played(None, steps, scene(drawn, arm, (False, False)), arm.ear, ())
-    found = _played(arm.guarded, steps, scene(drawn, arm, arm.obeys), arm.ear, states(arm.guarded))
-    figures = _figures(found, self.bare[kind], arm)
-    count = len(figures["gain"]) // len(self.sizes)
+      self.bare[kind] = played(None, steps, scene(drawn, arm, (False, False)), arm.ear, ())
+    if arm.bound:
+      found = self.bare[kind]._replace(step_time=served(drawn, steps))
+    else:
+      found = played(arm.guarded, steps, scene(drawn, arm, arm.obeys), arm.ear, states(arm.guarded))
+    figures = _figures(found, self.bare[kind], np.asarray(drawn.ready[:, 0, :, -1]), arm)
+    count = len(figures["gain"]) // len(sizes)
     return {nodes: {name: values[place * count:(place + 1) * count]
                     for name, values in figures.items()}
-            for place, nodes in enumerate(self.sizes)}
-
-  def literal(self, nodes: int) -> dict[str, Any]:
-    """Figures of section 5.3's pacer on this job's ranks, in worlds that nothing was tried in, and
-    its null."""
-    some = jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made)
-    key, seeds = jax.random.key(KEY), 1
-    result: dict[str, Any] = {}
-    for name, couplings in (("literal", worlds.ON), ("literal_null", worlds.OFF)):
-      mean, cv = quick.simulator(self.args.steps, seeds, self.struck, [nodes])(key, some, couplings)
-      simulate = paced.simulator(nodes, self.args.steps, seeds, self.struck, literal.pacer(0.5))
-      found = simulate(key, some, jax.tree.map(jnp.float32, couplings))
-      result[name] = {"gain": _plain(mean[:, 0] / np.asarray(found.mean, np.float64) - 1),
-                      "cv": _plain(found.cv), "bare_cv": _plain(cv[:, 0]),
-                      "delay": _plain(found.delay)}
-    return result
+            for place, nodes in enumerate(sizes)}
 
 
 @functools.cache
-def _simulator(guarded: bool | None, steps: int) -> Callable[..., turns.Turns]:
+def simulator(guarded: bool | None, steps: int) -> Callable[..., turns.Turns]:
   """Compiled once for all sizes: without a pacer (None), with it, with it under the guard."""
   return jax.jit(turns.simulator(turns.nothing() if guarded is None else make(0, guarded), steps))
 
 
-def _played(guarded: bool | None, steps: int, drawn: turns.Drawn, ear: turns.Ear,
-            began: Any) -> turns.Turns:
+def played(guarded: bool | None, steps: int, drawn: turns.Drawn, ear: turns.Ear,
+           began: Any) -> turns.Turns:
+  """Runs scenes: without a pacer (None), with it, with it under the guard."""
   ear = turns.Ear(*map(np.float32, ear))
   return jax.tree.map(np.asarray,
-                      _simulator(guarded, steps)(jax.random.key(KEY + 2), drawn, ear, began))
+                      simulator(guarded, steps)(jax.random.key(KEY + 2), drawn, ear, began))
 
 
-def _figures(found: turns.Turns, bare: turns.Turns, arm: Arm) -> dict[str, Any]:
+@functools.cache
+def _server(steps: int) -> Callable[..., jax.Array]:
+  return jax.jit(jax.vmap(functools.partial(first_come.play, steps=steps)))
+
+
+def served(drawn: turns.Drawn, steps: int) -> np.ndarray:
+  """[W, 1, K] s: this job's steps, first come, first served."""
+  return np.asarray(_server(steps)(drawn.ready, drawn.work, drawn.start))[:, None]
+
+
+def _figures(found: turns.Turns, bare: turns.Turns, computed: np.ndarray, arm: Arm
+             ) -> dict[str, Any]:
   kept = slice(worlds.WARMUP, None)
   ours, without = (np.asarray(each.step_time[:, 0, kept], np.float64) for each in (found, bare))
-  result = {"gain": without.mean(axis=1) / ours.mean(axis=1) - 1,
-            "cv": ours.std(axis=1) / ours.mean(axis=1),
-            "bare_cv": without.std(axis=1) / without.mean(axis=1), "mean": ours.mean(axis=1),
-            "listened": found.listened[:, 0, kept].mean(axis=1),
-            "turns": found.info["turns"][:, 0, kept].mean(axis=1)}
+  steps = np.arange(found.step_time.shape[2])[kept] % computed.shape[1]
+  busy = computed[:, steps].astype(np.float64)
+  mean, bare_mean = ours.mean(axis=1), without.mean(axis=1)
+  result = {"gain": bare_mean / mean - 1, "cv": ours.std(axis=1) / mean,
+            "bare_cv": without.std(axis=1) / bare_mean, "mean": mean,
+            "exposed": (ours - busy).mean(axis=1) / mean,
+            "bare_exposed": (without - busy).mean(axis=1) / bare_mean}
+  if arm.bound:
+    return {name: _plain(values) for name, values in result.items()}
+  result |= {"listened": found.listened[:, 0, kept].mean(axis=1),
+             "turns": found.info["turns"][:, 0, kept].mean(axis=1),
+             "hidden": _hidden(found, ours - busy), "bare_hidden": _hidden(bare, without - busy)}
   if not arm.alone:
     theirs, others = (np.asarray(each.step_time[:, 1, kept], np.float64) for each in (found, bare))
     result["neighbour_gain"] = np.nanmean(others, axis=1) / np.nanmean(theirs, axis=1) - 1
-  if arm.guarded:
+  if arm.long:
     half = ours.shape[1] // 2
     result["gain_later"] = without[:, half:].mean(axis=1) / ours[:, half:].mean(axis=1) - 1
+    result["cv_later"] = ours[:, half:].std(axis=1) / ours[:, half:].mean(axis=1)
   return {name: _plain(values) for name, values in result.items()}
+
+
+def _hidden(found: turns.Turns, exposed: np.ndarray) -> np.ndarray:
+  """[W] share of the time from each bucket's beginning to its end in which this job still
+  computes."""
+  sent = np.asarray(found.sent[:, 0, worlds.WARMUP:], np.float64)
+  held = np.asarray(found.held[:, 0, worlds.WARMUP:], np.float64)
+  return np.maximum(sent + held - exposed, 0).sum(axis=1) / (sent + held).sum(axis=1)
 
 
 def _plain(values: Any) -> list[float]:
@@ -191,13 +218,9 @@ def _plain(values: Any) -> list[float]:
 
 def run(args: Any) -> None:
   """Runs what is not on record yet, and writes the page."""
-  record = json.loads(pathlib.Path(args.worlds).read_text())
-  values = np.array([w["values"] for search in record["searches"] for w in search["worlds"]],
-                    np.float32)
-  made = worlds.World(*(jnp.asarray(column) for column in values.T))
-  struck = (float(record["pauses"][0]), float(record["pauses"][1]))
+  made, struck = recorded_worlds(args.worlds)
   setting = {"steps": args.steps, "long": args.long, "drawn": args.drawn, "apart": args.apart,
-             "block": BLOCK, "worlds": len(values), "listening": TINY,
+             "block": BLOCK, "worlds": len(made.step), "listening": TINY,
              "ear": {name: float(value) for name, value in turns.Ear()._asdict().items()},
              "arms": {name: arm.about for name, arm in ARMS.items()}}
   figures = measured.circumstances("experiments.paper.turns") | setting
@@ -216,18 +239,14 @@ def run(args: Any) -> None:
     out.write_text(json.dumps(figures, indent=1) + "\n")
 
   runner = _Runner(made, struck, args)
-  for name in [name for name in [*ARMS, "literal"] if not args.arms or name in args.arms]:
-    missing = [nodes for nodes in runner.sizes if name not in recorded().get(str(nodes), {})]
-    if not missing:
+  for name, arm in ARMS.items():
+    sizes = LONG_SIZES if arm.long else runner.sizes
+    missing = [nodes for nodes in sizes if name not in recorded().get(str(nodes), {})]
+    if not missing or (args.arms and name not in args.arms):
       continue
     print(f"  {name}", file=sys.stderr, flush=True)
-    if name == "literal":
-      for nodes in missing:
-        for each, found in runner.literal(nodes).items():
-          keep(nodes, each, found)
-    else:
-      for nodes, found in runner.run(ARMS[name]).items():
-        keep(nodes, name, found)
+    for nodes, found in runner.run(arm, sizes).items():
+      keep(nodes, name, found)
   figures["sizes"] = recorded()
   measured.write(figures, turns_page.page(figures), out)
 
@@ -235,13 +254,13 @@ def run(args: Any) -> None:
 def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_integer("steps", 400, "Of each run.", lower_bound=2 * worlds.WARMUP)
-  flags.DEFINE_integer("long", 10_000, "Of each run under the guard.",
+  flags.DEFINE_integer("long", 10_000, "Of each long run.",
                        lower_bound=2 * worlds.WARMUP)
-  flags.DEFINE_integer("drawn", 2_000, "Steps drawn for those; after that they begin again.",
+  flags.DEFINE_integer("drawn", 1_000, "Steps drawn for those; after that they begin again.",
                        lower_bound=100)
-  flags.DEFINE_integer("apart", 8, "For those, one world in so many is taken.", lower_bound=1)
+  flags.DEFINE_integer("apart", 4, "For those, one world in so many is taken.", lower_bound=1)
   flags.DEFINE_list("sizes", [str(n) for n in reversed(worlds.NODES)], "Numbers of nodes.")
-  flags.DEFINE_list("arms", [], f"Of {', '.join(ARMS)}, literal; all if none is named.")
+  flags.DEFINE_list("arms", [], f"Of {', '.join(ARMS)}; all if none is named.")
   flags.DEFINE_string("worlds", str(WORLDS), "Worlds on record.")
   flags.DEFINE_string("out", str(OUT), "Where the figures go.")
 

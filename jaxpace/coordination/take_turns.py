@@ -32,6 +32,8 @@ _BANK = np.float32(6)
 off."""
 _RARE = np.float32(0.15)
 """Share of steps: a job that is heard in fewer is not worth a gap."""
+_LONG_ENOUGH = 32
+"""Steps of a trial after which it is ended if others were heard in so few."""
 _YIELD = np.float32(0.25)
 """The gap is no longer than this share of the bucket after which it is left."""
 _SHORTER = np.float32(0.25)
@@ -90,12 +92,13 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
   share of these) is within `dead_band`. Beyond it, it is measured for `learn` steps what sharing
   costs; then turns are tried for `trial` steps. They are taken on where what was waited and
   listened and what buckets took beyond their floors is less, in all, than sharing cost; a trial
-  that costs 1.2 times as much is broken off after 16 steps. Where it doesn't pay, a quarter of the
-  patience is tried in the same way (a small bucket that meets a large one does better to share);
-  and where that does not either (others don't obey, or what is heard is no job), it rests for
-  `retry` steps, twice as many each time. Turns that come to cost more than sharing did are given up
-  likewise, and tried again after a quarter of `retry`. When nobody was heard for 32 steps and no
-  bucket was late, it is silent again.
+  that has cost six collectives more than sharing is broken off. Where it doesn't pay, a quarter of
+  the patience is tried in the same way (a small bucket that meets a large one does better to
+  share); and where that does not either (others don't obey, or what is heard is no job), it rests
+  for `retry` steps, twice as many each time. A trial in which nobody was heard ends after 32 steps,
+  and there is no second one. Turns that come to cost more than sharing did are given up likewise,
+  and tried again after a quarter of `retry`. When nobody was heard for 32 steps and no bucket was
+  late, it is silent again.
 
   *Its test.* That comparison is of before and after, which drifts can deceive:
   `jaxpace.guard(take_turns(...), block=64, trust=True)` compares at random, and ends what does not
@@ -215,8 +218,10 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     others = noticed.update(jnp.where(acted, state.heard.astype(jnp.float32), _NAN), state.others)
     told = noticed.value(others) >= _RARE
     fails = ((mode == TRIES) | (mode == TURNS)) & (spent > _BANK)
-    fails |= tried & ~((with_turns < _NO_WORSE * without) & told)
-    shorter = fails & (state.patience >= most)
+    unheard = (mode == TRIES) & (since >= np.int32(min(trial, _LONG_ENOUGH))) & ~told
+    fails |= (tried & ~(with_turns < _NO_WORSE * without)) | unheard
+    # Nothing is gained by waiting shorter for who isn't there.
+    shorter = fails & (state.patience >= most) & ~unheard
     rests = fails & ~shorter
     quiet_step = (contention < np.float32(0.5) * band) & ~state.heard
     calm = jnp.where(quiet_step, jnp.minimum(state.calm + np.int32(1), np.int32(32)), np.int32(0))

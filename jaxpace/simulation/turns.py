@@ -44,6 +44,9 @@ class Drawn(NamedTuple):
   speeds: Any  # [J] float32, speed of each sender, as a share of its own, while 1, 2, ... J send
   tiny: Any  # [J] float32 s, what listening takes on a quiet link
   obeys: Any  # [J] bool, whether what the pacer asks is done
+  # [J, K, B] float32 s that a bucket takes longer if it begins while another job sends: messages
+  # dropped where buffers are full, and sent again. () for none
+  crowded: Any = ()
 
 
 class Ear(NamedTuple):
@@ -151,12 +154,15 @@ def simulator(pacer: Pacer, steps: int, *, max_hold: float = 10.0, max_delay: fl
     ended = left <= _EDGE
     work = drawn.work[each, state.step % np.int32(most)]
     own = work[each, state.bucket]
+    others = senders - sending.astype(jnp.int32) > 0
+    if not isinstance(drawn.crowded, tuple):
+      extra = drawn.crowded[each, state.step % np.int32(most), state.bucket]
+      own = own + jnp.where(others, extra, _ZERO)
 
     # A wait is over: listen, or send.
     waited = ended & (state.phase == _WAITS)
     hears, sends = waited & state.listen, waited & ~state.listen
     luck = jax.random.normal(key, (jobs,)), jax.random.uniform(jax.random.fold_in(key, 1), (jobs,))
-    others = senders - sending.astype(jnp.int32) > 0
     loud = others ^ (luck[1] < ear.wrong)
     heard = drawn.tiny * jnp.where(loud, ear.busy, _ONE) * jnp.exp(ear.scatter * luck[0])
     moment = state.moment

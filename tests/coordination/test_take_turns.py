@@ -190,9 +190,11 @@ def test_a_trial_counts_only_steps_in_which_turns_were_let_through():
 
 
 def test_what_cannot_be_heard_is_no_reason_for_turns():
-  modes, _ = run(pacer_of(learn=20, trial=30), 200, heard=False, contention=0.5,
+  """Nor is a shorter wait tried: 32 steps are enough to know that nobody is there."""
+  modes, _ = run(pacer_of(learn=20, trial=100), 200, heard=False, contention=0.5,
                  cost=(0.2, 0.01 * SLOTS * FLOOR))
   assert turns.TURNS not in modes and turns.RESTS in modes
+  assert modes.count(turns.TRIES) <= 34
 
 
 def test_it_is_silent_within_50_steps_after_the_others_left():

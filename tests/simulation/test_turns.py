@@ -76,6 +76,16 @@ def test_one_waits_for_the_other_and_nobody_is_late_but_for_listening():
   assert without.step_time[0, 0] == pytest.approx(1.01 + 2 * 0.39, abs=1e-3)
 
 
+def test_a_crowded_bucket_takes_longer_only_if_another_job_sends_when_it_begins():
+  bare = drawn([[1.01], [1]], [[0.4], [0.4]], [0, 0], 1.0, [False, False])
+  crowded = bare._replace(crowded=jnp.full(bare.work.shape, 0.3))
+  np.testing.assert_allclose(played(crowded, nothing, steps=1).step_time[:, 0], [1.71, 1.4],
+                             rtol=1e-5)
+  apart = drawn([[1], [1.5]], [[0.4], [0.4]], [0, 0], 1.0, [False, False])
+  apart = apart._replace(crowded=jnp.full(bare.work.shape, 0.3))
+  np.testing.assert_allclose(played(apart, nothing, steps=1).step_time[0, 0], 1.4, rtol=1e-5)
+
+
 def test_who_does_not_obey_is_not_held():
   scene = drawn([[1], [1.01]], [[0.4], [0.4]], [0, 0], 0.5, [True, False], tiny=5e-3)
   found = played(scene, waits, steps=3)
