@@ -4,6 +4,7 @@ and even loads."""
 import functools
 import itertools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -68,5 +69,4 @@ def test_the_loss_is_that_of_the_same_documents_however_they_are_shared_out():
                      for even in (False, True))
   (loss, grads), (other, others) = (run(params, *batch) for batch in (drawn, balanced))
   assert float(loss) == pytest.approx(float(other), rel=1e-5)
-  for one, two in zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True):
-    np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-6)
+  chex.assert_trees_all_close(grads, others, rtol=1e-3, atol=1e-6)

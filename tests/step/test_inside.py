@@ -3,6 +3,7 @@ the bare step."""
 
 import time
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,7 +108,7 @@ def test_bits_under_pmap_too():
     pace, (other, same) = timed(pace, other, x)
     jax.block_until_ready((one, other))
     np.testing.assert_array_equal(value, same)
-  jax.tree.map(np.testing.assert_array_equal, one, other)
+  chex.assert_trees_all_equal(one, other, strict=True)
   assert paced.plan.inside and not paced.plan.unstamped
 
 

@@ -66,7 +66,7 @@ def test_it_is_read_by_name_and_put_back_and_the_step_goes_on_with_it(mapped):
   # The same of a copy on the host.
   copied = loop.paced.pacer_state(jax.tree.map(np.asarray, loop.pace))
   assert isinstance(copied["steps"], np.ndarray)
-  jax.tree.map(np.testing.assert_array_equal, copied, state)
+  chex.assert_trees_all_equal(copied, state, strict=True)
 
   cached = loop.step._cache_size() if not mapped else None
   loop.pace = loop.paced.with_pacer_state(loop.pace,

@@ -57,10 +57,6 @@ def restored(path, loop, whole):
     return checkpointer.restore(path, {"state": loop.state, "pace": target})["pace"]
 
 
-def same(one, other):
-  jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, caplog):
   path, before, first = saved
@@ -71,10 +67,10 @@ def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, ca
   compare = loop.pace
   pace = jaxpace.restore_pace(restored(path, loop, whole), loop.paced, loop.mesh)
   assert not caplog.records
-  same(jax.tree.map(np.asarray, pace.pacer), before.pacer)
-  same(loop.paced.pacer_state(pace), learnt)
+  chex.assert_trees_all_equal(jax.tree.map(np.asarray, pace.pacer), before.pacer)
+  chex.assert_trees_all_equal(loop.paced.pacer_state(pace), learnt)
   assert np.asarray(pace.step).tolist() == [STEPS] * 2
-  same(pace._replace(step=compare.step, pacer=compare.pacer), compare)
+  chex.assert_trees_all_equal(pace._replace(step=compare.step, pacer=compare.pacer), compare)
   chex.assert_trees_all_equal_shapes_and_dtypes(pace, compare)
   assert (jax.tree.map(lambda leaf: leaf.sharding, pace)
           == jax.tree.map(lambda leaf: leaf.sharding, compare))
@@ -96,7 +92,7 @@ def test_another_number_of_ranks_starts_the_pacer_anew_with_a_notice(saved, capl
   (record,) = caplog.records
   assert "of 2 ranks, this job has 4" in record.getMessage()
   assert np.asarray(pace.step).tolist() == [STEPS] * 4
-  same(pace._replace(step=loop.pace.step), loop.pace)
+  chex.assert_trees_all_equal(pace._replace(step=loop.pace.step), loop.pace)
   loop.pace = pace
   assert np.asarray(loop.run(2).step).tolist() == [STEPS + 2] * 4
 
@@ -112,7 +108,7 @@ def test_as_many_ranks_on_a_mesh_with_another_axis_start_anew_with_a_notice(save
   pace = jaxpace.restore_pace(pace, paced, mesh)
   (record,) = caplog.records
   assert "of 2 devices, this job has 4" in record.getMessage()
-  same(pace, paced.init(mesh)._replace(step=np.full(4, STEPS)))
+  chex.assert_trees_all_equal(pace, paced.init(mesh)._replace(step=np.full(4, STEPS)))
 
 
 def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
@@ -123,7 +119,7 @@ def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
     loop = Loop(2, other)
     pace = jaxpace.restore_pace(before, loop.paced, loop.mesh)
     assert "another pacer" in caplog.text
-    same(pace._replace(step=loop.pace.step), loop.pace)
+    chex.assert_trees_all_equal(pace._replace(step=loop.pace.step), loop.pace)
     assert np.asarray(pace.step).tolist() == [STEPS] * 2
 
 
@@ -156,7 +152,7 @@ def test_from_before_pacers_were_packed_as_a_whole(saved, caplog):
   for stored in (learnt, learnt._asdict() | {"steering": learnt.steering._asdict()}):
     new = Loop(2)
     pace = jaxpace.restore_pace(before._replace(pacer=stored), new.paced, new.mesh)
-    same(new.paced.pacer_state(pace), learnt)
+    chex.assert_trees_all_equal(new.paced.pacer_state(pace), learnt)
     assert not caplog.records
     assert np.asarray(pace.pacer.words).tobytes() == before.pacer.words.tobytes()
   early = {"packed": {"reals": np.zeros((2, 8), np.float32), "wholes": np.zeros((2, 4), np.int32)},
@@ -165,7 +161,7 @@ def test_from_before_pacers_were_packed_as_a_whole(saved, caplog):
          "pacer": {"steering": learnt.steering._asdict(), "inner": [early]}}
   pace = jaxpace.restore_pace(old, new.paced, new.mesh)
   assert "another version of jaxpace (no EarlyRanks)" in caplog.text
-  same(pace._replace(step=new.pace.step), new.pace)
+  chex.assert_trees_all_equal(pace._replace(step=new.pace.step), new.pace)
   assert np.asarray(pace.step).tolist() == [STEPS] * 2
 
 
@@ -176,7 +172,7 @@ def other_state():
 
 def test_none_starts_anew_with_a_notice(caplog):
   loop = Loop(2)
-  same(jaxpace.restore_pace(None, loop.paced, loop.mesh), loop.pace)
+  chex.assert_trees_all_equal(jaxpace.restore_pace(None, loop.paced, loop.mesh), loop.pace)
   assert "holds no pace state" in caplog.text
 
 
@@ -185,7 +181,7 @@ def test_under_pmap(saved, caplog):
   paced = jaxpace.instrument(models.plain_step, "data", pacer(), share=True, rows=16)
   devices = jax.local_devices()[:2]
   pace = jaxpace.restore_pace(before, paced, devices=devices)
-  same(jax.tree.map(np.asarray, pace.pacer), before.pacer)
+  chex.assert_trees_all_equal(jax.tree.map(np.asarray, pace.pacer), before.pacer)
   step = jax.pmap(paced, "data", devices=devices)
   state = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), models.mlp_params())
   batch = jax.tree.map(lambda leaf: leaf.reshape(2, -1, *leaf.shape[1:]), models.batches(2)[0])

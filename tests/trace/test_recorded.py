@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,8 +182,7 @@ def test_steps_with_any_number_of_results_keep_them(mesh) -> None:
     with jaxpace.recorded(None, paced, step, mesh) as run:
       found = run(*placed(mesh))
     expected = bare(*placed(mesh))
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    chex.assert_trees_all_equal(found, expected, strict=True)
 
 
 def jitted_step():
