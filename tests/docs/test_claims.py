@@ -16,7 +16,7 @@ SECTIONS = {"README.md": ("## What you get", "## What it costs"),
                                  "## How sure a report is")}
 """Sections that name measured values: each of these must be in a claim."""
 NOT_MEASURED = {
-    "README.md": {"0.5 %", "1 %"},
+    "README.md": {"0.5 %", "1 %", "3 ms"},
     "docs/when_not.md": {"20 ms", "50 ms", "0.5 %", "5 %"}}
 """Aims, sizes that were chosen, and bounds that hold by construction."""
 
