@@ -208,7 +208,7 @@ def timed(old: pathlib.Path, new: pathlib.Path, folder: pathlib.Path, ranks: Seq
   """
   rows = []
   for size in ranks:
-    processes = max(1, size // 8)
+    processes = max(1, size // 64)
     job = MadeUpJob(ranks=size, steps=steps, processes=processes, hosts=processes, noise=0.05,
                     late={min(17, size - 1): 5e-3}, host_columns=True, faults=_FAULTS)
     made, growing = folder / f"of-{size}", folder / f"growing-{size}"
