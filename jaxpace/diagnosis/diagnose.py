@@ -35,9 +35,9 @@ from jaxpace.diagnosis.totals import Summed, Totals, add_up
 from jaxpace.diagnosis.untold import hidden, hidden_sentence, unseen, untold
 from jaxpace.diagnosis.usually_last import unnamed, usually_last
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
+from jaxpace.diagnosis.waiting_places import where_waits_are
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
-from jaxpace.diagnosis.where import where_waits_are
 from jaxpace.diagnosis.wording import percent
 from jaxpace.diagnosis.work import work_moved
 from jaxpace.live.probe.links import ProbedLinks

@@ -18,8 +18,8 @@ from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.stages import Stages
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.untold import Untold
+from jaxpace.diagnosis.waiting_places import CollectiveWaits
 from jaxpace.diagnosis.what_if import Alternative
-from jaxpace.diagnosis.where import CollectiveWaits
 from jaxpace.diagnosis.work import WorkMoved
 from jaxpace.live.probe.links import ProbedLinks
 from jaxpace.trace.run import Run

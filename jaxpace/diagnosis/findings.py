@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxpace.diagnosis import tcp, when
+from jaxpace.diagnosis import step_ranges, tcp
 from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import CONFIDENCE
@@ -155,7 +155,7 @@ def _one_fault(case: Case, late: Finding, contended: Finding,
   # A rank that was late before may have become later then.
   blocks = case.lateness.blocks.arrival
   ranks = sorted({e.rank for e in case.lateness.episodes})
-  starts = [when.rank_change(case.run, case.selected, rank, point)
+  starts = [step_ranges.rank_change(case.run, case.selected, rank, point)
             for rank, points in zip(ranks, change_points(blocks[ranks], len(blocks)), strict=True)
             for point in points]
   return any(abs(start - contended.first_step) <= _within(case) for start in starts)

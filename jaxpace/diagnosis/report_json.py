@@ -12,8 +12,8 @@ from jaxpace.diagnosis.codes import codes
 from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.hang import Hang
+from jaxpace.diagnosis.waiting_places import MOST, places
 from jaxpace.diagnosis.what_if import Alternative
-from jaxpace.diagnosis.where import MOST, places
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.concerns import WARNING
 from jaxpace.hosts.locality.job import job_concerns

@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxpace.diagnosis.accounting import Account, BusyTimes, account, busy, chunks
 from jaxpace.diagnosis.grouped_waits import Waits, accounts
+from jaxpace.diagnosis.lateness_by_sums import late_by_block
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
 from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.sums import late_by_block
 from jaxpace.trace.run import Run
 
 PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime",

@@ -6,7 +6,7 @@ import difflib
 from typing import NamedTuple
 
 from jaxpace.diagnosis.floor import Floor
-from jaxpace.diagnosis.paused import measures_pauses
+from jaxpace.diagnosis.pause_costs import measures_pauses
 from jaxpace.diagnosis.what_if import Without, has_gaps
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run, RunError

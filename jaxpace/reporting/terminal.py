@@ -15,7 +15,7 @@ from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import Finding, milliseconds
 from jaxpace.diagnosis.hang import Hang
-from jaxpace.diagnosis.when import spell
+from jaxpace.diagnosis.step_ranges import spell
 from jaxpace.diagnosis.wording import named, percent, signed
 from jaxpace.reporting import bars
 from jaxpace.trace.problems import list_ranks, plural

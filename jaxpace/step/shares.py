@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.coordination.data_order import DataOrder
 from jaxpace.coordination.share_work import SharedWork, found
-from jaxpace.core import context, fields, packing
+from jaxpace.core import fields, mesh_context, packing
 from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
 from jaxpace.step import checks
@@ -230,7 +230,7 @@ def _copied(pace: PaceState) -> Callable[[], SharedWork]:
   def of_one_rank(leaf: jax.Array) -> jax.Array:
     # A copy: the pace state may be donated to the step that comes.
     part = leaf.addressable_shards[0].data
-    with context.of_array(part):
+    with mesh_context.of_array(part):
       copy = jnp.copy(part)
     copy.copy_to_host_async()
     return copy

@@ -22,7 +22,7 @@ from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
 from jaxpace.trace import decisions, dense, many_collectives, part_files
 from jaxpace.trace.along_axis import laid_out
-from jaxpace.trace.in_full import in_full
+from jaxpace.trace.full_steps import in_full
 from jaxpace.trace.meeting import Meeting, read_meeting, sends
 from jaxpace.trace.nothing_read import nothing_read
 from jaxpace.trace.problems import describe, plural, why_unreadable

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import context
+from jaxpace.core import mesh_context
 from jaxpace.core import ring as layout
 
 _EXAMPLE = "`pace, out = step(pace, state, batch)`, then `recorder.record(pace)`"
@@ -140,7 +140,7 @@ def _copier() -> Any:
 
 
 def _duplicate(array: jax.Array) -> jax.Array:
-  with context.of_array(array):
+  with mesh_context.of_array(array):
     copy: jax.Array = _copier()(array)
   return copy
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from jaxpace.files.reading import UnreadableError, check_regular
 from jaxpace.trace.part_files import PartFile
-from jaxpace.trace.sound import LIMITS, Soundness, name_fault, type_fault
+from jaxpace.trace.row_checks import LIMITS, Soundness, name_fault, type_fault
 
 # The last but one: column names of a damaged footer.
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)

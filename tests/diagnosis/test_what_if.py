@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxpace.cli import report as command
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.floor import running_minimum
-from jaxpace.diagnosis.paused import paused
+from jaxpace.diagnosis.pause_costs import paused
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.what_if import Without, alternative, saved

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.diagnosis import when
+from jaxpace.diagnosis import step_ranges
 from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.modes.case import AMPLIFICATION, COSTLY, Case, Finding
 from jaxpace.diagnosis.selected_steps import merged
-from jaxpace.diagnosis.where import most_waited
+from jaxpace.diagnosis.waiting_places import most_waited
 from jaxpace.diagnosis.wording import percent
 from jaxpace.trace.problems import list_ranks, plural
 
@@ -50,11 +50,12 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
              else "everyday jitter, not rare pauses."))]
   at = most_waited(case)
   evidence += [at] if at else []
-  first = None if begin == 0 else when.series_change(run, case.selected, _for_work(case), begin)
+  first = (None if begin == 0
+           else step_ranges.series_change(run, case.selected, _for_work(case), begin))
   last = (None if end == case.selected.blocks
-          else when.series_change(run, case.selected, _for_work(case), end) - 1)
+          else step_ranges.series_change(run, case.selected, _for_work(case), end) - 1)
   if first is not None or last is not None:
-    evidence.append(Sentence(Evidence.SPELL, f"It is so {when.spell(first, last)}."))
+    evidence.append(Sentence(Evidence.SPELL, f"It is so {step_ranges.spell(first, last)}."))
   if lateness.turns:
     ranks = sorted({e.rank for e in lateness.turns})
     evidence.append(Sentence(Evidence.TAKE_TURNS,

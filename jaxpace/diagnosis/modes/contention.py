@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis import tcp, when
+from jaxpace.diagnosis import step_ranges, tcp
 from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.counters import per_step
@@ -15,7 +15,7 @@ from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes.case import CONTENTION, Case, Finding
 from jaxpace.diagnosis.selected_steps import merged
-from jaxpace.diagnosis.where import most_contended
+from jaxpace.diagnosis.waiting_places import most_contended
 from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, named, percent
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
@@ -297,9 +297,10 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
 def find(case: Case, slow: SlowTransfers) -> Finding:
   """Describes slow transfers, and whose link it is as far as that can be told."""
   run, selected = case.run, case.selected
-  first = None if slow.begin == 0 else when.series_change(run, selected, case.transfer, slow.begin)
+  first = (None if slow.begin == 0
+           else step_ranges.series_change(run, selected, case.transfer, slow.begin))
   last = (None if slow.end == selected.blocks
-          else when.series_change(run, selected, case.transfer, slow.end) - 1)
+          else step_ranges.series_change(run, selected, case.transfer, slow.end) - 1)
   if slow.bursts:
     evidence = [Sentence(Evidence.TWO_KINDS,
         f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
@@ -313,7 +314,7 @@ def find(case: Case, slow: SlowTransfers) -> Finding:
   else:
     evidence = [Sentence(Evidence.STRETCH,
         f"The collectives themselves take {milliseconds(slow.level)} a step "
-        f"{when.spell(first, last)}, {milliseconds(slow.quiet)} in the rest of the run.")]
+        f"{step_ranges.spell(first, last)}, {milliseconds(slow.quiet)} in the rest of the run.")]
   if not case.floor.known:
     evidence.append(Sentence(Evidence.NEEDS_FLOOR,
         "What is slow in every step of the run alike can't be seen without a known floor: "

@@ -17,7 +17,7 @@ from jaxpace.diagnosis.mechanism import (
   strikes,
 )
 from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
-from jaxpace.diagnosis.paused import paused
+from jaxpace.diagnosis.pause_costs import paused
 from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpace.diagnosis import when
+from jaxpace.diagnosis import step_ranges
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import Episode
 from jaxpace.diagnosis.lateness import WaitedFor, costliest_first, waited_for
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
 from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
-from jaxpace.diagnosis.where import late_at
+from jaxpace.diagnosis.waiting_places import late_at
 from jaxpace.diagnosis.wording import (
   hosts_of,
   joined,
@@ -74,10 +74,11 @@ def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int |
   end."""
   begin, end = min(e.begin for e in episodes), max(e.end for e in episodes)
   earliest = next(e for e in episodes if e.begin == begin)
-  first = None if begin == 0 else when.rank_change(case.run, case.selected, earliest.rank, begin)
+  first = (None if begin == 0
+           else step_ranges.rank_change(case.run, case.selected, earliest.rank, begin))
   latest = next(e for e in episodes if e.end == end)
   last = (None if end == case.selected.blocks
-          else when.rank_change(case.run, case.selected, latest.rank, end) - 1)
+          else step_ranges.rank_change(case.run, case.selected, latest.rank, end) - 1)
   return first, last
 
 
@@ -94,7 +95,7 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], l
     often = int(totals.last[rank]) / max(1, int(totals.present[rank]))
     longest = max(own, key=lambda e: e.steps)
     spells = [spell_of(case, [e]) for e in own[:3]]
-    times = joined([when.spell(*found) for found in spells])
+    times = joined([step_ranges.spell(*found) for found in spells])
     if rank in case.lateness.usual:
       evidence.append(
           Sentence(Evidence.USUALLY_LAST,

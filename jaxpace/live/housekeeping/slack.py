@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import context
+from jaxpace.core import mesh_context
 
 _KEEP = 16
 _ENOUGH = 8
@@ -57,7 +57,7 @@ class SlackReader:
     if self._calls % self._interval == 0:
       arrivals, delays = (field.addressable_shards[0].data
                           for field in (pace.arrivals, pace.delays))
-      with context.of_array(arrivals):
+      with mesh_context.of_array(arrivals):
         self._copy = _joined()(arrivals, delays)
 
   def own(self) -> float | None:
@@ -103,5 +103,5 @@ def _copied() -> Any:
 
 
 def _duplicate(array: jax.Array) -> Any:
-  with context.of_array(array):
+  with mesh_context.of_array(array):
     return _copied()(array)

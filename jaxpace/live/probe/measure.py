@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpace.core import context
+from jaxpace.core import mesh_context
 from jaxpace.live.probe import schedule
 
 _AXIS = "ends"
@@ -56,7 +56,7 @@ class _Ends:
 
   def gather(self, value: np.ndarray) -> np.ndarray:
     """Returns every end's value, [ends, ...], the same on all processes."""
-    with context.of_mesh(self.mesh):
+    with mesh_context.of_mesh(self.mesh):
       return np.asarray(self._gather(self.spread(value)))
 
   def pair_program(self, pairs: schedule.Round) -> Callable[[jax.Array], jax.Array]:
@@ -73,7 +73,7 @@ class _Ends:
                                     check_vma=False))
 
     def run(payload: jax.Array) -> jax.Array:
-      with context.of_mesh(self.mesh):
+      with mesh_context.of_mesh(self.mesh):
         result: jax.Array = program(payload)
       return result
 

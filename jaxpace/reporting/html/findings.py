@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxpace.diagnosis.findings import milliseconds
-from jaxpace.diagnosis.when import spell
+from jaxpace.diagnosis.step_ranges import spell
 from jaxpace.diagnosis.wording import named
 from jaxpace.reporting.html.figures import DocumentFigures
 from jaxpace.reporting.html.markup import Markup, element, joined, prose

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from jaxpace.files.reading import UnreadableError, read_bytes
 from jaxpace.files.schemas import TIME
 from jaxpace.trace.host_causes import PAUSES
+from jaxpace.trace.row_checks import LIMITS, is_whole, name_fault, type_fault
 from jaxpace.trace.run import MISSING
-from jaxpace.trace.sound import LIMITS, is_whole, name_fault, type_fault
 
 Columns = Mapping[str, np.ndarray]
 """Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for

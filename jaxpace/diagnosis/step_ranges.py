@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnosis.accounting import busy
+from jaxpace.diagnosis.lateness_by_sums import late_in
 from jaxpace.diagnosis.meetings import joined_ranks_of
 from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.sums import late_in
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
