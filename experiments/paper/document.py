@@ -8,13 +8,34 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from experiments.paper import emulated, predict, tables, turns_page
+from experiments.paper import (
+  emulated,
+  literal_table1,
+  mechanisms,
+  scenarios_page,
+  tables,
+  turns_page,
+)
 from experiments.paper import world as worlds
 
 TABLE: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "baseline": tables.baseline, "coordination": tables.coordination, "sentence": tables.sentence,
     "beyond": tables.beyond, "parts": tables.parts, "searches": tables.searches}
 """Parts of the page made from Table 1, by the name between their marks."""
+BESIDE: dict[str, tuple[str, str, Callable[[dict[str, Any]], list[str]]]] = {
+    "turns": ("table1_turns", "turns", turns_page.both),
+    "bound": ("table1_turns", "turns", turns_page.bound),
+    "alone": ("table1_turns", "turns", turns_page.others),
+    "longer": ("table1_turns", "turns", turns_page.longer),
+    "literal": ("table1_literal", "literal_table1", literal_table1.table),
+    "shares": ("table1_literal", "literal_table1", literal_table1.shares),
+    "scenes": ("table1_scenarios", "scenarios", scenarios_page.scenes),
+    "fabrics": ("table1_scenarios", "scenarios", scenarios_page.fabrics)}
+"""Parts made from records beside it: file, program, function."""
+TOGETHER: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "said": mechanisms.said, "mechanisms": mechanisms.gains,
+    "variation": mechanisms.variation}
+"""Parts made from all of them."""
 
 
 def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
@@ -22,8 +43,8 @@ def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
 
   Args:
     page: its text.
-    table: `docs/measurements/table1.json`, `table1_turns.json` beside it; a sentence takes the
-      place of what is made from either while it isn't there.
+    table: `docs/measurements/table1.json`, the other records beside it; a sentence takes the
+      place of what is made from any of them while it isn't there.
     measured: `docs/measurements/emulated.json`, likewise.
 
   Raises:
@@ -33,17 +54,27 @@ def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
     name = match[1]
     if name == "emulated":
       lines = _from(measured, emulated.throughput, emulated.MODULE)
-    elif name == "turns":
-      lines = _from(table.with_name("table1_turns.json"), turns_page.both,
-                    "experiments.paper.turns")
+    elif name in BESIDE:
+      file, program, make = BESIDE[name]
+      lines = _from(table.with_name(f"{file}.json"), make, f"experiments.paper.{program}")
+    elif name in TOGETHER:
+      lines = TOGETHER[name](records(table))
     elif name in TABLE:
       lines = _from(table, TABLE[name], "experiments.paper.table1")
     else:
       raise ValueError(
-          f"Nothing is made for the mark {name!r}; there are emulated, turns, {', '.join(TABLE)}.")
+          f"Nothing is made for the mark {name!r}; there are emulated, "
+          f"{', '.join([*BESIDE, *TOGETHER, *TABLE])}.")
     return f"<!-- {name} -->\n" + "\n".join(lines).strip("\n") + "\n<!-- end -->"
 
   return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def records(table: pathlib.Path) -> dict[str, Any]:
+  """Returns Table 1 and the records beside it that are there, by the names of their files."""
+  names = [table.name, *dict.fromkeys(f"{file}.json" for file, _, _ in BESIDE.values())]
+  return {name: json.loads(path.read_text()) for name in names
+          if (path := table.with_name(name)).is_file()}
 
 
 def _from(path: pathlib.Path, make: Callable[[dict[str, Any]], list[str]],
@@ -53,15 +84,23 @@ def _from(path: pathlib.Path, make: Callable[[dict[str, Any]], list[str]],
   return make(json.loads(path.read_text()))
 
 
-def data(figures: dict[str, Any]) -> dict[str, Any]:
-  """What figures 1 and 5 show, by name: the paper's columns, and of each world."""
-  sizes = figures["sizes"]
+def data(found: dict[str, Any]) -> dict[str, Any]:
+  """What figures 1 and 5 show, by name: the paper's columns, and of each world.
+
+  Args:
+    found: as `records` returns them.
+  """
+  figures = found["table1.json"]
   paper = {"nodes": worlds.NODES, "throughput": worlds.THROUGHPUT, "cv": worlds.CV}
   command = {"command": figures["command"], "date": figures["date"]}
   return {
       "figure1": {**command, "paper": paper, "worlds_beyond": figures["few"],
                   "mean_step_in_units_of_compute": {n: of["all"]["bare_mean"]
-                                                    for n, of in sizes.items()}},
-      "figure5": {**command, "paper": paper, "worlds": {
-          n: {name: {field: of[name][field] for field in ("gain", "cv", "bare_cv", "bare_mean")}
-              for name in predict.ARMS if name in of} for n, of in sizes.items()}}}
+                                                    for n, of in figures["sizes"].items()}},
+      "figure5": {
+          "commands": {name: of["command"] for name, of in found.items() if "command" in of},
+          "paper": paper, "worlds": {
+              column.about: {n: {field: of[column.arm][field] for field in ("gain", "cv")}
+                             for n, of in found.get(column.record, {}).get("sizes", {}).items()
+                             if column.arm in of}
+              for column in mechanisms.COLUMNS}}}

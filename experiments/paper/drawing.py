@@ -1,4 +1,4 @@
-"""The paper's figures 1, 2 and 5, drawn from the figures on record; dashes and shapes say what
+"""The paper's figures 1 and 2, drawn from the figures on record; dashes and shapes say what
 colours say."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper import tables
 from experiments.paper import world as worlds
 
 INK, BLUE, ORANGE, GREEN, GREY = "#222222", "#1f6fb4", "#d95f02", "#1b9e77", "#999999"
@@ -33,10 +32,10 @@ def scaling(figures: dict[str, Any]) -> Any:
   axes = figure.subplots()
   sizes, nodes = figures["sizes"], np.array(worlds.NODES)
   everywhere = np.array(sorted(map(int, sizes)))
-  rate = _rates(sizes)
+  rate = rates(sizes)
   ideal = worlds.THROUGHPUT["baseline"][0] / 4 * everywhere
   axes.plot(everywhere, ideal, "--", color=GREY, label="ideal: linear from 4")
-  _band(axes, nodes, rate, BLUE, "calibrated worlds")
+  band(axes, nodes, rate, BLUE, "calibrated worlds")
   beyond = everywhere[everywhere > nodes[-1]]
   if len(beyond):
     far = np.stack([rate[figures["few"], -1], *(
@@ -48,7 +47,7 @@ def scaling(figures: dict[str, Any]) -> Any:
               label="the same laws beyond: some worlds, median, all")
   axes.plot(nodes, worlds.THROUGHPUT["baseline"], "o", color=INK, mfc="white", ms=6,
             label="paper, baseline", zorder=5)
-  _by_nodes(axes, everywhere)
+  by_nodes(axes, everywhere)
   axes.set_yscale("log", base=2)
   axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
   axes.set_ylabel("throughput, samples a second")
@@ -57,61 +56,7 @@ def scaling(figures: dict[str, Any]) -> Any:
   return figure
 
 
-def comparison(figures: dict[str, Any]) -> Any:
-  """Figure 5: baseline against coordination: throughput, gain and variation, in the paper and in
-  calibrated worlds."""
-  from matplotlib.figure import Figure
-  figure = Figure(figsize=(12.6, 4.4), layout="constrained")
-  left, middle, right = figure.subplots(1, 3)
-  sizes, nodes = figures["sizes"], np.array(worlds.NODES)
-  rate = _rates(sizes)
-  gain, cv, bare = (np.stack([np.array(sizes[str(n)]["all"][name]) for n in nodes], axis=1)
-                    for name in ("gain", "cv", "bare_cv"))
-  null = np.stack([np.array(sizes[str(n)]["null"]["gain"]) for n in nodes], axis=1)
-
-  left.plot(nodes, worlds.THROUGHPUT["baseline"][0] / 4 * nodes, "--", color=GREY,
-            label="ideal: linear from 4")
-  _band(left, nodes, rate, BLUE, "worlds, baseline")
-  _band(left, nodes, rate * (1 + gain), ORANGE, "worlds, coordination", "-.")
-  for column, mark in (("baseline", "o"), ("coordination", "s")):
-    left.plot(nodes, worlds.THROUGHPUT[column], mark, color=INK, mfc="white", ms=6,
-              label=f"paper, {column}", zorder=5)
-  left.set_yscale("log", base=2)
-  left.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-  left.set_ylabel("throughput, samples a second")
-  left.set_title("Throughput")
-
-  said = (100 * (np.array(worlds.THROUGHPUT["coordination"])
-                 / np.array(worlds.THROUGHPUT["baseline"]) - 1))
-  middle.axhline(0, color=INK, lw=0.6)
-  _band(middle, nodes, 100 * gain, ORANGE, "worlds, coordination", "-.")
-  arm, number, _ = tables.best(sizes)
-  middle.plot(nodes, [100 * sizes[str(n)][arm]["gain"][number] for n in nodes], "-^",
-              color=GREEN, ms=5, label="the best world")
-  middle.errorbar(nodes, 100 * np.median(null, axis=0), yerr=100 * np.abs(
-      np.stack([null.min(axis=0), null.max(axis=0)]) - np.median(null, axis=0)), fmt="x",
-                  color=GREY, capsize=3, ms=5, label="null: every coupling off")
-  middle.plot(nodes, said, "s", color=INK, mfc="white", ms=6, label="paper, coordination", zorder=5)
-  middle.set_ylabel("gain in throughput, %")
-  middle.set_title("What coordination gains")
-
-  _band(right, nodes, bare, BLUE, "worlds, baseline")
-  _band(right, nodes, cv, ORANGE, "worlds, coordination", "-.")
-  right.plot(nodes, [sizes[str(n)][arm]["cv"][number] for n in nodes], "-^", color=GREEN, ms=5,
-             label="the best world")
-  for column, mark in (("baseline", "o"), ("coordination", "s")):
-    right.plot(nodes, worlds.CV[column], mark, color=INK, mfc="white", ms=6,
-               label=f"paper, {column}", zorder=5)
-  right.set_ylim(0)
-  right.set_ylabel("coefficient of variation of the step")
-  right.set_title("Variation")
-  for axes in (left, middle, right):
-    _by_nodes(axes, nodes)
-    axes.legend(frameon=False, fontsize=8)
-  return figure
-
-
-def _rates(sizes: dict[str, Any]) -> np.ndarray:
+def rates(sizes: dict[str, Any]) -> np.ndarray:
   """Samples a second of the baseline, [W, N]. Samples a step are free: each world's give 4 nodes
   the paper's rate."""
   mean = np.stack([np.array(sizes[str(n)]["all"]["bare_mean"]) for n in worlds.NODES], axis=1)
@@ -119,7 +64,7 @@ def _rates(sizes: dict[str, Any]) -> np.ndarray:
   return rate * (worlds.THROUGHPUT["baseline"][0] / rate[:, :1])
 
 
-def _band(axes: Any, nodes: np.ndarray, values: np.ndarray, colour: str, label: str,
+def band(axes: Any, nodes: np.ndarray, values: np.ndarray, colour: str, label: str,
           dash: str = "-") -> None:
   """Lowest to highest faintly, the middle half darker, the median a line. values: [W, N]."""
   axes.fill_between(nodes, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, lw=0)
@@ -129,7 +74,8 @@ def _band(axes: Any, nodes: np.ndarray, values: np.ndarray, colour: str, label: 
             label=f"{label}: median, middle half, all")
 
 
-def _by_nodes(axes: Any, nodes: np.ndarray) -> None:
+def by_nodes(axes: Any, nodes: np.ndarray) -> None:
+  """Makes the axis of nodes."""
   axes.set_xscale("log", base=2)
   axes.set_xticks(nodes, [f"{n:,}" for n in nodes])
   axes.minorticks_off()

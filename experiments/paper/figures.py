@@ -1,11 +1,11 @@
-"""Draws the paper's figures 1, 2 and 5 as SVG, with the data beside them, and renews the tables of
-docs/paper.md.
+"""Draws the paper's figures 1, 2, 4 and 5 as SVG, with the data beside them, and renews the tables
+of docs/paper.md.
 
     python -m experiments.paper.figures
 
-Figures 1 and 5 from `docs/measurements/table1.json` (`python -m experiments.paper.table1`), figure
-2 from a step simulated here: eight ranks on two nodes, one of them slow, one pausing, another job
-on the trunk, early ranks waiting.
+Figures 1 and 5 from `docs/measurements/table1.json` (`python -m experiments.paper.table1`) and
+the records beside it, figure 2 from a step simulated here: eight ranks on two nodes, one of them
+slow, one pausing, another job on the trunk, early ranks waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from experiments.paper import document, drawing
+from experiments.paper import document, drawing, mechanisms
 from jaxpace.simulation import noise
 from jaxpace.simulation.job import Job, Shape
 from jaxpace.simulation.jobs import LinkShares, several
@@ -102,13 +102,14 @@ def main(argv: list[str]) -> None:
   step = one_step()
   bars, marks = spans(step)
   written = [drawing.save(drawing.timeline(bars, marks, RANKS), out / "figure2")]
+  written.append(drawing.save(mechanisms.architecture(), out / "figure4"))
   (out / "figure2.json").write_text(json.dumps(step, indent=1) + "\n")
   table = pathlib.Path(flags.FLAGS.table)
   if table.is_file():
     figures = json.loads(table.read_text())
     written.append(drawing.save(drawing.scaling(figures), out / "figure1"))
-    written.append(drawing.save(drawing.comparison(figures), out / "figure5"))
-    for name, data in document.data(figures).items():
+    written.append(drawing.save(mechanisms.comparison(document.records(table)), out / "figure5"))
+    for name, data in document.data(document.records(table)).items():
       (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n")
   else:
     print(

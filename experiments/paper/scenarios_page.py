@@ -63,6 +63,30 @@ def scene(figures: dict[str, Any], name: str) -> list[str]:
       rows)]
 
 
+def scenes(figures: dict[str, Any]) -> list[str]:
+  """All kinds of scenes at the largest size, a row each."""
+  rows = []
+  for of in figures["scenes"].values():
+    if not of["kept"]:
+      rows.append([of["about"], f"0 of {of['tried']}", *[None] * 8])
+      continue
+    for nodes in worlds.NODES[-2:]:
+      arms = of["sizes"][str(nodes)]
+      both = arms["both"]
+      rows.append([
+          of["about"], f"{of['kept']} of {of['tried']}", nodes,
+          tables.percent(np.array(both["gain"])),
+          tables.percent(np.array(arms["first_come"]["gain"])),
+          tables.percent(np.array(arms["one"]["gain"])),
+          tables.percent(np.array(arms["alone"]["gain"]), 2),
+          f"{np.median(both['bare_cv']):.3f} → {np.median(both['cv']):.3f}",
+          tables.percent(np.array(both["neighbour_gain"])), exposed(both)])
+  return measured.table(
+      ["scene", "fit", "nodes", "gain, all take turns", "first come, first served",
+       "gain, this job alone", "null: nobody else", "CV: without, all",
+       "gain of the neighbour that gains least", "exposed, of the step: without, all"], rows)
+
+
 def exposed(of: dict[str, Any]) -> str:
   """Middle shares of the step in which the job computes no more and waits for its collectives."""
   return (f"{100 * np.median(of['bare_exposed']):.0f} → "

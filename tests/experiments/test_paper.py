@@ -14,6 +14,7 @@ from experiments.paper import (
   document,
   drawing,
   figures,
+  mechanisms,
   paced,
   predict,
   quick,
@@ -173,11 +174,14 @@ def test_the_sentence_names_the_best_world_and_where_it_falls_short(figures_made
 
 def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
   pytest.importorskip("matplotlib", reason="figures need matplotlib, of the extra 'examples'")
-  for draw in (drawing.scaling, drawing.comparison):
-    file = drawing.save(draw(figures_made), tmp_path / draw.__name__)
+  records = {"table1.json": figures_made}
+  for drawn in (drawing.scaling(figures_made), mechanisms.comparison(records),
+                mechanisms.architecture()):
+    file = drawing.save(drawn, tmp_path / "drawn")
     assert file.stat().st_size > 5000
-  data = document.data(figures_made)
-  assert data["figure5"]["worlds"]["16"]["null"]["gain"] == [0.0] * 3
+  data = document.data(records)
+  assert (data["figure5"]["worlds"]["pacing as it comes"]["16"]["gain"]
+          == figures_made["sizes"]["16"]["all"]["gain"])
   assert (data["figure1"]["mean_step_in_units_of_compute"]["256"]
           == figures_made["sizes"]["256"]["all"]["bare_mean"])
   step = figures.one_step()

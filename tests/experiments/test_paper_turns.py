@@ -1,13 +1,14 @@
 """Table 1 with jobs that take turns, and the pacer of section 5.3: in small."""
 
 import json
+import pathlib
 import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.paper import literal, turns, turns_page
+from experiments.paper import document, literal, mechanisms, turns, turns_page
 from experiments.paper import world as worlds
 from jaxpace.core.types import Observation
 
@@ -55,6 +56,32 @@ def test_the_page_says_how_many_worlds_come_up_to_the_paper_and_what_was_not_run
   assert "| 64 | +11.0 % | +5.0 .. +10.0 .. +15.0 % | 50 % |" in page
   assert "| 64 | +15.0 .. +15.0 .. +15.0 % | +5.0 .. +5.0 .. +5.0 % |" in page
   assert page.count("Not run.") == 1
+
+
+def test_the_sentence_and_the_columns_say_what_is_on_record_and_leave_out_what_is_not():
+  turned = figures_of([0.05, 0.15])
+  paced = {str(n): {"all": {"gain": [-0.01, 0.0], "cv": [0.2, 0.3], "bare_cv": [0.3, 0.3]}}
+           for n in worlds.NODES}
+  records = {"table1.json": {"sizes": paced}, "table1_turns.json": turned}
+  said = " ".join(mechanisms.said(records))
+  assert "gains +10.0 % at 64 nodes (the paper +11.0), +10.0 % at 32 nodes" in said
+  assert "CV is 0.150 at 64 (0.09)" in said and "gains less than +5.0 %" in said
+  assert "letter" not in said
+  row = next(line for line in mechanisms.gains(records) if line.startswith("| 64"))
+  assert row == ("| 64 | +11.0 % | – | -1.0 .. -0.5 .. +0.0 % | +5.0 .. +10.0 .. +15.0 % | "
+                 "+5.0 .. +10.0 .. +15.0 % | – |")
+  letter = {"gain": [-0.1, -0.05], "cv": [0.1, 0.1], "bare_cv": [0.2, 0.2]}
+  records["table1_literal.json"] = {"sizes": {"64": {"literal": letter}}}
+  assert "at 64 nodes it takes the CV from 0.200 to 0.100" in " ".join(mechanisms.said(records))
+
+
+def test_the_page_of_the_paper_says_what_its_records_say():
+  """Its tables are made anew: who changes a record draws the page again."""
+  root = pathlib.Path(__file__).parents[2]
+  text = (root / "docs/paper.md").read_text()
+  made = document.filled(text, root / "docs/measurements/table1.json",
+                         root / "docs/measurements/emulated.json")
+  assert made == text, "python -m experiments.paper.figures"
 
 
 @pytest.mark.long
