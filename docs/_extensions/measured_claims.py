@@ -149,37 +149,11 @@ def _job_steps(figures: Any) -> list[str]:
           for name in ("none_mean_ms", "interleave_mean_ms", "alone_none_mean_ms")]
 
 
-def _truth(figures: Any) -> list[str]:
-  agree = {(job["processes"],
-            job["shared"]): sum(block["agrees_with_entries"] for block in job["blocks"])
-           for job in figures["processes"]}
-  sleeps = [sum(block["agrees_with_sleep"] for block in job["blocks"])
-            for job in figures["processes"]
-            if job["processes"] == 4]
-  count = len(figures["processes"][0]["blocks"])
-  return [str(min(sleeps)), str(count), str(agree[4, False]), str(agree[4, True]), str(count),
-          str(agree[2, False]), str(agree[2, True])]
-
-
 def _starts(figures: Any) -> list[str]:
   found = []
   for size in figures["sizes"].values():
     found += [*_three(size["arms"]["recorded"]["percent"], 1), f"{size['bare_ms'][0]:.1f}"]
   return [*found, str(len(figures["sizes"]["5"]["starts"]["bare"]))]
-
-
-def _table(step: str) -> Callable[[Any], list[str]]:
-  def read(figures: Any) -> list[str]:
-    here = figures["steps"][step]
-    return [f"{value:.3g}" for value in (here["bare_ms"][0], *here["bare_again_percent"],
-                                         *here["native_percent"], *here["callback_percent"])]
-  return read
-
-
-def _stamps(figures: Any) -> list[str]:
-  native, callback = (figures["alone"][f"stamp_and_hold_{name}_us"]
-                      for name in ("native", "callback"))
-  return [*_three(native, 3), *(f"{value:.3g}" for value in callback)]
 
 
 def _observed(figures: Any) -> list[str]:
@@ -283,6 +257,18 @@ CLAIMS = (
     Claim("docs/housekeeping.md", "which leaves the changes of mode out, gives −{}, −{} and −{} %",
           "pauses.json", lambda f: [_round(100 * (run["auto"]["paired"]["ratio"][0] - 1))
                                     for run in f["runs"]]),
+    Claim("docs/pacing.md", "frozen -{}, -{}, -{} % of the step", "pauses.json",
+          lambda f: _frozen(f)[:3]),
+    Claim("docs/pacing.md", "`auto` with its trial -{}, -{}, -{} %", "pauses.json", _auto),
+    Claim("docs/pacing.md", "as it comes (`cost=0.001`) step -{} % [", "polling_pinned.json",
+          lambda f: _polling(f)[:1]),
+    Claim("docs/pacing.md", "with ten times that, `cost=0.01`, **step -{} % [",
+          "polling_pinned.json", lambda f: _polling(f)[1:2]),
+    Claim("docs/pacing.md", "{} to {} ms a step, alone {}: ", "two_jobs.json", _job_steps),
+    Claim("docs/pacing.md", "bbr {}, reno {} % ({} starts each", "two_jobs.json",
+          lambda f: _jobs(f)[2:5]),
+    Claim("docs/pacing.md", "**CV {} times that without control", "two_jobs.json",
+          lambda f: _jobs(f)[-1:]),
     Claim("docs/pacing.md", "longer by {} % [{}, {}] on 2 processes", "overhead.json",
           lambda f: _three(f["processes"]["2"]["share_percent"])),
     Claim(WHEN_NOT,

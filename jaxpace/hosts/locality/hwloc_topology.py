@@ -40,7 +40,7 @@ _FIRST_BUS = re.compile(r"^([0-9a-fA-F]{4,8}):\[([0-9a-fA-F]{2})-")
 def read_topology(root: xml.Element) -> Described:
   """What the element `topology` says."""
   numa = _numa(root)
-  reader = _Reader((root.get("version") or "1").split(".")[0],
+  reader = _HwlocReader((root.get("version") or "1").split(".")[0],
                    sum(1 << node.node for node in numa if not node.cpus))
   for child in root.findall("object"):
     reader.walk(child, (), None)
@@ -60,7 +60,7 @@ def read_topology(root: xml.Element) -> Described:
                    hostname=read_name(infos.get("HostName")))
 
 
-class _Reader:
+class _HwlocReader:
   """Collects devices on the way down."""
 
   def __init__(self, version: str, memory_only: int) -> None:
