@@ -53,7 +53,7 @@ def page(figures: Mapping[str, Any]) -> list[str]:
   lines = measured.introduction("The stream of alarms, in runs of the fault lab", dict(figures))
   if figures["note"]:
     lines += [figures["note"], ""]
-  lines += ["False alarms are all that is told of healthy controls. Of disturbances: by the loops' "
+  lines += ["False alarms are all alarms in healthy controls. Of disturbances: by the loops' "
             "own clocks the job lost 5 % or more, over the steps from the onset told to the alarm, "
             "to something that nobody injected. Disturbed: of the controls' stretches of "
             f"{scores.STRETCH} steps those of which the same is true, told or not.", ""]

@@ -26,7 +26,7 @@ def markdown(figures: dict[str, Any]) -> list[str]:
                          f"{run['load_average_at_start']:g}.", "")]
   lines += [f"{figures['steps']} steps each. Bits: parameters, optimizer state, statistics and "
             "metrics. Collectives: of the compiled programs, number, kind, groups of ranks and "
-            "operands, but for one operand where arrivals are shared. Null: the bare step that "
+            "operands, but for one operand where arrivals are shared. Control: the bare step that "
             "merely returns a gradient too, against the bare step.", ""]
   titles = {"one": "One process",
             "no_fma": f"One process, `XLA_FLAGS={NO_FMA}` (no fused multiply-add)",

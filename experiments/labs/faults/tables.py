@@ -116,7 +116,7 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
                               *(entry[key] for key in ("right", "missed", "false", "precision",
                                                        "recall", "f1"))]
                              for mode, entry in one["modes"].items()])
-    lines += ["Where it fades, single faults by what they cost of the whole run:", ""]
+    lines += ["Found or missed, by what a single fault costs of the whole run:", ""]
     lines += measured.table(("cost", "runs", "mode found", "rightly blamed, of those to blame"),
                             [[f"{100 * r['from']:g} to {100 * r['to']:g} %", r["runs"], r["found"],
                               f"{r['blamed']} of {r['to_blame']}"] for r in one["fading"]])
