@@ -113,8 +113,9 @@ def fabrics(figures: dict[str, Any]) -> list[str]:
           "many, played message by message on `jaxpace.simulation.fabric`. *Packed*: each job's "
           "nodes lie side by side. *Spread*: each job has as many nodes in every rack. 2:1: a "
           "rack's cards can send twice what its uplinks carry. What 64 spread nodes send at 4:1 is "
-          "the recorded world's; nothing is fitted, nothing is lost in collisions. The paper's own "
-          "scaling from 4 to 64 nodes is 50 %, to 32 nodes 71 %.")
+          "the recorded world's, of every second of these worlds; nothing is fitted, nothing is "
+          "lost in collisions. The paper's own scaling from 4 to 64 nodes is 50 %, to 32 nodes "
+          "71 %.")
   return [*textwrap.wrap(said, 116), "", *measured.table(
       ["fabric", "nodes", "scaling from 4 nodes, without", "CV without", "gain, both take turns",
        "first come, first served (bound)", "gain, this job alone", "CV, both",
