@@ -17,9 +17,7 @@ from jaxpace.diagnosis.selected_steps import merged
 EFFECT = 0.02
 """A rank is late if it arrives at least this share of the mean step after the typical rank ..."""
 CONFIDENCE = 0.99
-"""... with at least this confidence, all ranks tested together ..."""
-PERSISTENCE = 0.5
-"""... and by half that share at least in this many of the blocks of neighbouring steps."""
+"""... with at least this confidence, all ranks tested together."""
 FEWEST_STEPS = 30
 """A rank that is late for fewer steps than these in a row, and in time before and after, isn't
 persistently late."""
@@ -57,8 +55,7 @@ class Tested(NamedTuple):
   persistence: float
 
   def late(self, step_time: float) -> bool:
-    return (self.lateness >= EFFECT * step_time and self.confidence >= CONFIDENCE
-            and self.persistence >= PERSISTENCE)
+    return self.lateness >= EFFECT * step_time and self.confidence >= CONFIDENCE
 
 
 class Blocks(NamedTuple):

@@ -1,6 +1,8 @@
 """Slow transfers in made-up jobs: what they cost, and what is no crowded fabric beside a late
 rank."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from jaxpace.diagnosis.codes import Evidence, Note, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION, PERSISTENT
 from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_findings import job, with_bytes
 from tests.diagnosis.test_tcp import sampled
@@ -29,6 +32,17 @@ def test_slow_steps_now_and_then_cost_their_mean(hosts):
   (finding,) = diagnose(run).findings
   assert finding.mode == CONTENTION and finding.evidence[0].code == Evidence.TWO_KINDS
   assert finding.share == pytest.approx(cost(truth), abs=0.006)
+
+
+@pytest.mark.parametrize("switches", [0, 8])
+def test_transfers_between_two_hosts_that_vary_are_the_fabric_s_unless_processors_are_crowded(
+    switches):
+  run, _ = run_of(MadeUpJob(ranks=4, steps=400, processes=2, hosts=2, noise=0.01, transfer=1e-3,
+                            transfer_noise=10.0, host_columns=True))
+  columns = {**run.host_causes.columns,
+             "nivcsw": np.full_like(run.host_causes.columns["nivcsw"], switches)}
+  run = dataclasses.replace(run, host_causes=dataclasses.replace(run.host_causes, columns=columns))
+  assert [f.mode for f in diagnose(run).findings] == ([] if switches else [CONTENTION])
 
 
 def test_slow_steps_beside_a_late_rank_are_its_own_where_no_connections_tell():

@@ -206,6 +206,12 @@ def test_late_ranks_in_a_bad_place_are_a_matter_of_locality():
     assert [f.mode for f in diagnose(placed(run, far)).findings] == [PERSISTENT]
 
 
+def test_ranks_of_a_bad_place_that_are_late_by_different_amounts_are_not_late_for_it_alone():
+  run, _ = run_of(job(Fault("compute", 4e-3, (1, 3, 5, 7)), Fault("compute", 9e-3, (5,))))
+  (finding,) = diagnose(placed(run, {1, 3, 5, 7})).findings
+  assert (finding.mode, finding.ranks[0]) == (PERSISTENT, 5)
+
+
 def test_a_bad_place_at_no_cost_is_no_finding():
   assert diagnose(placed(run_of(job())[0], {1, 3})).findings == ()
 

@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -125,3 +126,10 @@ def test_rules_tried_in_another_way_are_added_to_those_before(runs: pathlib.Path
     ablation.added(both, {**figures("bare", "turns.costly"), "runs": [3]})
   with pytest.raises(ValueError, match="no rule 'late.lately'"):
     ablation.chosen(["late.lately"])
+
+
+def test_what_shows_a_rule_that_is_kept_is_there() -> None:
+  shown = [match for rule in RULES for match in re.findall(r"(test_\w+): (\w+)", rule.kept)]
+  assert len(shown) >= len([rule for rule in RULES if rule.kept])
+  for file, name in shown:
+    assert name in (pathlib.Path(__file__).parents[1] / f"diagnosis/{file}.py").read_text()

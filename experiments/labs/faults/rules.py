@@ -55,8 +55,6 @@ RULES = (
          {"lateness:change_points": lambda series, *_: [[] for _ in series]}),
     Rule("late.outages", "single blocks that stick out are cut before ranks are judged",
          {"lateness:without_outages": lambda series: series}),
-    Rule("late.persistence", "a rank is late only if it is so in half of the blocks",
-         {"episodes:PERSISTENCE": 0.0}),
     Rule("late.confidence", "a rank is late only with 99 % confidence",
          {"episodes:CONFIDENCE": 0.0}),
     Rule("late.effect", "a rank is late only from 2 % of the step on", {"episodes:EFFECT": 0.0}),
@@ -74,19 +72,26 @@ RULES = (
     Rule("late.pauses", "a rank late on average for a few long gaps pauses, and is not late",
          {"lateness:_pauses": _answer(False)}),
     Rule("late.turns", "where three ranks are late one after another nobody is to blame",
-         {"lateness:blamed": lambda episodes, steps: list(episodes)}),
+         {"lateness:blamed": lambda episodes, steps: list(episodes)},
+         "turns that last for many steps: the lab's ranks take them step by step "
+         "(test_findings: ranks_that_take_long_turns)"),
     Rule("late.brief",
          "on crowded processors ranks late for less than half of the run, and by little, "
          "aren't named", {"lateness:_brief": _answer([])}),
     Rule("late.hides", "a rank late by much less than the latest isn't named",
-         {"lateness:_hides": _answer(False)}),
+         {"lateness:_hides": _answer(False)},
+         "a rank a little late behind one that is late by much (test_lateness: "
+         "a_little_lateness_behind_a_large_one)"),
     Rule("late.least", "waiting for late ranks is a finding from 1 % of the step on",
          {"modes.straggler:LEAST": 0.0}),
     Rule("late.usual", "a rank last in most steps, by no fixed amount, is named",
          {"diagnose:usually_last": _answer([])}),
     Rule("late.mechanism",
          "hosts' columns say why a rank is late; one that is preempted makes transfers slow, too",
-         {"modes.straggler:of_lateness": _answer([])}),
+         {"modes.straggler:of_lateness": _answer([])},
+         "why a rank is late, for the advice: the lab judges kinds and ranks, not causes "
+         "(test_findings: each_mode_is_found; test_joined: "
+         "a_host_whose_processors_are_taken)"),
     # By their place.
     Rule("place.late", "late ranks that are exactly those in a bad place are late for it",
          {"modes.locality:late_in_place": _answer(None)}),
@@ -94,8 +99,12 @@ RULES = (
          {"modes.locality:slow_in_place": _answer(None)}),
     Rule("place.process",
          "a process late with all its ranks, some of them in a good place, is not late for "
-         "its place", {"modes.locality:_whole_process_late": _answer(False)}),
-    Rule("place.alike", "ranks of a bad place are late alike", {"modes.locality:_ALIKE": 0.0}),
+         "its place", {"modes.locality:_whole_process_late": _answer(False)},
+         "a host that is late as a whole, of whose ranks some are misplaced besides "
+         "(test_findings: a_process_late_with_all_its_ranks)"),
+    Rule("place.alike", "ranks of a bad place are late alike", {"modes.locality:_ALIKE": 0.0},
+         "one of the misplaced ranks that has a fault of its own: the lab makes none, for "
+         "truth would be ambiguous (test_findings: late_by_different_amounts)"),
     # One fault or two.
     Rule("one.fault", "a late host whose transfers are slow from the same step on is one fault",
          {"findings:_one_fault": _answer(False)}),
@@ -144,29 +153,42 @@ RULES = (
          {"modes.contention:_throughout": _answer(None)}),
     Rule("slow.bursts", "transfers slow now and then", {"modes.contention:_bursts": _answer(None)}),
     Rule("slow.queued", "stretches in which data queue as in the slow ones are slow, too",
-         {"modes.contention:_queued": lambda busy, spans, slow: np.zeros(len(slow), bool)}),
+         {"modes.contention:_queued": lambda busy, spans, slow: np.zeros(len(slow), bool)},
+         "queues that leave half of the transfers quick (test_contention: "
+         "where_data_queue_is_contended)"),
     Rule("slow.floor", "the fabric measured beforehand is the floor",
          {"diagnose:find_floor": _own_floor}),
     Rule("slow.probe", "the link probe names the slow link",
-         {"modes.contention:_probed": lambda case, slow: (slow.links.slow, [])}),
+         {"modes.contention:_probed": lambda case, slow: (slow.links.slow, [])},
+         "jobs whose connections can't be counted, with a link probe made beside "
+         "(test_joined: a_link_probe_names_the_slow_host_or_link)"),
     Rule("slow.whose", "connections that are busy longest name the slow link",
          {"tcp:whose": _no_links}),
     Rule("slow.rises", "connections that became busier than others name it, too",
-         {"tcp:_rises_most": _answer(False)}),
+         {"tcp:_rises_most": _answer(False)},
+         "hosts whose connections are busy with other data all the time (test_tcp: "
+         "what_became_busier_tells)"),
     Rule("slow.slower", "connections tell whether the network is slower in a stretch",
          {"tcp:says_slower": _answer(None)}),
     Rule("slow.slow", "connections tell whether the network is slow throughout",
          {"tcp:says_slow": _answer(None)}),
     Rule("slow.idle",
          "transfers long now and then while connections are idle are not the network's",
-         {"tcp:idle": _answer(False)}),
+         {"tcp:idle": _answer(False)},
+         "slow senders on a quiet fabric (test_tcp: "
+         "transfers_that_are_slow_while_connections_are_not)"),
     Rule("slow.crowded", "transfers long on crowded processors are not the network's",
-         {"modes.contention:crowded_processors": _answer(False)}),
+         {"modes.contention:crowded_processors": _answer(False)},
+         "two hosts, or a fabric without TCP, beside other programs: seed 7 has four "
+         "hosts, whose connections tell (test_contention: unless_processors_are_crowded)"),
     Rule("slow.vary",
          "on crowded processors, round trips that vary let bursts be told all the same",
-         {"tcp:trips_vary": _answer(False)}),
+         {"tcp:trips_vary": _answer(False)},
+         "a network crowded now and then beside other programs on the processors "
+         "(test_tcp: a_network_that_is_crowded_now_and_then)"),
     Rule("slow.host", "on one host there is no network to be crowded",
-         {"tcp:on_one_host": _answer(False)}),
+         {"tcp:on_one_host": _answer(False)},
+         "several processes on one host (test_tcp: processes_of_one_host_have_no_network)"),
     Rule("slow.costly",
          "slow transfers are a finding from 5 % of the step on, with 99 % confidence",
          {"findings:_slow": lambda case: contention.look(case) if case.run.ranks > 1 else None}),
