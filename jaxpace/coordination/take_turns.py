@@ -23,10 +23,13 @@ _LEAK = np.float32(1 / 256)
 """Weight of a reading that is neither the least nor the most so far in the memory of these."""
 _APART = np.float32(2.5)
 """A link in use sounds at least so many times as long as a quiet one, or it isn't told."""
+_LOUD = np.float32(4)
+"""By message a reading so many times as long as the shortest tells of a link in use."""
 _NOTICED = 16
 """Steps over which contention is averaged before it is noticed, or gone."""
-_NO_WORSE = np.float32(1.05)
-"""Times what sharing cost: turns that cost more are not taken."""
+_NO_WORSE, _NO_WORSE_WHOLE = np.float32(1.05), np.float32(1.1)
+"""Times what sharing cost: turns that cost more are not taken; by message, where of two jobs the
+one of the shorter period waits, and the other one gains."""
 _BANK = np.float32(6)
 """What turns may cost beyond sharing, in collectives on a quiet link, before they are broken
 off."""
@@ -38,6 +41,10 @@ _YIELD = np.float32(0.25)
 """The gap is no longer than this share of the bucket after which it is left."""
 _SHORTER = np.float32(0.25)
 """Of the patience, what is tried next where the whole does not pay."""
+_CALM, _CALM_WHOLE = np.int32(32), np.int32(48)
+"""Steps in a row in which nobody was heard and nothing was late, until it is silent again; by
+message. Jobs of one period that once have taken turns by message are out of each other's way, and
+meet only every 30 to 60 steps."""
 _LONGEST_REST = np.int32(1 << 20)
 
 
@@ -48,8 +55,8 @@ class TakeTurns(NamedTuple):
   floor: windows.RunningFloor  # [B] lowest recent bucket times
   quiet: jax.Array  # [] float32 s, what listening takes on a quiet link; NaN before the first time
   loud: jax.Array  # [] float32 s, while others send
-  # [] bool, whether the last reading before this collective told of a link in use
-  was_busy: jax.Array
+  # [] int32, free readings that are still wanted since one told of a link in use
+  doubts: jax.Array
   heard: jax.Array  # [] bool, whether any reading of this step did
   mode: jax.Array  # [] int32
   since: jax.Array  # [] int32, steps in this mode
@@ -64,9 +71,12 @@ class TakeTurns(NamedTuple):
   before: jax.Array  # [B] float32 s, held in the step of which the bucket times come next
   # [] int32, steps in a row in which nobody was heard, and buckets took no longer than alone
   calm: jax.Array
+  # [] bool, by message: turns have paid, and are taken again at once when buckets are late again
+  proven: jax.Array
 
 
-def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, patience: float = 2.0,
+def take_turns(key: int = 0, *, by: str = "bucket",
+               floor: Sequence[float] | float | None = None, patience: float | None = None,
                dead_band: float = 0.1, learn: int = 48, trial: int = 64, retry: int = 1024,
                window: int = 1024, slots: int = 16) -> Pacer:
   """Waits before each collective while another job is sending, for a bounded time, and then sends
@@ -84,7 +94,13 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
   checked by a second one, after a random time of up to twice the quiet reading: readings err, and
   of several jobs that wait only one should begin.
 
-  *The gap.* After its own bucket a job leaves the link free for three quiet readings and one in
+  *By what.* Two jobs that send bucket by bucket in turns both finish as late as if they shared the
+  link: that gains only where sharing itself loses capacity. Where it loses none, as over TCP, who
+  came first must send all of its buckets before the other begins. So by message a job listens
+  before the first collective of its step alone, waits for up to `patience` times all of its own,
+  and sends them one after the other.
+
+  *The gap*, by bucket. After its own bucket a job leaves the link free for three quiet readings and one in
   use, so that one who waits gets in: turns by bucket, not by message. No more than a quarter of the
   bucket.
 
@@ -117,9 +133,11 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
   Args:
     key: of random waits, 0 to 2**32 - 1. It must differ between jobs that share a link and be the
       same on all ranks of a job, such as `zlib.crc32(job_name.encode())`.
+    by: "bucket", or "message", all collectives of a step; the same in all jobs that share a link.
     floor: s, each collective's time on a quiet link, in the order of the step's collectives, or one
       for all. None for the lowest that was seen.
-    patience: most that is waited before a bucket, as a multiple of its floor, 0 to 100.
+    patience: most that is waited, as a multiple of the bucket's floor, or of all of them by
+      message, 0 to 100; None for 2, or 1 by message.
     dead_band: contention within which nothing is done, as a share of the floors, 0 to 1.
     learn: steps over which the cost of sharing is measured before turns are tried.
     trial: steps of a trial.
@@ -136,6 +154,12 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     ValueError: an argument is out of range.
   """  # noqa: E501
   start = checked(key)
+  if by not in ("bucket", "message"):
+    raise ValueError(f'by={by!r} must be "bucket" or "message": what is sent in one turn.')
+  whole = by == "message"
+  calm_steps, no_worse = (_CALM_WHOLE, _NO_WORSE_WHOLE) if whole else (_CALM, _NO_WORSE)
+  if patience is None:
+    patience = 1.0 if whole else 2.0
   most = settings.number("patience", patience, 0, 100,
                          "a multiple of a bucket's own time, 2 for twice that")
   band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
@@ -150,10 +174,10 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     none, no = jnp.int32(0), jnp.zeros((), jnp.bool_)
     return TakeTurns(
         key=jnp.asarray(start), floor=lowest.init((slots,)), quiet=jnp.float32(_NAN),
-        loud=jnp.float32(_NAN), was_busy=no, heard=no, mode=jnp.asarray(SILENT), since=none,
+        loud=jnp.float32(_NAN), doubts=none, heard=no, mode=jnp.asarray(SILENT), since=none,
         patience=jnp.asarray(most), rest=jnp.int32(half), spent=jnp.float32(0),
         others=noticed.init(), recent=noticed.init(), shared=sharing.init(), taken=turning.init(),
-        before=jnp.zeros((slots,), jnp.float32), calm=none)
+        before=jnp.zeros((slots,), jnp.float32), calm=none, proven=no)
 
   def floors_of(state: TakeTurns) -> jax.Array:
     return lowest.value(state.floor) if given is None else jnp.asarray(given)
@@ -166,12 +190,19 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     own = jnp.sum(jnp.where(places == at, floors, _ZERO))
     last = jnp.sum(jnp.where(places == at - np.int32(1), floors, _ZERO))
     acts = (((state.mode == TRIES) | (state.mode == TURNS)) & (own > _ZERO)
-            & (moment.slot < np.int32(slots)))
+            & (moment.slot < np.int32(1 if whole else slots)))
+    if whole:
+      own = jnp.sum(jnp.where(valid(floors), floors, _ZERO))
     first = moment.listened == np.int32(0)
     known = ~first & valid(moment.heard)
     quiet, loud = (jnp.where(known, _towards(moment.heard, old, least), old)
                    for old, least in ((state.quiet, True), (state.loud, False)))
-    busy = known & (loud > _APART * quiet) & (moment.heard * moment.heard > quiet * loud)
+    busy = known & (loud > _APART * quiet)
+    if whole:
+      # Alone on the link the other's buckets queue for less time than where both sent at once.
+      busy &= (moment.heard * moment.heard > quiet * loud) | (moment.heard > _LOUD * quiet)
+    else:
+      busy &= moment.heard * moment.heard > quiet * loud
 
     gap = jnp.minimum(np.float32(4) * quiet + loud, _YIELD * last)
     there = ~(noticed.value(state.others) < _RARE)
@@ -179,13 +210,15 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     draw = uniform(state.key, (moment.step * np.int32(1024) + at * np.int32(32)) ^ moment.listened,
                    1)
     waits = busy & (moment.held < state.patience * own)
-    checks = known & state.was_busy & ~busy
+    checks = known & (state.doubts > np.int32(0)) & ~busy
+    doubts = jnp.where(first, np.int32(0), jnp.where(
+        busy, np.int32(2 if whole else 1), state.doubts - checks.astype(jnp.int32)))
     again = (jnp.where(waits, np.float32(0.75) + np.float32(0.5) * draw, np.float32(0.5) * draw)
              * quiet)
     listen = acts & (first | waits | checks)
     seconds = jnp.where(first, gap, jnp.where(waits | checks, again, _ZERO))
     return Hold(jnp.where(acts, seconds, _ZERO), listen), state._replace(
-        quiet=quiet, loud=loud, was_busy=busy, heard=state.heard | busy)
+        quiet=quiet, loud=loud, doubts=doubts, heard=state.heard | busy)
 
   def update(observation: Observation, state: TakeTurns) -> tuple[Decision, TakeTurns]:
     times = order.first(observation.job_transfers, slots)
@@ -200,7 +233,7 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     total = jnp.where(known, total, _ONE)
     contention = jnp.where(known, beyond / total, _NAN)
     recent = noticed.update(contention, state.recent)
-    shared = sharing.update(jnp.where(acted, _NAN, contention), state.shared)
+    shared = sharing.update(jnp.where(acted | state.proven, _NAN, contention), state.shared)
     taken = turning.update(jnp.where(acted, contention + held / total, _NAN), state.taken)
     without, with_turns = sharing.value(shared), turning.value(taken)
 
@@ -208,33 +241,38 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
     # A trial lasts so many steps of turns: those in which a guard keeps it from them tell nothing.
     since = state.since + jnp.where(mode == TRIES, acted, known).astype(jnp.int32)
     contended = noticed.value(recent) > band
-    notices = contended & ((mode == SILENT) | ((mode == RESTS) & (since >= state.rest)))
+    silent = mode == SILENT
+    resumes = silent & state.proven & (contention > band)
+    notices = contended & ((silent & ~state.proven) | ((mode == RESTS) & (since >= state.rest)))
     measured = (mode == MEASURES) & (since >= np.int32(learn))
     tries = measured & (without > band)
     tried = (mode == TRIES) & (since >= np.int32(trial))
-    more = contention + held / total - without
+    more = contention + held / total - (no_worse * without if whole else without)
     spent = jnp.where(acted & valid(without) & known, jnp.maximum(state.spent + more, _ZERO),
                       state.spent)
     others = noticed.update(jnp.where(acted, state.heard.astype(jnp.float32), _NAN), state.others)
-    told = noticed.value(others) >= _RARE
+    # By message, jobs that were put out of each other's way hear nothing of each other.
+    told = (noticed.value(others) >= _RARE) | jnp.asarray(whole)
     fails = ((mode == TRIES) | (mode == TURNS)) & (spent > _BANK)
     unheard = (mode == TRIES) & (since >= np.int32(min(trial, _LONG_ENOUGH))) & ~told
-    fails |= (tried & ~(with_turns < _NO_WORSE * without)) | unheard
+    fails |= (tried & ~(with_turns < no_worse * without)) | unheard
     # Nothing is gained by waiting shorter for who isn't there.
     shorter = fails & (state.patience >= most) & ~unheard
     rests = fails & ~shorter
     quiet_step = (contention < np.float32(0.5) * band) & ~state.heard
-    calm = jnp.where(quiet_step, jnp.minimum(state.calm + np.int32(1), np.int32(32)), np.int32(0))
-    gone = ((mode == TRIES) | (mode == TURNS)) & (calm >= np.int32(32))
+    calm = jnp.where(quiet_step, jnp.minimum(state.calm + np.int32(1), calm_steps), np.int32(0))
+    # By message a trial in which jobs are out of each other's way is one that pays.
+    gone = ((mode == TURNS) | ((mode == TRIES) & (not whole))) & (calm >= calm_steps)
     leaves = (measured & ~tries) | (gone & ~rests)
 
     after = jnp.where(notices, MEASURES, jnp.where(tries | shorter, TRIES, jnp.where(
-        rests, RESTS, jnp.where(leaves, SILENT, jnp.where(tried, TURNS, mode)))))
+        rests, RESTS, jnp.where(leaves, SILENT, jnp.where(tried | resumes, TURNS, mode)))))
     changed = (after != mode) | shorter
     rest = jnp.where(rests, jnp.minimum(state.rest * np.int32(2), _LONGEST_REST), state.rest)
     # What has paid is tried again sooner: another job's guard keeps it from turns now and then.
     rest = jnp.where(leaves, np.int32(half), jnp.where(after == TURNS, np.int32(sooner), rest))
-    begins = rests | leaves | notices
+    begins = rests | (leaves & ~state.proven) | notices
+    proven = whole & (state.proven | (tried & ~fails)) & ~fails & ~notices
     own_patience = jnp.where(shorter, _SHORTER * most, jnp.where(begins, most, state.patience))
     none = jnp.zeros((slots,), jnp.float32)
     holds = none if isinstance(observation.holds, tuple) else order.first(observation.holds, slots)
@@ -246,9 +284,9 @@ def take_turns(key: int = 0, *, floor: Sequence[float] | float | None = None, pa
         patience=own_patience, rest=rest, recent=recent,
         shared=_fresh(notices, sharing.init(), shared),
         taken=_fresh(tries | shorter, turning.init(), taken),
-        spent=jnp.where(shorter, np.float32(0.5) * _BANK, jnp.where(tries, _ZERO, spent)),
+        spent=jnp.where(shorter, np.float32(0.5) * _BANK, jnp.where(tries | resumes, _ZERO, spent)),
         others=_fresh(tries, noticed.init(), others), before=jnp.where(valid(holds), holds, _ZERO),
-        calm=jnp.where(changed, np.int32(0), calm))
+        calm=jnp.where(changed, np.int32(0), calm), proven=proven)
 
   return Pacer(init, update, hold)
 

@@ -212,11 +212,66 @@ def test_turns_that_no_longer_pay_are_given_up():
   assert modes[-1] in (turns.TRIES, turns.RESTS)
 
 
+# By message.
+
+
+def whole_of(**more):
+  return pacer_of(by="message", **more)
+
+
+def test_by_message_it_listens_before_the_first_collective_alone_and_leaves_no_gap():
+  pacer = whole_of()
+  state = taking(pacer)
+  assert play(pacer, state, [QUIET] * 5)[2] == 1
+  assert all(play(pacer, state, [LOUD] * 5, slot=slot)[:3] == ([0.0], 0.0, 0)
+             for slot in range(1, SLOTS))
+
+
+def test_by_message_it_waits_as_long_as_its_own_collectives_take_together():
+  _, held, _, _ = play(whole_of(), taking(whole_of()), [5e-3] * 60)
+  assert held == pytest.approx(SLOTS * FLOOR, abs=6e-3)
+
+
+def test_by_message_two_more_free_readings_are_wanted_after_one_of_a_link_in_use():
+  pacer = whole_of()
+  assert play(pacer, taking(pacer), [LOUD, QUIET, QUIET, QUIET, QUIET])[2] == 4
+  assert play(pacer, taking(pacer), [LOUD, QUIET, QUIET, LOUD, QUIET, QUIET, QUIET, LOUD])[2] == 7
+
+
+def test_by_message_a_reading_of_four_times_the_shortest_tells_whatever_was_longest():
+  longest = {"loud": jnp.float32(100 * QUIET)}
+  readings = [5 * QUIET] + [QUIET] * 5
+  for pacer, listened in ((whole_of(), 4), (pacer_of(), 1)):
+    assert play(pacer, taking(pacer)._replace(**longest), readings)[2] == listened
+
+
+def test_by_message_nobody_need_be_heard_and_what_has_paid_is_taken_again_at_once():
+  """Jobs of one period that are out of each other's way hear nothing of each other."""
+  cost, settings = (0.0, 0.02 * SLOTS * FLOOR), {"learn": 20, "trial": 30}
+  pacer = whole_of(**settings)
+  modes, state = run(pacer, 130, heard=False, contention=0.8, cost=cost)
+  begin = modes.index(turns.TURNS)
+  assert begin - modes.index(turns.TRIES) == 30
+  silent = modes.index(turns.SILENT, begin)
+  assert silent - begin <= 50, "no longer than 48 calm steps"
+  assert modes[silent + 1] == turns.TURNS, "late again: nothing is measured or tried anew"
+  assert set(modes[begin:]) == {turns.SILENT, turns.TURNS}
+  assert float(state.shared.mean) == pytest.approx(0.8, rel=1e-3)
+
+
+def test_by_message_what_no_longer_pays_is_no_longer_taken_for_proven():
+  pacer = whole_of(learn=20, trial=30)
+  _, state = run(pacer, 60, contention=0.8, cost=(0.1, 0.3 * SLOTS * FLOOR))
+  assert bool(state.proven) and int(state.mode) == turns.TURNS
+  modes, state = run(pacer, 200, state, contention=0.8, cost=(0.8, 0.8 * SLOTS * FLOOR))
+  assert not bool(state.proven) and turns.RESTS in modes
+
+
 @hypothesis.given(st.tuples(*[ANY] * 8), st.lists(ANY, min_size=3, max_size=3),
-                  st.integers(-2, 200), st.integers(0, 4))
+                  st.integers(-2, 200), st.integers(0, 4), st.sampled_from(["bucket", "message"]))
 @hypothesis.settings(max_examples=examples(60), deadline=None)
-def test_any_state_and_moment_give_a_bounded_hold(numbers, floors, count, mode):
-  pacer = jaxpace.take_turns(key=5, slots=SLOTS)
+def test_any_state_and_moment_give_a_bounded_hold(numbers, floors, count, mode, by):
+  pacer = jaxpace.take_turns(key=5, slots=SLOTS, by=by)
   state = pacer.init(2)
   state = state._replace(
       quiet=jnp.float32(numbers[0]), loud=jnp.float32(numbers[1]), patience=jnp.float32(numbers[2]),
@@ -229,7 +284,7 @@ def test_any_state_and_moment_give_a_bounded_hold(numbers, floors, count, mode):
 
 
 @pytest.mark.parametrize("wrong", [{"key": -1}, {"patience": -1}, {"dead_band": 2}, {"learn": 1},
-                                   {"floor": -1.0}])
+                                   {"floor": -1.0}, {"by": "step"}])
 def test_arguments_that_make_no_sense_are_refused(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
     jaxpace.take_turns(**wrong)

@@ -69,7 +69,8 @@ class Run:
 PACERS: dict[str, Callable[..., Pacer | None]] = {
     "none": lambda key: None, "interleave": jaxpace.interleave_jobs,
     "random": controls.move_at_random, "turns": jaxpace.take_turns}
-"""The controls that are compared, made from the job's own key and settings."""
+"""The controls that are compared, made from the job's own key and settings. A run may ask for one
+by a name of its own, "turns:message" for one of `turns`."""
 
 
 def make_step(work: Work) -> tuple[Callable[..., Any], dict[str, np.ndarray]]:
@@ -114,8 +115,8 @@ class Rank:
 
   def prepare(self, pacer: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Compiles the step with a pacer and runs it a few times; returns what its plan says."""
-    paced = jaxpace.instrument(self.bare, "data", PACERS[pacer](key=self.key, **settings),
-                               share=True)
+    make = PACERS[pacer.split(":")[0]]
+    paced = jaxpace.instrument(self.bare, "data", make(key=self.key, **settings), share=True)
     spec = jaxpace.spec(self.mesh)
     self.paced[pacer] = paced
     self.step[pacer] = jax.jit(

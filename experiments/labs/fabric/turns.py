@@ -1,14 +1,15 @@
-"""Two jobs of any periods on one trunk, over real TCP: what it costs them to share, and what
-`take_turns` gives back.
+"""Jobs of any periods on one trunk, over real TCP: what it costs them to share, and what taking
+turns gives back.
 
-    python -m experiments.labs.fabric.turns                                  # some 16 minutes
+    python -m experiments.labs.fabric.turns                                  # some 25 minutes
     python -m experiments.labs.fabric.turns --ratios=1.13 --runs=2 --out=/tmp/turns.json
+    python -m experiments.labs.fabric.turns --ratios=1.0:1.0 --compute_ms=72      # three jobs
 
-For each ratio of periods, and each of so many random starts: both jobs without control, both taking
-turns, the first alone of the two taking turns, in random order, from the same offset and with the
-same compute times; and one job alone on the trunk, without control and with. At last one job leaves
-the other. Writes docs/measurements/turns_tcp.json and .md after every start, and adds to what is
-there. Needs root, see experiments/labs/fabric/lab.py.
+For each ratio of periods, and each of so many random starts: all jobs without control (twice: the
+A/A), all taking turns, the first alone of them taking turns, and other arms that are asked for, in
+random order, from the same offsets and with the same compute times; and one job alone on the trunk,
+without control and with. At last one job leaves. Writes docs/measurements/turns_tcp.json and .md
+after every start, and adds to what is there. Needs root, see experiments/labs/fabric/lab.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from typing import Any
 
+import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -30,23 +32,26 @@ from experiments.labs.fabric.lab import Lab
 from experiments.labs.fabric.machine import LabError
 from experiments.labs.fabric.topology import ConfigError
 from experiments.labs.fabric.trainer import Run, Work
-from experiments.labs.fabric.turns_figures import ARMS, of_leave, of_run, page, summary
+from experiments.labs.fabric.turns_figures import ARMS, of_leave, of_run, pacers, page, summary
 from experiments.lib import measured
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/fabric.py", "The lab.",
                                           lock_config=True)
 _ratios = flags.DEFINE_list("ratios", ["1.0", "1.13", "1.3"],
-                            "Period of the second job, as a multiple of the first's.")
-_runs = flags.DEFINE_integer("runs", 4, "Random starts of each ratio.", lower_bound=1)
-_steps = flags.DEFINE_integer("steps", 160, "Of each run of two jobs.", lower_bound=40)
-_settle = flags.DEFINE_integer("settle", 60, "Steps at the start that don't count.", lower_bound=0)
-_alone = flags.DEFINE_integer("alone_steps", 60, "Of each run of one job.", lower_bound=20)
+                            "Period of the second job, as a multiple of the first's; 1.13:1.3 for "
+                            "three jobs.")
+_arms = flags.DEFINE_list("arms", ["none", "again", "both", "one"],
+                          f"Of {', '.join(ARMS)}; none and again are always run.")
+_runs = flags.DEFINE_integer("runs", 10, "Random starts of each ratio.", lower_bound=1)
+_steps = flags.DEFINE_integer("steps", 130, "Of each run of jobs side by side.", lower_bound=40)
+_settle = flags.DEFINE_integer("settle", 65, "Steps at the start that don't count.", lower_bound=0)
+_alone = flags.DEFINE_integer("alone_steps", 40, "Of each run of one job.", lower_bound=20)
 _buckets = flags.DEFINE_integer("buckets", 8, "Of the gradient.", lower_bound=1)
-_gradient = flags.DEFINE_float("gradient_kb", 600, "All buckets together, KB.", lower_bound=1)
-_compute = flags.DEFINE_float("compute_ms", 60, "Of the first job's steps.", lower_bound=1)
-_learn = flags.DEFINE_integer("learn", 12,
+_gradient = flags.DEFINE_float("gradient_kb", 300, "All buckets together, KB.", lower_bound=1)
+_compute = flags.DEFINE_float("compute_ms", 36, "Of the first job's steps.", lower_bound=1)
+_learn = flags.DEFINE_integer("learn", 24,
                               "Of take_turns: steps over which the cost of sharing is measured.")
-_trial = flags.DEFINE_integer("trial", 16, "Of take_turns: steps of its trial.")
+_trial = flags.DEFINE_integer("trial", 24, "Of take_turns: steps of its trial.")
 _congestion = flags.DEFINE_string("congestion", "cubic", "TCP congestion control.")
 _seed = flags.DEFINE_integer("seed", 0, "Of starts and compute times; goes on with each start.")
 _leave = flags.DEFINE_bool("leave", True, "Whether one job leaves the other at last.")
@@ -77,61 +82,75 @@ class Bench:
     return [timeline.read(place) for place in places.values()]
 
 
-def _start(bench: Bench, ratio: str, seed: int, period: float, works: dict[str, Work],
-           alone_ms: dict[str, float]
+def _start(bench: Bench, ratios: list[float], seed: int, period: float, alone_ms: dict[str, float]
            ) -> dict[str, Any]:
   """One random start, all arms from it."""
   draw = random.Random(seed)
-  first, second = works
+  names = list(bench.jobs)
   offset = draw.random() * period
   found: dict[str, Any] = {"offset_ms": round(1e3 * offset, 3), "seed": seed,
                            "load_average": round(os.getloadavg()[0], 2)}
-  steps = {first: round(_steps.value * float(ratio)), second: _steps.value}
-  for arm in draw.sample(list(ARMS), len(ARMS)):
-    found[arm] = of_run(bench.run(dict(zip(works, ARMS[arm], strict=True)), steps, seed, offset),
-                        _settle.value)
-  found["alone"] = {pacer: of_run(bench.run({first: pacer}, {first: _alone.value}, seed), 4)
+  # As long as the slowest one's steps last.
+  longest = max(ratios)
+  steps = {name: round(_steps.value * longest / ratio)
+           for name, ratio in zip(names, ratios, strict=True)}
+  arms = [arm for arm in ARMS if arm in {"none", "again", *_arms.value}]
+  for arm in draw.sample(arms, len(arms)):
+    found[arm] = of_run(bench.run(dict(zip(names, pacers(arm, len(names)), strict=True)), steps,
+                                  seed, offset), _settle.value)
+  found["alone"] = {pacer: of_run(bench.run({names[0]: pacer}, {names[0]: _alone.value}, seed), 4)
                     for pacer in draw.sample(["none", "turns"], 2)}
-  found["alone_of"] = [alone_ms[job] for job in works]
+  found["alone_of"] = [alone_ms[name] for name in names]
   return found
 
 
 def _measure(ratio: str, figures: dict[str, Any], out: pathlib.Path) -> None:
   config = _CONFIG.value.copy_and_resolve_references()
+  ratios = [1.0, *map(float, ratio.split(":"))]
   with config.unlocked():
     config.congestion = _congestion.value
+    letters = "abcdef"[:len(ratios)]
+    config.racks = tuple(tuple(f"{letter}{rack}" for letter in letters) for rack in range(2))
+    for letter in letters:
+      config.jobs[letter] = (f"{letter}0", f"{letter}1")
   with tempfile.TemporaryDirectory() as root, Lab(config) as lab:
     transfer = 8 * _gradient.value / config.trunk_mbit  # ms
-    names = list(lab.topology.jobs)
-    other = float(ratio) * (_compute.value + transfer) - transfer
-    works = {name: Work(compute, config.jitter, _gradient.value, _buckets.value)
-             for name, compute in zip(names, (_compute.value, other), strict=True)}
+    computes = [each * (_compute.value + transfer) - transfer for each in ratios]
     ready: dict[str, jobs.TrainingJob] = {}
     try:
-      for name, work in works.items():
-        ready[name] = jobs.TrainingJob(lab, name, work, pathlib.Path(root))
+      for name, compute in zip(letters, computes, strict=True):
+        ready[name] = jobs.TrainingJob(
+            lab, name, Work(compute, config.jitter, _gradient.value, _buckets.value),
+            pathlib.Path(root))
       for job in ready.values():
         job.prepare("none")
-        job.prepare("turns", {"learn": _learn.value, "trial": _trial.value})
       bench = Bench(ready, pathlib.Path(root))
-      alone_ms = {name: of_run(bench.run({name: "none"}, {name: _alone.value}, 1), 4)["mean_ms"][0]
-                  for name in names}
+      alone_ms = {}
+      for name, job in ready.items():
+        (line,) = bench.run({name: "none"}, {name: 2 * _alone.value}, 1)
+        alone_ms[name] = of_run([line], 4)["mean_ms"][0]
+        floor = [float(value) for value in np.median(line.transfers[4:], axis=0)]
+        times = {"floor": floor, "learn": _learn.value, "trial": _trial.value}
+        for pacer, settings in {"turns": {"by": "message"} | times,
+                                "turns:bucket": {"by": "bucket"} | times,
+                                "interleave": {"floor": floor}}.items():
+          if any(pacer in ARMS[arm] for arm in ["both", *_arms.value]):
+            job.prepare(pacer, settings)
       print(f"{ratio}: alone {alone_ms}", file=sys.stderr, flush=True)
       here = figures["by_ratio"].setdefault(ratio, {"starts": [], "leaves": []})
       for _ in range(_runs.value):
         seed = _seed.value + len(here["starts"])
-        here["starts"].append(_start(bench, ratio, seed, 1e-3 * alone_ms[names[0]], works,
-                                     alone_ms))
+        here["starts"].append(_start(bench, ratios, seed, 1e-3 * alone_ms["a"], alone_ms))
         here["summary"] = summary(here["starts"])
         measured.write(figures, page(figures), out)
         last = here["starts"][-1]
-        print(f"{ratio}: " + ", ".join(f"{arm} {last[arm]['mean_ms']} cv {last[arm]['cv']}"
-                                       for arm in ARMS),
-              file=sys.stderr, flush=True)
+        print(f"{ratio}: " + ", ".join(
+            f"{arm} {np.round(last[arm]['mean_ms'], 2)} cv {np.round(last[arm]['cv'], 3)}"
+            for arm in ARMS if arm in last), file=sys.stderr, flush=True)
       if _leave.value:
-        steps = dict(zip(names, (_steps.value + _AFTER, _steps.value), strict=True))
-        stays, leaves = bench.run(dict.fromkeys(names, "turns"), steps, 77)
-        here["leaves"].append(of_leave(stays, float(leaves.ends[-1])))
+        steps = dict.fromkeys(letters, _steps.value) | {"a": _steps.value + _AFTER}
+        stays, *leave = bench.run(dict.fromkeys(letters, "turns"), steps, 77)
+        here["leaves"].append(of_leave(stays, max(float(line.ends[-1]) for line in leave)))
         measured.write(figures, page(figures), out)
     finally:
       for job in ready.values():

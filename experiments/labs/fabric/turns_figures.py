@@ -10,9 +10,18 @@ from experiments.labs.fabric import timeline
 from experiments.lib import measured
 from experiments.lib.paired import jackknifed
 
-ARMS = {"none": ("none", "none"), "both": ("turns", "turns"), "one": ("turns", "none"),
-        "again": ("none", "none")}
-"""Pacers of the two jobs."""
+ARMS = {"none": ("none", "none"), "again": ("none", "none"), "both": ("turns", "turns"),
+        "one": ("turns", "none"), "bucket": ("turns:bucket", "turns:bucket"),
+        "interleave": ("interleave", "interleave")}
+"""Pacers of the first job, and of each other one: turns by message, but where said."""
+_SHOWN = {"both": "by message, all obey", "one": "by message, the first alone",
+          "bucket": "by bucket, all obey", "interleave": "`interleave_jobs`", "again": "A/A"}
+
+
+def pacers(arm: str, jobs: int) -> list[str]:
+  """Pacers of so many jobs in one arm."""
+  first, others = ARMS[arm]
+  return [first, *[others] * (jobs - 1)]
 
 
 def of_run(lines: list[timeline.Timeline], settle: int) -> dict[str, list[float]]:
@@ -28,11 +37,10 @@ def of_run(lines: list[timeline.Timeline], settle: int) -> dict[str, list[float]
 
 
 def summary(starts: list[dict[str, Any]]) -> dict[str, Any]:
-  """Shares of the loss that come back, per job and of both, with Student's intervals over
-  starts."""
+  """Shares of the loss that come back, per job and of all, with Student's intervals over starts."""
+  arms = [arm for arm in ARMS if all(arm in start for start in starts)]
   column = {(arm, name): np.array([start[arm][name] for start in starts])
-            for arm in ("none", "again", "both", "one")
-            for name in ("mean_ms", "cv", "held_ms")}
+            for arm in arms for name in ("mean_ms", "cv", "held_ms")}
   alone = {kind: np.array([start["alone"][kind]["mean_ms"][0] for start in starts])
            for kind in ("none", "turns")}
   alone_of = np.array([start["alone_of"] for start in starts])
@@ -46,14 +54,17 @@ def summary(starts: list[dict[str, Any]]) -> dict[str, Any]:
   def mean_of(arm: str, name: str) -> list[float | None]:
     return _interval(lambda use: float(column[arm, name][use].mean()), len(starts))
 
+  controlled = [arm for arm in arms if arm != "none"]
   return {"starts": len(starts), "loss": _interval(lambda use: loss("none", use), len(starts)),
-          "recovered": {arm: recovered(arm) for arm in ("both", "one", "again")},
-          "cv": {arm: mean_of(arm, "cv") for arm in ("none", "again", "both", "one")},
+          "recovered": {arm: recovered(arm) for arm in controlled},
+          "in_order": {arm: [round(1 - loss(arm, [k]) / loss("none", [k]), 3)
+                             for k in range(len(starts))] for arm in controlled},
+          "cv": {arm: mean_of(arm, "cv") for arm in arms},
           "by_job": {arm: [_interval(lambda use, arm=arm, job=job: float(
               (column[arm, "mean_ms"][use, job] / column["none", "mean_ms"][use, job] - 1).mean()),
                                      len(starts))
-              for job in range(2)] for arm in ("again", "both", "one")},
-          "held_ms": {arm: mean_of(arm, "held_ms") for arm in ("both", "one")},
+              for job in range(alone_of.shape[1])] for arm in controlled},
+          "held_ms": {arm: mean_of(arm, "held_ms") for arm in controlled},
           "cost_alone": _interval(
               lambda use: float((alone["turns"][use] / alone["none"][use] - 1).mean()),
               len(starts))}
@@ -88,34 +99,33 @@ def page(figures: dict[str, Any]) -> list[str]:
   """The page, in Markdown."""
   lines = measured.introduction("Jobs that take turns, over real TCP", figures)
   lines += [
-      f"Two jobs of two hosts each on one trunk of {figures['trunk_mbit']:g} Mbit/s "
+      f"Jobs of two hosts each on one trunk of {figures['trunk_mbit']:g} Mbit/s "
       f"({figures['congestion']};",
       f"{figures['priority']}): {figures['gradient_kb']:g} KB of gradient in {figures['buckets']} "
       "buckets, one",
       f"after the other, nothing overlapped; {figures['compute_ms']:g} ms of compute in the first "
       "job, 2 % jitter;",
-      f"{figures['steps']} steps, the first {figures['settle']} not counted. `take_turns` with",
+      f"{figures['steps']} steps of the slowest job, the first {figures['settle']} not counted. "
+      "Floors are given, as measured alone; `take_turns` with",
       f"learn={figures['learn']} and trial={figures['trial']}, so that so short a run gets to the "
       "turns. The loss is",
-      "the mean of both jobs' periods against alone; its share that comes back, means over random "
+      "the mean of all jobs' periods against alone; its share that comes back, means over random "
       "starts with",
-      "Student's 95 % intervals; *A/A* is the same without control, once more.", ""]
-  rows, more = [], []
-  for ratio, of_ratio in figures["by_ratio"].items():
-    s = of_ratio["summary"]
-    rows.append((ratio, s["starts"], _some(s["loss"]), _some(s["recovered"]["both"]),
-                 _some(s["recovered"]["one"]), _some(s["recovered"]["again"]),
-                 _some(s["cost_alone"])))
-    more.append((ratio,
-                 *(_some(s["cv"][arm], share=False) for arm in ("none", "again", "both", "one")),
-                 "; ".join(map(_some, s["by_job"]["both"])),
-                 "; ".join(map(_some, s["by_job"]["one"]))))
-  lines += measured.table(("period ratio", "starts", "loss without", "recovered, both obey",
-                           "recovered, the first alone", "recovered, A/A", "cost to a job alone"),
-                          rows)
-  lines += measured.table(("period ratio", "CV without", "CV, A/A", "CV, both", "CV, one",
-                           "both: period of each job", "one: of the one that obeys; of the other"),
-                          more)
+      "Student's 95 % intervals, and of each start, in order; *A/A* is the same without control, "
+      "once more. A ratio of",
+      "1.13:1.3 is one of three jobs.", ""]
+  summaries = {ratio: of_ratio["summary"] for ratio, of_ratio in figures["by_ratio"].items()}
+  lines += measured.table(
+      ("period ratio", "starts", "loss without", "what", "recovered", "of each start, %", "CV",
+       "CV without", "period of each job, against without", "held a step, ms"),
+      [(ratio, s["starts"], _some(s["loss"]), _SHOWN[arm], _some(s["recovered"][arm]),
+        ", ".join(f"{100 * value:.0f}" for value in s["in_order"][arm]),
+        _some(s["cv"][arm], share=False), _some(s["cv"]["none"], share=False),
+        "; ".join(map(_some, s["by_job"][arm])), _some(s["held_ms"][arm], share=False))
+       for ratio, s in summaries.items() for arm in _SHOWN if arm in s["recovered"]])
+  lines += measured.table(("period ratio", "starts", "cost of turns to a job alone"),
+                          [(ratio, s["starts"], _some(s["cost_alone"]))
+                           for ratio, s in summaries.items()])
   for ratio, of_ratio in figures["by_ratio"].items():
     lines += [f"At {ratio} one job left: the other held for {one['silent_after']} steps more, "
               f"{one['held_ms']:g} ms in all, of {one['steps']}." for one in of_ratio["leaves"]]
