@@ -41,10 +41,10 @@ _YIELD = np.float32(0.25)
 """The gap is no longer than this share of the bucket after which it is left."""
 _SHORTER = np.float32(0.25)
 """Of the patience, what is tried next where the whole does not pay."""
-_CALM, _CALM_WHOLE = np.int32(32), np.int32(48)
+_CALM, _CALM_WHOLE = np.int32(32), np.int32(16)
 """Steps in a row in which nobody was heard and nothing was late, until it is silent again; by
-message. Jobs of one period that once have taken turns by message are out of each other's way, and
-meet only every 30 to 60 steps."""
+message. Then listening begins again as soon as a step is late: jobs of one period that are out of
+each other's way meet every 30 to 60 steps, and of two of different period one never need wait."""
 _LONGEST_REST = np.int32(1 << 20)
 
 

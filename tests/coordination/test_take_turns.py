@@ -251,12 +251,12 @@ def test_by_message_nobody_need_be_heard_and_what_has_paid_is_taken_again_at_onc
   pacer = whole_of(**settings)
   modes, state = run(pacer, 130, heard=False, contention=0.8, cost=cost)
   begin = modes.index(turns.TURNS)
-  assert begin - modes.index(turns.TRIES) == 30
+  assert begin - modes.index(turns.TRIES) in (30, 31)
   silent = modes.index(turns.SILENT, begin)
-  assert silent - begin <= 50, "no longer than 48 calm steps"
-  assert modes[silent + 1] == turns.TURNS, "late again: nothing is measured or tried anew"
+  assert silent - begin <= 18, "no longer than 16 calm steps"
+  assert turns.TURNS in modes[silent:silent + 3], "late again: nothing is measured or tried anew"
   assert set(modes[begin:]) == {turns.SILENT, turns.TURNS}
-  assert float(state.shared.mean) == pytest.approx(0.8, rel=1e-3)
+  assert float(state.shared.mean) > 0.7, "what sharing cost is not forgotten meanwhile"
 
 
 def test_by_message_what_no_longer_pays_is_no_longer_taken_for_proven():

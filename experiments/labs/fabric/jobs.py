@@ -111,7 +111,19 @@ class TrainingJob:
     Raises:
       LabError: a rank ended or took too long.
     """
+    self.begin_to_prepare(pacer, settings)
+    self.prepared()
+
+  def begin_to_prepare(self, pacer: str, settings: Mapping[str, Any] | None = None) -> None:
+    """As `prepare`, and does not wait: `prepared` does."""
     self._ask({"pacer": pacer, "settings": dict(settings or {})})
+
+  def prepared(self) -> None:
+    """Waits until what `begin_to_prepare` asked for once is compiled.
+
+    Raises:
+      LabError: a rank ended or took too long.
+    """
     answers = [self._answer(index, "ready", _START_SECONDS) for index in range(len(self._ranks))]
     self.plan = answers[0]
 

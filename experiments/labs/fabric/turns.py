@@ -104,6 +104,15 @@ def _start(bench: Bench, ratios: list[float], seed: int, period: float, alone_ms
   return found
 
 
+def _prepare(ready: dict[str, jobs.TrainingJob], pacer: str,
+             settings: dict[str, dict[str, Any]]) -> None:
+  """Has all jobs compile their steps with a pacer, side by side."""
+  for name, job in ready.items():
+    job.begin_to_prepare(pacer, settings[name])
+  for job in ready.values():
+    job.prepared()
+
+
 def _measure(ratio: str, figures: dict[str, Any], out: pathlib.Path) -> None:
   config = _CONFIG.value.copy_and_resolve_references()
   ratios = [1.0, *map(float, ratio.split(":"))]
@@ -122,20 +131,18 @@ def _measure(ratio: str, figures: dict[str, Any], out: pathlib.Path) -> None:
         ready[name] = jobs.TrainingJob(
             lab, name, Work(compute, config.jitter, _gradient.value, _buckets.value),
             pathlib.Path(root))
-      for job in ready.values():
-        job.prepare("none")
+      _prepare(ready, "none", {name: {} for name in letters})
       bench = Bench(ready, pathlib.Path(root))
-      alone_ms = {}
-      for name, job in ready.items():
+      alone_ms, times = {}, {}
+      for name in letters:
         (line,) = bench.run({name: "none"}, {name: 2 * _alone.value}, 1)
         alone_ms[name] = of_run([line], 4)["mean_ms"][0]
-        floor = [float(value) for value in np.median(line.transfers[4:], axis=0)]
-        times = {"floor": floor, "learn": _learn.value, "trial": _trial.value}
-        for pacer, settings in {"turns": {"by": "message"} | times,
-                                "turns:bucket": {"by": "bucket"} | times,
-                                "interleave": {"floor": floor}}.items():
-          if any(pacer in ARMS[arm] for arm in ["both", *_arms.value]):
-            job.prepare(pacer, settings)
+        times[name] = [float(value) for value in np.median(line.transfers[4:], axis=0)]
+      trials = {"learn": _learn.value, "trial": _trial.value}
+      for pacer, settings in {"turns": {"by": "message"} | trials,
+                              "turns:bucket": {"by": "bucket"} | trials, "interleave": {}}.items():
+        if any(pacer in ARMS[arm] for arm in ["both", *_arms.value]):
+          _prepare(ready, pacer, {name: {"floor": times[name]} | settings for name in letters})
       print(f"{ratio}: alone {alone_ms}", file=sys.stderr, flush=True)
       here = figures["by_ratio"].setdefault(ratio, {"starts": [], "leaves": []})
       for _ in range(_runs.value):
