@@ -33,8 +33,8 @@ def best(compute: float, message: float, ratio: float, horizon: int = 40_000) ->
   """The least mean loss of both jobs, as a share of their periods alone.
 
   A tick in which a job computes or sends is progress; while both could send only one does. The most
-  progress in `horizon` ticks, from each pair of places in the two steps, is found backwards; the rate
-  is that of the second half.
+  progress in `horizon` ticks, from each pair of places in the two steps, is found backwards; the
+  rate is that of the second half.
   """
   sending = round(message / _TICK)
   lengths = [round((compute + message) / _TICK), round(ratio * (compute + message) / _TICK)]
@@ -66,8 +66,9 @@ def played(compute: float, message: float, ratio: float, buckets: int, way: str,
   periods = [compute + message, ratio * (compute + message)]
   pieces = 1 if way == "message" else buckets
   # Per job: whether it sends (or waits to), what is left of it, since when, pieces left, ends.
-  sends, left, since = [False, False], [periods[0] - message, start + periods[1] - message], [.0, .0]
-  todo, ends, now = [0, 0], [[], []], 0.0
+  sends, since, todo, now = [False, False], [0.0, 0.0], [0, 0], 0.0
+  left = [periods[0] - message, start + periods[1] - message]
+  ends: tuple[list[float], list[float]] = ([], [])
   while min(map(len, ends)) < steps:
     busy = [job for job in (0, 1) if sends[job]]
     if way != "shared" and len(busy) == 2:

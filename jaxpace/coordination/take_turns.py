@@ -116,6 +116,11 @@ def take_turns(key: int = 0, *, by: str = "bucket",
   and tried again after a quarter of `retry`. When nobody was heard for 32 steps and no bucket was
   late, it is silent again.
 
+  By message three free readings in a row are wanted after one of a link in use, a tenth more than
+  sharing costs is put up with, and nobody need be heard: jobs of one period that took turns are
+  out of each other's way. Turns that have paid end after 16 such steps, and begin again without
+  a trial as soon as a step is late.
+
   *Its test.* That comparison is of before and after, which drifts can deceive:
   `jaxpace.guard(take_turns(...), block=64, trust=True)` compares at random, and ends what does not
   pay.
