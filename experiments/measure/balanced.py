@@ -38,6 +38,8 @@ from experiments.lib.paired import estimate
 from experiments.measure import balanced_worker
 from experiments.measure.balanced_worker import AGAIN, EVEN, FIXED, SHARED, WITHOUT, Setup
 from jaxpace.coordination.apportion import even
+from jaxpace.coordination.balancer import share_by_speed
+from jaxpace.simulation.shared_work import play
 
 _FOUR = ((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.2), (1.0, 1.0, 1.0, 1.5), (1.0, 1.0, 1.0, 2.0),
          (1.0, 1.0, 1.0, 3.0), (1.0, 2.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0))
@@ -53,6 +55,8 @@ JOBS = {  # name: kind, processes, devices of each, micro-batches, seconds of on
     "sleep-32": ("sleep", 4, 1, 32, 0.004, _FOUR),
     "eight-64": ("sleep", 2, 4, 64, 0.004, _EIGHT),
 }
+_HANGS, _LONG, _LEARNT, _PLAYED = 30, 420, 120, 10
+"""Played again: steps of a stretch, of a run, at its beginning that don't count; runs."""
 _STRETCH = 50
 """Steps of a stretch, in which what is lost by counts that follow is averaged."""
 RECOVERED = 0.85
@@ -109,6 +113,8 @@ def judge(stage: dict[str, Any]) -> dict[str, Any]:
     # Once they have followed, if others were slower before; the first step is not in the history.
     begin, end = 1 + (result["followed_after"] or 0), 1 + len(stage["history"])
     result |= lost(np.asarray(stage["arrivals"])[begin:end], np.asarray(stage["ran"])[begin:end])
+  if "arrivals" in stage:
+    result |= played_again(np.asarray(stage["arrivals"]), np.asarray(stage["ran"]), slow)
   by_hand = [arm for arm in FIXED if arm in seconds]
   if by_hand:
     best = min(by_hand, key=lambda arm: float(seconds[arm].mean()))
@@ -167,6 +173,46 @@ def lost(arrivals: np.ndarray, ran: np.ndarray) -> dict[str, Any]:
           "lost_percent": estimate(100 * cost).to_json(), "lost_steps": len(took)}
 
 
+def played_again(arrivals: np.ndarray, ran: np.ndarray, slow: np.ndarray) -> dict[str, Any]:
+  """What the library's own counts do with the noise that was recorded, beside even counts and the
+  best fixed ones on the very same steps.
+
+  Each rank's time for a micro-batch, step by step, in stretches that stay together and are put in
+  random order; played from even counts on, the first `_LEARNT` steps left out.
+
+  Args:
+    arrivals: [K, R] s, of each step's step before.
+    ran: [K, R], the counts of each step; steps in which a rank ran nothing are left out.
+    slow: [R], how many times slower they were meant to be.
+  """
+  known = (ran[:-1] > 0).all(axis=1)
+  each = arrivals[1:][known] / ran[:-1][known]
+  # Between blocks the host waits: that is no speed.
+  usual = np.median(each, axis=1)
+  each = each[usual < 1.6 * np.median(usual)]
+  total, ranks = int(ran[0].sum()), ran.shape[1]
+  if len(each) <= 2 * _HANGS:
+    return {}
+  balancer, rng, rows, uneven = share_by_speed(total, total), np.random.default_rng(0), [], []
+  fixed = [balanced_worker.quickest(speeds, total) for speeds in (slow, np.median(each, axis=0))]
+  for _ in range(_PLAYED):
+    starts = rng.integers(0, len(each) - _HANGS, -(-_LONG // _HANGS))
+    steps = np.concatenate([each[start:start + _HANGS] for start in starts])
+    counts = play(balancer, steps).counts[_LEARNT:]
+    steps = steps[_LEARNT:]
+    rows.append([(counts * steps).max(axis=1).mean(),
+                 (even(total, ranks) * steps).max(axis=1).mean(),
+                 min((best * steps).max(axis=1).mean() for best in fixed)])
+    uneven.append(float((counts != even(total, ranks)).any(axis=1).mean()))
+  got, alike, best = np.array(rows).T
+  found: dict[str, Any] = {"played_percent": estimate(100 * (got / alike - 1)).to_json(),
+                           "played_uneven_percent": 100 * float(np.mean(uneven)),
+                           "played_from_steps": len(each)}
+  if (slow != slow[0]).any():
+    found["played_recovered_percent"] = _quotient(alike - got, alike - best)
+  return found
+
+
 def _quotient(got: np.ndarray, saved: np.ndarray) -> list[float | None]:
   """100 mean(got) / mean(saved) and its 95 % interval (Fieller 1954), which there is where what is
   saved is sure."""
@@ -215,8 +261,12 @@ def lines(figures: dict[str, Any]) -> list[str]:
            ""]
   page += ["Lost: of steps in which counts followed by themselves and nobody was slower, what they "
            "took longer than with even counts, by each rank's time for a micro-batch in that very "
-           f"step; the interval is over stretches of {_STRETCH} steps. Processes that compute are "
-           "each in a control group of their own with 256 times the weight of anything else on the "
+           f"step; the interval is over stretches of {_STRETCH} steps. Played again: the library's "
+           "counts on each rank's recorded times for a micro-batch, against even counts on the "
+           "same steps, and recovered of what the best fixed counts save there; "
+           f"{_PLAYED} runs of {_LONG} steps, the first {_LEARNT} left out, put together of "
+           f"stretches of {_HANGS} steps, intervals over runs. So the machine's noise is in both "
+           "alike. Processes that compute are each in a control group of their own with 256 times the weight of anything else on the "
            "machine; those that sleep run at the priority that the table's line says.", ""]
   for name, job in figures["jobs"].items():
     kind, processes, devices, total, each, _ = JOBS[name]
@@ -238,11 +288,14 @@ def lines(figures: dict[str, Any]) -> list[str]:
           *(_interval(stage.get("last_change_percent", {}).get(arm))
             for arm in (AGAIN, SHARED, stage.get("last_best"))),
           _interval(stage.get("last_recovered_percent")), stage["followed_after"], _lost(stage),
+          _interval(stage.get("played_percent")),
+          _interval(stage.get("played_recovered_percent")),
           "/".join(map(str, stage["counts"])), "/".join(map(str, by_hand)) if by_hand else None])
     page += measured.table(["rounds", "slower", "measured", "even, ms", "even again, %",
                             "shared by speed, %", "best by hand, %", "dropped, %", "recovered, %",
                             "last rank: again, %", "by speed, %", "by hand, %", "recovered, %",
-                            "followed", "lost, %", "counts", "by hand"], rows)
+                            "followed", "lost, %", "played again, %",
+                            "recovered, %", "counts", "by hand"], rows)
   return page
 
 

@@ -50,6 +50,7 @@ class SpeedShares(NamedTuple):
   # [R] float32, variance of windows' medians about `slowness`, in parts of it squared
   between: jax.Array
   age: jax.Array  # [R] int32, looks since the rank's speed was last seen to change
+  apart: jax.Array  # [R] bool, whether the last look took its speed for another than the others'
   # [] float32, predicted of the last look: 1 - time with new counts / time with these
   gain: jax.Array
   knobs: Knobs  # [] threshold: the least gain to act on, where it was changed while the job ran
@@ -73,9 +74,9 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts
   are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last
   by chance. So that noise does not move work, a rank counts as different from the median of all
-  ranks only if it is so by `noise` + sqrt(2 ln R) standard errors, half of that while its count is
-  another; ranks that do not differ are all taken to have the median's speed. After a change a whole
-  window passes before the next, and no count is more than doubled or halved at once.
+  ranks only if it is so by `noise` + sqrt(2 ln R) standard errors, half of that once it has; ranks
+  that do not differ are all taken to have the median's speed. After a change a whole window passes
+  before the next, and no count is more than doubled or halved at once.
 
   A step in which an arrival is missing (or is no duration), or in which a rank that should work ran
   nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
@@ -136,7 +137,8 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
         was=jnp.zeros((ranks,), jnp.float32), had=jnp.zeros((ranks,), jnp.int32),
         fixed=jnp.zeros((2,), jnp.float32), slowness=jnp.zeros((ranks,), jnp.float32),
         error=jnp.zeros((ranks,), jnp.float32), between=jnp.zeros((ranks,), jnp.float32),
-        age=jnp.zeros((ranks,), jnp.int32), gain=jnp.zeros((), jnp.float32), knobs=knobs.init())
+        age=jnp.zeros((ranks,), jnp.int32), apart=jnp.zeros((ranks,), jnp.bool_),
+        gain=jnp.zeros((), jnp.float32), knobs=knobs.init())
 
   def update(observation: Observation, state: SpeedShares) -> tuple[jax.Array, SpeedShares]:
     ran = observation.counts
@@ -181,7 +183,7 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     typical, error = _median(middle, works), relative * middle
     uneven = state.counts != jnp.asarray(even(total, ranks))
     wanted = np.float32(errors + math.sqrt(2 * math.log(max(ranks, 2))))
-    limit = jnp.where(uneven, _HALF * wanted, wanted) * error
+    limit = jnp.where(state.apart, _HALF * wanted, wanted) * error
     differs = works & (jnp.abs(middle - typical) > limit)
     speed = jnp.where(differs, middle, typical)
 
@@ -198,7 +200,7 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     changes = (valid(longest) & (typical > _ZERO) & (promised >= enough)
                & jnp.any(counts != state.counts))
     return state._replace(
-        gain=promised, counts=jnp.where(changes, counts, state.counts),
+        apart=differs, gain=promised, counts=jnp.where(changes, counts, state.counts),
         since=jnp.where(changes, np.int32(0), state.since),
         # One window more is entered at the next look.
         age=jnp.where(changes,

@@ -82,6 +82,22 @@ def test_what_healthy_ranks_lose_is_told_by_the_steps_themselves():
   assert nothing["lost_percent"] == [0, 0, 0] and nothing["uneven_percent"] == 0
 
 
+def test_recorded_noise_is_played_again():
+  rng = np.random.default_rng(1)
+  ran = np.array([[8, 8, 8, 8], [9, 9, 9, 5]])[rng.integers(0, 2, 200)]
+  for slow in (np.ones(4), np.array([1, 1, 1, 2.0])):
+    each = slow * np.exp(rng.normal(0, 0.05, (200, 4)))
+    arrivals = np.concatenate([np.full((1, 4), 99.0), (each * ran)[:-1]])
+    found = balanced.played_again(arrivals, ran, slow)
+    if slow.max() == 1:
+      assert found["played_percent"][0] == 0 and found["played_uneven_percent"] == 0
+      assert "played_recovered_percent" not in found
+    else:
+      assert found["played_percent"][0] == pytest.approx(100 * (10 / 16 - 1), abs=2)
+      assert found["played_recovered_percent"][0] == pytest.approx(100, abs=3)
+  assert balanced.played_again(arrivals[:50], ran[:50], slow) == {}
+
+
 def test_an_interval_of_a_quotient():
   rng = np.random.default_rng(0)
   held = 0
