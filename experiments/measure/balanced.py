@@ -266,8 +266,9 @@ def lines(figures: dict[str, Any]) -> list[str]:
            "same steps, and recovered of what the best fixed counts save there; "
            f"{_PLAYED} runs of {_LONG} steps, the first {_LEARNT} left out, put together of "
            f"stretches of {_HANGS} steps, intervals over runs. So the machine's noise is in both "
-           "alike. Processes that compute are each in a control group of their own with 256 times the weight of anything else on the "
-           "machine; those that sleep run at the priority that the table's line says.", ""]
+           "alike. Processes that compute are each in a control group of their own with 256 times "
+           "the weight of anything else on the machine; those that sleep run at the priority that "
+           "the table's line says.", ""]
   for name, job in figures["jobs"].items():
     kind, processes, devices, total, each, _ = JOBS[name]
     ranks = f"{processes} processes" + (f" of {devices} ranks" if devices > 1 else "")
