@@ -31,7 +31,7 @@ from absl import app, flags
 import jaxpace
 from experiments.lib import measured
 from experiments.measure import balanced_worker
-from jaxpace.coordination import trial
+from jaxpace.coordination import plain, trial
 from jaxpace.coordination.apportion import even
 from jaxpace.coordination.share_work import found
 from jaxpace.simulation.shared_work import best, play
@@ -111,15 +111,19 @@ def work(out: pathlib.Path, case: str, steps: int, block: int) -> None:
     counts.append(ran.tolist())
     at.append(time.perf_counter())
     if step % 50 == 49:
-      state = found(job.paced.pacer_state(job.pace)).trial
-      effect, low, high = trial.effect(state)
-      judged.append([step + 1, *(float(np.ravel(jax.device_get(value))[0])
-                                 for value in (effect, low, high, state.pairs, state.mode))])
+      state: Any = jax.tree.map(_here, found(job.paced.pacer_state(job.pace)).trial)
+      judged.append([step + 1, *map(float, trial.effect(state, plain)), state.pairs, state.mode])
       if jax.process_index() == 0:
         print(f"  {case}: {step + 1} of {steps} steps", file=sys.stderr, flush=True)
   jax.block_until_ready(job.pace)
   if jax.process_index() == 0:
     out.write_text(json.dumps({"counts": counts, "at": at, "judged": judged}))
+
+
+def _here(leaf: Any) -> Any:
+  """This process's own copy of what is the same on all ranks, as a Python number."""
+  part = leaf.addressable_shards[0].data if isinstance(leaf, jax.Array) else leaf
+  return np.ravel(np.asarray(part))[0].item()
 
 
 def live(case: str, steps: int, block: int) -> dict[str, Any]:
