@@ -133,10 +133,13 @@ def command(tree: pathlib.Path, arguments: Sequence[str]) -> tuple[float, float,
   Raises:
     RuntimeError: it failed.
   """
+  # As a user's: byte code is kept from one start to the next.
+  environment = {name: value for name, value in os.environ.items()
+                 if name != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPATH": str(tree)}
   begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
   with tempfile.TemporaryDirectory() as elsewhere:
     ended = subprocess.run([sys.executable, *arguments], cwd=elsewhere, capture_output=True,
-                           text=True, env={**os.environ, "PYTHONPATH": str(tree)}, check=False)
+                           text=True, env=environment, check=False)
   wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
   if ended.returncode:
     raise RuntimeError(f"{tree.name} ended with status {ended.returncode}: {ended.stderr[-2000:]}")
