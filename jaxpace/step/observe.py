@@ -85,6 +85,8 @@ class Observed(Marked):
     self._unwatched = compiling.unavailable()
     if self._unwatched:
       _LOG.warning("The step runs as it was, without marks: %s", self._unwatched)
+    else:
+      self._watching = compiling.watching(self._compile)
     self._check_due = self.check and not self._unwatched
     self._agreed = False
     self._warned: set[str] = set()
@@ -126,7 +128,7 @@ class Observed(Marked):
   # Running.
 
   def _run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    with self._context(self._token), compiling.watching(self._compile):
+    with self._context(self._token), self._watching:
       out = call(*args, **kwargs)
     dispatched = self._dispatched
     if self._compiled:

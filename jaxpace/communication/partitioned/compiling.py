@@ -19,7 +19,17 @@ from typing import Any
 from jaxpace.communication.partitioned import mlir
 
 _NEEDED = ("backend", "computation", "compile_options", "host_callbacks", "executable_devices")
-_handlers = threading.local()
+
+
+class _Handlers(threading.local):
+  """What gets each thread's modules; None where nobody asks."""
+
+  handler: Callable[[Request], Any] | None = None
+  before: Any = None
+  """(the handler before this one, what was `before` then), from the innermost outwards."""
+
+
+_handlers = _Handlers()
 _lock = threading.Lock()
 _installed = False
 
@@ -96,13 +106,13 @@ def _moved(what: str) -> str:
 class watching:
   """Hands what this thread compiles meanwhile to `handler`, which returns the executable to use.
 
-  A class, and not a generator: it is entered in every step.
+  Made once, and entered in every step, also while it is entered already.
 
   Raises:
     RuntimeError: this JAX can't be watched.
   """
 
-  __slots__ = ("_before", "_handler")
+  __slots__ = ("_handler",)
 
   def __init__(self, handler: Callable[[Request], Any]):
     if not _installed:
@@ -110,17 +120,24 @@ class watching:
     self._handler = handler
 
   def __enter__(self) -> None:
-    self._before = getattr(_handlers, "handler", None)
+    before = _handlers.before
+    _handlers.before = (_handlers.handler, before)
     _handlers.handler = self._handler
 
   def __exit__(self, *_: object) -> None:
-    _handlers.handler = self._before
+    _handlers.handler, _handlers.before = _handlers.before
 
 
 def tracing() -> bool:
   """Whether a transformation (jit, grad, vmap, ...) is under way in this thread."""
+  return not _state()()
+
+
+@functools.cache
+def _state() -> Callable[[], bool]:
+  """What tells that no transformation is under way; looked up once, since each step asks."""
   from jax._src import core
-  return not core.trace_state_clean()
+  return core.trace_state_clean
 
 
 def _install() -> None:
@@ -138,7 +155,7 @@ def _install() -> None:
 
     @functools.wraps(compile_it)
     def handed_over(*args: Any, **kwargs: Any) -> Any:
-      handler = getattr(_handlers, "handler", None)
+      handler = _handlers.handler
       if handler is None:
         return compile_it(*args, **kwargs)
       # What the handler compiles itself is not handed to it again.
