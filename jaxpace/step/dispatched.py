@@ -25,8 +25,7 @@ class Dispatched:
 
   def learn(self, args: Any, kwargs: Any, number: int | None) -> None:
     """Remembers that such arguments run this program; None is one without marks."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    described = tuple(_described(leaf) for leaf in leaves)
+    tree, described = look_of(args, kwargs)
     self._known = [known for known in self._known if known[:2] != (tree, described)]
     self._known.append((tree, described, number))
     self._last = number
@@ -59,6 +58,12 @@ class Dispatched:
     """What tells programs apart, with the values of plain numbers or with their types only."""
     seen = [described[place] for place in self._places if place < len(described)]
     return tuple(one if exactly or not _plain(one) else one[0] for one in seen)
+
+
+def look_of(args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+  """What a program is compiled for: the tree of the arguments, and each leaf described."""
+  leaves, tree = jax.tree.flatten((args, kwargs))
+  return tree, tuple(_described(leaf) for leaf in leaves)
 
 
 class _Some:

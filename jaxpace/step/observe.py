@@ -16,7 +16,7 @@ from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
 from jaxpace.step import agreeing, comparing
-from jaxpace.step.dispatched import Dispatched
+from jaxpace.step.dispatched import Dispatched, look_of
 
 _LOG = logging.getLogger("jaxpace")
 
@@ -93,6 +93,8 @@ class Observed(Marked):
     self._compiled: list[ObservedProgram] = []
     self._loud = True
     self._dispatched = Dispatched()
+    # Programs by what they were compiled for; JAX compiles none of them a second time.
+    self._ahead: dict[Any, int | None] = {}
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs one step, as the jitted function does.
@@ -102,6 +104,10 @@ class Observed(Marked):
     """
     if self._unwatched or compiling.tracing():
       return self.jitted(*args, **kwargs)
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+      # Each operation is a program of its own then: none of them is the step.
+      self._warn("Steps run without marks and are not recorded while jax_disable_jit is on.")
+      return self.jitted(*args, **kwargs)
     if self._check_due:
       return self._checked(args, kwargs)
     return self._run(self.jitted, args, kwargs)
@@ -109,7 +115,11 @@ class Observed(Marked):
   def lower(self, *args: Any, **kwargs: Any) -> ObservedLowered:
     """Lowers the step for such arguments; what its `compile()` returns has marks."""
     with self._context(self._token):
-      return ObservedLowered(self, self.jitted.lower(*args, **kwargs))  # type: ignore[attr-defined]
+      lowered = self.jitted.lower(*args, **kwargs)  # type: ignore[attr-defined]
+    look = look_of(args, kwargs)
+    if look not in self._ahead and (known := self._dispatched.number(args, kwargs)) is not None:
+      self._ahead[look] = known
+    return ObservedLowered(self, lowered, look)
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step is observed, as plain JSON values."""
@@ -263,16 +273,17 @@ class Observed(Marked):
 class ObservedLowered:
   """A lowered step whose `compile()` puts marks in; everything else is `jax.stages.Lowered`'s."""
 
-  def __init__(self, observed: Observed, lowered: Any):
-    self._observed, self._lowered = observed, lowered
+  def __init__(self, observed: Observed, lowered: Any, look: Any):
+    self._observed, self._lowered, self._look = observed, lowered, look
 
   def compile(self, *args: Any, **kwargs: Any) -> ObservedCompiled:
     """Compiles with marks; arguments are those of `jax.stages.Lowered.compile`."""
     observed = self._observed
     with observed._context(observed._token), compiling.watching(observed._compile):
       compiled = self._lowered.compile(*args, **kwargs)
-    number = observed._settle() if observed._compiled else None
-    return ObservedCompiled(observed, compiled, number)
+    if observed._compiled:
+      observed._ahead[self._look] = observed._settle()
+    return ObservedCompiled(observed, compiled, observed._ahead.get(self._look))
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith("_"):

@@ -256,3 +256,18 @@ def test_an_error_of_the_step_is_the_step_s(caplog):
   with pytest.raises(TypeError):
     observed(params)
   assert steps.bits(observed(params, x, y)) == steps.bits(jax.jit(step)(params, x, y))
+
+
+def test_a_step_compiled_ahead_of_time_is_counted_however_often_it_was_compiled_before():
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step))
+  first = observed.lower(*args).compile()
+  again = observed.lower(*args).compile()
+  observed(*args)
+  after = observed.lower(*args).compile()
+  counts = []
+  for compiled in (first, again, after):
+    before = sum(observed.executions.values())
+    compiled(*args)
+    counts.append(sum(observed.executions.values()) - before)
+  assert counts == [1, 1, 1]

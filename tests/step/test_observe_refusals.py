@@ -215,3 +215,18 @@ def test_a_clock_that_is_of_other_devices(caplog):
   assert "NVIDIA GPUs" in observed.plan.programs[0].bare and len(caplog.records) == 1
   with pytest.raises(ValueError, match="clock='sundial'"):
     jaxpace.observe(jax.jit(step), clock="sundial")
+
+
+def test_operations_that_run_one_by_one_are_no_steps(caplog):
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step))
+  observed(*args)
+  before = dict(observed.executions)
+  with jax.disable_jit():
+    for _ in range(2):
+      observed(*args)
+  assert observed.executions == before and len(observed.plan.programs) == 1
+  assert [record.message for record in caplog.records].count(
+      "Steps run without marks and are not recorded while jax_disable_jit is on.") == 1
+  observed(*args)
+  assert observed.executions == {number: count + 1 for number, count in before.items()}
