@@ -57,7 +57,7 @@ def scene(figures: dict[str, Any], name: str) -> list[str]:
         tables.plain(np.array(both["cv"])), tables.plain(np.array(both["bare_cv"])),
         tables.percent(np.array(both["neighbour_gain"])), exposed(both)])
   return [f"{of['kept']} of {of['tried']} kept.", "", *measured.table(
-      ["nodes", "paper's gain", "gain, all take turns", "first come, first served (bound)",
+      ["nodes", "paper's gain", "gain, all take turns", "first come, first served",
        "gain, this job alone", "null: nobody else", "paper's CV", "CV, all", "CV without",
        "gain of the neighbour that gains least", "exposed, of the step: without, all take turns"],
       rows)]
@@ -118,5 +118,5 @@ def fabrics(figures: dict[str, Any]) -> list[str]:
           "71 %.")
   return [*textwrap.wrap(said, 116), "", *measured.table(
       ["fabric", "nodes", "scaling from 4 nodes, without", "CV without", "gain, both take turns",
-       "first come, first served (bound)", "gain, this job alone", "CV, both",
+       "first come, first served", "gain, this job alone", "CV, both",
        "exposed, of the step: without, both"], rows)]
