@@ -357,13 +357,20 @@ def test_a_step_that_is_compiled_twice_alike_is_one_in_the_tables(tmp_path):
 
     def __init__(self):
       self.calls = 0
-      self.plan, self.executions = None, {}
+
+    @property
+    def plan(self):
+      # As soon as a program is compiled, before it runs.
+      return ObservedPlan(tuple(one for made in (step, again) if made.plan
+                                for one in made.plan.programs))
+
+    @property
+    def executions(self):
+      return {**step.executions, **again.executions}
 
     def __call__(self, x):
       out = (again if self.calls else step)(x)
       self.calls += 1
-      self.plan = ObservedPlan((*step.plan.programs, *(again.plan.programs if again.plan else ())))
-      self.executions = {**step.executions, **again.executions}
       return out
 
   twice = Twice()
