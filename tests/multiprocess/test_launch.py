@@ -28,7 +28,7 @@ def nothing_left():
   yield
   for process in _started:
     process.kill()
-    process.wait(10)
+    process.wait(50)
     for stream in (process.stdout, process.stderr):
       stream.close()
   _started.clear()
@@ -65,7 +65,7 @@ def run(tmp_path, script, *options, nproc=3):
   begun = time.monotonic()
   process = start(tmp_path, script, *options, nproc=nproc)
   try:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=50)
   finally:
     process.kill()
   assert "Traceback" not in err.partition("--- last lines")[0]
@@ -80,7 +80,7 @@ def alive(pid):
     return False
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=30.0):
   deadline = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < deadline, "it did not happen in time"
@@ -116,7 +116,7 @@ while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(.01)
 """, nproc=2)
   assert process.stdout.readline() == "now\n"
   (tmp_path / "go").touch()
-  process.communicate(timeout=20)
+  process.communicate(timeout=50)
   assert process.returncode == 0
 
 
@@ -127,7 +127,7 @@ if i == 1:
   sys.exit(3)
 time.sleep(60)
 """, "--tail", "4")
-  assert status == 3 and seconds < 15
+  assert status == 3 and seconds < 40
   assert "process 1 (pid" in err and "ended with exit status 3" in err
   assert err.splitlines()[-4:] == [f"line {k}" for k in range(96, 100)]
   assert "it took along: process 0, 2" in err
@@ -176,7 +176,7 @@ def test_a_follower_alone_still_ends_the_job(tmp_path):
 if i == 0: sys.exit('Gloo all-reduce failed: Connection closed by peer')
 time.sleep(60)
 """, nproc=2)
-  assert status == 1 and seconds < 15 and "process 0 (pid" in err
+  assert status == 1 and seconds < 40 and "process 0 (pid" in err
 
 
 def test_sigkill_after_the_grace_time_for_those_that_ignore_sigterm(tmp_path):
@@ -189,7 +189,7 @@ if i == 1:
   sys.exit(4)
 time.sleep(60)
 """, "--grace", "0.7")
-  assert status == 4 and 0.7 <= seconds < 15
+  assert status == 4 and 0.7 <= seconds < 40
   assert "killed, as SIGTERM did not end them in 0.7 s: process 0" in err
 
 
@@ -216,7 +216,7 @@ def test_a_reader_that_leaves_or_stands_still_stops_nothing(tmp_path):
   process.stdout.close()
   err = process.stderr.read()
   process.stderr.close()
-  assert process.wait(timeout=20) == 5
+  assert process.wait(timeout=50) == 5
   assert "BrokenPipe" not in err
 
 
@@ -231,7 +231,7 @@ sys.exit(6)
 """, nproc=2)
   first = process.stderr.readline() + process.stderr.readline()
   assert "ended with exit status 6" in first  # and stdout has not been read at all
-  process.communicate(timeout=20)
+  process.communicate(timeout=50)
   assert process.returncode == 6
 
 
@@ -274,7 +274,7 @@ def test_no_orphan_when_the_launcher_itself_is_killed(tmp_path):
   pids = wait_for_files(family(tmp_path))
   assert all(alive(pid) for pid in pids)
   process.kill()
-  assert process.communicate(timeout=10)[0] == ""  # nothing of the launch holds the pipe open
+  assert process.communicate(timeout=50)[0] == ""  # nothing of the launch holds the pipe open
   wait_until(lambda: not any(alive(pid) for pid in pids))
   # the scribe as well
   wait_until(lambda: not any(str(tmp_path).encode() in line for line in commands()))
@@ -296,7 +296,7 @@ time.sleep(60)
   for other in children - set(pids):
     os.kill(other, signal.SIGKILL)
   process.kill()
-  process.communicate(timeout=10)
+  process.communicate(timeout=50)
   wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
@@ -311,14 +311,14 @@ except KeyboardInterrupt:
   print('interrupted')
 finally:
   print('cleaned up', i)
-""", "--grace", "5", "--show", "none", nproc=2)
+""", "--grace", "40", "--show", "none", nproc=2)
   pids = wait_for_files(family(tmp_path))
   time.sleep(0.2)
   begun = time.monotonic()
   process.send_signal(number)
-  _, err = process.communicate(timeout=20)
+  _, err = process.communicate(timeout=50)
   assert process.returncode == 128 + number
-  assert time.monotonic() - begun < 4.5  # not by SIGKILL to the workers
+  assert time.monotonic() - begun < 35  # not by SIGKILL to the workers
   assert f"stopped by {number.name}" in err and "Traceback" not in err
   log = (tmp_path / "logs" / "process-1.log").read_text()
   assert "cleaned up 1" in log and ("interrupted" in log) == (number == signal.SIGINT)
@@ -336,7 +336,7 @@ time.sleep(60)
   process.send_signal(signal.SIGINT)
   assert "Ctrl-C again" in process.stderr.readline() + process.stderr.readline()
   process.send_signal(signal.SIGINT)
-  _, err = process.communicate(timeout=10)
+  _, err = process.communicate(timeout=25)
   assert process.returncode == 130 and "1 of 1 processes had to be killed" in err
 
 
@@ -348,7 +348,7 @@ def test_an_interrupt_a_parent_chose_to_ignore_stays_ignored(tmp_path):
     signal.signal(signal.SIGINT, before)
   assert process.stdout.readline() == "up\n"
   process.send_signal(signal.SIGINT)
-  process.communicate(timeout=20)
+  process.communicate(timeout=50)
   assert process.returncode == 0
 
 
@@ -358,7 +358,7 @@ def test_two_launches_at_once_do_not_share_a_port(tmp_path):
   for k in range(3):
     (tmp_path / str(k)).mkdir()
     found.append(start(tmp_path / str(k), script, nproc=1))
-  addresses = [process.communicate(timeout=20)[0].strip() for process in found]
+  addresses = [process.communicate(timeout=50)[0].strip() for process in found]
   assert len(set(addresses)) == 3 and all(a.startswith("127.0.0.1:") for a in addresses)
 
 
@@ -370,7 +370,7 @@ print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
 """, "--devices-per-process", "4", "--show", "none", "--as-slurm", nproc=2,  # noqa: E501
                   env={**os.environ, "XLA_FLAGS":
                        "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=false"})
-  process.communicate(timeout=20)
+  process.communicate(timeout=50)
   assert (tmp_path / "logs" / "process-1.log").read_text().splitlines() == [
       "JAX_NUM_PROCESSES 2", "JAX_PROCESS_ID 1",
       "XLA_FLAGS --xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=4",

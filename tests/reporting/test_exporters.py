@@ -131,7 +131,7 @@ def test_recorder_feeds_prometheus_file_and_endpoint(tmp_path):
     def close(self):  # before the endpoint closes: exporters close in their order
       assert exporter._server.server_address[0] == "127.0.0.1"
       seen["text"] = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics",
-                                            timeout=5).read().decode()
+                                            timeout=60).read().decode()
 
   with Recorder(tmp_path / "run", fake.FakePaced(),
                 exporters=[Scrape(), exporter, kept]) as recorder:
@@ -178,7 +178,7 @@ class Strangers:
     if exporter.port and not hasattr(self, "said"):
       print("PORT", exporter.port, flush=True)
       assert sys.stdin.readline() == "connected\\n"
-      self.said = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10).read().decode()
+      self.said = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=60).read().decode()
       self.threads = threading.active_count()
       self.files = len(list(pathlib.Path("/proc/self/fd").iterdir()))
 
