@@ -20,11 +20,6 @@ from absl import app, flags
 
 from experiments.lib import measured
 
-_COMPUTE = flags.DEFINE_integer("compute_ms", 36, "Of the first job.", lower_bound=2)
-_MESSAGE = flags.DEFINE_integer("message_ms", 24, "Of both jobs.", lower_bound=2)
-_BUCKETS = flags.DEFINE_integer("buckets", 8, "Of a message.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "docs/measurements/turns_bounds.json",
-                           "File the figures are written to.")
 RATIOS = (1.0, 1.06, 1.13, 1.2, 1.3, 1.5)
 _TICK = 2  # ms, of the dynamic programming
 
@@ -94,19 +89,19 @@ def played(compute: float, message: float, ratio: float, buckets: int, way: str,
 
 
 def measure() -> dict[str, Any]:
-  compute, message, cells = float(_COMPUTE.value), float(_MESSAGE.value), []
+  compute, message, cells = float(flags.FLAGS.compute_ms), float(flags.FLAGS.message_ms), []
   starts = np.linspace(0, compute + message, 16, endpoint=False) + 0.37
   say = measured.progress("ratios", len(RATIOS))
   for done, ratio in enumerate(RATIOS):
     cell: dict[str, Any] = {"ratio": ratio, "best": best(compute, message, ratio)}
     for way in ("shared", "bucket", "message"):
-      losses = np.array([played(compute, message, ratio, _BUCKETS.value, way, start)
+      losses = np.array([played(compute, message, ratio, flags.FLAGS.buckets, way, start)
                          for start in starts])
       cell[way], cell[f"{way}_by_job"] = float(losses.mean()), losses.mean(axis=0).tolist()
     cells.append(cell)
     say(done + 1)
-  return {"compute_ms": compute, "message_ms": message, "buckets": _BUCKETS.value, "tick_ms": _TICK,
-          "starts": len(starts), "cells": cells}
+  return {"compute_ms": compute, "message_ms": message, "buckets": flags.FLAGS.buckets,
+          "tick_ms": _TICK, "starts": len(starts), "cells": cells}
 
 
 def page(figures: dict[str, Any]) -> list[str]:
@@ -132,8 +127,13 @@ def page(figures: dict[str, Any]) -> list[str]:
 
 def main(argv: list[str]) -> None:
   figures = {**measured.circumstances("experiments.measure.turns_bounds"), **measure()}
-  measured.write(figures, page(figures), pathlib.Path(_OUT.value))
+  measured.write(figures, page(figures), pathlib.Path(flags.FLAGS.out))
 
 
 if __name__ == "__main__":
+  flags.DEFINE_integer("compute_ms", 36, "Of the first job.", lower_bound=2)
+  flags.DEFINE_integer("message_ms", 24, "Of both jobs.", lower_bound=2)
+  flags.DEFINE_integer("buckets", 8, "Of a message.", lower_bound=1)
+  flags.DEFINE_string("out", "docs/measurements/turns_bounds.json",
+                      "File the figures are written to.")
   app.run(main)

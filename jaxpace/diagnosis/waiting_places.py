@@ -44,7 +44,8 @@ class OccurrencePlan(NamedTuple):
   def turn(self) -> str:
     """Its turns in words; empty where it is in no loop.
 
-    >>> Place(0, "psum", "", "", "", None, None, (("while.1", 2, 4), ("while.2", 17, 32))).turn
+    >>> loops = (("while.1", 2, 4), ("while.2", 17, 32))
+    >>> OccurrencePlan(0, "psum", "", "", "", None, None, loops).turn
     'turn 2 of 4, in it turn 17 of 32'
     """
     return turns_in_words(self.loops)

@@ -104,7 +104,7 @@ def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns 
 
 
 def _sound(name: str, values: np.ndarray) -> bool:
-  """Whether all numbers are in the range that `trace.sound` gives them; null is `MISSING` by
+  """Whether all numbers are in the range that `trace.row_checks` gives them; null is `MISSING` by
   now."""
   if name in LIMITS:
     return not values.size or (values.min() >= 0 and values.max() <= LIMITS[name])
