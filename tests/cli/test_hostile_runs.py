@@ -83,6 +83,7 @@ def sound(tmp_path_factory):
   return path
 
 
+@pytest.mark.long
 def test_fuzz_every_file_of_a_run(sound, tmp_path):
   seconds, seed = ((float(SECONDS), int(time.time()) * 1000) if SECONDS
                    else (4.0 if QUICK else 20.0, 1))
@@ -309,6 +310,7 @@ def test_a_gap_in_the_rank_numbers_is_no_rank(sound, tmp_path, capsys):
     assert "4 ranks" in " ".join(jaxpace(capsys, *argv)[1].split()), argv[0]
 
 
+@pytest.mark.long
 def test_thousands_of_phases(sound, tmp_path, capsys):
   run = copied(sound, tmp_path)
   for file in sorted((run / "steps").glob("*.parquet")):

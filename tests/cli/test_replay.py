@@ -62,6 +62,7 @@ def test_text_and_json_say_the_same_and_what_cannot_be_known(run, tmp_path, caps
   assert any("not shared when this was recorded" in note for note in document["notes"])
 
 
+@pytest.mark.long
 def test_a_module_of_the_users_own_in_a_process_of_its_own(run, tmp_path):
   environment = {**os.environ, "PYTHONPATH": str(ROOT)}
   command = ["replay", str(run), "--pacer-from", "my_pacers:last(2e-3)", "--json", "-"]

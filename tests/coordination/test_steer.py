@@ -116,6 +116,7 @@ def test_what_is_no_pacer_is_said():
     jaxpace.steerable(jaxpace.pace_early_ranks)
 
 
+@pytest.mark.long
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=examples(60))
 def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):

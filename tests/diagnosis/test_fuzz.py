@@ -119,6 +119,7 @@ def test_damaged_bytes_and_missing_files(sound, tmp_path_factory, data):
   check(run)
 
 
+@pytest.mark.long
 @settings(max_examples=40, phases=[Phase.generate])
 @given(data=st.data())
 def test_mutated_rows(sound, tmp_path_factory, data):

@@ -95,6 +95,7 @@ def test_an_event_that_is_not_there_yet_is_waited_for():
   assert [tag for _, tag, _ in taken(views)] == [2, 3, 4]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 150), min_size=1, max_size=8))
 def test_nothing_is_read_twice_or_out_of_order_and_what_is_lost_is_counted(lots):

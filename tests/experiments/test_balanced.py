@@ -82,6 +82,7 @@ def test_what_healthy_ranks_lose_is_told_by_the_steps_themselves():
   assert nothing["lost_percent"] == [0, 0, 0] and nothing["uneven_percent"] == 0
 
 
+@pytest.mark.long
 def test_recorded_noise_is_played_again():
   rng = np.random.default_rng(1)
   ran = np.array([[8, 8, 8, 8], [9, 9, 9, 5]])[rng.integers(0, 2, 200)]
@@ -152,6 +153,7 @@ def test_made_up_speeds_are_what_they_are_called():
             or slow == (0 if "healthy" in name else 4 if "half the ranks" in name else 1)), name
 
 
+@pytest.mark.long
 def test_computes_of_the_worlds_of_table_1():
   values = {name: np.float32(0) for name in worlds.World._fields}
   steady = balanced_table1.computes(worlds.World(**values | {"slow": np.float32(0.06)}), 32, 0)

@@ -94,6 +94,7 @@ def test_models_and_ways_take_turns() -> None:
           == [(model, len(bitwise_cases.WAYS)) for model in models])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_small_case(layout: str) -> None:
   rows = bitwise_cases.run(Case("digits", "bf16-params", layout, 2),

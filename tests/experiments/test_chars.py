@@ -73,6 +73,7 @@ def test_the_shortest_text_it_asks_for_is_enough(tmp_path: pathlib.Path) -> None
   assert len(data.windows(test_text, 32)) == 1
 
 
+@pytest.mark.long
 def test_the_model_does_not_see_the_future() -> None:
   model = Transformer(256, 8, 16, 2, 2, rngs=nnx.Rngs(0))
   text = jnp.arange(8, dtype=jnp.int32)[None] + 65
@@ -83,6 +84,7 @@ def test_the_model_does_not_see_the_future() -> None:
   assert np.abs(np.asarray(before[0, 5:] - after[0, 5:])).max() > 1e-3
 
 
+@pytest.mark.long
 def test_every_device_steps_as_one_device_would() -> None:
   """Autodiff sums the gradients over four devices here; one device with the whole batch is the
   oracle."""

@@ -53,6 +53,7 @@ def test_a_document_in_windows():
                                                  0]), "39 and 4 characters have one before them"
 
 
+@pytest.mark.long
 def test_the_loss_is_that_of_the_same_documents_however_they_are_shared_out():
   mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(AxisType.Auto,),
                        devices=jax.devices()[:RANKS])

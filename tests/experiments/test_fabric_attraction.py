@@ -29,6 +29,7 @@ def test_meetings_are_of_steps_that_overlap_whoever_leads():
   assert attraction.meetings(one, apart).shape == (0, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weight", [0.0, 0.7])
 def test_the_fit_finds_the_weight(weight):
   rng = np.random.default_rng(4)

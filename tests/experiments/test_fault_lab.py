@@ -171,6 +171,7 @@ def test_a_run_that_fails_twice_is_left_out_and_the_others_are_made(
     make.make([specs[0]], tiny(), tmp_path / "other", lambda *now: None, said.append)
 
 
+@pytest.mark.long
 def test_a_cluster_that_ends_says_its_last_words(tmp_path: pathlib.Path) -> None:
   broken = cluster.Cluster(layout("in2"), {"gradient_kb": 1.0, "hosts_seconds": 1.0,
                                            "steps": "none"}, tmp_path, None,

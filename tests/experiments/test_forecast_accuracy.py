@@ -28,6 +28,7 @@ def test_noise_is_of_its_kind(kind):
   assert (values.mean(axis=1).std() > 1e-3) == (kind == "offsets")
 
 
+@pytest.mark.long
 def test_devices_that_sleep_take_the_time_of_the_last(tmp_path):
   mean = forecast_accuracy.sleeping_run(tmp_path / "run", 2, 25, 1)
   run = read_run(tmp_path / "run")

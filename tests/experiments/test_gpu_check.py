@@ -81,6 +81,7 @@ def test_the_offset_of_a_clock_to_itself_is_none() -> None:
     assert abs(middle) <= half + 1, "the native clock is the host's own: 0 lies in the interval"
 
 
+@pytest.mark.long
 def test_what_is_injected_is_read_off_the_stamps() -> None:
   bench = tiny()
   injected.run(bench)
@@ -122,6 +123,7 @@ def test_the_loop_is_on_the_device_and_a_callback_would_be_seen() -> None:
   assert len(named(bench, "control: host callbacks are seen")) == 2
 
 
+@pytest.mark.long
 def test_a_step_of_the_transformer_trains() -> None:
   size = transformer.SIZES["tiny"]._replace(layers=1)
   batch = jnp.asarray(transformer.tokens(size))

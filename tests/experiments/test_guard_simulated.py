@@ -19,6 +19,7 @@ def test_noise_has_the_mean_and_variation_it_is_said_to_have(noise):
     assert np.mean(away[1:] * away[:-1]) / np.mean(away**2) == pytest.approx(0.5, abs=0.03)
 
 
+@pytest.mark.long
 def test_a_run_is_that_of_a_plain_loop():
   """Regret, steps with pacing and the first decision, of the run whose coins are those of an
   untouched guard."""

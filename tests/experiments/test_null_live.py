@@ -23,6 +23,7 @@ def schedule(rounds: int) -> np.ndarray:
   return np.asarray(jax.vmap(lambda k: null_live.arm(k, WARM_UP))(steps)).reshape(rounds, 3, BLOCK)
 
 
+@pytest.mark.long
 def test_every_arm_once_a_round_in_orders_that_take_turns() -> None:
   arms = schedule(600)
   assert (arms == arms[..., :1]).all(), "whole blocks"
@@ -34,6 +35,7 @@ def test_every_arm_once_a_round_in_orders_that_take_turns() -> None:
   assert all(int(null_live.arm(jnp.int32(k), WARM_UP)) == ON for k in range(WARM_UP))
 
 
+@pytest.mark.long
 def test_delays_are_obeyed_in_blocks_that_are_on() -> None:
   always = jaxpace.Pacer(lambda ranks: jnp.int32(0), lambda seen, count: (
       jaxpace.Decision(jnp.float32(1e-3), {}), count + jnp.int32(1)))
@@ -84,6 +86,7 @@ def test_busy_times() -> None:
   np.testing.assert_array_equal(busy, null_live.busy_times("straggler", 4, 250))
 
 
+@pytest.mark.long
 def test_a_small_run() -> None:
   """Two devices of this process. Loose: this is no measurement, and on a busy machine nothing may
   be delayed."""

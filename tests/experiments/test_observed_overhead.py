@@ -1,5 +1,7 @@
 """What the measurement of observing makes of its figures."""
 
+import pytest
+
 from experiments.measure import observed_overhead
 
 
@@ -26,6 +28,7 @@ def test_the_page_says_whether_it_ran_with_real_time_priority():
       {**figures([0.7, 0.5, 0.9]), "real_time": True})
 
 
+@pytest.mark.long
 def test_both_cases_train_alike_with_marks_and_without():
   import jax
   import numpy as np

@@ -2,10 +2,12 @@
 as a whole."""
 
 import numpy as np
+import pytest
 
 from experiments.measure import observed_truth
 
 
+@pytest.mark.long
 def test_a_device_late_in_a_layer_is_told_with_its_layer():
   job = observed_truth.launch(1, [30.0], 3)
   assert job["lost"] == 0 and job["collectives"] == 3 * observed_truth.LAYERS + 1

@@ -63,6 +63,7 @@ def covered() -> list[dict]:
   return intervals.coverage(1000, sizes=(3, 5, 8, 12))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [3, 5, 8, 12])
 def test_of_few_rounds_the_interval_holds_the_truth_as_often_as_it_says(covered, rounds) -> None:
   """The bootstrap's, which it was, did not."""

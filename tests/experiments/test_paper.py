@@ -50,6 +50,7 @@ def some_worlds(count, **values):
       name: np.full(count, value, np.float32) for name, value in values.items()})
 
 
+@pytest.mark.long
 def test_a_quiet_world_takes_what_the_formula_says_and_a_neighbour_makes_it_longer():
   quiet = dict.fromkeys(("jitter", "heavy", "common", "slow", "begins", "load", "polling", "lost"),
                         0.0)
@@ -172,6 +173,7 @@ def test_the_sentence_names_the_best_world_and_where_it_falls_short(figures_made
   assert "both jobs coordinated) gains at least what the paper says" in said and "no higher" in said
 
 
+@pytest.mark.long
 def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
   pytest.importorskip("matplotlib", reason="figures need matplotlib, of the extra 'examples'")
   records = {"table1.json": figures_made}
@@ -199,6 +201,7 @@ def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
   assert again.read_bytes() == svg.read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("usual_collector")
 def test_collections_are_counted():
   row = collections_measured.run(heap=2000, steps=300, made=2000, kept=200, stay=100)

@@ -43,6 +43,7 @@ def test_first_come_first_served_by_hand():
   assert times[0] == pytest.approx(2.2, abs=1e-5)
 
 
+@pytest.mark.long
 def test_first_come_first_served_alone_is_the_bare_run():
   rng = np.random.default_rng(0)
   ready = np.sort(rng.uniform(0.5, 1.5, (40, 2)), axis=1).astype(np.float32)
@@ -54,6 +55,7 @@ def test_first_come_first_served_alone_is_the_bare_run():
   np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_scene_has_its_buckets_and_all_of_the_transfer_most_of_it_behind_the_backward_pass():
   made = assembled(scene.SCENES["buckets"], 64)
   assert made.work.shape == (2, 30, 12) and not made.crowded
@@ -64,6 +66,7 @@ def test_a_scene_has_its_buckets_and_all_of_the_transfer_most_of_it_behind_the_b
   np.testing.assert_allclose(made.speeds, [1, 0.5 * 0.7], rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_steady_neighbour_sends_as_much_at_every_size_and_others_grow():
   few, many = (assembled(scene.SCENES["three"], nodes) for nodes in (8, 64))
   sums = [np.asarray(made.work.sum(axis=2).mean(axis=1)) for made in (few, many)]
@@ -72,6 +75,7 @@ def test_a_steady_neighbour_sends_as_much_at_every_size_and_others_grow():
   assert len(many.speeds) == 4 and float(many.speeds[3]) == pytest.approx(0.25 * 0.7)
 
 
+@pytest.mark.long
 def test_incast_drops_more_the_more_nodes_and_more_where_another_sends():
   few, many = (assembled(scene.SCENES["incast"], nodes) for nodes in (4, 64))
   plain = assembled(scene.SCENES["buckets"], 64)

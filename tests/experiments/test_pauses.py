@@ -85,6 +85,7 @@ def test_the_page_holds_every_stage_that_was_run():
     assert words in page
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("usual_collector")
 def test_the_heap_keeps_its_size_and_ages_into_full_collections():
   heap, fulls = pauses_worker.Heap(20_000, 4000, seed=1), pauses_worker.Fulls()

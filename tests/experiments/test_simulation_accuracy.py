@@ -73,6 +73,7 @@ def test_simgrid_is_asked_where_it_is_there_and_left_out_where_not():
         [max(step.values()) for step in ours[0]], rel=1e-6)
 
 
+@pytest.mark.long
 def test_the_page_has_errors_before_and_after():
   case = next(case for case in simulation_accuracy.cases()
               if case.about.startswith("recursive_doubling, 4:1, alike"))

@@ -7,6 +7,7 @@ import pytest
 from experiments.measure import simulation_speed as speed
 
 
+@pytest.mark.long
 def test_a_case_is_compiled_once_and_gives_the_same_bytes_each_time():
   case = speed.Case("tiny", 40, 1.0, speed.one(16, None, seeds=2))
   found = speed.inside(case, repeats=3, shorter=4)

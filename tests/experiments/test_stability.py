@@ -35,6 +35,7 @@ def figures():
     return stability.measure(config)
 
 
+@pytest.mark.long
 def test_every_size_and_policy_is_there(figures):
   assert set(figures["policies"]) == set(figures["knees"]) == {"rare", "frequent"}
   for cells in figures["policies"]["frequent"].values():
@@ -54,6 +55,7 @@ def test_the_page_says_what_the_tests_said(figures):
   assert "(of independent steps 0.0 to 26.5 % of the runs, of these 73.5 to 100.0 %" in text
 
 
+@pytest.mark.long
 def test_a_knee_is_claimed_where_there_is_one():
   rows = stability_alarms.alarms([64, 128, 256, 512, 1024], 8, 12)
   assert len(rows) == 12

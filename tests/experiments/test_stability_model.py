@@ -37,6 +37,7 @@ def simulated(machine, local=1, seed=0, aligned=False):
   return stability.series(machine, 16, Policy(1.0, aligned, local), 1000, 4, seed)
 
 
+@pytest.mark.long
 def test_a_group_waits_for_its_slowest_at_every_barrier():
   """Mean over groups: mean and variance of the mean over barriers of the largest of 8; 4 standard
   errors."""
@@ -50,6 +51,7 @@ def test_a_group_waits_for_its_slowest_at_every_barrier():
                                       rel=4 * math.sqrt(2.2 / busy.size)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("local", [1, 2])
 def test_groups_wait_for_the_slowest_and_less_so_the_fewer_averages(local):
   """mean + sigma E_N / sqrt(H): the central limit makes a group's step nearly normal; the
@@ -63,6 +65,7 @@ def test_groups_wait_for_the_slowest_and_less_so_the_fewer_averages(local):
           == pytest.approx(wanted, rel=1e-3))
 
 
+@pytest.mark.long
 def test_members_that_warm_up_slow_the_group_by_the_slowest():
   machine = MACHINE._replace(jitter=0.0, drift=0.03, spread=0.0)
   times = simulated(machine).times[0]
@@ -73,6 +76,7 @@ def test_members_that_warm_up_slow_the_group_by_the_slowest():
                                                  abs=4 * 0.18 * 0.5 * 0.5 / 2))
 
 
+@pytest.mark.long
 def test_aligned_pauses_cost_d_p_and_others_d_times_the_chance_of_any():
   machine = MACHINE._replace(jitter=0.0, pause=1.0, pause_rate=1e-3)
   one = -math.expm1(-1e-3 * 6.05)
@@ -82,6 +86,7 @@ def test_aligned_pauses_cost_d_p_and_others_d_times_the_chance_of_any():
                                                  abs=4 * math.sqrt(wanted * (1 - wanted) / 4000)))
 
 
+@pytest.mark.long
 def test_wandering_members_are_remembered_and_still_ones_are_not():
   still, moved = (simulated(MACHINE._replace(wander=w), seed=5).times[0] for w in (0.0, 0.01))
   assert not growth.grow(still).rises and growth.grow(moved).rises
@@ -161,6 +166,7 @@ def test_the_projection_picks_young_and_aligned_pauses_and_agrees_with_the_run()
   assert abs(np.mean(costs) - chosen.cost) < 4 * np.std(costs, ddof=1) / math.sqrt(30) + 0.002
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run():
   first, again, other = (simulated(MACHINE, seed=seed).times for seed in (9, 9, 10))
   np.testing.assert_array_equal(first, again)

@@ -161,6 +161,7 @@ print("fine", [path.name for path in links])
 """  # noqa: E501
 
 
+@pytest.mark.long
 def test_links_planted_in_a_run_directory_lead_nowhere(tmp_path):
   """Every file that a job writes to its run directory, by the names that anybody can guess."""
   done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "run"),

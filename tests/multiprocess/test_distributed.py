@@ -66,6 +66,7 @@ def launch(tmp_path, file, *options, nproc=2, env=None, before=()):
           [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(nproc)])
 
 
+@pytest.mark.long
 def test_launched_processes_sum_over_gloo_and_exchange_strings(tmp_path):
   status, output, logs = launch(tmp_path, script(tmp_path, PSUM + """
 import time

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 from jaxpace.hosts.distributed.place import Place, place_from_environment
@@ -29,6 +30,7 @@ sys.exit(max(task.wait() for task in tasks))
 """  # noqa: E501
 
 
+@pytest.mark.long
 def test_the_batch_script_gives_every_task_its_place_and_a_log(tmp_path):
   (tmp_path / "bin").mkdir()
   srun = tmp_path / "bin" / "srun"

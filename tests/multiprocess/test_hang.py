@@ -55,6 +55,7 @@ def killed(tmp_path_factory):
   return folder, events
 
 
+@pytest.mark.long
 def test_the_watchdog_names_the_collective_the_layer_and_the_rank(killed):
   folder, events = killed
   assert (events[0]["causes"][0] == {"kind": "absent", "ranks": [1],

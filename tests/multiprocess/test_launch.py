@@ -201,6 +201,7 @@ def test_old_logs_are_put_aside(tmp_path):
       "process-1.log.previous": "first 1\n"}
 
 
+@pytest.mark.long
 def test_huge_output_reaches_log_and_terminal_whole(tmp_path):
   status, out, _, _ = run(tmp_path, "for k in range(200_000): print('0123456789 abcdefghij', k)\n",
                           nproc=1)
@@ -301,7 +302,9 @@ time.sleep(60)
 
 
 @needs_proc
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [
+    signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long),
+    pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_a_signal_to_the_launcher_ends_the_job_in_order(tmp_path, number):
   process = start(tmp_path, CHILDREN.format(directory=str(tmp_path)) + """
 try:

@@ -199,6 +199,7 @@ print("FINE", strangers.threads, strangers.files, flush=True)
 """  # noqa: E501
 
 
+@pytest.mark.long
 def test_idle_connections_take_neither_the_endpoint_nor_the_recording(tmp_path):
   """1,010 connections that said nothing took the process's descriptors, and a thread each; the
   recording ended."""

@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 
+import pytest
+
 from jaxpace.reporting.progress import Progress
 from tests.multiprocess.jobs import ROOT
 
@@ -68,6 +70,7 @@ CONFIG = {"steps": 200, "fabric": {"nodes": 8, "per_node": 1, "rack": 4, "uplink
               "a": {"nodes": [0, 1, 4, 5]}, "b": {"nodes": [2, 3, 6, 7], "buckets": 4}}}
 
 
+@pytest.mark.long
 def test_long_commands_say_on_a_terminal_what_they_do(tmp_path):
   """`simulate` and `replay` begin with imports and a compilation, seconds in which nothing can be
   counted."""

@@ -114,7 +114,8 @@ def test_a_delay_moves_what_is_ready():
   np.testing.assert_allclose(found.step_time[0], [1.1, 1.35, 1.35, 1.35], rtol=1e-5)
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.13, 1.3])
+@pytest.mark.parametrize("ratio", [
+    1.13, *(pytest.param(each, marks=pytest.mark.long) for each in (1.0, 1.3))])
 def test_take_turns_gains_where_sharing_loses_and_both_do(ratio):
   """Two jobs, of one period and of others, on a link that loses a third of its capacity where they
   share."""

@@ -217,6 +217,7 @@ def test_a_clock_that_is_of_other_devices(caplog):
     jaxpace.observe(jax.jit(step), clock="sundial")
 
 
+@pytest.mark.long
 def test_operations_that_run_one_by_one_are_no_steps(caplog):
   step, args = steps.data_parallel()
   observed = jaxpace.observe(jax.jit(step))

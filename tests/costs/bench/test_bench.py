@@ -65,6 +65,7 @@ def test_on_the_devices_of_one_process(tmp_path, capsys):
   assert "process, 8 ranks" in text and "64 KiB" in text
 
 
+@pytest.mark.long
 def test_two_processes_of_a_host(tmp_path):
   target = tmp_path / "bench.json"
   done = subprocess.run(

@@ -303,6 +303,7 @@ def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(
   assert file.last_note(target)[1] == ControlRequest(enabled=False)
 
 
+@pytest.mark.long
 def test_a_file_system_that_hangs_holds_up_no_step_and_the_signal_still_works(
     tmp_path, monkeypatch):
   """Everything that touches the directory hangs; the steps go on with the settings there are, and

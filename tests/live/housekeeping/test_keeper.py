@@ -249,6 +249,7 @@ def test_columns_for_the_trace():
     assert found["checkpoint_ns"] == 0 and found["pauses_ns"] > 0
 
 
+@pytest.mark.long
 def test_auto_alone_tries_every_mode_it_can_and_tells_what_it_found():
   seen = set()
   with jaxpace.Housekeeper(every=2, mode="auto", warmup=2) as keeper:
@@ -270,6 +271,7 @@ def test_a_child_process_leaves_the_parents_housekeeping_alone():
   assert not module._active
 
 
+@pytest.mark.long
 def test_in_auto_a_collection_ends_every_block_that_is_aligned():
   collected, aligned = [], []
   with jaxpace.Housekeeper(every=4, mode="auto", warmup=2) as keeper:

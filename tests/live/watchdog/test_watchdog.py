@@ -93,7 +93,8 @@ def test_torn_and_foreign_lines_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("scenario",
-                         ["starving", "left", pytest.param("zero stopped", marks=pytest.mark.long)])
+                         ["starving", *(pytest.param(each, marks=pytest.mark.long)
+                                        for each in ("left", "zero stopped"))])
 def test_real_processes(scenario):
   found = lab.run(scenario, timeout=1.5, processes=2)
   assert found["named"], "\n".join(found["log"])

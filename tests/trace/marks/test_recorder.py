@@ -455,7 +455,8 @@ with Recorder(sys.argv[1], step, grace_seconds=2.0) as recorder:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [
+    signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_process_that_is_ended_leaves_its_ring_and_its_run(tmp_path, number):
   process = subprocess.Popen(
       [sys.executable, "-c", _WORKER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
