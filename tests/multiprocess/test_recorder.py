@@ -140,6 +140,7 @@ def test_a_python_handler_that_was_there_decides(tmp_path, start):
   assert info(tmp_path)["closed_cleanly"]
 
 
+@pytest.mark.long
 def test_two_processes_share_one_run(tmp_path, start):
   port = free_port()
   workers = [start(tmp_path, 40, 0.0, "--processes", 2, "--index", i, "--port", port, "--mode",

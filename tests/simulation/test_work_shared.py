@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxpace
 from jaxpace.simulation import noise
@@ -22,6 +23,7 @@ def played(pacer, **shape):
   return jax.tree.map(np.asarray, plan.run(key, job, plan.init(key, job), STEPS)[1])
 
 
+@pytest.mark.long
 def test_as_the_plain_barrier_has_it():
   balancer = jaxpace.share_by_speed(TOTAL, 16)
   found = played(jaxpace.share_work(balancer), overlap=False)

@@ -42,6 +42,7 @@ def test_the_schema_is_kept_and_extra_columns_follow(tmp_path):
                                           else []))
 
 
+@pytest.mark.long
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40), fan=st.integers(2, 5),
        limit=st.integers(3, 40))
 def test_merging_keeps_every_row_in_order(sizes, fan, limit, tmp_path_factory):

@@ -83,6 +83,7 @@ def test_the_start_holds_back_what_most_is_computed_from(launched):
   assert text.count("globaltimer") == 1 and text.count("st.relaxed.sys") == 2
 
 
+@pytest.mark.long
 def test_the_end_waits_for_more_results_than_a_kernel_takes(launched):
   mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
   many = [jnp.full((2,), i, jnp.float32) for i in range(450)]

@@ -92,6 +92,7 @@ def test_in_slack_without_slack_is_aligned(pace):
     assert late_collections(keeper, 160, pace) == [40, 80, 120, 160]
 
 
+@pytest.mark.long
 def test_hooks_run_at_their_steps_in_every_mode_and_movable_ones_in_the_slack():
   for mode in (*MODES, "auto"):
     called = {"fixed": [], "movable": []}

@@ -107,8 +107,8 @@ def test_each_turn_of_a_loop_is_a_collective_of_its_own(tmp_path, kind):
   assert shares["compute"] > 0.02  # it was 0.001, the loop as a whole was one collective
 
 
-@pytest.mark.parametrize("kind", [
-    "fsdp", pytest.param("data parallel", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", COLLECTIVES)
 def test_all_of_a_delay_in_one_turn_is_found(tmp_path, kind):
   run = record(tmp_path, kind, late=True)
   found = diagnose(run)

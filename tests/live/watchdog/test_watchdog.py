@@ -92,9 +92,9 @@ def test_torn_and_foreign_lines_are_left_out(tmp_path):
   assert read_events(tmp_path / "none") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario",
-                         ["starving", *(pytest.param(each, marks=pytest.mark.long)
-                                        for each in ("left", "zero stopped"))])
+                         ["starving", "left", "zero stopped"])
 def test_real_processes(scenario):
   found = lab.run(scenario, timeout=1.5, processes=2)
   assert found["named"], "\n".join(found["log"])

@@ -75,6 +75,7 @@ def nasty(tmp_path_factory):
   return Document(source), source
 
 
+@pytest.mark.long
 def test_every_section_is_there_under_a_heading(made):
   document, _, _ = made
   ids = [e[1]["id"] for e in document.all("section") if "id" in e[1]]
