@@ -150,6 +150,47 @@ def _of_share(program: Program, share: float) -> frozenset[int]:
   return frozenset(i for i, c in enumerate(costs) if c >= bar)
 
 
+def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
+  """The share of the step's operations that may run while some collectives are under way.
+
+  Those that no operand of theirs needs, and that need none of their results. More than really run
+  meanwhile: most of them may be over before.
+
+  Args:
+    program: the flat step.
+    collectives: indices of the equations of one bucket.
+
+  Returns:
+    0 to 1, by `work`; what can't be counted (a loop) is left out of the whole, so that the share is
+    rather too large. None where any of that may run meanwhile.
+  """
+  own, free = frozenset(collectives), constant_values(program)
+  before: set[int] = set()
+  # What nobody needs the compiler drops.
+  needed = {ref for ref in program.outputs if isinstance(ref, int)}
+  for index in range(len(program.equations) - 1, -1, -1):
+    equation = program.equations[index]
+    if index in own or before.intersection(equation.outputs):
+      before.update(equation.reads())
+    if index in own or needed.intersection(equation.outputs):
+      needed.update(equation.reads())
+  after: set[int] = set()
+  apart, total = 0.0, 0.0
+  for index, equation in enumerate(program.equations):
+    if index in own or after.intersection(equation.reads()):
+      after.update(equation.outputs)
+    idle = not needed.intersection(equation.outputs)
+    if idle or equation.collective or free.issuperset(equation.outputs):
+      continue
+    cost = work(equation, program)
+    total += cost if cost != math.inf else 0.0
+    if not before.intersection(equation.outputs) and not after.intersection(equation.outputs):
+      apart += cost
+  if apart == math.inf:
+    return None
+  return apart / total if total else 0.0
+
+
 def buckets(program: Program) -> list[Bucket]:
   """Returns the collectives of a step, first to last, without stamps."""
   # By value, the most collectives on a path from it to the end.

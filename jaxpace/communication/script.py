@@ -217,7 +217,8 @@ def _describe(program: Program, stage: Stage, stamps: BucketStamps, axis: Sequen
       phase=stage.segments[-1].phase,
       pairs=_pairs(equations),
       index_groups=_index_groups(equations),
-      may_begin_early=stamps.may_begin_early)
+      may_begin_early=stamps.may_begin_early,
+      meanwhile=schedule.meanwhile(program, stage.bucket.equations))
 
 
 def _axes(equations: Sequence[Equation], axis: Sequence[str]) -> Sequence[str]:

@@ -54,6 +54,9 @@ class Collective:
   """Ranks that meet, by their index along `axis`, where not all along it do."""
   may_begin_early: bool = False
   """Whether it can begin before its entry stamp, which may then be late."""
+  meanwhile: float | None = None
+  """Share of the step's operations that may run while it is under way: it needs none of their
+  results, and they need none of its. None where that can't be told."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ collective together. See docs/accounting.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,18 @@ class BusyTimes(NamedTuple):
   meetings: Meetings | None = None  # who waits for whom; None: every rank for all
   observed: bool = False  # whether collectives are those of an observed step: many, of mixed groups
   apart_steps: bool = False  # whether the step before one is not the one before in the arrays
+  in_flight: InFlight | None = None  # where collectives overlap; None: nowhere
+
+
+class InFlight(NamedTuple):
+  """From when to when collectives were under way, where some were at the same time; int64 ns.
+
+  0 in flight where a rank takes no part, or its step is not known.
+  """
+
+  first: np.ndarray  # [R, K] where the rank's step begins
+  enter: np.ndarray  # [C, R, K] not before that
+  leave: np.ndarray  # [C, R, K] not before the entry
 
 
 class Account(NamedTuple):
@@ -137,9 +149,14 @@ def busy(run: Run, part: slice) -> BusyTimes:
     valid[:, 1 - lead:] = current[:, 1:] & current[:, :-1] & adjacent
     first[:, 1 - lead:] = last_exit[:, :-1]
   previous = first
-  arrivals, waits = [], []
+  arrivals: list[np.ndarray] = []
+  waits: list[np.ndarray] = []
+  overlapping = False
   for enter, leave, _ in stamps:
     begin = np.maximum(enter[:, lead:], previous)
+    if arrivals and not overlapping:
+      early = valid & (enter[:, lead:] < previous)
+      overlapping = bool(early.any()) and bool((early & (enter[:, lead:] != MISSING)).any())
     end = np.maximum(leave[:, lead:], begin)
     arrivals.append(_seconds(begin, previous, valid))
     waits.append(_seconds(end, begin, valid))
@@ -150,6 +167,7 @@ def busy(run: Run, part: slice) -> BusyTimes:
     valid &= ~jumped
     for values in (step, *arrival, *wait):
       values[jumped] = np.nan
+  in_flight = _in_flight(stamps, lead, first, valid) if overlapping else None
   if found is not None:
     _begin_with_their_first(arrival, found)
   # What is held before later collectives is in their arrivals; moved to the first one's, where it
@@ -161,7 +179,16 @@ def busy(run: Run, part: slice) -> BusyTimes:
   return BusyTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
       runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
-      meetings=found, observed=run.observed, apart_steps=alone)
+      meetings=found, observed=run.observed, apart_steps=alone, in_flight=in_flight)
+
+
+def _in_flight(stamps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], lead: int,
+               first: np.ndarray, valid: np.ndarray) -> InFlight:
+  enters, leaves = [], []
+  for enter, leave, _ in stamps:
+    enters.append(np.where(valid, np.maximum(enter[:, lead:], first), first))
+    leaves.append(np.where(valid, np.maximum(leave[:, lead:], enters[-1]), first))
+  return InFlight(first, np.stack(enters), np.stack(leaves))
 
 
 def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray

@@ -20,6 +20,7 @@ from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.notes import hung, notes_on
 from jaxpace.diagnosis.of_all_steps import of_all_steps
+from jaxpace.diagnosis.overlap import overlap
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
@@ -135,7 +136,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
       work_shared=played.shared, asked=played.asked,
       preempted=preempted, links=links, events=tuple(events), doubt=sampled.doubt,
       unseen=never, untold=untold_why, stages=stages(summed),
-      waits=where_waits_are(run, selected, totals, floor) if step_time else ())
+      waits=where_waits_are(run, selected, totals, floor) if step_time else (),
+      overlap=overlap(run, totals.overlap, selected.size) if step_time else None)
   facts = of_all_steps(facts, finished)
   facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in found))
   notes = (*_impossible(selected), *notes_on(facts, fabric, unfinished),

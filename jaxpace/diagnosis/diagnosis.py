@@ -13,6 +13,7 @@ from jaxpace.diagnosis.codes import Sentence
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
+from jaxpace.diagnosis.overlap import Overlap
 from jaxpace.diagnosis.pacing import PacingEffect
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.stages import Stages
@@ -88,6 +89,8 @@ class Facts:
   stages: Stages | None = None
   # of an observed step, by collective, those with most waiting first
   waits: tuple[CollectiveWaits, ...] = ()
+  # what of the collectives is waited for, and what computing hides; None without any
+  overlap: Overlap | None = None
   counted_in_all: int | None = None
   """Steps that count, those included that are not written in full; None where all are. `step_time`
   is of them."""

@@ -66,6 +66,8 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "collectives": _collectives(diagnosis),
       "waits": [waits.to_json(diagnosis.step_time.mean) for waits in diagnosis.waits[:MOST]]
                if diagnosis.step_time else [],
+      "overlap": diagnosis.overlap.to_json(diagnosis.step_time.mean)
+                 if diagnosis.overlap and diagnosis.step_time else None,
       "locality": {"processes": len(run.locality),
                    "warnings": [c.to_json() for c in job_concerns(run.locality)
                                 if c.level == WARNING]},
@@ -170,6 +172,10 @@ def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
                  "floor": float(diagnosis.floor.floor[c]),
                  "contention": _mean(diagnosis.floor.contention[c][mask]),
                  "waiting": _mean(diagnosis.totals.earliness[c][mask])})
+    if diagnosis.overlap is not None:
+      one = diagnosis.overlap.each[c]
+      rows[-1] |= {"in_flight": one.in_flight, "exposed": one.exposed, "hidden": one.hidden,
+                   "behind_others": one.behind_others, "meanwhile": one.meanwhile}
     if at is not None:
       rows[-1] |= {"of": at[c].of, "axis": at[c].axis, "phase": at[c].phase, "source": at[c].source,
                    "operation": at[c].operation, "loops": [list(loop) for loop in at[c].loops]}

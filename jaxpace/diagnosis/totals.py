@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxpace.diagnosis.accounting import Account, BusyTimes, account, busy, chunks
 from jaxpace.diagnosis.grouped_waits import Waits, accounts
+from jaxpace.diagnosis.in_flight import OverlapSums
 from jaxpace.diagnosis.lateness_by_sums import late_by_block
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
 from jaxpace.diagnosis.selected_steps import SelectedSteps
@@ -44,6 +45,7 @@ class Totals:
   without: np.ndarray
   delayed: int  # rank-steps with an applied delay
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
+  overlap: OverlapSums  # what of collectives is waited for, and what computing hides
   groups: ByGroup | None = None  # where not all ranks meet in all collectives
   late_by_sums: np.ndarray | None = None
   """[R, B] busy time of all steps less its mean over ranks, where only some steps are written in
@@ -113,7 +115,8 @@ def add_up(run: Run, selected: SelectedSteps,
       lateness_runtime=np.zeros((ranks, selected.blocks)),
       block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks),
       last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
-      without=np.zeros(ranks), delayed=0, jumped=np.zeros(ranks, np.int64))
+      without=np.zeros(ranks), delayed=0, jumped=np.zeros(ranks, np.int64),
+      overlap=OverlapSums.none(slots))
   found = meetings(run)
   if found is not None:
     totals.groups = ByGroup.none(found, ranks, size, selected.blocks, run.observed)
@@ -133,6 +136,7 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   valid = work.valid & selected.mask[part]
   work = work._replace(valid=valid)
   split = account(work)
+  totals.overlap.add(work)
   number = valid.sum(axis=0)
   for name in PARTS:
     values = np.where(valid, getattr(split, name), 0.0)

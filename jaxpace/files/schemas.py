@@ -23,6 +23,7 @@ Step = Annotated[int, Meta(ge=-1, lt=TIME)]
 Number = Annotated[int, Meta(ge=0, lt=RANKS)]
 Nanoseconds = Annotated[int, Meta(gt=-TIME, lt=TIME)]
 Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Numbers = Annotated[list[Number], Meta(max_length=1 << 20)]
 Lines = Annotated[list[Line], Meta(max_length=4096)]
 Groups = Annotated[list[Numbers], Meta(max_length=1 << 20)]
@@ -52,6 +53,7 @@ class CollectiveJson(Struct):
   index_groups: Groups | None = None
   pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)] | None = None
   may_begin_early: bool | None = None
+  meanwhile: Share | None = None
   kind: Line | None = None
   operation: Line | None = None
   source: Line | None = None

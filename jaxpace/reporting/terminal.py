@@ -48,6 +48,7 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
       ("Findings", _findings(diagnosis)),
       ("Who is late", _ranks(diagnosis, ranks)),
       ("Where the waits are", _waits(diagnosis)),
+      ("Computing while sending", _overlap(diagnosis)),
       ("Phases", _phases(diagnosis)),
       ("Pacing", _pacing(diagnosis)),
       ("What it would be worth", _what_if(diagnosis)),
@@ -212,6 +213,30 @@ def _waits(diagnosis: Diagnosis) -> RenderableType | None:
     said = (f"{plural(len(rest), 'more collective')}, {milliseconds(sum(e.waiting for e in rest))} "
             "in all; ") + said
   return Group(table, Text(said, style="dim"))
+
+
+def _overlap(diagnosis: Diagnosis) -> RenderableType | None:
+  found, step = diagnosis.overlap, diagnosis.step_time
+  if found is None or step is None or not found.tells:
+    return None
+  line = (f"Collectives are under way for {milliseconds(found.exposed + found.computing)} of a "
+          f"step: at most {milliseconds(found.exposed)} of that are waited for, at least "
+          f"{milliseconds(found.computing)} are hidden behind computing.")
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("collective", overflow="fold")
+  for header in ("times", "in flight", "exposed", "hidden", "behind others", "work meanwhile"):
+    table.add_column(header, justify="right", no_wrap=True)
+  for each in found.collectives[:_MOST_WAITS]:
+    table.add_row(each.name, str(each.times),
+                  *map(milliseconds, (each.in_flight, each.exposed, each.hidden,
+                                      each.behind_others)),
+                  "" if each.meanwhile is None else f"{100 * each.meanwhile:.1f} %")
+  said = ("exposed: at most; hidden: at least; behind others: while another one is waited for; "
+          "work meanwhile: the part of the step's operations that could run while it is under way.")
+  rest = len(found.collectives) - _MOST_WAITS
+  if rest > 0:
+    said = f"{plural(rest, 'more collective')}; " + said
+  return Group(Text(line), table, Text(said, style="dim"))
 
 
 def _phases(diagnosis: Diagnosis) -> RenderableType | None:

@@ -197,3 +197,30 @@ def test_an_exit_waits_for_what_comes_after_the_most_collectives_and_holds_back_
   last = stamps_of(result)[-1]
   assert last.last and kind(result.program, last.latest_result) == ("float32", (8,))
   assert [kind(result.program, value) for value in last.held_after] == [("int32", ())]
+
+
+def test_what_may_run_meanwhile_is_what_depends_on_neither_side():
+  """Two equal products: one is summed, the other one is nothing to that sum."""
+  def step(params, x):
+    summed = jax.lax.psum(x @ params["w"], "data")
+    return summed, x @ (params["w"] * 0.5)
+
+  def in_a_row(params, x):
+    return jax.lax.psum(x @ params["w"], "data") @ params["w"]
+
+  def beside_a_loop(params, x):
+    aside, _ = jax.lax.scan(lambda y, _: (jnp.tanh(y @ params["w"]), None), x, length=3)
+    return jax.lax.psum(x @ params["w"], "data"), aside
+
+  product, scaling = 2 * 4 * 8 * 8, 2 * 8 * 8
+  (found,) = written(step).collectives
+  assert found.meanwhile == pytest.approx((product + scaling) / (2 * product + scaling))
+  assert [one.meanwhile for one in written(in_a_row).collectives] == [0.0]
+  assert [one.meanwhile for one in written(beside_a_loop).collectives] == [None]
+
+
+def test_nothing_heavy_may_run_beside_the_gradients_sum():
+  assert [one.meanwhile for one in written(one_layer).collectives] == [0.0]
+  norm, *_, gradients = written(with_a_norm).collectives
+  # The activation's derivative needs no mean of the ranks; gradients need all there is.
+  assert 0 < norm.meanwhile < 0.2 and gradients.meanwhile == 0

@@ -10,8 +10,9 @@ import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.report_json import to_json
-from jaxpace.testing import made_up_runs
+from jaxpace.testing import made_up_overlap, made_up_runs
 from jaxpace.testing.made_up_faults import Fault
+from jaxpace.testing.made_up_overlap import OverlappingJob
 from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from tests.multiprocess.jobs import ROOT
@@ -39,7 +40,7 @@ def answers(tmp_path_factory):
 
 def test_every_query_answers(answers):
   found = answers[3]
-  assert len(found) == 12 and all(rows for name, rows in found.items() if isinstance(name, str))
+  assert len(found) == 13 and all(rows for name, rows in found.items() if isinstance(name, str))
 
 
 def test_what_was_recorded(answers):
@@ -77,15 +78,31 @@ def test_the_late_rank_is_the_late_rank(answers):
   assert any(finding["ranks"] == [3] for finding in report["findings"])
 
 
+def asked(path, name, views=2):
+  """Rows of a query of the page."""
+  queries = dict(re.findall(r"```sql\n-- name: (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
+  made = re.findall(r"```sql\n(create.*?)```", PAGE.read_text(), re.DOTALL)
+  with contextlib.chdir(path), duckdb.connect() as database:
+    for view in made[-views:]:
+      database.execute(view)
+    return database.execute(queries[name]).fetchall()
+
+
+def test_exposed_time_of_collectives_is_the_reports(tmp_path):
+  made_up_overlap.write(tmp_path, OverlappingJob(noise=0.02))
+  found = {row["name"]: row for row in to_json(diagnose(read_run(tmp_path)))["collectives"]}
+  rows = asked(tmp_path, "exposed", views=1)
+  assert len(rows) == 4
+  for name, *times in rows:
+    # The report leaves the first step out.
+    assert times == pytest.approx(
+        [1e3 * found[name][key] for key in ("in_flight", "exposed")], rel=0.02)
+
+
 def test_lateness_of_two_ranks_is_the_reports(tmp_path):
   made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=200, noise=0.01, late={1: 15e-3}))
   report = to_json(diagnose(read_run(tmp_path)))["per_rank"]
-  queries = dict(re.findall(r"```sql\n-- name: (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
-  views = re.findall(r"```sql\n(create.*?)```", PAGE.read_text(), re.DOTALL)
-  with contextlib.chdir(tmp_path), duckdb.connect() as database:
-    for view in views:
-      database.execute(view)
-    rows = database.execute(queries["lateness"]).fetchall()
+  rows = asked(tmp_path, "lateness")
   assert [row[0] for row in rows] == [1, 0]
   assert [row[1] for row in rows] == pytest.approx([1e3 * report[1]["lateness"], 0.0], abs=0.02)
   assert rows[0][1] == pytest.approx(15.0, abs=0.2)

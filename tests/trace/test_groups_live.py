@@ -93,3 +93,32 @@ def test_the_plan_of_a_pipeline_says_who_sends_to_whom(tmp_path):
   saved = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]["collectives"][0]
   assert saved["may_begin_early"] == any("can start before" in notice for notice in plan.notices)
   assert np.asarray(saved["pairs"]).tolist() == [[0, 1]]
+
+
+def test_all_of_an_instrumented_step_is_exposed_and_the_plan_says_what_runs_meanwhile(tmp_path):
+  """Its stamps come one after the other, so no collective is under way beside another."""
+  mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+  def step(state):
+    mean = jax.lax.pmean(jnp.tanh(state), "data")
+    aside = jnp.sin(state @ jnp.ones((8, 8)))
+    return jnp.tanh(aside + mean + jax.lax.pmean(mean * 0.5, "data"))
+
+  state = jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(mesh, P("data")))
+  plan = record(tmp_path / "run", mesh, step, "data", state, P("data"))
+  assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "report.json")]) == 0
+  document = json.loads((tmp_path / "report.json").read_text())
+  assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
+  rows, found = document["collectives"], document["overlap"]
+  assert len(rows) == 2 and found["hidden"] == 0
+  for row, planned in zip(rows, plan.collectives, strict=True):
+    assert row["in_flight"] == row["exposed"] > 0 and row["hidden"] == row["behind_others"] == 0
+    assert row["meanwhile"] == planned.meanwhile
+  # The product may run beside either sum.
+  assert all(row["meanwhile"] > 0.5 for row in rows)
+  own = sum(row[name] * row["steps"] for row in document["per_rank"]
+            for name in ("compute", "runtime", "pacing"))
+  step_time = sum(row["step_time"] * row["steps"] for row in document["per_rank"])
+  steps = sum(row["steps"] for row in document["per_rank"])
+  assert (own / steps + found["exposed"]
+          == pytest.approx(step_time / steps, rel=1e-6))

@@ -177,14 +177,27 @@ def collectives(figures: DocumentFigures) -> Markup | None:
     parts.append(table("Collectives",
                        ("collective", "bytes", "transfer", "floor", "contention", "waiting"), body,
                        hidden_caption=False))
+  found = document["overlap"]
+  if found and (found["hidden"] or any(row["meanwhile"] is not None
+                                       for row in found["collectives"])):
+    at = "overlap/collectives"
+    body = [[row["collective"], f"{row['times']:,}", figures.time(f"{at}/{i}/in_flight"),
+             figures.time(f"{at}/{i}/exposed"), figures.time(f"{at}/{i}/hidden"),
+             figures.time(f"{at}/{i}/behind_others"),
+             figures.share(f"{at}/{i}/meanwhile")]
+            for i, row in enumerate(found["collectives"])]
+    parts.append(table("Computing while sending", (
+        "collective", "times a step", "in flight", "exposed, at most", "hidden, at least",
+        "behind others", "work meanwhile"), body, hidden_caption=False))
   if document["phases"]:
     body = [[name.removeprefix("phase_"), figures.time(f"phases/{escaped(name)}/median"),
              figures.time(f"phases/{escaped(name)}/slowest_median"), f"rank {row['slowest_rank']}"]
             for name, row in document["phases"].items()]
     parts.append(table("Phases, medians", ("phase", "typical rank", "slowest rank", "which"), body,
                        texts=(0, 3), hidden_caption=False))
-  # The table of waits is too wide to stand beside another.
-  return element("div", *parts, class_=None if document["waits"] else "columns") if parts else None
+  # Those of waits and of overlap are too wide to stand beside another.
+  wide = document["waits"] or len(parts) > 2
+  return element("div", *parts, class_=None if wide else "columns") if parts else None
 
 
 def _most_in(figures: DocumentFigures, place: int) -> Markup | str:
