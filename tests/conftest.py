@@ -19,6 +19,8 @@ import pytest  # noqa: E402
 from tests import quick  # noqa: E402
 
 _USUAL = gc.get_threshold()
+# What is imported and collected stays: nothing to look for until the first test.
+gc.disable()
 
 # Run by their names, in processes of their own: they would begin to when imported in search of
 # doctests.
@@ -58,6 +60,7 @@ def _quickly() -> Iterator[None]:
   quick.install()
   gc.collect()
   gc.freeze()
+  gc.enable()
   gc.set_threshold(10_000, 20, 20)
   yield
   # Programs that are kept until Python ends are told to leak.

@@ -54,7 +54,8 @@ def stacked(tree):
   return jax.tree.map(lambda leaf: leaf.reshape(RANKS, -1, *leaf.shape[1:]), tree)
 
 
-@pytest.mark.parametrize("form", ["check_vma", "shard_map", "pmap"])
+@pytest.mark.parametrize("form", [
+    "check_vma", pytest.param("shard_map", marks=pytest.mark.long), "pmap"])
 def test_parameters_are_bitwise_those_of_the_bare_step(form):
   """While delays come, last and go."""
   state, data = models.mlp_params(), [batch_of(s) for s in (1e-3, 2e-3, 1e-3)]

@@ -1,5 +1,7 @@
 """The sequential interval against its own definition, and under peeking."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,18 +77,33 @@ SIZES = {
 }
 
 
+@functools.cache
+def sequences(kind):
+  """Sizes [runs, steps] without an effect, and count, mean and squares after each."""
+  rng = np.random.default_rng(7)
+  runs, steps = 2000, 500
+  sizes = SIZES[kind](rng, (runs, steps))
+  values = sizes * np.where(rng.random((runs, steps)) < 0.5, 1, -1)
+  return sizes, *running(values)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def let_go():
+  yield
+  sequences.cache_clear()
+
+
+half_width = jax.jit(sequential.half_width)
+
+
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("factor", [1e-2, 1.0, 100.0])
 def test_false_alarms_under_peeking_after_every_value(kind, factor):
   """Whatever the sizes, and however badly rho was guessed: at most 5 % of sequences ever exclude
   zero."""
-  rng = np.random.default_rng(7)
-  runs, steps = 2000, 500
-  sizes = SIZES[kind](rng, (runs, steps))
-  values = sizes * np.where(rng.random((runs, steps)) < 0.5, 1, -1)
+  sizes, n, mean, squares = sequences(kind)
   rho = sequential.prior(factor * np.mean(sizes[:, 0]**2))
-  n, mean, squares = running(values)
-  half = np.asarray(jax.jit(sequential.half_width)(
+  half = np.asarray(half_width(
       jnp.asarray(n, jnp.int32)[None], jnp.asarray(squares, jnp.float32), jnp.float32(rho),
       jnp.float32(LOG_ODDS)))
   ever = (np.abs(mean) > half).any(axis=1).mean()

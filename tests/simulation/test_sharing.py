@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.sharing import max_min, progress
+from tests.quick import examples
 
 
 def water_filling(crossing: np.ndarray, capacities: np.ndarray, drops: float) -> np.ndarray:
@@ -67,7 +68,7 @@ def counts(paths: np.ndarray, links: int) -> np.ndarray:
 def test_shares_are_those_of_water_filling_on_a_thousand_fabrics():
   rng = np.random.default_rng(0)
   drop = 0.01
-  for _ in range(1000):
+  for _ in range(examples(1000)):
     paths, capacities = random_fabric(rng)
     expected = water_filling(counts(paths, len(capacities)), capacities, drop)
     rates = max_min(paths, capacities)

@@ -53,7 +53,7 @@ def warnings(caplog):
   return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_warning_comes_once_and_its_line_mends_it(caplog, checkpoint):
   found, plan = train(accumulating(mended=False, checkpoint=checkpoint))
   said = warnings(caplog)

@@ -38,7 +38,7 @@ def loaded(counts, speeds):
   return {"x": x.reshape(-1, 5), "seconds": seconds.reshape(-1), "counts": counts}
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("check_vma", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_rank_that_is_slow_gets_fewer_and_the_parameters_are_those_of_even_counts(check_vma):
   mesh = mesh_of(data=RANKS)
   paced = jaxpace.instrument(step, "data",

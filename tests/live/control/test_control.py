@@ -121,7 +121,8 @@ def put_text(path, text):
   os.replace(path / "new", path / "control.json")
 
 
-@pytest.mark.parametrize("form", ["shard_map", "check_vma", "pmap"])
+@pytest.mark.parametrize("form", [
+    "shard_map", pytest.param("check_vma", marks=pytest.mark.long), "pmap"])
 def test_off_and_on_at_a_step_without_compiling_again(tmp_path, form):
   job = Job(form)
   with control_of(tmp_path) as control:
