@@ -41,14 +41,14 @@ def install() -> None:
     return
   if not hasattr(compile_one, "__wrapped__"):
     compiler.compile_or_get_cached = _once(compile_one)
-  if hasattr(options, "__wrapped__") or not _known():
+  if hasattr(options, "__wrapped__") or not known():
     return
 
   @functools.wraps(options)
   def quickly(*args: Any, **kwargs: Any) -> Any:
     made = options(*args, **kwargs)
     if jax.config.read("jax_disable_most_optimizations"):
-      made.env_option_overrides = [*OPTIONS.items(), *made.env_option_overrides]
+      made.env_option_overrides = [*known().items(), *made.env_option_overrides]
     return made
 
   compiler.get_compile_options = quickly
@@ -84,10 +84,15 @@ def _once(compile_one: Any) -> Any:
   return compiled
 
 
-def _known() -> bool:
-  """Whether XLA knows the options."""
+@functools.cache
+def known() -> dict[str, Any]:
+  """Those of `OPTIONS` that this XLA has: newer ones have no emitters but the newer."""
+  return {name: value for name, value in OPTIONS.items() if _has(name, value)}
+
+
+def _has(name: str, value: Any) -> bool:
   try:
-    jax.jit(lambda x: x + 1).lower(1).compile(compiler_options=dict(OPTIONS))
+    jax.jit(lambda x: x + 1).lower(1).compile(compiler_options={name: value})
   except Exception:
     return False
   return True

@@ -24,7 +24,8 @@ def options():
 
 def test_options_are_those_of_the_file_that_runs(options):
   quick.install()
-  assert options(True) == quick.OPTIONS and not options(False)
+  assert options(True) == quick.known() and not options(False)
+  assert quick.known()["xla_cpu_parallel_codegen_split_count"] == 1, "every jax so far has it"
 
 
 def test_a_programs_own_options_count():

@@ -18,29 +18,28 @@ class Dispatched:
     self.only: int | None = None
     """The one program that has marks; None where there is none yet, or several."""
     self.several = False
-    self._last: int | None = None
     self._known: list[tuple[Any, tuple[Any, ...], int | None]] = []
-    self._places: tuple[int, ...] = ()
-    self._by_look: dict[Any, int | None] = {}
+    # Places of the leaves that tell programs apart, programs by these, and the last one learned:
+    # put in place as one, since other threads look meanwhile.
+    self._told: tuple[tuple[int, ...], dict[Any, int | None], int | None] = ((), {}, None)
 
   def learn(self, args: Any, kwargs: Any, number: int | None) -> None:
     """Remembers that such arguments run this program; None is one without marks."""
     tree, described = look_of(args, kwargs)
-    self._known = [known for known in self._known if known[:2] != (tree, described)]
-    self._known.append((tree, described, number))
-    self._last = number
-    self.several = len(self._known) > 1
-    self.only = None if self.several else number
-    places = set()
+    self._known = [*(known for known in self._known if known[:2] != (tree, described)),
+                   (tree, described, number)]
+    places = set(self._told[0])
     for other_tree, other, _ in self._known:
       if other_tree == tree:
         places |= {place for place, (one, two) in enumerate(zip(described, other, strict=True))
                    if one != two}
-    self._places = tuple(sorted(places | set(self._places)))
-    self._by_look = {}
+    ordered, by_look = tuple(sorted(places)), {}
     for exactly in (False, True):
       for one, one_described, known in self._known:
-        self._by_look[one, self._look(one_described, exactly)] = known
+        by_look[one, _look(one_described, ordered, exactly)] = known
+    self._told = ordered, by_look, number
+    self.several = len(self._known) > 1
+    self.only = None if self.several else number
 
   def number(self, args: Any, kwargs: Any) -> int | None:
     """The program that these arguments run; None where it has no marks."""
@@ -48,22 +47,29 @@ class Dispatched:
       return self.only
     leaves, tree = jax.tree.flatten((args, kwargs))
     described = _Some(leaves)
+    places, by_look, last = self._told
     for exactly in (True, False):
-      found = self._by_look.get((tree, self._look(described, exactly)), _UNKNOWN)
+      found = by_look.get((tree, _look(described, places, exactly)), _UNKNOWN)
       if found is not _UNKNOWN:
         return found
-    return self._last
+    return last
 
-  def _look(self, described: Any, exactly: bool) -> tuple[Any, ...]:
-    """What tells programs apart, with the values of plain numbers or with their types only."""
-    seen = [described[place] for place in self._places if place < len(described)]
-    return tuple(one if exactly or not _plain(one) else one[0] for one in seen)
+  def knows(self, args: Any, kwargs: Any) -> bool:
+    """Whether a program was compiled for exactly such arguments."""
+    look = look_of(args, kwargs)
+    return any(known[:2] == look for known in self._known)
 
 
 def look_of(args: Any, kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
   """What a program is compiled for: the tree of the arguments, and each leaf described."""
   leaves, tree = jax.tree.flatten((args, kwargs))
   return tree, tuple(_described(leaf) for leaf in leaves)
+
+
+def _look(described: Any, places: tuple[int, ...], exactly: bool) -> tuple[Any, ...]:
+  """What tells programs apart, with the values of plain numbers or with their types only."""
+  seen = [described[place] for place in places if place < len(described)]
+  return tuple(one if exactly or not _plain(one) else one[0] for one in seen)
 
 
 class _Some:

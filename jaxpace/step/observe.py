@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import itertools
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -90,8 +92,8 @@ class Observed(Marked):
     self._check_due = self.check and not self._unwatched
     self._agreed = False
     self._warned: set[str] = set()
-    self._compiled: list[ObservedProgram] = []
-    self._loud = True
+    # By thread, while a call compiles: what came of it, and whether to warn where it is bare.
+    self._compiled: dict[int, list[tuple[ObservedProgram, bool]]] = {}
     self._dispatched = Dispatched()
     # Programs by what they were compiled for; JAX compiles none of them a second time.
     self._ahead: dict[Any, int | None] = {}
@@ -138,15 +140,37 @@ class Observed(Marked):
   # Running.
 
   def _run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    with self._context(self._token), self._watching:
-      out = call(*args, **kwargs)
+    try:
+      with self._context(self._token), self._watching:
+        out = call(*args, **kwargs)
+    finally:
+      if self._compiled:
+        self._learn(args, kwargs)
     dispatched = self._dispatched
-    if self._compiled:
-      dispatched.learn(args, kwargs, self._settle())
-    number = dispatched.number(args, kwargs) if dispatched.several else dispatched.only
+    number = dispatched.only
+    if number is None and dispatched.several:
+      number = dispatched.number(args, kwargs)
     if number is not None:
-      self.executions[number] = self.executions.get(number, 0) + 1
+      self._count(number)
     return out
+
+  def _count(self, number: int) -> None:
+    """Counts an execution; threads may run steps at the same time."""
+    with _lock:
+      self.executions[number] = self.executions.get(number, 0) + 1
+
+  def _learn(self, args: Any, kwargs: Any) -> None:
+    """Remembers which program these arguments run, if this thread or another is compiling."""
+    mine = threading.get_ident()
+    if mine in self._compiled:
+      with _lock:
+        if self._compiled[mine]:
+          self._dispatched.learn(args, kwargs, self._settle(self._compiled[mine]))
+        del self._compiled[mine]
+      return
+    # Of two threads with new arguments that are alike one compiles, and is about to come here.
+    while self._compiled and not self._dispatched.knows(args, kwargs):
+      time.sleep(_MOMENT)
 
   def _checked(self, args: Any, kwargs: Any) -> Any:
     """The first call: without marks on copies of the arguments, then with marks; both compared."""
@@ -173,6 +197,7 @@ class Observed(Marked):
 
   def _compile(self, request: compiling.Request) -> Any:
     """Compiles with marks what can have them, and everything else as it is."""
+    compiled = self._compiled.setdefault(threading.get_ident(), [])
     number, made = marks.next_program(), None
     warn = True
     if request.partitions == 1:
@@ -190,20 +215,20 @@ class Observed(Marked):
       if made is None and not reason:
         reason, warn = "it has no collectives, so there is nobody to wait for.", False
     if made is not None:
-      self._add(made.program)
+      with _lock:
+        self._add(made.program)
       if not self.check:
         for notice in made.program.notices:
           if program.ROUNDING in notice:
             self._warn(f"{made.program.name}: {notice}")
-      self._compiled.append(made.program)
+      compiled.append((made.program, True))
       return made.executable
     executable = request.compile()
     ranks = marks.ranks()
-    self._compiled.append(ObservedProgram(
+    compiled.append((ObservedProgram(
         number=number, name=self._name(request),
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
-        collectives=(), bare=reason))
-    self._loud = warn
+        collectives=(), bare=reason), warn))
     return executable
 
   def _name(self, request: compiling.Request) -> str:
@@ -211,20 +236,19 @@ class Observed(Marked):
     name = getattr(self.jitted, "__name__", "")
     return name if str(name).isidentifier() else request.name
 
-  def _settle(self) -> int | None:
+  def _settle(self, compiled: list[tuple[ObservedProgram, bool]]) -> int | None:
     """Number of the program that was compiled during a call; None where it has no marks.
 
     Small programs may have been compiled before it, while the step was traced, and after it, to cut
     its arguments up: the step's own is the last of those that run on most devices.
     """
-    compiled, self._compiled = self._compiled, []
-    marked = [one for one in compiled if not one.bare]
+    marked = [one for one, _ in compiled if not one.bare]
     if marked:
       return marked[-1].number
-    last = max(reversed(compiled), key=lambda one: len(one.ranks))
+    last = max(reversed(compiled), key=lambda one: len(one[0].ranks))[0]
     self._add(last)
     said = f"{last.name} runs as it was, without marks: {last.bare}"
-    if self._loud:
+    if compiled[-1][1]:
       self._warn(said)
     else:
       _LOG.info("%s", said)
@@ -279,10 +303,13 @@ class ObservedLowered:
   def compile(self, *args: Any, **kwargs: Any) -> ObservedCompiled:
     """Compiles with marks; arguments are those of `jax.stages.Lowered.compile`."""
     observed = self._observed
-    with observed._context(observed._token), compiling.watching(observed._compile):
-      compiled = self._lowered.compile(*args, **kwargs)
-    if observed._compiled:
-      observed._ahead[self._look] = observed._settle()
+    try:
+      with observed._context(observed._token), compiling.watching(observed._compile):
+        compiled = self._lowered.compile(*args, **kwargs)
+    finally:
+      with _lock:
+        if found := observed._compiled.pop(threading.get_ident(), []):
+          observed._ahead[self._look] = observed._settle(found)
     return ObservedCompiled(observed, compiled, observed._ahead.get(self._look))
 
   def __getattr__(self, name: str) -> Any:
@@ -300,8 +327,7 @@ class ObservedCompiled:
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     out = self._compiled(*args, **kwargs)
     if self._number is not None and not compiling.tracing():
-      counts = self._observed.executions
-      counts[self._number] = counts.get(self._number, 0) + 1
+      self._observed._count(self._number)
     return out
 
   def __getattr__(self, name: str) -> Any:
@@ -311,6 +337,10 @@ class ObservedCompiled:
 
 
 _tokens = itertools.count()
+_lock = threading.Lock()
+"""Held for a moment where threads that run steps at once would lose what the other wrote."""
+_MOMENT = 1e-3
+"""Seconds between two looks whether another thread is done."""
 
 
 @functools.cache

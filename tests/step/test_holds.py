@@ -30,7 +30,8 @@ def listener(times=2, pause=PAUSE):
     return {"times": np.int32(0), "heard": np.float32(np.nan), "own": np.float32(0)}
 
   def update(seen, state):
-    held = jnp.sum(jnp.asarray(seen.holds, jnp.float32))
+    # jaxlib 0.11.2 crashes where it partitions a sum of nothing.
+    held = jnp.float32(0) if isinstance(seen.holds, tuple) else jnp.sum(seen.holds)
     info = {"held": held, "heard": state["heard"], "times": state["times"].astype(jnp.float32)}
     mine = seen.step % seen.arrivals.shape[0] == seen.rank
     # What differs from rank to rank, and no hold depends on.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pathlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +46,8 @@ class MarkedSteps:
     self._step = first_step or 0
     self._before: dict[int, int] = {}
     self._handed = 0
+    # A step's number and executions are its own, whatever thread says that it is over.
+    self._turn = threading.Lock()
     self._intake: MarksIntake | None = None
     self._ring: marks.Ring | None = None
     self.lanes = 0
@@ -74,24 +77,25 @@ class MarkedSteps:
 
   def record(self, writer: Writer, sample: Sample, extra: dict[str, float]) -> None:
     """Counts a step: what was dispatched since the last call."""
-    before = self._before
-    ranges: list[Range] = []
-    for observed in self._observed:
-      for program, count in observed.executions.items():
-        begin = before.get(program, 0)
-        if count != begin:
-          ranges.append(Range(program, begin, count))
-          before[program] = count
-    if self._intake is not None:
-      dispatched = self._intake.dispatched
-      dispatched.append(StepCalls(self._step, tuple(ranges), sample, extra))
-      self._handed += 1
-      if len(dispatched) > _MOST_STEPS:
-        with contextlib.suppress(IndexError):
-          dispatched.popleft()
-          self._handed -= 1
-          writer.add_lost(1, self.lanes)
-    self._step += 1
+    with self._turn:
+      before = self._before
+      ranges: list[Range] = []
+      for observed in self._observed:
+        for program, count in list(observed.executions.items()):
+          begin = before.get(program, 0)
+          if count != begin:
+            ranges.append(Range(program, begin, count))
+            before[program] = count
+      if self._intake is not None:
+        dispatched = self._intake.dispatched
+        dispatched.append(StepCalls(self._step, tuple(ranges), sample, extra))
+        self._handed += 1
+        if len(dispatched) > _MOST_STEPS:
+          with contextlib.suppress(IndexError):
+            dispatched.popleft()
+            self._handed -= 1
+            writer.add_lost(1, self.lanes)
+      self._step += 1
 
   def bring_in(self, writer: Writer, deadline: float | None) -> None:
     """Waits until the devices have ended all steps, until `deadline` if there is one."""
