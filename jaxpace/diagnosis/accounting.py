@@ -13,6 +13,8 @@ collective together. See docs/accounting.md.
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -34,6 +36,9 @@ _CHUNK_CELLS = 1 << 18
 caches."""
 _FEW_COLLECTIVES = 16
 """Collectives from which on fewer steps are worked on at a time."""
+_KEPT_BYTES = 1 << 26
+"""Of a run's busy times that are kept: a diagnosis goes through the run half a dozen times, and of
+a run that is larger the first chunks are kept."""
 
 
 class BusyTimes(NamedTuple):
@@ -93,6 +98,17 @@ class Account(NamedTuple):
   step's groups."""
 
 
+@dataclasses.dataclass
+class _Kept:
+  """Busy times of a run by first step and stop."""
+
+  parts: dict[tuple[int, int], BusyTimes] = dataclasses.field(default_factory=dict)
+  bytes: int = 0
+
+
+_KEPT: weakref.WeakKeyDictionary[Run, _Kept] = weakref.WeakKeyDictionary()
+
+
 def chunks(run: Run) -> Iterator[slice]:
   """Slices of the step axis of a size that is quick to work on."""
   times = -(-max(1, len(run.collectives)) // _FEW_COLLECTIVES)
@@ -112,7 +128,26 @@ def busy(run: Run, part: slice) -> BusyTimes:
   Args:
     run: the recorded run.
     part: slice of the step axis.
+
+  Returns:
+    Arrays that can't be written to: the next who asks for the same steps gets them, too.
   """
+  kept = _KEPT.setdefault(run, _Kept())
+  key = part.start, part.stop
+  found = kept.parts.get(key)
+  if found is None:
+    found = _busy(run, part)
+    arrays = [values for values in found if isinstance(values, np.ndarray)]
+    for values in arrays:
+      values.flags.writeable = False
+    size = sum(values.nbytes for values in arrays)
+    if kept.bytes + size <= _KEPT_BYTES:
+      kept.parts[key] = found
+      kept.bytes += size
+  return found
+
+
+def _busy(run: Run, part: slice) -> BusyTimes:
   size = part.stop - part.start
   # each step by itself: where it begins is known from elsewhere
   alone = run.previous_exit is not None

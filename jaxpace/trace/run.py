@@ -70,9 +70,9 @@ class HostCauses:
     return at if at < len(self.processes) and self.processes[at] == process else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-  """Everything the report needs of a recorded run.
+  """Everything the report needs of a recorded run. It never changes once it is read.
 
   R is the number of ranks, K the number of step numbers between the first and the last one
   recorded. Times of two ranks are comparable only if they belong to the same process; nothing here

@@ -2,7 +2,9 @@
 
 import dataclasses
 import doctest
+import gc
 import pathlib
+import weakref
 
 import numpy as np
 import pytest
@@ -171,3 +173,37 @@ def test_the_documents_example_holds():
   assert diagnosis.no_skew.step_time == pytest.approx(17e-3)
   assert diagnosis.no_skew.speedup == pytest.approx(22 / 17)
   assert diagnosis.without_rank[1].step_time == pytest.approx(12e-3)
+
+
+def test_busy_times_are_worked_out_once_and_kept_as_long_as_the_run():
+  run = _small()
+  whole = slice(0, len(run.steps))
+  first = busy(run, whole)
+  assert busy(run, whole) is first
+  with pytest.raises(ValueError, match="read-only"):
+    first.arrival[0, 0, 0] = 0.0
+  part = busy(run, slice(2, 4))
+  np.testing.assert_array_equal(part.step, first.step[:, 2:4])
+  kept = weakref.ref(accounting._KEPT[run])
+  del run
+  gc.collect()
+  assert kept() is None
+
+
+def test_of_a_large_run_no_more_busy_times_are_kept_than_fit(monkeypatch):
+  run = _small()
+  parts = [slice(k, k + 2) for k in range(0, len(run.steps), 2)]
+  size = sum(x.nbytes for x in busy(_small(), parts[0]) if isinstance(x, np.ndarray))
+  monkeypatch.setattr(accounting, "_KEPT_BYTES", 2 * size + 1)
+  first = [busy(run, part) for part in parts]
+  again = [busy(run, part) for part in parts]
+  assert [one is other for one, other in zip(first, again, strict=True)] == (
+      [True, True, *[False] * (len(parts) - 2)])
+  for one, other in zip(first, again, strict=True):
+    for x, y in zip(one[:7], other[:7], strict=True):
+      np.testing.assert_array_equal(x, y)
+
+
+def _small():
+  enter = np.arange(3 * 8, dtype=np.int64).reshape(1, 3, 8) % 8 * 20 * MS
+  return make_run(enter, enter + 5 * MS)
