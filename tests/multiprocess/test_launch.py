@@ -161,9 +161,9 @@ def test_the_cause_is_named_though_the_launcher_saw_the_followers_first(tmp_path
   status, _, err, _ = run(tmp_path, f"""
 mark = {str(tmp_path / 'mark')!r}
 if i == 0: open(mark, 'w').close()
-if i == 2:  # killed, but slow to die: its connections close first
+if i == 2:  # killed, but slow to die: its connections close first; the launcher waits a second
   while not os.path.exists(mark): time.sleep(.01)
-  time.sleep(.4)
+  time.sleep(.25)
   os.kill(os.getpid(), signal.SIGKILL)
 sys.exit('Gloo all-reduce failed: Connection closed by peer')
 """)
@@ -309,6 +309,7 @@ def test_a_signal_to_the_launcher_ends_the_job_in_order(tmp_path, number):
   process = start(tmp_path, CHILDREN.format(directory=str(tmp_path)) + """
 try:
   signal.signal(signal.SIGTERM, lambda *_: sys.exit('told to stop'))
+  print('ready', flush=True)
   time.sleep(60)
 except KeyboardInterrupt:
   print('interrupted')
@@ -316,7 +317,8 @@ finally:
   print('cleaned up', i)
 """, "--grace", "40", "--show", "none", nproc=2)
   pids = wait_for_files(family(tmp_path))
-  time.sleep(0.2)
+  logs = [tmp_path / "logs" / f"process-{i}.log" for i in range(2)]
+  wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs))
   begun = time.monotonic()
   process.send_signal(number)
   _, err = process.communicate(timeout=50)

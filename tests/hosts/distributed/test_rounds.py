@@ -18,10 +18,10 @@ def leader(lengths=LENGTHS, ahead=0.5, first=0):
   def propose(begins):
     chosen.append(begins)
     return begins + left.pop(0), lambda: {"round": len(chosen)}
-  return Rounds("test/rounds", first=first, timeout=10, ahead=ahead, read=dict, propose=propose)
+  return Rounds("test/rounds", first=first, timeout=60, ahead=ahead, read=dict, propose=propose)
 
 
-def follower(timeout=10.0, first=0, read=dict):
+def follower(timeout=60.0, first=0, read=dict):
   return Rounds("test/rounds", first=first, timeout=timeout, ahead=0.5, read=read, propose=None)
 
 
@@ -61,10 +61,10 @@ def test_between_rounds_there_is_nothing_to_do():
 
 def test_who_hears_nothing_says_so_once_goes_on_and_joins_again(store):
   """What is heard of is a later round by then: process 0 has deleted the earlier ones."""
-  late = follower(timeout=0.05)
+  late = follower(timeout=0.5)
   store.words[late.key(0)] = json.dumps([0, 5, {}])
   assert late.at(0) == Round(0, 5, {}, False)
-  with pytest.raises(NotHeard, match=r"waited 0.05 s for jaxpace/test/rounds/1 of process 0"):
+  with pytest.raises(NotHeard, match=r"waited 0.5 s for jaxpace/test/rounds/1 of process 0"):
     for turn in range(1, 100):
       late.at(turn)
   assert turn == 5
@@ -72,7 +72,7 @@ def test_who_hears_nothing_says_so_once_goes_on_and_joins_again(store):
   store.words.clear()
   store.words[late.key(13)] = json.dumps([40, 90, {"round": 13}])
   store.words[late.key(12)] = json.dumps([30, 40, {"round": 12}])
-  found, turn, deadline = [], 50, time.monotonic() + 20
+  found, turn, deadline = [], 50, time.monotonic() + 60
   while not found and time.monotonic() < deadline:
     turn += turn < 80
     found += filter(None, [late.at(turn)])
@@ -91,8 +91,7 @@ def test_what_can_not_be_understood_is_asked_for_again(store, monkeypatch, text)
     late.at(0)
   assert late.at(1) is None
   store.words[late.key(0)] = json.dumps([0, 50, {}])
-  time.sleep(0.06)
-  turn, deadline = 2, time.monotonic() + 20
+  turn, deadline = 2, time.monotonic() + 60
   while (found := late.at(turn)) is None and time.monotonic() < deadline:
     turn += turn < 40
     time.sleep(0.01)

@@ -294,7 +294,7 @@ def test_what_is_no_file_in_its_place_holds_up_nothing_and_off_works_after_it(
     while not caplog.records:
       job.run(control)
     job.run(control, 30)
-    assert (time.monotonic() - began < 10 and len(caplog.records) == 1
+    assert (time.monotonic() - began < 60 and len(caplog.records) == 1
             and "is not followed" in caplog.text)
     assert control.request == ControlRequest()
     if what == "folder":
@@ -366,7 +366,7 @@ def test_a_process_that_heard_nothing_in_time_joins_again(tmp_path, monkeypatch,
     words[f"{name}/0"] = said(0, 8, 0)
     began = time.monotonic()
     job.run(control, 40)
-    assert time.monotonic() - began < 10 and "until process 0 is heard of again" in caplog.text
+    assert time.monotonic() - began < 60 and "until process 0 is heard of again" in caplog.text
     # Process 0 has gone on meanwhile, and deleted what nobody was to be waiting for any more.
     words.clear()
     words[f"{name}/29"] = said(0, job.steps - 4, 1, max_delay=DELAY / 2)
@@ -418,10 +418,11 @@ def test_ranks_are_checked_before_they_are_written_out():
           and ControlRequest.from_json(long.to_json(), 1000) == long)
 
 
-def test_a_round_is_no_shorter_than_four_calls():
+def test_a_round_is_no_shorter_than_four_calls(monkeypatch):
   control = jaxpace.Control("x", every_seconds=2)
-  control._taken_at, control._taken_call = time.monotonic() - 1.0, 100
-  assert 150 <= control._round_calls(200) <= 200
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+  control._taken_at, control._taken_call = 999.0, 100
+  assert control._round_calls(200) == 200
   assert control._round_calls(100) == 4, "a slow step: not more rarely than every four"
 
 
