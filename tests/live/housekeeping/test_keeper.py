@@ -16,6 +16,7 @@ import jaxpace
 from jaxpace.live.housekeeping import keeper as module
 from jaxpace.live.housekeeping.memory import Ceiling
 from jaxpace.live.housekeeping.modes import ALONE, MODES
+from tests.lib.said import numbers
 
 
 class Node:
@@ -116,8 +117,8 @@ def test_a_hook_that_raises_is_told_once_and_stops_nothing(caplog):
   assert keeper.errors == {"flush": 10} and len(later) == 10
   assert keeper.summary()["errors"] == {"flush": 10}
   assert len(caplog.records) == 1
-  assert ("'flush' raised ZeroDivisionError at step 3" in caplog.text
-          and "training goes on" in caplog.text.lower())
+  assert "'flush'" in caplog.text and "ZeroDivisionError" in caplog.text
+  assert 3 in numbers(caplog.messages[0]) and "goes on" in caplog.text
 
 
 def test_an_interrupt_in_a_hook_passes_and_settings_are_restored():
