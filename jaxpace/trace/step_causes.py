@@ -46,7 +46,9 @@ class StepCauseMeter:
 
   def sample(self) -> Sample:
     """Returns what happened since the last sample, in the order of `HOST_CAUSES`."""
-    cpu, switches = _used()
+    # As `_used` does, without one more call: a step waits for each.
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu, switches = round((used.ru_utime + used.ru_stime) * 1e6) * 1000, used.ru_nivcsw
     collected = self._gc_total
     data = checkpoint = None
     if self._used:

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,18 +23,29 @@ from jaxpace.trace.marks.plan import MarkedPlan, PlannedProgram, PlannedPrograms
 from jaxpace.trace.marks.plans import write_plan
 from jaxpace.trace.marks.table import (
     DeviceSteps,
+    Range,
     StepCalls,
     calls_before,
     collective_columns,
     device,
     step_columns,
 )
+from jaxpace.trace.step_causes import Sample
 
 _LOG = logging.getLogger("jaxpace")
 _LOOK_AHEAD = 8
 _OVERTAKEN_SECONDS = 5.0
 _POLL_SECONDS = 0.25
 """Between two looks at the ring: 65,536 events last that long at 260,000 a second and device."""
+
+
+DispatchedStep = tuple[int, Sequence[tuple[int, int, int]], Sample, dict[str, float]]
+"""The fields of a `StepCalls`, those of its ranges in tuples: quick to make."""
+
+
+def _step_calls(dispatched: DispatchedStep) -> StepCalls:
+  step, ranges, sample, extra = dispatched
+  return StepCalls(step, tuple(Range(*one) for one in ranges), sample, extra)
 
 
 class Calls(NamedTuple):
@@ -70,7 +81,7 @@ class MarksIntake:
     self._process, self._attempt, self._losses = process, attempt, losses
     self._programs, self._ranks = PlannedPrograms(ranks), ranks
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
-    self.dispatched: collections.deque[StepCalls] = collections.deque()
+    self.dispatched: collections.deque[DispatchedStep] = collections.deque()
     """Filled by the training loop, emptied here."""
     self._steps: list[StepCalls] = []
     self._finished = 0
@@ -96,7 +107,7 @@ class MarksIntake:
     steps = []
     with contextlib.suppress(IndexError):
       while True:
-        steps.append(self.dispatched.popleft())
+        steps.append(_step_calls(self.dispatched.popleft()))
     # After the steps: what they ran has been met by then.
     self._meet()
     self._collector.collect(self._meet)

@@ -22,7 +22,6 @@ from jaxpace.trace import describe, rundir
 from jaxpace.trace.marks import ringfile
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.intake import MarksIntake
-from jaxpace.trace.marks.table import Range, StepCalls
 from jaxpace.trace.step_causes import Sample
 from jaxpace.trace.writer import Writer
 
@@ -79,16 +78,17 @@ class MarkedSteps:
     """Counts a step: what was dispatched since the last call."""
     with self._turn:
       before = self._before
-      ranges: list[Range] = []
+      ranges: list[tuple[int, int, int]] = []
       for observed in self._observed:
         for program, count in list(observed.executions.items()):
           begin = before.get(program, 0)
           if count != begin:
-            ranges.append(Range(program, begin, count))
+            ranges.append((program, begin, count))
             before[program] = count
       if self._intake is not None:
         dispatched = self._intake.dispatched
-        dispatched.append(StepCalls(self._step, tuple(ranges), sample, extra))
+        # What is made of it the writer's thread makes: here the next step waits.
+        dispatched.append((self._step, ranges, sample, extra))
         self._handed += 1
         if len(dispatched) > _MOST_STEPS:
           with contextlib.suppress(IndexError):
