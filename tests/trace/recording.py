@@ -21,6 +21,10 @@ def process_file(directory: pathlib.Path) -> dict:
   return json.loads((directory / "process" / "0.json").read_text())
 
 
+def run_file(directory: pathlib.Path) -> dict:
+  return json.loads((directory / "run.json").read_text())
+
+
 def train(recorder: Recorder, steps: int, rows: int = 16, pause: float = 0.0, every: int = 1,
           first: int = 0):
   mesh = fake.mesh()

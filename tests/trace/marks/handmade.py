@@ -3,6 +3,7 @@ mean."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -68,3 +69,11 @@ class Handmade(Marked):
 
   def inputs(self, size=4):
     return jnp.ones((self.mesh.size, size), jnp.float32)
+
+
+def delays(step, *late):
+  """[devices, places] seconds; `late` are (device, place, seconds)."""
+  table = np.zeros((step.mesh.size, step.layers + 1), np.float32)
+  for device, place, seconds in late:
+    table[device, place] = seconds
+  return jnp.asarray(table)
