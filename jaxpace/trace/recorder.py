@@ -228,7 +228,7 @@ class Recorder(Recording):
       try:
         self._beside = MarksBeside(self.directory, self._identity, plan,
                                    self._paced.settings_json(), ringcopy.local_devices(pace),
-                                   self._detail)
+                                   ringcopy.local_places(pace), self._detail)
       except OSError as error:
         _LOG.warning("Collectives in loops are not recorded, all else is: %s",
                      explain(error, self.directory))

@@ -84,10 +84,19 @@ def local_ranks(pace: Any) -> int:
 def local_devices(pace: Any) -> list[int]:
   """Returns the id of the device of each ring that this process holds, in the order in which they
   are copied."""
+  return [shard.device.id for shard in _local_shards(pace)]
+
+
+def local_places(pace: Any) -> list[int]:
+  """Returns the place of each of them among all ranks' rings: its rank, as `init` numbers them."""
+  return [int(shard.index[0].start or 0) for shard in _local_shards(pace)]
+
+
+def _local_shards(pace: Any) -> list[Any]:
   shards = [shard for shard in pace.ring.addressable_shards if shard.replica_id == 0]
   if pace.ring.is_fully_addressable:
     shards.sort(key=lambda shard: shard.index[0].start or 0)
-  return [shard.device.id for shard in shards]
+  return shards
 
 
 def newest(rings: np.ndarray) -> int:

@@ -1,8 +1,9 @@
-"""The script of docs/how_to/hang.md, word for word: a job of two processes that hangs in a layer
-and is killed."""
+"""Jobs of two processes that hang in a layer and are killed: the script of docs/how_to/hang.md,
+word for word; and an instrumented step, one process of which is stopped in a turn of its loop."""
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -17,6 +18,9 @@ from tests.docs.blocks import written
 from tests.multiprocess import jobs
 
 PAGE = "docs/how_to/hang.md"
+LOOP_HANG = pathlib.Path(__file__).parent / "loop_hang_worker.py"
+SUM = next(number for number, line in enumerate(LOOP_HANG.read_text().splitlines(), 1)
+           if "lax.psum" in line)
 
 
 def awaited(question, seconds):
@@ -30,9 +34,19 @@ def awaited(question, seconds):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-  """The directory of the job after it was killed, what it printed, and the watchdog's words."""
-  folder = tmp_path_factory.mktemp("hang")
+  """The directory of the job after it was killed, and the watchdog's words."""
   script, = (block.text for block in written("python") if block.page == PAGE)
+  return hung_and_killed(tmp_path_factory.mktemp("hang"), script)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+  """The same of an instrumented job, one process of which was stopped in a turn of a loop."""
+  return hung_and_killed(tmp_path_factory.mktemp("loop_hang"), LOOP_HANG.read_text())
+
+
+def hung_and_killed(folder, script):
+  """Runs a script in two processes until the watchdog speaks, and kills them."""
   (folder / "train.py").write_text(script)
   with open(folder / "output", "w") as output:
     job = subprocess.Popen(
@@ -43,7 +57,7 @@ def killed(tmp_path_factory):
     directory = folder / "runs" / "hang"
     try:
       events = awaited(lambda: [event for event in read_events(directory)
-                                if event["event"] == "late"], 60)
+                                if event["event"] == "late"], 120)
       awaited(lambda: "in the step" in (folder / "output").read_text(), 10)
     finally:
       # Its processes go with it, by the same signal.
@@ -83,3 +97,32 @@ def test_the_report_names_them_from_the_files_of_the_killed_job(killed, tmp_path
   assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1
   assert "all-gather, turn 5 of 8 (train.py:25)" in " ".join(
       capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.long
+def test_a_process_stopped_in_a_loop_of_an_instrumented_step_is_named_with_turn_and_line(stopped):
+  _, events = stopped
+  line = f"psum.0, turn 5 of 8 (train.py:{SUM})"
+  assert events[0]["causes"][0] == {"kind": "absent", "ranks": [1], "collective": "psum.0"}, events
+  assert line in events[0]["marks"][0] and "for rank 1" in events[0]["marks"][0]
+  assert [(late["process"], late["state"]) for late in events[0]["late"]] == [(1, "silent")]
+
+
+@pytest.mark.long
+def test_of_the_stopped_process_the_ring_tells_where_it_was(stopped, tmp_path):
+  folder, _ = stopped
+  # What rows there are is not needed.
+  for table in ("steps", "collectives"):
+    for part in (folder / "runs" / "hang" / table).glob("*.parquet"):
+      part.unlink()
+  assert (main(["report", str(folder / "runs" / "hang"), "--json", str(tmp_path / "report.json")])
+          == 0)
+  cause, = json.loads((tmp_path / "report.json").read_text())["hang"]["causes"]
+  assert (cause["code"], cause["ranks"]) == ("absent", [1])
+  wait, = cause["waits"]
+  assert (wait["kind"], wait["axes"], wait["call"], wait["turn"], wait["loops"][0][1:]) == (
+      "all-reduce", ["data"], 6, 5, [5, 8])
+  assert ((wait["waiting"], wait["absent"], wait["source"], wait["group"])
+          == ([0], [1], f"train.py:{SUM}", [0, 1]))
+  place, = cause["places"]
+  assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1

@@ -21,7 +21,7 @@ from jaxpace.trace.marks import inside
 from jaxpace.trace.marks.collect import Collector, join, part
 from jaxpace.trace.marks.detail import Detail
 from jaxpace.trace.marks.executions import NOTHING, Executions
-from jaxpace.trace.marks.plans import write_plan
+from jaxpace.trace.marks.plans import path_of, write_plan
 from jaxpace.trace.marks.steps import open_ring
 
 _ALL = 1 << 62
@@ -32,7 +32,8 @@ class MarksBeside:
   """Reads the marks of an instrumented step, from the first recorded step to `close`."""
 
   def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, plan: Plan,
-               settings: dict[str, Any], devices: list[int], detail: int | str):
+               settings: dict[str, Any], devices: list[int], places: list[int],
+               detail: int | str):
     """Sends marks to the run directory.
 
     Args:
@@ -41,6 +42,7 @@ class MarksBeside:
       plan: of the step, which has marks.
       settings: of the step.
       devices: id of the device of each of this process's rings of stamps, in their order.
+      places: of each of these rings among those of all ranks.
       detail: write one step in so many in full, or "auto".
 
     Raises:
@@ -56,10 +58,18 @@ class MarksBeside:
     self._lanes = [lanes[device] for device in devices]
     self._ring_ranks = [ring.ranks[lane] for lane in self._lanes]
     self.programs: list[ObservedProgram] = []
-    """What is known of the step, once ranks are; for other threads."""
+    """What is known of the step; for other threads."""
+    self._told: Plan | None = None
+    if places == self._ring_ranks:
+      # At once: a process that stops before a first copy has come has to be read, too.
+      self._tell(plan)
 
   def intake(self, ranks: list[int], process: int, attempt: int, losses: Losses) -> Intake:
     """Makes what takes the process's rows in, see `Writer.set_ranks`."""
+    if ranks != self._ring_ranks:
+      # Somebody numbered them otherwise: the ring's own numbers would name the wrong ones.
+      self.programs = []
+      path_of(self._directory, jax.process_index()).unlink(missing_ok=True)
     return InsideIntake(ranks, process, attempt, losses, self._collector, self._program,
                         self._lanes, self._detail,
                         self._tell if ranks == self._ring_ranks else None)
@@ -71,7 +81,11 @@ class MarksBeside:
       self._own = None
 
   def _tell(self, plan: Plan) -> None:
-    """Says beside the ring what its marks mean. From the writer's thread."""
+    """Says beside the ring what its marks mean: at first, and from the writer's thread where a
+    plan is new."""
+    if self._told is plan:
+      return
+    self._told = plan
     tags = [slot_tags(slot) for slot in range(len(plan.collectives))]
     self.programs = [inside.observed_program(plan, self._settings, jax.device_count(), tags)]
     write_plan(self._directory, jax.process_index(), self._identity.run, self._identity.attempt,

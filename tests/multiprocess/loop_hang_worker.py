@@ -1,0 +1,62 @@
+"""A job of two processes whose instrumented step has a sum in a scan: in turn 5 of call 6 process
+1 is stopped, in what comes before the sum."""
+
+import itertools
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+
+TURNS, CALL, TURN = 8, 6, 5
+
+jaxpace.distributed.initialize()
+mesh = jax.make_mesh((jax.device_count(),), ("data",), (AxisType.Auto,))
+turns = itertools.count()
+
+
+def features(_):
+  if jax.process_index() == 1 and next(turns) == CALL * TURNS + TURN:
+    # All of this process stands still, the thread that says that it lives too.
+    os.kill(os.getpid(), signal.SIGSTOP)
+    # A signal may take a moment to reach this thread.
+    time.sleep(3600)
+  return np.float32(0)
+
+
+def layer(h, w):
+  y = jnp.tanh(h @ w) + jax.pure_callback(features, jax.ShapeDtypeStruct((), jnp.float32), h[0, 0])
+  total = jax.lax.psum(y.mean(0), "data")
+  return h + y - total / 2, None
+
+
+def train_step(weights, batch):
+  out, _ = jax.lax.scan(layer, batch, weights)
+  return weights * 0.999, jax.lax.pmean(jnp.mean(out), "data")
+
+
+def on_devices(values, spec):
+  return jax.make_array_from_callback(values.shape, NamedSharding(mesh, spec),
+                                      lambda at: values[at])
+
+
+weights = on_devices(np.ones((TURNS, 16, 16), np.float32) / 16, P())
+batch = on_devices(np.ones((8, 16), np.float32), P("data"))
+paced = jaxpace.instrument(train_step, "data")
+spec = jaxpace.spec(mesh)
+step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                             out_specs=(spec, P()), check_vma=False))
+pace = paced.init(mesh)
+with (jaxpace.Recorder("runs/hang", paced, every_steps=1) as recorder,
+      jaxpace.Watchdog(timeout=3.0, recorder=recorder) as watchdog):
+  watched = watchdog.watch(step)
+  for _ in range(20):
+    pace, (weights, value) = watched(pace, weights, batch)
+    jax.block_until_ready(value)
+    recorder.record(pace)
