@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxpace
 from jaxpace.coordination import order, windows
 from jaxpace.coordination.coin import uniform
 from jaxpace.core.durations import valid
@@ -52,3 +54,8 @@ def move_at_random(key: int, floor: Sequence[float], slots: int = 16) -> Pacer:
     return Decision(delay, {"contention": found.contention}), (bank, hold, *now)
 
   return Pacer(init, update)
+
+
+def guarded_turns(key: int, **settings: Any) -> Pacer:
+  """`jaxpace.take_turns` under the guard, as its documentation recommends it."""
+  return jaxpace.guard(jaxpace.take_turns(key, **settings), block=64, key=key, trust=True)

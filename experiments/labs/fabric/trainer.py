@@ -68,7 +68,8 @@ class Run:
 
 PACERS: dict[str, Callable[..., Pacer | None]] = {
     "none": lambda key: None, "interleave": jaxpace.interleave_jobs,
-    "random": controls.move_at_random, "turns": jaxpace.take_turns}
+    "random": controls.move_at_random, "turns": jaxpace.take_turns,
+    "guarded": controls.guarded_turns}
 """The controls that are compared, made from the job's own key and settings. A run may ask for one
 by a name of its own, "turns:message" for one of `turns`."""
 

@@ -55,7 +55,10 @@ def summary(starts: list[dict[str, Any]]) -> dict[str, Any]:
     return _interval(lambda use: float(column[arm, name][use].mean()), len(starts))
 
   controlled = [arm for arm in arms if arm != "none"]
-  return {"starts": len(starts), "loss": _interval(lambda use: loss("none", use), len(starts)),
+  return {"starts": len(starts), "load_averages": [start["load_average"] for start in starts],
+          "cv_in_order": {arm: [round(float(row.mean()), 3) for row in column[arm, "cv"]]
+                          for arm in arms},
+          "loss": _interval(lambda use: loss("none", use), len(starts)),
           "recovered": {arm: recovered(arm) for arm in controlled},
           "in_order": {arm: [round(1 - loss(arm, [k]) / loss("none", [k]), 3)
                              for k in range(len(starts))] for arm in controlled},
@@ -79,10 +82,77 @@ def _interval(figure: Any, count: int) -> list[float | None]:
 def of_leave(stays: timeline.Timeline, left_at: float) -> dict[str, Any]:
   """Steps until the job that stays holds nothing more, and how long it held until then."""
   after = timeline.cut(stays, left_at)
-  # Asking costs a silent pacer some us a collective, more where processors are busy.
+  # Asking costs a silent pacer some us a collective, more where processors are busy; listening once
+  # to a free link some 0.5 ms.
   held = np.flatnonzero(after.delays > 1e-3)
   return {"silent_after": int(held[-1]) + 1 if len(held) else 0, "steps": len(after.steps),
+          "listened": int((after.delays > 0.25e-3).sum()),
           "held_ms": round(1e3 * float(after.delays.sum()), 3)}
+
+
+def of_guarded(lines: list[timeline.Timeline], columns: dict[str, dict[str, np.ndarray]],
+               settle: int, parts: int = 4) -> dict[str, Any]:
+  """A long run under the guard, in equal parts of its steps, and what the guards of the jobs that
+  obey say in the end.
+
+  Args:
+    lines: of all jobs.
+    columns: [K] a column of `jaxpace.guard` each, by job.
+    settle: steps at the start that don't count.
+    parts: how many.
+  """
+  common = [timeline.Timeline(*(values[settle:] for values in line))
+            for line in timeline.together(lines)]
+  edges = np.linspace(max(line.ends[0] for line in common),
+                      min(line.ends[-1] for line in common), parts + 1)
+  found = [of_run([timeline.cut(line, low, high) for line in common], 0)
+           for low, high in zip(edges, edges[1:], strict=False)]
+  said = {}
+  for job, of_job in columns.items():
+    on = of_job["guard_on"]
+    said[job] = {"on": [round(float(np.nanmean(some)), 3) for some in np.array_split(on, parts)],
+                 **{name: _last(of_job[name])
+                    for name in ("pairs", "effect", "effect_low", "effect_high")}}
+  return {"parts": found, "guards": said}
+
+
+def _last(values: np.ndarray) -> float | None:
+  known = values[np.isfinite(values)]
+  return round(float(known[-1]), 5) if len(known) else None
+
+
+_KEPT = ("by_ratio",)
+
+
+def part_like(figures: dict[str, Any], setting: dict[str, Any]) -> dict[str, Any]:
+  """The part of the figures that was measured with such settings; a new one where there is none."""
+  for part in figures["parts"]:
+    if {name: value for name, value in part.items() if name not in _KEPT} == setting:
+      found: dict[str, Any] = part
+      return found
+  figures["parts"].append(setting | {"by_ratio": {}})
+  new: dict[str, Any] = figures["parts"][-1]
+  return new
+
+
+def at_ratio(part: dict[str, Any], ratio: str) -> dict[str, Any]:
+  """What a part holds of jobs with such periods."""
+  found: dict[str, Any] = part["by_ratio"].setdefault(
+      ratio, {"starts": [], "leaves": [], "guarded": []})
+  return found
+
+
+def merge(figures: dict[str, Any], more: dict[str, Any]) -> None:
+  """Adds what another file of figures holds, starts of the same settings behind one another."""
+  figures["commands"] += more["commands"]
+  for other in more["parts"]:
+    part = part_like(figures, {name: value for name, value in other.items() if name not in _KEPT})
+    for ratio, added in other["by_ratio"].items():
+      here = at_ratio(part, ratio)
+      for kind in ("starts", "leaves", "guarded"):
+        here[kind] += added[kind]
+      if here["starts"]:
+        here["summary"] = summary(here["starts"])
 
 
 def _some(values: list[float | None], share: bool = True) -> str:
@@ -95,38 +165,88 @@ def _some(values: list[float | None], share: bool = True) -> str:
   return f"{scale * middle:.{digits}f}{' %' if share else ''}{ends}"
 
 
+def _recovered(guarded: dict[str, Any], part: dict[str, list[float]]) -> float:
+  """Share of the loss that comes back in one part of a run under the guard."""
+  alone = np.array(guarded["alone_of"])
+  without = np.mean([np.array(run["mean_ms"]) / alone - 1 for run in guarded["none"]])
+  return float(1 - (np.array(part["mean_ms"]) / alone - 1).mean() / without)
+
+
 def page(figures: dict[str, Any]) -> list[str]:
   """The page, in Markdown."""
   lines = measured.introduction("Jobs that take turns, over real TCP", figures)
+  lines += [f"- `{one['command']}`, {one['date']}, load average at the start "
+            f"{one['load_average_at_start']:g}" for one in figures["commands"]]
+  first = figures["parts"][0]
   lines += [
-      f"Jobs of two hosts each on one trunk of {figures['trunk_mbit']:g} Mbit/s "
-      f"({figures['congestion']};",
-      f"{figures['priority']}): {figures['gradient_kb']:g} KB of gradient in {figures['buckets']} "
-      "buckets, one",
-      f"after the other, nothing overlapped; {figures['compute_ms']:g} ms of compute in the first "
-      "job, 2 % jitter;",
-      f"{figures['steps']} steps of the slowest job, the first {figures['settle']} not counted. "
-      "Floors are given, as measured alone; `take_turns` with",
-      f"learn={figures['learn']} and trial={figures['trial']}, so that so short a run gets to the "
-      "turns. The loss is",
-      "the mean of all jobs' periods against alone; its share that comes back, means over random "
-      "starts with",
-      "Student's 95 % intervals, and of each start, in order; *A/A* is the same without control, "
-      "once more. A ratio of",
-      "1.13:1.3 is one of three jobs.", ""]
-  summaries = {ratio: of_ratio["summary"] for ratio, of_ratio in figures["by_ratio"].items()}
+      "", f"Jobs of two hosts each on one trunk of {first['trunk_mbit']:g} Mbit/s "
+      f"({first['priority']}):",
+      f"{first['gradient_kb']:g} KB of gradient in {first['buckets']} buckets, one after the "
+      "other, nothing overlapped; the first",
+      "job's compute as the table says, 2 % jitter; "
+      f"{first['steps']} steps of the slowest job, the first {first['settle']} not counted.",
+      "Floors are given, as measured alone; `take_turns` with "
+      f"learn={first['learn']} and trial={first['trial']}, so that so short a run gets",
+      "to the turns. The loss is the mean of all jobs' periods against alone; its share that comes "
+      "back, means over random",
+      "starts with Student's 95 % intervals, and of each start, in order; *A/A* is the same "
+      "without control, once more. A",
+      "ratio of 1.13:1.3 is one of three jobs.", ""]
+  cells = [(part["congestion"], part["compute_ms"], ratio, here)
+           for part in figures["parts"] for ratio, here in part["by_ratio"].items()]
+  with_starts = [(*cell[:3], cell[3]["summary"]) for cell in cells if "summary" in cell[3]]
+  condition = ("TCP", "compute, ms", "period ratio")
   lines += measured.table(
-      ("period ratio", "starts", "loss without", "what", "recovered", "of each start, %", "CV",
+      (*condition, "starts", "loss without", "what", "recovered", "of each start, %", "CV",
        "CV without", "period of each job, against without", "held a step, ms"),
-      [(ratio, s["starts"], _some(s["loss"]), _SHOWN[arm], _some(s["recovered"][arm]),
+      [(*where, s["starts"], _some(s["loss"]), _SHOWN[arm], _some(s["recovered"][arm]),
         ", ".join(f"{100 * value:.0f}" for value in s["in_order"][arm]),
         _some(s["cv"][arm], share=False), _some(s["cv"]["none"], share=False),
         "; ".join(map(_some, s["by_job"][arm])), _some(s["held_ms"][arm], share=False))
-       for ratio, s in summaries.items() for arm in _SHOWN if arm in s["recovered"]])
-  lines += measured.table(("period ratio", "starts", "cost of turns to a job alone"),
-                          [(ratio, s["starts"], _some(s["cost_alone"]))
-                           for ratio, s in summaries.items()])
-  for ratio, of_ratio in figures["by_ratio"].items():
-    lines += [f"At {ratio} one job left: the other held for {one['silent_after']} steps more, "
-              f"{one['held_ms']:g} ms in all, of {one['steps']}." for one in of_ratio["leaves"]]
+       for *where, s in with_starts for arm in _SHOWN if arm in s["recovered"]])
+  lines += measured.table(
+      (*condition, "load average at each start", "CV of each: without", "once more", "all obey"),
+      [(*where, *(", ".join(f"{value:g}" for value in values) for values in (
+          s["load_averages"], *(s["cv_in_order"].get(arm, ()) for arm in ("none", "again", "both"))
+      ))) for *where, s in with_starts])
+  lines += measured.table((*condition, "starts", "cost of turns to a job alone"),
+                          [(*where, s["starts"], _some(s["cost_alone"]))
+                           for *where, s in with_starts])
+  left = [(*where, *(one.get(name) for name in ("silent_after", "listened", "steps", "held_ms")))
+          for *where, here in cells for one in here["leaves"]]
+  if left:
+    lines += ["All obeyed, and all but the first left: steps of it until none was held for more "
+              "than a millisecond any more.", ""]
+    lines += measured.table((*condition, "silent after", "steps with listening", "of", "held, ms"),
+                            left)
+  long = [(where, one) for *where, here in cells for one in here["guarded"]]
+  if long:
+    lines += ["Under the guard (block=64, trust=True), one long run between two of a quarter its "
+              "length without control, in four",
+              "parts; *on* is the share of steps in which the guard let turns through.", ""]
+    lines += measured.table(
+        (*condition, "who obeys", "steps", "load average", "recovered in each part, %", "CV",
+         "CV without", "held a step of who obeys, ms", "on", "the guard's effect, %", "pairs"),
+        [_guarded_row(where, one) for where, one in long])
   return lines
+
+
+def _guarded_row(where: list[Any], one: dict[str, Any]) -> tuple[Any, ...]:
+  parts, names = one["parts"], list(one["steps"])
+  at = [names.index(job) for job in one["obey"]]
+
+  def each(values: Any, digits: int) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+  effects = ["–" if guard["effect"] is None else
+             f"{100 * guard['effect']:.1f} [{100 * guard['effect_low']:.1f}, "
+             f"{100 * guard['effect_high']:.1f}]" for guard in one["guards"].values()]
+  return (*where, " and ".join(one["obey"]), ", ".join(map(str, one["steps"].values())),
+          one["load_average"], each((100 * _recovered(one, part) for part in parts), 0),
+          each((np.mean(part["cv"]) for part in parts), 3),
+          each((np.mean(run["cv"]) for run in one["none"]), 3),
+          each((np.mean([part["held_ms"][k] for k in at]) for part in parts), 2),
+          "; ".join(each(guard["on"], 2) for guard in one["guards"].values()),
+          "; ".join(effects),
+          "; ".join("–" if guard["pairs"] is None else f"{guard['pairs']:.0f}"
+                    for guard in one["guards"].values()))
