@@ -111,7 +111,8 @@ def guarded_run(first_half, second_half):
 
   on = np.r_[np.ones(100), np.zeros(100)]
   guard = {"guard_on": on, "pairs": np.full(200, 3.0), "effect": np.r_[np.full(199, 0.1), np.nan],
-           "effect_low": np.full(200, 0.05), "effect_high": np.full(200, 0.15)}
+           "effect_low": np.full(200, 0.05),
+           "effect_high": np.full(200, 0.15)}
   found = turns.of_guarded([of(0.05, 200), of(0.1, 100)], {"a": guard}, settle=0, parts=2)
   without = turns.of_run([line(0.06), line(0.12)], settle=5)
   return {"obey": ["a"], "steps": {"a": 200, "b": 100}, "seed": 0, "load_average": 1.0,
@@ -122,6 +123,11 @@ def test_a_long_run_under_the_guard_is_told_in_parts():
   found = guarded_run(1.2, 1.0)
   assert found["guards"]["a"]["on"] == [1.0, 0.0]
   assert found["guards"]["a"]["effect"] == pytest.approx(0.1)
+  unsure = {name: np.full(4, value) for name, value in
+            {"guard_on": 1, "pairs": 1, "effect": 0.1, "effect_low": np.nan,
+             "effect_high": np.nan}.items()}
+  said = turns.of_guarded([line(0.05), line(0.05)], {"b": unsure}, settle=5, parts=2)["guards"]["b"]
+  assert said["effect"] == pytest.approx(0.1) and said["effect_low"] is said["effect_high"] is None
   before, after = found["parts"]
   assert before["mean_ms"][0] > 55 and after["mean_ms"] == pytest.approx([50, 100], rel=0.03)
 
@@ -137,4 +143,4 @@ def test_the_page_has_a_row_for_each_arm_each_leave_and_each_long_run():
   page = "\n".join(turns.page(figures))
   assert "| bbr | 36 | 1.0 | 1 | 20.0 % | by message, all obey | 50.0 % | 50 |" in page
   assert "| bbr | 36 | 1.0 | 7 | 9 | 70 | 20 |" in page
-  assert "| bbr | 36 | 1.0 | a | 200, 100 | 1 |" in page and "10.0 [5.0, 15.0] | 3 |" in page
+  assert "| bbr | 36 | 1.0 | a | 200, 100 | 1 |" in page and "10.0 % [5.0, 15.0] | 3 |" in page

@@ -111,14 +111,17 @@ def of_guarded(lines: list[timeline.Timeline], columns: dict[str, dict[str, np.n
   for job, of_job in columns.items():
     on = of_job["guard_on"]
     said[job] = {"on": [round(float(np.nanmean(some)), 3) for some in np.array_split(on, parts)],
-                 **{name: _last(of_job[name])
-                    for name in ("pairs", "effect", "effect_low", "effect_high")}}
+                 **_last({name: of_job[name]
+                          for name in ("pairs", "effect", "effect_low", "effect_high")})}
   return {"parts": found, "guards": said}
 
 
-def _last(values: np.ndarray) -> float | None:
-  known = values[np.isfinite(values)]
-  return round(float(known[-1]), 5) if len(known) else None
+def _last(columns: dict[str, np.ndarray]) -> dict[str, float | None]:
+  """What they say in the last step of which an effect is known; its ends may not be, yet."""
+  known = np.flatnonzero(np.isfinite(columns["effect"]))
+  return {name: round(float(values[known[-1]]), 5)
+          if len(known) and np.isfinite(values[known[-1]]) else None
+          for name, values in columns.items()}
 
 
 _KEPT = ("by_ratio",)
@@ -226,7 +229,7 @@ def page(figures: dict[str, Any]) -> list[str]:
               "parts; *on* is the share of steps in which the guard let turns through.", ""]
     lines += measured.table(
         (*condition, "who obeys", "steps", "load average", "recovered in each part, %", "CV",
-         "CV without", "held a step of who obeys, ms", "on", "the guard's effect, %", "pairs"),
+         "CV without", "held a step of who obeys, ms", "on", "the guard's effect", "pairs"),
         [_guarded_row(where, one) for where, one in long])
   return lines
 
@@ -238,9 +241,8 @@ def _guarded_row(where: list[Any], one: dict[str, Any]) -> tuple[Any, ...]:
   def each(values: Any, digits: int) -> str:
     return ", ".join(f"{value:.{digits}f}" for value in values)
 
-  effects = ["–" if guard["effect"] is None else
-             f"{100 * guard['effect']:.1f} [{100 * guard['effect_low']:.1f}, "
-             f"{100 * guard['effect_high']:.1f}]" for guard in one["guards"].values()]
+  effects = [_some([guard[name] for name in ("effect", "effect_low", "effect_high")])
+             for guard in one["guards"].values()]
   return (*where, " and ".join(one["obey"]), ", ".join(map(str, one["steps"].values())),
           one["load_average"], each((100 * _recovered(one, part) for part in parts), 0),
           each((np.mean(part["cv"]) for part in parts), 3),
