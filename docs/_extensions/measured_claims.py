@@ -176,6 +176,26 @@ def _shared_live(figures: Any, slow: float) -> list[str]:
                                   for name in ("shared by speed", stage["best"]))]
 
 
+def _turns(figures: Any, ratio: str, *arms: str) -> list[str]:
+  """Of jobs that take turns over cubic: starts, loss, and what comes back of it, per cent."""
+  found = figures["parts"][0]["by_ratio"][ratio]["summary"]
+  values = [value for arm in arms for value in _three([100 * each
+                                                       for each in found["recovered"][arm]])]
+  return [str(found["starts"]), f"{100 * found['loss'][0]:.1f}",
+          *(value.replace("-", "−") for value in values)]
+
+
+def _turns_guarded(figures: Any, ratio: str) -> list[str]:
+  """Of two jobs, one of which takes turns under the guard: what comes back in each part."""
+  (run,) = figures["parts"][0]["by_ratio"][ratio]["guarded"]
+
+  def loss(means: list[float]) -> float:
+    return sum(mean / alone - 1 for mean, alone in zip(means, run["alone_of"], strict=True))
+
+  without = sum(loss(none["mean_ms"]) for none in run["none"]) / len(run["none"])
+  return [f"{100 * (1 - loss(part['mean_ms']) / without):.0f}" for part in run["parts"]]
+
+
 CLAIMS = (
     *(Claim("docs/how_to/slow_host.md", f"| {slow:g} times | {{}} | {{}} |", "balanced.json",
             lambda f, slow=slow: _shared_live(f, slow))
@@ -254,6 +274,13 @@ CLAIMS = (
     Claim("docs/interleaving.md", "**{} % [{}, {}]** |", "two_jobs.json",
           lambda f: _three([100 * value
                             for value in f["by_congestion"]["cubic"]["summary"]["recovered"]])),
+    Claim("docs/interleaving.md", "| **1.0, {} starts** | {} % | **{} % [{}, {}]**; "
+                                  "`interleave_jobs` {} % [{}, {}] | {} % [{}, {}] |",
+          "turns_tcp.json", lambda f: _turns(f, "1.0", "both", "interleave", "one")),
+    Claim("docs/interleaving.md", "| 1.3, {} starts | {} % | {} % [{}, {}] | {} % [{}, {}] |",
+          "turns_tcp.json", lambda f: _turns(f, "1.3", "both", "one")),
+    Claim("docs/interleaving.md", "**{}, {}, {} and {} %** of the loss came back",
+          "turns_tcp.json", lambda f: _turns_guarded(f, "1.13")),
     Claim("docs/housekeeping.md", "which leaves the changes of mode out, gives −{}, −{} and −{} %",
           "pauses.json", lambda f: [_round(100 * (run["auto"]["paired"]["ratio"][0] - 1))
                                     for run in f["runs"]]),
