@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpace.coordination import keyed, plain, sequential
+from tests.quick import examples
 
 LEVEL = 0.05
 LOG_ODDS = float(-np.log(LEVEL))
@@ -81,7 +82,7 @@ SIZES = {
 def sequences(kind):
   """Sizes [runs, steps] without an effect, and count, mean and squares after each."""
   rng = np.random.default_rng(7)
-  runs, steps = 2000, 500
+  runs, steps = examples(2000), 500
   sizes = SIZES[kind](rng, (runs, steps))
   values = sizes * np.where(rng.random((runs, steps)) < 0.5, 1, -1)
   return sizes, *running(values)
