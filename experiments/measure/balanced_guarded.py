@@ -146,8 +146,9 @@ def live(case: str, steps: int, block: int) -> dict[str, Any]:
           "uneven_at_the_end_percent": 100 * float(uneven[tail].mean()),
           "effect_percent": [100 * value for value in known[-1][1:4]] if known else None,
           "pairs": int(known[-1][4]) if known else 0,
-          "step_ms": {"even": 1e3 * float(np.median(seconds[~uneven[1:]])),
-                      "uneven": 1e3 * float(np.median(seconds[uneven[1:]])) if uneven.any() else None},
+          "step_ms": {
+              "even": 1e3 * float(np.median(seconds[~uneven[1:]])),
+              "uneven": 1e3 * float(np.median(seconds[uneven[1:]])) if uneven.any() else None},
           "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)}
 
 
@@ -178,8 +179,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
     page += ["", "## Live", "",
              f"{RANKS} gloo processes, {TOTAL} micro-batches that are sleeps of {1e3 * WORK:g} ms. "
              "Kept, ended: steps after which the guard had decided (looked at every 50). Effect: "
-             "of the pairs of the last trial, with its anytime-valid interval. Even, uneven: medians "
-             "over the steps with such counts.", ""]
+             "of the pairs of the last trial, with its anytime-valid interval. Even, uneven: "
+             "medians over the steps with such counts.", ""]
     rows = [[case, one["steps"], one["block"], f"{one['step_ms']['even']:.1f}",
              "{:.1f}".format(one["step_ms"]["uneven"]) if one["step_ms"]["uneven"] else None,
              "{:+.1f} [{:+.1f}, {:+.1f}]".format(*one["effect_percent"])

@@ -2,6 +2,7 @@
 marks."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -313,3 +314,26 @@ def test_attention_weights_under_dropout_are_simplified_as_before(caplog):
     return w - 0.1 * jax.grad(loss)(w), 0
   both(step, w, x, jax.random.key(0))
   assert not caplog.records
+
+
+def test_collectives_that_wait_for_nothing_but_arguments_are_entered_after_the_start_mark():
+  mesh = steps.mesh_of(data=4)
+  whole, cut = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+
+  def step(weights, x):
+    # Nothing but arguments: all of them may run at once.
+    gathered = [jax.lax.with_sharding_constraint(w, whole) for w in weights]
+    for w in gathered:
+      x = jnp.tanh(x @ w)
+    return [jax.lax.with_sharding_constraint(0.9 * w, cut) for w in gathered], x.mean()
+
+  w, x = arrays(mesh, weights=P("data"))
+  weights = [w + i for i in range(6)]
+  (program,) = both(step, weights, x)
+  text = jaxpace.observe(jax.jit(step)).lower(weights, x).compile().as_text()
+  mark = r'(%[\w.-]+) = \S+ custom-call\(([^)]*)\), .*"jaxpace_mark".* tag = (\d+) :'
+  tags = {int(tag): (name, operands) for name, operands, tag in re.findall(mark, text)}
+  start = tags[program.start_tag][0]
+  gathers = [one for one in program.collectives if one.kind == "all-gather"]
+  enters = [tag for one in gathers for tag in one.enter_tags]
+  assert len(enters) == 6 and all(start in tags[tag][1].split(", ") for tag in enters)

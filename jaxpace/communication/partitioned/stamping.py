@@ -131,12 +131,13 @@ def _ends(main: Any, program: int) -> None:
     raise StampingError("it returns no arrays, so its end can't be marked")
   smallest = min(places, key=lambda place: small(results[place].type) or 0)
   word = ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(32))
+  first = _first_marks(block)
   with ir.InsertionPoint.at_block_begin(block):
     start = _mark(program, START_TAG, [], [], [word])
-  # The start is waited for where the first collectives are entered, and at the end: so it is kept.
-  for inside in list(block.operations):
-    if _tag(inside.operation) == FIRST_TAG:
-      _wait_too(inside.operation, start.result)
+  # The start is waited for by each collective that waits for no other one, and at the end: so it
+  # is kept, and they come after it. One in a loop can't wait for what is outside of it.
+  for mark in first:
+    _wait_too(mark, start.result)
   with ir.InsertionPoint(ending):
     value = results[smallest]
     others = [results[place] for place in places
@@ -145,6 +146,19 @@ def _ends(main: Any, program: int) -> None:
   for place in places:
     if results[place] == value:
       ending.operands[place] = end.result
+
+
+def _first_marks(block: Any) -> list[Any]:
+  """Marks of a block that depend on no other one."""
+  first, after = [], set()
+  for each in list(block.operations):
+    op = each.operation
+    marked, depends = _tag(op) is not None, any(value in after for value in op.operands)
+    if marked and not depends:
+      first.append(op)
+    if marked or depends:
+      after.update(op.results)
+  return first
 
 
 def _wait_too(op: Any, word: Any) -> None:

@@ -115,9 +115,7 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
 def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
             program: ObservedProgram) -> tuple[NewestExecution, int]:
   """The newest execution in a program's events, and the place of its first event among them."""
-  starts = np.flatnonzero(tag == NUMBER)
-  first = int(starts[-1]) if starts.size else 0
-  number = int(ns[first]) if starts.size else None
+  first, number = _beginning(tag, ns, program.end_tag)
   tags = tag[first:]
   most = int(max((max((*each.enter_tags, *each.exit_tags), default=0)
                   for each in program.collectives), default=0))
@@ -130,6 +128,25 @@ def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
   ended = bool((tags == program.end_tag).any())
   last = _last(tags, program, counts, entered, left)
   return NewestExecution(key, number, ended, entered, left, last), first
+
+
+def _beginning(tag: np.ndarray, ns: np.ndarray, end_tag: int) -> tuple[int, int | None]:
+  """Place of the first event of the newest execution, and its number, None where not known.
+
+  It is what comes after the end mark of the one before, see `trace.marks.executions.Splitter`.
+  """
+  starts = np.flatnonzero(tag == NUMBER)
+  if not starts.size:
+    return 0, None
+  newest, number = int(starts[-1]), int(ns[starts[-1]])
+  ends = np.flatnonzero(tag == end_tag)
+  if ends.size and newest < ends[-1] < len(tag) - 1:
+    # Its first collectives are entered, its start mark is not written yet.
+    return int(ends[-1]) + 1, number + 1
+  before = ends[ends < newest]
+  if before.size and not ((starts > before[-1]) & (starts < newest)).any():
+    return int(before[-1]) + 1, number
+  return newest, number
 
 
 def _last(tags: np.ndarray, program: ObservedProgram, counts: np.ndarray, entered: tuple[int, ...],

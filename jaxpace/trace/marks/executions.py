@@ -33,17 +33,25 @@ NOTHING = Executions(_NONE, _NONE, _NONE, _NONE, np.empty(0, np.uint32), _NONE)
 
 
 class Splitter:
-  """Splits the events of one program and device as they come."""
+  """Splits the events of one program and device as they come.
+
+  A device ends an execution before it begins the next one, and the end mark waits for all results.
+  So what comes between two end marks belongs to one execution. What comes between an end mark and
+  the next start mark does too: the first collectives may wait for nothing but the program's
+  arguments, and so be entered before the start mark is written.
+  """
 
   def __init__(self, start_tag: int = 0, end_tag: int = 1):
-    """Begins; events before the first start are dropped."""
+    """Begins; of an execution that is under way nothing is kept."""
     self._start, self._end = start_tag, end_tag
     self._tag, self._ns = np.empty(0, np.uint32), _NONE
+    # Whether what is kept begins where an execution does.
+    self._complete = True
 
   def lose(self) -> None:
     """Says that events are missing between what came and what comes: what has not ended is
     dropped."""
-    self._tag, self._ns = np.empty(0, np.uint32), _NONE
+    self._tag, self._ns, self._complete = np.empty(0, np.uint32), _NONE, False
 
   def feed(self, tag: np.ndarray, ns: np.ndarray) -> Executions:
     """Takes events and gives the executions that they bring to an end.
@@ -55,25 +63,29 @@ class Splitter:
       ns: [k] int64.
     """
     tag, ns = np.concatenate([self._tag, tag]), np.concatenate([self._ns, ns])
-    begins = np.flatnonzero(tag == NUMBER)
-    if not begins.size:
+    ends = np.flatnonzero(tag == self._end)
+    ended, complete = int(ends[-1]) + 1 if ends.size else 0, self._complete
+    self._tag, self._ns = tag[ended:], ns[ended:]
+    self._complete = complete or ended > 0
+    if len(self._tag) > MOST_MARKS:
       self.lose()
+    if not ended:
       return NOTHING
-    # Everything before the first number belongs to an execution that began unseen.
-    tag, ns, begins = tag[begins[0]:], ns[begins[0]:], begins - begins[0]
-    of = np.cumsum(tag == NUMBER) - 1
-    has_start, start_ns = _first(of, ns, tag == self._start, len(begins))
-    has_end, end_ns = _first(of, ns, tag == self._end, len(begins))
-    whole = has_start & has_end
-    if whole[-1]:
-      self.lose()
-    else:
-      self._tag, self._ns = tag[begins[-1]:], ns[begins[-1]:]
-      if len(self._tag) > MOST_MARKS:
-        self.lose()
+    tag, ns = tag[:ended], ns[:ended]
+    of = np.cumsum(tag == self._end) - (tag == self._end)
+    # Where several began and one ended, the last one did.
+    numbers = np.bincount(of[tag == NUMBER], minlength=len(ends))
+    later = np.zeros(len(ends), np.int64)
+    np.maximum.at(later, of[tag == NUMBER], np.flatnonzero(tag == NUMBER))
+    uncut = numbers == 1
+    uncut[0] &= complete
+    kept = np.arange(len(tag)) >= np.where(uncut, 0, later)[of]
+    has_start, start_ns = _first(of, ns, kept & (tag == self._start), len(ends))
+    whole = (numbers > 0) & has_start
+    marks = kept & whole[of] & (tag != NUMBER) & (tag != self._start) & (tag != self._end)
+    np.minimum.at(start_ns, of[marks], ns[marks])
     place = np.cumsum(whole) - 1
-    marks = whole[of] & (tag != NUMBER) & (tag != self._start) & (tag != self._end)
-    return Executions(ns[begins][whole], start_ns[whole], end_ns[whole], place[of[marks]],
+    return Executions(ns[later[whole]], start_ns[whole], ns[ends[whole]], place[of[marks]],
                       tag[marks], ns[marks])
 
 

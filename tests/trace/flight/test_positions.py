@@ -35,6 +35,18 @@ def test_each_mark_moves_it_on(tags, pending, last):
   assert found.quiet is None and found.waiting is None
 
 
+def test_what_comes_after_an_end_is_of_the_next_call_before_its_start_is_written():
+  """The first collectives may wait for nothing but the program's arguments."""
+  ended = (0, 2, 3, 4, 6, 5, 7, 1)
+  early = after(*ended, 2)
+  assert (early.current.number, early.current.ended, early.current.pending) == (9, False, [(0, 0)])
+  begun = after(*ended, 2, 3, NUMBER, 0, 4, 6)
+  assert (begun.current.ended, begun.current.pending) == (False, [(1, 0)])
+  assert begun.current.left == (1, 0)
+  # A call that raised has no end: whose the marks before the next start are can't be told.
+  assert after(0, 2, 3, NUMBER, 0, 4, 6).current.left == (0, 0)
+
+
 def test_times_are_from_its_own_clock():
   found = after(0, 2, 3, 4, 6, now=9_000_000)
   assert found.quiet == pytest.approx(4e-3) and found.waiting == pytest.approx(4e-3)
