@@ -101,6 +101,7 @@ def compare(training: Training, texts: list[np.ndarray], rounds: int, each: int)
       seconds[arm].append(total / each)
   first, again, balanced = (np.array(seconds[arm]) for arm in (DRAWN, AGAIN, BALANCED))
   return {"processes": jax.process_count(), "ranks": ranks, "rounds": rounds, "batches": each,
+          "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
           "step_ms": {arm: estimate(np.array(took) * 1e3).to_json() for arm, took in seconds.items()},
           "again_percent": estimate((again / first - 1) * 100).to_json(),
           "balanced_percent": estimate((balanced / ((first + again) / 2) - 1) * 100).to_json(),
@@ -110,7 +111,8 @@ def compare(training: Training, texts: list[np.ndarray], rounds: int, each: int)
 def lines(figures: dict[str, Any]) -> list[str]:
   """The comparison as a page."""
   page = measured.introduction("Documents of different length, as drawn and balanced", figures)
-  page += [f"{figures['processes']} processes, each on a core of its own, {EACH} documents a rank and step, windows "
+  priority = " with real-time priority (`chrt -r 5`)" if figures["real_time"] else ""
+  page += [f"{figures['processes']} processes, each on a core of its own{priority}, {EACH} documents a rank and step, windows "
            f"of {CONTEXT} characters. A round: {figures['batches']} global batches, each of them run in every way, in "
            "random order. Change: against as drawn in the same round. Load: windows of the rank that has most, over the mean. "
            + measured.about_intervals(figures.get("intervals"), figures["rounds"]), ""]
