@@ -76,7 +76,7 @@ def page(figures: Any) -> Found:
 
 
 def update(figures: Any) -> Found:
-  costs = figures["ranks"]["1024"]
+  costs = {name: cost for name, cost in figures["ranks"]["1024"].items() if "hold" not in name}
   least, most = (min(costs, key=lambda name: costs[name][0]),
                  max(costs, key=lambda name: costs[name][0]))
   return Found(f"{costs[least][0]:.1f} µs ({least}) to {costs[most][0]:.1f} µs ({most})",

@@ -9,6 +9,8 @@ between steps. Writes docs/measurements/update_cost.json and .md. Nothing else s
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +24,7 @@ import jaxpace
 from experiments.lib import measured
 from experiments.lib.paired import estimate, interleave, seconds_each
 from experiments.measure.null_pacing import BUSY, TRANSFER, pin_to_one_core
+from jaxpace.coordination.take_turns import TURNS
 from jaxpace.core import packing
 from jaxpace.core.types import Moment
 
@@ -43,23 +46,30 @@ def pacers(ranks: int) -> dict[str, jaxpace.Pacer]:
       "steerable(guard(pace_early_ranks))": jaxpace.steerable(jaxpace.guard(early)),
       "steerable(chain(guard(pace_early_ranks), interleave_jobs))": jaxpace.steerable(
           jaxpace.chain(jaxpace.guard(early), shift)),
-      "take_turns": jaxpace.take_turns(floor=TRANSFER),
-      "take_turns, once its hold": asked(jaxpace.take_turns(floor=TRANSFER)),
+      **{f"take_turns(by={by!r}){what}": of(jaxpace.take_turns(by=by, floor=TRANSFER))
+         for by in ("bucket", "message")
+         for what, of in (("", lambda pacer: pacer), (", its hold once", asked))},
   }
 
 
 def asked(pacer: jaxpace.Pacer) -> jaxpace.Pacer:
-  """A pacer whose `update` is another one's `hold`, asked once, to be timed like the others."""
+  """A pacer that takes turns, its `hold` as `update`: asked once, to be timed like the others."""
   hold = pacer.hold
   assert hold is not None
 
+  def init(ranks: int) -> Any:
+    return pacer.init(ranks)._replace(mode=np.int32(TURNS))
+
   def update(seen: jaxpace.Observation, state: Any) -> tuple[jaxpace.Decision, Any]:
-    moment = Moment(seen.step, seen.step % np.int32(SLOTS), seen.step_time, seen.step % np.int32(3),
-                    seen.step_time, seen.step_time)
+    # Now of a free link, now of one in use.
+    heard = seen.step_time * jnp.where(seen.step % np.int32(2) > np.int32(0), np.float32(0.01),
+                                       np.float32(0.1))
+    moment = Moment(step=seen.step, slot=seen.step % np.int32(SLOTS), heard=heard,
+                    listened=seen.step % np.int32(3), held=heard, step_held=seen.step_time)
     told, after = hold(moment, state)
     return jaxpace.Decision(told.seconds, {"listen": told.listen.astype(jnp.float32)}), after
 
-  return jaxpace.Pacer(pacer.init, update)
+  return jaxpace.Pacer(init, update)
 
 
 def loop(pacer: jaxpace.Pacer | None, ranks: int, turns: int) -> Callable[[], Any]:
@@ -106,16 +116,40 @@ def size(pacer: jaxpace.Pacer, ranks: int) -> dict[str, int]:
   return {"arrays": len(jax.tree.leaves(state)), "kernels": text.count(" fusion(")}
 
 
-def measure(ranks: int, rounds: int, turns: int) -> dict[str, list[float]]:
+def wanted(ranks: int, only: str) -> dict[str, jaxpace.Pacer]:
+  """What is timed of `pacers`: those whose names hold the text."""
+  return {name: pacer for name, pacer in pacers(ranks).items() if only in name}
+
+
+def measure(ranks: int, rounds: int, turns: int, only: str = "") -> dict[str, list[float]]:
   """Microseconds of one update of each pacer, [mean, low, high]."""
   loops = ({"": loop(None, ranks, turns)}
-           | {name: loop(pacer, ranks, turns) for name, pacer in pacers(ranks).items()})
+           | {name: loop(pacer, ranks, turns) for name, pacer in wanted(ranks, only).items()})
   for run in loops.values():
     run()
   blocks = {name: (lambda run=run: seconds_each(run, 1) / turns) for name, run in loops.items()}
   found = interleave(blocks, rounds)
   return {name: estimate((seconds - found[""]) * 1e6).to_json() for name, seconds in found.items()
           if name}
+
+
+def with_kept(figures: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+  """Adds pacers that were not timed this time, of an earlier run with the same ranks, and says
+  so."""
+  if set(before["ranks"]) != set(figures["ranks"]):
+    return figures
+  new = next(iter(figures["ranks"].values()))
+  kept = [name for name in next(iter(before["ranks"].values())) if name not in new
+          and name in pacers(4)]
+  if not kept:
+    return figures
+  named = {name: before[name] for name in ("command", "date", "load_average_at_start", "rounds",
+                                           "turns")}
+  return figures | {
+      "ranks": {ranks: {name: before["ranks"][ranks][name] for name in kept} | found
+                for ranks, found in figures["ranks"].items()},
+      "sizes": {name: before["sizes"][name] for name in kept} | figures["sizes"],
+      "kept": {"pacers": kept, **named}}
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
@@ -128,6 +162,16 @@ def lines(figures: dict[str, Any]) -> list[str]:
            "branches that are rarely taken included. A step takes a pacer's state in, and gives it "
            "out, as one array, whatever its own: each would cost the step's caller about 0.7 us "
            "beside this. Packing is part of what is timed.", ""]
+  if figures.get("precedence"):
+    page += ["Measured with real-time priority, while other programs ran.", ""]
+  if kept := figures.get("kept"):
+    page += [f"{', '.join(f'`{name}`' for name in kept['pacers'])}: of `{kept['command']}`, "
+             f"{kept['date']}, {kept['rounds']} timings, load average at the start "
+             f"{kept['load_average_at_start']}.", ""]
+  if any("hold" in name for name in figures["sizes"]):
+    page += ["*Its hold once*: not `update` but the question before a collective, of a pacer that "
+             "takes turns. A step asks it once before each collective, and once more each time "
+             "that it has listened.", ""]
   rows = []
   for name in next(iter(figures["ranks"].values())):
     cells = [f"{value[0]:.2f} [{value[1]:.2f}, {value[2]:.2f}]"
@@ -148,6 +192,8 @@ def define_flags() -> None:
   flags.DEFINE_list("ranks", ["4", "64", "1024"], "Numbers of ranks.")
   flags.DEFINE_integer("rounds", 40, "Timings of each.", lower_bound=2)
   flags.DEFINE_integer("turns", 2000, "Updates of one timing.", lower_bound=10)
+  flags.DEFINE_string("only", "", "Part of the names of those that are timed. What an earlier run "
+                                  "has found of the others is kept.")
   flags.DEFINE_string("out", "docs/measurements/update_cost.json",
                       "File the figures are written to.")
 
@@ -158,14 +204,19 @@ def main(_: list[str]) -> None:
   jax.devices()
   pin_to_one_core()
   figures: dict[str, Any] = measured.circumstances("experiments.measure.update_cost") | {
-      "rounds": its.rounds, "turns": its.turns, "ranks": {}}
+      "rounds": its.rounds, "turns": its.turns, "ranks": {},
+      "precedence": os.sched_getscheduler(0) == os.SCHED_RR}
   for ranks in its.ranks:
-    figures["sizes"] = {name: size(pacer, int(ranks)) for name, pacer in pacers(int(ranks)).items()}
-    figures["ranks"][ranks] = measure(int(ranks), its.rounds, its.turns)
+    figures["sizes"] = {name: size(pacer, int(ranks))
+                        for name, pacer in wanted(int(ranks), its.only).items()}
+    figures["ranks"][ranks] = measure(int(ranks), its.rounds, its.turns, its.only)
     for name, value in figures["ranks"][ranks].items():
       print(f"  {ranks:>5} ranks  {name:<60} {value[0]:7.2f} us [{value[1]:.2f}, {value[2]:.2f}]",
             flush=True)
-  measured.write(figures, lines(figures), pathlib.Path(its.out))
+  out = pathlib.Path(its.out)
+  if its.only and out.exists():
+    figures = with_kept(figures, json.loads(out.read_text()))
+  measured.write(figures, lines(figures), out)
 
 
 if __name__ == "__main__":

@@ -34,3 +34,25 @@ def test_the_page(value: list[float], verdict: str) -> None:
   row = (f"| `a` | 16 | {kernels} | 1.00 [1.00, 1.00] | {value[0]:.2f} [{value[1]:.2f}, "
          f"{value[2]:.2f}] | {verdict} |")
   assert row in "\n".join(update_cost.lines(figures))
+
+
+def test_a_hold_is_asked_in_every_turn_of_a_pacer_that_takes_turns() -> None:
+  pacer = update_cost.pacers(4)["take_turns(by='message'), its hold once"]
+  state, *_ = update_cost.loop(pacer, 4, 60)()
+  before, after = pacer.init(4), packing.unpack(state)
+  assert int(after.mode) == int(before.mode) and bool(after.heard)
+
+
+def test_what_is_not_timed_again_is_kept_and_said_to_be() -> None:
+  names = list(update_cost.pacers(4))
+  base = {**measured.circumstances("x"), "rounds": 3, "turns": 10}
+  size = {"arrays": 1, "kernels": 2}
+  before = base | {"command": "python -m x --old", "ranks": {"4": {
+      names[0]: [1.0, 1.0, 1.0], "gone": [1.0, 1.0, 1.0], names[-1]: [9.0, 9.0, 9.0]}},
+      "sizes": {names[0]: size, "gone": size, names[-1]: size}}
+  now = base | {"ranks": {"4": {names[-1]: [2.0, 2.0, 2.0]}}, "sizes": {names[-1]: size}}
+  found = update_cost.with_kept(now, before)
+  assert found["ranks"]["4"] == {names[0]: [1.0, 1.0, 1.0], names[-1]: [2.0, 2.0, 2.0]}
+  page = "\n".join(update_cost.lines(found))
+  assert f"`{names[0]}`: of `python -m x --old`" in page and "gone" not in page
+  assert update_cost.with_kept(now, before | {"ranks": {"8": {}}}) == now

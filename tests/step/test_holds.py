@@ -103,6 +103,22 @@ def test_what_is_in_the_program_and_nothing_where_it_is_off():
   assert whiles["on"] == whiles["off"] + 1 == whiles["not shared"] + 1
 
 
+@pytest.mark.long
+def test_turns_add_one_loop_with_two_tiny_sums_to_a_collective_and_nothing_where_they_are_off():
+  params, data = models.mlp_params(), models.batches(2)
+  turns = jaxpace.take_turns(by="message")
+  on, off = (pair(models.plain_step, mesh_of(data=2), params, data[0], share=True, pacer=pacer)
+             for pacer in (turns, turns._replace(hold=None)))
+  tiny = [operands for _, operands in hlo_collectives(on.hlo)
+          if operands in ({"f32[1]": 1}, {"f32[3]": 1})]
+  assert len(tiny) == 2
+  assert len(hlo_collectives(on.hlo)) == len(hlo_collectives(on.bare_hlo)) + 2
+  loops = [len(re.findall(r" while\(", one.hlo)) for one in (on, off)]
+  assert loops[0] == loops[1] + 1
+  assert len(hlo_collectives(off.hlo)) == len(hlo_collectives(off.bare_hlo))
+  assert not off.paced.plan.holds
+
+
 def test_ranks_that_would_hold_differently_are_found_out_and_nobody_waits_for_ever():
   params, data = models.mlp_params(), models.batches(2)
   both = pair(models.plain_step, mesh_of(data=2), params, data[0], pacer=listener())
