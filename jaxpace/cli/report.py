@@ -113,15 +113,20 @@ def _diagnosed(args: argparse.Namespace,
   from jaxpace.diagnosis.what_if_request import parse
   from jaxpace.live.probe.links import read_links
   from jaxpace.live.watchdog.events import read_events
-  from jaxpace.reporting.html import write as html
   from jaxpace.reporting.json_file import check_target
-  from jaxpace.reporting.timeline import write as timeline
   from jaxpace.trace.reader import read_run
 
   if args.json:
     check_target(args.json)
-  html.check(args.html)
-  timeline.check(args.perfetto, args.chrome)
+  # Charts and timelines are imported for those who ask for them.
+  if args.html is not None:
+    from jaxpace.reporting.html import write as html
+
+    html.check(args.html)
+  if args.perfetto is not None or args.chrome is not None:
+    from jaxpace.reporting.timeline import write as timeline
+
+    timeline.check(args.perfetto, args.chrome)
   asked = [parse(text) for text in args.without]
   fabric = read_fabric(args.floor) if args.floor else None
   recorded = read_run(args.run, window=args.steps, progress=progress.reading)
@@ -160,21 +165,23 @@ def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, An
   """Prints the report, and writes what was asked for."""
   from jaxpace.diagnosis.report_json import to_json
   from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.html import write as html
   from jaxpace.reporting.json_file import write_document
   from jaxpace.reporting.terminal import render
-  from jaxpace.reporting.timeline import write as timeline
   from jaxpace.trace.plain_text import write_plain
 
   document = to_json(diagnosis, hang) if args.json or args.html else {}
   if args.json != "-":
     render(diagnosis, make_console(), args.ranks, hang)
   if args.html:
+    from jaxpace.reporting.html import write as html
+
     html.write(document | {"series": drawn}, args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
   if args.json:
     write_document(document | ({"series": drawn} if args.series else {}), args.json)
   if args.perfetto or args.chrome:
+    from jaxpace.reporting.timeline import write as timeline
+
     write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.perfetto, args.chrome),
                 sys.stderr)
   sys.stdout.flush()
