@@ -137,7 +137,8 @@ def busy(run: Run, part: slice) -> BusyTimes:
   found = kept.parts.get(key)
   if found is None:
     found = _busy(run, part)
-    arrays = [values for values in found if isinstance(values, np.ndarray)]
+    arrays = [values for values in (*found, *(found.in_flight or ()))
+              if isinstance(values, np.ndarray)]
     for values in arrays:
       values.flags.writeable = False
     size = sum(values.nbytes for values in arrays)
