@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from jaxpace.files.reading import UnreadableError
+from jaxpace.trace.marks.plans import read_plan
 from jaxpace.trace.problems import kept_from_recording, plural
 from jaxpace.trace.run import Process
 
@@ -52,6 +55,19 @@ def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int]
   named = [problem for problem in problems if "not named as parts" in problem]
   if named:
     return f"{path} holds no part of a run: {named[0]}"
+  if why := _ran_bare(path, processes):
+    return f"{path} holds a run without a single recorded step: {why}"
   return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
           "seconds: has the job finished its first step, and is `recorder.record(pace)` called in "
           "the loop?")
+
+
+def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
+  """What an observed step had no marks for, where none of its programs has any; else empty."""
+  for process in processes:
+    with contextlib.suppress(OSError, UnreadableError):
+      programs = read_plan(path, process.process).plan.programs
+      if programs and all(program.bare for program in programs):
+        last = programs[-1]
+        return f"{last.name[:80]} ran as it was, without marks: {last.bare[:400]}"
+  return ""

@@ -40,7 +40,7 @@ def free_high_port() -> int:
 
 
 def finish(processes: Sequence[subprocess.Popen[str]],
-           timeout: float = 60) -> list[tuple[int, str]]:
+           timeout: float = 240) -> list[tuple[int, str]]:
   """Waits for processes that write stderr into stdout; returns their exit statuses and outputs."""
   deadline = time.monotonic() + timeout
   try:
