@@ -143,13 +143,17 @@ def with_kept(figures: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]
           and name in pacers(4)]
   if not kept:
     return figures
-  named = {name: before[name] for name in ("command", "date", "load_average_at_start", "rounds",
-                                           "turns")}
+  older = [group | {"pacers": [name for name in group["pacers"] if name in kept]}
+           for group in before.get("kept", ())]
+  told = {name for group in older for name in group["pacers"]}
+  groups = [*older, {"pacers": [name for name in kept if name not in told]} | {
+      name: before[name] for name in ("command", "date", "load_average_at_start", "rounds",
+                                      "turns")}]
   return figures | {
       "ranks": {ranks: {name: before["ranks"][ranks][name] for name in kept} | found
                 for ranks, found in figures["ranks"].items()},
       "sizes": {name: before["sizes"][name] for name in kept} | figures["sizes"],
-      "kept": {"pacers": kept, **named}}
+      "kept": [group for group in groups if group["pacers"]]}
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
@@ -163,8 +167,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
            "out, as one array, whatever its own: each would cost the step's caller about 0.7 us "
            "beside this. Packing is part of what is timed.", ""]
   if figures.get("precedence"):
-    page += ["Measured with real-time priority, while other programs ran.", ""]
-  if kept := figures.get("kept"):
+    page += ["Measured with real-time priority: other programs that ran took no time from it.", ""]
+  for kept in figures.get("kept", ()):
     page += [f"{', '.join(f'`{name}`' for name in kept['pacers'])}: of `{kept['command']}`, "
              f"{kept['date']}, {kept['rounds']} timings, load average at the start "
              f"{kept['load_average_at_start']}.", ""]

@@ -55,4 +55,8 @@ def test_what_is_not_timed_again_is_kept_and_said_to_be() -> None:
   assert found["ranks"]["4"] == {names[0]: [1.0, 1.0, 1.0], names[-1]: [2.0, 2.0, 2.0]}
   page = "\n".join(update_cost.lines(found))
   assert f"`{names[0]}`: of `python -m x --old`" in page and "gone" not in page
+  # Timed in part once more: what was kept is still of the first run.
+  again = update_cost.with_kept(now | {"command": "python -m x --newest"}, found)
+  page = "\n".join(update_cost.lines(again))
+  assert f"`{names[0]}`: of `python -m x --old`" in page and len(again["kept"]) == 1
   assert update_cost.with_kept(now, before | {"ranks": {"8": {}}}) == now
