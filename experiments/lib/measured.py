@@ -54,6 +54,39 @@ def keep_memory(module: str) -> None:
   os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **_HEAP})
 
 
+def define_priority_flag() -> None:
+  """Defines `--real_time`."""
+  flags.DEFINE_bool("real_time", False, "Run with real-time priority (needs the right to).")
+
+
+def take_priority() -> None:
+  """Runs before anything else on the machine, if `--real_time` says so.
+
+  To be called before any other thread is started: they inherit it.
+
+  Raises:
+    SystemExit: there is no right to.
+  """
+  if not flags.FLAGS.real_time:
+    return
+  try:
+    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
+  except PermissionError:
+    raise SystemExit("--real_time needs the right to real-time priority: run it as root, or leave "
+                     "it out.") from None
+
+
+def has_priority() -> bool:
+  """Whether this process runs with real-time priority, as by `--real_time` or `chrt`."""
+  return os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+
+
+def priority(figures: dict[str, Any]) -> str:
+  """What a page says of it, behind what was run."""
+  return (", with real-time priority: nothing else on the machine runs before its threads"
+          if figures.get("real_time") else "")
+
+
 def define_flags(name: str, rounds: int, of: str) -> None:
   """Defines `--out` and `--rounds`: not while a program is imported, where they would meet the
   flags of another.

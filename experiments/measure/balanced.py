@@ -355,7 +355,7 @@ def main(_: list[str]) -> None:
       pathlib.Path(its.steps).write_text(json.dumps({name: found}))
     stages = {stage["number"]: stage for stage in before.get(name, {}).get("stages", ())
               if "number" in stage}
-    real_time = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
+    real_time = measured.has_priority()
     one = {"command": now["command"], "load_average_at_start": now["load_average_at_start"],
            "circumstances": f", {now['date']}, load average {now['load_average_at_start']:.1f}"
            + (", real-time priority" if real_time else "")}

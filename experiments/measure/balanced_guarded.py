@@ -149,7 +149,7 @@ def live(case: str, steps: int, block: int) -> dict[str, Any]:
           "step_ms": {
               "even": 1e3 * float(np.median(seconds[~uneven[1:]])),
               "uneven": 1e3 * float(np.median(seconds[uneven[1:]])) if uneven.any() else None},
-          "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)}
+          "real_time": measured.has_priority()}
 
 
 def lines(figures: dict[str, Any]) -> list[str]:

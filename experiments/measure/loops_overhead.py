@@ -34,7 +34,7 @@ def define_flags() -> None:
   flags.DEFINE_integer("rows", 128, "Rows of a batch.", lower_bound=1)
   flags.DEFINE_integer("rounds", 40, "Rounds.", lower_bound=2)
   flags.DEFINE_integer("steps", 15, "Steps of each arm a round.", lower_bound=1)
-  flags.DEFINE_bool("real_time", False, "Run with real-time priority (needs the right to).")
+  measured.define_priority_flag()
   measured.define_output_flags()
 
 
@@ -113,10 +113,9 @@ def measure(layers: int, rows: int, rounds: int, steps: int) -> dict[str, Any]:
 
 def table(figures: dict[str, Any]) -> str:
   """The figures in Markdown."""
-  priority = (", with real-time priority: nothing else on the machine runs before its threads"
-              if figures["real_time"] else "")
   lines = [*measured.introduction("What timing the collectives in loops costs", figures),
-           f"{DEVICES} forced devices in one process{priority}. {figures['rounds']} rounds of "
+           f"{DEVICES} forced devices in one process{measured.priority(figures)}. "
+           f"{figures['rounds']} rounds of "
            f"{figures['steps']} steps an arm, the arms taking turns step by step; a round gives "
            "each arm's ratio to the bare step, and brackets are Student's intervals of 95 % of "
            "their mean. Twice: from a round's mean steps, which pauses are part of, and from its "
@@ -136,14 +135,7 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
   settings = flags.FLAGS
   os.environ["JAX_PLATFORMS"] = "cpu"
-  if settings.real_time:
-    # Before any other thread is started: they inherit it.
-    try:
-      os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
-    except PermissionError:
-      raise SystemExit(
-          "--real_time needs the right to real-time priority: run it as root, or leave "
-          "it out.") from None
+  measured.take_priority()
   measured.keep_memory(MODULE)
   import jax
   jax.config.update("jax_num_cpu_devices", DEVICES)

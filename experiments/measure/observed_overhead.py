@@ -41,7 +41,7 @@ def define_flags() -> None:
   flags.DEFINE_list("targets_ms", ["5", "20", "50"], "Steps to aim at.")
   flags.DEFINE_integer("rounds", 60, "Rounds.", lower_bound=2)
   flags.DEFINE_float("seconds", 0.5, "Seconds a round.")
-  flags.DEFINE_bool("real_time", False, "Run with real-time priority (needs the right to).")
+  measured.define_priority_flag()
   measured.define_output_flags()
 
 
@@ -160,10 +160,9 @@ def writer_seconds() -> float:
 
 def table(figures: dict[str, Any]) -> str:
   """The figures in Markdown."""
-  priority = (", with real-time priority: nothing else on the machine runs before its threads"
-              if figures.get("real_time") else "")
   lines = [*measured.introduction("What observing a plain-jit step costs", figures),
-           f"{figures['devices']} forced devices in one process{priority}. {figures['rounds']} "
+           f"{figures['devices']} forced devices in one process{measured.priority(figures)}. "
+           f"{figures['rounds']} "
            "rounds, in each of which the arms take turns step by step; a round gives each arm's "
            "ratio to the bare step, and brackets are Student's intervals of 95 % of their mean. "
            "Twice: from a round's mean steps, which pauses are part of, and from its median steps. "
@@ -188,14 +187,7 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
   settings = flags.FLAGS
   os.environ["JAX_PLATFORMS"] = "cpu"
-  if settings.real_time:
-    # Before any other thread is started: they inherit it.
-    try:
-      os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
-    except PermissionError:
-      raise SystemExit(
-          "--real_time needs the right to real-time priority: run it as root, or leave "
-          "it out.") from None
+  measured.take_priority()
   measured.keep_memory(MODULE)
   import jax
   jax.config.update("jax_num_cpu_devices", settings.devices)

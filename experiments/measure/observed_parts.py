@@ -38,7 +38,7 @@ def define_flags() -> None:
   flags.DEFINE_list("targets_ms", ["4", "20"], "Steps to aim at.")
   flags.DEFINE_integer("rounds", 30, "Rounds.", lower_bound=2)
   flags.DEFINE_float("seconds", 0.9, "Seconds a round.")
-  flags.DEFINE_bool("real_time", False, "Run with real-time priority (needs the right to).")
+  measured.define_priority_flag()
   measured.define_output_flags()
 
 
@@ -123,10 +123,8 @@ def between(step: Callable[[], Any], calls: dict[str, Callable[[], Any]], times:
 
 def table(figures: dict[str, Any]) -> str:
   """The figures in Markdown."""
-  priority = (", with real-time priority: nothing else on the machine runs before its threads"
-              if figures["real_time"] else "")
   lines = measured.introduction("Where the time is that observing a plain-jit step takes", figures)
-  lines += [f"{figures['devices']} forced devices in one process{priority}. "
+  lines += [f"{figures['devices']} forced devices in one process{measured.priority(figures)}. "
             f"{figures['rounds']} rounds, in each of which the arms take turns step by step; each "
             "arm has one thing more than the one before it. Microseconds more than the bare step, "
             "of a round's median steps, with Student's intervals of 95 % over rounds.", ""]
@@ -151,14 +149,7 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"Unexpected arguments: {argv[1:]}")
   settings = flags.FLAGS
   os.environ["JAX_PLATFORMS"] = "cpu"
-  if settings.real_time:
-    # Before any other thread is started: they inherit it.
-    try:
-      os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(5))
-    except PermissionError:
-      raise SystemExit(
-          "--real_time needs the right to real-time priority: run it as root, or leave "
-          "it out.") from None
+  measured.take_priority()
   measured.keep_memory(MODULE)
   import jax
   jax.config.update("jax_num_cpu_devices", settings.devices)

@@ -14,7 +14,6 @@ minutes.
 from __future__ import annotations
 
 import collections
-import json
 import os
 import pathlib
 import sys
@@ -157,9 +156,7 @@ def main(argv: list[str]) -> None:
     row = run(name, config.steps, config.rounds)
     figures["trainers"].append(row)
     # Written after each: what is finished is not lost.
-    out = pathlib.Path(config.out)
-    out.write_text(json.dumps(figures, indent=1) + "\n")
-    out.with_suffix(".md").write_text(to_markdown(figures))
+    measured.write(figures, to_markdown(figures).splitlines(), pathlib.Path(config.out))
     print(f"{name}: {len(row['different'])} of {row['arrays']} arrays differ, "
           f"{sum(row['collectives'].values())} collectives, {row['marks_a_step']} marks, compiled "
           f"in {row['compile_ratio']:.2f} of the bare time {row['bare_reasons'] or ''}",

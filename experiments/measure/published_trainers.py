@@ -128,8 +128,7 @@ def main(argv: list[str]) -> None:
     figures["trainers"].append(row)
     out = pathlib.Path(its.out)
     # Written after each: what is finished is not lost.
-    out.write_text(json.dumps(figures, indent=1) + "\n")
-    out.with_suffix(".md").write_text(to_markdown(figures))
+    measured.write(figures, to_markdown(figures).splitlines(), out)
     print(f"{name}: {len(row['different'])} of {row['arrays']} arrays differ in {row['steps']} "
           f"steps; {sum(row['collectives'].values())} collectives timed, {row['untimed']} not "
           f"{row['bare_reasons'] or ''}", file=sys.stderr, flush=True)

@@ -101,7 +101,7 @@ def compare(training: Training, texts: list[np.ndarray], rounds: int, each: int)
       seconds[arm].append(total / each)
   first, again, balanced = (np.array(seconds[arm]) for arm in (DRAWN, AGAIN, BALANCED))
   return {"processes": jax.process_count(), "ranks": ranks, "rounds": rounds, "batches": each,
-          "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
+          "real_time": measured.has_priority(),
           "step_ms": {arm: estimate(np.array(took) * 1e3).to_json() for arm, took in seconds.items()},
           "again_percent": estimate((again / first - 1) * 100).to_json(),
           "balanced_percent": estimate((balanced / ((first + again) / 2) - 1) * 100).to_json(),
