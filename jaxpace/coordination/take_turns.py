@@ -25,6 +25,8 @@ _APART = np.float32(2.5)
 """A link in use sounds at least so many times as long as a quiet one, or it isn't told."""
 _LOUD = np.float32(4)
 """By message a reading so many times as long as the shortest tells of a link in use."""
+_RESTED = np.float32(5)
+"""A step's first reading of a quiet link takes at most so many times as long as the shortest."""
 _NOTICED = 16
 """Steps over which contention is averaged before it is noticed, or gone."""
 _NO_WORSE, _NO_WORSE_WHOLE = np.float32(1.05), np.float32(1.1)
@@ -41,10 +43,15 @@ _YIELD = np.float32(0.25)
 """The gap is no longer than this share of the bucket after which it is left."""
 _SHORTER = np.float32(0.25)
 """Of the patience, what is tried next where the whole does not pay."""
-_CALM, _CALM_WHOLE = np.int32(32), np.int32(16)
+_CALM, _CALM_WHOLE = np.int32(32), np.int32(40)
 """Steps in a row in which nobody was heard and nothing was late, until it is silent again; by
-message. Then listening begins again as soon as a step is late: jobs of one period that are out of
-each other's way meet every 30 to 60 steps, and of two of different period one never need wait."""
+message. Then listening begins again as soon as a step is late, but one or two more are late by
+then: jobs of one period that are out of each other's way meet every 30 to 60 steps."""
+_SELDOM = np.float32(0.25)
+"""Share of steps: who meets another job in fewer steps than that moves away from it, by message."""
+_ASIDE, _ASIDE_STEPS = np.float32(0.02), np.int32(8)
+"""By so much later it begins, as a share of its collectives, in so many steps after it has waited:
+little by little, so that no step is much longer than others."""
 _LONGEST_REST = np.int32(1 << 20)
 
 
@@ -55,6 +62,8 @@ class TakeTurns(NamedTuple):
   floor: windows.RunningFloor  # [B] lowest recent bucket times
   quiet: jax.Array  # [] float32 s, what listening takes on a quiet link; NaN before the first time
   loud: jax.Array  # [] float32 s, while others send
+  # [] float32 s, by message: what a step's first time takes on a quiet link, which has rested; NaN
+  rested: jax.Array
   # [] int32, free readings that are still wanted since one told of a link in use
   doubts: jax.Array
   heard: jax.Array  # [] bool, whether any reading of this step did
@@ -73,6 +82,8 @@ class TakeTurns(NamedTuple):
   calm: jax.Array
   # [] bool, by message: turns have paid, and are taken again at once when buckets are late again
   proven: jax.Array
+  # [] int32, steps in which it still begins a little later, away from the job it has waited for
+  aside: jax.Array
 
 
 def take_turns(key: int = 0, *, by: str = "bucket",
@@ -179,10 +190,11 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     none, no = jnp.int32(0), jnp.zeros((), jnp.bool_)
     return TakeTurns(
         key=jnp.asarray(start), floor=lowest.init((slots,)), quiet=jnp.float32(_NAN),
-        loud=jnp.float32(_NAN), doubts=none, heard=no, mode=jnp.asarray(SILENT), since=none,
+        loud=jnp.float32(_NAN), rested=jnp.float32(_NAN), doubts=none, heard=no,
+        mode=jnp.asarray(SILENT), since=none,
         patience=jnp.asarray(most), rest=jnp.int32(half), spent=jnp.float32(0),
         others=noticed.init(), recent=noticed.init(), shared=sharing.init(), taken=turning.init(),
-        before=jnp.zeros((slots,), jnp.float32), calm=none, proven=no)
+        before=jnp.zeros((slots,), jnp.float32), calm=none, proven=no, aside=none)
 
   def floors_of(state: TakeTurns) -> jax.Array:
     return lowest.value(state.floor) if given is None else jnp.asarray(given)
@@ -202,12 +214,20 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     known = ~first & valid(moment.heard)
     quiet, loud = (jnp.where(known, _towards(moment.heard, old, least), old)
                    for old, least in ((state.quiet, True), (state.loud, False)))
-    busy = known & (loud > _APART * quiet)
+    once = known & (moment.listened == np.int32(1)) if whole else jnp.zeros((), jnp.bool_)
+    rested = jnp.where(once, _towards(moment.heard, state.rested, True), state.rested)
+    # Processors and links that have rested answer later: a first reading is compared with others.
+    least = jnp.where(once, jnp.minimum(rested, _RESTED * quiet), quiet)
+    busy = known & (loud > _APART * least)
+    halfway = moment.heard * moment.heard > least * loud
+    unsure = jnp.zeros((), jnp.bool_)
     if whole:
       # Alone on the link the other's buckets queue for less time than where both sent at once.
-      busy &= (moment.heard * moment.heard > quiet * loud) | (moment.heard > _LOUD * quiet)
+      loudish = busy & (moment.heard > _LOUD * quiet)
+      unsure = loudish & once & ~halfway
+      busy &= halfway | (loudish & ~once)
     else:
-      busy &= moment.heard * moment.heard > quiet * loud
+      busy &= halfway
 
     gap = jnp.minimum(np.float32(4) * quiet + loud, _YIELD * last)
     there = ~(noticed.value(state.others) < _RARE)
@@ -215,15 +235,18 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     draw = uniform(state.key, (moment.step * np.int32(1024) + at * np.int32(32)) ^ moment.listened,
                    1)
     waits = busy & (moment.held < state.patience * own)
-    checks = known & (state.doubts > np.int32(0)) & ~busy
-    doubts = jnp.where(first, np.int32(0), jnp.where(
-        busy, np.int32(2 if whole else 1), state.doubts - checks.astype(jnp.int32)))
+    checks = known & (unsure | (state.doubts > np.int32(0))) & ~busy
+    doubts = jnp.where(busy, np.int32(2 if whole else 1), jnp.where(
+        unsure, np.int32(1), state.doubts - checks.astype(jnp.int32)))
+    doubts = jnp.where(first, np.int32(0), doubts)
     again = (jnp.where(waits, np.float32(0.75) + np.float32(0.5) * draw, np.float32(0.5) * draw)
              * quiet)
     listen = acts & (first | waits | checks)
-    seconds = jnp.where(first, gap, jnp.where(waits | checks, again, _ZERO))
+    away = jnp.where(state.aside > np.int32(0), _ASIDE * own, _ZERO) if whole else _ZERO
+    seconds = jnp.where(first, gap, jnp.where(waits | checks, again, away))
     return Hold(jnp.where(acts, seconds, _ZERO), listen), state._replace(
-        quiet=quiet, loud=loud, doubts=doubts, heard=state.heard | busy)
+        quiet=quiet, loud=loud, rested=rested, doubts=doubts,
+        heard=state.heard | (busy & ~once))
 
   def update(observation: Observation, state: TakeTurns) -> tuple[Decision, TakeTurns]:
     times = order.first(observation.job_transfers, slots)
@@ -247,7 +270,11 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     since = state.since + jnp.where(mode == TRIES, acted, known).astype(jnp.int32)
     contended = noticed.value(recent) > band
     silent = mode == SILENT
-    resumes = silent & state.proven & (contention > band)
+    # What is known of the step just done comes sooner; of its last buckets nothing is.
+    now = order.first(observation.job_transfers_now, slots)
+    sooner_known = jnp.where(valid(now) & valid(floors), jnp.maximum(now - floors, _ZERO), _ZERO)
+    late = (contention > band) | (jnp.sum(sooner_known) > band * total)
+    resumes = silent & state.proven & late
     notices = contended & ((silent & ~state.proven) | ((mode == RESTS) & (since >= state.rest)))
     measured = (mode == MEASURES) & (since >= np.int32(learn))
     tries = measured & (without > band)
@@ -265,6 +292,8 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     shorter = fails & (state.patience >= most) & ~unheard
     rests = fails & ~shorter
     quiet_step = (contention < np.float32(0.5) * band) & ~state.heard
+    seldom = state.heard & acted & (noticed.value(others) < _SELDOM)
+    aside = jnp.where(seldom, _ASIDE_STEPS, jnp.maximum(state.aside - np.int32(1), np.int32(0)))
     calm = jnp.where(quiet_step, jnp.minimum(state.calm + np.int32(1), calm_steps), np.int32(0))
     # By message a trial in which jobs are out of each other's way is one that pays.
     gone = ((mode == TURNS) | ((mode == TRIES) & (not whole))) & (calm >= calm_steps)
@@ -291,7 +320,8 @@ def take_turns(key: int = 0, *, by: str = "bucket",
         taken=_fresh(tries | shorter, turning.init(), taken),
         spent=jnp.where(shorter, np.float32(0.5) * _BANK, jnp.where(tries | resumes, _ZERO, spent)),
         others=_fresh(tries, noticed.init(), others), before=jnp.where(valid(holds), holds, _ZERO),
-        calm=jnp.where(changed, np.int32(0), calm), proven=proven)
+        calm=jnp.where(changed, np.int32(0), calm), proven=proven,
+        aside=aside if whole else state.aside)
 
   return Pacer(init, update, hold)
 

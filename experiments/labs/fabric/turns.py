@@ -38,7 +38,7 @@ from experiments.labs.fabric import jobs, timeline
 from experiments.labs.fabric.lab import Lab
 from experiments.labs.fabric.machine import LabError
 from experiments.labs.fabric.topology import ConfigError
-from experiments.labs.fabric.trainer import Run, Work
+from experiments.labs.fabric.trainer import COPIED_STEPS, Run, Work
 from experiments.labs.fabric.turns_figures import (
   ARMS,
   at_ratio,
@@ -252,7 +252,8 @@ def main(argv: list[str]) -> None:
       "trunk_mbit": _CONFIG.value.trunk_mbit, "congestion": _congestion.value,
       "steps": _steps.value, "settle": _settle.value, "buckets": _buckets.value,
       "gradient_kb": _gradient.value, "compute_ms": _compute.value, "learn": _learn.value,
-      "trial": _trial.value, "priority": "with precedence on a machine in use"
+      "trial": _trial.value, "copied_steps": COPIED_STEPS,
+      "priority": "with precedence on a machine in use"
       if os.sched_getscheduler(0) != os.SCHED_OTHER
       else "without precedence"}
   try:

@@ -68,6 +68,9 @@ def summary(starts: list[dict[str, Any]]) -> dict[str, Any]:
                                      len(starts))
               for job in range(alone_of.shape[1])] for arm in controlled},
           "held_ms": {arm: mean_of(arm, "held_ms") for arm in controlled},
+          "cv_alone": {kind: _interval(lambda use, kind=kind: float(np.mean(
+              [starts[k]["alone"][kind]["cv"][0] for k in np.arange(len(starts))[use]])),
+                                       len(starts)) for kind in alone},
           "cost_alone": _interval(
               lambda use: float((alone["turns"][use] / alone["none"][use] - 1).mean()),
               len(starts))}
@@ -175,6 +178,12 @@ def _recovered(guarded: dict[str, Any], part: dict[str, list[float]]) -> float:
   return float(1 - (np.array(part["mean_ms"]) / alone - 1).mean() / without)
 
 
+def _recorded(parts: list[dict[str, Any]]) -> str:
+  every = {part.get("copied_steps") for part in parts}
+  return ("and written every second by each rank's process" if every == {None} else
+          f"and written every {', '.join(map(str, sorted(filter(None, every))))} steps")
+
+
 def page(figures: dict[str, Any]) -> list[str]:
   """The page, in Markdown."""
   lines = measured.introduction("Jobs that take turns, over real TCP", figures)
@@ -194,7 +203,8 @@ def page(figures: dict[str, Any]) -> list[str]:
       "back, means over random",
       "starts with Student's 95 % intervals, and of each start, in order; *A/A* is the same "
       "without control, once more. A",
-      "ratio of 1.13:1.3 is one of three jobs.", ""]
+      "ratio of 1.13:1.3 is one of three jobs. What was stamped is copied",
+      f"{_recorded(figures['parts'])}.", ""]
   cells = [(part["congestion"], part["compute_ms"], ratio, here)
            for part in figures["parts"] for ratio, here in part["by_ratio"].items()]
   with_starts = [(*cell[:3], cell[3]["summary"]) for cell in cells if "summary" in cell[3]]
@@ -212,9 +222,11 @@ def page(figures: dict[str, Any]) -> list[str]:
       [(*where, *(", ".join(f"{value:g}" for value in values) for values in (
           s["load_averages"], *(s["cv_in_order"].get(arm, ()) for arm in ("none", "again", "both"))
       ))) for *where, s in with_starts])
-  lines += measured.table((*condition, "starts", "cost of turns to a job alone"),
-                          [(*where, s["starts"], _some(s["cost_alone"]))
-                           for *where, s in with_starts])
+  lines += measured.table(
+      (*condition, "starts", "cost of turns to a job alone", "CV alone", "CV alone, with turns"),
+      [(*where, s["starts"], _some(s["cost_alone"]),
+        *(_some(s["cv_alone"][kind], share=False) for kind in ("none", "turns")))
+       for *where, s in with_starts])
   left = [(*where, *(one.get(name) for name in ("silent_after", "listened", "steps", "held_ms")))
           for *where, here in cells for one in here["leaves"]]
   if left:
